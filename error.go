@@ -1,6 +1,11 @@
 package carillon
 
-import "strconv"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+)
 
 // Code names why a request was refused. The codes are part of the protocol and never change meaning.
 type Code string
@@ -62,16 +67,59 @@ func (e *Error) Is(target error) bool {
 	return ok && t.Code == e.Code && (t.Field == "" || t.Field == e.Field)
 }
 
-// Errorf-like helpers keep the call sites on one line.
-func errField(code Code, field, message string) *Error {
-	return &Error{Code: code, Field: field, Message: message}
+// AppendJSON appends the body of a carillon.v1.error reply.
+func (e *Error) AppendJSON(dst []byte) []byte {
+	dst = append(dst, `{"type":"`+TypeError+`",`...)
+	dst = e.appendMembers(dst)
+	return append(dst, '}')
+}
+
+func (e *Error) appendMembers(dst []byte) []byte {
+	dst = appendString(append(dst, `"code":`...), string(e.Code))
+	if e.Field != "" {
+		dst = appendString(append(dst, `,"field":`...), e.Field)
+	}
+	return appendString(append(dst, `,"message":`...), e.Message)
+}
+
+// ParseError reads the body of a carillon.v1.error reply. What is none comes back as CodeInternal with
+// the body, cut short, as its message.
+func ParseError(body []byte) *Error {
+	var e Error
+	if err := json.Unmarshal(body, &e); err != nil || e.Code == "" {
+		return &Error{Code: CodeInternal, Message: "an error reply that cannot be read: " + quote(string(body))}
+	}
+	return &e
+}
+
+// AsError gives err as an *Error. Whatever is no *Error becomes one of CodeInternal; nil stays nil.
+func AsError(err error) *Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return &Error{Code: CodeInternal, Message: err.Error()}
+}
+
+// asError keeps a nil *Error from becoming a non-nil error.
+func asError(e *Error) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+func errField(code Code, field, format string, args ...any) *Error {
+	return &Error{Code: code, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
 // quote cuts s so that an error never repeats a whole hostile input.
 func quote(s string) string {
 	const longest = 64
 	if len(s) > longest {
-		return strconv.Quote(s[:longest]) + "…"
+		return strconv.QuoteToASCII(s[:longest]) + "…"
 	}
-	return strconv.Quote(s)
+	return strconv.QuoteToASCII(s)
 }

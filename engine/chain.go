@@ -1,0 +1,213 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The chain
+//
+// The simple way to publish outputs exactly once is to publish one, wait for its ack, note it down, and
+// publish the next: a round trip and a write for each. The chain does neither. Every message carries
+// the sequence that the stream must have before it (Nats-Expected-Last-Sequence), so the stream itself
+// takes each output once, in order, without gaps, and nothing needs to be noted down: after a crash the
+// stream says how far it is.
+//
+// Invariants:
+//   - Output number n is always the same message (the machine is deterministic), so it does not matter
+//     which owner's copy of n the stream took.
+//   - Between two losses of the chain, output numbers and stream sequences grow together: an ack for
+//     sequence s speaks for the one number that belongs to s, and for all before it.
+//   - If message k is refused, k+1 … are refused too, since each expects the one before it. So only some
+//     messages of a window ask for an ack, and the newest ack speaks for the rest.
+//
+// Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
+// stored. The host then asks the stream for its end and resumes from there. Messages of the lost window
+// that still arrive afterwards are either taken, which is as good as ours, or refused.
+//
+// Tried and rejected: message ids and the de-duplication window (150 bytes an id, and it forgets);
+// atomic batches (11–20 ms each); a commit record for each output in the local log (a write a trigger).
+
+// Bounds of a chain's window, in outputs. A window is about windowTime of measured drain, so that an
+// output of high priority that becomes due waits behind no more than that; it is never so small that a
+// single round trip starves it, nor so large that a loss costs seconds.
+const (
+	windowTime = 20 // ms
+	windowMin  = 512
+	windowMax  = 8192
+	acksFlying = 8 // acks asked for in one window
+)
+
+// Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
+// known to be stored.
+type Chain struct {
+	lost   bool
+	queue  []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
+	sent   int
+	expect uint64 // the stream's last sequence once everything in flight is stored
+	asked  int    // outputs sent since an ack was last asked for
+	stored Acked  // the newest output known to be in the stream
+
+	window      int
+	drained     int   // outputs acknowledged since drainedFrom
+	drainedFrom int64 // ms
+}
+
+// NewChain returns a chain that must be resumed first.
+func NewChain() *Chain { return &Chain{lost: true, window: windowMin} }
+
+// Publish is one message to send.
+type Publish struct {
+	Output *Output // valid until the next call on the chain
+	Expect uint64  // Nats-Expected-Last-Sequence
+	Ack    bool    // ask for an ack
+}
+
+// Lost reports whether the chain must be resumed before it sends again.
+func (c *Chain) Lost() bool { return c.lost }
+
+// Lose gives up what is in flight: a message was refused, or an ack did not come.
+func (c *Chain) Lose() {
+	c.lost = true
+	c.queue, c.sent, c.asked = nil, 0, 0
+}
+
+// Resume goes on after the stream's end: lastSeq is the stream's last sequence, number the output that is
+// the last one in it, and outputs are the ones after number, contiguous.
+func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
+	*c = Chain{
+		queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq}, window: c.window,
+	}
+}
+
+// Offer adds new outputs. A lost chain does not take them: Resume brings them.
+func (c *Chain) Offer(outputs []Output) {
+	if !c.lost {
+		c.queue = append(c.queue, outputs...)
+	}
+}
+
+// Next gives the next message to send at now, the stream's clock in unix ms. There is none while the
+// chain is lost, the window is full, or the next output is held for its due time.
+func (c *Chain) Next(now int64) (Publish, bool) {
+	if c.lost || c.sent == len(c.queue) || c.sent >= c.window || c.queue[c.sent].Due > now {
+		return Publish{}, false
+	}
+	o := &c.queue[c.sent]
+	p := Publish{Output: o, Expect: c.expect}
+	c.sent++
+	c.asked++
+	c.expect++
+	if c.asked >= c.window/acksFlying || c.sent == c.window || c.sent == len(c.queue) || c.queue[c.sent].Due > now {
+		p.Ack = true
+		c.asked = 0
+	}
+	return p, true
+}
+
+// HoldUntil is when the next output may be sent; ok is false when none waits for a time.
+func (c *Chain) HoldUntil() (at int64, ok bool) {
+	if c.lost || c.sent == len(c.queue) || c.sent >= c.window {
+		return 0, false
+	}
+	return c.queue[c.sent].Due, true
+}
+
+// Acked takes the stream's word that the message at seq is stored. Doubled and late acks are harmless.
+func (c *Chain) Acked(seq uint64, now int64) {
+	if c.lost || seq <= c.stored.Seq || seq > c.expect {
+		return
+	}
+	n := int(seq - c.stored.Seq)
+	c.stored = Acked{c.stored.Output + uint64(n), seq}
+	c.queue = c.queue[n:]
+	c.sent -= n
+	c.measure(n, now)
+}
+
+// measure fits the window to the drain. It only grows under load: a chain that waits for work says
+// nothing about how fast it could go.
+func (c *Chain) measure(n int, now int64) {
+	if c.sent == 0 {
+		c.drainedFrom = 0
+		return
+	}
+	if c.drainedFrom == 0 {
+		c.drainedFrom, c.drained = now, 0
+		return
+	}
+	c.drained += n
+	if passed := now - c.drainedFrom; passed >= 5*windowTime {
+		c.window = min(max(int(int64(c.drained)*windowTime/passed), windowMin), windowMax)
+		c.drainedFrom, c.drained = now, 0
+	}
+}
+
+// Stored is the newest output known to be in the stream.
+func (c *Chain) Stored() Acked { return c.stored }
+
+// InFlight counts the outputs that were sent and not yet acknowledged.
+func (c *Chain) InFlight() int { return c.sent }
+
+// Waiting counts the outputs that were not yet sent.
+func (c *Chain) Waiting() int { return len(c.queue) - c.sent }
+
+// Room is how many more outputs the machine should make now: the limit of the next tick.
+func (c *Chain) Room() int {
+	if c.lost {
+		return 0
+	}
+	return max(0, c.window-len(c.queue))
+}
+
+// Loud stops of a partition's output chain; docs/operations.md has the way out of each.
+var (
+	// ErrAhead says that the stream holds an output that the machine never made: the local state and the
+	// log are older than the stream.
+	ErrAhead = errors.New("engine: the output stream is ahead of the log")
+	// ErrBehind says that the stream lost outputs that are no longer held.
+	ErrBehind = errors.New("engine: the output stream lost outputs")
+)
+
+// StreamEnd is what an output stream says about its end.
+type StreamEnd struct {
+	LastSeq uint64
+	// The last message that is an output: its number, trigger id and sequence. Number 0: there is none.
+	Number  uint64
+	Trigger string
+	Seq     uint64
+}
+
+// Foreign reports whether a message that claims to be an output cannot be this partition's: its number
+// is held and another message, or its sequence contradicts what the log knows to be stored.
+func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
+	acked := m.outbox.acked
+	if number == 0 {
+		return true
+	}
+	if number <= acked.Output || number > m.outbox.made {
+		return number <= acked.Output && seq > acked.Seq
+	}
+	held, _ := m.outbox.after(number - 1)
+	return held[0].ID() != trigger || seq <= acked.Seq
+}
+
+// LastStored gives the number of the last output in a stream with this end, to resume the chain from.
+func (m *Machine) LastStored(end StreamEnd) (number uint64, err error) {
+	acked := m.outbox.acked
+	switch {
+	case end.Number > 0:
+		number = end.Number
+	case end.LastSeq < acked.Seq:
+		return 0, fmt.Errorf("%w: partition %d: its last sequence is %d, but output %d was stored at %d", ErrBehind, m.partition, end.LastSeq, acked.Output, acked.Seq)
+	default:
+		number = acked.Output + end.LastSeq - acked.Seq
+	}
+	switch {
+	case number > m.outbox.made:
+		return 0, fmt.Errorf("%w: partition %d: the stream is at output %d, the machine at %d", ErrAhead, m.partition, number, m.outbox.made)
+	case number < acked.Output:
+		return 0, fmt.Errorf("%w: partition %d: the stream ends with output %d, and those up to %d are no longer held", ErrBehind, m.partition, number, acked.Output)
+	}
+	return number, nil
+}

@@ -1,0 +1,429 @@
+package engine
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+	"github.com/carillon-scheduler/carillon/wheel"
+)
+
+// A checkpoint is the machine's state at one position, taken in slices between records: the small parts
+// at once, the jobs a slice at a time. A job that changes before its slice was taken is saved first, as
+// it was. The bytes are docs/formats/checkpoint.md; the wheel and the ready queue are not in them, since
+// each job says where it waits.
+
+// ErrCheckpoint marks bytes that are no checkpoint of this machine.
+var ErrCheckpoint = errors.New("engine: malformed checkpoint")
+
+const checkpointVersion = 1
+
+// Frames of a checkpoint: a type byte, a length, the content.
+const (
+	frameState byte = iota + 1
+	frameJob
+	frameForced
+	frameRejected
+	frameOutput
+	frameEnd
+)
+
+// Checkpoint is one being taken. The machine may go on applying records meanwhile.
+type Checkpoint struct {
+	Position uint64
+	m        *Machine
+	early    []byte // frames that are due before the next slice
+	saved    []uint64
+	cursor   uint32
+	limit    uint32
+	outputs  []Output
+	frames   uint64
+}
+
+// BeginCheckpoint starts taking the state as it is now. One is taken at a time; a second call abandons
+// the first.
+func (m *Machine) BeginCheckpoint() *Checkpoint {
+	c := &Checkpoint{Position: m.position, m: m, limit: m.jobs.used, saved: make([]uint64, (m.jobs.used+63)/64)}
+	c.frame(frameState, m.appendState(nil))
+	for _, seq := range slices.Sorted(maps.Keys(m.forced)) {
+		f := m.forced[seq]
+		b := binary.AppendUvarint(nil, seq)
+		b = appendString(b, m.jobs.at(f.slot).id)
+		b = binary.AppendVarint(b, f.at)
+		b = appendBool(b, f.own)
+		c.frame(frameForced, appendString(b, f.body))
+	}
+	for _, seq := range slices.Sorted(maps.Keys(m.rejected)) {
+		r := m.rejected[seq]
+		b := binary.AppendUvarint(nil, seq)
+		for _, s := range [...]string{r.key.verb, r.key.job, string(r.key.code), string(r.err.Code), r.err.Field, r.err.Message} {
+			b = appendString(b, s)
+		}
+		b = binary.AppendUvarint(b, r.count)
+		c.frame(frameRejected, binary.AppendVarint(b, r.at))
+	}
+	held, _ := m.outbox.after(m.outbox.acked.Output)
+	c.outputs = slices.Clone(held)
+	m.saving = c
+	return c
+}
+
+// Next returns the next part of the checkpoint, of about n jobs or outputs; nil when it is complete. The
+// bytes are the caller's.
+func (c *Checkpoint) Next(n int) []byte {
+	if c.m == nil {
+		return nil
+	}
+	for ; n > 0 && c.cursor < c.limit; c.cursor++ {
+		if c.mustSave(c.cursor) {
+			c.save(c.cursor)
+			n--
+		}
+	}
+	for ; n > 0 && c.cursor == c.limit && len(c.outputs) > 0; n-- {
+		c.frame(frameOutput, appendOutput(nil, &c.outputs[0]))
+		c.outputs = c.outputs[1:]
+	}
+	if c.cursor == c.limit && len(c.outputs) == 0 {
+		c.frame(frameEnd, binary.AppendUvarint(nil, c.frames))
+		c.Abandon()
+	}
+	part := c.early
+	c.early = nil
+	return part
+}
+
+// Abandon ends the checkpoint; Next returns nothing more.
+func (c *Checkpoint) Abandon() {
+	if c.m != nil && c.m.saving == c {
+		c.m.saving = nil
+	}
+	c.m = nil
+}
+
+func (c *Checkpoint) frame(kind byte, content []byte) {
+	c.frames++
+	c.early = append(c.early, kind)
+	c.early = appendString(c.early, content)
+}
+
+func (c *Checkpoint) mustSave(slot uint32) bool {
+	return c.saved[slot/64]&(1<<(slot%64)) == 0 && c.m.jobs.at(slot).status != statusFree
+}
+
+func (c *Checkpoint) save(slot uint32) {
+	c.saved[slot/64] |= 1 << (slot % 64)
+	c.frame(frameJob, c.m.appendJob(nil, slot))
+}
+
+// touch is called before a job changes.
+func (m *Machine) touch(slot uint32) {
+	if c := m.saving; c != nil && slot >= c.cursor && slot < c.limit && c.mustSave(slot) {
+		c.save(slot)
+	}
+}
+
+// touchNew is called when a slot gets a job that a checkpoint being taken does not know.
+func (m *Machine) touchNew(slot uint32) {
+	if c := m.saving; c != nil && slot < c.limit {
+		c.saved[slot/64] |= 1 << (slot % 64)
+	}
+}
+
+func (m *Machine) appendState(b []byte) []byte {
+	b = append(b, checkpointVersion)
+	b = appendString(b, m.layout.Prefix)
+	for _, v := range [...]uint64{
+		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished,
+		m.outbox.made, m.outbox.acked.Output, m.outbox.acked.Seq,
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	b = binary.AppendVarint(b, m.now)
+	b = binary.AppendVarint(b, m.to)
+	for _, w := range m.wheels {
+		b = binary.AppendVarint(b, w.Now())
+	}
+	b = appendString(b, m.claim.Encode())
+	b = binary.AppendUvarint(b, uint64(len(m.marks)))
+	for _, mark := range m.marks {
+		b = binary.AppendUvarint(b, mark.Position)
+		b = binary.AppendUvarint(b, mark.Digest)
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.gaps)))
+	for _, g := range m.gaps {
+		b = binary.AppendVarint(b, g.from)
+		b = binary.AppendVarint(b, g.to)
+	}
+	return b
+}
+
+func (m *Machine) appendJob(b []byte, slot uint32) []byte {
+	j := m.jobs.at(slot)
+	b = appendString(b, j.id)
+	b = appendString(b, string(j.spec))
+	b = append(b, byte(j.status), byte(j.place))
+	for _, v := range [...]uint64{j.version, j.order, j.fires, j.skipped, j.counted, j.armed} {
+		b = binary.AppendUvarint(b, v)
+	}
+	for _, v := range [...]int64{j.accepted, j.next, j.last, j.countedFirst, j.skipTo} {
+		b = binary.AppendVarint(b, v)
+	}
+	return appendString(b, m.requests[slot])
+}
+
+func appendOutput(b []byte, o *Output) []byte {
+	b = binary.AppendUvarint(b, o.Number)
+	b = binary.AppendVarint(b, o.Due)
+	b = append(b, byte(o.Kind))
+	b = appendString(b, o.Job)
+	b = binary.AppendVarint(b, o.Scheduled)
+	for _, v := range [...]uint64{o.Version, o.Missed, o.Asked} {
+		b = binary.AppendUvarint(b, v)
+	}
+	b = appendString(b, o.Event)
+	b = appendString(b, o.Body)
+	b = appendBool(b, o.OwnBody)
+	return appendString(b, string(o.spec))
+}
+
+func appendBool(b []byte, v bool) []byte {
+	if v {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+// Restore reads a checkpoint's parts, in any split, into a machine.
+type Restore struct {
+	m       *Machine
+	rest    []byte
+	frames  uint64
+	ended   bool
+	waiting []uint32 // slots on a wheel
+	done    []uint32 // slots of completed jobs
+	forced  []func() error
+}
+
+// NewRestore prepares to restore a machine of this layout and partition.
+func NewRestore(layout Layout, partition int) *Restore {
+	return &Restore{m: New(layout, partition)}
+}
+
+// Write takes the next part.
+func (r *Restore) Write(part []byte) error {
+	r.rest = append(r.rest, part...)
+	for len(r.rest) > 0 {
+		d := decoder{b: r.rest}
+		kind, content := d.byte(), d.bytes()
+		if d.err != nil {
+			return nil // the frame goes on in the next part
+		}
+		if r.ended || (r.frames == 0) != (kind == frameState) {
+			return fmt.Errorf("%w: frame %d is out of place", ErrCheckpoint, r.frames)
+		}
+		if err := r.frame(kind, &decoder{b: content}); err != nil {
+			return fmt.Errorf("%w: frame %d: %w", ErrCheckpoint, r.frames, err)
+		}
+		r.frames++
+		r.rest = d.b
+	}
+	return nil
+}
+
+func (r *Restore) frame(kind byte, d *decoder) error {
+	switch kind {
+	case frameState:
+		r.state(d)
+	case frameJob:
+		return r.job(d)
+	case frameForced:
+		r.forcedFire(d)
+	case frameRejected:
+		r.rejection(d)
+	case frameOutput:
+		r.output(d)
+	case frameEnd:
+		if d.uvarint() != r.frames {
+			d.fail(errors.New("frames are missing"))
+		}
+		r.ended = true
+	default:
+		return fmt.Errorf("unknown type %d", kind)
+	}
+	if d.err == nil && len(d.b) > 0 {
+		d.fail(errValue)
+	}
+	return d.err
+}
+
+func (r *Restore) state(d *decoder) {
+	m := r.m
+	if v := d.byte(); v != checkpointVersion {
+		d.fail(fmt.Errorf("version %d, this binary reads %d", v, checkpointVersion))
+	}
+	if d.string() != m.layout.Prefix || d.uvarint() != uint64(m.layout.Partitions) || d.uvarint() != uint64(m.partition) {
+		d.fail(errors.New("it belongs to another prefix, partition count or partition"))
+	}
+	for _, v := range [...]*uint64{
+		&m.position, &m.epoch, &m.ticks, &m.digest, &m.created, &m.armed, &m.finished,
+		&m.outbox.made, &m.outbox.acked.Output, &m.outbox.acked.Seq,
+	} {
+		*v = d.uvarint()
+	}
+	m.now, m.to = d.varint(), d.varint()
+	for i := range m.wheels {
+		m.wheels[i] = wheel.New(d.varint())
+	}
+	if claim := d.bytes(); d.err == nil && m.epoch > 0 {
+		var err error
+		if m.claim, err = DecodeClaim(claim); err != nil {
+			d.fail(err)
+		}
+	}
+	if d.uvarint() != uint64(len(m.marks)) {
+		d.fail(errValue)
+	}
+	for i := range m.marks {
+		m.marks[i] = Mark{d.uvarint(), d.uvarint()}
+	}
+	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
+		m.gaps = append(m.gaps, gap{d.varint(), d.varint()})
+	}
+	if m.outbox.acked.Output > m.outbox.made {
+		d.fail(errValue)
+	}
+	m.outbox.made = m.outbox.acked.Output // grows again with each output restored
+}
+
+func (r *Restore) job(d *decoder) error {
+	m := r.m
+	id := d.string()
+	if d.err == nil {
+		if err := carillon.CheckJobID(id); err != nil {
+			return err
+		}
+		if _, j := m.jobs.find(id); j != nil {
+			return fmt.Errorf("job %s twice", id)
+		}
+	}
+	s := spec(d.string())
+	want, err := decodeSpec(s)
+	if d.err == nil && err != nil {
+		return err
+	}
+	if d.err != nil {
+		return d.err
+	}
+	expr, err := m.cache.parse(&want)
+	if err != nil {
+		return err
+	}
+	slot, j := m.jobs.add(id)
+	*j = job{
+		id: id, spec: s, maxFires: want.MaxFires, expires: want.Expires.Milliseconds(), rank: rankOf(want.Priority),
+		misfire: want.Misfire, kind: expr.Kind(),
+	}
+	j.status, j.place = status(d.byte()), place(d.byte())
+	for _, v := range [...]*uint64{&j.version, &j.order, &j.fires, &j.skipped, &j.counted, &j.armed} {
+		*v = d.uvarint()
+	}
+	for _, v := range [...]*int64{&j.accepted, &j.next, &j.last, &j.countedFirst, &j.skipTo} {
+		*v = d.varint()
+	}
+	if request := d.string(); request != "" {
+		m.requests[slot] = request
+	}
+	if d.err == nil && (len(d.b) > 0 || j.status == statusFree || j.status > statusCompleted || j.place > inReady) {
+		d.fail(errValue)
+	}
+	if d.err != nil {
+		return d.err
+	}
+	j.plan = expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), schedule.Offset(id, want.Spread.Milliseconds()))
+	switch {
+	case j.status == statusCompleted:
+		r.done = append(r.done, slot)
+	case j.place == onWheel:
+		r.waiting = append(r.waiting, slot)
+	case j.place == inReady:
+		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+	}
+	return nil
+}
+
+func (r *Restore) forcedFire(d *decoder) {
+	seq, id, f := d.uvarint(), d.string(), forcedFire{at: d.varint()}
+	f.own = d.byte() == 1
+	f.body = d.string()
+	r.forced = append(r.forced, func() error {
+		slot, j := r.m.jobs.find(id)
+		if j == nil {
+			return fmt.Errorf("%w: a fire of job %s, which is not there", ErrCheckpoint, id)
+		}
+		f.slot = slot
+		r.m.force(seq, f)
+		return nil
+	})
+}
+
+func (r *Restore) rejection(d *decoder) {
+	seq := d.uvarint()
+	v := &rejection{key: rejectionKey{d.string(), d.string(), carillon.Code(d.string())}}
+	v.err = carillon.Error{Code: carillon.Code(d.string()), Field: d.string(), Message: d.string()}
+	v.count, v.at = d.uvarint(), d.varint()
+	if d.err == nil {
+		r.m.queueRejection(seq, v)
+	}
+}
+
+func (r *Restore) output(d *decoder) {
+	o := Output{Number: d.uvarint(), Due: d.varint(), Kind: OutputKind(d.byte()), Job: d.string(), Scheduled: d.varint()}
+	o.Version, o.Missed, o.Asked = d.uvarint(), d.uvarint(), d.uvarint()
+	o.Event, o.Body, o.OwnBody, o.spec = d.string(), d.string(), d.byte() == 1, spec(d.string())
+	if d.err != nil {
+		return
+	}
+	if o.Number != r.m.outbox.made+1 || o.Kind > OutputEvent {
+		d.fail(errValue)
+		return
+	}
+	if o.Kind != OutputEvent {
+		if _, err := decodeSpec(o.spec); err != nil {
+			d.fail(err)
+			return
+		}
+	}
+	r.m.outbox.add(o)
+}
+
+// Machine returns the restored machine; it fails when the checkpoint did not come to its end.
+func (r *Restore) Machine() (*Machine, error) {
+	if !r.ended {
+		return nil, fmt.Errorf("%w: it ends after %d frames", ErrCheckpoint, r.frames)
+	}
+	m := r.m
+	// Timers go back on the wheel in the order in which they were armed: among equal deadlines the
+	// wheel keeps it, and a bounded tick must take the same ones first on every replica.
+	slices.SortFunc(r.waiting, func(a, b uint32) int { return cmp.Compare(m.jobs.at(a).armed, m.jobs.at(b).armed) })
+	for _, slot := range r.waiting {
+		j := m.jobs.at(slot)
+		j.timer = m.wheels[j.rank].Insert(j.next, slot)
+	}
+	slices.SortFunc(r.done, func(a, b uint32) int { return cmp.Compare(m.jobs.at(a).armed, m.jobs.at(b).armed) })
+	for _, slot := range r.done {
+		m.kept++
+		m.completed.push(completion{slot, m.jobs.at(slot).armed})
+	}
+	for _, force := range r.forced {
+		if err := force(); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}

@@ -1,0 +1,38 @@
+package engine
+
+import "github.com/carillon-scheduler/carillon"
+
+// delete removes a job with all that is pending of it.
+func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
+	slot, j, refusal := m.conditional(e)
+	if refusal != nil {
+		return false, refusal
+	}
+	m.remove(slot, j)
+	return true, nil
+}
+
+// conditional finds the job of a command that may carry if_version, and checks it.
+func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
+	ifVersion, err := carillon.ParseCondition(e.Body)
+	if err != nil {
+		return 0, nil, asError(err)
+	}
+	slot, j := m.jobs.find(e.Job)
+	if j == nil {
+		return 0, nil, &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
+	}
+	if e.Request != "" && m.requests[slot] == e.Request {
+		return slot, j, nil
+	}
+	return slot, j, checkVersion(j, ifVersion)
+}
+
+func (m *Machine) remove(slot uint32, j *job) {
+	m.touch(slot)
+	m.disarm(slot, j)
+	m.uncomplete(j)
+	m.unforce(slot)
+	delete(m.requests, slot)
+	m.jobs.remove(slot)
+}

@@ -1,0 +1,253 @@
+package embedded
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+)
+
+// Whatever a configuration file says about users, the engine gets in and its streams work.
+func TestConfigFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		text    string
+		account string
+		user    []nats.Option // a client the file lets in
+		bare    bool          // a client without credentials gets in, with the default rights
+	}{
+		"no authorization": {bare: true},
+		"single user": {
+			text: `authorization { user: u, password: p }`,
+			user: []nats.Option{nats.UserInfo("u", "p")},
+		},
+		"token": {
+			text: `authorization { token: t }`,
+			user: []nats.Option{nats.Token("t")},
+		},
+		"users": {
+			text: `authorization { users: [ {user: u, password: p, permissions: {publish: "x"}} ] }`,
+			user: []nats.Option{nats.UserInfo("u", "p")},
+		},
+		"one account": {
+			text: `accounts { A: { jetstream: enabled, users: [{user: u, password: p}] }, SYS: { users: [{user: s, password: p}] } }
+			       system_account: SYS`,
+			user: []nats.Option{nats.UserInfo("u", "p")},
+		},
+		"named account": {
+			text: `accounts { A: { jetstream: enabled, users: [{user: u, password: p}] }, B: { users: [{user: s, password: p}] } }`,
+			user: []nats.Option{nats.UserInfo("u", "p")}, account: "A",
+		},
+		"account of no_auth_user": {
+			text: `accounts { A: { jetstream: enabled, users: [{user: u, password: p}] }, B: { users: [{user: s, password: p}] } }
+			       no_auth_user: u`,
+			user: []nats.Option{nats.UserInfo("u", "p")},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := writeConfig(t, "listen: 127.0.0.1:-1\n"+c.text)
+			s := start(t, Options{ConfigFile: file, Account: c.account})
+			st := stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+			if err := s.Listen(); err != nil {
+				t.Fatal(err)
+			}
+			if c.bare {
+				if !refusedPublish(t, client(t, s), "carillon.log.0.tick") {
+					t.Error("a file without authorization drops the default rights")
+				}
+				return
+			}
+			if name != "account of no_auth_user" {
+				if _, err := nats.Connect(s.ClientURL()); err == nil {
+					t.Error("a client without credentials got in")
+				}
+			}
+			nc := client(t, s, c.user...)
+			if err := nc.Publish("carillon.log.0.tick", nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := nc.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			// The file's user is in the engine's account: what it may publish arrives.
+			info, err := st.Info(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := uint64(1)
+			if name == "users" {
+				want = 0
+			}
+			if info.State.LastSeq != want {
+				t.Errorf("the log's last sequence is %d, want %d", info.State.LastSeq, want)
+			}
+		})
+	}
+}
+
+func TestConfigFileErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		text, account, want string
+	}{
+		"syntax":         {text: "listen: {", want: "nats.conf"},
+		"unknown field":  {text: "listn: 1", want: `"listn"`},
+		"no account":     {text: "accounts { A: {} }", account: "B", want: `no account "B"`},
+		"which account":  {text: "accounts { A: {}, B: {} }", want: "has 2 accounts"},
+		"no jetstream":   {text: "accounts { A: { users: [{user: u, password: p}] } }", want: "JetStream of the engine's account"},
+		"operator, bare": {text: "operator: " + operatorJWT(t), want: "credentials"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := writeConfig(t, c.text)
+			s, err := Start(quiet(Options{Dir: t.TempDir(), ConfigFile: file, Account: c.account}))
+			if err == nil {
+				s.Shutdown()
+				t.Fatal("started")
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want %s", err, c.want)
+			}
+		})
+	}
+	if _, err := Start(quiet(Options{Dir: t.TempDir(), ConfigFile: "/nowhere.conf"})); err == nil || !strings.Contains(err.Error(), "/nowhere.conf") {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+// verify_and_map takes users from certificates, which a pipe in memory has none of.
+func TestConfigCertificates(t *testing.T) {
+	dir := t.TempDir()
+	certificate(t, dir)
+	file := writeConfig(t, fmt.Sprintf(`
+		listen: 127.0.0.1:-1
+		tls { cert_file: %[1]q, key_file: %[2]q, ca_file: %[1]q, verify_and_map: true }
+		authorization { users: [ {user: "CN=client"} ] }`, filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")))
+	s := start(t, Options{ConfigFile: file})
+	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	client(t, s,
+		nats.RootCAs(filepath.Join(dir, "cert.pem")),
+		nats.ClientCert(filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")))
+}
+
+func TestConfigOperator(t *testing.T) {
+	okp, akp, ukp := keyPair(t, nkeys.CreateOperator), keyPair(t, nkeys.CreateAccount), keyPair(t, nkeys.CreateUser)
+	skp := keyPair(t, nkeys.CreateAccount)
+	sysJWT := encode(t, jwt.NewAccountClaims(public(t, skp)), okp)
+	oc := jwt.NewOperatorClaims(public(t, okp))
+	ac := jwt.NewAccountClaims(public(t, akp))
+	ac.Limits.JetStreamLimits = jwt.JetStreamLimits{
+		MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1, MemoryMaxStreamBytes: -1, DiskMaxStreamBytes: -1,
+	}
+	uc := jwt.NewUserClaims(public(t, ukp))
+	opJWT, accJWT, userJWT := encode(t, oc, okp), encode(t, ac, okp), encode(t, uc, akp)
+
+	seed, err := ukp.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, err := jwt.FormatUserConfig(userJWT, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	credsFile := filepath.Join(t.TempDir(), "engine.creds")
+	if err := os.WriteFile(credsFile, creds, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := writeConfig(t, fmt.Sprintf("listen: 127.0.0.1:-1\noperator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %s, %s: %s }\n",
+		opJWT, public(t, skp), public(t, akp), accJWT, public(t, skp), sysJWT))
+	s := start(t, Options{ConfigFile: file, Credentials: credsFile})
+	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	client(t, s, nats.UserCredentials(credsFile))
+}
+
+// A clustered server opens its port in Start, says so, and shuts down.
+func TestConfigCluster(t *testing.T) {
+	file := writeConfig(t, `
+		listen: 127.0.0.1:-1
+		server_name: one
+		cluster { name: c, listen: 127.0.0.1:-1, routes: [ "nats://127.0.0.1:`+freePort(t)+`" ] }`)
+	s := start(t, Options{ConfigFile: file})
+	if s.Gated() {
+		t.Error("a clustered server says its clients wait for Listen")
+	}
+	client(t, s)
+	engine(t, s)
+}
+
+func operatorJWT(t *testing.T) string {
+	kp := keyPair(t, nkeys.CreateOperator)
+	return encode(t, jwt.NewOperatorClaims(public(t, kp)), kp)
+}
+
+func keyPair(t *testing.T, create func() (nkeys.KeyPair, error)) nkeys.KeyPair {
+	t.Helper()
+	kp, err := create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kp
+}
+
+func public(t *testing.T, kp nkeys.KeyPair) string {
+	t.Helper()
+	pub, err := kp.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pub
+}
+
+func encode(t *testing.T, c jwt.Claims, by nkeys.KeyPair) string {
+	t.Helper()
+	s, err := c.Encode(by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// certificate writes cert.pem and key.pem for CN=client at 127.0.0.1, signed by itself.
+func certificate(t *testing.T, dir string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "client"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	priv, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*pem.Block{
+		"cert.pem": {Type: "CERTIFICATE", Bytes: der}, "key.pem": {Type: "EC PRIVATE KEY", Bytes: priv},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

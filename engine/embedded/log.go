@@ -1,0 +1,39 @@
+package embedded
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+)
+
+// logger turns nats-server's lines into slog records. The server calls Fatalf where its own binary
+// would exit; here the first such line is kept and becomes the error of Start or Listen, which take it.
+type logger struct {
+	to    *slog.Logger
+	mu    sync.Mutex
+	fatal error
+}
+
+func (l *logger) Noticef(format string, v ...any) { l.to.Info(fmt.Sprintf(format, v...)) }
+func (l *logger) Warnf(format string, v ...any)   { l.to.Warn(fmt.Sprintf(format, v...)) }
+func (l *logger) Errorf(format string, v ...any)  { l.to.Error(fmt.Sprintf(format, v...)) }
+func (l *logger) Debugf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l *logger) Tracef(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+
+func (l *logger) Fatalf(format string, v ...any) {
+	err := fmt.Errorf(format, v...)
+	l.to.Error(err.Error())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fatal == nil {
+		l.fatal = err
+	}
+}
+
+func (l *logger) takeFatal() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := l.fatal
+	l.fatal = nil
+	return err
+}

@@ -1,0 +1,134 @@
+package embedded
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Options says how to run the server. The zero value of a field is its default, except Dir.
+type Options struct {
+	Dir    string // JetStream's store; created when missing, locked against other processes
+	Listen string // host:port for clients, default 127.0.0.1:4222; port 0 takes a free one
+
+	// ConfigFile is a nats-server configuration file: listeners, TLS, accounts and cluster come from
+	// it, and Listen is ignored. Its users have the rights it gives them; a file without any
+	// authorization gets the default client rights.
+	ConfigFile  string
+	Account     string // with ConfigFile: the account of the streams; default that of no_auth_user, else the only one, else $G
+	Credentials string // with ConfigFile in operator (JWT) mode: the engine's .creds file
+
+	Prefix       string // of subjects, default "carillon"
+	StreamPrefix string // of streams, default "CARILLON"
+	Partitions   int    // output streams protected from clients besides those found in Dir, default 8
+	Reader       string // name of the engine's consumer of the log, protected from clients, default "engine"
+
+	SyncInterval time.Duration // between nats-server's own fsyncs of a stream, default its own 2 minutes
+	MaxMemory    int64         // bytes of JetStream memory storage, default 1 GiB
+	MaxStore     int64         // bytes of JetStream file storage, default 3/4 of (free + what it holds)
+
+	Logger *slog.Logger // of the server's own lines; default slog.Default()
+}
+
+const (
+	defaultListen     = "127.0.0.1:4222"
+	defaultPartitions = 8
+	maxPartitions     = 1024
+	defaultMaxMemory  = 1 << 30
+)
+
+func (o Options) withDefaults() Options {
+	if o.Listen == "" {
+		o.Listen = defaultListen
+	}
+	if o.Prefix == "" {
+		o.Prefix = "carillon"
+	}
+	if o.StreamPrefix == "" {
+		o.StreamPrefix = "CARILLON"
+	}
+	if o.Partitions == 0 {
+		o.Partitions = defaultPartitions
+	}
+	if o.Reader == "" {
+		o.Reader = "engine"
+	}
+	if o.MaxMemory == 0 {
+		o.MaxMemory = defaultMaxMemory
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return o
+}
+
+// Validate names the first option that cannot be used.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	switch {
+	case o.Dir == "":
+		return fmt.Errorf("embedded: Dir is required")
+	case o.Partitions < 1 || o.Partitions > maxPartitions:
+		return fmt.Errorf("embedded: Partitions is %d, must be 1 to %d", o.Partitions, maxPartitions)
+	case o.SyncInterval < 0:
+		return fmt.Errorf("embedded: SyncInterval %s is negative", o.SyncInterval)
+	case o.MaxMemory < 0:
+		return fmt.Errorf("embedded: MaxMemory %d is negative", o.MaxMemory)
+	case o.MaxStore < 0:
+		return fmt.Errorf("embedded: MaxStore %d is negative", o.MaxStore)
+	case o.ConfigFile == "" && (o.Account != "" || o.Credentials != ""):
+		return fmt.Errorf("embedded: Account and Credentials need a ConfigFile")
+	}
+	for _, s := range []struct{ field, value string }{
+		{"Prefix", o.Prefix}, {"StreamPrefix", o.StreamPrefix}, {"Reader", o.Reader},
+	} {
+		if strings.ContainsAny(s.value, ".*> \t\r\n/\\") || strings.HasPrefix(s.value, "$") {
+			return fmt.Errorf("embedded: %s %q must be one plain subject token", s.field, s.value)
+		}
+	}
+	if o.ConfigFile == "" {
+		if _, _, err := hostPort(o.Listen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hostPort(listen string) (host string, port int, err error) {
+	host, p, err := net.SplitHostPort(listen)
+	if err != nil {
+		return "", 0, fmt.Errorf("embedded: Listen %q is not host:port: %w", listen, err)
+	}
+	port, err = strconv.Atoi(p)
+	if err != nil || port < 0 || port > 65535 {
+		return "", 0, fmt.Errorf("embedded: Listen %q: port must be 0 to 65535", listen)
+	}
+	return host, port, nil
+}
+
+// logStream and outStream name the streams as package streams does.
+func (o Options) logStream() string      { return o.StreamPrefix + "_LOG" }
+func (o Options) outStream(p int) string { return o.StreamPrefix + "_OUT_" + strconv.Itoa(p) }
+
+// partitions counts the output streams to protect: those asked for, and those dir already holds,
+// since the number is fixed when the streams are made.
+func (o Options) partitions(storeDir string) (int, error) {
+	n := o.Partitions
+	pattern := filepath.Join(storeDir, "jetstream", "*", "streams", o.StreamPrefix+"_OUT_*")
+	found, err := filepath.Glob(pattern)
+	if err != nil {
+		return 0, fmt.Errorf("embedded: Dir %q: %w", o.Dir, err)
+	}
+	for _, dir := range found {
+		name := filepath.Base(dir)
+		p, err := strconv.Atoi(name[len(o.StreamPrefix+"_OUT_"):])
+		if err == nil && p >= n && p < maxPartitions {
+			n = p + 1
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,58 @@
+package embedded
+
+import "github.com/nats-io/nats-server/v2/server"
+
+// inboxPrefix is where the engine's own connection gets answers and the log. Clients can neither
+// publish nor listen there: what arrives is believed to come from the server.
+const inboxPrefix = "_CARILLON"
+
+// The requests of the JetStream API that change a stream or its messages, from the server's list
+// (server/jetstream_api.go). INFO, MSG.GET, SNAPSHOT (a backup) and the lists only read.
+var streamChanges = []string{
+	"CREATE", "UPDATE", "DELETE", "PURGE", "RESTORE", "MSG.DELETE",
+	"PEER.REMOVE", "PEER.EVACUATE", "CANCEL_MOVE", "LEADER.STEPDOWN",
+}
+
+// The requests that create, change, drain or remove one consumer. CREATE has a second form with the
+// filter subject behind the name.
+var consumerChanges = []string{
+	"CREATE", "DURABLE.CREATE", "DELETE", "PAUSE", "RESET", "UNPIN", "MSG.NEXT",
+	"PEER.REMOVE", "PEER.EVACUATE", "LEADER.STEPDOWN",
+}
+
+// clientRights is what everybody but the engine may do; doc.go says how far that goes. domain is the
+// server's JetStream domain: the API answers under that name too, and rights are checked on the
+// subject as it was sent.
+func clientRights(o Options, partitions int, domain string) *server.Permissions {
+	apis := []string{"$JS.API."}
+	if domain != "" {
+		apis = append(apis, "$JS."+domain+".API.")
+	}
+	log := o.logStream()
+	names := []string{log}
+	for p := range partitions {
+		names = append(names, o.outStream(p))
+	}
+
+	deny := []string{
+		o.Prefix + ".log.>", o.Prefix + ".trigger.>", o.Prefix + ".event.>",
+		inboxPrefix + ".>",
+		"$JS.FC." + log + "." + o.Reader + ".>", "$JS.FC.*.*." + log + "." + o.Reader + ".>",
+	}
+	for _, api := range apis {
+		for _, name := range names {
+			for _, verb := range streamChanges {
+				deny = append(deny, api+"STREAM."+verb+"."+name)
+			}
+		}
+		for _, verb := range consumerChanges {
+			deny = append(deny, api+"CONSUMER."+verb+"."+log+"."+o.Reader)
+		}
+		// The old create request has the consumer's name in its body, where no right can see it.
+		deny = append(deny, api+"CONSUMER.CREATE."+log+"."+o.Reader+".>", api+"CONSUMER.CREATE."+log)
+	}
+	return &server.Permissions{
+		Publish:   &server.SubjectPermission{Deny: deny},
+		Subscribe: &server.SubjectPermission{Deny: []string{o.Prefix + ".api.>", inboxPrefix + ".>"}},
+	}
+}

@@ -1,0 +1,314 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+)
+
+// ErrDirInUse is returned by Start when another process runs on the same directory.
+var ErrDirInUse = errors.New("embedded: the data directory is in use by another process")
+
+// readyWait bounds how long a server that has started its recovery may take to answer a connection;
+// recovery itself is not bounded.
+const readyWait = 10 * time.Second
+
+// Server is a running nats-server. Its methods may be called from any goroutine.
+type Server struct {
+	ns    *server.Server
+	log   *logger
+	opts  Options
+	dir   string // JetStream's directory
+	hp    string // host:port clients will connect to
+	gated bool
+	early bool // the port opened in Start
+	lock  *os.File
+
+	key    nkeys.KeyPair // the engine's; nil in operator mode
+	listen sync.Mutex    // held while Listen opens the port
+	opened bool          // the port is open
+	down   sync.Once
+}
+
+// Start runs the server on o.Dir and returns when JetStream has recovered its streams and an
+// in-process connection works. Clients are not let in yet; see Listen and Gated.
+//
+// Errors: ErrDirInUse, an option or a line of the configuration file that cannot be used (named), a
+// store that cannot be opened.
+func Start(o Options) (_ *Server, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o = o.withDefaults()
+	s := &Server{opts: o, log: &logger{to: o.Logger}}
+	so, err := s.serverOptions()
+	if err != nil {
+		return nil, err
+	}
+	if s.lock, err = lockDir(so.StoreDir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.Shutdown()
+		}
+	}()
+	s.dir = filepath.Join(so.StoreDir, server.JetStreamStoreDir)
+	s.hp = net.JoinHostPort(so.Host, strconv.Itoa(so.Port))
+	s.early = !so.DontListen
+	s.gated = so.DontListen && so.Websocket.Port == 0 && so.MQTT.Port == 0 && so.LeafNode.Port == 0 &&
+		len(so.LeafNode.Remotes) == 0 && so.Gateway.Port == 0
+
+	if s.ns, err = server.NewServer(so); err != nil {
+		return nil, s.configError(err)
+	}
+	s.ns.SetLoggerV2(s.log, so.Debug, so.Trace, so.TraceVerbose)
+	s.ns.Start()
+	if err := s.log.takeFatal(); err != nil {
+		return nil, s.configError(err)
+	}
+	if err := s.probe(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// serverOptions builds nats-server's options. The engine comes in as an nkey user that only an
+// in-process connection can be: unlike a password it also works where certificates name the users
+// (verify_and_map), and it is no use to anyone on a socket.
+func (s *Server) serverOptions() (*server.Options, error) {
+	o := s.opts
+	so := &server.Options{}
+	if o.ConfigFile != "" {
+		var err error
+		if so, err = server.ProcessConfigFile(o.ConfigFile); err != nil {
+			return nil, fmt.Errorf("embedded: configuration file %s: %w", o.ConfigFile, err)
+		}
+		// A reload would read the file again and forget the engine's user.
+		so.ConfigFile = ""
+	} else {
+		host, port, err := hostPort(o.Listen)
+		if err != nil {
+			return nil, err
+		}
+		if port == 0 {
+			port = server.RANDOM_PORT
+		}
+		so.Host, so.Port = host, port
+	}
+	so.JetStream = true
+	so.NoSigs = true
+	if so.StoreDir == "" {
+		so.StoreDir = o.Dir
+	}
+	if so.JetStreamMaxMemory <= 0 {
+		so.JetStreamMaxMemory = o.MaxMemory
+	}
+	if so.JetStreamMaxStore <= 0 {
+		// 0 lets the server take 3/4 of the free space and add what it has recovered, so that a full
+		// disk cannot keep the streams from being opened.
+		so.JetStreamMaxStore = o.MaxStore
+	}
+	if o.SyncInterval > 0 {
+		so.SyncInterval = o.SyncInterval
+	}
+	// Start returns without a listener, and Listen runs the exported accept loop. Routing waits for
+	// the client port inside the server (route.go, StartRouting), so a clustered one opens it now.
+	so.DontListen = so.Cluster.Port == 0
+
+	if len(so.TrustedOperators) > 0 || len(so.TrustedKeys) > 0 {
+		if o.Credentials == "" {
+			return nil, fmt.Errorf("embedded: configuration file %s uses operator mode: the engine needs a credentials file", o.ConfigFile)
+		}
+		return so, nil
+	}
+	if o.Credentials != "" {
+		return nil, fmt.Errorf("embedded: Credentials need operator mode, which configuration file %s does not use", o.ConfigFile)
+	}
+	return so, s.addUsers(so)
+}
+
+// addUsers lets the engine in and, where nothing says who the clients are, the default client.
+func (s *Server) addUsers(so *server.Options) error {
+	account, err := s.account(so)
+	if err != nil {
+		return err
+	}
+	if s.key, err = nkeys.CreateUser(); err != nil {
+		return fmt.Errorf("embedded: %w", err)
+	}
+	pub, err := s.key.PublicKey()
+	if err != nil {
+		return fmt.Errorf("embedded: %w", err)
+	}
+	open := so.Users == nil && so.Nkeys == nil && so.Username == "" && so.Authorization == "" && so.AuthCallout == nil
+	so.Nkeys = append(so.Nkeys, &server.NkeyUser{
+		Nkey:                   pub,
+		Account:                account,
+		AllowedConnectionTypes: map[string]struct{}{"IN_PROCESS": {}},
+	})
+	if so.AuthCallout != nil {
+		so.AuthCallout.AuthUsers = append(so.AuthCallout.AuthUsers, pub)
+	}
+	if open {
+		n, err := s.opts.partitions(so.StoreDir)
+		if err != nil {
+			return err
+		}
+		so.Users = []*server.User{{
+			Username:    "client",
+			Account:     account,
+			Permissions: clientRights(s.opts, n, so.JetStreamDomain),
+		}}
+		so.NoAuthUser = "client"
+	}
+	return nil
+}
+
+// account finds the account of the streams among those of a configuration file; nil is $G.
+func (s *Server) account(so *server.Options) (*server.Account, error) {
+	const global = "$G"
+	want := s.opts.Account
+	if want == "" && so.NoAuthUser != "" {
+		want = global
+		for _, u := range so.Users {
+			if u.Username == so.NoAuthUser && u.Account != nil {
+				want = u.Account.Name
+			}
+		}
+		for _, u := range so.Nkeys {
+			if u.Nkey == so.NoAuthUser && u.Account != nil {
+				want = u.Account.Name
+			}
+		}
+	}
+	var named []*server.Account
+	for _, a := range so.Accounts {
+		if a.Name == want {
+			return a, nil
+		}
+		if a.Name != so.SystemAccount && a.Name != "$SYS" && a.Name != global {
+			named = append(named, a)
+		}
+	}
+	switch {
+	case want == global:
+		return nil, nil
+	case want != "":
+		return nil, fmt.Errorf("embedded: configuration file %s has no account %q", s.opts.ConfigFile, want)
+	case len(named) == 0:
+		return nil, nil
+	case len(named) == 1:
+		return named[0], nil
+	}
+	return nil, fmt.Errorf("embedded: configuration file %s has %d accounts: say which one is the engine's", s.opts.ConfigFile, len(named))
+}
+
+// probe connects once and asks for JetStream, which an account of a configuration file may lack.
+func (s *Server) probe() error {
+	if !s.ns.ReadyForConnections(readyWait) {
+		return errors.New("embedded: the server did not become ready")
+	}
+	nc, err := s.Connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := nc.JetStream()
+	if err != nil {
+		return fmt.Errorf("embedded: %w", err)
+	}
+	// A clustered server answers once its cluster has a leader, which is not Start's to wait for.
+	if _, err := js.AccountInfo(); err != nil && !s.early {
+		return fmt.Errorf("embedded: JetStream of the engine's account: %w", err)
+	}
+	return nil
+}
+
+// Connect opens an in-process connection with the engine's rights. It reconnects without end, and
+// while it is disconnected a publish fails at once instead of being kept for later: the engine
+// decides itself what to send again. The caller closes it before Shutdown.
+func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
+	own := []nats.Option{
+		nats.InProcessServer(s.ns),
+		nats.Name("carillon engine"),
+		nats.CustomInboxPrefix(inboxPrefix),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(50 * time.Millisecond),
+		nats.ReconnectBufSize(-1),
+	}
+	if s.key != nil {
+		pub, err := s.key.PublicKey()
+		if err != nil {
+			return nil, fmt.Errorf("embedded: %w", err)
+		}
+		own = append(own, nats.Nkey(pub, s.key.Sign))
+	} else {
+		own = append(own, nats.UserCredentials(s.opts.Credentials))
+	}
+	nc, err := nats.Connect("", append(own, opts...)...)
+	if err != nil {
+		return nil, fmt.Errorf("embedded: connect in process: %w", err)
+	}
+	return nc, nil
+}
+
+// Gated reports whether clients are kept out until Listen. It is false for a configuration file with
+// a cluster, gateway, leaf nodes, websocket or MQTT: those listeners open in Start.
+func (s *Server) Gated() bool { return s.gated }
+
+// Listen opens the port for clients. An error names the address that cannot be taken. A second call
+// changes nothing.
+func (s *Server) Listen() error {
+	s.listen.Lock()
+	defer s.listen.Unlock()
+	if s.opened || s.early {
+		return nil
+	}
+	ready := make(chan struct{})
+	s.ns.AcceptLoop(ready) // returns with the listener open; it reports failure only to the log
+	<-ready
+	if s.ns.Addr() == nil {
+		err := s.log.takeFatal()
+		if err == nil {
+			err = errors.New("the server is shutting down")
+		}
+		return fmt.Errorf("embedded: cannot listen on %s (is another server running there?): %w", s.hp, err)
+	}
+	s.opened = true
+	return nil
+}
+
+// ClientURL is where clients connect, with the port that was chosen; meaningful after Listen.
+func (s *Server) ClientURL() string { return s.ns.ClientURL() }
+
+// JetStreamDir is the directory of the streams' files.
+func (s *Server) JetStreamDir() string { return s.dir }
+
+// Shutdown stops the server, writes JetStream's state and frees the directory. It may be called more
+// than once; every call returns when the server is down.
+func (s *Server) Shutdown() {
+	s.down.Do(func() {
+		if s.ns != nil {
+			s.ns.Shutdown()
+			s.ns.WaitForShutdown()
+		}
+		s.lock.Close()
+	})
+}
+
+func (s *Server) configError(err error) error {
+	if s.opts.ConfigFile != "" {
+		return fmt.Errorf("embedded: configuration file %s: %w", s.opts.ConfigFile, err)
+	}
+	return fmt.Errorf("embedded: %w", err)
+}

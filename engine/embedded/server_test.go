@@ -1,0 +1,424 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("EMBEDDED_TEST_HOLD"); dir != "" {
+		hold(dir)
+	}
+	os.Exit(m.Run())
+}
+
+// hold runs a server on dir, says so, and waits to be killed.
+func hold(dir string) {
+	s, err := Start(quiet(Options{Dir: dir, Listen: "127.0.0.1:0"}))
+	if err != nil {
+		os.Stdout.WriteString(err.Error() + "\n")
+		os.Exit(1)
+	}
+	os.Stdout.WriteString("held\n")
+	s.ns.WaitForShutdown()
+}
+
+func quiet(o Options) Options {
+	o.Logger = slog.New(slog.DiscardHandler)
+	return o
+}
+
+func start(t *testing.T, o Options) *Server {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = t.TempDir()
+	}
+	if o.Listen == "" {
+		o.Listen = "127.0.0.1:0"
+	}
+	s, err := Start(quiet(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Shutdown)
+	return s
+}
+
+func engine(t *testing.T, s *Server) *nats.Conn {
+	t.Helper()
+	nc, err := s.Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+func client(t *testing.T, s *Server, opts ...nats.Option) *nats.Conn {
+	t.Helper()
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(s.ClientURL(), append(opts, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+func stream(t *testing.T, nc *nats.Conn, cfg jetstream.StreamConfig) jetstream.Stream {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := js.CreateStream(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// refusedPublish reports whether the server refuses nc a publish on subject. The server answers in
+// order, so the refusal has come when the flush returns.
+func refusedPublish(t *testing.T, nc *nats.Conn, subject string) bool {
+	t.Helper()
+	if err := nc.Publish(subject, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return refused(nc, subject)
+}
+
+func refusedSubscribe(t *testing.T, nc *nats.Conn, subject string) bool {
+	t.Helper()
+	if _, err := nc.SubscribeSync(subject); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return refused(nc, subject)
+}
+
+func refused(nc *nats.Conn, subject string) bool {
+	err := nc.LastError()
+	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+subject+`"`)
+}
+
+func TestClientRights(t *testing.T) {
+	s := start(t, Options{})
+	nc := client(t, s)
+
+	for _, subject := range []string{
+		"carillon.log.0.tick", "carillon.log.0.put.job", "carillon.log._.tick",
+		"carillon.trigger.0.billing", "carillon.event.7.rejected.job", "_CARILLON.abc.1",
+		"$JS.API.STREAM.CREATE.CARILLON_LOG", "$JS.API.STREAM.UPDATE.CARILLON_LOG",
+		"$JS.API.STREAM.DELETE.CARILLON_LOG", "$JS.API.STREAM.PURGE.CARILLON_LOG",
+		"$JS.API.STREAM.RESTORE.CARILLON_LOG", "$JS.API.STREAM.MSG.DELETE.CARILLON_LOG",
+		"$JS.API.STREAM.PEER.REMOVE.CARILLON_LOG", "$JS.API.STREAM.PEER.EVACUATE.CARILLON_LOG",
+		"$JS.API.STREAM.CANCEL_MOVE.CARILLON_LOG", "$JS.API.STREAM.LEADER.STEPDOWN.CARILLON_LOG",
+		"$JS.API.STREAM.CREATE.CARILLON_OUT_0", "$JS.API.STREAM.UPDATE.CARILLON_OUT_7",
+		"$JS.API.STREAM.DELETE.CARILLON_OUT_7", "$JS.API.STREAM.PURGE.CARILLON_OUT_3",
+		"$JS.API.STREAM.RESTORE.CARILLON_OUT_3", "$JS.API.STREAM.MSG.DELETE.CARILLON_OUT_3",
+		"$JS.API.CONSUMER.CREATE.CARILLON_LOG", "$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine", "$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine.carillon.log.>",
+		"$JS.API.CONSUMER.DURABLE.CREATE.CARILLON_LOG.engine", "$JS.API.CONSUMER.DELETE.CARILLON_LOG.engine",
+		"$JS.API.CONSUMER.PAUSE.CARILLON_LOG.engine", "$JS.API.CONSUMER.RESET.CARILLON_LOG.engine",
+		"$JS.API.CONSUMER.UNPIN.CARILLON_LOG.engine", "$JS.API.CONSUMER.MSG.NEXT.CARILLON_LOG.engine",
+		"$JS.FC.CARILLON_LOG.engine.x", "$JS.FC.dom.hash.CARILLON_LOG.engine.x",
+	} {
+		if !refusedPublish(t, nc, subject) {
+			t.Errorf("publish on %s was let through", subject)
+		}
+	}
+	for _, subject := range []string{
+		"carillon.cmd.put.job", "carillon.api.put.job", "anything.else", "$KV.mine.key",
+		"$JS.API.STREAM.CREATE.ORDERS", "$JS.API.STREAM.DELETE.ORDERS", "$JS.API.STREAM.INFO.CARILLON_LOG",
+		"$JS.API.CONSUMER.CREATE.CARILLON_OUT_0.worker", "$JS.API.CONSUMER.MSG.NEXT.CARILLON_OUT_0.worker",
+		"$JS.API.CONSUMER.CREATE.CARILLON_LOG.mine.carillon.log.>", "$JS.API.CONSUMER.DELETE.CARILLON_LOG.mine",
+		"$JS.API.DIRECT.GET.CARILLON_OUT_0", "$JS.API.STREAM.SNAPSHOT.CARILLON_LOG",
+	} {
+		if refusedPublish(t, nc, subject) {
+			t.Errorf("publish on %s was refused", subject)
+		}
+	}
+	for subject, want := range map[string]bool{
+		"carillon.api.>": true, "carillon.api.put.*": true, "_CARILLON.>": true,
+		"carillon.log.>": false, "carillon.trigger.>": false, "carillon.event.0.>": false, "_INBOX.x.*": false,
+	} {
+		if got := refusedSubscribe(t, nc, subject); got != want {
+			t.Errorf("subscribe to %s: refused is %t, want %t", subject, got, want)
+		}
+	}
+}
+
+// A subscription wider than what is denied stands, but gets nothing of it.
+func TestClientHearsNoRequests(t *testing.T) {
+	s := start(t, Options{Prefix: "bells"})
+	nc, en := client(t, s), engine(t, s)
+	sub, err := nc.SubscribeSync(">")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, subject := range []string{"bells.api.put.x", "_CARILLON.a", "bells.cmd.put.x"} {
+		if err := en.Publish(subject, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := en.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	m, err := sub.NextMsg(5 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Subject != "bells.cmd.put.x" {
+		t.Errorf("a client heard %s", m.Subject)
+	}
+}
+
+// More partitions than asked for are protected when their streams are found on disk.
+func TestStreamsOnDiskAreProtected(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, Options{Dir: dir, Partitions: 2})
+	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_OUT_11", Subjects: []string{"carillon.trigger.11.>"}})
+	if refusedPublish(t, client(t, s), "$JS.API.STREAM.PURGE.CARILLON_OUT_11") {
+		t.Fatal("CARILLON_OUT_11 was protected before it was there: this test shows nothing")
+	}
+	s.Shutdown()
+	s = start(t, Options{Dir: dir, Partitions: 2})
+	if !refusedPublish(t, client(t, s), "$JS.API.STREAM.PURGE.CARILLON_OUT_11") {
+		t.Error("CARILLON_OUT_11 can be purged by a client")
+	}
+}
+
+// A client cannot take the engine's consumer by naming it in the body of an allowed request.
+func TestConsumerNamedInBody(t *testing.T) {
+	s := start(t, Options{})
+	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	for _, name := range []string{"name", "durable_name"} {
+		m, err := client(t, s).Request("$JS.API.CONSUMER.CREATE.CARILLON_LOG.mine",
+			[]byte(`{"stream_name":"CARILLON_LOG","config":{"`+name+`":"engine","ack_policy":"none"}}`), 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The server takes the name of the subject, or refuses.
+		if got := string(m.Data); !strings.Contains(got, `"error"`) && !strings.Contains(got, `"name":"mine"`) {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// What the rights cannot stop, as doc.go says: the server publishes for a client without asking.
+func TestServerPublishesForAnyone(t *testing.T) {
+	const target = "carillon.log.0.tick"
+	for name, attack := range map[string]func(t *testing.T, nc *nats.Conn){
+		"republish": func(t *testing.T, nc *nats.Conn) {
+			stream(t, nc, jetstream.StreamConfig{
+				Name: "MINE", Subjects: []string{"mine"},
+				RePublish: &jetstream.RePublish{Source: "mine", Destination: target},
+			})
+		},
+		"deliver_subject": func(t *testing.T, nc *nats.Conn) {
+			stream(t, nc, jetstream.StreamConfig{Name: "MINE", Subjects: []string{"mine"}})
+			_, err := nc.Request("$JS.API.CONSUMER.CREATE.MINE",
+				[]byte(`{"stream_name":"MINE","config":{"deliver_subject":"`+target+`","ack_policy":"none"}}`), 5*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"reply of a direct get": func(t *testing.T, nc *nats.Conn) {
+			stream(t, nc, jetstream.StreamConfig{Name: "MINE", Subjects: []string{"mine"}, AllowDirect: true})
+			if _, err := nc.Request("mine", []byte("forged"), 5*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if err := nc.PublishRequest("$JS.API.DIRECT.GET.MINE", target, []byte(`{"seq":1}`)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"reply of a pull": func(t *testing.T, nc *nats.Conn) {
+			st := stream(t, nc, jetstream.StreamConfig{Name: "MINE", Subjects: []string{"mine"}})
+			if _, err := st.CreateConsumer(context.Background(), jetstream.ConsumerConfig{Durable: "c"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.MINE.c", target, nil); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"reply of a publish ack": func(t *testing.T, nc *nats.Conn) {
+			stream(t, nc, jetstream.StreamConfig{Name: "MINE", Subjects: []string{"mine"}})
+			if err := nc.PublishRequest("mine", target, nil); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, Options{})
+			en, nc := engine(t, s), client(t, s)
+			stream(t, en, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+			sub, err := en.SubscribeSync(target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := en.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			attack(t, nc)
+			if err := nc.Publish("mine", []byte("forged")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := sub.NextMsg(5 * time.Second); err != nil {
+				t.Fatalf("the server no longer publishes for a client here: doc.go can promise more (%v)", err)
+			}
+		})
+	}
+}
+
+func TestClientsWaitForListen(t *testing.T) {
+	port := freePort(t)
+	s := start(t, Options{Listen: "127.0.0.1:" + port})
+	if !s.Gated() {
+		t.Error("the default server says clients can come in early")
+	}
+	if c, err := net.Dial("tcp", "127.0.0.1:"+port); err == nil {
+		c.Close()
+		t.Fatal("the port is open before Listen")
+	}
+	engine(t, s)
+	for range 2 {
+		if err := s.Listen(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := "nats://127.0.0.1:" + port; s.ClientURL() != want {
+		t.Errorf("ClientURL is %s, want %s", s.ClientURL(), want)
+	}
+	client(t, s)
+}
+
+// The engine's key is of no use on a socket.
+func TestEngineOnlyInProcess(t *testing.T) {
+	s := start(t, Options{})
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	pub, err := s.key.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(s.ClientURL(), nats.Nkey(pub, s.key.Sign))
+	if !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("connected over TCP as the engine: %v, %v", nc, err)
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, Options{Listen: l.Addr().String()})
+	err = s.Listen()
+	if err == nil || !strings.Contains(err.Error(), l.Addr().String()) || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("error does not name the address: %v", err)
+	}
+	l.Close()
+	if err := s.Listen(); err != nil {
+		t.Errorf("the port is free again, but: %v", err)
+	}
+}
+
+func TestDirInUse(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "EMBEDDED_TEST_HOLD="+dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	line := make([]byte, 256)
+	n, err := out.Read(line)
+	if err != nil || string(line[:n]) != "held\n" {
+		t.Fatalf("the other process said %q, %v", line[:n], err)
+	}
+	if _, err := Start(quiet(Options{Dir: dir})); !errors.Is(err, ErrDirInUse) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a second process on the directory got %v", err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	start(t, Options{Dir: dir}).Shutdown()
+	start(t, Options{Dir: dir})
+}
+
+func TestOptions(t *testing.T) {
+	for want, o := range map[string]Options{
+		"Dir is required":                {},
+		"Partitions is -1":               {Dir: "x", Partitions: -1},
+		"Partitions is 1025":             {Dir: "x", Partitions: 1025},
+		`Prefix "a.b"`:                   {Dir: "x", Prefix: "a.b"},
+		`Prefix "a*"`:                    {Dir: "x", Prefix: "a*"},
+		`Prefix "$JS"`:                   {Dir: "x", Prefix: "$JS"},
+		`StreamPrefix "A B"`:             {Dir: "x", StreamPrefix: "A B"},
+		`Listen "4222" is not host:port`: {Dir: "x", Listen: "4222"},
+		`Listen "h:70000"`:               {Dir: "x", Listen: "h:70000"},
+		"SyncInterval":                   {Dir: "x", SyncInterval: -1},
+		"MaxMemory":                      {Dir: "x", MaxMemory: -1},
+		"MaxStore":                       {Dir: "x", MaxStore: -1},
+		"need a ConfigFile":              {Dir: "x", Account: "A"},
+	} {
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error is %v, want %s", o, err, want)
+		}
+		if _, err := Start(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Start(%+v): error is %v, want %s", o, err, want)
+		}
+	}
+	if err := (Options{Dir: "x"}).Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}

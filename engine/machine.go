@@ -1,0 +1,253 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/google/btree"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+	"github.com/carillon-scheduler/carillon/wheel"
+)
+
+// Logic is the version of the machine's rules. It grows whenever the same log could give other outputs
+// than before; a log is never continued under other rules in the middle (see Claim).
+const Logic = 1
+
+// Bounds of the work of one tick. They are part of the rules: changing one changes Logic.
+const (
+	maxLead      = 50      // ms that a tick may run ahead of its record's own timestamp
+	misfireAfter = 1000    // ms without a tick after which a due fire counts as missed
+	maxLimit     = 1 << 16 // outputs of one tick
+	maxMoves     = 1 << 14 // timers taken off the wheel by one tick
+	countSteps   = 512     // schedule steps of one turn that counts missed fires
+	maxEvictions = 1 << 10 // completed jobs dropped by one tick
+	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
+	markEvery    = 1000    // effective ticks between two marks
+)
+
+// ErrRules is the one fact in a log that stops a machine: the partition goes on under rules that this
+// binary does not have. Errors wrap it with the versions that can go on.
+var ErrRules = errors.New("engine: the log goes on under other rules")
+
+// ErrDiverged says that this replica's state differs from its owner's. It must not go on.
+var ErrDiverged = errors.New("engine: this replica's state differs from the owner's")
+
+// Machine is one partition: its jobs, its wheel, what is due and what was put out. It is a pure
+// function of the records applied to it. It is not safe for concurrent use.
+type Machine struct {
+	layout    Layout
+	partition int
+	listen    Listener
+
+	position uint64 // sequence of the last record applied
+	now      int64  // greatest record timestamp so far, ms: the time of commands
+	to       int64  // the time that ticks have reached, ms: the time of firing
+	epoch    uint64 // sequence of the claim in force
+	claim    Claim
+	ticks    uint64 // effective ticks so far
+	digest   uint64 // grows with every decision; equal on equal replicas
+	marks    [4]Mark
+	created  uint64 // jobs created so far
+	armed    uint64 // timers armed so far
+	finished uint64 // jobs completed so far
+
+	jobs      jobTable
+	wheels    [priorities]*wheel.Wheel // by rank
+	ready     *btree.BTreeG[turn]
+	requests  map[uint32]string     // Carillon-Request of a job's last applied command, by slot
+	forced    map[uint64]forcedFire // by the sequence that asked for it
+	forcedBy  map[uint32][]uint64   // the same, by job
+	rejected  map[uint64]*rejection // waiting, by the sequence of the first
+	collapse  map[rejectionKey]uint64
+	gaps      []gap
+	completed fifo // completed jobs, oldest first
+	kept      int  // completed jobs present
+
+	outbox outbox
+	cache  scheduleCache
+
+	saving *Checkpoint // the checkpoint being taken, if one is
+
+	due  func(slot uint32, deadline int64) // moves a timer's job to ready
+	left int                               // outputs that the tick may still make
+	move int                               // timers that the tick may still take off the wheel
+}
+
+// Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
+type Listener struct {
+	Command func(verb string, code carillon.Code) // code "" for a command that was applied
+	Fired   func(o *Output)
+	Skipped func(reason string, n uint64)
+	Garbage func(reason string)
+}
+
+// New returns the machine of one partition before its first record.
+func New(layout Layout, partition int) *Machine {
+	m := &Machine{
+		layout: layout, partition: partition,
+		ready:    btree.NewG(64, turn.before),
+		requests: make(map[uint32]string),
+		forced:   make(map[uint64]forcedFire),
+		forcedBy: make(map[uint32][]uint64),
+		rejected: make(map[uint64]*rejection),
+		collapse: make(map[rejectionKey]uint64),
+	}
+	for i := range m.wheels {
+		m.wheels[i] = wheel.New(0)
+	}
+	m.jobs.init()
+	m.due = m.makeReady
+	return m
+}
+
+// Listen sets who hears what the machine does from now on.
+func (m *Machine) Listen(l Listener) { m.listen = l }
+
+// Result is what one record did.
+type Result struct {
+	Err     *carillon.Error // of a command that was refused; nothing changed
+	Changed bool            // of a command: it had an effect
+	Epoch   uint64          // of a claim that was taken
+}
+
+// Apply carries out one record of the log. Records come in order of their sequences; one at or below
+// the machine's position changes nothing. An error stops the partition for good: it wraps ErrRules or
+// ErrDiverged, and the machine is as it was before the record.
+func (m *Machine) Apply(e *Entry) (Result, error) {
+	if e.Seq <= m.position {
+		return Result{}, nil
+	}
+	var r Result
+	var err error
+	now := max(m.now, e.Time)
+	switch e.Kind {
+	case KindTick:
+		for i := range e.Ticks {
+			if e.Ticks[i].Partition == m.partition {
+				err = m.tick(e, &e.Ticks[i])
+				break
+			}
+		}
+	case KindClaim:
+		r.Epoch, err = m.takeClaim(e)
+	case KindGarbage:
+		m.garbage("malformed")
+	default:
+		m.now = now
+		r = m.command(e)
+	}
+	if err != nil {
+		return r, err
+	}
+	m.now = now
+	m.position = e.Seq
+	return r, nil
+}
+
+func (m *Machine) garbage(reason string) {
+	if m.listen.Garbage != nil {
+		m.listen.Garbage(reason)
+	}
+}
+
+// command decides a client's command. A refusal changes nothing but queues an event.
+func (m *Machine) command(e *Entry) Result {
+	changed, refusal := m.decide(e)
+	if refusal != nil {
+		m.reject(e, refusal)
+	} else if changed {
+		m.mix(uint64(e.Kind), e.Seq, xxhash.Sum64String(e.Job))
+	}
+	if m.listen.Command != nil {
+		verb, code := e.Verb, carillon.Code("")
+		if e.Kind == KindUnknown {
+			verb = "unknown"
+		}
+		if refusal != nil {
+			code = refusal.Code
+		}
+		m.listen.Command(verb, code)
+	}
+	return Result{Err: refusal, Changed: changed}
+}
+
+func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
+	if e.Kind == KindUnknown {
+		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: "verb", Message: fmt.Sprintf("%q is no command: put, delete, pause, resume, fire", cut(e.Verb))}
+	}
+	if err := carillon.CheckJobID(e.Job); err != nil {
+		return false, asError(err)
+	}
+	if p := PartitionOf(e.Job, m.layout.Partitions); p != m.partition {
+		return false, &carillon.Error{Code: carillon.CodeInvalidJobID, Field: "id", Message: fmt.Sprintf("job belongs to partition %d, not %d", p, m.partition)}
+	}
+	switch e.Kind {
+	case KindPut:
+		return m.put(e)
+	case KindDelete:
+		return m.delete(e)
+	case KindPause:
+		return m.pause(e)
+	case KindResume:
+		return m.resume(e)
+	default:
+		return m.fire(e)
+	}
+}
+
+// mix folds a decision into the digest.
+func (m *Machine) mix(values ...uint64) {
+	for _, v := range values {
+		hi, lo := bits.Mul64(m.digest^v^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
+		m.digest = hi ^ lo + v
+	}
+}
+
+func asError(err error) *carillon.Error {
+	var e *carillon.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &carillon.Error{Code: carillon.CodeInternal, Message: err.Error()}
+}
+
+// cut bounds what a message repeats of hostile input.
+func cut(s string) string {
+	if len(s) > carillon.MaxJobIDLength {
+		s = s[:carillon.MaxJobIDLength]
+	}
+	return strings.ToValidUTF8(s, "_")
+}
+
+// scheduleCache shares compiled expressions between the jobs that use them. Only cron expressions are
+// worth sharing. Dropping the cache changes nothing but speed.
+type scheduleCache map[scheduleKey]*schedule.Expr
+
+type scheduleKey struct {
+	text, zone string
+	gap        carillon.Gap
+	fold       carillon.Fold
+}
+
+func (c *scheduleCache) parse(j *carillon.Job) (*schedule.Expr, error) {
+	k := scheduleKey{j.Schedule, j.Zone, j.Gap, j.Fold}
+	if e := (*c)[k]; e != nil {
+		return e, nil
+	}
+	e, err := schedule.Parse(j.Schedule, j.Zone, j.Gap, j.Fold)
+	if err != nil {
+		return nil, err
+	}
+	if e.Kind() == schedule.Cron || e.Kind() == schedule.Every {
+		if *c == nil || len(*c) >= 1<<16 {
+			*c = make(scheduleCache)
+		}
+		(*c)[k] = e
+	}
+	return e, nil
+}

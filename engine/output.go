@@ -1,0 +1,220 @@
+package engine
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// OutputKind tells triggers from events.
+type OutputKind uint8
+
+// The kinds of outputs.
+const (
+	OutputTrigger OutputKind = iota // of a scheduled fire
+	OutputForced                    // of a fire that was asked for
+	OutputEvent
+)
+
+// Output is one message of a partition's output stream. Output number n of a partition is always the
+// same message, whoever publishes it.
+type Output struct {
+	Number    uint64 // 1, 2, 3 … without gaps
+	Due       int64  // not published before, unix ms
+	Kind      OutputKind
+	Job       string // of an event: "" when the subject's last token is "_"
+	Scheduled int64  // of a trigger, unix ms
+	Version   uint64 // of the job that fired
+	Missed    uint64 // how many other fires this trigger stands for
+	Asked     uint64 // of a forced fire: the log sequence that asked for it
+	Event     string // kind of an event
+	Body      string // an event's JSON; a forced fire's own payload
+	OwnBody   bool   // Body replaces the job's payload
+	spec      spec   // of the job that fired
+}
+
+// Subject is where the output is published.
+func (o *Output) Subject(l Layout, partition int) string {
+	p := strconv.Itoa(partition)
+	if o.Kind == OutputEvent {
+		job := o.Job
+		if job == "" {
+			job = "_"
+		}
+		return l.Prefix + ".event." + p + "." + o.Event + "." + job
+	}
+	topic, _, _ := o.spec.delivery()
+	return l.Prefix + ".trigger." + p + "." + topic
+}
+
+// Payload is the message's body.
+func (o *Output) Payload() string {
+	if o.Kind == OutputEvent || o.OwnBody {
+		return o.Body
+	}
+	_, _, payload := o.spec.delivery()
+	return payload
+}
+
+// ID is the trigger's Carillon-Trigger header; an event has none.
+func (o *Output) ID() string {
+	switch o.Kind {
+	case OutputTrigger:
+		return o.Job + "@" + strconv.FormatInt(o.Scheduled, 10)
+	case OutputForced:
+		return o.Job + "!" + strconv.FormatUint(o.Asked, 10)
+	}
+	return ""
+}
+
+const scheduledFormat = "2006-01-02T15:04:05.000Z"
+
+// AppendHeader appends the header lines of the output, each ending in CR LF: those of the protocol, then
+// the job's own.
+func (o *Output) AppendHeader(dst []byte) []byte {
+	dst = append(dst, carillon.HeaderOutput+": "...)
+	dst = strconv.AppendUint(dst, o.Number, 10)
+	dst = append(dst, "\r\n"...)
+	if o.Kind == OutputEvent {
+		return dst
+	}
+	dst = append(dst, carillon.HeaderJob+": "...)
+	dst = append(dst, o.Job...)
+	dst = append(dst, "\r\n"+carillon.HeaderTrigger+": "...)
+	dst = append(dst, o.Job...)
+	if o.Kind == OutputForced {
+		dst = append(dst, '!')
+		dst = strconv.AppendUint(dst, o.Asked, 10)
+	} else {
+		dst = append(dst, '@')
+		dst = strconv.AppendInt(dst, o.Scheduled, 10)
+	}
+	dst = append(dst, "\r\n"+carillon.HeaderScheduled+": "...)
+	dst = time.UnixMilli(o.Scheduled).UTC().AppendFormat(dst, scheduledFormat)
+	dst = append(dst, "\r\n"+carillon.HeaderVersion+": "...)
+	dst = strconv.AppendUint(dst, o.Version, 10)
+	dst = append(dst, "\r\n"...)
+	if o.Missed > 0 {
+		dst = append(dst, carillon.HeaderMissed+": "...)
+		dst = strconv.AppendUint(dst, o.Missed, 10)
+		dst = append(dst, "\r\n"...)
+	}
+	_, lines, _ := o.spec.delivery()
+	return append(dst, lines...)
+}
+
+// size is what the output holds in memory, about, in bytes.
+func (o *Output) size() int { return 160 + len(o.spec) + len(o.Body) }
+
+// outbox holds the outputs that are not yet known to be stored for good, in order of their numbers.
+type outbox struct {
+	outputs []Output // outputs[head:] are held
+	head    int
+	bytes   int
+	acked   Acked // the newest output known to be stored for good
+	made    uint64
+}
+
+func (b *outbox) add(o Output) *Output {
+	b.made++
+	o.Number = b.made
+	b.outputs = append(b.outputs, o)
+	b.bytes += o.size()
+	return &b.outputs[len(b.outputs)-1]
+}
+
+// trim drops what is stored for good. A word about outputs never made is ignored.
+func (b *outbox) trim(acked Acked) {
+	if acked.Output <= b.acked.Output || acked.Output > b.made || acked.Seq <= b.acked.Seq {
+		return
+	}
+	n := int(acked.Output - b.acked.Output)
+	for i := b.head; i < b.head+n; i++ {
+		b.bytes -= b.outputs[i].size()
+		b.outputs[i] = Output{}
+	}
+	b.head += n
+	b.acked = acked
+	if b.head > 1024 && b.head > len(b.outputs)/2 {
+		b.outputs = append(b.outputs[:0], b.outputs[b.head:]...)
+		b.head = 0
+	}
+}
+
+// after returns the held outputs with numbers above n; it fails when some of them are held no longer.
+func (b *outbox) after(n uint64) ([]Output, bool) {
+	if n < b.acked.Output {
+		return nil, false
+	}
+	if n >= b.made {
+		return nil, true
+	}
+	return b.outputs[b.head+int(n-b.acked.Output):], true
+}
+
+// Made is the number of the newest output; 0 before the first.
+func (m *Machine) Made() uint64 { return m.outbox.made }
+
+// Acked is the newest output that the log knows to be stored for good.
+func (m *Machine) Acked() Acked { return m.outbox.acked }
+
+// Outbox returns the outputs numbered above n. It fails when some of them are no longer held, because
+// the log says that they are stored for good. The slice is valid until the next Apply.
+func (m *Machine) Outbox(n uint64) (outputs []Output, ok bool) { return m.outbox.after(n) }
+
+// OutboxBytes is the memory that the outbox takes, about.
+func (m *Machine) OutboxBytes() int { return m.outbox.bytes }
+
+func (m *Machine) emit(o Output) {
+	held := m.outbox.add(o)
+	m.mix(held.Number, uint64(o.Scheduled), xxhash.Sum64String(o.Job))
+	if o.Kind == OutputEvent {
+		m.mix(xxhash.Sum64String(o.Body))
+	}
+	if m.listen.Fired != nil {
+		m.listen.Fired(held)
+	}
+}
+
+func (m *Machine) emitTrigger(j *job, missed uint64) {
+	m.emit(Output{
+		Kind: OutputTrigger, Due: j.last, Job: j.id, Scheduled: j.last, Version: j.version, Missed: missed, spec: j.spec,
+	})
+}
+
+func (m *Machine) emitForced(j *job, seq uint64, f forcedFire) {
+	m.emit(Output{
+		Kind: OutputForced, Due: f.at, Job: j.id, Scheduled: f.at, Version: j.version, Asked: seq, Body: f.body, OwnBody: f.own, spec: j.spec,
+	})
+}
+
+func (m *Machine) emitEvent(e carillon.Event) {
+	o := Output{Kind: OutputEvent, Event: e.Kind, Job: e.Job, Body: string(e.AppendJSON(nil))}
+	if carillon.CheckJobID(e.Job) != nil {
+		o.Job = ""
+	}
+	m.left--
+	m.emit(o)
+}
+
+func (m *Machine) emitSkipped(j *job, reason string, n uint64, first, last int64) {
+	m.emitEvent(carillon.Event{
+		Kind: carillon.EventSkipped, Job: j.id, Version: j.version, Reason: reason, Count: n,
+		First: time.UnixMilli(first), Last: time.UnixMilli(last), Time: time.UnixMilli(m.to),
+	})
+}
+
+func (m *Machine) emitCompleted(j *job) {
+	m.emitEvent(carillon.Event{
+		Kind: carillon.EventCompleted, Job: j.id, Version: j.version, Last: fromMilli(j.last), Time: time.UnixMilli(m.to),
+	})
+}
+
+func (m *Machine) emitRejected(r *rejection) {
+	m.emitEvent(carillon.Event{
+		Kind: carillon.EventRejected, Job: r.key.job, Verb: r.key.verb, Error: &r.err, Count: r.count, Time: time.UnixMilli(r.at),
+	})
+}

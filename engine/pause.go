@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// pause stops a job's scheduled fires. It can still be fired by command.
+func (m *Machine) pause(e *Entry) (bool, *carillon.Error) {
+	slot, j, refusal := m.conditional(e)
+	if refusal != nil || j.status != statusScheduled {
+		return false, refusal
+	}
+	m.touch(slot)
+	m.disarm(slot, j)
+	j.status = statusPaused
+	m.remember(slot, e.Request)
+	return true, nil
+}
+
+// resume lets a paused job go on. What it missed meanwhile is counted when its turn comes, not here: a
+// cron expression may have missed a great many fires.
+func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
+	slot, j, refusal := m.conditional(e)
+	if refusal != nil || j.status != statusPaused {
+		return false, refusal
+	}
+	m.touch(slot)
+	j.status = statusScheduled
+	if j.next <= m.now {
+		j.skipTo = m.now
+	}
+	if j.kind != schedule.None {
+		m.arm(slot, j, j.next)
+	}
+	m.remember(slot, e.Request)
+	return true, nil
+}

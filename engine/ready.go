@@ -1,0 +1,149 @@
+package engine
+
+import "github.com/carillon-scheduler/carillon"
+
+// Ranks order the ready queue: high priority goes first.
+const (
+	rankHigh = iota
+	rankNormal
+	rankLow
+	priorities
+)
+
+func rankOf(p carillon.Priority) uint8 {
+	switch p {
+	case carillon.High:
+		return rankHigh
+	case carillon.Low:
+		return rankLow
+	}
+	return rankNormal
+}
+
+type turnKind uint8
+
+const (
+	turnJob      turnKind = iota // a job's earliest undecided fire
+	turnForced                   // a fire that was asked for
+	turnRejected                 // an event that tells of a refusal
+)
+
+// A turn is one entry of the ready queue: what is due and waits to become an output. Due time and order
+// together are unique within a kind, so slots, which differ between replicas, never decide.
+type turn struct {
+	due   int64
+	order uint64 // of a job: of its creation; else the sequence of the record that asked
+	slot  uint32 // of a job
+	rank  uint8
+	kind  turnKind
+}
+
+func (t turn) before(o turn) bool {
+	switch {
+	case t.rank != o.rank:
+		return t.rank < o.rank
+	case t.due != o.due:
+		return t.due < o.due
+	case t.order != o.order:
+		return t.order < o.order
+	}
+	return t.kind < o.kind
+}
+
+func (m *Machine) turnOf(slot uint32, j *job) turn {
+	return turn{due: j.next, order: j.order, slot: slot, rank: j.rank, kind: turnJob}
+}
+
+// arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel.
+func (m *Machine) arm(slot uint32, j *job, next int64) {
+	j.next = next
+	if next == none {
+		j.place = nowhere
+		return
+	}
+	w := m.wheels[j.rank]
+	if next <= w.Now() {
+		j.place = inReady
+		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+		return
+	}
+	m.armed++
+	j.armed = m.armed
+	j.place = onWheel
+	j.timer = w.Insert(next, slot)
+}
+
+// disarm takes a job's next fire from where it waits.
+func (m *Machine) disarm(slot uint32, j *job) {
+	switch j.place {
+	case onWheel:
+		m.wheels[j.rank].Remove(j.timer)
+	case inReady:
+		m.ready.Delete(m.turnOf(slot, j))
+	}
+	j.place, j.timer = nowhere, 0
+}
+
+type forcedFire struct {
+	slot uint32
+	at   int64 // when it was asked for, ms
+	body string
+	own  bool // body replaces the job's payload
+}
+
+func (m *Machine) force(seq uint64, f forcedFire) {
+	m.forced[seq] = f
+	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], seq)
+	m.ready.ReplaceOrInsert(m.forcedTurn(seq, f))
+}
+
+func (m *Machine) forcedTurn(seq uint64, f forcedFire) turn {
+	return turn{due: f.at, order: seq, slot: f.slot, rank: m.jobs.at(f.slot).rank, kind: turnForced}
+}
+
+// unforce forgets the fires that were asked for of a job that goes.
+func (m *Machine) unforce(slot uint32) {
+	for _, seq := range m.forcedBy[slot] {
+		m.ready.Delete(m.forcedTurn(seq, m.forced[seq]))
+		delete(m.forced, seq)
+	}
+	delete(m.forcedBy, slot)
+}
+
+// rejection is a refused command whose event waits; repeated ones collapse into it.
+type rejection struct {
+	key   rejectionKey
+	err   carillon.Error
+	count uint64
+	at    int64
+}
+
+type rejectionKey struct {
+	verb, job string // empty for those that collapsed by code alone
+	code      carillon.Code
+}
+
+// reject queues the event of a refused command.
+func (m *Machine) reject(e *Entry, refusal *carillon.Error) {
+	key := rejectionKey{cut(e.Verb), cut(e.Job), refusal.Code}
+	seq, waits := m.collapse[key]
+	if !waits && len(m.rejected) >= maxRejected {
+		key = rejectionKey{code: refusal.Code}
+		seq, waits = m.collapse[key]
+	}
+	if waits {
+		m.rejected[seq].count++
+		return
+	}
+	m.queueRejection(e.Seq, &rejection{key: key, err: *refusal, count: 1, at: m.now})
+}
+
+func (m *Machine) queueRejection(seq uint64, r *rejection) {
+	m.rejected[seq] = r
+	m.collapse[r.key] = seq
+	m.ready.ReplaceOrInsert(rejectedTurn(seq, r))
+}
+
+func rejectedTurn(seq uint64, r *rejection) turn {
+	return turn{due: r.at, order: seq, rank: rankLow, kind: turnRejected}
+}

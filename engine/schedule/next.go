@@ -1,0 +1,148 @@
+package schedule
+
+import (
+	"math"
+	"math/bits"
+
+	carillon "github.com/carillon-scheduler/carillon"
+)
+
+// How the next fire is found
+//
+// Local time is the time on the wall: the instant plus the zone's offset, counted in seconds like an
+// instant. An expression is a set of local times, and matches finds the next member of it by bit masks
+// alone. A zone is a sequence of periods with one offset each, in which local time runs like the instant
+// does. So the search takes the periods in order, each with the stretch of local time it answers for:
+//
+//	              old offset │ new offset
+//	ordinary       ──────────┤├──────────      each period answers for its own local times
+//	gap, shift     ──────────┤                 the later period answers for the skipped times as well;
+//	                         ├────┼──────      what falls there fires as it begins
+//	fold, first    ──────────┤                 the later period leaves out the repeated times
+//	                    ┄┄┄┄┄├──────────
+//	fold, last     ─────┄┄┄┄┄┤                 the earlier one does
+//	                    ├────┴──────────
+//	gap skip, fold both                        like ordinary
+//
+// A fire is the same whichever of the skipped times led to it, which is why several collapse to one.
+//
+// Two changes of a zone are always further apart than the local time either repeats or skips, so that no
+// local time comes up three times; a test holds the embedded rules to that.
+
+// next returns the first fire at or after t, seconds from 1970.
+func (c *cron) next(t int64) (int64, bool) {
+	z := c.zone
+	if t >= Horizon/1000 {
+		return 0, false
+	}
+	known, match := int64(0), int64(-1) // nothing matches in [known, match)
+	for i := z.period(t); i < len(z.off); i++ {
+		begin, end, off := z.at[i], z.at[i+1], z.off[i]
+		local, stop := max(t, begin)+off, end+off
+		if i > 0 {
+			old := begin + z.off[i-1] // the local time the earlier period ended at
+			switch gap := old < begin+off; {
+			case gap && c.shift && t <= begin:
+				local = old
+			case !gap && c.fold == carillon.FoldFirst:
+				local = max(local, old)
+			}
+		}
+		if c.fold == carillon.FoldLast && i+1 < len(z.off) {
+			stop = min(stop, end+z.off[i+1])
+		}
+		if local < known || local > match {
+			known, match = local, c.matches(local)
+		}
+		if match < stop {
+			return max(match-off, begin), true
+		}
+	}
+	return 0, false
+}
+
+const daySeconds = 24 * 60 * 60
+
+// Days are counted from 1969-01-01, a Wednesday: a local time may lie before 1970, and after the Horizon.
+const (
+	calendarYears = 2501 - 1969
+	calendarEpoch = -365 * daySeconds // in Unix seconds
+	calendarFirst = 3                 // the weekday of day 0 (0 is Sunday)
+)
+
+// monthStart is the first day of each month of the calendar, and the end of the last.
+var monthStart = func() (start [12*calendarYears + 1]int32) {
+	for m := range 12 * calendarYears {
+		length, year := int32(31), 1969+m/12
+		switch m % 12 {
+		case 3, 5, 8, 10:
+			length = 30
+		case 1:
+			length = 28
+			if year%4 == 0 && (year%100 != 0 || year%400 == 0) {
+				length = 29
+			}
+		}
+		start[m+1] = start[m] + length
+	}
+	return start
+}()
+
+// matches returns the first local time at or after the given one that the expression's fields match, or
+// math.MaxInt64 where the calendar ends before it.
+func (c *cron) matches(local int64) int64 {
+	local -= calendarEpoch
+	day := local / daySeconds
+	month := int(day * 4800 / 146097) // 4800 months have 146097 days; exact or one off
+	if int64(monthStart[month]) > day {
+		month--
+	} else if int64(monthStart[month+1]) <= day {
+		month++
+	}
+	days := c.daysOf(month)
+	within := int(day - int64(monthStart[month]))
+	if days>>within&1 == 1 {
+		if s := c.matchesDay(int(local % daySeconds)); s >= 0 {
+			return calendarEpoch + day*daySeconds + s
+		}
+	}
+	days &^= 1<<(within+1) - 1
+	for days == 0 {
+		if month++; month == len(monthStart)-1 {
+			return math.MaxInt64
+		}
+		days = c.daysOf(month)
+	}
+	day = int64(monthStart[month]) + int64(bits.TrailingZeros32(days))
+	return calendarEpoch + day*daySeconds + c.opening
+}
+
+// daysOf gives the matching days of a month of the calendar, as bits from 0.
+func (c *cron) daysOf(month int) uint32 {
+	if c.months>>(month%12)&1 == 0 {
+		return 0
+	}
+	start, end := monthStart[month], monthStart[month+1]
+	return c.days[(start+calendarFirst)%7][end-start-28]
+}
+
+// matchesDay is matches for the seconds of a day; -1 where none is left.
+func (c *cron) matchesDay(s int) int64 {
+	hour, minute, second := s/3600, s/60%60, s%60
+	if c.hours>>hour&1 == 1 {
+		if c.minutes>>minute&1 == 1 {
+			if left := c.seconds >> second; left != 0 {
+				return int64(s + bits.TrailingZeros64(left))
+			}
+		}
+		if left := c.minutes >> (minute + 1); left != 0 {
+			minute += 1 + bits.TrailingZeros64(left)
+			return int64(hour*3600 + minute*60 + bits.TrailingZeros64(c.seconds))
+		}
+	}
+	if left := c.hours >> (hour + 1); left != 0 {
+		hour += 1 + bits.TrailingZeros32(left)
+		return int64(hour)*3600 + c.opening%3600
+	}
+	return -1
+}

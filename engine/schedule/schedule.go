@@ -1,0 +1,170 @@
+package schedule
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	carillon "github.com/carillon-scheduler/carillon"
+)
+
+// Horizon is 2500-01-01T00:00:00Z, in Unix milliseconds: no schedule fires at or after it, before its
+// offset is added, nor before 1970. It lies more than the 400 years of a Gregorian cycle ahead, so
+// what does not match until then never does.
+const Horizon int64 = 16725225600000
+
+// Kind is the form of a schedule.
+type Kind uint8
+
+const (
+	None  Kind = iota // no schedule: fires only by request
+	At                // @at: once, at a given time
+	In                // @in: once, some time after acceptance
+	Every             // @every: at a fixed interval
+	Cron              // a cron expression, or one of @yearly … @hourly
+)
+
+// Expr is a parsed schedule with its zone and its rules for changes of the clock. It is immutable and
+// may be shared by any number of plans and goroutines.
+type Expr struct {
+	kind Kind
+	ms   int64 // the time of @at, the duration of @in and @every
+	cron *cron // for Cron
+}
+
+// Kind says which form the schedule has.
+func (e *Expr) Kind() Kind { return e.kind }
+
+var shorthands = map[string]string{
+	"@yearly":   "0 0 0 1 1 *",
+	"@annually": "0 0 0 1 1 *",
+	"@monthly":  "0 0 0 1 * *",
+	"@weekly":   "0 0 0 * * 0",
+	"@daily":    "0 0 0 * * *",
+	"@midnight": "0 0 0 * * *",
+	"@hourly":   "0 0 * * * *",
+}
+
+// Parse reads a schedule as docs/time.md defines it; the empty text is the schedule of kind None. zone
+// is an IANA name, empty for UTC; only cron expressions may have another. gap and fold apply to cron
+// expressions only.
+//
+// The error is always a *carillon.Error: CodeInvalidSchedule with Field "schedule", or CodeInvalidZone
+// with Field "zone".
+func Parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, error) {
+	e, err := parse(text, zone, gap, fold)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, *carillon.Error) {
+	if len(text) > carillon.MaxScheduleText {
+		return nil, invalid("%d bytes is longer than the %d allowed", len(text), carillon.MaxScheduleText)
+	}
+	for i := range len(text) {
+		if c := text[i]; c != '\t' && (c < ' ' || c > '~') {
+			return nil, invalid("%s has a character that no schedule has, at byte %d", quote(text), i)
+		}
+	}
+	words := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' })
+	if long, ok := shorthands[strings.Join(words, " ")]; ok {
+		words = strings.Fields(long)
+	}
+	e := &Expr{}
+	var err *carillon.Error
+	switch {
+	case text == "":
+	case len(words) == 0:
+		return nil, invalid("is blank")
+	case words[0] == "@at":
+		e.kind = At
+		e.ms, err = parseTime(words[1:])
+	case words[0] == "@in":
+		e.kind = In
+		e.ms, err = parseDuration(words)
+	case words[0] == "@every":
+		e.kind = Every
+		e.ms, err = parseDuration(words)
+	case words[0][0] == '@':
+		return nil, invalid("%s is none of @at, @in, @every, @yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly", quote(text))
+	default:
+		e.kind = Cron
+		e.cron, err = parseCron(words, gap, fold)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rules, err := findZone(zone)
+	if err != nil {
+		return nil, err
+	}
+	if e.kind != Cron {
+		if zone != "" && zone != "UTC" {
+			return nil, invalidZone("a zone is for cron expressions only: %s has no use for %s", quote(text), quote(zone))
+		}
+		return e, nil
+	}
+	e.cron.zone = rules
+	if _, ok := e.cron.next(0); !ok {
+		return nil, invalid("%s can never match", quote(text))
+	}
+	return e, nil
+}
+
+// parseTime reads RFC 3339 to the millisecond.
+func parseTime(words []string) (int64, *carillon.Error) {
+	if len(words) != 1 {
+		return 0, invalid("@at takes one time, such as @at 2026-12-01T09:00:00.250Z")
+	}
+	var t time.Time
+	// UnmarshalText is stricter than time.Parse, which lets some times pass that RFC 3339 does not.
+	if t.UnmarshalText([]byte(words[0])) != nil {
+		return 0, invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z", quote(words[0]))
+	}
+	if t.Nanosecond()%int(time.Millisecond) != 0 {
+		return 0, invalid("%s is finer than a millisecond", quote(words[0]))
+	}
+	ms := t.UnixMilli()
+	if ms < 0 || ms >= Horizon {
+		return 0, invalid("%s is not within the years 1970 to 2499", quote(words[0]))
+	}
+	return ms, nil
+}
+
+// parseDuration reads what follows @in or @every.
+func parseDuration(words []string) (int64, *carillon.Error) {
+	if len(words) != 2 {
+		return 0, invalid("%s takes one duration, such as %[1]s 1m30s", words[0])
+	}
+	d, err := time.ParseDuration(words[1])
+	switch {
+	case err != nil:
+		return 0, invalid("%s is not a duration such as 250ms, 1m30s or 24h", quote(words[1]))
+	case d < carillon.MinInterval:
+		return 0, invalid("%s %s: the shortest duration is 1ms", words[0], quote(words[1]))
+	case d > carillon.MaxInterval:
+		return 0, invalid("%s %s: the longest duration is 10 years (%s)", words[0], quote(words[1]), carillon.MaxInterval)
+	case d%time.Millisecond != 0:
+		return 0, invalid("%s %s: durations are whole milliseconds", words[0], quote(words[1]))
+	}
+	return d.Milliseconds(), nil
+}
+
+func invalid(format string, args ...any) *carillon.Error {
+	return &carillon.Error{Code: carillon.CodeInvalidSchedule, Field: "schedule", Message: fmt.Sprintf(format, args...)}
+}
+
+func invalidZone(format string, args ...any) *carillon.Error {
+	return &carillon.Error{Code: carillon.CodeInvalidZone, Field: "zone", Message: fmt.Sprintf(format, args...)}
+}
+
+// quote cuts s so that an error never repeats a whole hostile input.
+func quote(s string) string {
+	const longest = 64
+	if len(s) > longest {
+		return fmt.Sprintf("%q…", s[:longest])
+	}
+	return fmt.Sprintf("%q", s)
+}

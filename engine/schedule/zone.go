@@ -1,0 +1,116 @@
+package schedule
+
+import (
+	"archive/zip"
+	"bytes"
+	_ "embed" // the zone rules
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	carillon "github.com/carillon-scheduler/carillon"
+)
+
+var (
+	//go:embed tzdata/zoneinfo.zip
+	zoneinfo []byte
+	//go:embed tzdata/VERSION
+	tzVersion string
+)
+
+// TZVersion is the release of the IANA Time Zone Database that schedules are computed with, "2025c".
+func TZVersion() string { return strings.TrimSpace(tzVersion) }
+
+// zone is the offset from UTC over time. Period i lasts over [at[i], at[i+1]) and has the offset off[i],
+// all in seconds; the first begins in 1970 and the last ends at the Horizon, which is in at as well.
+// Neighbouring offsets differ.
+type zone struct {
+	at  []int64
+	off []int64
+}
+
+// period returns the one that holds t, a time from 1970 to before the Horizon.
+func (z *zone) period(t int64) int {
+	lo, hi := 0, len(z.off)
+	for hi-lo > 1 {
+		if mid := int(uint(lo+hi) / 2); z.at[mid] <= t {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// zones has the *zone of each name used so far. It only saves work: what it holds depends on the name.
+var zones sync.Map
+
+// zoneFiles are the files of the embedded archive by name.
+var zoneFiles = sync.OnceValue(func() map[string]*zip.File {
+	r, err := zip.NewReader(bytes.NewReader(zoneinfo), int64(len(zoneinfo)))
+	if err != nil {
+		panic("schedule: the embedded zoneinfo.zip is broken: " + err.Error())
+	}
+	files := make(map[string]*zip.File, len(r.File))
+	for _, f := range r.File {
+		if !strings.HasSuffix(f.Name, "/") {
+			files[f.Name] = f
+		}
+	}
+	return files
+})
+
+func findZone(name string) (*zone, *carillon.Error) {
+	if name == "" {
+		name = "UTC"
+	}
+	if z, ok := zones.Load(name); ok {
+		return z.(*zone), nil
+	}
+	f, ok := zoneFiles()[name]
+	if !ok {
+		return nil, invalidZone("%s is not a zone of the IANA database %s; write it like Europe/Paris", quote(name), TZVersion())
+	}
+	z, _ := zones.LoadOrStore(name, newZone(location(f)))
+	return z.(*zone), nil
+}
+
+// location reads a zone of the archive. The archive is part of the program: a fault in it is a bug.
+func location(f *zip.File) *time.Location {
+	r, err := f.Open()
+	if err != nil {
+		panic("schedule: embedded zone " + f.Name + ": " + err.Error())
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		panic("schedule: embedded zone " + f.Name + ": " + err.Error())
+	}
+	loc, err := time.LoadLocationFromTZData(f.Name, data)
+	if err != nil {
+		panic("schedule: embedded zone " + f.Name + ": " + err.Error())
+	}
+	return loc
+}
+
+func newZone(loc *time.Location) *zone {
+	z := &zone{}
+	for t := time.Unix(0, 0).In(loc); t.UnixMilli() < Horizon; {
+		if _, off := t.Zone(); len(z.off) == 0 || z.off[len(z.off)-1] != int64(off) {
+			z.at = append(z.at, t.Unix())
+			z.off = append(z.off, int64(off))
+		}
+		_, end := t.ZoneBounds()
+		if end.IsZero() {
+			break
+		}
+		if !end.After(t) {
+			// Past the zone's listed changes ZoneBounds gives the end of a year after 365 days, which the
+			// last day of a leap year has behind it. No zone changes on that day; a test looks.
+			end = t.AddDate(0, 0, 1)
+		}
+		t = end
+	}
+	z.at = append(z.at, Horizon/1000)
+	return z
+}

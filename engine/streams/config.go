@@ -1,0 +1,299 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Config says which streams to use and how to make those that are missing. The zero value of a field
+// is its default.
+type Config struct {
+	Prefix       string // of subjects, default "carillon"
+	StreamPrefix string // of streams, default "CARILLON"
+	Partitions   int    // 1 to 1024; default what the log was made with, else 8
+
+	// The rest counts when a stream is made. Of one that is there it stays as it is: an operator
+	// changes it with `nats stream edit`.
+	Replicas     int                   // default 1
+	Storage      jetstream.StorageType // default file
+	LogMaxBytes  int64                 // the log refuses records beyond it; default 1 GiB, -1 none
+	OutMaxBytes  int64                 // of each output stream, the oldest go first; default 256 MiB, -1 none
+	OutMaxAge    time.Duration         // of an output, default 72 h, -1 none
+	PersistAsync bool                  // output streams acknowledge before they write; needs file storage and one replica
+
+	Reader     string        // name of the log's consumer, unique among the engines; default a random one
+	AckTimeout time.Duration // until a publish without an answer is ErrTimeout, default 5 s
+	OnReset    func(error)   // told why a reader of the log starts over; called from Read, may be nil
+}
+
+const (
+	defaultPartitions = 8
+	maxPartitions     = 1024
+	// duplicateWindow is the least the server takes. Nothing here relies on it.
+	duplicateWindow = 100 * time.Millisecond
+	// requestTimeout bounds one request to the JetStream API.
+	requestTimeout = 5 * time.Second
+)
+
+func (c Config) withDefaults() Config {
+	if c.Prefix == "" {
+		c.Prefix = "carillon"
+	}
+	if c.StreamPrefix == "" {
+		c.StreamPrefix = "CARILLON"
+	}
+	if c.Replicas == 0 {
+		c.Replicas = 1
+	}
+	if c.LogMaxBytes == 0 {
+		c.LogMaxBytes = 1 << 30
+	}
+	if c.OutMaxBytes == 0 {
+		c.OutMaxBytes = 256 << 20
+	}
+	if c.OutMaxAge == 0 {
+		c.OutMaxAge = 72 * time.Hour
+	}
+	if c.AckTimeout == 0 {
+		c.AckTimeout = 5 * time.Second
+	}
+	return c
+}
+
+// Validate names the first field that cannot be used.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	for _, s := range []struct{ field, value string }{
+		{"Prefix", c.Prefix}, {"StreamPrefix", c.StreamPrefix}, {"Reader", c.Reader},
+	} {
+		if strings.ContainsAny(s.value, ".*> \t\r\n/\\") || strings.HasPrefix(s.value, "$") {
+			return fmt.Errorf("streams: %s %q must be one plain subject token", s.field, s.value)
+		}
+	}
+	switch {
+	case c.Partitions < 0 || c.Partitions > maxPartitions:
+		return fmt.Errorf("streams: Partitions is %d, must be 1 to %d", c.Partitions, maxPartitions)
+	case c.Replicas < 1 || c.Replicas > 5:
+		return fmt.Errorf("streams: Replicas is %d, must be 1 to 5", c.Replicas)
+	case c.LogMaxBytes < -1:
+		return fmt.Errorf("streams: LogMaxBytes is %d", c.LogMaxBytes)
+	case c.OutMaxBytes < -1:
+		return fmt.Errorf("streams: OutMaxBytes is %d", c.OutMaxBytes)
+	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < duplicateWindow:
+		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s", c.OutMaxAge, duplicateWindow)
+	case c.PersistAsync && (c.Replicas > 1 || c.Storage != jetstream.FileStorage):
+		return errors.New("streams: PersistAsync needs file storage and one replica")
+	case c.AckTimeout < 0:
+		return fmt.Errorf("streams: AckTimeout %s is negative", c.AckTimeout)
+	}
+	return nil
+}
+
+func (c Config) logName() string      { return c.StreamPrefix + "_LOG" }
+func (c Config) outName(p int) string { return c.StreamPrefix + "_OUT_" + strconv.Itoa(p) }
+
+// logConfig is the log as it is made. A full log refuses new records and never drops an unread one.
+func (c Config) logConfig() jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name:        c.logName(),
+		Description: "Carillon: the order of everything",
+		// Three tokens behind cmd would be stored but never read, so they are no subject of ours.
+		Subjects: []string{c.Prefix + ".cmd.*.*", c.Prefix + ".log.>"},
+		SubjectTransform: &jetstream.SubjectTransformConfig{
+			Source:      c.Prefix + ".cmd.*.*",
+			Destination: fmt.Sprintf("%s.log.{{partition(%d,2)}}.{{wildcard(1)}}.{{wildcard(2)}}", c.Prefix, c.Partitions),
+		},
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardNew,
+		Storage:     c.Storage,
+		Replicas:    c.Replicas,
+		MaxBytes:    c.LogMaxBytes,
+		Duplicates:  duplicateWindow,
+		DenyDelete:  true,
+		AllowDirect: true,
+	}
+}
+
+func (c Config) outConfig(p int) jetstream.StreamConfig {
+	n := strconv.Itoa(p)
+	cfg := jetstream.StreamConfig{
+		Name:        c.outName(p),
+		Description: "Carillon: triggers and events of partition " + n,
+		Subjects:    []string{c.Prefix + ".trigger." + n + ".>", c.Prefix + ".event." + n + ".>"},
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardOld,
+		Storage:     c.Storage,
+		Replicas:    c.Replicas,
+		MaxBytes:    c.OutMaxBytes,
+		Duplicates:  duplicateWindow,
+		DenyDelete:  true,
+		AllowDirect: true,
+	}
+	if c.OutMaxAge > 0 {
+		cfg.MaxAge = c.OutMaxAge
+	}
+	if c.PersistAsync {
+		cfg.PersistMode = jetstream.AsyncPersistMode
+	}
+	return cfg
+}
+
+// Streams is the log and the output streams over one connection.
+type Streams struct {
+	Log *Log
+	Out []*OutStream // by partition
+
+	acks *acks
+}
+
+// Open makes the streams that are missing, checks those that are there, and starts to listen for
+// publish acks on nc. Close ends that; the connection stays the caller's.
+//
+// Errors: a server older than 2.12 or without JetStream, a number of partitions other than the one the
+// log was made with, a stream whose shape breaks the design, with what is wrong about it.
+func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if err := checkVersion(nc.ConnectedServerVersion()); err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(requestTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("streams: %w", err)
+	}
+
+	asked := cfg.Partitions
+	if cfg.Partitions == 0 {
+		cfg.Partitions = defaultPartitions
+	}
+	got, err := ensure(ctx, js, cfg.logConfig())
+	if err != nil {
+		return nil, err
+	}
+	made, ok := cfg.partitionsOf(got)
+	if ok && asked != 0 && made != asked {
+		return nil, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, asked)
+	}
+	if ok {
+		cfg.Partitions = made
+	}
+	if err := check(got, cfg.logConfig()); err != nil {
+		return nil, err
+	}
+	for p := range cfg.Partitions {
+		want := cfg.outConfig(p)
+		got, err := ensure(ctx, js, want)
+		if err != nil {
+			return nil, err
+		}
+		if err := check(got, want); err != nil {
+			return nil, err
+		}
+	}
+
+	acks, err := newAcks(nc, cfg.AckTimeout)
+	if err != nil {
+		return nil, err
+	}
+	s := &Streams{Log: &Log{stream: stream{nc: nc, name: cfg.logName()}, acks: acks, cfg: cfg}, acks: acks}
+	for p := range cfg.Partitions {
+		s.Out = append(s.Out, &OutStream{stream: stream{nc: nc, name: cfg.outName(p)}, acks: acks})
+	}
+	return s, nil
+}
+
+// Close stops listening for acks; those still awaited end with ErrClosed before it returns.
+func (s *Streams) Close() { s.acks.close() }
+
+func ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.StreamConfig, error) {
+	st, err := js.Stream(ctx, want.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		st, err = js.CreateStream(ctx, want)
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another engine was faster
+			st, err = js.Stream(ctx, want.Name)
+		}
+	}
+	if err != nil {
+		return jetstream.StreamConfig{}, fmt.Errorf("streams: %s: %w", want.Name, err)
+	}
+	return st.CachedInfo().Config, nil
+}
+
+var partitionCall = regexp.MustCompile(`\{\{\s*[pP]artition\(\s*(\d+)\s*,`)
+
+func (c Config) partitionsOf(got jetstream.StreamConfig) (int, bool) {
+	if got.SubjectTransform == nil {
+		return 0, false
+	}
+	m := partitionCall.FindStringSubmatch(got.SubjectTransform.Destination)
+	if m == nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(m[1])
+	return n, err == nil && n >= 1 && n <= maxPartitions
+}
+
+// check compares what the design stands on. Limits, replicas, storage, compression and placement are
+// the operator's.
+func check(got, want jetstream.StreamConfig) error {
+	var bad []string
+	is := func(ok bool, format string, v ...any) {
+		if !ok {
+			bad = append(bad, fmt.Sprintf(format, v...))
+		}
+	}
+	is(slices.Equal(got.Subjects, want.Subjects), "subjects are %q, must be %q", got.Subjects, want.Subjects)
+	is(got.Retention == want.Retention, "retention is %s, must be %s", got.Retention, want.Retention)
+	is(got.Discard == want.Discard, "discard is %s, must be %s", got.Discard, want.Discard)
+	switch {
+	case want.SubjectTransform == nil:
+		is(got.SubjectTransform == nil, "there is a subject transform, must be none")
+	case got.SubjectTransform == nil:
+		is(false, "there is no subject transform, must be %s to %s", want.SubjectTransform.Source, want.SubjectTransform.Destination)
+	default:
+		is(*got.SubjectTransform == *want.SubjectTransform, "subject transform is %s to %s, must be %s to %s",
+			got.SubjectTransform.Source, got.SubjectTransform.Destination,
+			want.SubjectTransform.Source, want.SubjectTransform.Destination)
+	}
+	if want.Discard == jetstream.DiscardNew {
+		// The log is cut by the engine alone, below its checkpoints.
+		is(got.MaxAge == 0, "max age is %s, must be none", got.MaxAge)
+	}
+	is(got.MaxMsgsPerSubject <= 0, "max messages per subject is %d, must be none", got.MaxMsgsPerSubject)
+	is(!got.NoAck, "acknowledgements are off")
+	is(!got.DenyPurge, "purge is denied")
+	is(!got.Sealed, "it is sealed")
+	is(got.Mirror == nil && len(got.Sources) == 0, "it mirrors or sources another stream")
+	is(!got.AllowRollup, "roll-up headers are allowed, with which a client can remove messages")
+	is(!got.AllowMsgTTL, "messages may have a time to live of their own")
+	is(!got.AllowMsgCounter, "it is a counter")
+	is(!got.AllowMsgSchedules, "message schedules are allowed")
+	if len(bad) > 0 {
+		return fmt.Errorf("streams: %s cannot be used: %s", got.Name, strings.Join(bad, "; "))
+	}
+	return nil
+}
+
+// checkVersion refuses servers without what is used here: persist_mode came with 2.12, and the wrong
+// last sequence's number in refusals of a chain is tested from there on.
+func checkVersion(version string) error {
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d.", &major, &minor); err != nil {
+		return fmt.Errorf("streams: cannot tell the version of nats-server from %q", version)
+	}
+	if major < 2 || major == 2 && minor < 12 {
+		return fmt.Errorf("streams: nats-server is %s, must be 2.12 or newer", version)
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package streams
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+var (
+	// ErrWrongSequence: the stream's last message is another than expected. See WrongSequenceError.
+	ErrWrongSequence = errors.New("streams: wrong last sequence")
+	// ErrTimeout: no answer came; the message may be stored or not. nats-server does not answer at all
+	// when a file stream cannot be written, so a full disk looks like this.
+	ErrTimeout = errors.New("streams: no publish ack")
+	// ErrDisconnected: the connection broke; a message that was sent may be stored or not.
+	ErrDisconnected = errors.New("streams: disconnected")
+	// ErrNoSpace: a limit of the stream, the account or the server refused the message.
+	ErrNoSpace = errors.New("streams: no space")
+	// ErrNoStream: the stream is not there, or no server that has it can be reached.
+	ErrNoStream = errors.New("streams: no such stream")
+	// ErrNotFound: the stream has no message at this sequence.
+	ErrNotFound = errors.New("streams: no message at this sequence")
+	// ErrClosed: Close was called.
+	ErrClosed = errors.New("streams: closed")
+)
+
+// WrongSequenceError is a refused publish of a chain. It matches ErrWrongSequence.
+type WrongSequenceError struct {
+	Last uint64 // the stream's last sequence at that moment, when Known
+	// Known is false when the server did not say: a replicated stream that has others in flight.
+	Known bool
+}
+
+func (e *WrongSequenceError) Error() string {
+	if !e.Known {
+		return ErrWrongSequence.Error()
+	}
+	return fmt.Sprintf("%v: it is %d", ErrWrongSequence, e.Last)
+}
+
+// Is makes errors.Is(err, ErrWrongSequence) true.
+func (e *WrongSequenceError) Is(target error) bool { return target == ErrWrongSequence }
+
+// A Position is a record of the log that was read: its sequence and the time the stream gave it. The
+// zero Position is before the first. Without a time only the sequence is compared.
+type Position struct {
+	Seq  uint64
+	Time time.Time
+}
+
+func (p Position) String() string {
+	return fmt.Sprintf("sequence %d of %s", p.Seq, p.Time.UTC().Format(time.RFC3339Nano))
+}
+
+// RewoundError: the stream ends before the position, so it lost acknowledged records.
+type RewoundError struct {
+	At   Position
+	Last uint64 // the stream's last sequence
+}
+
+func (e *RewoundError) Error() string {
+	return fmt.Sprintf("streams: the log ends at %d, but %v was read from it", e.Last, e.At)
+}
+
+// CutError: the records that follow the position were removed from the stream.
+type CutError struct {
+	At    Position
+	First uint64 // the stream's first sequence
+}
+
+func (e *CutError) Error() string {
+	return fmt.Sprintf("streams: the log begins at %d, but it was read only to %v", e.First, e.At)
+}
+
+// DiffersError: what the stream holds at the position is not what was read there.
+type DiffersError struct {
+	At    Position
+	Found time.Time // the time of the message that is there now; zero when there is none
+}
+
+func (e *DiffersError) Error() string {
+	if e.Found.IsZero() {
+		return fmt.Sprintf("streams: the log no longer holds %v", e.At)
+	}
+	return fmt.Sprintf("streams: the log has another record, of %s, at %v", e.Found.UTC().Format(time.RFC3339Nano), e.At)
+}
+
+// APIError is an error of the JetStream API as the server words it (server/errors.json).
+type APIError struct {
+	Code        int    `json:"code"`
+	ErrCode     int    `json:"err_code"`
+	Description string `json:"description"`
+}
+
+func (e *APIError) Error() string {
+	return fmt.Sprintf("streams: %s (%d)", e.Description, e.ErrCode)
+}
+
+// The error codes told apart here, from the server's list.
+const (
+	codeAccountResources   = 10002
+	codeConsumerNotFound   = 10014
+	codeInsufficient       = 10023
+	codeMemoryResources    = 10028
+	codeNoMessage          = 10037
+	codeStorageResources   = 10047
+	codeStreamNotFound     = 10059
+	codeWrongLastSequence  = 10071
+	codeStoreFailed        = 10077 // with "maximum bytes exceeded" and its like when discard is new
+	codeConsumerExists     = 10148
+	codeWrongLastSequenceX = 10164 // 10071 without the number
+)
+
+// class turns an error of the API into one of this package's.
+func (e *APIError) class() error {
+	switch e.ErrCode {
+	case codeWrongLastSequence:
+		_, number, _ := strings.Cut(e.Description, ": ")
+		last, err := strconv.ParseUint(number, 10, 64)
+		return &WrongSequenceError{Last: last, Known: err == nil}
+	case codeWrongLastSequenceX:
+		return &WrongSequenceError{}
+	case codeAccountResources, codeInsufficient, codeMemoryResources, codeStorageResources, codeStoreFailed:
+		return fmt.Errorf("%w: %s (%d)", ErrNoSpace, e.Description, e.ErrCode)
+	case codeStreamNotFound:
+		return ErrNoStream
+	case codeNoMessage:
+		return ErrNotFound
+	}
+	return e
+}
+
+// pubAck is the server's answer to a publish.
+type pubAck struct {
+	Seq   uint64    `json:"seq"`
+	Error *APIError `json:"error"`
+}
+
+func parseAck(data []byte) (uint64, error) {
+	var a pubAck
+	if err := json.Unmarshal(data, &a); err != nil {
+		return 0, fmt.Errorf("streams: publish ack: %w", err)
+	}
+	if a.Error != nil {
+		return 0, a.Error.class()
+	}
+	return a.Seq, nil
+}

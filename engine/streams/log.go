@@ -1,0 +1,72 @@
+package streams
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Log is the stream of commands and engine's records.
+type Log struct {
+	stream
+	acks *acks
+	cfg  Config
+}
+
+// Partitions is the number the log was made with.
+func (l *Log) Partitions() int { return l.cfg.Partitions }
+
+// PublishAsync appends a record and returns; onAck gets its sequence or an error as in
+// OutStream.PublishChained, and may be nil.
+func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
+	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, onAck)
+}
+
+// Publish appends a record and waits for its sequence. After ErrTimeout, ErrDisconnected or the
+// context's error it may be in the log or not.
+func (l *Log) Publish(ctx context.Context, subject string, header nats.Header, data []byte) (uint64, error) {
+	type answer struct {
+		seq uint64
+		err error
+	}
+	ch := make(chan answer, 1)
+	if err := l.PublishAsync(subject, header, data, func(seq uint64, err error) { ch <- answer{seq, err} }); err != nil {
+		return 0, err
+	}
+	select {
+	case a := <-ch:
+		return a.seq, a.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// Trim removes every record below seq, which must not be beyond the last sequence + 1: at that the log
+// is empty and goes on with the next number.
+func (l *Log) Trim(ctx context.Context, seq uint64) error {
+	if seq <= 1 { // 0 would purge everything
+		return nil
+	}
+	info, err := l.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if seq > info.Last+1 {
+		return fmt.Errorf("streams: trim below %d: the log ends at %d", seq, info.Last)
+	}
+	return l.purge(ctx, seq)
+}
+
+// Bump raises the last sequence to last, so that the next record is last + 1. The log loses every
+// record it holds: put back what is needed afterwards. Errors: last is below the stream's.
+func (l *Log) Bump(ctx context.Context, last uint64) error {
+	info, err := l.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if last < info.Last {
+		return fmt.Errorf("streams: bump to %d: the log is at %d already", last, info.Last)
+	}
+	return l.purge(ctx, last+1)
+}

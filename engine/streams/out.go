@@ -1,0 +1,61 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+)
+
+// ExpectedLastSequence is the header a chained publish carries; the server reserves its name.
+const ExpectedLastSequence = "Nats-Expected-Last-Sequence"
+
+// OutStream is the stream of one partition's triggers and events.
+type OutStream struct {
+	stream
+	acks *acks
+}
+
+// Last returns the stream's last sequence and the message there, nil when age, bytes or a purge took
+// it, or when there never was one (last 0). Errors: ErrNoStream, ErrDisconnected, the context's.
+func (o *OutStream) Last(ctx context.Context) (last uint64, m *Message, err error) {
+	info, err := o.Info(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	if info.Messages == 0 {
+		return info.Last, nil, nil
+	}
+	got, err := o.Get(ctx, info.Last)
+	if errors.Is(err, ErrNotFound) {
+		return info.Last, nil, nil
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	return info.Last, &got, nil
+}
+
+// PublishChained sends a message that the stream takes only right behind sequence expectLast, and
+// then as expectLast + 1. It does not wait: the caller sends the next with expectLast + 1 at once.
+// When one is refused, so is every later one of the chain, hence the answer to the last of a window
+// speaks for all of it; without onAck no answer is asked for.
+//
+// onAck is called once, on a goroutine that serves all streams and must not be held up, with the
+// message's sequence or ErrWrongSequence, ErrNoSpace, ErrTimeout, ErrDisconnected, ErrNoStream,
+// ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
+// ErrClosed, a subject or header that cannot be sent).
+//
+// header is changed: it gets ExpectedLastSequence. It may be nil.
+func (o *OutStream) PublishChained(subject string, header nats.Header, data []byte, expectLast uint64, onAck func(seq uint64, err error)) error {
+	if header == nil {
+		header = make(nats.Header, 1)
+	}
+	header[ExpectedLastSequence] = []string{strconv.FormatUint(expectLast, 10)}
+	return o.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, onAck)
+}
+
+// Flush waits until the server has read everything published so far; it says nothing about whether it
+// was stored. Errors: the context's, ErrDisconnected.
+func (o *OutStream) Flush(ctx context.Context) error { return sendError(o.nc.FlushWithContext(ctx)) }

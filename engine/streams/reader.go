@@ -1,0 +1,360 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+)
+
+const (
+	// The server is silent no longer than this; three times it means the consumer is gone.
+	heartbeat = 500 * time.Millisecond
+	// A batch ends here even when more has arrived: it bounds the caller's memory and its longest
+	// commit, and is far beyond what one fsync needs to be shared by.
+	batchMessages = 4096
+	batchBytes    = 8 << 20
+	// Flow control lets up to 32 MiB be on the way (server/consumer.go, JsFlowControlMaxPending): this
+	// many messages of 128 bytes. If more come they are dropped, seen as a gap and read again.
+	readerQueue = 256 << 10
+	// Waits between two attempts to start over.
+	resetWaitMin = 5 * time.Millisecond
+	resetWaitMax = time.Second
+)
+
+// errReset ends a consumer that missed something; Read makes another one.
+var errReset = errors.New("streams: reader starts over")
+
+// Read delivers the log's records after a position, in order, in batches of whatever has arrived, and
+// waits for more until ctx ends. The slice is used again after deliver returns, what the messages
+// point to is not. A jump in Seq is a hole: the stream has nothing between the two.
+//
+// Lost messages, a broken connection, a restarted server and a deleted consumer are made good by
+// starting over behind the last batch that was delivered. Each time, and at first, the stream is
+// compared with the position, so that one which lost or changed records is never read on silently.
+//
+// Errors: the context's, deliver's, *RewoundError, *CutError, *DiffersError, ErrNoStream, ErrDisconnected
+// when the connection was closed for good. After any of them the caller knows from deliver how far it is.
+//
+// This is a push consumer without acks, with flow control, like nats.go's ordered consumer. Measured
+// with 300-byte records in process (two cores, see BenchmarkRead and BenchmarkReadLatency): its
+// messages come without a request and without a status in between; a pull consumer and batches of
+// direct gets read the backlog more slowly, the gets by far, and neither was quicker at a trickle.
+func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
+	r := &reader{log: l, at: after, deliver: deliver, name: l.cfg.Reader}
+	if r.name == "" {
+		r.name = "engine-" + nuid.Next()
+	}
+	defer r.remove(ctx)
+	wait := resetWaitMin
+	for {
+		before := r.at.Seq
+		err := r.session(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !transient(err) || l.nc.IsClosed() {
+			return err
+		}
+		if l.cfg.OnReset != nil {
+			l.cfg.OnReset(err)
+		}
+		if r.at.Seq != before {
+			wait = resetWaitMin
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+		wait = min(2*wait, resetWaitMax)
+	}
+}
+
+// deliverError marks the caller's own, which ends Read whatever it is.
+type deliverError struct{ error }
+
+func (e deliverError) Unwrap() error { return e.error }
+
+func transient(err error) bool {
+	var api *APIError
+	return errors.Is(err, errReset) || errors.Is(err, ErrDisconnected) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, nats.ErrTimeout) || errors.As(err, &api) && api.Code == 503
+}
+
+type reader struct {
+	log     *Log
+	name    string
+	at      Position
+	deliver func([]Message) error
+
+	batch []Message
+	bytes int
+	cseq  uint64 // the consumer's own count of what it has sent
+}
+
+// session runs one consumer until something is wrong.
+func (r *reader) session(ctx context.Context) error {
+	nc := r.log.nc
+	status := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
+	defer nc.RemoveStatusListener(status)
+	if err := r.log.holds(ctx, r.at); err != nil {
+		return err
+	}
+
+	queue := make(chan *nats.Msg, readerQueue)
+	inbox := nc.NewInbox()
+	sub, err := nc.ChanSubscribe(inbox, queue)
+	if err != nil {
+		return sendError(err)
+	}
+	defer sub.Unsubscribe()
+	if err := r.create(ctx, inbox); err != nil {
+		return err
+	}
+
+	r.cseq = 0
+	idle := time.NewTicker(heartbeat)
+	defer idle.Stop()
+	silent := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-status:
+			return fmt.Errorf("%w: the connection broke", errReset)
+		case <-idle.C:
+			if silent++; silent > 3 {
+				return fmt.Errorf("%w: the server is silent", errReset)
+			}
+		case m := <-queue:
+			silent = 0
+			if err := r.take(m, queue); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// take delivers m and what has arrived behind it.
+func (r *reader) take(m *nats.Msg, queue chan *nats.Msg) error {
+	for {
+		if err := r.add(m); err != nil {
+			return errors.Join(err, r.hand())
+		}
+		if len(r.batch) >= batchMessages || r.bytes >= batchBytes {
+			return r.hand()
+		}
+		select {
+		case m = <-queue:
+		default:
+			return r.hand()
+		}
+	}
+}
+
+func (r *reader) hand() error {
+	if len(r.batch) == 0 {
+		return nil
+	}
+	last := r.batch[len(r.batch)-1].Position()
+	err := r.deliver(r.batch)
+	clear(r.batch)
+	r.batch, r.bytes = r.batch[:0], 0
+	if err != nil {
+		return deliverError{err}
+	}
+	r.at = last
+	return nil
+}
+
+// add puts m into the batch, or answers it when it is the server's own word.
+func (r *reader) add(m *nats.Msg) error {
+	if len(m.Data) == 0 && m.Header.Get("Status") == "100" && !strings.HasPrefix(m.Reply, "$JS.ACK.") {
+		return r.control(m)
+	}
+	d, ok := parseDelivery(m.Reply)
+	if !ok {
+		return fmt.Errorf("%w: not a delivery of a consumer: reply %q", errReset, m.Reply)
+	}
+	if d.consumerSeq != r.cseq+1 {
+		return fmt.Errorf("%w: delivery %d came after %d", errReset, d.consumerSeq, r.cseq)
+	}
+	r.cseq++
+	r.batch = append(r.batch, Message{
+		Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
+	})
+	r.bytes += len(m.Subject) + len(m.Data)
+	return nil
+}
+
+// control handles a heartbeat or a flow control request. The request is answered once everything
+// before it is delivered, so the server is never further ahead than it allows itself.
+func (r *reader) control(m *nats.Msg) error {
+	reply := m.Reply
+	if reply == "" { // a heartbeat, which names the request that is still unanswered, if any
+		if last := m.Header.Get("Nats-Last-Consumer"); last != "" && last != fmt.Sprint(r.cseq) {
+			return fmt.Errorf("%w: delivery %s is missing, %d came last", errReset, last, r.cseq)
+		}
+		reply = m.Header.Get("Nats-Consumer-Stalled")
+	}
+	if reply == "" {
+		return nil
+	}
+	if err := r.hand(); err != nil {
+		return err
+	}
+	return sendError(r.log.nc.Publish(reply, nil))
+}
+
+// holds compares the stream with a position that was read from it.
+func (l *Log) holds(ctx context.Context, at Position) error {
+	info, err := l.Info(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case info.Last < at.Seq:
+		return &RewoundError{At: at, Last: info.Last}
+	case at.Seq > 0 && info.First > at.Seq+1:
+		return &CutError{At: at, First: info.First}
+	case at.Seq == 0 || at.Time.IsZero() || info.First > at.Seq:
+		return nil
+	}
+	m, err := l.Get(ctx, at.Seq)
+	if errors.Is(err, ErrNotFound) {
+		return &DiffersError{At: at}
+	}
+	if err != nil {
+		return err
+	}
+	if !m.Time.Equal(at.Time) {
+		return &DiffersError{At: at, Found: m.Time}
+	}
+	return nil
+}
+
+// consumerRequest is the part of the API's consumer configuration used here; durations are in ns.
+type consumerRequest struct {
+	Stream string         `json:"stream_name"`
+	Config consumerConfig `json:"config"`
+	Action string         `json:"action"`
+}
+
+type consumerConfig struct {
+	Name              string        `json:"name"`
+	DeliverSubject    string        `json:"deliver_subject"`
+	DeliverPolicy     string        `json:"deliver_policy"`
+	OptStartSeq       uint64        `json:"opt_start_seq"`
+	AckPolicy         string        `json:"ack_policy"`
+	ReplayPolicy      string        `json:"replay_policy"`
+	MaxDeliver        int           `json:"max_deliver"`
+	FlowControl       bool          `json:"flow_control"`
+	Heartbeat         time.Duration `json:"idle_heartbeat"`
+	InactiveThreshold time.Duration `json:"inactive_threshold"`
+	Replicas          int           `json:"num_replicas"`
+	MemoryStorage     bool          `json:"mem_storage"`
+}
+
+// create makes the consumer; one of the same name is left from before and goes.
+func (r *reader) create(ctx context.Context, inbox string) error {
+	req := consumerRequest{
+		Stream: r.log.name,
+		Action: "create",
+		Config: consumerConfig{
+			Name:              r.name,
+			DeliverSubject:    inbox,
+			DeliverPolicy:     "by_start_sequence",
+			OptStartSeq:       r.at.Seq + 1,
+			AckPolicy:         "none",
+			ReplayPolicy:      "instant",
+			MaxDeliver:        1,
+			FlowControl:       true,
+			Heartbeat:         heartbeat,
+			InactiveThreshold: 30 * time.Second,
+			Replicas:          1,
+			MemoryStorage:     true,
+		},
+	}
+	subject := "CONSUMER.CREATE." + r.log.name + "." + r.name
+	err := r.log.request(ctx, subject, req, nil)
+	var api *APIError
+	if errors.As(err, &api) && api.ErrCode == codeConsumerExists {
+		if err := r.drop(ctx); err != nil {
+			return err
+		}
+		err = r.log.request(ctx, subject, req, nil)
+	}
+	return err
+}
+
+func (r *reader) drop(ctx context.Context) error {
+	err := r.log.request(ctx, "CONSUMER.DELETE."+r.log.name+"."+r.name, nil, nil)
+	var api *APIError
+	if errors.As(err, &api) && api.ErrCode == codeConsumerNotFound {
+		return nil
+	}
+	return err
+}
+
+// remove ends the consumer. When that fails the server does it by itself after a while of no interest.
+func (r *reader) remove(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = r.drop(ctx)
+}
+
+type delivery struct {
+	streamSeq, consumerSeq uint64
+	nanos                  int64
+}
+
+// parseDelivery reads the reply subject of a consumer's message:
+//
+//	$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<ns>.<pending>
+//	$JS.ACK.<domain>.<account hash>.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<ns>.<pending>[.<random>]
+func parseDelivery(reply string) (d delivery, ok bool) {
+	rest, ok := strings.CutPrefix(reply, "$JS.ACK.")
+	if !ok {
+		return d, false
+	}
+	skip := 3
+	if n := strings.Count(rest, "."); n >= 8 {
+		skip = 5
+	} else if n != 6 {
+		return d, false
+	}
+	for range skip {
+		_, rest, _ = strings.Cut(rest, ".")
+	}
+	if d.streamSeq, rest, ok = number(rest); !ok {
+		return d, false
+	}
+	if d.consumerSeq, rest, ok = number(rest); !ok {
+		return d, false
+	}
+	nanos, _, ok := number(rest)
+	d.nanos = int64(nanos)
+	return d, ok
+}
+
+// number takes a decimal and the dot behind it off s.
+func number(s string) (n uint64, rest string, ok bool) {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= '0' && c <= '9':
+			n = n*10 + uint64(c-'0')
+		case c == '.' && i > 0:
+			return n, s[i+1:], true
+		default:
+			return 0, "", false
+		}
+	}
+	return 0, "", false
+}

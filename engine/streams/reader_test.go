@@ -1,0 +1,342 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+var errEnough = errors.New("enough")
+
+// readTo reads behind a position until the record last has come.
+func readTo(t testing.TB, l *Log, after Position, last uint64) ([]Message, error) {
+	t.Helper()
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	var all []Message
+	err := l.Read(ctx, after, func(batch []Message) error {
+		all = append(all, batch...)
+		if all[len(all)-1].Seq >= last {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return all, nil
+	}
+	return all, err
+}
+
+func TestRead(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1})
+	const n = 30_000
+	js, err := nc.JetStream(nats.PublishAsyncMaxPending(4000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		m := nats.NewMsg("carillon.cmd.put." + strconv.Itoa(i))
+		m.Header.Set("K", strconv.Itoa(i))
+		m.Data = fmt.Appendf(nil, "%0300d", i)
+		if _, err := js.PublishMsgAsync(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-js.PublishAsyncComplete()
+
+	all, err := readTo(t, s.Log, Position{}, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != n {
+		t.Fatalf("read %d records, want %d", len(all), n)
+	}
+	for i, m := range all {
+		if m.Seq != uint64(i+1) || m.Subject != fmt.Sprintf("carillon.log.0.put.%d", i) ||
+			m.Header.Get("K") != strconv.Itoa(i) || string(m.Data) != fmt.Sprintf("%0300d", i) {
+			t.Fatalf("record %d is %d %s %v %s", i, m.Seq, m.Subject, m.Header, m.Data)
+		}
+	}
+	mid := all[n/2]
+	got, err := s.Log.Get(t.Context(), mid.Seq)
+	if err != nil || got.Position() != mid.Position() {
+		t.Errorf("read %v, got %v, %v", mid.Position(), got.Position(), err)
+	}
+	rest, err := readTo(t, s.Log, mid.Position(), n)
+	if err != nil || len(rest) != n-n/2-1 || rest[0].Seq != mid.Seq+1 {
+		t.Errorf("behind %d came %d records, %v", mid.Seq, len(rest), err)
+	}
+}
+
+// What is appended while a reader waits comes at once, and holes are passed over.
+func TestReadLive(t *testing.T) {
+	s, _, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	got := make(chan uint64, 100)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+			for _, m := range batch {
+				got <- m.Seq
+			}
+			return nil
+		})
+	}()
+	for range 20 {
+		at := appendLog(t, s.Log, 1)
+		if seq := <-got; seq != at[0].Seq {
+			t.Fatalf("read %d, want %d", seq, at[0].Seq)
+		}
+	}
+	if err := s.Log.Bump(t.Context(), 500); err != nil {
+		t.Fatal(err)
+	}
+	appendLog(t, s.Log, 1)
+	if seq := <-got; seq != 501 {
+		t.Errorf("behind the hole came %d, want 501", seq)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Read ended with %v", err)
+	}
+}
+
+// The reader goes on by itself, without gap or repeat, when its consumer or the server goes away.
+func TestReadGoesOn(t *testing.T) {
+	resets := make(chan error, 100)
+	s, nc, h := fresh(t, Config{Partitions: 1, Reader: "engine", OnReset: func(err error) {
+		select {
+		case resets <- err:
+		default:
+		}
+	}})
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	got := make(chan uint64, 1000)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+			for _, m := range batch {
+				got <- m.Seq
+			}
+			return nil
+		})
+	}()
+	next := uint64(0)
+	exchange := func() {
+		t.Helper()
+		for range 5 {
+			appendLog(t, s.Log, 1)
+			next++
+			if seq := <-got; seq != next {
+				t.Fatalf("read %d, want %d", seq, next)
+			}
+		}
+	}
+	exchange()
+
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteConsumer(t.Context(), "CARILLON_LOG", "engine"); err != nil {
+		t.Fatal(err)
+	}
+	<-resets
+	exchange()
+
+	for range 3 {
+		h.stop()
+		h.start()
+		eventually(t, "publishing works again", func() bool {
+			_, err := s.Log.Info(t.Context())
+			return err == nil
+		})
+		exchange()
+	}
+
+	// Someone else takes the name.
+	other := open(t, h.connect(), Config{Reader: "engine"})
+	all, err := readTo(t, other.Log, Position{}, next)
+	if err != nil || len(all) != int(next) {
+		t.Errorf("the other read %d records, %v", len(all), err)
+	}
+	<-resets
+	exchange()
+
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Read ended with %v", err)
+	}
+}
+
+// A stream that does not hold what was read from it stops the reader, at first and after a restart.
+func TestReadStops(t *testing.T) {
+	s, nc, h := fresh(t, Config{Partitions: 1})
+	at := appendLog(t, s.Log, 10)
+	read := func(after Position) error {
+		_, err := readTo(t, s.Log, after, 1<<60)
+		return err
+	}
+
+	var rewound *RewoundError
+	if err := read(Position{Seq: 11}); !errors.As(err, &rewound) || rewound.Last != 10 || rewound.At.Seq != 11 {
+		t.Errorf("beyond the end: %v", err)
+	}
+	var differs *DiffersError
+	wrong := Position{Seq: 10, Time: at[9].Time.Add(1)}
+	if err := read(wrong); !errors.As(err, &differs) || !differs.Found.Equal(at[9].Time) || differs.At != wrong {
+		t.Errorf("another time: %v", err)
+	}
+	if err := s.Log.Trim(t.Context(), 8); err != nil {
+		t.Fatal(err)
+	}
+	var cut *CutError
+	if err := read(at[5]); !errors.As(err, &cut) || cut.First != 8 || cut.At != at[5] {
+		t.Errorf("cut: %v", err)
+	}
+	// Position 7 is gone, and everything behind it is there.
+	if all, err := readTo(t, s.Log, at[6], 10); err != nil || len(all) != 3 {
+		t.Errorf("behind the cut: %d records, %v", len(all), err)
+	}
+
+	// The tail is lost while the reader waits: the store is put back to an older copy.
+	got := make(chan uint64, 100)
+	ended := make(chan error, 1)
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	go func() {
+		ended <- s.Log.Read(ctx, at[9], func(batch []Message) error {
+			for _, m := range batch {
+				got <- m.Seq
+			}
+			return nil
+		})
+	}()
+	more := appendLog(t, s.Log, 1)
+	if seq := <-got; seq != more[0].Seq {
+		t.Fatalf("read %d, want %d", seq, more[0].Seq)
+	}
+	h.stop()
+	h.dir = t.TempDir()
+	h.start()
+	js, err := jetstream.New(h.connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), Config{Partitions: 1}.withDefaults().logConfig()); err != nil {
+		t.Fatal(err)
+	}
+	// Between the start and the creation the reader may have found no stream at all.
+	if err := <-ended; !errors.Is(err, ErrNoStream) && !(errors.As(err, &rewound) && rewound.At == more[0]) {
+		t.Errorf("the stream lost its tail: %v", err)
+	}
+	nc.Close()
+	if err := read(Position{}); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("on a closed connection: %v", err)
+	}
+}
+
+func TestReadDeliverError(t *testing.T) {
+	s, _, _ := fresh(t, Config{Partitions: 1})
+	appendLog(t, s.Log, 3)
+	// Even an error that would make the reader start over is the caller's when the caller returns it.
+	for _, want := range []error{errEnough, ErrDisconnected, context.DeadlineExceeded} {
+		calls := 0
+		err := s.Log.Read(t.Context(), Position{}, func([]Message) error { calls++; return want })
+		if !errors.Is(err, want) || calls != 1 {
+			t.Errorf("Read ended with %v after %d calls, want %v", err, calls, want)
+		}
+	}
+}
+
+// A gap in what the consumer sends, or in what its heartbeat says it has sent, starts over; what
+// came before it is delivered.
+func TestReaderSeesGaps(t *testing.T) {
+	delivered := func(n int) *nats.Msg {
+		return &nats.Msg{Reply: fmt.Sprintf("$JS.ACK.CARILLON_LOG.engine.1.%d.%d.1700000000000000000.0", 10+n, n)}
+	}
+	heard := func(last string) *nats.Msg {
+		return &nats.Msg{Header: nats.Header{"Status": {"100"}, "Nats-Last-Consumer": {last}}}
+	}
+	for name, in := range map[string][]*nats.Msg{
+		"a delivery is missing": {delivered(1), delivered(2), delivered(4)},
+		"the last is missing":   {delivered(1), delivered(2), heard("3")},
+		"not a delivery":        {delivered(1), delivered(2), {Reply: "_INBOX.x"}},
+	} {
+		var got []uint64
+		r := &reader{deliver: func(batch []Message) error {
+			for _, m := range batch {
+				got = append(got, m.Seq)
+			}
+			return nil
+		}}
+		queue := make(chan *nats.Msg, len(in))
+		for _, m := range in[1:] {
+			queue <- m
+		}
+		if err := r.take(in[0], queue); !errors.Is(err, errReset) || !transient(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if fmt.Sprint(got) != "[11 12]" || r.at.Seq != 12 {
+			t.Errorf("%s: delivered %v, now at %v", name, got, r.at)
+		}
+	}
+	r := &reader{}
+	if err := r.take(heard("0"), make(chan *nats.Msg)); err != nil {
+		t.Errorf("a heartbeat: %v", err)
+	}
+}
+
+func TestParseDelivery(t *testing.T) {
+	want := delivery{streamSeq: 12345, consumerSeq: 678, nanos: 1700000000123456789}
+	for _, reply := range []string{
+		"$JS.ACK.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9",
+		"$JS.ACK.dom.hash.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9",
+		"$JS.ACK._.hash.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9.random",
+	} {
+		got, ok := parseDelivery(reply)
+		if !ok || got != want {
+			t.Errorf("%s: %+v, %t", reply, got, ok)
+		}
+		meta, err := (&nats.Msg{Reply: reply, Sub: &nats.Subscription{}}).Metadata()
+		if err == nil && (meta.Sequence.Stream != got.streamSeq || meta.Sequence.Consumer != got.consumerSeq || meta.Timestamp.UnixNano() != got.nanos) {
+			t.Errorf("%s: nats.go reads %+v", reply, meta)
+		}
+	}
+	for _, reply := range []string{
+		"", "_INBOX.x", "$JS.ACK.", "$JS.ACK.a.b.1.2.3.4", "$JS.ACK.a.b.1.x.3.4.5", "$JS.ACK.a.b.1..3.4.5",
+		"$JS.ACK.a.b.1.2.3.4.5.6", "$JS.FC.a.b.1.2.3.4.5",
+	} {
+		if d, ok := parseDelivery(reply); ok {
+			t.Errorf("%q: %+v", reply, d)
+		}
+	}
+}
+
+// A client may store any bytes as headers; they stop nothing.
+func TestReadBadHeaders(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1})
+	forged := nats.NewMsg("carillon.cmd.put.a")
+	forged.Header.Set("Nats-Sequence", "99")
+	forged.Header.Set("Nats-Time-Stamp", "2001-01-01T00:00:00Z")
+	forged.Header.Set("Status", "100")
+	if _, err := nc.RequestMsg(forged, 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	all, err := readTo(t, s.Log, Position{}, 1)
+	if err != nil || len(all) != 1 || all[0].Seq != 1 || all[0].Subject != "carillon.log.0.put.a" {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	m, err := s.Log.Get(t.Context(), 1)
+	if err != nil || m.Position() != all[0].Position() {
+		t.Errorf("%+v, %v", m, err)
+	}
+}

@@ -1,0 +1,141 @@
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Message is one message of a stream.
+type Message struct {
+	Seq     uint64
+	Time    time.Time // when the stream took it, to the nanosecond, UTC
+	Subject string    // as it is stored, after the transform
+	Header  nats.Header
+	Data    []byte
+}
+
+// Position is where the message stands in its stream.
+func (m *Message) Position() Position { return Position{Seq: m.Seq, Time: m.Time} }
+
+// Info is what a stream holds. An emptied stream has First = Last + 1, a new one 0 and 0.
+type Info struct {
+	First, Last uint64
+	Messages    uint64
+	Bytes       uint64
+	MaxBytes    int64 // -1: no limit
+	LastTime    time.Time
+}
+
+// stream is what the log and the output streams have in common: requests about one stream.
+type stream struct {
+	nc   *nats.Conn
+	name string
+}
+
+// Name of the stream.
+func (s *stream) Name() string { return s.name }
+
+// request asks the JetStream API and decodes the answer into resp, or its error.
+func (s *stream) request(ctx context.Context, subject string, req, resp any) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	var body []byte
+	if req != nil {
+		var err error
+		if body, err = json.Marshal(req); err != nil {
+			return fmt.Errorf("streams: %s: %w", subject, err)
+		}
+	}
+	m, err := s.nc.RequestWithContext(ctx, "$JS.API."+subject, body)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w: JetStream does not answer", ErrDisconnected)
+	case err != nil:
+		return fmt.Errorf("streams: %s: %w", subject, sendError(err))
+	}
+	var failed struct {
+		Error *APIError `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &failed); err != nil {
+		return fmt.Errorf("streams: %s: answer: %w", subject, err)
+	}
+	if failed.Error != nil {
+		return failed.Error.class()
+	}
+	if resp == nil {
+		return nil
+	}
+	if err := json.Unmarshal(m.Data, resp); err != nil {
+		return fmt.Errorf("streams: %s: answer: %w", subject, err)
+	}
+	return nil
+}
+
+// Info asks what the stream holds. Errors: ErrNoStream, ErrDisconnected, the context's.
+func (s *stream) Info(ctx context.Context) (Info, error) {
+	var resp struct {
+		Config struct {
+			MaxBytes int64 `json:"max_bytes"`
+		} `json:"config"`
+		State struct {
+			Messages uint64    `json:"messages"`
+			Bytes    uint64    `json:"bytes"`
+			First    uint64    `json:"first_seq"`
+			Last     uint64    `json:"last_seq"`
+			LastTime time.Time `json:"last_ts"`
+		} `json:"state"`
+	}
+	if err := s.request(ctx, "STREAM.INFO."+s.name, nil, &resp); err != nil {
+		return Info{}, err
+	}
+	st := resp.State
+	return Info{
+		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
+		MaxBytes: resp.Config.MaxBytes, LastTime: st.LastTime,
+	}, nil
+}
+
+// Get reads one message. Errors: ErrNotFound, ErrNoStream, ErrDisconnected, the context's.
+//
+// It asks the API, not the direct get: that one writes the sequence and time into the message's own
+// headers, where a client may have put its own.
+func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
+	if seq == 0 { // to the API it means "no sequence given"
+		return Message{}, ErrNotFound
+	}
+	var resp struct {
+		Message struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Time    time.Time `json:"time"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+		} `json:"message"`
+	}
+	req := struct {
+		Seq uint64 `json:"seq"`
+	}{seq}
+	if err := s.request(ctx, "STREAM.MSG.GET."+s.name, req, &resp); err != nil {
+		return Message{}, err
+	}
+	m := resp.Message
+	out := Message{Seq: m.Seq, Time: m.Time, Subject: m.Subject, Data: m.Data}
+	if h, err := nats.DecodeHeadersMsg(m.Header); err == nil {
+		out.Header = h // nats-server stores any bytes as headers; a reader gets none of those either
+	}
+	return out, nil
+}
+
+// purge removes every message below seq. Beyond the last sequence it also raises that to seq - 1
+// (server/filestore.go, compact and purgeLocked).
+func (s *stream) purge(ctx context.Context, seq uint64) error {
+	req := struct {
+		Seq uint64 `json:"seq"`
+	}{seq}
+	return s.request(ctx, "STREAM.PURGE."+s.name, req, nil)
+}

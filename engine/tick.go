@@ -1,0 +1,300 @@
+package engine
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// A gap is a time without ticks: fires due in it, but for its last second, were missed.
+type gap struct{ from, to int64 }
+
+// tick advances the partition's time and turns what is due into outputs, within its bounds. What it
+// leaves stays ready, or on the wheel, until the next one.
+func (m *Machine) tick(e *Entry, t *Tick) error {
+	if t.Epoch != m.epoch || m.epoch == 0 {
+		m.garbage("stale_epoch")
+		return nil
+	}
+	if rules := Rules(); !m.claim.sameRules(rules) {
+		return fmt.Errorf("%w: partition %d has ticks under logic %d and tzdata %s after its checkpoint; drain it with that version (this one has logic %d and tzdata %s)",
+			ErrRules, m.partition, m.claim.Logic, m.claim.TZData, rules.Logic, rules.TZData)
+	}
+	for _, mark := range m.marks {
+		if mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
+			return fmt.Errorf("%w: partition %d at sequence %d: digest %016x here, %016x there", ErrDiverged, m.partition, mark.Position, mark.Digest, t.Mark.Digest)
+		}
+	}
+
+	m.outbox.trim(t.Acked)
+	before := m.to
+	m.to = max(m.to, min(t.To, e.Time+maxLead))
+	if m.to > before+misfireAfter {
+		m.gaps = append(m.gaps, gap{before, m.to})
+	}
+	m.ticks++
+
+	// What is due by the record's own time waits, and goes by priority. What comes due only within the
+	// lead goes by due time: it is held until then, and must not hold up what is due before it.
+	m.left, m.move = int(min(t.Limit, maxLimit)), maxMoves
+	for at := min(max(e.Time, before), m.to); ; at = m.dueAfter(at) {
+		caughtUp := m.gather(at)
+		m.drain()
+		if at == m.to || !caughtUp || m.left <= 0 {
+			break
+		}
+	}
+	m.evict()
+	if m.ready.Len() == 0 && m.caughtUp() {
+		m.gaps = m.gaps[:0]
+	}
+	if m.ticks%markEvery == 0 {
+		m.marks[m.ticks/markEvery%uint64(len(m.marks))] = Mark{e.Seq, m.digest}
+	}
+	return nil
+}
+
+// gather moves what is due at or before at from the wheels to ready, high priority first.
+func (m *Machine) gather(at int64) (done bool) {
+	done = true
+	for _, w := range m.wheels {
+		done = w.Advance(at, m.move, m.due) && done
+	}
+	return done
+}
+
+func (m *Machine) makeReady(slot uint32, _ int64) {
+	m.move--
+	m.touch(slot)
+	j := m.jobs.at(slot)
+	j.place, j.timer = inReady, 0
+	m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+}
+
+// dueAfter is the next time after at, up to now, when something comes due.
+func (m *Machine) dueAfter(at int64) int64 {
+	next := m.to
+	for _, w := range m.wheels {
+		if d, ok := w.Next(); ok {
+			next = min(next, d)
+		}
+	}
+	return max(next, at+1)
+}
+
+func (m *Machine) caughtUp() bool {
+	for _, w := range m.wheels {
+		if w.Now() < m.to {
+			return false
+		}
+	}
+	return true
+}
+
+// drain takes turns in order until nothing is ready or the tick's limit is reached.
+func (m *Machine) drain() {
+	for m.left > 0 {
+		t, ok := m.ready.DeleteMin()
+		if !ok {
+			return
+		}
+		m.left--
+		switch t.kind {
+		case turnJob:
+			m.takeTurn(t.slot, m.jobs.at(t.slot))
+		case turnForced:
+			m.fireForced(t)
+		case turnRejected:
+			r := m.rejected[t.order]
+			delete(m.rejected, t.order)
+			delete(m.collapse, r.key)
+			m.emitRejected(r)
+		}
+	}
+}
+
+// takeTurn decides a job's earliest undecided fire: it becomes a trigger, or is skipped, or is one of
+// many missed fires that are counted first.
+func (m *Machine) takeTurn(slot uint32, j *job) {
+	m.touch(slot)
+	j.place = nowhere
+	if j.next <= j.skipTo {
+		if last, done := m.count(slot, j, j.skipTo); done {
+			j.skipTo = 0
+			m.skip(slot, j, carillon.ReasonPaused, last)
+		}
+		return
+	}
+	missedUntil, missed := m.missed(j)
+	if missed && j.misfire != carillon.FireAll && (j.recurring() || j.misfire == carillon.Skip) {
+		last, done := m.count(slot, j, missedUntil)
+		switch {
+		case !done:
+			return
+		case j.misfire == carillon.Skip:
+			m.skip(slot, j, carillon.ReasonMisfire, last)
+			return
+		}
+		j.next = last
+	} else {
+		j.counted, j.countedFirst = 1, j.next
+	}
+	if j.expires > 0 && m.to-j.next > j.expires {
+		m.skip(slot, j, carillon.ReasonExpired, j.next)
+		return
+	}
+	others := j.counted - 1
+	j.counted, j.countedFirst = 0, 0
+	j.fires++
+	j.last = j.next
+	m.emitTrigger(j, others)
+	if j.maxFires > 0 && j.fires >= j.maxFires {
+		m.complete(slot, j)
+		return
+	}
+	m.advance(slot, j, j.last)
+}
+
+// missed tells whether a job's earliest undecided fire was missed, and up to when others were with it.
+// Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
+func (m *Machine) missed(j *job) (until int64, ok bool) {
+	if j.next < j.accepted {
+		return 0, false
+	}
+	for _, g := range m.gaps {
+		if g.from < j.next && j.next < g.to-misfireAfter {
+			return g.to - misfireAfter - 1, true
+		}
+	}
+	return 0, false
+}
+
+// count adds the fires from the job's next one up to until to those it has counted, a slice a turn.
+// When it is not done the job is ready again.
+func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool) {
+	if j.counted == 0 {
+		j.countedFirst = j.next
+	}
+	n, last, done := j.plan.Count(j.next-1, until, countSteps)
+	j.counted += uint64(n)
+	if !done {
+		next, ok := j.plan.Next(last)
+		if ok && next <= until {
+			j.next, j.place = next, inReady
+			m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+			return last, false
+		}
+	}
+	return last, true
+}
+
+// skip accounts for the counted fires, tells of them, and goes on after the last.
+func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
+	n, first := j.counted, j.countedFirst
+	j.counted, j.countedFirst = 0, 0
+	j.skipped += n
+	if m.listen.Skipped != nil {
+		m.listen.Skipped(reason, n)
+	}
+	m.emitSkipped(j, reason, n, first, last)
+	m.advance(slot, j, last)
+}
+
+// advance arms the first fire after a time, or completes the job.
+func (m *Machine) advance(slot uint32, j *job, after int64) {
+	if next, ok := j.plan.Next(after); ok {
+		m.arm(slot, j, next)
+		return
+	}
+	m.complete(slot, j)
+}
+
+// complete ends a job that has no fire left, and tells of it if it was a recurring one.
+func (m *Machine) complete(slot uint32, j *job) {
+	if j.recurring() {
+		m.emitCompleted(j)
+	}
+	m.finish(slot, j)
+}
+
+// finish keeps a job that has no fire left until its retention is over.
+func (m *Machine) finish(slot uint32, j *job) {
+	m.finished++
+	j.status, j.place, j.next, j.armed = statusCompleted, nowhere, max(m.to, m.now), m.finished
+	m.kept++
+	m.completed.push(completion{slot, j.armed})
+}
+
+// uncomplete takes a job out of those that are kept. Its place in the queue goes stale.
+func (m *Machine) uncomplete(j *job) {
+	if j.status == statusCompleted {
+		m.kept--
+	}
+}
+
+func (m *Machine) isStale(c completion) bool {
+	j := m.jobs.at(c.slot)
+	return j.status != statusCompleted || j.armed != c.number
+}
+
+// evict drops completed jobs whose retention is over, and the oldest of those above the bound.
+func (m *Machine) evict() {
+	for n := 0; n < maxEvictions && m.completed.len() > 0; {
+		c := m.completed.first()
+		if m.isStale(c) {
+			m.completed.pop()
+			continue // uncounted: a replica restored from a checkpoint has no stale ones
+		}
+		j := m.jobs.at(c.slot)
+		if m.to < j.next+m.claim.RetentionMS && m.kept <= m.claim.CompletedMax {
+			return
+		}
+		if len(m.forcedBy[c.slot]) > 0 {
+			return // a fire that was asked for comes first
+		}
+		m.mix(j.order)
+		m.remove(c.slot, j)
+		m.completed.pop()
+		n++
+	}
+}
+
+// fireForced turns a fire that was asked for into a trigger.
+func (m *Machine) fireForced(t turn) {
+	f := m.forced[t.order]
+	delete(m.forced, t.order)
+	if rest := slices.DeleteFunc(m.forcedBy[t.slot], func(seq uint64) bool { return seq == t.order }); len(rest) > 0 {
+		m.forcedBy[t.slot] = rest
+	} else {
+		delete(m.forcedBy, t.slot)
+	}
+	m.emitForced(m.jobs.at(t.slot), t.order, f)
+}
+
+// evictionStep is how coarsely an otherwise idle partition is woken to drop completed jobs.
+const evictionStep = 60_000
+
+// NextDeadline is the time from which a tick would have something to do: ok is false when there is
+// nothing at all. It may lie in the past.
+func (m *Machine) NextDeadline() (at int64, ok bool) {
+	if m.ready.Len() > 0 {
+		return m.to, true
+	}
+	at = math.MaxInt64
+	for _, w := range m.wheels {
+		if d, waits := w.Next(); waits {
+			at = min(at, d)
+		}
+	}
+	if m.completed.len() > 0 {
+		c := m.completed.first()
+		over := m.to
+		if !m.isStale(c) {
+			over = m.jobs.at(c.slot).next + m.claim.RetentionMS
+		}
+		at = min(at, over-over%evictionStep+evictionStep)
+	}
+	return at, at != math.MaxInt64
+}

@@ -1,0 +1,387 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+)
+
+// closeSoon fails the test when Close hangs.
+func closeSoon(t testing.TB, s *Store) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- s.Close() }()
+	select {
+	case err := <-done:
+		must(t, err)
+	case <-time.After(20 * time.Second):
+		t.Fatal("Close hangs")
+	}
+}
+
+// wantFailed checks that a failed store refuses everything with its first cause, and closes.
+func wantFailed(t testing.TB, s *Store, cause error) {
+	t.Helper()
+	select {
+	case <-s.Failed():
+	default:
+		t.Fatal("Failed is not closed")
+	}
+	first := s.Err()
+	wantErr(t, first, ErrFailed)
+	wantErr(t, first, cause)
+	for range 200 { // enough to fill Pebble's log buffers, where a second write used to panic
+		wantErr(t, s.Log().Append([]Record{{1 << 60, make([]byte, 1000)}}), first)
+	}
+	wantErr(t, s.SetMeta("k", nil), ErrFailed)
+	_, err := readAll(s)
+	wantErr(t, err, ErrFailed)
+	_, err = s.Log().Get(1)
+	wantErr(t, err, ErrFailed)
+	wantErr(t, s.Log().Truncate(1<<61), ErrFailed)
+	closeSoon(t, s)
+}
+
+// fill appends until something fails and says which records were reported as appended, and which were tried.
+func fill(s *Store, from uint64, max int) (acked, tried map[uint64]string, err error) {
+	rng := rand.New(rand.NewPCG(from, 2))
+	acked, tried = map[uint64]string{}, map[uint64]string{}
+	for i := range max {
+		var recs []Record
+		for range 1 + rng.IntN(10) {
+			data := make([]byte, 200+rng.IntN(1000))
+			for i := range data {
+				data[i] = byte(rng.Uint32())
+			}
+			recs = append(recs, Record{from, data})
+			tried[from] = string(data)
+			from++
+		}
+		if err := s.Log().Append(recs); err != nil {
+			return acked, tried, err
+		}
+		for _, r := range recs {
+			acked[r.Seq] = string(r.Data)
+		}
+		if i%20 == 19 {
+			if err := s.SetMeta("k", []byte(fmt.Sprint(i))); err != nil {
+				return acked, tried, err
+			}
+		}
+	}
+	return acked, tried, nil
+}
+
+// checkFilled checks that all that was reported is there, and nothing that was never tried.
+func checkFilled(t testing.TB, s *Store, acked, tried map[uint64]string) {
+	t.Helper()
+	got := contents(t, s)
+	for seq, data := range acked {
+		if got[seq] != data {
+			t.Fatalf("record %d was appended and is gone or different", seq)
+		}
+	}
+	for seq, data := range got {
+		if tried[seq] != data {
+			t.Fatalf("record %d is none that was appended", seq)
+		}
+	}
+	if s.Log().Last() != uint64(len(got)) {
+		t.Fatalf("the log ends at %d with %d records from 1", s.Log().Last(), len(got))
+	}
+}
+
+// The disk is full from the n-th write operation on, of whatever kind and file: the store fails, closes, and
+// opens again in the same process when there is room.
+func TestDiskFull(t *testing.T) {
+	reached := 0
+	for n := int64(0); n < 3000; n += 1 + n/8 {
+		var left atomic.Int64
+		left.Store(n)
+		injected := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove &&
+				op.Kind != errorfs.OpRemoveAll && op.Kind != errorfs.OpFileClose && left.Add(-1) < 0 {
+				return syscall.ENOSPC
+			}
+			return nil
+		}))
+		opts := Options{Dir: "db", FS: injected, MemTableBytes: minMemTableBytes}
+		s, err := OpenStore(opts)
+		if err != nil {
+			wantErr(t, err, ErrFailed)
+			wantErr(t, err, syscall.ENOSPC)
+			left.Store(1 << 40)
+			open(t, opts)
+			continue
+		}
+		acked, tried, err := fill(s, 1, 400)
+		if err == nil {
+			must(t, s.Close())
+			continue
+		}
+		reached++
+		wantErr(t, err, syscall.ENOSPC)
+		wantFailed(t, s, syscall.ENOSPC)
+		left.Store(1 << 40)
+		s = open(t, opts)
+		checkFilled(t, s, acked, tried)
+		must(t, s.Log().Append([]Record{{s.Log().Last() + 1, []byte("room again")}}))
+		must(t, s.Close())
+	}
+	if reached < 10 {
+		t.Errorf("only %d failures came after the opening", reached)
+	}
+}
+
+// One kind of operation fails once, as on a flaky disk: the store fails all the same, and for good.
+func TestOneFailure(t *testing.T) {
+	for _, kind := range []errorfs.OpKind{
+		errorfs.OpFileWrite, errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpCreate, errorfs.OpReuseForWrite,
+		errorfs.OpFileWriteAt,
+	} {
+		for _, ext := range []string{"", ".log", ".sst", "MANIFEST", "SYNCED"} {
+			var armed, hit atomic.Bool
+			mem := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if op.Kind == kind && strings.Contains(op.Path, ext) && armed.CompareAndSwap(true, false) {
+					hit.Store(true)
+					return syscall.EIO
+				}
+				return nil
+			}))
+			opts := Options{Dir: "db", FS: mem, MemTableBytes: minMemTableBytes}
+			s := open(t, opts)
+			before, triedBefore, err := fill(s, 1, 50)
+			must(t, err)
+			armed.Store(true)
+			acked, tried, err := fill(s, s.Log().Last()+1, 1000)
+			for seq, data := range before {
+				acked[seq], tried[seq] = data, triedBefore[seq]
+			}
+			if !hit.Load() { // this kind of operation does not happen to this file
+				must(t, err)
+				continue
+			}
+			t.Logf("op %v on %q", kind, ext)
+			wantErr(t, err, syscall.EIO)
+			wantFailed(t, s, syscall.EIO)
+			s = open(t, opts)
+			checkFilled(t, s, acked, tried)
+			must(t, s.Close())
+		}
+	}
+}
+
+// A real full disk.
+func TestRealDiskFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"); err != nil {
+		t.Skipf("mounting a small tmpfs needs root: %v; TestDiskFull covers this with an injected ENOSPC", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	// Takes part of the disk, so that there can be room again.
+	ballast := filepath.Join(dir, "ballast")
+	must(t, os.WriteFile(ballast, make([]byte, 3<<20), 0o644))
+	opts := Options{Dir: filepath.Join(dir, "db"), MemTableBytes: 512 << 10}
+	s := open(t, opts)
+	acked, tried, err := fill(s, 1, 100_000)
+	wantErr(t, err, syscall.ENOSPC)
+	t.Logf("full after %d records: %v", len(acked), err)
+	wantFailed(t, s, syscall.ENOSPC)
+
+	// Still full: opening either works or says why, and leaves the directory free.
+	if s, err := OpenStore(opts); err != nil {
+		wantErr(t, err, syscall.ENOSPC)
+	} else {
+		must(t, s.Close())
+	}
+
+	must(t, os.Remove(ballast))
+	s = open(t, opts)
+	checkFilled(t, s, acked, tried)
+	next := s.Log().Last() + 1
+	must(t, s.Log().Append([]Record{{next, []byte("room again")}}))
+	must(t, s.Log().Truncate(next))
+	must(t, s.Close())
+	s = open(t, opts)
+	if d := contents(t, s); len(d) != 1 || d[next] != "room again" {
+		t.Fatalf("log holds %d records", len(d))
+	}
+}
+
+// Flipped bits on a real disk: an error, or exactly what was written; never anything else.
+func TestBitFlips(t *testing.T) {
+	opts := Options{Dir: t.TempDir(), MemTableBytes: 1 << 20}
+	s := open(t, opts)
+	want := map[uint64]string{}
+	put := func(n, group int) {
+		for range n {
+			acked, _, err := fill(s, s.Log().Last()+1, group)
+			must(t, err)
+			for seq, data := range acked {
+				want[seq] = data
+			}
+		}
+	}
+	put(1, 100)
+	must(t, s.db.Flush())
+	put(1, 80)
+	// A large batch: after it, Pebble's own sync offsets lag behind.
+	var recs []Record
+	for i := range 200 {
+		seq := s.Log().Last() + 1 + uint64(i)
+		recs = append(recs, Record{seq, []byte(strings.Repeat(fmt.Sprint(seq), 200))})
+		want[seq] = string(recs[i].Data)
+	}
+	must(t, s.Log().Append(recs))
+	put(1, 3)
+	last := s.Log().Last()
+	must(t, s.Close())
+
+	originals := map[string][]byte{}
+	must(t, filepath.WalkDir(opts.Dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		originals[path], err = os.ReadFile(path)
+		return err
+	}))
+	restore := func() {
+		must(t, os.RemoveAll(opts.Dir))
+		must(t, os.MkdirAll(opts.Dir, 0o755))
+		for path, data := range originals {
+			must(t, os.WriteFile(path, data, 0o644))
+		}
+	}
+	// The outcome of opening and reading everything.
+	outcome := func() error {
+		s, err := OpenStore(opts)
+		if err != nil {
+			return err
+		}
+		got, err := readAll(s)
+		if err == nil {
+			if s.Log().Last() != last || len(got) != len(want) {
+				t.Errorf("%d records to %d, want %d to %d", len(got), s.Log().Last(), len(want), last)
+			}
+			for seq, data := range got {
+				if want[seq] != data {
+					t.Errorf("record %d is wrong", seq)
+				}
+			}
+		}
+		closeSoon(t, s)
+		return err
+	}
+	rng := rand.New(rand.NewPCG(3, 3))
+	for path, data := range originals {
+		if len(data) == 0 {
+			continue
+		}
+		found, unclassed := 0, 0
+		const flips = 60
+		for range flips {
+			restore()
+			damaged := append([]byte(nil), data...)
+			at := rng.IntN(len(data))
+			damaged[at] ^= 1 << rng.IntN(8)
+			must(t, os.WriteFile(path, damaged, 0o644))
+			if err := outcome(); err != nil {
+				found++
+				if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrVersion) {
+					unclassed++
+					t.Logf("%s at %d: no class: %v", filepath.Base(path), at, err)
+				}
+			}
+			if t.Failed() {
+				t.Fatalf("with a bit flipped at %d of %d in %s", at, len(data), path)
+			}
+		}
+		t.Logf("%s, %d bytes: %d of %d flips found, the others harmless", filepath.Base(path), len(data), found, flips)
+		ext := filepath.Ext(path)
+		if (ext == ".log" || ext == ".sst") && len(data) > 10_000 && found < flips*8/10 {
+			t.Errorf("%s: only %d of %d flips found", path, found, flips)
+		}
+		if unclassed > 0 && (ext == ".log" || ext == ".sst") {
+			t.Errorf("%s: %d errors are not ErrCorrupt", path, unclassed)
+		}
+	}
+}
+
+// A damaged end of Pebble's log looks like one that a crash tore; the mark tells them apart.
+func TestLostTail(t *testing.T) {
+	opts := Options{Dir: t.TempDir()}
+	s := open(t, opts)
+	must(t, s.Log().Append([]Record{{1, []byte("one")}}))
+	must(t, s.Log().Append([]Record{{2, []byte("two, the one that is damaged")}}))
+	must(t, s.Log().Append([]Record{{3, []byte("three")}}))
+	must(t, s.Close())
+	logs, err := filepath.Glob(opts.Dir + "/*.log")
+	must(t, err)
+	hit := false
+	for _, path := range logs {
+		data, err := os.ReadFile(path)
+		must(t, err)
+		if at := strings.Index(string(data), "three"); at >= 0 {
+			hit = true
+			data[at] ^= 1
+			must(t, os.WriteFile(path, data, 0o644))
+		}
+	}
+	if !hit {
+		t.Fatal("the record is in no log file")
+	}
+	_, err = OpenStore(opts)
+	wantErr(t, err, ErrCorrupt)
+	var loss *LossError
+	if !errors.As(err, &loss) || loss.Last != 2 || loss.SyncedLast != 3 || loss.Lost != 1 || loss.Dir != opts.Dir {
+		t.Fatalf("got %+v (%v)", loss, err)
+	}
+	// The way out: what is left, and then all is well again.
+	allow := opts
+	allow.AllowLoss = true
+	s = open(t, allow)
+	if s.Log().Last() != 2 {
+		t.Fatalf("the log ends at %d", s.Log().Last())
+	}
+	must(t, s.Log().Append([]Record{{3, []byte("three, from elsewhere")}}))
+	must(t, s.Close())
+	s = open(t, opts)
+	if got := contents(t, s); got[3] != "three, from elsewhere" {
+		t.Fatalf("log is %v", got)
+	}
+}
+
+// A record under another's key, or changed before Pebble saw it, is caught by its own checksum.
+func TestRecordChecksum(t *testing.T) {
+	s := open(t, Options{Dir: "db", FS: vfs.NewMem()})
+	must(t, s.Log().Append([]Record{{1, []byte("one")}, {2, []byte("two")}}))
+	value, err := s.get(logKey(1))
+	must(t, err)
+	must(t, s.Update(func(b *pebble.Batch) error { return b.Set(logKey(2), value, nil) }))
+	_, err = s.Log().Get(2)
+	wantErr(t, err, ErrCorrupt)
+	if !strings.Contains(err.Error(), "record 2") {
+		t.Errorf("%q does not name the record", err)
+	}
+	seen := 0
+	wantErr(t, s.Log().Read(0, func(Record) error { seen++; return nil }), ErrCorrupt)
+	if seen != 1 {
+		t.Errorf("read %d records before the corrupt one, want 1", seen)
+	}
+}

@@ -1,0 +1,206 @@
+package wal
+
+import (
+	"fmt"
+	"io/fs"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// fence stands between Pebble and the disk. At the first write or sync that fails it closes for good: from
+// then on nothing changes on disk, and Pebble is told that everything it writes went well.
+//
+// Why such a lie. Pebble 2.1.7 treats a failed write as the end of the process: a synced commit that fails
+// calls Logger.Fatalf and, if that returns, reports success; a later one panics inside the commit pipeline
+// while holding its mutex, as does a log rotation that cannot make its file, so that Close would wait for
+// ever; a failed manifest write calls Fatalf on a background goroutine under the database's mutex; a failed
+// flush is tried again at once, in a loop. Fatalf can neither exit (the node goes on when there is room
+// again), nor panic or Goexit (it may be Pebble's goroutine, and locks stay taken). If instead Pebble never
+// sees an error, it never gets there: its goroutines finish, and Close returns.
+//
+// Why it is safe. The disk stays as it was at the first error, which is what a crash at that moment would
+// have left, and Pebble is built to open after a crash. Nothing is reported as done because of the lie: the
+// Store looks at the fence after each wait for a sync and before it hands out anything read, and once it is
+// closed all operations return ErrFailed with the first error. The cost is memory: what Pebble writes
+// before Close (at most the flushes and compactions under way) is kept in memory so that it can be read
+// back.
+//
+// Rejected: a Fatalf that parks its goroutine, and leaving the database behind (each full disk would leak
+// the memtables and some goroutines); passing errors on after the first (the panics above).
+type fence struct {
+	vfs.FS
+	cause  atomic.Pointer[error]
+	failed chan struct{}
+	sink   *vfs.MemFS // files made after the failure, by their base names
+}
+
+func newFence(inner vfs.FS) *fence {
+	return &fence{FS: inner, failed: make(chan struct{}), sink: vfs.NewMem()}
+}
+
+// trip closes the fence. Only the first cause counts.
+func (f *fence) trip(err error) {
+	err = fmt.Errorf("%w: %w", ErrFailed, err)
+	if f.cause.CompareAndSwap(nil, &err) {
+		close(f.failed)
+	}
+}
+
+// err is nil, or ErrFailed wrapping the cause.
+func (f *fence) err() error {
+	if err := f.cause.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// do runs a write unless the fence is closed, and closes it if the write fails.
+func (f *fence) do(op, name string, write func() error) {
+	if f.err() != nil {
+		return
+	}
+	if err := write(); err != nil {
+		f.trip(fmt.Errorf("%s %s: %w", op, name, err))
+	}
+}
+
+// open makes a writable file, on disk or, behind a closed fence, in memory.
+func (f *fence) open(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
+	var file vfs.File
+	f.do(op, name, func() (err error) {
+		file, err = open()
+		return err
+	})
+	if f.err() == nil {
+		return &fencedFile{File: file, fence: f, name: name}, nil
+	}
+	if file != nil {
+		_ = file.Close() // it will not be written
+	}
+	return f.sink.Create(f.sinkName(name), vfs.WriteCategoryUnspecified)
+}
+
+func (f *fence) sinkName(name string) string { return "/" + f.PathBase(name) }
+
+func (f *fence) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return f.open("create", name, func() (vfs.File, error) { return f.FS.Create(name, c) })
+}
+
+func (f *fence) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return f.open("open", name, func() (vfs.File, error) { return f.FS.OpenReadWrite(name, c, opts...) })
+}
+
+func (f *fence) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return f.open("reuse", newname, func() (vfs.File, error) { return f.FS.ReuseForWrite(oldname, newname, c) })
+}
+
+func (f *fence) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	if f.err() != nil {
+		if file, err := f.sink.Open(f.sinkName(name)); err == nil {
+			return file, nil
+		}
+	}
+	return f.FS.Open(name, opts...)
+}
+
+func (f *fence) Stat(name string) (vfs.FileInfo, error) {
+	if f.err() != nil {
+		if info, err := f.sink.Stat(f.sinkName(name)); err == nil {
+			return info, nil
+		}
+	}
+	return f.FS.Stat(name)
+}
+
+func (f *fence) OpenDir(name string) (vfs.File, error) {
+	dir, err := f.FS.OpenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	return &fencedFile{File: dir, fence: f, name: name}, nil
+}
+
+// Link's errors are passed on: Pebble copies where the file system cannot link, and fails without harm
+// where it cannot do that.
+func (f *fence) Link(oldname, newname string) error {
+	if f.err() != nil {
+		return nil
+	}
+	return f.FS.Link(oldname, newname)
+}
+
+func (f *fence) Rename(oldname, newname string) error {
+	f.do("rename", oldname, func() error { return f.FS.Rename(oldname, newname) })
+	return nil
+}
+
+func (f *fence) MkdirAll(dir string, perm fs.FileMode) error {
+	f.do("mkdir", dir, func() error { return f.FS.MkdirAll(dir, perm) })
+	return nil
+}
+
+// Remove's errors are passed on: a file that stays is no damage.
+func (f *fence) Remove(name string) error {
+	if f.err() != nil {
+		return nil
+	}
+	return f.FS.Remove(name)
+}
+
+func (f *fence) RemoveAll(name string) error {
+	if f.err() != nil {
+		return nil
+	}
+	return f.FS.RemoveAll(name)
+}
+
+func (f *fence) Unwrap() vfs.FS { return f.FS }
+
+// fencedFile is a file or directory opened for writing or syncing.
+type fencedFile struct {
+	vfs.File
+	fence *fence
+	name  string
+}
+
+func (f *fencedFile) Write(p []byte) (int, error) {
+	f.fence.do("write", f.name, func() error { _, err := f.File.Write(p); return err })
+	return len(p), nil
+}
+
+func (f *fencedFile) WriteAt(p []byte, off int64) (int, error) {
+	f.fence.do("write", f.name, func() error { _, err := f.File.WriteAt(p, off); return err })
+	return len(p), nil
+}
+
+func (f *fencedFile) Sync() error {
+	f.fence.do("sync", f.name, f.File.Sync)
+	return nil
+}
+
+func (f *fencedFile) SyncData() error {
+	f.fence.do("sync", f.name, f.File.SyncData)
+	return nil
+}
+
+func (f *fencedFile) SyncTo(length int64) (full bool, _ error) {
+	f.fence.do("sync", f.name, func() (err error) { full, err = f.File.SyncTo(length); return err })
+	return full, nil
+}
+
+// Preallocate is a hint whose failure Pebble ignores.
+func (f *fencedFile) Preallocate(off, length int64) error {
+	if f.fence.err() != nil {
+		return nil
+	}
+	return f.File.Preallocate(off, length)
+}
+
+// Close releases the handle in any case. A file system may keep a write's error until then.
+func (f *fencedFile) Close() error {
+	if err := f.File.Close(); err != nil {
+		f.fence.trip(fmt.Errorf("close %s: %w", f.name, err))
+	}
+	return nil
+}

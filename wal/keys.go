@@ -1,0 +1,40 @@
+package wal
+
+import "encoding/binary"
+
+// The first byte of a key is its room.
+const (
+	roomLog         = 'l' // l <sequence>
+	roomMeta        = 'm' // m 0 <own name>, m 1 <caller's key>
+	CheckpointsRoom = 'c' // belongs to package snapshot
+)
+
+// Own names in the meta room.
+var (
+	formatKey = []byte("m\x00format") // version of this layout, one byte
+	lastKey   = []byte("m\x00last")   // the log's last sequence at its last truncation
+	countKey  = []byte("m\x00synced") // number of the synced batch that wrote it; see mark
+)
+
+// storeFormat is the version of the key layout as a whole.
+const storeFormat = 1
+
+var (
+	logStart = []byte{roomLog}
+	logEnd   = []byte{roomLog + 1}
+)
+
+const logKeySize = 1 + 8
+
+func putLogKey(key []byte, seq uint64) {
+	key[0] = roomLog
+	binary.BigEndian.PutUint64(key[1:], seq)
+}
+
+func logKey(seq uint64) []byte {
+	key := make([]byte, logKeySize)
+	putLogKey(key, seq)
+	return key
+}
+
+func metaKey(key string) []byte { return append([]byte{roomMeta, 1}, key...) }

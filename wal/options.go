@@ -1,0 +1,151 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Options configure a Store. Only Dir is required.
+type Options struct {
+	Dir    string       // the store's directory; made if absent
+	FS     vfs.FS       // nil: the disk
+	Logger *slog.Logger // nil: silent
+
+	// CacheBytes is the block cache, 8 MiB by default. Why not larger: the log and the checkpoints are
+	// read once, front to back, on recovery, so nothing is asked for twice. Why not smaller: it should
+	// hold a few checkpoint chunks of 1 MiB and the index blocks.
+	CacheBytes int64
+
+	// MemTableBytes is the size of a memtable, 32 MiB by default. Why not larger: what is in memtables is
+	// replayed at the start of the process, and up to four of them stand in memory. Why not smaller: each
+	// flush is a file in level 0, and at 30 MB/s of records there should be a second between two flushes.
+	MemTableBytes uint64
+
+	// AllowLoss opens a store from which synced batches are missing (see LossError) instead of refusing.
+	// It is for a caller who gets the records from elsewhere, and for the operator's way out.
+	AllowLoss bool
+
+	// OnSync, if set, is told of each Append that reached the disk: the time from the call to the end of
+	// the fsync, the number of records, and their bytes. It runs on the goroutine that waited.
+	OnSync func(d time.Duration, records, bytes int)
+}
+
+// Bounds of Options. A record or a batch of them must fit Pebble's batch, which is below 4 GiB.
+const (
+	minMemTableBytes = 64 << 10
+	maxMemTableBytes = 1 << 30
+)
+
+// Validate fills in the defaults and says what is impossible.
+func (o *Options) Validate() error {
+	if o.Dir == "" {
+		return errors.New("wal: Options.Dir is empty")
+	}
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = 8 << 20
+	}
+	if o.CacheBytes < 0 {
+		return fmt.Errorf("wal: Options.CacheBytes is %d, must not be negative", o.CacheBytes)
+	}
+	if o.MemTableBytes == 0 {
+		o.MemTableBytes = 32 << 20
+	}
+	if o.MemTableBytes < minMemTableBytes || o.MemTableBytes > maxMemTableBytes {
+		return fmt.Errorf("wal: Options.MemTableBytes is %d, must be %d to %d",
+			o.MemTableBytes, minMemTableBytes, maxMemTableBytes)
+	}
+	return nil
+}
+
+// pebble is how this workload wants Pebble: keys come in ascending order, are read on recovery only, and
+// go from the front by range deletion.
+func (o *Options) pebble(f *fence, cache *pebble.Cache) *pebble.Options {
+	po := &pebble.Options{
+		FS:     f,
+		Cache:  cache,
+		Logger: logger{f, o.Logger},
+		EventListener: &pebble.EventListener{
+			BackgroundError: func(err error) { f.trip(fmt.Errorf("pebble in the background: %w", corruption(err))) },
+			// The read that finds it returns it. The default would end the process.
+			DataCorruption: func(info pebble.DataCorruptionInfo) {
+				o.Logger.Error("corrupt file", "path", info.Path, "error", info.Details)
+			},
+		},
+
+		// Pinned, so that an upgrade of Pebble never changes the files behind our back. This one is the
+		// first whose log chunks tell what was synced before them.
+		FormatMajorVersion: pebble.FormatWALSyncChunks,
+
+		MemTableSize: o.MemTableBytes,
+		// Three full memtables may wait for their flush before writes do. Why not two, the default: a
+		// flush beside a checkpoint's fsync takes longer than filling one memtable.
+		MemTableStopWritesThreshold: 4,
+
+		// Level 0 files of ascending log keys do not overlap and mostly move down without being
+		// rewritten, and nobody reads while we run: a burst may pile up some sublevels before
+		// compaction takes CPU from the appender. Writes stop late, since stopping is lateness.
+		L0CompactionThreshold: 4,
+		L0StopWritesThreshold: 32,
+		LBaseMaxBytes:         64 << 20,
+
+		// Every append ends in an fsync, so there is never much log to write ahead of one: no background
+		// sync of the log (0), no pause between two syncs (nil). Tables are synced each 512 KiB as they
+		// are written: otherwise the end of a flush puts megabytes in front of the next append's fsync.
+		WALBytesPerSync:    0,
+		WALMinSyncInterval: nil,
+		BytesPerSync:       512 << 10,
+
+		// A truncation gives its disk space back even when nothing is appended after it.
+		FlushDelayDeleteRange: 10 * time.Second,
+
+		MaxOpenFiles: 256,
+	}
+	for i := range po.Levels {
+		// 32 KiB blocks: a sequential reader wants few and large ones. Compression stays Snappy, the
+		// default: records are mostly JSON, it halves them for a few per cent of a core.
+		po.Levels[i].BlockSize = 32 << 10
+	}
+	// Smaller tables than the default's would give truncation finer grains to drop whole; larger ones would
+	// make each move and each compaction longer. 8 MiB is about 20,000 records.
+	for i := range po.TargetFileSizes {
+		po.TargetFileSizes[i] = 8 << 20
+	}
+	return po
+}
+
+// logger passes Pebble's words on. Fatalf must not return in Pebble's eyes; see fence for why it may here.
+type logger struct {
+	fence *fence
+	log   *slog.Logger
+}
+
+func (l logger) Infof(format string, args ...any) {
+	l.log.Debug("pebble", "message", lazy{format, args})
+}
+
+func (l logger) Errorf(format string, args ...any) {
+	l.log.Error("pebble", "message", lazy{format, args})
+}
+
+func (l logger) Fatalf(format string, args ...any) {
+	l.fence.trip(fmt.Errorf("pebble gave up: %w", fmt.Errorf(format, args...)))
+}
+
+// lazy formats only for a logger that is listening.
+type lazy struct {
+	format string
+	args   []any
+}
+
+func (l lazy) LogValue() slog.Value { return slog.StringValue(fmt.Sprintf(l.format, l.args...)) }

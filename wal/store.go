@@ -1,0 +1,442 @@
+package wal
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/objstorage/objstorageprovider"
+	"github.com/cockroachdb/pebble/v2/sstable"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// The classes of errors, for errors.Is.
+var (
+	ErrLocked   = errors.New("wal: in use by another carillon")           // the directory is open in this or another process
+	ErrCorrupt  = errors.New("wal: corrupt")                              // bytes on disk are not those that were written, or are missing
+	ErrVersion  = errors.New("wal: written by a later version")           // a version byte beyond what this binary reads
+	ErrFailed   = errors.New("wal: store failed, close it and open it")   // a write or sync failed; wraps the cause, e.g. syscall.ENOSPC
+	ErrClosed   = errors.New("wal: store is closed")                      // Close was called
+	ErrNotFound = errors.New("wal: not found")                            // no such record or meta key
+	ErrConflict = errors.New("wal: another record has the same sequence") // a record was appended again with other bytes
+	ErrOrder    = errors.New("wal: sequences of an append must ascend")   // or a sequence is 0
+)
+
+// LossError says that synced batches are missing from a store: the disk lost or damaged the end of Pebble's
+// log or manifest. It is an ErrCorrupt. Records up to Last are there and intact. Options.AllowLoss opens it.
+type LossError struct {
+	Dir        string
+	Last       uint64 // the log's last sequence now
+	SyncedLast uint64 // the log's last sequence when the newest missing batch was synced
+	Lost       uint64 // how many synced batches are missing: appends, truncations, meta
+}
+
+func (e *LossError) Error() string {
+	return fmt.Sprintf("wal: corrupt: %q lost %d synced batches: the log ends at %d and was synced to %d",
+		e.Dir, e.Lost, e.Last, e.SyncedLast)
+}
+
+// Is makes a LossError an ErrCorrupt.
+func (e *LossError) Is(target error) bool { return target == ErrCorrupt }
+
+// Store is a node's one Pebble database. It is safe for concurrent use.
+type Store struct {
+	opts  Options
+	fence *fence
+	db    *pebble.DB
+	popts *pebble.Options
+	mark  *mark
+	log   *Log
+	cache *pebble.Cache
+
+	commitMu sync.Mutex // the order of counts is the order of commits
+	count    uint64     // of the newest synced batch
+
+	tables atomic.Uint64 // names of tables under construction
+
+	useMu  sync.Mutex
+	closed bool
+	users  sync.WaitGroup // calls in progress; Close waits for them
+	ending atomic.Bool    // tells long calls that Close waits
+}
+
+// tableDir holds tables under construction; what a crash left there goes when the store opens.
+const tableDir = "building"
+
+// OpenStore opens the store in opts.Dir, or makes one. Errors: ErrLocked, ErrCorrupt (with the file, and the
+// offset where Pebble names it; a *LossError for missing batches), ErrVersion, ErrFailed for a disk that is
+// full or broken, else what the file system said.
+func OpenStore(opts Options) (_ *Store, err error) {
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Store{opts: opts, fence: newFence(opts.FS)}
+	defer func() {
+		if err != nil {
+			err = s.wrap(err)
+			_ = s.release() // what could not be opened has nothing to lose
+		}
+	}()
+	f := s.fence
+	s.cache = pebble.NewCache(opts.CacheBytes)
+	s.popts = opts.pebble(f, s.cache)
+	s.popts.EnsureDefaults()
+	if s.db, err = pebble.Open(opts.Dir, s.popts); err != nil {
+		return nil, lockError(opts.Dir, err)
+	}
+	tables := f.PathJoin(opts.Dir, tableDir)
+	if err := errors.Join(f.RemoveAll(tables), f.MkdirAll(tables, 0o755)); err != nil {
+		return nil, err
+	}
+	syncedCount, syncedLast, err := readMark(f, f.PathJoin(opts.Dir, syncedFile))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkFormat(); err != nil {
+		return nil, err
+	}
+	if s.count, err = s.uint64At(countKey); err != nil {
+		return nil, err
+	}
+	if s.log, err = openLog(s); err != nil {
+		return nil, err
+	}
+	if s.count < syncedCount {
+		loss := &LossError{Dir: opts.Dir, Last: s.log.Last(), SyncedLast: syncedLast, Lost: syncedCount - s.count}
+		if !opts.AllowLoss {
+			return nil, loss
+		}
+		opts.Logger.Warn("opened with loss", "error", loss)
+	}
+	if s.mark, err = openMark(f, opts.Dir, s.count, s.log.Last()); err != nil {
+		return nil, err
+	}
+	if s.count == 0 {
+		b := s.db.NewBatch()
+		if err := b.Set(formatKey, []byte{storeFormat}, nil); err != nil {
+			return nil, err
+		}
+		if err := s.commit(b, nil)(); err != nil {
+			return nil, err
+		}
+	}
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// lockError tells a lock that is held from other trouble.
+func lockError(dir string, err error) error {
+	// Pebble has no error value for a lock that this process holds itself.
+	if errors.Is(err, syscall.EAGAIN) || strings.Contains(err.Error(), "lock held by current process") {
+		return fmt.Errorf("%w: data directory %q", ErrLocked, dir)
+	}
+	return err
+}
+
+func (s *Store) checkFormat() error {
+	v, err := s.get(formatKey)
+	if errors.Is(err, ErrNotFound) {
+		return nil // new, or killed before its first commit
+	}
+	if err != nil {
+		return err
+	}
+	if len(v) != 1 || v[0] == 0 {
+		return fmt.Errorf("%w: format of %q is % x", ErrCorrupt, s.opts.Dir, v)
+	}
+	if v[0] > storeFormat {
+		return fmt.Errorf("%w: data directory %q has store format %d, this binary reads %d",
+			ErrVersion, s.opts.Dir, v[0], storeFormat)
+	}
+	return nil
+}
+
+// Close ends the store and frees its directory, also after it failed. It waits for calls in progress; a
+// long Read or View returns ErrClosed at its next record. Calling it again does nothing.
+func (s *Store) Close() error {
+	s.ending.Store(true)
+	s.useMu.Lock()
+	if s.closed {
+		s.useMu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.useMu.Unlock()
+	s.users.Wait()
+	err := s.release()
+	if s.fence.err() != nil {
+		return nil // reported already; what remained in memory is given up on purpose
+	}
+	return err
+}
+
+func (s *Store) release() error {
+	var err error
+	if s.db != nil {
+		err = s.db.Close()
+	}
+	if s.mark != nil {
+		err = errors.Join(err, s.mark.file.Close())
+	}
+	if s.cache != nil {
+		s.cache.Unref()
+	}
+	return err
+}
+
+// Failed is closed when a write or a sync has failed. All calls return ErrFailed from then on, and nothing on
+// disk changes. What to do: Close, see to the cause (Err), and open the store again; in the same process is fine.
+func (s *Store) Failed() <-chan struct{} { return s.fence.failed }
+
+// Err is nil, or ErrFailed wrapping the first failure.
+func (s *Store) Err() error { return s.fence.err() }
+
+// Log returns the store's log.
+func (s *Store) Log() *Log { return s.log }
+
+// enter begins a call, leave ends it.
+func (s *Store) enter() error {
+	s.useMu.Lock()
+	defer s.useMu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	if err := s.fence.err(); err != nil {
+		return err
+	}
+	s.users.Add(1)
+	return nil
+}
+
+func (s *Store) leave() { s.users.Done() }
+
+// interrupted ends long calls early.
+func (s *Store) interrupted() error {
+	if err := s.fence.err(); err != nil {
+		return err
+	}
+	if s.ending.Load() {
+		return ErrClosed
+	}
+	return nil
+}
+
+// wrap gives an error of Pebble its class. Once the store has failed, that is the reason for whatever follows.
+func (s *Store) wrap(err error) error {
+	if failed := s.fence.err(); failed != nil {
+		return failed
+	}
+	return corruption(err)
+}
+
+// corruption marks Pebble's corruption errors as ours and adds the details that their texts leave out: the
+// file, and for a log the offset.
+func corruption(err error) error {
+	if err == nil || !pebble.IsCorruptionError(err) || errors.Is(err, ErrCorrupt) {
+		return err
+	}
+	var where string
+	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
+		where = " in " + info.Path
+	}
+	var detail interface {
+		error
+		ErrorDetail() string
+	}
+	if errors.As(err, &detail) {
+		where += " (" + detail.ErrorDetail() + ")"
+	}
+	return fmt.Errorf("%w%s: %w", ErrCorrupt, where, err)
+}
+
+// commit puts the batch and its count into Pebble in one piece; the function it returns waits until that is on
+// disk, makes the log's view v (if any) the durable one, and frees the batch. The caller has entered the store;
+// the wait needs no enter: Pebble's Close ends pending syncs.
+func (s *Store) commit(b *pebble.Batch, v *view) (wait func() error) {
+	s.commitMu.Lock()
+	count := s.count + 1
+	err := b.Set(countKey, binary.BigEndian.AppendUint64(nil, count), nil)
+	if err == nil {
+		// Unlike Apply this returns a failed sync as an error (from SyncWait) instead of calling Fatalf.
+		err = s.db.ApplyNoSyncWait(b, pebble.Sync)
+	}
+	if err == nil {
+		s.count = count
+		if v != nil {
+			v.count = count
+		}
+	}
+	s.commitMu.Unlock()
+	if err != nil {
+		s.fence.trip(err) // the caller's view of the log and Pebble's differ from here on
+		return s.fence.err
+	}
+	return sync.OnceValue(func() error {
+		if err := b.SyncWait(); err != nil {
+			s.fence.trip(err)
+		}
+		if err := s.fence.err(); err != nil {
+			return err
+		}
+		if v != nil {
+			s.log.publish(v)
+		}
+		// The mark is closed with the store; the batch is on disk all the same.
+		if s.enter() == nil {
+			defer s.leave()
+			if err := s.mark.advance(count, s.log.Last()); err != nil {
+				return err
+			}
+		}
+		return b.Close()
+	})
+}
+
+func (s *Store) get(key []byte) ([]byte, error) {
+	v, closer, err := s.db.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, s.wrap(err)
+	}
+	out := append([]byte(nil), v...)
+	return out, closer.Close()
+}
+
+// uint64At returns 0 for a key that is not there.
+func (s *Store) uint64At(key []byte) (uint64, error) {
+	v, err := s.get(key)
+	if errors.Is(err, ErrNotFound) {
+		return 0, nil
+	}
+	if err == nil && len(v) != 8 {
+		err = fmt.Errorf("%w: %q is % x", ErrCorrupt, key, v)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return binary.BigEndian.Uint64(v), nil
+}
+
+// Meta returns the value of a key. Errors: ErrNotFound, ErrCorrupt, ErrFailed, ErrClosed.
+func (s *Store) Meta(key string) ([]byte, error) {
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	v, err := s.get(metaKey(key))
+	if err != nil {
+		return nil, fmt.Errorf("%w: meta key %q", err, key)
+	}
+	return v, s.fence.err()
+}
+
+// SetMeta stores a value and returns when it is on disk. Errors: ErrFailed, ErrClosed.
+func (s *Store) SetMeta(key string, value []byte) error {
+	return s.Update(func(b *pebble.Batch) error { return b.Set(metaKey(key), value, nil) })
+}
+
+// Update writes, in one atomic batch, what fill puts into it, and returns when it is on disk. It is for the
+// rooms beside the log. Errors: fill's, ErrFailed, ErrClosed.
+func (s *Store) Update(fill func(*pebble.Batch) error) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	b := s.db.NewBatch()
+	if err := fill(b); err != nil {
+		return errors.Join(err, b.Close())
+	}
+	return s.commit(b, nil)()
+}
+
+// View lets read look at the rooms beside the log, all in one state; next says, before each use of what was
+// read, whether to go on. Errors: read's, with Pebble's given their class; ErrFailed, ErrClosed.
+func (s *Store) View(read func(r pebble.Reader, next func() error) error) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	snap := s.db.NewSnapshot()
+	err := read(snap, s.interrupted)
+	if cerr := snap.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return s.wrap(err)
+	}
+	return s.fence.err()
+}
+
+// Table is a sorted file built beside the database, to be taken in whole by Ingest. It costs the log nothing:
+// its bytes pass neither Pebble's log nor a memtable, so the next append's fsync does not carry them.
+type Table struct {
+	store *Store
+	path  string
+	w     *sstable.Writer
+}
+
+// NewTable begins a table. Each must be closed, and then ingested or removed.
+func (s *Store) NewTable() (*Table, error) {
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	path := s.fence.PathJoin(s.opts.Dir, tableDir, strconv.FormatUint(s.tables.Add(1), 10))
+	f, err := s.fence.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return nil, err
+	}
+	// Synced bit by bit like Pebble's own tables, so that its end does not hold up the log's fsyncs.
+	f = vfs.NewSyncingFile(f, vfs.SyncingFileOptions{BytesPerSync: s.popts.BytesPerSync})
+	w := sstable.NewWriter(objstorageprovider.NewFileWritable(f), s.popts.MakeWriterOptions(0, s.db.TableFormat()))
+	return &Table{store: s, path: path, w: w}, nil
+}
+
+// Set adds a pair; keys must ascend. Errors: ErrFailed, ErrClosed.
+func (t *Table) Set(key, value []byte) error {
+	if err := t.store.enter(); err != nil {
+		return err
+	}
+	defer t.store.leave()
+	return t.store.wrap(t.w.Set(key, value))
+}
+
+// Close completes the file and syncs it.
+func (t *Table) Close() error { return t.store.wrap(t.w.Close()) }
+
+// Remove deletes a closed table that will not be ingested.
+func (t *Table) Remove() error {
+	if err := t.store.enter(); err != nil {
+		return err
+	}
+	defer t.store.leave()
+	return t.store.wrap(t.store.fence.Remove(t.path))
+}
+
+// Ingest makes the pairs of closed tables, which must not overlap, part of the store: all or none, on disk
+// when it returns. Errors: ErrFailed, ErrClosed.
+func (s *Store) Ingest(tables []*Table) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	paths := make([]string, len(tables))
+	for i, t := range tables {
+		paths[i] = t.path
+	}
+	if err := s.db.Ingest(context.Background(), paths); err != nil {
+		return s.wrap(err)
+	}
+	return s.fence.err()
+}

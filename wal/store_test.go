@@ -1,0 +1,314 @@
+package wal
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+func open(t testing.TB, opts Options) *Store {
+	t.Helper()
+	s, err := OpenStore(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantErr(t testing.TB, err, class error) {
+	t.Helper()
+	if !errors.Is(err, class) {
+		t.Fatalf("got error %v, want %v", err, class)
+	}
+}
+
+// contents reads the whole log.
+func contents(t testing.TB, s *Store) map[uint64]string {
+	t.Helper()
+	got, err := readAll(s)
+	must(t, err)
+	return got
+}
+
+func readAll(s *Store) (map[uint64]string, error) {
+	got := map[uint64]string{}
+	last := uint64(0)
+	err := s.Log().Read(0, func(r Record) error {
+		if r.Seq <= last {
+			return fmt.Errorf("read %d after %d", r.Seq, last)
+		}
+		last = r.Seq
+		got[r.Seq] = string(r.Data)
+		return nil
+	})
+	return got, err
+}
+
+func TestMeta(t *testing.T) {
+	opts := Options{Dir: t.TempDir()}
+	s := open(t, opts)
+	_, err := s.Meta("absent")
+	wantErr(t, err, ErrNotFound)
+	for k, v := range map[string]string{"": "empty key", "a": "", "a\x00b": "zero", "format": "not ours"} {
+		must(t, s.SetMeta(k, []byte(v)))
+	}
+	must(t, s.SetMeta("a", []byte("again")))
+	must(t, s.Close())
+	s = open(t, opts)
+	for k, v := range map[string]string{"": "empty key", "a": "again", "a\x00b": "zero", "format": "not ours"} {
+		got, err := s.Meta(k)
+		must(t, err)
+		if string(got) != v {
+			t.Errorf("Meta(%q) = %q, want %q", k, got, v)
+		}
+	}
+}
+
+func TestClosed(t *testing.T) {
+	s := open(t, Options{Dir: t.TempDir()})
+	wait := s.Log().Submit([]Record{{1, []byte("x")}})
+	must(t, s.Close())
+	must(t, s.Close())
+	must(t, wait()) // Close ends the syncs under way
+	_, err := s.Meta("x")
+	wantErr(t, err, ErrClosed)
+	wantErr(t, s.SetMeta("x", nil), ErrClosed)
+	wantErr(t, s.Log().Append([]Record{{2, nil}}), ErrClosed)
+	wantErr(t, s.Log().Read(0, func(Record) error { return nil }), ErrClosed)
+	_, err = s.Log().Get(1)
+	wantErr(t, err, ErrClosed)
+	wantErr(t, s.Log().Truncate(2), ErrClosed)
+	_, err = s.Log().Size()
+	wantErr(t, err, ErrClosed)
+	_, err = s.NewTable()
+	wantErr(t, err, ErrClosed)
+	wantErr(t, s.Ingest(nil), ErrClosed)
+	wantErr(t, s.View(nil), ErrClosed)
+}
+
+// A reader in the middle of the log does not hold up Close.
+func TestCloseEndsRead(t *testing.T) {
+	s := open(t, Options{Dir: t.TempDir()})
+	must(t, s.Log().Append([]Record{{1, nil}, {2, nil}, {3, nil}}))
+	closed := make(chan error)
+	err := s.Log().Read(0, func(r Record) error {
+		if r.Seq > 1 {
+			t.Errorf("record %d was read after Close had begun", r.Seq)
+		}
+		go func() { closed <- s.Close() }()
+		for !s.ending.Load() {
+		}
+		return nil
+	})
+	wantErr(t, err, ErrClosed)
+	must(t, <-closed)
+}
+
+func TestLockedInProcess(t *testing.T) {
+	dir := t.TempDir()
+	open(t, Options{Dir: dir})
+	_, err := OpenStore(Options{Dir: dir})
+	wantErr(t, err, ErrLocked)
+	if !strings.Contains(err.Error(), dir) {
+		t.Errorf("%q does not name %s", err, dir)
+	}
+}
+
+// hold opens the store and keeps it until standard input ends.
+func hold(dir string) {
+	s, err := OpenStore(Options{Dir: dir})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("held")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	_ = s.Close()
+}
+
+func TestLockedByProcess(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "CARILLON_TEST_HOLD="+dir)
+	stdin, err := cmd.StdinPipe()
+	must(t, err)
+	stdout, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	must(t, err)
+	if line != "held\n" {
+		t.Fatalf("the other process says %q", line)
+	}
+	_, err = OpenStore(Options{Dir: dir})
+	wantErr(t, err, ErrLocked)
+	must(t, stdin.Close())
+	must(t, cmd.Wait())
+	open(t, Options{Dir: dir})
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{
+		{},
+		{Dir: "x", CacheBytes: -1},
+		{Dir: "x", MemTableBytes: 1},
+		{Dir: "x", MemTableBytes: 2 << 30},
+	} {
+		if _, err := OpenStore(o); err == nil {
+			t.Errorf("OpenStore(%+v) succeeded", o)
+		}
+	}
+	file := t.TempDir() + "/file"
+	must(t, os.WriteFile(file, nil, 0o644))
+	if _, err := OpenStore(Options{Dir: file + "/below"}); err == nil {
+		t.Error("a store below a file")
+	}
+}
+
+func TestLaterFormat(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	s := open(t, opts)
+	must(t, s.Update(func(b *pebble.Batch) error { return b.Set(formatKey, []byte{storeFormat + 1}, nil) }))
+	must(t, s.Close())
+	_, err := OpenStore(opts)
+	wantErr(t, err, ErrVersion)
+
+	_, err = decodeRecord(1, []byte{recordVersion + 1, 0, 0, 0, 0})
+	wantErr(t, err, ErrVersion)
+	_, _, err = decodeMark([]byte{markVersion + 1})
+	wantErr(t, err, ErrVersion)
+}
+
+// A table comes in whole; one that is given up, or left by a crash, leaves nothing.
+func TestTables(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	s := open(t, opts)
+	table := func(keys ...string) *Table {
+		tb, err := s.NewTable()
+		must(t, err)
+		for _, k := range keys {
+			must(t, tb.Set([]byte(k), []byte("v")))
+		}
+		must(t, tb.Close())
+		return tb
+	}
+	in, out := table("ca", "cb"), table("cc")
+	table("cd") // left behind
+	must(t, s.Ingest([]*Table{in}))
+	must(t, out.Remove())
+	must(t, s.Close())
+	s = open(t, opts)
+	var got []string
+	must(t, s.View(func(r pebble.Reader, next func() error) error {
+		it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{CheckpointsRoom}, UpperBound: []byte{CheckpointsRoom + 1}})
+		if err != nil {
+			return err
+		}
+		for ok := it.First(); ok; ok = it.Next() {
+			if err := next(); err != nil {
+				return err
+			}
+			got = append(got, string(it.Key()))
+		}
+		return it.Close()
+	}))
+	if fmt.Sprint(got) != "[ca cb]" {
+		t.Errorf("keys %q, want ca, cb", got)
+	}
+	left, err := opts.FS.List("db/" + tableDir)
+	must(t, err)
+	if len(left) != 0 {
+		t.Errorf("%q are left", left)
+	}
+}
+
+// The bytes of docs/formats/wal.md.
+func TestGolden(t *testing.T) {
+	value := make([]byte, recordHeader+5)
+	putRecord(value, Record{Seq: 258, Data: []byte("hello")})
+	for _, c := range []struct {
+		name string
+		got  []byte
+		want string
+	}{
+		{"log key", logKey(258), "6c 00 00 00 00 00 00 01 02"},
+		{"record", value, goldenRecord},
+		{"meta key", metaKey("k"), "6d 01 6b"},
+		{"format key", formatKey, "6d 00 66 6f 72 6d 61 74"},
+		{"last key", lastKey, "6d 00 6c 61 73 74"},
+		{"count key", countKey, "6d 00 73 79 6e 63 65 64"},
+		{"mark", encodeMark(3, 258), goldenMark},
+	} {
+		if got := fmt.Sprintf("% x", c.got); got != c.want {
+			t.Errorf("%s is\n%s, want\n%s", c.name, got, c.want)
+		}
+		doc, err := os.ReadFile("../docs/formats/wal.md")
+		must(t, err)
+		if !bytes.Contains(doc, []byte(c.want)) {
+			t.Errorf("docs/formats/wal.md does not show the %s: %s", c.name, c.want)
+		}
+	}
+	data, err := decodeRecord(258, value)
+	must(t, err)
+	if string(data) != "hello" {
+		t.Errorf("decoded %q", data)
+	}
+	_, err = decodeRecord(259, value)
+	wantErr(t, err, ErrCorrupt)
+	count, last, err := decodeMark(encodeMark(3, 258))
+	if count != 3 || last != 258 || err != nil {
+		t.Errorf("decoded mark %d, %d, %v", count, last, err)
+	}
+}
+
+const (
+	goldenRecord = "01 d0 d7 e4 96 68 65 6c 6c 6f"
+	goldenMark   = "01 00 00 00 00 00 00 00 03 00 00 00 00 00 00 01 02 6e 3f 9b 1f"
+)
+
+func FuzzDecodeRecord(f *testing.F) {
+	for _, data := range []string{"", "x", strings.Repeat("long", 100)} {
+		value := make([]byte, recordHeader+len(data))
+		putRecord(value, Record{Seq: 7, Data: []byte(data)})
+		f.Add(uint64(7), value)
+		f.Add(uint64(8), value)
+		f.Add(uint64(7), value[:len(value)-1])
+	}
+	f.Add(uint64(0), []byte{})
+	f.Add(uint64(7), []byte{recordVersion + 1})
+	f.Fuzz(func(t *testing.T, seq uint64, value []byte) {
+		data, err := decodeRecord(seq, value)
+		if err != nil {
+			if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrVersion) {
+				t.Fatalf("error without class: %v", err)
+			}
+			return
+		}
+		again := make([]byte, recordHeader+len(data))
+		putRecord(again, Record{Seq: seq, Data: data})
+		if !bytes.Equal(again, value) {
+			t.Fatalf("% x decodes to what encodes as % x", value, again)
+		}
+	})
+}

@@ -1,0 +1,555 @@
+package wheel
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"pgregory.net/rapid"
+)
+
+const (
+	hour = int64(3_600_000)
+	year = 365 * 24 * hour
+	y2k  = int64(946_684_800_000)
+)
+
+// modelTimer is a timer of the model, which is a list sorted by (key, seq).
+type modelTimer struct {
+	key, deadline int64
+	seq           uint32 // also its data
+	id            ID
+}
+
+func byOrder(a, b modelTimer) int {
+	return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.seq, b.seq))
+}
+
+// pair is a wheel and its model, which must agree.
+type pair struct {
+	w     *Wheel
+	now   int64
+	seq   uint32
+	model []modelTimer
+}
+
+func newPair(now int64) *pair { return &pair{w: New(now), now: now} }
+
+func (p *pair) insert(deadline int64) {
+	p.seq++
+	m := modelTimer{key: max(deadline, p.now), deadline: deadline, seq: p.seq}
+	m.id = p.w.Insert(deadline, m.seq)
+	i, _ := slices.BinarySearchFunc(p.model, m, byOrder)
+	p.model = slices.Insert(p.model, i, m)
+}
+
+func (p *pair) remove(i int) {
+	p.w.Remove(p.model[i].id)
+	p.model = slices.Delete(p.model, i, i+1)
+}
+
+type failer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// advance compares each timer yielded with the model's; then runs during, which may insert and remove.
+func (p *pair) advance(t failer, to int64, budget int, during func()) (done bool) {
+	t.Helper()
+	end, yielded := max(to, p.now), 0
+	done = p.w.Advance(to, budget, func(data uint32, deadline int64) {
+		if len(p.model) == 0 {
+			t.Fatalf("yielded #%d, but there is no timer", data)
+		}
+		m := p.model[0]
+		if data != m.seq || deadline != m.deadline || m.key > end {
+			t.Fatalf("yielded #%d due %d, want #%d due %d, by %d", data, deadline, m.seq, m.deadline, end)
+		}
+		p.model, p.now = p.model[1:], m.key
+		if p.w.Now() != p.now {
+			t.Fatalf("Now %d while yielding a timer due %d", p.w.Now(), p.now)
+		}
+		yielded++
+		during()
+	})
+	due := len(p.model) > 0 && p.model[0].key <= end
+	if done == due || due && yielded < max(budget, 0) || yielded > max(budget, 0) {
+		t.Fatalf("done %v after %d of budget %d, more due: %v", done, yielded, budget, due)
+	}
+	if done {
+		p.now = end
+	}
+	return done
+}
+
+func (p *pair) agree(t failer) {
+	t.Helper()
+	if p.w.Now() != p.now || p.w.Len() != len(p.model) {
+		t.Fatalf("Now %d, Len %d, want %d, %d", p.w.Now(), p.w.Len(), p.now, len(p.model))
+	}
+	next, ok := p.w.Next()
+	if ok != (len(p.model) > 0) || ok && next != p.model[0].key {
+		t.Fatalf("Next %d %v, want one of %d timers: %v", next, ok, len(p.model), p.model[:min(1, len(p.model))])
+	}
+}
+
+// check verifies the invariants that the essay in wheel.go states, and that nothing leaks. Data must
+// be numbered from 1 in the order of insertion.
+func check(t failer, w *Wheel) {
+	t.Helper()
+	var timers, chunks int
+	nodes := map[uint32]bool{}
+	var visit func(n, level, up uint32, from uint64)
+	visit = func(n, level, up uint32, from uint64) {
+		nd := w.node(n)
+		if nodes[n] || nd.level != level || nd.up != up {
+			t.Fatalf("node %d at level %d under slot %d: %d, %d, seen %v", n, level, up, nd.level, nd.up, nodes[n])
+		}
+		nodes[n] = true
+		for g := range uint32(fan) {
+			s, i := nd.slots[g], n*fan+g
+			if (s.head != 0) != (nd.occupied>>g&1 == 1) {
+				t.Fatalf("slot %d.%d: occupied %b, head %d", level, g, nd.occupied, s.head)
+			}
+			if s.head == 0 {
+				if s != (slot{}) {
+					t.Fatalf("empty slot %d.%d: %+v", level, g, s)
+				}
+				continue
+			}
+			low := from | uint64(g)<<(level*digit)
+			if up == 0 && (level > 0 && low <= w.now) {
+				t.Fatalf("slot %d.%d begins at %d, not after now %d", level, g, low, w.now)
+			}
+			if s.split() {
+				visit(s.head, level-1, i, low)
+				continue
+			}
+			live, prev := uint32(0), uint32(0)
+			last := map[uint64]uint32{}
+			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
+				h := w.chunk(c)
+				chunks++
+				if h.slot != i || h.prev != prev || h.live == 0 || h.next == 0 && w.endOf(c) > s.end {
+					t.Fatalf("chunk %d after %d in slot %d: %+v", c, prev, i, *h)
+				}
+				for l := h.live; l != 0; l &= l - 1 {
+					pos := c*chunkLen + uint32(bits.TrailingZeros16(l))
+					r := w.record(pos)
+					key := w.keyOf(r)
+					if *w.pos(r.id) != pos || key>>(level*digit)<<(level*digit) != low {
+						t.Fatalf("timer %+v at %d (pos %d), slot of %d at level %d", *r, pos, *w.pos(r.id), low, level)
+					}
+					if last[key] >= r.data {
+						t.Fatalf("#%d before #%d, both due %d", last[key], r.data, key)
+					}
+					last[key] = r.data
+					live++
+				}
+			}
+			if (s.end-1)/chunkLen != prev || s.live != live || level > 0 && live > slotMax {
+				t.Fatalf("slot %d.%d: %+v, has %d, last chunk %d", level, g, s, live, prev)
+			}
+			timers += int(live)
+		}
+		if nd.occupied == 0 && up != 0 {
+			t.Fatalf("node %d splits slot %d but is empty", n, up)
+		}
+	}
+	for k := range uint32(levels) {
+		from := w.now >> ((k + 1) * digit) << ((k + 1) * digit)
+		visit(w.level[k], k, 0, from)
+		if (w.node(w.level[k]).occupied != 0) != (w.busy>>k&1 == 1) {
+			t.Fatalf("level %d: busy %b, occupied %b", k, w.busy, w.node(w.level[k]).occupied)
+		}
+	}
+	freeChunks, freeNodes := 0, 0
+	for c := w.freeChunk; c != 0; c = w.chunk(c).next {
+		freeChunks++
+	}
+	for n := w.freeNode; n != 0; n = w.node(n).up {
+		freeNodes++
+	}
+	if timers != w.len || timers+int(w.freeIDCount) != int(w.idCount)-1 ||
+		freeChunks != int(w.freeChunkCount) || chunks+freeChunks != int(w.chunkCount)-1 ||
+		len(nodes)+freeNodes != int(w.nodeCount)-1 {
+		t.Fatalf("%d timers of %d, ids %d free of %d; chunks %d + %d free (%d) of %d; nodes %d + %d free of %d",
+			timers, w.len, w.freeIDCount, w.idCount-1, chunks, freeChunks, w.freeChunkCount, w.chunkCount-1,
+			len(nodes), freeNodes, w.nodeCount-1)
+	}
+}
+
+// spans are distances in time that reach every level, with the edges of slots among them.
+func drawSpan(t *rapid.T, label string) int64 {
+	switch rapid.IntRange(0, 5).Draw(t, label+" kind") {
+	case 0:
+		return rapid.Int64Range(-5, 70).Draw(t, label)
+	case 1:
+		return rapid.Int64Range(0, 5000).Draw(t, label)
+	case 2:
+		return rapid.Int64Range(0, 3*hour).Draw(t, label)
+	case 3:
+		return rapid.Int64Range(0, 300*year).Draw(t, label)
+	case 4:
+		return int64(1)<<(digit*rapid.IntRange(0, 7).Draw(t, label+" level")) + rapid.Int64Range(-1, 1).Draw(t, label)
+	}
+	return rapid.Int64Range(0, 100).Draw(t, label) * hour / 60 // many at the same time
+}
+
+func TestWheelAgainstSortedList(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		start := rapid.SampledFrom([]int64{y2k, 0, 1<<42 - 3, -62_167_219_200_000, 253_402_300_799_000}).Draw(t, "start")
+		p := newPair(start)
+		deadline := func(t *rapid.T) int64 {
+			if len(p.model) > 0 && rapid.IntRange(0, 3).Draw(t, "again") == 0 {
+				return p.model[rapid.IntRange(0, len(p.model)-1).Draw(t, "as")].deadline
+			}
+			return p.now + drawSpan(t, "in")
+		}
+		advance := func(t *rapid.T) {
+			to := p.now + drawSpan(t, "to")
+			if len(p.model) > 0 && rapid.Bool().Draw(t, "to a timer") {
+				to = p.model[rapid.IntRange(0, len(p.model)-1).Draw(t, "timer")].key + rapid.Int64Range(-1, 1).Draw(t, "off")
+			}
+			budget := rapid.SampledFrom([]int{0, 1, 2, 7, 100, math.MaxInt}).Draw(t, "budget")
+			acts := rapid.IntRange(0, 12).Draw(t, "acts")
+			p.advance(t, to, budget, func() {
+				if acts--; acts < 0 {
+					return
+				}
+				switch rapid.IntRange(0, 4).Draw(t, "during") {
+				case 0:
+					p.insert(p.now + rapid.Int64Range(-2, 2).Draw(t, "soon"))
+				case 1:
+					p.insert(min(to, math.MaxInt64-9) + rapid.Int64Range(-2, 2).Draw(t, "about to"))
+				case 2:
+					p.insert(deadline(t))
+				case 3:
+					if len(p.model) > 0 {
+						p.remove(rapid.IntRange(0, min(20, len(p.model)-1)).Draw(t, "victim"))
+					}
+				case 4:
+					p.agree(t)
+				}
+			})
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"":        func(t *rapid.T) { p.agree(t); check(t, p.w) },
+			"insert":  func(t *rapid.T) { p.insert(deadline(t)) },
+			"advance": advance,
+			"run":     advance,
+			"remove": func(t *rapid.T) {
+				if len(p.model) == 0 {
+					t.Skip("empty")
+				}
+				i := rapid.IntRange(0, len(p.model)-1).Draw(t, "i")
+				if d := p.w.Deadline(p.model[i].id); d != p.model[i].deadline {
+					t.Fatalf("Deadline %d, want %d", d, p.model[i].deadline)
+				}
+				p.remove(i)
+			},
+			"remove first": func(t *rapid.T) {
+				if len(p.model) == 0 {
+					t.Skip("empty")
+				}
+				p.remove(0)
+			},
+			"insert many": func(t *rapid.T) { // enough to split slots, also several levels deep
+				rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+				from, width := deadline(t), 1+rapid.SampledFrom([]int64{0, 3, 63, 4096, 100_000, hour, 2 * year}).Draw(t, "width")
+				for range min(rapid.SampledFrom([]int{100, slotMax + 1, 2 * slotMax}).Draw(t, "n"), 4*slotMax-len(p.model)) {
+					p.insert(from + rng.Int64N(width))
+				}
+			},
+			"remove many": func(t *rapid.T) {
+				rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+				keep := rapid.SampledFrom([]float64{0, 0.02, 0.2, 0.5, 0.8}).Draw(t, "keep")
+				p.model = slices.DeleteFunc(p.model, func(m modelTimer) bool {
+					if rng.Float64() < keep {
+						return false
+					}
+					p.w.Remove(m.id)
+					return true
+				})
+			},
+		})
+		for !p.advance(t, math.MaxInt64, 1000, func() {}) {
+			p.agree(t)
+		}
+		check(t, p.w)
+	})
+}
+
+// A long run without rapid's reduction, at the size where slots split and chunks merge all the time.
+func TestChurn(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	p := newPair(y2k)
+	far := func() int64 { return p.now + rng.Int64N(int64(1)<<rng.IntN(36)) }
+	for round := range 60 {
+		for range 400 {
+			p.insert(far())
+		}
+		for range 250 {
+			p.remove(rng.IntN(len(p.model)))
+		}
+		p.agree(t)
+		p.advance(t, p.now+rng.Int64N(int64(1)<<rng.IntN(24)), rng.IntN(300), func() {
+			if rng.IntN(3) == 0 {
+				p.insert(far())
+			}
+			if rng.IntN(3) == 0 && len(p.model) > 0 {
+				p.remove(rng.IntN(len(p.model)))
+			}
+		})
+		p.agree(t)
+		if round%5 == 0 {
+			check(t, p.w)
+		}
+	}
+}
+
+// What comes out does not depend on where the timers lie: a wheel filled later, at another time of
+// the same timers' life, yields the same for the same budgets.
+func TestRefilledWheelGoesOnAlike(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	old := newPair(y2k)
+	for range 3 * slotMax {
+		old.insert(old.now + rng.Int64N(10*hour)/1000*1000)
+	}
+	for round := range 40 {
+		old.advance(t, old.now+rng.Int64N(hour/4), rng.IntN(200), func() {})
+		fresh := New(old.now)
+		bySeq := slices.Clone(old.model)
+		slices.SortFunc(bySeq, func(a, b modelTimer) int { return cmp.Compare(a.seq, b.seq) })
+		for _, m := range bySeq {
+			fresh.Insert(m.deadline, m.seq)
+		}
+		to, budget := old.now+rng.Int64N(hour/4), rng.IntN(200)
+		var want, got []uint32
+		before := old.model
+		wantDone := old.advance(t, to, budget, func() {})
+		for _, m := range before[:len(before)-len(old.model)] {
+			want = append(want, m.seq)
+		}
+		done := fresh.Advance(to, budget, func(data uint32, _ int64) { got = append(got, data) })
+		if done != wantDone || !slices.Equal(got, want) || fresh.Now() != old.w.Now() {
+			t.Fatalf("round %d: refilled yields %v, done %v, now %d; the first %v, %v, %d",
+				round, got, done, fresh.Now(), want, wantDone, old.w.Now())
+		}
+	}
+}
+
+// A timer set early from far away, whose slot was split or entered since, precedes one set late.
+func TestInsertionOrderOfEqualDeadlines(t *testing.T) {
+	for _, crowd := range []int{0, slotMax + 1} {
+		t.Run(fmt.Sprint(crowd), func(t *testing.T) {
+			p := newPair(y2k)
+			at := y2k + year + 12345
+			p.insert(at)
+			for i := range crowd {
+				p.insert(at - int64(i%7)*999)
+			}
+			for _, before := range []int64{year, hour, 10_000, 70, 64, 1, 0} {
+				p.advance(t, at-before-1, math.MaxInt, func() {})
+				p.insert(at)
+				p.agree(t)
+				check(t, p.w)
+			}
+			if !p.advance(t, at, math.MaxInt, func() {}) || p.w.Len() != 0 {
+				t.Fatalf("%d timers left", p.w.Len())
+			}
+		})
+	}
+}
+
+func TestLateTimers(t *testing.T) {
+	w := New(1000)
+	w.Insert(1000, 1)
+	w.Insert(400, 2)
+	w.Insert(700, 3)
+	if next, ok := w.Next(); !ok || next != 1000 {
+		t.Fatalf("Next %d %v, want now", next, ok)
+	}
+	var got []int64
+	w.Advance(0, 10, func(data uint32, deadline int64) {
+		got = append(got, int64(data), deadline)
+		if data == 1 {
+			w.Insert(-5, 4)
+		}
+	})
+	if want := []int64{1, 1000, 2, 400, 3, 700, 4, -5}; !slices.Equal(got, want) {
+		t.Fatalf("yielded %v, want %v", got, want)
+	}
+	if w.Now() != 1000 {
+		t.Fatalf("Now %d: time went back", w.Now())
+	}
+}
+
+func TestEndsOfTime(t *testing.T) {
+	w := New(math.MinInt64)
+	for _, d := range []int64{math.MaxInt64, 0, -1, math.MinInt64, 1, math.MaxInt64 - 1} {
+		w.Insert(d, 0)
+	}
+	var got []int64
+	w.Advance(math.MaxInt64, 10, func(_ uint32, deadline int64) { got = append(got, deadline) })
+	if want := []int64{math.MinInt64, -1, 0, 1, math.MaxInt64 - 1, math.MaxInt64}; !slices.Equal(got, want) {
+		t.Fatalf("yielded %v, want %v", got, want)
+	}
+}
+
+func TestRemoveOfDeadTimerPanics(t *testing.T) {
+	w := New(0)
+	gone := w.Insert(5, 0)
+	w.Insert(6, 0)
+	w.Remove(gone)
+	for _, id := range []ID{0, gone, 3, math.MaxUint32} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("Remove(%d) did not panic", id)
+				}
+			}()
+			w.Remove(id)
+		}()
+	}
+	if w.Len() != 1 {
+		t.Fatalf("Len %d, want 1", w.Len())
+	}
+}
+
+// No operation works on more than a few slots' worth of timers, however many there are: in the worst
+// slot of a classic wheel, here half a million, nothing moves them all.
+func TestBoundedWork(t *testing.T) {
+	const n = 500_000
+	rng := rand.New(rand.NewPCG(5, 6))
+	w := New(0)
+	ids := make([]ID, n)
+	const from, width = int64(1) << 30, int64(1) << 30
+	for i := range ids {
+		ids[i] = w.Insert(from+rng.Int64N(width), uint32(i+1))
+	}
+	moved := func(op func()) int { // records that are elsewhere than before
+		count := 0
+		before := make([]uint32, n)
+		for i, id := range ids {
+			before[i] = *w.pos(id)
+		}
+		op()
+		for i, id := range ids {
+			if *w.pos(id) != before[i] {
+				count++
+			}
+		}
+		return count
+	}
+	if m := moved(func() { w.Advance(from-1, 1, nil) }); m != 0 {
+		t.Errorf("a step to just before the slot moved %d timers", m)
+	}
+	first, _ := w.Next()
+	if m := moved(func() { w.Advance(first-1, 1, nil) }); m > slotMax {
+		t.Errorf("a step into the slot moved %d timers", m)
+	}
+	if m := moved(func() { w.Advance(first+10, 1, func(uint32, int64) {}) }); m > slotMax+1 {
+		t.Errorf("one timer yielded, %d moved", m)
+	}
+	check(t, w)
+}
+
+// Removals cannot make the rest hold much more memory than it needs.
+func TestRemovalsGiveRoom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	w := New(0)
+	const keep, rounds = 4_000, 200
+	seq := uint32(0)
+	for range rounds { // in each, one timer of 50 stays
+		var ids []ID
+		for range keep / rounds * 50 {
+			seq++
+			ids = append(ids, w.Insert(hour+rng.Int64N(hour), seq))
+		}
+		for j, id := range ids {
+			if j%50 != 0 {
+				w.Remove(id)
+			}
+		}
+	}
+	check(t, w)
+	if w.Len() != keep {
+		t.Fatalf("Len %d", w.Len())
+	}
+	chunks := int(w.chunkCount-1-w.freeChunkCount) * chunkLen
+	if chunks > 5*keep/2 {
+		t.Errorf("%d timers hold room for %d", keep, chunks)
+	}
+}
+
+func TestMemory(t *testing.T) {
+	for _, v := range []any{chunkBlock{}, idBlock{}, nodeBlock{}} {
+		if typ := reflect.TypeOf(v); hasPointer(typ) {
+			t.Errorf("%v holds a pointer for the collector to follow", typ)
+		}
+	}
+	if !hasPointer(reflect.TypeOf(struct{ a [2]struct{ p *int } }{})) {
+		t.Error("hasPointer does not see one")
+	}
+	if size := float64(unsafe.Sizeof(chunkBlock{})+unsafe.Sizeof(idBlock{})) / blockLen; size > 32 {
+		t.Errorf("%.1f bytes a timer, over 32", size)
+	}
+	w := New(0)
+	w.Grow(100_000)
+	held := w.Bytes()
+	for i := range int64(100_000) {
+		w.Insert(i*i%hour, 0)
+	}
+	if grown := w.Bytes() - held; grown > int(unsafe.Sizeof(nodeBlock{}))*16 {
+		t.Errorf("Grow left %d bytes to be taken by Insert", grown)
+	}
+}
+
+func hasPointer(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Array:
+		return hasPointer(t.Elem())
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if hasPointer(t.Field(i).Type) {
+				return true
+			}
+		}
+		return false
+	case reflect.Pointer, reflect.UnsafePointer, reflect.Slice, reflect.String, reflect.Map, reflect.Interface, reflect.Func, reflect.Chan:
+		return true
+	}
+	return false
+}
+
+func TestNoAllocations(t *testing.T) {
+	const n = 50_000
+	rng := rand.New(rand.NewPCG(9, 10))
+	w := New(y2k)
+	w.Grow(2 * n)
+	ids := make([]ID, n)
+	arm := func(i uint32, _ int64) { ids[i] = w.Insert(w.Now()+1+rng.Int64N(hour), i) }
+	for i := range ids {
+		arm(uint32(i), 0)
+	}
+	for name, op := range map[string]func(){
+		"insert and remove": func() {
+			i := rng.IntN(n)
+			w.Remove(ids[i])
+			arm(uint32(i), 0)
+		},
+		"next":               func() { w.Next() },
+		"advance and re-arm": func() { w.Advance(w.Now()+10, 100, arm) },
+	} {
+		if allocs := testing.AllocsPerRun(20_000, op); allocs != 0 {
+			t.Errorf("%s: %v allocations", name, allocs)
+		}
+	}
+}
