@@ -7,27 +7,24 @@ import (
 
 // Names gives the subjects and streams of one service.
 type Names struct {
-	Prefix string // of subjects, 1 to 4 tokens
+	Prefix string // of subjects, one token
 	Stream string // what streams' names begin with
 }
 
 // DefaultNames are those of a service that was given no others.
 func DefaultNames() Names { return Names{Prefix: "carillon", Stream: "CARILLON"} }
 
-// NamesFor derives the names from a subject prefix: the streams of "acme.jobs" begin with "ACME_JOBS".
+// NamesFor derives the names from a subject prefix: the streams of "acme" begin with "ACME".
 func NamesFor(prefix string) Names {
-	return Names{Prefix: prefix, Stream: strings.ToUpper(strings.ReplaceAll(prefix, ".", "_"))}
+	return Names{Prefix: prefix, Stream: strings.ToUpper(prefix)}
 }
 
 // Validate checks the names. The error is an *Error of CodeInvalidField.
 func (n Names) Validate() error {
-	tokens := strings.Split(n.Prefix, ".")
-	if len(tokens) > 4 || len(n.Prefix) > 64 {
-		return errField(CodeInvalidField, "prefix", "%s has %d tokens and %d bytes; at most 4 and 64", quote(n.Prefix), len(tokens), len(n.Prefix))
-	}
-	for _, t := range append(tokens, n.Stream) {
-		if t == "" || strings.Trim(t, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != "" {
-			return errField(CodeInvalidField, "prefix", "%s is no prefix: tokens of A-Z a-z 0-9 _ -, joined by single dots", quote(n.Prefix))
+	const most = 32
+	for _, s := range []string{n.Prefix, n.Stream} {
+		if s == "" || len(s) > most || strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != "" {
+			return errField(CodeInvalidField, "prefix", "%s is no prefix: 1 to %d of A-Z a-z 0-9 _ -", quote(s), most)
 		}
 	}
 	return nil
@@ -74,6 +71,12 @@ func (n Names) Trigger(partition int, topic string) string {
 func (n Names) Triggers(partition int) string {
 	return n.Prefix + ".trigger." + strconv.Itoa(partition) + "."
 }
+
+// AllTriggers means the triggers of a topic in all partitions: carillon.trigger.*.<topic>.
+func (n Names) AllTriggers(topic string) string { return n.Prefix + ".trigger.*." + topic }
+
+// AllEvents means all events: carillon.event.>.
+func (n Names) AllEvents() string { return n.Prefix + ".event.>" }
 
 // Event is where a partition's event is published: carillon.event.<p>.<kind>.<job>. What is no valid
 // job id becomes _.

@@ -113,16 +113,19 @@ func (c *Chain) HoldUntil() (at int64, ok bool) {
 	return c.queue[c.sent].Due, true
 }
 
-// Acked takes the stream's word that the message at seq is stored. Doubled and late acks are harmless.
-func (c *Chain) Acked(seq uint64, now int64) {
+// Acked takes the stream's word that the message at seq is stored, and returns the outputs that are known
+// to be stored by it. Doubled and late acks are harmless.
+func (c *Chain) Acked(seq uint64, now int64) []Output {
 	if c.lost || seq <= c.stored.Seq || seq > c.expect {
-		return
+		return nil
 	}
 	n := int(seq - c.stored.Seq)
 	c.stored = Acked{c.stored.Output + uint64(n), seq}
+	stored := c.queue[:n]
 	c.queue = c.queue[n:]
 	c.sent -= n
 	c.measure(n, now)
+	return stored
 }
 
 // measure fits the window to the drain. It only grows under load: a chain that waits for work says
@@ -189,7 +192,7 @@ func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
 		return number <= acked.Output && seq > acked.Seq
 	}
 	held, _ := m.outbox.after(number - 1)
-	return held[0].ID() != trigger || seq <= acked.Seq
+	return held[0].ID() != trigger
 }
 
 // LastStored gives the number of the last output in a stream with this end, to resume the chain from.

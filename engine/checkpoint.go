@@ -346,6 +346,9 @@ func (r *Restore) job(d *decoder) error {
 		return d.err
 	}
 	j.plan = expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), schedule.Offset(id, want.Spread.Milliseconds()))
+	if j.status == statusPaused {
+		m.paused++
+	}
 	switch {
 	case j.status == statusCompleted:
 		r.done = append(r.done, slot)

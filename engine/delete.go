@@ -32,6 +32,9 @@ func (m *Machine) remove(slot uint32, j *job) {
 	m.touch(slot)
 	m.disarm(slot, j)
 	m.uncomplete(j)
+	if j.status == statusPaused {
+		m.paused--
+	}
 	m.unforce(slot)
 	delete(m.requests, slot)
 	m.jobs.remove(slot)

@@ -65,8 +65,10 @@ type Machine struct {
 	rejected  map[uint64]*rejection // waiting, by the sequence of the first
 	collapse  map[rejectionKey]uint64
 	gaps      []gap
-	completed fifo // completed jobs, oldest first
-	kept      int  // completed jobs present
+	completed fifo   // completed jobs, oldest first
+	kept      int    // completed jobs present
+	paused    int    // paused jobs present
+	refused   uint64 // commands refused since the process started; not part of the state
 
 	outbox outbox
 	cache  scheduleCache

@@ -128,7 +128,7 @@ func (b *outbox) add(o Output) *Output {
 
 // trim drops what is stored for good. A word about outputs never made is ignored.
 func (b *outbox) trim(acked Acked) {
-	if acked.Output <= b.acked.Output || acked.Output > b.made || acked.Seq <= b.acked.Seq {
+	if acked.Output <= b.acked.Output || acked.Output > b.made {
 		return
 	}
 	n := int(acked.Output - b.acked.Output)

@@ -14,6 +14,7 @@ func (m *Machine) pause(e *Entry) (bool, *carillon.Error) {
 	m.touch(slot)
 	m.disarm(slot, j)
 	j.status = statusPaused
+	m.paused++
 	m.remember(slot, e.Request)
 	return true, nil
 }
@@ -27,6 +28,7 @@ func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 	}
 	m.touch(slot)
 	j.status = statusScheduled
+	m.paused--
 	if j.next <= m.now {
 		j.skipTo = m.now
 	}

@@ -59,6 +59,9 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	m.remember(slot, e.Request)
 	switch {
 	case next == none && expr.Kind() != schedule.None:
+		if paused {
+			m.paused--
+		}
 		m.finish(slot, j)
 	case paused:
 		j.status, j.next = statusPaused, next

@@ -125,6 +125,7 @@ type rejectionKey struct {
 
 // reject queues the event of a refused command.
 func (m *Machine) reject(e *Entry, refusal *carillon.Error) {
+	m.refused++
 	key := rejectionKey{cut(e.Verb), cut(e.Job), refusal.Code}
 	seq, waits := m.collapse[key]
 	if !waits && len(m.rejected) >= maxRejected {

@@ -67,7 +67,9 @@ type Stats struct {
 	To        int64 // the time that ticks have reached, unix ms
 	Jobs      int
 	Completed int
-	Timers    int // on the wheel
+	Paused    int
+	Rejected  uint64 // commands since the process started
+	Timers    int    // on the wheel
 	Ready     int
 	Made      uint64 // outputs
 	Acked     Acked
@@ -77,7 +79,7 @@ type Stats struct {
 // Stats returns the present counts.
 func (m *Machine) Stats() Stats {
 	s := Stats{
-		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to, Jobs: m.jobs.len(), Completed: m.kept,
+		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to, Jobs: m.jobs.len(), Completed: m.kept, Paused: m.paused, Rejected: m.refused,
 		Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
 	for _, w := range m.wheels {

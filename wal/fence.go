@@ -2,7 +2,9 @@ package wal
 
 import (
 	"fmt"
+	"hash/crc32"
 	"io/fs"
+	"strings"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -33,7 +35,19 @@ type fence struct {
 	cause  atomic.Pointer[error]
 	failed chan struct{}
 	sink   *vfs.MemFS // files made after the failure, by their base names
+
+	synced     atomic.Pointer[manifest] // what is on disk of the manifest in use
+	onManifest atomic.Pointer[func()]   // called after each change of synced
 }
+
+// manifest is a synced part of one of Pebble's manifests, which only grow; see mark.
+type manifest struct {
+	name string
+	size uint64
+	sum  uint32 // crc32c of these bytes
+}
+
+const manifestPrefix = "MANIFEST-"
 
 func newFence(inner vfs.FS) *fence {
 	return &fence{FS: inner, failed: make(chan struct{}), sink: vfs.NewMem()}
@@ -73,7 +87,11 @@ func (f *fence) open(op, name string, open func() (vfs.File, error)) (vfs.File, 
 		return err
 	})
 	if f.err() == nil {
-		return &fencedFile{File: file, fence: f, name: name}, nil
+		fenced := &fencedFile{File: file, fence: f, name: name}
+		if base := f.PathBase(name); strings.HasPrefix(base, manifestPrefix) {
+			fenced.manifest = &manifest{name: base}
+		}
+		return fenced, nil
 	}
 	if file != nil {
 		_ = file.Close() // it will not be written
@@ -160,11 +178,16 @@ func (f *fence) Unwrap() vfs.FS { return f.FS }
 // fencedFile is a file or directory opened for writing or syncing.
 type fencedFile struct {
 	vfs.File
-	fence *fence
-	name  string
+	fence    *fence
+	name     string
+	manifest *manifest // what was written, of a manifest
 }
 
 func (f *fencedFile) Write(p []byte) (int, error) {
+	if f.manifest != nil {
+		f.manifest.size += uint64(len(p))
+		f.manifest.sum = crc32.Update(f.manifest.sum, castagnoli, p)
+	}
 	f.fence.do("write", f.name, func() error { _, err := f.File.Write(p); return err })
 	return len(p), nil
 }
@@ -175,13 +198,25 @@ func (f *fencedFile) WriteAt(p []byte, off int64) (int, error) {
 }
 
 func (f *fencedFile) Sync() error {
-	f.fence.do("sync", f.name, f.File.Sync)
+	f.sync(f.File.Sync)
 	return nil
 }
 
 func (f *fencedFile) SyncData() error {
-	f.fence.do("sync", f.name, f.File.SyncData)
+	f.sync(f.File.SyncData)
 	return nil
+}
+
+func (f *fencedFile) sync(sync func() error) {
+	f.fence.do("sync", f.name, sync)
+	if f.manifest == nil || f.fence.err() != nil {
+		return
+	}
+	synced := *f.manifest
+	f.fence.synced.Store(&synced)
+	if changed := f.fence.onManifest.Load(); changed != nil {
+		(*changed)()
+	}
 }
 
 func (f *fencedFile) SyncTo(length int64) (full bool, _ error) {

@@ -299,6 +299,7 @@ func TestCrash(t *testing.T) {
 	}
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 1))
+		noise := rand.NewChaCha8([32]byte{byte(seed)})
 		mem := vfs.NewCrashableMem()
 		history := []model{{recs: map[uint64]string{}}} // history[i] is the log after i operations
 		for life := range 4 {
@@ -334,9 +335,7 @@ func TestCrash(t *testing.T) {
 					for range 1 + rng.IntN(5) {
 						seq += 1 + rng.Uint64N(3)
 						data := make([]byte, rng.IntN(3000))
-						for i := range data {
-							data[i] = byte(rng.Uint32())
-						}
+						_, _ = noise.Read(data)
 						recs = append(recs, Record{seq, data})
 					}
 					waits = append(waits, s.Log().Submit(recs))

@@ -70,9 +70,10 @@ func (o *Options) Validate() error {
 
 // pebble is how this workload wants Pebble: keys come in ascending order, are read on recovery only, and
 // go from the front by range deletion.
-func (o *Options) pebble(f *fence, cache *pebble.Cache) *pebble.Options {
+func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebble.Options {
 	po := &pebble.Options{
 		FS:     f,
+		Lock:   lock,
 		Cache:  cache,
 		Logger: logger{f, o.Logger},
 		EventListener: &pebble.EventListener{

@@ -55,6 +55,7 @@ type Store struct {
 	mark  *mark
 	log   *Log
 	cache *pebble.Cache
+	lock  *pebble.Lock // nil if Pebble made the directory and holds the lock itself
 
 	commitMu sync.Mutex // the order of counts is the order of commits
 	count    uint64     // of the newest synced batch
@@ -71,8 +72,8 @@ type Store struct {
 const tableDir = "building"
 
 // OpenStore opens the store in opts.Dir, or makes one. Errors: ErrLocked, ErrCorrupt (with the file, and the
-// offset where Pebble names it; a *LossError for missing batches), ErrVersion, ErrFailed for a disk that is
-// full or broken, else what the file system said.
+// offset where Pebble names it; a *LossError for missing batches), ErrVersion, else what the file system said,
+// e.g. syscall.ENOSPC.
 func OpenStore(opts Options) (_ *Store, err error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -85,18 +86,28 @@ func OpenStore(opts Options) (_ *Store, err error) {
 		}
 	}()
 	f := s.fence
+	var synced markState
+	// What can be checked is checked before Pebble opens: it deletes the files that a damaged manifest does
+	// not list. Pebble makes a directory that is not there, and locks it.
+	if _, err := f.Stat(opts.Dir); err == nil {
+		if s.lock, err = pebble.LockDirectory(opts.Dir, f); err != nil {
+			return nil, lockError(opts.Dir, err)
+		}
+		if synced, err = readMark(f, opts.Dir); err != nil {
+			return nil, err
+		}
+		if err := checkManifest(f, opts.Dir, synced.manifest); err != nil {
+			return nil, err
+		}
+	}
 	s.cache = pebble.NewCache(opts.CacheBytes)
-	s.popts = opts.pebble(f, s.cache)
+	s.popts = opts.pebble(f, s.lock, s.cache)
 	s.popts.EnsureDefaults()
 	if s.db, err = pebble.Open(opts.Dir, s.popts); err != nil {
 		return nil, lockError(opts.Dir, err)
 	}
 	tables := f.PathJoin(opts.Dir, tableDir)
 	if err := errors.Join(f.RemoveAll(tables), f.MkdirAll(tables, 0o755)); err != nil {
-		return nil, err
-	}
-	syncedCount, syncedLast, err := readMark(f, f.PathJoin(opts.Dir, syncedFile))
-	if err != nil {
 		return nil, err
 	}
 	if err := s.checkFormat(); err != nil {
@@ -108,8 +119,8 @@ func OpenStore(opts Options) (_ *Store, err error) {
 	if s.log, err = openLog(s); err != nil {
 		return nil, err
 	}
-	if s.count < syncedCount {
-		loss := &LossError{Dir: opts.Dir, Last: s.log.Last(), SyncedLast: syncedLast, Lost: syncedCount - s.count}
+	if s.count < synced.count {
+		loss := &LossError{Dir: opts.Dir, Last: s.log.Last(), SyncedLast: synced.last, Lost: synced.count - s.count}
 		if !opts.AllowLoss {
 			return nil, loss
 		}
@@ -185,10 +196,13 @@ func (s *Store) release() error {
 		err = s.db.Close()
 	}
 	if s.mark != nil {
-		err = errors.Join(err, s.mark.file.Close())
+		err = errors.Join(err, s.mark.close())
 	}
 	if s.cache != nil {
 		s.cache.Unref()
+	}
+	if s.lock != nil {
+		err = errors.Join(err, s.lock.Close())
 	}
 	return err
 }
@@ -293,9 +307,7 @@ func (s *Store) commit(b *pebble.Batch, v *view) (wait func() error) {
 		// The mark is closed with the store; the batch is on disk all the same.
 		if s.enter() == nil {
 			defer s.leave()
-			if err := s.mark.advance(count, s.log.Last()); err != nil {
-				return err
-			}
+			s.mark.advance(count, s.log.Last())
 		}
 		return b.Close()
 	})

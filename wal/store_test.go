@@ -196,7 +196,7 @@ func TestLaterFormat(t *testing.T) {
 
 	_, err = decodeRecord(1, []byte{recordVersion + 1, 0, 0, 0, 0})
 	wantErr(t, err, ErrVersion)
-	_, _, err = decodeMark([]byte{markVersion + 1})
+	_, err = decodeMark([]byte{markVersion + 1})
 	wantErr(t, err, ErrVersion)
 }
 
@@ -247,6 +247,7 @@ func TestTables(t *testing.T) {
 func TestGolden(t *testing.T) {
 	value := make([]byte, recordHeader+5)
 	putRecord(value, Record{Seq: 258, Data: []byte("hello")})
+	mark := markState{count: 3, last: 258, manifest: manifest{name: "MANIFEST-000001", size: 162, sum: 0x01020304}}
 	for _, c := range []struct {
 		name string
 		got  []byte
@@ -258,7 +259,7 @@ func TestGolden(t *testing.T) {
 		{"format key", formatKey, "6d 00 66 6f 72 6d 61 74"},
 		{"last key", lastKey, "6d 00 6c 61 73 74"},
 		{"count key", countKey, "6d 00 73 79 6e 63 65 64"},
-		{"mark", encodeMark(3, 258), goldenMark},
+		{"mark", encodeMark(mark), goldenMark},
 	} {
 		if got := fmt.Sprintf("% x", c.got); got != c.want {
 			t.Errorf("%s is\n%s, want\n%s", c.name, got, c.want)
@@ -276,15 +277,14 @@ func TestGolden(t *testing.T) {
 	}
 	_, err = decodeRecord(259, value)
 	wantErr(t, err, ErrCorrupt)
-	count, last, err := decodeMark(encodeMark(3, 258))
-	if count != 3 || last != 258 || err != nil {
-		t.Errorf("decoded mark %d, %d, %v", count, last, err)
+	if got, err := decodeMark(encodeMark(mark)); got != mark || err != nil {
+		t.Errorf("decoded mark %+v, %v", got, err)
 	}
 }
 
 const (
 	goldenRecord = "01 d0 d7 e4 96 68 65 6c 6c 6f"
-	goldenMark   = "01 00 00 00 00 00 00 00 03 00 00 00 00 00 00 01 02 6e 3f 9b 1f"
+	goldenMark   = "01 00 00 00 00 00 00 00 03 00 00 00 00 00 00 01 02 00 00 00 00 00 00 00 01 00 00 00 00 00 00 00 a2 01 02 03 04 90 26 eb 7c"
 )
 
 func FuzzDecodeRecord(f *testing.F) {

@@ -7,6 +7,9 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -15,91 +18,132 @@ import (
 // syncedFile is the name of the store's own note of how much it has synced; see mark.
 const syncedFile = "SYNCED"
 
-// mark remembers, outside of Pebble, how many batches were synced, so that a lost tail is noticed.
+// mark remembers, outside of Pebble, what was synced, so that a loss is noticed.
 //
 // Pebble cannot tell a damaged end of its log from one that a crash tore, and cuts the log there in
 // silence. Its chunks carry the offset that was synced before them, so that damage further in should be an
 // error; but in 2.1.7 that offset counts only what was flushed out of a partly filled 32 KiB block
 // (record.LogWriter.flushLoop), so after large batches it lags far behind, and megabytes of synced records
-// may vanish without one. The same holds for the end of the manifest. So every synced batch carries a
-// count, and the count of the newest one is written here after its sync. A store that opens with a smaller
-// count has lost synced batches.
+// may vanish without one. So every synced batch carries a count, and the count of the newest one is written
+// here after its sync. A store that opens with a smaller count has lost synced batches.
+//
+// The manifest, which lists the tables, is cut in the same way, and then whole tables of records are gone
+// from the middle, which no count shows. A manifest only grows, and rarely; so the size and checksum of what
+// is synced of it are here as well.
 //
 // The mark itself is not synced: it is one small write to the page cache a commit. A killed process loses
 // nothing of it; after power loss it may be old, which can only hide a loss, not invent one.
 type mark struct {
 	mu    sync.Mutex
+	fence *fence
 	file  vfs.File
-	count uint64
+	state markState
 }
 
-// The mark's bytes: version, count, last sequence of the log, crc32c of these; integers big-endian.
+type markState struct {
+	count    uint64 // of the newest synced batch
+	last     uint64 // the log's last sequence then
+	manifest manifest
+}
+
+// The mark's bytes: version, count, last, manifest number, its size, its crc32c, crc32c of all these;
+// integers big-endian.
 const (
 	markVersion = 1
-	markSize    = 1 + 8 + 8 + 4
+	markSize    = 1 + 8 + 8 + 8 + 8 + 4 + 4
 )
 
-func encodeMark(count, last uint64) []byte {
+func encodeMark(s markState) []byte {
+	number, err := strconv.ParseUint(strings.TrimPrefix(s.manifest.name, manifestPrefix), 10, 64)
+	if err != nil {
+		number = 0 // no manifest; Pebble's begin with 1
+	}
 	b := make([]byte, 0, markSize)
 	b = append(b, markVersion)
-	b = binary.BigEndian.AppendUint64(b, count)
-	b = binary.BigEndian.AppendUint64(b, last)
+	b = binary.BigEndian.AppendUint64(b, s.count)
+	b = binary.BigEndian.AppendUint64(b, s.last)
+	b = binary.BigEndian.AppendUint64(b, number)
+	b = binary.BigEndian.AppendUint64(b, s.manifest.size)
+	b = binary.BigEndian.AppendUint32(b, s.manifest.sum)
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-func decodeMark(b []byte) (count, last uint64, err error) {
+func decodeMark(b []byte) (s markState, err error) {
 	if len(b) > 0 && b[0] > markVersion {
-		return 0, 0, fmt.Errorf("%w: mark version %d, this binary reads %d", ErrVersion, b[0], markVersion)
+		return s, fmt.Errorf("%w: mark version %d, this binary reads %d", ErrVersion, b[0], markVersion)
 	}
 	if len(b) != markSize || b[0] != markVersion {
-		return 0, 0, fmt.Errorf("%w: mark of %d bytes", ErrCorrupt, len(b))
+		return s, fmt.Errorf("%w: mark of %d bytes", ErrCorrupt, len(b))
 	}
-	if binary.BigEndian.Uint32(b[17:]) != crc32.Checksum(b[:17], castagnoli) {
-		return 0, 0, fmt.Errorf("%w: mark's checksum does not match", ErrCorrupt)
+	body := b[:markSize-4]
+	if binary.BigEndian.Uint32(b[markSize-4:]) != crc32.Checksum(body, castagnoli) {
+		return s, fmt.Errorf("%w: mark's checksum does not match", ErrCorrupt)
 	}
-	return binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint64(b[9:]), nil
+	s.count = binary.BigEndian.Uint64(b[1:])
+	s.last = binary.BigEndian.Uint64(b[9:])
+	s.manifest.name = fmt.Sprintf("%s%06d", manifestPrefix, binary.BigEndian.Uint64(b[17:]))
+	s.manifest.size = binary.BigEndian.Uint64(b[25:])
+	s.manifest.sum = binary.BigEndian.Uint32(b[33:])
+	return s, nil
 }
 
 // readMark returns zeros when there is no mark yet: no file, or one whose first write a power loss undid.
-func readMark(fsys vfs.FS, path string) (count, last uint64, err error) {
-	f, err := fsys.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, 0, nil
+func readMark(fsys vfs.FS, dir string) (s markState, err error) {
+	path := fsys.PathJoin(dir, syncedFile)
+	b, err := readFile(fsys, path, markSize+1)
+	if err != nil || len(b) == 0 {
+		return s, err
 	}
-	if err != nil {
-		return 0, 0, err
+	if s, err = decodeMark(b); err != nil {
+		return s, fmt.Errorf("%w, in %s: removing the file gives up the check for lost batches once", err, path)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, markSize+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return 0, 0, err
-	}
-	if len(b) == 0 {
-		return 0, 0, nil
-	}
-	if count, last, err = decodeMark(b); err != nil {
-		return 0, 0, fmt.Errorf("%w, in %s: removing the file gives up the check for lost batches once", err, path)
-	}
-	return count, last, nil
+	return s, nil
 }
 
-// openMark starts a mark at count and makes it durable.
-func openMark(fsys vfs.FS, dir string, count, last uint64) (*mark, error) {
-	f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, syncedFile), vfs.WriteCategoryUnspecified)
+// checkManifest verifies what was synced of the manifest. One that is gone was followed by another.
+func checkManifest(fsys vfs.FS, dir string, m manifest) error {
+	path := fsys.PathJoin(dir, m.name)
+	b, err := readFile(fsys, path, m.size)
+	if err != nil || b == nil {
+		return err
+	}
+	if uint64(len(b)) < m.size {
+		return fmt.Errorf("%w: %s has %d bytes and was synced to %d", ErrCorrupt, path, len(b), m.size)
+	}
+	if got := crc32.Checksum(b, castagnoli); got != m.sum {
+		return fmt.Errorf("%w: %s, offset 0 to %d: checksum %08x, was %08x", ErrCorrupt, path, m.size, got, m.sum)
+	}
+	return nil
+}
+
+// readFile reads at most the first bytes of a file; nil when there is none.
+func readFile(fsys vfs.FS, path string, most uint64) ([]byte, error) {
+	f, err := fsys.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	m := &mark{file: f}
-	err = m.write(count, last)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = syncDir(fsys, dir)
-	}
+	b, err := io.ReadAll(io.LimitReader(f, int64(min(most, math.MaxInt64))))
+	return b, errors.Join(err, f.Close())
+}
+
+// openMark starts a mark, makes it durable, and follows the manifest from then on.
+func openMark(f *fence, dir string, count, last uint64) (*mark, error) {
+	file, err := f.OpenReadWrite(f.PathJoin(dir, syncedFile), vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, err
 	}
-	return m, nil
+	m := &mark{fence: f, file: file, state: markState{count: count, last: last}}
+	changed := func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.write()
+	}
+	f.onManifest.Store(&changed)
+	changed()
+	return m, errors.Join(file.Sync(), syncDir(f, dir))
 }
 
 func syncDir(fsys vfs.FS, dir string) error {
@@ -110,18 +154,26 @@ func syncDir(fsys vfs.FS, dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func (m *mark) write(count, last uint64) error {
-	m.count = count
-	_, err := m.file.WriteAt(encodeMark(count, last), 0)
-	return err
+// write puts the state down. An error shows at the fence.
+func (m *mark) write() {
+	if synced := m.fence.synced.Load(); synced != nil {
+		m.state.manifest = *synced
+	}
+	_, _ = m.file.WriteAt(encodeMark(m.state), 0)
 }
 
 // advance notes that the batch with this count is on disk. A smaller count than noted is no news.
-func (m *mark) advance(count, last uint64) error {
+func (m *mark) advance(count, last uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if count <= m.count {
-		return nil
+	if count > m.state.count {
+		m.state.count, m.state.last = count, last
+		m.write()
 	}
-	return m.write(count, last)
+}
+
+// close ends the mark, after Pebble's last write.
+func (m *mark) close() error {
+	m.fence.onManifest.Store(nil)
+	return m.file.Close()
 }

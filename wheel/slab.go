@@ -13,6 +13,11 @@ func (w *Wheel) record(pos uint32) *record {
 	return &w.chunks[pos/blockLen].records[pos%blockLen]
 }
 
+func (w *Wheel) recordsOf(c uint32) *[chunkLen]record {
+	at := c * chunkLen % blockLen
+	return (*[chunkLen]record)(w.chunks[c/blockChunks].records[at : at+chunkLen])
+}
+
 func (w *Wheel) pos(id ID) *uint32 {
 	return &w.ids[id/blockLen].pos[id%blockLen]
 }
@@ -72,43 +77,49 @@ func (w *Wheel) addChunk(s *slot, i uint32) {
 	if s.head == 0 {
 		s.head = c
 	} else {
-		prev = (s.end - 1) / chunkLen
+		prev = s.end/chunkLen - 1
 		w.chunk(prev).next = c
 	}
-	*w.chunk(c) = chunk{slot: i, prev: prev}
+	*w.chunk(c) = chunk{slot: i, prev: prev, live: ^uint16(0)}
 	s.end = c * chunkLen
 }
 
 func (w *Wheel) addBlock() {
-	if len(w.chunks) == 1<<32/blockLen-1 { // a slot's end must be a uint32, too
-		panic("wheel: no position left for another 8192 timers")
+	if len(w.chunks) == 1<<32/blockLen-1 {
+		panic("wheel: no position is left for another timer")
 	}
 	w.chunks = append(w.chunks, new(chunkBlock))
 }
 
-// dropChunk takes chunk c, which holds no record any more, out of its slot.
-func (w *Wheel) dropChunk(c uint32) {
+// used is the records in use of chunk c of slot s.
+func (w *Wheel) used(s *slot, c uint32) uint16 {
 	h := w.chunk(c)
-	s := w.slot(h.slot)
+	if h.next != 0 {
+		return h.live
+	}
+	return h.live & (1<<(s.end-c*chunkLen) - 1) // the last
+}
+
+// dropChunk takes chunk c, which holds no record any more, out of slot s.
+func (w *Wheel) dropChunk(s *slot, c uint32) {
+	h := w.chunk(c)
 	if h.prev != 0 {
 		w.chunk(h.prev).next = h.next
 	} else {
 		s.head = h.next
 	}
-	if h.next != 0 {
+	switch {
+	case h.next != 0:
 		w.chunk(h.next).prev = h.prev
-	} else {
-		s.end = w.endOf(h.prev)
-	}
-	if s.head == 0 {
+	case h.prev != 0:
+		last := w.chunk(h.prev)
+		n := uint32(bits.Len16(last.live))
+		last.live |= ^uint16(0) << n
+		s.end = h.prev*chunkLen + n
+	default:
 		w.vacate(h.slot)
 	}
 	w.recycle(c)
-}
-
-// endOf is the position behind the last record of chunk c.
-func (w *Wheel) endOf(c uint32) uint32 {
-	return c*chunkLen + uint32(bits.Len16(w.chunk(c).live))
 }
 
 // recycle puts chunk c, which is in no slot, on the free list.
@@ -118,27 +129,34 @@ func (w *Wheel) recycle(c uint32) {
 	w.freeChunkCount++
 }
 
-// merge moves the records of chunk b behind those of chunk a, its predecessor, if both exist and hold
-// few enough.
-func (w *Wheel) merge(a, b uint32) bool {
-	if a == 0 || b == 0 {
+// shrink frees chunk c if no record of it is in use, or merges it with a neighbour.
+func (w *Wheel) shrink(c uint32) {
+	h := w.chunk(c)
+	s := w.slot(h.slot)
+	if n := bits.OnesCount16(w.used(s, c)); n == 0 {
+		w.dropChunk(s, c)
+	} else if n <= mergeMax/2 && !w.merge(s, h.prev, c) {
+		w.merge(s, c, h.next)
+	}
+}
+
+// merge moves the records of chunk b of slot s behind those of chunk a, its predecessor, if both exist
+// and hold few enough.
+func (w *Wheel) merge(s *slot, a, b uint32) bool {
+	if a == 0 || b == 0 || bits.OnesCount16(w.used(s, a))+bits.OnesCount16(w.used(s, b)) > mergeMax {
 		return false
 	}
-	to, from := w.chunk(a), w.chunk(b)
-	if bits.OnesCount16(to.live)+bits.OnesCount16(from.live) > mergeMax {
-		return false
-	}
-	n := uint32(0)
+	to, n := w.chunk(a), uint32(0)
 	for _, c := range [...]uint32{a, b} {
-		for live := w.chunk(c).live; live != 0; live &= live - 1 {
-			r := *w.record(c*chunkLen + uint32(bits.TrailingZeros16(live)))
+		for used := w.used(s, c); used != 0; used &= used - 1 {
+			r := *w.record(c*chunkLen + uint32(bits.TrailingZeros16(used)))
 			*w.record(a*chunkLen + n) = r
 			*w.pos(r.id) = a*chunkLen + n
 			n++
 		}
 	}
 	to.live = 1<<n - 1
-	w.dropChunk(b)
+	w.dropChunk(s, b)
 	return true
 }
 

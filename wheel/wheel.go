@@ -98,18 +98,18 @@ type record struct {
 	id       ID
 }
 
-// chunk is the header of chunkLen records. The bits of live are the records in use.
+// chunk is the header of chunkLen records.
 type chunk struct {
 	slot       uint32 // node and index
 	prev, next uint32 // in the slot; next also links the free ones
-	live       uint16
+	live       uint16 // records in use; also all those not written yet, so that writing leaves it alone
 }
 
 // slot is empty (head 0), a list of chunks, or split (end 0): then head is a node.
 type slot struct {
-	head uint32
-	end  uint32 // where the next record goes, behind the last: known without reading the chunk
-	live uint32 // timers, when not split
+	head  uint32
+	end   uint32 // position behind the last record: where the next one goes, if its chunk has room
+	count uint32 // timers, those removed since the last count included
 }
 
 func (s *slot) split() bool { return s.head != 0 && s.end == 0 }
@@ -134,7 +134,7 @@ const (
 type (
 	chunkBlock struct {
 		heads   [blockChunks]chunk
-		records [blockLen]record
+		records [blockLen]record // a position is a chunk and an index in it: chunk * chunkLen + index
 	}
 	idBlock struct {
 		pos  [blockLen]uint32 // of the id's record: chunk and index; 0 when it is not live
@@ -209,13 +209,8 @@ func (w *Wheel) Remove(id ID) {
 		w.first = 0
 	}
 	h.live &^= 1 << (pos % chunkLen)
-	w.slot(h.slot).live--
-	if n := bits.OnesCount16(h.live); n == 0 {
-		w.dropChunk(c)
-	} else if n <= mergeMax/2 {
-		if !w.merge(h.prev, c) {
-			w.merge(c, h.next)
-		}
+	if h.next == 0 || bits.OnesCount16(h.live) <= mergeMax/2 {
+		w.shrink(c)
 	}
 }
 
@@ -278,15 +273,14 @@ func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline
 // pop takes out the first timer of slot s of level 0, which is due now.
 func (w *Wheel) pop(s *slot) (data uint32, deadline int64) {
 	c := s.head
-	h := w.chunk(c)
-	r := w.record(c*chunkLen + uint32(bits.TrailingZeros16(h.live)))
+	h, used := w.chunk(c), w.used(s, c)
+	r := w.record(c*chunkLen + uint32(bits.TrailingZeros16(used)))
 	data, deadline = r.data, r.deadline
 	w.len--
 	w.freeID(r.id)
 	h.live &= h.live - 1
-	s.live--
-	if h.live == 0 {
-		w.dropChunk(c)
+	if used&(used-1) == 0 {
+		w.dropChunk(s, c)
 	}
 	if s.head == 0 {
 		w.first = 0 // else the next in the slot has the same key
@@ -314,16 +308,24 @@ func (w *Wheel) place(key uint64, r record) uint32 {
 		}
 		pos := s.end
 		s.end++
-		s.live++
-		w.chunk(pos / chunkLen).live |= 1 << (pos % chunkLen)
 		*w.record(pos) = r
 		*w.pos(r.id) = pos
-		if s.live > slotMax && k > 0 {
+		if s.count++; s.count > slotMax && k > 0 && w.recount(s) > slotMax/2 {
 			w.split(i)
 			return 0
 		}
 		return i
 	}
+}
+
+// recount counts the timers of slot s again: Remove does not, as the slot would be one more place in
+// memory to wait for.
+func (w *Wheel) recount(s *slot) uint32 {
+	s.count = 0
+	for c := s.head; c != 0; c = w.chunk(c).next {
+		s.count += uint32(bits.OnesCount16(w.used(s, c)))
+	}
+	return s.count
 }
 
 // split gives slot i a node of its own.
@@ -332,9 +334,9 @@ func (w *Wheel) split(i uint32) {
 		w.first = 0
 	}
 	s := w.slot(i)
-	list := s.head
+	old := *s
 	*s = slot{head: w.newNode(w.node(i/fan).level-1, i)}
-	w.scatter(list)
+	w.scatter(&old)
 }
 
 // enter moves now to t, which is no greater than any key, and opens the slots that now is in then.
@@ -352,7 +354,7 @@ func (w *Wheel) enter(t uint64) {
 			if i == w.first {
 				w.first = 0
 			}
-			w.scatter(s.head)
+			w.scatter(&s)
 			return // to levels below k, in slots after now's
 		}
 		w.dropNode(w.level[k-1]) // empty: its time is over
@@ -362,17 +364,17 @@ func (w *Wheel) enter(t uint64) {
 	}
 }
 
-// scatter places the records of a list of chunks anew, in order, and frees the chunks. None of them is
-// late: those lie at level 0, which is neither split nor entered.
-func (w *Wheel) scatter(c uint32) {
-	for c != 0 {
-		h := w.chunk(c)
-		for live := h.live; live != 0; live &= live - 1 {
-			r := w.record(c*chunkLen + uint32(bits.TrailingZeros16(live)))
+// scatter places the records of s, which is no slot any more, anew and in order, and frees its chunks.
+// None of them is late: those lie at level 0, which is neither split nor entered.
+func (w *Wheel) scatter(s *slot) {
+	for c := s.head; c != 0; {
+		used, records := w.used(s, c), *w.recordsOf(c)
+		next := w.chunk(c).next
+		w.recycle(c)
+		for ; used != 0; used &= used - 1 {
+			r := &records[bits.TrailingZeros16(used)%chunkLen]
 			w.place(toKey(r.deadline), *r)
 		}
-		next := h.next
-		w.recycle(c)
 		c = next
 	}
 }
@@ -423,9 +425,8 @@ func (w *Wheel) earliest() (key uint64, i uint32) {
 		}
 		least := int64(math.MaxInt64)
 		for c := s.head; c != 0; c = w.chunk(c).next {
-			for live := w.chunk(c).live; live != 0; live &= live - 1 {
-				r := w.record(c*chunkLen + uint32(bits.TrailingZeros16(live)))
-				least = min(least, r.deadline)
+			for used := w.used(s, c); used != 0; used &= used - 1 {
+				least = min(least, w.record(c*chunkLen+uint32(bits.TrailingZeros16(used))).deadline)
 			}
 		}
 		return toKey(least), i

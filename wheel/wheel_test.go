@@ -136,11 +136,11 @@ func check(t failer, w *Wheel) {
 			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
 				h := w.chunk(c)
 				chunks++
-				if h.slot != i || h.prev != prev || h.live == 0 || h.next == 0 && w.endOf(c) > s.end {
-					t.Fatalf("chunk %d after %d in slot %d: %+v", c, prev, i, *h)
+				if h.slot != i || h.prev != prev || w.used(&s, c) == 0 {
+					t.Fatalf("chunk %d after %d in slot %d: slot %d, prev %d, live %b", c, prev, i, h.slot, h.prev, h.live)
 				}
-				for l := h.live; l != 0; l &= l - 1 {
-					pos := c*chunkLen + uint32(bits.TrailingZeros16(l))
+				for used := w.used(&s, c); used != 0; used &= used - 1 {
+					pos := c*chunkLen + uint32(bits.TrailingZeros16(used))
 					r := w.record(pos)
 					key := w.keyOf(r)
 					if *w.pos(r.id) != pos || key>>(level*digit)<<(level*digit) != low {
@@ -153,7 +153,7 @@ func check(t failer, w *Wheel) {
 					live++
 				}
 			}
-			if (s.end-1)/chunkLen != prev || s.live != live || level > 0 && live > slotMax {
+			if (s.end-1)/chunkLen != prev || s.count < live || level > 0 && s.count > slotMax {
 				t.Fatalf("slot %d.%d: %+v, has %d, last chunk %d", level, g, s, live, prev)
 			}
 			timers += int(live)

@@ -192,9 +192,9 @@ type window struct {
 
 func makeWindow(loc *time.Location, middle, half int64) *window {
 	w := &window{name: loc.String(), begin: max(middle-half, 0)}
-	dates := map[string]uint8{}
+	dates := map[int]uint8{}
 	fields := func(t time.Time) second {
-		key := t.Format(time.DateOnly)
+		key := t.Year()*1000 + t.YearDay()
 		d, ok := dates[key]
 		if !ok {
 			d = uint8(len(w.dates))

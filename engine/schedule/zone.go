@@ -107,7 +107,7 @@ func newZone(loc *time.Location) *zone {
 		if !end.After(t) {
 			// Past the zone's listed changes ZoneBounds gives the end of a year after 365 days, which the
 			// last day of a leap year has behind it. No zone changes on that day; a test looks.
-			end = t.AddDate(0, 0, 1)
+			end = t.Add(daySeconds * time.Second)
 		}
 		t = end
 	}

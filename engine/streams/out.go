@@ -47,7 +47,8 @@ func (o *OutStream) Last(ctx context.Context) (last uint64, m *Message, err erro
 // ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
 //
-// header is changed: it gets ExpectedLastSequence. It may be nil.
+// header is changed: it gets ExpectedLastSequence. It may be nil. Neither header nor data is kept, so
+// both can be used again for the next message.
 func (o *OutStream) PublishChained(subject string, header nats.Header, data []byte, expectLast uint64, onAck func(seq uint64, err error)) error {
 	if header == nil {
 		header = make(nats.Header, 1)

@@ -516,7 +516,7 @@ func TestTrimAndBump(t *testing.T) {
 }
 
 // process is a server in a process of its own, which kill ends without its knowing.
-func process(t *testing.T, dir string) (nc *nats.Conn, kill func()) {
+func process(t testing.TB, dir string) (nc *nats.Conn, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "STREAMS_TEST_SERVER="+dir)

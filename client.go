@@ -1,0 +1,438 @@
+package carillon
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// DefaultTimeout is how long a request is tried for when its context has no earlier deadline.
+const DefaultTimeout = 10 * time.Second
+
+// selectionTimeout is the same for a change of many jobs.
+const selectionTimeout = 10 * time.Minute
+
+// micro headers of an error reply.
+const (
+	headerServiceError     = "Nats-Service-Error"
+	headerServiceErrorCode = "Nats-Service-Error-Code"
+)
+
+// Client asks a Carillon service over NATS. It keeps nothing but the connection, and any number of
+// goroutines may use it.
+//
+// Its calls return an *Error for every refusal, to be told apart with errors.Is:
+//
+//	if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) { … }
+//
+// Every call that asks may return CodeUnavailable, where nobody answered in time; the outcome is then
+// unknown, and context.Canceled or context.DeadlineExceeded is wrapped beside it when the context
+// ended the wait. CodeInternal is the service's own fault. An error of the connection, such as
+// nats.ErrConnectionClosed, is wrapped as it is.
+type Client struct {
+	nc      *nats.Conn
+	names   Names
+	timeout time.Duration
+}
+
+// ClientOption changes a default of Connect.
+type ClientOption func(*Client)
+
+// WithNames is for a service that runs with --prefix.
+func WithNames(n Names) ClientOption { return func(c *Client) { c.names = n } }
+
+// WithTimeout replaces DefaultTimeout.
+func WithTimeout(d time.Duration) ClientOption { return func(c *Client) { c.timeout = d } }
+
+// Connect makes a client on a connection, which stays the caller's to close.
+func Connect(nc *nats.Conn, options ...ClientOption) *Client {
+	c := &Client{nc: nc, names: DefaultNames(), timeout: DefaultTimeout}
+	for _, o := range options {
+		o(c)
+	}
+	return c
+}
+
+// Names are the subjects and streams the client uses.
+func (c *Client) Names() Names { return c.names }
+
+// CommandOption goes with one command.
+type CommandOption func(*commandOptions)
+
+type commandOptions struct {
+	ifVersion *uint64
+	request   string
+	payload   []byte
+	form      PayloadForm
+	payloaded bool
+}
+
+// IfVersion makes a command conditional: the job must be at version n, or, for 0, must not exist, a
+// completed one counting as existing. Else the command is refused with CodeVersionConflict.
+func IfVersion(n uint64) CommandOption { return func(o *commandOptions) { o.ifVersion = &n } }
+
+// RequestID names the command itself, in the Carillon-Request header. A job takes a put or a fire twice
+// in a row under one name only once. Without this option each call makes up a name for its own retries.
+func RequestID(id string) CommandOption { return func(o *commandOptions) { o.request = id } }
+
+// FirePayload is delivered by one Fire in place of the job's own payload. PayloadNone chooses the form.
+func FirePayload(payload []byte, form PayloadForm) CommandOption {
+	return func(o *commandOptions) { o.payload, o.form, o.payloaded = payload, form, true }
+}
+
+func optionsOf(options []CommandOption) commandOptions {
+	o := commandOptions{request: rand.Text()}
+	for _, set := range options {
+		set(&o)
+	}
+	return o
+}
+
+// Put creates or replaces a job and returns it as it stands once that is durable. It is tried again
+// when the outcome is unknown, which is harmless.
+//
+// Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule and CodeInvalidZone;
+// CodeVersionConflict; CodeLimitExceeded.
+func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
+	o := optionsOf(options)
+	if err := CheckJobID(job.ID); err != nil {
+		return JobReply{}, err
+	}
+	if err := job.Validate(); err != nil {
+		return JobReply{}, err
+	}
+	return c.askJob(ctx, VerbPut, job.ID, AppendPut(nil, &job, o.ifVersion), o.request, true)
+}
+
+// Get returns a job.
+//
+// Errors: CodeInvalidJobID, CodeNotFound.
+func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
+	return c.askJob(ctx, VerbGet, id, nil, "", true)
+}
+
+// Delete removes a job, with its fires that are still to come or waiting.
+//
+// Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
+func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) error {
+	o := optionsOf(options)
+	if err := CheckJobID(id); err != nil {
+		return err
+	}
+	_, retried, err := c.ask(ctx, request{
+		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: true, within: c.timeout,
+	})
+	if retried && errors.Is(err, &Error{Code: CodeNotFound}) {
+		return nil // by an earlier try, whose answer was lost
+	}
+	return err
+}
+
+// Pause stops a job's scheduled fires until Resume. Pausing a paused job changes nothing.
+//
+// Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
+func (c *Client) Pause(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
+	return c.change(ctx, VerbPause, id, options)
+}
+
+// Resume lets a paused job fire again; what it missed meanwhile is skipped and counted.
+//
+// Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
+func (c *Client) Resume(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
+	return c.change(ctx, VerbResume, id, options)
+}
+
+func (c *Client) change(ctx context.Context, verb Verb, id string, options []CommandOption) (JobReply, error) {
+	o := optionsOf(options)
+	return c.askJob(ctx, verb, id, AppendCondition(nil, o.ifVersion), o.request, true)
+}
+
+// Fire makes one trigger of a job now, outside its schedule; its id is in the reply. IfVersion does not
+// apply. When the outcome is unknown it is not tried again: a second trigger might be the result.
+//
+// Errors: CodeInvalidJobID, CodeNotFound, CodePayloadTooLarge, CodeInvalidJSON for a payload said to be
+// JSON.
+func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
+	o := optionsOf(options)
+	var body []byte
+	if o.payloaded {
+		job := Job{Payload: o.payload, Form: o.form}
+		if err := job.Validate(); err != nil {
+			return JobReply{}, err
+		}
+		body = AppendFire(nil, o.payload, o.form)
+	}
+	return c.askJob(ctx, VerbFire, id, body, o.request, false)
+}
+
+// ListPage returns one page of the jobs asked for, ordered by id; the request's Cursor continues from
+// the page before. A page may hold fewer jobs than Limit and still not be the last.
+//
+// Errors: CodeInvalidField, CodeInvalidTopic.
+func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error) {
+	body, err := json.Marshal(l)
+	if err != nil {
+		return JobsReply{}, err
+	}
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbList, ""), body: body, retry: true, within: c.timeout})
+	if err != nil {
+		return JobsReply{}, err
+	}
+	return ParseJobsReply(reply)
+}
+
+// List walks all jobs asked for, ordered by id, fetching page after page. It ends at the first error,
+// which is one of ListPage's. Jobs put or deleted meanwhile may or may not be seen.
+func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, error] {
+	return func(yield func(JobReply, error) bool) {
+		for {
+			page, err := c.ListPage(ctx, l)
+			if err != nil {
+				yield(JobReply{}, err)
+				return
+			}
+			for _, j := range page.Jobs {
+				if !yield(j, nil) {
+					return
+				}
+			}
+			if l.Cursor = page.Cursor; l.Cursor == "" {
+				return
+			}
+		}
+	}
+}
+
+// DeleteWhere deletes the selected jobs and counts them. Each is deleted on its own, so that
+// some may be gone and others not when it fails; it is not tried again by itself.
+//
+// Errors: CodeInvalidField.
+func (c *Client) DeleteWhere(ctx context.Context, s Selection) (SelectionReply, error) {
+	return c.where(ctx, VerbDelete, s)
+}
+
+// PauseWhere pauses the selected jobs; see DeleteWhere.
+func (c *Client) PauseWhere(ctx context.Context, s Selection) (SelectionReply, error) {
+	return c.where(ctx, VerbPause, s)
+}
+
+// ResumeWhere resumes the selected jobs; see DeleteWhere.
+func (c *Client) ResumeWhere(ctx context.Context, s Selection) (SelectionReply, error) {
+	return c.where(ctx, VerbResume, s)
+}
+
+func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r SelectionReply, err error) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return r, err
+	}
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(verb, ""), body: body, id: rand.Text(), within: selectionTimeout})
+	if err != nil {
+		return r, err
+	}
+	return r, readReply(reply, &r)
+}
+
+// Preview returns the next fire times of a schedule, without a job.
+//
+// Errors: CodeInvalidSchedule, CodeInvalidZone, CodeInvalidField.
+func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, error) {
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbPreview, ""), body: p.AppendJSON(nil), retry: true, within: c.timeout})
+	if err != nil {
+		return nil, err
+	}
+	preview, err := ParsePreviewReply(reply)
+	return preview.Next, err
+}
+
+// Status returns the state of the service as the node that answers sees it.
+func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbStatus, ""), retry: true, within: c.timeout})
+	if err != nil {
+		return r, err
+	}
+	return r, readReply(reply, &r)
+}
+
+// PutAll puts many jobs, up to window of them under way at once, and calls done, one call at a time,
+// with each outcome, which is one of Put's. It returns when all are done, or, with the context's error,
+// when the context has ended; what was not sent by then is not reported.
+func (c *Client) PutAll(ctx context.Context, jobs iter.Seq[Job], window int, done func(Job, JobReply, error)) error {
+	var report sync.Mutex
+	var senders sync.WaitGroup
+	work := make(chan Job)
+	for range max(window, 1) {
+		senders.Go(func() {
+			for job := range work {
+				reply, err := c.Put(ctx, job)
+				report.Lock()
+				done(job, reply, err)
+				report.Unlock()
+			}
+		})
+	}
+	defer senders.Wait()
+	defer close(work)
+	for job := range jobs {
+		select {
+		case work <- job:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Command is a command as it is published, for who does not wait for its outcome.
+type Command struct {
+	Verb    Verb
+	Job     string
+	Body    []byte // see AppendPut, AppendCondition and AppendFire
+	Request string // the Carillon-Request header; may be empty
+}
+
+// AppendPut appends the body of a put.
+func AppendPut(dst []byte, job *Job, ifVersion *uint64) []byte {
+	from := len(dst)
+	dst = job.AppendJSON(dst)
+	if ifVersion == nil {
+		return dst
+	}
+	dst = dst[:len(dst)-1]
+	if len(dst) > from+1 {
+		dst = append(dst, ',')
+	}
+	return append(appendUint(append(dst, `"if_version":`...), *ifVersion), '}')
+}
+
+// Send publishes a command to the log and returns its sequence there: it is accepted in order and will
+// not be lost, but may still be refused, which only an event tells.
+//
+// Errors: CodeInvalidJobID; CodeUnavailable, where the outcome is unknown; the refusal of the stream, such
+// as being full, as a *jetstream.APIError.
+func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err error) {
+	if err := CheckJobID(cmd.Job); err != nil {
+		return 0, err
+	}
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	msg := nats.NewMsg(c.names.Command(cmd.Verb, cmd.Job))
+	msg.Data = cmd.Body
+	if cmd.Request != "" {
+		msg.Header.Set(HeaderRequest, cmd.Request)
+	}
+	ack, err := js.PublishMsg(ctx, msg, jetstream.WithExpectStream(c.names.LogStream()))
+	if err != nil {
+		return 0, c.connectionError(err)
+	}
+	return ack.Sequence, nil
+}
+
+func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, requestID string, retry bool) (JobReply, error) {
+	if err := CheckJobID(id); err != nil {
+		return JobReply{}, err
+	}
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(verb, id), body: body, id: requestID, retry: retry, within: c.timeout})
+	if err != nil {
+		return JobReply{}, err
+	}
+	return ParseJobReply(reply)
+}
+
+type request struct {
+	subject string
+	body    []byte
+	id      string        // for the Carillon-Request header
+	retry   bool          // also when an earlier try may have been applied
+	within  time.Duration // of all tries
+}
+
+// ask sends a request until it is answered otherwise than with unavailable. Where nobody listens the
+// request was not applied and may always be sent again. uncertain tells whether a try before the one
+// that was answered may have been applied.
+func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.within)
+	defer cancel()
+	msg := nats.NewMsg(r.subject)
+	msg.Data = r.body
+	if r.id != "" {
+		msg.Header.Set(HeaderRequest, r.id)
+	}
+	var before error
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		answer, err := c.try(ctx, msg, r)
+		if err == nil {
+			if answer.Header.Get(headerServiceErrorCode) == "" {
+				return answer.Data, uncertain, nil
+			}
+			refusal := ParseError(answer.Data)
+			if refusal.Code != CodeUnavailable {
+				return nil, uncertain, refusal
+			}
+			err = refusal
+		} else if err = c.connectionError(err); !errors.Is(err, &Error{Code: CodeUnavailable}) {
+			return nil, uncertain, err
+		}
+		uncertain = uncertain || !errors.Is(err, nats.ErrNoResponders)
+		if uncertain && !r.retry {
+			return nil, true, err
+		}
+		if ctx.Err() != nil && before != nil { // the last try was cut short: what the one before met says more
+			return nil, uncertain, fmt.Errorf("%w; before that: %w", err, before)
+		}
+		before = err
+		select {
+		case <-ctx.Done():
+			return nil, uncertain, fmt.Errorf("%w (%w)", err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// try sends once. A try takes no more than a third of the whole time, so that a lost answer leaves
+// room for another.
+func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, error) {
+	if r.retry {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.within/3)
+		defer cancel()
+	}
+	return c.nc.RequestMsgWithContext(ctx, msg)
+}
+
+// connectionError words an error of nats.go; one that a later try may get over is CodeUnavailable.
+func (c *Client) connectionError(err error) error {
+	unavailable := func(message string) error {
+		return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: message}, err)
+	}
+	switch {
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
+		return unavailable("no Carillon service answers under the prefix " + quote(c.names.Prefix))
+	case errors.Is(err, nats.ErrMaxPayload):
+		return &Error{Code: CodePayloadTooLarge, Message: fmt.Sprintf("the request is larger than the %d bytes this NATS server takes", c.nc.MaxPayload())}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
+		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded):
+		return unavailable("no answer in time; the outcome is unknown")
+	}
+	return fmt.Errorf("carillon: %w", err)
+}
+
+// readReply reads a reply of the rare kinds.
+func readReply(body []byte, reply any) error {
+	if err := json.Unmarshal(body, reply); err != nil {
+		return &Error{Code: CodeInternal, Message: "a reply that cannot be read: " + err.Error()}
+	}
+	return nil
+}

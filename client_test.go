@@ -1,0 +1,349 @@
+package carillon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// service answers requests by a script, so that answers can be lost, late and wrong.
+type service struct {
+	t  *testing.T
+	mu sync.Mutex
+	// script has, for each subject, the answers to come, the last of which stays.
+	script map[string][]answer
+	asked  map[string][]*nats.Msg
+}
+
+// answer is a body, or an error, or with neither no answer at all.
+type answer struct {
+	body    []byte
+	refusal *Error
+}
+
+func startService(t *testing.T, nc *nats.Conn) *service {
+	t.Helper()
+	s := &service{t: t, script: make(map[string][]answer), asked: make(map[string][]*nats.Msg)}
+	if _, err := nc.Subscribe("carillon.api.>", s.serve); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *service) serve(m *nats.Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked[m.Subject] = append(s.asked[m.Subject], m)
+	answers := s.script[m.Subject]
+	if len(answers) == 0 {
+		s.t.Errorf("unexpected request %s", m.Subject)
+		return
+	}
+	if len(answers) > 1 {
+		s.script[m.Subject] = answers[1:]
+	}
+	reply := nats.NewMsg(m.Reply)
+	switch a := answers[0]; {
+	case a.refusal != nil:
+		reply.Header.Set(headerServiceError, a.refusal.Message)
+		reply.Header.Set(headerServiceErrorCode, strconv.Itoa(a.refusal.Code.Status()))
+		reply.Data = a.refusal.AppendJSON(nil)
+	case a.body != nil:
+		reply.Data = a.body
+	default:
+		return
+	}
+	if err := m.RespondMsg(reply); err != nil {
+		s.t.Error(err)
+	}
+}
+
+func (s *service) answers(subject string, a ...answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.script[subject] = a
+}
+
+func (s *service) requests(subject string) []*nats.Msg {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.asked[subject])
+}
+
+func TestClientPut(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(3*time.Second))
+	job := Job{ID: "renew-1", Schedule: "@every 1m", Payload: []byte("{\"a\":\n 1}"), Headers: map[string]string{"Tenant": "acme"}}
+	spec := job
+	spec.Form = PayloadJSON
+	want := JobReply{ID: "renew-1", Version: 2, Status: StatusScheduled, Next: time.UnixMilli(1_900_000_000_000).UTC(), Fires: 4, Partition: 5, Spec: spec}
+
+	unavailable := answer{refusal: &Error{Code: CodeUnavailable, Message: "restarting"}}
+	s.answers("carillon.api.put.renew-1", unavailable, answer{}, answer{body: want.AppendJSON(nil)})
+	got, err := c.Put(t.Context(), job, IfVersion(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	requests := s.requests("carillon.api.put.renew-1")
+	if len(requests) != 3 {
+		t.Fatalf("%d tries; want 3", len(requests))
+	}
+	for _, m := range requests {
+		if id := m.Header.Get(HeaderRequest); id == "" || id != requests[0].Header.Get(HeaderRequest) {
+			t.Errorf("%s is %q; every try has the same", HeaderRequest, id)
+		}
+		body := `{"schedule":"@every 1m","payload":{"a":` + "\n" + ` 1},"headers":{"Tenant":"acme"},"if_version":1}`
+		if string(m.Data) != body {
+			t.Errorf("body %s; want %s", m.Data, body)
+		}
+	}
+
+	s.answers("carillon.api.put.renew-1", answer{refusal: &Error{Code: CodeVersionConflict, Field: "if_version", Message: "job is at version 7"}})
+	_, err = c.Put(t.Context(), job, IfVersion(0), RequestID("mine"))
+	if e := AsError(err); e == nil || *e != (Error{CodeVersionConflict, "if_version", "job is at version 7"}) {
+		t.Errorf("%v", err)
+	}
+	requests = s.requests("carillon.api.put.renew-1")
+	if len(requests) != 4 || requests[3].Header.Get(HeaderRequest) != "mine" {
+		t.Errorf("%d tries, the last one named %q", len(requests), requests[3].Header.Get(HeaderRequest))
+	}
+
+	// What is wrong by itself is not sent.
+	for _, bad := range []struct {
+		job  Job
+		code Code
+	}{{Job{}, CodeInvalidJobID}, {Job{ID: "a.b"}, CodeInvalidJobID}, {Job{ID: "x", Topic: "a b"}, CodeInvalidTopic}} {
+		if _, err := c.Put(t.Context(), bad.job); !errors.Is(err, &Error{Code: bad.code}) {
+			t.Errorf("%v; want %s", err, bad.code)
+		}
+	}
+}
+
+func TestClientVerbs(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(3*time.Second))
+	job := JobReply{ID: "j", Version: 1, Status: StatusPaused, LastScheduled: time.UnixMilli(7).UTC(), Skipped: 9, Trigger: "j!44", Spec: Job{ID: "j"}}
+	notFound := answer{refusal: &Error{Code: CodeNotFound, Message: "no such job"}}
+	ok := answer{body: job.AppendJSON(nil)}
+
+	for verb, call := range map[Verb]func() (JobReply, error){
+		VerbGet:    func() (JobReply, error) { return c.Get(t.Context(), "j") },
+		VerbPause:  func() (JobReply, error) { return c.Pause(t.Context(), "j") },
+		VerbResume: func() (JobReply, error) { return c.Resume(t.Context(), "j", IfVersion(1)) },
+		VerbFire:   func() (JobReply, error) { return c.Fire(t.Context(), "j", FirePayload([]byte(`"x"`), PayloadNone)) },
+	} {
+		s.answers(c.Names().API(verb, "j"), ok, notFound)
+		got, err := call()
+		if err != nil {
+			t.Errorf("%s: %v", verb, err)
+		}
+		if diff := cmp.Diff(job, got); diff != "" {
+			t.Errorf("%s: %s", verb, diff)
+		}
+		if _, err := call(); !errors.Is(err, &Error{Code: CodeNotFound}) {
+			t.Errorf("%s: %v; want not_found", verb, err)
+		}
+	}
+	if body := string(s.requests("carillon.api.resume.j")[0].Data); body != `{"if_version":1}` {
+		t.Errorf("resume's body %s", body)
+	}
+	if body := string(s.requests("carillon.api.fire.j")[0].Data); body != `{"payload":"x"}` {
+		t.Errorf("fire's body %s", body)
+	}
+
+	// A delete is done when it is found to have been done by a try whose answer was lost.
+	s.answers("carillon.api.delete.j", answer{}, notFound)
+	if err := c.Delete(t.Context(), "j"); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	if err := c.Delete(t.Context(), "j"); !errors.Is(err, &Error{Code: CodeNotFound}) {
+		t.Errorf("delete: %v; want not_found", err)
+	}
+
+	// A fire whose outcome is unknown is not sent again.
+	s.answers("carillon.api.fire.lost", answer{refusal: &Error{Code: CodeUnavailable, Message: "x"}})
+	if _, err := c.Fire(t.Context(), "lost"); !errors.Is(err, &Error{Code: CodeUnavailable}) {
+		t.Errorf("fire: %v", err)
+	}
+	if n := len(s.requests("carillon.api.fire.lost")); n != 1 {
+		t.Errorf("fired %d times", n)
+	}
+
+	s.answers("carillon.api.pause", answer{body: (&SelectionReply{Matched: 5, Changed: 3, Unchanged: 1, Failed: 1}).AppendJSON(nil)})
+	r, err := c.PauseWhere(t.Context(), Selection{Prefix: "acme-", Label: "team=billing"})
+	if want := (SelectionReply{TypeSelection, 5, 3, 1, 1}); err != nil || r != want {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if body := string(s.requests("carillon.api.pause")[0].Data); body != `{"prefix":"acme-","label":"team=billing"}` {
+		t.Errorf("body %s", body)
+	}
+
+	next := []time.Time{time.UnixMilli(1000).UTC(), time.UnixMilli(61001).UTC()}
+	s.answers("carillon.api.preview", answer{body: (&PreviewReply{next}).AppendJSON(nil)})
+	if got, err := c.Preview(t.Context(), PreviewRequest{Schedule: "@hourly", Count: 2}); err != nil || !cmp.Equal(got, next) {
+		t.Errorf("%v, %v", got, err)
+	}
+	status := StatusReply{Type: TypeStatus, Node: "n1", Partitions: []PartitionStatus{{Partition: 0, Jobs: map[Status]uint64{StatusPaused: 4}}}}
+	s.answers("carillon.api.status", answer{body: status.AppendJSON(nil)})
+	if got, err := c.Status(t.Context()); err != nil || !cmp.Equal(got, status) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestClientList(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(3*time.Second))
+	page := func(cursor string, ids ...string) answer {
+		r := JobsReply{Cursor: cursor}
+		for _, id := range ids {
+			r.Jobs = append(r.Jobs, JobReply{ID: id, Version: 1, Status: StatusScheduled, Spec: Job{ID: id, Payload: []byte("[1, 2]"), Form: PayloadJSON}})
+		}
+		return answer{body: r.AppendJSON(nil)}
+	}
+	s.answers("carillon.api.list", page("b", "a", "b"), page("b2"), page("", "c"))
+	var ids []string
+	for j, err := range c.List(t.Context(), ListRequest{Selection: Selection{Owner: "acme"}, Limit: 2}) {
+		if err != nil || string(j.Spec.Payload) != "[1, 2]" {
+			t.Fatal(j, err)
+		}
+		ids = append(ids, j.ID)
+	}
+	if !slices.Equal(ids, []string{"a", "b", "c"}) {
+		t.Errorf("%v", ids)
+	}
+	var bodies []string
+	for _, m := range s.requests("carillon.api.list") {
+		bodies = append(bodies, string(m.Data))
+	}
+	if want := `{"owner":"acme","limit":2} {"owner":"acme","limit":2,"cursor":"b"} {"owner":"acme","limit":2,"cursor":"b2"}`; strings.Join(bodies, " ") != want {
+		t.Errorf("asked %v", bodies)
+	}
+	s.answers("carillon.api.list", page("b", "a"), answer{refusal: &Error{Code: CodeInvalidField, Field: "cursor", Message: "is stale"}})
+	var last error
+	for _, err := range c.List(t.Context(), ListRequest{}) {
+		last = err
+	}
+	if !errors.Is(last, &Error{Code: CodeInvalidField, Field: "cursor"}) {
+		t.Errorf("%v", last)
+	}
+}
+
+func TestClientWithoutService(t *testing.T) {
+	nc, _ := startNATS(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := Connect(nc).Get(ctx, "j")
+	if !errors.Is(err, &Error{Code: CodeUnavailable}) || !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("%v", err)
+	}
+	if !strings.Contains(err.Error(), `"carillon"`) {
+		t.Errorf("%v does not name the prefix", err)
+	}
+
+	// A service that comes up in time is found, and even a fire is sent again: nobody had heard it.
+	c := Connect(nc, WithNames(NamesFor("carillon")))
+	result := make(chan error, 1)
+	go func() {
+		_, err := c.Fire(t.Context(), "j")
+		result <- err
+	}()
+	s := &service{t: t, script: map[string][]answer{"carillon.api.fire.j": {{body: []byte(`{"type":"carillon.v1.job","id":"j"}`)}}}, asked: map[string][]*nats.Msg{}}
+	if _, err := nc.Subscribe("carillon.api.>", s.serve); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+
+	cancelled, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := c.Get(cancelled, "j"); !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) {
+		t.Errorf("%v", err)
+	}
+	nc.Close()
+	if _, err := c.Get(t.Context(), "j"); !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestClientTooLarge(t *testing.T) {
+	nc, _ := startNATS(t)
+	startService(t, nc)
+	job := Job{ID: "j", Payload: []byte(strings.Repeat("\x01", MaxPayload)), Form: PayloadText} // six bytes each in JSON
+	if _, err := Connect(nc).Put(t.Context(), job); !errors.Is(err, &Error{Code: CodePayloadTooLarge}) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestClientPutAll(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc)
+	const n = 300
+	jobs := func(yield func(Job) bool) {
+		for i := range n {
+			id := fmt.Sprint("job", i)
+			s.answers("carillon.api.put."+id, answer{body: (&JobReply{ID: id, Version: 1}).AppendJSON(nil)})
+			if !yield(Job{ID: id}) {
+				return
+			}
+		}
+	}
+	seen := make(map[string]bool)
+	err := c.PutAll(t.Context(), jobs, 16, func(j Job, r JobReply, err error) {
+		if err != nil || r.ID != j.ID || seen[j.ID] {
+			t.Errorf("%s: %+v, %v", j.ID, r, err)
+		}
+		seen[j.ID] = true
+	})
+	if err != nil || len(seen) != n {
+		t.Errorf("%d put, %v", len(seen), err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	err = c.PutAll(ctx, jobs, 2, func(Job, JobReply, error) { cancel() })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestClientSend(t *testing.T) {
+	nc, js := startNATS(t)
+	c := Connect(nc, WithTimeout(2*time.Second))
+	if _, err := c.Send(t.Context(), Command{Verb: VerbPut, Job: "j"}); !errors.Is(err, &Error{Code: CodeUnavailable}) {
+		t.Errorf("without a log: %v", err)
+	}
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.cmd.*.*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq, err := c.Send(t.Context(), Command{Verb: VerbPut, Job: "j", Body: AppendPut(nil, &Job{}, nil), Request: "r1"})
+	if err != nil || seq != 1 {
+		t.Fatal(seq, err)
+	}
+	m, err := stream.GetMsg(t.Context(), 1)
+	if err != nil || m.Subject != "carillon.cmd.put.j" || string(m.Data) != "{}" || m.Header.Get(HeaderRequest) != "r1" {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if _, err := c.Send(t.Context(), Command{Verb: VerbPut, Job: "*"}); !errors.Is(err, &Error{Code: CodeInvalidJobID}) {
+		t.Errorf("%v", err)
+	}
+}

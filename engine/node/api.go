@@ -1,0 +1,377 @@
+package node
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"runtime"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// replyTimeout bounds the wait for a command to come back through the log.
+const replyTimeout = 5 * time.Second
+
+// reply is the outcome of a command.
+type reply struct {
+	err     *carillon.Error
+	job     carillon.JobReply
+	changed bool
+}
+
+// replies brings the outcomes of commands to those who wait for them. They are matched by the sequence
+// that the stream gave the command, which no client can choose. The outcome may come before the ack
+// that tells the sequence, so the latest outcomes are kept for a while when anybody waits.
+type replies struct {
+	open    atomic.Int64 // requests that were sent and not answered
+	mu      sync.Mutex
+	waiting map[uint64]chan<- reply
+	early   [1 << 13]struct {
+		seq uint64
+		r   reply
+	}
+}
+
+func (r *replies) expected() bool { return r.open.Load() > 0 }
+
+func (r *replies) applied(seq uint64, outcome reply) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ch, ok := r.waiting[seq]; ok {
+		delete(r.waiting, seq)
+		ch <- outcome
+		return
+	}
+	slot := &r.early[seq%uint64(len(r.early))]
+	slot.seq, slot.r = seq, outcome
+}
+
+// await has the outcome of the command at seq sent to ch, which must have room.
+func (r *replies) await(seq uint64, ch chan<- reply) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slot := &r.early[seq%uint64(len(r.early))]; slot.seq == seq {
+		ch <- slot.r
+		return
+	}
+	if r.waiting == nil {
+		r.waiting = make(map[uint64]chan<- reply)
+	}
+	r.waiting[seq] = ch
+}
+
+func (r *replies) forget(seq uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, seq)
+}
+
+// command sends a checked command through the log and waits for its outcome.
+func (n *Node) command(ctx context.Context, verb, job, request string, body []byte) reply {
+	var header nats.Header
+	if request != "" {
+		header = nats.Header{carillon.HeaderRequest: []string{request}}
+	}
+	n.replies.open.Add(1)
+	defer n.replies.open.Add(-1)
+	unknown := func(why string) reply {
+		return reply{err: &carillon.Error{Code: carillon.CodeUnavailable, Message: why + "; the outcome is unknown"}}
+	}
+	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
+	defer cancel()
+	seq, err := n.streams.Log.Publish(ctx, n.o.Prefix+".cmd."+verb+"."+job, header, body)
+	if err != nil {
+		if errors.Is(err, streams.ErrNoSpace) {
+			return reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is full"}}
+		}
+		return unknown("the log did not take the command: " + err.Error())
+	}
+	ch := make(chan reply, 1)
+	n.replies.await(seq, ch)
+	select {
+	case r := <-ch:
+		return r
+	case <-ctx.Done():
+		n.replies.forget(seq)
+		return unknown("the command was not applied in time")
+	}
+}
+
+// serveAPI answers requests on <prefix>.api.> as a NATS micro service.
+func (n *Node) serveAPI() (micro.Service, error) {
+	service, err := micro.AddService(n.nc, micro.Config{
+		Name: "carillon", Version: "1.0.0", Description: "Jobs that must start at a time",
+		Metadata: map[string]string{"node": n.o.Name, "partitions": strconv.Itoa(n.layout.Partitions)},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("node: api: %w", err)
+	}
+	api := service.AddGroup(n.o.Prefix + ".api")
+	add := func(name, subject string, handle func(*call) error) {
+		if err == nil {
+			err = api.AddEndpoint(name, micro.HandlerFunc(func(r micro.Request) { go n.handle(r, handle) }), micro.WithEndpointSubject(subject))
+		}
+	}
+	for _, verb := range []carillon.Verb{carillon.VerbPut, carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume, carillon.VerbFire} {
+		add(string(verb), string(verb)+".>", func(c *call) error { return n.apiCommand(c, verb) })
+	}
+	for _, verb := range []carillon.Verb{carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume} {
+		add(string(verb)+"-selection", string(verb), func(c *call) error { return n.apiSelection(c, verb) })
+	}
+	add("get", "get.>", n.apiGet)
+	add("list", "list", n.apiList)
+	add("preview", "preview", n.apiPreview)
+	add("status", "status", n.apiStatus)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
+	}
+	return service, nil
+}
+
+// call is one request.
+type call struct {
+	micro.Request
+	job string // the rest of the subject after the verb
+}
+
+func (n *Node) handle(r micro.Request, do func(*call) error) {
+	_, job, _ := strings.Cut(strings.TrimPrefix(r.Subject(), n.o.Prefix+".api."), ".")
+	if err := do(&call{Request: r, job: job}); err != nil {
+		e := carillon.AsError(err)
+		if err := r.Error(strconv.Itoa(e.Code.Status()), string(e.Code), e.AppendJSON(nil)); err != nil {
+			n.log.Debug("request could not be answered", "error", err)
+		}
+	}
+}
+
+// apiCommand checks a command before it goes into the log, so that a refusal costs nothing there.
+func (n *Node) apiCommand(c *call, verb carillon.Verb) error {
+	if err := carillon.CheckJobID(c.job); err != nil {
+		return err
+	}
+	switch verb {
+	case carillon.VerbPut:
+		job, _, err := carillon.ParsePut(c.Data())
+		if err != nil {
+			return err
+		}
+		if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
+			return err
+		}
+		if n.refuseJobs.Load() {
+			return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
+		}
+	case carillon.VerbFire:
+		if _, _, err := carillon.ParseFire(c.Data()); err != nil {
+			return err
+		}
+	default:
+		if _, err := carillon.ParseCondition(c.Data()); err != nil {
+			return err
+		}
+	}
+	r := n.command(context.Background(), string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data())
+	if r.err != nil {
+		return r.err
+	}
+	return c.Respond(r.job.AppendJSON(nil))
+}
+
+// apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
+// a command of its own in the log.
+func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
+	s, err := carillon.ParseSelection(c.Data())
+	if err != nil {
+		return err
+	}
+	list := carillon.ListRequest{Selection: s}
+	var counts carillon.SelectionReply
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	slots := make(chan struct{}, 256)
+	for _, p := range n.partitions {
+		for after, more := "", true; more; {
+			var page []carillon.JobReply
+			page, after, more = p.page(&list, after, carillon.MaxListLimit)
+			for _, job := range page {
+				slots <- struct{}{}
+				work.Go(func() {
+					defer func() { <-slots }()
+					r := n.command(context.Background(), string(verb), job.ID, "", nil)
+					mu.Lock()
+					defer mu.Unlock()
+					counts.Matched++
+					switch {
+					case r.err != nil:
+						counts.Failed++
+					case r.changed:
+						counts.Changed++
+					default:
+						counts.Unchanged++
+					}
+				})
+			}
+		}
+	}
+	work.Wait()
+	return c.Respond(counts.AppendJSON(nil))
+}
+
+func (n *Node) apiGet(c *call) error {
+	if err := carillon.CheckJobID(c.job); err != nil {
+		return err
+	}
+	p := n.partitions[engine.PartitionOf(c.job, len(n.partitions))]
+	p.mu.Lock()
+	job, ok := p.machine.Job(c.job)
+	p.mu.Unlock()
+	if !ok {
+		return &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
+	}
+	return c.Respond(job.AppendJSON(nil))
+}
+
+// pageScan is how many jobs are looked at while a partition waits.
+const pageScan = 2000
+
+// page collects up to limit jobs that match after an id.
+func (p *partition) page(list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
+	for more = true; more && len(jobs) < limit; {
+		var part []carillon.JobReply
+		p.mu.Lock()
+		part, after, more = p.machine.Page(list, after, limit-len(jobs), pageScan)
+		p.mu.Unlock()
+		jobs = append(jobs, part...)
+	}
+	return jobs, after, more
+}
+
+// apiList answers with a page in order of ids over all partitions. The cursor is the last id, encoded.
+func (n *Node) apiList(c *call) error {
+	list, err := carillon.ParseList(c.Data())
+	if err != nil {
+		return err
+	}
+	after, err := base64.RawURLEncoding.DecodeString(list.Cursor)
+	if err != nil || len(after) > carillon.MaxJobIDLength {
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
+	}
+	var all []carillon.JobReply
+	more := false
+	for _, p := range n.partitions {
+		jobs, _, rest := p.page(&list, string(after), list.Limit)
+		all = append(all, jobs...)
+		more = more || rest
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].ID < all[j].ID })
+	if len(all) > list.Limit {
+		all, more = all[:list.Limit], true
+	}
+	// A page must fit into one message, whatever the payloads are.
+	size := 0
+	limit := int(n.nc.MaxPayload()) - 64<<10
+	for i := range all {
+		size += len(all[i].AppendJSON(nil)) + 1
+		if size > limit && i > 0 {
+			all, more = all[:i], true
+			break
+		}
+	}
+	r := carillon.JobsReply{Jobs: all}
+	if more && len(all) > 0 {
+		r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(all[len(all)-1].ID))
+	}
+	return c.Respond(r.AppendJSON(nil))
+}
+
+func (n *Node) apiPreview(c *call) error {
+	p, err := carillon.ParsePreview(c.Data())
+	if err != nil {
+		return err
+	}
+	expr, err := schedule.Parse(p.Schedule, p.Zone, p.Gap, p.Fold)
+	if err != nil {
+		return err
+	}
+	now := n.clock.ms()
+	after := now
+	if !p.After.IsZero() {
+		after = p.After.UnixMilli()
+	}
+	ms := func(t time.Time) int64 {
+		if t.IsZero() {
+			return 0
+		}
+		return t.UnixMilli()
+	}
+	plan := expr.Bind(now, ms(p.Start), ms(p.End), 0)
+	r := carillon.PreviewReply{}
+	for range p.Count {
+		next, ok := plan.Next(after)
+		if !ok {
+			break
+		}
+		r.Next = append(r.Next, time.UnixMilli(next).UTC())
+		after = next
+	}
+	return c.Respond(r.AppendJSON(nil))
+}
+
+func (n *Node) apiStatus(c *call) error {
+	now := n.clock.ms()
+	head := n.head.Load()
+	s := carillon.StatusReply{
+		Node: n.o.Name, Time: time.UnixMilli(now).UTC(), Problems: n.problems(),
+		Versions: carillon.Versions{
+			Carillon: Version(), Logic: engine.Logic, Tzdata: schedule.TZVersion(), NATS: n.nc.ConnectedServerVersion(), Go: runtime.Version(),
+		},
+		Lateness: n.meters.latenessSummary(),
+	}
+	s.Ready = len(s.Problems) == 0
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		st := p.machine.Stats()
+		paused := st.Paused
+		stopped := p.stopped
+		p.mu.Unlock()
+		p.out.Lock()
+		stored, foreign := p.chain.Stored(), p.foreign
+		p.out.Unlock()
+		status := carillon.PartitionStatus{
+			Partition: p.number, Owner: st.Owner, Epoch: st.Epoch, Position: st.Position, Lag: head - min(head, n.applied.Load()),
+			Now: time.UnixMilli(st.To).UTC(), Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
+			Outputs: st.Made, Published: stored.Output, Foreign: foreign, Checkpoint: p.checkpoint.Load(),
+			Jobs: map[carillon.Status]uint64{
+				carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
+				carillon.StatusCompleted: uint64(st.Completed),
+			},
+			Skipped: map[string]uint64{}, Rejected: st.Rejected,
+		}
+		for _, reason := range []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused} {
+			if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
+				status.Skipped[reason] = v
+			}
+		}
+		if at := p.checkpointAt.Load(); at > 0 {
+			status.CheckpointAt = time.UnixMilli(at).UTC()
+		}
+		if stopped != nil {
+			status.Stopped = stopped.Error()
+		}
+		s.Partitions = append(s.Partitions, status)
+	}
+	return c.Respond(s.AppendJSON(nil))
+}

@@ -1,0 +1,128 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// read follows the log until the node stops.
+func (n *Node) read(ctx context.Context) {
+	var b batch
+	at := streams.Position{Seq: n.applied.Load(), Time: n.appliedAt}
+	err := n.streams.Log.Read(ctx, at, func(messages []streams.Message) error { return n.deliver(&b, messages) })
+	if ctx.Err() == nil {
+		n.fail(fmt.Errorf("node: reading the log: %w", noRoom(err)))
+	}
+}
+
+// batch is the reader's memory between two deliveries.
+type batch struct {
+	records []engine.Record
+	stored  []wal.Record
+	bytes   []byte
+}
+
+// deliver carries out all that has arrived: one fsync for all of it, then one record after the other.
+func (n *Node) deliver(b *batch, messages []streams.Message) error {
+	b.records, b.stored, b.bytes = b.records[:0], b.stored[:0], b.bytes[:0]
+	for i := range messages {
+		b.records = append(b.records, record(&messages[i]))
+		from := len(b.bytes)
+		b.bytes = engine.AppendRecord(b.bytes, &b.records[i])
+		b.stored = append(b.stored, wal.Record{Seq: messages[i].Seq, Data: b.bytes[from:len(b.bytes):len(b.bytes)]})
+	}
+	if err := n.local.Append(b.stored); err != nil {
+		return err
+	}
+	for i := range b.records {
+		e := n.layout.Decode(&b.records[i])
+		for _, p := range n.concerned(&e) {
+			n.apply(p, &e)
+		}
+		if e.Kind == engine.KindTick {
+			n.tickSeen(&b.records[i], &e)
+		}
+	}
+	last := messages[len(messages)-1].Seq
+	n.applied.Store(last)
+	if n.head.Load() < last {
+		n.head.Store(last)
+	}
+	if w := n.awaited.Load(); w != nil && last >= w.seq && n.awaited.CompareAndSwap(w, nil) {
+		close(w.done)
+	}
+	n.bell.ring()
+	return nil
+}
+
+// record is a message of the stream as the machine takes it.
+func record(m *streams.Message) engine.Record {
+	r := engine.Record{Seq: m.Seq, Time: m.Time.UnixNano(), Subject: m.Subject, Data: m.Data}
+	for name, values := range m.Header {
+		for _, v := range values {
+			r.Header = append(r.Header, engine.Field{Name: name, Value: v})
+		}
+	}
+	slices.SortStableFunc(r.Header, func(a, b engine.Field) int { return strings.Compare(a.Name, b.Name) })
+	return r
+}
+
+// apply gives one record to a partition's machine, its outputs to the chain, and the answer to whoever
+// waits for it.
+func (n *Node) apply(p *partition, e *engine.Entry) {
+	p.mu.Lock()
+	if p.stopped != nil {
+		p.mu.Unlock()
+		return
+	}
+	result, err := p.machine.Apply(e)
+	if err != nil {
+		p.mu.Unlock()
+		n.stop(p, err)
+		return
+	}
+	p.out.Lock()
+	if made := p.machine.Made(); made > p.offered {
+		if outputs, ok := p.machine.Outbox(p.offered); ok {
+			p.chain.Offer(outputs)
+		}
+		p.offered = made
+	}
+	p.out.Unlock()
+	if e.Verb != "" && n.replies.expected() {
+		n.replies.applied(e.Seq, p.answer(e, result))
+	}
+	p.mu.Unlock()
+}
+
+// answer words the outcome of a command. Its caller holds mu.
+func (p *partition) answer(e *engine.Entry, result engine.Result) reply {
+	if result.Err != nil {
+		return reply{err: result.Err}
+	}
+	job, ok := p.machine.Job(e.Job)
+	if !ok { // deleted
+		job = carillon.JobReply{ID: e.Job, Status: carillon.StatusDeleted, Partition: p.number}
+	}
+	if e.Kind == engine.KindFire {
+		job.Trigger = carillon.FormatForcedID(e.Job, e.Seq)
+	}
+	return reply{job: job, changed: result.Changed}
+}
+
+// tickSeen is told of every tick that was applied.
+func (n *Node) tickSeen(r *engine.Record, e *engine.Entry) {
+	now := time.Now()
+	if sent, ok := n.ticking.seen(e, now); ok {
+		n.clock.measured(sent, now, r.Time)
+		n.meters.tickRound.Update(now.Sub(sent).Seconds())
+	}
+}

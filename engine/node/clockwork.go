@@ -1,0 +1,246 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// Bounds of the clockwork.
+const (
+	longestSleep = time.Second     // Go's monotonic clock stands still during suspend: look at the wall again
+	tickTimeout  = 2 * time.Second // a tick not read back by then is appended again
+	deadAfter    = 15 * time.Second
+	leadMin      = 2 // ms
+	leadMax      = 5 // ms
+)
+
+// clockwork is the walk of a trigger on the owner's side: it appends a tick when one is needed, and
+// publishes outputs in the millisecond in which they are due.
+func (n *Node) clockwork(ctx context.Context) {
+	for {
+		now := n.clock.ms()
+		wake := now + longestSleep.Milliseconds()
+		for _, p := range n.partitions {
+			wake = min(wake, n.publish(ctx, p, now))
+		}
+		wake = min(wake, n.tick(now))
+		if err := n.bell.set(n.clock.until(wake)); err != nil {
+			n.fail(fmt.Errorf("node: timer: %w", err))
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.bell.rang:
+		}
+	}
+}
+
+// publish sends what a partition's chain has to send now, and says when it has to send more.
+func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64) {
+	p.out.Lock()
+	defer p.out.Unlock()
+	if p.chain.Lost() {
+		if !p.resyncing {
+			p.resyncing = true
+			go n.resync(ctx, p)
+		}
+		return math.MaxInt64
+	}
+	for {
+		m, ok := p.chain.Next(now)
+		if !ok {
+			break
+		}
+		var onAck func(uint64, error)
+		if m.Ack {
+			run := p.run
+			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
+		}
+		o := m.Output
+		err := n.streams.Out[p.number].PublishChained(o.Subject(n.layout, p.number), header(o), []byte(o.Payload()), m.Expect, onAck)
+		if err != nil {
+			n.log.Warn("publish failed", "partition", p.number, "output", o.Number, "error", err)
+			p.chain.Lose()
+			return math.MaxInt64
+		}
+	}
+	if at, ok := p.chain.HoldUntil(); ok {
+		return at
+	}
+	return math.MaxInt64
+}
+
+// header makes an output's header lines into the client library's form.
+func header(o *engine.Output) nats.Header {
+	h := make(nats.Header, 8)
+	for line := range strings.SplitSeq(string(o.AppendHeader(nil)), "\r\n") {
+		if name, value, ok := strings.Cut(line, ": "); ok {
+			h[name] = []string{value}
+		}
+	}
+	return h
+}
+
+// acked takes the answer to a publish.
+func (n *Node) acked(p *partition, run, seq uint64, err error) {
+	now := time.Now()
+	p.out.Lock()
+	defer p.out.Unlock()
+	if err != nil {
+		if run == p.run && !p.chain.Lost() {
+			if !errors.Is(err, streams.ErrClosed) {
+				n.log.Warn("chain lost", "partition", p.number, "error", err)
+			}
+			n.meters.lost.Inc()
+			p.chain.Lose()
+			n.bell.ring()
+		}
+		return
+	}
+	ns := now.UnixNano() + n.clock.offset.Load()
+	for _, o := range p.chain.Acked(seq, n.clock.ms()) {
+		if o.Kind != engine.OutputEvent {
+			n.meters.late(ns - o.Due*1e6)
+		}
+	}
+	if n.server == nil {
+		p.durable = p.chain.Stored() // a replicated stream's ack is its word
+	}
+	n.bell.ring()
+}
+
+// ticking knows the node's one tick that is on its way, and how long ticks take.
+type ticking struct {
+	mu     sync.Mutex
+	sent   time.Time // of the tick on its way; zero: none
+	to     int64     // its partitions' time, to know it by
+	epoch  uint64
+	since  time.Time // when the first of a row of unanswered ticks was sent
+	round  float64   // smoothed round trip, ms
+	spread float64   // smoothed deviation, ms
+}
+
+func (t *ticking) busy(now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.sent.IsZero() && now.Sub(t.sent) < tickTimeout
+}
+
+// start notes that a tick goes out.
+func (t *ticking) start(first engine.Tick, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sent.IsZero() {
+		t.since = now
+	}
+	t.sent, t.to, t.epoch = now, first.To, first.Epoch
+}
+
+// abort forgets a tick that was not sent.
+func (t *ticking) abort() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sent = time.Time{}
+}
+
+// seen is told of every tick read from the log, and tells when it was sent if it is ours.
+func (t *ticking) seen(e *engine.Entry, now time.Time) (sent time.Time, ours bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sent.IsZero() || len(e.Ticks) == 0 || e.Ticks[0].To != t.to || e.Ticks[0].Epoch != t.epoch {
+		return time.Time{}, false
+	}
+	sent = t.sent
+	t.sent = time.Time{}
+	ms := float64(now.Sub(sent)) / 1e6
+	t.spread += (math.Abs(ms-t.round) - t.spread) / 16
+	t.round += (ms - t.round) / 16
+	return sent, true
+}
+
+// silent is how long ticks have gone unanswered.
+func (t *ticking) silent(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sent.IsZero() {
+		return 0
+	}
+	return now.Sub(t.since)
+}
+
+// lead is how far ahead ticks are appended, ms: the time in which nearly all of them come back.
+func (t *ticking) lead() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return min(max(int64(math.Ceil(t.round+4*t.spread)), leadMin), leadMax)
+}
+
+// tick appends one record with a tick for every partition that needs one, unless one is on its way, and
+// says when to look again.
+func (n *Node) tick(now int64) (wake int64) {
+	at := time.Now()
+	if n.holdTicks.Load() || n.ticking.busy(at) {
+		return math.MaxInt64
+	}
+	lead := n.ticking.lead()
+	var ticks []engine.Tick
+	wake = math.MaxInt64
+	full := n.outboxFull()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		p.out.Lock()
+		room, durable := p.chain.Room(), p.durable
+		p.out.Unlock()
+		if full {
+			room = 0
+		}
+		if t, ok := p.owner.Tick(p.machine, now, lead, room, durable); ok {
+			ticks = append(ticks, t)
+		} else if p.owner.Epoch != 0 {
+			wake = min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
+		}
+		p.mu.Unlock()
+	}
+	if len(ticks) == 0 {
+		return wake
+	}
+	partition := engine.Everyone
+	if len(ticks) == 1 {
+		partition = ticks[0].Partition
+	}
+	n.ticking.start(ticks[0], at)
+	err := n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
+		if err != nil && !errors.Is(err, streams.ErrClosed) {
+			n.log.Warn("tick not stored", "error", err)
+			n.meters.ticksFailed.Inc()
+		}
+	})
+	n.meters.ticks.Inc()
+	if err != nil {
+		n.ticking.abort()
+		return now + 50 // the connection is down; publishing says so again
+	}
+	return now + tickTimeout.Milliseconds()
+}
+
+// outboxFull tells whether outputs must wait because too many are not yet stored for good.
+func (n *Node) outboxFull() bool {
+	total := 0
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		total += p.machine.OutboxBytes()
+		p.mu.Unlock()
+	}
+	return total > n.o.OutboxMax
+}

@@ -1,0 +1,11 @@
+// Package node is the I/O around the machine: one process that reads the log, stores it, applies it,
+// ticks the partitions it owns and publishes their outputs.
+//
+// A reading order: options.go, node.go (what starts in which order), recover.go and heal.go (how it
+// comes back), apply.go (the straight walk of a record: log → local log → machine → reply), clockwork.go
+// (the straight walk of a trigger: deadline → tick → log … outputs → due millisecond → stream),
+// resync.go (where the chain goes on), checkpoint.go, api.go, http.go.
+//
+// Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
+// first is never taken while the second is held.
+package node

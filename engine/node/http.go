@@ -1,0 +1,79 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// web answers HTTP for as long as the process runs, also while the node restarts within it.
+type web struct {
+	meters   *meters
+	ready    atomic.Bool
+	mu       sync.Mutex
+	problems []string
+	node     *Node // whose gauges are shown, nil while there is none
+}
+
+func newWeb() *web {
+	w := &web{}
+	w.meters = newMeters(w.running)
+	return w
+}
+
+func (w *web) running() *Node {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.node
+}
+
+// serve shows another node, or none.
+func (w *web) serve(n *Node) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.node = n
+	if n == nil {
+		w.ready.Store(false)
+	}
+}
+
+func (w *web) problem(list ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.problems = list
+}
+
+// handler serves
+//
+//	/healthz  200 while the process lives
+//	/readyz   200 when jobs are taken and fired, else 503 with the reasons
+//	/metrics  Prometheus text
+func (w *web) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprintln(rw, "ok") })
+	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) {
+		problems := w.unready()
+		if len(problems) == 0 {
+			fmt.Fprintln(rw, "ready")
+			return
+		}
+		http.Error(rw, strings.Join(problems, "\n"), http.StatusServiceUnavailable)
+	})
+	mux.HandleFunc("GET /metrics", func(rw http.ResponseWriter, _ *http.Request) { w.meters.write(rw) })
+	return mux
+}
+
+func (w *web) unready() []string {
+	w.mu.Lock()
+	problems, node := w.problems, w.node
+	w.mu.Unlock()
+	if node != nil && w.ready.Load() {
+		return node.problems()
+	}
+	if len(problems) == 0 {
+		problems = []string{"starting"}
+	}
+	return problems
+}

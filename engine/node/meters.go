@@ -1,0 +1,202 @@
+package node
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// meters are the node's metrics. docs/operations.md says what to alert on.
+type meters struct {
+	set            *metrics.Set
+	running        func() *Node
+	lateness       *metrics.Histogram
+	tickRound      *metrics.Histogram
+	appendTime     *metrics.Histogram
+	checkpointTime *metrics.Histogram
+	appended       *metrics.Counter
+	appendedBytes  *metrics.Counter
+	ticks          *metrics.Counter
+	ticksFailed    *metrics.Counter
+	lost           *metrics.Counter
+	lostOutputs    *metrics.Counter
+	triggers       *metrics.Counter
+	forced         *metrics.Counter
+	events         *metrics.Counter
+	recent         recent
+}
+
+func newMeters(running func() *Node) *meters {
+	s := metrics.NewSet()
+	m := &meters{
+		set: s, running: running,
+		lateness:       s.NewHistogram("carillon_lateness_seconds"),
+		tickRound:      s.NewHistogram("carillon_tick_round_seconds"),
+		appendTime:     s.NewHistogram("carillon_log_append_seconds"),
+		checkpointTime: s.NewHistogram("carillon_checkpoint_seconds"),
+		appended:       s.NewCounter("carillon_log_records_total"),
+		appendedBytes:  s.NewCounter("carillon_log_bytes_total"),
+		ticks:          s.NewCounter("carillon_ticks_total"),
+		ticksFailed:    s.NewCounter("carillon_ticks_failed_total"),
+		lost:           s.NewCounter("carillon_chain_lost_total"),
+		lostOutputs:    s.NewCounter("carillon_outputs_lost_total"),
+		triggers:       s.NewCounter(`carillon_triggers_total{kind="scheduled"}`),
+		forced:         s.NewCounter(`carillon_triggers_total{kind="forced"}`),
+		events:         s.NewCounter("carillon_events_total"),
+	}
+	gauge := func(name string, of func(*Node) float64) {
+		s.NewGauge(name, func() float64 {
+			if n := running(); n != nil {
+				return of(n)
+			}
+			return 0
+		})
+	}
+	sum := func(name string, of func(engine.Stats) float64) {
+		gauge(name, func(n *Node) (total float64) {
+			for _, p := range n.partitions {
+				p.mu.Lock()
+				total += of(p.machine.Stats())
+				p.mu.Unlock()
+			}
+			return total
+		})
+	}
+	sum("carillon_jobs", func(s engine.Stats) float64 { return float64(s.Jobs) })
+	sum("carillon_jobs_completed", func(s engine.Stats) float64 { return float64(s.Completed) })
+	sum("carillon_wheel_timers", func(s engine.Stats) float64 { return float64(s.Timers) })
+	sum("carillon_ready", func(s engine.Stats) float64 { return float64(s.Ready) })
+	sum("carillon_outbox_outputs", func(s engine.Stats) float64 { return float64(s.Made - s.Acked.Output) })
+	sum("carillon_outbox_bytes", func(s engine.Stats) float64 { return float64(s.Outbox) })
+	gauge("carillon_log_lag_records", func(n *Node) float64 { return float64(n.head.Load() - n.applied.Load()) })
+	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
+	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return time.Duration(n.clock.offset.Load()).Seconds() })
+	gauge("carillon_partitions_stopped", func(n *Node) (stopped float64) {
+		for _, p := range n.partitions {
+			p.mu.Lock()
+			if p.stopped != nil {
+				stopped++
+			}
+			p.mu.Unlock()
+		}
+		return stopped
+	})
+	gauge("carillon_foreign_outputs", func(n *Node) (foreign float64) {
+		for _, p := range n.partitions {
+			p.out.Lock()
+			foreign += float64(p.foreign)
+			p.out.Unlock()
+		}
+		return foreign
+	})
+	return m
+}
+
+// tickLag is how far the most overdue partition is behind: the time since the earliest thing due.
+func (n *Node) tickLag() (lag time.Duration) {
+	now := n.clock.ms()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if at, ok := p.machine.NextDeadline(); ok && at < now {
+			lag = max(lag, time.Duration(now-at)*time.Millisecond)
+		}
+		p.mu.Unlock()
+	}
+	return lag
+}
+
+// late notes how long after its due time a trigger was known to be stored, ns.
+func (m *meters) late(ns int64) {
+	m.lateness.Update(float64(ns) / 1e9)
+	m.recent.record(ns / 1000)
+}
+
+// recent holds the lateness of the last one to two minutes, µs.
+type recent struct {
+	mu        sync.Mutex
+	now, past *hdrhistogram.Histogram
+	turned    time.Time
+}
+
+const recentSpan = time.Minute
+
+func (r *recent) record(us int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.turn()
+	_ = r.now.RecordValue(min(max(us, 0), r.now.HighestTrackableValue())) // within bounds
+}
+
+func (r *recent) turn() {
+	if r.now == nil || time.Since(r.turned) > recentSpan {
+		r.past, r.turned = r.now, time.Now()
+		r.now = hdrhistogram.New(0, (24 * time.Hour).Microseconds(), 3)
+	}
+}
+
+func (m *meters) latenessSummary() *carillon.Lateness {
+	r := &m.recent
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.turn()
+	h := hdrhistogram.Import(r.now.Export())
+	if r.past != nil {
+		h.Merge(r.past)
+	}
+	if h.TotalCount() == 0 {
+		return nil
+	}
+	ms := func(q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1000 }
+	return &carillon.Lateness{Count: uint64(h.TotalCount()), P50: ms(50), P99: ms(99), P999: ms(99.9), Max: float64(h.Max()) / 1000}
+}
+
+func (m *meters) synced(d time.Duration, records, bytes int) {
+	m.appendTime.Update(d.Seconds())
+	m.appended.Add(records)
+	m.appendedBytes.Add(bytes)
+}
+
+// listener counts what a partition's machine does.
+func (m *meters) listener(partition int) engine.Listener {
+	return engine.Listener{
+		Command: func(verb string, code carillon.Code) {
+			if code == "" {
+				code = "ok"
+			}
+			m.set.GetOrCreateCounter(`carillon_commands_total{verb=` + strconv.Quote(verb) + `,result=` + strconv.Quote(string(code)) + `}`).Inc()
+		},
+		Fired: func(o *engine.Output) {
+			switch o.Kind {
+			case engine.OutputTrigger:
+				m.triggers.Inc()
+			case engine.OutputForced:
+				m.forced.Inc()
+			default:
+				m.events.Inc()
+			}
+		},
+		Skipped: func(reason string, n uint64) {
+			m.skipped(partition, reason).AddInt64(int64(n))
+		},
+		Garbage: func(reason string) {
+			m.set.GetOrCreateCounter(`carillon_log_ignored_total{reason=` + strconv.Quote(reason) + `}`).Inc()
+		},
+	}
+}
+
+func (m *meters) skipped(partition int, reason string) *metrics.Counter {
+	return m.set.GetOrCreateCounter(fmt.Sprintf(`carillon_skipped_total{reason=%q,partition="%d"}`, reason, partition))
+}
+
+func (m *meters) write(w io.Writer) {
+	m.set.WritePrometheus(w)
+	metrics.WriteProcessMetrics(w)
+}

@@ -1,0 +1,311 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// Ready says where a node that takes jobs can be reached.
+type Ready struct {
+	NATS       string // URL for clients
+	HTTP       string // URL, "" when off
+	Partitions int
+}
+
+// Run runs a node until ctx ends, then stops it cleanly: a checkpoint at the head of the log. ready is
+// called each time it begins to take jobs. A disk that was full, or a store that failed, is restarted
+// in place once there is room; any other error ends Run.
+func Run(ctx context.Context, o Options, ready func(Ready)) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	o = o.withDefaults()
+	if err := os.MkdirAll(o.Data, 0o755); err != nil {
+		return fmt.Errorf("node: data directory: %w", err)
+	}
+	web := newWeb()
+	var httpURL string
+	if o.HTTP != "off" {
+		listener, err := net.Listen("tcp", o.HTTP)
+		if err != nil {
+			return fmt.Errorf("node: http: %w", err)
+		}
+		httpURL = "http://" + listener.Addr().String()
+		server := &http.Server{Handler: web.handler(), ReadHeaderTimeout: 10 * time.Second}
+		go server.Serve(listener)
+		defer server.Close()
+	}
+	for {
+		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters}
+		err := n.run(ctx, httpURL, ready)
+		web.serve(nil)
+		if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			return nil
+		}
+		if !errors.Is(err, errNoRoom) {
+			return err
+		}
+		// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
+		o.Logger.Error("stopped firing, waiting for disk space", "error", err)
+		web.problem(err.Error())
+		if waitForRoom(ctx, o) != nil {
+			return nil
+		}
+		// A restart on the same addresses: port 0 was chosen once.
+		if o.NATS == "" && n.server != nil && o.NATSConfig == "" {
+			o.Listen = hostOf(n.url, o.Listen)
+		}
+	}
+}
+
+// errNoRoom marks failures that a restart heals once the disk has room.
+var errNoRoom = errors.New("node: the disk is full")
+
+func noRoom(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, wal.ErrFailed) {
+		return fmt.Errorf("%w: %w", errNoRoom, err)
+	}
+	return err
+}
+
+// Node is one run of the engine.
+type Node struct {
+	o      Options
+	log    *slog.Logger
+	web    *web
+	meters *meters
+	layout engine.Layout
+
+	store   *wal.Store
+	local   *wal.Log
+	saved   *snapshot.Checkpoints
+	server  *embedded.Server
+	url     string
+	nc      *nats.Conn
+	streams *streams.Streams
+
+	partitions []*partition
+	applied    atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
+	appliedAt  time.Time     // its timestamp; the reader's
+	head       atomic.Uint64 // the log's last sequence, as far as known
+	clock      clock
+	bell       alarm
+	replies    replies
+	ticking    ticking
+	holdTicks  atomic.Bool // the disk has too little room to fire
+	refuseJobs atomic.Bool // the disk has too little room for new jobs
+	awaited    atomic.Pointer[awaited]
+
+	fail func(error) // ends the run
+}
+
+// partition is one machine with what serves it.
+type partition struct {
+	number int
+
+	mu      sync.Mutex // guards machine, owner and what follows
+	machine *engine.Machine
+	owner   engine.Owner
+	stopped error // why the partition stopped for good
+
+	out       sync.Mutex // guards chain and what follows
+	chain     *engine.Chain
+	run       uint64 // counts resumes: an answer to an earlier run's publish is void
+	offered   uint64 // outputs up to here were offered to the chain
+	durable   engine.Acked
+	foreign   uint64
+	resyncing bool
+
+	checkpoint   atomic.Uint64 // position of the newest checkpoint
+	checkpointAt atomic.Int64  // unix ms
+}
+
+func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (err error) {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	n.fail = func(err error) { cancel(err) }
+
+	n.bell, err = newAlarm()
+	if err != nil {
+		return err
+	}
+	defer n.bell.close()
+	if err := n.open(ctx); err != nil {
+		return noRoom(errors.Join(err, n.close()))
+	}
+	var work sync.WaitGroup
+	defer func() {
+		cancel(nil)
+		work.Wait()
+		err = noRoom(errors.Join(err, n.close()))
+	}()
+	if err := n.recover(ctx); err != nil {
+		return err
+	}
+	if err := n.heal(ctx); err != nil {
+		return err
+	}
+	n.web.serve(n)
+
+	work.Go(func() { n.read(ctx) })
+	work.Go(func() { n.clockwork(ctx) })
+	work.Go(func() { n.tend(ctx) })
+	if err := n.claimAll(ctx); err != nil {
+		return cause(ctx, err)
+	}
+	api, err := n.serveAPI()
+	if err != nil {
+		return err
+	}
+	if n.server != nil {
+		if err := n.server.Listen(); err != nil {
+			return err
+		}
+		n.url = n.server.ClientURL()
+	}
+	n.web.ready.Store(true)
+	ready(Ready{NATS: n.url, HTTP: httpURL, Partitions: n.layout.Partitions})
+
+	<-ctx.Done()
+	n.web.ready.Store(false)
+	api.Stop()
+	work.Wait()
+	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
+		return err
+	}
+	return n.checkpointAll(context.WithoutCancel(ctx))
+}
+
+// cause prefers why the run was ended to what that made of a waiting call.
+func cause(ctx context.Context, err error) error {
+	if c := context.Cause(ctx); c != nil {
+		return c
+	}
+	return err
+}
+
+// open opens the local store, the NATS server or the way to one, and the streams.
+func (n *Node) open(ctx context.Context) (err error) {
+	o := n.o
+	n.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(o.Data, "log"), Logger: n.log, OnSync: n.meters.synced})
+	if err != nil {
+		return err
+	}
+	n.local = n.store.Log()
+	n.saved = snapshot.Open(n.store)
+
+	if o.NATS == "" {
+		n.server, err = embedded.Start(embedded.Options{
+			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
+			Credentials: o.NATSCreds, Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Logger: n.log,
+		})
+		if err != nil {
+			return err
+		}
+		n.nc, err = n.server.Connect(nats.Name("carillon " + o.Name))
+	} else {
+		options := append([]nats.Option{
+			nats.Name("carillon " + o.Name), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectBufSize(-1),
+		}, o.NATSOptions...)
+		n.nc, err = nats.Connect(o.NATS, options...)
+		n.url = o.NATS
+	}
+	if err != nil {
+		return fmt.Errorf("node: connect to NATS: %w", err)
+	}
+	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
+		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
+		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
+		Reader: "engine", OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
+	})
+	if err != nil {
+		return err
+	}
+	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
+	n.clock.external = o.NATS != ""
+	return nil
+}
+
+func (n *Node) close() error {
+	if n.streams != nil {
+		n.streams.Close()
+	}
+	if n.nc != nil {
+		n.nc.Close()
+	}
+	if n.server != nil {
+		n.server.Shutdown()
+	}
+	if n.store != nil {
+		return n.store.Close()
+	}
+	return nil
+}
+
+// awaited is closed when the log has been applied up to a sequence.
+type awaited struct {
+	seq  uint64
+	done chan struct{}
+}
+
+// claimAll claims every partition and waits until the claims come back: then all that was in the log
+// before has been applied.
+func (n *Node) claimAll(ctx context.Context) error {
+	claim := engine.Rules()
+	claim.Node, claim.RetentionMS, claim.CompletedMax = n.o.Name, n.o.Retention.Milliseconds(), n.o.CompletedMax
+	body := claim.Encode()
+	var last uint64
+	for _, p := range n.partitions {
+		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
+		if err != nil {
+			return fmt.Errorf("node: claim partition %d: %w", p.number, err)
+		}
+		p.mu.Lock()
+		p.owner.Epoch = seq // counts once the machine has it, too
+		p.mu.Unlock()
+		last = seq
+	}
+	w := &awaited{last, make(chan struct{})}
+	n.awaited.Store(w)
+	if n.applied.Load() >= last {
+		return nil
+	}
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// stop ends one partition for good and says how to go on.
+func (n *Node) stop(p *partition, err error) {
+	p.mu.Lock()
+	first := p.stopped == nil
+	if first {
+		p.stopped = err
+		p.owner.Epoch = 0
+	}
+	p.mu.Unlock()
+	if first {
+		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
+	}
+}

@@ -1,0 +1,110 @@
+package node
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Options say how a node runs. The zero value of a field is its default, except Data.
+type Options struct {
+	Data       string // directory of everything the node owns
+	Name       string // of this node in claims and status; default the host's name
+	Listen     string // address for NATS clients of the embedded server; default 127.0.0.1:4222
+	HTTP       string // address of /healthz, /readyz and /metrics; default 127.0.0.1:8080; "off" for none
+	Partitions int    // fixed when the streams are made; default 8, or what they were made with
+	Prefix     string // of subjects; default "carillon"
+	Stream     string // of stream names; default "CARILLON"
+
+	NATSConfig  string        // nats-server configuration file for the embedded server
+	NATSAccount string        // the account of that file that holds the streams
+	NATSCreds   string        // the engine's credentials where that file is in operator mode
+	NATS        string        // URL of an external NATS; no server is embedded then
+	NATSOptions []nats.Option // credentials and TLS for it
+	Replicas    int           // of the streams, where NATS is a cluster
+
+	LogMaxBytes  int64
+	OutMaxBytes  int64
+	OutMaxAge    time.Duration
+	PersistAsync bool // output streams acknowledge before they write
+
+	Retention    time.Duration // how long a completed job stays queryable; default 24 h
+	CompletedMax int           // completed jobs kept in a partition at most; default 250,000
+	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
+	// CheckpointRecords records, whichever comes first. Why not more often: each is a full copy of the
+	// state. Why not less often: replay runs at about 200,000 records a second.
+	CheckpointEvery   time.Duration // default 1 min
+	CheckpointRecords uint64        // default 400,000
+
+	// OutboxMax bounds the bytes of outputs held until they are stored for good, of all partitions. Above
+	// it, firing waits: about a second of full drain.
+	OutboxMax int // default 512 MiB
+
+	FreeForJobs  uint64 // free bytes below which new jobs are refused; default 2 GiB
+	FreeForTicks uint64 // free bytes below which firing waits; default 512 MiB
+
+	AcceptLoss map[int]bool // partitions whose lost outputs or records are accepted: the way out of a loud stop
+
+	Logger *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	set := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	if o.Name == "" {
+		o.Name, _ = os.Hostname() // without a name of its own the host is "node"
+	}
+	set(&o.Name, "node")
+	set(&o.Listen, "127.0.0.1:4222")
+	set(&o.HTTP, "127.0.0.1:8080")
+	set(&o.Prefix, "carillon")
+	set(&o.Stream, "CARILLON")
+	if o.Retention == 0 {
+		o.Retention = 24 * time.Hour
+	}
+	if o.CompletedMax == 0 {
+		o.CompletedMax = 250_000
+	}
+	if o.CheckpointEvery == 0 {
+		o.CheckpointEvery = time.Minute
+	}
+	if o.CheckpointRecords == 0 {
+		o.CheckpointRecords = 400_000
+	}
+	if o.OutboxMax == 0 {
+		o.OutboxMax = 512 << 20
+	}
+	if o.FreeForJobs == 0 {
+		o.FreeForJobs = 2 << 30
+	}
+	if o.FreeForTicks == 0 {
+		o.FreeForTicks = 512 << 20
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Validate names the first option that cannot be used.
+func (o Options) Validate() error {
+	switch {
+	case o.Data == "":
+		return fmt.Errorf("node: a data directory is required")
+	case o.NATS != "" && o.NATSConfig != "":
+		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
+	case o.Retention < 0 || o.CheckpointEvery < 0:
+		return fmt.Errorf("node: durations must not be negative")
+	case o.CompletedMax < 0 || o.OutboxMax < 0:
+		return fmt.Errorf("node: bounds must not be negative")
+	case len(o.Name) > 128:
+		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))
+	}
+	return nil
+}

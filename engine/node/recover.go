@@ -1,0 +1,158 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// recover rebuilds every partition: its newest checkpoint that can be read, then the local log.
+func (n *Node) recover(ctx context.Context) error {
+	began := time.Now()
+	n.partitions = make([]*partition, n.layout.Partitions)
+	var work sync.WaitGroup
+	errs := make([]error, n.layout.Partitions)
+	for i := range n.partitions {
+		work.Go(func() {
+			p := &partition{number: i, chain: engine.NewChain()}
+			p.machine, errs[i] = n.restore(i)
+			n.partitions[i] = p
+			if p.machine != nil {
+				p.checkpoint.Store(p.machine.Stats().Position)
+			}
+		})
+	}
+	work.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	from := n.local.Last()
+	for _, p := range n.partitions {
+		from = min(from, p.machine.Stats().Position)
+	}
+	replayed, err := n.replay(ctx, from, func(e *engine.Entry) error {
+		for _, p := range n.concerned(e) {
+			if _, err := p.machine.Apply(e); err != nil {
+				return fmt.Errorf("node: partition %d: %w", p.number, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	n.applied.Store(n.local.Last())
+	jobs := 0
+	for _, p := range n.partitions {
+		jobs += p.machine.Stats().Jobs
+		p.checkpointAt.Store(time.Now().UnixMilli())
+		p.machine.Listen(n.meters.listener(p.number))
+	}
+	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
+	return nil
+}
+
+// restore reads a partition's newest checkpoint that can be read.
+func (n *Node) restore(number int) (*engine.Machine, error) {
+	list, err := n.saved.List(uint32(number))
+	if err != nil {
+		return nil, err
+	}
+	for i, info := range list {
+		m, err := n.load(number, info)
+		if err == nil {
+			return m, nil
+		}
+		n.log.Error("checkpoint cannot be read", "partition", number, "position", info.Position, "error", err)
+		if i == len(list)-1 {
+			return nil, err
+		}
+	}
+	if first := n.local.First(); first > 1 && n.local.Last() > 0 {
+		return nil, fmt.Errorf("node: partition %d has no checkpoint, and the local log begins at %d: %w", number, first, wal.ErrCorrupt)
+	}
+	return engine.New(n.layout, number), nil
+}
+
+func (n *Node) load(number int, info snapshot.Info) (*engine.Machine, error) {
+	r := engine.NewRestore(n.layout, number)
+	if err := n.saved.Read(info, r.Write); err != nil {
+		return nil, err
+	}
+	return r.Machine()
+}
+
+// replay decodes the local log above a position.
+func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entry) error) (records int, err error) {
+	err = n.local.Read(after+1, func(stored wal.Record) error {
+		if records++; records%4096 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		if err != nil {
+			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+		}
+		r.Data = append([]byte(nil), r.Data...)
+		e := n.layout.Decode(&r)
+		return apply(&e)
+	})
+	return records, err
+}
+
+// concerned lists the partitions that a record is for.
+func (n *Node) concerned(e *engine.Entry) []*partition {
+	if e.Partition != engine.Everyone {
+		return n.partitions[e.Partition : e.Partition+1]
+	}
+	var ps []*partition
+	for _, t := range e.Ticks {
+		if t.Partition < len(n.partitions) {
+			ps = append(ps, n.partitions[t.Partition])
+		}
+	}
+	return ps
+}
+
+var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
+
+// remake computes outputs once more from a checkpoint and the local log: those numbered above after, up
+// to the machine's newest. It is for a stream that lost outputs which the machine no longer holds.
+func (n *Node) remake(ctx context.Context, number int, after uint64) ([]engine.Output, error) {
+	list, err := n.saved.List(uint32(number))
+	if err != nil {
+		return nil, err
+	}
+	for _, info := range list {
+		m, err := n.load(number, info)
+		if err != nil {
+			return nil, err
+		}
+		held, ok := m.Outbox(after)
+		if !ok {
+			continue
+		}
+		outputs := append([]engine.Output(nil), held...)
+		m.Listen(engine.Listener{Fired: func(o *engine.Output) {
+			if o.Number > after {
+				outputs = append(outputs, *o)
+			}
+		}})
+		_, err = n.replay(ctx, m.Stats().Position, func(e *engine.Entry) error {
+			for _, p := range n.concerned(e) {
+				if p.number == number {
+					_, err := m.Apply(e)
+					return err
+				}
+			}
+			return nil
+		})
+		return outputs, err
+	}
+	return nil, errOutOfReach
+}

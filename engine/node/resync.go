@@ -1,0 +1,176 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// resync asks the output stream how far it is and resumes the chain from there; it tries until it
+// succeeds, the partition stops, or the node does.
+func (n *Node) resync(ctx context.Context, p *partition) {
+	wait := 5 * time.Millisecond
+	for {
+		err := n.resume(ctx, p)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			n.bell.ring()
+			return
+		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
+			n.stop(p, err)
+			return
+		case !errors.Is(err, errNotOwner):
+			n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+		wait = min(2*wait, time.Second)
+	}
+}
+
+var errNotOwner = errors.New("node: the partition is not this node's")
+
+func (n *Node) resume(ctx context.Context, p *partition) error {
+	p.mu.Lock()
+	stats, stopped := p.machine.Stats(), p.stopped
+	owner := p.owner.Epoch != 0 && p.owner.Epoch == stats.Epoch
+	p.mu.Unlock()
+	if stopped != nil {
+		return context.Canceled
+	}
+	if !owner {
+		return errNotOwner
+	}
+	out := n.streams.Out[p.number]
+	info, err := out.Info(ctx)
+	if err != nil {
+		return err
+	}
+	end, foreign, err := n.streamEnd(ctx, p, out, info, stats.Acked)
+	if err != nil {
+		return err
+	}
+
+	p.mu.Lock()
+	number, err := p.machine.LastStored(end)
+	made := p.machine.Made()
+	p.mu.Unlock()
+	if errors.Is(err, engine.ErrBehind) {
+		return n.refill(ctx, p, info.Last, end, err)
+	}
+	if err != nil {
+		if n.o.AcceptLoss[p.number] && errors.Is(err, engine.ErrAhead) {
+			n.log.Error("accepting as foreign what the output stream has beyond the log", "partition", p.number, "error", err)
+			number = made
+		} else {
+			return err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	outputs, ok := p.machine.Outbox(number)
+	if !ok {
+		return fmt.Errorf("%w: partition %d", engine.ErrBehind, p.number)
+	}
+	n.resumeChain(p, info.Last, number, outputs, foreign)
+	return nil
+}
+
+// resumeChain resumes; its caller holds mu.
+func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engine.Output, foreign uint64) {
+	p.out.Lock()
+	defer p.out.Unlock()
+	p.chain.Resume(lastSeq, number, outputs)
+	p.offered = p.machine.Made()
+	p.run++
+	p.foreign += foreign
+	p.resyncing = false
+	n.log.Info("publishing", "partition", p.number, "after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
+}
+
+// streamEnd walks back from the stream's end to the last message that is an output of this partition,
+// no further than to what the log knows to be stored.
+func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (end engine.StreamEnd, foreign uint64, err error) {
+	end.LastSeq = info.Last
+	for seq := info.Last; seq > acked.Seq && seq >= info.First && seq > 0; seq-- {
+		m, err := out.Get(ctx, seq)
+		if errors.Is(err, streams.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return end, foreign, err
+		}
+		number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64)
+		trigger := m.Header.Get(carillon.HeaderTrigger)
+		p.mu.Lock()
+		alien := err != nil || p.machine.Foreign(number, seq, trigger)
+		p.mu.Unlock()
+		if !alien {
+			end.Number, end.Trigger, end.Seq = number, trigger, seq
+			return end, foreign, nil
+		}
+		foreign++
+	}
+	// None is left above what the log knows to be stored. What age took there was ours.
+	if info.First > acked.Seq+1 {
+		end.LastSeq = info.First - 1
+	} else {
+		end.LastSeq = min(info.Last, acked.Seq)
+	}
+	return end, foreign, nil
+}
+
+// refill publishes again what the stream lost and the machine no longer holds: replay from a checkpoint
+// makes the same outputs with the same numbers. Beyond the older checkpoint's reach the partition stops.
+func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end engine.StreamEnd, behind error) error {
+	number := end.Number
+	if number == 0 {
+		p.mu.Lock()
+		acked := p.machine.Acked()
+		p.mu.Unlock()
+		if lost := acked.Seq - end.LastSeq; end.LastSeq > acked.Seq || lost > acked.Output {
+			return behind
+		}
+		number = acked.Output - (acked.Seq - end.LastSeq)
+	}
+	n.log.Warn("the output stream lost outputs; making them again", "partition", p.number, "stream", number, "reason", behind)
+	again, err := n.remake(ctx, p.number, number)
+	if errors.Is(err, errOutOfReach) {
+		if !n.o.AcceptLoss[p.number] {
+			return fmt.Errorf("%w; no checkpoint reaches back to output %d", behind, number)
+		}
+		n.log.Error("accepting that outputs are lost", "partition", p.number, "after_output", number)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		acked := p.machine.Acked()
+		n.meters.lostOutputs.Add(int(acked.Output - number))
+		outputs, _ := p.machine.Outbox(acked.Output)
+		n.resumeChain(p, lastSeq, acked.Output, outputs, 0)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Between the replay and now the machine may have made more.
+	made := number + uint64(len(again))
+	if more, ok := p.machine.Outbox(made); ok {
+		again = append(again, more...)
+	} else {
+		return fmt.Errorf("node: replay made output %d, the machine no longer holds the next", made)
+	}
+	n.resumeChain(p, lastSeq, number, again, 0)
+	return nil
+}

@@ -1,0 +1,182 @@
+package schedule
+
+import (
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"pgregory.net/rapid"
+
+	carillon "github.com/carillon-scheduler/carillon"
+)
+
+func TestPlanIsSmall(t *testing.T) {
+	if size := unsafe.Sizeof(Plan{}); size > 32 {
+		t.Errorf("a plan has %d bytes", size)
+	}
+	e := mustParse(t, "@every 1s", "", carillon.GapShift, carillon.FoldFirst)
+	if e.Bind(1, 0, 0, 2) != e.Bind(1, 0, 0, 2) || e.Bind(1, 0, 0, 2) == e.Bind(1, 0, 0, 3) {
+		t.Error("plans do not compare")
+	}
+	if at, ok := (Plan{}).Next(0); ok {
+		t.Errorf("the zero plan fires at %d", at)
+	}
+	if n, last, done := (Plan{}).Count(7, 1000, 1); n != 0 || last != 7 || !done {
+		t.Error(n, last, done)
+	}
+}
+
+func drawExpr(t *rapid.T) *Expr {
+	texts := []string{ // the first are drawn more often
+		"* * * * * *", "@every 7ms", "*/7 * * * * *", "@every 1s", "5,6 * * * * *", "@every 1ms", "@in 3s",
+		"@at 1970-01-01T00:00:05.500Z", "30 2 * * *", "0 0 * * * *", "@in 1ms", "@at 1970-01-01T00:00:00Z", "",
+	}
+	zones := []string{"UTC", "Europe/Paris", "Africa/Monrovia"}
+	text := rapid.SampledFrom(texts).Draw(t, "text")
+	zone := "UTC"
+	if text != "" && text[0] != '@' {
+		zone = rapid.SampledFrom(zones).Draw(t, "zone")
+	}
+	e, err := Parse(text, zone, carillon.GapShift, carillon.FoldFirst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// TestPlan holds a bound plan to its definition: the fires are those of the unbounded expression that lie
+// in [start, end), each moved by the offset; and Count to Next.
+func TestPlan(t *testing.T) {
+	plans, firing := 0, 0
+	check := func(t *rapid.T) {
+		// rapid prefers small numbers, with which few plans fire: the product spreads them evenly.
+		ms := func(name string) int64 {
+			return int64(rapid.Uint64().Draw(t, name) * 0x9e3779b97f4a7c15 >> 33 % 20_000)
+		}
+		orNone := func(name string) int64 {
+			return rapid.SampledFrom([]int64{0, 0, ms(name), ms(name) / 1000 * 1000, 5_500, 1}).Draw(t, name)
+		}
+		e := drawExpr(t)
+		accepted, start, end, offset := ms("accepted"), orNone("start"), orNone("end"), orNone("offset")
+		plan := e.Bind(accepted, start, end, offset)
+		after := ms("after")
+		until := after + ms("span")
+
+		// What must fire, millisecond by millisecond.
+		var want []int64
+		for at := max(after-offset+1, 0); at <= until-offset; at++ {
+			if at < start || end != 0 && at >= end {
+				continue
+			}
+			var fires bool
+			switch e.kind {
+			case At:
+				fires = at == e.ms
+			case In:
+				fires = at == accepted+e.ms
+			case Every:
+				if start != 0 {
+					fires = (at-start)%e.ms == 0
+				} else {
+					fires = at > accepted && (at-accepted)%e.ms == 0
+				}
+			case Cron:
+				next, ok := e.Bind(0, 0, 0, 0).Next(at - 1)
+				fires = ok && next == at
+			}
+			if fires {
+				want = append(want, at+offset)
+			}
+		}
+
+		var got []int64
+		for at := after; ; {
+			next, ok := plan.Next(at)
+			if !ok || next > until {
+				break
+			}
+			if next <= at {
+				t.Fatalf("Next(%d) = %d", at, next)
+			}
+			got, at = append(got, next), next
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("fires %d, want %d", got, want)
+		}
+
+		budget := rapid.IntRange(0, 30).Draw(t, "budget")
+		total, last := int64(0), after
+		for calls := 0; ; calls++ {
+			n, l, done := plan.Count(last, until, budget)
+			if n == 0 && l != last {
+				t.Fatalf("nothing counted, but last went from %d to %d", last, l)
+			}
+			if e.kind == Cron && n > int64(budget) {
+				t.Fatalf("counted %d with a budget of %d", n, budget)
+			}
+			total, last = total+n, l
+			if done {
+				break
+			}
+			if e.kind != Cron {
+				t.Fatal("a constant-time count was not done")
+			}
+			budget = max(budget, 1)
+		}
+		if total != int64(len(want)) || len(want) > 0 && last != want[len(want)-1] || len(want) == 0 && last != after {
+			t.Fatalf("counted %d up to %d, want %d", total, last, want)
+		}
+		if plans++; len(want) > 0 {
+			firing++
+		}
+	}
+	for range 10 {
+		rapid.Check(t, check)
+	}
+	if firing < plans/5 {
+		t.Errorf("only %d of %d plans fired at all", firing, plans)
+	}
+}
+
+// Counting is constant time: ten years of milliseconds at once. And no time is too far off.
+func TestCountFar(t *testing.T) {
+	p := mustParse(t, "@every 1ms", "", carillon.GapShift, carillon.FoldFirst).Bind(1000, 0, 0, 5)
+	if n, last, done := p.Count(1005, 315_360_000_000, 0); n != 315_360_000_000-1005 || last != 315_360_000_000 || !done {
+		t.Error(n, last, done)
+	}
+	if n, last, done := p.Count(-1<<63, 1<<63-1, 0); n != Horizon-1001 || last != Horizon-1+5 || !done {
+		t.Error(n, last, done)
+	}
+	if _, ok := p.Next(1<<63 - 1); ok {
+		t.Error("a fire after the end of time")
+	}
+	if _, ok := mustParse(t, "@in 1s", "", carillon.GapShift, carillon.FoldFirst).Bind(1<<63-1, 0, 0, 0).Next(0); ok {
+		t.Error("a fire after the end of time")
+	}
+}
+
+func TestOffset(t *testing.T) {
+	for _, c := range []struct {
+		id     string
+		spread int64
+		want   int64
+	}{
+		{"a", 0, 0}, {"a", -1, 0}, {"a", 1, 0},
+		// Fixed for ever: the fire times of jobs depend on them.
+		{"", 30_000, 14_342}, {"a", 30_000, 8_315}, {"b", 30_000, 26_704}, {"invoice-7", 30_000, 27_171}, {"invoice-8", 30_000, 351},
+	} {
+		if got := Offset(c.id, c.spread); got != c.want {
+			t.Errorf("Offset(%q, %d) = %d, want %d", c.id, c.spread, got, c.want)
+		}
+	}
+	// Neighbouring ids spread evenly: each of 30 seconds gets its share of 30,000 jobs within a fifth.
+	var seconds [30]int
+	for i := range 30_000 {
+		seconds[Offset(fmt.Sprintf("job-%d", i), 30_000)/1000]++
+	}
+	for s, n := range seconds {
+		if n < 800 || n > 1200 {
+			t.Errorf("second %d has %d jobs", s, n)
+		}
+	}
+}

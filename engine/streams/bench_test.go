@@ -1,0 +1,278 @@
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The server runs in this process, as `carillon serve` runs it, on file storage in a temporary
+// directory: go test -run '^$' -bench . ./engine/streams
+
+const benchPayload = 200
+
+func triggerHeader(i int) nats.Header {
+	return nats.Header{
+		"Carillon-Job":       {"invoice-12345678"},
+		"Carillon-Trigger":   {"invoice-12345678@1700000000000"},
+		"Carillon-Scheduled": {"2026-12-01T09:00:00.250Z"},
+		"Carillon-Version":   {"3"},
+		"Carillon-Output":    {strconv.Itoa(i)},
+		"Carillon-Missed":    {"2"},
+	}
+}
+
+// BenchmarkPublishAsync is the usual way, an ack a message.
+func BenchmarkPublishAsync(b *testing.B) {
+	_, nc, _ := fresh(b, Config{Partitions: 1})
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000))
+	if err != nil {
+		b.Fatal(err)
+	}
+	data := make([]byte, benchPayload)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		m := &nats.Msg{Subject: "carillon.trigger.0.x", Header: triggerHeader(i), Data: data}
+		if _, err := js.PublishMsgAsync(m); err != nil {
+			b.Fatal(err)
+		}
+	}
+	<-js.PublishAsyncComplete()
+}
+
+// BenchmarkPublishChained asks for every 500th ack and keeps 8 such windows open a stream.
+func BenchmarkPublishChained(b *testing.B) {
+	for _, streams := range []int{1, 8} {
+		for _, async := range []bool{false, true} {
+			b.Run(fmt.Sprintf("streams=%d/async=%t", streams, async), func(b *testing.B) {
+				s, _, _ := fresh(b, Config{Partitions: streams, PersistAsync: async})
+				data := make([]byte, benchPayload)
+				last := make([]uint64, streams)
+				windows := make([]chan error, streams)
+				subjects := make([]string, streams)
+				for p := range streams {
+					windows[p] = make(chan error, 8)
+					for range cap(windows[p]) {
+						windows[p] <- nil
+					}
+					subjects[p] = fmt.Sprintf("carillon.trigger.%d.x", p)
+				}
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					p := i % streams
+					var onAck func(uint64, error)
+					if last[p]%500 == 499 {
+						if err := <-windows[p]; err != nil {
+							b.Fatal(err)
+						}
+						onAck = func(_ uint64, err error) { windows[p] <- err }
+					}
+					if err := s.Out[p].PublishChained(subjects[p], triggerHeader(i), data, last[p], onAck); err != nil {
+						b.Fatal(err)
+					}
+					last[p]++
+				}
+				for p := range streams {
+					if seq, err := publishChained(b, s.Out[p], subjects[p], data, last[p]); seq != last[p]+1 || err != nil {
+						b.Fatal(seq, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkSend is the client's part alone: what a message costs before the server sees it.
+func BenchmarkSend(b *testing.B) {
+	_, nc, _ := fresh(b, Config{Partitions: 1})
+	data := make([]byte, benchPayload)
+	for name, header := range map[string]func(i int) nats.Header{
+		"headers=0": func(int) nats.Header { return nil },
+		"headers=1": func(i int) nats.Header { return nats.Header{"Carillon": {strconv.Itoa(i)}} },
+		"headers=6": triggerHeader,
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				m := &nats.Msg{Subject: "nobody", Header: header(i), Data: data}
+				if err := nc.PublishMsg(m); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkRead reads a backlog of 300-byte records, by each of the ways there are.
+func BenchmarkRead(b *testing.B) {
+	const n = 300_000
+	s, nc, _ := fresh(b, Config{Partitions: 1})
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000))
+	if err != nil {
+		b.Fatal(err)
+	}
+	data := make([]byte, 300)
+	for range n {
+		if _, err := js.PublishAsync("carillon.log.0.tick", data); err != nil {
+			b.Fatal(err)
+		}
+	}
+	<-js.PublishAsyncComplete()
+
+	for name, read := range map[string]func() error{
+		"push": func() error {
+			err := s.Log.Read(b.Context(), Position{}, func(batch []Message) error {
+				if batch[len(batch)-1].Seq >= n {
+					return errEnough
+				}
+				return nil
+			})
+			if !errors.Is(err, errEnough) {
+				return err
+			}
+			return nil
+		},
+		"pull": func() error {
+			c, err := js.OrderedConsumer(b.Context(), "CARILLON_LOG", jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy})
+			if err != nil {
+				return err
+			}
+			done, left := make(chan struct{}), n
+			cc, err := c.Consume(func(jetstream.Msg) {
+				if left--; left == 0 {
+					close(done)
+				}
+			}, jetstream.PullMaxMessages(20_000))
+			if err != nil {
+				return err
+			}
+			<-done
+			cc.Stop()
+			<-cc.Closed()
+			return nil
+		},
+		"direct": func() error {
+			for next := uint64(1); next <= n; {
+				inbox := nc.NewInbox()
+				sub, err := nc.SubscribeSync(inbox)
+				if err != nil {
+					return err
+				}
+				req := fmt.Appendf(nil, `{"seq":%d,"batch":5000,"next_by_subj":">"}`, next)
+				if err := nc.PublishRequest("$JS.API.DIRECT.GET.CARILLON_LOG", inbox, req); err != nil {
+					return err
+				}
+				for {
+					m, err := sub.NextMsgWithContext(b.Context())
+					if err != nil {
+						return err
+					}
+					if status := m.Header.Get("Status"); status == "204" {
+						break
+					} else if status != "" {
+						return errors.New(m.Header.Get("Description"))
+					}
+					next++
+				}
+				if err := sub.Unsubscribe(); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if err := read(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "records/s")
+		})
+	}
+}
+
+// BenchmarkReadLatency appends 500 records a second and reports how long each takes to come back.
+func BenchmarkReadLatency(b *testing.B) {
+	s, nc, _ := fresh(b, Config{Partitions: 1})
+	js, err := jetstream.New(nc)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, read := range map[string]func(ctx context.Context, got chan<- time.Time) error{
+		"push": func(ctx context.Context, got chan<- time.Time) error {
+			info, err := s.Log.Info(ctx)
+			if err != nil {
+				return err
+			}
+			err = s.Log.Read(ctx, Position{Seq: info.Last}, func(batch []Message) error {
+				now := time.Now()
+				for range batch {
+					got <- now
+				}
+				return nil
+			})
+			if !errors.Is(err, context.Canceled) {
+				return err
+			}
+			return nil
+		},
+		"pull": func(ctx context.Context, got chan<- time.Time) error {
+			c, err := js.OrderedConsumer(ctx, "CARILLON_LOG", jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+			if err != nil {
+				return err
+			}
+			cc, err := c.Consume(func(jetstream.Msg) { got <- time.Now() })
+			if err != nil {
+				return err
+			}
+			<-ctx.Done()
+			cc.Stop()
+			<-cc.Closed()
+			return nil
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			ctx, cancel := context.WithCancel(b.Context())
+			got := make(chan time.Time, 1)
+			ended := make(chan error, 1)
+			go func() { ended <- read(ctx, got) }()
+			// The reader is there when the first record comes back.
+			for up := false; !up; {
+				if err := s.Log.PublishAsync("carillon.log.0.tick", nil, nil, nil); err != nil {
+					b.Fatal(err)
+				}
+				select {
+				case <-got:
+					up = true
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+			var took []time.Duration
+			next := time.Now()
+			for b.Loop() {
+				next = next.Add(2 * time.Millisecond)
+				time.Sleep(time.Until(next))
+				start := time.Now()
+				if err := s.Log.PublishAsync("carillon.log.0.tick", nil, []byte("tick"), nil); err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, (<-got).Sub(start))
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				b.Fatal(err)
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-us")
+			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-us")
+		})
+	}
+}

@@ -1,0 +1,113 @@
+package streams
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// BenchmarkRestart kills a server whose log and eight output streams are filled to as many MiB each as
+// CARILLON_RESTART_MIB says ("32,128"), and measures the start of the next process, from exec until
+// every stream answers. One iteration a size: go test -run '^$' -bench Restart -benchtime 1x.
+func BenchmarkRestart(b *testing.B) {
+	sizes := os.Getenv("CARILLON_RESTART_MIB")
+	if sizes == "" {
+		b.Skip("set CARILLON_RESTART_MIB to the sizes to fill, e.g. 32,128")
+	}
+	for size := range strings.SplitSeq(sizes, ",") {
+		mib, err := strconv.Atoi(size)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, async := range []bool{false, true} {
+			b.Run(fmt.Sprintf("MiB=%d/async=%t", mib, async), func(b *testing.B) { restart(b, mib, async) })
+		}
+	}
+}
+
+func restart(b *testing.B, mib int, async bool) {
+	const partitions = 8
+	bytes := int64(mib) << 20
+	cfg := Config{Partitions: partitions, LogMaxBytes: bytes + bytes/4, OutMaxBytes: bytes, PersistAsync: async}
+	dir := b.TempDir()
+	nc, kill := process(b, dir)
+	s := open(b, nc, cfg)
+	data := make([]byte, benchPayload)
+	fill(b, bytes, func(i int, onAck func(uint64, error)) error {
+		return s.Log.PublishAsync("carillon.cmd.put.job-"+strconv.Itoa(i), nil, data, onAck)
+	})
+	for p, o := range s.Out {
+		expect := uint64(0)
+		fill(b, bytes+bytes/8, func(i int, onAck func(uint64, error)) error {
+			expect++
+			return o.PublishChained(fmt.Sprintf("carillon.trigger.%d.topic-%d", p, i%100), triggerHeader(i), data, expect-1, onAck)
+		})
+	}
+	info, err := s.Out[0].Info(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	log, err := s.Log.Info(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	s.Close()
+
+	ready := func() time.Duration {
+		start := time.Now()
+		nc, kill = process(b, dir)
+		s := open(b, nc, Config{})
+		for _, o := range s.Out {
+			if _, _, err := o.Last(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		took := time.Since(start)
+		s.Close()
+		return took
+	}
+	b.ResetTimer()
+	var first, again time.Duration
+	for b.Loop() {
+		kill()
+		first += ready() // the state file is as old as the last two minutes allow
+		kill()
+		again += ready() // the first start wrote another one
+	}
+	kill()
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(info.Messages), "messages/stream")
+	b.ReportMetric(float64(log.Messages), "log-messages")
+	b.ReportMetric(first.Seconds()*1000/float64(b.N), "ms-first")
+	b.ReportMetric(again.Seconds()*1000/float64(b.N), "ms-again")
+}
+
+// fill publishes until about so many bytes are stored, with an ack at every 500th message.
+func fill(b *testing.B, bytes int64, publish func(i int, onAck func(uint64, error)) error) {
+	b.Helper()
+	window := make(chan error, 8)
+	for range cap(window) {
+		window <- nil
+	}
+	n := int(bytes / 500)
+	for i := range n {
+		var onAck func(uint64, error)
+		if i%500 == 499 || i == n-1 {
+			if err := <-window; err != nil {
+				b.Fatal(err)
+			}
+			onAck = func(_ uint64, err error) { window <- err }
+		}
+		if err := publish(i, onAck); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for range cap(window) {
+		if err := <-window; err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package carillon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// TopicQueueOptions says how a topic queue's stream is made. Its zero value will do.
+type TopicQueueOptions struct {
+	FromStart bool                  // take in the triggers the output streams still hold, too
+	MaxAge    time.Duration         // of a trigger; default 72 h
+	MaxBytes  int64                 // of the stream, the oldest go first; default 1 GiB
+	Storage   jetstream.StorageType // default file
+	Replicas  int                   // default 1
+}
+
+func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
+	if o.MaxAge == 0 {
+		o.MaxAge = 72 * time.Hour
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 1 << 30
+	}
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	return o
+}
+
+// Validate checks the options. The error is an *Error of CodeInvalidField.
+func (o TopicQueueOptions) Validate() error {
+	switch {
+	case o.MaxAge < 0 || o.MaxAge > 0 && o.MaxAge < time.Second:
+		return errField(CodeInvalidField, "max_age", "is %s; expected a second or more", o.MaxAge)
+	case o.MaxBytes < 0:
+		return errField(CodeInvalidField, "max_bytes", "is %d; expected more than 0", o.MaxBytes)
+	case o.Replicas < 0 || o.Replicas > 5:
+		return errField(CodeInvalidField, "replicas", "is %d; expected 1 to 5", o.Replicas)
+	}
+	return nil
+}
+
+// CreateTopicQueue makes one stream of all triggers of a topic, which may hold wildcards, so that one
+// consumer in any language can work on them: Names.TopicStream, its subjects Names.TopicSubject. It
+// sources the partitions' output streams; triggers of one partition keep their order. Where the queue
+// is there already it is returned as it is.
+//
+// Errors: CodeInvalidTopic; CodeInvalidField for options, and for a stream of that name that holds
+// something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
+func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueueOptions) (jetstream.Stream, error) {
+	if err := CheckTopicFilter(topic); err != nil {
+		return nil, err
+	}
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o = o.withDefaults()
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return nil, err
+	}
+	outputs, err := c.outputs(ctx, js)
+	if err != nil {
+		return nil, err
+	}
+	config := jetstream.StreamConfig{
+		Name:        c.names.TopicStream(topic),
+		Description: "Carillon: the triggers of the topic " + topic,
+		Retention:   jetstream.LimitsPolicy,
+		Discard:     jetstream.DiscardOld,
+		Storage:     o.Storage,
+		Replicas:    o.Replicas,
+		MaxAge:      o.MaxAge,
+		MaxBytes:    o.MaxBytes,
+		Duplicates:  100 * time.Millisecond, // the least there is; nothing relies on it
+		AllowDirect: true,
+	}
+	destination := c.names.TopicSubject(destinationOf(topic))
+	for p, out := range outputs {
+		source := &jetstream.StreamSource{
+			Name:              c.names.OutStream(p),
+			SubjectTransforms: []jetstream.SubjectTransformConfig{{Source: c.names.Trigger(p, topic), Destination: destination}},
+		}
+		if !o.FromStart {
+			source.OptStartSeq = out.CachedInfo().State.LastSeq + 1
+		}
+		config.Sources = append(config.Sources, source)
+	}
+	stream, err := js.CreateStream(ctx, config)
+	if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return stream, err
+	}
+	if stream, err = js.Stream(ctx, config.Name); err != nil {
+		return nil, err
+	}
+	if !sameSources(stream.CachedInfo().Config, config) {
+		return nil, errField(CodeInvalidField, "topic", "the stream %s is there, but does not hold the triggers of %s", config.Name, topic)
+	}
+	return stream, nil
+}
+
+// DeleteTopicQueue removes a topic queue with what it holds. The output streams keep their triggers.
+//
+// Errors: CodeInvalidTopic, CodeNotFound, the errors of jetstream's DeleteStream.
+func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
+	if err := CheckTopicFilter(topic); err != nil {
+		return err
+	}
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return err
+	}
+	err = js.DeleteStream(ctx, c.names.TopicStream(topic))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return &Error{Code: CodeNotFound, Message: "there is no topic queue " + c.names.TopicStream(topic)}
+	}
+	return err
+}
+
+// TopicQueues returns the streams of all topic queues.
+//
+// Errors: those of jetstream's ListStreams.
+func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, error) {
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return nil, err
+	}
+	var queues []*jetstream.StreamInfo
+	list := js.ListStreams(ctx)
+	for info := range list.Info() {
+		if strings.HasPrefix(info.Config.Name, c.names.TopicStream("")) {
+			queues = append(queues, info)
+		}
+	}
+	return queues, list.Err()
+}
+
+// outputs opens the output streams, by partition.
+func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstream.Stream, error) {
+	var streams []jetstream.Stream
+	for p := 0; ; p++ {
+		s, err := js.Stream(ctx, c.names.OutStream(p))
+		switch {
+		case err == nil:
+			streams = append(streams, s)
+		case !errors.Is(err, jetstream.ErrStreamNotFound):
+			return nil, fmt.Errorf("carillon: stream %s: %w", c.names.OutStream(p), err)
+		case p == 0:
+			return nil, &Error{Code: CodeNotFound, Message: "there is no stream " + c.names.OutStream(0) + ": no Carillon service has run here under this prefix"}
+		default:
+			return streams, nil
+		}
+	}
+}
+
+// destinationOf gives the topic as the destination of a subject transform, its k-th * being the k-th
+// wildcard of the source.
+func destinationOf(topic string) string {
+	tokens := strings.Split(topic, ".")
+	k := 0
+	for i, t := range tokens {
+		if t == "*" {
+			k++
+			tokens[i] = "{{wildcard(" + strconv.Itoa(k) + ")}}"
+		}
+	}
+	return strings.Join(tokens, ".")
+}
+
+// sameSources tells whether two streams take in the same, wherever they began.
+func sameSources(a, b jetstream.StreamConfig) bool {
+	if len(a.Sources) != len(b.Sources) {
+		return false
+	}
+	from := make(map[string]jetstream.SubjectTransformConfig)
+	for _, s := range a.Sources {
+		if len(s.SubjectTransforms) == 1 {
+			from[s.Name] = s.SubjectTransforms[0]
+		}
+	}
+	for _, s := range b.Sources {
+		if from[s.Name] != s.SubjectTransforms[0] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,68 @@
+package carillon
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// watchBuffer is how many bytes a watcher may be behind before it loses messages.
+const watchBuffer = 64 << 20
+
+// Watch looks at the triggers of a topic, which may hold wildcards, as they are published: live, without
+// acks, and missing what comes while the connection is down. It listens from its return on, until ctx or
+// the loop ends. The sequence's own error, its last item, says that messages were lost because the loop
+// was too slow, or that the connection was closed.
+//
+// Errors: CodeInvalidTopic, those of the connection.
+func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, error], error) {
+	if err := CheckTopicFilter(topic); err != nil {
+		return nil, err
+	}
+	return watch(ctx, c.nc, c.names.AllTriggers(topic), func(m *nats.Msg) (Trigger, error) {
+		t, err := c.names.ParseTrigger(m.Subject, m.Header, m.Data)
+		t.Received = time.Now()
+		return t, err
+	})
+}
+
+// WatchEvents looks at all events as Watch does at triggers.
+func (c *Client) WatchEvents(ctx context.Context) (iter.Seq2[Event, error], error) {
+	return watch(ctx, c.nc, c.names.AllEvents(), func(m *nats.Msg) (Event, error) { return ParseEvent(m.Data) })
+}
+
+// watch subscribes and yields what parse makes of each message. What it makes nothing of is passed over:
+// anyone with the right may publish there.
+func watch[T any](ctx context.Context, nc *nats.Conn, subject string, parse func(*nats.Msg) (T, error)) (iter.Seq2[T, error], error) {
+	sub, err := nc.SubscribeSync(subject)
+	if err != nil {
+		return nil, fmt.Errorf("carillon: %w", err)
+	}
+	if err := sub.SetPendingLimits(-1, watchBuffer); err != nil {
+		return nil, fmt.Errorf("carillon: %w", err)
+	}
+	if err := nc.FlushTimeout(DefaultTimeout); err != nil {
+		return nil, fmt.Errorf("carillon: %w", err)
+	}
+	context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() }) // also where the sequence is never walked
+	return func(yield func(T, error) bool) {
+		defer func() { _ = sub.Unsubscribe() }() // fails only when that is done already
+		for {
+			m, err := sub.NextMsgWithContext(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				var none T
+				yield(none, fmt.Errorf("carillon: watching %s: %w", subject, err))
+				return
+			}
+			if v, err := parse(m); err == nil && !yield(v, nil) {
+				return
+			}
+		}
+	}, nil
+}

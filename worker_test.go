@@ -1,0 +1,512 @@
+package carillon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// startWorker runs a worker until the test ends or the returned stop, which gives Work's error.
+func startWorker(t *testing.T, c *Client, o WorkerOptions, h Handler) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Work(ctx, o, h) }()
+	stop = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(20 * time.Second):
+			return errors.New("the worker did not stop")
+		}
+	})
+	t.Cleanup(func() {
+		if err := stop(); err != nil && !t.Failed() {
+			t.Logf("stopping: %v", err)
+		}
+	})
+	return stop
+}
+
+// pending counts what the group has not acknowledged, over all partitions.
+func pending(t *testing.T, js jetstream.JetStream, name string, partitions int) (waiting, unanswered int) {
+	t.Helper()
+	for p := range partitions {
+		c, err := js.Consumer(t.Context(), DefaultNames().OutStream(p), name)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return 1, 1 // not made yet
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting += int(c.CachedInfo().NumPending)
+		unanswered += c.CachedInfo().NumAckPending
+	}
+	return waiting, unanswered
+}
+
+func settled(t *testing.T, js jetstream.JetStream, name string, partitions int) func() bool {
+	return func() bool {
+		waiting, unanswered := pending(t, js, name, partitions)
+		return waiting == 0 && unanswered == 0
+	}
+}
+
+func TestWorkSharesAllPartitions(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 3)
+	const each = 200
+	for i := range each {
+		for p := range 3 {
+			out.trigger(p, "billing.renewals", fmt.Sprintf("job-%d-%d", p, i), 1_800_000_000_250, `{"n": 1}`)
+			out.trigger(p, "other", "other", int64(i), "")
+			out.publish(p, &nats.Msg{Subject: fmt.Sprintf("carillon.event.%d.completed.x", p), Data: []byte("{}")})
+		}
+	}
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	by := make([]int, 2)
+	var sample Trigger
+	c := Connect(nc)
+	for i := range by {
+		startWorker(t, c, WorkerOptions{Topic: "billing.*", Name: "group", Concurrency: 4}, func(_ context.Context, tr *Trigger) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[tr.ID]++
+			by[i]++
+			if tr.Job == "job-2-0" {
+				sample = *tr
+			}
+			return nil
+		})
+	}
+	eventually(t, "all triggers acknowledged", settled(t, js, "group", 3))
+	mu.Lock()
+	defer mu.Unlock()
+	if len(seen) != 3*each {
+		t.Fatalf("%d triggers; want %d", len(seen), 3*each)
+	}
+	for id, n := range seen {
+		if n != 1 {
+			t.Errorf("%s came %d times", id, n)
+		}
+	}
+	if by[0] == 0 || by[1] == 0 {
+		t.Errorf("not shared: %v", by)
+	}
+	if sample.Stored.IsZero() || sample.Received.Before(sample.Stored.Add(-time.Second)) || sample.Headers.Get("Tenant") != "acme" {
+		t.Errorf("%+v", sample)
+	}
+	sample.Stored, sample.Received, sample.Headers = time.Time{}, time.Time{}, nil
+	want := Trigger{
+		Job: "job-2-0", ID: "job-2-0@1800000000250", Scheduled: time.UnixMilli(1_800_000_000_250).UTC(), Version: 3, Output: 1,
+		Partition: 2, Topic: "billing.renewals", Payload: []byte(`{"n": 1}`), Attempt: 1,
+	}
+	if !reflect.DeepEqual(sample, want) {
+		t.Errorf("got %+v, want %+v", sample, want)
+	}
+}
+
+func TestWorkRetriesAndGivesUp(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	for _, job := range []string{"fine", "flaky", "broken", "hopeless"} {
+		out.trigger(0, "t", job, 1, "")
+	}
+	var mu sync.Mutex
+	attempts := make(map[string][]int)
+	var asked []int
+	var told []string
+	startWorker(t, Connect(nc), WorkerOptions{
+		Topic: "t", Name: "g", AckWait: time.Hour, MaxAttempts: 4,
+		RetryDelay: func(attempt int, err error) time.Duration {
+			mu.Lock()
+			defer mu.Unlock()
+			asked = append(asked, attempt)
+			return time.Millisecond
+		},
+		OnError: func(tr *Trigger, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if tr == nil {
+				t.Error(err)
+				return
+			}
+			told = append(told, tr.Job)
+		},
+	}, func(_ context.Context, tr *Trigger) error {
+		mu.Lock()
+		defer mu.Unlock()
+		attempts[tr.Job] = append(attempts[tr.Job], tr.Attempt)
+		switch {
+		case tr.Job == "flaky" && tr.Attempt < 3, tr.Job == "hopeless":
+			return errors.New("not\r\nyet")
+		case tr.Job == "broken":
+			return fmt.Errorf("wrapped: %w", Permanent(errors.New("no such customer")))
+		}
+		return nil
+	})
+	eventually(t, "all answered", settled(t, js, "g", 1))
+	mu.Lock()
+	defer mu.Unlock()
+	want := map[string][]int{"fine": {1}, "flaky": {1, 2, 3}, "broken": {1}, "hopeless": {1, 2, 3, 4}}
+	if !reflect.DeepEqual(attempts, want) {
+		t.Errorf("attempts %v; want %v", attempts, want)
+	}
+	if slices.Sort(asked); !slices.Equal(asked, []int{1, 1, 2, 2, 3}) {
+		t.Errorf("RetryDelay was asked for attempts %v", asked)
+	}
+	if slices.Sort(told); strings.Join(told, " ") != "broken flaky flaky hopeless hopeless hopeless hopeless" {
+		t.Errorf("OnError was told of %v", told)
+	}
+}
+
+// A handler that takes longer than AckWait keeps its trigger, and so does what waits behind it in the
+// worker's hands. AckWait is long enough here for a heartbeat to come in time on a busy machine.
+func TestWorkHeartbeat(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	for i := range 2 {
+		out.trigger(0, "t", fmt.Sprint("job", i), 1, "")
+	}
+	const ackWait = 2 * time.Second
+	var calls, again atomic.Int32
+	startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", Concurrency: 1, AckWait: ackWait}, func(_ context.Context, tr *Trigger) error {
+		if tr.Attempt > 1 {
+			again.Add(1)
+		}
+		if calls.Add(1) > 1 {
+			return nil
+		}
+		eventually(t, "both in hand", func() bool {
+			_, unanswered := pending(t, js, "g", 1)
+			return unanswered == 2
+		})
+		<-time.After(2 * ackWait) // the work
+		return nil
+	})
+	eventually(t, "all acknowledged", settled(t, js, "g", 1))
+	if calls.Load() != 2 || again.Load() != 0 {
+		t.Errorf("%d calls, %d of them redeliveries; want 2 and none", calls.Load(), again.Load())
+	}
+}
+
+func TestWorkConcurrency(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 4)
+	for i := range 100 {
+		out.trigger(i%4, "t", fmt.Sprint("job", i), 1, "")
+	}
+	const bound = 3
+	var running, most atomic.Int32
+	full := make(chan struct{})
+	startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", Concurrency: bound}, func(context.Context, *Trigger) error {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		if n == bound {
+			select {
+			case <-full:
+			default:
+				close(full)
+			}
+		}
+		<-full // nobody ends before the bound is reached, so that it must be
+		return nil
+	})
+	eventually(t, "all acknowledged", settled(t, js, "g", 4))
+	if most.Load() != bound {
+		t.Errorf("%d handlers at a time; want %d", most.Load(), bound)
+	}
+}
+
+func TestWorkDrains(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 2)
+	const jobs = 10
+	for i := range jobs {
+		out.trigger(i%2, "t", fmt.Sprint("job", i), 1, "")
+	}
+	o := WorkerOptions{Topic: "t", Name: "g", Concurrency: 2, AckWait: time.Hour} // only a nak gives anything back
+	began, end := make(chan string, jobs), make(chan struct{})
+	stop := startWorker(t, Connect(nc), o, func(ctx context.Context, tr *Trigger) error {
+		began <- tr.Job
+		<-end
+		return ctx.Err()
+	})
+	mine := []string{<-began, <-began}
+	eventually(t, "more in hand than begun", func() bool {
+		_, unanswered := pending(t, js, "g", 2)
+		return unanswered > len(mine)
+	})
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	var mu sync.Mutex
+	var theirs []string
+	startWorker(t, Connect(nc), o, func(_ context.Context, tr *Trigger) error {
+		mu.Lock()
+		defer mu.Unlock()
+		theirs = append(theirs, tr.Job)
+		return nil
+	})
+	eventually(t, "the rest done by another worker", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(theirs) == jobs-len(mine)
+	})
+	select {
+	case err := <-stopped:
+		t.Fatalf("stopped with handlers under way: %v", err)
+	default:
+	}
+	close(end)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all acknowledged", settled(t, js, "g", 2))
+	mu.Lock()
+	defer mu.Unlock()
+	for _, job := range mine {
+		if slices.Contains(theirs, job) {
+			t.Errorf("%s was done twice", job)
+		}
+	}
+}
+
+func TestWorkGrace(t *testing.T) {
+	nc, js := startNATS(t)
+	makeOutput(t, js, 1).trigger(0, "t", "job", 1, "")
+	began := make(chan struct{})
+	o := WorkerOptions{Topic: "t", Name: "g", Grace: 10 * time.Millisecond}
+	stop := startWorker(t, Connect(nc), o, func(ctx context.Context, _ *Trigger) error {
+		close(began)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	<-began
+	if err := stop(); err == nil || !strings.Contains(err.Error(), "did not end within 10ms") {
+		t.Fatalf("%v; want the grace to be named", err)
+	}
+}
+
+// Whatever else stands in the stream, and a consumer that is taken away, stop no worker.
+func TestWorkSurvives(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	out.publish(0, &nats.Msg{Subject: "carillon.trigger.0.t", Data: []byte("foreign")})
+	out.trigger(0, "t", "first", 1, "")
+	var mu sync.Mutex
+	seen := make(map[string]bool)
+	var told []string
+	startWorker(t, Connect(nc), WorkerOptions{
+		Topic: "t", Name: "g",
+		OnError: func(_ *Trigger, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, err.Error())
+		},
+	}, func(_ context.Context, tr *Trigger) error {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[tr.Job] = true
+		return nil
+	})
+	has := func(job string) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return seen[job]
+		}
+	}
+	eventually(t, "the first trigger", has("first"))
+	eventually(t, "all answered", settled(t, js, "g", 1))
+	mu.Lock()
+	if len(told) != 1 || !strings.Contains(told[0], "no trigger") {
+		t.Errorf("told %q", told)
+	}
+	mu.Unlock()
+	if err := js.DeleteConsumer(t.Context(), "CARILLON_OUT_0", "g"); err != nil {
+		t.Fatal(err)
+	}
+	out.trigger(0, "t", "second", 2, "")
+	eventually(t, "the second trigger", has("second"))
+}
+
+func TestWorkStartNew(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	out.trigger(0, "t", "old", 1, "")
+	got := make(chan string, 10)
+	o := WorkerOptions{Topic: "t", Name: "g", StartNew: true}
+	h := func(_ context.Context, tr *Trigger) error { got <- tr.Job; return nil }
+	stop := startWorker(t, Connect(nc), o, h)
+	eventually(t, "the consumer made", settled(t, js, "g", 1))
+	out.trigger(0, "t", "new", 2, "")
+	if job := <-got; job != "new" {
+		t.Errorf("got %s", job)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	// A worker that comes back goes on where the group was, whatever it asks for.
+	out.trigger(0, "t", "meanwhile", 3, "")
+	startWorker(t, Connect(nc), o, h)
+	if job := <-got; job != "meanwhile" {
+		t.Errorf("got %s", job)
+	}
+}
+
+func TestWorkRefuses(t *testing.T) {
+	nc, js := startNATS(t)
+	c := Connect(nc)
+	nothing := func(context.Context, *Trigger) error { return nil }
+	if err := c.Work(t.Context(), WorkerOptions{Topic: "t", Name: "g"}, nothing); !errors.Is(err, &Error{Code: CodeNotFound}) {
+		t.Errorf("without streams: %v", err)
+	}
+	makeOutput(t, js, 1)
+	startWorker(t, c, WorkerOptions{Topic: "t", Name: "g"}, nothing)
+	eventually(t, "the consumer made", settled(t, js, "g", 1))
+	for _, o := range []struct {
+		WorkerOptions
+		want Error
+	}{
+		{WorkerOptions{Topic: "u", Name: "g"}, Error{Code: CodeInvalidField, Field: "name"}},
+		{WorkerOptions{Name: "g"}, Error{Code: CodeInvalidTopic}},
+		{WorkerOptions{Topic: "a b", Name: "g"}, Error{Code: CodeInvalidTopic}},
+		{WorkerOptions{Topic: "t"}, Error{Code: CodeInvalidField, Field: "name"}},
+		{WorkerOptions{Topic: "t", Name: "a.b"}, Error{Code: CodeInvalidField, Field: "name"}},
+		{WorkerOptions{Topic: "t", Name: "g", Concurrency: -1}, Error{Code: CodeInvalidField, Field: "concurrency"}},
+		{WorkerOptions{Topic: "t", Name: "g", AckWait: time.Millisecond}, Error{Code: CodeInvalidField, Field: "ack_wait"}},
+		{WorkerOptions{Topic: "t", Name: "g", MaxAttempts: -1}, Error{Code: CodeInvalidField, Field: "max_attempts"}},
+		{WorkerOptions{Topic: "t", Name: "g", Grace: -1}, Error{Code: CodeInvalidField, Field: "grace"}},
+	} {
+		if err := c.Work(t.Context(), o.WorkerOptions, nothing); !errors.Is(err, &o.want) {
+			t.Errorf("%v; want %v", err, &o.want)
+		}
+	}
+}
+
+func TestTopicQueue(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 3)
+	c := Connect(nc)
+	for p := range 3 {
+		out.trigger(p, "billing.old", fmt.Sprint("old", p), 1, "")
+	}
+	queue, err := c.CreateTopicQueue(t.Context(), "billing.*", TopicQueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.CreateTopicQueue(t.Context(), "billing.*", TopicQueueOptions{}); err != nil {
+		t.Errorf("made twice: %v", err)
+	}
+	for p := range 3 {
+		out.trigger(p, "billing.new", fmt.Sprint("new", p), 2, "payload")
+		out.trigger(p, "billing.two.tokens", "x", 2, "")
+		out.trigger(p, "other", "x", 2, "")
+	}
+	read := func(s jetstream.Stream, n int) (jobs []string) {
+		t.Helper()
+		consumer, err := s.CreateConsumer(t.Context(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range n {
+			m, err := consumer.Next(jetstream.FetchMaxWait(20 * time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr, err := c.Names().ParseTrigger(m.Subject(), m.Headers(), m.Data())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tr.Partition != -1 || tr.Version != 3 || m.Subject() != c.Names().TopicSubject(tr.Topic) {
+				t.Errorf("%s: %+v", m.Subject(), tr)
+			}
+			jobs = append(jobs, tr.Topic+"/"+tr.Job)
+		}
+		slices.Sort(jobs)
+		return jobs
+	}
+	if got := read(queue, 3); strings.Join(got, " ") != "billing.new/new0 billing.new/new1 billing.new/new2" {
+		t.Errorf("got %v", got)
+	}
+	all, err := c.CreateTopicQueue(t.Context(), ">", TopicQueueOptions{FromStart: true, Storage: jetstream.MemoryStorage, MaxAge: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := read(all, 12); got[0] != "billing.new/new0" || got[3] != "billing.old/old0" {
+		t.Errorf("got %v", got)
+	}
+
+	if _, err := c.CreateTopicQueue(t.Context(), "a.b", TopicQueueOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.CreateTopicQueue(t.Context(), "a_b", TopicQueueOptions{}); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "topic"}) {
+		t.Errorf("two topics in one stream: %v", err)
+	}
+	if _, err := c.CreateTopicQueue(t.Context(), "a b", TopicQueueOptions{}); !errors.Is(err, &Error{Code: CodeInvalidTopic}) {
+		t.Errorf("%v", err)
+	}
+	if _, err := c.CreateTopicQueue(t.Context(), "c", TopicQueueOptions{Replicas: 9}); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "replicas"}) {
+		t.Errorf("%v", err)
+	}
+	infos, err := c.TopicQueues(t.Context())
+	if err != nil || len(infos) != 3 {
+		t.Errorf("%d queues, %v; want 3", len(infos), err)
+	}
+	if err := c.DeleteTopicQueue(t.Context(), "billing.*"); err != nil {
+		t.Error(err)
+	}
+	if err := c.DeleteTopicQueue(t.Context(), "billing.*"); !errors.Is(err, &Error{Code: CodeNotFound}) {
+		t.Errorf("deleted twice: %v", err)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 2)
+	c := Connect(nc)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	triggers, err := c.Watch(ctx, "t.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := c.WatchEvents(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.trigger(0, "other", "x", 1, "")
+	out.publish(1, &nats.Msg{Subject: "carillon.trigger.1.t.a", Data: []byte("foreign")})
+	out.trigger(1, "t.a", "mine", 1, "body")
+	event := Event{Kind: EventCompleted, Job: "mine", Version: 3, Time: time.UnixMilli(5).UTC()}
+	out.publish(1, &nats.Msg{Subject: c.Names().Event(1, event.Kind, event.Job), Data: event.AppendJSON(nil)})
+	for tr, err := range triggers {
+		if err != nil || tr.Job != "mine" || string(tr.Payload) != "body" || tr.Received.IsZero() {
+			t.Errorf("%+v, %v", tr, err)
+		}
+		break
+	}
+	for e, err := range events {
+		if err != nil || e != event {
+			t.Errorf("%+v, %v", e, err)
+		}
+		cancel() // the loop ends by itself
+	}
+	if _, err := c.Watch(ctx, "a..b"); !errors.Is(err, &Error{Code: CodeInvalidTopic}) {
+		t.Errorf("%v", err)
+	}
+}
