@@ -47,6 +47,9 @@ func (o *Output) Subject(l Layout, partition int) string {
 		return l.Prefix + ".event." + p + "." + o.Event + "." + job
 	}
 	topic, _, _ := o.spec.delivery()
+	if topic == "" {
+		topic = carillon.DefaultTopic
+	}
 	return l.Prefix + ".trigger." + p + "." + topic
 }
 

@@ -133,6 +133,8 @@ type partition struct {
 	durable   engine.Acked
 	foreign   uint64
 	resyncing bool
+	resumed   time.Time     // when the chain was last resumed
+	pause     time.Duration // before it is resumed again
 
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
 	checkpointAt atomic.Int64  // unix ms

@@ -12,11 +12,33 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Pauses between two tries to resume a chain.
+const (
+	resumePauseMin = 5 * time.Millisecond
+	resumePauseMax = time.Second
+)
+
 // resync asks the output stream how far it is and resumes the chain from there; it tries until it
-// succeeds, the partition stops, or the node does.
+// succeeds, the partition stops, or the node does. A chain that is lost again right after it was resumed
+// waits longer each time.
 func (n *Node) resync(ctx context.Context, p *partition) {
-	wait := 5 * time.Millisecond
+	p.out.Lock()
+	if time.Since(p.resumed) > resumePauseMax {
+		p.pause = 0
+	}
+	pause := p.pause
+	p.pause = min(max(2*p.pause, resumePauseMin), resumePauseMax)
+	p.out.Unlock()
 	for {
+		if pause > 0 {
+			t := time.NewTimer(pause)
+			select {
+			case <-ctx.Done():
+				t.Stop()
+				return
+			case <-t.C:
+			}
+		}
 		err := n.resume(ctx, p)
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -25,19 +47,16 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
 			n.stop(p, err)
 			return
+		case errors.Is(err, errStopped):
+			return
 		case !errors.Is(err, errNotOwner):
 			n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
 		}
-		t := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return
-		case <-t.C:
-		}
-		wait = min(2*wait, time.Second)
+		pause = min(max(2*pause, resumePauseMin), resumePauseMax)
 	}
 }
+
+var errStopped = errors.New("node: the partition stopped")
 
 var errNotOwner = errors.New("node: the partition is not this node's")
 
@@ -47,7 +66,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	owner := p.owner.Epoch != 0 && p.owner.Epoch == stats.Epoch
 	p.mu.Unlock()
 	if stopped != nil {
-		return context.Canceled
+		return errStopped
 	}
 	if !owner {
 		return errNotOwner
@@ -96,6 +115,7 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.run++
 	p.foreign += foreign
 	p.resyncing = false
+	p.resumed = time.Now()
 	n.log.Info("publishing", "partition", p.number, "after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
 }
 

@@ -15,7 +15,8 @@ func TestPlanIsSmall(t *testing.T) {
 		t.Errorf("a plan has %d bytes", size)
 	}
 	e := mustParse(t, "@every 1s", "", carillon.GapShift, carillon.FoldFirst)
-	if e.Bind(1, 0, 0, 2) != e.Bind(1, 0, 0, 2) || e.Bind(1, 0, 0, 2) == e.Bind(1, 0, 0, 3) {
+	a, b, other := e.Bind(1, 0, 0, 2), e.Bind(1, 0, 0, 2), e.Bind(1, 0, 0, 3)
+	if a != b || a == other {
 		t.Error("plans do not compare")
 	}
 	if at, ok := (Plan{}).Next(0); ok {
@@ -161,9 +162,15 @@ func TestOffset(t *testing.T) {
 		spread int64
 		want   int64
 	}{
-		{"a", 0, 0}, {"a", -1, 0}, {"a", 1, 0},
+		{"a", 0, 0},
+		{"a", -1, 0},
+		{"a", 1, 0},
 		// Fixed for ever: the fire times of jobs depend on them.
-		{"", 30_000, 14_342}, {"a", 30_000, 8_315}, {"b", 30_000, 26_704}, {"invoice-7", 30_000, 27_171}, {"invoice-8", 30_000, 351},
+		{"", 30_000, 14_342},
+		{"a", 30_000, 8_315},
+		{"b", 30_000, 26_704},
+		{"invoice-7", 30_000, 27_171},
+		{"invoice-8", 30_000, 351},
 	} {
 		if got := Offset(c.id, c.spread); got != c.want {
 			t.Errorf("Offset(%q, %d) = %d, want %d", c.id, c.spread, got, c.want)

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/pflag"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// connection is how to reach a service. Names of flags and variables are those of the nats CLI
+// (nats-io/natscli, main.go), and so is their precedence: a flag, then the environment.
+type connection struct {
+	server, user, password, creds, nkey string
+	cert, key, ca                       string
+	timeout                             time.Duration
+	prefix                              string
+}
+
+const defaultTimeout = 5 * time.Second
+
+var connectionFlags = []string{
+	"server", "user", "password", "creds", "nkey", "tlscert", "tlskey", "tlsca", "timeout", "prefix",
+}
+
+func (c *connection) flags(f *pflag.FlagSet) {
+	f.StringVarP(&c.server, "server", "s", "", "NATS `URL`s, separated by commas ($NATS_URL; default "+nats.DefaultURL+")")
+	f.StringVar(&c.user, "user", "", "user `name`, or a token when there is no password ($NATS_USER)")
+	f.StringVar(&c.password, "password", "", "`password` ($NATS_PASSWORD)")
+	f.StringVar(&c.creds, "creds", "", "user credentials `file` ($NATS_CREDS)")
+	f.StringVar(&c.nkey, "nkey", "", "user NKEY seed `file` ($NATS_NKEY)")
+	f.StringVar(&c.cert, "tlscert", "", "TLS client certificate `file` ($NATS_CERT)")
+	f.StringVar(&c.key, "tlskey", "", "TLS private key `file` ($NATS_KEY)")
+	f.StringVar(&c.ca, "tlsca", "", "TLS certificate authority `file` ($NATS_CA)")
+	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 5s)")
+	f.StringVar(&c.prefix, "prefix", "", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
+}
+
+// resolve takes from the environment what no flag gave.
+func (c *connection) resolve() error {
+	for _, v := range []struct {
+		value *string
+		name  string
+	}{
+		{&c.server, "NATS_URL"}, {&c.user, "NATS_USER"}, {&c.password, "NATS_PASSWORD"}, {&c.creds, "NATS_CREDS"},
+		{&c.nkey, "NATS_NKEY"}, {&c.cert, "NATS_CERT"}, {&c.key, "NATS_KEY"}, {&c.ca, "NATS_CA"},
+		{&c.prefix, "CARILLON_PREFIX"},
+	} {
+		*v.value = cmp.Or(*v.value, os.Getenv(v.name))
+	}
+	c.server = cmp.Or(c.server, nats.DefaultURL)
+	c.prefix = cmp.Or(c.prefix, carillon.DefaultNames().Prefix)
+	if env := os.Getenv("NATS_TIMEOUT"); c.timeout == 0 && env != "" {
+		d, err := time.ParseDuration(env)
+		if err != nil {
+			return usagef("NATS_TIMEOUT: %w", err)
+		}
+		c.timeout = d
+	}
+	c.timeout = cmp.Or(c.timeout, defaultTimeout)
+	if c.timeout < 0 {
+		return usagef("--timeout %s is negative", c.timeout)
+	}
+	if (c.cert == "") != (c.key == "") {
+		return usagef("--tlscert and --tlskey go together")
+	}
+	return c.names().Validate()
+}
+
+func (c *connection) names() carillon.Names { return carillon.NamesFor(c.prefix) }
+
+// options are those of nats.go that the flags ask for.
+func (c *connection) options() ([]nats.Option, error) {
+	o := []nats.Option{nats.Name("carillon command line"), nats.Timeout(c.timeout)}
+	switch {
+	case c.user != "" && c.password == "":
+		o = append(o, nats.Token(c.user))
+	case c.user != "":
+		o = append(o, nats.UserInfo(c.user, c.password))
+	}
+	if c.creds != "" {
+		o = append(o, nats.UserCredentials(c.creds))
+	}
+	if c.nkey != "" {
+		seed, err := nats.NkeyOptionFromSeed(c.nkey)
+		if err != nil {
+			return nil, fmt.Errorf("--nkey: %w", err)
+		}
+		o = append(o, seed)
+	}
+	if c.cert != "" {
+		o = append(o, nats.ClientCert(c.cert, c.key))
+	}
+	if c.ca != "" {
+		o = append(o, nats.RootCAs(c.ca))
+	}
+	return o, nil
+}
+
+// connect opens a connection, which the caller closes, and a client on it.
+func (a *app) connect(more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
+	c := &a.connection
+	if err := c.resolve(); err != nil {
+		return nil, nil, err
+	}
+	options, err := c.options()
+	if err != nil {
+		return nil, nil, err
+	}
+	nc, err := nats.Connect(c.server, append(options, more...)...)
+	if err != nil {
+		return nil, nil, &carillon.Error{
+			Code: carillon.CodeUnavailable, Message: fmt.Sprintf("cannot connect to %s: %v", redacted(c.server), err),
+		}
+	}
+	return nc, carillon.Connect(nc, carillon.WithNames(c.names()), carillon.WithTimeout(c.timeout)), nil
+}
+
+// redacted gives a list of URLs without their passwords.
+func redacted(servers string) string {
+	list := strings.Split(servers, ",")
+	for i, s := range list {
+		if u, err := url.Parse(strings.TrimSpace(s)); err == nil {
+			list[i] = u.Redacted()
+		}
+	}
+	return strings.Join(list, ",")
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"text/tabwriter"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// line writes one line of a result.
+func (a *app) line(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.stdout, format+"\n", args...)
+	return err
+}
+
+// raw writes JSON that is made already, and is not to be compacted: payloads stay byte for byte.
+func (a *app) raw(b []byte) error {
+	_, err := a.stdout.Write(append(b, '\n'))
+	return err
+}
+
+// marshal writes v as one line of JSON.
+func (a *app) marshal(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return a.raw(b)
+}
+
+// table lines up columns given with tabs. Its rows appear when it is flushed.
+func (a *app) table() *tabwriter.Writer { return tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0) }
+
+// isTerminal tells whether a person sits at the other end of a stream.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// when gives a time as it stands in replies, or a dash for none.
+func when(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format(carillon.TimeFormat)
+}
+
+// orDash fills a table's empty cell.
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// excerpt gives the beginning of any bytes as text that is safe on a terminal.
+func excerpt(b []byte, most int) string {
+	end := ""
+	if len(b) > most {
+		for b = b[:most]; len(b) > 0 && !utf8.RuneStart(b[len(b)-1]); {
+			b = b[:len(b)-1]
+		}
+		if r, size := utf8.DecodeLastRune(b); r == utf8.RuneError && size == 1 {
+			b = b[:len(b)-1] // the first byte of the character that was cut
+		}
+		end = "…"
+	}
+	s := string(b)
+	if !utf8.ValidString(s) {
+		return strconv.Quote(s) + end
+	}
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return strconv.Quote(s) + end
+		}
+	}
+	return s + end
+}
+
+// payloadJSON gives bytes as the member of an object that a job would hold them in.
+func payloadJSON(payload []byte) json.RawMessage {
+	j := carillon.Job{Payload: payload}
+	return j.AppendJSON(nil)
+}
+
+// milliseconds gives a duration for people: 0.71 ms.
+func milliseconds(d time.Duration) string {
+	return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 2, 64) + " ms"
+}
+

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1 // the command was understood and failed
+	exitUsage   = 2 // the command line itself is wrong; nothing was done
+)
+
+// app is what the commands of one Run share.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	connection     connection
+	json           bool
+}
+
+// Run runs one command line, without the program's name, and returns the exit code: 0, 1 for a failure,
+// 2 for wrong usage. Results go to stdout; an error is one line on stderr. It ends early, and cleanly,
+// when ctx does.
+func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
+	root := newRootCommand(a)
+	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+
+	// Whatever goes wrong before a command's own code begins is about the command line.
+	began := false
+	walk(root, func(c *cobra.Command) {
+		if run := c.RunE; run != nil {
+			c.RunE = func(c *cobra.Command, args []string) error {
+				began = true
+				return run(c, args)
+			}
+		}
+	})
+	c, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	message := strings.Join(strings.Fields(err.Error()), " ")
+	if _, usage := errors.AsType[usageError](err); usage || !began {
+		fmt.Fprintf(stderr, "carillon: %s (see '%s --help')\n", message, c.CommandPath())
+		return exitUsage
+	}
+	fmt.Fprintf(stderr, "carillon: %s\n", message)
+	return exitFailure
+}
+
+// usageError is a command line that cannot be carried out, found by a command itself.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func walk(c *cobra.Command, visit func(*cobra.Command)) {
+	visit(c)
+	for _, sub := range c.Commands() {
+		walk(sub, visit)
+	}
+}
+
+func newRootCommand(a *app) *cobra.Command {
+	root := group("carillon", "Fire jobs on time, exactly once, through NATS JetStream",
+		newServeCommand(),
+		newJobCommand(a), newPreviewCommand(a), newWatchCommand(a), newWorkCommand(a), newTopicCommand(a),
+		newStatusCommand(a), newLogCommand(a), newVersionCommand(a),
+	)
+	root.Example = `  carillon serve
+  carillon job put hello --every 1s --payload-text 'it is time'
+  carillon watch`
+	root.SilenceErrors, root.SilenceUsage = true, true
+	// Flags before a command are the root's: carillon --prefix acme job list --prefix invoice-
+	root.TraverseChildren = true
+	a.connection.flags(root.PersistentFlags())
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print results as JSON")
+	return root
+}
+
+// group makes a command that only holds others.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use: use, Short: short,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return c.Help()
+			}
+			return unknownCommand(c, args[0])
+		},
+		Args: cobra.ArbitraryArgs,
+	}
+	c.AddCommand(commands...)
+	return c
+}
+
+func unknownCommand(c *cobra.Command, name string) error {
+	c.SuggestionsMinimumDistance = 2
+	if like := c.SuggestionsFor(name); len(like) > 0 {
+		return usagef("unknown command %q for %q; did you mean %s?", name, c.CommandPath(), strings.Join(like, " or "))
+	}
+	return usagef("unknown command %q for %q", name, c.CommandPath())
+}
+
+// ownFlags is for a command that does not connect: the flags of the connection are refused instead of
+// being passed over, and not shown.
+func ownFlags(c *cobra.Command) *cobra.Command {
+	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), ".HasAvailableInheritedFlags", "false"))
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		var refused error
+		for _, name := range connectionFlags {
+			if f := c.InheritedFlags().Lookup(name); f != nil && f.Changed && refused == nil {
+				refused = usagef("--%s is no flag of %q", name, c.CommandPath())
+			}
+		}
+		if refused != nil {
+			return refused
+		}
+		return run(c, args)
+	}
+	return c
+}

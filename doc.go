@@ -1,0 +1,35 @@
+// Package carillon is the vocabulary of Carillon, a scheduler that fires jobs on time through NATS
+// JetStream, and its Go client and worker.
+//
+// A job says when to fire and what to deliver then. Put it under an id, and at each due millisecond its
+// trigger is stored in a JetStream stream, exactly once; workers take it from there:
+//
+//	nc, err := nats.Connect("nats://127.0.0.1:4222")
+//	…
+//	client := carillon.Connect(nc)
+//	_, err = client.Put(ctx, carillon.Job{
+//		ID:       "renewals",
+//		Schedule: "0 30 9 * * MON-FRI",
+//		Zone:     "Europe/Paris",
+//		Topic:    "billing.renewals",
+//		Payload:  []byte(`{"plan":"annual"}`),
+//	})
+//	…
+//	err = client.Work(ctx, carillon.WorkerOptions{Topic: "billing.>", Name: "billing"},
+//		func(ctx context.Context, t *carillon.Trigger) error {
+//			return renew(ctx, t.ID, t.Payload) // t.ID is the same if the trigger ever comes again
+//		})
+//
+// # Reading order
+//
+// [Job] and its limits; [Client], whose calls say which errors they return; [Client.Work] and
+// [WorkerOptions]; [Client.Watch] for a live look; [Client.CreateTopicQueue] for workers in other
+// languages. [Error] and its codes are what every refusal is made of.
+//
+// # What else is here
+//
+// The service itself uses the rest: [ParsePut] and its like read commands and requests, strictly;
+// the Append functions write replies and events; [Names] holds every subject and stream. None of these
+// does I/O, reads a clock or depends on the order of a map. All of it is written down for other
+// languages in docs/protocol.md.
+package carillon
