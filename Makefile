@@ -1,0 +1,56 @@
+# `make` alone prints the targets.
+.DEFAULT_GOAL := help
+.PHONY: help build run test check lint race sim kill power fuzz bench clean tzdata
+
+TOOLS := go tool -modfile=.ci/tools/go.mod
+SEED ?=
+SEEDS ?= 20000
+KILLS ?= 100
+FUZZTIME ?= 10m
+
+help: ## print this
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/carillon
+	@mkdir -p bin
+	go build -o bin/carillon ./cmd/carillon
+
+run: build ## start the engine with sample jobs and watch them fire
+	@./bin/carillon demo
+
+test: ## vet and test everything (short forms of the long runs included)
+	go vet ./...
+	go test -timeout 15m ./...
+
+check: lint test ## what a change must pass: lint and test
+
+lint: ## formatting, vet, staticcheck, dead code
+	@out=$$($(TOOLS) gofumpt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
+	go vet ./...
+	$(TOOLS) staticcheck ./...
+	@out=$$($(TOOLS) deadcode -test ./...); test -z "$$out" || { echo "$$out"; exit 1; }
+
+race: ## test under the race detector
+	go test -race -timeout 30m ./...
+
+sim: ## simulate whole clusters: make sim SEEDS=20000, or one: make sim SEED=123
+	go test ./engine/sim -run 'TestSim$$' -v -timeout 0 $(if $(SEED),-seed=$(SEED) -seeds=1,-seeds=$(SEEDS))
+
+kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KILLS=100
+	CARILLON_KILLS=$(KILLS) go test ./engine/node -run TestKill -v -timeout 0
+
+fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
+	@for pkg in . ./engine ./engine/schedule ./wal ./snapshot; do \
+	  for f in $$(go test $$pkg -list '^Fuzz' | grep '^Fuzz'); do \
+	    echo "$$pkg $$f"; go test $$pkg -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; \
+	  done; done
+
+bench: build ## lateness at 5,000 triggers a second for a minute, beside the machine's own floor
+	./bin/carillon bench lateness
+
+tzdata: ## take the zone rules of the Go toolchain in use
+	cp "$$(go env GOROOT)/lib/time/zoneinfo.zip" engine/schedule/tzdata/zoneinfo.zip
+	sed -n 's/^DATA=//p' "$$(go env GOROOT)/lib/time/update.bash" > engine/schedule/tzdata/VERSION
+
+clean: ## remove what was built
+	rm -rf bin
