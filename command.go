@@ -42,7 +42,8 @@ const (
 	DefaultListLimit = 100
 	MaxPreviewCount  = 1000 // fire times
 	DefaultPreview   = 10
-	MaxCursorLength  = 1024 // bytes
+	MaxCursorLength  = 1024      // bytes
+	MaxPageBytes     = 512 << 10 // of a page's JSON, unless it is of one job
 )
 
 // ParseCondition reads the body of a delete, pause or resume of one job: nothing, or {"if_version":N}.

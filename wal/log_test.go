@@ -225,8 +225,13 @@ func (m *model) check(s *Store) error {
 	if err != nil {
 		return err
 	}
-	if d := cmp.Diff(m.recs, got); d != "" {
-		return errors.New(d)
+	for seq, data := range m.recs {
+		if have, ok := got[seq]; !ok || have != data {
+			return fmt.Errorf("of %d records, %d is missing or wrong (there: %v)", len(m.recs), seq, ok)
+		}
+	}
+	if len(got) != len(m.recs) {
+		return fmt.Errorf("%d records, want %d", len(got), len(m.recs))
 	}
 	if l := s.Log(); l.First() != m.first || l.Last() != m.last {
 		return fmt.Errorf("log from %d to %d, want %d to %d", l.First(), l.Last(), m.first, m.last)
@@ -293,7 +298,7 @@ func TestModel(t *testing.T) {
 
 // After a crash the log is what it was after some operation, at or after the last one that had returned.
 func TestCrash(t *testing.T) {
-	seeds := uint64(60)
+	seeds := uint64(1500)
 	if testing.Short() {
 		seeds = 10
 	}
@@ -323,7 +328,8 @@ func TestCrash(t *testing.T) {
 			var waits []func() error
 			for range 1 + rng.IntN(150) {
 				next := history[len(history)-1].clone()
-				if rng.IntN(8) == 0 {
+				truncate := rng.IntN(8) == 0
+				if truncate {
 					before := next.first + rng.Uint64N(30)
 					wait, err := s.Log().truncate(before)
 					must(t, err)
@@ -342,7 +348,8 @@ func TestCrash(t *testing.T) {
 					must(t, next.append(recs))
 				}
 				history = append(history, next)
-				if rng.IntN(3) == 0 {
+				// A truncation that has nothing to do waits for nothing.
+				if !truncate && rng.IntN(3) == 0 {
 					must(t, waits[len(waits)-1]())
 					acked = len(history) - 1
 				}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -286,6 +287,18 @@ func (s *Server) Listen() error {
 	}
 	s.opened = true
 	return nil
+}
+
+// Health returns what is wrong with JetStream, nil when nothing is. A stream whose file could not be
+// written once takes no more messages, and does not answer publishes, until the server is started anew
+// (server/filestore.go, setWriteErr): this is where it shows. A short full disk therefore needs Shutdown
+// and Start.
+func (s *Server) Health() error {
+	h := s.ns.Healthz(nil)
+	if h.StatusCode == http.StatusOK {
+		return nil
+	}
+	return fmt.Errorf("embedded: nats-server: %s: %s", h.Status, h.Error)
 }
 
 // ClientURL is where clients connect, with the port that was chosen; meaningful after Listen.
