@@ -43,7 +43,7 @@ type JobReply struct {
 	Status        Status
 	Next          time.Time // the next fire; zero: none
 	LastScheduled time.Time // scheduled time of the latest fire already decided; zero: none
-	Fires         uint64    // scheduled fires, without skips and forced ones
+	Fires         uint64    // scheduled fires of this version, without skips and forced ones
 	Skipped       uint64
 	Partition     int
 	Trigger       string // the trigger's id, in the answer to a fire

@@ -83,9 +83,11 @@ func (n Names) ParseTrigger(subject string, headers nats.Header, payload []byte)
 	if job, _, _, ok := SplitTriggerID(t.ID); !ok || job != t.Job {
 		return Trigger{}, badHeader(HeaderTrigger, t.ID)
 	}
+	scheduled := headers.Get(HeaderScheduled)
 	var err error
-	if t.Scheduled, err = time.Parse(TimeFormat, headers.Get(HeaderScheduled)); err != nil {
-		return Trigger{}, badHeader(HeaderScheduled, headers.Get(HeaderScheduled))
+	// Formatted again because Parse takes hours of one digit, and a comma.
+	if t.Scheduled, err = time.Parse(TimeFormat, scheduled); err != nil || t.Scheduled.Format(TimeFormat) != scheduled {
+		return Trigger{}, badHeader(HeaderScheduled, scheduled)
 	}
 	for _, h := range []struct {
 		name     string

@@ -160,7 +160,7 @@ func TestOneFailure(t *testing.T) {
 			}))
 			opts := Options{Dir: "db", FS: mem, MemTableBytes: minMemTableBytes}
 			s := open(t, opts)
-			before, triedBefore, err := fill(s, 1, 50)
+			before, triedBefore, err := fill(s, 1, 5)
 			must(t, err)
 			armed.Store(true)
 			acked, tried, err := fill(s, s.Log().Last()+1, 300)

@@ -29,7 +29,8 @@ import (
 // back.
 //
 // Rejected: a Fatalf that parks its goroutine, and leaving the database behind (each full disk would leak
-// the memtables and some goroutines); passing errors on after the first (the panics above).
+// the memtables and some goroutines); passing errors on (the panics above; and Pebble removes the tables of a
+// flush whose manifest write failed, though the manifest may list them: the next start found one missing).
 type fence struct {
 	vfs.FS
 	cause  atomic.Pointer[error]

@@ -298,7 +298,7 @@ func TestModel(t *testing.T) {
 
 // After a crash the log is what it was after some operation, at or after the last one that had returned.
 func TestCrash(t *testing.T) {
-	seeds := uint64(1500)
+	seeds := uint64(40)
 	if testing.Short() {
 		seeds = 10
 	}

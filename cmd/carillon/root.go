@@ -73,7 +73,7 @@ func walk(c *cobra.Command, visit func(*cobra.Command)) {
 
 func newRootCommand(a *app) *cobra.Command {
 	root := group("carillon", "Fire jobs on time, exactly once, through NATS JetStream",
-		newServeCommand(),
+		newServeCommand(a),
 		newJobCommand(a), newPreviewCommand(a), newWatchCommand(a), newWorkCommand(a), newTopicCommand(a),
 		newStatusCommand(a), newLogCommand(a), newVersionCommand(a),
 	)

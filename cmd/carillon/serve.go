@@ -1,14 +1,92 @@
 package main
 
 import (
-	"errors"
+	"fmt"
+	"log/slog"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
-func newServeCommand() *cobra.Command {
-	return ownFlags(&cobra.Command{
-		Use: "serve", Short: "Run an engine", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return errors.New("serve is not built in") },
-	})
+func newServeCommand(a *app) *cobra.Command {
+	var o node.Options
+	var level, format string
+	var accept []int
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the engine",
+		Long: `Run the engine: with a NATS server inside by default, or on an external NATS.
+
+It prints one line on standard output when it is ready to take jobs, and its log on standard error. A
+first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data directory.`,
+		Example: `  carillon serve
+  carillon serve --data /var/lib/carillon --listen 0.0.0.0:4222 --http 0.0.0.0:8080
+  carillon serve --nats-config nats.conf
+  carillon serve --nats nats://nats-1:4222,nats://nats-2:4222 --creds engine.creds --replicas 3`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if a.connection.server != "" {
+				return usagef("--server is for clients; an engine takes --nats")
+			}
+			var lv slog.Level
+			if err := lv.UnmarshalText([]byte(level)); err != nil {
+				return usagef("--log-level: %w", err)
+			}
+			if format != "text" && format != "json" {
+				return usagef("--log-format is %q, must be text or json", format)
+			}
+			if err := a.connection.resolve(); err != nil {
+				return err
+			}
+			names := a.connection.names()
+			o.Prefix, o.Stream, o.NATSCreds = names.Prefix, names.Stream, a.connection.creds
+			if o.NATS != "" {
+				options, err := a.connection.options()
+				if err != nil {
+					return err
+				}
+				o.NATSOptions = options
+			}
+			handler := slog.Handler(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: lv}))
+			if format == "json" {
+				handler = slog.NewJSONHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: lv})
+			}
+			o.Logger = slog.New(handler)
+			o.AcceptLoss = make(map[int]bool)
+			for _, p := range accept {
+				o.AcceptLoss[p] = true
+			}
+			return node.Run(cmd.Context(), o, func(r node.Ready) {
+				line := "carillon ready nats=" + r.NATS
+				if r.HTTP != "" {
+					line += " http=" + r.HTTP
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s partitions=%d\n", line, r.Partitions)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Data, "data", "carillon-data", "directory of everything the engine owns")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server; port 0 chooses one")
+	f.StringVar(&o.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
+	f.IntVar(&o.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default 8)")
+	f.StringVar(&o.Name, "name", "", "name of this node (default the host's)")
+	f.StringVar(&o.NATSConfig, "nats-config", "", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
+	f.StringVar(&o.NATSAccount, "nats-account", "", "with --nats-config: the account that holds the streams")
+	f.StringVar(&o.NATS, "nats", "", "URLs of an external NATS instead of the embedded server")
+	f.IntVar(&o.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
+	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream, when it is made (default 1 GiB)")
+	f.Int64Var(&o.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes, when it is made")
+	f.DurationVar(&o.OutMaxAge, "out-max-age", 0, "retention of each output stream in time, when it is made")
+	f.BoolVar(&o.PersistAsync, "persist-async", false, "make output streams that acknowledge before they write: faster, and a crash publishes their end again")
+	f.DurationVar(&o.Retention, "retention", 24*time.Hour, "how long completed jobs stay queryable")
+	f.IntVar(&o.CompletedMax, "completed-max", 250_000, "completed jobs kept in a partition at most, the oldest leave first")
+	f.DurationVar(&o.CheckpointEvery, "checkpoint-every", time.Minute, "longest time between checkpoints while there is work")
+	f.Uint64Var(&o.CheckpointRecords, "checkpoint-records", 400_000, "log records after which a checkpoint is taken at the latest")
+	f.IntSliceVar(&accept, "accept-loss", nil, "partitions that may go on after they stopped because outputs were lost or are unknown; see docs/operations.md")
+	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&format, "log-format", "text", "text or json")
+	return cmd
 }

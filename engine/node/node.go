@@ -101,6 +101,7 @@ type Node struct {
 	url     string
 	nc      *nats.Conn
 	streams *streams.Streams
+	outputs *streams.FileSync // of the embedded server's output streams
 
 	partitions []*partition
 	applied    atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
@@ -243,6 +244,11 @@ func (n *Node) open(ctx context.Context) (err error) {
 	}
 	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
 	n.clock.external = o.NATS != ""
+	if n.server != nil {
+		n.outputs = streams.NewFileSync(n.server.JetStreamDir(), o.Stream+"_OUT_")
+		// Streams that were made just now are to be there after a power failure.
+		return streams.Syncfs(n.server.JetStreamDir())
+	}
 	return nil
 }
 

@@ -56,7 +56,7 @@ func (n *Node) syncOutputs(context.Context) error {
 	if !news {
 		return nil
 	}
-	if err := streams.Syncfs(n.server.JetStreamDir()); err != nil {
+	if err := n.outputs.Sync(); err != nil {
 		return noRoom(err)
 	}
 	for i, p := range n.partitions {

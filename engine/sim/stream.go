@@ -13,6 +13,7 @@ type Message struct {
 	Seq     uint64
 	Time    int64 // unix ns
 	Subject string
+	ID      string // its Nats-Msg-Id
 	Header  []engine.Field
 	Data    []byte
 }
@@ -48,8 +49,8 @@ type Expectation struct {
 	ID    string // Nats-Expected-Last-Msg-Id, when not empty
 }
 
-// Publish appends a message at its Time and gives its sequence. id is its Nats-Msg-Id.
-func (s *Stream) Publish(m Message, id string, expect Expectation) (uint64, error) {
+// Publish appends a message at its Time and gives its sequence.
+func (s *Stream) Publish(m Message, expect Expectation) (uint64, error) {
 	if !s.ignoreExpected {
 		if expect.OnSeq && expect.Seq != s.last {
 			return 0, &WrongSequence{s.last}
@@ -59,7 +60,7 @@ func (s *Stream) Publish(m Message, id string, expect Expectation) (uint64, erro
 		}
 	}
 	s.last++
-	s.lastID, s.lastTime = id, m.Time
+	s.lastID, s.lastTime = m.ID, m.Time
 	m.Seq = s.last
 	s.messages = append(s.messages, m)
 	return s.last, nil
@@ -127,18 +128,21 @@ func (s *Stream) Age(before int64) {
 func (s *Stream) Sync() { s.synced = s.last }
 
 // Restart is a server's restart without a loss.
-func (s *Stream) Restart() { s.stuck = false }
+func (s *Stream) Restart() {
+	s.stuck, s.lastID = false, ""
+	if m, ok := s.Get(s.last); ok {
+		s.lastID = m.ID
+	}
+}
 
 // PowerLoss loses what is above cut. With keepLast the last sequence stays, over a hole.
 func (s *Stream) PowerLoss(cut uint64, keepLast bool) {
 	s.messages = slices.Clone(s.messages[:s.index(cut+1)])
-	s.stuck, s.lastID = false, ""
-	if keepLast || cut >= s.last {
-		return
+	if !keepLast && cut < s.last {
+		s.last, s.synced = cut, min(s.synced, cut)
+		if n := len(s.messages); n > 0 {
+			s.lastTime = s.messages[n-1].Time
+		}
 	}
-	s.last = cut
-	s.synced = min(s.synced, cut)
-	if n := len(s.messages); n > 0 {
-		s.lastTime = s.messages[n-1].Time
-	}
+	s.Restart()
 }

@@ -3,7 +3,7 @@
 //
 //	s, err := streams.Open(ctx, nc, streams.Config{Partitions: 8})
 //	err = s.Log.Read(ctx, streams.Position{Seq: applied.Seq, Time: applied.Time}, func(batch []streams.Message) error {
-//		return append_and_apply(batch)
+//		return apply(batch) // returns once they are synced and applied
 //	})
 //	last, message, err := s.Out[p].Last(ctx)
 //	err = s.Out[p].PublishChained(subject, header, data, last, nil)

@@ -56,7 +56,3 @@ func (o *OutStream) PublishChained(subject string, header nats.Header, data []by
 	header[ExpectedLastSequence] = []string{strconv.FormatUint(expectLast, 10)}
 	return o.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, onAck)
 }
-
-// Flush waits until the server has read everything published so far; it says nothing about whether it
-// was stored. Errors: the context's, ErrDisconnected.
-func (o *OutStream) Flush(ctx context.Context) error { return sendError(o.nc.FlushWithContext(ctx)) }

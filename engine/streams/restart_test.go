@@ -10,7 +10,7 @@ import (
 )
 
 // BenchmarkRestart kills a server whose log and eight output streams are filled to as many MiB each as
-// CARILLON_RESTART_MIB says ("32,128"), and measures the start of the next process, from exec until
+// CARILLON_RESTART_MIB says ("32,128"; 0 is the default limits), and measures the start of the next process, from exec until
 // every stream answers. One iteration a size: go test -run '^$' -bench Restart -benchtime 1x.
 func BenchmarkRestart(b *testing.B) {
 	sizes := os.Getenv("CARILLON_RESTART_MIB")
@@ -30,18 +30,21 @@ func BenchmarkRestart(b *testing.B) {
 
 func restart(b *testing.B, mib int, async bool) {
 	const partitions = 8
-	bytes := int64(mib) << 20
-	cfg := Config{Partitions: partitions, LogMaxBytes: bytes + bytes/4, OutMaxBytes: bytes, PersistAsync: async}
+	log, out := int64(mib)<<20, int64(mib)<<20
+	if mib == 0 {
+		log, out = defaultLogMaxBytes, defaultOutBytes/partitions
+	}
+	cfg := Config{Partitions: partitions, LogMaxBytes: log, OutMaxBytes: out, PersistAsync: async}
 	dir := b.TempDir()
 	nc, kill := process(b, dir)
 	s := open(b, nc, cfg)
 	data := make([]byte, benchPayload)
-	fill(b, bytes, func(i int, onAck func(uint64, error)) error {
+	fill(b, log-log/10, func(i int, onAck func(uint64, error)) error {
 		return s.Log.PublishAsync("carillon.cmd.put.job-"+strconv.Itoa(i), nil, data, onAck)
 	})
 	for p, o := range s.Out {
 		expect := uint64(0)
-		fill(b, bytes+bytes/8, func(i int, onAck func(uint64, error)) error {
+		fill(b, out+out/4, func(i int, onAck func(uint64, error)) error {
 			expect++
 			return o.PublishChained(fmt.Sprintf("carillon.trigger.%d.topic-%d", p, i%100), triggerHeader(i), data, expect-1, onAck)
 		})
@@ -50,7 +53,7 @@ func restart(b *testing.B, mib int, async bool) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	log, err := s.Log.Info(b.Context())
+	records, err := s.Log.Info(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -80,19 +83,19 @@ func restart(b *testing.B, mib int, async bool) {
 	kill()
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(float64(info.Messages), "messages/stream")
-	b.ReportMetric(float64(log.Messages), "log-messages")
+	b.ReportMetric(float64(records.Messages), "log-messages")
 	b.ReportMetric(first.Seconds()*1000/float64(b.N), "ms-first")
 	b.ReportMetric(again.Seconds()*1000/float64(b.N), "ms-again")
 }
 
-// fill publishes until about so many bytes are stored, with an ack at every 500th message.
+// fill publishes until about so many bytes are stored, at some 300 a message, with an ack at every 500th message.
 func fill(b *testing.B, bytes int64, publish func(i int, onAck func(uint64, error)) error) {
 	b.Helper()
 	window := make(chan error, 8)
 	for range cap(window) {
 		window <- nil
 	}
-	n := int(bytes / 500)
+	n := int(bytes / 300)
 	for i := range n {
 		var onAck func(uint64, error)
 		if i%500 == 499 || i == n-1 {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -257,7 +258,7 @@ func TestOpenAgain(t *testing.T) {
 			t.Errorf("asked for %d partitions, got %d, want 3", p, len(s.Out))
 		}
 		info, err := s.Out[0].Info(t.Context())
-		if err != nil || info.MaxBytes != 256<<20 {
+		if err != nil || info.MaxBytes != 512<<20/3 {
 			t.Errorf("%+v, %v: want the limit it was made with", info, err)
 		}
 	}
@@ -268,7 +269,7 @@ func TestOpenAgain(t *testing.T) {
 }
 
 func TestOpenRefusesOtherShapes(t *testing.T) {
-	log, out := Config{Partitions: 8}.withDefaults().logConfig(), Config{}.withDefaults().outConfig(5)
+	log, out := Config{Partitions: 8}.withDefaults().logConfig(), Config{Partitions: 8}.withDefaults().outConfig(5)
 	for want, c := range map[string]struct {
 		base   jetstream.StreamConfig
 		change func(*jetstream.StreamConfig)
@@ -581,6 +582,49 @@ func TestKill(t *testing.T) {
 	}, 50)
 	empty(func(l *Log) error { return l.Bump(t.Context(), 5000) }, 5000)
 	empty(func(l *Log) error { return l.Bump(t.Context(), 1<<40) }, 1<<40)
+}
+
+// What was acknowledged survives a kill, or, of a stream that persists later, all but its tail: no hole,
+// nothing else, and the chain goes on from the last sequence there is.
+func TestKillTail(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		dir := t.TempDir()
+		nc, kill := process(t, dir)
+		s := open(t, nc, Config{Partitions: 1, PersistAsync: async})
+		const n = 20_000
+		subject := "carillon.trigger.0.x"
+		for i := range uint64(n - 1) {
+			if err := s.Out[0].PublishChained(subject, nil, strconv.AppendUint(nil, i+1, 10), i, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := publishChained(t, s.Out[0], subject, []byte("20000"), n-1); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		kill()
+
+		nc, kill = process(t, dir)
+		s = open(t, nc, Config{})
+		last, m, err := s.Out[0].Last(t.Context())
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case !async && last != n, last > n:
+			t.Errorf("async %t: the stream ends at %d of %d", async, last, n)
+		case last > 0 && (m == nil || string(m.Data) != strconv.FormatUint(last, 10)):
+			t.Errorf("async %t: message %d is %+v", async, last, m)
+		}
+		info, err := s.Out[0].Info(t.Context())
+		if err != nil || info.Messages != last {
+			t.Errorf("async %t: %+v, %v: there are holes below %d", async, info, err, last)
+		}
+		if seq, err := publishChained(t, s.Out[0], subject, nil, last); seq != last+1 || err != nil {
+			t.Errorf("async %t: the next is %d, %v", async, seq, err)
+		}
+		s.Close()
+		kill()
+	}
 }
 
 // Every way a publish can end without an answer ends with exactly one call.

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+func newDemoCommand(a *app) *cobra.Command {
+	var o node.Options
+	cmd := ownFlags(&cobra.Command{
+		Use:   "demo",
+		Short: "Run the engine with sample jobs and show triggers as they ring",
+		Long: `Run the engine on its embedded default, put a handful of sample jobs, and show each trigger as it
+arrives, with its lateness: from its due millisecond to this process, over TCP.`,
+		Example: `  carillon demo
+  carillon demo --data /tmp/carillon-demo --listen 127.0.0.1:14222`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := os.MkdirAll(o.Data, 0o755); err != nil {
+				return err
+			}
+			logFile, err := os.OpenFile(filepath.Join(o.Data, "demo.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+			if err != nil {
+				return err
+			}
+			defer logFile.Close()
+			o.Logger = slog.New(slog.NewTextHandler(logFile, nil))
+			return a.demo(cmd.Context(), o)
+		},
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.Data, "data", "carillon-data", "directory of everything the engine owns")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:4222", "address for NATS clients; port 0 chooses one")
+	f.StringVar(&o.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
+	return cmd
+}
+
+// demo runs the engine until ctx ends, with the sample jobs and a watcher beside it.
+func (a *app) demo(ctx context.Context, o node.Options) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	shown := make(chan struct{})
+	started := false
+	err := node.Run(ctx, o, func(r node.Ready) {
+		if started { // the engine restarted within the process; its watcher goes on
+			return
+		}
+		started = true
+		fmt.Fprintf(a.stdout, "carillon ready nats=%s http=%s partitions=%d\n", r.NATS, r.HTTP, r.Partitions)
+		go func() {
+			defer close(shown)
+			if err := a.showTriggers(ctx, r.NATS); err != nil {
+				cancel(err)
+			}
+		}()
+	})
+	cancel(nil)
+	if started {
+		<-shown
+	}
+	if cause := context.Cause(ctx); err == nil && cause != nil && cause != context.Canceled {
+		return cause
+	}
+	return err
+}
+
+// sampleJobs are what `make run` shows.
+func sampleJobs(now time.Time) []carillon.Job {
+	return []carillon.Job{
+		{ID: "heartbeat", Schedule: "@every 1s", Topic: "demo.heartbeat", Payload: []byte(`{"ping":true}`)},
+		{ID: "poll-partner", Schedule: "@every 2500ms", Topic: "demo.poll", Payload: []byte(`{"url":"https://partner.example/orders"}`)},
+		{ID: "every-5s-by-cron", Schedule: "*/5 * * * * *", Zone: "Europe/Paris", Topic: "demo.cron", Priority: carillon.High},
+		{ID: fmt.Sprintf("retry-order-%d", now.Unix()), Schedule: "@in 7s", Topic: "demo.retry", Payload: []byte(`{"order":1007}`)},
+	}
+}
+
+func (a *app) showTriggers(ctx context.Context, url string) error {
+	nc, err := nats.Connect(url, nats.Name("carillon demo"))
+	if err != nil {
+		return fmt.Errorf("demo: connect to %s: %w", url, err)
+	}
+	defer nc.Close()
+	client := carillon.Connect(nc)
+	triggers, err := client.Watch(ctx, ">")
+	if err != nil {
+		return err
+	}
+	for _, job := range sampleJobs(time.Now()) {
+		if _, err := client.Put(ctx, job); err != nil {
+			return fmt.Errorf("demo: put %s: %w", job.ID, err)
+		}
+	}
+	fmt.Fprintf(a.stdout, `
+Sample jobs are in. Put one of your own from another terminal:
+
+  bin/carillon -s %[1]s job put hello --every 2s --topic demo.hello --payload '{"hello":"world"}'
+  nats -s %[1]s pub carillon.cmd.put.hello '{"schedule":"@every 2s","topic":"demo.hello","payload":{"hello":"world"}}'
+
+Ctrl-C stops the engine; its jobs are kept and go on at the next start.
+
+%[2]s  %10[3]s  %-24[4]s %-16[5]s %[6]s
+`, url, "due         ", "lateness", "job", "topic", "payload")
+	for t, err := range triggers {
+		if err != nil {
+			return err
+		}
+		showTrigger(a.stdout, &t)
+	}
+	return nil
+}
+
+func showTrigger(w io.Writer, t *carillon.Trigger) {
+	fmt.Fprintf(w, "%s  %10s  %-24s %-16s %s\n", t.Scheduled.Local().Format("15:04:05.000"), milliseconds(t.Lateness()),
+		t.Job, t.Topic, excerpt(t.Payload, 60))
+}

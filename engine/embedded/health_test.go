@@ -1,0 +1,73 @@
+//go:build linux
+
+package embedded
+
+import (
+	"os/signal"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
+)
+
+// A stream that could not be written once stays dead, without an answer to anyone, until the server is
+// started anew. A limit on the size of files stands for the full disk.
+func TestWriteError(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, Options{Dir: dir})
+	nc := engine(t, s)
+	stream(t, nc, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	publish := func() error {
+		_, err := nc.Request("carillon.log.0.tick", make([]byte, 100<<10), 300*time.Millisecond)
+		return err
+	}
+	if err := publish(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Health(); err != nil {
+		t.Fatal(err)
+	}
+
+	signal.Ignore(unix.SIGXFSZ)
+	defer signal.Reset(unix.SIGXFSZ)
+	var whole unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &whole); err != nil {
+		t.Fatal(err)
+	}
+	small := whole
+	small.Cur = 1 << 20
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &small); err != nil {
+		t.Fatal(err)
+	}
+	roomy := func() {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &whole); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer roomy()
+	taken := 1
+	for publish() == nil {
+		if taken++; taken > 20 {
+			t.Fatal("the limit on files has no effect")
+		}
+	}
+	if err := s.Health(); err == nil || !strings.Contains(err.Error(), "CARILLON_LOG") {
+		t.Errorf("health is %v", err)
+	}
+	roomy()
+	if publish() == nil {
+		t.Error("the stream came back by itself: no restart is needed")
+	}
+	nc.Close()
+	s.Shutdown()
+	s = start(t, Options{Dir: dir})
+	nc = engine(t, s)
+	if err := publish(); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+	if err := s.Health(); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+}

@@ -1,0 +1,271 @@
+package sim
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// message is an output as it is published.
+func message(l engine.Layout, p int, o *engine.Output) Message {
+	m := Message{Subject: o.Subject(l, p), Data: []byte(o.Payload())}
+	for line := range strings.SplitSeq(string(o.AppendHeader(nil)), "\r\n") {
+		if name, value, ok := strings.Cut(line, ": "); ok {
+			m.Header = append(m.Header, engine.Field{Name: name, Value: value})
+		}
+	}
+	return m
+}
+
+func outputOf(m Message) (number uint64, trigger string) {
+	r := engine.Record{Header: m.Header}
+	number, _ = strconv.ParseUint(r.Get(carillon.HeaderOutput), 10, 64)
+	return number, r.Get(carillon.HeaderTrigger)
+}
+
+func outputName(m Message) string {
+	number, trigger := outputOf(m)
+	return fmt.Sprintf("output %d %s%s", number, trigger, m.Data)
+}
+
+// judge holds what the streams have seen against the promises.
+func (w *world) judge() {
+	for seq := range w.promised {
+		if _, ok := w.records[seq]; !ok {
+			w.fail("record %d was answered and is gone", seq)
+			return
+		}
+	}
+	for p := range w.out {
+		r := w.expect(p)
+		if w.err == nil {
+			w.judgeContent(p, r)
+		}
+		if w.err == nil && w.nodes[p%len(w.nodes)].parts[p].stopped == nil {
+			w.judgeStream(p, r)
+			w.judgeLives(r)
+		}
+		if w.err == nil {
+			w.judgeReplicas(p)
+		}
+		if w.err == nil {
+			w.judgeReplay(p)
+		}
+	}
+}
+
+// expect runs the reference over the log.
+func (w *world) expect(p int) *reference {
+	r := &reference{layout: w.layout, partition: p}
+	for _, seq := range slices.Sorted(maps.Keys(w.records)) {
+		rec := w.records[seq]
+		r.apply(&rec)
+	}
+	return r
+}
+
+// judgeContent compares what the nodes made with what must have been made.
+func (w *world) judgeContent(p int, r *reference) {
+	if len(w.made[p]) > len(r.outputs) {
+		w.fail("partition %d made %d outputs, expected are %d", p, len(w.made[p]), len(r.outputs))
+	}
+	for i, want := range r.outputs {
+		got, ok := w.made[p][uint64(i)+1]
+		if !ok {
+			w.fail("output %d of partition %d was never made: %+v", i+1, p, want)
+			return
+		}
+		head, body, _ := strings.Cut(got, "\r\n\n")
+		fields := make(map[string]string)
+		subject, lines, _ := strings.Cut(head, "\n")
+		for line := range strings.SplitSeq(lines, "\r\n") {
+			name, value, _ := strings.Cut(line, ": ")
+			fields[name] = value
+		}
+		var diff string
+		if want.id == "" {
+			e, err := carillon.ParseEvent([]byte(body))
+			if err != nil {
+				diff = err.Error()
+			} else if e.Error != nil {
+				e.Error = &carillon.Error{Code: e.Error.Code}
+			}
+			if a, b := eventText(e), eventText(want.event); a != b {
+				diff = a + " is not " + b
+			}
+		} else {
+			expect := fmt.Sprintf("%s %d %d %s %s", want.id, want.version, want.missed, millis(want.due).Format(carillon.TimeFormat), want.payload)
+			missed := fields[carillon.HeaderMissed]
+			if missed == "" {
+				missed = "0"
+			}
+			if got := fmt.Sprintf("%s %s %s %s %s", fields[carillon.HeaderTrigger], fields[carillon.HeaderVersion], missed, fields[carillon.HeaderScheduled], body); got != expect {
+				diff = got + " is not " + expect
+			}
+		}
+		if diff != "" {
+			w.fail("output %d of partition %d (%s): %s", i+1, p, subject, diff)
+			return
+		}
+	}
+}
+
+func eventText(e carillon.Event) string { return string(e.AppendJSON(nil)) }
+
+// judgeStream walks an output stream: each output once, in order, none missing, but for the beginning
+// where age took it.
+func (w *world) judgeStream(p int, r *reference) {
+	var last uint64
+	first := true
+	triggers := make(map[string]bool)
+	for _, m := range w.out[p].messages {
+		if string(m.Data) == "foreign" {
+			continue
+		}
+		number, trigger := outputOf(m)
+		if number != last+1 && !first || number == 0 {
+			w.fail("out %d: output %d at %d comes after %d", p, number, m.Seq, last)
+			return
+		}
+		if before := w.made[p][number]; !strings.HasPrefix(before, m.Subject+"\n") || !strings.HasSuffix(before, "\n"+string(m.Data)) {
+			w.fail("out %d: output %d at %d is not what was made", p, number, m.Seq)
+			return
+		}
+		if trigger != "" && triggers[trigger] && !w.reborn(r, trigger) {
+			w.fail("out %d: trigger %s comes twice", p, trigger)
+			return
+		}
+		triggers[trigger] = true
+		last, first = number, false
+	}
+	if !first && last != uint64(len(r.outputs)) {
+		w.fail("out %d ends with output %d, expected are %d", p, last, len(r.outputs))
+	}
+}
+
+// reborn tells whether a trigger's job was deleted and made again: then its times may come again.
+func (w *world) reborn(r *reference, trigger string) bool {
+	job, _, _, _ := carillon.SplitTriggerID(trigger)
+	n := 0
+	for _, l := range r.lives {
+		if l.job == job && l.version == 1 {
+			n++
+		}
+	}
+	return n > 1
+}
+
+// judgeLives counts, for each version of a job that is still there, the times at which it was due: each
+// was fired, or stands behind another as missed, or was skipped.
+func (w *world) judgeLives(r *reference) {
+	for _, l := range r.lives {
+		if l.times.kind == 0 {
+			continue
+		}
+		n, _ := l.times.count(l.from, l.decided)
+		if got := l.fires + l.missed + l.skipped; got != n {
+			w.fail("version %d of %s was due %d times until %d: %d fired, %d missed, %d skipped", l.version, l.job, n, l.decided, l.fires, l.missed, l.skipped)
+		}
+	}
+	for _, j := range r.jobs {
+		if !j.completed && !j.paused && j.next <= r.to {
+			w.fail("%s was due at %d, time is %d", j.id, j.next, r.to)
+		}
+	}
+}
+
+// judgeReplicas compares the states of all nodes.
+func (w *world) judgeReplicas(p int) {
+	var before string
+	for i, n := range w.nodes {
+		if n.parts[p].stopped != nil {
+			continue
+		}
+		state := stateOf(n.parts[p].machine)
+		if before != "" && state != before {
+			w.fail("%s has another state of partition %d than %s", n.name(), p, w.nodes[i-1].name())
+		}
+		before = state
+	}
+}
+
+// judgeReplay applies the log once more, with checkpoints and restores at other places: the outputs and
+// the state are the same.
+func (w *world) judgeReplay(p int) {
+	m := engine.New(w.layout, p)
+	var made uint64
+	for _, seq := range slices.Sorted(maps.Keys(w.records)) {
+		rec := w.records[seq]
+		e := w.layout.Decode(&rec)
+		if !concerns(&e, p) {
+			continue
+		}
+		if w.o.Sabotage.Epoch {
+			for i := range e.Ticks {
+				e.Ticks[i].Epoch = m.Stats().Epoch
+			}
+		}
+		if w.chance(2) {
+			r := engine.NewRestore(w.layout, p)
+			c := m.BeginCheckpoint()
+			for b := c.Next(1 + w.rng.IntN(20)); b != nil; b = c.Next(1 + w.rng.IntN(20)) {
+				if err := r.Write(b); err != nil {
+					w.fail("replay: %v", err)
+					return
+				}
+			}
+			var err error
+			if m, err = r.Machine(); err != nil {
+				w.fail("replay: %v", err)
+				return
+			}
+		}
+		if _, err := m.Apply(&e); err != nil {
+			w.fail("replay: %v", err)
+			return
+		}
+		outputs, _ := m.Outbox(made)
+		for i := range outputs {
+			w.nodes[0].check(p, &outputs[i])
+		}
+		made = m.Made()
+	}
+	n := w.nodes[p%len(w.nodes)]
+	if n.parts[p].stopped == nil && stateOf(m) != stateOf(n.parts[p].machine) {
+		w.fail("replay of partition %d ends in another state", p)
+	}
+}
+
+// stateOf is a machine's state as its checkpoint has it, whatever slots the jobs are in.
+func stateOf(m *engine.Machine) string {
+	c := m.BeginCheckpoint()
+	var b []byte
+	for part := c.Next(1 << 20); part != nil; part = c.Next(1 << 20) {
+		b = append(b, part...)
+	}
+	var frames []string
+	for len(b) > 0 {
+		n, size := uvarint(b[1:])
+		end := 1 + size + int(n)
+		frames = append(frames, string(b[:end]))
+		b = b[end:]
+	}
+	slices.Sort(frames)
+	return strings.Join(frames, "")
+}
+
+func uvarint(b []byte) (v uint64, size int) {
+	for shift := 0; ; shift += 7 {
+		c := b[size]
+		size++
+		v |= uint64(c&0x7f) << shift
+		if c < 0x80 {
+			return v, size
+		}
+	}
+}

@@ -1,0 +1,582 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strconv"
+
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// node is one host of the machine: what is on its disk, and what it has in memory while it is up.
+type node struct {
+	world *world
+	id    int
+
+	// On disk.
+	local  []engine.Record // of the log, as read; those up to synced survive a crash
+	synced int
+	saved  [][]saved // by partition: its checkpoints, newest first
+
+	drift  int64 // of its clock from the truth, ms
+	offset int64 // what it adds to its clock to have the streams', as measured, ms
+
+	// In memory.
+	up      bool
+	session int
+	applied uint64
+	parts   []*part
+}
+
+// saved is a checkpoint on disk.
+type saved struct {
+	position uint64 // of the log: what is above must be replayed
+	parts    [][]byte
+}
+
+// part is one partition at one node.
+type part struct {
+	machine *engine.Machine
+	chain   *engine.Chain
+	owner   engine.Owner
+	gen     int    // of the chain, counts resumptions
+	offered uint64 // newest output given to the chain
+	synced  engine.Acked
+	durable engine.Acked
+	sentAt  int64 // when the chain last moved, ms of the truth
+	stopped error
+
+	saving   *engine.Checkpoint
+	unsaved  saved
+	question *question
+}
+
+// question is what an output stream answered when it was asked for its end. It is judged once the
+// machine has applied the log up to needs.
+type question struct {
+	first, last uint64
+	lastTime    int64
+	messages    []Message // above what is known to be stored
+	acked       engine.Acked
+	needs       uint64
+}
+
+func (n *node) name() string { return "n" + strconv.Itoa(n.id) }
+
+// now is the streams' clock as the node believes it to be, ms.
+func (n *node) now() int64 { return n.world.truth + n.drift + n.offset }
+
+// start recovers from what is on disk.
+func (n *node) start() {
+	w := n.world
+	n.up = true
+	n.session++
+	n.synced = len(n.local)
+	n.applied = 0
+	n.parts = nil
+	for len(n.saved) < w.layout.Partitions {
+		n.saved = append(n.saved, nil)
+	}
+	replay := n.end()
+	for p := range w.layout.Partitions {
+		m, position := n.restore(p, 0)
+		n.parts = append(n.parts, &part{machine: m, chain: engine.NewChain(), offered: m.Made()})
+		replay = min(replay, position)
+	}
+	n.applied = replay
+	n.apply(1 << 30)
+	n.applied = max(n.applied, n.end())
+	w.note("%s starts at %d, made %d", n.name(), n.applied, n.parts[0].machine.Made())
+}
+
+// end is the last sequence that the node has on disk, in its log or below a checkpoint.
+func (n *node) end() uint64 {
+	var end uint64
+	if k := len(n.local); k > 0 {
+		end = n.local[k-1].Seq
+	}
+	for _, list := range n.saved {
+		if len(list) > 0 {
+			end = max(end, list[0].position)
+		}
+	}
+	return end
+}
+
+// restore reads a partition's checkpoint, 0 being the newest; without one it is a new machine.
+func (n *node) restore(p, which int) (*engine.Machine, uint64) {
+	w := n.world
+	if which >= len(n.saved[p]) {
+		return engine.New(w.layout, p), 0
+	}
+	s := n.saved[p][which]
+	r := engine.NewRestore(w.layout, p)
+	for _, part := range s.parts {
+		if err := r.Write(part); err != nil {
+			w.fail("%s cannot read its checkpoint: %v", n.name(), err)
+		}
+	}
+	m, err := r.Machine()
+	if err != nil {
+		w.fail("%s cannot restore: %v", n.name(), err)
+		return engine.New(w.layout, p), 0
+	}
+	return m, s.position
+}
+
+// oldest is the position that the node could have to go back to.
+func (n *node) oldest() uint64 {
+	oldest := n.end()
+	for p := range n.world.layout.Partitions {
+		if len(n.saved[p]) < 2 {
+			return 0
+		}
+		oldest = min(oldest, n.saved[p][1].position)
+	}
+	return oldest
+}
+
+// crash loses what is not on disk. Of what was written but not synced, some may be there all the same.
+func (n *node) crash() {
+	w := n.world
+	keep := n.synced + w.rng.IntN(len(n.local)-n.synced+1)
+	w.note("%s crashes, keeps %d of %d records", n.name(), keep, len(n.local))
+	n.local = slices.Clone(n.local[:keep])
+	n.synced = keep
+	n.up, n.parts = false, nil
+}
+
+// putBack gives the node an older state of its disk: fewer records, and not the newest checkpoint.
+func (n *node) putBack() {
+	w := n.world
+	if n.up {
+		n.crash()
+	}
+	var floor uint64
+	for p, list := range n.saved {
+		if len(list) > 1 {
+			n.saved[p] = list[1:]
+		}
+		if len(n.saved[p]) > 0 {
+			floor = max(floor, n.saved[p][0].position)
+		}
+	}
+	at := n.after(floor)
+	n.local = slices.Clone(n.local[:at+w.rng.IntN(len(n.local)-at+1)])
+	n.synced = len(n.local)
+	w.note("%s is put back to %d", n.name(), n.end())
+	if n.end()+1 < w.log.First() {
+		n.adopt()
+	}
+	n.start()
+}
+
+// after is the place of the first local record above a sequence.
+func (n *node) after(seq uint64) int {
+	return sort.Search(len(n.local), func(i int) bool { return n.local[i].Seq > seq })
+}
+
+// adopt takes another node's disk, the way out for one that the log has left behind.
+func (n *node) adopt() {
+	w := n.world
+	best := n
+	for _, other := range w.nodes {
+		if other.end() > best.end() {
+			best = other
+		}
+	}
+	if best == n {
+		w.fail("%s is left behind at %d and nobody is ahead; the log begins at %d", n.name(), n.end(), w.log.First())
+		return
+	}
+	n.local = slices.Clone(best.local[:best.synced])
+	n.synced = len(n.local)
+	for p := range best.saved {
+		n.saved[p] = slices.Clone(best.saved[p])
+	}
+	w.note("%s takes the disk of %s", n.name(), best.name())
+}
+
+// heal puts back what the node has beyond the log's end, at most budget records.
+func (n *node) heal(budget int) int {
+	w := n.world
+	at := n.after(w.log.Last())
+	if at == len(n.local) || budget <= 0 {
+		return budget
+	}
+	if first := n.local[at].Seq; at == 0 && first > w.log.Last()+1 {
+		w.note("%s raises the log's end to %d", n.name(), first-1)
+		w.log.Purge(first)
+	}
+	for _, r := range n.local[at:] {
+		for w.log.Last()+1 < r.Seq {
+			w.store(Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.Everyone, "heal")})
+		}
+		if budget--; budget < 0 {
+			break
+		}
+		m := Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.Everyone, "heal"), Data: r.Data}
+		if r.Subject != m.Subject {
+			m.Data = engine.EncodeHeal(&r)
+		}
+		w.store(m)
+	}
+	w.note("%s heals the log up to %d", n.name(), w.log.Last())
+	return budget
+}
+
+// read takes the next records of the log.
+func (n *node) read(k int) {
+	w := n.world
+	end := n.end()
+	if w.log.Last() < end {
+		w.fail("%s has read to %d, the log ends at %d", n.name(), end, w.log.Last())
+		return
+	}
+	if w.log.First() > end+1 {
+		n.crash()
+		n.adopt()
+		n.start()
+		return
+	}
+	for _, m := range w.log.From(end + 1) {
+		if k--; k < 0 {
+			break
+		}
+		// The local log keeps the bytes: what is applied now and what is replayed later is the same.
+		encoded := engine.AppendRecord(nil, ptr(record(m, m.Seq)))
+		r, err := engine.DecodeRecord(m.Seq, encoded)
+		if err != nil {
+			w.fail("record %d does not survive its encoding: %v", m.Seq, err)
+			return
+		}
+		n.local = append(n.local, r)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func (n *node) sync() { n.synced = len(n.local) }
+
+// apply gives synced records to the machines, and what they make to the chains.
+func (n *node) apply(k int) {
+	w := n.world
+	for at := n.after(n.applied); at < n.synced && k > 0 && w.err == nil; at, k = at+1, k-1 {
+		r := n.local[at]
+		e := w.layout.Decode(&r)
+		for p, part := range n.parts {
+			if concerns(&e, p) && part.stopped == nil {
+				n.applyTo(p, part, &e)
+			}
+		}
+		n.applied = r.Seq
+	}
+}
+
+// concerns tells whether a record is for a partition.
+func concerns(e *engine.Entry, p int) bool {
+	if e.Partition != engine.Everyone {
+		return e.Partition == p
+	}
+	return slices.ContainsFunc(e.Ticks, func(t engine.Tick) bool { return t.Partition == p })
+}
+
+func (n *node) applyTo(p int, part *part, e *engine.Entry) {
+	w := n.world
+	if w.o.Sabotage.Epoch {
+		for i := range e.Ticks {
+			e.Ticks[i].Epoch = part.machine.Stats().Epoch
+		}
+	}
+	result, err := part.machine.Apply(e)
+	if err != nil {
+		w.fail("%s stops partition %d at %d: %v", n.name(), p, e.Seq, err)
+		return
+	}
+	if result.Epoch > 0 {
+		part.owner.Epoch = 0
+		if e.Claim.Node == n.name() {
+			part.owner.Epoch = result.Epoch
+		}
+	}
+	if part.owner.Epoch != 0 {
+		w.promised[e.Seq] = true
+	}
+	if part.machine.Made() > part.offered {
+		outputs, ok := part.machine.Outbox(part.offered)
+		if !ok {
+			w.fail("%s no longer holds output %d, which it just made", n.name(), part.offered+1)
+			return
+		}
+		for i := range outputs {
+			n.check(p, &outputs[i])
+		}
+		part.chain.Offer(outputs)
+		part.offered = part.machine.Made()
+	}
+}
+
+// check holds an output against what anybody else made under its number.
+func (n *node) check(p int, o *engine.Output) {
+	w := n.world
+	content := o.Subject(w.layout, p) + "\n" + string(o.AppendHeader(nil)) + "\n" + o.Payload()
+	if before, ok := w.made[p][o.Number]; ok && before != content {
+		w.fail("%s makes output %d of partition %d as %q, before it was %q", n.name(), o.Number, p, content, before)
+	}
+	w.made[p][o.Number] = content
+	if o.Due > floorMilli(w.stamped)+50 {
+		w.fail("output %d of partition %d, due at %d, is made at %d", o.Number, p, o.Due, floorMilli(w.stamped))
+	}
+}
+
+func floorMilli(ns int64) int64 { return ns / 1e6 }
+
+// tick appends a tick of the partitions that need one.
+func (n *node) tick() {
+	w := n.world
+	var ticks []engine.Tick
+	lead := w.rng.Int64N(6)
+	for _, part := range n.parts {
+		if part.stopped != nil {
+			continue
+		}
+		t, ok := part.owner.Tick(part.machine, n.now(), lead, part.chain.Room(), part.durable)
+		if !ok {
+			continue
+		}
+		if !w.calm && w.chance(30) {
+			t.Limit = min(t.Limit, w.rng.Uint64N(4))
+		}
+		ticks = append(ticks, t)
+	}
+	if len(ticks) > 0 {
+		seq := w.append(w.layout.LogSubject(engine.Everyone, "tick"), nil, engine.EncodeTicks(ticks))
+		w.note("%s ticks %+v at %d", n.name(), ticks, seq)
+	}
+}
+
+// claim takes a partition. How long completed jobs are kept changes with it.
+func (n *node) claim(p int) {
+	w := n.world
+	c := engine.Rules()
+	c.Node, c.RetentionMS, c.CompletedMax = n.name(), w.rng.Int64N(20_000), 1+w.rng.IntN(6)
+	seq := w.append(w.layout.LogSubject(p, "claim"), nil, c.Encode())
+	w.note("%s claims partition %d at %d", n.name(), p, seq)
+}
+
+// publish sends what the chains have to send. A node that lost a partition and has not read of it yet
+// publishes on, and one that knows may still do so: it makes no difference.
+func (n *node) publish(k int) {
+	w := n.world
+	for p, part := range n.parts {
+		now := n.now()
+		if w.o.Sabotage.Hold {
+			now += 2000
+		}
+		if part.owner.Epoch == 0 && !w.chance(10) {
+			continue
+		}
+		for ; k > 0; k-- {
+			m, ok := part.chain.Next(now)
+			if !ok {
+				break
+			}
+			if m.Output.Due > n.now() {
+				w.fail("%s publishes output %d of partition %d at %d, it is due at %d", n.name(), m.Output.Number, p, n.now(), m.Output.Due)
+			}
+			part.sentAt = w.truth
+			w.wire = append(w.wire, packet{
+				from: n.id, session: n.session, partition: p, gen: part.gen, ack: m.Ack,
+				message: message(w.layout, p, m.Output), expect: Expectation{Seq: m.Expect, OnSeq: true},
+			})
+		}
+	}
+}
+
+func (n *node) acked(a ack) {
+	part := n.parts[a.partition]
+	if a.err == nil {
+		part.chain.Acked(a.seq, n.now())
+		part.sentAt = n.world.truth
+	} else if a.gen == part.gen {
+		part.chain.Lose()
+	}
+}
+
+// timeout gives up chains whose acks do not come.
+func (n *node) timeout() {
+	for p, part := range n.parts {
+		if !part.chain.Lost() && part.chain.InFlight() > 0 && n.world.truth-part.sentAt > 500 {
+			n.world.note("%s waits no longer for acks of partition %d", n.name(), p)
+			part.chain.Lose()
+		}
+	}
+}
+
+func (n *node) disconnected() {
+	for _, part := range n.parts {
+		part.chain.Lose()
+		part.question = nil
+	}
+}
+
+// resume brings a lost chain back: first the stream is asked for its end, then the log, and when the
+// machine has come as far as that, the answer says where to go on.
+func (n *node) resume() {
+	w := n.world
+	for p, part := range n.parts {
+		if !part.chain.Lost() || part.stopped != nil {
+			continue
+		}
+		if part.question == nil {
+			s := w.out[p]
+			acked := part.machine.Acked()
+			part.question = &question{
+				first: max(s.First(), 1), last: s.Last(), lastTime: s.lastTime, messages: s.From(acked.Seq + 1), acked: acked, needs: w.log.Last(),
+			}
+			if !w.calm && w.chance(50) {
+				continue
+			}
+		}
+		if n.applied >= part.question.needs {
+			q := part.question
+			part.question = nil
+			n.goOn(p, part, q)
+		}
+	}
+}
+
+func (n *node) goOn(p int, part *part, q *question) {
+	w := n.world
+	end := engine.StreamEnd{LastSeq: q.last}
+	for i := len(q.messages) - 1; i >= 0 && end.Number == 0; i-- {
+		m := q.messages[i]
+		number, trigger := outputOf(m)
+		if !part.machine.Foreign(number, m.Seq, trigger) {
+			end.Number, end.Trigger, end.Seq = number, trigger, m.Seq
+		}
+	}
+	if end.Number == 0 {
+		// None above what was known to be stored: age took it, or there never was any.
+		end.LastSeq = min(q.last, q.acked.Seq)
+		if q.first > q.acked.Seq+1 {
+			end.LastSeq = q.first - 1
+		}
+	}
+	number, err := part.machine.LastStored(end)
+	outputs, ok := []engine.Output(nil), false
+	switch {
+	case err == nil:
+		outputs, ok = part.machine.Outbox(number)
+	case errors.Is(err, engine.ErrBehind):
+		number = end.Number
+		if acked := part.machine.Acked(); number == 0 && acked.Seq-end.LastSeq <= acked.Output {
+			number = acked.Output - (acked.Seq - end.LastSeq)
+		}
+		outputs, ok = n.remake(p, number)
+	}
+	if !ok {
+		w.note("%s stops partition %d loudly: %v", n.name(), p, err)
+		part.stopped = fmt.Errorf("no way on from output %d: %w", number, err)
+		if !w.loud[p] {
+			w.fail("%s stops partition %d without a need: %v (stream %+v)", n.name(), p, part.stopped, end)
+		}
+		return
+	}
+	part.gen++
+	part.chain.Resume(q.last, number, outputs)
+	part.offered = part.machine.Made()
+	part.sentAt = w.truth
+	w.note("%s goes on in partition %d after output %d at %d", n.name(), p, number, q.last)
+}
+
+// remake makes the outputs above a number once more, from the newest checkpoint that holds them.
+func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
+	w := n.world
+	for which := 0; which <= len(n.saved[p]); which++ {
+		if which == len(n.saved[p]) && n.oldest() > 0 {
+			break // the log no longer reaches back to its beginning
+		}
+		m, position := n.restore(p, which)
+		held, ok := m.Outbox(number)
+		if !ok {
+			continue
+		}
+		outputs := slices.Clone(held)
+		m.Listen(engine.Listener{Fired: func(o *engine.Output) {
+			if o.Number > number {
+				outputs = append(outputs, *o)
+			}
+		}})
+		for _, r := range n.local[n.after(position):n.after(n.applied)] {
+			if e := w.layout.Decode(&r); concerns(&e, p) {
+				if _, err := m.Apply(&e); err != nil {
+					w.fail("%s cannot replay: %v", n.name(), err)
+				}
+			}
+		}
+		for i := range outputs {
+			n.check(p, &outputs[i])
+		}
+		w.note("%s makes outputs of partition %d again after %d", n.name(), p, number)
+		return outputs, true
+	}
+	return nil, false
+}
+
+// checkpoint begins one.
+func (n *node) checkpoint() {
+	p := n.world.rng.IntN(len(n.parts))
+	part := n.parts[p]
+	if part.stopped != nil {
+		return
+	}
+	part.saving, part.unsaved = part.machine.BeginCheckpoint(), saved{position: n.applied}
+	n.checkpointSlice()
+}
+
+// checkpointSlice takes the next slices of what is being saved. The last one makes it durable, and the
+// local log is cut below what the older checkpoint needs.
+func (n *node) checkpointSlice() {
+	w := n.world
+	for p, part := range n.parts {
+		if part.saving == nil {
+			continue
+		}
+		if b := part.saving.Next(1 + w.rng.IntN(8)); b != nil {
+			part.unsaved.parts = append(part.unsaved.parts, b)
+			continue
+		}
+		part.saving = nil
+		n.saved[p] = append([]saved{part.unsaved}, n.saved[p][:min(1, len(n.saved[p]))]...)
+		w.note("%s has a checkpoint of partition %d at %d", n.name(), p, part.unsaved.position)
+		if from := n.after(n.oldest()); from <= n.synced {
+			n.local = slices.Clone(n.local[from:])
+			n.synced -= from
+		}
+	}
+}
+
+// measure learns the streams' clock, within a few ms.
+func (n *node) measure() {
+	n.offset = n.world.skew - n.drift + n.world.rng.Int64N(5) - 2
+}
+
+func (n *node) jumpClock() {
+	w := n.world
+	d := w.rng.Int64N(2*hour) - hour
+	if w.chance(50) {
+		d /= 1000
+	}
+	n.drift += d
+	w.note("%s: the clock jumps by %d ms", n.name(), d)
+}
+
+// follow reads and applies all there is.
+func (n *node) follow() {
+	n.read(1 << 30)
+	n.sync()
+	n.apply(1 << 30)
+}

@@ -1,0 +1,589 @@
+package sim
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// reference is a partition as the design words it, without regard to cost: no wheel, no queue, no slices,
+// nothing kept between ticks but the jobs. What is due is found by looking at every job.
+type reference struct {
+	layout    engine.Layout
+	partition int
+
+	now, to  int64
+	epoch    uint64
+	claim    engine.Claim
+	jobs     []*refJob
+	created  uint64
+	finished uint64
+	gaps     [][2]int64
+	forced   []*refForced
+	refused  []*refRefusal
+	outputs  []expected
+	lives    []*life
+	left     int
+}
+
+const never = math.MaxInt64
+
+type refJob struct {
+	id                   string
+	spec                 put
+	life                 *life
+	version, order       uint64
+	request              string
+	next, last           int64
+	fires                uint64
+	counted              uint64
+	countedFirst, skipTo int64
+	paused, completed    bool
+	completedAt          int64
+	completion           uint64
+}
+
+// life is one version of a job, from its acceptance on, and what came of it.
+type life struct {
+	job                    string
+	incarnation, version   uint64
+	times                  times
+	accepted               int64
+	from                   int64 // the first fire is at or after this
+	ended, paused          bool
+	fires, missed, skipped uint64
+	decided                int64 // fires up to here are accounted for
+}
+
+type refForced struct {
+	seq  uint64
+	at   int64
+	job  *refJob
+	body *string
+}
+
+type refRefusal struct {
+	seq       uint64
+	at        int64
+	verb, job string
+	code      carillon.Code
+	count     uint64
+}
+
+// expected is an output as it must be, as far as the reference says.
+type expected struct {
+	id      string // of a trigger
+	version uint64
+	missed  uint64
+	due     int64
+	payload string
+	event   carillon.Event
+}
+
+// times is a schedule, by arithmetic of its own.
+type times struct {
+	kind       byte // 'a' once, 'e' every, 'c' cron, 0 none
+	at         int64
+	period     int64
+	start, end int64
+	offset     int64
+}
+
+func (r *reference) times(id string, p *put, now int64) times {
+	t := times{end: never}
+	if p.Start != nil {
+		t.start = p.Start.UnixMilli()
+	}
+	if p.End != nil {
+		t.end = p.End.UnixMilli()
+	}
+	if p.Spread != "" {
+		t.offset = schedule.Offset(id, duration(p.Spread))
+	}
+	form, rest, _ := strings.Cut(p.Schedule, " ")
+	switch form {
+	case "":
+	case "@at":
+		at, err := time.Parse(time.RFC3339Nano, rest)
+		if err != nil {
+			panic(err) // the client wrote it
+		}
+		t.kind, t.at = 'a', at.UnixMilli()
+	case "@in":
+		t.kind, t.at = 'a', now+duration(rest)
+	case "@every":
+		t.kind, t.period, t.at = 'e', duration(rest), t.start
+		if t.start == 0 {
+			t.at = now + t.period
+		}
+	default:
+		t.kind, t.period = 'c', map[string]int64{
+			"* * * * * *": 1000, "*/10 * * * * *": 10_000, "* * * * *": 60_000, "0 * * * *": hour,
+		}[p.Schedule]
+	}
+	return t
+}
+
+func duration(s string) int64 {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		panic(err) // the client wrote it
+	}
+	return d.Milliseconds()
+}
+
+// after is the first fire after a time, or never.
+func (t *times) after(after int64) int64 {
+	after = max(after-t.offset, -1)
+	at := int64(never)
+	switch t.kind {
+	case 'a':
+		if t.at > after && t.at >= t.start {
+			at = t.at
+		}
+	case 'e':
+		at = t.at
+		if at <= after {
+			at += ((after-at)/t.period + 1) * t.period
+		}
+	case 'c':
+		at = max(after+1, t.start)
+		at = (at + t.period - 1) / t.period * t.period
+	}
+	if at == never || at >= t.end {
+		return never
+	}
+	return at + t.offset
+}
+
+// count is how many fires there are in [from, until], and the last of them.
+func (t *times) count(from, until int64) (n uint64, last int64) {
+	first := t.after(from - 1)
+	if first > until {
+		return 0, 0
+	}
+	if t.kind == 'a' {
+		return 1, first
+	}
+	if t.end != never {
+		until = min(until, t.end-1+t.offset)
+	}
+	k := (until - first) / t.period
+	return uint64(k) + 1, first + k*t.period
+}
+
+func (r *reference) apply(rec *engine.Record) {
+	e := r.layout.Decode(rec)
+	if !concerns(&e, r.partition) {
+		return
+	}
+	before := r.now
+	r.now = max(r.now, e.Time)
+	switch e.Kind {
+	case engine.KindGarbage:
+	case engine.KindTick:
+		for _, t := range e.Ticks {
+			if t.Partition == r.partition {
+				now := r.now
+				r.now = before // a tick's own timestamp is no time of commands yet
+				r.tick(&e, &t)
+				r.now = now
+				break
+			}
+		}
+	case engine.KindClaim:
+		if e.Claim.Node != "old" {
+			r.epoch, r.claim = e.Seq, e.Claim
+		}
+	default:
+		if code := r.command(&e); code != "" {
+			r.refuse(&e, code)
+		}
+	}
+}
+
+func (r *reference) find(id string) *refJob {
+	for _, j := range r.jobs {
+		if j.id == id {
+			return j
+		}
+	}
+	return nil
+}
+
+func (r *reference) command(e *engine.Entry) carillon.Code {
+	switch {
+	case e.Kind == engine.KindUnknown:
+		return carillon.CodeInvalidField
+	case len(e.Job) > 128 || strings.Contains(e.Job, "*"):
+		return carillon.CodeInvalidJobID
+	case engine.PartitionOf(e.Job, r.layout.Partitions) != r.partition:
+		return carillon.CodeInvalidJobID
+	}
+	j := r.find(e.Job)
+	if e.Kind == engine.KindPut {
+		return r.put(e, j)
+	}
+	repeated := j != nil && e.Request != "" && j.request == e.Request
+	var c condition
+	if e.Kind != engine.KindFire && len(e.Body) > 0 && json.Unmarshal(e.Body, &c) != nil {
+		return carillon.CodeInvalidJSON
+	}
+	switch {
+	case j == nil:
+		return carillon.CodeNotFound
+	case c.IfVersion != nil && *c.IfVersion != j.version && !repeated:
+		return carillon.CodeVersionConflict
+	}
+	switch e.Kind {
+	case engine.KindDelete:
+		r.drop(j)
+		return ""
+	case engine.KindPause:
+		if j.paused || j.completed {
+			return ""
+		}
+		j.paused = true
+	case engine.KindResume:
+		if !j.paused {
+			return ""
+		}
+		j.paused = false
+		if j.next <= r.now {
+			j.skipTo = r.now
+		}
+	case engine.KindFire:
+		if repeated {
+			return ""
+		}
+		f := &refForced{seq: e.Seq, at: r.now, job: j}
+		var body struct{ Payload json.RawMessage }
+		if len(e.Body) > 0 {
+			if err := json.Unmarshal(e.Body, &body); err != nil {
+				return carillon.CodeInvalidJSON
+			}
+			f.body = ptr(string(body.Payload))
+		}
+		r.forced = append(r.forced, f)
+	}
+	j.request = e.Request
+	return ""
+}
+
+func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
+	if code, ok := badBodies[string(e.Body)]; ok {
+		return code
+	}
+	var p put
+	if err := json.Unmarshal(e.Body, &p); err != nil {
+		panic(err) // the client wrote it
+	}
+	condition := p.IfVersion
+	p.IfVersion = nil
+	if j != nil && (e.Request != "" && j.request == e.Request || !j.completed && same(p, j.spec)) {
+		return ""
+	}
+	switch {
+	case condition == nil:
+	case j == nil && *condition != 0:
+		return carillon.CodeNotFound
+	case j != nil && *condition != j.version:
+		return carillon.CodeVersionConflict
+	}
+	t := r.times(e.Job, &p, r.now)
+	from := r.now
+	if strings.HasPrefix(p.Schedule, "@at") {
+		from = 0
+	}
+	if j != nil && j.last > 0 {
+		from = max(from, j.last+1)
+	}
+	next := t.after(from - 1)
+	if next == never && t.kind != 0 && (j == nil || j.last == 0) {
+		return carillon.CodeInvalidField
+	}
+	if j == nil {
+		r.created++
+		j = &refJob{id: e.Job, order: r.created}
+		r.jobs = append(r.jobs, j)
+	} else {
+		j.life.ended = true
+	}
+	paused := j.paused
+	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, request: e.Request, last: j.last, next: next, paused: paused}
+	j.life = &life{job: j.id, incarnation: j.order, version: j.version, times: t, accepted: r.now, from: from, decided: from - 1}
+	r.lives = append(r.lives, j.life)
+	if next == never && t.kind != 0 {
+		r.complete(j)
+	}
+	return ""
+}
+
+func same(a, b put) bool { return encode(canonical(a)) == encode(canonical(b)) }
+
+func canonical(p put) put {
+	if p.Misfire == "fire_once" {
+		p.Misfire = ""
+	}
+	return p
+}
+
+func (r *reference) drop(j *refJob) {
+	j.life.ended = true
+	r.jobs = slices.DeleteFunc(r.jobs, func(o *refJob) bool { return o == j })
+	r.forced = slices.DeleteFunc(r.forced, func(f *refForced) bool { return f.job == j })
+}
+
+func (r *reference) complete(j *refJob) {
+	r.finished++
+	j.completed, j.paused, j.completedAt, j.completion, j.next = true, false, max(r.to, r.now), r.finished, never
+	j.life.ended = true
+}
+
+func (r *reference) refuse(e *engine.Entry, code carillon.Code) {
+	cut := func(s string) string { return s[:min(len(s), 128)] }
+	for _, f := range r.refused {
+		if f.verb == cut(e.Verb) && f.job == cut(e.Job) && f.code == code {
+			f.count++
+			return
+		}
+	}
+	r.refused = append(r.refused, &refRefusal{e.Seq, r.now, cut(e.Verb), cut(e.Job), code, 1})
+}
+
+func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
+	if t.Epoch != r.epoch || r.epoch == 0 {
+		return
+	}
+	before := r.to
+	r.to = max(r.to, min(t.To, e.Time+50))
+	if r.to > before+1000 {
+		r.gaps = append(r.gaps, [2]int64{before, r.to})
+	}
+	r.left = int(min(t.Limit, 1<<16))
+	at := min(max(e.Time, before), r.to)
+	for {
+		for r.left > 0 && r.turn(at) {
+		}
+		if at >= r.to || r.left <= 0 {
+			break
+		}
+		next := r.to
+		for _, j := range r.jobs {
+			if !j.paused && !j.completed && j.next > at {
+				next = min(next, j.next)
+			}
+		}
+		at = max(next, at+1)
+	}
+	r.evict()
+	waiting := at < r.to || len(r.forced)+len(r.refused) > 0
+	for _, j := range r.jobs {
+		waiting = waiting || !j.paused && !j.completed && j.next <= r.to
+	}
+	if !waiting {
+		r.gaps = nil
+	}
+}
+
+// turn takes the first of what is due at a time: by priority, then due time, then order.
+func (r *reference) turn(at int64) bool {
+	type key struct {
+		rank  int
+		due   int64
+		order uint64
+		kind  int
+	}
+	less := func(a, b key) bool {
+		switch {
+		case a.rank != b.rank:
+			return a.rank < b.rank
+		case a.due != b.due:
+			return a.due < b.due
+		case a.order != b.order:
+			return a.order < b.order
+		}
+		return a.kind < b.kind
+	}
+	rank := map[string]int{"high": 0, "": 1, "low": 2}
+	best, act := key{rank: 3}, func() {}
+	for _, j := range r.jobs {
+		if k := (key{rank[j.spec.Priority], j.next, j.order, 0}); !j.paused && !j.completed && j.next <= at && less(k, best) {
+			best, act = k, func() { r.takeTurn(j) }
+		}
+	}
+	for i, f := range r.forced {
+		if k := (key{rank[f.job.spec.Priority], f.at, f.seq, 1}); less(k, best) {
+			best, act = k, func() {
+				r.forced = slices.Delete(r.forced, i, i+1)
+				r.fire(f)
+			}
+		}
+	}
+	for i, f := range r.refused {
+		if k := (key{2, f.at, f.seq, 2}); less(k, best) {
+			best, act = k, func() {
+				r.refused = slices.Delete(r.refused, i, i+1)
+				r.event(carillon.Event{
+					Kind: carillon.EventRejected, Verb: f.verb, Job: f.job, Error: &carillon.Error{Code: f.code}, Count: f.count, Time: millis(f.at),
+				})
+			}
+		}
+	}
+	if best.rank == 3 {
+		return false
+	}
+	r.left--
+	act()
+	return true
+}
+
+func (r *reference) fire(f *refForced) {
+	body := payload(f.job.spec)
+	if f.body != nil {
+		body = *f.body
+	}
+	r.outputs = append(r.outputs, expected{id: carillon.FormatForcedID(f.job.id, f.seq), version: f.job.version, due: f.at, payload: body})
+}
+
+func payload(p put) string {
+	if p.Payload == nil {
+		return ""
+	}
+	return encode(p.Payload)
+}
+
+func (r *reference) event(e carillon.Event) {
+	r.left--
+	r.outputs = append(r.outputs, expected{event: e})
+}
+
+// countSlice is how many fires of a cron schedule are counted in one turn.
+const countSlice = 512
+
+// count counts the job's fires from its next one up to a time; a cron schedule's over several turns.
+func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
+	if j.counted == 0 {
+		j.countedFirst = j.next
+	}
+	n, last := j.life.times.count(j.next, until)
+	if j.life.times.kind == 'c' && n > countSlice {
+		last -= int64(n-countSlice) * j.life.times.period
+		j.counted += countSlice
+		j.next = last + j.life.times.period
+		return last, false
+	}
+	j.counted += n
+	return last, true
+}
+
+func (r *reference) takeTurn(j *refJob) {
+	if j.next <= j.skipTo {
+		if last, done := r.count(j, j.skipTo); done {
+			j.skipTo = 0
+			r.skip(j, carillon.ReasonPaused, last)
+		}
+		return
+	}
+	var until int64
+	missed := false
+	for _, g := range r.gaps {
+		if g[0] < j.next && j.next < g[1]-1000 && j.next >= j.accepted() {
+			until, missed = g[1]-1001, true
+			break
+		}
+	}
+	recurring := j.life.times.kind != 'a'
+	if missed && j.spec.Misfire != "fire_all" && (recurring || j.spec.Misfire == "skip") {
+		last, done := r.count(j, until)
+		if !done {
+			return
+		}
+		if j.spec.Misfire == "skip" {
+			r.skip(j, carillon.ReasonMisfire, last)
+			return
+		}
+		j.next = last
+	} else {
+		j.counted, j.countedFirst = 1, j.next
+	}
+	if j.spec.Expires != "" && r.to-j.next > duration(j.spec.Expires) {
+		r.skip(j, carillon.ReasonExpired, j.next)
+		return
+	}
+	others := j.counted - 1
+	j.counted = 0
+	j.fires++
+	j.last = j.next
+	j.life.fires, j.life.missed, j.life.decided = j.life.fires+1, j.life.missed+others, j.last
+	r.outputs = append(r.outputs, expected{
+		id: carillon.FormatTriggerID(j.id, j.last), version: j.version, missed: others, due: j.last, payload: payload(j.spec),
+	})
+	if j.spec.MaxFires > 0 && j.fires >= j.spec.MaxFires {
+		r.end(j)
+		return
+	}
+	r.advance(j, j.last)
+}
+
+// accepted is when the job's version was; fires before never existed, but for a one-shot put late.
+func (j *refJob) accepted() int64 { return j.life.accepted }
+
+func (r *reference) skip(j *refJob, reason string, last int64) {
+	r.event(carillon.Event{
+		Kind: carillon.EventSkipped, Job: j.id, Version: j.version, Reason: reason, Count: j.counted,
+		First: millis(j.countedFirst), Last: millis(last), Time: millis(r.to),
+	})
+	j.life.skipped, j.life.decided = j.life.skipped+j.counted, last
+	j.counted = 0
+	r.advance(j, last)
+}
+
+func (r *reference) advance(j *refJob, after int64) {
+	if j.next = j.life.times.after(after); j.next == never {
+		r.end(j)
+	}
+}
+
+func (r *reference) end(j *refJob) {
+	if j.life.times.kind != 'a' {
+		r.event(carillon.Event{Kind: carillon.EventCompleted, Job: j.id, Version: j.version, Last: lastOf(j), Time: millis(r.to)})
+	}
+	r.complete(j)
+}
+
+func lastOf(j *refJob) time.Time {
+	if j.last == 0 {
+		return time.Time{}
+	}
+	return millis(j.last)
+}
+
+// evict drops completed jobs, oldest first, that were kept long enough or are too many.
+func (r *reference) evict() {
+	for {
+		var oldest *refJob
+		kept := 0
+		for _, j := range r.jobs {
+			if j.completed {
+				kept++
+				if oldest == nil || j.completion < oldest.completion {
+					oldest = j
+				}
+			}
+		}
+		if oldest == nil || r.to < oldest.completedAt+r.claim.RetentionMS && kept <= r.claim.CompletedMax {
+			return
+		}
+		if slices.ContainsFunc(r.forced, func(f *refForced) bool { return f.job == oldest }) {
+			return
+		}
+		r.drop(oldest)
+	}
+}

@@ -1,0 +1,585 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// Options of a run. The zero value is the usual one.
+type Options struct {
+	Events   int // drawn before the world calms down; 0: defaultEvents
+	Sabotage Sabotage
+	Trace    bool // Failure carries the whole history
+}
+
+const defaultEvents = 500
+
+// Sabotage breaks one safeguard on purpose, to see that the simulator notices.
+type Sabotage struct {
+	Chain bool // output streams do not check the expected last sequence
+	Epoch bool // readers take ticks of any epoch
+	Hold  bool // publishers do not hold outputs for their due time
+}
+
+// Failure is what a run ends with when the engine broke a promise.
+type Failure struct {
+	Seed  uint64
+	Err   error
+	Trace string
+}
+
+func (f *Failure) Error() string { return fmt.Sprintf("seed %d: %v", f.Seed, f.Err) }
+func (f *Failure) Unwrap() error { return f.Err }
+
+// Run plays the history of one seed and judges it. The error is a *Failure.
+func Run(seed uint64, o Options) error {
+	w := newWorld(seed, o)
+	if err := w.run(); err != nil {
+		return &Failure{Seed: seed, Err: err, Trace: w.trace.String()}
+	}
+	return nil
+}
+
+const (
+	epoch2026 = 1_767_225_600_000 // 2026-01-01T00:00:00Z, where histories begin
+	hour      = 3_600_000         // ms
+	maxAge    = 600_000           // ms that output streams keep messages
+)
+
+// faults are switched on by the seed, one by one: histories with few kinds of faults go deeper into each.
+type faults struct {
+	crash, power, oldCopy, hole, clock, stepBack, claims, reorder, lose, stuck, foreign, age, leap bool
+}
+
+// world is everything there is, and the only source of chance.
+type world struct {
+	rng    *rand.Rand
+	o      Options
+	trace  strings.Builder
+	layout engine.Layout
+	faults faults
+
+	truth   int64 // ms
+	skew    int64 // of the streams' clock, ms
+	stamped int64 // greatest timestamp given so far, ns
+
+	log   *Stream
+	out   []*Stream
+	nodes []*node
+	wire  []packet
+	acks  []ack
+	calm  bool
+	err   error
+
+	client   client
+	records  map[uint64]engine.Record // what the log holds or has held, by sequence, unwrapped
+	promised map[uint64]bool          // applied by an owner: answered
+	made     []map[uint64]string      // by partition: what output n is, at whoever made it first
+	loud     []bool                   // partitions in which a loud stop is legitimate
+}
+
+// packet is a publish on its way to an output stream.
+type packet struct {
+	from, session, partition int
+	gen                      int // of the chain
+	message                  Message
+	expect                   Expectation
+	ack                      bool
+}
+
+// ack is an answer on its way back.
+type ack struct {
+	to, session, partition, gen int
+	seq                         uint64
+	err                         error
+}
+
+func newWorld(seed uint64, o Options) *world {
+	if o.Events == 0 {
+		o.Events = defaultEvents
+	}
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 0)), o: o, truth: epoch2026, log: &Stream{},
+		records: make(map[uint64]engine.Record), promised: make(map[uint64]bool),
+	}
+	w.layout = engine.Layout{Prefix: "carillon", Partitions: 1 + w.rng.IntN(2)}
+	w.truth += w.rng.Int64N(100 * hour)
+	for _, f := range []*bool{
+		&w.faults.crash, &w.faults.power, &w.faults.oldCopy, &w.faults.hole, &w.faults.clock, &w.faults.stepBack, &w.faults.claims,
+		&w.faults.reorder, &w.faults.lose, &w.faults.stuck, &w.faults.foreign, &w.faults.age, &w.faults.leap,
+	} {
+		*f = w.chance(40)
+	}
+	w.faults.oldCopy = w.faults.oldCopy && w.chance(30)
+	for p := range w.layout.Partitions {
+		w.out = append(w.out, &Stream{ignoreExpected: o.Sabotage.Chain})
+		w.made = append(w.made, make(map[uint64]string))
+		w.loud = append(w.loud, false)
+		_ = p
+	}
+	for i := range 2 + w.rng.IntN(2) {
+		n := &node{world: w, id: i, drift: w.rng.Int64N(2000) - 1000}
+		w.nodes = append(w.nodes, n)
+		n.start()
+		n.measure()
+	}
+	w.client.init(w)
+	return w
+}
+
+func (w *world) chance(percent int) bool { return w.rng.IntN(100) < percent }
+
+func (w *world) note(format string, args ...any) {
+	if w.o.Trace {
+		fmt.Fprintf(&w.trace, "%9d  %s\n", w.truth-epoch2026, fmt.Sprintf(format, args...))
+	}
+}
+
+// fail keeps the first broken promise.
+func (w *world) fail(format string, args ...any) {
+	if w.err == nil {
+		w.err = fmt.Errorf(format, args...)
+		w.note("FAIL %v", w.err)
+	}
+}
+
+// stamp is the streams' clock, unix ns.
+func (w *world) stamp() int64 {
+	now := (w.truth+w.skew)*1e6 + w.rng.Int64N(1e6)
+	w.stamped = max(w.stamped, now)
+	return now
+}
+
+// append stores a record in the log.
+func (w *world) append(subject string, header []engine.Field, data []byte) uint64 {
+	if w.log.stuck {
+		return 0
+	}
+	return w.store(Message{Time: w.stamp(), Subject: subject, Header: header, Data: data})
+}
+
+func (w *world) store(m Message) uint64 {
+	seq, err := w.log.Publish(m, Expectation{})
+	if err != nil {
+		panic(err) // nothing was expected
+	}
+	w.records[seq] = unwrap(record(m, seq))
+	return seq
+}
+
+func record(m Message, seq uint64) engine.Record {
+	return engine.Record{Seq: seq, Time: m.Time, Subject: m.Subject, Header: m.Header, Data: m.Data}
+}
+
+// unwrap gives the record that a heal record stands for.
+func unwrap(r engine.Record) engine.Record {
+	if strings.HasSuffix(r.Subject, "._.heal") {
+		if healed, err := engine.DecodeHeal(r.Data); err == nil {
+			return healed
+		}
+	}
+	return r
+}
+
+// An event is one kind of step; weights are how often each is drawn.
+type event struct {
+	weight int
+	when   bool
+	run    func()
+}
+
+func (w *world) run() error {
+	f := w.faults
+	n := func(step func(*node)) func() {
+		return func() {
+			if n := w.nodes[w.rng.IntN(len(w.nodes))]; n.up {
+				step(n)
+			}
+		}
+	}
+	events := []event{
+		{14, true, w.client.command},
+		{16, true, w.pass},
+		{30, true, n(func(n *node) { n.read(1 + w.rng.IntN(20)) })},
+		{20, true, n((*node).sync)},
+		{30, true, n(func(n *node) { n.apply(1 + w.rng.IntN(20)) })},
+		{30, true, n((*node).tick)},
+		{25, true, n(func(n *node) { n.publish(1 + w.rng.IntN(40)) })},
+		{20, true, n((*node).resume)},
+		{40, true, w.deliver},
+		{25, true, w.answer},
+		{3, true, w.syncOutputs},
+		{2, true, w.log.Sync},
+		{4, true, n((*node).checkpoint)},
+		{8, true, n((*node).checkpointSlice)},
+		{2, true, w.trim},
+		{2, true, n((*node).timeout)},
+		{3, true, n((*node).measure)},
+		{1, true, n(func(n *node) { n.claim(w.rng.IntN(w.layout.Partitions)) })},
+		{6, f.claims, n(func(n *node) { n.claim(w.rng.IntN(w.layout.Partitions)) })},
+		{4, f.claims, w.staleTick},
+		{3, f.crash, n((*node).crash)},
+		{3, true, w.startNode},
+		{2, f.power, w.powerLoss},
+		{1, f.oldCopy, w.oldCopy},
+		{2, f.clock, n((*node).jumpClock)},
+		{2, f.stepBack, w.stepBack},
+		{1, f.stuck, func() { w.stick(w.anyStream()) }},
+		{2, f.stuck, w.restartServer},
+		{2, f.foreign, w.foreign},
+		{1, f.age, w.age},
+		{1, f.leap, w.leap},
+		{5, f.lose, w.losePacket},
+	}
+	total := 0
+	for _, e := range events {
+		if e.when {
+			total += e.weight
+		}
+	}
+	for i := 0; i < w.o.Events && w.err == nil; i++ {
+		at := w.rng.IntN(total)
+		for _, e := range events {
+			if !e.when {
+				continue
+			}
+			if at -= e.weight; at < 0 {
+				e.run()
+				break
+			}
+		}
+	}
+	if w.err == nil {
+		w.calmDown()
+	}
+	if w.err == nil {
+		w.judge()
+	}
+	return w.err
+}
+
+func (w *world) pass() {
+	switch d := w.rng.IntN(20); {
+	case d < 12:
+		w.truth += w.rng.Int64N(30)
+	case d < 18:
+		w.truth += w.rng.Int64N(400)
+	default:
+		w.truth += w.rng.Int64N(3000)
+	}
+}
+
+// leap lets a long time pass: nobody ran.
+func (w *world) leap() {
+	d := w.rng.Int64N(60_000)
+	if w.chance(20) {
+		d = w.rng.Int64N(hour)
+	}
+	w.truth += d
+	w.note("%d ms pass", d)
+}
+
+func (w *world) stepBack() {
+	d := w.rng.Int64N(300)
+	if w.chance(10) {
+		d = w.rng.Int64N(5000)
+	}
+	w.skew -= d
+	w.note("the streams' clock steps back %d ms", d)
+}
+
+// deliver brings packets to their streams, each sender's in order unless one overtakes.
+func (w *world) deliver() {
+	for k := 1 + w.rng.IntN(40); k > 0 && len(w.wire) > 0; k-- {
+		i := w.rng.IntN(len(w.wire))
+		if !w.faults.reorder || !w.chance(3) {
+			for j := range w.wire[:i] {
+				if w.wire[j].from == w.wire[i].from {
+					i = j
+					break
+				}
+			}
+		}
+		p := w.wire[i]
+		w.wire = append(w.wire[:i], w.wire[i+1:]...)
+		w.arrive(p)
+	}
+}
+
+func (w *world) arrive(p packet) {
+	s := w.out[p.partition]
+	if s.stuck {
+		return // never answered
+	}
+	p.message.Time = w.stamp()
+	seq, err := s.Publish(p.message, p.expect)
+	w.note("n%d → out %d: %s expecting %d: %d %v", p.from, p.partition, outputName(p.message), p.expect.Seq, seq, err)
+	if !p.ack || w.faults.lose && w.chance(5) {
+		return
+	}
+	a := ack{to: p.from, session: p.session, partition: p.partition, gen: p.gen, seq: seq, err: err}
+	w.acks = append(w.acks, a)
+	if w.faults.lose && w.chance(5) {
+		w.acks = append(w.acks, a)
+	}
+}
+
+// answer brings acks to their senders, in any order.
+func (w *world) answer() {
+	for k := 1 + w.rng.IntN(20); k > 0 && len(w.acks) > 0; k-- {
+		i := 0
+		if w.faults.reorder {
+			i = w.rng.IntN(len(w.acks))
+		}
+		a := w.acks[i]
+		w.acks = append(w.acks[:i], w.acks[i+1:]...)
+		if n := w.nodes[a.to]; n.up && n.session == a.session {
+			n.acked(a)
+		}
+	}
+}
+
+// losePacket is a connection that breaks: what is on the way from one node is gone, from some point on.
+func (w *world) losePacket() {
+	if len(w.wire) == 0 {
+		return
+	}
+	from := w.wire[w.rng.IntN(len(w.wire))].from
+	var kept []packet
+	for _, p := range w.wire {
+		if p.from != from || w.chance(50) && len(kept) == 0 {
+			kept = append(kept, p)
+		}
+	}
+	w.note("n%d loses %d packets", from, len(w.wire)-len(kept))
+	w.wire = kept
+}
+
+func (w *world) anyStream() *Stream {
+	if i := w.rng.IntN(len(w.out) + 1); i < len(w.out) {
+		return w.out[i]
+	}
+	return w.log
+}
+
+func (w *world) stick(s *Stream) {
+	w.note("a stream is stuck")
+	s.stuck = true
+}
+
+// restartServer loses no message, but every connection.
+func (w *world) restartServer() {
+	w.note("the server restarts")
+	w.wire, w.acks = nil, nil
+	w.log.Restart()
+	for _, s := range w.out {
+		s.Restart()
+	}
+	for _, n := range w.nodes {
+		n.disconnected()
+	}
+}
+
+func (w *world) syncOutputs() {
+	p := w.rng.IntN(len(w.out))
+	for _, n := range w.nodes {
+		if n.up {
+			n.parts[p].synced = n.parts[p].chain.Stored()
+		}
+	}
+	w.out[p].Sync()
+	for _, n := range w.nodes {
+		if n.up {
+			n.parts[p].durable = n.parts[p].synced
+		}
+	}
+}
+
+// trim cuts the log below what every node could need.
+func (w *world) trim() {
+	from := w.log.Last() + 1
+	for _, n := range w.nodes {
+		from = min(from, n.oldest()+1)
+	}
+	if from > 1 {
+		w.log.Purge(from)
+		w.note("log trimmed below %d", from)
+	}
+}
+
+func (w *world) startNode() {
+	for _, n := range w.nodes {
+		if !n.up {
+			n.start()
+			return
+		}
+	}
+}
+
+// age takes old messages out of the output streams.
+func (w *world) age() {
+	for p, s := range w.out {
+		s.Age(w.stamp() - maxAge*1e6)
+		w.note("out %d aged: begins at %d, ends at %d", p, s.First(), s.Last())
+	}
+}
+
+// foreign puts a message into an output stream that no engine made.
+func (w *world) foreign() {
+	p := w.rng.IntN(len(w.out))
+	if w.out[p].stuck {
+		return
+	}
+	m := Message{Time: w.stamp(), Subject: "carillon.trigger.0.x", Data: []byte("foreign")}
+	if w.chance(50) {
+		m.Header = []engine.Field{{Name: "Carillon-Output", Value: fmt.Sprint(w.rng.IntN(10))}, {Name: "Carillon-Trigger", Value: "forged@1"}}
+	}
+	seq, _ := w.out[p].Publish(m, Expectation{})
+	w.note("a foreign message in out %d at %d", p, seq)
+}
+
+// powerLoss takes the power from everything at once. The streams come back without some of their
+// unsynced ends, the nodes without some of what they had not synced; before anybody else is let in, the
+// nodes put the end of the log back.
+func (w *world) powerLoss() {
+	w.note("power fails")
+	w.wire, w.acks = nil, nil
+	for _, n := range w.nodes {
+		if n.up {
+			n.crash()
+		}
+	}
+	w.cutLog(w.log.synced + w.upTo(w.log.Last()-min(w.log.synced, w.log.Last())))
+	for p, s := range w.out {
+		cut := s.synced + w.upTo(s.Last()-min(s.synced, s.Last()))
+		s.PowerLoss(cut, w.faults.hole && w.chance(50))
+		w.note("out %d: cut at %d, last sequence %d", p, cut, s.Last())
+	}
+	if w.chance(20) { // and fails again while the log is being healed
+		w.heal(w.rng.IntN(10))
+		w.cutLog(w.log.synced + w.upTo(w.log.Last()-min(w.log.synced, w.log.Last())))
+	}
+	w.heal(1 << 30)
+	for _, n := range w.nodes {
+		n.start()
+	}
+}
+
+// oldCopy is a data directory put back to an older state, the streams' or a node's.
+func (w *world) oldCopy() {
+	w.powerLossFree()
+	if w.chance(50) {
+		n := w.nodes[w.rng.IntN(len(w.nodes))]
+		n.putBack()
+		return
+	}
+	w.wire, w.acks = nil, nil
+	for _, n := range w.nodes {
+		if n.up {
+			n.crash()
+		}
+	}
+	w.cutLog(w.upTo(w.log.Last()))
+	w.log.synced = min(w.log.synced, w.log.Last())
+	for p, s := range w.out {
+		cut := w.upTo(s.Last())
+		s.PowerLoss(cut, false)
+		w.loud[p] = true
+		w.note("out %d put back to %d", p, s.Last())
+	}
+	w.heal(1 << 30)
+	for _, n := range w.nodes {
+		n.start()
+	}
+}
+
+// upTo draws a number from 0 to n.
+func (w *world) upTo(n uint64) uint64 { return w.rng.Uint64N(n + 1) }
+
+func (w *world) cutLog(cut uint64) {
+	cut = min(cut, w.log.Last())
+	for seq := cut + 1; seq <= w.log.Last(); seq++ {
+		delete(w.records, seq)
+	}
+	w.log.PowerLoss(cut, false)
+	w.note("the log ends at %d", w.log.Last())
+}
+
+// heal lets each node put back the records that it has beyond the log's end.
+func (w *world) heal(budget int) {
+	for _, i := range w.rng.Perm(len(w.nodes)) {
+		budget = w.nodes[i].heal(budget)
+	}
+}
+
+// calmDown ends all faults and runs the world until nothing is left to do.
+func (w *world) calmDown() {
+	w.note("calm")
+	w.calm = true
+	w.faults = faults{}
+	w.restartServer()
+	w.skew = max(w.skew, w.stamped/1e6+1-w.truth)
+	for _, n := range w.nodes {
+		if !n.up {
+			n.start()
+		}
+		n.drift = 0
+		n.offset = w.skew
+	}
+	for _, n := range w.nodes {
+		n.follow()
+	}
+	for p := range w.out {
+		w.nodes[p%len(w.nodes)].claim(p)
+	}
+	const rounds = 400
+	for range rounds {
+		w.truth += 10
+		if w.settle() && w.quiet() {
+			return
+		}
+		if w.err != nil {
+			return
+		}
+	}
+	w.fail("the world does not come to rest: %s", w.unrest())
+}
+
+// settle is one round in which everybody does what there is to do.
+func (w *world) settle() bool {
+	for _, n := range w.nodes {
+		n.follow()
+		n.resume()
+		n.tick()
+		n.publish(1 << 20)
+	}
+	for len(w.wire) > 0 {
+		w.deliver()
+	}
+	for len(w.acks) > 0 {
+		w.answer()
+	}
+	w.syncOutputs()
+	return w.err == nil
+}
+
+// quiet tells whether all outputs are stored and nothing is ready any more.
+func (w *world) quiet() bool { return w.unrest() == "" }
+
+func (w *world) unrest() string {
+	for p := range w.out {
+		n := w.nodes[p%len(w.nodes)]
+		r := n.parts[p]
+		if r.stopped != nil {
+			continue
+		}
+		s := r.machine.Stats()
+		if n.applied != w.log.Last() || s.Ready > 0 || r.chain.Lost() || r.chain.Stored().Output < s.Made {
+			return fmt.Sprintf("partition %d: applied %d of %d, %d ready, chain lost %v, stored %d of %d", p, n.applied, w.log.Last(), s.Ready, r.chain.Lost(), r.chain.Stored().Output, s.Made)
+		}
+	}
+	return ""
+}
