@@ -185,14 +185,14 @@ type Writer struct {
 	done   bool
 }
 
-// Create begins a checkpoint of a partition at a position of the log. Errors: ErrBusy, List's.
+// Create begins a checkpoint of a partition at a position of the log. Errors: ErrBusy, List's, wal.ErrFailed.
 func (c *Checkpoints) Create(partition uint32, position uint64) (*Writer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.writing[partition] {
 		return nil, fmt.Errorf("%w: %d", ErrBusy, partition)
 	}
-	list, err := c.List(partition)
+	list, err := c.drop(partition) // what a crash kept the last Commit from dropping
 	if err != nil {
 		return nil, err
 	}
@@ -274,7 +274,7 @@ func (w *Writer) Commit() error {
 		w.Abort()
 		return err
 	}
-	err = w.c.drop(w.info.Partition)
+	_, err = w.c.drop(w.info.Partition)
 	w.end()
 	return err
 }
@@ -301,14 +301,14 @@ func (w *Writer) end() {
 	delete(w.c.writing, w.info.Partition)
 }
 
-// drop removes all but the newest checkpoints. The oldest may be a leftover of a crash right here.
-func (c *Checkpoints) drop(partition uint32) error {
+// drop removes all but the newest checkpoints and returns these.
+func (c *Checkpoints) drop(partition uint32) ([]Info, error) {
 	list, err := c.List(partition)
 	if err != nil || len(list) <= kept {
-		return err
+		return list, err
 	}
-	oldest, end := list[len(list)-1], list[kept-1]
-	return c.store.Update(func(b *pebble.Batch) error {
-		return b.DeleteRange(prefix(partition, oldest.ID), prefix(partition, end.ID), nil)
+	oldest, newest := list[len(list)-1], list[:kept]
+	return newest, c.store.Update(func(b *pebble.Batch) error {
+		return b.DeleteRange(prefix(partition, oldest.ID), prefix(partition, newest[kept-1].ID), nil)
 	})
 }

@@ -77,7 +77,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.StringVar(&o.NATSAccount, "nats-account", "", "with --nats-config: the account that holds the streams")
 	f.StringVar(&o.NATS, "nats", "", "URLs of an external NATS instead of the embedded server")
 	f.IntVar(&o.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
-	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream, when it is made (default 1 GiB)")
+	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream, when it is made (default 256 MiB)")
 	f.Int64Var(&o.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes, when it is made")
 	f.DurationVar(&o.OutMaxAge, "out-max-age", 0, "retention of each output stream in time, when it is made")
 	f.BoolVar(&o.PersistAsync, "persist-async", false, "make output streams that acknowledge before they write: faster, and a crash publishes their end again")

@@ -147,7 +147,22 @@ type call struct {
 	job string // the rest of the subject after the verb
 }
 
+// maxCalls bounds the requests in progress; a further one is told to come back, with nothing done.
+const maxCalls = 8192
+
 func (n *Node) handle(r micro.Request, do func(*call) error) {
+	// The server publishes an answer for anyone, with the engine's rights: not to where only engines may.
+	for _, room := range []string{".log.", ".trigger.", ".event.", ".cmd."} {
+		if strings.HasPrefix(r.Reply(), n.o.Prefix+room) {
+			return
+		}
+	}
+	defer n.calls.Add(-1)
+	if n.calls.Add(1) > maxCalls {
+		do = func(*call) error {
+			return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
+		}
+	}
 	_, job, _ := strings.Cut(strings.TrimPrefix(r.Subject(), n.o.Prefix+".api."), ".")
 	if err := do(&call{Request: r, job: job}); err != nil {
 		e := carillon.AsError(err)

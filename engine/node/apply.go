@@ -42,6 +42,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	if err := n.local.Append(b.stored); err != nil {
 		return err
 	}
+	n.bytes.Add(uint64(len(b.bytes)))
 	for i := range b.records {
 		e := n.layout.Decode(&b.records[i])
 		for _, p := range n.concerned(&e) {

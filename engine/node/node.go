@@ -110,6 +110,8 @@ type Node struct {
 	clock      clock
 	bell       alarm
 	replies    replies
+	calls      atomic.Int64  // requests in progress
+	bytes      atomic.Uint64 // of log records applied in this run
 	ticking    ticking
 	holdTicks  atomic.Bool // the disk has too little room to fire
 	refuseJobs atomic.Bool // the disk has too little room for new jobs
@@ -139,6 +141,7 @@ type partition struct {
 
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
 	checkpointAt atomic.Int64  // unix ms
+	bytesAt      atomic.Uint64 // the node's bytes then
 }
 
 func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (err error) {

@@ -35,9 +35,11 @@ type Options struct {
 	CompletedMax int           // completed jobs kept in a partition at most; default 250,000
 	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
 	// CheckpointRecords records, whichever comes first. Why not more often: each is a full copy of the
-	// state. Why not less often: replay runs at about 200,000 records a second.
+	// state. Why not less often: replay runs at about 200,000 records a second. The bytes keep the log
+	// stream, which holds the records back to the older of two checkpoints, well below its bound.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
+	CheckpointBytes   uint64        // default 48 MiB
 
 	// OutboxMax bounds the bytes of outputs held until they are stored for good, of all partitions. Above
 	// it, firing waits: about a second of full drain.
@@ -76,6 +78,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.CheckpointRecords == 0 {
 		o.CheckpointRecords = 400_000
+	}
+	if o.CheckpointBytes == 0 {
+		o.CheckpointBytes = 48 << 20
 	}
 	if o.OutboxMax == 0 {
 		o.OutboxMax = 512 << 20

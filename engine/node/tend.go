@@ -152,7 +152,8 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	for _, p := range n.partitions {
 		position, at := p.checkpoint.Load(), time.UnixMilli(p.checkpointAt.Load())
 		records := n.applied.Load() - position
-		if records == 0 || records < n.o.CheckpointRecords && time.Since(at) < n.o.CheckpointEvery {
+		bytes := n.bytes.Load() - p.bytesAt.Load()
+		if records == 0 || records < n.o.CheckpointRecords && bytes < n.o.CheckpointBytes && time.Since(at) < n.o.CheckpointEvery {
 			continue
 		}
 		if err := n.takeCheckpoint(ctx, p); err != nil {
@@ -192,6 +193,7 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	// Every record up to applied that concerns this partition is in; some after it may be, and they are
 	// known to the machine by its own position.
 	position := n.applied.Load()
+	p.bytesAt.Store(n.bytes.Load())
 	c := p.machine.BeginCheckpoint()
 	p.mu.Unlock()
 	defer func() {

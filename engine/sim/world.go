@@ -114,11 +114,10 @@ func newWorld(seed uint64, o Options) *world {
 		*f = w.chance(40)
 	}
 	w.faults.oldCopy = w.faults.oldCopy && w.chance(30)
-	for p := range w.layout.Partitions {
+	for range w.layout.Partitions {
 		w.out = append(w.out, &Stream{ignoreExpected: o.Sabotage.Chain})
 		w.made = append(w.made, make(map[uint64]string))
 		w.loud = append(w.loud, false)
-		_ = p
 	}
 	for i := range 2 + w.rng.IntN(2) {
 		n := &node{world: w, id: i, drift: w.rng.Int64N(2000) - 1000}
@@ -166,7 +165,11 @@ func (w *world) store(m Message) uint64 {
 	if err != nil {
 		panic(err) // nothing was expected
 	}
-	w.records[seq] = unwrap(record(m, seq))
+	r := unwrap(record(m, seq))
+	if before, ok := w.records[seq]; ok && string(engine.AppendRecord(nil, &before)) != string(engine.AppendRecord(nil, &r)) {
+		w.fail("record %d is put back as another", seq)
+	}
+	w.records[seq] = r
 	return seq
 }
 
@@ -470,7 +473,6 @@ func (w *world) powerLoss() {
 
 // oldCopy is a data directory put back to an older state, the streams' or a node's.
 func (w *world) oldCopy() {
-	w.powerLossFree()
 	if w.chance(50) {
 		n := w.nodes[w.rng.IntN(len(w.nodes))]
 		n.putBack()
@@ -501,7 +503,11 @@ func (w *world) upTo(n uint64) uint64 { return w.rng.Uint64N(n + 1) }
 
 func (w *world) cutLog(cut uint64) {
 	cut = min(cut, w.log.Last())
-	for seq := cut + 1; seq <= w.log.Last(); seq++ {
+	var held uint64 // by some node: it will be put back, or lies below a checkpoint
+	for _, n := range w.nodes {
+		held = max(held, n.end())
+	}
+	for seq := max(cut, held) + 1; seq <= w.log.Last(); seq++ {
 		delete(w.records, seq)
 	}
 	w.log.PowerLoss(cut, false)
@@ -577,6 +583,9 @@ func (w *world) unrest() string {
 			continue
 		}
 		s := r.machine.Stats()
+		if next, ok := r.machine.NextDeadline(); ok && next <= n.now() {
+			return fmt.Sprintf("partition %d: ticked to %d, something is due at %d, it is %d", p, s.To, next, n.now())
+		}
 		if n.applied != w.log.Last() || s.Ready > 0 || r.chain.Lost() || r.chain.Stored().Output < s.Made {
 			return fmt.Sprintf("partition %d: applied %d of %d, %d ready, chain lost %v, stored %d of %d", p, n.applied, w.log.Last(), s.Ready, r.chain.Lost(), r.chain.Stored().Output, s.Made)
 		}
