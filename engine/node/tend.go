@@ -87,8 +87,28 @@ func (n *Node) watch(ctx context.Context) error {
 	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
 		return fmt.Errorf("%w: the log stream has not answered for %s", errNoRoom, deadAfter)
 	}
+	// A stream of the embedded server that once could not be written stays dead until the server is
+	// started again, and does not answer.
+	if n.server != nil && (n.ticking.silent(time.Now()) > tickTimeout || n.chainLost()) {
+		if err := n.server.Health(); err != nil {
+			return fmt.Errorf("%w: %w", errNoRoom, err)
+		}
+	}
 	n.web.problem(n.problems()...)
 	return nil
+}
+
+// chainLost tells whether a partition of this node cannot publish now.
+func (n *Node) chainLost() bool {
+	for _, p := range n.partitions {
+		p.out.Lock()
+		lost := p.chain.Lost()
+		p.out.Unlock()
+		if lost {
+			return true
+		}
+	}
+	return false
 }
 
 // problems says why the node is not ready; nothing when it is.

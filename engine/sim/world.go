@@ -438,7 +438,7 @@ func (w *world) foreign() {
 	}
 	m := Message{Time: w.stamp(), Subject: "carillon.trigger.0.x", Data: []byte("foreign")}
 	if w.chance(50) {
-		m.Header = []engine.Field{{Name: "Carillon-Output", Value: fmt.Sprint(w.rng.IntN(10))}, {Name: "Carillon-Trigger", Value: "forged@1"}}
+		m.Header = []engine.Field{{Name: "Carillon-Output", Value: fmt.Sprint(w.rng.IntN(1 + len(w.made[p])))}, {Name: "Carillon-Trigger", Value: "forged@1"}}
 	}
 	seq, _ := w.out[p].Publish(m, Expectation{})
 	w.note("a foreign message in out %d at %d", p, seq)
