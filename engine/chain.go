@@ -21,6 +21,12 @@ import (
 //   - If message k is refused, k+1 … are refused too, since each expects the one before it. So only some
 //     messages of a window ask for an ack, and the newest ack speaks for the rest.
 //
+// The sequence alone does not give the last one. When somebody else's message takes the place of k, k+1
+// finds the sequence that it expects, is stored, and its ack speaks for k, which is lost. So each message
+// but the first after a resumption also expects the message id of the one before it
+// (Nats-Expected-Last-Msg-Id). The ids are this chain's own, another chain's copy has another: the stream's
+// de-duplication would answer a copy with the sequence where the other stands.
+//
 // Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
 // stored. The host then asks the stream for its end and resumes from there. Messages of the lost window
 // that still arrive afterwards are either taken, which is as good as ours, or refused.
@@ -42,6 +48,7 @@ const (
 // known to be stored.
 type Chain struct {
 	lost   bool
+	linked bool     // a message was sent since the chain was resumed
 	queue  []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
 	sent   int
 	expect uint64 // the stream's last sequence once everything in flight is stored
@@ -60,6 +67,7 @@ func NewChain() *Chain { return &Chain{lost: true, window: windowMin} }
 type Publish struct {
 	Output *Output // valid until the next call on the chain
 	Expect uint64  // Nats-Expected-Last-Sequence
+	Linked bool    // the stream's last message must be the one that this chain sent before
 	Ack    bool    // ask for an ack
 }
 
@@ -94,7 +102,8 @@ func (c *Chain) Next(now int64) (Publish, bool) {
 		return Publish{}, false
 	}
 	o := &c.queue[c.sent]
-	p := Publish{Output: o, Expect: c.expect}
+	p := Publish{Output: o, Expect: c.expect, Linked: c.linked}
+	c.linked = true
 	c.sent++
 	c.asked++
 	c.expect++

@@ -368,6 +368,19 @@ func TestInsertionOrderOfEqualDeadlines(t *testing.T) {
 	}
 }
 
+// Each timer is earlier than all before it, so the one that splits the slot is the next one due.
+func TestNextAcrossSplit(t *testing.T) {
+	p := newPair(0)
+	for i := range int64(2 * slotMax) {
+		p.insert(1<<30 - i)
+		p.remove(0)
+		p.agree(t)
+		p.insert(1<<30 - i)
+		p.agree(t)
+	}
+	check(t, p.w)
+}
+
 func TestLateTimers(t *testing.T) {
 	w := New(1000)
 	w.Insert(1000, 1)

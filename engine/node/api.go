@@ -297,7 +297,7 @@ func (n *Node) apiList(c *call) error {
 	}
 	// A page must fit into one message, whatever the payloads are.
 	size := 0
-	limit := int(n.nc.MaxPayload()) - 64<<10
+	limit := min(int(n.nc.MaxPayload())-1024, carillon.MaxPageBytes)
 	for i := range all {
 		size += len(all[i].AppendJSON(nil)) + 1
 		if size > limit && i > 0 {

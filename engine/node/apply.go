@@ -84,6 +84,10 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		p.mu.Unlock()
 		return
 	}
+	var before carillon.JobReply
+	if e.Kind == engine.KindDelete && n.replies.expected() {
+		before, _ = p.machine.Job(e.Job)
+	}
 	result, err := p.machine.Apply(e)
 	if err != nil {
 		p.mu.Unlock()
@@ -99,19 +103,20 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	p.out.Unlock()
 	if e.Verb != "" && n.replies.expected() {
-		n.replies.applied(e.Seq, p.answer(e, result))
+		n.replies.applied(e.Seq, p.answer(e, result, before))
 	}
 	p.mu.Unlock()
 }
 
-// answer words the outcome of a command. Its caller holds mu.
-func (p *partition) answer(e *engine.Entry, result engine.Result) reply {
+// answer words the outcome of a command; before is the job that a delete removed. Its caller holds mu.
+func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) reply {
 	if result.Err != nil {
 		return reply{err: result.Err}
 	}
 	job, ok := p.machine.Job(e.Job)
-	if !ok { // deleted
-		job = carillon.JobReply{ID: e.Job, Status: carillon.StatusDeleted, Partition: p.number}
+	if !ok {
+		job = before
+		job.Status, job.Next = carillon.StatusDeleted, time.Time{}
 	}
 	if e.Kind == engine.KindFire {
 		job.Trigger = carillon.FormatForcedID(e.Job, e.Seq)

@@ -368,7 +368,7 @@ func (n *node) claim(p int) {
 
 // publish sends what the chains have to send. A node that lost a partition and has not read of it yet
 // publishes on, and one that knows may still do so: it makes no difference.
-func (n *node) publish(k int) {
+func (n *node) publish(most int) {
 	w := n.world
 	for p, part := range n.parts {
 		now := n.now()
@@ -378,7 +378,7 @@ func (n *node) publish(k int) {
 		if part.owner.Epoch == 0 && !w.chance(10) {
 			continue
 		}
-		for ; k > 0; k-- {
+		for ; most > 0; most-- {
 			m, ok := part.chain.Next(now)
 			if !ok {
 				break
@@ -387,12 +387,22 @@ func (n *node) publish(k int) {
 				w.fail("%s publishes output %d of partition %d at %d, it is due at %d", n.name(), m.Output.Number, p, n.now(), m.Output.Due)
 			}
 			part.sentAt = w.truth
-			w.wire = append(w.wire, packet{
+			k := packet{
 				from: n.id, session: n.session, partition: p, gen: part.gen, ack: m.Ack,
 				message: message(w.layout, p, m.Output), expect: Expectation{Seq: m.Expect, OnSeq: true},
-			})
+			}
+			k.message.ID = n.messageID(part, m.Output.Number)
+			if m.Linked {
+				k.expect.ID = n.messageID(part, m.Output.Number-1)
+			}
+			w.wire = append(w.wire, k)
 		}
 	}
+}
+
+// messageID names a message of one chain between two resumptions.
+func (n *node) messageID(part *part, number uint64) string {
+	return fmt.Sprintf("%d.%d.%d.%d", n.id, n.session, part.gen, number)
 }
 
 func (n *node) acked(a ack) {
@@ -459,9 +469,10 @@ func (n *node) goOn(p int, part *part, q *question) {
 		}
 	}
 	if end.Number == 0 {
-		// None above what was known to be stored: age took it, or there never was any.
+		// None is there above what was known to be stored. Either age took it, and then the last message
+		// was old enough, or there is none: a power failure can leave a hole at the end.
 		end.LastSeq = min(q.last, q.acked.Seq)
-		if q.first > q.acked.Seq+1 {
+		if q.first > q.acked.Seq+1 && q.lastTime/1e6 < n.now()-maxAge {
 			end.LastSeq = q.first - 1
 		}
 	}

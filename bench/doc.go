@@ -1,0 +1,23 @@
+// Package bench measures Carillon on the machine it runs on, and the machine beside it: a figure
+// without what the machine itself can do says little. The command line's bench only binds flags to it.
+//
+// Each workload is a config struct with defaults and a Run function that returns a [Result]:
+//
+//   - [RunLateness]: a fixed rate of triggers for a time, received by the Go worker in another process;
+//   - [RunRecovery]: kill -9, start, and the time to the first due trigger;
+//   - [RunCeiling]: what the transport, the disk and the timers of this machine allow, without an engine.
+//
+// # How lateness is measured
+//
+// The loop is open. Which job is due in which millisecond is fixed before the first one is, nothing waits
+// for an answer, and a trigger's lateness is the time from its due millisecond to the worker's
+// hands, whatever came before it. So a stall of the engine makes every trigger due during it late by what
+// is left of the stall, and none is left out: there is no coordinated omission to correct. Engine and
+// worker run on one machine and read one clock.
+//
+// What must have arrived is computed from what was asked for and the replies to it, not from what the
+// engine says it did: every (job, due time) of the window once ([Checks]).
+//
+// Reading order: result.go (what comes out), load.go (what is asked for), lateness.go and worker.go (the
+// two processes of a run), engine.go (the third), floor.go, recovery.go, ceiling.go.
+package bench

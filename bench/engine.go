@@ -1,0 +1,246 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// Service says which engine is measured: one that is started for the run, or one that runs already.
+type Service struct {
+	// Command runs an engine; --data, --listen and --http are added to it. It must print the ready line of
+	// `carillon serve`. Default: this binary's own serve.
+	Command []string
+	Data    string // directory in which the data directory is made, and removed afterwards; default the system's
+	Server  string // URL of a service that runs already; nothing is started then
+
+	Connect func(url string) (*nats.Conn, error) // default nats.Connect
+	Names   carillon.Names                       // default those of the prefix "carillon"
+}
+
+func (s Service) withDefaults() (Service, error) {
+	if len(s.Command) == 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return s, fmt.Errorf("bench: %w", err)
+		}
+		s.Command = []string{exe, "serve"}
+	}
+	if s.Data == "" {
+		s.Data = os.TempDir()
+	}
+	if s.Connect == nil {
+		s.Connect = func(url string) (*nats.Conn, error) { return nats.Connect(url, nats.Name("carillon bench")) }
+	}
+	if s.Names == (carillon.Names{}) {
+		s.Names = carillon.DefaultNames()
+	}
+	return s, nil
+}
+
+// engine is a service that can be reached.
+type engine struct {
+	Service
+	url        string
+	http       string // URL of its metrics; "" for a service that runs already
+	partitions int
+	dir        string // its data directory, with what it said on standard error in bench.log
+	cmd        *exec.Cmd
+	exited     chan error
+}
+
+const startTimeout = 2 * time.Minute
+
+// open starts an engine, or reaches one. close ends it.
+func (s Service) open(ctx context.Context) (*engine, error) {
+	e := &engine{Service: s, url: s.Server}
+	if s.Server != "" {
+		nc, err := s.Connect(s.Server)
+		if err != nil {
+			return nil, fmt.Errorf("bench: connect to %s: %w", s.Server, err)
+		}
+		defer nc.Close()
+		status, err := carillon.Connect(nc, carillon.WithNames(s.Names)).Status(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
+		e.partitions = len(status.Partitions)
+		return e, nil
+	}
+	if err := os.MkdirAll(s.Data, 0o755); err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	dir, err := os.MkdirTemp(s.Data, "carillon-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	e.dir = dir
+	if err := e.start(ctx, "127.0.0.1:0", nil); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	return e, nil
+}
+
+// start runs the engine's process until it says that it is ready. began, where there is one, is told when
+// the process was started.
+func (e *engine) start(ctx context.Context, listen string, began func(time.Time)) error {
+	args := append(e.Command[1:len(e.Command):len(e.Command)],
+		"--data", filepath.Join(e.dir, "data"), "--listen", listen, "--http", "127.0.0.1:0")
+	e.cmd = exec.Command(e.Command[0], args...)
+	log, err := os.OpenFile(filepath.Join(e.dir, "bench.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	defer log.Close()
+	e.cmd.Stderr = log
+	// The pipe is ours, not the command's: its Wait closes its own before all is read.
+	out, child, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	e.cmd.Stdout = child
+	if began != nil {
+		began(time.Now())
+	}
+	err = e.cmd.Start()
+	child.Close()
+	if err != nil {
+		out.Close()
+		e.cmd = nil
+		return fmt.Errorf("bench: start the engine: %w", err)
+	}
+	e.exited = make(chan error, 1)
+	go func() { e.exited <- e.cmd.Wait() }()
+	ready := make(chan error, 1)
+	go func() {
+		defer out.Close()
+		lines := bufio.NewReader(out)
+		line, err := lines.ReadString('\n')
+		if err == nil {
+			err = e.parseReady(line)
+		}
+		ready <- err
+		_, _ = io.Copy(io.Discard, lines)
+	}()
+	timeout := time.NewTimer(startTimeout)
+	defer timeout.Stop()
+	select {
+	case err = <-ready:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		err = fmt.Errorf("not ready within %s", startTimeout)
+	}
+	if err != nil {
+		return fmt.Errorf("bench: the engine did not start: %w; it said:\n%s", err, e.said())
+	}
+	return nil
+}
+
+// parseReady reads "carillon ready nats=URL http=URL partitions=N".
+func (e *engine) parseReady(line string) error {
+	rest, ok := strings.CutPrefix(strings.TrimSpace(line), "carillon ready ")
+	if !ok {
+		return fmt.Errorf("its first line is %q", line)
+	}
+	for word := range strings.FieldsSeq(rest) {
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "nats":
+			e.url = value
+		case "http":
+			e.http = value
+		case "partitions":
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				return fmt.Errorf("its ready line is %q", line)
+			}
+			e.partitions = n
+		}
+	}
+	if e.url == "" || e.partitions == 0 {
+		return fmt.Errorf("its ready line is %q", line)
+	}
+	return nil
+}
+
+// said is the end of the engine's own log.
+func (e *engine) said() string {
+	b, err := os.ReadFile(filepath.Join(e.dir, "bench.log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[max(0, len(b)-2000):])
+}
+
+// kill is kill -9, and waits until the process is gone.
+func (e *engine) kill() error {
+	if err := e.cmd.Process.Kill(); err != nil {
+		return fmt.Errorf("bench: kill the engine: %w", err)
+	}
+	<-e.exited // "signal: killed" is what was asked for
+	e.cmd = nil
+	return nil
+}
+
+// close ends the process and removes its directory.
+func (e *engine) close() error {
+	var err error
+	if e.cmd != nil {
+		if err = e.cmd.Process.Signal(syscall.SIGTERM); err == nil {
+			patience := time.AfterFunc(30*time.Second, func() { _ = e.cmd.Process.Kill() })
+			if exit := <-e.exited; exit != nil {
+				err = fmt.Errorf("bench: the engine ended with %w; it said:\n%s", exit, e.said())
+			}
+			patience.Stop()
+		}
+		e.cmd = nil
+	}
+	if e.dir != "" {
+		err = errors.Join(err, os.RemoveAll(e.dir))
+	}
+	return err
+}
+
+// usage is what the engine's process has taken so far; zero where the system does not say, or where the
+// process is not ours.
+type usage struct {
+	cpu         time.Duration
+	residentMiB float64
+}
+
+func (e *engine) usage() (u usage) {
+	if e.cmd == nil {
+		return u
+	}
+	proc := "/proc/" + strconv.Itoa(e.cmd.Process.Pid)
+	b, err := os.ReadFile(proc + "/stat")
+	if err != nil {
+		return u
+	}
+	// Fields 14 and 15 of proc(5), counted behind the name, which may hold anything: user and system time
+	// in ticks, which Linux gives to programs as hundredths of a second.
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(fields) > 13 {
+		user, _ := strconv.Atoi(fields[11])
+		system, _ := strconv.Atoi(fields[12])
+		u.cpu = time.Duration(user+system) * 10 * time.Millisecond
+	}
+	if kb, err := strconv.Atoi(strings.TrimSuffix(field(proc+"/status", "VmRSS"), " kB")); err == nil {
+		u.residentMiB = float64(kb) / 1024
+	}
+	return u
+}

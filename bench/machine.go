@@ -1,0 +1,84 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+)
+
+// Machine is where a figure comes from.
+type Machine struct {
+	CPU       string `json:"cpu"`
+	Cores     int    `json:"cores"`
+	MemoryMiB int    `json:"memory_mib"`
+	Kernel    string `json:"kernel"`
+	Storage   string `json:"storage"` // file system of the data directory
+	Go        string `json:"go"`
+	NATS      string `json:"nats_server"`
+	Pebble    string `json:"pebble"`
+	Sync      string `json:"sync"` // what is on disk when
+	// Load is the load average of the last minute when the run began and when it ended. What it is above
+	// the run's own shows who else was at work.
+	Load [2]float64 `json:"load"`
+}
+
+const syncMode = "local log: fsync before a command counts; streams: page cache, syncfs each second"
+
+func thisMachine(dir string) Machine {
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, CPU: runtime.GOARCH, Kernel: runtime.GOOS}
+	if v := field("/proc/cpuinfo", "model name"); v != "" {
+		m.CPU = v
+	}
+	if kb, err := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB")); err == nil {
+		m.MemoryMiB = kb >> 10
+	}
+	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.Kernel += " " + strings.TrimSpace(string(b))
+	}
+	if out, err := exec.Command("stat", "-f", "-c", "%T", dir).Output(); err == nil {
+		m.Storage = strings.TrimSpace(string(out))
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, d := range info.Deps {
+			switch d.Path {
+			case "github.com/nats-io/nats-server/v2":
+				m.NATS = d.Version
+			case "github.com/cockroachdb/pebble/v2":
+				m.Pebble = d.Version
+			}
+		}
+	}
+	m.Load[0] = load()
+	return m
+}
+
+// field finds the first "name : value" line of a file of /proc.
+func field(path, name string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// load is 0 where the system does not say.
+func load() (v float64) {
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(b), &v)
+	}
+	return v
+}
+
+func (m Machine) String() string {
+	return fmt.Sprintf("%s, %d cores, %d MiB, %s, %s, %s, nats-server %s, pebble %s, load %.1f to %.1f; %s",
+		m.CPU, m.Cores, m.MemoryMiB, m.Kernel, m.Storage, m.Go, m.NATS, m.Pebble, m.Load[0], m.Load[1], m.Sync)
+}

@@ -1,0 +1,188 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Result is the outcome of one run. Its JSON is what result files hold.
+type Result struct {
+	Workload   string            `json:"workload"`
+	Params     any               `json:"params"`
+	Machine    Machine           `json:"machine"`
+	Figures    Figures           `json:"figures"`
+	Checks     *Checks           `json:"checks,omitempty"`     // of workloads that fire
+	Targets    []Target          `json:"targets,omitempty"`    // what was to be reached
+	Histograms map[string]string `json:"histograms,omitempty"` // HdrHistogram V2, compressed, base64; µs
+}
+
+// Passed tells whether every check and every target held.
+func (r *Result) Passed() bool {
+	for _, t := range r.Targets {
+		if !t.Met {
+			return false
+		}
+	}
+	return r.Checks == nil || r.Checks.clean()
+}
+
+// Figure is one number. Its unit is the end of its name.
+type Figure struct {
+	Name  string
+	Value float64
+}
+
+// Figures are in the order in which they are to be read; their JSON is an object.
+type Figures []Figure
+
+func (f *Figures) add(name string, value float64) { *f = append(*f, Figure{name, value}) }
+
+// Get returns the figure of a name, 0 when there is none.
+func (f Figures) Get(name string) float64 {
+	for _, v := range f {
+		if v.Name == name {
+			return v.Value
+		}
+	}
+	return 0
+}
+
+// MarshalJSON keeps the order.
+func (f Figures) MarshalJSON() ([]byte, error) {
+	b := []byte{'{'}
+	for i, v := range f {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(strconv.AppendQuote(b, v.Name), ':')
+		b = append(b, number(v.Value)...)
+	}
+	return append(b, '}'), nil
+}
+
+// UnmarshalJSON keeps the order.
+func (f *Figures) UnmarshalJSON(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	*f = nil
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		var value float64
+		if err := d.Decode(&value); err != nil {
+			return err
+		}
+		f.add(fmt.Sprint(name), value)
+	}
+	return nil
+}
+
+// number writes four digits that count, all of those before the point.
+func number(v float64) string {
+	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+		return "0"
+	}
+	digits := max(0, 3-int(math.Floor(math.Log10(math.Abs(v)))))
+	s := strconv.FormatFloat(v, 'f', min(digits, 6), 64)
+	if strings.Contains(s, ".") {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return s
+}
+
+// Checks count what must not be. Each is of triggers, but Gaps.
+type Checks struct {
+	Expected  int `json:"expected"`  // (job, due time) of the window
+	Early     int `json:"early"`     // received, or stored, before their due time
+	Missing   int `json:"missing"`   // expected, and never received
+	Duplicate int `json:"duplicate"` // the same (job, due time), or the same output number, stored twice
+	Gaps      int `json:"gaps"`      // output numbers left out between others of their partition
+	Stray     int `json:"stray"`     // within the window, and not expected
+	// Redelivered counts repeated deliveries of one stored trigger, which at-least-once allows.
+	Redelivered int `json:"redelivered"`
+}
+
+func (c *Checks) clean() bool {
+	return c.Early == 0 && c.Missing == 0 && c.Duplicate == 0 && c.Gaps == 0 && c.Stray == 0
+}
+
+// Target is a limit on a figure.
+type Target struct {
+	Figure string  `json:"figure"`
+	Limit  float64 `json:"limit"` // at most
+	// Floor is three times what the machine's own timer did at that percentile in the same run; where it
+	// is above Limit it takes its place. 0: Limit alone counts.
+	Floor float64 `json:"floor,omitempty"`
+	Met   bool    `json:"met"`
+}
+
+func newTarget(f Figures, name string, limit, floor float64) Target {
+	return Target{Figure: name, Limit: limit, Floor: floor, Met: f.Get(name) <= max(limit, floor)}
+}
+
+// Table writes the result for people.
+func (r *Result) Table(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(t, "%s\t\n", r.Workload)
+	params, err := json.Marshal(r.Params)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(t, "  with\t%s\n", params)
+	fmt.Fprintf(t, "  on\t%s\n", r.Machine)
+	for _, f := range r.Figures {
+		fmt.Fprintf(t, "  %s\t%s\n", f.Name, number(f.Value))
+	}
+	if c := r.Checks; c != nil {
+		fmt.Fprintf(t, "  checks\texpected %d, early %d, missing %d, duplicate %d, gaps %d, stray %d, redelivered %d\n",
+			c.Expected, c.Early, c.Missing, c.Duplicate, c.Gaps, c.Stray, c.Redelivered)
+	}
+	for _, v := range r.Targets {
+		verdict := "missed"
+		if v.Met {
+			verdict = "met"
+		}
+		floor := ""
+		if v.Floor > 0 {
+			floor = fmt.Sprintf(" (or %s, three times the bare sleep)", number(v.Floor))
+		}
+		fmt.Fprintf(t, "  target %s\t%s: %s <= %s%s\n", verdict, v.Figure, number(r.Figures.Get(v.Figure)), number(v.Limit), floor)
+	}
+	return t.Flush()
+}
+
+// newHistogram is of µs, up to ten minutes, to three digits.
+func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, 600e6, 3) }
+
+// record takes ns. What is beyond the range counts as its end.
+func record(h *hdrhistogram.Histogram, ns int64) {
+	_ = h.RecordValue(min(max(ns/1000, 0), h.HighestTrackableValue()))
+}
+
+// quantiles adds percentiles of a histogram of µs, in ms.
+func (f *Figures) quantiles(name string, h *hdrhistogram.Histogram, percentiles ...float64) {
+	for _, q := range percentiles {
+		label := "p" + strings.ReplaceAll(strconv.FormatFloat(q, 'f', -1, 64), ".", "")
+		if q == 100 {
+			label = "max"
+		}
+		f.add(name+"_"+label+"_ms", float64(h.ValueAtQuantile(q))/1000)
+	}
+}
+
+func encode(h *hdrhistogram.Histogram) (string, error) {
+	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	return string(b), err
+}
