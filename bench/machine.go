@@ -26,7 +26,7 @@ type Machine struct {
 	Load [2]float64 `json:"load"`
 }
 
-const syncMode = "local log: fsync before a command counts; streams: page cache, syncfs each second"
+const syncMode = "local log: fsync before a command counts; streams: page cache, made durable each second"
 
 func thisMachine(dir string) Machine {
 	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, CPU: runtime.GOARCH, Kernel: runtime.GOOS}
@@ -52,7 +52,7 @@ func thisMachine(dir string) Machine {
 			}
 		}
 	}
-	m.Load[0] = load()
+	m.Load[0] = load1()
 	return m
 }
 
@@ -70,8 +70,8 @@ func field(path, name string) string {
 	return ""
 }
 
-// load is 0 where the system does not say.
-func load() (v float64) {
+// load1 is the load average of a minute; 0 where the system does not say.
+func load1() (v float64) {
 	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
 		_, _ = fmt.Sscan(string(b), &v)
 	}

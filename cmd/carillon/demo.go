@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -48,29 +49,24 @@ arrives, with its lateness: from its due millisecond to this process, over TCP.`
 
 // demo runs the engine until ctx ends, with the sample jobs and a watcher beside it.
 func (a *app) demo(ctx context.Context, o node.Options) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	shown := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	shown := make(chan error, 1)
 	started := false
 	err := node.Run(ctx, o, func(r node.Ready) {
 		if started { // the engine restarted within the process; its watcher goes on
 			return
 		}
 		started = true
-		fmt.Fprintf(a.stdout, "carillon ready nats=%s http=%s partitions=%d\n", r.NATS, r.HTTP, r.Partitions)
+		fmt.Fprintln(a.stdout, readyLine(r))
 		go func() {
-			defer close(shown)
-			if err := a.showTriggers(ctx, r.NATS); err != nil {
-				cancel(err)
-			}
+			defer cancel()
+			shown <- a.showTriggers(ctx, r.NATS)
 		}()
 	})
-	cancel(nil)
+	cancel()
 	if started {
-		<-shown
-	}
-	if cause := context.Cause(ctx); err == nil && cause != nil && cause != context.Canceled {
-		return cause
+		return errors.Join(err, <-shown)
 	}
 	return err
 }
@@ -96,8 +92,11 @@ func (a *app) showTriggers(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
+	// An interrupt while the jobs are put ends the demo like any other.
 	for _, job := range sampleJobs(time.Now()) {
-		if _, err := client.Put(ctx, job); err != nil {
+		if _, err := client.Put(ctx, job); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
 			return fmt.Errorf("demo: put %s: %w", job.ID, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -29,11 +30,14 @@ func (a *app) raw(b []byte) error {
 
 // marshal writes v as one line of JSON.
 func (a *app) marshal(v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
 		return err
 	}
-	return a.raw(b)
+	_, err := a.stdout.Write(b.Bytes())
+	return err
 }
 
 // table lines up columns given with tabs. Its rows appear when it is flushed.
@@ -65,13 +69,10 @@ func orDash(s string) string {
 func excerpt(b []byte, most int) string {
 	end := ""
 	if len(b) > most {
-		for b = b[:most]; len(b) > 0 && !utf8.RuneStart(b[len(b)-1]); {
-			b = b[:len(b)-1]
+		for most > 0 && !utf8.RuneStart(b[most]) {
+			most--
 		}
-		if r, size := utf8.DecodeLastRune(b); r == utf8.RuneError && size == 1 {
-			b = b[:len(b)-1] // the first byte of the character that was cut
-		}
-		end = "…"
+		b, end = b[:most], "…"
 	}
 	s := string(b)
 	if !utf8.ValidString(s) {
@@ -85,14 +86,7 @@ func excerpt(b []byte, most int) string {
 	return s + end
 }
 
-// payloadJSON gives bytes as the member of an object that a job would hold them in.
-func payloadJSON(payload []byte) json.RawMessage {
-	j := carillon.Job{Payload: payload}
-	return j.AppendJSON(nil)
-}
-
 // milliseconds gives a duration for people: 0.71 ms.
 func milliseconds(d time.Duration) string {
 	return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 2, 64) + " ms"
 }
-

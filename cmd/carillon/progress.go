@@ -52,6 +52,16 @@ func (p *progress) step(size int) error {
 	return p.bar.Add(size)
 }
 
+// skip moves the bar on without counting a job.
+func (p *progress) skip(size int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bar == nil {
+		return nil
+	}
+	return p.bar.Add(size)
+}
+
 func (p *progress) rate(now time.Time) float64 {
 	return float64(p.jobs) / max(now.Sub(p.began).Seconds(), 1e-3)
 }

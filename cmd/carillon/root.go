@@ -73,9 +73,9 @@ func walk(c *cobra.Command, visit func(*cobra.Command)) {
 
 func newRootCommand(a *app) *cobra.Command {
 	root := group("carillon", "Fire jobs on time, exactly once, through NATS JetStream",
-		newServeCommand(a),
+		newServeCommand(a), newDemoCommand(a),
 		newJobCommand(a), newPreviewCommand(a), newWatchCommand(a), newWorkCommand(a), newTopicCommand(a),
-		newStatusCommand(a), newLogCommand(a), newVersionCommand(a),
+		newStatusCommand(a), newLogCommand(a), newBenchCommand(a), newVersionCommand(a),
 	)
 	root.Example = `  carillon serve
   carillon job put hello --every 1s --payload-text 'it is time'

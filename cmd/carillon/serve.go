@@ -59,11 +59,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 				o.AcceptLoss[p] = true
 			}
 			return node.Run(cmd.Context(), o, func(r node.Ready) {
-				line := "carillon ready nats=" + r.NATS
-				if r.HTTP != "" {
-					line += " http=" + r.HTTP
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s partitions=%d\n", line, r.Partitions)
+				fmt.Fprintln(cmd.OutOrStdout(), readyLine(r))
 			})
 		},
 	}
@@ -89,4 +85,13 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&format, "log-format", "text", "text or json")
 	return cmd
+}
+
+// readyLine is what scripts wait for, and read addresses from.
+func readyLine(r node.Ready) string {
+	line := "carillon ready nats=" + r.NATS
+	if r.HTTP != "" {
+		line += " http=" + r.HTTP
+	}
+	return fmt.Sprintf("%s partitions=%d", line, r.Partitions)
 }

@@ -230,12 +230,12 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 					defer mu.Unlock()
 					counts.Matched++
 					switch {
-					case r.err != nil:
-						counts.Failed++
-					case r.changed:
+					case r.err == nil && r.changed:
 						counts.Changed++
-					default:
+					case r.err == nil, r.err.Code == carillon.CodeNotFound:
 						counts.Unchanged++
+					default:
+						counts.Failed++
 					}
 				})
 			}

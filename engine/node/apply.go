@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,7 +18,13 @@ import (
 func (n *Node) read(ctx context.Context) {
 	var b batch
 	at := streams.Position{Seq: n.applied.Load(), Time: n.appliedAt}
-	err := n.streams.Log.Read(ctx, at, func(messages []streams.Message) error { return n.deliver(&b, messages) })
+	deliver := func(messages []streams.Message) error { return n.deliver(&b, messages) }
+	err := n.streams.Log.Read(ctx, at, deliver)
+	var cut *streams.CutError
+	if errors.As(err, &cut) && n.acceptsAll(len(n.partitions)) {
+		n.log.Error("accepting that records are lost", "error", err)
+		err = n.streams.Log.Read(ctx, streams.Position{Seq: cut.First - 1}, deliver)
+	}
 	if ctx.Err() == nil {
 		n.fail(fmt.Errorf("node: reading the log: %w", noRoom(err)))
 	}

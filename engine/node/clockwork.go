@@ -53,7 +53,7 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 	if p.chain.Lost() {
 		if !p.resyncing {
 			p.resyncing = true
-			go n.resync(ctx, p)
+			n.work.Go(func() { n.resync(ctx, p) })
 		}
 		return math.MaxInt64
 	}

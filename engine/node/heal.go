@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,20 +18,44 @@ import (
 // timestamp, and the wrapping keeps it. When the stream lost even what is below the local log, its last
 // sequence is raised first; nobody needs those records, the checkpoints are beyond them.
 func (n *Node) heal(ctx context.Context) error {
-	last := n.local.Last()
-	if last == 0 {
-		return nil
-	}
 	info, err := n.streams.Log.Info(ctx)
 	if err != nil {
 		return err
 	}
 	n.head.Store(info.Last)
+	last := n.local.Last()
+	if last == 0 {
+		if info.First > 1 && !n.acceptsAll(len(n.partitions)) {
+			return fmt.Errorf("node: the local log is empty and the log stream begins at %d: what came before is in the checkpoints that were lost with the local log; see docs/operations.md", info.First)
+		}
+		return nil
+	}
+	for _, p := range n.partitions {
+		if position := p.checkpoint.Load(); position > max(last, info.Last) {
+			return fmt.Errorf("node: partition %d has a checkpoint at %d, but the local log ends at %d and the log stream at %d: both lost their end; see docs/operations.md", p.number, position, last, info.Last)
+		}
+	}
+	if at := min(last, info.Last); at > 0 {
+		if err := n.compare(ctx, at, last, info); err != nil {
+			var differs *streams.DiffersError
+			if !errors.As(err, &differs) {
+				return err
+			}
+			if !n.acceptsAll(len(n.partitions)) {
+				return fmt.Errorf("node: the log stream is not the one that was read before: %w; see docs/operations.md", err)
+			}
+			n.log.Error("accepting that the log stream is another", "error", err)
+		}
+	}
 	if info.Last >= last {
-		return n.compare(ctx, last, info)
+		return nil
 	}
 	if n.server == nil {
-		return fmt.Errorf("node: the log stream ends at %d, but %d was read from it: the NATS server lost acknowledged records; see docs/operations.md", info.Last, last)
+		if !n.acceptsAll(len(n.partitions)) {
+			return fmt.Errorf("node: the log stream ends at %d, but %d was read from it: the NATS server lost acknowledged records; see docs/operations.md", info.Last, last)
+		}
+		n.log.Error("accepting that the NATS server lost records; those that were read count", "stream", info.Last, "local", last)
+		return n.streams.Log.Bump(ctx, last)
 	}
 	first := n.local.First()
 	if first == 0 {
@@ -53,20 +78,35 @@ func (n *Node) heal(ctx context.Context) error {
 		for p.next < r.Seq && p.failed() == nil {
 			p.append(n.layout.LogSubject(engine.Everyone, "heal"), nil) // a hole keeps its place
 		}
-		p.append(n.layout.LogSubject(engine.Everyone, "heal"), engine.EncodeHeal(&r))
+		p.append(n.layout.LogSubject(engine.Everyone, "heal"), n.wrapped(&r))
 		return p.failed()
 	})
 	p.acks.Wait()
 	if err := errors.Join(err, p.failed()); err != nil {
 		return fmt.Errorf("node: heal the log stream: %w", err)
 	}
+	n.head.Store(last)
+	if first > last { // there was nothing to put back, only a sequence to go on from
+		return nil
+	}
 	healed, err := n.streams.Log.Get(ctx, last)
 	if err != nil {
 		return fmt.Errorf("node: heal the log stream: read back %d: %w", last, err)
 	}
 	n.appliedAt = healed.Time
-	n.head.Store(last)
 	return nil
+}
+
+// wrapped is the body of a heal record. A record that was nearly as large as messages may be has no room
+// for the wrapping; it leaves a hole, as it is applied here already.
+func (n *Node) wrapped(r *engine.Record) []byte {
+	const subject = 1 << 10 // and the rest of the protocol line
+	body := engine.EncodeHeal(r)
+	if int64(len(body)+subject) > n.nc.MaxPayload() {
+		n.log.Warn("a record is too large to be put back", "sequence", r.Seq, "bytes", len(body))
+		return nil
+	}
+	return body
 }
 
 // healer appends records that must come to stand at sequences known beforehand.
@@ -114,40 +154,47 @@ func (h *healer) append(subject string, body []byte) {
 	}
 }
 
-// compare holds the last local record against the stream's at its sequence.
-func (n *Node) compare(ctx context.Context, last uint64, info streams.Info) error {
-	data, err := n.local.Get(last)
+// compare holds a record that both logs should have against the stream's: the last of the shorter one.
+func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) error {
+	data, err := n.local.Get(at)
 	if errors.Is(err, wal.ErrNotFound) {
 		return nil // truncated behind a checkpoint: nothing to compare with
 	}
 	if err != nil {
 		return err
 	}
-	local, err := engine.DecodeRecord(last, data)
+	local, err := engine.DecodeRecord(at, data)
 	if err != nil {
 		return err
 	}
-	m, err := n.streams.Log.Get(ctx, last)
+	m, err := n.streams.Log.Get(ctx, at)
 	switch {
-	case errors.Is(err, streams.ErrNotFound) && n.server != nil && info.First <= last:
-		n.log.Warn("the log stream has a hole below its end; healing", "sequence", last)
+	case errors.Is(err, streams.ErrNotFound) && n.server != nil && at == last && info.First <= at:
+		n.log.Warn("the log stream has a hole below its end; healing", "sequence", at)
 		return n.healHoles(ctx, info)
 	case errors.Is(err, streams.ErrNotFound):
-		return nil // trimmed
+		return nil // trimmed, or lost with the end
 	case err != nil:
 		return err
 	}
-	stored := record(&m)
-	e := engine.Entry{Time: stored.Time}
-	if healed, err := engine.DecodeHeal(stored.Data); err == nil && healed.Seq == last {
-		e.Time = healed.Time
+	stored, ours := record(&m), local.Time
+	if healed, err := engine.DecodeHeal(local.Data); err == nil && isHeal(&local) && healed.Seq == at {
+		ours = healed.Time
 	}
-	if e.Time != local.Time {
-		return &streams.DiffersError{At: streams.Position{Seq: last, Time: time.Unix(0, local.Time)}, Found: m.Time}
+	theirs := stored.Time
+	if healed, err := engine.DecodeHeal(stored.Data); err == nil && isHeal(&stored) && healed.Seq == at {
+		theirs = healed.Time
 	}
-	n.appliedAt = m.Time
+	if ours != theirs {
+		return &streams.DiffersError{At: streams.Position{Seq: at, Time: time.Unix(0, local.Time)}, Found: m.Time}
+	}
+	if at == last {
+		n.appliedAt = m.Time
+	}
 	return nil
 }
+
+func isHeal(r *engine.Record) bool { return strings.HasSuffix(r.Subject, ".heal") }
 
 // healHoles appends the records that the stream lost but kept the sequences of. They cannot go to their
 // old places; readers that have them ignore them, and others take them as they were.
@@ -160,7 +207,9 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 		if err != nil {
 			return err
 		}
-		_, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(engine.Everyone, "heal"), nil, engine.EncodeHeal(&r))
+		if body := n.wrapped(&r); body != nil {
+			_, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(engine.Everyone, "heal"), nil, body)
+		}
 		return err
 	})
 }

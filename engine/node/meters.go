@@ -76,7 +76,10 @@ func newMeters(running func() *Node) *meters {
 	sum("carillon_ready", func(s engine.Stats) float64 { return float64(s.Ready) })
 	sum("carillon_outbox_outputs", func(s engine.Stats) float64 { return float64(s.Made - s.Acked.Output) })
 	sum("carillon_outbox_bytes", func(s engine.Stats) float64 { return float64(s.Outbox) })
-	gauge("carillon_log_lag_records", func(n *Node) float64 { return float64(n.head.Load() - n.applied.Load()) })
+	gauge("carillon_log_lag_records", func(n *Node) float64 {
+		applied := n.applied.Load()
+		return float64(max(n.head.Load(), applied) - applied)
+	})
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
 	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return time.Duration(n.clock.offset.Load()).Seconds() })
 	gauge("carillon_partitions_stopped", func(n *Node) (stopped float64) {

@@ -41,6 +41,11 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := os.MkdirAll(o.Data, 0o755); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
+	lock, err := lockData(o.Data)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	web := newWeb()
 	var httpURL string
 	if o.HTTP != "off" {
@@ -57,14 +62,18 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters}
 		err := n.run(ctx, httpURL, ready)
 		web.serve(nil)
-		if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 			return nil
 		}
-		if !errors.Is(err, errNoRoom) {
+		switch {
+		case errors.Is(err, errNoRoom):
+			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
+			o.Logger.Error("stopped firing, waiting for disk space", "error", err)
+		case errors.Is(err, errUnreachable):
+			o.Logger.Warn("waiting for NATS", "error", err)
+		default:
 			return err
 		}
-		// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
-		o.Logger.Error("stopped firing, waiting for disk space", "error", err)
 		web.problem(err.Error())
 		if waitForRoom(ctx, o) != nil {
 			return nil
@@ -76,8 +85,34 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	}
 }
 
+// ErrDataInUse is returned by Run when another process runs on the same data directory.
+var ErrDataInUse = errors.New("node: the data directory is in use by another process")
+
 // errNoRoom marks failures that a restart heals once the disk has room.
 var errNoRoom = errors.New("node: the disk is full")
+
+// errUnreachable marks that an external NATS could not be reached at the start. Later on the connection
+// comes back by itself.
+var errUnreachable = errors.New("node: NATS cannot be reached")
+
+// unreachable marks err if it says so of an external NATS.
+func (n *Node) unreachable(err error) error {
+	if n.o.NATS == "" {
+		return err
+	}
+	var network net.Error
+	for _, e := range []error{
+		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, e) {
+			return fmt.Errorf("%w: %w", errUnreachable, err)
+		}
+	}
+	if errors.As(err, &network) {
+		return fmt.Errorf("%w: %w", errUnreachable, err)
+	}
+	return err
+}
 
 func noRoom(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, wal.ErrFailed) {
@@ -117,7 +152,8 @@ type Node struct {
 	refuseJobs atomic.Bool // the disk has too little room for new jobs
 	awaited    atomic.Pointer[awaited]
 
-	fail func(error) // ends the run
+	fail func(error)    // ends the run
+	work sync.WaitGroup // goroutines that use what close closes
 }
 
 // partition is one machine with what serves it.
@@ -155,27 +191,26 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	}
 	defer n.bell.close()
 	if err := n.open(ctx); err != nil {
-		return noRoom(errors.Join(err, n.close()))
+		return noRoom(errors.Join(n.unreachable(err), n.close()))
 	}
-	var work sync.WaitGroup
 	defer func() {
 		cancel(nil)
-		work.Wait()
+		n.work.Wait()
 		err = noRoom(errors.Join(err, n.close()))
 	}()
 	if err := n.recover(ctx); err != nil {
 		return err
 	}
 	if err := n.heal(ctx); err != nil {
-		return err
+		return n.unreachable(err)
 	}
 	n.web.serve(n)
 
-	work.Go(func() { n.read(ctx) })
-	work.Go(func() { n.clockwork(ctx) })
-	work.Go(func() { n.tend(ctx) })
+	n.work.Go(func() { n.read(ctx) })
+	n.work.Go(func() { n.clockwork(ctx) })
+	n.work.Go(func() { n.tend(ctx) })
 	if err := n.claimAll(ctx); err != nil {
-		return cause(ctx, err)
+		return n.unreachable(cause(ctx, err))
 	}
 	api, err := n.serveAPI()
 	if err != nil {
@@ -193,7 +228,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	<-ctx.Done()
 	n.web.ready.Store(false)
 	api.Stop()
-	work.Wait()
+	n.work.Wait()
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
 		return err
 	}
@@ -211,12 +246,13 @@ func cause(ctx context.Context, err error) error {
 // open opens the local store, the NATS server or the way to one, and the streams.
 func (n *Node) open(ctx context.Context) (err error) {
 	o := n.o
-	n.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(o.Data, "log"), Logger: n.log, OnSync: n.meters.synced})
-	if err != nil {
+	store := o.Store
+	store.Dir, store.Logger, store.OnSync = filepath.Join(o.Data, "log"), n.log, n.meters.synced
+	var loss *wal.LossError
+	n.store, err = wal.OpenStore(store)
+	if err != nil && !errors.As(err, &loss) {
 		return err
 	}
-	n.local = n.store.Log()
-	n.saved = snapshot.Open(n.store)
 
 	if o.NATS == "" {
 		n.server, err = embedded.Start(embedded.Options{
@@ -245,6 +281,13 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if loss != nil {
+		if err := n.openWithLoss(ctx, store, loss); err != nil {
+			return err
+		}
+	}
+	n.local = n.store.Log()
+	n.saved = snapshot.Open(n.store)
 	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
 	n.clock.external = o.NATS != ""
 	if n.server != nil {
@@ -253,6 +296,33 @@ func (n *Node) open(ctx context.Context) (err error) {
 		return streams.Syncfs(n.server.JetStreamDir())
 	}
 	return nil
+}
+
+// openWithLoss opens a local log that lost its end, which is no loss while the stream still has the
+// records: they are read again. It looks before it opens, since a store that was opened once forgets.
+func (n *Node) openWithLoss(ctx context.Context, store wal.Options, loss *wal.LossError) (err error) {
+	info, err := n.streams.Log.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if (info.Last < loss.SyncedLast || info.First > loss.Last+1) && !n.acceptsAll(n.streams.Log.Partitions()) {
+		return fmt.Errorf("node: %w; the log stream holds %d to %d, so not all of the lost records can be read again", loss, info.First, info.Last)
+	}
+	n.log.Warn("the local log lost its end; reading it again from the stream", "error", loss)
+	store.AllowLoss = true
+	n.store, err = wal.OpenStore(store)
+	return err
+}
+
+// acceptsAll tells whether losses of every partition are accepted: the way out where the log itself is
+// concerned.
+func (n *Node) acceptsAll(partitions int) bool {
+	for p := range partitions {
+		if !n.o.AcceptLoss[p] {
+			return false
+		}
+	}
+	return true
 }
 
 func (n *Node) close() error {
@@ -296,15 +366,23 @@ func (n *Node) claimAll(ctx context.Context) error {
 	}
 	w := &awaited{last, make(chan struct{})}
 	n.awaited.Store(w)
-	if n.applied.Load() >= last {
-		return nil
+	if n.applied.Load() < last {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	select {
-	case <-w.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		st, epoch := p.machine.Stats(), p.owner.Epoch
+		p.mu.Unlock()
+		if st.Epoch < epoch { // else it was taken, or another's after it
+			return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one, with logic %d and tzdata %s; start that version",
+				engine.ErrRules, p.number, st.Owner, claim.Logic, claim.TZData)
+		}
 	}
+	return nil
 }
 
 // stop ends one partition for good and says how to go on.

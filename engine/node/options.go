@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // Options say how a node runs. The zero value of a field is its default, except Data.
@@ -48,7 +50,11 @@ type Options struct {
 	FreeForJobs  uint64 // free bytes below which new jobs are refused; default 2 GiB
 	FreeForTicks uint64 // free bytes below which firing waits; default 512 MiB
 
-	AcceptLoss map[int]bool // partitions whose lost outputs or records are accepted: the way out of a loud stop
+	// AcceptLoss names the partitions whose lost outputs or records are accepted: the way out of a loud
+	// stop. Where the log itself is concerned it takes all of them.
+	AcceptLoss map[int]bool
+
+	Store wal.Options // of the local log and checkpoints; Dir, Logger and OnSync are the node's
 
 	Logger *slog.Logger
 }

@@ -21,11 +21,10 @@ func (n *Node) recover(ctx context.Context) error {
 	for i := range n.partitions {
 		work.Go(func() {
 			p := &partition{number: i, chain: engine.NewChain()}
-			p.machine, errs[i] = n.restore(i)
+			var position uint64
+			p.machine, position, errs[i] = n.restore(i)
+			p.checkpoint.Store(position)
 			n.partitions[i] = p
-			if p.machine != nil {
-				p.checkpoint.Store(p.machine.Stats().Position)
-			}
 		})
 	}
 	work.Wait()
@@ -34,7 +33,7 @@ func (n *Node) recover(ctx context.Context) error {
 	}
 	from := n.local.Last()
 	for _, p := range n.partitions {
-		from = min(from, p.machine.Stats().Position)
+		from = min(from, p.checkpoint.Load())
 	}
 	replayed, err := n.replay(ctx, from, func(e *engine.Entry) error {
 		for _, p := range n.concerned(e) {
@@ -58,26 +57,34 @@ func (n *Node) recover(ctx context.Context) error {
 	return nil
 }
 
-// restore reads a partition's newest checkpoint that can be read.
-func (n *Node) restore(number int) (*engine.Machine, error) {
+// restore reads a partition's newest checkpoint that can be read, and tells its position: all records up
+// to there are in it. The machine's own position is that of the last one that concerned it.
+func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
 	list, err := n.saved.List(uint32(number))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	for i, info := range list {
+	var unread error
+	for _, info := range list {
 		m, err := n.load(number, info)
 		if err == nil {
-			return m, nil
+			return m, info.Position, nil
+		}
+		if !errors.Is(err, wal.ErrCorrupt) {
+			return nil, 0, err
 		}
 		n.log.Error("checkpoint cannot be read", "partition", number, "position", info.Position, "error", err)
-		if i == len(list)-1 {
-			return nil, err
-		}
+		unread = errors.Join(unread, err)
 	}
-	if first := n.local.First(); first > 1 && n.local.Last() > 0 {
-		return nil, fmt.Errorf("node: partition %d has no checkpoint, and the local log begins at %d: %w", number, first, wal.ErrCorrupt)
+	if n.local.Last() == 0 || n.local.First() == 1 {
+		return engine.New(n.layout, number), 0, nil
 	}
-	return engine.New(n.layout, number), nil
+	err = fmt.Errorf("node: partition %d has no checkpoint that can be read, and the local log begins at %d: %w", number, n.local.First(), wal.ErrCorrupt)
+	if !n.o.AcceptLoss[number] {
+		return nil, 0, errors.Join(err, unread)
+	}
+	n.log.Error("accepting that jobs are lost", "error", err)
+	return engine.New(n.layout, number), 0, nil
 }
 
 func (n *Node) load(number int, info snapshot.Info) (*engine.Machine, error) {
@@ -133,26 +140,32 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) ([]engine.O
 		if err != nil {
 			return nil, err
 		}
-		held, ok := m.Outbox(after)
-		if !ok {
-			continue
+		if _, ok := m.Outbox(after); ok {
+			return n.remakeFrom(ctx, m, number, info.Position, after)
 		}
-		outputs := append([]engine.Output(nil), held...)
-		m.Listen(engine.Listener{Fired: func(o *engine.Output) {
-			if o.Number > after {
-				outputs = append(outputs, *o)
-			}
-		}})
-		_, err = n.replay(ctx, m.Stats().Position, func(e *engine.Entry) error {
-			for _, p := range n.concerned(e) {
-				if p.number == number {
-					_, err := m.Apply(e)
-					return err
-				}
-			}
-			return nil
-		})
-		return outputs, err
+	}
+	if n.local.First() == 1 { // nothing was trimmed yet
+		return n.remakeFrom(ctx, engine.New(n.layout, number), number, 0, after)
 	}
 	return nil, errOutOfReach
+}
+
+func (n *Node) remakeFrom(ctx context.Context, m *engine.Machine, number int, position, after uint64) ([]engine.Output, error) {
+	held, _ := m.Outbox(after)
+	outputs := append([]engine.Output(nil), held...)
+	m.Listen(engine.Listener{Fired: func(o *engine.Output) {
+		if o.Number > after {
+			outputs = append(outputs, *o)
+		}
+	}})
+	_, err := n.replay(ctx, position, func(e *engine.Entry) error {
+		for _, p := range n.concerned(e) {
+			if p.number == number {
+				_, err := m.Apply(e)
+				return err
+			}
+		}
+		return nil
+	})
+	return outputs, err
 }

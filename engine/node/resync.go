@@ -16,6 +16,7 @@ import (
 const (
 	resumePauseMin = 5 * time.Millisecond
 	resumePauseMax = time.Second
+	ownerPause     = 10 * time.Millisecond // until the claim has come back
 )
 
 // resync asks the output stream how far it is and resumes the chain from there; it tries until it
@@ -49,9 +50,11 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			return
 		case errors.Is(err, errStopped):
 			return
-		case !errors.Is(err, errNotOwner):
-			n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
+		case errors.Is(err, errNotOwner):
+			pause = ownerPause
+			continue
 		}
+		n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
 		pause = min(max(2*pause, resumePauseMin), resumePauseMax)
 	}
 }
@@ -120,10 +123,14 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 }
 
 // streamEnd walks back from the stream's end to the last message that is an output of this partition,
-// no further than to what the log knows to be stored.
+// no further than to what the log knows to be stored, if the stream reaches that far.
 func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (end engine.StreamEnd, foreign uint64, err error) {
 	end.LastSeq = info.Last
-	for seq := info.Last; seq > acked.Seq && seq >= info.First && seq > 0; seq-- {
+	floor := acked.Seq
+	if info.Last < floor {
+		floor = 0
+	}
+	for seq := info.Last; seq > floor && seq >= info.First; seq-- {
 		m, err := out.Get(ctx, seq)
 		if errors.Is(err, streams.ErrNotFound) {
 			continue
@@ -159,10 +166,8 @@ func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end eng
 		p.mu.Lock()
 		acked := p.machine.Acked()
 		p.mu.Unlock()
-		if lost := acked.Seq - end.LastSeq; end.LastSeq > acked.Seq || lost > acked.Output {
-			return behind
-		}
-		number = acked.Output - (acked.Seq - end.LastSeq)
+		// With no output left to tell, each sequence that is missing was one; of foreign ones none is known.
+		number = acked.Output - min(acked.Output, acked.Seq-min(acked.Seq, end.LastSeq))
 	}
 	n.log.Warn("the output stream lost outputs; making them again", "partition", p.number, "stream", number, "reason", behind)
 	again, err := n.remake(ctx, p.number, number)

@@ -120,6 +120,9 @@ func (n *Node) problems() []string {
 	if n.holdTicks.Load() {
 		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: firing waits", n.o.FreeForTicks>>20))
 	}
+	if n.refuseJobs.Load() {
+		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20))
+	}
 	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
@@ -170,6 +173,12 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	}
 	taken := false
 	for _, p := range n.partitions {
+		p.mu.Lock()
+		stopped := p.stopped != nil
+		p.mu.Unlock()
+		if stopped {
+			continue // its log is kept for the way out
+		}
 		position, at := p.checkpoint.Load(), time.UnixMilli(p.checkpointAt.Load())
 		records := n.applied.Load() - position
 		bytes := n.bytes.Load() - p.bytesAt.Load()
@@ -190,9 +199,6 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 // checkpointAll takes a checkpoint of every partition at the head of the log, at a clean stop.
 func (n *Node) checkpointAll(ctx context.Context) error {
 	for _, p := range n.partitions {
-		if p.stopped != nil {
-			continue
-		}
 		if err := n.takeCheckpoint(ctx, p); err != nil {
 			return err
 		}

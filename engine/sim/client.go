@@ -210,7 +210,10 @@ func (c *client) garbage(job string) {
 		w.append(w.layout.LogSubject(p, kind), nil, body)
 	case 6: // a forged tick
 		w.append(w.layout.LogSubject(p, "tick"), nil, engine.EncodeTicks([]engine.Tick{{Partition: p, To: 1 << 60, Epoch: w.rng.Uint64N(5), Limit: 1 << 60}}))
-	case 7: // a claim under older rules
+	case 7: // a claim under older rules than those in force
+		if w.claimOf(p) == 0 {
+			return
+		}
 		old := engine.Rules()
 		old.Node, old.TZData = "old", "1999a"
 		w.append(w.layout.LogSubject(p, "claim"), nil, old.Encode())
@@ -224,18 +227,21 @@ func (w *world) staleTick() {
 		Partition: p, To: w.truth + w.skew + w.rng.Int64N(2000) - 1000, Epoch: 1 + w.rng.Uint64N(w.log.Last()+1), Limit: w.rng.Uint64N(10),
 		Acked: engine.Acked{Output: w.rng.Uint64N(20), Seq: w.rng.Uint64N(20)},
 	}
-	for seq := w.log.Last(); seq > 0; seq-- {
-		r, ok := w.records[seq]
-		if !ok {
-			continue
-		}
-		if e := w.layout.Decode(&r); e.Kind == engine.KindClaim && e.Partition == p && e.Claim.Node != "old" {
-			if t.Epoch >= seq {
-				t.Epoch = w.rng.Uint64N(seq)
-			}
-			break
-		}
+	if claim := w.claimOf(p); t.Epoch >= claim && claim > 0 {
+		t.Epoch = w.rng.Uint64N(claim)
 	}
 	seq := w.append(w.layout.LogSubject(engine.Everyone, "tick"), nil, engine.EncodeTicks([]engine.Tick{t}))
 	w.note("a stale tick %+v at %d", t, seq)
+}
+
+// claimOf is the sequence of the newest claim of a partition, which is or will be in force; 0: none.
+func (w *world) claimOf(p int) uint64 {
+	for seq := w.log.Last(); seq > 0; seq-- {
+		if r, ok := w.records[seq]; ok {
+			if e := w.layout.Decode(&r); e.Kind == engine.KindClaim && e.Partition == p && e.Claim.Node != "old" {
+				return seq
+			}
+		}
+	}
+	return 0
 }

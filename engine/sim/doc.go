@@ -14,6 +14,7 @@
 // What the simulator showed about a host of the machine, beyond the page of package engine:
 //   - Where the chain goes on is decided only once the machine has applied the log up to a last sequence
 //     that was asked for after the output stream's end was. Before, a reader that lags takes the work of
-//     another owner for outputs that were never made (engine.ErrAhead).
+//     another owner for outputs that were never made (engine.ErrAhead). And it is asked again when what
+//     the machine knows to be stored has changed meanwhile.
 //   - A heal record that is put back once more goes back as it is, not wrapped again.
 package sim

@@ -57,8 +57,9 @@ type part struct {
 // machine has applied the log up to needs.
 type question struct {
 	first, last uint64
-	lastTime    int64
-	messages    []Message // above what is known to be stored
+	lastTime    int64     // of the last message, unix ns
+	asked       int64     // the server's clock, unix ns
+	messages    []Message // those that may be the last output
 	acked       engine.Acked
 	needs       uint64
 }
@@ -203,10 +204,14 @@ func (n *node) adopt() {
 func (n *node) heal(budget int) int {
 	w := n.world
 	at := n.after(w.log.Last())
-	if at == len(n.local) || budget <= 0 {
+	if n.end() <= w.log.Last() || budget <= 0 {
 		return budget
 	}
-	if first := n.local[at].Seq; at == 0 && first > w.log.Last()+1 {
+	first := n.end() + 1
+	if len(n.local) > 0 {
+		first = n.local[0].Seq
+	}
+	if first > w.log.Last()+1 {
 		w.note("%s raises the log's end to %d", n.name(), first-1)
 		w.log.Purge(first)
 	}
@@ -272,6 +277,7 @@ func (n *node) apply(k int) {
 			}
 		}
 		n.applied = r.Seq
+		w.applied = max(w.applied, r.Seq)
 	}
 }
 
@@ -443,8 +449,12 @@ func (n *node) resume() {
 		if part.question == nil {
 			s := w.out[p]
 			acked := part.machine.Acked()
+			from := acked.Seq + 1
+			if s.Last() < acked.Seq {
+				from = 1 // it lost outputs that were stored for good
+			}
 			part.question = &question{
-				first: max(s.First(), 1), last: s.Last(), lastTime: s.lastTime, messages: s.From(acked.Seq + 1), acked: acked, needs: w.log.Last(),
+				first: max(s.First(), 1), last: s.Last(), lastTime: s.lastTime, asked: w.stamp(), messages: s.From(from), acked: acked, needs: w.log.Last(),
 			}
 			if !w.calm && w.chance(50) {
 				continue
@@ -453,7 +463,9 @@ func (n *node) resume() {
 		if n.applied >= part.question.needs {
 			q := part.question
 			part.question = nil
-			n.goOn(p, part, q)
+			if q.acked == part.machine.Acked() { // else the answer may be older than what is known by now
+				n.goOn(p, part, q)
+			}
 		}
 	}
 }
@@ -472,7 +484,7 @@ func (n *node) goOn(p int, part *part, q *question) {
 		// None is there above what was known to be stored. Either age took it, and then the last message
 		// was old enough, or there is none: a power failure can leave a hole at the end.
 		end.LastSeq = min(q.last, q.acked.Seq)
-		if q.first > q.acked.Seq+1 && q.lastTime/1e6 < n.now()-maxAge {
+		if q.first > q.acked.Seq+1 && q.lastTime < q.asked-maxAge*1e6 {
 			end.LastSeq = q.first - 1
 		}
 	}

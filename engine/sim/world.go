@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"github.com/carillon-scheduler/carillon/engine"
@@ -10,12 +11,10 @@ import (
 
 // Options of a run. The zero value is the usual one.
 type Options struct {
-	Events   int // drawn before the world calms down; 0: defaultEvents
+	Events   int // drawn before the world calms down; 0: 200 to 1800, by the seed
 	Sabotage Sabotage
 	Trace    bool // Failure carries the whole history
 }
-
-const defaultEvents = 500
 
 // Sabotage breaks one safeguard on purpose, to see that the simulator notices.
 type Sabotage struct {
@@ -77,6 +76,7 @@ type world struct {
 	client   client
 	records  map[uint64]engine.Record // what the log holds or has held, by sequence, unwrapped
 	promised map[uint64]bool          // applied by an owner: answered
+	applied  uint64                   // by anybody
 	made     []map[uint64]string      // by partition: what output n is, at whoever made it first
 	loud     []bool                   // partitions in which a loud stop is legitimate
 }
@@ -98,12 +98,12 @@ type ack struct {
 }
 
 func newWorld(seed uint64, o Options) *world {
-	if o.Events == 0 {
-		o.Events = defaultEvents
-	}
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 0)), o: o, truth: epoch2026, log: &Stream{},
 		records: make(map[uint64]engine.Record), promised: make(map[uint64]bool),
+	}
+	if w.o.Events == 0 {
+		w.o.Events = 200 + w.rng.IntN(1600)
 	}
 	w.layout = engine.Layout{Prefix: "carillon", Partitions: 1 + w.rng.IntN(2)}
 	w.truth += w.rng.Int64N(100 * hour)
@@ -114,6 +114,10 @@ func newWorld(seed uint64, o Options) *world {
 		*f = w.chance(40)
 	}
 	w.faults.oldCopy = w.faults.oldCopy && w.chance(30)
+	// An older copy is behind the outputs that are held: a forged one in it cannot be told from those.
+	w.faults.foreign = w.faults.foreign && !w.faults.oldCopy
+	// A hole at the end looks like what age took once it is older than that: nobody could tell them apart.
+	w.faults.leap = w.faults.leap && !w.faults.hole
 	for range w.layout.Partitions {
 		w.out = append(w.out, &Stream{ignoreExpected: o.Sabotage.Chain})
 		w.made = append(w.made, make(map[uint64]string))
@@ -476,11 +480,15 @@ func (w *world) powerLoss() {
 	}
 }
 
-// oldCopy is a data directory put back to an older state, the streams' or a node's.
+// oldCopy is a data directory put back to an older state, the streams' or a node's: one of them, the
+// other has what was answered.
 func (w *world) oldCopy() {
 	if w.chance(50) {
-		n := w.nodes[w.rng.IntN(len(w.nodes))]
-		n.putBack()
+		w.log.Sync()
+		w.nodes[w.rng.IntN(len(w.nodes))].putBack()
+		return
+	}
+	if !slices.ContainsFunc(w.nodes, func(n *node) bool { return n.end() >= w.applied }) {
 		return
 	}
 	w.wire, w.acks = nil, nil

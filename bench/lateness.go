@@ -1,0 +1,303 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// LatenessConfig says how RunLateness runs. The zero value of a field is its default.
+type LatenessConfig struct {
+	Service Service `json:"-"`
+	// WorkerCommand runs Work in a process of its own; the engine's URL is added to it. Default: this
+	// binary's own "bench worker --server".
+	WorkerCommand []string `json:"-"`
+
+	Rate         int           `json:"triggers_per_s"` // default 5,000
+	Duration     time.Duration `json:"-"`              // whole seconds; default 60 s
+	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
+	PayloadBytes int           `json:"payload_bytes"`  // default 200
+	Mix          Mix           `json:"mix"`            // default intervals
+	Concurrency  int           `json:"concurrency"`    // handlers of the worker; default 64
+	Raw          string        `json:"-"`              // file for every trigger as CSV
+
+	// Progress, where there is one, is told how far the run is.
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if len(c.WorkerCommand) == 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return c, fmt.Errorf("bench: %w", err)
+		}
+		c.WorkerCommand = []string{exe, "bench", "worker", "--server"}
+	}
+	if c.Rate == 0 {
+		c.Rate = 5000
+	}
+	if c.Duration == 0 {
+		c.Duration = time.Minute
+	}
+	c.Seconds = int(c.Duration / time.Second)
+	if c.PayloadBytes == 0 {
+		c.PayloadBytes = 200
+	}
+	if c.Mix.total() == 0 {
+		c.Mix.Intervals = 1
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 64
+	}
+	if c.Progress == nil {
+		c.Progress = func(string, int, int) {}
+	}
+	return c, nil
+}
+
+// Validate names the first field that cannot be used.
+func (c LatenessConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Rate < 1 || c.Rate > 1_000_000:
+		return fmt.Errorf("bench: Rate is %d, must be 1 to 1,000,000 triggers a second", c.Rate)
+	case c.Duration < time.Second || c.Duration%time.Second != 0:
+		return fmt.Errorf("bench: Duration is %s, must be whole seconds", c.Duration)
+	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
+		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	case c.Mix.Intervals < 0 || c.Mix.Cron < 0 || c.Mix.OneShots < 0:
+		return fmt.Errorf("bench: a weight of the Mix is negative")
+	case c.Concurrency < 1:
+		return fmt.Errorf("bench: Concurrency is %d, must be 1 or more", c.Concurrency)
+	}
+	return nil
+}
+
+// Limits of lateness, ms. A tail is met, too, at three times what a bare time.Sleep did at the same
+// percentile of the same run: no scheduler is more punctual than the machine that it runs on.
+const (
+	limitP50      = 1
+	limitP99      = 5
+	limitP999     = 20
+	floorMultiple = 3
+)
+
+// RunLateness measures how late triggers reach a worker in another process over TCP, at a fixed rate for a
+// time, and that each arrives once. Beside it, in the same run: how late a bare time.Sleep is in this
+// process, and JetStream's round trip on a stream beside the engine's.
+func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	r = Result{Workload: "lateness", Params: c, Machine: thisMachine(c.Service.Data)}
+	e, err := c.Service.open(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	client := carillon.Connect(nc, carillon.WithNames(e.Names))
+
+	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	w, err := c.startWorker(ctx, e, run)
+	if err != nil {
+		return r, err
+	}
+	defer w.stop()
+	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+
+	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
+	began := time.Now()
+	if err := l.put(ctx, client, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
+		return r, err
+	}
+	puts := time.Since(began)
+	if err := w.send(&l.plan); err != nil {
+		return r, err
+	}
+	if err := c.wait(ctx, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
+		return r, err
+	}
+
+	before, window := e.usage(), time.Now()
+	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
+	defer stop()
+	type outcome struct {
+		floor
+		err error
+	}
+	floors := make(chan outcome, 1)
+	go func() {
+		f, err := measureFloor(measuring, nc, "BENCH_"+run, l.payload)
+		floors <- outcome{f, err}
+	}()
+	waited := c.wait(ctx, "measuring", time.UnixMilli(l.plan.To))
+	after := e.usage()
+	took := time.Since(window)
+	f := <-floors
+	if err := errors.Join(waited, f.err); err != nil {
+		return r, err
+	}
+	c.Progress("collecting", 0, 1)
+	report, err := w.report()
+	if err != nil {
+		return r, err
+	}
+	r.Machine.Load[1] = load1()
+
+	received, err := decode(report.Received)
+	if err != nil {
+		return r, err
+	}
+	stored, err := decode(report.Stored)
+	if err != nil {
+		return r, err
+	}
+	r.Checks = &report.Checks
+	r.Figures.add("triggers_per_s", float64(received.TotalCount())/float64(c.Seconds))
+	r.Figures.quantiles("received", received, 50, 90, 99, 99.9, 99.99, 100)
+	r.Figures.quantiles("stored", stored, 50, 99, 99.9, 100)
+	r.Figures.quantiles("sleep", f.sleep, 50, 99, 99.9, 100)
+	r.Figures.quantiles("round_trip", f.round, 50, 99, 100)
+	if e.cmd != nil {
+		cpu := after.cpu - before.cpu
+		r.Figures.add("engine_cpu_percent", 100*cpu.Seconds()/took.Seconds())
+		r.Figures.add("engine_cpu_us_per_trigger", float64(cpu.Microseconds())/float64(max(received.TotalCount(), 1)))
+		r.Figures.add("engine_resident_mib", after.residentMiB)
+	}
+	r.Figures.add("puts_s", puts.Seconds())
+	tail := func(q float64) float64 { return floorMultiple * float64(f.sleep.ValueAtQuantile(q)) / 1000 }
+	r.Targets = []Target{
+		newTarget(r.Figures, "received_p50_ms", limitP50, 0),
+		newTarget(r.Figures, "received_p99_ms", limitP99, tail(99)),
+		newTarget(r.Figures, "received_p999_ms", limitP999, tail(99.9)),
+	}
+	sleep, err := encode(f.sleep)
+	if err != nil {
+		return r, err
+	}
+	r.Histograms = map[string]string{"received_us": report.Received, "stored_us": report.Stored, "sleep_us": sleep}
+	if report.Error != "" {
+		return r, fmt.Errorf("bench: the worker met an error on its way: %s", report.Error)
+	}
+	return r, nil
+}
+
+// wait waits until a time and tells how far it is.
+func (c *LatenessConfig) wait(ctx context.Context, step string, until time.Time) error {
+	t := time.NewTicker(250 * time.Millisecond)
+	defer t.Stop()
+	total := time.Until(until)
+	for {
+		left := time.Until(until)
+		c.Progress(step, int((total - left).Milliseconds()), int(total.Milliseconds()))
+		if left <= 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(left):
+		case <-t.C:
+		}
+	}
+}
+
+// forget removes what a run left in a service that goes on.
+func (e *engine) forget(ctx context.Context, nc *nats.Conn, run string) error {
+	if e.Server == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
+	defer cancel()
+	_, err := carillon.Connect(nc, carillon.WithNames(e.Names)).DeleteWhere(ctx, carillon.Selection{Prefix: run})
+	js, e2 := nc.JetStream()
+	if e2 != nil {
+		return errors.Join(err, e2)
+	}
+	for p := range e.partitions {
+		if e := js.DeleteConsumer(e.Names.OutStream(p), run, nats.Context(ctx)); !errors.Is(e, nats.ErrConsumerNotFound) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// workerProcess is the other end of Work.
+type workerProcess struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+func (c *LatenessConfig) startWorker(ctx context.Context, e *engine, name string) (*workerProcess, error) {
+	args := append(c.WorkerCommand[1:len(c.WorkerCommand):len(c.WorkerCommand)], e.url)
+	w := &workerProcess{cmd: exec.Command(c.WorkerCommand[0], args...)}
+	w.cmd.Stderr = os.Stderr
+	var err error
+	if w.in, err = w.cmd.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("bench: worker: %w", err)
+	}
+	out, err := w.cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("bench: worker: %w", err)
+	}
+	w.out = json.NewDecoder(out)
+	if err := w.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("bench: start the worker: %w", err)
+	}
+	var ready workerReady
+	err = w.send(workerStart{Name: name, Partitions: e.partitions, Concurrency: c.Concurrency, Raw: c.Raw})
+	if err == nil {
+		err = w.out.Decode(&ready)
+	}
+	if err != nil {
+		w.stop()
+		return nil, fmt.Errorf("bench: the worker did not start: %w", err)
+	}
+	return w, nil
+}
+
+func (w *workerProcess) send(v any) error {
+	if err := json.NewEncoder(w.in).Encode(v); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	return nil
+}
+
+func (w *workerProcess) report() (r workerReport, err error) {
+	if err := w.out.Decode(&r); err != nil {
+		return r, fmt.Errorf("bench: the worker ended without a report: %w", err)
+	}
+	return r, nil
+}
+
+// stop ends the worker, whether it has reported or not.
+func (w *workerProcess) stop() {
+	w.in.Close()
+	_ = w.cmd.Process.Kill() // it has nothing left to lose
+	_ = w.cmd.Wait()         // killed, as was asked for
+}

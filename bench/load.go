@@ -1,0 +1,206 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// Mix is how the triggers of a load are shared out among kinds of jobs. Only the ratios count.
+type Mix struct {
+	Intervals int `json:"intervals,omitempty"` // jobs of @every 1s
+	Cron      int `json:"cron,omitempty"`      // jobs of a six-field cron expression, each second
+	OneShots  int `json:"one_shots,omitempty"` // a job of @at for each trigger, all put beforehand
+}
+
+// ParseMix reads "intervals=2,cron=1,one_shots=1", or the name of one kind.
+func ParseMix(s string) (m Mix, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		name, weight, given := strings.Cut(part, "=")
+		n := 1
+		if given {
+			if n, err = strconv.Atoi(weight); err != nil || n < 0 {
+				return Mix{}, fmt.Errorf("the weight of %s is %q, expected a number from 0", name, weight)
+			}
+		}
+		switch name {
+		case "intervals":
+			m.Intervals = n
+		case "cron":
+			m.Cron = n
+		case "one_shots":
+			m.OneShots = n
+		default:
+			return Mix{}, fmt.Errorf("%q is no kind of jobs, expected intervals, cron or one_shots", name)
+		}
+	}
+	return m, nil
+}
+
+func (m Mix) total() int { return m.Intervals + m.Cron + m.OneShots }
+
+// plan is what is to fire: job i at From + First[i], and then every Every[i] ms as long as it is before
+// To, or, where that is 0, never again. First is below 0 for a job that was not put.
+type plan struct {
+	Prefix string  `json:"prefix"` // of the jobs' ids, which end with i
+	From   int64   `json:"from"`   // unix ms
+	To     int64   `json:"to"`     // unix ms
+	First  []int64 `json:"first"`  // ms
+	Every  []int64 `json:"every"`  // ms
+}
+
+// fires is how often job i is due in the window.
+func (p *plan) fires(i int) int {
+	rest := p.To - p.From - p.First[i]
+	switch {
+	case p.First[i] < 0 || rest <= 0:
+		return 0
+	case p.Every[i] == 0:
+		return 1
+	}
+	return int((rest-1)/p.Every[i]) + 1
+}
+
+// which tells the how-many-th fire of job i is due at ms.
+func (p *plan) which(i int, ms int64) (k int, ok bool) {
+	since := ms - p.From - p.First[i]
+	if p.First[i] < 0 || since < 0 || ms >= p.To {
+		return 0, false
+	}
+	if p.Every[i] == 0 {
+		return 0, since == 0
+	}
+	return int(since / p.Every[i]), since%p.Every[i] == 0
+}
+
+// load puts jobs so that rate triggers a second are due, spread evenly over its milliseconds.
+type load struct {
+	mix     Mix
+	rate    int
+	seconds int
+	payload []byte
+	plan    plan
+}
+
+const everySecond = 1000 // ms between two fires of a recurring job
+
+func newLoad(prefix string, mix Mix, rate int, d time.Duration, payloadBytes int) *load {
+	l := &load{mix: mix, rate: rate, seconds: int(d / time.Second), payload: payloadOf(payloadBytes)}
+	l.plan.Prefix = prefix
+	add := func(n int, every, span int64) {
+		for i := range n {
+			l.plan.First = append(l.plan.First, int64(i)*span/int64(n))
+			l.plan.Every = append(l.plan.Every, every)
+		}
+	}
+	oneShots := rate * mix.OneShots / mix.total()
+	cron := rate * mix.Cron / mix.total()
+	add(rate-oneShots-cron, everySecond, everySecond)
+	add(cron, everySecond, everySecond)
+	add(oneShots*l.seconds, 0, int64(l.seconds)*1000)
+	return l
+}
+
+// payloadOf is a JSON string of n bytes.
+func payloadOf(n int) []byte {
+	return []byte(`"` + string(bytes.Repeat([]byte("x"), max(n, 2)-2)) + `"`)
+}
+
+// recurring is how many of the jobs recur; crons are the last of them.
+func (l *load) recurring() (intervals, crons int) {
+	crons = l.rate * l.mix.Cron / l.mix.total()
+	return l.rate - l.rate*l.mix.OneShots/l.mix.total() - crons, crons
+}
+
+func (l *load) job(i int) carillon.Job {
+	j := carillon.Job{ID: l.plan.Prefix + strconv.Itoa(i), Topic: topic, Payload: l.payload, Labels: map[string]string{"bench": ""}}
+	intervals, crons := l.recurring()
+	due := time.UnixMilli(l.plan.From + l.plan.First[i]).UTC()
+	switch {
+	case i < intervals:
+		j.Schedule, j.Start = "@every 1s", due
+	case i < intervals+crons:
+		// Cron goes by seconds; the spread puts each job's fires at a millisecond of its own.
+		j.Schedule, j.Spread, j.Start = "* * * * * *", time.Second, time.UnixMilli(l.plan.From).UTC()
+	default:
+		j.Schedule = "@at " + due.Format(carillon.TimeFormat)
+	}
+	return j
+}
+
+// topic is that of every job of a load.
+const topic = "bench.load"
+
+const (
+	putWindow = 256 // puts under way at once
+	// settle is the time between the last put and the first due job.
+	settle = 2 * time.Second
+	// sample is how many jobs are put first to see how long putting all of them will take.
+	sample = 2000
+)
+
+// put puts all jobs and returns when the first will be due. It sees first how long that will take, for due
+// times are fixed before the first put.
+func (l *load) put(ctx context.Context, client *carillon.Client, progress func(done int)) error {
+	n := len(l.plan.First)
+	l.plan.From = time.Now().Add(time.Hour).UnixMilli()
+	began := time.Now()
+	few := min(n, sample)
+	if err := l.putAll(ctx, client, few, func(int) {}); err != nil {
+		return err
+	}
+	estimate := time.Since(began) * time.Duration(n) / time.Duration(few)
+	first := time.Now().Add(estimate + estimate/2 + settle).Truncate(time.Second).Add(time.Second)
+	l.plan.From = first.UnixMilli()
+	l.plan.To = l.plan.From + int64(l.seconds)*1000
+	if err := l.putAll(ctx, client, n, progress); err != nil {
+		return err
+	}
+	if left := time.Until(first); left < settle/2 {
+		return fmt.Errorf("bench: putting %d jobs took %s, too long for %s that the first of them allowed", n, time.Since(began), estimate)
+	}
+	return nil
+}
+
+// putAll puts the first n jobs. A cron job's millisecond is the service's to choose; its reply tells.
+func (l *load) putAll(ctx context.Context, client *carillon.Client, n int, progress func(done int)) error {
+	jobs := func(yield func(carillon.Job) bool) {
+		for i := range n {
+			if !yield(l.job(i)) {
+				return
+			}
+		}
+	}
+	var failed error
+	done := 0
+	intervals, crons := l.recurring()
+	err := client.PutAll(ctx, iter.Seq[carillon.Job](jobs), putWindow, func(j carillon.Job, r carillon.JobReply, err error) {
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
+			return
+		}
+		if i, ok := l.plan.index(j.ID); ok && i >= intervals && i < intervals+crons {
+			l.plan.First[i] = r.Next.UnixMilli() - l.plan.From
+		}
+		done++
+		progress(done)
+	})
+	return errors.Join(err, failed)
+}
+
+// index is the number of a job by its id.
+func (p *plan) index(id string) (int, bool) {
+	rest, ok := strings.CutPrefix(id, p.Prefix)
+	if !ok {
+		return 0, false
+	}
+	i, err := strconv.Atoi(rest)
+	return i, err == nil && i >= 0 && i < len(p.First)
+}

@@ -1,0 +1,470 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// RecoveryConfig says how RunRecovery runs. The zero value of a field is its default.
+type RecoveryConfig struct {
+	Service      Service `json:"-"`              // one that is started for the run
+	Jobs         int     `json:"jobs"`           // recurring jobs present; default 100,000
+	Rate         int     `json:"triggers_per_s"` // that they make all together; default 1,000
+	Kills        int     `json:"kills"`          // default 3
+	Fill         bool    `json:"fill"`           // fill every stream first, see RunRecovery
+	PayloadBytes int     `json:"payload_bytes"`  // default 200
+
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c RecoveryConfig) withDefaults() (RecoveryConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.Jobs == 0 {
+		c.Jobs = 100_000
+	}
+	if c.Rate == 0 {
+		c.Rate = 1000
+	}
+	if c.Kills == 0 {
+		c.Kills = 3
+	}
+	if c.PayloadBytes == 0 {
+		c.PayloadBytes = 200
+	}
+	if c.Progress == nil {
+		c.Progress = func(string, int, int) {}
+	}
+	return c, nil
+}
+
+// Validate names the first field that cannot be used.
+func (c RecoveryConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Service.Server != "":
+		return errors.New("bench: recovery kills the engine, so it must be one of its own")
+	case c.Rate < 1 || c.Jobs < c.Rate:
+		return fmt.Errorf("bench: %d jobs cannot make %d triggers a second: each is due once a second at most", c.Jobs, c.Rate)
+	case c.Kills < 1:
+		return fmt.Errorf("bench: Kills is %d, must be 1 or more", c.Kills)
+	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
+		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	}
+	return nil
+}
+
+// limitFirst is how soon after the process was started the first due trigger must come, s.
+const limitFirst = 2
+
+// RunRecovery kills an engine with kill -9 while it fires, starts it again on the same directory, and
+// measures from before exec to the first trigger of a due time after the kill in a client's hands. It
+// reports the median and the worst of the kills, and checks that the output numbers go on without a gap or
+// a repeat over all of them.
+//
+// With Fill every output stream holds what its default retention lets it (nats-server may read all of it
+// at a start), and the log as many updates of jobs as fit, or as many as are between two checkpoints.
+func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	r = Result{Workload: "recovery", Params: c, Machine: thisMachine(c.Service.Data)}
+	e, err := c.Service.open(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+
+	var runs []recovered
+	for k := range c.Kills {
+		if err := c.prepare(ctx, e, k == 0); err != nil {
+			return r, err
+		}
+		c.Progress("killing", k, c.Kills)
+		run, err := c.killAndStart(ctx, e)
+		if err != nil {
+			return r, err
+		}
+		runs = append(runs, run)
+	}
+	r.Machine.Load[1] = load1()
+	figure := func(name string, of func(recovered) time.Duration) {
+		slices.SortFunc(runs, func(a, b recovered) int { return int(of(a) - of(b)) })
+		r.Figures.add(name+"_s", of(runs[len(runs)/2]).Seconds())
+		r.Figures.add(name+"_max_s", of(runs[len(runs)-1]).Seconds())
+	}
+	figure("ready", func(r recovered) time.Duration { return r.ready })
+	figure("first_stored", func(r recovered) time.Duration { return r.stored })
+	figure("first_trigger", func(r recovered) time.Duration { return r.received })
+	figure("caught_up", func(r recovered) time.Duration { return r.caughtUp })
+	last := runs[len(runs)-1]
+	r.Figures.add("log_mib", last.logMiB)
+	r.Figures.add("outputs_mib", last.outMiB)
+	r.Figures.add("local_log_mib", last.localMiB)
+	r.Checks = &Checks{}
+	for _, run := range runs {
+		r.Checks.Expected += run.checks.Expected
+		r.Checks.Duplicate += run.checks.Duplicate
+		r.Checks.Gaps += run.checks.Gaps
+		r.Checks.Early += run.checks.Early
+	}
+	r.Targets = []Target{newTarget(r.Figures, "first_trigger_max_s", limitFirst, 0)}
+	return r, nil
+}
+
+// prepare puts the jobs, and fills the streams where that is asked for. After the first kill they hold
+// already what they are to hold, but for the log, which checkpoints have cut.
+func (c *RecoveryConfig) prepare(ctx context.Context, e *engine, first bool) error {
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	client := carillon.Connect(nc, carillon.WithNames(e.Names))
+	if first {
+		if err := c.putJobs(ctx, client, "putting jobs", 0); err != nil {
+			return err
+		}
+		if c.Fill {
+			if err := c.fillOutputs(ctx, client, nc, e); err != nil {
+				return err
+			}
+		}
+	}
+	if c.Fill {
+		return c.fillLog(ctx, client, nc, e)
+	}
+	return nil
+}
+
+// putJobs puts every job so that all make Rate triggers a second together. round changes the payload, so
+// that each put is news.
+func (c *RecoveryConfig) putJobs(ctx context.Context, client *carillon.Client, step string, round int) error {
+	every := time.Duration(c.Jobs) * time.Second / time.Duration(c.Rate)
+	every = every.Truncate(time.Millisecond)
+	start := time.Now().Add(-every).Truncate(time.Millisecond)
+	payload := payloadOf(c.PayloadBytes)
+	copy(payload[1:], strconv.Itoa(round))
+	jobs := func(yield func(carillon.Job) bool) {
+		for i := range c.Jobs {
+			job := carillon.Job{
+				ID: "bench-recovery-" + strconv.Itoa(i), Topic: topic, Payload: payload,
+				Schedule: "@every " + every.String(), Start: start.Add(every * time.Duration(i) / time.Duration(c.Jobs)).Truncate(time.Millisecond),
+			}
+			if !yield(job) {
+				return
+			}
+		}
+	}
+	var failed error
+	done := 0
+	err := client.PutAll(ctx, jobs, putWindow, func(j carillon.Job, _ carillon.JobReply, err error) {
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
+		}
+		done++
+		c.Progress(step, done, c.Jobs)
+	})
+	return errors.Join(err, failed)
+}
+
+// Filling goes by jobs that fire as often as the machine can carry.
+const (
+	fillJobs  = 400
+	fillEvery = 20 * time.Millisecond
+	fillShare = 0.95 // of a limit that counts as full
+)
+
+// fillOutputs has jobs of the same payload fire until every output stream is at its retention.
+func (c *RecoveryConfig) fillOutputs(ctx context.Context, client *carillon.Client, nc *nats.Conn, e *engine) (err error) {
+	jobs := func(yield func(carillon.Job) bool) {
+		for i := range fillJobs {
+			job := carillon.Job{ID: "bench-fill-" + strconv.Itoa(i), Topic: topic, Payload: payloadOf(c.PayloadBytes), Schedule: "@every " + fillEvery.String()}
+			if !yield(job) {
+				return
+			}
+		}
+	}
+	err = client.PutAll(ctx, jobs, putWindow, func(_ carillon.Job, _ carillon.JobReply, e error) { err = errors.Join(err, e) })
+	if err != nil {
+		return fmt.Errorf("bench: filling: %w", err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	for full := 0; full < e.partitions; {
+		full = 0
+		var held, most int64
+		for p := range e.partitions {
+			s, err := js.Stream(ctx, e.Names.OutStream(p))
+			if err != nil {
+				return fmt.Errorf("bench: filling: %w", err)
+			}
+			info := s.CachedInfo()
+			held, most = held+int64(info.State.Bytes), most+info.Config.MaxBytes
+			if float64(info.State.Bytes) >= fillShare*float64(info.Config.MaxBytes) {
+				full++
+			}
+		}
+		c.Progress("filling output streams", int(held>>20), int(most>>20))
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+	_, err = client.DeleteWhere(ctx, carillon.Selection{Prefix: "bench-fill-"})
+	return err
+}
+
+// fillLog updates every job again and again until the log is full, or a checkpoint has cut it.
+func (c *RecoveryConfig) fillLog(ctx context.Context, client *carillon.Client, nc *nats.Conn, e *engine) error {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	var before uint64
+	for round := 1; ; round++ {
+		s, err := js.Stream(ctx, e.Names.LogStream())
+		if err != nil {
+			return fmt.Errorf("bench: filling: %w", err)
+		}
+		info := s.CachedInfo()
+		// Half of the limit leaves room for one more round and for the ticks.
+		if info.State.Bytes < before || 2*int64(info.State.Bytes) > info.Config.MaxBytes {
+			return nil
+		}
+		before = info.State.Bytes
+		if err := c.putJobs(ctx, client, "filling the log", round); err != nil {
+			return err
+		}
+	}
+}
+
+// recovered is one kill and start; times are from just before exec.
+type recovered struct {
+	ready, stored, received, caughtUp time.Duration
+
+	logMiB, outMiB, localMiB float64
+	checks                   Checks
+}
+
+// caughtUpLateness is how late a partition's triggers are when it is no longer behind.
+const caughtUpLateness = 50 * time.Millisecond
+
+func (c *RecoveryConfig) killAndStart(ctx context.Context, e *engine) (r recovered, err error) {
+	ends, err := c.ends(ctx, e, &r)
+	if err != nil {
+		return r, err
+	}
+	if err := e.kill(); err != nil {
+		return r, err
+	}
+	r.localMiB = dirMiB(filepath.Join(e.dir, "data", "log"))
+	listen := strings.TrimPrefix(e.url, "nats://")
+	killed := time.Now()
+
+	var began time.Time
+	var watching sync.WaitGroup
+	var seen watched
+	var watchErr error
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	old := *e // start writes to e
+	err = e.start(ctx, listen, func(t time.Time) {
+		began = t
+		watching.Go(func() { seen, watchErr = c.watch(ctx, &old, killed) })
+	})
+	r.ready = time.Since(began)
+	if err != nil {
+		cancel()
+	}
+	watching.Wait()
+	if err := errors.Join(err, watchErr); err != nil {
+		return r, err
+	}
+	r.stored, r.received, r.caughtUp = seen.stored.Sub(began), seen.received.Sub(began), seen.caughtUp.Sub(began)
+	return r, c.follow(ctx, e, ends, &r.checks)
+}
+
+// ends notes where each output stream stands, and how much all of them and the log hold.
+func (c *RecoveryConfig) ends(ctx context.Context, e *engine, r *recovered) ([]uint64, error) {
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return nil, fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	ends := make([]uint64, e.partitions)
+	for p := range ends {
+		s, err := js.Stream(ctx, e.Names.OutStream(p))
+		if err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
+		state := s.CachedInfo().State
+		ends[p] = state.LastSeq
+		r.outMiB += float64(state.Bytes) / (1 << 20)
+	}
+	s, err := js.Stream(ctx, e.Names.LogStream())
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	r.logMiB = float64(s.CachedInfo().State.Bytes) / (1 << 20)
+	return ends, nil
+}
+
+func dirMiB(dir string) float64 {
+	var bytes int64
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error { // files come and go
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				bytes += info.Size()
+			}
+		}
+		return nil
+	})
+	return float64(bytes) / (1 << 20)
+}
+
+// watched is what a client saw of an engine that came back.
+type watched struct{ stored, received, caughtUp time.Time }
+
+// watch connects as soon as the engine lets it and reads the output streams from the kill on, until every
+// partition is on time again.
+func (c *RecoveryConfig) watch(ctx context.Context, e *engine, killed time.Time) (w watched, err error) {
+	var nc *nats.Conn
+	for {
+		if nc, err = e.Connect(e.url); err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return w, fmt.Errorf("bench: the engine did not come back: %w", err)
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return w, fmt.Errorf("bench: %w", err)
+	}
+	var mu sync.Mutex
+	behind := e.partitions
+	done := make(chan struct{})
+	for p := range e.partitions {
+		consumer, err := js.OrderedConsumer(ctx, e.Names.OutStream(p), jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &killed,
+		})
+		if err != nil {
+			return w, fmt.Errorf("bench: %w", err)
+		}
+		onTime := false
+		consuming, err := consumer.Consume(func(m jetstream.Msg) {
+			now := time.Now()
+			t, err := e.Names.ParseTrigger(m.Subject(), m.Headers(), m.Data())
+			meta, err2 := m.Metadata()
+			if err != nil || err2 != nil {
+				return // an event
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if w.received.IsZero() {
+				w.received = now
+			}
+			if w.stored.IsZero() || meta.Timestamp.Before(w.stored) {
+				w.stored = meta.Timestamp
+			}
+			if !onTime && now.Sub(t.Scheduled) < caughtUpLateness {
+				onTime = true
+				if behind--; behind == 0 {
+					w.caughtUp = now
+					close(done)
+				}
+			}
+		})
+		if err != nil {
+			return w, fmt.Errorf("bench: %w", err)
+		}
+		defer consuming.Stop()
+	}
+	select {
+	case <-done:
+		mu.Lock()
+		defer mu.Unlock()
+		return w, nil
+	case <-ctx.Done():
+		return w, fmt.Errorf("bench: %d partitions did not catch up: %w", behind, ctx.Err())
+	}
+}
+
+// follow reads the output streams from before the kill on and checks that numbers go on.
+func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, checks *Checks) error {
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	for p, end := range ends {
+		var before uint64
+		triggers := make(map[string]struct{})
+		err := readStream(ctx, js, e.Names.OutStream(p), from{seq: max(end, 1)}, func(m jetstream.Msg) {
+			number, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64)
+			meta, err2 := m.Metadata()
+			if err != nil || err2 != nil {
+				return // foreign
+			}
+			switch {
+			case before == 0 || number == before+1:
+			case number <= before:
+				checks.Duplicate++
+			default:
+				checks.Gaps += int(number - before - 1)
+			}
+			before = number
+			id := m.Headers().Get(carillon.HeaderTrigger)
+			if id == "" {
+				return // an event
+			}
+			checks.Expected++
+			if _, again := triggers[id]; again {
+				checks.Duplicate++
+			}
+			triggers[id] = struct{}{}
+			if _, due, forced, ok := carillon.SplitTriggerID(id); ok && !forced && meta.Timestamp.UnixMilli() < due {
+				checks.Early++
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("bench: read %s: %w", e.Names.OutStream(p), err)
+		}
+	}
+	return nil
+}

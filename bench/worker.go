@@ -1,0 +1,344 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// The worker is a process of its own, as workers are. It is told what to do in three lines of JSON on its
+// standard input, and answers each with one on its standard output:
+//
+//	workerStart  →  workerReady    it listens
+//	plan         →  workerReport   everything planned has arrived, or the patience is over
+//
+// A worker whose input ends stops without a report.
+type workerStart struct {
+	Name        string `json:"name"` // of its durable consumers
+	Partitions  int    `json:"partitions"`
+	Concurrency int    `json:"concurrency"`
+	Raw         string `json:"raw,omitempty"` // file for every trigger as CSV
+}
+
+type workerReady struct {
+	Ready bool `json:"ready"`
+}
+
+type workerReport struct {
+	Checks   Checks `json:"checks"`
+	Received string `json:"received"` // due to received, an encoded histogram
+	Stored   string `json:"stored"`   // due to the stream's own timestamp
+	Error    string `json:"error,omitempty"`
+}
+
+// patience is how long a worker waits for what is missing after the window has ended.
+const patience = 10 * time.Second
+
+// Work is the worker's process: it takes the load's triggers with the Go worker of package carillon, with
+// explicit acks, over the connection that it is given.
+func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader, out io.Writer) error {
+	input, output := json.NewDecoder(in), json.NewEncoder(out)
+	var start workerStart
+	if err := input.Decode(&start); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	w := &worker{}
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- carillon.Connect(nc, carillon.WithNames(names)).Work(working, carillon.WorkerOptions{
+			Topic: topic, Name: start.Name, Concurrency: start.Concurrency, StartNew: true,
+			OnError: func(_ *carillon.Trigger, err error) { w.fail(err) },
+		}, w.handle)
+	}()
+	if err := awaitConsumers(ctx, nc, names, start, ended); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	if err := output.Encode(workerReady{true}); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+
+	var p plan
+	if err := input.Decode(&p); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	report, err := w.await(ctx, &p, func() (map[numbered]struct{}, error) {
+		return inStreams(ctx, nc, names, start.Partitions, time.UnixMilli(p.From))
+	})
+	if err != nil {
+		return err
+	}
+	stop()
+	if err := <-ended; err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	if start.Raw != "" {
+		if err := w.writeRaw(start.Raw, &p); err != nil {
+			return fmt.Errorf("bench: worker: %w", err)
+		}
+	}
+	return output.Encode(report)
+}
+
+// awaitConsumers waits until the worker's consumers are there and each has a pull waiting.
+func awaitConsumers(ctx context.Context, nc *nats.Conn, names carillon.Names, start workerStart, ended <-chan error) error {
+	js, err := nc.JetStream()
+	if err != nil {
+		return err
+	}
+	for p := 0; p < start.Partitions; {
+		info, err := js.ConsumerInfo(names.OutStream(p), start.Name, nats.Context(ctx))
+		switch {
+		case err == nil && info.NumWaiting > 0:
+			p++
+			continue
+		case err != nil && !errors.Is(err, nats.ErrConsumerNotFound):
+			return err
+		}
+		select {
+		case err := <-ended:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// arrival is one delivery of a trigger.
+type arrival struct {
+	job       string
+	scheduled int64 // unix ms
+	received  int64 // unix ns
+	stored    int64 // unix ns
+	output    uint64
+	partition int32
+	again     bool // not the first delivery
+}
+
+type worker struct {
+	mu       sync.Mutex
+	arrivals []arrival
+	err      error
+}
+
+// numbered is an output by its number.
+type numbered struct {
+	partition int32
+	output    uint64
+}
+
+func (w *worker) handle(_ context.Context, t *carillon.Trigger) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.arrivals = append(w.arrivals, arrival{
+		t.Job, t.Scheduled.UnixMilli(), t.Received.UnixNano(), t.Stored.UnixNano(), t.Output, int32(t.Partition), t.Attempt > 1,
+	})
+	return nil
+}
+
+func (w *worker) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.err = err
+	}
+}
+
+// await reports when all that was planned has arrived, or the patience is over. Where output numbers are
+// missing between those that arrived, stored tells which the streams hold: events, or triggers of others.
+func (w *worker) await(ctx context.Context, p *plan, stored func() (map[numbered]struct{}, error)) (workerReport, error) {
+	until := time.UnixMilli(p.To).Add(patience)
+	for {
+		w.mu.Lock()
+		arrivals, failed := w.arrivals, w.err
+		w.mu.Unlock()
+		report, err := judge(p, arrivals, nil)
+		over := time.Now().After(until)
+		if err == nil && report.Checks.Gaps > 0 && (report.Checks.Missing == 0 || over) {
+			var others map[numbered]struct{}
+			if others, err = stored(); err == nil {
+				report, err = judge(p, arrivals, others)
+			}
+		}
+		if err != nil {
+			return report, err
+		}
+		if failed != nil {
+			report.Error = failed.Error()
+		}
+		if report.Checks.Missing == 0 || over {
+			return report, nil
+		}
+		select {
+		case <-ctx.Done():
+			return report, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// inStreams reads the output numbers that the streams hold since a time.
+func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[numbered]struct{}, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	found := make(map[numbered]struct{})
+	for p := range partitions {
+		err := readStream(ctx, js, names.OutStream(p), from{time: since}, func(m jetstream.Msg) {
+			if output, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64); err == nil {
+				found[numbered{int32(p), output}] = struct{}{}
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("bench: read %s: %w", names.OutStream(p), err)
+		}
+	}
+	return found, nil
+}
+
+// from is where to begin to read a stream: a time, or a sequence.
+type from struct {
+	time time.Time
+	seq  uint64
+}
+
+// readStream reads the headers of what a stream holds, up to its present end.
+func readStream(ctx context.Context, js jetstream.JetStream, name string, at from, each func(jetstream.Msg)) error {
+	s, err := js.Stream(ctx, name)
+	if err != nil {
+		return err
+	}
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: at.seq, HeadersOnly: true}
+	if at.seq == 0 {
+		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &at.time
+	}
+	consumer, err := js.OrderedConsumer(ctx, name, config)
+	if err != nil {
+		return err
+	}
+	messages, err := consumer.Messages()
+	if err != nil {
+		return err
+	}
+	defer messages.Stop()
+	if consumer.CachedInfo().NumPending == 0 {
+		return nil
+	}
+	for last := s.CachedInfo().State.LastSeq; ; {
+		m, err := messages.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return err
+		}
+		each(m)
+		if meta, err := m.Metadata(); err != nil || meta.Sequence.Stream >= last {
+			return err
+		}
+	}
+}
+
+// judge holds what arrived against the plan. others are outputs known to be stored without having arrived.
+func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerReport, err error) {
+	base := make([]int, len(p.First)+1)
+	for i := range p.First {
+		base[i+1] = base[i] + p.fires(i)
+	}
+	c := Checks{Expected: base[len(p.First)]}
+	seen := make([]numbered, c.Expected) // by which output; outputs begin with 1
+	outputs := make(map[int32][]uint64)  // by partition, up to the last of the window
+	for n := range others {
+		outputs[n.partition] = append(outputs[n.partition], n.output)
+	}
+	received, stored := newHistogram(), newHistogram()
+	last := make(map[int32]uint64) // the window's greatest output by partition
+	for _, a := range arrivals {
+		if a.again {
+			c.Redelivered++
+		}
+		n := numbered{a.partition, a.output}
+		outputs[a.partition] = append(outputs[a.partition], a.output)
+		i, ours := p.index(a.job)
+		if !ours || a.scheduled < p.From || a.scheduled >= p.To {
+			continue
+		}
+		last[a.partition] = max(last[a.partition], a.output)
+		k, planned := p.which(i, a.scheduled)
+		if !planned {
+			c.Stray++
+			continue
+		}
+		at := &seen[base[i]+k]
+		switch {
+		case at.output == 0:
+			*at = n
+		case *at != n:
+			c.Duplicate++
+			continue
+		case a.again:
+			continue // the same message once more
+		default:
+			c.Duplicate++ // the same number in two messages
+			continue
+		}
+		due := a.scheduled * 1e6
+		if a.received < due || a.stored < due {
+			c.Early++
+		}
+		record(received, a.received-due)
+		record(stored, a.stored-due)
+	}
+	for _, s := range seen {
+		if s.output == 0 {
+			c.Missing++
+		}
+	}
+	for partition, numbers := range outputs {
+		slices.Sort(numbers)
+		numbers = slices.Compact(numbers)
+		for i := 1; i < len(numbers) && numbers[i] <= last[partition]; i++ {
+			c.Gaps += int(numbers[i] - numbers[i-1] - 1)
+		}
+	}
+	r.Checks = c
+	if r.Received, err = encode(received); err != nil {
+		return r, err
+	}
+	r.Stored, err = encode(stored)
+	return r, err
+}
+
+// writeRaw writes the window's triggers in the order of their arrival: due (unix ms), then µs from there
+// to stored and received, partition, output number, job.
+func (w *worker) writeRaw(path string, p *plan) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	b := []byte("due_ms,stored_us,received_us,partition,output,job\n")
+	for _, a := range w.arrivals {
+		if a.scheduled >= p.From && a.scheduled < p.To {
+			due := a.scheduled * 1e6
+			b = fmt.Appendf(b, "%d,%d,%d,%d,%d,%s\n", a.scheduled, (a.stored-due)/1000, (a.received-due)/1000, a.partition, a.output, a.job)
+		}
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close())
+}
+
+func decode(s string) (*hdrhistogram.Histogram, error) { return hdrhistogram.Decode([]byte(s)) }

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon/bench"
+)
+
+func newBenchCommand(a *app) *cobra.Command {
+	c := group("bench", "Measure the engine, beside what the machine itself can do",
+		newBenchLatenessCommand(a), newBenchRecoveryCommand(a), newBenchCeilingCommand(a), newBenchWorkerCommand(a),
+	)
+	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.
+
+Without --server an engine is started for the run, on ports of its own and in a directory that is removed
+afterwards. A run ends with exit code 1 when a check or a target failed.`
+	return c
+}
+
+// service says which engine is measured, from the flags of the connection.
+func (a *app) service(data string) (bench.Service, error) {
+	given := a.connection.server != "" // the flag alone: $NATS_URL may well point at what must not be loaded
+	if err := a.connection.resolve(); err != nil {
+		return bench.Service{}, err
+	}
+	s := bench.Service{Data: data, Connect: a.dial, Names: a.connection.names()}
+	if given {
+		s.Server = a.connection.server
+		return s, nil
+	}
+	exe, err := os.Executable()
+	s.Command = []string{exe, "serve", "--prefix", a.connection.prefix}
+	return s, err
+}
+
+// dial connects with the flags of the connection, but to an address of its own.
+func (a *app) dial(url string) (*nats.Conn, error) {
+	options, err := a.connection.options()
+	if err != nil {
+		return nil, err
+	}
+	return nats.Connect(url, options...)
+}
+
+// childFlags are the flags of the connection again, for a process of our own, without the server's.
+func (a *app) childFlags(cmd *cobra.Command) (args []string) {
+	for _, name := range connectionFlags {
+		if f := cmd.Flag(name); name != "server" && f != nil && f.Changed {
+			args = append(args, "--"+name, f.Value.String())
+		}
+	}
+	return args
+}
+
+// errMissed ends a run that was carried out and did not show what it was to show.
+var errMissed = errors.New("a check or a target failed")
+
+// tell prints a result.
+func (a *app) tell(r bench.Result, err error) error {
+	if err != nil && r.Figures == nil {
+		return err
+	}
+	if a.json {
+		b, e := json.Marshal(r)
+		if e != nil {
+			return e
+		}
+		if e := a.raw(b); e != nil {
+			return e
+		}
+	} else if e := r.Table(a.stdout); e != nil {
+		return e
+	}
+	if err == nil && !r.Passed() {
+		err = errMissed
+	}
+	return err
+}
+
+// steps shows one bar after the other, for the steps of a run; on a terminal only.
+func (a *app) steps() func(step string, done, total int) {
+	if !isTerminal(a.stderr) {
+		return nil
+	}
+	var mu sync.Mutex
+	var bar *progressbar.ProgressBar
+	shown := ""
+	return func(step string, done, total int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if step != shown {
+			if bar != nil {
+				_ = bar.Finish() // only a drawing
+			}
+			shown = step
+			bar = progressbar.NewOptions(total,
+				progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(step), progressbar.OptionThrottle(redraw),
+				progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true),
+			)
+		}
+		_ = bar.Set(done)
+	}
+}
+
+func newBenchLatenessCommand(a *app) *cobra.Command {
+	var c bench.LatenessConfig
+	var data, mix string
+	cmd := &cobra.Command{
+		Use:   "lateness",
+		Short: "How late triggers reach a worker, at a fixed rate for a time",
+		Example: `  carillon bench lateness
+  carillon bench lateness --rate 20000 --duration 30s --mix intervals=2,cron=1,one_shots=1
+  carillon bench lateness --server nats://127.0.0.1:4222 --json > lateness.json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if c.Mix, err = bench.ParseMix(mix); err != nil {
+				return usagef("--mix: %w", err)
+			}
+			if c.Service, err = a.service(data); err != nil {
+				return err
+			}
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			c.WorkerCommand = append([]string{exe, "bench", "worker"}, append(a.childFlags(cmd), "--server")...)
+			c.Progress = a.steps()
+			if err := c.Validate(); err != nil {
+				return usageError{err}
+			}
+			return a.tell(bench.RunLateness(cmd.Context(), c))
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&c.Rate, "rate", 5000, "triggers a second")
+	f.DurationVar(&c.Duration, "duration", time.Minute, "how long, in whole seconds")
+	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
+	f.StringVar(&mix, "mix", "intervals", "kinds of jobs and their weights: intervals, cron, one_shots")
+	f.IntVar(&c.Concurrency, "concurrency", 64, "handlers of the worker")
+	f.StringVar(&c.Raw, "raw", "", "`file` for every trigger as CSV")
+	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	return cmd
+}
+
+func newBenchRecoveryCommand(a *app) *cobra.Command {
+	var c bench.RecoveryConfig
+	var data string
+	cmd := ownFlags(&cobra.Command{
+		Use:   "recovery",
+		Short: "How soon triggers come again after kill -9",
+		Example: `  carillon bench recovery
+  carillon bench recovery --jobs 1000000 --fill=false`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			c.Service = bench.Service{Data: data, Command: []string{exe, "serve"}}
+			c.Progress = a.steps()
+			if err := c.Validate(); err != nil {
+				return usageError{err}
+			}
+			return a.tell(bench.RunRecovery(cmd.Context(), c))
+		},
+	})
+	f := cmd.Flags()
+	f.IntVar(&c.Jobs, "jobs", 100_000, "jobs present")
+	f.IntVar(&c.Rate, "rate", 1000, "triggers a second that they make")
+	f.IntVar(&c.Kills, "kills", 3, "how often the engine is killed")
+	f.BoolVar(&c.Fill, "fill", true, "fill the output streams to their retention and the log as far as it goes, first")
+	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
+	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	return cmd
+}
+
+func newBenchCeilingCommand(a *app) *cobra.Command {
+	var c bench.CeilingConfig
+	var data string
+	cmd := &cobra.Command{
+		Use:   "ceiling",
+		Short: "What the transport, the disk and the timers of this machine allow",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if c.Service, err = a.service(data); err != nil {
+				return err
+			}
+			c.Progress = a.steps()
+			if err := c.Validate(); err != nil {
+				return usageError{err}
+			}
+			return a.tell(bench.RunCeiling(cmd.Context(), c))
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&c.Messages, "messages", 500_000, "messages of each measurement of a rate")
+	f.IntVar(&c.Streams, "streams", 8, "streams that are published to at once")
+	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
+	f.IntVar(&c.Rounds, "rounds", 3, "rounds; each figure is their median")
+	f.StringVar(&data, "data", "", "directory to make the data directory in (default the system's for temporary files)")
+	return cmd
+}
+
+// newBenchWorkerCommand is the worker's process of bench lateness, which starts it.
+func newBenchWorkerCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:    "worker",
+		Short:  "The worker of bench lateness",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			nc, _, err := a.connect(nats.Name("carillon bench worker"))
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			err = bench.Work(cmd.Context(), nc, a.connection.names(), a.stdin, a.stdout)
+			if cause := context.Cause(cmd.Context()); cause != nil {
+				return cmp.Or(err, fmt.Errorf("stopped: %w", cause))
+			}
+			return err
+		},
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func newJobExportCommand(a *app) *cobra.Command {
+	var l listFlags
+	var output string
+	c := &cobra.Command{
+		Use:   "export",
+		Short: "Write jobs as NDJSON",
+		Long: `Write jobs, ordered by id, one JSON object a line, as 'carillon job import' reads them:
+
+  {"id":"invoice-7","spec":{"schedule":"@daily"},"status":"scheduled"}
+
+It is no snapshot: jobs put or deleted meanwhile may or may not be in it.
+
+Here --prefix is the beginning of an id. The service's own goes before the command, or into
+$CARILLON_PREFIX: carillon --prefix acme job export`,
+		Example: `  carillon job export -o jobs.ndjson
+  carillon job export --label team=billing | jq .id`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			nc, client, err := a.connect()
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			if output == "" || output == "-" {
+				w := bufio.NewWriter(a.stdout)
+				if err := a.export(c.Context(), client, l, w); err != nil {
+					return err
+				}
+				return w.Flush()
+			}
+			f, err := os.Create(output)
+			if err != nil {
+				return err
+			}
+			w := bufio.NewWriter(f)
+			if err = a.export(c.Context(), client, l, w); err == nil {
+				err = w.Flush()
+			}
+			if closeErr := f.Close(); err == nil {
+				err = closeErr
+			}
+			return err
+		},
+	}
+	l.flags(c)
+	c.Flags().StringVarP(&output, "output", "o", "", "`file` to write (default standard output)")
+	return c
+}
+
+func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer) error {
+	total := int64(-1)
+	if l == (listFlags{}) && isTerminal(a.stderr) {
+		if s, err := client.Status(ctx); err == nil { // only the bar's end depends on it
+			total = 0
+			for i := range s.Partitions {
+				for _, n := range s.Partitions[i].Jobs {
+					total += int64(n)
+				}
+			}
+		}
+	}
+	bar := a.newProgress("export", total, false)
+	var line []byte
+	err := l.pages(ctx, client, func(page []carillon.JobReply) error {
+		for i := range page {
+			line = append(appendExport(line[:0], &page[i]), '\n')
+			if _, err := w.Write(line); err != nil {
+				return err
+			}
+			if err := bar.step(1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if _, endErr := bar.end(); err == nil {
+		err = endErr
+	}
+	return err
+}
+
+// appendExport appends a job's line. A payload of JSON that holds line breaks is given as text: the
+// bytes delivered stay the same.
+func appendExport(dst []byte, r *carillon.JobReply) []byte {
+	spec := r.Spec
+	if spec.Form == carillon.PayloadJSON && bytes.ContainsAny(spec.Payload, "\r\n") {
+		spec.Form = carillon.PayloadText
+	}
+	dst = fmt.Appendf(dst, `{"id":"%s","spec":`, r.ID) // an id holds nothing that JSON escapes
+	dst = spec.AppendJSON(dst)
+	return fmt.Appendf(dst, `,"status":"%s"}`, r.Status)
+}

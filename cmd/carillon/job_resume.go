@@ -1,0 +1,21 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func newJobResumeCommand(a *app) *cobra.Command {
+	return a.newChangeCommand(change{
+		verb: "resume", past: "resumed",
+		example: `  carillon job resume report
+  carillon job resume --label team=billing --yes`,
+		one: func(ctx context.Context, c *carillon.Client, id string, o ...carillon.CommandOption) (carillon.JobReply, error) {
+			return c.Resume(ctx, id, o...)
+		},
+		many: (*carillon.Client).ResumeWhere,
+	}, "Let paused jobs fire again. Fires missed while they were paused are skipped and counted.")
+}

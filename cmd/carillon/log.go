@@ -1,0 +1,7 @@
+package main
+
+import "github.com/spf13/cobra"
+
+func newLogCommand(a *app) *cobra.Command {
+	return group("log", "Look into the log that decides everything", newLogDumpCommand(a))
+}

@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+func newLogDumpCommand(a *app) *cobra.Command {
+	var d dumper
+	c := &cobra.Command{
+		Use:   "dump",
+		Short: "Show the records of the log, decoded",
+		Long: `Show the records of the log in order, decoded: commands as clients sent them, and the engines' ticks,
+claims and heals. They come from the service's stream, up to its present end, or with --data from the
+local copy of an engine that is stopped.`,
+		Example: `  carillon log dump --job invoice-7
+  carillon log dump --partition 3 --from 120000 --limit 50 --json
+  carillon log dump --data /var/lib/carillon`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if d.partition < everyPartition || d.partition >= maxPartitions {
+				return usagef("--partition is %d; expected 0 to %d", d.partition, maxPartitions-1)
+			}
+			d.app = a
+			var err error
+			if d.data != "" {
+				err = d.local()
+			} else {
+				err = d.stream(c.Context())
+			}
+			if errors.Is(err, errLimit) {
+				return nil
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&d.partition, "partition", everyPartition, "only records that concern this `partition`")
+	f.StringVar(&d.job, "job", "", "only commands for this job `id`")
+	f.Uint64Var(&d.from, "from", 1, "first `sequence`")
+	f.Uint64Var(&d.limit, "limit", 0, "stop after this `many` records shown")
+	f.StringVar(&d.data, "data", "", "read the data `directory` of a stopped engine")
+	f.Lookup("partition").DefValue = "all"
+	return c
+}
+
+const (
+	everyPartition = -1
+	// maxPartitions is the most there can be. A dump decodes by it, and so shows what each record says
+	// it is, whatever the service was made with.
+	maxPartitions = 1024
+)
+
+type dumper struct {
+	app       *app
+	partition int
+	job       string
+	from      uint64
+	limit     uint64
+	data      string
+
+	layout engine.Layout
+	shown  uint64
+}
+
+// errLimit ends a dump that has shown enough.
+var errLimit = errors.New("limit reached")
+
+// local reads the store of a stopped engine.
+func (d *dumper) local() error {
+	if err := d.app.connection.resolve(); err != nil {
+		return err
+	}
+	d.layout = engine.Layout{Prefix: d.app.connection.prefix, Partitions: maxPartitions}
+	dir := filepath.Join(d.data, "log")
+	if _, err := os.Stat(dir); err != nil {
+		return err // opening would make it
+	}
+	store, err := wal.OpenStore(wal.Options{Dir: dir})
+	if err != nil {
+		return err
+	}
+	err = store.Log().Read(d.from, func(rec wal.Record) error {
+		r, err := engine.DecodeRecord(rec.Seq, rec.Data)
+		if err != nil {
+			return err
+		}
+		return d.show(&r)
+	})
+	if closeErr := store.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// stream reads the service's stream up to where it ends now.
+func (d *dumper) stream(ctx context.Context) error {
+	nc, client, err := d.app.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	d.layout = engine.Layout{Prefix: client.Names().Prefix, Partitions: maxPartitions}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	name := client.Names().LogStream()
+	opening, cancel := context.WithTimeout(ctx, d.app.connection.timeout)
+	defer cancel()
+	stream, err := js.Stream(opening, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return &carillon.Error{Code: carillon.CodeNotFound, Message: "there is no stream " + name}
+	}
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", name, err)
+	}
+	state := stream.CachedInfo().State
+	last := state.LastSeq
+	if state.Msgs == 0 || max(d.from, 1) > last {
+		return nil
+	}
+	consumer, err := stream.OrderedConsumer(opening, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(d.from, 1),
+	})
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", name, err)
+	}
+	messages, err := consumer.Messages()
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", name, err)
+	}
+	defer messages.Stop()
+	for {
+		// What the stream held at its end may have been removed since; then nothing more would come.
+		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)
+		m, err := messages.Next(jetstream.NextContext(next))
+		cancel()
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", name, err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", name, err)
+		}
+		if meta.Sequence.Stream > last {
+			return nil
+		}
+		r := engine.Record{
+			Seq: meta.Sequence.Stream, Time: meta.Timestamp.UnixNano(), Subject: m.Subject(), Header: headerFields(m.Headers()), Data: m.Data(),
+		}
+		if err := d.show(&r); err != nil || r.Seq == last {
+			return err
+		}
+	}
+}
+
+func headerFields(h nats.Header) []engine.Field {
+	var list []engine.Field
+	for name, values := range h {
+		for _, v := range values {
+			list = append(list, engine.Field{Name: name, Value: v})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b engine.Field) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// show writes a record that passes the filters.
+func (d *dumper) show(r *engine.Record) error {
+	e := d.layout.Decode(r)
+	if d.job != "" && e.Job != d.job || d.partition != everyPartition && !concerns(&e, d.partition) {
+		return nil
+	}
+	var err error
+	if d.app.json {
+		err = d.app.marshal(newRecordLine(r, &e))
+	} else {
+		healed := ""
+		if e.Seq != r.Seq {
+			healed = fmt.Sprintf(" (healed: was %d)", e.Seq)
+		}
+		partition := "_"
+		if e.Partition != engine.Everyone {
+			partition = fmt.Sprint(e.Partition)
+		}
+		err = d.app.line("%d  %s  %s  %-7s  %s%s", r.Seq, when(time.Unix(0, r.Time)), partition, kindName(&e), details(r, &e), healed)
+	}
+	if d.shown++; err == nil && d.shown == d.limit {
+		err = errLimit
+	}
+	return err
+}
+
+func concerns(e *engine.Entry, partition int) bool {
+	return e.Partition == partition || slices.ContainsFunc(e.Ticks, func(t engine.Tick) bool { return t.Partition == partition })
+}
+
+func kindName(e *engine.Entry) string {
+	switch e.Kind {
+	case engine.KindTick:
+		return "tick"
+	case engine.KindClaim:
+		return "claim"
+	case engine.KindGarbage:
+		return "garbage"
+	}
+	return excerpt([]byte(e.Verb), 32)
+}
+
+// details gives what a record says beside its kind, on one line.
+func details(r *engine.Record, e *engine.Entry) string {
+	switch e.Kind {
+	case engine.KindTick:
+		var parts []string
+		for _, t := range e.Ticks {
+			s := fmt.Sprintf("p=%d to=%s epoch=%d limit=%d acked=%d@%d", t.Partition, when(time.UnixMilli(t.To)), t.Epoch, t.Limit, t.Acked.Output, t.Acked.Seq)
+			if t.Mark.Position > 0 {
+				s += fmt.Sprintf(" mark=%x@%d", t.Mark.Digest, t.Mark.Position)
+			}
+			parts = append(parts, s)
+		}
+		return strings.Join(parts, "; ")
+	case engine.KindClaim:
+		return fmt.Sprintf("node=%q logic=%d tzdata=%s", e.Claim.Node, e.Claim.Logic, e.Claim.TZData)
+	case engine.KindGarbage:
+		return excerpt([]byte(r.Subject), 128) + "  " + excerpt(r.Data, 64)
+	}
+	s := excerpt([]byte(e.Job), carillon.MaxJobIDLength)
+	if len(e.Body) > 0 {
+		s += "  " + excerpt(e.Body, 160)
+	}
+	return s
+}
+
+// recordLine is a record as JSON.
+type recordLine struct {
+	Sequence  uint64        `json:"sequence"`
+	Time      string        `json:"time"`
+	Subject   string        `json:"subject"`
+	Kind      string        `json:"kind"`
+	Healed    uint64        `json:"healed_sequence,omitempty"` // what it had before the stream lost it
+	Partition *int          `json:"partition,omitempty"`
+	Job       string        `json:"job,omitempty"`
+	Request   string        `json:"request,omitempty"`
+	Body      string        `json:"body,omitempty"`
+	Base64    string        `json:"body_base64,omitempty"` // where the body is no text
+	Ticks     []tickLine    `json:"ticks,omitempty"`
+	Claim     *engine.Claim `json:"claim,omitempty"`
+}
+
+type tickLine struct {
+	Partition    int    `json:"partition"`
+	To           string `json:"to"`
+	Epoch        uint64 `json:"epoch"`
+	Limit        uint64 `json:"limit"`
+	AckedOutput  uint64 `json:"acked_output"`
+	AckedSeq     uint64 `json:"acked_sequence"`
+	MarkPosition uint64 `json:"mark_position,omitempty"`
+	MarkDigest   string `json:"mark_digest,omitempty"`
+}
+
+func newRecordLine(r *engine.Record, e *engine.Entry) recordLine {
+	line := recordLine{
+		Sequence: r.Seq, Time: when(time.Unix(0, r.Time)), Subject: r.Subject, Kind: kindName(e), Job: e.Job, Request: e.Request,
+	}
+	if e.Seq != r.Seq {
+		line.Healed = e.Seq
+	}
+	if e.Partition != engine.Everyone {
+		line.Partition = &e.Partition
+	}
+	switch e.Kind {
+	case engine.KindTick:
+		for _, t := range e.Ticks {
+			l := tickLine{
+				Partition: t.Partition, To: when(time.UnixMilli(t.To)), Epoch: t.Epoch, Limit: t.Limit,
+				AckedOutput: t.Acked.Output, AckedSeq: t.Acked.Seq, MarkPosition: t.Mark.Position,
+			}
+			if l.MarkPosition > 0 {
+				l.MarkDigest = fmt.Sprintf("%x", t.Mark.Digest)
+			}
+			line.Ticks = append(line.Ticks, l)
+		}
+		return line
+	case engine.KindClaim:
+		line.Claim = &e.Claim
+		return line
+	}
+	body := e.Body
+	if e.Kind == engine.KindGarbage {
+		body = r.Data
+	}
+	if utf8.Valid(body) {
+		line.Body = string(body)
+	} else {
+		line.Base64 = base64.StdEncoding.EncodeToString(body)
+	}
+	return line
+}

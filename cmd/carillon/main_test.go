@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"carillon": main})
+}
+
+// TestScript runs testdata/script. Each script has its own directory and, where it asks for one by
+// "serve", its own engine: a real process of this binary.
+func TestScript(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			e.Values[servers{}] = make(map[string]*server)
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"serve":   serveCommand,
+			"stop":    stopCommand,
+			"publish": publishCommand,
+			"until":   untilCommand,
+			"appears": appearsCommand,
+		},
+	})
+}
+
+// servers is the key of a script's engines by the name of their data directory.
+type servers struct{}
+
+// server is a running "carillon serve".
+type server struct {
+	process *exec.Cmd
+	ended   chan error
+	log     string
+}
+
+// readyLine is the one line that serve prints.
+var readyLine = regexp.MustCompile(`^carillon ready nats=(nats://127\.0\.0\.1:\d+) http=http://127\.0\.0\.1:\d+ partitions=\d+$`)
+
+// serveCommand is "serve NAME [FLAGS]": it starts an engine on $WORK/NAME, and points NATS_URL and
+// <NAME>_URL to it once it is ready.
+func serveCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: serve name [flags]")
+	}
+	name := args[0]
+	data := ts.MkAbs(name)
+	s := &server{ended: make(chan error, 1), log: data + ".log"}
+	s.process = exec.Command("carillon", append([]string{
+		"serve", "--data", data, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+	}, args[1:]...)...)
+	s.process.Dir = ts.MkAbs(".")
+	logFile, err := os.Create(s.log)
+	ts.Check(err)
+	defer logFile.Close()
+	s.process.Stderr = logFile
+	out, err := s.process.StdoutPipe()
+	ts.Check(err)
+	ts.Check(s.process.Start())
+	ts.Value(servers{}).(map[string]*server)[name] = s
+	ready := make(chan string, 1)
+	go func() {
+		lines := bufio.NewScanner(out)
+		lines.Scan()
+		ready <- lines.Text()
+		for lines.Scan() { // it must not block on a full pipe, whatever else it might print
+		}
+		s.ended <- s.process.Wait()
+	}()
+	ts.Defer(func() { s.stop(syscall.SIGKILL) })
+	select {
+	case line := <-ready:
+		m := readyLine.FindStringSubmatch(line)
+		if m == nil {
+			ts.Fatalf("serve printed %q\n%s", line, ts.ReadFile(s.log))
+		}
+		ts.Setenv("NATS_URL", m[1])
+		ts.Setenv(name+"_URL", m[1])
+	case <-time.After(time.Minute):
+		ts.Fatalf("serve was not ready in a minute\n%s", ts.ReadFile(s.log))
+	}
+}
+
+// stop ends the engine, by its process id, and waits until it is gone.
+func (s *server) stop(signal os.Signal) error {
+	if s.ended == nil {
+		return nil
+	}
+	if err := s.process.Process.Signal(signal); err != nil {
+		return err
+	}
+	err := <-s.ended
+	s.ended = nil
+	return err
+}
+
+// stopCommand is "stop NAME": SIGTERM, after which serve must end well.
+func stopCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: stop name")
+	}
+	s := ts.Value(servers{}).(map[string]*server)[args[0]]
+	if s == nil {
+		ts.Fatalf("no engine %s", args[0])
+	}
+	if err := s.stop(syscall.SIGTERM); err != nil {
+		ts.Fatalf("serve ended with %v\n%s", err, ts.ReadFile(s.log))
+	}
+}
+
+// publishCommand is "publish SUBJECT BODY": what any NATS client can do.
+func publishCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: publish subject body")
+	}
+	nc, err := nats.Connect(ts.Getenv("NATS_URL"))
+	ts.Check(err)
+	defer nc.Close()
+	ts.Check(nc.Publish(args[0], []byte(args[1])))
+	ts.Check(nc.FlushTimeout(10 * time.Second))
+}
+
+// untilCommand is "until PATTERN ARGS": it runs carillon ARGS until its output matches.
+func untilCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: until pattern args")
+	}
+	pattern, err := regexp.Compile(`(?m)` + args[0])
+	ts.Check(err)
+	var out []byte
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		c := exec.Command("carillon", args[1:]...)
+		c.Dir = ts.MkAbs(".")
+		c.Env = append(os.Environ(), "NATS_URL="+ts.Getenv("NATS_URL"))
+		if out, err = c.CombinedOutput(); err == nil && pattern.Match(out) {
+			return
+		}
+	}
+	ts.Fatalf("carillon %s: no %s within a minute; last %v:\n%s", strings.Join(args[1:], " "), args[0], err, out)
+}
+
+// appearsCommand is "appears FILE": it waits for a file that a background command makes.
+func appearsCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: appears file")
+	}
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(ts.MkAbs(args[0])); err == nil {
+			return
+		}
+	}
+	ts.Fatalf("%s did not appear within a minute", args[0])
+}
+
+// TestScriptsAreComplete holds that each command of the tree appears in some script, but for those that
+// have a test of their own: demo (TestDemo) and bench, whose library is tested in its room.
+func TestScriptsAreComplete(t *testing.T) {
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&all, string(b))
+	}
+	for _, path := range commandPaths() {
+		if path == "carillon demo" || strings.HasPrefix(path, "carillon bench") {
+			continue
+		}
+		if !regexp.MustCompile(`(?m)^(! )?exec ` + path + `\b`).MatchString(all.String()) {
+			t.Errorf("no script runs %q", path)
+		}
+	}
+}

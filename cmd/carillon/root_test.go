@@ -1,0 +1,365 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// commandPaths lists the commands that do something.
+func commandPaths() []string {
+	var paths []string
+	walk(newRootCommand(&app{}), func(c *cobra.Command) {
+		if !c.HasSubCommands() {
+			paths = append(paths, c.CommandPath())
+		}
+	})
+	return paths
+}
+
+// run runs a command line without input and returns what it printed.
+func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code = Run(t.Context(), args, strings.NewReader(""), &out, &errOut)
+	return code, out.String(), errOut.String()
+}
+
+func TestEveryCommandHasHelpWithExamples(t *testing.T) {
+	walk(newRootCommand(&app{}), func(c *cobra.Command) {
+		args := append(strings.Fields(c.CommandPath())[1:], "--help")
+		code, out, errOut := run(t, args...)
+		if code != exitOK || errOut != "" || !strings.Contains(out, "Usage:\n  carillon") {
+			t.Errorf("%v: code %d, stdout %q, stderr %q", args, code, out, errOut)
+		}
+		if !c.HasSubCommands() && !strings.Contains(out, "Examples:\n  carillon ") {
+			t.Errorf("%v shows no example:\n%s", args, out)
+		}
+	})
+}
+
+// Each line of each example must be a command line that the tree takes.
+func TestExamplesParse(t *testing.T) {
+	examples := 0
+	walk(newRootCommand(&app{}), func(c *cobra.Command) {
+		for line := range strings.Lines(c.Example) {
+			about := c.HasSubCommands() // the examples of a group are about its members
+			for part := range strings.SplitSeq(line, " | ") {
+				args := shellWords(strings.TrimSpace(part))
+				if len(args) == 0 || args[0] != "carillon" {
+					continue
+				}
+				examples++
+				found, rest, err := newRootCommand(&app{}).Traverse(args[1:])
+				if err == nil {
+					err = found.ParseFlags(rest)
+				}
+				if err == nil {
+					err = found.ValidateArgs(found.Flags().Args())
+				}
+				if err == nil {
+					err = found.ValidateFlagGroups()
+				}
+				if err != nil {
+					t.Errorf("%s: the example %q: %v", c.CommandPath(), part, err)
+				}
+				about = about || found.CommandPath() == c.CommandPath()
+			}
+			if !about {
+				t.Errorf("the example %q does not run %s", line, c.CommandPath())
+			}
+		}
+	})
+	if examples < 40 {
+		t.Errorf("%d examples found", examples)
+	}
+}
+
+// shellWords splits a line at spaces outside of quotes.
+func shellWords(s string) []string {
+	var words []string
+	var word strings.Builder
+	var quote rune
+	in := false
+	for _, r := range s {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote, in = r, true
+		case quote == 0 && r == ' ':
+			if in {
+				words = append(words, word.String())
+			}
+			word.Reset()
+			in = false
+		default:
+			word.WriteRune(r)
+			in = true
+		}
+	}
+	if in {
+		words = append(words, word.String())
+	}
+	return words
+}
+
+// startEngine runs an engine in this process and returns the URL of its server.
+func startEngine(t *testing.T) string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var log bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"serve", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.NewReader(""), w, &log)
+		w.Close()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if code := <-ended; code != exitOK {
+			t.Errorf("serve ended with %d:\n%s", code, log.String())
+		}
+	})
+	line, err := bufio.NewReader(r).ReadString('\n')
+	m := readyLine.FindStringSubmatch(strings.TrimSpace(line))
+	if err != nil || m == nil {
+		t.Fatalf("serve printed %q (%v)", line, err)
+	}
+	return m[1]
+}
+
+// TestWatchEvents sees a rejection and a trigger that were made after the watch said it was there.
+func TestWatchEvents(t *testing.T) {
+	url := startEngine(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"watch", "-s", url, "--events"}, strings.NewReader(""), w, &errOut)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	next := func() string {
+		if !lines.Scan() {
+			t.Fatalf("watch ended: %v, %s", lines.Err(), errOut.String())
+		}
+		return lines.Text()
+	}
+	if head := next(); !strings.HasPrefix(head, "due") {
+		t.Fatalf("the first line is %q", head)
+	}
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if err := nc.Publish("carillon.cmd.put.broken", []byte(`{"schedule":"@every 0s"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if got := next(); !strings.Contains(got, "rejected  broken") || !strings.Contains(got, "put: invalid_schedule: schedule: ") {
+		t.Errorf("the rejection is shown as %q", got)
+	}
+	if _, err := carillon.Connect(nc).Put(t.Context(), carillon.Job{ID: "bell", Payload: []byte("ding\x1b[2J")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := carillon.Connect(nc).Fire(t.Context(), "bell"); err != nil {
+		t.Fatal(err)
+	}
+	if got := next(); !strings.Contains(got, " ms  bell") || !strings.HasSuffix(got, `"ding\x1b[2J"`) {
+		t.Errorf("the trigger is shown as %q", got)
+	}
+	cancel()
+	if lines.Scan() {
+		t.Errorf("after its end watch printed %q", lines.Text())
+	}
+	if code := <-ended; code != exitOK || errOut.Len() > 0 {
+		t.Errorf("watch ended with %d, %q", code, errOut.String())
+	}
+}
+
+// TestImportResumes holds an interrupted import to its word: all lines before the one it names are in.
+func TestImportResumes(t *testing.T) {
+	url := startEngine(t)
+	var in bytes.Buffer
+	for i := range 300 {
+		id := "job-" + string(rune('a'+i/26%26)) + string(rune('a'+i%26))
+		if i == 200 {
+			id = "not an id"
+		}
+		in.WriteString(`{"id":"` + id + `","schedule":"@at 2100-01-01T00:00:00Z"}` + "\n")
+	}
+	var out, errOut bytes.Buffer
+	if code := Run(t.Context(), []string{"-s", url, "job", "import", "--window", "8"}, &in, &out, &errOut); code != exitFailure {
+		t.Errorf("code %d", code)
+	}
+	want := "carillon: line 201: invalid_job_id: "
+	if !strings.HasPrefix(errOut.String(), want) || !strings.HasSuffix(errOut.String(), "go on with --from 201\n") {
+		t.Errorf("stderr %q", errOut.String())
+	}
+	code, listed, _ := run(t, "-s", url, "job", "list", "--json")
+	if n := strings.Count(listed, `"id":"job-`); code != exitOK || n < 200 {
+		t.Errorf("code %d, %d jobs are in; the 200 before the bad line must be", code, n)
+	}
+}
+
+func TestParseImport(t *testing.T) {
+	const full = `{"type":"carillon.v1.job","id":"a","version":3,"status":"paused","next":"2100-01-01T00:00:00.000Z","fires":0,"skipped":0,"partition":1,"spec":{"schedule":"@daily","payload":{"b":  [1.0, "<"] }}}`
+	for _, c := range []struct{ line, id, status, payload, err string }{
+		{line: `{"id":"a","schedule":"@daily"}`, id: "a"},
+		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":"scheduled"}`, id: "a", status: "scheduled"},
+		{line: full, id: "a", status: "paused", payload: `{"b":  [1.0, "<"] }`},
+		{line: `{"id":"a","spec":{"schedule":"@daily"},"statsu":"paused"}`, err: "unknown_field: statsu: "},
+		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":"gone"}`, err: "invalid_field: status: "},
+		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":7}`, err: "invalid_field: status: "},
+		{line: `{"id":7,"spec":{}}`, err: "invalid_field: id: "},
+		{line: `{"spec":{}}`, err: "invalid_job_id: "},
+		{line: `{"id":"a.b","spec":{}}`, err: "invalid_job_id: "},
+		{line: `{"id":"a","spec":{"scedule":"@daily"}}`, err: "unknown_field: scedule: "},
+		{line: `{"id":"a","spec":null}`, err: "invalid_json: "},
+		{line: `{"id":"a","spec":{"schedule":"@daily"}`, err: "invalid_json: "},
+		{line: `{"id":"a","scedule":"@daily"}`, err: "unknown_field: scedule: "},
+		{line: `[]`, err: "invalid_json: "},
+		{line: `garbage`, err: "invalid_json: "},
+	} {
+		job, status, err := parseImport([]byte(c.line))
+		if c.err != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), c.err) {
+				t.Errorf("%s: error %v, want %s", c.line, err, c.err)
+			}
+			continue
+		}
+		if err != nil || job.ID != c.id || string(status) != c.status || string(job.Payload) != c.payload {
+			t.Errorf("%s: %v, id %q, status %q, payload %q", c.line, err, job.ID, status, job.Payload)
+		}
+	}
+}
+
+func TestExcerpt(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		most int
+		want string
+	}{
+		{"plain", 10, "plain"},
+		{"longer than ten", 10, "longer tha…"},
+		{"ééé", 3, "é…"},
+		{"éé", 2, "é…"},
+		{"€€", 4, "€…"},
+		{"a\nb", 10, `"a\nb"`},
+		{"\xff", 10, `"\xff"`},
+		{"\x1b[31m", 10, `"\x1b[31m"`},
+		{"", 10, ""},
+	} {
+		if got := excerpt([]byte(c.in), c.most); got != c.want {
+			t.Errorf("excerpt(%q, %d) = %s, want %s", c.in, c.most, got, c.want)
+		}
+	}
+}
+
+func TestRedacted(t *testing.T) {
+	got := redacted("nats://u:secret@a:4222,nats://b:4222")
+	if strings.Contains(got, "secret") || !strings.Contains(got, "nats://b:4222") {
+		t.Errorf("got %s", got)
+	}
+}
+
+// The environment fills in what no flag gave.
+func TestConnectionFromEnvironment(t *testing.T) {
+	for name, value := range map[string]string{
+		"NATS_URL": "nats://env:1", "NATS_USER": "u", "NATS_PASSWORD": "p", "NATS_CREDS": "c", "NATS_NKEY": "n",
+		"NATS_CERT": "cert", "NATS_KEY": "key", "NATS_CA": "ca", "NATS_TIMEOUT": "7s", "CARILLON_PREFIX": "acme",
+	} {
+		t.Setenv(name, value)
+	}
+	a := &app{}
+	root := newRootCommand(a)
+	if err := root.PersistentFlags().Parse([]string{"--user", "flag"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.connection.resolve(); err != nil {
+		t.Fatal(err)
+	}
+	want := connection{
+		server: "nats://env:1", user: "flag", password: "p", creds: "c", nkey: "n",
+		cert: "cert", key: "key", ca: "ca", timeout: 7e9, prefix: "acme",
+	}
+	if a.connection != want {
+		t.Errorf("got %+v, want %+v", a.connection, want)
+	}
+	var flags []string
+	for _, f := range connectionFlags {
+		if root.PersistentFlags().Lookup(f) == nil {
+			flags = append(flags, f)
+		}
+	}
+	if len(flags) > 0 || slices.Contains(connectionFlags, "json") {
+		t.Errorf("connectionFlags names %v, which are none", flags)
+	}
+}
+
+// TestWorkPrints runs a worker without a command until it has printed the one trigger there is.
+func TestWorkPrints(t *testing.T) {
+	url := startEngine(t)
+	for _, args := range [][]string{
+		{"job", "put", "bell", "--topic", "work.a", "--payload", `{"n":1}`}, {"job", "fire", "bell"},
+	} {
+		if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
+			t.Fatalf("%v: %s", args, errOut)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"-s", url, "work", "work.>", "--name", "look", "--json"}, strings.NewReader(""), w, &errOut)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	lines.Scan()
+	var got triggerLine
+	if err := json.Unmarshal(lines.Bytes(), &got); err != nil {
+		t.Fatalf("%q: %v, %s", lines.Text(), err, errOut.String())
+	}
+	if got.Job != "bell" || got.Topic != "work.a" || got.Attempt != 1 || string(got.Payload) != `{"n":1}` {
+		t.Errorf("it printed %s", lines.Text())
+	}
+	cancel()
+	if code := <-ended; code != exitOK || errOut.Len() > 0 {
+		t.Errorf("work ended with %d, %q", code, errOut.String())
+	}
+}
+
+// TestDemo runs the demonstration until the first of its sample jobs rings.
+func TestDemo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"demo", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.NewReader(""), w, &errOut)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	rang := false
+	for !rang && lines.Scan() {
+		rang = strings.Contains(lines.Text(), "heartbeat") && strings.Contains(lines.Text(), " ms  ")
+	}
+	cancel()
+	go io.Copy(io.Discard, r) // what it prints until it has stopped
+	if code := <-ended; code != exitOK || !rang {
+		t.Errorf("demo ended with %d, rang %t: %s", code, rang, errOut.String())
+	}
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// change is a command on one job or on all of a selection.
+type change struct {
+	verb, past string // "pause", "paused"
+	example    string
+	one        func(context.Context, *carillon.Client, string, ...carillon.CommandOption) (carillon.JobReply, error)
+	many       func(*carillon.Client, context.Context, carillon.Selection) (carillon.SelectionReply, error)
+}
+
+func (a *app) newChangeCommand(ch change, long string) *cobra.Command {
+	var s carillon.Selection
+	var yes bool
+	var ifVersion uint64
+	verb := strings.ToUpper(ch.verb[:1]) + ch.verb[1:]
+	c := &cobra.Command{
+		Use:   ch.verb + " [ID]",
+		Short: verb + " a job, or all jobs of a selection",
+		Long: long + `
+
+Give an id, or a selection: jobs that all of --prefix, --label and --owner apply to. A selection is
+changed job by job and not in one transaction; the answer counts them. On a terminal it asks first.
+
+Here --prefix is the beginning of an id. The service's own goes before the command, or into
+$CARILLON_PREFIX: carillon --prefix acme job ` + ch.verb + ` …`,
+		Example: ch.example,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			conditional := c.Flags().Changed("if-version")
+			switch selects := s != (carillon.Selection{}); {
+			case len(args) == 1 && selects:
+				return usagef("give an id or a selection, not both")
+			case len(args) == 0 && !selects:
+				return usagef("give an id, or a selection by --prefix, --label and --owner")
+			case selects && conditional:
+				return usagef("--if-version goes with an id")
+			}
+			if len(args) == 0 {
+				return a.changeMany(c.Context(), ch, s, yes)
+			}
+			var options []carillon.CommandOption
+			if conditional {
+				options = append(options, carillon.IfVersion(ifVersion))
+			}
+			return a.changeOne(c.Context(), ch, args[0], options)
+		},
+	}
+	selectionFlags(c, &s)
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask before a selection is changed")
+	c.Flags().Uint64Var(&ifVersion, "if-version", 0, "only if the job is at this `version`")
+	return c
+}
+
+func (a *app) changeOne(ctx context.Context, ch change, id string, options []carillon.CommandOption) error {
+	if err := carillon.CheckJobID(id); err != nil {
+		return err
+	}
+	nc, client, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	r, err := ch.one(ctx, client, id, options...)
+	if err != nil {
+		return err
+	}
+	switch {
+	case r.Version != 0:
+		return a.printJob(&r)
+	case a.json: // a delete, whose reply the client does not pass on
+		return a.marshal(struct {
+			ID     string          `json:"id"`
+			Status carillon.Status `json:"status"`
+		}{id, carillon.StatusDeleted})
+	}
+	return a.line("%s is %s", id, ch.past)
+}
+
+func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, yes bool) error {
+	if isTerminal(a.stdin) && !yes {
+		sure, err := a.ask(fmt.Sprintf("%s all jobs with %s?", ch.verb, describeSelection(s)))
+		if err != nil || !sure {
+			return err
+		}
+	}
+	nc, client, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	r, err := ch.many(client, ctx, s)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		err = a.raw(r.AppendJSON(nil))
+	} else {
+		err = a.line("%d selected, %d %s, %d were so or gone already, %d failed", r.Matched, r.Changed, ch.past, r.Unchanged, r.Failed)
+	}
+	if err == nil && r.Failed > 0 {
+		err = &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("the outcome of %d jobs is unknown; the same command again does no harm", r.Failed)}
+	}
+	return err
+}
+
+func describeSelection(s carillon.Selection) string {
+	var parts []string
+	for _, p := range []struct{ name, value string }{{"prefix", s.Prefix}, {"label", s.Label}, {"owner", s.Owner}} {
+		if p.value != "" {
+			parts = append(parts, fmt.Sprintf("%s %q", p.name, p.value))
+		}
+	}
+	return strings.Join(parts, " and ")
+}
+
+// ask puts a yes-or-no question; whatever is no clear yes is a no.
+func (a *app) ask(question string) (bool, error) {
+	if _, err := fmt.Fprintf(a.stderr, "%s [y/N] ", question); err != nil {
+		return false, err
+	}
+	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
+	if err != nil && answer == "" {
+		return false, nil // the end of the input is a no
+	}
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes", nil
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func newTopicCommand(a *app) *cobra.Command {
+	c := newTopicCreateCommand(a)
+	c.Use = "topic TOPIC"
+	c.Short = "Make a queue of one topic's triggers, for workers in any language"
+	c.Example = `  carillon topic billing.renewals
+  carillon topic list`
+	c.AddCommand(newTopicCreateCommand(a), newTopicListCommand(a), newTopicDeleteCommand(a))
+	return c
+}
+
+func newTopicCreateCommand(a *app) *cobra.Command {
+	var o carillon.TopicQueueOptions
+	c := &cobra.Command{
+		Use:   "create TOPIC",
+		Short: "Make a topic queue",
+		Long: `Make a topic queue: one JetStream stream that takes in all triggers of a topic, which may hold wildcards,
+from the output streams. Any NATS client works on it with a durable consumer. Where the queue is there
+already nothing changes.`,
+		Example: `  carillon topic create billing.renewals
+  carillon topic create 'billing.>' --from-start --max-age 24h`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := carillon.CheckTopicFilter(args[0]); err != nil {
+				return err
+			}
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			nc, client, err := a.connect()
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			stream, err := client.CreateTopicQueue(c.Context(), args[0], o)
+			if err != nil {
+				return err
+			}
+			name, subject := stream.CachedInfo().Config.Name, client.Names().TopicSubject(args[0])
+			if a.json {
+				return a.marshal(topicQueue{Stream: name, Subject: subject})
+			}
+			return a.line("stream %s has the triggers of %s on %s", name, args[0], subject)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.FromStart, "from-start", false, "take in the triggers that the output streams still hold, too")
+	f.DurationVar(&o.MaxAge, "max-age", 0, "how long a trigger is kept (default 72h)")
+	f.Int64Var(&o.MaxBytes, "max-bytes", 0, "`bytes` of the queue, the oldest triggers go first (default 1 GiB)")
+	f.IntVar(&o.Replicas, "replicas", 0, "replicas of the stream (default 1)")
+	return c
+}
+
+// topicQueue is a queue in JSON.
+type topicQueue struct {
+	Stream   string `json:"stream"`
+	Subject  string `json:"subject,omitempty"`
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"`
+}
+
+func newTopicListCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List topic queues",
+		Example: `  carillon topic list
+  carillon topic list --json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			nc, client, err := a.connect()
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			infos, err := client.TopicQueues(c.Context())
+			if err != nil {
+				return err
+			}
+			queues := []topicQueue{}
+			for _, i := range infos {
+				queues = append(queues, topicQueue{Stream: i.Config.Name, Messages: i.State.Msgs, Bytes: i.State.Bytes})
+			}
+			if a.json {
+				return a.marshal(struct {
+					Queues []topicQueue `json:"queues"`
+				}{queues})
+			}
+			w := a.table()
+			fmt.Fprintln(w, "STREAM\tTRIGGERS\tBYTES")
+			for _, q := range queues {
+				fmt.Fprintf(w, "%s\t%d\t%d\n", q.Stream, q.Messages, q.Bytes)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+func newTopicDeleteCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete TOPIC",
+		Short:   "Delete a topic queue; the output streams keep their triggers",
+		Example: `  carillon topic delete billing.renewals`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := carillon.CheckTopicFilter(args[0]); err != nil {
+				return err
+			}
+			nc, client, err := a.connect()
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			if err := client.DeleteTopicQueue(c.Context(), args[0]); err != nil {
+				return err
+			}
+			name := client.Names().TopicStream(args[0])
+			if a.json {
+				return a.marshal(struct {
+					Stream  string `json:"stream"`
+					Deleted bool   `json:"deleted"`
+				}{name, true})
+			}
+			return a.line("stream %s is deleted", name)
+		},
+	}
+}

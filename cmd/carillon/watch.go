@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func newWatchCommand(a *app) *cobra.Command {
+	var w watcher
+	c := &cobra.Command{
+		Use:   "watch",
+		Short: "Show triggers as they fire, with their lateness",
+		Long: `Show triggers as they fire: due time, lateness (from the due millisecond to the receipt here, by this
+machine's clock), job, topic and the beginning of the payload. It looks only: nothing is acknowledged or
+taken from a worker, and what fires before it begins is not shown. Ctrl-C ends it.`,
+		Example: `  carillon watch
+  carillon watch --topic 'billing.>' --events
+  carillon watch --json --count 10`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			w.app = a
+			return w.run(c.Context())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&w.topic, "topic", ">", "only triggers of this `topic`, which may hold wildcards")
+	f.BoolVar(&w.events, "events", false, "show events, too: rejected commands, skipped fires, completed jobs")
+	f.UintVar(&w.count, "count", 0, "end after this `many` triggers")
+	return c
+}
+
+type watcher struct {
+	app    *app
+	topic  string
+	events bool
+	count  uint
+
+	mu   sync.Mutex // lines come from two loops
+	seen uint
+}
+
+func (w *watcher) run(ctx context.Context) error {
+	if err := carillon.CheckTopicFilter(w.topic); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	nc, client, err := w.app.connect(nats.MaxReconnects(-1))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	triggers, err := client.Watch(ctx, w.topic)
+	if err != nil {
+		return err
+	}
+	var loops sync.WaitGroup
+	if w.events {
+		events, err := client.WatchEvents(ctx)
+		if err != nil {
+			return err
+		}
+		loops.Go(func() { cancel(follow(events, w.showEvent)) })
+	}
+	if !w.app.json {
+		if err := w.app.line("%-12s  %10s  %-24s %-16s %s", "due", "lateness", "job", "topic", "payload"); err != nil {
+			return err
+		}
+	}
+	loops.Go(func() { cancel(follow(triggers, w.showTrigger)) })
+	loops.Wait()
+	if cause := context.Cause(ctx); cause != context.Canceled && cause != errSeen {
+		return cause
+	}
+	return nil
+}
+
+// errSeen ends a watch that has shown as many triggers as were asked for.
+var errSeen = errors.New("enough triggers seen")
+
+// follow shows what comes until the sequence ends or show returns an error.
+func follow[T any](all iter.Seq2[T, error], show func(*T) error) error {
+	for v, err := range all {
+		if err == nil {
+			err = show(&v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *watcher) showTrigger(t *carillon.Trigger) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.count > 0 && w.seen == w.count {
+		return errSeen
+	}
+	if w.app.json {
+		if err := w.app.marshal(newTriggerLine(t)); err != nil {
+			return err
+		}
+	} else {
+		showTrigger(w.app.stdout, t)
+	}
+	if w.seen++; w.seen == w.count {
+		return errSeen
+	}
+	return nil
+}
+
+func (w *watcher) showEvent(e *carillon.Event) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.app.json {
+		return w.app.raw(e.AppendJSON(nil))
+	}
+	what := ""
+	switch e.Kind {
+	case carillon.EventRejected:
+		what = fmt.Sprintf("%s: %v", excerpt([]byte(e.Verb), 32), e.Error)
+	case carillon.EventSkipped:
+		what = fmt.Sprintf("%d fires, %s: %s to %s", e.Count, e.Reason, when(e.First), when(e.Last))
+	}
+	return w.app.line("%s  %10s  %-24s %s", e.Time.Local().Format("15:04:05.000"), e.Kind, excerpt([]byte(e.Job), 64), what)
+}
+
+// triggerLine is a trigger as JSON, for watch and work.
+type triggerLine struct {
+	Type      string      `json:"type"`
+	Job       string      `json:"job"`
+	Trigger   string      `json:"trigger"`
+	Topic     string      `json:"topic"`
+	Scheduled string      `json:"scheduled"`
+	Received  string      `json:"received"`
+	Lateness  float64     `json:"lateness_ms"`
+	Version   uint64      `json:"version"`
+	Output    uint64      `json:"output"`
+	Missed    uint64      `json:"missed,omitempty"`
+	Partition int         `json:"partition"`
+	Attempt   int         `json:"attempt,omitempty"`
+	Headers   nats.Header `json:"headers,omitempty"`
+
+	// One of these, as in a job.
+	Payload json.RawMessage `json:"payload,omitempty"`
+	Text    string          `json:"payload_text,omitempty"`
+	Base64  []byte          `json:"payload_base64,omitempty"`
+}
+
+func newTriggerLine(t *carillon.Trigger) triggerLine {
+	line := triggerLine{
+		Type: "trigger", Job: t.Job, Trigger: t.ID, Topic: t.Topic, Scheduled: when(t.Scheduled),
+		Received: t.Received.UTC().Format("2006-01-02T15:04:05.000000Z"), Lateness: float64(t.Lateness()) / float64(time.Millisecond),
+		Version: t.Version, Output: t.Output, Missed: t.Missed, Partition: t.Partition, Attempt: t.Attempt, Headers: t.Headers,
+	}
+	switch {
+	case json.Valid(t.Payload):
+		line.Payload = t.Payload
+	case utf8.Valid(t.Payload):
+		line.Text = string(t.Payload)
+	default:
+		line.Base64 = t.Payload
+	}
+	return line
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func newWorkCommand(a *app) *cobra.Command {
+	w := worker{app: a}
+	c := &cobra.Command{
+		Use:   "work TOPIC [flags] [-- COMMAND [ARG]...]",
+		Short: "Run a command for each trigger of a topic, or print it",
+		Long: `Take the triggers of a topic, which may hold wildcards, and run a command for each, or print it.
+
+Workers of one --name share the work: each trigger goes to one of them, and it remembers how far it came.
+The command gets the payload on standard input, and CARILLON_JOB, CARILLON_TRIGGER, CARILLON_SCHEDULED,
+CARILLON_TOPIC, CARILLON_VERSION, CARILLON_MISSED and CARILLON_ATTEMPT in its environment. When it ends
+with 0 the trigger is acknowledged; else it comes again, later each time. The same trigger may come
+twice, after a crash for one: CARILLON_TRIGGER is the key to notice it by.
+
+SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way get --grace to end.`,
+		Example: `  carillon work billing.renewals --name billing -- ./renew.sh
+  carillon work 'reports.>' --name reports --concurrency 4 --max-attempts 5 -- sh -c 'cat > "out/$CARILLON_JOB"'
+  carillon work '>' --name look --json`,
+		Args: func(c *cobra.Command, args []string) error {
+			if before := c.ArgsLenAtDash(); before != 1 && (before >= 0 || len(args) != 1) {
+				return fmt.Errorf("give one topic, and a command to run behind --")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			w.options.Topic, w.command = args[0], args[1:]
+			return w.run(c.Context())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&w.options.Name, "name", "", "`name` shared by the workers of one kind (needed)")
+	f.IntVar(&w.options.Concurrency, "concurrency", 0, "how `many` triggers at a time (default 16)")
+	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give a trigger up after this `many` failures (default never)")
+	f.DurationVar(&w.options.Grace, "grace", 0, "how long commands get to end (default 30s)")
+	f.BoolVar(&w.options.StartNew, "start-new", false, "where the name is new: leave out triggers that are there already")
+	return c
+}
+
+type worker struct {
+	app     *app
+	options carillon.WorkerOptions
+	command []string
+	mu      sync.Mutex // one trigger's output at a time
+}
+
+func (w *worker) run(ctx context.Context) error {
+	w.options.OnError = w.report
+	if err := w.options.Validate(); err != nil {
+		return err
+	}
+	nc, client, err := w.app.connect(nats.MaxReconnects(-1))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	return client.Work(ctx, w.options, w.handle)
+}
+
+func (w *worker) report(t *carillon.Trigger, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t == nil {
+		fmt.Fprintf(w.app.stderr, "carillon: %v\n", err)
+		return
+	}
+	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)
+}
+
+// handle prints a trigger, or runs the command and prints what it said.
+func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
+	var out, errOut bytes.Buffer
+	var err error
+	if len(w.command) > 0 {
+		cmd := exec.CommandContext(ctx, w.command[0], w.command[1:]...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(t.Payload), &out, &errOut
+		cmd.Env = append(os.Environ(),
+			"CARILLON_JOB="+t.Job, "CARILLON_TRIGGER="+t.ID, "CARILLON_SCHEDULED="+when(t.Scheduled), "CARILLON_TOPIC="+t.Topic,
+			"CARILLON_VERSION="+strconv.FormatUint(t.Version, 10), "CARILLON_MISSED="+strconv.FormatUint(t.Missed, 10),
+			"CARILLON_ATTEMPT="+strconv.Itoa(t.Attempt))
+		cmd.WaitDelay = time.Second // a grandchild may hold the pipes
+		err = cmd.Run()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, writeErr := w.app.stderr.Write(errOut.Bytes()); writeErr != nil && err == nil {
+		err = writeErr
+	}
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(w.command) > 0:
+		_, err = w.app.stdout.Write(out.Bytes())
+	case w.app.json:
+		err = w.app.marshal(newTriggerLine(t))
+	default:
+		showTrigger(w.app.stdout, t)
+	}
+	return err
+}

@@ -1,0 +1,500 @@
+package node_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+// asNode makes the test binary a node: what a test kills is a real process.
+const asNode = "CARILLON_TEST_NODE"
+
+func TestMain(m *testing.M) {
+	if s := os.Getenv(asNode); s != "" {
+		os.Exit(runAsNode(s))
+	}
+	os.Exit(m.Run())
+}
+
+// settings are the options that travel to a process.
+type settings struct {
+	Data, Listen, NATS        string
+	Partitions                int
+	CheckpointEvery           time.Duration
+	FreeForJobs, FreeForTicks uint64
+	PersistAsync              bool
+}
+
+func (s settings) options() node.Options {
+	o := node.Options{
+		Data: s.Data, Name: "test", Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
+		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
+	}
+	if o.Listen == "" {
+		o.Listen = "127.0.0.1:0"
+	}
+	if o.FreeForJobs == 0 {
+		o.FreeForJobs, o.FreeForTicks = 1, 1 // the disk of the tests is not ours to judge
+	}
+	return o
+}
+
+func runAsNode(encoded string) int {
+	var s settings
+	if err := json.Unmarshal([]byte(encoded), &s); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3) // the test is gone
+	}()
+	o := s.options()
+	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	err := node.Run(ctx, o, func(r node.Ready) { _ = json.NewEncoder(os.Stdout).Encode(r) })
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// process is a node in a process of its own.
+type process struct {
+	node.Ready
+	began time.Time
+	cmd   *exec.Cmd
+	log   *logBuffer
+}
+
+// spawn starts a node and waits until it is ready; it fails when the node ends before.
+func spawn(t testing.TB, s settings) (*process, error) {
+	t.Helper()
+	encoded, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command(os.Args[0]), log: &logBuffer{}}
+	p.cmd.Env = append(os.Environ(), asNode+"="+string(encoded))
+	p.cmd.Stderr = p.log
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.began = time.Now()
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		p.kill()
+		if t.Failed() {
+			t.Logf("the node's log:\n%s", p.log.important())
+		}
+	})
+	line, err := bufio.NewReader(stdout).ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &p.Ready)
+	}
+	if err != nil {
+		werr := p.cmd.Wait()
+		return p, fmt.Errorf("the node ended (%v): %s", werr, p.log.tail(1))
+	}
+	return p, nil
+}
+
+func mustSpawn(t testing.TB, s settings) *process {
+	t.Helper()
+	p, err := spawn(t, s)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, p.log.tail(40))
+	}
+	return p
+}
+
+// kill ends the process as kill -9 does. A second call does nothing.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	_ = p.cmd.Wait()
+}
+
+func (p *process) terminate(t testing.TB) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		t.Fatalf("a clean stop ended with %v\n%s", err, p.log.tail(40))
+	}
+}
+
+// running is a node in this process.
+type running struct {
+	node.Ready
+	log     *logBuffer
+	readies chan node.Ready
+	done    chan struct{}
+	err     error
+	cancel  context.CancelFunc
+}
+
+func launch(t testing.TB, o node.Options) *running {
+	r := &running{log: &logBuffer{}, readies: make(chan node.Ready, 16), done: make(chan struct{})}
+	o.Logger = slog.New(slog.NewTextHandler(r.log, nil))
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	go func() {
+		defer close(r.done)
+		r.err = node.Run(ctx, o, func(ready node.Ready) { r.readies <- ready })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-r.done
+		if t.Failed() {
+			t.Logf("the node's log:\n%s", r.log.important())
+		}
+	})
+	return r
+}
+
+// run starts a node in this process and waits until it is ready.
+func run(t testing.TB, o node.Options) *running {
+	t.Helper()
+	r := launch(t, o)
+	select {
+	case r.Ready = <-r.readies:
+	case <-r.done:
+		t.Fatalf("the node ended: %v", r.err)
+	}
+	return r
+}
+
+// refused starts a node that ends by itself, and gives its words.
+func refused(t testing.TB, o node.Options) error {
+	t.Helper()
+	r := launch(t, o)
+	select {
+	case <-r.readies:
+		t.Fatal("the node became ready")
+	case <-r.done:
+	}
+	if r.err == nil {
+		t.Fatal("the node ended without an error")
+	}
+	return r.err
+}
+
+func (r *running) stop(t testing.TB) {
+	t.Helper()
+	r.cancel()
+	<-r.done
+	if r.err != nil {
+		t.Fatalf("a clean stop ended with %v", r.err)
+	}
+}
+
+// logBuffer keeps what a node logs.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// important is what matters of a log when a test failed.
+func (l *logBuffer) important() string {
+	var lines []string
+	for line := range strings.SplitSeq(l.String(), "\n") {
+		if !strings.Contains(line, "level=INFO") || strings.Contains(line, "msg=recovered") || strings.Contains(line, "msg=publishing") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+}
+
+func (l *logBuffer) tail(n int) string {
+	lines := strings.Split(strings.TrimSpace(l.String()), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// eventually waits for a condition, and fails the test when it has not come after a minute.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for !condition() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond) // between two looks
+	}
+}
+
+func dial(t testing.TB, url string) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+func client(t testing.TB, url string) *carillon.Client {
+	t.Helper()
+	return carillon.Connect(dial(t, url), carillon.WithTimeout(time.Minute))
+}
+
+func status(t testing.TB, c *carillon.Client) carillon.StatusReply {
+	t.Helper()
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// readyz asks a node whether it is ready, and why not.
+func readyz(t testing.TB, url string) (ready bool, why string) {
+	t.Helper()
+	resp, err := http.Get(url + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode == http.StatusOK, string(body)
+}
+
+func put(t testing.TB, c *carillon.Client, job carillon.Job, options ...carillon.CommandOption) carillon.JobReply {
+	t.Helper()
+	r, err := c.Put(t.Context(), job, options...)
+	if err != nil {
+		t.Fatalf("put %s: %v", job.ID, err)
+	}
+	return r
+}
+
+// fires waits until a new job of this name has fired: the partition of its id works.
+func fires(t testing.TB, c *carillon.Client, id string) {
+	t.Helper()
+	put(t, c, carillon.Job{ID: id, Schedule: "@in 1ms"})
+	eventually(t, id+" fires", func() bool {
+		r, err := c.Get(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Status == carillon.StatusCompleted
+	})
+	eventually(t, "outputs are stored", func() bool {
+		for _, p := range status(t, c).Partitions {
+			if p.Stopped == "" && p.Published != p.Outputs {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// idIn makes up a job id of a partition.
+func idIn(t testing.TB, nc *nats.Conn, c *carillon.Client, prefix string, partition int) string {
+	t.Helper()
+	for i := range 10_000 {
+		id := fmt.Sprintf("%s-%d", prefix, i)
+		r, err := c.Put(t.Context(), carillon.Job{ID: id})
+		if err != nil {
+			var refusal *carillon.Error
+			if errors.As(err, &refusal) && refusal.Code == carillon.CodeUnavailable {
+				continue
+			}
+			t.Fatal(err)
+		}
+		if r.Partition == partition {
+			return id
+		}
+	}
+	t.Fatalf("no id of partition %d", partition)
+	return ""
+}
+
+// output is one message of an output stream.
+type output struct {
+	seq     uint64
+	stored  time.Time
+	number  uint64
+	trigger *carillon.Trigger
+	event   *carillon.Event
+}
+
+// outputs reads an output stream whole. Messages without a number are not the engine's.
+func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
+	t.Helper()
+	names := carillon.DefaultNames()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), names.OutStream(partition))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := stream.CachedInfo().State.Msgs
+	if left == 0 {
+		return nil
+	}
+	consumer, err := stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages, err := consumer.Messages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer messages.Stop()
+	for ; left > 0; left-- {
+		m, err := messages.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := output{seq: meta.Sequence.Stream, stored: meta.Timestamp}
+		if _, err := fmt.Sscan(m.Headers().Get(carillon.HeaderOutput), &o.number); err != nil {
+			continue
+		}
+		if strings.HasPrefix(m.Subject(), names.Prefix+".event.") {
+			e, err := carillon.ParseEvent(m.Data())
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.event = &e
+		} else {
+			trigger, err := names.ParseTrigger(m.Subject(), m.Headers(), m.Data())
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.trigger = &trigger
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// allOutputs reads all output streams and checks what holds for each: numbers without gap or repeat, and
+// nothing early.
+func allOutputs(t testing.TB, nc *nats.Conn, partitions int) (all []output) {
+	t.Helper()
+	for p := range partitions {
+		of := outputs(t, nc, p)
+		bad := 0
+		for i, o := range of {
+			if o.number != uint64(i+1) && bad < 5 {
+				t.Errorf("partition %d: message %d of %d has output number %d", p, i+1, len(of), o.number)
+				bad++
+			}
+			if o.trigger != nil && o.stored.Before(o.trigger.Scheduled) {
+				t.Errorf("%s was stored at %s, early", o.trigger.ID, o.stored.Format(carillon.TimeFormat))
+			}
+		}
+		all = append(all, of...)
+	}
+	return all
+}
+
+// copyTree copies a directory as it is just now; what vanishes meanwhile is left out.
+func copyTree(t testing.TB, from, to string) {
+	t.Helper()
+	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rest, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, rest)
+		if d.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, b, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replace puts a directory in another's place.
+func replace(t testing.TB, dir, by string) {
+	t.Helper()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	copyTree(t, by, dir)
+}
+
+// contains tells whether some line of a log has all of the words.
+func contains(l *logBuffer, words ...string) bool {
+	for line := range strings.SplitSeq(l.String(), "\n") {
+		found := true
+		for _, w := range words {
+			found = found && strings.Contains(line, w)
+		}
+		if found {
+			return true
+		}
+	}
+	return false
+}

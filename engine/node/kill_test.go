@@ -1,0 +1,227 @@
+package node_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// kills is how often TestKill kills: CARILLON_KILLS, or a few.
+func kills(t testing.TB, few int) int {
+	if s := os.Getenv("CARILLON_KILLS"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	return few
+}
+
+// preload puts jobs that are due in years, as raw commands, and waits until they are applied.
+func preload(t testing.TB, url string, n int) {
+	t.Helper()
+	nc := dial(t, url)
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		if _, err := js.PublishAsync(fmt.Sprintf("carillon.cmd.put.far-%d", i), []byte(`{"schedule":"@at 2038-01-01T00:00:00Z","payload":{"n":1}}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-time.After(time.Minute):
+		t.Fatal("commands were not taken")
+	}
+	c := carillon.Connect(nc)
+	eventually(t, "all jobs are there", func() bool {
+		var jobs uint64
+		for _, p := range status(t, c).Partitions {
+			jobs += p.Jobs[carillon.StatusScheduled]
+		}
+		return jobs >= uint64(n)
+	})
+}
+
+// A process that is killed at any moment loses nothing, repeats nothing, and is early with nothing.
+func TestKill(t *testing.T) {
+	rounds := kills(t, 5)
+	present := 20_000
+	if rounds >= 100 {
+		present = 100_000
+	}
+	s := settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second}
+	p := mustSpawn(t, s)
+	preload(t, p.NATS, present)
+	s.Listen = p.NATS[len("nats://"):] // the same port again
+	l := startLoad(t, p.NATS, "k", true)
+	var downs []span
+	var began []time.Time
+	for range rounds {
+		time.Sleep(200*time.Millisecond + rand.N(2500*time.Millisecond)) // a random moment
+		down := span{from: now()}
+		p.kill()
+		p = mustSpawn(t, s)
+		down.to = now()
+		downs, began = append(downs, down), append(began, p.began)
+	}
+	h, end := l.finish()
+	h.downs = downs
+	all := allOutputs(t, l.nc, s.Partitions)
+	h.verify(t, all, end)
+	t.Logf("%d kills, %d jobs present, %d commands, %.0f outputs/s", rounds, present, l.ops, float64(len(all))/(time.Since(began[0])+2*time.Second).Seconds())
+	t.Logf("from the start of the process to the first trigger: %v", firstTriggers(t, all, began))
+	p.terminate(t)
+}
+
+// firstTriggers tells how long after each start the first trigger was stored: the median and the longest.
+func firstTriggers(t testing.TB, all []output, began []time.Time) string {
+	t.Helper()
+	var stored []time.Time
+	for _, o := range all {
+		if o.trigger != nil {
+			stored = append(stored, o.stored)
+		}
+	}
+	slices.SortFunc(stored, time.Time.Compare)
+	var took []time.Duration
+	for _, b := range began {
+		i, _ := slices.BinarySearchFunc(stored, b, time.Time.Compare)
+		if i == len(stored) {
+			t.Fatalf("no trigger after the start of %s", b)
+		}
+		took = append(took, stored[i].Sub(b).Round(time.Millisecond))
+	}
+	slices.Sort(took)
+	return fmt.Sprintf("median %s, longest %s", took[len(took)/2], took[len(took)-1])
+}
+
+// Power loss, for the JetStream directory: each of its files is cut, on its own, somewhere between what it
+// was at a moment and what it was at the end, or stands as it was then. The local log has all.
+func TestPowerLossCutsStreams(t *testing.T) {
+	s := settings{Data: t.TempDir(), Partitions: 4}
+	p := mustSpawn(t, s)
+	s.Listen = p.NATS[len("nats://"):]
+	l := startLoad(t, p.NATS, "c", false)
+	var downs []span
+	for range kills(t, 3) {
+		time.Sleep(200*time.Millisecond + rand.N(700*time.Millisecond)) // a random moment
+		synced := t.TempDir()
+		copyTree(t, filepath.Join(s.Data, "nats"), synced)
+		time.Sleep(rand.N(700 * time.Millisecond)) // and another
+		down := span{from: now()}
+		p.kill()
+		cut(t, filepath.Join(s.Data, "nats"), synced)
+		p = mustSpawn(t, s)
+		down.to = now()
+		downs = append(downs, down)
+	}
+	h, end := l.finish()
+	h.downs = downs
+	h.verify(t, allOutputs(t, l.nc, s.Partitions), end)
+	p.terminate(t)
+}
+
+// cut makes of a directory what a power failure may leave: synced is how it was when it was last synced.
+func cut(t testing.TB, dir, synced string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rest, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		was, err := os.ReadFile(filepath.Join(synced, rest))
+		if os.IsNotExist(err) {
+			// Made since: streams make new blocks, whose names may not have reached the disk either.
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if filepath.Ext(path) == ".blk" && rand.N(3) == 0 {
+				return os.Remove(path)
+			}
+			return os.Truncate(path, rand.Int64N(info.Size()+1))
+		}
+		if err != nil {
+			return err
+		}
+		is, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if len(is) > len(was) && string(is[:len(was)]) == string(was) {
+			return os.Truncate(path, int64(len(was))+rand.Int64N(int64(len(is)-len(was))+1))
+		}
+		if rand.N(2) == 0 {
+			return os.WriteFile(path, was, 0o600)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The JetStream directory alone, then Pebble's alone, is put back to an older copy. Within the reach of
+// the checkpoints nothing is lost.
+func TestOlderCopy(t *testing.T) {
+	for _, dir := range []string{"nats", "log"} {
+		t.Run(dir, func(t *testing.T) {
+			s := settings{Data: t.TempDir(), Partitions: 4}
+			p := mustSpawn(t, s)
+			s.Listen = p.NATS[len("nats://"):]
+			l := startLoad(t, p.NATS, dir, false)
+			time.Sleep(500*time.Millisecond + rand.N(time.Second)) // a random moment
+			p.kill()
+			older := t.TempDir()
+			copyTree(t, filepath.Join(s.Data, dir), older)
+			down := span{from: now()}
+			p = mustSpawn(t, s)
+			down.to = now()
+			time.Sleep(500*time.Millisecond + rand.N(time.Second)) // and another
+			again := span{from: now()}
+			p.kill()
+			replace(t, filepath.Join(s.Data, dir), older)
+			p = mustSpawn(t, s)
+			again.to = now()
+			h, end := l.finish()
+			h.downs = []span{down, again}
+			h.verify(t, allOutputs(t, l.nc, s.Partitions), end)
+			p.terminate(t)
+		})
+	}
+}
+
+// A clean stop leaves nothing to replay; what was put before fires after it.
+func TestCleanStop(t *testing.T) {
+	s := settings{Data: t.TempDir(), Partitions: 4}
+	p := mustSpawn(t, s)
+	preload(t, p.NATS, 2000)
+	fires(t, client(t, p.NATS), "before") // in one partition: the others see no tick
+	p.terminate(t)
+	r := run(t, s.options())
+	if !contains(r.log, "msg=recovered", "jobs=2001", "replayed=0") {
+		t.Errorf("the start after a clean stop says\n%s", r.log.tail(20))
+	}
+	fires(t, client(t, r.NATS), "after")
+	r.stop(t)
+	if err := context.Cause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,496 @@
+package node_test
+
+import (
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// load is about 2,000 triggers a second of mixed one-shots, intervals and cron under updates, pauses,
+// forced fires and deletes, by request and by raw command, with a history of what it was told.
+type load struct {
+	t      testing.TB
+	nc     *nats.Conn
+	client *carillon.Client
+	raw    bool // raw commands too: their acks promise less than replies when power fails
+
+	ctx  context.Context
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu      sync.Mutex
+	history history
+	live    []*recurring
+	last    int64 // the latest due time of a one-shot
+	ops     int
+}
+
+// recurring is a job that one goroutine works on, one command at a time.
+type recurring struct {
+	id     string
+	era    *era  // in force
+	known  int64 // scheduled time of the latest fire known to be decided, of whichever version
+	forced bool  // some fire was asked for: it is not deleted then, which could take that fire back
+}
+
+const (
+	loaders       = 16
+	jobsPerLoader = 10
+	opPause       = 60 * time.Millisecond
+	tryFor        = 3 * time.Second // a third of it is how long the client waits for an answer that a kill took
+	oneShotPause  = 10 * time.Millisecond
+)
+
+func startLoad(t testing.TB, url, name string, raw bool) *load {
+	nc := dial(t, url)
+	l := &load{t: t, nc: nc, client: carillon.Connect(nc, carillon.WithTimeout(tryFor)), raw: raw}
+	l.history.forced, l.history.maybeFired = make(map[string]bool), make(map[string]int)
+	l.ctx, l.stop = context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		l.stop()
+		l.work.Wait()
+	})
+	for i := range loaders {
+		l.work.Go(func() { l.recurring(fmt.Sprintf("%s-r%d", name, i)) })
+	}
+	for i := range 2 {
+		l.work.Go(func() { l.oneShots(fmt.Sprintf("%s-o%d", name, i)) })
+	}
+	return l
+}
+
+func now() int64 { return time.Now().UnixMilli() }
+
+// pace waits between two commands; false when the load ends.
+func (l *load) pace(d time.Duration) bool {
+	l.mu.Lock()
+	l.ops++
+	l.mu.Unlock()
+	select {
+	case <-l.ctx.Done():
+		return false
+	case <-time.After(d/2 + rand.N(d)):
+		return true
+	}
+}
+
+func (l *load) add(e *era) *era {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.history.eras = append(l.history.eras, e)
+	return e
+}
+
+var unavailable = &carillon.Error{Code: carillon.CodeUnavailable}
+
+// sure asks until there is an answer, whether the load ends meanwhile or not: every outcome is known. What
+// is asked must be harmless to ask again.
+func (l *load) sure(ask func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error)) (r carillon.JobReply, err error) {
+	same := carillon.RequestID(crand.Text())
+	ctx := context.WithoutCancel(l.ctx)
+	for range 40 {
+		if r, err = ask(ctx, same); !errors.Is(err, unavailable) {
+			return r, err
+		}
+	}
+	return r, err
+}
+
+func (l *load) get(id string) (carillon.JobReply, error) {
+	return l.sure(func(ctx context.Context, _ carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Get(ctx, id)
+	})
+}
+
+func (l *load) ask(job carillon.Job) (carillon.JobReply, error) {
+	return l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Put(ctx, job, same)
+	})
+}
+
+var intervals = []time.Duration{20, 50, 50, 100, 100, 100, 100, 250, 250}
+
+var crons = []string{"* * * * * *", "*/2 * * * * *", "0,7,20-50/3 * * * * *", "30-45 * * * * *"}
+
+// spec makes up a schedule and says when it is due.
+func spec(id string) (carillon.Job, grid) {
+	job := carillon.Job{ID: id, Topic: "kill." + id[:1], Misfire: carillon.Misfire(rand.N(3)), Priority: carillon.Priority(rand.N(3))}
+	if rand.N(6) == 0 {
+		job.Schedule = crons[rand.N(len(crons))]
+		return job, cron(job.Schedule)
+	}
+	interval := intervals[rand.N(len(intervals))] * time.Millisecond
+	start := now() - rand.Int64N(10_000)
+	job.Schedule, job.Start = "@every "+interval.String(), time.UnixMilli(start).UTC()
+	return job, every(start, interval.Milliseconds())
+}
+
+func (l *load) recurring(name string) {
+	jobs := make([]*recurring, jobsPerLoader)
+	for i, made := 0, 0; ; i, made = rand.N(len(jobs)), made+1 {
+		if made < len(jobs) {
+			i = made
+		}
+		j := jobs[i]
+		var err error
+		switch op := rand.N(10); {
+		case j == nil:
+			jobs[i], err = l.create(fmt.Sprintf("%s-%d", name, made))
+		case op < 3:
+			err = l.put(j, l.raw && rand.N(2) == 0)
+		case op < 5:
+			err = l.pause(j)
+		case op < 6 && !j.forced:
+			if err = l.delete(j); err == nil {
+				jobs[i] = nil
+			}
+		case op < 8:
+			err = l.fire(j)
+		default:
+			var r carillon.JobReply
+			if r, err = l.get(j.id); err == nil {
+				l.learn(j, r)
+			}
+		}
+		if err != nil && l.ctx.Err() == nil {
+			l.t.Errorf("%s: %v", name, err)
+			return
+		}
+		if !l.pace(opPause) {
+			return
+		}
+	}
+}
+
+func (l *load) create(id string) (*recurring, error) {
+	j := &recurring{id: id}
+	if err := l.put(j, false); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live = append(l.live, j)
+	return j, nil
+}
+
+// learn takes what a reply tells of a job whose version is known.
+func (l *load) learn(j *recurring, r carillon.JobReply) {
+	if r.Version != j.era.version {
+		l.t.Errorf("%s is at version %d", j.era, r.Version)
+	}
+	if r.Fires > 0 {
+		j.known = max(j.known, r.LastScheduled.UnixMilli())
+		l.mu.Lock()
+		j.era.mustTo = max(j.era.mustTo, j.known)
+		l.mu.Unlock()
+	}
+}
+
+// end closes the version in force. decided is the latest fire that it decided, -1 when that is not known.
+func (l *load) end(j *recurring, decided int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := j.era
+	e.skipTo = now() + 100
+	if decided < 0 {
+		e.fireTo = e.skipTo
+		return
+	}
+	if decided < j.known {
+		l.t.Errorf("%s: the latest fire was %d, now it is %d", e, j.known, decided)
+	}
+	j.known = decided
+	e.mustTo, e.fireTo = decided, decided
+}
+
+func (l *load) put(j *recurring, raw bool) error {
+	job, due := spec(j.id)
+	before := now()
+	var r carillon.JobReply
+	var err error
+	if raw {
+		r, err = l.putRaw(j, job)
+	} else {
+		r, err = l.ask(job)
+	}
+	if err != nil {
+		return err
+	}
+	after := now()
+	want := uint64(1)
+	if j.era != nil {
+		want = j.era.version + 1
+	}
+	if r.Version != want {
+		return fmt.Errorf("%s is at version %d after a put, expected %d", j.id, r.Version, want)
+	}
+	// A reply that tells of no fire of the new version was given before any: it is exact at both edges.
+	exact := r.Fires == 0 && r.Skipped == 0
+	if j.era != nil {
+		decided := int64(-1)
+		if exact {
+			decided = millis(r.LastScheduled)
+		}
+		l.end(j, decided)
+	}
+	e := &era{
+		job: j.id, version: r.Version, grid: due, misfire: job.Misfire,
+		mayFrom: before, mustFrom: after + 1, mustTo: 0, fireTo: forever, skipTo: forever,
+	}
+	if exact {
+		e.mayFrom, e.mustFrom = millis(r.Next), millis(r.Next)
+		if between := due(after+1, e.mayFrom-1); e.mayFrom < before || len(between) > 0 {
+			return fmt.Errorf("%s was put between %d and %d and fires first at %d, after %v", e, before, after, e.mayFrom, between)
+		}
+	}
+	j.era = l.add(e)
+	return nil
+}
+
+func millis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+// send publishes a raw command until it is acknowledged.
+func (l *load) send(cmd carillon.Command) error {
+	_, err := l.sure(func(ctx context.Context, _ carillon.CommandOption) (carillon.JobReply, error) {
+		_, err := l.client.Send(ctx, cmd)
+		return carillon.JobReply{}, err
+	})
+	return err
+}
+
+// putRaw sends a put as a raw command and asks until it was applied.
+func (l *load) putRaw(j *recurring, job carillon.Job) (carillon.JobReply, error) {
+	if err := l.send(carillon.Command{Verb: carillon.VerbPut, Job: j.id, Body: carillon.AppendPut(nil, &job, nil)}); err != nil {
+		return carillon.JobReply{}, err
+	}
+	for {
+		r, err := l.get(j.id)
+		if err != nil || r.Version != j.era.version {
+			return r, err
+		}
+	}
+}
+
+func (l *load) pause(j *recurring) error {
+	paused := span{from: now()}
+	r, err := l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Pause(ctx, j.id, same)
+	})
+	if err != nil {
+		return err
+	}
+	l.learn(j, r)
+	l.pace(opPause)
+	if r, err = l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Resume(ctx, j.id, same)
+	}); err != nil {
+		return err
+	}
+	l.learn(j, r)
+	paused.to = now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	j.era.pauses = append(j.era.pauses, paused)
+	return nil
+}
+
+// delete asks by hand, since the answer tells the latest fire.
+func (l *load) delete(j *recurring) error {
+	ctx := context.WithoutCancel(l.ctx)
+	decided := int64(-1)
+	m, err := l.nc.RequestWithContext(timeout(ctx, time.Second), l.client.Names().API(carillon.VerbDelete, j.id), nil)
+	if err == nil && m.Header.Get("Nats-Service-Error-Code") == "" {
+		r, err := carillon.ParseJobReply(m.Data)
+		if err != nil {
+			return err
+		}
+		if r.Status != carillon.StatusDeleted || r.Version != j.era.version {
+			return fmt.Errorf("%s was deleted: %+v", j.era, r)
+		}
+		decided = max(millis(r.LastScheduled), j.known)
+	} else if _, err := l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
+		return carillon.JobReply{}, l.client.Delete(ctx, j.id, same)
+	}); err != nil && !errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
+		return err
+	}
+	l.end(j, decided)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.live {
+		if l.live[i] == j {
+			l.live = append(l.live[:i], l.live[i+1:]...)
+			break
+		}
+	}
+	return nil
+}
+
+// timeout is a context that frees itself.
+func timeout(ctx context.Context, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	context.AfterFunc(ctx, cancel)
+	return ctx
+}
+
+func (l *load) fire(j *recurring) error {
+	j.forced = true
+	var id string
+	if l.raw && rand.N(2) == 0 {
+		seq, err := l.client.Send(timeout(context.WithoutCancel(l.ctx), time.Second), carillon.Command{Verb: carillon.VerbFire, Job: j.id})
+		if err == nil {
+			id = carillon.FormatForcedID(j.id, seq)
+		} else if !errors.Is(err, unavailable) {
+			return err
+		}
+	} else {
+		r, err := l.client.Fire(timeout(context.WithoutCancel(l.ctx), time.Second), j.id)
+		if err == nil {
+			id = r.Trigger
+		} else if !errors.Is(err, unavailable) {
+			return err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if id == "" {
+		l.history.maybeFired[j.id]++
+	} else {
+		l.history.forced[id] = true
+	}
+	return nil
+}
+
+func (l *load) oneShots(name string) {
+	for i := 0; ; i++ {
+		if err := l.oneShot(fmt.Sprintf("%s-%d", name, i)); err != nil && l.ctx.Err() == nil {
+			l.t.Errorf("%s: %v", name, err)
+			return
+		}
+		if !l.pace(oneShotPause) {
+			return
+		}
+	}
+}
+
+// oneShot puts a one-shot. Whatever happens to it, it fires once, unless its deletion is answered before.
+func (l *load) oneShot(id string) error {
+	ctx := context.WithoutCancel(l.ctx) // its outcome is always known
+	due := now() + 20 + rand.Int64N(1500)
+	job := carillon.Job{ID: id, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat), Topic: "once"}
+	e := &era{job: id, version: 1, mustTo: forever, fireTo: forever, skipTo: forever}
+	if rand.N(10) == 0 {
+		job.Expires, e.expires = 100*time.Millisecond, true
+	}
+	kind := rand.N(10)
+	switch {
+	case kind < 6 && l.raw:
+		if err := l.send(carillon.Command{Verb: carillon.VerbPut, Job: id, Body: carillon.AppendPut(nil, &job, nil), Request: id}); err != nil {
+			return err
+		}
+	case kind < 7:
+		delay := rand.Int64N(1500)
+		job.Schedule = fmt.Sprintf("@in %dms", delay)
+		before := now()
+		r, err := l.ask(job)
+		if err != nil {
+			return err
+		}
+		if due = millis(r.Next); due == 0 {
+			due = millis(r.LastScheduled)
+		}
+		if due == 0 && e.expires { // skipped already; the event tells when it was due
+			e.mayFrom, e.mustFrom = before+delay, forever
+			e.grid = func(from, to int64) []int64 { return every(before+delay, 1)(max(from, before+delay), min(to, now())) }
+			l.add(e)
+			return nil
+		}
+		if due < before+delay || due > now()+delay {
+			return fmt.Errorf("%s in %d ms, put at %d, is due at %d", id, delay, before, due)
+		}
+	default:
+		if _, err := l.ask(job); err != nil {
+			return err
+		}
+	}
+	e.grid = at(due)
+	l.add(e)
+	l.mu.Lock()
+	l.last = max(l.last, due)
+	l.mu.Unlock()
+	if kind != 9 || e.expires || !l.pace(200*time.Millisecond) {
+		return nil
+	}
+	m, err := l.nc.RequestWithContext(timeout(ctx, time.Second), l.client.Names().API(carillon.VerbDelete, id), nil)
+	answered := now()
+	var r carillon.JobReply
+	if err == nil && m.Header.Get("Nats-Service-Error-Code") == "" {
+		if r, err = carillon.ParseJobReply(m.Data); err != nil {
+			return err
+		}
+	} else {
+		l.mu.Lock()
+		e.mustTo = 0 // who knows
+		l.mu.Unlock()
+		return nil
+	}
+	if r.LastScheduled.IsZero() {
+		l.mu.Lock()
+		e.mustTo, e.fireTo, e.skipTo = 0, 0, 0
+		l.mu.Unlock()
+	} else if answered < due-10 {
+		return fmt.Errorf("%s was deleted at %d, and had fired at %d", id, answered, due)
+	}
+	return nil
+}
+
+// finish ends the load, waits until all that is due was put out, and returns the history and its end.
+func (l *load) finish() (h *history, end int64) {
+	l.t.Helper()
+	l.stop()
+	l.work.Wait()
+	l.ctx = l.t.Context()
+	if l.t.Failed() {
+		l.t.FailNow()
+	}
+	l.drained("forced fires are out", func(p carillon.PartitionStatus) bool { return p.Ready == 0 })
+	for len(l.live) > 0 {
+		if err := l.delete(l.live[0]); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	eventually(l.t, "the last one-shot is due", func() bool { return now() > l.last+100 })
+	end = now()
+	l.drained("everything is out", func(p carillon.PartitionStatus) bool {
+		return p.Ready == 0 && p.Published == p.Outputs && p.Now.UnixMilli() >= l.last
+	})
+	return &l.history, end
+}
+
+func (l *load) drained(what string, done func(carillon.PartitionStatus) bool) {
+	l.t.Helper()
+	eventually(l.t, what, func() bool {
+		for _, p := range status(l.t, l.client).Partitions {
+			if p.Stopped != "" {
+				l.t.Fatalf("partition %d stopped: %s", p.Partition, p.Stopped)
+			}
+			if !done(p) {
+				return false
+			}
+		}
+		return true
+	})
+}

@@ -1,0 +1,40 @@
+package sim
+
+import "testing"
+
+// TestSabotage breaks one safeguard at a time and asks whether the simulator notices, and how soon.
+func TestSabotage(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		broken Sabotage
+	}{
+		{"chain", Sabotage{Chain: true}},
+		{"epoch", Sabotage{Epoch: true}},
+		{"hold", Sabotage{Hold: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			seed, err := firstFailure(1, 200, Options{Sabotage: c.broken})
+			if err == nil {
+				t.Fatal("200 seeds saw nothing")
+			}
+			t.Logf("seed %d: %v", seed, err)
+		})
+	}
+}
+
+// TestDeterminism plays a seed twice: the histories are the same, word for word.
+func TestDeterminism(t *testing.T) {
+	for seed := uint64(1); seed <= 20; seed++ {
+		if a, b := history(seed), history(seed); a != b {
+			t.Fatalf("seed %d gave two histories", seed)
+		}
+	}
+}
+
+func history(seed uint64) string {
+	w := newWorld(seed, Options{Trace: true})
+	if err := w.run(); err != nil {
+		return w.trace.String() + err.Error()
+	}
+	return w.trace.String()
+}
