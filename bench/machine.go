@@ -3,7 +3,7 @@ package bench
 import (
 	"fmt"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -39,9 +39,7 @@ func thisMachine(dir string) Machine {
 	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		m.Kernel += " " + strings.TrimSpace(string(b))
 	}
-	if out, err := exec.Command("stat", "-f", "-c", "%T", dir).Output(); err == nil {
-		m.Storage = strings.TrimSpace(string(out))
-	}
+	m.Storage = fileSystem(dir)
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, d := range info.Deps {
 			switch d.Path {
@@ -81,4 +79,27 @@ func load1() (v float64) {
 func (m Machine) String() string {
 	return fmt.Sprintf("%s, %d cores, %d MiB, %s, %s, %s, nats-server %s, pebble %s, load %.1f to %.1f; %s",
 		m.CPU, m.Cores, m.MemoryMiB, m.Kernel, m.Storage, m.Go, m.NATS, m.Pebble, m.Load[0], m.Load[1], m.Sync)
+}
+
+// fileSystem is the type of the file system that holds a directory, "" where the system does not say.
+func fileSystem(dir string) (kind string) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return ""
+	}
+	mounts, err := os.ReadFile("/proc/mounts")
+	if err != nil {
+		return ""
+	}
+	longest := 0
+	for line := range strings.Lines(string(mounts)) { // device, mount point, type, …
+		f := strings.Fields(line)
+		if len(f) < 3 || len(f[1]) < longest {
+			continue
+		}
+		if rest, ok := strings.CutPrefix(dir, f[1]); ok && (rest == "" || rest[0] == '/' || f[1] == "/") {
+			longest, kind = len(f[1]), f[2]
+		}
+	}
+	return kind
 }

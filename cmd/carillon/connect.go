@@ -48,8 +48,14 @@ func (c *connection) resolve() error {
 		value *string
 		name  string
 	}{
-		{&c.server, "NATS_URL"}, {&c.user, "NATS_USER"}, {&c.password, "NATS_PASSWORD"}, {&c.creds, "NATS_CREDS"},
-		{&c.nkey, "NATS_NKEY"}, {&c.cert, "NATS_CERT"}, {&c.key, "NATS_KEY"}, {&c.ca, "NATS_CA"},
+		{&c.server, "NATS_URL"},
+		{&c.user, "NATS_USER"},
+		{&c.password, "NATS_PASSWORD"},
+		{&c.creds, "NATS_CREDS"},
+		{&c.nkey, "NATS_NKEY"},
+		{&c.cert, "NATS_CERT"},
+		{&c.key, "NATS_KEY"},
+		{&c.ca, "NATS_CA"},
 		{&c.prefix, "CARILLON_PREFIX"},
 	} {
 		*v.value = cmp.Or(*v.value, os.Getenv(v.name))

@@ -58,7 +58,7 @@ func (a *app) demo(ctx context.Context, o node.Options) error {
 			return
 		}
 		started = true
-		fmt.Fprintln(a.stdout, readyLine(r))
+		fmt.Fprintln(a.stdout, readyText(r))
 		go func() {
 			defer cancel()
 			shown <- a.showTriggers(ctx, r.NATS)

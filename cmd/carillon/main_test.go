@@ -49,8 +49,8 @@ type server struct {
 	log     string
 }
 
-// readyLine is the one line that serve prints.
-var readyLine = regexp.MustCompile(`^carillon ready nats=(nats://127\.0\.0\.1:\d+) http=http://127\.0\.0\.1:\d+ partitions=\d+$`)
+// readyPattern is the one line that serve prints.
+var readyPattern = regexp.MustCompile(`^carillon ready nats=(nats://127\.0\.0\.1:\d+) http=http://127\.0\.0\.1:\d+ partitions=\d+$`)
 
 // serveCommand is "serve NAME [FLAGS]": it starts an engine on $WORK/NAME, and points NATS_URL and
 // <NAME>_URL to it once it is ready.
@@ -85,7 +85,7 @@ func serveCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(func() { s.stop(syscall.SIGKILL) })
 	select {
 	case line := <-ready:
-		m := readyLine.FindStringSubmatch(line)
+		m := readyPattern.FindStringSubmatch(line)
 		if m == nil {
 			ts.Fatalf("serve printed %q\n%s", line, ts.ReadFile(s.log))
 		}

@@ -59,7 +59,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 				o.AcceptLoss[p] = true
 			}
 			return node.Run(cmd.Context(), o, func(r node.Ready) {
-				fmt.Fprintln(cmd.OutOrStdout(), readyLine(r))
+				fmt.Fprintln(cmd.OutOrStdout(), readyText(r))
 			})
 		},
 	}
@@ -87,8 +87,8 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	return cmd
 }
 
-// readyLine is what scripts wait for, and read addresses from.
-func readyLine(r node.Ready) string {
+// readyText is what scripts wait for, and read addresses from.
+func readyText(r node.Ready) string {
 	line := "carillon ready nats=" + r.NATS
 	if r.HTTP != "" {
 		line += " http=" + r.HTTP

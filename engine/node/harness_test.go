@@ -247,7 +247,7 @@ func (l *logBuffer) important() string {
 			lines = append(lines, line)
 		}
 	}
-	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+	return strings.Join(lines[max(0, len(lines)-12):], "\n")
 }
 
 func (l *logBuffer) tail(n int) string {

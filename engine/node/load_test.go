@@ -286,7 +286,6 @@ func (l *load) putRaw(j *recurring, job carillon.Job) (carillon.JobReply, error)
 }
 
 func (l *load) pause(j *recurring) error {
-	paused := span{from: now()}
 	r, err := l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
 		return l.client.Pause(ctx, j.id, same)
 	})
@@ -294,6 +293,7 @@ func (l *load) pause(j *recurring) error {
 		return err
 	}
 	l.learn(j, r)
+	paused := span{from: j.known + 1} // what was due and not yet decided is paused, too
 	l.pace(opPause)
 	if r, err = l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
 		return l.client.Resume(ctx, j.id, same)

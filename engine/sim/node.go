@@ -597,6 +597,13 @@ func (n *node) jumpClock() {
 	w.note("%s: the clock jumps by %d ms", n.name(), d)
 }
 
+// prompt is the usual walk of a trigger with nothing in between: a tick, its record, the outputs.
+func (n *node) prompt() {
+	n.tick()
+	n.follow()
+	n.publish(1 << 20)
+}
+
 // follow reads and applies all there is.
 func (n *node) follow() {
 	n.read(1 << 30)

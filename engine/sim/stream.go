@@ -101,7 +101,7 @@ func (s *Stream) From(seq uint64) []Message { return slices.Clone(s.messages[s.i
 func (s *Stream) Purge(seq uint64) {
 	s.messages = s.From(seq)
 	if seq > s.last+1 {
-		s.last, s.lastID = seq-1, ""
+		s.last = seq - 1
 	}
 }
 

@@ -114,8 +114,11 @@ func newWorld(seed uint64, o Options) *world {
 		*f = w.chance(40)
 	}
 	w.faults.oldCopy = w.faults.oldCopy && w.chance(30)
-	// An older copy is behind the outputs that are held: a forged one in it cannot be told from those.
-	w.faults.foreign = w.faults.foreign && !w.faults.oldCopy
+	// What the log says of where outputs stand holds no longer once they are published again behind an
+	// older copy, unless nothing but outputs has a sequence: two disasters in one partition are too many.
+	if w.faults.oldCopy {
+		w.faults.foreign, w.faults.hole = false, false
+	}
 	// A hole at the end looks like what age took once it is older than that: nobody could tell them apart.
 	w.faults.leap = w.faults.leap && !w.faults.hole
 	for range w.layout.Partitions {
@@ -214,6 +217,7 @@ func (w *world) run() error {
 		{20, true, n((*node).sync)},
 		{30, true, n(func(n *node) { n.apply(1 + w.rng.IntN(20)) })},
 		{30, true, n((*node).tick)},
+		{15, true, n((*node).prompt)},
 		{25, true, n(func(n *node) { n.publish(1 + w.rng.IntN(40)) })},
 		{20, true, n((*node).resume)},
 		{40, true, w.deliver},
@@ -596,7 +600,7 @@ func (w *world) unrest() string {
 			continue
 		}
 		s := r.machine.Stats()
-		if next, ok := r.machine.NextDeadline(); ok && next <= n.now() {
+		if next, ok := r.machine.NextDeadline(); ok && next <= max(n.now(), s.To) {
 			return fmt.Sprintf("partition %d: ticked to %d, something is due at %d, it is %d", p, s.To, next, n.now())
 		}
 		if n.applied != w.log.Last() || s.Ready > 0 || r.chain.Lost() || r.chain.Stored().Output < s.Made {

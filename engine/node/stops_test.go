@@ -1,0 +1,525 @@
+package node_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// Every loud stop, brought about for real, with the words it says and its way out.
+// docs/operations.md has the same list.
+
+const partitions = 2
+
+// words fails unless an error says all of these.
+func words(t testing.TB, err error, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("the error is\n%v\nwhich does not say %q", err, w)
+		}
+	}
+}
+
+// accept is the way out of losses: --accept-loss with all partitions.
+func accept(o node.Options) node.Options {
+	o.AcceptLoss = map[int]bool{0: true, 1: true}
+	return o
+}
+
+// churn has n jobs fire and waits until the log knows that all is stored for good.
+func churn(t testing.TB, c *carillon.Client, name string, n int) {
+	t.Helper()
+	jobs := func(yield func(carillon.Job) bool) {
+		for i := range n {
+			if !yield(carillon.Job{ID: fmt.Sprintf("%s-%d", name, i), Schedule: "@in 1ms"}) {
+				return
+			}
+		}
+	}
+	if err := c.PutAll(t.Context(), jobs, 16, func(j carillon.Job, _ carillon.JobReply, err error) {
+		if err != nil {
+			t.Errorf("put %s: %v", j.ID, err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all is stored for good", func() bool {
+		for _, p := range status(t, c).Partitions {
+			if p.Stopped != "" {
+				t.Fatalf("partition %d stopped: %s", p.Partition, p.Stopped)
+			}
+			if p.Timers > 0 || p.Ready > 0 || p.Outbox > 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// twoCheckpoints waits until both checkpoints of each partition are newer than all that is in the log now.
+func twoCheckpoints(t testing.TB, c *carillon.Client, name string) {
+	t.Helper()
+	for i := range 2 {
+		var head uint64
+		for _, p := range status(t, c).Partitions {
+			head = max(head, p.Position)
+		}
+		fires(t, c, fmt.Sprintf("%s-checkpoint-%d", name, i)) // there is something new to save
+		eventually(t, "a checkpoint", func() bool {
+			for _, p := range status(t, c).Partitions {
+				if p.Checkpoint <= head {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
+// stopped waits until a partition has stopped and says so everywhere; the others go on.
+func stopped(t testing.TB, r *running, c *carillon.Client, partition int, want ...string) {
+	t.Helper()
+	var why string
+	eventually(t, "the partition stops", func() bool {
+		why = status(t, c).Partitions[partition].Stopped
+		return why != ""
+	})
+	words(t, errors.New(why), want...)
+	if ready, says := readyz(t, r.HTTP); ready || !strings.Contains(says, why) {
+		t.Errorf("/readyz is %v: %s", ready, says)
+	}
+	if !contains(r.log, "partition stopped; see docs/operations.md") {
+		t.Error("the log does not tell of the stop")
+	}
+}
+
+func ready(t testing.TB, r *running) {
+	t.Helper()
+	eventually(t, "the node is ready", func() bool { ok, _ := readyz(t, r.HTTP); return ok })
+}
+
+func base(t testing.TB) node.Options {
+	s := settings{Data: t.TempDir(), Partitions: partitions}
+	return s.options()
+}
+
+// external runs a nats-server of its own, on a directory.
+type external struct {
+	t    testing.TB
+	dir  string
+	port int
+	ns   *server.Server
+}
+
+func startExternal(t testing.TB) *external {
+	e := &external{t: t, dir: t.TempDir(), port: server.RANDOM_PORT}
+	e.start()
+	t.Cleanup(e.stop)
+	return e
+}
+
+func (e *external) start() {
+	e.t.Helper()
+	ns, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: e.port, JetStream: true, StoreDir: e.dir, NoLog: true, NoSigs: true,
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	ns.Start()
+	if !ns.ReadyForConnections(10 * time.Second) {
+		e.t.Fatal("nats-server is not ready")
+	}
+	e.ns = ns
+	if e.port == server.RANDOM_PORT {
+		if _, err := fmt.Sscanf(ns.ClientURL(), "nats://127.0.0.1:%d", &e.port); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+}
+
+func (e *external) stop() {
+	if e.ns != nil {
+		e.ns.Shutdown()
+		e.ns.WaitForShutdown()
+		e.ns = nil
+	}
+}
+
+func (e *external) options(t testing.TB) node.Options {
+	o := base(t)
+	o.NATS = e.ns.ClientURL()
+	return o
+}
+
+func TestStopRewoundLog(t *testing.T) {
+	e := startExternal(t)
+	o := e.options(t)
+	r := run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "a", 20)
+	r.stop(t)
+	e.stop()
+	older := t.TempDir()
+	copyTree(t, e.dir, older)
+	e.start()
+	r = run(t, o)
+	churn(t, c, "b", 20)
+
+	// Under a running node: it notices when it connects again.
+	e.stop()
+	replace(t, e.dir, older)
+	e.start()
+	<-r.done
+	words(t, r.err, "the log ends at", "was read from it")
+
+	words(t, refused(t, o), "the NATS server lost acknowledged records", "docs/operations.md")
+
+	r = run(t, accept(o))
+	if s := status(t, c); s.Partitions[0].Jobs[carillon.StatusCompleted]+s.Partitions[1].Jobs[carillon.StatusCompleted] != 40 {
+		t.Errorf("jobs are missing: %+v", s.Partitions)
+	}
+	fires(t, c, "after")
+	r.stop(t)
+	r = run(t, o) // nothing is left to accept
+	fires(t, c, "later")
+	ready(t, r)
+	allOutputs(t, c0(t, r), partitions) // those that the server lost were made again
+}
+
+func TestStopDifferentLog(t *testing.T) {
+	e := startExternal(t)
+	o := e.options(t)
+	r := run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "a", 20)
+	r.stop(t)
+	e.stop()
+	if err := os.RemoveAll(e.dir); err != nil {
+		t.Fatal(err)
+	}
+	e.start()
+	other := e.options(t)
+	r = run(t, other)
+	churn(t, c, "x", 100)
+	r.stop(t)
+
+	words(t, refused(t, o), "the log stream is not the one that was read before", "docs/operations.md")
+
+	r = run(t, accept(o))
+	fires(t, c, "after")
+	r.stop(t)
+	r = run(t, o)
+	fires(t, c, "later")
+	ready(t, r)
+}
+
+// The local store is older than what the log stream still has.
+func TestStopCutLog(t *testing.T) {
+	o := base(t)
+	o.CheckpointEvery = time.Millisecond
+	r := run(t, o)
+	churn(t, client(t, r.NATS), "a", 20)
+	r.stop(t)
+	older := t.TempDir()
+	copyTree(t, filepath.Join(o.Data, "log"), older)
+	r = run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "b", 20)
+	twoCheckpoints(t, c, "b")
+	r.stop(t)
+	replace(t, filepath.Join(o.Data, "log"), older)
+
+	words(t, refused(t, o), "the log begins at", "but it was read only to")
+
+	r = run(t, accept(o))
+	fires(t, client(t, r.NATS), "after")
+	r.stop(t)
+	r = run(t, o)
+	fires(t, client(t, r.NATS), "later")
+	ready(t, r)
+}
+
+// The local store and the log stream are both older than the output streams.
+func TestStopAhead(t *testing.T) {
+	o := base(t)
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	churn(t, c, "a", 20)
+	one := idIn(t, nc, c, "one", 1)
+	r.stop(t)
+	older := t.TempDir()
+	streams := filepath.Join("nats", "jetstream", "$G", "streams", "CARILLON_LOG")
+	copyTree(t, filepath.Join(o.Data, "log"), filepath.Join(older, "log"))
+	copyTree(t, filepath.Join(o.Data, streams), filepath.Join(older, streams))
+	r = run(t, o)
+	c = client(t, r.NATS)
+	for range 30 { // in partition 1 only
+		if _, err := c.Fire(t.Context(), one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	churn(t, c, "b", 0)
+	r.stop(t)
+	replace(t, filepath.Join(o.Data, "log"), filepath.Join(older, "log"))
+	replace(t, filepath.Join(o.Data, streams), filepath.Join(older, streams))
+
+	r = run(t, o)
+	nc = dial(t, r.NATS)
+	c = carillon.Connect(nc, carillon.WithTimeout(time.Second))
+	stopped(t, r, c, 1, "the output stream is ahead of the log", "partition 1")
+	fires(t, c, idIn(t, nc, c, "zero", 0)+"x")
+	_, err := c.Fire(t.Context(), one)
+	words(t, err, "partition 1 stopped")
+	r.stop(t)
+
+	o.AcceptLoss = map[int]bool{1: true}
+	r = run(t, o)
+	c = client(t, r.NATS)
+	if _, err := c.Fire(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	churn(t, c, "after", 20)
+	ready(t, r)
+	r.stop(t)
+	o.AcceptLoss = nil
+	r = run(t, o)
+	fires(t, client(t, r.NATS), "later")
+	ready(t, r)
+}
+
+// The output streams lost more than the older checkpoint can make again.
+func TestStopBehind(t *testing.T) {
+	o := base(t)
+	o.CheckpointEvery = time.Millisecond
+	r := run(t, o)
+	churn(t, client(t, r.NATS), "a", 20)
+	r.stop(t)
+	older := t.TempDir()
+	copyTree(t, filepath.Join(o.Data, "nats"), older)
+	r = run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "b", 40)
+	twoCheckpoints(t, c, "b")
+	r.stop(t)
+	replace(t, filepath.Join(o.Data, "nats"), older)
+
+	r = run(t, o)
+	c = client(t, r.NATS)
+	for p := range partitions {
+		stopped(t, r, c, p, "the output stream lost outputs", "no checkpoint reaches back to output")
+	}
+	r.stop(t)
+
+	r = run(t, accept(o))
+	c = client(t, r.NATS)
+	fires(t, c, "after")
+	ready(t, r)
+	r.stop(t)
+	r = run(t, o) // at once: the new end of the stream tells where it goes on
+	fires(t, client(t, r.NATS), "later")
+	ready(t, r)
+}
+
+// A newer version took a partition over. An engine with the right to write claims poses as one.
+func TestStopNewerVersion(t *testing.T) {
+	e := startExternal(t)
+	o := e.options(t)
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Second))
+	zero := idIn(t, nc, c, "zero", 0)
+	claim := engine.Claim{Node: "newer", Logic: engine.Logic + 1, TZData: "2099a"}
+	if err := nc.Publish("carillon.log.1.claim", claim.Encode()); err != nil {
+		t.Fatal(err)
+	}
+	stopped(t, r, c, 1, "under other rules", `node "newer" claimed partition 1`, "logic 2 and tzdata 2099a", "this binary has logic 1")
+	fires(t, c, zero+"x")
+	r.stop(t)
+	words(t, refused(t, o), "under other rules", "logic 2 and tzdata 2099a") // until that version is started
+}
+
+// A newer version stopped cleanly: its checkpoint has nothing that this one could not read, but its word
+// counts. The checkpoint is ours with the version in it changed.
+func TestStopAfterNewerVersion(t *testing.T) {
+	o := base(t)
+	r := run(t, o)
+	churn(t, client(t, r.NATS), "a", 5)
+	r.stop(t)
+	rewriteCheckpoints(t, o.Data, func(chunk []byte) []byte {
+		return bytes.Replace(chunk, []byte(`"tzdata":"20`), []byte(`"tzdata":"99`), 1)
+	})
+	words(t, refused(t, o), "under other rules", "under a newer version than this one", "start that version")
+}
+
+// rewriteCheckpoints writes each partition's newest checkpoint once more, changed.
+func rewriteCheckpoints(t testing.TB, data string, change func(chunk []byte) []byte) {
+	t.Helper()
+	store := openStore(t, data)
+	saved := snapshot.Open(store)
+	for p := range uint32(partitions) {
+		list, err := saved.List(p)
+		if err != nil || len(list) == 0 {
+			t.Fatalf("checkpoints of partition %d: %v, %v", p, list, err)
+		}
+		w, err := saved.Create(p, list[0].Position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := false
+		err = saved.Read(list[0], func(chunk []byte) error {
+			other := change(bytes.Clone(chunk))
+			changed = changed || !bytes.Equal(other, chunk)
+			return w.Write(other)
+		})
+		if err := errors.Join(err, w.Commit()); err != nil || !changed {
+			t.Fatalf("checkpoint of partition %d: %v, changed %t", p, err, changed)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openStore(t testing.TB, data string) *wal.Store {
+	t.Helper()
+	store, err := wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// damage changes a byte of the values under some keys of the local store, below all checksums but
+// Pebble's own.
+func damage(t testing.TB, data string, lower, upper []byte) {
+	t.Helper()
+	store := openStore(t, data)
+	var keys, values [][]byte
+	if err := store.View(func(r pebble.Reader, _ func() error) error {
+		it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		if err != nil {
+			return err
+		}
+		for ok := it.First(); ok; ok = it.Next() {
+			keys, values = append(keys, bytes.Clone(it.Key())), append(values, bytes.Clone(it.Value()))
+		}
+		return it.Close()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(keys) == 0 {
+		t.Fatal("there is nothing to damage")
+	}
+	if err := store.Update(func(b *pebble.Batch) error {
+		for i := range keys {
+			values[i][len(values[i])-1] ^= 1
+			if err := b.Set(keys[i], values[i], nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The key layout is docs/formats/checkpoint-store.md.
+func checkpointKeys(partition byte, from, to byte) (lower, upper []byte) {
+	key := func(id byte) []byte { return []byte{'c', 0, 0, 0, partition, 0, 0, 0, 0, 0, 0, 0, id} }
+	return append(key(from), 0x00), append(key(to), 0x00, 0xff)
+}
+
+func newestCheckpoints(t testing.TB, data string, partition uint32) []snapshot.Info {
+	t.Helper()
+	store := openStore(t, data)
+	list, err := snapshot.Open(store).List(partition)
+	if err := errors.Join(err, store.Close()); err != nil || len(list) < 2 {
+		t.Fatalf("checkpoints: %v, %v", list, err)
+	}
+	return list
+}
+
+func TestStopCorruptCheckpoint(t *testing.T) {
+	o := base(t)
+	o.CheckpointEvery = time.Millisecond
+	r := run(t, o)
+	c := client(t, r.NATS)
+	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
+	churn(t, c, "a", 20)
+	twoCheckpoints(t, c, "a")
+	r.stop(t)
+
+	// One that cannot be read is no harm: the one before it and the log are there.
+	list := newestCheckpoints(t, o.Data, 1)
+	lower, upper := checkpointKeys(1, byte(list[0].ID), byte(list[0].ID))
+	damage(t, o.Data, lower, upper)
+	r = run(t, o)
+	if !contains(r.log, "checkpoint cannot be read", "partition=1", "checksum does not match") {
+		t.Error("the log does not tell of the damage")
+	}
+	c = client(t, r.NATS)
+	s := status(t, c)
+	if n := s.Partitions[0].Jobs[carillon.StatusCompleted] + s.Partitions[1].Jobs[carillon.StatusCompleted]; n != 22 {
+		t.Errorf("%d of 22 jobs are there", n)
+	}
+	fires(t, c, "between")
+	twoCheckpoints(t, c, "b")
+	r.stop(t)
+
+	// Two are.
+	list = newestCheckpoints(t, o.Data, 1)
+	lower, upper = checkpointKeys(1, byte(list[len(list)-1].ID), byte(list[0].ID))
+	damage(t, o.Data, lower, upper)
+	words(t, refused(t, o), "partition 1 has no checkpoint that can be read", "the local log begins at", "checksum does not match")
+
+	r = run(t, accept(o))
+	fires(t, client(t, r.NATS), "after")
+	ready(t, r)
+}
+
+func TestStopCorruptLog(t *testing.T) {
+	o := base(t)
+	r := run(t, o)
+	c := client(t, r.NATS)
+	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
+	churn(t, c, "a", 20)
+	r.stop(t)
+	s := newestCheckpointsGone(t, o.Data)
+	damage(t, o.Data, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 9}, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 10})
+	words(t, refused(t, o), "corrupt", "9")
+	_ = s
+
+	// The stream has all of it: the local store is built anew from there.
+	if err := os.Rename(filepath.Join(o.Data, "log"), filepath.Join(o.Data, "log.damaged")); err != nil {
+		t.Fatal(err)
+	}
+	r = run(t, o)
+	c = client(t, r.NATS)
+	if _, err := c.Get(t.Context(), "keeper"); err != nil {
+		t.Error(err)
+	}
+	fires(t, c, "after")
+	ready(t, r)
+	allOutputs(t, c0(t, r), partitions)
+	r.stop(t)
+}
