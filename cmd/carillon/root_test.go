@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -53,30 +54,10 @@ func TestExamplesParse(t *testing.T) {
 	examples := 0
 	walk(newRootCommand(&app{}), func(c *cobra.Command) {
 		for line := range strings.Lines(c.Example) {
-			about := c.HasSubCommands() // the examples of a group are about its members
-			for part := range strings.SplitSeq(line, " | ") {
-				part, _, _ = strings.Cut(part, " > ")
-				args := shellWords(strings.TrimSpace(part))
-				if len(args) == 0 || args[0] != "carillon" {
-					continue
-				}
-				examples++
-				found, rest, err := newRootCommand(&app{}).Traverse(args[1:])
-				if err == nil {
-					err = found.ParseFlags(rest)
-				}
-				if err == nil {
-					err = found.ValidateArgs(found.Flags().Args())
-				}
-				if err == nil {
-					err = found.ValidateFlagGroups()
-				}
-				if err != nil {
-					t.Errorf("%s: the example %q: %v", c.CommandPath(), part, err)
-				}
-				about = about || found.CommandPath() == c.CommandPath()
-			}
-			if !about {
+			paths := parseLine(t, line)
+			examples += len(paths)
+			// The examples of a group are about its members.
+			if !c.HasSubCommands() && !slices.Contains(paths, c.CommandPath()) {
 				t.Errorf("the example %q does not run %s", line, c.CommandPath())
 			}
 		}
@@ -86,33 +67,99 @@ func TestExamplesParse(t *testing.T) {
 	}
 }
 
-// shellWords splits a line at spaces outside of quotes.
-func shellWords(s string) []string {
+// So must each in the reference, which has one of each command.
+func TestReferenceParses(t *testing.T) {
+	b, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for line := range strings.Lines(string(b)) {
+		if line, ok := strings.CutPrefix(line, "    "); ok && !strings.HasPrefix(line, "carillon ready ") && !strings.HasPrefix(line, "carillon: ") {
+			paths = append(paths, parseLine(t, strings.TrimPrefix(line, "$ "))...)
+		}
+	}
+	for _, path := range commandPaths() {
+		name := strings.TrimPrefix(path, "carillon ")
+		if !slices.Contains(paths, path) && !strings.Contains(string(b), "`"+path) && !strings.HasPrefix(name, "bench ") {
+			t.Errorf("docs/cli.md has no example of %s", path)
+		}
+	}
+}
+
+// parseLine has the tree parse each carillon in a line of shell, and returns the paths of the commands.
+func parseLine(t *testing.T, line string) (paths []string) {
+	t.Helper()
+	for _, args := range shellCommands(line) {
+		if args[0] != "carillon" {
+			continue
+		}
+		found, rest, err := newRootCommand(&app{}).Traverse(args[1:])
+		if err == nil {
+			err = found.ParseFlags(rest)
+		}
+		if err == nil {
+			err = found.ValidateArgs(found.Flags().Args())
+		}
+		if err == nil {
+			err = found.ValidateFlagGroups()
+		}
+		if err != nil {
+			t.Errorf("the example %q: %v", line, err)
+		}
+		paths = append(paths, found.CommandPath())
+	}
+	return paths
+}
+
+// shellCommands splits a line into commands and their words, without comments and redirections.
+func shellCommands(line string) (commands [][]string) {
 	var words []string
 	var word strings.Builder
 	var quote rune
-	in := false
-	for _, r := range s {
+	in, redirected := false, false
+	endWord := func() {
+		if in && !redirected {
+			words = append(words, word.String())
+		}
+		if in {
+			redirected = false
+		}
+		word.Reset()
+		in = false
+	}
+	endCommand := func() {
+		endWord()
+		if len(words) > 0 {
+			commands = append(commands, words)
+		}
+		words = nil
+	}
+	for _, r := range line {
 		switch {
 		case quote != 0 && r == quote:
 			quote = 0
-		case quote == 0 && (r == '\'' || r == '"'):
+		case quote != 0:
+			word.WriteRune(r)
+		case r == '\'' || r == '"':
 			quote, in = r, true
-		case quote == 0 && r == ' ':
-			if in {
-				words = append(words, word.String())
-			}
-			word.Reset()
-			in = false
+		case r == ' ' || r == '\n':
+			endWord()
+		case r == '|' || r == ';':
+			endCommand()
+		case r == '>' || r == '<':
+			endWord()
+			redirected = true
+		case r == '#' && !in:
+			endCommand()
+			return commands
 		default:
 			word.WriteRune(r)
 			in = true
 		}
 	}
-	if in {
-		words = append(words, word.String())
-	}
-	return words
+	endCommand()
+	return commands
 }
 
 // startEngine runs an engine in this process and returns the URL of its server.

@@ -87,8 +87,13 @@ func record(m *streams.Message) engine.Record {
 // waits for it.
 func (n *Node) apply(p *partition, e *engine.Entry) {
 	p.mu.Lock()
-	if p.stopped != nil {
+	if err := p.stopped; err != nil {
 		p.mu.Unlock()
+		if e.Verb != "" && n.replies.expected() {
+			n.replies.applied(e.Seq, reply{err: &carillon.Error{
+				Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d stopped, so the outcome is unknown: %v", p.number, err),
+			}})
+		}
 		return
 	}
 	var before carillon.JobReply

@@ -255,10 +255,10 @@ func (l *logBuffer) tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// eventually waits for a condition, and fails the test when it has not come after a minute.
+// eventually waits for a condition, and fails the test when it has not come after half a minute.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(30 * time.Second)
 	for !condition() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)

@@ -94,6 +94,9 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	if err != nil {
 		if n.o.AcceptLoss[p.number] && errors.Is(err, engine.ErrAhead) {
 			n.log.Error("accepting as foreign what the output stream has beyond the log", "partition", p.number, "error", err)
+			if err := n.markLoss(ctx, p); err != nil {
+				return err
+			}
 			number = made
 		} else {
 			return err
@@ -176,6 +179,9 @@ func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end eng
 			return fmt.Errorf("%w; no checkpoint reaches back to output %d", behind, number)
 		}
 		n.log.Error("accepting that outputs are lost", "partition", p.number, "after_output", number)
+		if err := n.markLoss(ctx, p); err != nil {
+			return err
+		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		acked := p.machine.Acked()
@@ -198,4 +204,12 @@ func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end eng
 	}
 	n.resumeChain(p, lastSeq, number, again, 0)
 	return nil
+}
+
+// markLoss has the partition make an output, the event of a command that does not exist. It tells readers of
+// the stream that something was lost or repeated here, and the next start where the stream goes on:
+// without it that would stop again.
+func (n *Node) markLoss(ctx context.Context, p *partition) error {
+	_, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "accept-loss")+"._", nil, nil)
+	return err
 }

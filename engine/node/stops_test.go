@@ -44,6 +44,13 @@ func accept(o node.Options) node.Options {
 // churn has n jobs fire and waits until the log knows that all is stored for good.
 func churn(t testing.TB, c *carillon.Client, name string, n int) {
 	t.Helper()
+	completed := func() (jobs uint64) {
+		for _, p := range status(t, c).Partitions {
+			jobs += p.Jobs[carillon.StatusCompleted]
+		}
+		return jobs
+	}
+	want := completed() + uint64(n)
 	jobs := func(yield func(carillon.Job) bool) {
 		for i := range n {
 			if !yield(carillon.Job{ID: fmt.Sprintf("%s-%d", name, i), Schedule: "@in 1ms"}) {
@@ -63,11 +70,11 @@ func churn(t testing.TB, c *carillon.Client, name string, n int) {
 			if p.Stopped != "" {
 				t.Fatalf("partition %d stopped: %s", p.Partition, p.Stopped)
 			}
-			if p.Timers > 0 || p.Ready > 0 || p.Outbox > 0 {
+			if p.Ready > 0 || p.Outbox > 0 {
 				return false
 			}
 		}
-		return true
+		return completed() == want
 	})
 }
 
@@ -199,7 +206,7 @@ func TestStopRewoundLog(t *testing.T) {
 	r = run(t, o) // nothing is left to accept
 	fires(t, c, "later")
 	ready(t, r)
-	allOutputs(t, c0(t, r), partitions) // those that the server lost were made again
+	allOutputs(t, dial(t, r.NATS), partitions) // those that the server lost were made again
 }
 
 func TestStopDifferentLog(t *testing.T) {
@@ -444,9 +451,9 @@ func damage(t testing.TB, data string, lower, upper []byte) {
 }
 
 // The key layout is docs/formats/checkpoint-store.md.
-func checkpointKeys(partition byte, from, to byte) (lower, upper []byte) {
-	key := func(id byte) []byte { return []byte{'c', 0, 0, 0, partition, 0, 0, 0, 0, 0, 0, 0, id} }
-	return append(key(from), 0x00), append(key(to), 0x00, 0xff)
+func checkpointKeys(partition, id byte) (lower, upper []byte) {
+	key := []byte{'c', 0, 0, 0, partition, 0, 0, 0, 0, 0, 0, 0, id}
+	return append(bytes.Clone(key), 0x00), append(key, 0x00, 0xff)
 }
 
 func newestCheckpoints(t testing.TB, data string, partition uint32) []snapshot.Info {
@@ -471,7 +478,7 @@ func TestStopCorruptCheckpoint(t *testing.T) {
 
 	// One that cannot be read is no harm: the one before it and the log are there.
 	list := newestCheckpoints(t, o.Data, 1)
-	lower, upper := checkpointKeys(1, byte(list[0].ID), byte(list[0].ID))
+	lower, upper := checkpointKeys(1, byte(list[0].ID))
 	damage(t, o.Data, lower, upper)
 	r = run(t, o)
 	if !contains(r.log, "checkpoint cannot be read", "partition=1", "checksum does not match") {
@@ -487,9 +494,10 @@ func TestStopCorruptCheckpoint(t *testing.T) {
 	r.stop(t)
 
 	// Two are.
-	list = newestCheckpoints(t, o.Data, 1)
-	lower, upper = checkpointKeys(1, byte(list[len(list)-1].ID), byte(list[0].ID))
-	damage(t, o.Data, lower, upper)
+	for _, info := range newestCheckpoints(t, o.Data, 1) {
+		lower, upper = checkpointKeys(1, byte(info.ID))
+		damage(t, o.Data, lower, upper)
+	}
 	words(t, refused(t, o), "partition 1 has no checkpoint that can be read", "the local log begins at", "checksum does not match")
 
 	r = run(t, accept(o))
@@ -497,29 +505,108 @@ func TestStopCorruptCheckpoint(t *testing.T) {
 	ready(t, r)
 }
 
-func TestStopCorruptLog(t *testing.T) {
-	o := base(t)
-	r := run(t, o)
-	c := client(t, r.NATS)
+// killedWithLog leaves a data directory as a killed process does, with everything in the logs.
+func killedWithLog(t testing.TB) settings {
+	s := settings{Data: t.TempDir(), Partitions: partitions}
+	p := mustSpawn(t, s)
+	c := client(t, p.NATS)
 	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
 	churn(t, c, "a", 20)
-	r.stop(t)
-	s := newestCheckpointsGone(t, o.Data)
+	p.kill()
+	return s
+}
+
+// whole fails unless a node has the jobs of killedWithLog and works, and its outputs have no gap.
+func whole(t testing.TB, r *running) {
+	t.Helper()
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	if _, err := c.Get(t.Context(), "keeper"); err != nil {
+		t.Errorf("keeper: %v", err)
+	}
+	churn(t, c, "after", 5)
+	ready(t, r)
+	if n := len(allOutputs(t, nc, partitions)); n != 25 {
+		t.Errorf("%d outputs of 25", n)
+	}
+}
+
+func TestStopCorruptLog(t *testing.T) {
+	o := killedWithLog(t).options()
 	damage(t, o.Data, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 9}, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 10})
-	words(t, refused(t, o), "corrupt", "9")
-	_ = s
+	words(t, refused(t, o), "corrupt", "record 9")
 
 	// The stream has all of it: the local store is built anew from there.
 	if err := os.Rename(filepath.Join(o.Data, "log"), filepath.Join(o.Data, "log.damaged")); err != nil {
 		t.Fatal(err)
 	}
-	r = run(t, o)
-	c = client(t, r.NATS)
-	if _, err := c.Get(t.Context(), "keeper"); err != nil {
-		t.Error(err)
-	}
-	fires(t, c, "after")
-	ready(t, r)
-	allOutputs(t, c0(t, r), partitions)
+	whole(t, run(t, o))
+}
+
+// The local store is gone, and the log stream was trimmed behind its checkpoints.
+func TestStopLocalStoreGone(t *testing.T) {
+	o := base(t)
+	o.CheckpointEvery = time.Millisecond
+	r := run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "a", 20)
+	twoCheckpoints(t, c, "a")
 	r.stop(t)
+	if err := os.RemoveAll(filepath.Join(o.Data, "log")); err != nil {
+		t.Fatal(err)
+	}
+	words(t, refused(t, o), "the local log is empty and the log stream begins at", "docs/operations.md")
+
+	r = run(t, accept(o))
+	fires(t, client(t, r.NATS), "after")
+	ready(t, r)
+	r.stop(t)
+	r = run(t, o)
+	fires(t, client(t, r.NATS), "later")
+	ready(t, r)
+}
+
+// The disk lost the end of the local log, which had been synced. While the stream has it, that is no loss.
+func TestStopLocalLogLoss(t *testing.T) {
+	s := killedWithLog(t)
+	cutEnd := func() {
+		files, err := filepath.Glob(filepath.Join(s.Data, "log", "*.log"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("Pebble's logs: %v, %v", files, err)
+		}
+		for _, f := range files {
+			info, err := os.Stat(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Truncate(f, info.Size()/2); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cutEnd()
+	short := t.TempDir()
+	copyTree(t, s.Data, short)
+	p, err := spawn(t, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !contains(p.log, "the local log lost its end; reading it again from the stream") {
+		t.Error("the log does not tell of the loss")
+	}
+	p.terminate(t)
+	whole(t, run(t, s.options()))
+
+	// The stream lost it, too.
+	s.Data = short
+	if err := os.RemoveAll(filepath.Join(short, "nats")); err != nil {
+		t.Fatal(err)
+	}
+	o := s.options()
+	words(t, refused(t, o), "synced batches", "not all of the lost records can be read again")
+	words(t, refused(t, o), "synced batches") // and again: it is not forgotten
+
+	r := run(t, accept(o))
+	fires(t, client(t, r.NATS), "after")
+	ready(t, r)
 }

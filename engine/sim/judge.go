@@ -71,9 +71,6 @@ func (w *world) expect(p int) *reference {
 
 // judgeContent compares what the nodes made with what must have been made.
 func (w *world) judgeContent(p int, r *reference) {
-	if len(w.made[p]) > len(r.outputs) {
-		w.fail("partition %d made %d outputs, expected are %d", p, len(w.made[p]), len(r.outputs))
-	}
 	for i, want := range r.outputs {
 		got, ok := w.made[p][uint64(i)+1]
 		if !ok {
@@ -112,6 +109,9 @@ func (w *world) judgeContent(p int, r *reference) {
 			w.fail("output %d of partition %d (%s): %s", i+1, p, subject, diff)
 			return
 		}
+	}
+	if len(w.made[p]) > len(r.outputs) {
+		w.fail("partition %d made %d outputs, expected are %d: %q …", p, len(w.made[p]), len(r.outputs), w.made[p][uint64(len(r.outputs))+1])
 	}
 }
 

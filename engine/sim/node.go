@@ -519,10 +519,10 @@ func (n *node) goOn(p int, part *part, q *question) {
 func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
 	w := n.world
 	for which := 0; which <= len(n.saved[p]); which++ {
-		if which == len(n.saved[p]) && n.oldest() > 0 {
-			break // the log no longer reaches back to its beginning
-		}
 		m, position := n.restore(p, which)
+		if len(n.local) > 0 && n.local[0].Seq > position+1 {
+			break // the local log does not reach back so far
+		}
 		held, ok := m.Outbox(number)
 		if !ok {
 			continue

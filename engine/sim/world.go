@@ -492,7 +492,7 @@ func (w *world) oldCopy() {
 		w.nodes[w.rng.IntN(len(w.nodes))].putBack()
 		return
 	}
-	if !slices.ContainsFunc(w.nodes, func(n *node) bool { return n.end() >= w.applied }) {
+	if !slices.ContainsFunc(w.nodes, func(n *node) bool { return n.synced > 0 && n.local[n.synced-1].Seq >= w.applied }) {
 		return
 	}
 	w.wire, w.acks = nil, nil
