@@ -10,17 +10,20 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -35,7 +38,90 @@ func TestMain(m *testing.M) {
 	if s := os.Getenv(asNode); s != "" {
 		os.Exit(runAsNode(s))
 	}
+	if s := os.Getenv(asNATS); s != "" {
+		os.Exit(runAsNATS(s))
+	}
 	os.Exit(m.Run())
+}
+
+// asNATS makes the test binary a nats-server: <port> <directory>.
+const asNATS = "CARILLON_TEST_NATS"
+
+func runAsNATS(where string) int {
+	port, dir, _ := strings.Cut(where, " ")
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return 2
+	}
+	ns, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: n, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true,
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ns.Start()
+	if !ns.ReadyForConnections(10 * time.Second) {
+		return 1
+	}
+	fmt.Println(ns.ClientURL())
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test is gone, or kills this
+	return 3
+}
+
+// external is a nats-server in a process of its own, always on the same port.
+type external struct {
+	t     testing.TB
+	dir   string
+	url   string
+	port  string
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+func startExternal(t testing.TB) *external {
+	e := &external{t: t, dir: t.TempDir(), port: "-1"}
+	e.start()
+	t.Cleanup(e.kill)
+	return e
+}
+
+func (e *external) start() {
+	e.t.Helper()
+	e.cmd = exec.Command(os.Args[0])
+	e.cmd.Env = append(os.Environ(), asNATS+"="+e.port+" "+e.dir)
+	e.cmd.Stderr = os.Stderr
+	stdin, err := e.cmd.StdinPipe()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.stdin = stdin
+	stdout, err := e.cmd.StdoutPipe()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if err := e.cmd.Start(); err != nil {
+		e.t.Fatal(err)
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		e.t.Fatalf("nats-server did not start: %v", err)
+	}
+	e.url = strings.TrimSpace(line)
+	e.port = e.url[strings.LastIndexByte(e.url, ':')+1:]
+}
+
+// kill is kill -9.
+func (e *external) kill() {
+	_ = e.cmd.Process.Kill() // it may be dead
+	_ = e.cmd.Wait()
+	e.stdin.Close()
+}
+
+func (e *external) options(t testing.TB) node.Options {
+	o := base(t)
+	o.NATS = e.url
+	return o
 }
 
 // settings are the options that travel to a process.
@@ -367,7 +453,10 @@ type output struct {
 	event   *carillon.Event
 }
 
-// outputs reads an output stream whole. Messages without a number are not the engine's.
+// forged is the header of messages in output streams that tests wrote.
+const forged = "Forged"
+
+// outputs reads an output stream whole, without what is forged.
 func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
 	t.Helper()
 	names := carillon.DefaultNames()
@@ -402,8 +491,11 @@ func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
 			t.Fatal(err)
 		}
 		o := output{seq: meta.Sequence.Stream, stored: meta.Timestamp}
-		if _, err := fmt.Sscan(m.Headers().Get(carillon.HeaderOutput), &o.number); err != nil {
+		if m.Headers().Get(forged) != "" {
 			continue
+		}
+		if _, err := fmt.Sscan(m.Headers().Get(carillon.HeaderOutput), &o.number); err != nil {
+			t.Fatalf("message %d of partition %d has no output number", o.seq, partition)
 		}
 		if strings.HasPrefix(m.Subject(), names.Prefix+".event.") {
 			e, err := carillon.ParseEvent(m.Data())
@@ -497,4 +589,17 @@ func contains(l *logBuffer, words ...string) bool {
 		}
 	}
 	return false
+}
+
+func containsText(s, part string) bool { return strings.Contains(s, part) }
+
+// freeAddress is an address that nobody listens on just now.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -125,63 +124,15 @@ func base(t testing.TB) node.Options {
 	return s.options()
 }
 
-// external runs a nats-server of its own, on a directory.
-type external struct {
-	t    testing.TB
-	dir  string
-	port int
-	ns   *server.Server
-}
-
-func startExternal(t testing.TB) *external {
-	e := &external{t: t, dir: t.TempDir(), port: server.RANDOM_PORT}
-	e.start()
-	t.Cleanup(e.stop)
-	return e
-}
-
-func (e *external) start() {
-	e.t.Helper()
-	ns, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: e.port, JetStream: true, StoreDir: e.dir, NoLog: true, NoSigs: true,
-	})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	ns.Start()
-	if !ns.ReadyForConnections(10 * time.Second) {
-		e.t.Fatal("nats-server is not ready")
-	}
-	e.ns = ns
-	if e.port == server.RANDOM_PORT {
-		if _, err := fmt.Sscanf(ns.ClientURL(), "nats://127.0.0.1:%d", &e.port); err != nil {
-			e.t.Fatal(err)
-		}
-	}
-}
-
-func (e *external) stop() {
-	if e.ns != nil {
-		e.ns.Shutdown()
-		e.ns.WaitForShutdown()
-		e.ns = nil
-	}
-}
-
-func (e *external) options(t testing.TB) node.Options {
-	o := base(t)
-	o.NATS = e.ns.ClientURL()
-	return o
-}
-
 func TestStopRewoundLog(t *testing.T) {
+	t.Parallel()
 	e := startExternal(t)
 	o := e.options(t)
 	r := run(t, o)
 	c := client(t, r.NATS)
 	churn(t, c, "a", 20)
 	r.stop(t)
-	e.stop()
+	e.kill()
 	older := t.TempDir()
 	copyTree(t, e.dir, older)
 	e.start()
@@ -189,7 +140,7 @@ func TestStopRewoundLog(t *testing.T) {
 	churn(t, c, "b", 20)
 
 	// Under a running node: it notices when it connects again.
-	e.stop()
+	e.kill()
 	replace(t, e.dir, older)
 	e.start()
 	<-r.done
@@ -210,13 +161,14 @@ func TestStopRewoundLog(t *testing.T) {
 }
 
 func TestStopDifferentLog(t *testing.T) {
+	t.Parallel()
 	e := startExternal(t)
 	o := e.options(t)
 	r := run(t, o)
 	c := client(t, r.NATS)
 	churn(t, c, "a", 20)
 	r.stop(t)
-	e.stop()
+	e.kill()
 	if err := os.RemoveAll(e.dir); err != nil {
 		t.Fatal(err)
 	}
@@ -238,6 +190,7 @@ func TestStopDifferentLog(t *testing.T) {
 
 // The local store is older than what the log stream still has.
 func TestStopCutLog(t *testing.T) {
+	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
 	r := run(t, o)
@@ -264,6 +217,7 @@ func TestStopCutLog(t *testing.T) {
 
 // The local store and the log stream are both older than the output streams.
 func TestStopAhead(t *testing.T) {
+	t.Parallel()
 	o := base(t)
 	r := run(t, o)
 	nc := dial(t, r.NATS)
@@ -313,6 +267,7 @@ func TestStopAhead(t *testing.T) {
 
 // The output streams lost more than the older checkpoint can make again.
 func TestStopBehind(t *testing.T) {
+	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
 	r := run(t, o)
@@ -346,6 +301,7 @@ func TestStopBehind(t *testing.T) {
 
 // A newer version took a partition over. An engine with the right to write claims poses as one.
 func TestStopNewerVersion(t *testing.T) {
+	t.Parallel()
 	e := startExternal(t)
 	o := e.options(t)
 	r := run(t, o)
@@ -365,6 +321,7 @@ func TestStopNewerVersion(t *testing.T) {
 // A newer version stopped cleanly: its checkpoint has nothing that this one could not read, but its word
 // counts. The checkpoint is ours with the version in it changed.
 func TestStopAfterNewerVersion(t *testing.T) {
+	t.Parallel()
 	o := base(t)
 	r := run(t, o)
 	churn(t, client(t, r.NATS), "a", 5)
@@ -467,6 +424,7 @@ func newestCheckpoints(t testing.TB, data string, partition uint32) []snapshot.I
 }
 
 func TestStopCorruptCheckpoint(t *testing.T) {
+	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
 	r := run(t, o)
@@ -532,6 +490,7 @@ func whole(t testing.TB, r *running) {
 }
 
 func TestStopCorruptLog(t *testing.T) {
+	t.Parallel()
 	o := killedWithLog(t).options()
 	damage(t, o.Data, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 9}, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 10})
 	words(t, refused(t, o), "corrupt", "record 9")
@@ -545,6 +504,7 @@ func TestStopCorruptLog(t *testing.T) {
 
 // The local store is gone, and the log stream was trimmed behind its checkpoints.
 func TestStopLocalStoreGone(t *testing.T) {
+	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
 	r := run(t, o)
@@ -568,6 +528,7 @@ func TestStopLocalStoreGone(t *testing.T) {
 
 // The disk lost the end of the local log, which had been synced. While the stream has it, that is no loss.
 func TestStopLocalLogLoss(t *testing.T) {
+	t.Parallel()
 	s := killedWithLog(t)
 	cutEnd := func() {
 		files, err := filepath.Glob(filepath.Join(s.Data, "log", "*.log"))

@@ -45,6 +45,7 @@ type refJob struct {
 	counted              uint64
 	countedFirst, skipTo int64
 	paused, completed    bool
+	counting             bool // it waits for its next turn, whatever its next fire's time
 	completedAt          int64
 	completion           uint64
 }
@@ -249,7 +250,7 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 		if j.paused || j.completed {
 			return ""
 		}
-		j.paused = true
+		j.paused, j.counting = true, false
 	case engine.KindResume:
 		if !j.paused {
 			return ""
@@ -376,7 +377,7 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 		}
 		next := r.to
 		for _, j := range r.jobs {
-			if !j.paused && !j.completed && j.next > at {
+			if !j.paused && !j.completed && !j.counting && j.next > at {
 				next = min(next, j.next)
 			}
 		}
@@ -385,7 +386,7 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 	r.evict()
 	waiting := at < r.to || len(r.forced)+len(r.refused) > 0
 	for _, j := range r.jobs {
-		waiting = waiting || !j.paused && !j.completed && j.next <= r.to
+		waiting = waiting || !j.paused && !j.completed && (j.next <= r.to || j.counting)
 	}
 	if !waiting {
 		r.gaps = nil
@@ -414,7 +415,7 @@ func (r *reference) turn(at int64) bool {
 	rank := map[string]int{"high": 0, "": 1, "low": 2}
 	best, act := key{rank: 3}, func() {}
 	for _, j := range r.jobs {
-		if k := (key{rank[j.spec.Priority], j.next, j.order, 0}); !j.paused && !j.completed && j.next <= at && less(k, best) {
+		if k := (key{rank[j.spec.Priority], j.next, j.order, 0}); !j.paused && !j.completed && (j.next <= at || j.counting) && less(k, best) {
 			best, act = k, func() { r.takeTurn(j) }
 		}
 	}
@@ -476,7 +477,7 @@ func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
 	if j.life.times.kind == 'c' && n > countSlice {
 		last -= int64(n-countSlice) * j.life.times.period
 		j.counted += countSlice
-		j.next = last + j.life.times.period
+		j.next, j.counting = last+j.life.times.period, true
 		return last, false
 	}
 	j.counted += n
@@ -484,6 +485,7 @@ func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
 }
 
 func (r *reference) takeTurn(j *refJob) {
+	j.counting = false
 	if j.next <= j.skipTo {
 		if last, done := r.count(j, j.skipTo); done {
 			j.skipTo = 0

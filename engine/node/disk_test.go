@@ -1,0 +1,228 @@
+package node_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+// smallDisk mounts a file system of 256 MiB.
+func smallDisk(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"); err != nil {
+		t.Skipf("a small file system cannot be mounted here (it takes root): %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func diskOptions(dir string) node.Options {
+	s := settings{Data: filepath.Join(dir, "data"), Partitions: partitions, CheckpointEvery: time.Second}
+	o := s.options()
+	o.LogMaxBytes, o.OutMaxBytes, o.Store.MemTableBytes = 32<<20, 16<<20, 4<<20
+	return o
+}
+
+// ballast fills a disk until only so many bytes are free.
+func ballast(t testing.TB, dir string, free uint64) (drop func()) {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "ballast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for block := make([]byte, 1<<20); ; {
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		left := st.Bavail * uint64(st.Bsize)
+		if left <= free {
+			break
+		}
+		if _, err := f.Write(block[:min(uint64(len(block)), left-free)]); errors.Is(err, syscall.ENOSPC) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(f.Name()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// beat is a job whose every due time is put out, however late.
+var beat = carillon.Job{ID: "beat", Schedule: "@every 50ms", Misfire: carillon.FireAll, Topic: "beat"}
+
+// beats waits until the job has fired so many times more.
+func beats(t testing.TB, c *carillon.Client, more uint64) {
+	t.Helper()
+	count := func() uint64 {
+		r, err := c.Get(t.Context(), beat.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Fires
+	}
+	want := count() + more
+	eventually(t, "the job fires", func() bool { return count() >= want })
+}
+
+// unbroken fails unless each due time of beat is in the streams once, none early, and no number is missing.
+func unbroken(t testing.TB, nc *nats.Conn, c *carillon.Client) (last time.Time) {
+	t.Helper()
+	if _, err := c.Pause(t.Context(), beat.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all outputs are stored", func() bool {
+		for _, p := range status(t, c).Partitions {
+			if p.Ready > 0 || p.Published != p.Outputs {
+				return false
+			}
+		}
+		return true
+	})
+	r, err := c.Get(t.Context(), beat.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := uint64(0)
+	for _, o := range allOutputs(t, nc, partitions) {
+		if o.trigger == nil || o.trigger.Job != beat.ID {
+			continue
+		}
+		if n++; n > 1 && o.trigger.Scheduled.Sub(last) != 50*time.Millisecond {
+			t.Errorf("after %s came %s", last.Format(carillon.TimeFormat), o.trigger.ID)
+		}
+		last = o.trigger.Scheduled
+	}
+	if n != r.Fires || n == 0 {
+		t.Errorf("%d triggers are in the streams, the job fired %d times", n, r.Fires)
+	}
+	if _, err := c.Resume(t.Context(), beat.ID); err != nil {
+		t.Fatal(err)
+	}
+	return last
+}
+
+func notReady(t testing.TB, url, why string) {
+	t.Helper()
+	eventually(t, "/readyz says "+why, func() bool {
+		ok, says := readyz(t, url)
+		return !ok && (why == "" || containsText(says, why))
+	})
+}
+
+// A disk that fills up stops new jobs first, then firing, and everything goes on when there is room again.
+func TestDiskFillsUp(t *testing.T) {
+	dir := smallDisk(t)
+	o := diskOptions(dir)
+	o.FreeForJobs, o.FreeForTicks = 96<<20, 64<<20
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put(t, c, beat)
+	beats(t, c, 5)
+
+	few := ballast(t, dir, 80<<20)
+	notReady(t, r.HTTP, "no new jobs are taken")
+	if _, err := c.Put(t.Context(), carillon.Job{ID: "refused"}); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+		t.Errorf("a put on a disk that is nearly full: %v", err)
+	}
+	beats(t, c, 5)
+
+	none := ballast(t, dir, 32<<20)
+	notReady(t, r.HTTP, "firing waits")
+	if _, err := c.Send(t.Context(), carillon.Command{Verb: carillon.VerbPut, Job: "late", Body: []byte(`{"schedule":"@in 1ms"}`)}); err != nil {
+		t.Fatal(err)
+	}
+	at := func() time.Time { return status(t, c).Partitions[put0(t, c)].Now }
+	var before time.Time
+	eventually(t, "ticks are held", func() bool {
+		was := before
+		before = at()
+		return before.Equal(was)
+	})
+	time.Sleep(500 * time.Millisecond) // ten beats
+	if after := at(); !after.Equal(before) {
+		t.Errorf("time went on from %s to %s without ticks", before, after)
+	}
+
+	none()
+	few()
+	ready(t, r)
+	beats(t, c, 20)
+	eventually(t, "what was put meanwhile fires", func() bool {
+		job, err := c.Get(t.Context(), "late")
+		return err == nil && job.Status == carillon.StatusCompleted
+	})
+	unbroken(t, nc, c)
+	r.stop(t)
+}
+
+// put0 is the partition of beat.
+func put0(t testing.TB, c *carillon.Client) int {
+	t.Helper()
+	r, err := c.Get(t.Context(), beat.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Partition
+}
+
+// A disk that is full to the last byte, under writes: stores fail, and are started again in the process
+// once there is room. What was accepted is there.
+func TestDiskFull(t *testing.T) {
+	dir := smallDisk(t)
+	r := run(t, diskOptions(dir))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Second))
+	put(t, c, beat)
+	beats(t, c, 5)
+
+	drop := ballast(t, dir, 12<<20)
+	var accepted []string
+	payload := make([]byte, 100<<10)
+	eventually(t, "the disk is full", func() bool {
+		id := "job-" + time.Now().Format("150405.000000")[7:]
+		if _, err := c.Put(t.Context(), carillon.Job{ID: id, Schedule: "@every 1h", Payload: payload}); err == nil {
+			accepted = append(accepted, id)
+			return false
+		}
+		ok, _ := readyz(t, r.HTTP)
+		return !ok
+	})
+	eventually(t, "a store fails", func() bool { return contains(r.log, "stopped firing, waiting for disk space") })
+	drop()
+	<-r.readies // again
+	c = carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	for _, id := range accepted {
+		if _, err := c.Get(t.Context(), id); err != nil {
+			t.Errorf("%s was accepted: %v", id, err)
+		}
+	}
+	beats(t, c, 20)
+	unbroken(t, nc, c)
+	if t.Logf("%d jobs were accepted on the last bytes", len(accepted)); len(accepted) == 0 {
+		t.Error("the disk was full from the start")
+	}
+	ready(t, r)
+	r.stop(t)
+}

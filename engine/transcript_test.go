@@ -1,0 +1,211 @@
+package engine
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// The transcripts in testdata are the machine's specification. Each line of a command is one record or
+// one question; times are offsets from midnight, so +1.5s is a second and a half into the day.
+//
+//	<time> put|delete|pause|resume|fire <job> [request=<id>] [<body>]
+//	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
+//	<time> tick [to=<time>] [limit=<n>] [epoch=<n>] [acked=<output>]
+//	get <job>
+//	restore               take a checkpoint, and go on with the machine restored from it
+//
+// A record's answer is what changed or why not; a tick's is what the machine emitted and its next deadline.
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
+		s := newScript()
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd != "run" {
+				d.Fatalf(t, "unknown command %s", d.Cmd)
+			}
+			var b strings.Builder
+			for line := range strings.Lines(d.Input) {
+				answer, err := s.run(strings.TrimSpace(line))
+				if err != nil {
+					d.Fatalf(t, "%s: %v", line, err)
+				}
+				b.WriteString(answer)
+			}
+			return b.String()
+		})
+	})
+}
+
+var midnight = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+
+type script struct {
+	m       *Machine
+	seq     uint64
+	epoch   uint64
+	printed uint64
+}
+
+var oneOfOne = Layout{Prefix: "carillon", Partitions: 1}
+
+func newScript() *script { return &script{m: New(oneOfOne, 0)} }
+
+func (s *script) run(line string) (string, error) {
+	words := strings.Fields(line)
+	switch {
+	case len(words) == 0:
+		return "", nil
+	case words[0] == "get":
+		r, ok := s.m.Job(words[1])
+		if !ok {
+			return words[1] + ": no such job\n", nil
+		}
+		return fmt.Sprintf("%s: version=%d %s next=%s last=%s fires=%d skipped=%d\n",
+			r.ID, r.Version, r.Status, clockTime(r.Next), clockTime(r.LastScheduled), r.Fires, r.Skipped), nil
+	case words[0] == "restore":
+		m, err := copyByCheckpoint(s.m, 3)
+		if err != nil {
+			return "", err
+		}
+		s.m = m
+		return "", nil
+	}
+	at, err := time.ParseDuration(strings.TrimPrefix(words[0], "+"))
+	if err != nil {
+		return "", err
+	}
+	s.seq++
+	r := Record{Seq: s.seq, Time: midnight.Add(at).UnixNano()}
+	options := make(map[string]string)
+	rest := words[2:]
+	for len(rest) > 0 && strings.Contains(rest[0], "=") && !strings.HasPrefix(rest[0], "{") {
+		name, value, _ := strings.Cut(rest[0], "=")
+		options[name] = value
+		rest = rest[1:]
+	}
+	switch words[1] {
+	case "claim":
+		c := Rules()
+		c.Node, c.RetentionMS, c.CompletedMax = "a", time.Hour.Milliseconds(), 1000
+		for name, value := range options {
+			n, _ := strconv.Atoi(value)
+			switch name {
+			case "node":
+				c.Node = value
+			case "logic":
+				c.Logic = n
+			case "tzdata":
+				c.TZData = value
+			case "kept":
+				c.CompletedMax = n
+			case "retention":
+				d, err := time.ParseDuration(value)
+				if err != nil {
+					return "", err
+				}
+				c.RetentionMS = d.Milliseconds()
+			}
+		}
+		r.Subject, r.Data = oneOfOne.LogSubject(0, "claim"), c.Encode()
+	case "tick":
+		tick := Tick{To: midnight.Add(at).UnixMilli(), Epoch: s.epoch, Limit: 100}
+		for name, value := range options {
+			n, _ := strconv.ParseUint(value, 10, 64)
+			switch name {
+			case "to":
+				d, err := time.ParseDuration(strings.TrimPrefix(value, "+"))
+				if err != nil {
+					return "", err
+				}
+				tick.To = midnight.Add(d).UnixMilli()
+			case "limit":
+				tick.Limit = n
+			case "epoch":
+				tick.Epoch = n
+			case "acked":
+				tick.Acked = Acked{n, n}
+			}
+		}
+		r.Subject, r.Data = oneOfOne.LogSubject(0, "tick"), EncodeTicks([]Tick{tick})
+	default:
+		// Words before the body: the job, and then options.
+		job := rest[0]
+		rest = rest[1:]
+		for len(rest) > 0 && strings.HasPrefix(rest[0], "request=") {
+			r.Header = append(r.Header, Field{carillon.HeaderRequest, strings.TrimPrefix(rest[0], "request=")})
+			rest = rest[1:]
+		}
+		r.Subject = "carillon.log.0." + words[1] + "." + job
+		r.Data = []byte(strings.Join(rest, " "))
+	}
+	e := oneOfOne.Decode(&r)
+	result, err := s.m.Apply(&e)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("stop: %v\n", err), nil
+	case result.Err != nil:
+		return fmt.Sprintf("refused: %v\n", result.Err), nil
+	case e.Kind == KindClaim:
+		if result.Epoch == 0 {
+			return "void\n", nil
+		}
+		s.epoch = result.Epoch
+		return fmt.Sprintf("epoch %d\n", result.Epoch), nil
+	case e.Kind == KindTick:
+		return s.emitted(), nil
+	case result.Changed:
+		return "ok\n", nil
+	}
+	return "unchanged\n", nil
+}
+
+func (s *script) emitted() string {
+	var b strings.Builder
+	outputs, _ := s.m.Outbox(max(s.printed, s.m.Acked().Output))
+	for _, o := range outputs {
+		s.printed = o.Number
+		switch o.Kind {
+		case OutputEvent:
+			fmt.Fprintf(&b, "#%d event %s %s\n", o.Number, o.Event, o.Body)
+		default:
+			fmt.Fprintf(&b, "#%d %s %s v%d due=%s", o.Number, o.Subject(oneOfOne, 0), strings.Replace(o.ID(), strconv.FormatInt(o.Scheduled, 10), clockTime(time.UnixMilli(o.Scheduled)), 1), o.Version, clockTime(time.UnixMilli(o.Due)))
+			if o.Missed > 0 {
+				fmt.Fprintf(&b, " missed=%d", o.Missed)
+			}
+			if o.Payload() != "" {
+				fmt.Fprintf(&b, " %s", o.Payload())
+			}
+			b.WriteByte('\n')
+		}
+	}
+	if at, ok := s.m.NextDeadline(); ok {
+		fmt.Fprintf(&b, "next %s\n", clockTime(time.UnixMilli(at)))
+	} else {
+		b.WriteString("idle\n")
+	}
+	return b.String()
+}
+
+func clockTime(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return "+" + t.Sub(midnight).String()
+}
+
+// copyByCheckpoint restores a machine from its checkpoint, taken in slices of n.
+func copyByCheckpoint(m *Machine, n int) (*Machine, error) {
+	r := NewRestore(m.layout, m.partition)
+	c := m.BeginCheckpoint()
+	for part := c.Next(n); part != nil; part = c.Next(n) {
+		if err := r.Write(part); err != nil {
+			return nil, err
+		}
+	}
+	return r.Machine()
+}
