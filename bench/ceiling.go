@@ -27,7 +27,9 @@ type CeilingConfig struct {
 	Messages     int     `json:"messages"`      // of each measurement of a rate; default 500,000
 	Streams      int     `json:"streams"`       // that are published to at once; default 8
 	PayloadBytes int     `json:"payload_bytes"` // default 200
-	Rounds       int     `json:"rounds"`        // default 3; each figure is their median
+	Rounds       int     `json:"rounds"`        // default 3; each rate is their median
+
+	LatencyTime time.Duration `json:"-"` // how long each latency is measured; default 3 s
 
 	Progress func(step string, done, total int) `json:"-"`
 }
@@ -49,6 +51,9 @@ func (c CeilingConfig) withDefaults() (CeilingConfig, error) {
 	if c.Rounds == 0 {
 		c.Rounds = 3
 	}
+	if c.LatencyTime == 0 {
+		c.LatencyTime = 3 * time.Second
+	}
 	if c.Progress == nil {
 		c.Progress = func(string, int, int) {}
 	}
@@ -67,6 +72,8 @@ func (c CeilingConfig) Validate() error {
 		return fmt.Errorf("bench: Streams is %d, must be 1 to 256", c.Streams)
 	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
 		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	case c.LatencyTime < 0:
+		return fmt.Errorf("bench: LatencyTime %s is negative", c.LatencyTime)
 	case c.Rounds < 1:
 		return fmt.Errorf("bench: Rounds is %d, must be 1 or more", c.Rounds)
 	}
@@ -98,6 +105,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 		return r, err
 	}
 	defer end()
+	r.Machine.NATS = nc.ConnectedServerVersion()
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000))
 	if err != nil {
 		return r, fmt.Errorf("bench: %w", err)
@@ -141,7 +149,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	r.Figures.quantiles("log_round_trip", round, 50, 99, 99.9)
 	c.Progress("measuring latencies", 1, 3)
 	sleep := newHistogram()
-	sleeping, stop := context.WithTimeout(ctx, latencyTime)
+	sleeping, stop := context.WithTimeout(ctx, c.LatencyTime)
 	sleepUntilDone(sleeping, sleep)
 	stop()
 	r.Figures.quantiles("sleep", sleep, 50, 99, 99.9)
@@ -152,9 +160,6 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	r.Machine.Load[1] = load1()
 	return r, ctx.Err()
 }
-
-// latencyTime is how long each latency is measured.
-const latencyTime = 3 * time.Second
 
 // connect embeds a server, or reaches one. end closes what was opened.
 func (c *CeilingConfig) connect(dir string) (nc *nats.Conn, end func(), err error) {
@@ -214,7 +219,8 @@ func (m *ceiling) async(ctx context.Context) (rate float64, err error) {
 	defer func() { err = errors.Join(err, m.js.DeleteStream(ctx, name)) }()
 	began := time.Now()
 	for i := range m.Messages {
-		if _, err := m.js.PublishMsgAsync(&nats.Msg{Subject: name + ".x", Header: header(i + 1), Data: m.payload}); err != nil {
+		msg := &nats.Msg{Subject: name + ".x", Header: header(i + 1), Data: m.payload}
+		if _, err := m.js.PublishMsgAsync(msg, jetstream.WithStallWait(stallWait)); err != nil {
 			return 0, err
 		}
 	}
@@ -225,6 +231,10 @@ func (m *ceiling) async(ctx context.Context) (rate float64, err error) {
 	}
 	return m.rate(began), m.stored(ctx, name, m.Messages)
 }
+
+// stallWait is how long the client library waits for room among the awaited acks. Its default, 200 ms, a
+// busy disk may well exceed.
+const stallWait = 30 * time.Second
 
 func (m *ceiling) rate(began time.Time) float64 {
 	return float64(m.Messages) / time.Since(began).Seconds()
@@ -350,7 +360,7 @@ func (m *ceiling) logRoundTrip(ctx context.Context) (h *hdrhistogram.Histogram, 
 	h = newHistogram()
 	t := time.NewTicker(2 * time.Millisecond)
 	defer t.Stop()
-	for end := time.Now().Add(latencyTime); time.Now().Before(end); {
+	for end := time.Now().Add(m.LatencyTime); time.Now().Before(end); {
 		<-t.C
 		began := time.Now()
 		if err := m.nc.Publish(name+".tick", m.payload); err != nil {
@@ -387,7 +397,7 @@ func (m *ceiling) commits(ctx context.Context, dir string, f *Figures) error {
 		return records
 	}
 	single := newHistogram()
-	for end := time.Now().Add(latencyTime); time.Now().Before(end) && ctx.Err() == nil; {
+	for end := time.Now().Add(m.LatencyTime); time.Now().Before(end) && ctx.Err() == nil; {
 		began := time.Now()
 		if err := log.Append(batch(1)); err != nil {
 			return err
@@ -397,7 +407,7 @@ func (m *ceiling) commits(ctx context.Context, dir string, f *Figures) error {
 	f.quantiles("commit", single, 50, 99, 99.9)
 	records := 0
 	began := time.Now()
-	for time.Since(began) < latencyTime && ctx.Err() == nil {
+	for time.Since(began) < m.LatencyTime && ctx.Err() == nil {
 		if err := log.Append(batch(commitGroup)); err != nil {
 			return err
 		}

@@ -2,8 +2,11 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -12,25 +15,34 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// floor is what the machine does beside a run: how late a bare time.Sleep wakes, and how long JetStream
-// takes to answer a publish.
+// floor is what the machine does beside a run: how late a bare time.Sleep wakes, how long JetStream takes
+// to answer a publish, and the disk to sync a small write.
 type floor struct {
 	sleep *hdrhistogram.Histogram // µs
 	round *hdrhistogram.Histogram // µs
+	sync  *hdrhistogram.Histogram // µs
 }
 
-// Both are asked for seldom enough to be no load: 200 sleeps and 10 publishes a second.
+// Each is asked for seldom enough to be no load: 200 sleeps, 10 publishes and 10 syncs a second.
 const (
 	sleepMean  = 5 * time.Millisecond
 	roundEvery = 100 * time.Millisecond
+	syncEvery  = 100 * time.Millisecond
 )
 
-// measureFloor measures until ctx ends.
-func measureFloor(ctx context.Context, nc *nats.Conn, stream string, payload []byte) (f floor, err error) {
-	f = floor{newHistogram(), newHistogram()}
-	var sleeping sync.WaitGroup
-	sleeping.Go(func() { sleepUntilDone(ctx, f.sleep) })
-	defer sleeping.Wait()
+// measureFloor measures until ctx ends. dir is the engine's; without one no disk is looked at.
+func measureFloor(ctx context.Context, nc *nats.Conn, stream, dir string, payload []byte) (f floor, err error) {
+	f = floor{newHistogram(), newHistogram(), newHistogram()}
+	var others sync.WaitGroup
+	others.Go(func() { sleepUntilDone(ctx, f.sleep) })
+	var syncErr error
+	if dir != "" {
+		others.Go(func() { syncErr = syncUntilDone(ctx, filepath.Join(dir, "bench.sync"), payload, f.sync) })
+	}
+	defer func() {
+		others.Wait()
+		err = errors.Join(err, syncErr)
+	}()
 
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -74,5 +86,31 @@ func sleepUntilDone(ctx context.Context, h *hdrhistogram.Histogram) {
 		due := time.Now().Add(sleepMean*3/5 + rand.N(sleepMean*4/5)).Truncate(time.Millisecond)
 		time.Sleep(time.Until(due))
 		record(h, time.Now().UnixNano()-due.UnixNano())
+	}
+}
+
+// syncUntilDone appends to a file and syncs it.
+func syncUntilDone(ctx context.Context, path string, payload []byte, h *hdrhistogram.Histogram) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	t := time.NewTicker(syncEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		began := time.Now()
+		if _, err := f.Write(payload); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+		if err := f.Sync(); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+		record(h, int64(time.Since(began)))
 	}
 }

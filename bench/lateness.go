@@ -108,17 +108,19 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return r, err
 	}
-	r = Result{Workload: "lateness", Params: c, Machine: thisMachine(c.Service.Data)}
+	r = Result{Workload: "lateness", Params: c}
 	e, err := c.Service.open(ctx)
 	if err != nil {
 		return r, err
 	}
+	r.Machine = thisMachine(e.dir)
 	defer func() { err = errors.Join(err, e.close()) }()
 	nc, err := e.Connect(e.url)
 	if err != nil {
 		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
 	}
 	defer nc.Close()
+	r.Machine.NATS = nc.ConnectedServerVersion()
 	client := carillon.Connect(nc, carillon.WithNames(e.Names))
 
 	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
@@ -151,7 +153,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	}
 	floors := make(chan outcome, 1)
 	go func() {
-		f, err := measureFloor(measuring, nc, "BENCH_"+run, l.payload)
+		f, err := measureFloor(measuring, nc, "BENCH_"+run, e.dir, l.payload)
 		floors <- outcome{f, err}
 	}()
 	waited := c.wait(ctx, "measuring", time.UnixMilli(l.plan.To))
@@ -182,6 +184,9 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	r.Figures.quantiles("stored", stored, 50, 99, 99.9, 100)
 	r.Figures.quantiles("sleep", f.sleep, 50, 99, 99.9, 100)
 	r.Figures.quantiles("round_trip", f.round, 50, 99, 100)
+	if f.sync.TotalCount() > 0 {
+		r.Figures.quantiles("fsync", f.sync, 50, 99, 100)
+	}
 	if e.cmd != nil {
 		cpu := after.cpu - before.cpu
 		r.Figures.add("engine_cpu_percent", 100*cpu.Seconds()/took.Seconds())
@@ -270,7 +275,7 @@ func (c *LatenessConfig) startWorker(ctx context.Context, e *engine, name string
 		return nil, fmt.Errorf("bench: start the worker: %w", err)
 	}
 	var ready workerReady
-	err = w.send(workerStart{Name: name, Partitions: e.partitions, Concurrency: c.Concurrency, Raw: c.Raw})
+	err = w.send(workerStart{Name: name, Prefix: name + "-", Partitions: e.partitions, Concurrency: c.Concurrency, Raw: c.Raw})
 	if err == nil {
 		err = w.out.Decode(&ready)
 	}

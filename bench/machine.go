@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+
+	"github.com/nats-io/nats-server/v2/server"
 )
 
 // Machine is where a figure comes from.
@@ -28,8 +30,10 @@ type Machine struct {
 
 const syncMode = "local log: fsync before a command counts; streams: page cache, made durable each second"
 
+// thisMachine is the machine that the run begins on; dir is where the engine keeps its data, "" when another
+// one knows.
 func thisMachine(dir string) Machine {
-	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, CPU: runtime.GOARCH, Kernel: runtime.GOOS}
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, NATS: server.VERSION, CPU: runtime.GOARCH, Kernel: runtime.GOOS}
 	if v := field("/proc/cpuinfo", "model name"); v != "" {
 		m.CPU = v
 	}
@@ -39,13 +43,12 @@ func thisMachine(dir string) Machine {
 	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		m.Kernel += " " + strings.TrimSpace(string(b))
 	}
-	m.Storage = fileSystem(dir)
+	if dir != "" {
+		m.Storage = fileSystem(dir)
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, d := range info.Deps {
-			switch d.Path {
-			case "github.com/nats-io/nats-server/v2":
-				m.NATS = d.Version
-			case "github.com/cockroachdb/pebble/v2":
+			if d.Path == "github.com/cockroachdb/pebble/v2" {
 				m.Pebble = d.Version
 			}
 		}

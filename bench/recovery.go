@@ -76,7 +76,7 @@ const limitFirst = 2
 
 // RunRecovery kills an engine with kill -9 while it fires, starts it again on the same directory, and
 // measures from before exec to the first trigger of a due time after the kill in a client's hands. It
-// reports the median and the worst of the kills, and checks that the output numbers go on without a gap or
+// reports the median and the worst of the kills, the least that streams and local log held, and checks that the output numbers go on without a gap or
 // a repeat over all of them.
 //
 // With Fill every output stream holds what its default retention lets it (nats-server may read all of it
@@ -88,11 +88,12 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return r, err
 	}
-	r = Result{Workload: "recovery", Params: c, Machine: thisMachine(c.Service.Data)}
+	r = Result{Workload: "recovery", Params: c}
 	e, err := c.Service.open(ctx)
 	if err != nil {
 		return r, err
 	}
+	r.Machine = thisMachine(e.dir)
 	defer func() { err = errors.Join(err, e.close()) }()
 
 	var runs []recovered
@@ -117,10 +118,16 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 	figure("first_stored", func(r recovered) time.Duration { return r.stored })
 	figure("first_trigger", func(r recovered) time.Duration { return r.received })
 	figure("caught_up", func(r recovered) time.Duration { return r.caughtUp })
-	last := runs[len(runs)-1]
-	r.Figures.add("log_mib", last.logMiB)
-	r.Figures.add("outputs_mib", last.outMiB)
-	r.Figures.add("local_log_mib", last.localMiB)
+	least := func(name string, of func(recovered) float64) {
+		v := of(runs[0])
+		for _, run := range runs {
+			v = min(v, of(run))
+		}
+		r.Figures.add(name+"_min_mib", v)
+	}
+	least("log", func(r recovered) float64 { return r.logMiB })
+	least("outputs", func(r recovered) float64 { return r.outMiB })
+	least("local_log", func(r recovered) float64 { return r.localMiB })
 	r.Checks = &Checks{}
 	for _, run := range runs {
 		r.Checks.Expected += run.checks.Expected
@@ -238,25 +245,28 @@ func (c *RecoveryConfig) fillOutputs(ctx context.Context, client *carillon.Clien
 	return err
 }
 
-// fillLog updates every job again and again until the log is full, or a checkpoint has cut it.
+// fillLog updates every job again and again until one more round would be too much for the log, or until a
+// checkpoint has cut it: more than that it never holds.
 func (c *RecoveryConfig) fillLog(ctx context.Context, client *carillon.Client, nc *nats.Conn, e *engine) error {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}
-	var before uint64
-	for round := 1; ; round++ {
+	var before, round int64
+	for n := 1; ; n++ {
 		s, err := js.Stream(ctx, e.Names.LogStream())
 		if err != nil {
 			return fmt.Errorf("bench: filling: %w", err)
 		}
-		info := s.CachedInfo()
-		// Half of the limit leaves room for one more round and for the ticks.
-		if info.State.Bytes < before || 2*int64(info.State.Bytes) > info.Config.MaxBytes {
+		held, most := int64(s.CachedInfo().State.Bytes), s.CachedInfo().Config.MaxBytes
+		if n > 1 {
+			round = held - before
+		}
+		if round < 0 || float64(held+round) > fillShare*float64(most) {
 			return nil
 		}
-		before = info.State.Bytes
-		if err := c.putJobs(ctx, client, "filling the log", round); err != nil {
+		before = held
+		if err := c.putJobs(ctx, client, "filling the log", n); err != nil {
 			return err
 		}
 	}

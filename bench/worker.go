@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +28,8 @@ import (
 //
 // A worker whose input ends stops without a report.
 type workerStart struct {
-	Name        string `json:"name"` // of its durable consumers
+	Name        string `json:"name"`   // of its durable consumers
+	Prefix      string `json:"prefix"` // of the plan's jobs
 	Partitions  int    `json:"partitions"`
 	Concurrency int    `json:"concurrency"`
 	Raw         string `json:"raw,omitempty"` // file for every trigger as CSV
@@ -55,7 +57,7 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	if err := input.Decode(&start); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	w := &worker{}
+	w := &worker{prefix: start.Prefix}
 	working, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
@@ -120,21 +122,26 @@ func awaitConsumers(ctx context.Context, nc *nats.Conn, names carillon.Names, st
 	return nil
 }
 
-// arrival is one delivery of a trigger.
+// arrival is one delivery of a trigger. It holds no pointer, and arrivals are kept in chunks: the worker's
+// collector has nothing to look through, and no growing slice is copied while triggers wait.
 type arrival struct {
-	job       string
 	scheduled int64 // unix ms
 	received  int64 // unix ns
 	stored    int64 // unix ns
 	output    uint64
+	job       int32 // its number in the plan; -1 for a job that is not the plan's
 	partition int32
 	again     bool // not the first delivery
 }
 
+const chunkSize = 1 << 14
+
 type worker struct {
-	mu       sync.Mutex
-	arrivals []arrival
-	err      error
+	prefix string // of the plan's jobs
+
+	mu     sync.Mutex
+	chunks [][]arrival // each of them full, but the last
+	err    error
 }
 
 // numbered is an output by its number.
@@ -144,12 +151,34 @@ type numbered struct {
 }
 
 func (w *worker) handle(_ context.Context, t *carillon.Trigger) error {
+	a := arrival{
+		scheduled: t.Scheduled.UnixMilli(), received: t.Received.UnixNano(), stored: t.Stored.UnixNano(),
+		output: t.Output, job: -1, partition: int32(t.Partition), again: t.Attempt > 1,
+	}
+	if rest, ok := strings.CutPrefix(t.Job, w.prefix); ok {
+		if i, err := strconv.ParseInt(rest, 10, 32); err == nil && i >= 0 {
+			a.job = int32(i)
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.arrivals = append(w.arrivals, arrival{
-		t.Job, t.Scheduled.UnixMilli(), t.Received.UnixNano(), t.Stored.UnixNano(), t.Output, int32(t.Partition), t.Attempt > 1,
-	})
+	last := len(w.chunks) - 1
+	if last < 0 || len(w.chunks[last]) == chunkSize {
+		w.chunks = append(w.chunks, make([]arrival, 0, chunkSize))
+		last++
+	}
+	w.chunks[last] = append(w.chunks[last], a)
 	return nil
+}
+
+// arrived is every arrival so far.
+func (w *worker) arrived() (arrivals []arrival, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, chunk := range w.chunks {
+		arrivals = append(arrivals, chunk...)
+	}
+	return arrivals, w.err
 }
 
 func (w *worker) fail(err error) {
@@ -163,13 +192,16 @@ func (w *worker) fail(err error) {
 // await reports when all that was planned has arrived, or the patience is over. Where output numbers are
 // missing between those that arrived, stored tells which the streams hold: events, or triggers of others.
 func (w *worker) await(ctx context.Context, p *plan, stored func() (map[numbered]struct{}, error)) (workerReport, error) {
+	select { // looking earlier would only be in the way of what arrives
+	case <-ctx.Done():
+		return workerReport{}, ctx.Err()
+	case <-time.After(time.Until(time.UnixMilli(p.To))):
+	}
 	until := time.UnixMilli(p.To).Add(patience)
 	for {
-		w.mu.Lock()
-		arrivals, failed := w.arrivals, w.err
-		w.mu.Unlock()
-		report, err := judge(p, arrivals, nil)
 		over := time.Now().After(until)
+		arrivals, failed := w.arrived()
+		report, err := judge(p, arrivals, nil)
 		if err == nil && report.Checks.Gaps > 0 && (report.Checks.Missing == 0 || over) {
 			var others map[numbered]struct{}
 			if others, err = stored(); err == nil {
@@ -273,8 +305,8 @@ func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerR
 		}
 		n := numbered{a.partition, a.output}
 		outputs[a.partition] = append(outputs[a.partition], a.output)
-		i, ours := p.index(a.job)
-		if !ours || a.scheduled < p.From || a.scheduled >= p.To {
+		i := int(a.job)
+		if i < 0 || i >= len(p.First) || a.scheduled < p.From || a.scheduled >= p.To {
 			continue
 		}
 		last[a.partition] = max(last[a.partition], a.output)
@@ -331,10 +363,11 @@ func (w *worker) writeRaw(path string, p *plan) error {
 		return err
 	}
 	b := []byte("due_ms,stored_us,received_us,partition,output,job\n")
-	for _, a := range w.arrivals {
-		if a.scheduled >= p.From && a.scheduled < p.To {
+	arrivals, _ := w.arrived()
+	for _, a := range arrivals {
+		if a.job >= 0 && a.scheduled >= p.From && a.scheduled < p.To {
 			due := a.scheduled * 1e6
-			b = fmt.Appendf(b, "%d,%d,%d,%d,%d,%s\n", a.scheduled, (a.stored-due)/1000, (a.received-due)/1000, a.partition, a.output, a.job)
+			b = fmt.Appendf(b, "%d,%d,%d,%d,%d,%d\n", a.scheduled, (a.stored-due)/1000, (a.received-due)/1000, a.partition, a.output, a.job)
 		}
 	}
 	_, err = f.Write(b)

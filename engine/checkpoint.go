@@ -31,6 +31,7 @@ const (
 	frameRejected
 	frameOutput
 	frameEnd
+	frameGrave
 )
 
 // Checkpoint is one being taken. The machine may go on applying records meanwhile.
@@ -66,6 +67,12 @@ func (m *Machine) BeginCheckpoint() *Checkpoint {
 		}
 		b = binary.AppendUvarint(b, r.count)
 		c.frame(frameRejected, binary.AppendVarint(b, r.at))
+	}
+	for _, b := range m.buried {
+		if g, ok := m.graves[b.id]; ok && g.number == b.number {
+			row := binary.AppendUvarint(appendString(nil, b.id), g.number)
+			c.frame(frameGrave, binary.AppendVarint(binary.AppendVarint(row, g.last), g.at))
+		}
 	}
 	held, _ := m.outbox.after(m.outbox.acked.Output)
 	c.outputs = slices.Clone(held)
@@ -139,7 +146,7 @@ func (m *Machine) appendState(b []byte) []byte {
 	b = append(b, checkpointVersion)
 	b = appendString(b, m.layout.Prefix)
 	for _, v := range [...]uint64{
-		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished,
+		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished, m.deaths,
 		m.outbox.made, m.outbox.acked.Output, m.outbox.acked.Seq,
 	} {
 		b = binary.AppendUvarint(b, v)
@@ -205,6 +212,7 @@ type Restore struct {
 	rest    []byte
 	frames  uint64
 	ended   bool
+	made    uint64   // outputs, as the state says
 	waiting []uint32 // slots on a wheel
 	done    []uint32 // slots of completed jobs
 	forced  []func() error
@@ -248,6 +256,8 @@ func (r *Restore) frame(kind byte, d *decoder) error {
 		r.rejection(d)
 	case frameOutput:
 		r.output(d)
+	case frameGrave:
+		r.grave(d)
 	case frameEnd:
 		if d.uvarint() != r.frames {
 			d.fail(errors.New("frames are missing"))
@@ -271,7 +281,7 @@ func (r *Restore) state(d *decoder) {
 		d.fail(errors.New("it belongs to another prefix, partition count or partition"))
 	}
 	for _, v := range [...]*uint64{
-		&m.position, &m.epoch, &m.ticks, &m.digest, &m.created, &m.armed, &m.finished,
+		&m.position, &m.epoch, &m.ticks, &m.digest, &m.created, &m.armed, &m.finished, &m.deaths,
 		&m.outbox.made, &m.outbox.acked.Output, &m.outbox.acked.Seq,
 	} {
 		*v = d.uvarint()
@@ -298,7 +308,7 @@ func (r *Restore) state(d *decoder) {
 	if m.outbox.acked.Output > m.outbox.made {
 		d.fail(errValue)
 	}
-	m.outbox.made = m.outbox.acked.Output // grows again with each output restored
+	r.made, m.outbox.made = m.outbox.made, m.outbox.acked.Output // grows again with each output restored
 }
 
 func (r *Restore) job(d *decoder) error {
@@ -339,7 +349,8 @@ func (r *Restore) job(d *decoder) error {
 	if request := d.string(); request != "" {
 		m.requests[slot] = request
 	}
-	if d.err == nil && (len(d.b) > 0 || j.status == statusFree || j.status > statusCompleted || j.place > inReady) {
+	known := j.status == statusScheduled && j.place <= inReady || (j.status == statusPaused || j.status == statusCompleted) && j.place == nowhere
+	if d.err == nil && (len(d.b) > 0 || !known) {
 		d.fail(errValue)
 	}
 	if d.err != nil {
@@ -385,6 +396,21 @@ func (r *Restore) rejection(d *decoder) {
 	}
 }
 
+func (r *Restore) grave(d *decoder) {
+	id, g := d.string(), grave{number: d.uvarint(), last: d.varint(), at: d.varint()}
+	var before uint64
+	if n := len(r.m.buried); n > 0 {
+		before = r.m.buried[n-1].number
+	}
+	if d.err == nil && (carillon.CheckJobID(id) != nil || g.number <= before || g.number > r.m.deaths) {
+		d.fail(errValue)
+	}
+	if d.err == nil {
+		r.m.graves[id] = g
+		r.m.buried = append(r.m.buried, buried{id, g.number})
+	}
+}
+
 func (r *Restore) output(d *decoder) {
 	o := Output{Number: d.uvarint(), Due: d.varint(), Kind: OutputKind(d.byte()), Job: d.string(), Scheduled: d.varint()}
 	o.Version, o.Missed, o.Asked = d.uvarint(), d.uvarint(), d.uvarint()
@@ -407,10 +433,13 @@ func (r *Restore) output(d *decoder) {
 
 // Machine returns the restored machine; it fails when the checkpoint did not come to its end.
 func (r *Restore) Machine() (*Machine, error) {
+	m := r.m
 	if !r.ended {
 		return nil, fmt.Errorf("%w: it ends after %d frames", ErrCheckpoint, r.frames)
 	}
-	m := r.m
+	if m.outbox.made != r.made {
+		return nil, fmt.Errorf("%w: it has outputs up to %d of %d", ErrCheckpoint, m.outbox.made, r.made)
+	}
 	// Timers go back on the wheel in the order in which they were armed: among equal deadlines the
 	// wheel keeps it, and a bounded tick must take the same ones first on every replica.
 	slices.SortFunc(r.waiting, func(a, b uint32) int { return cmp.Compare(m.jobs.at(a).armed, m.jobs.at(b).armed) })

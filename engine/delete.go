@@ -8,6 +8,9 @@ func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
 	if refusal != nil {
 		return false, refusal
 	}
+	if j.last > 0 {
+		m.bury(j.id, grave{last: j.last, at: m.now})
+	}
 	m.remove(slot, j)
 	return true, nil
 }
@@ -22,7 +25,7 @@ func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
 	if j == nil {
 		return 0, nil, &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
 	}
-	if e.Request != "" && m.requests[slot] == e.Request {
+	if e.Kind != KindDelete && e.Request != "" && m.requests[slot] == e.Request {
 		return slot, j, nil
 	}
 	return slot, j, checkVersion(j, ifVersion)

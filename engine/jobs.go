@@ -2,6 +2,7 @@ package engine
 
 import (
 	"math"
+	"slices"
 
 	"github.com/google/btree"
 
@@ -156,6 +157,15 @@ type fifo struct {
 func (q *fifo) push(c completion) { q.items = append(q.items, c) }
 func (q *fifo) len() int          { return len(q.items) - q.head }
 func (q *fifo) first() completion { return q.items[q.head] }
+
+// fifoSlack is how many stale entries are not worth a walk.
+const fifoSlack = 1024
+
+// drop removes the entries that are of no use any more.
+func (q *fifo) drop(useless func(completion) bool) {
+	q.items = slices.DeleteFunc(append(q.items[:0], q.items[q.head:]...), useless)
+	q.head = 0
+}
 
 func (q *fifo) pop() {
 	q.head++

@@ -65,10 +65,13 @@ type Machine struct {
 	rejected  map[uint64]*rejection // waiting, by the sequence of the first
 	collapse  map[rejectionKey]uint64
 	gaps      []gap
-	completed fifo   // completed jobs, oldest first
-	kept      int    // completed jobs present
-	paused    int    // paused jobs present
-	refused   uint64 // commands refused since the process started; not part of the state
+	graves    map[string]grave // of deleted jobs, by id
+	buried    []buried         // the same in order, with stale entries
+	deaths    uint64           // jobs buried so far
+	completed fifo             // completed jobs, oldest first
+	kept      int              // completed jobs present
+	paused    int              // paused jobs present
+	refused   uint64           // commands refused since the process started; not part of the state
 
 	outbox outbox
 	cache  scheduleCache
@@ -98,6 +101,7 @@ func New(layout Layout, partition int) *Machine {
 		forcedBy: make(map[uint32][]uint64),
 		rejected: make(map[uint64]*rejection),
 		collapse: make(map[rejectionKey]uint64),
+		graves:   make(map[string]grave),
 	}
 	for i := range m.wheels {
 		m.wheels[i] = wheel.New(0)
@@ -187,6 +191,9 @@ func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
 	}
 	if p := PartitionOf(e.Job, m.layout.Partitions); p != m.partition {
 		return false, &carillon.Error{Code: carillon.CodeInvalidJobID, Field: "id", Message: fmt.Sprintf("job belongs to partition %d, not %d", p, m.partition)}
+	}
+	if len(e.Request) > carillon.MaxJobIDLength {
+		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest, Message: fmt.Sprintf("has %d bytes, at most %d", len(e.Request), carillon.MaxJobIDLength)}
 	}
 	switch e.Kind {
 	case KindPut:

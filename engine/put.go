@@ -27,7 +27,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	if refusal := checkVersion(j, ifVersion); refusal != nil {
 		return false, refusal
 	}
-	var last int64
+	last := m.graves[e.Job].last
 	if j != nil {
 		last = j.last
 	}
@@ -40,6 +40,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 
 	paused := false
 	if j == nil {
+		delete(m.graves, e.Job)
 		slot, j = m.jobs.add(e.Job)
 		m.touchNew(slot)
 		m.created++

@@ -23,7 +23,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			ErrRules, m.partition, m.claim.Logic, m.claim.TZData, rules.Logic, rules.TZData)
 	}
 	for _, mark := range m.marks {
-		if mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
+		if mark.Position != 0 && mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
 			return fmt.Errorf("%w: partition %d at sequence %d: digest %016x here, %016x there", ErrDiverged, m.partition, mark.Position, mark.Digest, t.Mark.Digest)
 		}
 	}
@@ -225,6 +225,9 @@ func (m *Machine) finish(slot uint32, j *job) {
 	j.status, j.place, j.next, j.armed = statusCompleted, nowhere, max(m.to, m.now), m.finished
 	m.kept++
 	m.completed.push(completion{slot, j.armed})
+	if m.completed.len() > 2*m.kept+fifoSlack {
+		m.completed.drop(m.isStale)
+	}
 }
 
 // uncomplete takes a job out of those that are kept. Its place in the queue goes stale.
@@ -291,6 +294,9 @@ func (m *Machine) NextDeadline() (at int64, ok bool) {
 	if m.completed.len() > 0 {
 		c := m.completed.first()
 		over := m.to
+		if m.kept > m.claim.CompletedMax && m.epoch > 0 {
+			return min(at, m.to), true
+		}
 		if !m.isStale(c) {
 			over = m.jobs.at(c.slot).next + m.claim.RetentionMS
 		}

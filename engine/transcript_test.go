@@ -18,6 +18,8 @@ import (
 //	<time> put|delete|pause|resume|fire <job> [request=<id>] [<body>]
 //	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
 //	<time> tick [to=<time>] [limit=<n>] [epoch=<n>] [acked=<output>]
+//	<time> record <subject> [<body>]
+//	repeat <n> <any of these>
 //	get <job>
 //	restore               take a checkpoint, and go on with the machine restored from it
 //
@@ -60,6 +62,16 @@ func (s *script) run(line string) (string, error) {
 	switch {
 	case len(words) == 0:
 		return "", nil
+	case words[0] == "repeat":
+		n, err := strconv.Atoi(words[1])
+		if err != nil {
+			return "", err
+		}
+		var answer string
+		for ; n > 0 && err == nil; n-- {
+			answer, err = s.run(strings.Join(words[2:], " "))
+		}
+		return answer, err
 	case words[0] == "get":
 		r, ok := s.m.Job(words[1])
 		if !ok {
@@ -132,6 +144,8 @@ func (s *script) run(line string) (string, error) {
 			}
 		}
 		r.Subject, r.Data = oneOfOne.LogSubject(0, "tick"), EncodeTicks([]Tick{tick})
+	case "record":
+		r.Subject, r.Data = rest[0], []byte(strings.Join(rest[1:], " "))
 	default:
 		// Words before the body: the job, and then options.
 		job := rest[0]
@@ -150,6 +164,8 @@ func (s *script) run(line string) (string, error) {
 		return fmt.Sprintf("stop: %v\n", err), nil
 	case result.Err != nil:
 		return fmt.Sprintf("refused: %v\n", result.Err), nil
+	case e.Kind == KindGarbage:
+		return "garbage\n", nil
 	case e.Kind == KindClaim:
 		if result.Epoch == 0 {
 			return "void\n", nil

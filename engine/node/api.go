@@ -39,7 +39,7 @@ type replies struct {
 	open    atomic.Int64 // requests that were sent and not answered
 	mu      sync.Mutex
 	waiting map[uint64]chan<- reply
-	early   [1 << 13]struct {
+	early   [1 << 10]struct {
 		seq uint64
 		r   reply
 	}
@@ -65,6 +65,7 @@ func (r *replies) await(seq uint64, ch chan<- reply) {
 	defer r.mu.Unlock()
 	if slot := &r.early[seq%uint64(len(r.early))]; slot.seq == seq {
 		ch <- slot.r
+		slot.seq, slot.r = 0, reply{}
 		return
 	}
 	if r.waiting == nil {
@@ -262,14 +263,21 @@ func (n *Node) apiGet(c *call) error {
 // pageScan is how many jobs are looked at while a partition waits.
 const pageScan = 2000
 
-// page collects up to limit jobs that match after an id.
+// pageJobs is how many jobs are taken out of a partition at once.
+const pageJobs = 100
+
+// page collects up to limit jobs that match after an id, and no more than fill a message.
 func (p *partition) page(list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
-	for more = true; more && len(jobs) < limit; {
+	size := 0
+	for more = true; more && len(jobs) < limit && size < carillon.MaxPageBytes; {
 		var part []carillon.JobReply
 		p.mu.Lock()
-		part, after, more = p.machine.Page(list, after, limit-len(jobs), pageScan)
+		part, after, more = p.machine.Page(list, after, min(limit-len(jobs), pageJobs), pageScan)
 		p.mu.Unlock()
 		jobs = append(jobs, part...)
+		for i := range part {
+			size += len(part[i].Spec.Payload) // less than its JSON: the merged page is full before this one ends
+		}
 	}
 	return jobs, after, more
 }

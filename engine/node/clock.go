@@ -10,6 +10,7 @@ import (
 type clock struct {
 	external bool
 	offset   atomic.Int64 // ns
+	at       time.Time    // of the latest measurement; the reader's
 }
 
 // ms is the present time of the stream's clock in unix ms, rounded down: what is held until a
@@ -21,17 +22,23 @@ func (c *clock) until(ms int64) time.Duration {
 	return time.Duration(ms*1e6 - time.Now().UnixNano() - c.offset.Load())
 }
 
-// measured learns from one of our records: sent and received here, stamped there. What lies within the
-// round trip is no offset.
-func (c *clock) measured(sent, received time.Time, stamp int64) {
+// measured learns from one of our records: stamped there before it was received here. What that leaves
+// between the two clocks is a lower bound of the offset, so nothing is early by it; the quickest record
+// gives the best bound. The bound is given up slowly, as clocks drift, and at once when it is off by much.
+func (c *clock) measured(received time.Time, stamp int64) {
 	if !c.external {
 		return
 	}
-	round := received.Sub(sent)
-	offset := stamp - sent.UnixNano() - int64(round)/2
-	if current := c.offset.Load(); abs(offset-current) > int64(round)/2+int64(time.Millisecond) {
-		c.offset.Store(offset)
+	bound, current := stamp-received.UnixNano(), c.offset.Load()
+	drifted := current - received.Sub(c.at).Nanoseconds()/driftPerNano
+	if bound < current-clockJump.Nanoseconds() || c.at.IsZero() {
+		drifted = bound
 	}
+	c.offset.Store(max(bound, drifted))
+	c.at = received
 }
 
-func abs(v int64) int64 { return max(v, -v) }
+const (
+	driftPerNano = 10_000 // 100 ppm
+	clockJump    = 20 * time.Millisecond
+)

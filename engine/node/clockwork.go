@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,8 +18,9 @@ import (
 
 // Bounds of the clockwork.
 const (
-	longestSleep = time.Second     // Go's monotonic clock stands still during suspend: look at the wall again
-	tickTimeout  = 2 * time.Second // a tick not read back by then is appended again
+	longestSleep = time.Second           // Go's monotonic clock stands still during suspend: look at the wall again
+	tickTimeout  = 2 * time.Second       // a tick not read back by then is appended again
+	tickPause    = 50 * time.Millisecond // after one that was refused
 	deadAfter    = 15 * time.Second
 	leadMin      = 2 // ms
 	leadMax      = 5 // ms
@@ -51,6 +53,9 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 	p.out.Lock()
 	defer p.out.Unlock()
 	if p.chain.Lost() {
+		if p.lostSince.IsZero() {
+			p.lostSince = time.Now()
+		}
 		if !p.resyncing {
 			p.resyncing = true
 			n.work.Go(func() { n.resync(ctx, p) })
@@ -68,17 +73,32 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
 		}
 		o := m.Output
-		err := n.streams.Out[p.number].PublishChained(o.Subject(n.layout, p.number), header(o), []byte(o.Payload()), m.Expect, onAck)
+		h := header(o)
+		h[nats.MsgIdHdr] = []string{n.messageID(p, o.Number)}
+		if m.Linked {
+			h[nats.ExpectedLastMsgIdHdr] = []string{n.messageID(p, o.Number-1)}
+		}
+		err := n.streams.Out[p.number].PublishChained(o.Subject(n.layout, p.number), h, []byte(o.Payload()), m.Expect, onAck)
 		if err != nil {
 			n.log.Warn("publish failed", "partition", p.number, "output", o.Number, "error", err)
 			p.chain.Lose()
-			return math.MaxInt64
+			return now
 		}
 	}
 	if at, ok := p.chain.HoldUntil(); ok {
 		return at
 	}
 	return math.MaxInt64
+}
+
+// messageID names one message of one run of a chain. It is not for de-duplication: the next message
+// expects it right before itself, so that a foreign message between the two is noticed.
+func (n *Node) messageID(p *partition, output uint64) string {
+	b := append(make([]byte, 0, 48), n.session...)
+	for _, v := range [...]uint64{uint64(p.number), p.run, output} {
+		b = strconv.AppendUint(append(b, '.'), v, 36)
+	}
+	return string(b)
 }
 
 // header makes an output's header lines into the client library's form.
@@ -126,6 +146,7 @@ type ticking struct {
 	sent   time.Time // of the tick on its way; zero: none
 	to     int64     // its partitions' time, to know it by
 	epoch  uint64
+	failed bool      // it was refused or could not be sent
 	since  time.Time // when the first of a row of unanswered ticks was sent
 	round  float64   // smoothed round trip, ms
 	spread float64   // smoothed deviation, ms
@@ -134,7 +155,18 @@ type ticking struct {
 func (t *ticking) busy(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.sent.IsZero() && now.Sub(t.sent) < tickTimeout
+	wait := tickTimeout
+	if t.failed {
+		wait = tickPause // appending a tick twice does no harm; waiting for it long is a misfire
+	}
+	return !t.sent.IsZero() && now.Sub(t.sent) < wait
+}
+
+// fail notes that the tick on its way was refused.
+func (t *ticking) fail() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failed = true
 }
 
 // start notes that a tick goes out.
@@ -144,7 +176,7 @@ func (t *ticking) start(first engine.Tick, now time.Time) {
 	if t.sent.IsZero() {
 		t.since = now
 	}
-	t.sent, t.to, t.epoch = now, first.To, first.Epoch
+	t.sent, t.to, t.epoch, t.failed = now, first.To, first.Epoch, false
 }
 
 // abort forgets a tick that was not sent.
@@ -169,11 +201,18 @@ func (t *ticking) seen(e *engine.Entry, now time.Time) (sent time.Time, ours boo
 	return sent, true
 }
 
+// refused tells whether the latest tick was refused.
+func (t *ticking) refused() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.sent.IsZero() && t.failed
+}
+
 // silent is how long ticks have gone unanswered.
 func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sent.IsZero() {
+	if t.sent.IsZero() || t.failed {
 		return 0
 	}
 	return now.Sub(t.since)
@@ -190,8 +229,11 @@ func (t *ticking) lead() int64 {
 // says when to look again.
 func (n *Node) tick(now int64) (wake int64) {
 	at := time.Now()
-	if n.holdTicks.Load() || n.ticking.busy(at) {
+	if n.holdTicks.Load() {
 		return math.MaxInt64
+	}
+	if n.ticking.busy(at) {
+		return now + tickPause.Milliseconds()
 	}
 	lead := n.ticking.lead()
 	var ticks []engine.Tick
@@ -224,6 +266,9 @@ func (n *Node) tick(now int64) (wake int64) {
 		if err != nil && !errors.Is(err, streams.ErrClosed) {
 			n.log.Warn("tick not stored", "error", err)
 			n.meters.ticksFailed.Inc()
+			if !errors.Is(err, streams.ErrTimeout) {
+				n.ticking.fail()
+			}
 		}
 	})
 	n.meters.ticks.Inc()

@@ -250,10 +250,11 @@ type running struct {
 	done    chan struct{}
 	err     error
 	cancel  context.CancelFunc
+	data    string
 }
 
 func launch(t testing.TB, o node.Options) *running {
-	r := &running{log: &logBuffer{}, readies: make(chan node.Ready, 16), done: make(chan struct{})}
+	r := &running{log: &logBuffer{}, data: o.Data, readies: make(chan node.Ready, 16), done: make(chan struct{})}
 	o.Logger = slog.New(slog.NewTextHandler(r.log, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel

@@ -77,6 +77,7 @@ func killed(t *testing.T, s settings, rounds, present int) {
 	preload(t, p.NATS, present)
 	s.Listen = p.NATS[len("nats://"):] // the same port again
 	l := startLoad(t, p.NATS, "k", true)
+	l.far = uint64(present)
 	var downs []span
 	var began []time.Time
 	for round := range rounds {

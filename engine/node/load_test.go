@@ -21,7 +21,8 @@ type load struct {
 	t      testing.TB
 	nc     *nats.Conn
 	client *carillon.Client
-	raw    bool // raw commands too: their acks promise less than replies when power fails
+	far    uint64 // jobs that are there beside it, due in years
+	raw    bool   // raw commands too: their acks promise less than replies when power fails
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -123,7 +124,8 @@ var crons = []string{"* * * * * *", "*/2 * * * * *", "0,7,20-50/3 * * * * *", "3
 
 // spec makes up a schedule and says when it is due.
 func spec(id string) (carillon.Job, grid) {
-	job := carillon.Job{ID: id, Topic: "kill." + id[:1], Misfire: carillon.Misfire(rand.N(3)), Priority: carillon.Priority(rand.N(3))}
+	// Never the same twice: a put of what is there changes nothing.
+	job := carillon.Job{ID: id, Topic: "kill." + id[:1], Payload: []byte(crand.Text()), Misfire: carillon.Misfire(rand.N(3)), Priority: carillon.Priority(rand.N(3))}
 	if rand.N(6) == 0 {
 		job.Schedule = crons[rand.N(len(crons))]
 		return job, cron(job.Schedule)
@@ -402,7 +404,7 @@ func (l *load) oneShot(id string) error {
 			return err
 		}
 	case kind < 7:
-		delay := rand.Int64N(1500)
+		delay := 1 + rand.Int64N(1500)
 		job.Schedule = fmt.Sprintf("@in %dms", delay)
 		before := now()
 		r, err := l.ask(job)
@@ -474,9 +476,15 @@ func (l *load) finish() (h *history, end int64) {
 	}
 	eventually(l.t, "the last one-shot is due", func() bool { return now() > l.last+100 })
 	end = now()
-	l.drained("everything is out", func(p carillon.PartitionStatus) bool {
-		return p.Ready == 0 && p.Published == p.Outputs && p.Now.UnixMilli() >= l.last
+	var scheduled uint64
+	eventually(l.t, "all one-shots are decided", func() bool {
+		scheduled = 0
+		for _, p := range status(l.t, l.client).Partitions {
+			scheduled += p.Jobs[carillon.StatusScheduled]
+		}
+		return scheduled == l.far
 	})
+	l.drained("everything is out", func(p carillon.PartitionStatus) bool { return p.Ready == 0 && p.Published == p.Outputs })
 	return &l.history, end
 }
 

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
@@ -59,7 +61,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		defer server.Close()
 	}
 	for {
-		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters}
+		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10]}
 		err := n.run(ctx, httpURL, ready)
 		web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
@@ -138,6 +140,7 @@ type Node struct {
 	streams *streams.Streams
 	outputs *streams.FileSync // of the embedded server's output streams
 
+	session    string // of this run, in the ids of its messages
 	partitions []*partition
 	applied    atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
 	appliedAt  time.Time     // its timestamp; the reader's
@@ -148,8 +151,10 @@ type Node struct {
 	calls      atomic.Int64  // requests in progress
 	bytes      atomic.Uint64 // of log records applied in this run
 	ticking    ticking
-	holdTicks  atomic.Bool // the disk has too little room to fire
-	refuseJobs atomic.Bool // the disk has too little room for new jobs
+	logFull    atomic.Bool  // the log stream is more than half full: trimming it comes first
+	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
+	holdTicks  atomic.Bool  // the disk has too little room to fire
+	refuseJobs atomic.Bool  // the disk has too little room for new jobs
 	awaited    atomic.Pointer[awaited]
 
 	fail func(error)    // ends the run
@@ -172,10 +177,12 @@ type partition struct {
 	durable   engine.Acked
 	foreign   uint64
 	resyncing bool
+	lostSince time.Time     // when the chain was lost; zero while it is not
 	resumed   time.Time     // when the chain was last resumed
 	pause     time.Duration // before it is resumed again
 
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
+	older        atomic.Uint64 // position of the one before, 0 when there is none or it is not known
 	checkpointAt atomic.Int64  // unix ms
 	bytesAt      atomic.Uint64 // the node's bytes then
 }
@@ -203,6 +210,9 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	}
 	if err := n.heal(ctx); err != nil {
 		return n.unreachable(err)
+	}
+	if err := n.relieve(ctx); err != nil {
+		return err
 	}
 	n.web.serve(n)
 
@@ -273,10 +283,17 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
 	}
+	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
+		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
+	}
+	reader := "engine" // protected from clients by the embedded server; elsewhere a random one
+	if n.server == nil {
+		reader = ""
+	}
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Reader: "engine", OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
+		Reader: reader, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
 	})
 	if err != nil {
 		return err
@@ -347,6 +364,21 @@ type awaited struct {
 	done chan struct{}
 }
 
+// claimPause is between two tries to claim in a log stream that is full and being read and trimmed.
+const claimPause = 250 * time.Millisecond
+
+// pause waits, and tells whether ctx still goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
 // claimAll claims every partition and waits until the claims come back: then all that was in the log
 // before has been applied.
 func (n *Node) claimAll(ctx context.Context) error {
@@ -356,6 +388,9 @@ func (n *Node) claimAll(ctx context.Context) error {
 	var last uint64
 	for _, p := range n.partitions {
 		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
+		for errors.Is(err, streams.ErrNoSpace) && pause(ctx, claimPause) {
+			seq, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
+		}
 		if err != nil {
 			return fmt.Errorf("node: claim partition %d: %w", p.number, err)
 		}
@@ -375,9 +410,9 @@ func (n *Node) claimAll(ctx context.Context) error {
 	}
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		st, epoch := p.machine.Stats(), p.owner.Epoch
+		st, epoch, stopped := p.machine.Stats(), p.owner.Epoch, p.stopped
 		p.mu.Unlock()
-		if st.Epoch < epoch { // else it was taken, or another's after it
+		if stopped == nil && st.Epoch < epoch || errors.Is(stopped, engine.ErrRules) { // else it was taken, or another's after it
 			return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one, with logic %d and tzdata %s; start that version",
 				engine.ErrRules, p.number, st.Owner, claim.Logic, claim.TZData)
 		}

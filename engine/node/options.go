@@ -87,6 +87,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.CheckpointBytes == 0 {
 		o.CheckpointBytes = 48 << 20
+		if o.LogMaxBytes > 0 {
+			o.CheckpointBytes = min(o.CheckpointBytes, uint64(o.LogMaxBytes)/5)
+		}
 	}
 	if o.OutboxMax == 0 {
 		o.OutboxMax = 512 << 20

@@ -131,12 +131,17 @@ var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 // remake computes outputs once more from a checkpoint and the local log: those numbered above after, up
 // to the machine's newest. It is for a stream that lost outputs which the machine no longer holds.
 func (n *Node) remake(ctx context.Context, number int, after uint64) ([]engine.Output, error) {
+	n.logKept.RLock()
+	defer n.logKept.RUnlock()
 	list, err := n.saved.List(uint32(number))
 	if err != nil {
 		return nil, err
 	}
 	for _, info := range list {
 		m, err := n.load(number, info)
+		if errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

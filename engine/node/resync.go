@@ -10,6 +10,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // Pauses between two tries to resume a chain.
@@ -45,7 +46,8 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		case err == nil || ctx.Err() != nil:
 			n.bell.ring()
 			return
-		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
+		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind), errors.Is(err, engine.ErrRules),
+			errors.Is(err, engine.ErrDiverged), errors.Is(err, wal.ErrCorrupt):
 			n.stop(p, err)
 			return
 		case errors.Is(err, errStopped):
@@ -117,7 +119,8 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.out.Lock()
 	defer p.out.Unlock()
 	p.chain.Resume(lastSeq, number, outputs)
-	p.offered = p.machine.Made()
+	p.offered = number + uint64(len(outputs)) // replay may be ahead of the machine by what is stored but not applied
+	p.lostSince = time.Time{}
 	p.run++
 	p.foreign += foreign
 	p.resyncing = false
@@ -144,7 +147,7 @@ func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStre
 		number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64)
 		trigger := m.Header.Get(carillon.HeaderTrigger)
 		p.mu.Lock()
-		alien := err != nil || p.machine.Foreign(number, seq, trigger)
+		alien := err != nil || !n.wellFormed(&m) || p.machine.Foreign(number, seq, trigger)
 		p.mu.Unlock()
 		if !alien {
 			end.Number, end.Trigger, end.Seq = number, trigger, seq
@@ -159,6 +162,17 @@ func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStre
 		end.LastSeq = min(info.Last, acked.Seq)
 	}
 	return end, foreign, nil
+}
+
+// wellFormed tells whether a message has the shape of an output: what has not is foreign, whatever number
+// it claims.
+func (n *Node) wellFormed(m *streams.Message) bool {
+	names := carillon.Names{Prefix: n.o.Prefix, Stream: n.o.Stream}
+	_, err := names.ParseTrigger(m.Subject, m.Header, m.Data)
+	if err != nil {
+		_, err = carillon.ParseEvent(m.Data)
+	}
+	return err == nil
 }
 
 // refill publishes again what the stream lost and the machine no longer holds: replay from a checkpoint

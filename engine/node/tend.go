@@ -83,6 +83,7 @@ func (n *Node) watch(ctx context.Context) error {
 	}
 	if info, err := n.streams.Log.Info(ctx); err == nil {
 		n.head.Store(max(info.Last, n.applied.Load()))
+		n.logFull.Store(halfFull(info))
 	}
 	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
 		return fmt.Errorf("%w: the log stream has not answered for %s", errNoRoom, deadAfter)
@@ -111,6 +112,9 @@ func (n *Node) chainLost() bool {
 	return false
 }
 
+// lostTooLong is how long a chain may be lost before that makes the node unready.
+const lostTooLong = 3 * time.Second
+
 // problems says why the node is not ready; nothing when it is.
 func (n *Node) problems() []string {
 	var list []string
@@ -123,6 +127,9 @@ func (n *Node) problems() []string {
 	if n.refuseJobs.Load() {
 		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20))
 	}
+	if n.ticking.refused() {
+		list = append(list, "the log stream refuses ticks: it is full, or NATS cannot be reached")
+	}
 	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
@@ -130,8 +137,14 @@ func (n *Node) problems() []string {
 		p.mu.Lock()
 		stopped := p.stopped
 		p.mu.Unlock()
-		if stopped != nil {
+		p.out.Lock()
+		lostSince := p.lostSince
+		p.out.Unlock()
+		switch {
+		case stopped != nil:
 			list = append(list, fmt.Sprintf("partition %d stopped: %v", p.number, stopped))
+		case !lostSince.IsZero() && time.Since(lostSince) > lostTooLong:
+			list = append(list, fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(lostSince).Round(time.Second)))
 		}
 	}
 	return list
@@ -182,7 +195,9 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		position, at := p.checkpoint.Load(), time.UnixMilli(p.checkpointAt.Load())
 		records := n.applied.Load() - position
 		bytes := n.bytes.Load() - p.bytesAt.Load()
-		if records == 0 || records < n.o.CheckpointRecords && bytes < n.o.CheckpointBytes && time.Since(at) < n.o.CheckpointEvery {
+		// A log that is filling up is freed at once: it can be cut below the older of two checkpoints.
+		full := n.logFull.Load() && p.older.Load() < n.applied.Load()
+		if !full && (records == 0 || records < n.o.CheckpointRecords && bytes < n.o.CheckpointBytes && time.Since(at) < n.o.CheckpointEvery) {
 			continue
 		}
 		if err := n.takeCheckpoint(ctx, p); err != nil {
@@ -194,6 +209,25 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		return n.trim(ctx)
 	}
 	return nil
+}
+
+func halfFull(info streams.Info) bool {
+	return info.MaxBytes > 0 && info.Bytes > uint64(info.MaxBytes)/2
+}
+
+// relieve makes room in a log stream that is filling up, before this run appends to it: in a full one
+// the claims would have no place. All of the local log is applied.
+func (n *Node) relieve(ctx context.Context) error {
+	info, err := n.streams.Log.Info(ctx)
+	if err != nil || !halfFull(info) {
+		return err
+	}
+	for range 2 {
+		if err := n.checkpointAll(ctx); err != nil {
+			return err
+		}
+	}
+	return n.trim(ctx)
 }
 
 // checkpointAll takes a checkpoint of every partition at the head of the log, at a clean stop.
@@ -238,9 +272,13 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 		part := c.Next(checkpointSlice)
 		p.mu.Unlock()
 		if part == nil {
-			if err := w.Commit(); err != nil {
+			n.logKept.Lock()
+			err := w.Commit()
+			n.logKept.Unlock()
+			if err != nil {
 				return err
 			}
+			p.older.Store(p.checkpoint.Load())
 			p.checkpoint.Store(position)
 			p.checkpointAt.Store(time.Now().UnixMilli())
 			n.meters.checkpointTime.Update(time.Since(began).Seconds())
@@ -259,6 +297,8 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 
 // trim cuts the log, here and in the stream, below the older checkpoint of every partition.
 func (n *Node) trim(ctx context.Context) error {
+	n.logKept.Lock()
+	defer n.logKept.Unlock()
 	oldest := n.applied.Load()
 	for _, p := range n.partitions {
 		list, err := n.saved.List(uint32(p.number))

@@ -27,6 +27,7 @@ type reference struct {
 	gaps     [][2]int64
 	forced   []*refForced
 	refused  []*refRefusal
+	graves   []refGrave
 	outputs  []expected
 	lives    []*life
 	left     int
@@ -60,6 +61,12 @@ type life struct {
 	ended, paused          bool
 	fires, missed, skipped uint64
 	decided                int64 // fires up to here are accounted for
+}
+
+// refGrave is what stays of a deleted job that has fired, for as long as a completed one is kept.
+type refGrave struct {
+	id       string
+	last, at int64
 }
 
 type refForced struct {
@@ -231,7 +238,7 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 	if e.Kind == engine.KindPut {
 		return r.put(e, j)
 	}
-	repeated := j != nil && e.Request != "" && j.request == e.Request
+	repeated := j != nil && e.Kind != engine.KindDelete && e.Request != "" && j.request == e.Request
 	var c condition
 	if e.Kind != engine.KindFire && len(e.Body) > 0 && json.Unmarshal(e.Body, &c) != nil {
 		return carillon.CodeInvalidJSON
@@ -244,6 +251,12 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 	}
 	switch e.Kind {
 	case engine.KindDelete:
+		if j.last > 0 {
+			r.graves = append(r.graves, refGrave{j.id, j.last, r.now})
+			for len(r.graves) > 0 && r.now >= r.graves[0].at+r.claim.RetentionMS {
+				r.graves = r.graves[1:]
+			}
+		}
 		r.drop(j)
 		return ""
 	case engine.KindPause:
@@ -302,16 +315,27 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	if strings.HasPrefix(p.Schedule, "@at") {
 		from = 0
 	}
-	if j != nil && j.last > 0 {
-		from = max(from, j.last+1)
+	var last int64
+	grave := slices.IndexFunc(r.graves, func(g refGrave) bool { return g.id == e.Job })
+	switch {
+	case j != nil:
+		last = j.last
+	case grave >= 0:
+		last = r.graves[grave].last
+	}
+	if last > 0 {
+		from = max(from, last+1)
 	}
 	next := t.after(from - 1)
-	if next == never && t.kind != 0 && (j == nil || j.last == 0) {
+	if next == never && t.kind != 0 && last == 0 {
 		return carillon.CodeInvalidField
 	}
 	if j == nil {
+		if grave >= 0 {
+			r.graves = slices.Delete(r.graves, grave, grave+1)
+		}
 		r.created++
-		j = &refJob{id: e.Job, order: r.created}
+		j = &refJob{id: e.Job, order: r.created, last: last}
 		r.jobs = append(r.jobs, j)
 	} else {
 		j.life.ended = true

@@ -11,14 +11,21 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 1, "first seed")
-	seedsFlag = flag.Uint64("seeds", 2000, "seeds to play")
+	seedsFlag = flag.Uint64("seeds", 0, "seeds to play; 0: 2000, and a few with the race detector or -short")
 )
 
 // TestSim plays seeds. One that fails is played again with its history written down:
 //
 //	go test ./engine/sim -run '^TestSim$' -seed=N -seeds=1
 func TestSim(t *testing.T) {
-	if seed, err := firstFailure(*seedFlag, *seedsFlag, Options{}); err != nil {
+	seeds := *seedsFlag
+	if seeds == 0 {
+		seeds = 2000
+		if raceDetector || testing.Short() {
+			seeds = 100
+		}
+	}
+	if seed, err := firstFailure(*seedFlag, seeds, Options{}); err != nil {
 		t.Fatalf("%v\n%s", err, transcript(seed, Options{}))
 	}
 }

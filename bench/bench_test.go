@@ -1,0 +1,418 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+// The test binary is the engine and the worker, too: real processes, killed for real.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "work") {
+		if err := child(os.Args[1], os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func child(role string, args []string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if role == "work" {
+		nc, err := nats.Connect(args[0])
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		return Work(ctx, nc, carillon.DefaultNames(), os.Stdin, os.Stdout)
+	}
+	var o node.Options
+	f := flag.NewFlagSet(role, flag.ContinueOnError)
+	f.StringVar(&o.Data, "data", "", "")
+	f.StringVar(&o.Listen, "listen", "", "")
+	f.StringVar(&o.HTTP, "http", "", "")
+	f.Int64Var(&o.OutMaxBytes, "out-max-bytes", 0, "")
+	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	return node.Run(ctx, o, func(r node.Ready) {
+		fmt.Printf("carillon ready nats=%s http=%s partitions=%d\n", r.NATS, r.HTTP, r.Partitions)
+	})
+}
+
+func service(t *testing.T, flags ...string) Service {
+	t.Helper()
+	return Service{Command: append([]string{os.Args[0], "serve"}, flags...), Data: t.TempDir()}
+}
+
+func smallLateness(t *testing.T) LatenessConfig {
+	return LatenessConfig{
+		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
+		Rate: 200, Duration: time.Second, Mix: Mix{Intervals: 2, Cron: 1, OneShots: 1},
+	}
+}
+
+func TestLateness(t *testing.T) {
+	c := smallLateness(t)
+	c.Raw = filepath.Join(t.TempDir(), "raw.csv")
+	steps := make(map[string]bool)
+	c.Progress = func(step string, _, _ int) { steps[step] = true }
+	r, err := RunLateness(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Checks.clean() || r.Checks.Expected != 200 {
+		t.Errorf("checks are %+v, expected 200 triggers and nothing wrong", r.Checks)
+	}
+	if got := r.Figures.Get("triggers_per_s"); got != 200 {
+		t.Errorf("triggers_per_s is %v, expected 200", got)
+	}
+	for _, name := range []string{"received_p50_ms", "received_max_ms", "stored_p50_ms", "sleep_p50_ms", "round_trip_p50_ms", "fsync_p50_ms", "engine_resident_mib"} {
+		if r.Figures.Get(name) <= 0 {
+			t.Errorf("%s is %v", name, r.Figures.Get(name))
+		}
+	}
+	if len(r.Targets) != 3 || r.Machine.NATS == "" || r.Machine.Cores == 0 {
+		t.Errorf("targets %v, machine %+v", r.Targets, r.Machine)
+	}
+	for _, step := range []string{"putting jobs", "measuring"} {
+		if !steps[step] {
+			t.Errorf("no progress of %q was told", step)
+		}
+	}
+	raw, err := os.ReadFile(c.Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Count(string(raw), "\n"); lines != 201 {
+		t.Errorf("%d lines of raw triggers, expected a head and 200", lines)
+	}
+
+	b, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Result
+	if err := json.Unmarshal(b, &back); err != nil {
+		t.Fatal(err)
+	}
+	if len(back.Figures) != len(r.Figures) || back.Figures[3].Name != r.Figures[3].Name || *back.Checks != *r.Checks {
+		t.Errorf("the result's JSON reads back as %+v", back)
+	}
+	h, err := decode(back.Histograms["received_us"])
+	if err != nil || h.TotalCount() != 200 {
+		t.Errorf("the histogram of the JSON holds %v, %v", h, err)
+	}
+	var table strings.Builder
+	if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "expected 200, early 0") {
+		t.Errorf("the table is\n%s%v", &table, err)
+	}
+}
+
+// A service that goes on is left as it was found, and the triggers of others in it are no gaps.
+func TestLatenessOfARunningService(t *testing.T) {
+	s, err := service(t).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	nc, err := nats.Connect(e.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	client := carillon.Connect(nc)
+	if _, err := client.Put(t.Context(), carillon.Job{ID: "other", Schedule: "@every 5ms"}); err != nil {
+		t.Fatal(err)
+	}
+
+	c := smallLateness(t)
+	c.Service = Service{Server: e.url}
+	r, err := RunLateness(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Checks.clean() || r.Checks.Expected != 200 {
+		t.Errorf("checks are %+v, expected 200 triggers and nothing wrong", r.Checks)
+	}
+	for job, err := range client.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if job.ID != "other" {
+			t.Errorf("the run left job %s", job.ID)
+		}
+	}
+	js, err := nc.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range js.StreamNames() {
+		if strings.HasPrefix(name, "BENCH") {
+			t.Errorf("the run left stream %s", name)
+		}
+		for consumer := range js.ConsumerNames(name) {
+			if strings.HasPrefix(consumer, "bench") {
+				t.Errorf("the run left consumer %s of %s", consumer, name)
+			}
+		}
+	}
+}
+
+func TestRecovery(t *testing.T) {
+	const outBytes = 64 << 10
+	c := RecoveryConfig{
+		Service: service(t, "--out-max-bytes", fmt.Sprint(outBytes), "--log-max-bytes", fmt.Sprint(1<<20)),
+		Jobs:    200, Rate: 100, Kills: 2, Fill: true,
+	}
+	r, err := RunRecovery(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Checks.clean() || r.Checks.Expected == 0 {
+		t.Errorf("checks are %+v", r.Checks)
+	}
+	if ready, first := r.Figures.Get("ready_s"), r.Figures.Get("first_trigger_s"); ready <= 0 || first <= 0 || first > r.Figures.Get("first_trigger_max_s") {
+		t.Errorf("figures are %v", r.Figures)
+	}
+	if held := r.Figures.Get("outputs_min_mib"); held < 8*outBytes*fillShare/(1<<20) {
+		t.Errorf("output streams held %v MiB when the engine was killed", held)
+	}
+	if held := r.Figures.Get("log_min_mib"); held < 0.5 {
+		t.Errorf("the log held %v MiB when the engine was killed", held)
+	}
+}
+
+func TestCeiling(t *testing.T) {
+	r, err := RunCeiling(t.Context(), CeilingConfig{
+		Service: Service{Data: t.TempDir()}, Messages: 5001, Streams: 3, Rounds: 1, LatencyTime: 200 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{
+		"async_per_s", "chained_1_stream_per_s", "chained_per_s", "chained_persist_async_per_s",
+		"log_round_trip_p50_ms", "sleep_p50_ms", "commit_p50_ms", "grouped_commits_records_per_s",
+	} {
+		if r.Figures.Get(name) <= 0 {
+			t.Errorf("%s is %v", name, r.Figures.Get(name))
+		}
+	}
+}
+
+func TestEngineThatDoesNotStart(t *testing.T) {
+	c := smallLateness(t)
+	c.Service.Command = append(c.Service.Command, "--no-such-flag")
+	_, err := RunLateness(t.Context(), c)
+	if err == nil || !strings.Contains(err.Error(), "no-such-flag") {
+		t.Errorf("the error is %v, expected what the engine said", err)
+	}
+	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := smallLateness(t)
+	c.Duration = time.Hour
+	c.Mix = Mix{Intervals: 1}
+	c.Progress = func(step string, _, _ int) {
+		if step == "measuring" {
+			cancel()
+		}
+	}
+	if _, err := RunLateness(ctx, c); !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v", err)
+	}
+	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// judged is a load of two jobs in one partition, all in order, to be spoilt.
+func judged() (*plan, []arrival) {
+	p := &plan{Prefix: "x-", From: 10_000, To: 12_000, First: []int64{0, 500}, Every: []int64{1000, 0}}
+	at := func(job int32, ms int64, output uint64) arrival {
+		return arrival{scheduled: ms, received: ms*1e6 + 2e6, stored: ms*1e6 + 1e6, output: output, job: job}
+	}
+	return p, []arrival{at(-1, 9999, 6), at(0, 10_000, 7), at(1, 10_500, 8), at(0, 11_000, 9), at(0, 12_000, 12)}
+}
+
+func TestJudge(t *testing.T) {
+	for name, v := range map[string]struct {
+		spoil  func(a []arrival) []arrival
+		others map[numbered]struct{}
+		want   Checks
+	}{
+		"clean": {func(a []arrival) []arrival { return a }, nil, Checks{Expected: 3}},
+		"received early": {func(a []arrival) []arrival {
+			a[1].received = 10_000*1e6 - 1
+			return a
+		}, nil, Checks{Expected: 3, Early: 1}},
+		"stored early": {func(a []arrival) []arrival {
+			a[2].stored = 10_500*1e6 - 1
+			return a
+		}, nil, Checks{Expected: 3, Early: 1}},
+		"missing, and its number": {func(a []arrival) []arrival { return slices.Delete(a, 2, 3) }, nil, Checks{Expected: 3, Missing: 1, Gaps: 1}},
+		"another holds the number": {func(a []arrival) []arrival {
+			a[3].output, a[4].output = 10, 13
+			return a
+		}, map[numbered]struct{}{{0, 9}: {}}, Checks{Expected: 3}},
+		"nobody holds the number": {func(a []arrival) []arrival {
+			a[3].output = 11
+			return a
+		}, map[numbered]struct{}{{1, 9}: {}, {0, 10}: {}}, Checks{Expected: 3, Gaps: 1}},
+		"same fire twice": {func(a []arrival) []arrival {
+			b := a[3]
+			b.output = 10
+			return append(a, b)
+		}, nil, Checks{Expected: 3, Duplicate: 1}},
+		"same number twice":    {func(a []arrival) []arrival { return append(a, a[2]) }, nil, Checks{Expected: 3, Duplicate: 1}},
+		"same message twice":   {func(a []arrival) []arrival { b := a[2]; b.again = true; return append(a, b) }, nil, Checks{Expected: 3, Redelivered: 1}},
+		"first delivery lost":  {func(a []arrival) []arrival { a[2].again = true; return a }, nil, Checks{Expected: 3, Redelivered: 1}},
+		"between two fires":    {func(a []arrival) []arrival { a[3].scheduled = 10_999; return a }, nil, Checks{Expected: 3, Stray: 1, Missing: 1}},
+		"one-shot's next time": {func(a []arrival) []arrival { b := a[2]; b.scheduled, b.output = 11_500, 10; return append(a, b) }, nil, Checks{Expected: 3, Stray: 1}},
+		"other partition": {func(a []arrival) []arrival {
+			a[3].partition, a[3].output = 1, 77
+			return a
+		}, nil, Checks{Expected: 3}},
+	} {
+		p, arrivals := judged()
+		r, err := judge(p, v.spoil(arrivals), v.others)
+		if err != nil || r.Checks != v.want {
+			t.Errorf("%s: %+v, %v; expected %+v", name, r.Checks, err, v.want)
+		}
+		if r.Checks.clean() != (v.want.Early+v.want.Missing+v.want.Duplicate+v.want.Gaps+v.want.Stray == 0) {
+			t.Errorf("%s: clean is %t", name, r.Checks.clean())
+		}
+	}
+	p, arrivals := judged()
+	r, err := judge(p, arrivals, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := decode(r.Received)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.TotalCount() != 3 || !h.ValuesAreEquivalent(h.Min(), 2000) || !h.ValuesAreEquivalent(h.Max(), 2000) {
+		t.Errorf("3 triggers 2 ms late make %d of %d to %d µs", h.TotalCount(), h.Min(), h.Max())
+	}
+}
+
+func TestPlan(t *testing.T) {
+	for _, every := range []int64{0, 1, 7, 1000} {
+		for _, first := range []int64{-1, 0, 3, 19, 20, 21} {
+			p := &plan{From: 100, To: 120, First: []int64{first}, Every: []int64{every}}
+			n := 0
+			for ms := int64(90); ms < 130; ms++ {
+				due := first >= 0 && ms >= p.From+first && ms < p.To && (ms == p.From+first || every > 0 && (ms-p.From-first)%every == 0)
+				k, ok := p.which(0, ms)
+				if ok != due || ok && k != n {
+					t.Errorf("first %d, every %d, at %d: fire %d, %t; expected %d, %t", first, every, ms, k, ok, n, due)
+				}
+				if due {
+					n++
+				}
+			}
+			if got := p.fires(0); got != n {
+				t.Errorf("first %d, every %d: %d fires, expected %d", first, every, got, n)
+			}
+		}
+	}
+}
+
+func TestTargets(t *testing.T) {
+	f := Figures{{"a_ms", 7}}
+	for _, v := range []struct {
+		limit, floor float64
+		met          bool
+	}{{7, 0, true}, {6.9, 0, false}, {5, 8, true}, {5, 6, false}, {9, 1, true}} {
+		if got := newTarget(f, "a_ms", v.limit, v.floor); got.Met != v.met {
+			t.Errorf("7 against %v, floor %v: %t", v.limit, v.floor, got.Met)
+		}
+	}
+	r := Result{Checks: &Checks{}, Targets: []Target{{Met: true}}}
+	if !r.Passed() {
+		t.Error("a clean run did not pass")
+	}
+	r.Checks.Gaps = 1
+	if r.Passed() {
+		t.Error("a gap passed")
+	}
+	r.Checks, r.Targets[0].Met = nil, false
+	if r.Passed() {
+		t.Error("a missed target passed")
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "0", 12345.678: "12346", 1234.5: "1234", 123.45: "123.5", 1.23456: "1.235", 0.0012345: "0.001234", 100: "100", 250000: "250000", 0.5: "0.5",
+	} {
+		if got := number(v); got != want {
+			t.Errorf("%v is written as %s, expected %s", v, got, want)
+		}
+	}
+}
+
+func TestBadConfigs(t *testing.T) {
+	for name, err := range map[string]error{
+		"Rate":         LatenessConfig{Rate: -1}.Validate(),
+		"Duration":     LatenessConfig{Duration: 1500 * time.Millisecond}.Validate(),
+		"PayloadBytes": LatenessConfig{PayloadBytes: 1}.Validate(),
+		"Mix":          LatenessConfig{Mix: Mix{Cron: -1, OneShots: 2}}.Validate(),
+		"Concurrency":  LatenessConfig{Concurrency: -1}.Validate(),
+		"own":          RecoveryConfig{Service: Service{Server: "nats://127.0.0.1:1"}}.Validate(),
+		"jobs":         RecoveryConfig{Jobs: 10, Rate: 11}.Validate(),
+		"Kills":        RecoveryConfig{Kills: -1}.Validate(),
+		"Messages":     CeilingConfig{Messages: 1}.Validate(),
+		"Streams":      CeilingConfig{Streams: 300}.Validate(),
+		"Rounds":       CeilingConfig{Rounds: -1}.Validate(),
+		"LatencyTime":  CeilingConfig{LatencyTime: -1}.Validate(),
+	} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, v := range []struct {
+		c interface{ Validate() error }
+	}{{LatenessConfig{}}, {RecoveryConfig{}}, {CeilingConfig{}}} {
+		if err := v.c.Validate(); err != nil {
+			t.Errorf("the defaults of %T: %v", v.c, err)
+		}
+	}
+	if m, err := ParseMix("intervals=2,cron,one_shots=0"); err != nil || m != (Mix{Intervals: 2, Cron: 1}) {
+		t.Errorf("mix is %+v, %v", m, err)
+	}
+	for _, bad := range []string{"", "weekly", "cron=-1", "cron=x", "cron,,intervals"} {
+		if m, err := ParseMix(bad); err == nil {
+			t.Errorf("%q is read as %+v", bad, m)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// feed applies records without their bytes.
+type feed struct {
+	t   testing.TB
+	m   *Machine
+	seq uint64
+	now int64
+}
+
+func newFeed(t testing.TB) *feed {
+	f := &feed{t: t, m: New(oneOfOne, 0), now: testEpoch}
+	c := Rules()
+	c.Node, c.RetentionMS, c.CompletedMax = "n1", 3_600_000, 100_000
+	f.apply(&Entry{Kind: KindClaim, Claim: c})
+	return f
+}
+
+func (f *feed) apply(e *Entry) *carillon.Error {
+	f.seq++
+	e.Seq, e.Time = f.seq, f.now
+	r, err := f.m.Apply(e)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return r.Err
+}
+
+func (f *feed) put(job, body string) {
+	if err := f.apply(&Entry{Kind: KindPut, Verb: "put", Job: job, Body: []byte(body)}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// tick advances to now and returns how many outputs that made; all made before are stored for good.
+func (f *feed) tick(limit int) int {
+	made := f.m.Made()
+	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: uint64(limit), Acked: Acked{made, made}}}})
+	return int(f.m.Made() - made)
+}
+
+// TestRejectionsAreBounded floods a partition with refused commands: what waits stays small, and every one
+// is counted.
+func TestRejectionsAreBounded(t *testing.T) {
+	f := newFeed(t)
+	const flood = 100_000
+	for i := range flood {
+		e := &Entry{Kind: KindDelete, Verb: "delete", Job: fmt.Sprintf("job-%d", i)}
+		if i%2 == 1 {
+			e.Kind, e.Verb = KindUnknown, "bang"
+		}
+		if f.apply(e) == nil {
+			t.Fatal("not refused")
+		}
+	}
+	if n := len(f.m.rejected); n > maxRejected+2 {
+		t.Errorf("%d refusals wait", n)
+	}
+	f.tick(1 << 16)
+	var told uint64
+	outputs, _ := f.m.Outbox(0)
+	for i := range outputs {
+		e, err := carillon.ParseEvent([]byte(outputs[i].Body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		told += e.Count
+	}
+	if told != flood {
+		t.Errorf("%d refusals are told of, there were %d", told, flood)
+	}
+}
+
+// TestTicksAreBounded has many jobs due at once: a tick moves and makes no more than its bounds, what is
+// of high priority comes first although it was put last, and none is lost.
+func TestTicksAreBounded(t *testing.T) {
+	f := newFeed(t)
+	const jobs = 3 * maxMoves
+	for i := range jobs {
+		f.put(fmt.Sprintf("low-%d", i), `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"low"}`)
+	}
+	f.put("high", `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"high"}`)
+	f.now += 1000
+	if n := f.tick(1); n != 1 {
+		t.Fatalf("%d outputs with a limit of 1", n)
+	}
+	first, _ := f.m.Outbox(0)
+	if first[0].Job != "high" {
+		t.Errorf("%s went first", first[0].Job)
+	}
+	total := 1
+	for total < jobs+1 {
+		before := f.m.Stats().Timers
+		n := f.tick(10_000)
+		total += n
+		if n == 0 || n > 10_000 {
+			t.Fatalf("%d outputs with a limit of 10,000", n)
+		}
+		if moved := before - f.m.Stats().Timers; moved > maxMoves {
+			t.Fatalf("%d timers moved by one tick", moved)
+		}
+	}
+	if n := f.m.Stats().Timers + f.m.Stats().Ready; n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}

@@ -1,0 +1,113 @@
+package engine
+
+import "testing"
+
+// numbered makes outputs from..to, each due at a time.
+func numbered(from, to uint64, due int64) []Output {
+	var outputs []Output
+	for n := from; n <= to; n++ {
+		outputs = append(outputs, Output{Number: n, Due: due})
+	}
+	return outputs
+}
+
+// TestChain follows one chain: what it sends, what it asks an ack for, and what an ack speaks for. Lost
+// acks, refusals and other writers are the simulator's.
+func TestChain(t *testing.T) {
+	c := NewChain()
+	c.Offer(numbered(1, 1, 0))
+	if _, ok := c.Next(1000); ok || !c.Lost() || c.Room() != 0 {
+		t.Fatal("a new chain does not know where to go on")
+	}
+	// The stream ends at 7 with output 4; 5 and 6 are due, 7 is not.
+	c.Resume(7, 4, append(numbered(5, 6, 100), numbered(7, 7, 200)...))
+	for _, want := range []Publish{{Expect: 7}, {Expect: 8, Linked: true, Ack: true}} {
+		got, ok := c.Next(150)
+		if number := want.Expect - 7 + 5; !ok || got.Output.Number != number || got.Expect != want.Expect || got.Linked != want.Linked || got.Ack != want.Ack {
+			t.Fatalf("sends %+v, expected output %d %+v", got, number, want)
+		}
+	}
+	if _, ok := c.Next(199); ok {
+		t.Fatal("output 7 is due at 200")
+	}
+	if at, ok := c.HoldUntil(); !ok || at != 200 {
+		t.Errorf("holds until %d, %v", at, ok)
+	}
+	if stored := c.Acked(9, 160); len(stored) != 2 || c.Stored() != (Acked{6, 9}) || c.InFlight() != 0 {
+		t.Errorf("an ack for 9 speaks for %d outputs, up to %+v", len(stored), c.Stored())
+	}
+	for _, seq := range []uint64{9, 3, 10} { // doubled, late, of what was never sent
+		if stored := c.Acked(seq, 160); stored != nil || c.Stored() != (Acked{6, 9}) {
+			t.Errorf("an ack for %d speaks for %d outputs", seq, len(stored))
+		}
+	}
+	if p, ok := c.Next(200); !ok || p.Output.Number != 7 || p.Expect != 9 || !p.Ack {
+		t.Errorf("at its time output 7 is sent as %+v", p)
+	}
+	c.Lose()
+	if c.Acked(10, 201) != nil || c.InFlight() != 0 {
+		t.Error("an ack after the loss speaks for what was given up")
+	}
+}
+
+// TestChainWindow fills a window: it ends, acks are asked for on the way, and room is what is left.
+func TestChainWindow(t *testing.T) {
+	c := NewChain()
+	c.Resume(0, 0, nil)
+	if c.Room() != windowMin {
+		t.Fatalf("room for %d", c.Room())
+	}
+	c.Offer(numbered(1, 2*windowMin, 0))
+	sent, asked, pause := 0, 0, 0
+	for {
+		p, ok := c.Next(0)
+		if !ok {
+			break
+		}
+		sent++
+		pause++
+		if p.Ack {
+			asked++
+			pause = 0
+		}
+		if pause > windowMin/acksFlying {
+			t.Fatalf("%d outputs in a row without an ack asked for", pause)
+		}
+	}
+	if sent != windowMin || asked != acksFlying || pause != 0 || c.Room() != 0 {
+		t.Errorf("sent %d, asked for %d acks, %d after the last, room for %d", sent, asked, pause, c.Room())
+	}
+	c.Acked(windowMin/2, 1)
+	if p, ok := c.Next(1); !ok || p.Output.Number != windowMin+1 || c.InFlight() != windowMin/2+1 {
+		t.Errorf("after an ack for half a window it sends %+v with %d in flight", p, c.InFlight())
+	}
+}
+
+// TestChainFitsItsWindow acks ten outputs a millisecond, then a hundred: the window becomes what drains in
+// windowTime, within its bounds.
+func TestChainFitsItsWindow(t *testing.T) {
+	c := NewChain()
+	c.Resume(0, 0, numbered(1, 1_000_000, 0))
+	var now int64
+	run := func(perMilli int) {
+		seq := c.Stored().Seq
+		for range 50 * windowTime {
+			now++
+			for {
+				if _, ok := c.Next(now); !ok {
+					break
+				}
+			}
+			seq += uint64(perMilli)
+			c.Acked(seq, now)
+		}
+	}
+	run(10)
+	if c.window != windowMin {
+		t.Errorf("at 10/ms the window is %d", c.window)
+	}
+	run(100)
+	if c.window < 100*windowTime*9/10 || c.window > 100*windowTime*11/10 {
+		t.Errorf("at 100/ms the window is %d", c.window)
+	}
+}

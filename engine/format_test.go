@@ -1,0 +1,202 @@
+package engine
+
+import (
+	"encoding/hex"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// testEpoch is when the tests' logs begin, unix ms.
+var testEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli()
+
+// The golden bytes of docs/formats are what the code writes, and what it reads back as.
+
+func TestRecordGolden(t *testing.T) {
+	page := golden(t, "log-record.md")
+	r := Record{
+		Seq: 300, Time: 1_767_225_600_123_456_789, Subject: "carillon.log.3.put.a",
+		Header: []Field{{"Carillon-Request", "r1"}}, Data: []byte(`{"schedule":"@every 1s"}`),
+	}
+	page.is(t, "record", AppendRecord(nil, &r))
+	got, err := DecodeRecord(300, page["record"])
+	if diff := cmp.Diff(r, got); err != nil || diff != "" {
+		t.Errorf("record: %v\n%s", err, diff)
+	}
+
+	page.is(t, "heal", EncodeHeal(&r))
+	healed, err := DecodeHeal(page["heal"])
+	if diff := cmp.Diff(r, healed); err != nil || diff != "" {
+		t.Errorf("heal: %v\n%s", err, diff)
+	}
+
+	ticks := []Tick{
+		{Partition: 0, To: 1_767_225_600_000, Epoch: 7, Limit: 512},
+		{Partition: 5, To: 1_767_225_600_001, Epoch: 300, Limit: 0, Acked: Acked{Output: 9, Seq: 10}, Mark: Mark{Position: 11, Digest: 0x0123456789abcdef}},
+	}
+	page.is(t, "tick", EncodeTicks(ticks))
+	gotTicks, err := DecodeTicks(page["tick"])
+	if diff := cmp.Diff(ticks, gotTicks); err != nil || diff != "" {
+		t.Errorf("tick: %v\n%s", err, diff)
+	}
+
+	claim := Claim{Node: "n1", Logic: 1, TZData: "2025c", RetentionMS: 86_400_000, CompletedMax: 100_000}
+	page.is(t, "claim", claim.Encode())
+	gotClaim, err := DecodeClaim(page["claim"])
+	if diff := cmp.Diff(claim, gotClaim); err != nil || diff != "" {
+		t.Errorf("claim: %v\n%s", err, diff)
+	}
+}
+
+func TestCheckpointGolden(t *testing.T) {
+	page := golden(t, "checkpoint.md")
+	job := carillon.Job{
+		Schedule: "0 30 9 * * MON-FRI", Zone: "Europe/Paris", Gap: carillon.GapSkip, Fold: carillon.FoldBoth,
+		Start: time.UnixMilli(1_767_225_600_000).UTC(), End: time.UnixMilli(1_798_761_600_000).UTC(), MaxFires: 1000, Spread: 30 * time.Second,
+		Misfire: carillon.Skip, Expires: 10 * time.Minute, Topic: "billing.renewals", Priority: carillon.High,
+		Payload: []byte(`{"n":1}`), Form: carillon.PayloadJSON, Headers: map[string]string{"Tenant": "acme", "Lang": "fr"},
+		Owner: "acme", Labels: map[string]string{"team": "billing"},
+	}
+	page.is(t, "spec", []byte(encodeSpec(&job)))
+	back, err := decodeSpec(spec(page["spec"]))
+	if diff := cmp.Diff(job, back); err != nil || diff != "" {
+		t.Errorf("spec: %v\n%s", err, diff)
+	}
+
+	// Every kind of frame: a job on the wheel, a ready one, a paused one, a deleted one, a forced fire, a
+	// refusal that waits, and outputs that are not yet stored for good.
+	m := New(Layout{"carillon", 1}, 0)
+	claim := Claim{Node: "n1", Logic: 1, TZData: Rules().TZData, RetentionMS: 60_000, CompletedMax: 10}
+	var seq uint64
+	apply := func(kind string, data []byte) {
+		t.Helper()
+		seq++
+		r := Record{Seq: seq, Time: testEpoch * 1e6, Subject: "carillon.log.0." + kind, Data: data}
+		if seq == 2 {
+			r.Header = []Field{{carillon.HeaderRequest, "r1"}}
+		}
+		e := m.layout.Decode(&r)
+		if _, err := m.Apply(&e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply("claim", claim.Encode())
+	apply("put.a", []byte(`{"schedule":"@every 1s","payload":1}`))
+	apply("put.b", []byte(`{"schedule":"@in 5ms","priority":"high"}`))
+	apply("put.c", []byte(`{"schedule":"@every 1s"}`))
+	apply("pause.c", nil)
+	apply("fire.a", []byte(`{"payload":2}`))
+	apply("put.d", []byte(`{"schedule":"@at 2025-12-31T23:59:58Z","priority":"high"}`))
+	apply("tick", EncodeTicks([]Tick{{To: testEpoch + 5, Epoch: 1, Limit: 2}}))
+	apply("delete.d", nil)
+	apply("put.b", []byte(`{"schedule":"@at 2025-12-31T23:59:59Z"}`))
+	apply("fire.c", []byte(`{"payload":3}`))
+	apply("delete.x", nil)
+	m.claim.TZData = "2025c" // the page's bytes do not change with the zone rules
+	c := m.BeginCheckpoint()
+	var b []byte
+	for part := c.Next(1); part != nil; part = c.Next(1) {
+		b = append(b, part...)
+	}
+	page.is(t, "checkpoint", b)
+	r := NewRestore(m.layout, 0)
+	for i := range page["checkpoint"] { // in any split
+		if err := r.Write(page["checkpoint"][i : i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restored, err := r.Machine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(m.Stats(), restored.Stats(), ignoreRejected); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// ignoreRejected leaves out the one count that is not part of the state.
+var ignoreRejected = cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".Rejected" }, cmp.Ignore())
+
+// bytesOf are a page's golden blocks, by name.
+type bytesOf map[string][]byte
+
+// golden reads the indented hexadecimal lines of a format's page that follow a line "Golden NAME:".
+func golden(t *testing.T, page string) bytesOf {
+	t.Helper()
+	text, err := os.ReadFile("../docs/formats/" + page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := make(bytesOf)
+	name := ""
+	for line := range strings.SplitSeq(string(text), "\n") {
+		if rest, ok := strings.CutPrefix(line, "Golden "); ok {
+			name = rest[:strings.IndexAny(rest, ":,")]
+			continue
+		}
+		digits, indented := strings.CutPrefix(line, "    ")
+		if !indented {
+			if line != "" && len(blocks[name]) > 0 {
+				name = ""
+			}
+			continue
+		}
+		if name == "" {
+			continue
+		}
+		digits, _, _ = strings.Cut(digits, "|")
+		b, err := hex.DecodeString(strings.ReplaceAll(digits, " ", ""))
+		if err != nil {
+			t.Fatalf("%s: %v in %q", page, err, line)
+		}
+		blocks[name] = append(blocks[name], b...)
+	}
+	return blocks
+}
+
+func (b bytesOf) is(t *testing.T, name string, got []byte) {
+	t.Helper()
+	if string(got) != string(b[name]) {
+		t.Errorf("%s: the code writes\n%s", name, dump(got))
+	}
+}
+
+// dump writes bytes as the pages have them.
+func dump(b []byte) string {
+	var s strings.Builder
+	for len(b) > 0 {
+		n := min(16, len(b))
+		text := strings.Map(func(r rune) rune {
+			if r < ' ' || r > '~' || r == '|' {
+				return '.'
+			}
+			return r
+		}, latin(b[:n]))
+		s.WriteString("    " + pad(hexPairs(b[:n]), 47) + "  | " + text + "\n")
+		b = b[n:]
+	}
+	return s.String()
+}
+
+func latin(b []byte) string {
+	r := make([]rune, len(b))
+	for i, c := range b {
+		r[i] = rune(c)
+	}
+	return string(r)
+}
+
+func hexPairs(b []byte) string {
+	pairs := make([]string, len(b))
+	for i := range b {
+		pairs[i] = hex.EncodeToString(b[i : i+1])
+	}
+	return strings.Join(pairs, " ")
+}
+
+func pad(s string, n int) string { return s + strings.Repeat(" ", max(0, n-len(s))) }

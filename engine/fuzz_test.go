@@ -1,0 +1,230 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+var fuzzLayout = Layout{"carillon", 2}
+
+func FuzzDecodeRecord(f *testing.F) {
+	r := Record{Seq: 3, Time: 1, Subject: "carillon.log.0.put.a", Header: []Field{{"A", "b"}}, Data: []byte("{}")}
+	f.Add(AppendRecord(nil, &r))
+	f.Add(EncodeHeal(&r))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if r, err := DecodeRecord(7, b); err == nil {
+			again, err := DecodeRecord(7, AppendRecord(nil, &r))
+			if diff := cmp.Diff(r, again); err != nil || diff != "" {
+				t.Fatalf("%v\n%s", err, diff)
+			}
+		}
+		if r, err := DecodeHeal(b); err == nil {
+			again, err := DecodeHeal(EncodeHeal(&r))
+			if diff := cmp.Diff(r, again); err != nil || diff != "" {
+				t.Fatalf("%v\n%s", err, diff)
+			}
+		}
+		for _, subject := range []string{"tick", "claim", "heal", "put.a"} {
+			fuzzLayout.Decode(&Record{Seq: 7, Subject: "carillon.log.0." + subject, Data: b})
+		}
+		fuzzLayout.Decode(&Record{Seq: 7, Subject: string(b)})
+	})
+}
+
+func FuzzDecodeTicks(f *testing.F) {
+	f.Add(EncodeTicks([]Tick{{Partition: 1, To: 2, Epoch: 3, Limit: 4, Acked: Acked{5, 6}, Mark: Mark{7, 8}}}))
+	f.Add(EncodeTicks(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ticks, err := DecodeTicks(b)
+		if err != nil {
+			return
+		}
+		again, err := DecodeTicks(EncodeTicks(ticks))
+		if diff := cmp.Diff(ticks, again); err != nil || diff != "" {
+			t.Fatalf("%v\n%s", err, diff)
+		}
+	})
+}
+
+// FuzzRestore reads whatever bytes as a checkpoint: that fails, or gives a machine that can go on and
+// whose own checkpoint can be read.
+func FuzzRestore(f *testing.F) {
+	m := New(fuzzLayout, 0)
+	for _, r := range fuzzRecords(bytes.Repeat([]byte("\x00\x05\x01\x06\x15\x07\x25\x0b\x35\x01\x45\x0b"), 4)) {
+		r.Seq = m.position + 1
+		e := fuzzLayout.Decode(&r)
+		if _, err := m.Apply(&e); err != nil {
+			f.Fatal(err)
+		}
+		m.position = r.Seq
+	}
+	f.Add(checkpointOf(m))
+	f.Add(checkpointOf(New(fuzzLayout, 0)))
+	f.Fuzz(func(t *testing.T, b []byte) { goOnFrom(t, b) })
+}
+
+// TestRestoreDamaged changes single bytes of a checkpoint. The store's checksums would find each; even so
+// none may do worse than fail.
+func TestRestoreDamaged(t *testing.T) {
+	whole := golden(t, "checkpoint.md")["checkpoint"]
+	for i := range whole {
+		for _, flip := range []byte{1, 2, 3, 0x80, 0xff} {
+			b := bytes.Clone(whole)
+			b[i] ^= flip
+			goOnFrom(t, b)
+		}
+	}
+}
+
+// goOnFrom restores a machine, if it can be, and lets it go on.
+func goOnFrom(t *testing.T, b []byte) {
+	layout := fuzzLayout
+	if len(b) > 13 && b[13] == 1 {
+		layout.Partitions = 1 // as the golden one has it
+	}
+	r := NewRestore(layout, 0)
+	if r.Write(b) != nil {
+		return
+	}
+	m, err := r.Machine()
+	if err != nil {
+		return
+	}
+	again := NewRestore(layout, 0)
+	if err := again.Write(checkpointOf(m)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Machine(); err != nil {
+		t.Fatal(err)
+	}
+	m.Page(&carillon.ListRequest{}, "", 10, 100)
+	position := m.position
+	for i, r := range fuzzRecords([]byte("\x07\x01\x08\x01\x09\x02\x0a\x02\x0b\x03\x08\x00\x08\x01\x08\x02\x08\x03")) {
+		r.Seq = position + uint64(i) + 1
+		e := layout.Decode(&r)
+		_, _ = m.Apply(&e) // of a machine out of damaged bytes any answer will do
+	}
+	for _, job := range []string{"a", "b", "c"} {
+		for _, kind := range []Kind{KindResume, KindPause, KindDelete} {
+			m.position++
+			_, _ = m.Apply(&Entry{Seq: m.position + 1, Kind: kind, Job: job})
+		}
+	}
+	_, _ = m.Apply(&Entry{Seq: m.position + 1, Time: testEpoch + 1e6, Kind: KindTick, Ticks: []Tick{{To: testEpoch + 1e6, Epoch: m.epoch, Limit: 100}}})
+}
+
+func checkpointOf(m *Machine) []byte {
+	c := m.BeginCheckpoint()
+	var b []byte
+	for part := c.Next(3); part != nil; part = c.Next(3) {
+		b = append(b, part...)
+	}
+	return b
+}
+
+// FuzzApply applies records made of whatever bytes, beside a replica that is at some point replaced by a
+// copy out of a checkpoint: neither fails, and both agree.
+func FuzzApply(f *testing.F) {
+	f.Add([]byte("\x00\x10\x20\x30\x40\x50\x60\x70\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0"), uint8(4))
+	f.Add(bytes.Repeat([]byte("\x00\x05\x01\x06\x15\x07\x25\x0b\x35\x01\x45\x0b"), 9), uint8(9))
+	f.Fuzz(func(t *testing.T, b []byte, at uint8) {
+		m, replica := New(fuzzLayout, 0), New(fuzzLayout, 0)
+		for i, r := range fuzzRecords(b) {
+			r.Seq = uint64(i) + 1
+			e := fuzzLayout.Decode(&r)
+			_, err := m.Apply(&e)
+			if _, other := replica.Apply(&e); (err == nil) != (other == nil) {
+				t.Fatalf("record %d: %v, %v", r.Seq, err, other)
+			}
+			if err != nil {
+				return // under newer rules: both stop
+			}
+			if m.digest != replica.digest {
+				t.Fatalf("record %d: the machines differ", r.Seq)
+			}
+			if i == int(at) {
+				if replica, err = copyByCheckpoint(m, 1+int(at)%5); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if diff := cmp.Diff(m.Stats(), replica.Stats(), ignoreRejected); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+// fuzzRecords makes records out of bytes: each takes one for its kind and a few for its details.
+func fuzzRecords(b []byte) []Record {
+	next := func() byte {
+		if len(b) == 0 {
+			return 0
+		}
+		v := b[0]
+		b = b[1:]
+		return v
+	}
+	var records []Record
+	now, epoch := testEpoch, uint64(1)
+	for len(b) > 0 && len(records) < 200 {
+		kind, detail := next(), next()
+		now += int64(detail%16) * int64(detail/16) * 20
+		r := Record{Time: now * 1e6}
+		if detail%8 == 7 {
+			r.Header = []Field{{carillon.HeaderRequest, fmt.Sprint(next() % 4)}}
+		}
+		command := func(verb, body string) {
+			r.Subject = fuzzLayout.LogSubject(0, verb) + "." + []string{"a", "c", "e", "g"}[detail%4]
+			r.Data = []byte(body)
+		}
+		switch kind % 16 {
+		case 0:
+			c := Rules()
+			c.Node, c.RetentionMS, c.CompletedMax = "n", int64(next())*100, int(next()%8)
+			r.Subject, r.Data = fuzzLayout.LogSubject(0, "claim"), c.Encode()
+			epoch = uint64(len(records)) + 1
+		case 1, 2, 3, 4:
+			r.Subject = fuzzLayout.LogSubject(Everyone, "tick")
+			r.Data = EncodeTicks([]Tick{{
+				To: now + int64(next()), Epoch: epoch, Limit: uint64(next() % 32), Acked: Acked{uint64(next()), uint64(next())},
+			}})
+		case 5, 6:
+			schedules := []string{"@every 7ms", "@every 1s", "* * * * * *", "@in 5ms", "@in 3s", "@at 2025-01-01T00:00:00Z", "0 0 29 2 *", "@daily"}
+			misfires := []string{"fire_once", "fire_all", "skip"}
+			priorities := []string{"normal", "high", "low"}
+			d := next()
+			command("put", fmt.Sprintf(`{"schedule":%q,"misfire":%q,"priority":%q,"max_fires":%d,"expires":"%dms"}`,
+				schedules[d%8], misfires[d/8%3], priorities[d/32%3], 1+next()%9, 1+int(next())*20))
+		case 7:
+			command("put", `{}`)
+		case 8:
+			command("delete", "")
+		case 9:
+			command("pause", "")
+		case 10:
+			command("resume", "")
+		case 11:
+			command("fire", `{"payload":1}`)
+		default: // whatever bytes, on whatever subject
+			n := min(len(b), int(detail)%64)
+			kinds := []string{"tick", "claim", "heal", "put.a", "delete.c", "fire.a.b", "pause.*", ""}
+			r.Subject, r.Data = fuzzLayout.LogSubject(0, kinds[kind/16%8]), bytes.Clone(b[:n])
+			b = b[n:]
+			switch kind % 16 {
+			case 12:
+				wrapped := Record{Seq: uint64(len(records)), Time: now * 1e6, Subject: r.Subject, Data: r.Data}
+				r.Subject, r.Data = fuzzLayout.LogSubject(Everyone, "heal"), EncodeHeal(&wrapped)
+			case 13:
+				r.Data = binary.AppendUvarint(nil, uint64(detail))
+			}
+		}
+		records = append(records, r)
+	}
+	return records
+}

@@ -1,0 +1,384 @@
+package node_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// bad is a command that must be refused.
+type bad struct {
+	name, verb, job, body string
+	code                  carillon.Code
+	field                 string
+}
+
+func badCommands() []bad {
+	put := func(name, body string, code carillon.Code, field string) bad {
+		return bad{name, "put", strings.ReplaceAll(name, " ", "-"), body, code, field}
+	}
+	schedule := func(name, schedule string) bad {
+		return put(name, fmt.Sprintf(`{"schedule":%q}`, schedule), carillon.CodeInvalidSchedule, "schedule")
+	}
+	topic := func(name, topic string) bad {
+		return put(name, fmt.Sprintf(`{"topic":%q}`, topic), carillon.CodeInvalidTopic, "topic")
+	}
+	headers := func(name, headers string) bad {
+		return put(name, `{"headers":`+headers+`}`, carillon.CodeInvalidField, "headers")
+	}
+	var forty []string
+	for i := range 40 {
+		forty = append(forty, fmt.Sprintf(`"H%d":"v"`, i))
+	}
+	return []bad{
+		put("no JSON", `hello`, carillon.CodeInvalidJSON, ""),
+		put("truncated JSON", `{"schedule":"@in 1s`, carillon.CodeInvalidJSON, ""),
+		put("JSON of another type", `[]`, carillon.CodeInvalidJSON, ""),
+		put("nothing", ``, carillon.CodeInvalidJSON, ""),
+		put("bytes", "{\"\xff\xfe\":1}", carillon.CodeInvalidJSON, ""),
+		put("unknown field", `{"shedule":"@in 1s"}`, carillon.CodeUnknownField, "shedule"),
+		put("wrong type", `{"schedule":7}`, carillon.CodeInvalidField, "schedule"),
+		put("wrong type of a number", `{"max_fires":"3"}`, carillon.CodeInvalidField, "max_fires"),
+		put("negative number", `{"max_fires":-3}`, carillon.CodeInvalidField, "max_fires"),
+		put("unknown word", `{"misfire":"perhaps"}`, carillon.CodeInvalidField, "misfire"),
+		schedule("impossible date", "0 0 30 2 *"),
+		schedule("no interval", "@every 0s"),
+		schedule("interval backwards", "@every -5s"),
+		schedule("no such minute", "61 * * * *"),
+		schedule("three fields", "* * *"),
+		schedule("no such macro", "@fortnightly"),
+		schedule("year 0", "@at 0000-01-01T00:00:00Z"),
+		schedule("year 9999", "@at 9999-12-31T23:59:59Z"),
+		schedule("no such day", "@at 2026-02-30T00:00:00Z"),
+		put("start in the year 0", `{"schedule":"@every 1s","start":"0000-01-01T00:00:00Z"}`, carillon.CodeInvalidField, "start"),
+		put("end before start", `{"schedule":"@every 1s","start":"2030-01-01T00:00:00Z","end":"2029-01-01T00:00:00Z"}`, carillon.CodeInvalidField, "end"),
+		put("end in the past", `{"schedule":"@every 1s","end":"2009-01-01T00:00:00Z"}`, carillon.CodeInvalidField, "end"),
+		put("unknown zone", `{"schedule":"* * * * *","zone":"Europe/Atlantis"}`, carillon.CodeInvalidZone, "zone"),
+		put("zone of a path", `{"schedule":"* * * * *","zone":"../../etc/passwd"}`, carillon.CodeInvalidZone, "zone"),
+		topic("topic with a space", "a b"),
+		topic("topic with a wildcard", "a.*"),
+		topic("topic of empty tokens", "a..b"),
+		topic("topic of 200 characters", strings.Repeat("t", 200)),
+		put("payload over the limit", `{"payload_text":"`+strings.Repeat("x", carillon.MaxPayload+1)+`"}`, carillon.CodePayloadTooLarge, "payload_text"),
+		headers("40 headers", "{"+strings.Join(forty, ",")+"}"),
+		headers("reserved header", `{"Nats-Msg-Id":"1"}`),
+		headers("our header", `{"carillon-output":"1"}`),
+		headers("header injection", `{"A":"1\r\nCarillon-Output: 7"}`),
+		headers("header name injection", `{"A: 1\r\nB":"1"}`),
+		put("version conflict", `{"schedule":"@every 1h","if_version":7}`, carillon.CodeNotFound, ""),
+		{"version conflict of a job", "put", "there", `{"schedule":"@every 2h","if_version":7}`, carillon.CodeVersionConflict, "if_version"},
+		{"put of what must not exist", "put", "there", `{"schedule":"@every 2h","if_version":0}`, carillon.CodeVersionConflict, "if_version"},
+		{"delete of nothing", "delete", "nothing", ``, carillon.CodeNotFound, ""},
+		{"pause of nothing", "pause", "nothing", ``, carillon.CodeNotFound, ""},
+		{"resume of nothing", "resume", "nothing", ``, carillon.CodeNotFound, ""},
+		{"fire of nothing", "fire", "nothing", ``, carillon.CodeNotFound, ""},
+		{"delete with a body", "delete", "there", `{"force":true}`, carillon.CodeUnknownField, "force"},
+		{"fire of no JSON", "fire", "there", `{`, carillon.CodeInvalidJSON, ""},
+		{"id of 200 characters", "put", strings.Repeat("i", 200), `{}`, carillon.CodeInvalidJobID, ""},
+		{"id of 4,000 characters", "put", strings.Repeat("i", 4000), `{}`, carillon.CodeInvalidJobID, ""},
+		{"id of other characters", "put", "a/b#c", `{}`, carillon.CodeInvalidJobID, ""},
+	}
+}
+
+// Each bad command, as a request and raw: an error with its code and field, nothing changed.
+func TestBadCommands(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put(t, c, carillon.Job{ID: "there", Schedule: "@every 1h"})
+	put(t, c, beat)
+	rejected, err := nc.SubscribeSync("carillon.event.*.rejected.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := func(name string) carillon.Event {
+		t.Helper()
+		m, err := rejected.NextMsg(10 * time.Second)
+		if err != nil {
+			t.Fatalf("%s: no event: %v", name, err)
+		}
+		e, err := carillon.ParseEvent(m.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	check := func(b bad, how string, e *carillon.Error) {
+		t.Helper()
+		if e == nil || e.Code != b.code || e.Field != b.field || e.Message == "" || len(e.Message) > 1000 {
+			t.Errorf("%s, %s: %+v; want code %s, field %q", b.name, how, e, b.code, b.field)
+		}
+	}
+	for _, b := range badCommands() {
+		m, err := nc.RequestMsg(&nats.Msg{Subject: "carillon.api." + b.verb + "." + b.job, Data: []byte(b.body)}, 10*time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", b.name, err)
+		}
+		e := carillon.ParseError(m.Data)
+		check(b, "as a request", e)
+		if got := m.Header.Get("Nats-Service-Error-Code"); got != strconv.Itoa(b.code.Status()) {
+			t.Errorf("%s: the service's error code is %q", b.name, got)
+		}
+		if b.code == carillon.CodeNotFound || b.code == carillon.CodeVersionConflict || b.field == "end" && strings.Contains(b.name, "past") {
+			event(b.name) // known only behind the log
+		}
+
+		if err := nc.Publish("carillon.cmd."+b.verb+"."+b.job, []byte(b.body)); err != nil {
+			t.Fatal(err)
+		}
+		ev := event(b.name)
+		check(b, "raw", ev.Error)
+		if want := b.job[:min(len(b.job), 128)]; ev.Job != want || ev.Verb != b.verb {
+			t.Errorf("%s: the event is about %s of %s", b.name, ev.Verb, ev.Job)
+		}
+	}
+	// Subjects that are no command of a job.
+	for subject, code := range map[string]carillon.Code{
+		"carillon.cmd.tick.x":    carillon.CodeInvalidField,
+		"carillon.cmd.claim.x":   carillon.CodeInvalidField,
+		"carillon.cmd.heal.x":    carillon.CodeInvalidField,
+		"carillon.cmd.put.*":     carillon.CodeInvalidJobID,
+		"carillon.cmd.*.x":       carillon.CodeInvalidField,
+		"carillon.cmd.delete.>":  carillon.CodeInvalidJobID,
+		"carillon.cmd.nonsense.": "",
+	} {
+		err := nc.Publish(subject, []byte(`{}`))
+		if code == "" {
+			if err == nil {
+				err = nc.Flush()
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", subject, err)
+		}
+		if ev := event(subject); ev.Error == nil || ev.Error.Code != code {
+			t.Errorf("%s: %+v", subject, ev)
+		}
+	}
+	// A dotted id is none of the log's: JetStream does not take it, and the service refuses it.
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), "carillon.cmd.put.a.b", []byte(`{}`)); !errors.Is(err, jetstream.ErrNoStreamResponse) {
+		t.Errorf("a dotted id: %v", err)
+	}
+	m, err := nc.Request("carillon.api.put.a.b", []byte(`{}`), 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(bad{name: "dotted id", code: carillon.CodeInvalidJobID}, "as a request", carillon.ParseError(m.Data))
+
+	there, err := c.Get(t.Context(), "there")
+	if err != nil || there.Version != 1 || there.Spec.Schedule != "@every 1h" {
+		t.Errorf("the job that was attacked: %+v, %v", there, err)
+	}
+	if s := status(t, c); len(s.Problems) > 0 || s.Partitions[0].Jobs["scheduled"]+s.Partitions[1].Jobs["scheduled"] != 2 {
+		t.Errorf("after all that: %+v", s)
+	}
+	beats(t, c, 3)
+	unbroken(t, nc, c)
+}
+
+// What a client may not do on the default embedded server.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	refusals := make(chan string, 64)
+	nc, err := nats.Connect(r.NATS, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			refusals <- err.Error()
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	c := carillon.Connect(nc)
+	put(t, c, beat)
+	tick := engine.EncodeTicks([]engine.Tick{{Partition: 0, To: now() + 3_600_000, Epoch: 1, Limit: 1000}})
+	for subject, body := range map[string]string{
+		"carillon.log.0.tick": string(tick), "carillon.log._.tick": string(tick), "carillon.log.0.claim": `{}`, "carillon.log._.heal": "x",
+		"carillon.log.0.put.x": `{}`, "carillon.trigger.0.x": "x", "carillon.event.0.rejected.x": "x",
+		"$JS.API.STREAM.DELETE.CARILLON_LOG": "", "$JS.API.STREAM.PURGE.CARILLON_OUT_0": "", "$JS.API.STREAM.UPDATE.CARILLON_OUT_1": "{}",
+		"$JS.API.STREAM.MSG.DELETE.CARILLON_LOG": `{"seq":1}`, "$JS.API.CONSUMER.DELETE.CARILLON_LOG.engine": "",
+	} {
+		if err := nc.Publish(subject, []byte(body)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case says := <-refusals:
+			if !strings.Contains(says, subject) {
+				t.Errorf("%s: %s", subject, says)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s was not refused", subject)
+		}
+	}
+	for _, subject := range []string{"carillon.api.get.x", "carillon.api.>"} {
+		if _, err := nc.SubscribeSync(subject); err != nil {
+			t.Fatal(err)
+		}
+		<-refusals
+	}
+	beats(t, c, 3)
+	unbroken(t, nc, c)
+}
+
+// The same forgeries where someone was granted the right: garbage on the log's own subjects and in the
+// output streams is harmless.
+func TestForgeries(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t) // gives every right
+	r := run(t, e.options(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put(t, c, beat)
+	p := put0(t, c)
+	epoch := status(t, c).Partitions[p].Epoch
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := engine.EncodeTicks([]engine.Tick{{Partition: p, To: now() + 1000, Epoch: epoch, Limit: 10}})
+	bodies := []string{"", "x", "{}", `{"node":"x"}`, `{"node":"x","logic":0,"tzdata":""}`, strings.Repeat("\xff", 1000), string(good[:len(good)-1]), string(good) + "x",
+		string(engine.EncodeTicks([]engine.Tick{{Partition: p, To: now() + 3_600_000, Epoch: epoch - 1, Limit: 1 << 60}})),
+		string(engine.EncodeTicks([]engine.Tick{{Partition: 60000, To: 1 << 62, Epoch: 1 << 63, Limit: 1}})),
+		string(engine.EncodeHeal(&engine.Record{Seq: 1 << 50, Subject: "carillon.log.0.tick", Data: good})),
+		string(engine.EncodeHeal(&engine.Record{Seq: 1, Subject: "carillon.log.0.put.x", Data: []byte(`{}`)})),
+		string(engine.EncodeHeal(&engine.Record{Seq: 1, Subject: "carillon.log._.heal", Data: []byte(`{}`)})),
+	}
+	published := 0
+	for _, subject := range []string{
+		"carillon.log.0.tick", "carillon.log.1.tick", "carillon.log._.tick", "carillon.log.7.tick", "carillon.log.-1.tick", "carillon.log.00.tick",
+		"carillon.log.0.claim", "carillon.log.1.claim", "carillon.log._.claim", "carillon.log.9.claim", "carillon.log._.heal", "carillon.log.0.heal",
+		"carillon.log.0.nonsense", "carillon.log.0", "carillon.log.0.put.a.b.c", "carillon.log.x.put.y", "carillon.log.0.put.wrongpartition0", "carillon.log.1.put.wrongpartition1",
+	} {
+		for _, body := range bodies {
+			if strings.HasSuffix(subject, ".claim") && strings.HasPrefix(body, `{"node":"x","logic":1`) {
+				continue
+			}
+			if _, err := js.Publish(t.Context(), subject, []byte(body)); err != nil {
+				t.Fatalf("%s: %v", subject, err)
+			}
+			published++
+		}
+	}
+	for round := range 10 {
+		for partition := range partitions {
+			m := nats.NewMsg(fmt.Sprintf("carillon.trigger.%d.forged", partition))
+			m.Header.Set(forged, "1")
+			if round%2 == 1 {
+				m.Header.Set(carillon.HeaderOutput, []string{"0", "x", "-1", "18446744073709551615", "3"}[round/2%5])
+				m.Header.Set(carillon.HeaderTrigger, "forged@1")
+			}
+			if _, err := js.PublishMsg(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+			published++
+		}
+		beats(t, c, 2) // the chain goes on behind it
+	}
+	s := status(t, c)
+	if len(s.Problems) > 0 {
+		t.Errorf("%d forgeries: %q", published, s.Problems)
+	}
+	unbroken(t, nc, c)
+	if s = status(t, c); s.Partitions[p].Foreign < 10 {
+		t.Errorf("%d foreign messages were counted", s.Partitions[p].Foreign)
+	}
+	r.stop(t)
+	o := e.options(t)
+	o.Data = r.data
+	r = run(t, o)
+	beats(t, c, 3)
+	unbroken(t, nc, c)
+}
+
+// A flood of bad commands beside a job that goes on firing: CARILLON_FLOOD of them, or a few.
+func TestFlood(t *testing.T) {
+	n := 50_000
+	if s := os.Getenv("CARILLON_FLOOD"); s != "" {
+		var err error
+		if n, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
+	put(t, c, beat)
+	beats(t, c, 3)
+
+	var worst atomic.Int64
+	watch, err := nc.Subscribe("carillon.trigger.>", func(m *nats.Msg) {
+		tr, err := c.Names().ParseTrigger(m.Subject, m.Header, m.Data)
+		if err != nil {
+			return
+		}
+		worst.Store(max(worst.Load(), now()-tr.Scheduled.UnixMilli()))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		body, err := json.Marshal(map[string]int{"nonsense": i})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.PublishAsync(fmt.Sprintf("carillon.cmd.put.bad-%d", i%5), body, jetstream.WithStallWait(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-time.After(10 * time.Minute):
+		t.Fatal("the flood was not taken")
+	}
+	took := time.Since(began)
+	eventually(t, "all are refused", func() bool {
+		var refused uint64
+		for _, p := range status(t, c).Partitions {
+			refused += p.Rejected
+		}
+		return refused == uint64(n)
+	})
+	beats(t, c, 10)
+	if err := watch.Unsubscribe(); err != nil {
+		t.Fatal(err)
+	}
+	unbroken(t, nc, c)
+	var events int
+	var told uint64
+	for p := range partitions {
+		for _, o := range outputs(t, nc, p) {
+			if o.event != nil && o.event.Kind == carillon.EventRejected {
+				events++
+				told += max(o.event.Count, 1)
+			}
+		}
+	}
+	if told != uint64(n) || events > n/3 {
+		t.Errorf("%d bad commands became %d events that tell of %d", n, events, told)
+	}
+	t.Logf("%d bad commands in %s (%.0f/s), %d events; the job beside them was %d ms late at most", n, took.Round(time.Millisecond), float64(n)/took.Seconds(), events, worst.Load())
+}
