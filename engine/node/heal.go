@@ -101,6 +101,9 @@ func (n *Node) heal(ctx context.Context) error {
 // for the wrapping; it leaves a hole, as it is applied here already.
 func (n *Node) wrapped(r *engine.Record) []byte {
 	const subject = 1 << 10 // and the rest of the protocol line
+	if _, err := engine.DecodeHeal(r.Data); err == nil && strings.HasSuffix(r.Subject, ".heal") {
+		return r.Data // it was put back before: wrapped twice it would be garbage
+	}
 	body := engine.EncodeHeal(r)
 	if int64(len(body)+subject) > n.nc.MaxPayload() {
 		n.log.Warn("a record is too large to be put back", "sequence", r.Seq, "bytes", len(body))
