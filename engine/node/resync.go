@@ -155,8 +155,10 @@ func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStre
 		}
 		foreign++
 	}
-	// None is left above what the log knows to be stored. What age took there was ours.
-	if info.First > acked.Seq+1 {
+	// None is left above what the log knows to be stored. What age took there was ours; what is missing
+	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.
+	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
+	if aged && info.First > acked.Seq+1 {
 		end.LastSeq = info.First - 1
 	} else {
 		end.LastSeq = min(info.Last, acked.Seq)

@@ -27,7 +27,8 @@ type Info struct {
 	First, Last uint64
 	Messages    uint64
 	Bytes       uint64
-	MaxBytes    int64 // -1: no limit
+	MaxBytes    int64         // -1: no limit
+	MaxAge      time.Duration // 0: no limit
 	LastTime    time.Time
 }
 
@@ -80,7 +81,8 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 func (s *stream) Info(ctx context.Context) (Info, error) {
 	var resp struct {
 		Config struct {
-			MaxBytes int64 `json:"max_bytes"`
+			MaxBytes int64         `json:"max_bytes"`
+			MaxAge   time.Duration `json:"max_age"`
 		} `json:"config"`
 		State struct {
 			Messages uint64    `json:"messages"`
@@ -96,7 +98,7 @@ func (s *stream) Info(ctx context.Context) (Info, error) {
 	st := resp.State
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, LastTime: st.LastTime,
+		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, LastTime: st.LastTime,
 	}, nil
 }
 
