@@ -268,9 +268,6 @@ func CheckJobID(id string) error {
 	return nil
 }
 
-// CheckTopic checks a topic by the rules of a job. The error is an *Error of CodeInvalidTopic.
-func CheckTopic(topic string) error { return asError(checkTopic("topic", topic, false)) }
-
 // CheckTopicFilter checks a topic in which a token may be * and the last one may be >, as in NATS
 // subjects. The error is an *Error of CodeInvalidTopic.
 func CheckTopicFilter(topic string) error { return asError(checkTopic("topic", topic, true)) }

@@ -161,9 +161,6 @@ func (c *Chain) Stored() Acked { return c.stored }
 // InFlight counts the outputs that were sent and not yet acknowledged.
 func (c *Chain) InFlight() int { return c.sent }
 
-// Waiting counts the outputs that were not yet sent.
-func (c *Chain) Waiting() int { return len(c.queue) - c.sent }
-
 // Room is how many more outputs the machine should make now: the limit of the next tick.
 func (c *Chain) Room() int {
 	if c.lost {

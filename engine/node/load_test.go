@@ -98,7 +98,7 @@ var unavailable = &carillon.Error{Code: carillon.CodeUnavailable}
 func (l *load) sure(ask func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error)) (r carillon.JobReply, err error) {
 	same := carillon.RequestID(crand.Text())
 	ctx := context.WithoutCancel(l.ctx)
-	for range 40 {
+	for range 10 {
 		if r, err = ask(ctx, same); !errors.Is(err, unavailable) {
 			return r, err
 		}

@@ -502,6 +502,31 @@ func TestStopCorruptLog(t *testing.T) {
 	whole(t, run(t, o))
 }
 
+// What was healed in the log stream is as good as what was there: the local store is built anew from it.
+func TestHealedLogIsWhole(t *testing.T) {
+	t.Parallel()
+	older := t.TempDir()
+	s := settings{Data: t.TempDir(), Partitions: partitions}
+	p := mustSpawn(t, s)
+	fires(t, client(t, p.NATS), "first")
+	copyTree(t, filepath.Join(s.Data, "nats"), older)
+	c := client(t, p.NATS)
+	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
+	churn(t, c, "a", 19)
+	p.kill()
+	replace(t, filepath.Join(s.Data, "nats"), older)
+	p = mustSpawn(t, s)
+	if !contains(p.log, "the log stream lost its end; healing") {
+		t.Fatal("there was nothing to heal")
+	}
+	churn(t, client(t, p.NATS), "b", 0)
+	p.kill()
+	if err := os.RemoveAll(filepath.Join(s.Data, "log")); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, run(t, s.options()))
+}
+
 // The local store is gone, and the log stream was trimmed behind its checkpoints.
 func TestStopLocalStoreGone(t *testing.T) {
 	t.Parallel()

@@ -58,7 +58,7 @@ type life struct {
 	times                  times
 	accepted               int64
 	from                   int64 // the first fire is at or after this
-	ended, paused          bool
+	ended                  bool
 	fires, missed, skipped uint64
 	decided                int64 // fires up to here are accounted for
 }

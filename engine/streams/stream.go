@@ -38,9 +38,6 @@ type stream struct {
 	name string
 }
 
-// Name of the stream.
-func (s *stream) Name() string { return s.name }
-
 // request asks the JetStream API and decodes the answer into resp, or its error.
 func (s *stream) request(ctx context.Context, subject string, req, resp any) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
