@@ -191,7 +191,9 @@ func newBenchCeilingCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ceiling",
 		Short: "What the transport, the disk and the timers of this machine allow",
-		Args:  cobra.NoArgs,
+		Example: `  carillon bench ceiling
+  carillon bench ceiling --messages 100000 --rounds 1 --json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if c.Service, err = a.service(data); err != nil {
 				return err
