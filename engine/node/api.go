@@ -145,7 +145,25 @@ func (n *Node) serveAPI() (micro.Service, error) {
 // call is one request.
 type call struct {
 	micro.Request
+	nc  *nats.Conn
 	job string // the rest of the subject after the verb
+}
+
+// answer publishes the reply. The ways to answer that micro.Request has note the outcome in the request, and
+// the service reads that when its handler has returned: a race where the answer comes later.
+func (c *call) answer(body []byte) error { return c.publish(&nats.Msg{Data: body}) }
+
+func (c *call) refuse(e *carillon.Error) error {
+	return c.publish(&nats.Msg{Data: e.AppendJSON(nil), Header: nats.Header{
+		micro.ErrorHeader: []string{string(e.Code)}, micro.ErrorCodeHeader: []string{strconv.Itoa(e.Code.Status())},
+	}})
+}
+
+func (c *call) publish(m *nats.Msg) error {
+	if m.Subject = c.Reply(); m.Subject == "" {
+		return nil // nobody waits
+	}
+	return c.nc.PublishMsg(m)
 }
 
 // maxCalls bounds the requests in progress; a further one is told to come back, with nothing done.
@@ -165,9 +183,9 @@ func (n *Node) handle(r micro.Request, do func(*call) error) {
 		}
 	}
 	_, job, _ := strings.Cut(strings.TrimPrefix(r.Subject(), n.o.Prefix+".api."), ".")
-	if err := do(&call{Request: r, job: job}); err != nil {
-		e := carillon.AsError(err)
-		if err := r.Error(strconv.Itoa(e.Code.Status()), string(e.Code), e.AppendJSON(nil)); err != nil {
+	c := &call{Request: r, nc: n.nc, job: job}
+	if err := do(c); err != nil {
+		if err := c.refuse(carillon.AsError(err)); err != nil {
 			n.log.Debug("request could not be answered", "error", err)
 		}
 	}
@@ -203,7 +221,7 @@ func (n *Node) apiCommand(c *call, verb carillon.Verb) error {
 	if r.err != nil {
 		return r.err
 	}
-	return c.Respond(r.job.AppendJSON(nil))
+	return c.answer(r.job.AppendJSON(nil))
 }
 
 // apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
@@ -243,7 +261,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 		}
 	}
 	work.Wait()
-	return c.Respond(counts.AppendJSON(nil))
+	return c.answer(counts.AppendJSON(nil))
 }
 
 func (n *Node) apiGet(c *call) error {
@@ -257,7 +275,7 @@ func (n *Node) apiGet(c *call) error {
 	if !ok {
 		return &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
 	}
-	return c.Respond(job.AppendJSON(nil))
+	return c.answer(job.AppendJSON(nil))
 }
 
 // pageScan is how many jobs are looked at while a partition waits.
@@ -317,7 +335,7 @@ func (n *Node) apiList(c *call) error {
 	if more && len(all) > 0 {
 		r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(all[len(all)-1].ID))
 	}
-	return c.Respond(r.AppendJSON(nil))
+	return c.answer(r.AppendJSON(nil))
 }
 
 func (n *Node) apiPreview(c *call) error {
@@ -350,7 +368,7 @@ func (n *Node) apiPreview(c *call) error {
 		r.Next = append(r.Next, time.UnixMilli(next).UTC())
 		after = next
 	}
-	return c.Respond(r.AppendJSON(nil))
+	return c.answer(r.AppendJSON(nil))
 }
 
 func (n *Node) apiStatus(c *call) error {
@@ -396,5 +414,5 @@ func (n *Node) apiStatus(c *call) error {
 		}
 		s.Partitions = append(s.Partitions, status)
 	}
-	return c.Respond(s.AppendJSON(nil))
+	return c.answer(s.AppendJSON(nil))
 }
