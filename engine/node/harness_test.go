@@ -425,7 +425,7 @@ func fires(t testing.TB, c *carillon.Client, id string) {
 }
 
 // idIn makes up a job id of a partition.
-func idIn(t testing.TB, nc *nats.Conn, c *carillon.Client, prefix string, partition int) string {
+func idIn(t testing.TB, c *carillon.Client, prefix string, partition int) string {
 	t.Helper()
 	for i := range 10_000 {
 		id := fmt.Sprintf("%s-%d", prefix, i)
@@ -591,8 +591,6 @@ func contains(l *logBuffer, words ...string) bool {
 	}
 	return false
 }
-
-func containsText(s, part string) bool { return strings.Contains(s, part) }
 
 // freeAddress is an address that nobody listens on just now.
 func freeAddress(t testing.TB) string {

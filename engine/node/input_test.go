@@ -248,7 +248,7 @@ func TestForgeries(t *testing.T) {
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc)
 	put(t, c, beat)
-	p := put0(t, c)
+	p := partitionOfBeat(t, c)
 	epoch := status(t, c).Partitions[p].Epoch
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -37,7 +37,7 @@ func preload(t testing.TB, url string, n int) {
 		t.Fatal(err)
 	}
 	for i := range n {
-		if _, err := js.PublishAsync(fmt.Sprintf("carillon.cmd.put.far-%d", i), []byte(`{"schedule":"@at 2038-01-01T00:00:00Z","payload":{"n":1}}`)); err != nil {
+		if _, err := js.PublishAsync(fmt.Sprintf("carillon.cmd.put.far-%d", i), []byte(`{"schedule":"@at 2038-01-01T00:00:00Z","payload":{"n":1}}`), jetstream.WithStallWait(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -223,7 +223,7 @@ func TestStopAhead(t *testing.T) {
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc)
 	churn(t, c, "a", 20)
-	one := idIn(t, nc, c, "one", 1)
+	one := idIn(t, c, "one", 1)
 	r.stop(t)
 	older := t.TempDir()
 	streams := filepath.Join("nats", "jetstream", "$G", "streams", "CARILLON_LOG")
@@ -245,7 +245,7 @@ func TestStopAhead(t *testing.T) {
 	nc = dial(t, r.NATS)
 	c = carillon.Connect(nc, carillon.WithTimeout(time.Second))
 	stopped(t, r, c, 1, "the output stream is ahead of the log", "partition 1")
-	fires(t, c, idIn(t, nc, c, "zero", 0)+"x")
+	fires(t, c, idIn(t, c, "zero", 0)+"x")
 	_, err := c.Fire(t.Context(), one)
 	words(t, err, "partition 1 stopped")
 	r.stop(t)
@@ -307,7 +307,7 @@ func TestStopNewerVersion(t *testing.T) {
 	r := run(t, o)
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Second))
-	zero := idIn(t, nc, c, "zero", 0)
+	zero := idIn(t, c, "zero", 0)
 	claim := engine.Claim{Node: "newer", Logic: engine.Logic + 1, TZData: "2099a"}
 	if err := nc.Publish("carillon.log.1.claim", claim.Encode()); err != nil {
 		t.Fatal(err)
