@@ -23,8 +23,8 @@ func newBenchCommand(a *app) *cobra.Command {
 	)
 	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.
 
-Without --server an engine is started for the run, on ports of its own and in a directory that is removed
-afterwards. A run ends with exit code 1 when a check or a target failed.`
+Without --server, whatever $NATS_URL says, an engine is started for the run, on ports of its own and in a
+directory that is removed afterwards. A run ends with exit code 1 when a check or a target failed.`
 	return c
 }
 

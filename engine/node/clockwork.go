@@ -128,6 +128,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		}
 		return
 	}
+	waiting := p.chain.Room() == 0 // the window was full: more can be sent, and made, now
 	ns := now.UnixNano() + n.clock.offset.Load()
 	for _, o := range p.chain.Acked(seq, n.clock.ms()) {
 		if o.Kind != engine.OutputEvent {
@@ -137,7 +138,9 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	if n.server == nil {
 		p.durable = p.chain.Stored() // a replicated stream's ack is its word
 	}
-	n.bell.ring()
+	if waiting {
+		n.bell.ring()
+	}
 }
 
 // ticking knows the node's one tick that is on its way, and how long ticks take.
@@ -236,26 +239,24 @@ func (n *Node) tick(now int64) (wake int64) {
 		return now + tickPause.Milliseconds()
 	}
 	lead := n.ticking.lead()
-	var ticks []engine.Tick
-	wake = math.MaxInt64
 	full := n.outboxFull()
-	for _, p := range n.partitions {
-		p.mu.Lock()
-		p.out.Lock()
-		room, durable := p.chain.Room(), p.durable
-		p.out.Unlock()
-		if full {
-			room = 0
-		}
-		if t, ok := p.owner.Tick(p.machine, now, lead, room, durable); ok {
-			ticks = append(ticks, t)
-		} else if p.owner.Epoch != 0 {
-			wake = min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
-		}
-		p.mu.Unlock()
-	}
-	if len(ticks) == 0 {
+	wake = math.MaxInt64
+	n.owners(full, func(p *partition, room int, durable engine.Acked) {
+		wake = min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
+	})
+	if wake > now {
 		return wake
+	}
+	// One of them needs a tick: the record and its fsync are paid for, so it takes along what comes due in
+	// any partition within the longest lead. Outputs are held to their millisecond all the same.
+	var ticks []engine.Tick
+	n.owners(full, func(p *partition, room int, durable engine.Acked) {
+		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
+			ticks = append(ticks, t)
+		}
+	})
+	if len(ticks) == 0 {
+		return now + 1
 	}
 	partition := engine.Everyone
 	if len(ticks) == 1 {
@@ -277,6 +278,23 @@ func (n *Node) tick(now int64) (wake int64) {
 		return now + 50 // the connection is down; publishing says so again
 	}
 	return now + tickTimeout.Milliseconds()
+}
+
+// owners visits the partitions that this node owns, with the room in their windows.
+func (n *Node) owners(full bool, visit func(p *partition, room int, durable engine.Acked)) {
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		p.out.Lock()
+		room, durable := p.chain.Room(), p.durable
+		p.out.Unlock()
+		if full {
+			room = 0
+		}
+		if p.owner.Epoch != 0 {
+			visit(p, room, durable)
+		}
+		p.mu.Unlock()
+	}
 }
 
 // outboxFull tells whether outputs must wait because too many are not yet stored for good.
