@@ -153,6 +153,9 @@ func TestStopRewoundLog(t *testing.T) {
 		t.Errorf("jobs are missing: %+v", s.Partitions)
 	}
 	fires(t, c, "after")
+	if !contains(r.log, "the output stream lost outputs; making them again") {
+		t.Error("the log does not tell that outputs were made again")
+	}
 	r.stop(t)
 	r = run(t, o) // nothing is left to accept
 	fires(t, c, "later")
