@@ -176,6 +176,7 @@ type partition struct {
 	offered   uint64 // outputs up to here were offered to the chain
 	durable   engine.Acked
 	foreign   uint64
+	marker    uint64 // the output that marks a loss that was accepted, or one before it
 	resyncing bool
 	lostSince time.Time     // when the chain was lost; zero while it is not
 	resumed   time.Time     // when the chain was last resumed

@@ -224,8 +224,14 @@ func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end eng
 
 // markLoss has the partition make an output, the event of a command that does not exist. It tells readers of
 // the stream that something was lost or repeated here, and the next start where the stream goes on:
-// without it that would stop again.
+// without it that would stop again. Until it is stored the node is not ready.
 func (n *Node) markLoss(ctx context.Context, p *partition) error {
+	p.mu.Lock()
+	made := p.machine.Made()
+	p.mu.Unlock()
+	p.out.Lock()
+	p.marker = made + 1
+	p.out.Unlock()
 	_, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "accept-loss")+"._", nil, nil)
 	return err
 }

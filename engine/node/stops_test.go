@@ -156,6 +156,7 @@ func TestStopRewoundLog(t *testing.T) {
 	if !contains(r.log, "the output stream lost outputs; making them again") {
 		t.Error("the log does not tell that outputs were made again")
 	}
+	ready(t, r)
 	r.stop(t)
 	r = run(t, o) // nothing is left to accept
 	fires(t, c, "later")
@@ -185,6 +186,7 @@ func TestStopDifferentLog(t *testing.T) {
 
 	r = run(t, accept(o))
 	fires(t, c, "after")
+	ready(t, r)
 	r.stop(t)
 	r = run(t, o)
 	fires(t, c, "later")
@@ -212,6 +214,7 @@ func TestStopCutLog(t *testing.T) {
 
 	r = run(t, accept(o))
 	fires(t, client(t, r.NATS), "after")
+	ready(t, r)
 	r.stop(t)
 	r = run(t, o)
 	fires(t, client(t, r.NATS), "later")

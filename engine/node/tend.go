@@ -138,11 +138,13 @@ func (n *Node) problems() []string {
 		stopped := p.stopped
 		p.mu.Unlock()
 		p.out.Lock()
-		lostSince := p.lostSince
+		lostSince, marking := p.lostSince, p.marker > p.chain.Stored().Output
 		p.out.Unlock()
 		switch {
 		case stopped != nil:
 			list = append(list, fmt.Sprintf("partition %d stopped: %v", p.number, stopped))
+		case marking:
+			list = append(list, fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number))
 		case !lostSince.IsZero() && time.Since(lostSince) > lostTooLong:
 			list = append(list, fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(lostSince).Round(time.Second)))
 		}
