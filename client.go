@@ -119,21 +119,26 @@ func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
 	return c.askJob(ctx, VerbGet, id, nil, "", true)
 }
 
-// Delete removes a job, with its fires that are still to come or waiting.
+// Delete removes a job, with its fires that are still to come or waiting, and returns it as it last stood,
+// with StatusDeleted: LastScheduled is the latest fire that came before. When an earlier try of the same
+// call removed it, whose answer was lost, only its id is known.
 //
 // Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
-func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) error {
+func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
 	o := optionsOf(options)
 	if err := CheckJobID(id); err != nil {
-		return err
+		return JobReply{}, err
 	}
-	_, retried, err := c.ask(ctx, request{
+	reply, retried, err := c.ask(ctx, request{
 		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: true, within: c.timeout,
 	})
 	if retried && errors.Is(err, &Error{Code: CodeNotFound}) {
-		return nil // by an earlier try, whose answer was lost
+		return JobReply{ID: id, Status: StatusDeleted, Spec: Job{ID: id}}, nil
 	}
-	return err
+	if err != nil {
+		return JobReply{}, err
+	}
+	return ParseJobReply(reply)
 }
 
 // Pause stops a job's scheduled fires until Resume. Pausing a paused job changes nothing.

@@ -141,7 +141,7 @@ func TestClientVerbs(t *testing.T) {
 	s := startService(t, nc)
 	c := Connect(nc, WithTimeout(3*time.Second))
 	job := JobReply{ID: "j", Version: 1, Status: StatusPaused, LastScheduled: time.UnixMilli(7).UTC(), Skipped: 9, Trigger: "j!44", Spec: Job{ID: "j"}}
-	notFound := answer{refusal: &Error{Code: CodeNotFound, Message: "no such job"}}
+	notFound := answer{refusal: &Error{Code: CodeNotFound, Message: `there is no job "j"`}}
 	ok := answer{body: job.AppendJSON(nil)}
 
 	for verb, call := range map[Verb]func() (JobReply, error){
@@ -171,10 +171,16 @@ func TestClientVerbs(t *testing.T) {
 
 	// A delete is done when it is found to have been done by a try whose answer was lost.
 	s.answers("carillon.api.delete.j", answer{}, notFound)
-	if err := c.Delete(t.Context(), "j"); err != nil {
-		t.Errorf("delete: %v", err)
+	gone := JobReply{ID: "j", Status: StatusDeleted, Spec: Job{ID: "j"}}
+	if got, err := c.Delete(t.Context(), "j"); err != nil || !cmp.Equal(got, gone) {
+		t.Errorf("delete: %+v, %v", got, err)
 	}
-	if err := c.Delete(t.Context(), "j"); !errors.Is(err, &Error{Code: CodeNotFound}) {
+	gone.Version, gone.LastScheduled, gone.Fires = 3, time.UnixMilli(9).UTC(), 2
+	s.answers("carillon.api.delete.j", answer{body: gone.AppendJSON(nil)}, notFound)
+	if got, err := c.Delete(t.Context(), "j"); err != nil || !cmp.Equal(got, gone) {
+		t.Errorf("delete: %+v, %v", got, err)
+	}
+	if _, err := c.Delete(t.Context(), "j"); !errors.Is(err, &Error{Code: CodeNotFound}) {
 		t.Errorf("delete: %v; want not_found", err)
 	}
 

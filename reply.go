@@ -262,8 +262,8 @@ type PartitionStatus struct {
 	Epoch        uint64            `json:"epoch"`           // sequence of that claim
 	Position     uint64            `json:"position"`        // sequence of the last log record applied
 	Lag          uint64            `json:"lag"`             // log records not yet applied
-	Now          time.Time         `json:"now"`             // how far the partition's time has come
-	TickLag      float64           `json:"tick_lag_ms"`     // how far that is behind the clock
+	Now          time.Time         `json:"now,omitzero"`    // how far the partition's time has come; zero before its first tick
+	TickLag      float64           `json:"tick_lag_ms"`     // how long the earliest thing due has waited
 	Jobs         map[Status]uint64 `json:"jobs"`            // by status
 	Timers       uint64            `json:"timers"`          // in the wheel
 	Ready        uint64            `json:"ready"`           // due and waiting

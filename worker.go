@@ -96,8 +96,9 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // has not begun, lets the handlers under way finish within Grace, and returns nil, or an error if some
 // had to be cancelled.
 //
-// At most 2 × Concurrency + 1 triggers of a partition are in a worker's hands, begun or not, and kept
-// from being delivered again. Order between triggers is not kept.
+// A worker takes ahead what it begins within some hundredths of a second: of each partition at least
+// Concurrency triggers, at most 2,048 and no more than about 8 MiB. They are kept from being delivered
+// again while they wait. Order between triggers is not kept.
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for options; CodeInvalidField when the name is in use
 // with another topic; CodeNotFound when the service has no streams; the errors of jetstream's
@@ -220,11 +221,11 @@ func (w *worker) consumer(ctx context.Context, p int) (jetstream.Consumer, error
 // pull fetches messages and hands them to the handlers until ctx ends. A consumer that has gone is made
 // anew: by then its acks are lost, and triggers come again.
 func (w *worker) pull(ctx context.Context, p int, consumer jetstream.Consumer) {
-	batch := (w.Concurrency + 1) / 2
+	size := pullSize{least: (w.Concurrency + 1) / 2}
 	for ctx.Err() == nil {
-		messages, err := consumer.Fetch(batch, jetstream.FetchMaxWait(pullWait))
+		messages, err := consumer.Fetch(size.next(), jetstream.FetchMaxWait(pullWait))
 		if err == nil {
-			w.handOut(ctx, messages.Messages())
+			size.took(w.handOut(ctx, messages.Messages()))
 			err = messages.Error()
 		}
 		if err == nil || ctx.Err() != nil {
@@ -245,10 +246,43 @@ func (w *worker) pull(ctx context.Context, p int, consumer jetstream.Consumer) {
 	}
 }
 
+// pullSize fits what a pull asks for to how fast its messages are begun: a small one costs a fast worker
+// a round trip every few messages, a large one keeps work from others that are idle.
+type pullSize struct {
+	least, now int
+	largest    int // message so far, bytes
+}
+
+const (
+	pullShort = 20 * time.Millisecond // a full pull that is begun sooner doubles the next one
+	pullLong  = 4 * pullShort         // one that takes longer halves it
+	pullMost  = 1024
+	pullBytes = 4 << 20
+)
+
+func (s *pullSize) next() int {
+	most := min(pullMost, pullBytes/max(s.largest, 1))
+	s.now = min(max(s.now, s.least), max(most, s.least))
+	return s.now
+}
+
+// took is told of a pull: how many messages came, the largest of them, and the time from the first one's
+// coming to the last one's beginning.
+func (s *pullSize) took(messages, largest int, took time.Duration) {
+	s.largest = max(s.largest, largest)
+	switch {
+	case messages == s.now && took < pullShort:
+		s.now *= 2
+	case took > pullLong:
+		s.now /= 2
+	}
+}
+
 // handOut passes on what one pull brings. It takes messages in as they come, so that the heartbeat knows
 // of those that wait for a handler. Once ctx has ended, what has not been begun goes back.
-func (w *worker) handOut(ctx context.Context, messages <-chan jetstream.Msg) {
+func (w *worker) handOut(ctx context.Context, messages <-chan jetstream.Msg) (n, largest int, took time.Duration) {
 	var waiting []*delivery
+	var first time.Time
 	done := ctx.Done()
 	for messages != nil || len(waiting) > 0 {
 		var work chan *delivery
@@ -264,7 +298,12 @@ func (w *worker) handOut(ctx context.Context, messages <-chan jetstream.Msg) {
 			case done == nil:
 				w.answer(nil, nil, msg.Nak)
 			default:
-				waiting = append(waiting, w.hold(msg))
+				d := w.hold(msg)
+				if n++; n == 1 {
+					first = d.received
+				}
+				largest = max(largest, len(msg.Data()))
+				waiting = append(waiting, d)
 			}
 		case work <- next:
 			waiting = waiting[1:]
@@ -276,6 +315,10 @@ func (w *worker) handOut(ctx context.Context, messages <-chan jetstream.Msg) {
 			waiting = nil
 		}
 	}
+	if n > 0 {
+		took = time.Since(first)
+	}
+	return n, largest, took
 }
 
 func (w *worker) handle(ctx context.Context, d *delivery) {

@@ -510,3 +510,33 @@ func TestWatch(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// What a worker takes ahead grows while it is fast, shrinks when it is slow, and is bounded by bytes.
+func TestPullSize(t *testing.T) {
+	s := pullSize{least: 8}
+	for _, want := range []int{8, 16, 32, 64, 128, 256, 512, 1024, 1024} {
+		if got := s.next(); got != want {
+			t.Fatalf("a fast worker asks for %d, want %d", got, want)
+		}
+		s.took(s.now, 200, pullShort/2)
+	}
+	s.took(100, 200, pullShort/2) // fewer than asked for
+	if got := s.next(); got != 1024 {
+		t.Errorf("after a pull that was not full: %d, want 1024", got)
+	}
+	for _, want := range []int{512, 256, 128, 64, 32, 16, 8, 8} {
+		s.took(s.now, 200, pullLong+1)
+		if got := s.next(); got != want {
+			t.Fatalf("a slow worker asks for %d, want %d", got, want)
+		}
+	}
+	s.now = 1024
+	s.took(1024, pullBytes/100, pullShort)
+	if got := s.next(); got != 100 {
+		t.Errorf("with large messages: %d, want 100", got)
+	}
+	s.took(100, 2*pullBytes, pullShort)
+	if got := s.next(); got != 8 {
+		t.Errorf("with huge messages: %d, want 8", got)
+	}
+}

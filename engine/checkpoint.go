@@ -32,6 +32,7 @@ const (
 	frameOutput
 	frameEnd
 	frameGrave
+	frameDisk
 )
 
 // Checkpoint is one being taken. The machine may go on applying records meanwhile.
@@ -51,10 +52,13 @@ type Checkpoint struct {
 func (m *Machine) BeginCheckpoint() *Checkpoint {
 	c := &Checkpoint{Position: m.position, m: m, limit: m.jobs.used, saved: make([]uint64, (m.jobs.used+63)/64)}
 	c.frame(frameState, m.appendState(nil))
+	if m.diskLow {
+		c.frame(frameDisk, nil)
+	}
 	for _, seq := range slices.Sorted(maps.Keys(m.forced)) {
 		f := m.forced[seq]
 		b := binary.AppendUvarint(nil, seq)
-		b = appendString(b, m.jobs.at(f.slot).id)
+		b = appendString(b, m.jobs.idAt(f.slot))
 		b = binary.AppendVarint(b, f.at)
 		b = appendBool(b, f.own)
 		c.frame(frameForced, appendString(b, f.body))
@@ -172,16 +176,18 @@ func (m *Machine) appendState(b []byte) []byte {
 
 func (m *Machine) appendJob(b []byte, slot uint32) []byte {
 	j := m.jobs.at(slot)
-	b = appendString(b, j.id)
-	b = appendString(b, string(j.spec))
+	id, request, s := m.jobs.texts.get(j.text)
+	r := m.jobs.has(j)
+	b = appendString(b, id)
+	b = appendString(b, s)
 	b = append(b, byte(j.status), byte(j.place))
-	for _, v := range [...]uint64{j.version, j.order, j.fires, j.skipped, j.counted, j.armed} {
+	for _, v := range [...]uint64{j.version, j.order, j.fires, r.skipped, r.counted, j.armed} {
 		b = binary.AppendUvarint(b, v)
 	}
-	for _, v := range [...]int64{j.accepted, j.next, j.last, j.countedFirst, j.skipTo} {
+	for _, v := range [...]int64{j.accepted, j.next, j.last, r.countedFirst, r.skipTo} {
 		b = binary.AppendVarint(b, v)
 	}
-	return appendString(b, m.requests[slot])
+	return appendString(b, request)
 }
 
 func appendOutput(b []byte, o *Output) []byte {
@@ -258,6 +264,8 @@ func (r *Restore) frame(kind byte, d *decoder) error {
 		r.output(d)
 	case frameGrave:
 		r.grave(d)
+	case frameDisk:
+		r.m.diskLow = true
 	case frameEnd:
 		if d.uvarint() != r.frames {
 			d.fail(errors.New("frames are missing"))
@@ -330,42 +338,50 @@ func (r *Restore) job(d *decoder) error {
 	if d.err != nil {
 		return d.err
 	}
-	expr, err := m.cache.parse(&want)
+	expr, err := m.jobs.exprs.parse(&want)
 	if err != nil {
 		return err
 	}
 	slot, j := m.jobs.add(id)
-	*j = job{
-		id: id, spec: s, maxFires: want.MaxFires, expires: want.Expires.Milliseconds(), rank: rankOf(want.Priority),
-		misfire: want.Misfire, kind: expr.Kind(),
-	}
-	j.status, j.place = status(d.byte()), place(d.byte())
-	for _, v := range [...]*uint64{&j.version, &j.order, &j.fires, &j.skipped, &j.counted, &j.armed} {
+	var few rare
+	j.kind, j.status, j.place = expr.Kind(), status(d.byte()), place(d.byte())
+	for _, v := range [...]*uint64{&j.version, &j.order, &j.fires, &few.skipped, &few.counted, &j.armed} {
 		*v = d.uvarint()
 	}
-	for _, v := range [...]*int64{&j.accepted, &j.next, &j.last, &j.countedFirst, &j.skipTo} {
+	for _, v := range [...]*int64{&j.accepted, &j.next, &j.last, &few.countedFirst, &few.skipTo} {
 		*v = d.varint()
 	}
-	if request := d.string(); request != "" {
-		m.requests[slot] = request
+	request := d.string()
+	known := false
+	switch j.status {
+	case statusScheduled:
+		known = j.place <= inReady
+	case statusPaused:
+		known = j.place == nowhere
+	case statusCompleted:
+		known = j.place == nowhere || j.place == inReady && j.recurring()
 	}
-	known := j.status == statusScheduled && j.place <= inReady || (j.status == statusPaused || j.status == statusCompleted) && j.place == nowhere
 	if d.err == nil && (len(d.b) > 0 || !known) {
 		d.fail(errValue)
 	}
 	if d.err != nil {
 		return d.err
 	}
-	j.plan = expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), schedule.Offset(id, want.Spread.Milliseconds()))
+	m.jobs.write(j, request, s)
+	if few != (rare{}) {
+		*m.jobs.rare(j) = few
+	}
+	m.jobs.describe(j, &want, expr, expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), schedule.Offset(id, want.Spread.Milliseconds())))
 	if j.status == statusPaused {
 		m.paused++
 	}
-	switch {
-	case j.status == statusCompleted:
+	if j.status == statusCompleted {
 		r.done = append(r.done, slot)
-	case j.place == onWheel:
+	}
+	switch j.place {
+	case onWheel:
 		r.waiting = append(r.waiting, slot)
-	case j.place == inReady:
+	case inReady:
 		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
 	}
 	return nil

@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/carillon-scheduler/carillon"
+import (
+	"strconv"
+
+	"github.com/carillon-scheduler/carillon"
+)
 
 // delete removes a job with all that is pending of it.
 func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
@@ -9,7 +13,7 @@ func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
 		return false, refusal
 	}
 	if j.last > 0 {
-		m.bury(j.id, grave{last: j.last, at: m.now})
+		m.bury(string(m.jobs.id(j)), grave{last: j.last, at: m.now})
 	}
 	m.remove(slot, j)
 	return true, nil
@@ -23,12 +27,16 @@ func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
 	}
 	slot, j := m.jobs.find(e.Job)
 	if j == nil {
-		return 0, nil, &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
+		return 0, nil, noJob(e.Job)
 	}
-	if e.Kind != KindDelete && e.Request != "" && m.requests[slot] == e.Request {
+	if e.Kind != KindDelete && e.Request != "" && string(m.jobs.request(j)) == e.Request {
 		return slot, j, nil
 	}
-	return slot, j, checkVersion(j, ifVersion)
+	return slot, j, checkVersion(e.Job, j, ifVersion)
+}
+
+func noJob(id string) *carillon.Error {
+	return &carillon.Error{Code: carillon.CodeNotFound, Message: "there is no job " + strconv.Quote(id)}
 }
 
 func (m *Machine) remove(slot uint32, j *job) {
@@ -39,6 +47,5 @@ func (m *Machine) remove(slot uint32, j *job) {
 		m.paused--
 	}
 	m.unforce(slot)
-	delete(m.requests, slot)
 	m.jobs.remove(slot)
 }

@@ -10,13 +10,13 @@ func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
 	}
 	slot, j := m.jobs.find(e.Job)
 	if j == nil {
-		return false, &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
+		return false, noJob(e.Job)
 	}
-	if e.Request != "" && m.requests[slot] == e.Request {
+	if e.Request != "" && string(m.jobs.request(j)) == e.Request {
 		return false, nil
 	}
 	m.touch(slot)
 	m.force(e.Seq, forcedFire{slot: slot, at: m.now, body: string(payload), own: own})
-	m.remember(slot, e.Request)
+	m.remember(j, e.Request)
 	return true, nil
 }

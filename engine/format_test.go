@@ -53,6 +53,21 @@ func TestRecordGolden(t *testing.T) {
 	}
 }
 
+func TestDiskGolden(t *testing.T) {
+	page := golden(t, "log-record.md")
+	disk := Disk{Epoch: 300, Low: true}
+	page.is(t, "disk", disk.Encode())
+	got, err := DecodeDisk(page["disk"])
+	if err != nil || got != disk {
+		t.Errorf("disk: %+v, %v", got, err)
+	}
+	for _, b := range [][]byte{nil, {1}, {2, 1, 1}, {1, 1, 2}, {1, 1, 1, 0}, page["disk"][:3]} {
+		if got, err := DecodeDisk(b); err == nil {
+			t.Errorf("disk of %x: %+v", b, got)
+		}
+	}
+}
+
 func TestCheckpointGolden(t *testing.T) {
 	page := golden(t, "checkpoint.md")
 	job := carillon.Job{

@@ -17,6 +17,7 @@ func FuzzDecodeRecord(f *testing.F) {
 	r := Record{Seq: 3, Time: 1, Subject: "carillon.log.0.put.a", Header: []Field{{"A", "b"}}, Data: []byte("{}")}
 	f.Add(AppendRecord(nil, &r))
 	f.Add(EncodeHeal(&r))
+	f.Add(Disk{Epoch: 300, Low: true}.Encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if r, err := DecodeRecord(7, b); err == nil {
 			again, err := DecodeRecord(7, AppendRecord(nil, &r))
@@ -30,7 +31,12 @@ func FuzzDecodeRecord(f *testing.F) {
 				t.Fatalf("%v\n%s", err, diff)
 			}
 		}
-		for _, subject := range []string{"tick", "claim", "heal", "put.a"} {
+		if d, err := DecodeDisk(b); err == nil {
+			if again, err := DecodeDisk(d.Encode()); err != nil || again != d {
+				t.Fatalf("%v, %+v is not %+v", err, again, d)
+			}
+		}
+		for _, subject := range []string{"tick", "claim", "disk", "heal", "put.a"} {
 			fuzzLayout.Decode(&Record{Seq: 7, Subject: "carillon.log.0." + subject, Data: b})
 		}
 		fuzzLayout.Decode(&Record{Seq: 7, Subject: string(b)})

@@ -1,9 +1,12 @@
 package engine
 
 import (
+	"bytes"
+	"cmp"
 	"math"
 	"slices"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/google/btree"
 
 	"github.com/carillon-scheduler/carillon"
@@ -32,35 +35,43 @@ const (
 )
 
 // job is one job's state. A job is in one place at a time: its earliest fire not yet decided is on the
-// wheel, or ready, and the fires after it are computed when its turn comes.
+// wheel, or ready, and the fires after it are computed when its turn comes. It holds no pointer, and what
+// few jobs have is kept aside, in rare.
 type job struct {
-	id   string
-	spec spec
-	plan schedule.Plan
+	text textRef // id, request of the last applied command, spec
+	peer uint32  // the next job under the same hash, its slot + 1
+	rare uint32  // place of what few jobs have; 0: nothing
+	expr exprRef
 
 	version  uint64
 	accepted int64  // when this version was, ms
 	order    uint64 // of creation, in this partition
+	from     int64  // of its plan, ms
 
-	next    int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
-	last    int64 // the latest fire decided, ms; 0: none
-	fires   uint64
-	skipped uint64
+	next  int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
+	last  int64 // the latest fire decided, ms; 0: none
+	fires uint64
+
+	armed   uint64 // order of arming on the wheel; of a completed job: order of completion
+	timer   wheel.ID
+	status  status
+	place   place
+	rank    uint8 // 0 goes first
+	misfire carillon.Misfire
+	kind    schedule.Kind
+}
+
+// rare is what few jobs have.
+type rare struct {
+	end, offset int64 // of the plan, ms
+	maxFires    uint64
+	expires     int64 // ms
+	skipped     uint64
 
 	// While fires are being counted, over several turns if they are many: so far, and the first.
 	counted      uint64
 	countedFirst int64
 	skipTo       int64 // fires up to here were missed while paused; 0: none
-
-	armed    uint64 // order of arming on the wheel; of a completed job: order of completion
-	timer    wheel.ID
-	maxFires uint64
-	expires  int64 // ms
-	status   status
-	place    place
-	rank     uint8 // 0 goes first
-	misfire  carillon.Misfire
-	kind     schedule.Kind
 }
 
 const none = math.MaxInt64
@@ -74,39 +85,59 @@ const (
 
 // jobTable holds the jobs in slots that never move, finds them by id, and walks them in order of id.
 type jobTable struct {
-	byID   map[string]uint32
+	byHash map[uint32]uint32 // the first slot of each hash of ids
 	sorted *btree.BTreeG[uint32]
 	chunks []*[chunkSlots]job
 	free   []uint32
 	used   uint32 // slots ever handed out
-	probe  string // the id that slot probeSlot stands for in comparisons
+	probe  []byte // the id that slot probeSlot stands for in comparisons
+
+	texts texts
+	rares []rare // from 1
+	spare []uint32
+	exprs exprs
 }
 
 // probeSlot is no job: it lets the tree be searched for an id that has no slot.
 const probeSlot = math.MaxUint32
 
 func (t *jobTable) init() {
-	t.byID = make(map[string]uint32)
-	t.sorted = btree.NewG(64, func(a, b uint32) bool { return t.id(a) < t.id(b) })
+	t.byHash = make(map[uint32]uint32)
+	t.sorted = btree.NewG(64, func(a, b uint32) bool { return bytes.Compare(t.idAt(a), t.idAt(b)) < 0 })
+	t.rares = make([]rare, 1)
+	t.exprs.init()
 }
 
-func (t *jobTable) id(slot uint32) string {
+func (t *jobTable) idAt(slot uint32) []byte {
 	if slot == probeSlot {
 		return t.probe
 	}
-	return t.at(slot).id
+	return t.id(t.at(slot))
 }
+
+// id and request and spec are where the table has them: to be read before the job changes.
+func (t *jobTable) id(j *job) []byte      { id, _, _ := t.texts.get(j.text); return id }
+func (t *jobTable) request(j *job) []byte { _, request, _ := t.texts.get(j.text); return request }
+func (t *jobTable) spec(j *job) []byte    { _, _, s := t.texts.get(j.text); return s }
 
 func (t *jobTable) at(slot uint32) *job { return &t.chunks[slot>>chunkBits][slot&(chunkSlots-1)] }
 
+// hashOf need not be stable: it decides nothing but where an id is found.
+func hashOf[T string | []byte](id T) uint32 { return uint32(xxhash.Sum64String(string(id))) }
+
 func (t *jobTable) find(id string) (uint32, *job) {
-	slot, ok := t.byID[id]
-	if !ok {
-		return 0, nil
+	slot, ok := t.byHash[hashOf(id)]
+	for ok {
+		j := t.at(slot)
+		if string(t.id(j)) == id {
+			return slot, j
+		}
+		slot, ok = j.peer-1, j.peer != 0
 	}
-	return slot, t.at(slot)
+	return 0, nil
 }
 
+// add gives a new job a slot, with its id and nothing else.
 func (t *jobTable) add(id string) (uint32, *job) {
 	var slot uint32
 	if n := len(t.free); n > 0 {
@@ -120,8 +151,12 @@ func (t *jobTable) add(id string) (uint32, *job) {
 		}
 	}
 	j := t.at(slot)
-	*j = job{id: id}
-	t.byID[id] = slot
+	*j = job{text: addText(&t.texts, id, "", "")}
+	h := hashOf(id)
+	if first, ok := t.byHash[h]; ok {
+		j.peer = first + 1
+	}
+	t.byHash[h] = slot
 	t.sorted.ReplaceOrInsert(slot)
 	return slot, j
 }
@@ -129,16 +164,91 @@ func (t *jobTable) add(id string) (uint32, *job) {
 func (t *jobTable) remove(slot uint32) {
 	t.sorted.Delete(slot)
 	j := t.at(slot)
-	delete(t.byID, j.id)
+	h := hashOf(t.id(j))
+	switch first := t.byHash[h]; {
+	case first != slot:
+		before := t.at(first)
+		for before.peer != slot+1 {
+			before = t.at(before.peer - 1)
+		}
+		before.peer = j.peer
+	case j.peer != 0:
+		t.byHash[h] = j.peer - 1
+	default:
+		delete(t.byHash, h)
+	}
+	t.clear(j)
+	t.texts.remove(j.text)
 	*j = job{}
 	t.free = append(t.free, slot)
 }
 
-func (t *jobTable) len() int { return len(t.byID) }
+// clear drops all of a job but its text, its place in the table and its order: what stays when another version replaces it.
+func (t *jobTable) clear(j *job) {
+	t.exprs.release(j.expr)
+	if j.rare != 0 {
+		t.rares[j.rare] = rare{}
+		t.spare = append(t.spare, j.rare)
+	}
+	*j = job{text: j.text, peer: j.peer, order: j.order}
+}
+
+// write replaces a job's texts.
+func (t *jobTable) write(j *job, request string, s spec) {
+	before := j.text
+	id := t.id(j)
+	j.text = addText(&t.texts, id, request, s)
+	t.texts.remove(before)
+}
+
+// describe gives a job what its spec says.
+func (t *jobTable) describe(j *job, want *carillon.Job, expr *schedule.Expr, plan schedule.Plan) {
+	j.kind, j.rank, j.misfire = expr.Kind(), rankOf(want.Priority), want.Misfire
+	j.expr = t.exprs.acquire(keyOf(want), expr)
+	if want.MaxFires > 0 || want.Expires > 0 {
+		r := t.rare(j)
+		r.maxFires, r.expires = want.MaxFires, want.Expires.Milliseconds()
+	}
+	var end, offset int64
+	j.from, end, offset = plan.Fields()
+	if end != schedule.Horizon || offset != 0 {
+		r := t.rare(j)
+		r.end, r.offset = end, offset
+	}
+}
+
+func (t *jobTable) plan(j *job) schedule.Plan {
+	r := t.rares[j.rare]
+	return t.exprs.at(j.expr).Plan(j.from, cmp.Or(r.end, schedule.Horizon), r.offset)
+}
+
+// next is the job's first fire after a time.
+func (t *jobTable) next(j *job, after int64) (at int64, ok bool) {
+	return t.plan(j).NextWith(&t.exprs.all[j.expr].memo, after)
+}
+
+// rare is what few jobs have, made when this one has nothing of it yet. It is valid until the next call.
+func (t *jobTable) rare(j *job) *rare {
+	if j.rare == 0 {
+		if n := len(t.spare); n > 0 {
+			j.rare = t.spare[n-1]
+			t.spare = t.spare[:n-1]
+		} else {
+			j.rare = uint32(len(t.rares))
+			t.rares = append(t.rares, rare{})
+		}
+	}
+	return &t.rares[j.rare]
+}
+
+// has is the same to read only.
+func (t *jobTable) has(j *job) rare { return t.rares[j.rare] }
+
+func (t *jobTable) len() int { return t.sorted.Len() }
 
 // from walks the jobs whose ids come at or after id, in order.
 func (t *jobTable) from(id string, yield func(slot uint32, j *job) bool) {
-	t.probe = id
+	t.probe = []byte(id)
 	t.sorted.AscendGreaterOrEqual(probeSlot, func(slot uint32) bool { return yield(slot, t.at(slot)) })
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/google/btree"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine/schedule"
 	"github.com/carillon-scheduler/carillon/wheel"
 )
 
@@ -55,11 +54,11 @@ type Machine struct {
 	created  uint64 // jobs created so far
 	armed    uint64 // timers armed so far
 	finished uint64 // jobs completed so far
+	diskLow  bool   // the owner's disk has no room for new jobs
 
 	jobs      jobTable
 	wheels    [priorities]*wheel.Wheel // by rank
 	ready     *btree.BTreeG[turn]
-	requests  map[uint32]string     // Carillon-Request of a job's last applied command, by slot
 	forced    map[uint64]forcedFire // by the sequence that asked for it
 	forcedBy  map[uint32][]uint64   // the same, by job
 	rejected  map[uint64]*rejection // waiting, by the sequence of the first
@@ -74,7 +73,7 @@ type Machine struct {
 	refused   uint64           // commands refused since the process started; not part of the state
 
 	outbox outbox
-	cache  scheduleCache
+	text   []byte // of the next output
 
 	saving *Checkpoint // the checkpoint being taken, if one is
 
@@ -96,7 +95,6 @@ func New(layout Layout, partition int) *Machine {
 	m := &Machine{
 		layout: layout, partition: partition,
 		ready:    btree.NewG(64, turn.before),
-		requests: make(map[uint32]string),
 		forced:   make(map[uint64]forcedFire),
 		forcedBy: make(map[uint32][]uint64),
 		rejected: make(map[uint64]*rejection),
@@ -141,6 +139,8 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 		}
 	case KindClaim:
 		r.Epoch, err = m.takeClaim(e)
+	case KindDisk:
+		m.takeDisk(e)
 	case KindGarbage:
 		m.garbage("malformed")
 	default:
@@ -231,32 +231,4 @@ func cut(s string) string {
 		s = s[:carillon.MaxJobIDLength]
 	}
 	return strings.ToValidUTF8(s, "_")
-}
-
-// scheduleCache shares compiled expressions between the jobs that use them. Only cron expressions are
-// worth sharing. Dropping the cache changes nothing but speed.
-type scheduleCache map[scheduleKey]*schedule.Expr
-
-type scheduleKey struct {
-	text, zone string
-	gap        carillon.Gap
-	fold       carillon.Fold
-}
-
-func (c *scheduleCache) parse(j *carillon.Job) (*schedule.Expr, error) {
-	k := scheduleKey{j.Schedule, j.Zone, j.Gap, j.Fold}
-	if e := (*c)[k]; e != nil {
-		return e, nil
-	}
-	e, err := schedule.Parse(j.Schedule, j.Zone, j.Gap, j.Fold)
-	if err != nil {
-		return nil, err
-	}
-	if e.Kind() == schedule.Cron || e.Kind() == schedule.Every {
-		if *c == nil || len(*c) >= 1<<16 {
-			*c = make(scheduleCache)
-		}
-		(*c)[k] = e
-	}
-	return e, nil
 }

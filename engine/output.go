@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"strconv"
 	"time"
 
@@ -38,19 +39,20 @@ type Output struct {
 
 // Subject is where the output is published.
 func (o *Output) Subject(l Layout, partition int) string {
-	p := strconv.Itoa(partition)
+	return string(o.AppendSubject(nil, l, partition))
+}
+
+// AppendSubject appends where the output is published.
+func (o *Output) AppendSubject(dst []byte, l Layout, partition int) []byte {
+	dst = append(dst, l.Prefix...)
 	if o.Kind == OutputEvent {
-		job := o.Job
-		if job == "" {
-			job = "_"
-		}
-		return l.Prefix + ".event." + p + "." + o.Event + "." + job
+		dst = strconv.AppendInt(append(dst, ".event."...), int64(partition), 10)
+		dst = append(append(dst, '.'), o.Event...)
+		return append(append(dst, '.'), cmp.Or(o.Job, "_")...)
 	}
 	topic, _, _ := o.spec.delivery()
-	if topic == "" {
-		topic = carillon.DefaultTopic
-	}
-	return l.Prefix + ".trigger." + p + "." + topic
+	dst = strconv.AppendInt(append(dst, ".trigger."...), int64(partition), 10)
+	return append(append(dst, '.'), cmp.Or(topic, carillon.DefaultTopic)...)
 }
 
 // Payload is the message's body.
@@ -183,15 +185,25 @@ func (m *Machine) emit(o Output) {
 }
 
 func (m *Machine) emitTrigger(j *job, missed uint64) {
+	id, s := m.copied(j)
 	m.emit(Output{
-		Kind: OutputTrigger, Due: j.last, Job: j.id, Scheduled: j.last, Version: j.version, Missed: missed, spec: j.spec,
+		Kind: OutputTrigger, Due: j.last, Job: id, Scheduled: j.last, Version: j.version, Missed: missed, spec: s,
 	})
 }
 
 func (m *Machine) emitForced(j *job, seq uint64, f forcedFire) {
+	id, s := m.copied(j)
 	m.emit(Output{
-		Kind: OutputForced, Due: f.at, Job: j.id, Scheduled: f.at, Version: j.version, Asked: seq, Body: f.body, OwnBody: f.own, spec: j.spec,
+		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: j.version, Asked: seq, Body: f.body, OwnBody: f.own, spec: s,
 	})
+}
+
+// copied is what an output takes along of its job, which may be another by the time it is published.
+func (m *Machine) copied(j *job) (id string, s spec) {
+	from, _, rest := m.jobs.texts.get(j.text)
+	m.text = append(append(m.text[:0], from...), rest...)
+	both := string(m.text)
+	return both[:len(from)], spec(both[len(from):])
 }
 
 func (m *Machine) emitEvent(e carillon.Event) {
@@ -205,14 +217,14 @@ func (m *Machine) emitEvent(e carillon.Event) {
 
 func (m *Machine) emitSkipped(j *job, reason string, n uint64, first, last int64) {
 	m.emitEvent(carillon.Event{
-		Kind: carillon.EventSkipped, Job: j.id, Version: j.version, Reason: reason, Count: n,
+		Kind: carillon.EventSkipped, Job: string(m.jobs.id(j)), Version: j.version, Reason: reason, Count: n,
 		First: time.UnixMilli(first), Last: time.UnixMilli(last), Time: time.UnixMilli(m.to),
 	})
 }
 
 func (m *Machine) emitCompleted(j *job) {
 	m.emitEvent(carillon.Event{
-		Kind: carillon.EventCompleted, Job: j.id, Version: j.version, Last: fromMilli(j.last), Time: time.UnixMilli(m.to),
+		Kind: carillon.EventCompleted, Job: string(m.jobs.id(j)), Version: j.version, Last: fromMilli(j.last), Time: time.UnixMilli(m.to),
 	})
 }
 

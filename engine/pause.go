@@ -15,7 +15,7 @@ func (m *Machine) pause(e *Entry) (bool, *carillon.Error) {
 	m.disarm(slot, j)
 	j.status = statusPaused
 	m.paused++
-	m.remember(slot, e.Request)
+	m.remember(j, e.Request)
 	return true, nil
 }
 
@@ -30,11 +30,11 @@ func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 	j.status = statusScheduled
 	m.paused--
 	if j.next <= m.now {
-		j.skipTo = m.now
+		m.jobs.rare(j).skipTo = m.now
 	}
 	if j.kind != schedule.None {
 		m.arm(slot, j, j.next)
 	}
-	m.remember(slot, e.Request)
+	m.remember(j, e.Request)
 	return true, nil
 }

@@ -13,18 +13,18 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	if err != nil {
 		return false, asError(err)
 	}
-	expr, err := m.cache.parse(&want)
+	expr, err := m.jobs.exprs.parse(&want)
 	if err != nil {
 		return false, asError(err)
 	}
 	s := encodeSpec(&want)
 	slot, j := m.jobs.find(e.Job)
 	if j != nil {
-		if e.Request != "" && m.requests[slot] == e.Request || j.status != statusCompleted && j.spec == s {
+		if e.Request != "" && string(m.jobs.request(j)) == e.Request || j.status != statusCompleted && string(m.jobs.spec(j)) == string(s) {
 			return false, nil
 		}
 	}
-	if refusal := checkVersion(j, ifVersion); refusal != nil {
+	if refusal := checkVersion(e.Job, j, ifVersion); refusal != nil {
 		return false, refusal
 	}
 	last := m.graves[e.Job].last
@@ -36,6 +36,9 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	next := firstFire(plan, expr.Kind(), m.now, last)
 	if next == none && expr.Kind() != schedule.None && last == 0 {
 		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: "end", Message: "the schedule has no fire between now and the end"}
+	}
+	if j == nil && m.diskLow {
+		return false, &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the engine's disk is nearly full: no new jobs are taken"}
 	}
 
 	paused := false
@@ -52,24 +55,32 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		m.uncomplete(j)
 		m.rerank(slot, j, rankOf(want.Priority))
 	}
-	*j = job{
-		id: j.id, spec: s, plan: plan, version: j.version + 1, accepted: m.now, order: j.order, last: last,
-		maxFires: want.MaxFires, expires: want.Expires.Milliseconds(), rank: rankOf(want.Priority),
-		misfire: want.Misfire, kind: expr.Kind(), status: statusScheduled,
-	}
-	m.remember(slot, e.Request)
+	version := j.version
+	m.jobs.clear(j)
+	m.jobs.write(j, e.Request, s)
+	m.jobs.describe(j, &want, expr, plan)
+	j.version, j.accepted, j.last, j.status = version+1, m.now, last, statusScheduled
 	switch {
 	case next == none && expr.Kind() != schedule.None:
 		if paused {
 			m.paused--
 		}
 		m.finish(slot, j)
+		m.announce(slot, j)
 	case paused:
 		j.status, j.next = statusPaused, next
 	default:
 		m.arm(slot, j, next)
 	}
 	return true, nil
+}
+
+// announce has the next tick tell that a recurring job was complete as soon as it was put.
+func (m *Machine) announce(slot uint32, j *job) {
+	if j.recurring() {
+		j.place = inReady
+		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+	}
 }
 
 // firstFire is the first fire of a version accepted at now: none before it, except that a one-shot whose
@@ -87,14 +98,14 @@ func firstFire(plan schedule.Plan, kind schedule.Kind, now, last int64) int64 {
 }
 
 // checkVersion holds a command's condition against the job, which is nil when there is none.
-func checkVersion(j *job, ifVersion *uint64) *carillon.Error {
+func checkVersion(id string, j *job, ifVersion *uint64) *carillon.Error {
 	switch {
 	case ifVersion == nil:
 		return nil
 	case j == nil && *ifVersion == 0:
 		return nil
 	case j == nil:
-		return &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
+		return noJob(id)
 	case j.version != *ifVersion:
 		return &carillon.Error{Code: carillon.CodeVersionConflict, Field: "if_version", Message: fmt.Sprintf("job is at version %d, not %d", j.version, *ifVersion)}
 	}
@@ -102,12 +113,10 @@ func checkVersion(j *job, ifVersion *uint64) *carillon.Error {
 }
 
 // remember keeps the request id of the last applied command, so that its retry is known.
-func (m *Machine) remember(slot uint32, request string) {
-	if request == "" {
-		delete(m.requests, slot)
-		return
+func (m *Machine) remember(j *job, request string) {
+	if before := m.jobs.request(j); string(before) != request {
+		m.jobs.write(j, request, spec(m.jobs.spec(j)))
 	}
-	m.requests[slot] = request
 }
 
 // rerank moves a job's forced fires when its priority changes.

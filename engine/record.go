@@ -81,6 +81,7 @@ const (
 	KindFire
 	KindTick
 	KindClaim
+	KindDisk
 )
 
 var verbs = map[string]Kind{
@@ -99,6 +100,7 @@ type Entry struct {
 	Body      []byte
 	Ticks     []Tick // of a tick, at most one a partition
 	Claim     Claim
+	Disk      Disk
 }
 
 // Everyone stands for the partitions named inside a tick record.
@@ -174,6 +176,10 @@ func (l Layout) record(e *Entry, r *Record, partition, kind string) {
 	case "claim":
 		if claim, err := DecodeClaim(r.Data); err == nil && e.Partition != Everyone {
 			e.Kind, e.Claim = KindClaim, claim
+		}
+	case "disk":
+		if disk, err := DecodeDisk(r.Data); err == nil && e.Partition != Everyone {
+			e.Kind, e.Disk = KindDisk, disk
 		}
 	case "heal":
 		if healed, err := DecodeHeal(r.Data); err == nil && !strings.HasSuffix(healed.Subject, ".heal") && healed.Seq <= r.Seq {

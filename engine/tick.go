@@ -120,13 +120,18 @@ func (m *Machine) drain() {
 func (m *Machine) takeTurn(slot uint32, j *job) {
 	m.touch(slot)
 	j.place = nowhere
-	if j.next <= j.skipTo {
-		if last, done := m.count(slot, j, j.skipTo); done {
-			j.skipTo = 0
+	if j.status == statusCompleted { // when it was put
+		m.emitCompleted(j)
+		return
+	}
+	if skipTo := m.jobs.has(j).skipTo; j.next <= skipTo {
+		if last, done := m.count(slot, j, skipTo); done {
+			m.jobs.rare(j).skipTo = 0
 			m.skip(slot, j, carillon.ReasonPaused, last)
 		}
 		return
 	}
+	counted, first := uint64(1), j.next
 	missedUntil, missed := m.missed(j)
 	if missed && j.misfire != carillon.FireAll && (j.recurring() || j.misfire == carillon.Skip) {
 		last, done := m.count(slot, j, missedUntil)
@@ -137,20 +142,24 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 			m.skip(slot, j, carillon.ReasonMisfire, last)
 			return
 		}
-		j.next = last
-	} else {
-		j.counted, j.countedFirst = 1, j.next
+		r := m.jobs.has(j)
+		j.next, counted, first = last, r.counted, r.countedFirst
 	}
-	if j.expires > 0 && m.to-j.next > j.expires {
+	few := m.jobs.has(j)
+	if few.expires > 0 && m.to-j.next > few.expires {
+		r := m.jobs.rare(j)
+		r.counted, r.countedFirst = counted, first
 		m.skip(slot, j, carillon.ReasonExpired, j.next)
 		return
 	}
-	others := j.counted - 1
-	j.counted, j.countedFirst = 0, 0
+	if few.counted > 0 {
+		r := m.jobs.rare(j)
+		r.counted, r.countedFirst = 0, 0
+	}
 	j.fires++
 	j.last = j.next
-	m.emitTrigger(j, others)
-	if j.maxFires > 0 && j.fires >= j.maxFires {
+	m.emitTrigger(j, counted-1)
+	if few.maxFires > 0 && j.fires >= few.maxFires {
 		m.complete(slot, j)
 		return
 	}
@@ -174,13 +183,14 @@ func (m *Machine) missed(j *job) (until int64, ok bool) {
 // count adds the fires from the job's next one up to until to those it has counted, a slice a turn.
 // When it is not done the job is ready again.
 func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool) {
-	if j.counted == 0 {
-		j.countedFirst = j.next
+	plan, r := m.jobs.plan(j), m.jobs.rare(j)
+	if r.counted == 0 {
+		r.countedFirst = j.next
 	}
-	n, last, done := j.plan.Count(j.next-1, until, countSteps)
-	j.counted += uint64(n)
+	n, last, done := plan.Count(j.next-1, until, countSteps)
+	r.counted += uint64(n)
 	if !done {
-		next, ok := j.plan.Next(last)
+		next, ok := plan.Next(last)
 		if ok && next <= until {
 			j.next, j.place = next, inReady
 			m.ready.ReplaceOrInsert(m.turnOf(slot, j))
@@ -192,9 +202,10 @@ func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool
 
 // skip accounts for the counted fires, tells of them, and goes on after the last.
 func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
-	n, first := j.counted, j.countedFirst
-	j.counted, j.countedFirst = 0, 0
-	j.skipped += n
+	r := m.jobs.rare(j)
+	n, first := r.counted, r.countedFirst
+	r.counted, r.countedFirst = 0, 0
+	r.skipped += n
 	if m.listen.Skipped != nil {
 		m.listen.Skipped(reason, n)
 	}
@@ -204,7 +215,7 @@ func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
 
 // advance arms the first fire after a time, or completes the job.
 func (m *Machine) advance(slot uint32, j *job, after int64) {
-	if next, ok := j.plan.Next(after); ok {
+	if next, ok := m.jobs.next(j, after); ok {
 		m.arm(slot, j, next)
 		return
 	}
@@ -254,8 +265,8 @@ func (m *Machine) evict() {
 		if m.to < j.next+m.claim.RetentionMS && m.kept <= m.claim.CompletedMax {
 			return
 		}
-		if len(m.forcedBy[c.slot]) > 0 {
-			return // a fire that was asked for comes first
+		if len(m.forcedBy[c.slot]) > 0 || j.place == inReady {
+			return // a fire that was asked for, or the event of its completion, comes first
 		}
 		m.mix(j.order)
 		m.remove(c.slot, j)

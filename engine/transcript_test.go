@@ -18,6 +18,7 @@ import (
 //	<time> put|delete|pause|resume|fire <job> [request=<id>] [<body>]
 //	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
 //	<time> tick [to=<time>] [limit=<n>] [epoch=<n>] [acked=<output>]
+//	<time> disk low=<0 or 1> [epoch=<n>]
 //	<time> record <subject> [<body>]
 //	repeat <n> <any of these>
 //	get <job>
@@ -144,6 +145,12 @@ func (s *script) run(line string) (string, error) {
 			}
 		}
 		r.Subject, r.Data = oneOfOne.LogSubject(0, "tick"), EncodeTicks([]Tick{tick})
+	case "disk":
+		d := Disk{Epoch: s.epoch, Low: options["low"] == "1"}
+		if epoch, ok := options["epoch"]; ok {
+			d.Epoch, _ = strconv.ParseUint(epoch, 10, 64)
+		}
+		r.Subject, r.Data = oneOfOne.LogSubject(0, "disk"), d.Encode()
 	case "record":
 		r.Subject, r.Data = rest[0], []byte(strings.Join(rest[1:], " "))
 	default:
@@ -172,6 +179,8 @@ func (s *script) run(line string) (string, error) {
 		}
 		s.epoch = result.Epoch
 		return fmt.Sprintf("epoch %d\n", result.Epoch), nil
+	case e.Kind == KindDisk:
+		return fmt.Sprintf("disk low: %t\n", s.m.Stats().DiskLow), nil
 	case e.Kind == KindTick:
 		return s.emitted(), nil
 	case result.Changed:

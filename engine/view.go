@@ -16,13 +16,13 @@ func (m *Machine) Job(id string) (carillon.JobReply, bool) {
 }
 
 func (m *Machine) view(j *job) carillon.JobReply {
-	spec, err := decodeSpec(j.spec)
+	spec, err := decodeSpec(spec(m.jobs.spec(j)))
 	if err != nil {
 		panic(err) // the machine encoded it, and checkpoints are checked when they are read
 	}
-	spec.ID = j.id
+	spec.ID = string(m.jobs.id(j))
 	r := carillon.JobReply{
-		ID: j.id, Version: j.version, Status: carillon.Status(statusNames[j.status]), Fires: j.fires, Skipped: j.skipped,
+		ID: spec.ID, Version: j.version, Status: carillon.Status(statusNames[j.status]), Fires: j.fires, Skipped: m.jobs.has(j).skipped,
 		LastScheduled: fromMilli(j.last), Partition: m.partition, Spec: spec,
 	}
 	if j.status == statusScheduled && j.next != none {
@@ -37,17 +37,18 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 	from := max(after, f.Prefix)
 	last = after
 	m.jobs.from(from, func(_ uint32, j *job) bool {
+		id := string(m.jobs.id(j))
 		switch {
-		case j.id == after:
+		case id == after:
 			return true
-		case f.Prefix != "" && !strings.HasPrefix(j.id, f.Prefix):
+		case f.Prefix != "" && !strings.HasPrefix(id, f.Prefix):
 			return false
 		case len(page) == limit || scan == 0:
 			more = true
 			return false
 		}
 		scan--
-		last = j.id
+		last = id
 		if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) {
 			return true
 		}
@@ -68,6 +69,7 @@ type Stats struct {
 	Jobs      int
 	Completed int
 	Paused    int
+	DiskLow   bool   // new jobs are refused
 	Rejected  uint64 // commands since the process started
 	Timers    int    // on the wheel
 	Ready     int
@@ -79,7 +81,7 @@ type Stats struct {
 // Stats returns the present counts.
 func (m *Machine) Stats() Stats {
 	s := Stats{
-		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to, Jobs: m.jobs.len(), Completed: m.kept, Paused: m.paused, Rejected: m.refused,
+		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to, Jobs: m.jobs.len(), Completed: m.kept, Paused: m.paused, DiskLow: m.diskLow, Rejected: m.refused,
 		Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
 	for _, w := range m.wheels {

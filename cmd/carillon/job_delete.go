@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -14,9 +12,7 @@ func newJobDeleteCommand(a *app) *cobra.Command {
 		example: `  carillon job delete invoice-7
   carillon job delete invoice-7 --if-version 3
   carillon job delete --prefix invoice- --label team=billing --yes`,
-		one: func(ctx context.Context, c *carillon.Client, id string, o ...carillon.CommandOption) (carillon.JobReply, error) {
-			return carillon.JobReply{}, c.Delete(ctx, id, o...)
-		},
+		one:  (*carillon.Client).Delete,
 		many: (*carillon.Client).DeleteWhere,
 	}, "Delete jobs, with their fires that are still to come or waiting.")
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -13,9 +11,7 @@ func newJobPauseCommand(a *app) *cobra.Command {
 		verb: "pause", past: "paused",
 		example: `  carillon job pause report
   carillon job pause --owner acme --yes`,
-		one: func(ctx context.Context, c *carillon.Client, id string, o ...carillon.CommandOption) (carillon.JobReply, error) {
-			return c.Pause(ctx, id, o...)
-		},
+		one:  (*carillon.Client).Pause,
 		many: (*carillon.Client).PauseWhere,
 	}, "Stop the scheduled fires of jobs until they are resumed. 'carillon job fire' still works on them.")
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -13,9 +11,7 @@ func newJobResumeCommand(a *app) *cobra.Command {
 		verb: "resume", past: "resumed",
 		example: `  carillon job resume report
   carillon job resume --label team=billing --yes`,
-		one: func(ctx context.Context, c *carillon.Client, id string, o ...carillon.CommandOption) (carillon.JobReply, error) {
-			return c.Resume(ctx, id, o...)
-		},
+		one:  (*carillon.Client).Resume,
 		many: (*carillon.Client).ResumeWhere,
 	}, "Let paused jobs fire again. Fires missed while they were paused are skipped and counted.")
 }

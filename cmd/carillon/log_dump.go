@@ -218,6 +218,8 @@ func kindName(e *engine.Entry) string {
 		return "tick"
 	case engine.KindClaim:
 		return "claim"
+	case engine.KindDisk:
+		return "disk"
 	case engine.KindGarbage:
 		return "garbage"
 	}
@@ -239,6 +241,8 @@ func details(r *engine.Record, e *engine.Entry) string {
 		return strings.Join(parts, "; ")
 	case engine.KindClaim:
 		return fmt.Sprintf("node=%q logic=%d tzdata=%s", e.Claim.Node, e.Claim.Logic, e.Claim.TZData)
+	case engine.KindDisk:
+		return fmt.Sprintf("epoch=%d low=%t", e.Disk.Epoch, e.Disk.Low)
 	case engine.KindGarbage:
 		return excerpt([]byte(r.Subject), 128) + "  " + excerpt(r.Data, 64)
 	}
@@ -263,6 +267,7 @@ type recordLine struct {
 	Base64    string        `json:"body_base64,omitempty"` // where the body is no text
 	Ticks     []tickLine    `json:"ticks,omitempty"`
 	Claim     *engine.Claim `json:"claim,omitempty"`
+	DiskLow   *bool         `json:"disk_low,omitempty"`
 }
 
 type tickLine struct {
@@ -301,6 +306,9 @@ func newRecordLine(r *engine.Record, e *engine.Entry) recordLine {
 		return line
 	case engine.KindClaim:
 		line.Claim = &e.Claim
+		return line
+	case engine.KindDisk:
+		line.DiskLow = &e.Disk.Low
 		return line
 	}
 	body := e.Body

@@ -15,7 +15,7 @@ import (
 type change struct {
 	verb, past string // "pause", "paused"
 	example    string
-	one        func(context.Context, *carillon.Client, string, ...carillon.CommandOption) (carillon.JobReply, error)
+	one        func(*carillon.Client, context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error)
 	many       func(*carillon.Client, context.Context, carillon.Selection) (carillon.SelectionReply, error)
 }
 
@@ -71,20 +71,14 @@ func (a *app) changeOne(ctx context.Context, ch change, id string, options []car
 		return err
 	}
 	defer nc.Close()
-	r, err := ch.one(ctx, client, id, options...)
+	r, err := ch.one(client, ctx, id, options...)
 	if err != nil {
 		return err
 	}
-	switch {
-	case r.Version != 0:
-		return a.printJob(&r)
-	case a.json: // a delete, whose reply the client does not pass on
-		return a.marshal(struct {
-			ID     string          `json:"id"`
-			Status carillon.Status `json:"status"`
-		}{id, carillon.StatusDeleted})
+	if r.Status == carillon.StatusDeleted && !a.json {
+		return a.line("%s is deleted", id)
 	}
-	return a.line("%s is %s", id, ch.past)
+	return a.printJob(&r)
 }
 
 func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, yes bool) error {

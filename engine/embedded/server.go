@@ -235,6 +235,9 @@ func (s *Server) probe() error {
 	return nil
 }
 
+// InProcessConn is the server's end of a new connection without a socket, before its handshake.
+func (s *Server) InProcessConn() (net.Conn, error) { return s.ns.InProcessConn() }
+
 // Connect opens an in-process connection with the engine's rights. It reconnects without end, and
 // while it is disconnected a publish fails at once instead of being kept for later: the engine
 // decides itself what to send again. The caller closes it before Shutdown.

@@ -25,6 +25,10 @@ import (
 // replyTimeout bounds the wait for a command to come back through the log.
 const replyTimeout = 5 * time.Second
 
+// roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
+// an answer before it asks again: who waits in vain is to hear why.
+const roomTimeout = 3 * time.Second
+
 // reply is the outcome of a command.
 type reply struct {
 	err     *carillon.Error
@@ -93,6 +97,9 @@ func (n *Node) command(ctx context.Context, verb, job, request string, body []by
 	}
 	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
+	if n.filling.wait(ctx, n.bytes.Load(), roomTimeout) != nil {
+		return reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is nearly full; nothing was done"}}
+	}
 	seq, err := n.streams.Log.Publish(ctx, n.o.Prefix+".cmd."+verb+"."+job, header, body)
 	if err != nil {
 		if errors.Is(err, streams.ErrNoSpace) {
@@ -205,7 +212,7 @@ func (n *Node) apiCommand(c *call, verb carillon.Verb) error {
 		if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
 			return err
 		}
-		if n.refuseJobs.Load() {
+		if _, exists := n.job(c.job); !exists && n.refuseJobs.Load() {
 			return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
 		}
 	case carillon.VerbFire:
@@ -268,14 +275,18 @@ func (n *Node) apiGet(c *call) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
 		return err
 	}
-	p := n.partitions[engine.PartitionOf(c.job, len(n.partitions))]
-	p.mu.Lock()
-	job, ok := p.machine.Job(c.job)
-	p.mu.Unlock()
+	job, ok := n.job(c.job)
 	if !ok {
-		return &carillon.Error{Code: carillon.CodeNotFound, Message: "no such job"}
+		return &carillon.Error{Code: carillon.CodeNotFound, Message: "there is no job " + strconv.Quote(c.job)}
 	}
 	return c.answer(job.AppendJSON(nil))
+}
+
+func (n *Node) job(id string) (carillon.JobReply, bool) {
+	p := n.partitions[engine.PartitionOf(id, len(n.partitions))]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.machine.Job(id)
 }
 
 // pageScan is how many jobs are looked at while a partition waits.
@@ -385,6 +396,7 @@ func (n *Node) apiStatus(c *call) error {
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		st := p.machine.Stats()
+		lag := p.lag(now)
 		paused := st.Paused
 		stopped := p.stopped
 		p.mu.Unlock()
@@ -393,7 +405,7 @@ func (n *Node) apiStatus(c *call) error {
 		p.out.Unlock()
 		status := carillon.PartitionStatus{
 			Partition: p.number, Owner: st.Owner, Epoch: st.Epoch, Position: st.Position, Lag: head - min(head, n.applied.Load()),
-			Now: time.UnixMilli(st.To).UTC(), Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
+			TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
 			Outputs: st.Made, Published: stored.Output, Foreign: foreign, Checkpoint: p.checkpoint.Load(),
 			Jobs: map[carillon.Status]uint64{
 				carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
@@ -405,6 +417,9 @@ func (n *Node) apiStatus(c *call) error {
 			if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
 				status.Skipped[reason] = v
 			}
+		}
+		if st.To > 0 {
+			status.Now = time.UnixMilli(st.To).UTC()
 		}
 		if at := p.checkpointAt.Load(); at > 0 {
 			status.CheckpointAt = time.UnixMilli(at).UTC()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +34,7 @@ func (n *Node) clockwork(ctx context.Context) {
 		for _, p := range n.partitions {
 			wake = min(wake, n.publish(ctx, p, now))
 		}
+		n.streams.Flush()
 		wake = min(wake, n.tick(now))
 		if err := n.bell.set(n.clock.until(wake)); err != nil {
 			n.fail(fmt.Errorf("node: timer: %w", err))
@@ -72,15 +72,10 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 			run := p.run
 			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
 		}
-		o := m.Output
-		h := header(o)
-		h[nats.MsgIdHdr] = []string{n.messageID(p, o.Number)}
-		if m.Linked {
-			h[nats.ExpectedLastMsgIdHdr] = []string{n.messageID(p, o.Number-1)}
-		}
-		err := n.streams.Out[p.number].PublishChained(o.Subject(n.layout, p.number), h, []byte(o.Payload()), m.Expect, onAck)
+		n.write(p, m)
+		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
 		if err != nil {
-			n.log.Warn("publish failed", "partition", p.number, "output", o.Number, "error", err)
+			n.log.Warn("publish failed", "partition", p.number, "output", m.Output.Number, "error", err)
 			p.chain.Lose()
 			return now
 		}
@@ -91,25 +86,28 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 	return math.MaxInt64
 }
 
-// messageID names one message of one run of a chain. It is not for de-duplication: the next message
-// expects it right before itself, so that a foreign message between the two is noticed.
-func (n *Node) messageID(p *partition, output uint64) string {
-	b := append(make([]byte, 0, 48), n.session...)
-	for _, v := range [...]uint64{uint64(p.number), p.run, output} {
-		b = strconv.AppendUint(append(b, '.'), v, 36)
+// write renders a publish into the clockwork's one message.
+func (n *Node) write(p *partition, m engine.Publish) {
+	c := &n.chained
+	o := m.Output
+	c.Expect = m.Expect
+	c.Subject = o.AppendSubject(c.Subject[:0], n.layout, p.number)
+	c.Header = n.appendMessageID(append(c.Header[:0], nats.MsgIdHdr+": "...), p, o.Number)
+	if m.Linked {
+		c.Header = n.appendMessageID(append(c.Header, "\r\n"+nats.ExpectedLastMsgIdHdr+": "...), p, o.Number-1)
 	}
-	return string(b)
+	c.Header = o.AppendHeader(append(c.Header, "\r\n"...))
+	c.Data = o.Payload()
 }
 
-// header makes an output's header lines into the client library's form.
-func header(o *engine.Output) nats.Header {
-	h := make(nats.Header, 8)
-	for line := range strings.SplitSeq(string(o.AppendHeader(nil)), "\r\n") {
-		if name, value, ok := strings.Cut(line, ": "); ok {
-			h[name] = []string{value}
-		}
+// appendMessageID names one message of one run of a chain. It is not for de-duplication: the next message
+// expects it right before itself, so that a foreign message between the two is noticed.
+func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
+	dst = append(dst, n.session...)
+	for _, v := range [...]uint64{p.run, output} {
+		dst = strconv.AppendUint(append(dst, '.'), v, 36)
 	}
-	return h
+	return dst
 }
 
 // acked takes the answer to a publish.

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,8 +11,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
@@ -149,18 +152,39 @@ func TestDiskFillsUp(t *testing.T) {
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc)
 	put(t, c, beat)
+	put(t, c, carillon.Job{ID: "late"})
 	beats(t, c, 5)
 
 	few := ballast(t, dir, 80<<20)
 	notReady(t, r.HTTP, "no new jobs are taken")
-	if _, err := c.Put(t.Context(), carillon.Job{ID: "refused"}); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+	eventually(t, "every reader refuses new jobs", func() bool { return diskLow(t, nc) == partitions })
+	rejected, err := nc.SubscribeSync("carillon.event.*.rejected.refused")
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := &carillon.Error{Code: carillon.CodeLimitExceeded}
+	if _, err := c.Put(t.Context(), carillon.Job{ID: "refused"}); !errors.Is(err, limit) {
 		t.Errorf("a put on a disk that is nearly full: %v", err)
+	}
+	raw := carillon.Command{Verb: carillon.VerbPut, Job: "refused", Body: []byte(`{"schedule":"@in 1ms"}`)}
+	if _, err := c.Send(t.Context(), raw); err != nil {
+		t.Fatal(err)
+	}
+	m, err := rejected.NextMsg(10 * time.Second)
+	if err != nil {
+		t.Fatalf("a raw put on a disk that is nearly full: %v", err)
+	}
+	if e, err := carillon.ParseEvent(m.Data); err != nil || e.Error == nil || e.Error.Code != carillon.CodeLimitExceeded {
+		t.Errorf("a raw put on a disk that is nearly full: %+v, %v", e, err)
+	}
+	if r, err := c.Put(t.Context(), carillon.Job{ID: "late", Priority: carillon.High}); err != nil || r.Version != 2 {
+		t.Errorf("a change of a job on a disk that is nearly full: %+v, %v", r, err)
 	}
 	beats(t, c, 5)
 
 	none := ballast(t, dir, 32<<20)
 	notReady(t, r.HTTP, "firing waits")
-	if _, err := c.Send(t.Context(), carillon.Command{Verb: carillon.VerbPut, Job: "late", Body: []byte(`{"schedule":"@in 1ms"}`)}); err != nil {
+	if _, err := c.Send(t.Context(), carillon.Command{Verb: carillon.VerbFire, Job: "late"}); err != nil {
 		t.Fatal(err)
 	}
 	at := func() time.Time { return status(t, c).Partitions[partitionOfBeat(t, c)].Now }
@@ -174,17 +198,59 @@ func TestDiskFillsUp(t *testing.T) {
 	if after := at(); !after.Equal(before) {
 		t.Errorf("time went on from %s to %s without ticks", before, after)
 	}
+	if lag := status(t, c).Partitions[partitionOfBeat(t, c)].TickLag; lag < 400 {
+		t.Errorf("the tick lag is %.0f ms", lag)
+	}
 
 	none()
 	few()
 	ready(t, r)
 	beats(t, c, 20)
-	eventually(t, "what was put meanwhile fires", func() bool {
-		job, err := c.Get(t.Context(), "late")
+	eventually(t, "every reader takes new jobs", func() bool { return diskLow(t, nc) == 0 })
+	if _, err := c.Send(t.Context(), raw); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what was put when there was room again fires", func() bool {
+		job, err := c.Get(t.Context(), "refused")
 		return err == nil && job.Status == carillon.StatusCompleted
 	})
 	unbroken(t, nc, c)
+	late := 0
+	for _, o := range allOutputs(t, nc, partitions) {
+		if o.trigger != nil && o.trigger.Job == "late" {
+			late++
+		}
+	}
+	if late != 1 {
+		t.Errorf("what was asked for meanwhile fired %d times", late)
+	}
 	r.stop(t)
+}
+
+// diskLow counts the partitions of which the log says last that new jobs are refused.
+func diskLow(t testing.TB, nc *nats.Conn) (low int) {
+	t.Helper()
+	log, err := jetStream(t, nc).Stream(t.Context(), carillon.DefaultNames().LogStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p := range partitions {
+		m, err := log.GetLastMsgForSubject(t.Context(), fmt.Sprintf("carillon.log.%d.disk", p))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		disk, err := engine.DecodeDisk(m.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if disk.Low {
+			low++
+		}
+	}
+	return low
 }
 
 // partitionOfBeat is the partition of beat.

@@ -28,6 +28,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
@@ -424,25 +425,12 @@ func fires(t testing.TB, c *carillon.Client, id string) {
 	})
 }
 
-// idIn makes up a job id of a partition.
-func idIn(t testing.TB, c *carillon.Client, prefix string, partition int) string {
-	t.Helper()
-	for i := range 10_000 {
-		id := fmt.Sprintf("%s-%d", prefix, i)
-		r, err := c.Put(t.Context(), carillon.Job{ID: id})
-		if err != nil {
-			var refusal *carillon.Error
-			if errors.As(err, &refusal) && refusal.Code == carillon.CodeUnavailable {
-				continue
-			}
-			t.Fatal(err)
-		}
-		if r.Partition == partition {
-			return id
-		}
+// in makes a job id of a partition out of a name.
+func in(partition int, name string) string {
+	for engine.PartitionOf(name, partitions) != partition {
+		name += "-"
 	}
-	t.Fatalf("no id of partition %d", partition)
-	return ""
+	return name
 }
 
 // output is one message of an output stream.

@@ -121,6 +121,9 @@ func TestBadCommands(t *testing.T) {
 		if e == nil || e.Code != b.code || e.Field != b.field || e.Message == "" || len(e.Message) > 1000 {
 			t.Errorf("%s, %s: %+v; want code %s, field %q", b.name, how, e, b.code, b.field)
 		}
+		if b.code == carillon.CodeNotFound && !strings.Contains(e.Message, strconv.Quote(b.job)) {
+			t.Errorf("%s, %s: %q does not name the job", b.name, how, e.Message)
+		}
 	}
 	for _, b := range badCommands() {
 		m, err := nc.RequestMsg(&nats.Msg{Subject: "carillon.api." + b.verb + "." + b.job, Data: []byte(b.body)}, 10*time.Second)
@@ -251,6 +254,7 @@ func TestForgeries(t *testing.T) {
 		"", "x", "{}", `{"node":"x"}`, `{"node":"x","logic":0,"tzdata":""}`, strings.Repeat("\xff", 1000), string(good[:len(good)-1]), string(good) + "x",
 		string(engine.EncodeTicks([]engine.Tick{{Partition: p, To: now() + 3_600_000, Epoch: epoch - 1, Limit: 1 << 60}})),
 		string(engine.EncodeTicks([]engine.Tick{{Partition: 60000, To: 1 << 62, Epoch: 1 << 63, Limit: 1}})),
+		string(engine.Disk{Epoch: epoch - 1, Low: true}.Encode()), string(engine.Disk{Epoch: 1 << 63, Low: true}.Encode()),
 		string(engine.EncodeHeal(&engine.Record{Seq: 1 << 50, Subject: "carillon.log.0.tick", Data: good})),
 		string(engine.EncodeHeal(&engine.Record{Seq: 1, Subject: "carillon.log.0.put.x", Data: []byte(`{}`)})),
 		string(engine.EncodeHeal(&engine.Record{Seq: 1, Subject: "carillon.log._.heal", Data: []byte(`{}`)})),
@@ -259,7 +263,7 @@ func TestForgeries(t *testing.T) {
 	for _, subject := range []string{
 		"carillon.log.0.tick", "carillon.log.1.tick", "carillon.log._.tick", "carillon.log.7.tick", "carillon.log.-1.tick", "carillon.log.00.tick",
 		"carillon.log.0.claim", "carillon.log.1.claim", "carillon.log._.claim", "carillon.log.9.claim", "carillon.log._.heal", "carillon.log.0.heal",
-		"carillon.log.0.nonsense", "carillon.log.0", "carillon.log.0.put.a.b.c", "carillon.log.x.put.y", "carillon.log.0.put.wrongpartition0", "carillon.log.1.put.wrongpartition1",
+		"carillon.log.0.disk", "carillon.log.1.disk", "carillon.log._.disk", "carillon.log.0.nonsense", "carillon.log.0", "carillon.log.0.put.a.b.c", "carillon.log.x.put.y", "carillon.log.0.put.wrongpartition0", "carillon.log.1.put.wrongpartition1",
 	} {
 		for _, body := range bodies {
 			if strings.HasSuffix(subject, ".claim") && strings.HasPrefix(body, `{"node":"x","logic":1`) {
@@ -300,6 +304,83 @@ func TestForgeries(t *testing.T) {
 	run(t, o)
 	beats(t, c, 3)
 	unbroken(t, nc, c)
+}
+
+// Somebody with the right to do so writes into the output streams while the node publishes into them: each
+// message of theirs is counted and skipped, and no output is lost, doubled or out of place.
+func TestForeignInWindow(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	r := run(t, e.options(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
+	js := jetStream(t, nc)
+	// Half of them are due in the same milliseconds, so that there are windows, the others in all between.
+	const jobs, interval = 400, 100 * time.Millisecond
+	start := time.Now().UTC().Truncate(time.Second)
+	mass := func(yield func(carillon.Job) bool) {
+		for i := range jobs {
+			at := start.Add(time.Duration(max(0, i-jobs/2)) * time.Millisecond)
+			if !yield(carillon.Job{ID: fmt.Sprintf("mass-%d", i), Schedule: "@every 100ms", Start: at, Misfire: carillon.FireAll}) {
+				return
+			}
+		}
+	}
+	if err := c.PutAll(t.Context(), mass, 64, func(j carillon.Job, _ carillon.JobReply, err error) {
+		if err != nil {
+			t.Errorf("%s: %v", j.ID, err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	const forgeries, row = 4, 150 // so many times, so many in a row: some come before the node has gone on
+	var stored [partitions]uint64 // the stream's last sequence when it was forged last
+	for i := range forgeries * partitions {
+		p := i % partitions
+		eventually(t, "the node writes on", func() bool {
+			out, err := js.Stream(t.Context(), c.Names().OutStream(p))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out.CachedInfo().State.LastSeq > stored[p]+20
+		})
+		for range row {
+			m := nats.NewMsg(fmt.Sprintf("carillon.trigger.%d.forged", p))
+			m.Header.Set(forged, "1")
+			m.Header.Set(carillon.HeaderOutput, "7")
+			ack, err := js.PublishMsg(t.Context(), m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored[p] = ack.Sequence
+		}
+	}
+	if _, err := c.PauseWhere(t.Context(), carillon.Selection{Prefix: "mass-"}); err != nil {
+		t.Fatal(err)
+	}
+	for p := range partitions {
+		fires(t, c, in(p, "behind")) // the last forgery is met, at the latest
+	}
+	due := make(map[string]time.Time)
+	for _, o := range allOutputs(t, nc, partitions) {
+		if o.trigger == nil || !strings.HasPrefix(o.trigger.Job, "mass-") {
+			continue
+		}
+		if before, ok := due[o.trigger.Job]; ok && o.trigger.Scheduled.Sub(before) != interval {
+			t.Errorf("%s fired for %s after %s", o.trigger.Job, o.trigger.Scheduled.Format(carillon.TimeFormat), before.Format(carillon.TimeFormat))
+		}
+		due[o.trigger.Job] = o.trigger.Scheduled
+	}
+	if len(due) != jobs {
+		t.Errorf("%d jobs of %d fired", len(due), jobs)
+	}
+	var foreign uint64
+	for _, p := range status(t, c).Partitions {
+		foreign += p.Foreign
+	}
+	if lost := metric(t, r.HTTP, "carillon_chain_lost_total"); foreign != forgeries*row*partitions || lost == 0 {
+		t.Errorf("%d foreign messages were counted of %d; chains were lost %.0f times", foreign, forgeries*row*partitions, lost)
+	}
 }
 
 // A flood of bad commands beside a job that goes on firing: CARILLON_FLOOD of them, or a few.

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,17 +15,20 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// kills is how often TestKill kills: CARILLON_KILLS, or a few.
-func kills(t testing.TB, few int) int {
-	if s := os.Getenv("CARILLON_KILLS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
+// many is a number from the environment, or a few.
+func many(t testing.TB, name string, few int) int {
+	s := os.Getenv(name)
+	if s == "" {
+		return few
 	}
-	return few
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
 }
+
+func kills(t testing.TB, few int) int { return many(t, "CARILLON_KILLS", few) }
 
 // preload puts jobs that are due in years, as raw commands, and waits until they are applied.
 func preload(t testing.TB, url string, n int) {
@@ -96,12 +98,16 @@ func killed(t *testing.T, s settings, rounds, present int) {
 	all := allOutputs(t, l.nc, s.Partitions)
 	h.verify(t, all, end)
 	t.Logf("%d kills, %d jobs present, %d commands, %.0f outputs/s", rounds, present, l.ops, float64(len(all))/(time.Since(began[0])+2*time.Second).Seconds())
-	t.Logf("from the start of the process to the first trigger: %v", firstTriggers(t, all, began))
+	median, longest := firstTriggers(t, all, began)
+	t.Logf("from the start of the process to the first trigger: median %s, longest %s", median, longest)
+	if present >= 100_000 && longest > 2*time.Second { // the promise, where it is measured: make kill
+		t.Errorf("%s from the start of the process to the first trigger", longest)
+	}
 	p.terminate(t)
 }
 
 // firstTriggers tells how long after each start the first trigger was stored: the median and the longest.
-func firstTriggers(t testing.TB, all []output, began []time.Time) string {
+func firstTriggers(t testing.TB, all []output, began []time.Time) (median, longest time.Duration) {
 	t.Helper()
 	var stored []time.Time
 	for _, o := range all {
@@ -119,80 +125,7 @@ func firstTriggers(t testing.TB, all []output, began []time.Time) string {
 		took = append(took, stored[i].Sub(b).Round(time.Millisecond))
 	}
 	slices.Sort(took)
-	return fmt.Sprintf("median %s, longest %s", took[len(took)/2], took[len(took)-1])
-}
-
-// Power loss, for the JetStream directory: each of its files is cut, on its own, somewhere between what it
-// was at a moment and what it was at the end, or stands as it was then. The local log has all.
-func TestPowerLossCutsStreams(t *testing.T) {
-	s := settings{Data: t.TempDir(), Partitions: 4}
-	p := mustSpawn(t, s)
-	s.Listen = p.NATS[len("nats://"):]
-	l := startLoad(t, p.NATS, "c", false)
-	var downs []span
-	var healed, remade int
-	for range kills(t, 3) {
-		time.Sleep(200*time.Millisecond + rand.N(700*time.Millisecond)) // a random moment
-		synced := t.TempDir()
-		copyTree(t, filepath.Join(s.Data, "nats"), synced)
-		time.Sleep(rand.N(700 * time.Millisecond)) // and another
-		down := span{from: now()}
-		p.kill()
-		cut(t, filepath.Join(s.Data, "nats"), synced)
-		p = mustSpawn(t, s)
-		down.to = now()
-		downs = append(downs, down)
-		healed += strings.Count(p.log.String(), "msg=\"the log stream lost its end; healing\"")
-		remade += strings.Count(p.log.String(), "msg=\"the output stream lost outputs; making them again\"")
-	}
-	h, end := l.finish()
-	h.downs = downs
-	t.Logf("the log was healed %d times, outputs were made again %d times", healed, remade)
-	h.verify(t, allOutputs(t, l.nc, s.Partitions), end)
-	p.terminate(t)
-}
-
-// cut makes of a directory what a power failure may leave: synced is how it was when it was last synced.
-func cut(t testing.TB, dir, synced string) {
-	t.Helper()
-	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rest, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		was, err := os.ReadFile(filepath.Join(synced, rest))
-		if os.IsNotExist(err) {
-			// Made since: streams make new blocks, whose names may not have reached the disk either.
-			info, err := d.Info()
-			if err != nil {
-				return err
-			}
-			if filepath.Ext(path) == ".blk" && rand.N(3) == 0 {
-				return os.Remove(path)
-			}
-			return os.Truncate(path, rand.Int64N(info.Size()+1))
-		}
-		if err != nil {
-			return err
-		}
-		is, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		if len(is) > len(was) && string(is[:len(was)]) == string(was) {
-			return os.Truncate(path, int64(len(was))+rand.Int64N(int64(len(is)-len(was))+1))
-		}
-		if rand.N(2) == 0 {
-			return os.WriteFile(path, was, 0o600)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	return took[len(took)/2], took[len(took)-1]
 }
 
 // The JetStream directory alone, then Pebble's alone, is put back to an older copy. Within the reach of

@@ -108,12 +108,19 @@ func (n *Node) tickLag() (lag time.Duration) {
 	now := n.clock.ms()
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		if at, ok := p.machine.NextDeadline(); ok && at < now {
-			lag = max(lag, time.Duration(now-at)*time.Millisecond)
-		}
+		lag = max(lag, p.lag(now))
 		p.mu.Unlock()
 	}
 	return lag
+}
+
+// lag is how long the earliest thing due has waited. Its caller holds mu.
+func (p *partition) lag(now int64) time.Duration {
+	at, ok := p.machine.NextDeadline()
+	if !ok {
+		return 0
+	}
+	return max(0, time.Duration(now-at)*time.Millisecond)
 }
 
 // late notes how long after its due time a trigger was known to be stored, ns.

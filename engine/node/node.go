@@ -140,7 +140,8 @@ type Node struct {
 	streams *streams.Streams
 	outputs *streams.FileSync // of the embedded server's output streams
 
-	session    string // of this run, in the ids of its messages
+	chained    streams.Chained // of the clockwork, for the next message
+	session    string          // of this run, in the ids of its messages
 	partitions []*partition
 	applied    atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
 	appliedAt  time.Time     // its timestamp; the reader's
@@ -151,7 +152,7 @@ type Node struct {
 	calls      atomic.Int64  // requests in progress
 	bytes      atomic.Uint64 // of log records applied in this run
 	ticking    ticking
-	logFull    atomic.Bool  // the log stream is more than half full: trimming it comes first
+	filling    filling      // of the log stream
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
@@ -176,6 +177,7 @@ type partition struct {
 	offered   uint64 // outputs up to here were offered to the chain
 	durable   engine.Acked
 	foreign   uint64
+	counted   uint64 // sequence up to which foreign messages were counted
 	marker    uint64 // the output that marks a loss that was accepted, or one before it
 	resyncing bool
 	lostSince time.Time     // when the chain was lost; zero while it is not
@@ -265,6 +267,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		return err
 	}
 
+	var wire *streams.Wire
 	if o.NATS == "" {
 		n.server, err = embedded.Start(embedded.Options{
 			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
@@ -273,7 +276,8 @@ func (n *Node) open(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		n.nc, err = n.server.Connect(nats.Name("carillon " + o.Name))
+		wire = streams.NewWire(n.server)
+		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(wire))
 	} else {
 		options := append([]nats.Option{
 			nats.Name("carillon " + o.Name), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectBufSize(-1),
@@ -294,7 +298,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Reader: reader, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
+		Reader: reader, Wire: wire, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
 	})
 	if err != nil {
 		return err

@@ -1,9 +1,14 @@
 package node_test
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
@@ -27,6 +32,73 @@ func TestOutage(t *testing.T) {
 	beats(t, c, 20)
 	unbroken(t, nc, c)
 	r.stop(t)
+}
+
+// A tick that was sent and is not answered is sent again, as long as it takes; and so is one that the
+// connection took with it.
+func TestTickSentAgain(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	o := e.options(t)
+	o.NATS = "nats://" + w.listener.Addr().String()
+	r := run(t, o)
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	beats(t, c, 5)
+	w.swallow()
+	notReady(t, r.HTTP, "ticks have gone unanswered")
+	sent := metric(t, r.HTTP, "carillon_ticks_total")
+	eventually(t, "ticks are sent again", func() bool { return metric(t, r.HTTP, "carillon_ticks_total") >= sent+1 })
+	if failed := metric(t, r.HTTP, "carillon_ticks_failed_total"); failed > 0 {
+		t.Errorf("%.0f ticks failed before anybody could know", failed)
+	}
+	w.cut()
+	eventually(t, "the lost ticks are known", func() bool { return metric(t, r.HTTP, "carillon_ticks_failed_total") > 0 })
+	w.to(e.url[len("nats://"):])
+	ready(t, r)
+	beats(t, c, 20)
+	unbroken(t, nc, c)
+}
+
+// A nats-server whose messages may be smaller than a trigger is refused at the start, by name and number.
+func TestMaxPayload(t *testing.T) {
+	t.Parallel()
+	start := func(most int32) string {
+		ns, err := server.NewServer(&server.Options{
+			Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), MaxPayload: most, NoLog: true, NoSigs: true,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns.Start()
+		t.Cleanup(func() {
+			ns.Shutdown()
+			ns.WaitForShutdown()
+		})
+		return ns.ClientURL()
+	}
+	least := int32(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10)
+	o := base(t)
+	o.NATS = start(least - 1)
+	words(t, refused(t, o), "max_payload of nats-server", fmt.Sprint(least-1), fmt.Sprint(least))
+
+	// With exactly as much the largest trigger there can be comes through.
+	o.NATS = start(least)
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	job := carillon.Job{
+		ID: "largest", Schedule: "@in 1ms", Payload: bytes.Repeat([]byte("x"), carillon.MaxPayload), Form: carillon.PayloadText,
+		Headers: map[string]string{"H": strings.Repeat("h", carillon.MaxHeaderBytes-1)},
+	}
+	p := put(t, c, job).Partition
+	eventually(t, "it is stored", func() bool { return status(t, c).Partitions[p].Published == 1 })
+	got := outputs(t, nc, p)
+	if len(got) != 1 || got[0].trigger == nil || !bytes.Equal(got[0].trigger.Payload, job.Payload) || len(got[0].trigger.Headers.Get("H")) != carillon.MaxHeaderBytes-1 {
+		t.Errorf("%d outputs, not the job's", len(got))
+	}
 }
 
 // A node that starts before its nats-server waits for it.

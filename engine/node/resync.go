@@ -123,6 +123,7 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.lostSince = time.Time{}
 	p.run++
 	p.foreign += foreign
+	p.counted = lastSeq
 	p.resyncing = false
 	p.resumed = time.Now()
 	n.log.Info("publishing", "partition", p.number, "after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
@@ -132,6 +133,9 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 // no further than to what the log knows to be stored, if the stream reaches that far.
 func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (end engine.StreamEnd, foreign uint64, err error) {
 	end.LastSeq = info.Last
+	p.out.Lock()
+	counted := p.counted
+	p.out.Unlock()
 	floor := acked.Seq
 	if info.Last < floor {
 		floor = 0
@@ -153,7 +157,9 @@ func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStre
 			end.Number, end.Trigger, end.Seq = number, trigger, seq
 			return end, foreign, nil
 		}
-		foreign++
+		if seq > counted {
+			foreign++
+		}
 	}
 	// None is left above what the log knows to be stored. What age took there was ours; what is missing
 	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.

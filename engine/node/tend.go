@@ -20,7 +20,7 @@ func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
 	work.Go(func() { n.every(ctx, time.Second, n.syncOutputs) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
-	work.Go(func() { n.every(ctx, time.Second, n.checkpointDue) })
+	work.Go(func() { n.every(ctx, checkpointLook, n.checkpointDue) })
 	work.Wait()
 }
 
@@ -77,13 +77,13 @@ func (n *Node) watch(ctx context.Context) error {
 		return err
 	}
 	n.refuseJobs.Store(free < n.o.FreeForJobs)
+	n.tellDisk()
 	if held := free < n.o.FreeForTicks; n.holdTicks.Swap(held) != held {
 		n.log.Warn("disk space for firing", "enough", !held, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
 		n.bell.ring()
 	}
-	if info, err := n.streams.Log.Info(ctx); err == nil {
+	if info, err := n.lookAtLog(ctx); err == nil {
 		n.head.Store(max(info.Last, n.applied.Load()))
-		n.logFull.Store(halfFull(info))
 	}
 	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
 		return fmt.Errorf("%w: the log stream has not answered for %s", errNoRoom, deadAfter)
@@ -97,6 +97,31 @@ func (n *Node) watch(ctx context.Context) error {
 	}
 	n.web.problem(n.problems()...)
 	return nil
+}
+
+// tellDisk has every reader refuse new jobs, or take them again, where that is not what the log says. It
+// is asked again until the word has come back.
+func (n *Node) tellDisk() {
+	low := n.refuseJobs.Load()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		st, epoch := p.machine.Stats(), p.owner.Epoch
+		p.mu.Unlock()
+		if epoch != 0 && epoch == st.Epoch && st.DiskLow != low {
+			// A refusal is seen by the record that does not come.
+			_ = n.streams.Log.PublishAsync(n.layout.LogSubject(p.number, "disk"), nil, engine.Disk{Epoch: epoch, Low: low}.Encode(), nil)
+		}
+	}
+}
+
+// lookAtLog asks the log stream how full it is.
+func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
+	read := n.bytes.Load()
+	info, err := n.streams.Log.Info(ctx)
+	if err == nil {
+		n.filling.asked(info, read)
+	}
+	return info, err
 }
 
 // chainLost tells whether a partition of this node cannot publish now.
@@ -139,10 +164,13 @@ func (n *Node) problems() []string {
 		p.mu.Unlock()
 		p.out.Lock()
 		lostSince, marking := p.lostSince, p.marker > p.chain.Stored().Output
+		accepting := n.o.AcceptLoss[p.number] && p.run == 0
 		p.out.Unlock()
 		switch {
 		case stopped != nil:
 			list = append(list, fmt.Sprintf("partition %d stopped: %v", p.number, stopped))
+		case accepting:
+			list = append(list, fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number))
 		case marking:
 			list = append(list, fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number))
 		case !lostSince.IsZero() && time.Since(lostSince) > lostTooLong:
@@ -181,47 +209,55 @@ func hostOf(clientURL, otherwise string) string {
 	return net.JoinHostPort(host, u.Port())
 }
 
-// checkpointDue takes a checkpoint of the partitions whose replay would have become long.
+// checkpointLook is how often it is looked whether a checkpoint is due. Why not every second: a flood of
+// commands fills the default log stream in a few.
+const checkpointLook = 100 * time.Millisecond
+
+// checkpointDue takes a checkpoint of the partitions whose replay would have become long. A log that is
+// filling up is freed before anything else: it can be cut below the older of two checkpoints.
 func (n *Node) checkpointDue(ctx context.Context) error {
-	if n.holdTicks.Load() {
-		return nil
-	}
-	taken := false
-	for _, p := range n.partitions {
-		p.mu.Lock()
-		stopped := p.stopped != nil
-		p.mu.Unlock()
-		if stopped {
-			continue // its log is kept for the way out
+	for ctx.Err() == nil && !n.holdTicks.Load() {
+		live := n.live()
+		full := len(live) == len(n.partitions) && n.filling.mustFree(n.bytes.Load())
+		taken := false
+		for _, p := range live {
+			position, at := p.checkpoint.Load(), time.UnixMilli(p.checkpointAt.Load())
+			records := n.applied.Load() - position
+			bytes := n.bytes.Load() - p.bytesAt.Load()
+			long := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || time.Since(at) >= n.o.CheckpointEvery
+			if records > 0 && long || full && p.older.Load() < n.applied.Load() {
+				if err := n.takeCheckpoint(ctx, p); err != nil {
+					return noRoom(err)
+				}
+				taken = true
+			}
 		}
-		position, at := p.checkpoint.Load(), time.UnixMilli(p.checkpointAt.Load())
-		records := n.applied.Load() - position
-		bytes := n.bytes.Load() - p.bytesAt.Load()
-		// A log that is filling up is freed at once: it can be cut below the older of two checkpoints.
-		full := n.logFull.Load() && p.older.Load() < n.applied.Load()
-		if !full && (records == 0 || records < n.o.CheckpointRecords && bytes < n.o.CheckpointBytes && time.Since(at) < n.o.CheckpointEvery) {
-			continue
+		if !taken {
+			return nil
 		}
-		if err := n.takeCheckpoint(ctx, p); err != nil {
-			return noRoom(err)
+		if err := n.trim(ctx); err != nil || !full {
+			return err
 		}
-		taken = true
-	}
-	if taken {
-		return n.trim(ctx)
 	}
 	return nil
 }
 
-func halfFull(info streams.Info) bool {
-	return info.MaxBytes > 0 && info.Bytes > uint64(info.MaxBytes)/2
+// live lists the partitions that have not stopped. Of the others the log is kept for the way out.
+func (n *Node) live() (live []*partition) {
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if p.stopped == nil {
+			live = append(live, p)
+		}
+		p.mu.Unlock()
+	}
+	return live
 }
 
 // relieve makes room in a log stream that is filling up, before this run appends to it: in a full one
 // the claims would have no place. All of the local log is applied.
 func (n *Node) relieve(ctx context.Context) error {
-	info, err := n.streams.Log.Info(ctx)
-	if err != nil || !halfFull(info) {
+	if _, err := n.lookAtLog(ctx); err != nil || !n.filling.mustFree(n.bytes.Load()) {
 		return err
 	}
 	for range 2 {
@@ -315,7 +351,11 @@ func (n *Node) trim(ctx context.Context) error {
 	if err := n.local.Truncate(oldest + 1); err != nil {
 		return noRoom(err)
 	}
-	if err := n.streams.Log.Trim(ctx, oldest+1); err != nil && !errors.Is(err, context.Canceled) {
+	err := n.streams.Log.Trim(ctx, oldest+1)
+	if err == nil {
+		_, err = n.lookAtLog(ctx)
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
 		n.log.Warn("the log stream was not trimmed; it will be at the next checkpoint", "error", err)
 	}
 	return nil

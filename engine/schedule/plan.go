@@ -36,9 +36,24 @@ func (e *Expr) Bind(accepted, start, end, offset int64) Plan {
 	return p
 }
 
+// Fields are what a plan has beyond its expression; Expr.Plan makes it again.
+func (p Plan) Fields() (from, end, offset int64) { return p.from, p.end, p.offset }
+
+// Plan is the plan with these fields. For @at and @in any expression of the same kind will do.
+func (e *Expr) Plan(from, end, offset int64) Plan { return Plan{e, from, end, offset} }
+
+// Memo keeps the last answer of a cron expression for the plans that share it: jobs with one expression
+// mostly ask for the same fire one after the other. The zero Memo is empty.
+type Memo struct {
+	from, next int64 // the first match from any second in [from, next] on is next; 0: empty
+}
+
 // Next returns the first fire strictly after the given time, in milliseconds and with the plan's offset
 // contained in both. ok is false where there is none any more.
-func (p Plan) Next(after int64) (at int64, ok bool) {
+func (p Plan) Next(after int64) (at int64, ok bool) { return p.NextWith(&Memo{}, after) }
+
+// NextWith is Next, and uses and renews the memo of the plan's expression.
+func (p Plan) NextWith(memo *Memo, after int64) (at int64, ok bool) {
 	if p.e == nil {
 		return 0, false
 	}
@@ -58,11 +73,15 @@ func (p Plan) Next(after int64) (at int64, ok bool) {
 		}
 	case Cron:
 		after = max(after, p.from-1) // at least -1
-		s, found := p.e.cron.next((after + 1000) / 1000)
-		if !found {
-			return 0, false
+		s := (after + 1000) / 1000
+		if memo.next == 0 || s < memo.from || s > memo.next {
+			next, found := p.e.cron.next(s)
+			if !found {
+				return 0, false
+			}
+			*memo = Memo{s, next}
 		}
-		at = s * 1000
+		at = memo.next * 1000
 	}
 	if at >= p.end {
 		return 0, false

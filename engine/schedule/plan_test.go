@@ -187,3 +187,19 @@ func TestOffset(t *testing.T) {
 		}
 	}
 }
+
+// A memo that plans of one expression share changes no answer, whatever was asked before.
+func TestMemo(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		e := drawExpr(t)
+		var memo Memo
+		for range 20 {
+			p := e.Bind(0, rapid.Int64Range(0, 10_000).Draw(t, "start"), 0, rapid.Int64Range(0, 3000).Draw(t, "offset"))
+			after := rapid.Int64Range(0, 200_000).Draw(t, "after")
+			at, ok := p.NextWith(&memo, after)
+			if want, there := p.Next(after); at != want || ok != there {
+				t.Fatalf("after %d: %d, %t with the memo, want %d, %t", after, at, ok, want, there)
+			}
+		}
+	})
+}

@@ -202,7 +202,7 @@ func (c *client) garbage(job string) {
 			w.append(subject, nil, []byte(`{}`))
 		}
 	case 5: // malformed records of the engine's own
-		kind := []string{"tick", "claim", "heal", "signal", "import"}[w.rng.IntN(5)]
+		kind := []string{"tick", "claim", "heal", "signal", "import", "disk"}[w.rng.IntN(6)]
 		body := make([]byte, w.rng.IntN(20))
 		for i := range body {
 			body[i] = byte(w.rng.IntN(256))

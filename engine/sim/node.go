@@ -372,6 +372,16 @@ func (n *node) claim(p int) {
 	w.note("%s claims partition %d at %d", n.name(), p, seq)
 }
 
+// disk says whether there is room for new jobs, as the owner that it is, was, or is about to be.
+func (n *node) disk() {
+	w := n.world
+	p := w.rng.IntN(len(n.parts))
+	if d := (engine.Disk{Epoch: n.parts[p].owner.Epoch, Low: w.chance(60)}); d.Epoch != 0 {
+		seq := w.append(w.layout.LogSubject(p, "disk"), nil, d.Encode())
+		w.note("%s says of partition %d %+v at %d", n.name(), p, d, seq)
+	}
+}
+
 // publish sends what the chains have to send. A node that lost a partition and has not read of it yet
 // publishes on, and one that knows may still do so: it makes no difference.
 func (n *node) publish(most int) {

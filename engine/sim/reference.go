@@ -21,6 +21,7 @@ type reference struct {
 	now, to  int64
 	epoch    uint64
 	claim    engine.Claim
+	diskLow  bool
 	jobs     []*refJob
 	created  uint64
 	finished uint64
@@ -46,6 +47,7 @@ type refJob struct {
 	counted              uint64
 	countedFirst, skipTo int64
 	paused, completed    bool
+	announced            bool // completed as it was put: its event waits
 	counting             bool // it waits for its next turn, whatever its next fire's time
 	completedAt          int64
 	completion           uint64
@@ -209,6 +211,10 @@ func (r *reference) apply(rec *engine.Record) {
 		if e.Claim.Node != "old" {
 			r.epoch, r.claim = e.Seq, e.Claim
 		}
+	case engine.KindDisk:
+		if e.Disk.Epoch == r.epoch && r.epoch > 0 {
+			r.diskLow = e.Disk.Low
+		}
 	default:
 		if code := r.command(&e); code != "" {
 			r.refuse(&e, code)
@@ -330,6 +336,9 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	if next == never && t.kind != 0 && last == 0 {
 		return carillon.CodeInvalidField
 	}
+	if j == nil && r.diskLow {
+		return carillon.CodeLimitExceeded
+	}
 	if j == nil {
 		if grave >= 0 {
 			r.graves = slices.Delete(r.graves, grave, grave+1)
@@ -346,6 +355,7 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	r.lives = append(r.lives, j.life)
 	if next == never && t.kind != 0 {
 		r.complete(j)
+		j.announced = t.kind != 'a'
 	}
 	return ""
 }
@@ -410,7 +420,7 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 	r.evict()
 	waiting := at < r.to || len(r.forced)+len(r.refused) > 0
 	for _, j := range r.jobs {
-		waiting = waiting || !j.paused && !j.completed && (j.next <= r.to || j.counting)
+		waiting = waiting || j.announced || !j.paused && !j.completed && (j.next <= r.to || j.counting)
 	}
 	if !waiting {
 		r.gaps = nil
@@ -441,6 +451,14 @@ func (r *reference) turn(at int64) bool {
 	for _, j := range r.jobs {
 		if k := (key{rank[j.spec.Priority], j.next, j.order, 0}); !j.paused && !j.completed && (j.next <= at || j.counting) && less(k, best) {
 			best, act = k, func() { r.takeTurn(j) }
+		}
+	}
+	for _, j := range r.jobs {
+		if k := (key{rank[j.spec.Priority], j.completedAt, j.order, 0}); j.announced && less(k, best) {
+			best, act = k, func() {
+				j.announced = false
+				r.completed(j)
+			}
 		}
 	}
 	for i, f := range r.forced {
@@ -579,9 +597,13 @@ func (r *reference) advance(j *refJob, after int64) {
 
 func (r *reference) end(j *refJob) {
 	if j.life.times.kind != 'a' {
-		r.event(carillon.Event{Kind: carillon.EventCompleted, Job: j.id, Version: j.version, Last: lastOf(j), Time: millis(r.to)})
+		r.completed(j)
 	}
 	r.complete(j)
+}
+
+func (r *reference) completed(j *refJob) {
+	r.event(carillon.Event{Kind: carillon.EventCompleted, Job: j.id, Version: j.version, Last: lastOf(j), Time: millis(r.to)})
 }
 
 func lastOf(j *refJob) time.Time {
@@ -607,7 +629,7 @@ func (r *reference) evict() {
 		if oldest == nil || r.to < oldest.completedAt+r.claim.RetentionMS && kept <= r.claim.CompletedMax {
 			return
 		}
-		if slices.ContainsFunc(r.forced, func(f *refForced) bool { return f.job == oldest }) {
+		if oldest.announced || slices.ContainsFunc(r.forced, func(f *refForced) bool { return f.job == oldest }) {
 			return
 		}
 		r.drop(oldest)

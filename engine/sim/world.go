@@ -50,7 +50,7 @@ const (
 
 // faults are switched on by the seed, one by one: histories with few kinds of faults go deeper into each.
 type faults struct {
-	crash, power, oldCopy, hole, clock, stepBack, claims, reorder, lose, stuck, foreign, age, leap bool
+	crash, power, oldCopy, hole, clock, stepBack, claims, reorder, lose, stuck, foreign, age, leap, disk bool
 }
 
 // world is everything there is, and the only source of chance.
@@ -109,7 +109,7 @@ func newWorld(seed uint64, o Options) *world {
 	w.truth += w.rng.Int64N(100 * hour)
 	for _, f := range []*bool{
 		&w.faults.crash, &w.faults.power, &w.faults.oldCopy, &w.faults.hole, &w.faults.clock, &w.faults.stepBack, &w.faults.claims,
-		&w.faults.reorder, &w.faults.lose, &w.faults.stuck, &w.faults.foreign, &w.faults.age, &w.faults.leap,
+		&w.faults.reorder, &w.faults.lose, &w.faults.stuck, &w.faults.foreign, &w.faults.age, &w.faults.leap, &w.faults.disk,
 	} {
 		*f = w.chance(40)
 	}
@@ -243,6 +243,7 @@ func (w *world) run() error {
 		{2, f.foreign, w.foreign},
 		{1, f.age, w.age},
 		{1, f.leap, w.leap},
+		{2, f.disk, n((*node).disk)},
 		{5, f.lose, w.losePacket},
 	}
 	total := 0

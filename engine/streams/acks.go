@@ -54,6 +54,10 @@ func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 	if err := a.sub.SetPendingLimits(-1, -1); err != nil {
 		return nil, fmt.Errorf("streams: subscribe to acks: %w", err)
 	}
+	// A frame on the wire may overtake what the library has not sent yet.
+	if err := nc.Flush(); err != nil {
+		return nil, fmt.Errorf("streams: subscribe to acks: %w", err)
+	}
 	a.status = nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	a.done.Go(func() {
 		for range a.status {
@@ -69,28 +73,37 @@ func (a *acks) publish(m *nats.Msg, onAck func(uint64, error)) error {
 	if onAck == nil {
 		return sendError(a.nc.PublishMsg(m))
 	}
+	id, err := a.await(onAck)
+	if err != nil {
+		return err
+	}
+	m.Reply = string(a.appendReply(make([]byte, 0, len(a.prefix)+13), id))
+	if err := sendError(a.nc.PublishMsg(m)); err != nil && a.take(id) != nil {
+		return err
+	}
+	return nil
+}
+
+// await registers a publish whose answer is awaited.
+func (a *acks) await(onAck func(uint64, error)) (id uint64, err error) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.closed {
-		a.mu.Unlock()
-		return ErrClosed
+		return 0, ErrClosed
 	}
 	a.next++
-	id := a.next
+	id = a.next
 	a.waiting[id] = onAck
 	a.deadlines = append(a.deadlines, deadline{time.Now().Add(a.timeout), id})
 	if len(a.deadlines) == 1 {
 		a.timer.Reset(a.timeout)
 	}
-	a.mu.Unlock()
+	return id, nil
+}
 
-	buf := make([]byte, 0, len(a.prefix)+13)
-	m.Reply = string(strconv.AppendUint(append(buf, a.prefix...), id, 36))
-	if err := sendError(a.nc.PublishMsg(m)); err != nil {
-		if a.take(id) != nil {
-			return err
-		}
-	}
-	return nil
+// appendReply appends the subject to which the answer goes.
+func (a *acks) appendReply(dst []byte, id uint64) []byte {
+	return strconv.AppendUint(append(dst, a.prefix...), id, 36)
 }
 
 func sendError(err error) error {

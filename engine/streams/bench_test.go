@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -47,46 +48,92 @@ func BenchmarkPublishAsync(b *testing.B) {
 	<-js.PublishAsyncComplete()
 }
 
-// BenchmarkPublishChained asks for every 500th ack and keeps 8 such windows open a stream.
+// triggerLines are the same in the form of the wire.
+func triggerLines(dst []byte, i int) []byte {
+	dst = append(dst, "Carillon-Output: "...)
+	dst = strconv.AppendInt(dst, int64(i), 10)
+	return append(dst, "\r\nCarillon-Job: invoice-12345678\r\nCarillon-Trigger: invoice-12345678@1700000000000\r\n"+
+		"Carillon-Scheduled: 2026-12-01T09:00:00.250Z\r\nCarillon-Version: 3\r\nCarillon-Missed: 2\r\n"...)
+}
+
+// appendID is a message id as the engine makes them.
+func appendID(dst []byte, i uint64) []byte {
+	return strconv.AppendUint(append(dst, "AB34CD56EF.1."...), i, 36)
+}
+
+// BenchmarkPublishChained asks for every 500th ack and keeps 8 such windows open a stream: through the
+// client library, on the wire, and there with each message naming the one before it. cpu-ns/op is of the whole process, server
+// included.
 func BenchmarkPublishChained(b *testing.B) {
 	for _, streams := range []int{1, 8} {
 		for _, async := range []bool{false, true} {
-			b.Run(fmt.Sprintf("streams=%d/async=%t", streams, async), func(b *testing.B) {
-				s, _, _ := fresh(b, Config{Partitions: streams, PersistAsync: async})
-				data := make([]byte, benchPayload)
-				last := make([]uint64, streams)
-				windows := make([]chan error, streams)
-				subjects := make([]string, streams)
-				for p := range streams {
-					windows[p] = make(chan error, 8)
-					for range cap(windows[p]) {
-						windows[p] <- nil
-					}
-					subjects[p] = fmt.Sprintf("carillon.trigger.%d.x", p)
-				}
-				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
-					p := i % streams
-					var onAck func(uint64, error)
-					if last[p]%500 == 499 {
-						if err := <-windows[p]; err != nil {
-							b.Fatal(err)
-						}
-						onAck = func(_ uint64, err error) { windows[p] <- err }
-					}
-					if err := s.Out[p].PublishChained(subjects[p], triggerHeader(i), data, last[p], onAck); err != nil {
-						b.Fatal(err)
-					}
-					last[p]++
-				}
-				for p := range streams {
-					if seq, err := publishChained(b, s.Out[p], subjects[p], data, last[p]); seq != last[p]+1 || err != nil {
-						b.Fatal(seq, err)
-					}
-				}
-			})
+			for _, way := range []string{"library", "wire", "linked"} {
+				b.Run(fmt.Sprintf("streams=%d/async=%t/%s", streams, async, way), func(b *testing.B) {
+					benchmarkChained(b, Config{Partitions: streams, PersistAsync: async}, way)
+				})
+			}
 		}
 	}
+}
+
+func benchmarkChained(b *testing.B, cfg Config, way string) {
+	start := fresh
+	if way != "library" {
+		start = wired
+	}
+	s, _, _ := start(b, cfg)
+	m := Chained{Data: string(make([]byte, benchPayload))}
+	last := make([]uint64, cfg.Partitions)
+	windows := make([]chan error, cfg.Partitions)
+	subjects := make([]string, cfg.Partitions)
+	for p := range windows {
+		windows[p] = make(chan error, 8)
+		for range cap(windows[p]) {
+			windows[p] <- nil
+		}
+		subjects[p] = fmt.Sprintf("carillon.trigger.%d.x", p)
+	}
+	b.ReportAllocs()
+	cpu := cpuTime(b)
+	for i := 0; b.Loop(); i++ {
+		p := i % cfg.Partitions
+		var onAck func(uint64, error)
+		if last[p]%500 == 499 {
+			s.Flush()
+			if err := <-windows[p]; err != nil {
+				b.Fatal(err)
+			}
+			onAck = func(_ uint64, err error) { windows[p] <- err }
+		}
+		m.Subject = append(m.Subject[:0], subjects[p]...)
+		m.Header = m.Header[:0]
+		if way == "linked" {
+			m.Header = append(appendID(append(m.Header, "Nats-Msg-Id: "...), last[p]), "\r\n"...)
+			if last[p] > 0 {
+				m.Header = append(appendID(append(m.Header, "Nats-Expected-Last-Msg-Id: "...), last[p]-1), "\r\n"...)
+			}
+		}
+		m.Header = triggerLines(m.Header, i)
+		m.Expect = last[p]
+		if err := s.Out[p].PublishChained(&m, onAck); err != nil {
+			b.Fatal(err)
+		}
+		last[p]++
+	}
+	for p, o := range s.Out {
+		if seq, err := publishChained(b, o, subjects[p], nil, last[p]); seq != last[p]+1 || err != nil {
+			b.Fatal(seq, err)
+		}
+	}
+	b.ReportMetric(float64(cpuTime(b)-cpu)/float64(b.N), "cpu-ns/op")
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 // BenchmarkSend is the client's part alone: what a message costs before the server sees it.

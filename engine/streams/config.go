@@ -32,6 +32,7 @@ type Config struct {
 
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
 	AckTimeout time.Duration // until a publish without an answer is ErrTimeout, default 5 s
+	Wire       *Wire         // of the connection, when there is one
 	OnReset    func(error)   // told why a reader of the log starts over; called from Read, may be nil
 }
 
@@ -158,7 +159,8 @@ type Streams struct {
 	Log *Log
 	Out []*OutStream // by partition
 
-	acks *acks
+	acks  *acks
+	press *press
 }
 
 // Open makes the streams that are missing, checks those that are there, and starts to listen for
@@ -212,12 +214,15 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Streams{Log: &Log{stream: stream{nc: nc, name: cfg.logName()}, acks: acks, cfg: cfg}, acks: acks}
+	s := &Streams{Log: &Log{stream: stream{nc: nc, name: cfg.logName()}, acks: acks, cfg: cfg}, acks: acks, press: &press{acks: acks, wire: cfg.Wire}}
 	for p := range cfg.Partitions {
-		s.Out = append(s.Out, &OutStream{stream: stream{nc: nc, name: cfg.outName(p)}, acks: acks})
+		s.Out = append(s.Out, &OutStream{stream: stream{nc: nc, name: cfg.outName(p)}, press: s.press})
 	}
 	return s, nil
 }
+
+// Flush sends what PublishChained has gathered.
+func (s *Streams) Flush() { s.press.flush() }
 
 // Close stops listening for acks; those still awaited end with ErrClosed before it returns.
 func (s *Streams) Close() { s.acks.close() }

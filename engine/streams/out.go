@@ -3,9 +3,6 @@ package streams
 import (
 	"context"
 	"errors"
-	"strconv"
-
-	"github.com/nats-io/nats.go"
 )
 
 // ExpectedLastSequence is the header a chained publish carries; the server reserves its name.
@@ -14,7 +11,7 @@ const ExpectedLastSequence = "Nats-Expected-Last-Sequence"
 // OutStream is the stream of one partition's triggers and events.
 type OutStream struct {
 	stream
-	acks *acks
+	press *press
 }
 
 // Last returns the stream's last sequence and the message there, nil when age, bytes or a purge took
@@ -37,22 +34,23 @@ func (o *OutStream) Last(ctx context.Context) (last uint64, m *Message, err erro
 	return info.Last, &got, nil
 }
 
-// PublishChained sends a message that the stream takes only right behind sequence expectLast, and
-// then as expectLast + 1. It does not wait: the caller sends the next with expectLast + 1 at once.
-// When one is refused, so is every later one of the chain, hence the answer to the last of a window
-// speaks for all of it; without onAck no answer is asked for.
+// Chained is one message of a chain. None of it is kept.
+type Chained struct {
+	Subject []byte
+	Header  []byte // lines, each ending in CR LF
+	Data    string
+	Expect  uint64 // the sequence behind which it belongs
+}
+
+// PublishChained sends a message that the stream takes only right behind sequence Expect, and then as
+// Expect + 1. It does not wait: the caller sends the next with Expect + 1 at once, and calls Flush after
+// the last. When one is refused, so is every later one of the chain, hence the answer to the last of a
+// window speaks for all of it; without onAck no answer is asked for.
 //
 // onAck is called once, on a goroutine that serves all streams and must not be held up, with the
 // message's sequence or ErrWrongSequence, ErrNoSpace, ErrTimeout, ErrDisconnected, ErrNoStream,
 // ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
-//
-// header is changed: it gets ExpectedLastSequence. It may be nil. Neither header nor data is kept, so
-// both can be used again for the next message.
-func (o *OutStream) PublishChained(subject string, header nats.Header, data []byte, expectLast uint64, onAck func(seq uint64, err error)) error {
-	if header == nil {
-		header = make(nats.Header, 1)
-	}
-	header[ExpectedLastSequence] = []string{strconv.FormatUint(expectLast, 10)}
-	return o.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, onAck)
+func (o *OutStream) PublishChained(m *Chained, onAck func(seq uint64, err error)) error {
+	return o.press.publish(m, onAck)
 }

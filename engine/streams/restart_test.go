@@ -46,7 +46,9 @@ func restart(b *testing.B, mib int, async bool) {
 		expect := uint64(0)
 		fill(b, out+out/4, func(i int, onAck func(uint64, error)) error {
 			expect++
-			return o.PublishChained(fmt.Sprintf("carillon.trigger.%d.topic-%d", p, i%100), triggerHeader(i), data, expect-1, onAck)
+			return o.PublishChained(&Chained{
+				Subject: fmt.Appendf(nil, "carillon.trigger.%d.topic-%d", p, i%100), Header: triggerLines(nil, i), Data: string(data), Expect: expect - 1,
+			}, onAck)
 		})
 	}
 	info, err := s.Out[0].Info(b.Context())

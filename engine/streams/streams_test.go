@@ -98,11 +98,13 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-func (h *host) connect() *nats.Conn {
+func (h *host) connect(more ...nats.Option) *nats.Conn {
 	h.t.Helper()
-	nc, err := nats.Connect("", nats.InProcessServer(h), nats.MaxReconnects(-1),
-		nats.ReconnectWait(10*time.Millisecond), nats.ReconnectBufSize(-1),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect("", append([]nats.Option{
+		nats.InProcessServer(h), nats.MaxReconnects(-1),
+		nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectBufSize(-1),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
+	}, more...)...)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -144,6 +146,10 @@ func appendLog(t testing.TB, l *Log, n int) []Position {
 	return at
 }
 
+func chained(subject string, data []byte, expect uint64) *Chained {
+	return &Chained{Subject: []byte(subject), Data: string(data), Expect: expect}
+}
+
 func publishChained(t testing.TB, o *OutStream, subject string, data []byte, expect uint64) (uint64, error) {
 	t.Helper()
 	type answer struct {
@@ -151,9 +157,10 @@ func publishChained(t testing.TB, o *OutStream, subject string, data []byte, exp
 		err error
 	}
 	ch := make(chan answer, 1)
-	if err := o.PublishChained(subject, nil, data, expect, func(seq uint64, err error) { ch <- answer{seq, err} }); err != nil {
+	if err := o.PublishChained(chained(subject, data, expect), func(seq uint64, err error) { ch <- answer{seq, err} }); err != nil {
 		t.Fatal(err)
 	}
+	o.press.flush()
 	a := <-ch
 	return a.seq, a.err
 }
@@ -366,7 +373,7 @@ func TestChain(t *testing.T) {
 		var done sync.WaitGroup
 		send := func(expect uint64) {
 			done.Add(1)
-			err := o.PublishChained(subject, nats.Header{"Carillon-Job": {"j"}}, []byte("x"), expect, func(seq uint64, err error) {
+			err := o.PublishChained(&Chained{Subject: []byte(subject), Header: []byte("Carillon-Job: j\r\n"), Data: "x", Expect: expect}, func(seq uint64, err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				got = append(got, fmt.Sprint(seq, err))
@@ -400,7 +407,7 @@ func TestChain(t *testing.T) {
 
 		// Without acks the same holds; the one that asks speaks for all.
 		for expect := uint64(3); expect < 500; expect++ {
-			if err := o.PublishChained(subject, nil, nil, expect, nil); err != nil {
+			if err := o.PublishChained(chained(subject, nil, expect), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -594,7 +601,7 @@ func TestKillTail(t *testing.T) {
 		const n = 20_000
 		subject := "carillon.trigger.0.x"
 		for i := range uint64(n - 1) {
-			if err := s.Out[0].PublishChained(subject, nil, strconv.AppendUint(nil, i+1, 10), i, nil); err != nil {
+			if err := s.Out[0].PublishChained(chained(subject, strconv.AppendUint(nil, i+1, 10), i), nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -1,0 +1,109 @@
+package engine
+
+import (
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// exprs shares parsed schedules between the jobs that have them: most have one of a few. Those of @at and
+// @in are not worth it, since a job's plan says all of them.
+type exprs struct {
+	byKey  map[exprKey]exprRef
+	all    []shared // from 1
+	free   []exprRef
+	unused int // of those in byKey
+}
+
+type exprKey struct {
+	text, zone string
+	gap        carillon.Gap
+	fold       carillon.Fold
+}
+
+type shared struct {
+	key  exprKey
+	expr *schedule.Expr // nil: free
+	jobs int
+	memo schedule.Memo
+}
+
+// exprRef is a place among the shared ones.
+type exprRef uint32
+
+// unusedMax are kept for the next job that wants them.
+const unusedMax = 4096
+
+// once are the expressions of @at and @in, whose times are in the plans.
+var once = [...]*schedule.Expr{schedule.None: mustParse(""), schedule.At: mustParse("@at 1970-01-01T00:00:00Z"), schedule.In: mustParse("@in 1s")}
+
+func mustParse(text string) *schedule.Expr {
+	e, err := schedule.Parse(text, "", 0, 0)
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+func (x *exprs) init() {
+	x.byKey = make(map[exprKey]exprRef)
+	for _, e := range once {
+		x.all = append(x.all, shared{expr: e})
+	}
+}
+
+func keyOf(j *carillon.Job) exprKey { return exprKey{j.Schedule, j.Zone, j.Gap, j.Fold} }
+
+// parse returns the schedule of a job, parsed now if no other has it.
+func (x *exprs) parse(j *carillon.Job) (*schedule.Expr, error) {
+	if ref, ok := x.byKey[keyOf(j)]; ok {
+		return x.at(ref), nil
+	}
+	return schedule.Parse(j.Schedule, j.Zone, j.Gap, j.Fold)
+}
+
+func (x *exprs) at(ref exprRef) *schedule.Expr { return x.all[ref].expr }
+
+// acquire keeps a schedule for a job.
+func (x *exprs) acquire(key exprKey, e *schedule.Expr) exprRef {
+	if kind := e.Kind(); int(kind) < len(once) {
+		return exprRef(kind)
+	}
+	ref, ok := x.byKey[key]
+	switch {
+	case ok:
+		if x.all[ref].jobs == 0 {
+			x.unused--
+		}
+	case len(x.free) > 0:
+		ref = x.free[len(x.free)-1]
+		x.free = x.free[:len(x.free)-1]
+		x.all[ref] = shared{key: key, expr: e}
+	default:
+		ref = exprRef(len(x.all))
+		x.all = append(x.all, shared{key: key, expr: e})
+	}
+	x.byKey[key] = ref
+	x.all[ref].jobs++
+	return ref
+}
+
+// release is told that a job has it no more.
+func (x *exprs) release(ref exprRef) {
+	if int(ref) < len(once) {
+		return
+	}
+	if x.all[ref].jobs--; x.all[ref].jobs > 0 {
+		return
+	}
+	if x.unused++; x.unused <= unusedMax {
+		return
+	}
+	for ref := len(once); ref < len(x.all); ref++ {
+		if s := &x.all[ref]; s.expr != nil && s.jobs == 0 {
+			delete(x.byKey, s.key)
+			*s = shared{}
+			x.free = append(x.free, exprRef(ref))
+		}
+	}
+	x.unused = 0
+}

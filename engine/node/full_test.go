@@ -1,0 +1,268 @@
+package node_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// metric reads one value of /metrics, summed over its labels.
+func metric(t testing.TB, url, name string) (sum float64) {
+	t.Helper()
+	resp, err := http.Get(url + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for line := range strings.Lines(string(body)) {
+		label, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if label != name && !strings.HasPrefix(label, name+"{") {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum, found = sum+v, true
+	}
+	if !found {
+		t.Fatalf("there is no metric %s", name)
+	}
+	return sum
+}
+
+func jetStream(t testing.TB, nc *nats.Conn) jetstream.JetStream {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func logState(t testing.TB, js jetstream.JetStream) jetstream.StreamInfo {
+	t.Helper()
+	log, err := js.Stream(t.Context(), carillon.DefaultNames().LogStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *log.CachedInfo()
+}
+
+// isFull tells the refusal of a full stream from others.
+func isFull(err error) bool {
+	var refusal *jetstream.APIError
+	return errors.As(err, &refusal) && refusal.ErrorCode == jetstream.ErrorCode(10077) && strings.Contains(refusal.Description, "maximum bytes")
+}
+
+// writer puts one job over and over, as raw commands: its version counts those that were accepted.
+type writer struct {
+	js                jetstream.JetStream
+	job, payload      string
+	accepted, refused uint64
+}
+
+// write publishes once. Any refusal but that of a full stream is an error.
+func (w *writer) write(t testing.TB) error {
+	body := fmt.Sprintf(`{"payload_text":"%d %s"}`, w.accepted+w.refused, w.payload)
+	_, err := w.js.Publish(t.Context(), "carillon.cmd.put."+w.job, []byte(body))
+	switch {
+	case err == nil:
+		w.accepted++
+	case isFull(err):
+		w.refused++
+	default:
+		return err
+	}
+	return nil
+}
+
+// applied waits until all that was accepted of a writer's puts counts.
+func (w *writer) applied(t testing.TB, c *carillon.Client) {
+	t.Helper()
+	var version uint64
+	eventually(t, w.job+" is as it was put last", func() bool {
+		r, err := c.Get(t.Context(), w.job)
+		if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) && w.accepted == 0 {
+			return true
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		version = r.Version
+		return version >= w.accepted
+	})
+	if version > w.accepted {
+		t.Errorf("%s is at version %d after %d puts", w.job, version, w.accepted)
+	}
+}
+
+// A flood fills the log stream to the last byte, so that even ticks are refused. It is freed, and everything
+// goes on; what was accepted counts, what was refused does not.
+func TestLogFull(t *testing.T) {
+	o := base(t)
+	o.LogMaxBytes = 8 << 20
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	beats(t, c, 5)
+	if metric(t, r.HTTP, "carillon_ticks_failed_total") != 0 {
+		t.Fatal("ticks failed before the flood")
+	}
+
+	var flood sync.WaitGroup
+	var over atomic.Bool
+	var writers []*writer
+	// Large ones fill the stream, small ones its last bytes.
+	for i, size := range []int{256 << 10, 256 << 10, 16 << 10, 1 << 10, 10, 10, 0, 0} {
+		w := &writer{js: jetStream(t, dial(t, r.NATS)), job: fmt.Sprintf("flood-%d", i), payload: strings.Repeat("x", size)}
+		writers = append(writers, w)
+		flood.Go(func() {
+			for !over.Load() {
+				if err := w.write(t); err != nil {
+					t.Errorf("%s: %v", w.job, err)
+					return
+				}
+			}
+		})
+	}
+	eventually(t, "ticks are refused", func() bool { return metric(t, r.HTTP, "carillon_ticks_failed_total") > 0 })
+	over.Store(true)
+	flood.Wait()
+
+	beats(t, c, 10)
+	ready(t, r)
+	var accepted, refused uint64
+	for _, w := range writers {
+		w.applied(t, c)
+		accepted, refused = accepted+w.accepted, refused+w.refused
+	}
+	unbroken(t, nc, c)
+	if info := logState(t, jetStream(t, nc)); refused == 0 || info.State.FirstSeq == 1 || info.State.Bytes > uint64(info.Config.MaxBytes) {
+		t.Errorf("%d commands were refused; the log holds %d bytes of %d, from %d", refused, info.State.Bytes, info.Config.MaxBytes, info.State.FirstSeq)
+	}
+	t.Logf("%d commands were accepted, %d refused, %.0f ticks failed", accepted, refused, metric(t, r.HTTP, "carillon_ticks_failed_total"))
+	r.stop(t)
+}
+
+// A client that fills the log stream several times over, but waits for its acks, never meets a full one: it
+// is freed in time.
+func TestLogFreed(t *testing.T) {
+	o := base(t)
+	o.LogMaxBytes = 32 << 20
+	r := run(t, o)
+	c := client(t, r.NATS)
+	w := &writer{js: jetStream(t, dial(t, r.NATS)), job: "patient", payload: strings.Repeat("x", 4<<10)}
+	began := time.Now()
+	for range 3 * o.LogMaxBytes / int64(len(w.payload)) {
+		if err := w.write(t); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%.0f MiB/s", float64(3*o.LogMaxBytes>>20)/time.Since(began).Seconds())
+	w.applied(t, c)
+	if failed := metric(t, r.HTTP, "carillon_ticks_failed_total"); w.refused > 0 || failed > 0 {
+		t.Errorf("%d of %d commands were refused, and %.0f ticks", w.refused, w.accepted+w.refused, failed)
+	}
+}
+
+// A node starts on a log stream that was filled while it was away: there is no room for its claims.
+func TestStartWithFullLog(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	o.LogMaxBytes = 4 << 20
+	r := run(t, o)
+	put(t, client(t, r.NATS), beat)
+	r.stop(t)
+	nc := dial(t, e.url)
+	js := jetStream(t, nc)
+	var writers []*writer
+	for i, size := range []int{100 << 10, 1 << 10, 0} {
+		w := &writer{js: js, job: fmt.Sprintf("away-%d", i), payload: strings.Repeat("x", size)}
+		for writers = append(writers, w); w.refused == 0; {
+			if err := w.write(t); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := js.Publish(t.Context(), "carillon.log.0.claim", nil); !isFull(err) {
+		t.Fatalf("the stream has room: %v", err)
+	}
+	r = run(t, o)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	for _, w := range writers {
+		w.applied(t, c)
+	}
+	beats(t, c, 5)
+	ready(t, r)
+	unbroken(t, nc, c)
+}
+
+// A log that cannot be freed, since a partition stopped that needs it: requests wait and are then refused,
+// so that the room that is left is for the ticks of the others.
+func TestLogKept(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	o.LogMaxBytes = 4 << 20
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put(t, c, beat)
+	other := 1 - partitionOfBeat(t, c)
+	claim := engine.Claim{Node: "newer", Logic: engine.Logic + 1, TZData: "2099a"}
+	if err := nc.Publish(fmt.Sprintf("carillon.log.%d.claim", other), claim.Encode()); err != nil {
+		t.Fatal(err)
+	}
+	stopped(t, r, c, other, "under other rules")
+
+	js := jetStream(t, nc)
+	w := &writer{js: js, job: in(1-other, "writer"), payload: strings.Repeat("x", 10<<10)}
+	for logState(t, js).State.Bytes < uint64(o.LogMaxBytes)*13/16 {
+		if err := w.write(t); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.applied(t, c)
+	one := carillon.Job{ID: in(1-other, "one"), Schedule: "@every 1h"}
+	_, err := c.Put(t.Context(), one)
+	words(t, err, "limit_exceeded", "the log is nearly full; nothing was done")
+	beats(t, c, 5)
+
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.Put(t.Context(), one)
+		answer <- err
+	}()
+	info := logState(t, js)
+	info.Config.MaxBytes *= 4 // nats stream edit CARILLON_LOG --max-bytes
+	if _, err := js.UpdateStream(t.Context(), info.Config); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answer; err != nil {
+		t.Errorf("a put when there was room again: %v", err)
+	}
+	if w.refused > 0 || metric(t, r.HTTP, "carillon_ticks_failed_total") > 0 {
+		t.Errorf("%d commands and %.0f ticks were refused", w.refused, metric(t, r.HTTP, "carillon_ticks_failed_total"))
+	}
+}

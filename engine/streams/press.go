@@ -1,0 +1,90 @@
+package streams
+
+import (
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+)
+
+// press sends the messages of all chains: as frames where there is a wire, else through the client library.
+type press struct {
+	acks *acks
+	wire *Wire
+
+	mu     sync.Mutex
+	frames []byte
+	digits [20]byte
+}
+
+// pressBytes are gathered at most before they are sent: what nats-server reads at a time.
+const pressBytes = 64 << 10
+
+func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
+	if p.wire == nil {
+		return p.acks.publish(message(m), onAck)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	frame := append(append(p.frames, "HPUB "...), m.Subject...)
+	frame = append(frame, ' ')
+	if onAck != nil {
+		id, err := p.acks.await(onAck)
+		if err != nil {
+			return err
+		}
+		frame = append(p.acks.appendReply(frame, id), ' ')
+	}
+	expect := strconv.AppendUint(p.digits[:0], m.Expect, 10)
+	size := len(headerVersion) + len(expectLine) + len(expect) + len("\r\n") + len(m.Header) + len("\r\n")
+	frame = strconv.AppendInt(frame, int64(size), 10)
+	frame = append(frame, ' ')
+	frame = strconv.AppendInt(frame, int64(size+len(m.Data)), 10)
+	frame = append(frame, "\r\n"+headerVersion+expectLine...)
+	frame = append(append(frame, expect...), "\r\n"...)
+	frame = append(append(frame, m.Header...), "\r\n"...)
+	p.frames = append(append(frame, m.Data...), "\r\n"...)
+	if len(p.frames) >= pressBytes {
+		p.send()
+	}
+	return nil
+}
+
+const (
+	headerVersion = "NATS/1.0\r\n"
+	expectLine    = ExpectedLastSequence + ": "
+)
+
+func (p *press) flush() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.frames) > 0 {
+		p.send()
+	}
+}
+
+// send writes what was gathered. Where it fails, whoever awaits an answer is told: every chain awaits the
+// one to its last message.
+func (p *press) send() {
+	err := ErrDisconnected
+	if p.acks.nc.IsConnected() { // not before the library has subscribed again: answers would be lost
+		err = p.wire.Write(p.frames)
+	}
+	p.frames = p.frames[:0]
+	if err != nil {
+		go p.acks.failAll(err) // the callbacks may wait for whoever calls us
+	}
+}
+
+// message is a chain's message in the library's form.
+func message(m *Chained) *nats.Msg {
+	header := make(nats.Header, 8)
+	for line := range strings.SplitSeq(string(m.Header), "\r\n") {
+		if name, value, ok := strings.Cut(line, ": "); ok {
+			header[name] = []string{value}
+		}
+	}
+	header[ExpectedLastSequence] = []string{strconv.FormatUint(m.Expect, 10)}
+	return &nats.Msg{Subject: string(m.Subject), Header: header, Data: []byte(m.Data)}
+}

@@ -1,0 +1,151 @@
+package streams
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+)
+
+// wired is a connection with a wire, and streams that publish on it.
+func wired(t testing.TB, cfg Config) (*Streams, *nats.Conn, *host) {
+	t.Helper()
+	h := newHost(t)
+	cfg.Wire = NewWire(h)
+	nc := h.connect(nats.InProcessServer(cfg.Wire))
+	return open(t, nc, cfg), nc, h
+}
+
+// What a chain's message is does not depend on the way that it went.
+func TestWireSendsWhatTheLibrarySends(t *testing.T) {
+	messages := []Chained{
+		{Subject: []byte("carillon.trigger.0.a"), Data: ""},
+		{Subject: []byte("carillon.trigger.0.a"), Header: []byte("Carillon-Job: j\r\nx-own: a: b\r\n"), Data: "payload\r\nPUB x 0\r\n"},
+		{Subject: []byte("carillon.event.0.skipped._"), Header: []byte("Carillon-Output: 3\r\n"), Data: strings.Repeat("x", 200_000)},
+	}
+	stored := func(s *Streams) (all []string) {
+		for i := range messages {
+			m := messages[i]
+			m.Expect = uint64(i)
+			answer := make(chan error, 1)
+			if err := s.Out[0].PublishChained(&m, func(seq uint64, err error) { answer <- err }); err != nil {
+				t.Fatal(err)
+			}
+			s.Flush()
+			if err := <-answer; err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.Out[0].Get(t.Context(), uint64(i)+1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, fmt.Sprint(got.Subject, got.Header, string(got.Data)))
+		}
+		return all
+	}
+	library, _, _ := fresh(t, Config{Partitions: 1})
+	wire, _, _ := wired(t, Config{Partitions: 1})
+	want, got := stored(library), stored(wire)
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("message %d is %.300q, want %.300q", i, got[i], want[i])
+		}
+	}
+}
+
+// Frames and what the library sends share one connection, and neither breaks the other.
+func TestWireBesideTheLibrary(t *testing.T) {
+	s, nc, _ := wired(t, Config{Partitions: 1})
+	const n = 5000
+	var library sync.WaitGroup
+	arrived := make(chan string, 3*n)
+	sub, err := nc.Subscribe("beside.*", func(m *nats.Msg) { arrived <- string(m.Data) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.SetPendingLimits(-1, -1); err != nil {
+		t.Fatal(err)
+	}
+	for w := range 3 {
+		library.Go(func() {
+			for i := range n {
+				m := &nats.Msg{Subject: "beside." + strconv.Itoa(w), Header: nats.Header{"I": {strconv.Itoa(i)}}, Data: []byte(strings.Repeat("y", i%3000))}
+				if err := nc.PublishMsg(m); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for i := range uint64(n) {
+		err := s.Out[0].PublishChained(&Chained{Subject: []byte("carillon.trigger.0.x"), Data: strings.Repeat("z", int(i)%3000), Expect: i}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%7 == 0 {
+			s.Flush()
+		}
+	}
+	if seq, err := publishChained(t, s.Out[0], "carillon.trigger.0.x", nil, n); seq != n+1 || err != nil {
+		t.Fatalf("the last of the chain: %d, %v", seq, err)
+	}
+	library.Wait()
+	lengths := make(map[int]int)
+	for range 3 * n {
+		lengths[len(<-arrived)]++
+	}
+	for i := range n {
+		lengths[i%3000] -= 3
+	}
+	for length, left := range lengths {
+		if left != 0 {
+			t.Errorf("%d messages of %d bytes too many", left, length)
+		}
+	}
+}
+
+// A connection that breaks loses the chain with an error, and the next one carries on.
+func TestWireReconnects(t *testing.T) {
+	s, nc, h := wired(t, Config{Partitions: 1})
+	const subject = "carillon.trigger.0.x"
+	if seq, err := publishChained(t, s.Out[0], subject, nil, 0); seq != 1 || err != nil {
+		t.Fatal(seq, err)
+	}
+	for range 3 {
+		h.stop()
+		if _, err := publishChained(t, s.Out[0], subject, nil, 1); !errors.Is(err, ErrDisconnected) {
+			t.Fatalf("while the server is down: %v", err)
+		}
+		eventually(t, "the library notices", func() bool { return !nc.IsConnected() })
+		h.start()
+		eventually(t, "connected again", nc.IsConnected)
+	}
+	last, _, err := s.Out[0].Last(t.Context())
+	if last != 1 || err != nil {
+		t.Fatalf("the stream ends at %d, %v", last, err)
+	}
+	if seq, err := publishChained(t, s.Out[0], subject, nil, 1); seq != 2 || err != nil {
+		t.Fatalf("after it came back: %d, %v", seq, err)
+	}
+}
+
+// Nothing may be sent before the handshake: the server would take it for a stranger's.
+func TestWireWaitsForTheHandshake(t *testing.T) {
+	h := newHost(t)
+	w := NewWire(h)
+	if err := w.Write([]byte("PING\r\n")); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("without a connection: %v", err)
+	}
+	conn, err := w.InProcessConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := w.Write([]byte("PING\r\n")); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("before the handshake: %v", err)
+	}
+}

@@ -1,0 +1,190 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// What the table says is what a map of the same jobs says, whatever was freed and used again meanwhile.
+func TestJobTableIsAMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		type content struct {
+			request string
+			spec    spec
+			rare    rare
+			expr    string
+		}
+		var table jobTable
+		table.init()
+		model := make(map[string]content)
+		id := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("j", rapid.IntRange(0, 60).Draw(t, "n")) })
+		text := rapid.Custom(func(t *rapid.T) string {
+			length := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(4000, 4200), rapid.IntRange(100_000, 130_000)).Draw(t, "length")
+			return strings.Repeat(rapid.StringMatching("[a-z]").Draw(t, "letter"), length)
+		})
+		t.Repeat(map[string]func(*rapid.T){
+			"put": func(t *rapid.T) {
+				id := id.Draw(t, "id")
+				c := content{request: text.Draw(t, "request"), spec: spec(text.Draw(t, "spec"))}
+				want := carillon.Job{Schedule: rapid.SampledFrom([]string{"", "@in 1s", "@every 1s", "@every 2s", "@hourly"}).Draw(t, "schedule")}
+				want.MaxFires = rapid.Uint64Range(0, 1).Draw(t, "max")
+				expr, err := table.exprs.parse(&want)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, j := table.find(id)
+				if j == nil {
+					_, j = table.add(id)
+				}
+				table.clear(j)
+				table.write(j, c.request, c.spec)
+				table.describe(j, &want, expr, expr.Bind(1000, 0, 0, int64(want.MaxFires)*7))
+				c.expr, c.rare = want.Schedule, table.has(j)
+				if c.rare.maxFires != want.MaxFires {
+					t.Fatalf("maxFires is %d, want %d", c.rare.maxFires, want.MaxFires)
+				}
+				model[id] = c
+			},
+			"rare": func(t *rapid.T) {
+				id := id.Draw(t, "id")
+				if _, j := table.find(id); j != nil {
+					table.rare(j).skipped++
+					c := model[id]
+					c.rare.skipped++
+					model[id] = c
+				}
+			},
+			"remove": func(t *rapid.T) {
+				id := id.Draw(t, "id")
+				slot, j := table.find(id)
+				if _, there := model[id]; there != (j != nil) {
+					t.Fatalf("%s is there: %t, want %t", id, j != nil, there)
+				}
+				if j != nil {
+					table.remove(slot)
+				}
+				delete(model, id)
+			},
+			"": func(t *rapid.T) {
+				if table.len() != len(model) {
+					t.Fatalf("%d jobs, want %d", table.len(), len(model))
+				}
+				for id, want := range model {
+					_, j := table.find(id)
+					if j == nil {
+						t.Fatalf("%s is not there", id)
+					}
+					if string(table.id(j)) != id || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), []byte(want.spec)) || table.has(j) != want.rare {
+						t.Fatalf("%s has other content", id)
+					}
+					expr, err := schedule.Parse(want.expr, "", 0, 0)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got, want := table.plan(j), expr.Bind(1000, 0, 0, int64(want.rare.maxFires)*7); !samePlan(got, want) {
+						t.Fatalf("%s fires otherwise", id)
+					}
+				}
+				var ids []string
+				table.from("", func(_ uint32, j *job) bool { ids = append(ids, string(table.id(j))); return true })
+				if want := slices.Sorted(maps.Keys(model)); !slices.Equal(ids, want) {
+					t.Fatalf("in order: %q, want %q", ids, want)
+				}
+			},
+		})
+	})
+}
+
+func samePlan(a, b schedule.Plan) bool {
+	for _, after := range []int64{-1, 0, 999, 1000, 2000, 5000, 1 << 40} {
+		x, ok := a.Next(after)
+		y, ok2 := b.Next(after)
+		if x != y || ok != ok2 {
+			return false
+		}
+	}
+	return true
+}
+
+// Ids of one hash are told apart, and any of them can go.
+func TestJobTableCollisions(t *testing.T) {
+	var table jobTable
+	table.init()
+	seen := make(map[uint32]string)
+	var pair [2]string
+	for i := 0; pair[0] == ""; i++ {
+		id := fmt.Sprint("job-", i)
+		h := hashOf(id)
+		if other, ok := seen[h]; ok {
+			pair = [2]string{other, id}
+		}
+		seen[h] = id
+	}
+	for _, first := range []int{0, 1} {
+		for _, id := range pair {
+			table.add(id)
+		}
+		for _, i := range []int{first, 1 - first} {
+			slot, j := table.find(pair[i])
+			if j == nil {
+				t.Fatalf("%s is not there", pair[i])
+			}
+			table.remove(slot)
+			if _, j := table.find(pair[i]); j != nil {
+				t.Fatalf("%s is still there", pair[i])
+			}
+		}
+	}
+	if len(table.byHash) != 0 {
+		t.Errorf("%d hashes are left", len(table.byHash))
+	}
+}
+
+// A table whose jobs come and go takes no more memory than one whose jobs stay.
+func TestTextsAreUsedAgain(t *testing.T) {
+	var table jobTable
+	table.init()
+	for i := range 200_000 {
+		id := fmt.Sprintf("job-%06d", i)
+		slot, j := table.add(id)
+		table.write(j, "", spec(strings.Repeat("x", 100+i%50)))
+		if i >= 100 {
+			slot, _ = table.find(fmt.Sprintf("job-%06d", i-100))
+			table.remove(slot)
+		}
+	}
+	if n := len(table.texts.pages); n != 1 {
+		t.Errorf("%d pages for 100 jobs", n)
+	}
+}
+
+// Schedules that no job has any more are let go.
+func TestExprsAreLetGo(t *testing.T) {
+	var table jobTable
+	table.init()
+	for i := range 3 * unusedMax {
+		want := carillon.Job{Schedule: fmt.Sprintf("@every %ds", i+1)}
+		expr, err := table.exprs.parse(&want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot, j := table.add("j")
+		table.describe(j, &want, expr, expr.Bind(1000, 0, 0, 0))
+		table.remove(slot)
+	}
+	if n := len(table.exprs.byKey); n > unusedMax {
+		t.Errorf("%d schedules are kept", n)
+	}
+	if n := len(table.exprs.all); n > unusedMax+len(once)+1 {
+		t.Errorf("%d places for schedules", n)
+	}
+}
