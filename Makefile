@@ -1,15 +1,18 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill power fuzz bench clean tzdata
+.PHONY: help build run test check lint race sim kill power fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
 SEEDS ?= 20000
 KILLS ?= 100
+POWER ?= 100
 FUZZTIME ?= 10m
+PEERS ?=
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 help: ## print this
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/carillon
 	@mkdir -p bin
@@ -39,6 +42,9 @@ sim: ## simulate whole clusters: make sim SEEDS=20000, or one: make sim SEED=123
 kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KILLS=100
 	CARILLON_KILLS=$(KILLS) go test ./engine/node -run TestKill -v -timeout 0
 
+power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
+	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0
+
 fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
 	@for pkg in . ./engine ./engine/schedule ./wal ./snapshot; do \
 	  for f in $$(go test $$pkg -list '^Fuzz' | grep '^Fuzz'); do \
@@ -47,6 +53,18 @@ fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
 
 bench: build ## lateness at 5,000 triggers a second for a minute, beside the machine's own floor
 	./bin/carillon bench lateness
+
+peers: build ## install the peers' servers (PostgreSQL and Redis, Debian's) and see each start and stop
+	@{ ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1 && command -v redis-server >/dev/null || \
+	  { $(SUDO) apt-get update -q && $(SUDO) apt-get install -yq postgresql redis-server; }
+	cd bench/peers && go run . check
+
+peers-stop: ## end what a killed run of the peers left behind
+	cd bench/peers && go run . stop
+
+bench-peers: build ## Carillon beside its peers, one table (about 15 minutes): make bench-peers PEERS='--rates 1000,5000'
+	cd bench/peers && go build -o ../../bin/peers .
+	./bin/peers run --carillon bin/carillon --out bin/results/peers $(PEERS)
 
 tzdata: ## take the zone rules of the Go toolchain in use
 	cp "$$(go env GOROOT)/lib/time/zoneinfo.zip" engine/schedule/tzdata/zoneinfo.zip

@@ -91,39 +91,23 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return r, err
 	}
-	if err := os.MkdirAll(c.Service.Data, 0o755); err != nil {
-		return r, fmt.Errorf("bench: %w", err)
-	}
-	dir, err := os.MkdirTemp(c.Service.Data, "carillon-bench-")
-	if err != nil {
-		return r, fmt.Errorf("bench: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(dir)}
-	nc, end, err := c.connect(dir)
+	m, err := openCeiling(c)
 	if err != nil {
 		return r, err
 	}
-	defer end()
-	r.Machine.NATS = nc.ConnectedServerVersion()
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000))
-	if err != nil {
-		return r, fmt.Errorf("bench: %w", err)
-	}
-	m := &ceiling{CeilingConfig: c, nc: nc, js: js, payload: payloadOf(c.PayloadBytes)}
+	defer func() { err = errors.Join(err, m.close()) }()
+	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir)}
+	r.Machine.NATS = m.nc.ConnectedServerVersion()
 
 	figures := []struct {
 		name    string
 		measure func(context.Context) (float64, error)
 	}{
-		{"async_per_s", m.async},
-		{"chained_1_stream_per_s", func(ctx context.Context) (float64, error) { return m.chained(ctx, 1, jetstream.DefaultPersistMode) }},
-		{"chained_per_s", func(ctx context.Context) (float64, error) {
-			return m.chained(ctx, c.Streams, jetstream.DefaultPersistMode)
-		}},
-		{"chained_persist_async_per_s", func(ctx context.Context) (float64, error) {
-			return m.chained(ctx, c.Streams, jetstream.AsyncPersistMode)
-		}},
+		{"async_per_s", func(ctx context.Context) (float64, error) { return m.async(ctx, jetstream.DefaultPersistMode) }},
+		{"chained_1_stream_per_s", m.chains(chains{streams: 1})},
+		{"chained_per_s", m.chains(chains{streams: c.Streams})},
+		{"chained_linked_per_s", m.chains(chains{streams: c.Streams, linked: true})},
+		{"chained_persist_async_per_s", m.chains(chains{streams: c.Streams, mode: jetstream.AsyncPersistMode})},
 	}
 	rates := make([][]float64, len(figures))
 	for round := range c.Rounds { // interleaved, so that a disturbance does not meet one of them alone
@@ -137,8 +121,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 		}
 	}
 	for i, f := range figures {
-		slices.Sort(rates[i])
-		r.Figures.add(f.name, rates[i][len(rates[i])/2])
+		r.Figures.add(f.name, median(rates[i]))
 	}
 
 	c.Progress("measuring latencies", 0, 3)
@@ -154,38 +137,76 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	stop()
 	r.Figures.quantiles("sleep", sleep, 50, 99, 99.9)
 	c.Progress("measuring latencies", 2, 3)
-	if err := m.commits(ctx, dir, &r.Figures); err != nil {
+	if err := m.commits(ctx, m.dir, &r.Figures); err != nil {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
 	return r, ctx.Err()
 }
 
-// connect embeds a server, or reaches one. end closes what was opened.
-func (c *CeilingConfig) connect(dir string) (nc *nats.Conn, end func(), err error) {
-	if c.Service.Server != "" {
-		if nc, err = c.Service.Connect(c.Service.Server); err != nil {
-			return nil, nil, fmt.Errorf("bench: connect to %s: %w", c.Service.Server, err)
-		}
-		return nc, nc.Close, nil
+// median is the middle of some values, the mean of the two middle ones where their number is even. It
+// sorts them.
+func median(v []float64) float64 {
+	slices.Sort(v)
+	if len(v) == 0 {
+		return 0
 	}
-	s, err := embedded.Start(embedded.Options{Dir: filepath.Join(dir, "nats"), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return nil, nil, err
-	}
-	if nc, err = s.Connect(); err != nil {
-		s.Shutdown()
-		return nil, nil, err
-	}
-	return nc, func() { nc.Close(); s.Shutdown() }, nil
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
+// ceiling is a connection, and streams on it that live as long as one measurement.
 type ceiling struct {
 	CeilingConfig
 	nc      *nats.Conn
 	js      jetstream.JetStream
+	server  *embedded.Server // nil where one runs already
+	dir     string
 	payload []byte
-	made    int // streams so far
+	job     string // in the headers
+	made    int    // streams so far
+}
+
+// openCeiling embeds a server, or reaches one. c has its defaults.
+func openCeiling(c CeilingConfig) (m *ceiling, err error) {
+	m = &ceiling{CeilingConfig: c, payload: payloadOf(c.PayloadBytes), job: "invoice-12345678"}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	if err := os.MkdirAll(c.Service.Data, 0o755); err != nil {
+		return m, fmt.Errorf("bench: %w", err)
+	}
+	if m.dir, err = os.MkdirTemp(c.Service.Data, "carillon-bench-"); err != nil {
+		return m, fmt.Errorf("bench: %w", err)
+	}
+	if c.Service.Server != "" {
+		if m.nc, err = c.Service.Connect(c.Service.Server); err != nil {
+			return m, fmt.Errorf("bench: connect to %s: %w", c.Service.Server, err)
+		}
+	} else {
+		m.server, err = embedded.Start(embedded.Options{Dir: filepath.Join(m.dir, "nats"), Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			return m, err
+		}
+		if m.nc, err = m.server.Connect(); err != nil {
+			return m, err
+		}
+	}
+	if m.js, err = jetstream.New(m.nc, jetstream.WithPublishAsyncMaxPending(4000)); err != nil {
+		return m, fmt.Errorf("bench: %w", err)
+	}
+	return m, nil
+}
+
+func (m *ceiling) close() error {
+	if m.nc != nil {
+		m.nc.Close()
+	}
+	if m.server != nil {
+		m.server.Shutdown()
+	}
+	return os.RemoveAll(m.dir)
 }
 
 // stream makes an empty stream of its own name and subject, and returns that.
@@ -199,11 +220,21 @@ func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (s
 	return name, err
 }
 
+// remove removes a stream, also when the run was ended.
+func (m *ceiling) remove(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	return m.js.DeleteStream(ctx, name)
+}
+
+// subject is about as long as a trigger's.
+func subject(stream string) string { return stream + ".trigger.billing" }
+
 // header is that of the n-th trigger.
-func header(n int) nats.Header {
+func (m *ceiling) header(n int) nats.Header {
 	return nats.Header{
-		carillon.HeaderJob:       {"invoice-12345678"},
-		carillon.HeaderTrigger:   {"invoice-12345678@1796115600250"},
+		carillon.HeaderJob:       {m.job},
+		carillon.HeaderTrigger:   {m.job + "@1796115600250"},
 		carillon.HeaderScheduled: {"2026-12-01T09:00:00.250Z"},
 		carillon.HeaderVersion:   {"3"},
 		carillon.HeaderOutput:    {strconv.Itoa(n)},
@@ -211,15 +242,15 @@ func header(n int) nats.Header {
 }
 
 // async is the usual way: PublishAsync, an ack a message, 4,000 of them awaited at most.
-func (m *ceiling) async(ctx context.Context) (rate float64, err error) {
-	name, err := m.stream(ctx, jetstream.DefaultPersistMode)
+func (m *ceiling) async(ctx context.Context, mode jetstream.PersistModeType) (rate float64, err error) {
+	name, err := m.stream(ctx, mode)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, m.js.DeleteStream(ctx, name)) }()
+	defer func() { err = errors.Join(err, m.remove(ctx, name)) }()
 	began := time.Now()
 	for i := range m.Messages {
-		msg := &nats.Msg{Subject: name + ".x", Header: header(i + 1), Data: m.payload}
+		msg := &nats.Msg{Subject: subject(name), Header: m.header(i + 1), Data: m.payload}
 		if _, err := m.js.PublishMsgAsync(msg, jetstream.WithStallWait(stallWait)); err != nil {
 			return 0, err
 		}
@@ -264,16 +295,35 @@ type link struct {
 	acks chan error
 }
 
+// chains says how chained publishes.
+type chains struct {
+	streams int
+	mode    jetstream.PersistModeType
+	// linked: each message also has an id and expects that of the one before it, as the engine's do (see
+	// engine/chain.go): two headers more to send and to store, one more to check.
+	linked bool
+}
+
+// chains is chained, as one of several measurements.
+func (m *ceiling) chains(c chains) func(context.Context) (float64, error) {
+	return func(ctx context.Context) (float64, error) { return m.chained(ctx, c) }
+}
+
+// id is as long as an engine's.
+func (*link) id(n int) string {
+	return "ABCDEFGHIJ.0.1." + strconv.FormatInt(int64(n), 36)
+}
+
 // chained publishes with Nats-Expected-Last-Sequence, to several streams in turn.
-func (m *ceiling) chained(ctx context.Context, streams int, mode jetstream.PersistModeType) (rate float64, err error) {
+func (m *ceiling) chained(ctx context.Context, c chains) (rate float64, err error) {
 	inbox := m.nc.NewInbox()
-	links := make([]*link, streams)
+	links := make([]*link, c.streams)
 	for i := range links {
 		l := &link{acks: make(chan error, chainFlying)}
-		if l.name, err = m.stream(ctx, mode); err != nil {
+		if l.name, err = m.stream(ctx, c.mode); err != nil {
 			return 0, err
 		}
-		defer func() { err = errors.Join(err, m.js.DeleteStream(ctx, l.name)) }()
+		defer func() { err = errors.Join(err, m.remove(ctx, l.name)) }()
 		for range chainFlying {
 			l.acks <- nil
 		}
@@ -286,11 +336,17 @@ func (m *ceiling) chained(ctx context.Context, streams int, mode jetstream.Persi
 	}
 	began := time.Now()
 	for i := range m.Messages {
-		n := i % streams
+		n := i % c.streams
 		l := links[n]
-		msg := &nats.Msg{Subject: l.name + ".x", Header: header(l.last + 1), Data: m.payload}
+		msg := &nats.Msg{Subject: subject(l.name), Header: m.header(l.last + 1), Data: m.payload}
 		msg.Header["Nats-Expected-Last-Sequence"] = []string{strconv.Itoa(l.last)}
-		if l.last++; l.last%chainAck == 0 || i >= m.Messages-streams {
+		if c.linked {
+			msg.Header[nats.MsgIdHdr] = []string{l.id(l.last + 1)}
+			if l.last > 0 {
+				msg.Header[nats.ExpectedLastMsgIdHdr] = []string{l.id(l.last)}
+			}
+		}
+		if l.last++; l.last%chainAck == 0 || i >= m.Messages-c.streams {
 			msg.Reply = inbox + "." + strconv.Itoa(n)
 			if err := l.await(ctx); err != nil {
 				return 0, err
@@ -346,7 +402,7 @@ func (m *ceiling) logRoundTrip(ctx context.Context) (h *hdrhistogram.Histogram, 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, m.js.DeleteStream(ctx, name)) }()
+	defer func() { err = errors.Join(err, m.remove(ctx, name)) }()
 	old, err := m.nc.JetStream()
 	if err != nil {
 		return nil, err

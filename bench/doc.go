@@ -4,6 +4,10 @@
 // Each workload is a config struct with defaults and a Run function that returns a [Result]:
 //
 //   - [RunLateness]: a fixed rate of triggers for a time, received by the Go worker in another process;
+//   - [RunCommands]: durable creates, updates, deletes and imports: their rate and their latency;
+//   - [RunChurn]: jobs cancelled or moved just before they are due, while others fire;
+//   - [RunIdle]: CPU and memory of pending jobs while nothing is due;
+//   - [RunSoak]: mixed load for hours, every trigger checked, memory and disk over time;
 //   - [RunRecovery]: kill -9, start, and the time to the first due trigger;
 //   - [RunCeiling]: what the transport, the disk and the timers of this machine allow, without an engine.
 //

@@ -43,12 +43,20 @@ func (s Service) withDefaults() (Service, error) {
 		s.Data = os.TempDir()
 	}
 	if s.Connect == nil {
-		s.Connect = func(url string) (*nats.Conn, error) { return nats.Connect(url, nats.Name("carillon bench")) }
+		s.Connect = func(url string) (*nats.Conn, error) {
+			return nats.Connect(url, append(Reconnect(), nats.Name("carillon bench"))...)
+		}
 	}
 	if s.Names == (carillon.Names{}) {
 		s.Names = carillon.DefaultNames()
 	}
 	return s, nil
+}
+
+// Reconnect is for connections that outlive a kill of the engine, as those of RunSoak: where one of nats.go
+// waits two seconds, which would be the figure then.
+func Reconnect() []nats.Option {
+	return []nats.Option{nats.MaxReconnects(-1), nats.ReconnectWait(50 * time.Millisecond), nats.ReconnectJitter(0, 0)}
 }
 
 // engine is a service that can be reached.
@@ -62,7 +70,8 @@ type engine struct {
 	exited     chan error
 }
 
-const startTimeout = 2 * time.Minute
+// startTimeout is beyond what ten million jobs take. An engine that ends is not waited for.
+const startTimeout = 15 * time.Minute
 
 // open starts an engine, or reaches one. close ends it.
 func (s Service) open(ctx context.Context) (*engine, error) {

@@ -124,7 +124,8 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	client := carillon.Connect(nc, carillon.WithNames(e.Names))
 
 	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
-	w, err := c.startWorker(ctx, e, run)
+	start := workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw}
+	w, err := startWorker(c.WorkerCommand, e, start)
 	if err != nil {
 		return r, err
 	}
@@ -140,7 +141,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	if err := w.send(&l.plan); err != nil {
 		return r, err
 	}
-	if err := c.wait(ctx, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
+	if err := waitUntil(ctx, c.Progress, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
 		return r, err
 	}
 
@@ -156,7 +157,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 		f, err := measureFloor(measuring, nc, "BENCH_"+run, e.dir, l.payload)
 		floors <- outcome{f, err}
 	}()
-	waited := c.wait(ctx, "measuring", time.UnixMilli(l.plan.To))
+	waited := waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
 	after := e.usage()
 	took := time.Since(window)
 	f := <-floors
@@ -211,14 +212,14 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	return r, nil
 }
 
-// wait waits until a time and tells how far it is.
-func (c *LatenessConfig) wait(ctx context.Context, step string, until time.Time) error {
+// waitUntil waits until a time and tells how far it is.
+func waitUntil(ctx context.Context, progress func(step string, done, total int), step string, until time.Time) error {
 	t := time.NewTicker(250 * time.Millisecond)
 	defer t.Stop()
 	total := time.Until(until)
 	for {
 		left := time.Until(until)
-		c.Progress(step, int((total - left).Milliseconds()), int(total.Milliseconds()))
+		progress(step, int((total - left).Milliseconds()), int(total.Milliseconds()))
 		if left <= 0 {
 			return nil
 		}
@@ -258,9 +259,11 @@ type workerProcess struct {
 	out *json.Decoder
 }
 
-func (c *LatenessConfig) startWorker(ctx context.Context, e *engine, name string) (*workerProcess, error) {
-	args := append(c.WorkerCommand[1:len(c.WorkerCommand):len(c.WorkerCommand)], e.url)
-	w := &workerProcess{cmd: exec.Command(c.WorkerCommand[0], args...)}
+// startWorker starts a worker's process and waits until it listens. command is LatenessConfig's
+// WorkerCommand; the number of partitions is the engine's.
+func startWorker(command []string, e *engine, start workerStart) (*workerProcess, error) {
+	start.Partitions = e.partitions
+	w := &workerProcess{cmd: exec.Command(command[0], append(command[1:len(command):len(command)], e.url)...)}
 	w.cmd.Stderr = os.Stderr
 	var err error
 	if w.in, err = w.cmd.StdinPipe(); err != nil {
@@ -275,7 +278,7 @@ func (c *LatenessConfig) startWorker(ctx context.Context, e *engine, name string
 		return nil, fmt.Errorf("bench: start the worker: %w", err)
 	}
 	var ready workerReady
-	err = w.send(workerStart{Name: name, Prefix: name + "-", Partitions: e.partitions, Concurrency: c.Concurrency, Raw: c.Raw})
+	err = w.send(start)
 	if err == nil {
 		err = w.out.Decode(&ready)
 	}

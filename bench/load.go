@@ -54,10 +54,27 @@ type plan struct {
 	To     int64   `json:"to"`     // unix ms
 	First  []int64 `json:"first"`  // ms
 	Every  []int64 `json:"every"`  // ms
+
+	// Where commands change jobs on the way: one more fire of job i, and one that may come or not, since the
+	// command was about as late as the fire. Below 0, or where there is no such list: none.
+	Then []int64 `json:"then,omitempty"` // ms
+	May  []int64 `json:"may,omitempty"`  // ms
+	// Forced fires come when they are asked for: First and May say whether, and no more.
+	Forced bool `json:"forced,omitempty"`
+	// Kills says that the server was killed: what it delivers again it may then call the first delivery.
+	Kills bool `json:"kills,omitempty"`
 }
 
-// fires is how often job i is due in the window.
-func (p *plan) fires(i int) int {
+// also is an entry of Then or May.
+func also(list []int64, i int) int64 {
+	if list == nil {
+		return -1
+	}
+	return list[i]
+}
+
+// regular is how often job i is due in the window by First and Every.
+func (p *plan) regular(i int) int {
 	rest := p.To - p.From - p.First[i]
 	switch {
 	case p.First[i] < 0 || rest <= 0:
@@ -68,16 +85,42 @@ func (p *plan) fires(i int) int {
 	return int((rest-1)/p.Every[i]) + 1
 }
 
-// which tells the how-many-th fire of job i is due at ms.
+// fires is how often job i must fire in the window, and slots how often it may.
+func (p *plan) fires(i int) int { return p.regular(i) + bit(also(p.Then, i) >= 0) }
+func (p *plan) slots(i int) int { return p.fires(i) + bit(also(p.May, i) >= 0) }
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// due is when the k-th of those fires is, unix ms.
+func (p *plan) due(i, k int) int64 {
+	if k < p.regular(i) {
+		return p.From + p.First[i] + int64(k)*p.Every[i]
+	}
+	return p.From + p.Then[i]
+}
+
+// which tells the how-many-th fire of job i is due at ms: below fires(i) it must come.
 func (p *plan) which(i int, ms int64) (k int, ok bool) {
-	since := ms - p.From - p.First[i]
-	if p.First[i] < 0 || since < 0 || ms >= p.To {
+	at := ms - p.From
+	since := at - p.First[i]
+	switch {
+	case at < 0 || ms >= p.To:
 		return 0, false
+	case p.Forced:
+		return 0, p.slots(i) > 0
+	case p.First[i] >= 0 && since == 0:
+		return 0, true
+	case p.First[i] >= 0 && p.Every[i] > 0 && since > 0 && since%p.Every[i] == 0:
+		return int(since / p.Every[i]), true
+	case at == also(p.Then, i):
+		return p.regular(i), true
 	}
-	if p.Every[i] == 0 {
-		return 0, since == 0
-	}
-	return int(since / p.Every[i]), since%p.Every[i] == 0
+	return p.fires(i), at == also(p.May, i)
 }
 
 // load puts jobs so that rate triggers a second are due, spread evenly over its milliseconds.

@@ -71,13 +71,22 @@ func (c RecoveryConfig) Validate() error {
 	return nil
 }
 
-// limitFirst is how soon after the process was started the first due trigger must come, s.
-const limitFirst = 2
+// limitFirst is how soon after the process was started the first due trigger must come, s; 0: nothing is
+// said about so many jobs.
+func limitFirst(jobs int) float64 {
+	switch {
+	case jobs <= 100_000:
+		return 2
+	case jobs <= 1_000_000:
+		return 3
+	}
+	return 0
+}
 
 // RunRecovery kills an engine with kill -9 while it fires, starts it again on the same directory, and
 // measures from before exec to the first trigger of a due time after the kill in a client's hands. It
-// reports the median and the worst of the kills, the least that streams and local log held, and checks that the output numbers go on without a gap or
-// a repeat over all of them.
+// reports the median and the worst of the kills, the least that streams and local log held, and checks that
+// the output numbers go on without a gap or a repeat over all of them.
 //
 // With Fill every output stream holds what its default retention lets it (nats-server may read all of it
 // at a start), and the log as many updates of jobs as fit, or as many as are between two checkpoints.
@@ -96,9 +105,10 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 	r.Machine = thisMachine(e.dir)
 	defer func() { err = errors.Join(err, e.close()) }()
 
+	m := &recovery{RecoveryConfig: c}
 	var runs []recovered
 	for k := range c.Kills {
-		if err := c.prepare(ctx, e, k == 0); err != nil {
+		if err := m.prepare(ctx, e, k == 0); err != nil {
 			return r, err
 		}
 		c.Progress("killing", k, c.Kills)
@@ -114,6 +124,7 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 		r.Figures.add(name+"_s", of(runs[len(runs)/2]).Seconds())
 		r.Figures.add(name+"_max_s", of(runs[len(runs)-1]).Seconds())
 	}
+	r.Figures.add("puts_per_s", float64(c.Jobs)/m.puts.Seconds())
 	figure("ready", func(r recovered) time.Duration { return r.ready })
 	figure("first_stored", func(r recovered) time.Duration { return r.stored })
 	figure("first_trigger", func(r recovered) time.Duration { return r.received })
@@ -135,64 +146,65 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 		r.Checks.Gaps += run.checks.Gaps
 		r.Checks.Early += run.checks.Early
 	}
-	r.Targets = []Target{newTarget(r.Figures, "first_trigger_max_s", limitFirst, 0)}
+	if limit := limitFirst(c.Jobs); limit > 0 {
+		r.Targets = []Target{newTarget(r.Figures, "first_trigger_max_s", limit, 0)}
+	}
 	return r, nil
+}
+
+// recovery is a run.
+type recovery struct {
+	RecoveryConfig
+	start time.Time     // from which the jobs' intervals count
+	round int           // of updates so far
+	puts  time.Duration // that putting all jobs took
 }
 
 // prepare puts the jobs, and fills the streams where that is asked for. After the first kill they hold
 // already what they are to hold, but for the log, which checkpoints have cut.
-func (c *RecoveryConfig) prepare(ctx context.Context, e *engine, first bool) error {
+func (c *recovery) prepare(ctx context.Context, e *engine, first bool) (err error) {
 	nc, err := e.Connect(e.url)
 	if err != nil {
 		return fmt.Errorf("bench: connect to %s: %w", e.url, err)
 	}
 	defer nc.Close()
-	client := carillon.Connect(nc, carillon.WithNames(e.Names))
+	p, err := newPipe(nc, e.Names)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
 	if first {
-		if err := c.putJobs(ctx, client, "putting jobs", 0); err != nil {
+		began := time.Now()
+		c.start = began.Truncate(time.Millisecond)
+		err := p.fill(ctx, 0, c.Jobs, c.jobs(), func(done int) { c.Progress("putting jobs", done, c.Jobs) })
+		if err != nil {
 			return err
 		}
+		c.puts = time.Since(began)
 		if c.Fill {
-			if err := c.fillOutputs(ctx, client, nc, e); err != nil {
+			if err := c.fillOutputs(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), nc, e); err != nil {
 				return err
 			}
 		}
 	}
 	if c.Fill {
-		return c.fillLog(ctx, client, nc, e)
+		return c.fillLog(ctx, p, nc, e)
 	}
 	return nil
 }
 
-// putJobs puts every job so that all make Rate triggers a second together. round changes the payload, so
-// that each put is news.
-func (c *RecoveryConfig) putJobs(ctx context.Context, client *carillon.Client, step string, round int) error {
-	every := time.Duration(c.Jobs) * time.Second / time.Duration(c.Rate)
-	every = every.Truncate(time.Millisecond)
-	start := time.Now().Add(-every).Truncate(time.Millisecond)
-	payload := payloadOf(c.PayloadBytes)
-	copy(payload[1:], strconv.Itoa(round))
-	jobs := func(yield func(carillon.Job) bool) {
-		for i := range c.Jobs {
-			job := carillon.Job{
-				ID: "bench-recovery-" + strconv.Itoa(i), Topic: topic, Payload: payload,
-				Schedule: "@every " + every.String(), Start: start.Add(every * time.Duration(i) / time.Duration(c.Jobs)).Truncate(time.Millisecond),
-			}
-			if !yield(job) {
-				return
-			}
+// jobs makes every job so that all of them make Rate triggers a second together, from when the first was put.
+// A round's payload is its own, so that each put is news.
+func (c *recovery) jobs() func(i int) carillon.Job {
+	every := (time.Duration(c.Jobs) * time.Second / time.Duration(c.Rate)).Truncate(time.Millisecond)
+	start, payload := c.start.Add(-every), payloadOf(c.PayloadBytes)
+	copy(payload[1:len(payload)-1], strconv.Itoa(c.round))
+	return func(i int) carillon.Job {
+		return carillon.Job{
+			ID: "bench-recovery-" + strconv.Itoa(i), Topic: topic, Payload: payload,
+			Schedule: "@every " + every.String(), Start: start.Add(every / time.Duration(c.Jobs) * time.Duration(i)).Truncate(time.Millisecond),
 		}
 	}
-	var failed error
-	done := 0
-	err := client.PutAll(ctx, jobs, putWindow, func(j carillon.Job, _ carillon.JobReply, err error) {
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
-		}
-		done++
-		c.Progress(step, done, c.Jobs)
-	})
-	return errors.Join(err, failed)
 }
 
 // Filling goes by jobs that fire as often as the machine can carry.
@@ -245,28 +257,44 @@ func (c *RecoveryConfig) fillOutputs(ctx context.Context, client *carillon.Clien
 	return err
 }
 
-// fillLog updates every job again and again until one more round would be too much for the log, or until a
-// checkpoint has cut it: more than that it never holds.
-func (c *RecoveryConfig) fillLog(ctx context.Context, client *carillon.Client, nc *nats.Conn, e *engine) error {
+// fillPart is how many jobs are updated between two looks at the log.
+const fillPart = 10_000
+
+// fillCuts is how often checkpoints may cut the log while it is being filled.
+const fillCuts = 5
+
+// fillLog updates jobs until some more updates would be too much for the log. A checkpoint that cuts it
+// before says how much it ever holds: it is filled up to that again.
+func (c *recovery) fillLog(ctx context.Context, p *pipe, nc *nats.Conn, e *engine) error {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}
-	var before, round int64
-	for n := 1; ; n++ {
+	part := min(c.Jobs, fillPart)
+	var before, grown, most int64
+	cuts := 0
+	for n := 0; ; n++ {
 		s, err := js.Stream(ctx, e.Names.LogStream())
 		if err != nil {
 			return fmt.Errorf("bench: filling: %w", err)
 		}
-		held, most := int64(s.CachedInfo().State.Bytes), s.CachedInfo().Config.MaxBytes
-		if n > 1 {
-			round = held - before
+		held, room := int64(s.CachedInfo().State.Bytes), s.CachedInfo().Config.MaxBytes
+		c.Progress("filling the log", int(held>>10), int(room>>10))
+		if n > 0 && held < before {
+			cuts, most = cuts+1, max(most, before)
+		} else if n > 0 {
+			grown = held - before
 		}
-		if round < 0 || float64(held+round) > fillShare*float64(most) {
+		if cuts > 0 {
+			room = most
+		}
+		if float64(held+grown) > fillShare*float64(room) || cuts > fillCuts {
 			return nil
 		}
 		before = held
-		if err := c.putJobs(ctx, client, "filling the log", n); err != nil {
+		c.round++
+		from := n * part % (c.Jobs - part + 1)
+		if err := p.fill(ctx, from, from+part, c.jobs(), func(int) {}); err != nil {
 			return err
 		}
 	}

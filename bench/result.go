@@ -22,7 +22,13 @@ type Result struct {
 	Checks     *Checks           `json:"checks,omitempty"`     // of workloads that fire
 	Targets    []Target          `json:"targets,omitempty"`    // what was to be reached
 	Histograms map[string]string `json:"histograms,omitempty"` // HdrHistogram V2, compressed, base64; µs
+	// Series are what changed during the run. A name ends with the unit of its values.
+	Series map[string][]Point `json:"series,omitempty"`
 }
+
+// Point is one value of a series: the seconds since the run's window began, and the value. Its JSON is
+// [seconds, value].
+type Point [2]float64
 
 // Passed tells whether every check and every target held.
 func (r *Result) Passed() bool {
@@ -120,16 +126,23 @@ func (c *Checks) clean() bool {
 
 // Target is a limit on a figure.
 type Target struct {
-	Figure string  `json:"figure"`
-	Limit  float64 `json:"limit"` // at most
+	Figure  string  `json:"figure"`
+	Limit   float64 `json:"limit"`              // at most, or, with AtLeast, at least
+	AtLeast bool    `json:"at_least,omitempty"` // the figure must reach Limit; else it must not exceed it
 	// Floor is three times what the machine's own timer did at that percentile in the same run; where it
 	// is above Limit it takes its place. 0: Limit alone counts.
 	Floor float64 `json:"floor,omitempty"`
 	Met   bool    `json:"met"`
 }
 
+// newTarget is a figure that must not exceed limit, or floor where that is more.
 func newTarget(f Figures, name string, limit, floor float64) Target {
 	return Target{Figure: name, Limit: limit, Floor: floor, Met: f.Get(name) <= max(limit, floor)}
+}
+
+// newLeast is a figure that must reach limit.
+func newLeast(f Figures, name string, limit float64) Target {
+	return Target{Figure: name, Limit: limit, AtLeast: true, Met: f.Get(name) >= limit}
 }
 
 // Table writes the result for people.
@@ -154,11 +167,14 @@ func (r *Result) Table(w io.Writer) error {
 		if v.Met {
 			verdict = "met"
 		}
-		floor := ""
+		than, floor := "<=", ""
+		if v.AtLeast {
+			than = ">="
+		}
 		if v.Floor > 0 {
 			floor = fmt.Sprintf(" (or %s, three times the bare sleep)", number(v.Floor))
 		}
-		fmt.Fprintf(t, "  target %s\t%s: %s <= %s%s\n", verdict, v.Figure, number(r.Figures.Get(v.Figure)), number(v.Limit), floor)
+		fmt.Fprintf(t, "  target %s\t%s: %s %s %s%s\n", verdict, v.Figure, number(r.Figures.Get(v.Figure)), than, number(v.Limit), floor)
 	}
 	return t.Flush()
 }

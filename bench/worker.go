@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,9 +31,11 @@ import (
 type workerStart struct {
 	Name        string `json:"name"`   // of its durable consumers
 	Prefix      string `json:"prefix"` // of the plan's jobs
+	Topic       string `json:"topic"`  // default that of every load; with one of its own no gaps are looked for
 	Partitions  int    `json:"partitions"`
 	Concurrency int    `json:"concurrency"`
-	Raw         string `json:"raw,omitempty"` // file for every trigger as CSV
+	Raw         string `json:"raw,omitempty"`  // file for every trigger as CSV
+	Soak        bool   `json:"soak,omitempty"` // plan after plan, see soakWork
 }
 
 type workerReady struct {
@@ -44,7 +47,12 @@ type workerReport struct {
 	Received string `json:"received"` // due to received, an encoded histogram
 	Stored   string `json:"stored"`   // due to the stream's own timestamp
 	Error    string `json:"error,omitempty"`
+	// Missing names the first few triggers that are, <job>@<due unix ms>.
+	Missing []string `json:"missing,omitempty"`
 }
+
+// missingNamed is how many of them.
+const missingNamed = 5
 
 // patience is how long a worker waits for what is missing after the window has ended.
 const patience = 10 * time.Second
@@ -57,13 +65,16 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	if err := input.Decode(&start); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
+	if start.Soak {
+		return soakWork(ctx, nc, names, start, input, output)
+	}
 	w := &worker{prefix: start.Prefix}
 	working, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- carillon.Connect(nc, carillon.WithNames(names)).Work(working, carillon.WorkerOptions{
-			Topic: topic, Name: start.Name, Concurrency: start.Concurrency, StartNew: true,
+			Topic: cmp.Or(start.Topic, topic), Name: start.Name, Concurrency: start.Concurrency, StartNew: true,
 			OnError: func(_ *carillon.Trigger, err error) { w.fail(err) },
 		}, w.handle)
 	}()
@@ -78,9 +89,13 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	if err := input.Decode(&p); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	report, err := w.await(ctx, &p, func() (map[numbered]struct{}, error) {
-		return inStreams(ctx, nc, names, start.Partitions, time.UnixMilli(p.From))
-	})
+	var stored func() (map[numbered]struct{}, error)
+	if start.Topic == "" {
+		stored = func() (map[numbered]struct{}, error) {
+			return inStreams(ctx, nc, names, start.Partitions, time.UnixMilli(p.From))
+		}
+	}
+	report, err := w.await(ctx, &p, stored)
 	if err != nil {
 		return err
 	}
@@ -132,6 +147,12 @@ type arrival struct {
 	job       int32 // its number in the plan; -1 for a job that is not the plan's
 	partition int32
 	again     bool // not the first delivery
+}
+
+// sighting is the message in which a fire came: its output, and when the stream took it.
+type sighting struct {
+	numbered
+	stored int64 // unix ns
 }
 
 const chunkSize = 1 << 14
@@ -190,18 +211,22 @@ func (w *worker) fail(err error) {
 }
 
 // await reports when all that was planned has arrived, or the patience is over. Where output numbers are
-// missing between those that arrived, stored tells which the streams hold: events, or triggers of others.
+// missing between those that arrived, stored tells which the streams hold: events, or triggers of others;
+// without it no gaps are counted.
 func (w *worker) await(ctx context.Context, p *plan, stored func() (map[numbered]struct{}, error)) (workerReport, error) {
 	select { // looking earlier would only be in the way of what arrives
 	case <-ctx.Done():
 		return workerReport{}, ctx.Err()
 	case <-time.After(time.Until(time.UnixMilli(p.To))):
 	}
-	until := time.UnixMilli(p.To).Add(patience)
+	until := time.Now().Add(patience)
 	for {
 		over := time.Now().After(until)
 		arrivals, failed := w.arrived()
 		report, err := judge(p, arrivals, nil)
+		if stored == nil {
+			report.Checks.Gaps = 0
+		}
 		if err == nil && report.Checks.Gaps > 0 && (report.Checks.Missing == 0 || over) {
 			var others map[numbered]struct{}
 			if others, err = stored(); err == nil {
@@ -288,12 +313,13 @@ func readStream(ctx context.Context, js jetstream.JetStream, name string, at fro
 // judge holds what arrived against the plan. others are outputs known to be stored without having arrived.
 func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerReport, err error) {
 	base := make([]int, len(p.First)+1)
+	var c Checks
 	for i := range p.First {
-		base[i+1] = base[i] + p.fires(i)
+		base[i+1] = base[i] + p.slots(i)
+		c.Expected += p.fires(i)
 	}
-	c := Checks{Expected: base[len(p.First)]}
-	seen := make([]numbered, c.Expected) // by which output; outputs begin with 1
-	outputs := make(map[int32][]uint64)  // by partition, up to the last of the window
+	seen := make([]sighting, base[len(p.First)]) // in which message; outputs begin with 1
+	outputs := make(map[int32][]uint64)          // by partition, up to the last of the window
 	for n := range others {
 		outputs[n.partition] = append(outputs[n.partition], n.output)
 	}
@@ -318,14 +344,12 @@ func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerR
 		at := &seen[base[i]+k]
 		switch {
 		case at.output == 0:
-			*at = n
-		case *at != n:
-			c.Duplicate++
+			*at = sighting{n, a.stored}
+		case *at == sighting{n, a.stored} && (a.again || p.Kills):
+			c.Redelivered += bit(!a.again) // the same message once more
 			continue
-		case a.again:
-			continue // the same message once more
 		default:
-			c.Duplicate++ // the same number in two messages
+			c.Duplicate++ // another message, of the same number or of another one
 			continue
 		}
 		due := a.scheduled * 1e6
@@ -335,9 +359,14 @@ func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerR
 		record(received, a.received-due)
 		record(stored, a.stored-due)
 	}
-	for _, s := range seen {
-		if s.output == 0 {
-			c.Missing++
+	for i := range p.First {
+		for k, s := range seen[base[i] : base[i]+p.fires(i)] {
+			if s.output > 0 {
+				continue
+			}
+			if c.Missing++; c.Missing <= missingNamed {
+				r.Missing = append(r.Missing, carillon.FormatTriggerID(p.Prefix+strconv.Itoa(i), p.due(i, k)))
+			}
 		}
 	}
 	for partition, numbers := range outputs {

@@ -20,6 +20,9 @@ import (
 func newBenchCommand(a *app) *cobra.Command {
 	c := group("bench", "Measure the engine, beside what the machine itself can do",
 		newBenchLatenessCommand(a), newBenchRecoveryCommand(a), newBenchCeilingCommand(a), newBenchWorkerCommand(a),
+		newBenchDispatchCommand(a), newBenchBurstCommand(a),
+		newBenchCommandsCommand(a), newBenchClientsCommand(a), newBenchChurnCommand(a), newBenchIdleCommand(a), newBenchSoakCommand(a),
+		newBenchReportCommand(a),
 	)
 	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.
 
@@ -50,7 +53,7 @@ func (a *app) dial(url string) (*nats.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nats.Connect(url, options...)
+	return nats.Connect(url, append(options, bench.Reconnect()...)...)
 }
 
 // childFlags are the flags of the connection again, for a process of our own, without the server's.
@@ -214,7 +217,7 @@ func newBenchCeilingCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// newBenchWorkerCommand is the worker's process of bench lateness, which starts it.
+// newBenchWorkerCommand is the worker's process of bench lateness and others, which start it.
 func newBenchWorkerCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker",
@@ -222,7 +225,7 @@ func newBenchWorkerCommand(a *app) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			nc, _, err := a.connect(nats.Name("carillon bench worker"))
+			nc, _, err := a.connect(append(bench.Reconnect(), nats.Name("carillon bench worker"))...)
 			if err != nil {
 				return err
 			}

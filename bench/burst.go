@@ -1,0 +1,382 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// BurstConfig says how RunBurst runs. The zero value of a field is its default.
+type BurstConfig struct {
+	Service       Service  `json:"-"`
+	WorkerCommand []string `json:"-"` // see LatenessConfig
+
+	Jobs         int  `json:"jobs"`                 // due in one millisecond; default 1,000,000
+	SideRate     int  `json:"side_triggers_per_s"`  // of unrelated jobs, of high and of normal priority each; default 500
+	PayloadBytes int  `json:"payload_bytes"`        // default 200
+	Partitions   int  `json:"partitions,omitempty"` // of an engine that is started for the run; default its own
+	PersistAsync bool `json:"persist_async"`        // an engine, and a ceiling, whose output streams acknowledge before they write
+	Rounds       int  `json:"rounds"`               // of the ceiling, before the burst and again after it; default 2
+
+	Pause time.Duration `json:"-"` // between the ceiling, the puts and the burst; default 3 s
+
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c BurstConfig) withDefaults() (BurstConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if len(c.WorkerCommand) == 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return c, fmt.Errorf("bench: %w", err)
+		}
+		c.WorkerCommand = []string{exe, "bench", "worker", "--server"}
+	}
+	if c.Jobs == 0 {
+		c.Jobs = 1_000_000
+	}
+	if c.SideRate == 0 {
+		c.SideRate = 500
+	}
+	if c.PayloadBytes == 0 {
+		c.PayloadBytes = 200
+	}
+	if c.Rounds == 0 {
+		c.Rounds = 2
+	}
+	if c.Pause == 0 {
+		c.Pause = 3 * time.Second
+	}
+	if c.Progress == nil {
+		c.Progress = func(string, int, int) {}
+	}
+	return c, nil
+}
+
+// Validate names the first field that cannot be used.
+func (c BurstConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Jobs < 1000 || c.Jobs > 20_000_000:
+		return fmt.Errorf("bench: Jobs is %d, must be 1,000 to 20,000,000", c.Jobs)
+	case c.SideRate < 1 || c.SideRate > 10_000:
+		return fmt.Errorf("bench: SideRate is %d, must be 1 to 10,000 triggers a second", c.SideRate)
+	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
+		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	case c.Rounds < 1:
+		return fmt.Errorf("bench: Rounds is %d, must be 1 or more", c.Rounds)
+	case c.Pause < 0:
+		return fmt.Errorf("bench: Pause %s is negative", c.Pause)
+	}
+	return c.Service.validateOwn(c.Partitions, c.PersistAsync)
+}
+
+// What a burst is to show.
+const (
+	leastDrain   = 0.8 // of the chained ceiling
+	limitHighP99 = 50  // ms
+)
+
+// Of the burst's jobs, one in a hundred is of high priority and one of low.
+const priorityShare = 100
+
+var priorities = []carillon.Priority{carillon.High, carillon.Normal, carillon.Low}
+
+func priorityOf(i int) carillon.Priority {
+	switch i % priorityShare {
+	case 0:
+		return carillon.High
+	case 1:
+		return carillon.Low
+	}
+	return carillon.Normal
+}
+
+// RunBurst has many jobs come due in one millisecond, and measures how fast they drain into the output
+// streams, by the streams' own timestamps, beside the chained ceiling of the same run. While they do, unrelated
+// jobs of high and of normal priority come due, and two workers in processes of their own take their triggers:
+// what is due from the burst's millisecond until its last trigger is stored counts.
+func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	e, err := c.Service.unbounded(c.Partitions, c.PersistAsync).open(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	r = Result{Workload: "burst", Params: c, Machine: thisMachine(e.dir), Checks: &Checks{}, Histograms: make(map[string]string)}
+	o, err := e.outputs(ctx)
+	if err != nil {
+		return r, err
+	}
+	defer o.nc.Close()
+	r.Machine.NATS = o.nc.ConnectedServerVersion()
+	if err := o.holds(c.Jobs, c.PayloadBytes); err != nil {
+		return r, err
+	}
+
+	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	m, err := openCeiling(CeilingConfig{Service: c.Service, Messages: c.Jobs, PayloadBytes: c.PayloadBytes})
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, m.close()) }()
+	m.job = run + "b-123456"
+	var ceilings []float64
+	measureCeiling := func() error {
+		for range c.Rounds {
+			c.Progress("ceiling", len(ceilings), 2*c.Rounds)
+			rate, err := m.chained(ctx, chains{streams: e.partitions, mode: o.mode})
+			if err != nil {
+				return fmt.Errorf("bench: ceiling: %w", err)
+			}
+			ceilings = append(ceilings, rate)
+			if err := waitUntil(ctx, c.Progress, "pause", time.Now().Add(c.Pause)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := measureCeiling(); err != nil {
+		return r, err
+	}
+	b := &burst{BurstConfig: c, engine: e, out: o, result: &r}
+	if err := errors.Join(b.measure(ctx, run), b.forget(ctx, run)); err != nil {
+		return r, err
+	}
+	if err := e.close(); err != nil { // its unrelated jobs would go on firing beside the ceiling
+		return r, err
+	}
+	runtime.GC()
+	if err := measureCeiling(); err != nil {
+		return r, err
+	}
+	r.Machine.Load[1] = load1()
+	ceiling := median(ceilings)
+	r.Figures.add("ceiling_chained_per_s", ceiling)
+	r.Figures.add("ratio_chained", r.Figures.Get("drained_per_s")/ceiling)
+	r.Targets = []Target{
+		newLeast(r.Figures, "ratio_chained", leastDrain),
+		newTarget(r.Figures, "high_lateness_p99_ms", limitHighP99, 0),
+	}
+	return r, nil
+}
+
+// burst is the part of a run with the engine.
+type burst struct {
+	BurstConfig
+	engine *engine
+	out    *outputs
+	result *Result
+}
+
+// The names of the unrelated loads of a run.
+func highSide(run string) string   { return run + "h" }
+func normalSide(run string) string { return run + "n" }
+
+// forget removes what the burst left in a service that goes on.
+func (b *burst) forget(ctx context.Context, run string) error {
+	err := b.engine.forget(ctx, b.out.nc, run)
+	if b.engine.Server == "" {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	for _, s := range b.out.streams {
+		for _, name := range []string{highSide(run), normalSide(run)} {
+			if e := s.DeleteConsumer(ctx, name); !errors.Is(e, jetstream.ErrConsumerNotFound) {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	return err
+}
+
+func (b *burst) measure(ctx context.Context, run string) (err error) {
+	s := newSalvo(run+"b-", b.Jobs, 1)
+	s.progress = b.Progress
+	payload := payloadOf(b.PayloadBytes)
+	var high, normal *side
+	s.job = func(i int) carillon.Job {
+		due := time.UnixMilli(s.From).UTC().Format(carillon.TimeFormat)
+		return carillon.Job{ID: s.id(i), Topic: s.topic(), Priority: priorityOf(i), Payload: payload, Schedule: "@at " + due}
+	}
+	if high, err = b.side(highSide(run), carillon.High); err != nil {
+		return err
+	}
+	defer high.worker.stop()
+	if normal, err = b.side(normalSide(run), carillon.Normal); err != nil {
+		return err
+	}
+	defer normal.worker.stop()
+	after, err := b.out.ends(ctx)
+	if err != nil {
+		return err
+	}
+
+	s.placed = func() error { return errors.Join(high.put(ctx, b, s.From), normal.put(ctx, b, s.From)) }
+	if err := s.put(ctx, b.out.nc, b.engine.Names, new(time.Duration), b.Pause); err != nil {
+		return err
+	}
+	before := b.engine.usage()
+	sleep := newHistogram()
+	measuring, stop := context.WithCancel(ctx)
+	slept := make(chan struct{})
+	go func() { sleepUntilDone(measuring, sleep); close(slept) }()
+	awaited := b.out.await(ctx, s)
+	stop()
+	<-slept
+	if awaited != nil {
+		return awaited
+	}
+	used := b.engine.usage()
+
+	var times []int64
+	lateness := make(map[carillon.Priority]*hdrhistogram.Histogram)
+	for _, p := range priorities {
+		lateness[p] = newHistogram()
+	}
+	found, err := b.out.tally(ctx, after, s, func(i int, due, stored int64) {
+		times = append(times, stored)
+		record(lateness[priorityOf(i)], stored-due)
+	})
+	if err != nil {
+		return err
+	}
+	b.result.Checks.add(found)
+	if len(times) == 0 {
+		return fmt.Errorf("bench: none of %d triggers was stored", s.triggers())
+	}
+	s.drained(times, b.result)
+	f := &b.result.Figures
+	for _, v := range []*side{high, normal} {
+		if err := v.report(s, b.result); err != nil {
+			return err
+		}
+	}
+	for _, p := range priorities {
+		f.quantiles("burst_"+p.String()+"_stored", lateness[p], 50, 99, 100)
+		if b.result.Histograms["burst_"+p.String()+"_stored_us"], err = encode(lateness[p]); err != nil {
+			return err
+		}
+	}
+	f.quantiles("sleep", sleep, 50, 99, 100)
+	if b.result.Histograms["sleep_us"], err = encode(sleep); err != nil {
+		return err
+	}
+	if b.engine.cmd != nil {
+		f.add("engine_cpu_us_per_trigger", float64((used.cpu-before.cpu).Microseconds())/float64(len(times)))
+		f.add("engine_resident_mib", used.residentMiB)
+	}
+	return nil
+}
+
+// drainStep is the width of the drain's histogram over time.
+const drainStep = 100 * time.Millisecond
+
+// drained tells how a burst came into the streams. times are unix ns, one at least; it sorts them.
+func (s *salvo) drained(times []int64, r *Result) {
+	all, middle := rates(times)
+	due := s.From * 1e6
+	took := time.Duration(times[len(times)-1] - due)
+	r.Figures.add("drained_per_s", float64(len(times))/took.Seconds())
+	r.Figures.add("drained_s", took.Seconds())
+	r.Figures.add("stored_per_s", all)
+	r.Figures.add("stored_middle_per_s", middle)
+	counts := make([]Point, took/drainStep+1)
+	for i := range counts {
+		counts[i][0] = (time.Duration(i) * drainStep).Seconds()
+	}
+	for _, t := range times {
+		counts[max(0, time.Duration(t-due)/drainStep)][1]++
+	}
+	r.Series = map[string][]Point{"stored_per_100ms": counts}
+}
+
+// side is a small load of jobs that have nothing to do with the burst, due once a second each, and its worker.
+type side struct {
+	name     string // of its jobs' ids, its topic and its consumers
+	priority carillon.Priority
+	plan     plan
+	worker   *workerProcess
+}
+
+func (b *burst) side(name string, priority carillon.Priority) (v *side, err error) {
+	v = &side{name: name, priority: priority, plan: plan{Prefix: name + "-"}}
+	for i := range b.SideRate {
+		v.plan.First = append(v.plan.First, int64(i)*everySecond/int64(b.SideRate))
+		v.plan.Every = append(v.plan.Every, everySecond)
+	}
+	v.worker, err = startWorker(b.WorkerCommand, b.engine, workerStart{Name: name, Prefix: v.plan.Prefix, Topic: name, Concurrency: 16})
+	return v, err
+}
+
+// put puts the jobs, to be due from a time on, unix ms.
+func (v *side) put(ctx context.Context, b *burst, from int64) error {
+	v.plan.From = from
+	payload := payloadOf(b.PayloadBytes)
+	jobs := func(yield func(carillon.Job) bool) {
+		for i, first := range v.plan.First {
+			if !yield(carillon.Job{
+				ID: v.plan.Prefix + strconv.Itoa(i), Topic: v.name, Priority: v.priority, Payload: payload,
+				Schedule: "@every 1s", Start: time.UnixMilli(from + first).UTC(), Misfire: carillon.FireAll,
+			}) {
+				return
+			}
+		}
+	}
+	var failed error
+	err := carillon.Connect(b.out.nc, carillon.WithNames(b.engine.Names)).PutAll(ctx, jobs, putWindow, func(j carillon.Job, _ carillon.JobReply, err error) {
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
+		}
+	})
+	return errors.Join(err, failed)
+}
+
+// report asks the worker for what was due while the burst drained.
+func (v *side) report(s *salvo, r *Result) error {
+	v.plan.To = s.From + int64(r.Figures.Get("drained_s")*1000)
+	if err := v.worker.send(&v.plan); err != nil {
+		return err
+	}
+	w, err := v.worker.report()
+	if err != nil {
+		return err
+	}
+	r.Checks.add(w.Checks)
+	received, err := decode(w.Received)
+	if err != nil {
+		return err
+	}
+	name := v.priority.String()
+	stored, err := decode(w.Stored)
+	if err != nil {
+		return err
+	}
+	r.Figures.quantiles(name+"_lateness", received, 50, 99, 100)
+	r.Figures.quantiles(name+"_stored", stored, 50, 99, 100)
+	r.Histograms[name+"_received_us"], r.Histograms[name+"_stored_us"] = w.Received, w.Stored
+	if w.Error != "" {
+		return fmt.Errorf("bench: the worker met an error on its way: %s", w.Error)
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package bench
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestBurst(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c := BurstConfig{
+		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
+		Jobs: 20_000, SideRate: 400, Partitions: 2, Rounds: 1, Pause: time.Second,
+	}
+	r, err := RunBurst(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Beside the burst's own, whatever else was due until it was drained.
+	if !r.Checks.clean() || r.Checks.Expected <= 20_000 {
+		t.Errorf("checks are %+v, expected more than 20,000 triggers and nothing wrong", r.Checks)
+	}
+	for _, name := range []string{
+		"drained_per_s", "drained_s", "ceiling_chained_per_s", "ratio_chained",
+		"high_lateness_p50_ms", "high_lateness_p99_ms", "high_lateness_max_ms", "normal_lateness_p99_ms",
+		"burst_high_stored_p50_ms", "burst_normal_stored_p99_ms", "burst_low_stored_max_ms",
+	} {
+		if r.Figures.Get(name) <= 0 {
+			t.Errorf("%s is %v", name, r.Figures.Get(name))
+		}
+	}
+	if high, normal, low := r.Figures.Get("burst_high_stored_p50_ms"), r.Figures.Get("burst_normal_stored_p50_ms"), r.Figures.Get("burst_low_stored_p50_ms"); high > normal || normal > low {
+		t.Errorf("the middle of high, normal and low priority came after %v, %v, %v ms", high, normal, low)
+	}
+	stored := 0.
+	for _, p := range r.Series["stored_per_100ms"] {
+		stored += p[1]
+	}
+	if stored != 20_000 {
+		t.Errorf("the drain over time is of %v triggers", stored)
+	}
+	for _, name := range []string{"high_received_us", "normal_received_us", "burst_low_stored_us", "sleep_us"} {
+		if h, err := decode(r.Histograms[name]); err != nil || h.TotalCount() == 0 {
+			t.Errorf("histogram %s: %v", name, err)
+		}
+	}
+	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestDrained(t *testing.T) {
+	s := newSalvo("x-", 4, 1)
+	s.From = 1_000_000
+	at := func(ms int64) int64 { return (s.From + ms) * 1e6 }
+	var r Result
+	s.drained([]int64{at(400), at(0), at(99), at(100)}, &r)
+	if perS, took := r.Figures.Get("drained_per_s"), r.Figures.Get("drained_s"); perS != 10 || took != 0.4 {
+		t.Errorf("drained at %v/s in %v s, expected 4 in 0.4 s", perS, took)
+	}
+	want := []Point{{0, 2}, {0.1, 1}, {0.2, 0}, {0.3, 0}, {0.4, 1}}
+	if got := r.Series["stored_per_100ms"]; !slices.Equal(got, want) {
+		t.Errorf("over time %v, expected %v", got, want)
+	}
+	b, err := json.Marshal(r.Series)
+	if err != nil || string(b) != `{"stored_per_100ms":[[0,2],[0.1,1],[0.2,0],[0.3,0],[0.4,1]]}` {
+		t.Errorf("as JSON: %s, %v", b, err)
+	}
+}

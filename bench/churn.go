@@ -1,0 +1,319 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// ChurnConfig says how RunChurn runs. The zero value of a field is its default.
+type ChurnConfig struct {
+	Service       Service  `json:"-"`
+	WorkerCommand []string `json:"-"` // as in LatenessConfig
+
+	Rate         int           `json:"jobs_due_per_s"` // one-shots, half of which are changed; default 5,000
+	Duration     time.Duration `json:"-"`              // whole seconds; default 30 s
+	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
+	Nearest      time.Duration `json:"-"`              // a change is sent this long before the job is due at the least; default 50 ms
+	Farthest     time.Duration `json:"-"`              // and this long at most; default 500 ms
+	NearestMS    float64       `json:"nearest_ms"`     // Nearest, as it stands in the result
+	FarthestMS   float64       `json:"farthest_ms"`    // and Farthest
+	PayloadBytes int           `json:"payload_bytes"`  // default 200
+	Concurrency  int           `json:"concurrency"`    // handlers of the worker; default 64
+
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c ChurnConfig) withDefaults() (ChurnConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if len(c.WorkerCommand) == 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return c, fmt.Errorf("bench: %w", err)
+		}
+		c.WorkerCommand = []string{exe, "bench", "worker", "--server"}
+	}
+	if c.Rate == 0 {
+		c.Rate = 5000
+	}
+	if c.Duration == 0 {
+		c.Duration = 30 * time.Second
+	}
+	c.Seconds = int(c.Duration / time.Second)
+	if c.Nearest == 0 && c.Farthest == 0 {
+		c.Nearest, c.Farthest = 50*time.Millisecond, 500*time.Millisecond
+	}
+	c.NearestMS, c.FarthestMS = c.Nearest.Seconds()*1000, c.Farthest.Seconds()*1000
+	if c.PayloadBytes == 0 {
+		c.PayloadBytes = 200
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 64
+	}
+	if c.Progress == nil {
+		c.Progress = func(string, int, int) {}
+	}
+	return c, nil
+}
+
+// Validate names the first field that cannot be used.
+func (c ChurnConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Rate < 1 || c.Rate > 1_000_000:
+		return fmt.Errorf("bench: Rate is %d, must be 1 to 1,000,000 jobs due a second", c.Rate)
+	case c.Duration < time.Second || c.Duration%time.Second != 0:
+		return fmt.Errorf("bench: Duration is %s, must be whole seconds", c.Duration)
+	case c.Nearest < 0 || c.Nearest > c.Farthest:
+		return fmt.Errorf("bench: Nearest is %s, must be 0 to Farthest, %s", c.Nearest, c.Farthest)
+	case c.Farthest > c.Duration:
+		return fmt.Errorf("bench: Farthest is %s, must not exceed the Duration, %s", c.Farthest, c.Duration)
+	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
+		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	case c.Concurrency < 1:
+		return fmt.Errorf("bench: Concurrency is %d, must be 1 or more", c.Concurrency)
+	}
+	return nil
+}
+
+const (
+	// surely is how long before the due time a cancel must be acknowledged to win for sure (docs/protocol.md).
+	surely = 10 * time.Millisecond
+	// Jobs that are moved to later are due again after one to three seconds.
+	churnLater = 3 * time.Second
+)
+
+// RunChurn has one-shots fire at a fixed rate while every second one of them is deleted, or moved to an
+// earlier or a later time, shortly before it is due. The commands are sent at times fixed beforehand,
+// whatever their answers. No fire may come of what was cancelled, and exactly one of everything else.
+//
+// A cancel that was acknowledged 10 ms or more before the due time wins, whatever else the reply says. Of
+// a later one the reply tells: a job whose last_scheduled is the due time has fired, and no other has.
+func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	r = Result{Workload: "churn", Params: c}
+	e, err := c.Service.open(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.Machine = thisMachine(e.dir)
+	defer func() { err = errors.Join(err, e.close()) }()
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	r.Machine.NATS = nc.ConnectedServerVersion()
+	p, err := newPipe(nc, e.Names)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+
+	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	w, err := startWorker(c.WorkerCommand, e, workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
+	if err != nil {
+		return r, err
+	}
+	defer w.stop()
+	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+	l := newLoad(run+"-", Mix{OneShots: 1}, c.Rate, c.Duration, c.PayloadBytes)
+	err = l.put(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) })
+	if err != nil {
+		return r, err
+	}
+
+	begins := time.UnixMilli(l.plan.From)
+	if err := waitUntil(ctx, c.Progress, "waiting for the first", begins); err != nil {
+		return r, err
+	}
+	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
+	defer stop()
+	type outcome struct {
+		floor
+		err error
+	}
+	floors := make(chan outcome, 1)
+	go func() {
+		f, err := measureFloor(measuring, nc, "BENCH_"+run, e.dir, l.payload)
+		floors <- outcome{f, err}
+	}()
+	before := e.usage()
+	changes, latency := c.changes(l), newHistogram()
+	err = c.send(ctx, p, l, changes, latency)
+	cpu := e.usage().cpu - before.cpu
+	took := time.Since(begins)
+	f := <-floors
+	if err := errors.Join(err, f.err); err != nil {
+		return r, err
+	}
+
+	counts, err := settleChanges(&l.plan, changes)
+	if err != nil {
+		return r, err
+	}
+	c.Progress("collecting", 0, 1)
+	if err := w.send(&l.plan); err != nil {
+		return r, err
+	}
+	report, err := w.report()
+	if err != nil {
+		return r, err
+	}
+	r.Machine.Load[1] = load1()
+	received, err := decode(report.Received)
+	if err != nil {
+		return r, err
+	}
+	r.Checks = &report.Checks
+	r.Figures.add("triggers_per_s", float64(received.TotalCount())/took.Seconds())
+	r.Figures.add("changes_per_s", float64(len(changes))/took.Seconds())
+	r.Figures.add("cancelled", float64(counts.cancelled))
+	r.Figures.add("moved_later", float64(counts.later))
+	r.Figures.add("moved_earlier", float64(counts.earlier))
+	r.Figures.add("fired_before_the_change", float64(counts.fired))
+	r.Figures.add("acknowledged_too_late_to_be_sure", float64(counts.late))
+	r.Figures.quantiles("received", received, 50, 90, 99, 99.9, 100)
+	r.Figures.quantiles("change_latency", latency, 50, 99, 99.9, 100)
+	r.Figures.quantiles("sleep", f.sleep, 50, 99, 99.9, 100)
+	r.Figures.quantiles("round_trip", f.round, 50, 99, 100)
+	if e.cmd != nil {
+		r.Figures.add("engine_cpu_percent", 100*cpu.Seconds()/took.Seconds())
+	}
+	changed, err := encode(latency)
+	if err != nil {
+		return r, err
+	}
+	sleep, err := encode(f.sleep)
+	if err != nil {
+		return r, err
+	}
+	r.Histograms = map[string]string{"received_us": report.Received, "stored_us": report.Stored, "change_latency_us": changed, "sleep_us": sleep}
+	if report.Error != "" {
+		return r, fmt.Errorf("bench: the worker met an error on its way: %s", report.Error)
+	}
+	return r, nil
+}
+
+// change is one command that cancels or moves a job.
+type change struct {
+	job  int
+	at   time.Time // when to send it
+	due  int64     // of the job until then, unix ms
+	move int64     // where to, unix ms; 0: it is cancelled
+
+	acked time.Time
+	reply carillon.JobReply
+	err   error
+}
+
+// changes plans a change for every second job, but for those due too early in the window, ordered by time.
+func (c *ChurnConfig) changes(l *load) (changes []change) {
+	for i := 1; i < len(l.plan.First); i += 2 {
+		if l.plan.First[i] <= c.Farthest.Milliseconds()+1 {
+			continue
+		}
+		ahead := c.Nearest + rand.N(c.Farthest-c.Nearest+1)
+		v := change{job: i, due: l.plan.From + l.plan.First[i]}
+		v.at = time.UnixMilli(v.due).Add(-ahead)
+		switch i / 2 % 4 {
+		case 0:
+			v.move = v.due + churnLater.Milliseconds()/3 + rand.N(churnLater.Milliseconds()*2/3)
+		case 1:
+			v.move = v.due - 1 - rand.N(ahead.Milliseconds()+1)
+		}
+		changes = append(changes, v)
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.at.UnixNano(), b.at.UnixNano()) })
+	return changes
+}
+
+// send sends each change at its time, and waits for the answers and for the end of the window.
+func (c *ChurnConfig) send(ctx context.Context, p *pipe, l *load, changes []change, latency *hdrhistogram.Histogram) error {
+	err := pace(ctx, len(changes), func(i int) time.Time { return changes[i].at }, func(i int, at time.Time) error {
+		v := &changes[i]
+		c.Progress("measuring", i, len(changes))
+		job := l.job(v.job)
+		verb, body := carillon.VerbDelete, []byte(nil)
+		if v.move != 0 {
+			job.Schedule = "@at " + time.UnixMilli(v.move).UTC().Format(carillon.TimeFormat)
+			verb, body = carillon.VerbPut, carillon.AppendPut(nil, &job, nil)
+		}
+		return p.send(verb, job.ID, body, func(a answer) {
+			v.acked = time.Now()
+			record(latency, int64(v.acked.Sub(at)))
+			if v.err = a.err; v.err == nil {
+				v.reply, v.err = carillon.ParseJobReply(a.body)
+			}
+		})
+	})
+	if err == nil {
+		err = p.drain(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
+}
+
+// churned counts changes by what they were and by what came of them.
+type churned struct {
+	cancelled, later, earlier int
+	fired                     int // before the change
+	late                      int // acknowledged less than 10 ms before the due time
+}
+
+// settleChanges changes the plan as the changes did.
+func settleChanges(p *plan, changes []change) (n churned, err error) {
+	p.Then = make([]int64, len(p.First))
+	for i := range p.Then {
+		p.Then[i] = -1
+	}
+	for _, v := range changes {
+		if v.err != nil {
+			return n, fmt.Errorf("bench: changing %s%d: %w", p.Prefix, v.job, v.err)
+		}
+		sure := !v.acked.Add(surely).After(time.UnixMilli(v.due))
+		fired := !v.reply.LastScheduled.IsZero() && v.reply.LastScheduled.UnixMilli() == v.due
+		n.late += bit(!sure)
+		n.fired += bit(fired)
+		if sure || !fired {
+			p.First[v.job] = -1
+		}
+		switch {
+		case v.move == 0:
+			n.cancelled++
+			continue
+		case v.move > v.due:
+			n.later++
+		default:
+			n.earlier++
+		}
+		// No version fires at or before what was fired under the same id.
+		if v.move > v.due || !fired {
+			p.Then[v.job] = v.move - p.From
+			p.To = max(p.To, v.move+1)
+		}
+	}
+	return n, nil
+}

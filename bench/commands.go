@@ -1,0 +1,430 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// CommandsConfig says how RunCommands runs. The zero value of a field is its default.
+type CommandsConfig struct {
+	Service Service `json:"-"`
+	// ClientsCommand runs Clients in a process of its own; the engine's URL is added to it. Default: this
+	// binary's own "bench clients --server".
+	ClientsCommand []string `json:"-"`
+	// ImportCommand reads jobs as NDJSON; the engine's URL and the file are added to it, and it prints what
+	// `carillon job import --json` does. Default: that, with "--server".
+	ImportCommand []string `json:"-"`
+
+	Jobs         int           `json:"jobs"`          // that many clients create, and then update; default 300,000
+	Imports      int           `json:"imports"`       // jobs imported; default 200,000
+	Clients      int           `json:"clients"`       // connections of the many; default 64
+	Window       int           `json:"window"`        // commands that each of them has under way; default 16
+	Offered      int           `json:"offered_per_s"` // creates a second of the open loop; default 30,000
+	Duration     time.Duration `json:"-"`             // of the open loop; default 10 s
+	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
+	Rounds       int           `json:"rounds"`        // of the single client, a second for each kind of command; default 3
+	RoundTime    time.Duration `json:"-"`             // that second
+	PayloadBytes int           `json:"payload_bytes"` // default 200
+
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c CommandsConfig) withDefaults() (CommandsConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return c, fmt.Errorf("bench: %w", err)
+	}
+	if len(c.ClientsCommand) == 0 {
+		c.ClientsCommand = []string{exe, "bench", "clients", "--server"}
+	}
+	if len(c.ImportCommand) == 0 {
+		c.ImportCommand = []string{exe, "job", "import", "--json", "--server"}
+	}
+	for _, v := range []struct {
+		value   *int
+		initial int
+	}{{&c.Jobs, 300_000}, {&c.Imports, 200_000}, {&c.Clients, 64}, {&c.Window, 16}, {&c.Offered, 30_000}, {&c.Rounds, 3}, {&c.PayloadBytes, 200}} {
+		if *v.value == 0 {
+			*v.value = v.initial
+		}
+	}
+	if c.Duration == 0 {
+		c.Duration = 10 * time.Second
+	}
+	c.Seconds = c.Duration.Seconds()
+	if c.RoundTime == 0 {
+		c.RoundTime = time.Second
+	}
+	if c.Progress == nil {
+		c.Progress = func(string, int, int) {}
+	}
+	return c, nil
+}
+
+// Validate names the first field that cannot be used.
+func (c CommandsConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Jobs < 2:
+		return fmt.Errorf("bench: Jobs is %d, must be 2 or more", c.Jobs)
+	case c.Imports < 1:
+		return fmt.Errorf("bench: Imports is %d, must be 1 or more", c.Imports)
+	case c.Clients < 1 || c.Clients > 10_000:
+		return fmt.Errorf("bench: Clients is %d, must be 1 to 10,000", c.Clients)
+	case c.Window < 1:
+		return fmt.Errorf("bench: Window is %d, must be 1 or more", c.Window)
+	case c.Offered < 1 || c.Offered > 1_000_000:
+		return fmt.Errorf("bench: Offered is %d, must be 1 to 1,000,000 creates a second", c.Offered)
+	case c.offers() < 1:
+		return fmt.Errorf("bench: Duration is %s, must hold one create at least", c.Duration)
+	case c.Rounds < 1:
+		return fmt.Errorf("bench: Rounds is %d, must be 1 or more", c.Rounds)
+	case c.RoundTime < 0:
+		return fmt.Errorf("bench: RoundTime %s is negative", c.RoundTime)
+	case c.PayloadBytes < 3 || c.PayloadBytes > carillon.MaxPayload:
+		return fmt.Errorf("bench: PayloadBytes is %d, must be 3 to %d", c.PayloadBytes, carillon.MaxPayload)
+	}
+	return nil
+}
+
+// offers is how many jobs the open loop creates.
+func (c *CommandsConfig) offers() int { return int(float64(c.Offered) * c.Duration.Seconds()) }
+
+// Limits of commands.
+const (
+	leastCreates     = 30_000
+	limitCreateP99   = 50 // ms, at the offered rate
+	limitSingleRatio = 2  // of the sum of a log round trip and a synced commit, at p50
+)
+
+// RunCommands measures durable commands: each counts when its reply has arrived, which says that it is in
+// the log and synced.
+//
+//   - One client, one command at a time, beside the log's round trip and a synced commit, in turns.
+//   - Many clients in a closed loop: each keeps a few commands under way; this is the rate (creates_per_s).
+//   - The same clients in an open loop of a fixed rate, whatever the answers: this is the latency
+//     (latency_p99_ms), from when a command was to be sent. A refused one counts as the longest there is.
+//   - An import of a file.
+//
+// At the end every job is read back: Expected are those that must be there, Missing those that are not, and
+// Stray those that are there otherwise than was acknowledged.
+func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	r = Result{Workload: "commands", Params: c, Checks: &Checks{}, Histograms: make(map[string]string)}
+	e, err := c.Service.open(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.Machine = thisMachine(e.dir)
+	defer func() { err = errors.Join(err, e.close()) }()
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	r.Machine.NATS = nc.ConnectedServerVersion()
+	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+	m := &commands{
+		CommandsConfig: c, engine: e, nc: nc, run: run, result: &r,
+		due: time.Now().Add(24 * time.Hour).UnixMilli(), want: make(map[string]group),
+	}
+	began, cpu := time.Now(), e.usage().cpu
+	for _, part := range []func(context.Context) error{m.single, m.many, m.imported} {
+		if err := part(ctx); err != nil {
+			return r, err
+		}
+	}
+	if e.cmd != nil {
+		u := e.usage()
+		r.Figures.add("engine_cpu_percent", 100*(u.cpu-cpu).Seconds()/time.Since(began).Seconds())
+		r.Figures.add("engine_resident_mib", u.residentMiB)
+	}
+	if err := m.readBack(ctx); err != nil {
+		return r, err
+	}
+	r.Machine.Load[1] = load1()
+	r.Targets = []Target{
+		newLeast(r.Figures, "creates_per_s", leastCreates),
+		newTarget(r.Figures, "latency_p99_ms", limitCreateP99, 0),
+		newTarget(r.Figures, "single_latency_ratio", limitSingleRatio, 0),
+	}
+	return r, nil
+}
+
+// commands is a run.
+type commands struct {
+	CommandsConfig
+	engine *engine
+	nc     *nats.Conn
+	run    string
+	due    int64            // of the first job of each group, unix ms
+	want   map[string]group // by prefix
+	result *Result
+}
+
+// group is the jobs of one prefix as they were acknowledged.
+type group struct {
+	from, to int // jobs that must be there
+	round    int // of their last put, which made version round+1
+	refused  map[int]bool
+}
+
+func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" }
+
+// single is one client with one command at a time, beside what the machine needs for the least that a
+// durable command consists of.
+func (m *commands) single(ctx context.Context) (err error) {
+	ground, err := openCeiling(CeilingConfig{Service: m.Service, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ground.close()) }()
+	client := carillon.Connect(m.nc, carillon.WithNames(m.engine.Names))
+	prefix, payload := m.prefix("single"), payloadOf(m.PayloadBytes)
+	creates, updates, deletes := newHistogram(), newHistogram(), newHistogram()
+	var ratios, trips, commits []float64
+	made, kept := 0, 0
+	// timed runs do for i = from, from+1, … until to, or, where that is 0, until the round's time is over.
+	timed := func(total *hdrhistogram.Histogram, from, to int, do func(i int) error) (next int, p50 float64, err error) {
+		h := newHistogram()
+		defer func() { total.Merge(h) }()
+		i := from
+		for end := time.Now().Add(m.RoundTime); time.Now().Before(end) && (to == 0 || i < to); i++ {
+			began := time.Now()
+			if err := do(i); err != nil {
+				return i, 0, fmt.Errorf("bench: %s%d: %w", prefix, i, err)
+			}
+			record(h, int64(time.Since(began)))
+		}
+		return i, float64(h.ValueAtQuantile(50)) / 1000, nil
+	}
+	put := func(round int) func(int) error {
+		return func(i int) error {
+			_, err := client.Put(ctx, commandJob(prefix, i, round, m.due, payload))
+			return err
+		}
+	}
+	for round := range m.Rounds {
+		m.Progress("one client", round, m.Rounds)
+		trip, err := ground.logRoundTrip(ctx)
+		if err != nil {
+			return fmt.Errorf("bench: log round trip: %w", err)
+		}
+		var f Figures
+		if err := ground.commits(ctx, filepath.Join(ground.dir, strconv.Itoa(round)), &f); err != nil {
+			return err
+		}
+		trips = append(trips, float64(trip.ValueAtQuantile(50))/1000)
+		commits = append(commits, f.Get("commit_p50_ms"))
+		from := made
+		var p50 float64
+		if made, p50, err = timed(creates, from, 0, put(0)); err != nil {
+			return err
+		}
+		ratios = append(ratios, p50/(trips[round]+commits[round]))
+		updated, _, err := timed(updates, from, made, put(1))
+		if err != nil {
+			return err
+		}
+		deleted, _, err := timed(deletes, from, updated, func(i int) error {
+			_, err := client.Delete(ctx, prefix+strconv.Itoa(i))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		// What was not updated or deleted in time goes, so that one rule holds for the rest.
+		for i := deleted; i < made; i++ {
+			if _, err := client.Delete(ctx, prefix+strconv.Itoa(i)); err != nil {
+				return fmt.Errorf("bench: %s%d: %w", prefix, i, err)
+			}
+		}
+		kept = made
+	}
+	m.want[prefix] = group{from: kept, to: kept}
+	f := &m.result.Figures
+	f.add("log_round_trip_p50_ms", median(trips))
+	f.add("commit_p50_ms", median(commits))
+	f.add("single_creates_per_s", 1000/max(creates.Mean()/1000, 1e-3))
+	f.quantiles("single_latency", creates, 50, 99, 99.9)
+	f.quantiles("single_update_latency", updates, 50, 99)
+	f.quantiles("single_delete_latency", deletes, 50, 99)
+	f.add("single_latency_ratio", median(ratios))
+	m.result.Histograms["single_latency_us"], err = encode(creates)
+	return err
+}
+
+// many is many clients in a process of their own.
+func (m *commands) many(ctx context.Context) error {
+	p, err := startClients(m.ClientsCommand, m.engine.url, clientsStart{Connections: m.Clients, PayloadBytes: m.PayloadBytes, Due: m.due})
+	if err != nil {
+		return err
+	}
+	defer p.stop()
+	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
+	defer stop()
+	f := &m.result.Figures
+	closed, open := m.prefix("many"), m.prefix("open")
+	for _, step := range []struct {
+		name    string // of figures
+		latency string
+		order   clientsOrder
+	}{
+		{"creates", "saturated_latency", clientsOrder{Verb: carillon.VerbPut, Prefix: closed, N: m.Jobs, Window: m.Window}},
+		{"updates", "update_latency", clientsOrder{Verb: carillon.VerbPut, Prefix: closed, N: m.Jobs, Round: 1, Window: m.Window}},
+		{"deletes", "delete_latency", clientsOrder{Verb: carillon.VerbDelete, Prefix: closed, N: m.Jobs / 2, Window: m.Window}},
+		{"offered_creates", "latency", clientsOrder{Verb: carillon.VerbPut, Prefix: open, N: m.offers(), Rate: m.Offered}},
+	} {
+		cpu := m.engine.usage().cpu
+		report, err := p.ask(step.order, func(done int) { m.Progress(strings.ReplaceAll(step.name, "_", " "), done, step.order.N) })
+		if err != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		h, err := decode(report.Latency)
+		if err != nil {
+			return err
+		}
+		f.add(step.name+"_per_s", float64(step.order.N-len(report.Refused))/max(report.Seconds, 1e-3))
+		f.quantiles(step.latency, h, 50, 99, 99.9, 100)
+		if m.engine.cmd != nil {
+			f.add(step.name+"_engine_cpu_us_each", float64((m.engine.usage().cpu-cpu).Microseconds())/float64(step.order.N))
+		}
+		if len(report.Refused) == 0 {
+			m.result.Histograms[step.latency+"_us"] = report.Latency
+		}
+		switch {
+		case step.order.Rate > 0:
+			f.add("offered_refused", float64(len(report.Refused)))
+			refused := make(map[int]bool)
+			for _, i := range report.Refused {
+				refused[i] = true
+			}
+			m.want[open] = group{to: step.order.N, refused: refused}
+		case len(report.Refused) > 0:
+			return fmt.Errorf("bench: %d %s were refused: %s", len(report.Refused), step.name, report.Refusal)
+		}
+	}
+	m.want[closed] = group{from: m.Jobs / 2, to: m.Jobs, round: 1}
+	return nil
+}
+
+// imported has a file of jobs imported as anybody would.
+func (m *commands) imported(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp(m.Service.Data, "carillon-bench-")
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	prefix, path := m.prefix("import"), filepath.Join(dir, "jobs.ndjson")
+	if err := m.writeJobs(path, prefix); err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	m.Progress("importing", 0, m.Imports)
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, m.ImportCommand[0], append(m.ImportCommand[1:len(m.ImportCommand):len(m.ImportCommand)], m.engine.url, path)...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return errors.Join(ctx.Err(), fmt.Errorf("bench: import: %w: %s", err, &stderr))
+	}
+	var result struct {
+		Imported int     `json:"imported"`
+		Elapsed  float64 `json:"elapsed_s"`
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &result); err != nil {
+		return fmt.Errorf("bench: import: %w in %q", err, &stdout)
+	}
+	if result.Imported != m.Imports {
+		return fmt.Errorf("bench: %d jobs were imported, not %d", result.Imported, m.Imports)
+	}
+	m.want[prefix] = group{to: m.Imports}
+	m.result.Figures.add("imports_per_s", float64(result.Imported)/max(result.Elapsed, 1e-3))
+	return nil
+}
+
+func (m *commands) writeJobs(path, prefix string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(f, 1<<20)
+	var line []byte
+	payload := payloadOf(m.PayloadBytes)
+	for i := range m.Imports {
+		j := commandJob(prefix, i, 0, m.due, payload)
+		line = append(j.AppendJSON(fmt.Appendf(line[:0], `{"id":%q,"spec":`, j.ID)), '}', '\n')
+		if _, err := w.Write(line); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	return errors.Join(w.Flush(), f.Close())
+}
+
+// readBack lists every job of the run and holds it against what was acknowledged.
+func (m *commands) readBack(ctx context.Context) error {
+	checks := m.result.Checks
+	payload := payloadOf(m.PayloadBytes)
+	present := 0
+	for _, g := range m.want {
+		checks.Expected += g.to - g.from
+		for i := range g.refused {
+			if i >= g.from && i < g.to {
+				checks.Expected--
+			}
+		}
+	}
+	began, read, before := time.Now(), 0, ""
+	list := carillon.ListRequest{Selection: carillon.Selection{Prefix: m.run}, Limit: carillon.MaxListLimit}
+	for job, err := range carillon.Connect(m.nc, carillon.WithNames(m.engine.Names)).List(ctx, list) {
+		if err != nil {
+			return fmt.Errorf("bench: reading back: %w", err)
+		}
+		read++
+		m.Progress("reading back", read, checks.Expected)
+		at := strings.LastIndexByte(job.ID, '-') + 1
+		g := m.want[job.ID[:at]]
+		i, err := strconv.Atoi(job.ID[at:])
+		if err == nil && g.refused[i] {
+			continue // without an answer one does not know
+		}
+		if err != nil || i < g.from || i >= g.to || job.ID == before {
+			checks.Stray++
+			continue
+		}
+		before = job.ID
+		want := commandJob(job.ID[:at], i, g.round, m.due, payload)
+		if present++; job.Version != uint64(g.round)+1 || !bytes.Equal(job.Spec.Payload, want.Payload) || job.Next.UnixMilli() != m.due+int64(i) {
+			checks.Stray++
+		}
+	}
+	checks.Missing = checks.Expected - present
+	m.result.Figures.add("read_back_jobs", float64(read))
+	m.result.Figures.add("read_back_per_s", float64(read)/max(time.Since(began).Seconds(), 1e-3))
+	return nil
+}

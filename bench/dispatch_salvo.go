@@ -1,0 +1,434 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// A salvo is many triggers due at once, more than can be published in time. Its jobs go to the log as bare
+// commands, and what they made is read from the output streams when all is over.
+type salvo struct {
+	plan
+	fires int // of each job, one a second
+	// spread, where there is one, adds an offset below it to each of a job's fires, which is the service's
+	// to choose: the job's first fire tells it, and the others must agree.
+	spread time.Duration
+	job    func(i int) carillon.Job // as From says; set before put
+	// placed, where there is one, is called when it is known when the salvo is due, before its jobs are put.
+	placed   func() error
+	progress func(step string, done, total int)
+}
+
+// newSalvo is of jobs that are all due at From, and then once a second.
+func newSalvo(prefix string, jobs, fires int) *salvo {
+	s := &salvo{fires: fires, progress: func(string, int, int) {}}
+	s.plan = plan{Prefix: prefix, First: make([]int64, jobs), Every: make([]int64, jobs)}
+	if fires > 1 {
+		for i := range s.Every {
+			s.Every[i] = everySecond
+		}
+	}
+	return s
+}
+
+func (s *salvo) id(i int) string { return s.Prefix + strconv.Itoa(i) }
+
+// topic is the salvo's own, so that the streams count its triggers alone.
+func (s *salvo) topic() string { return strings.TrimSuffix(s.Prefix, "-") }
+
+func (s *salvo) triggers() int { return s.fires * len(s.First) }
+
+// A salvo's due time is fixed before its jobs are put, so how long that takes must be known: from the salvo
+// before it, or from a part of the jobs that is put first, far ahead.
+const (
+	sampleShare = 10 // one in so many jobs, and sample of them at least
+	sampleTimes = 3  // longer than it seems from those: checkpoints and a busy disk come later
+	beforeTimes = 2  // longer than for the salvo before
+)
+
+// start chooses when the first is due: pause after all have been put, as it seems.
+func (s *salvo) start(puts, pause time.Duration) {
+	first := time.Now().Add(puts + pause).Truncate(time.Millisecond)
+	if s.spread > 0 { // cron goes by seconds, and an expression with a range of them is of one minute
+		first = first.Truncate(time.Second).Add(time.Second)
+		if first.Second()+s.fires > 60 {
+			first = first.Truncate(time.Minute).Add(time.Minute)
+		}
+	}
+	s.From = first.UnixMilli()
+	s.To = s.From + int64(s.fires)*everySecond
+}
+
+// put puts all jobs and returns when the first is due. perJob is how long one took in the salvo before, 0 for
+// the first; it is set.
+func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, perJob *time.Duration, pause time.Duration) error {
+	n := len(s.First)
+	allowed := beforeTimes * *perJob * time.Duration(n)
+	if *perJob == 0 {
+		began := time.Now()
+		s.From = began.Add(time.Hour).Truncate(time.Minute).UnixMilli()
+		few := min(n, sample+n/sampleShare)
+		if err := s.putFirst(ctx, nc, names, few); err != nil {
+			return err
+		}
+		allowed = sampleTimes * time.Since(began) * time.Duration(n) / time.Duration(few)
+	}
+	s.start(allowed, pause)
+	began := time.Now()
+	if s.placed != nil {
+		if err := s.placed(); err != nil {
+			return err
+		}
+	}
+	if err := s.putFirst(ctx, nc, names, n); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	if time.Now().UnixMilli() >= s.From {
+		return fmt.Errorf("bench: putting %d jobs took %s, too long for %s that the first of them allowed", n, took, allowed)
+	}
+	*perJob = took / time.Duration(n)
+	return waitUntil(ctx, s.progress, "waiting for the first", time.UnixMilli(s.From))
+}
+
+// putFirst puts the first n jobs and waits until every partition has applied them.
+func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
+	if err := putBare(ctx, nc, names, n, s.job, func(done int) { s.progress("putting jobs", done, n) }); err != nil {
+		return err
+	}
+	// A put that is repeated changes nothing, and its reply comes when all before it is applied.
+	client := carillon.Connect(nc, carillon.WithNames(names), carillon.WithTimeout(applyTimeout))
+	status, err := client.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	applied := make(map[int]bool)
+	for i := n - 1; i >= 0 && len(applied) < len(status.Partitions); i-- {
+		r, err := client.Put(ctx, s.job(i))
+		if err != nil {
+			return fmt.Errorf("bench: put %s: %w", s.id(i), err)
+		}
+		applied[r.Partition] = true
+	}
+	return nil
+}
+
+const (
+	putFlying    = 4000 // bare commands whose acks are awaited
+	ackTimeout   = 30 * time.Second
+	applyTimeout = 2 * time.Minute // until what is in the log is applied
+	refusedPause = 100 * time.Millisecond
+	refusedLimit = time.Minute // without one command taken
+)
+
+// putBare appends n puts to the log as bare commands and waits until it has them all: what is put in bulk
+// and asks for no replies. A refusal by the machine would be an event. While the log stream is full, which
+// checkpoints mend, commands are sent again.
+func putBare(ctx context.Context, nc *nats.Conn, names carillon.Names, n int, job func(i int) carillon.Job, progress func(done int)) error {
+	var mu sync.Mutex
+	var refused []*nats.Msg
+	var reason error
+	flying := make(chan struct{}, putFlying)
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout),
+		jetstream.WithPublishAsyncAckHandler(func(jetstream.JetStream, *nats.Msg, *jetstream.PubAck) { <-flying }),
+		jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, m *nats.Msg, err error) {
+			mu.Lock()
+			refused, reason = append(refused, m), err
+			mu.Unlock()
+			<-flying
+		}))
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	defer js.CleanupPublisher()
+	fly := func() error {
+		select {
+		case flying <- struct{}{}:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	// land waits for every answer.
+	land := func() error {
+		for range putFlying {
+			if err := fly(); err != nil {
+				return err
+			}
+		}
+		for range putFlying {
+			<-flying
+		}
+		return nil
+	}
+	send := func(m *nats.Msg) error {
+		if err := fly(); err != nil {
+			return err
+		}
+		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(stallWait)); err != nil {
+			return fmt.Errorf("bench: %s: %w", m.Subject, err)
+		}
+		return nil
+	}
+	for i := range n {
+		j := job(i)
+		if err := send(&nats.Msg{Subject: names.Command(carillon.VerbPut, j.ID), Data: carillon.AppendPut(nil, &j, nil)}); err != nil {
+			return err
+		}
+		progress(i + 1)
+	}
+	for progressed := time.Now(); ; {
+		if err := land(); err != nil {
+			return err
+		}
+		again := refused
+		if len(again) == 0 {
+			return nil
+		}
+		if refused = nil; time.Since(progressed) > refusedLimit {
+			return fmt.Errorf("bench: %d commands are not taken: %w", len(again), reason)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(refusedPause):
+		}
+		for _, m := range again {
+			if err := send(m); err != nil {
+				return err
+			}
+		}
+		if err := land(); err != nil {
+			return err
+		}
+		if len(refused) < len(again) {
+			progressed = time.Now()
+		}
+	}
+}
+
+// validateOwn refuses settings of an engine that runs already.
+func (s Service) validateOwn(partitions int, persistAsync bool) error {
+	switch {
+	case partitions < 0 || partitions > 1024:
+		return fmt.Errorf("bench: Partitions is %d, must be 1 to 1024", partitions)
+	case s.Server != "" && (partitions != 0 || persistAsync):
+		return errors.New("bench: Partitions and PersistAsync are of an engine that is started for the run; one that runs already has its own")
+	}
+	return nil
+}
+
+// unbounded is an engine that keeps all that it makes, so that all can be counted.
+func (s Service) unbounded(partitions int, persistAsync bool) Service {
+	s.Command = append(slices.Clone(s.Command), "--out-max-bytes", "-1", "--log-max-bytes", "-1")
+	if partitions > 0 {
+		s.Command = append(s.Command, "--partitions", strconv.Itoa(partitions))
+	}
+	if persistAsync {
+		s.Command = append(s.Command, "--persist-async")
+	}
+	return s
+}
+
+// outputs are the output streams of an engine.
+type outputs struct {
+	names    carillon.Names
+	nc       *nats.Conn // the caller's to close
+	js       jetstream.JetStream
+	streams  []jetstream.Stream // by partition
+	mode     jetstream.PersistModeType
+	maxBytes int64 // that each keeps; -1: no limit
+}
+
+func (e *engine) outputs(ctx context.Context) (o *outputs, err error) {
+	o = &outputs{names: e.Names, streams: make([]jetstream.Stream, e.partitions)}
+	if o.nc, err = e.Connect(e.url); err != nil {
+		return nil, fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer func() {
+		if err != nil {
+			o.nc.Close()
+		}
+	}()
+	if o.js, err = jetstream.New(o.nc); err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	for p := range o.streams {
+		if o.streams[p], err = o.js.Stream(ctx, o.names.OutStream(p)); err != nil {
+			return nil, fmt.Errorf("bench: %s: %w", o.names.OutStream(p), err)
+		}
+		c := o.streams[p].CachedInfo().Config
+		o.mode = c.PersistMode
+		if p == 0 || c.MaxBytes >= 0 && (o.maxBytes < 0 || c.MaxBytes < o.maxBytes) {
+			o.maxBytes = c.MaxBytes
+		}
+	}
+	return o, nil
+}
+
+// overhead is more than what a stored trigger takes beside its payload: subject, headers, record.
+const overhead = 512
+
+// holds tells whether the streams keep so many triggers, which spread over them evenly enough.
+func (o *outputs) holds(triggers, payloadBytes int) error {
+	need := int64(triggers) * int64(payloadBytes+overhead) / int64(len(o.streams))
+	if o.maxBytes < 0 || o.maxBytes >= need {
+		return nil
+	}
+	return fmt.Errorf("bench: %s keeps %d MiB, and the %d triggers of a turn take up to %d MiB in each stream: use fewer, or an engine whose streams were made with --out-max-bytes %d",
+		o.names.OutStream(0), o.maxBytes>>20, triggers, need>>20, need)
+}
+
+// ends are the last sequences, by partition.
+func (o *outputs) ends(ctx context.Context) ([]uint64, error) {
+	ends := make([]uint64, len(o.streams))
+	for p, s := range o.streams {
+		info, err := s.Info(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("bench: %s: %w", o.names.OutStream(p), err)
+		}
+		ends[p] = info.State.LastSeq
+	}
+	return ends, nil
+}
+
+// stored counts the triggers of a topic.
+func (o *outputs) stored(ctx context.Context, topic string) (n int, err error) {
+	for p, s := range o.streams {
+		subject := o.names.Trigger(p, topic)
+		info, err := s.Info(ctx, jetstream.WithSubjectFilter(subject))
+		if err != nil {
+			return n, fmt.Errorf("bench: %s: %w", o.names.OutStream(p), err)
+		}
+		n += int(info.State.Subjects[subject])
+	}
+	return n, nil
+}
+
+// lookEvery is often enough to end soon, and seldom enough to be no load.
+const lookEvery = 200 * time.Millisecond
+
+// await waits until the triggers of a salvo are stored, or none was for as long as patience.
+func (o *outputs) await(ctx context.Context, s *salvo) error {
+	most, news := 0, time.Now()
+	for {
+		n, err := o.stored(ctx, s.topic())
+		if err != nil {
+			return err
+		}
+		s.progress("triggers stored", n, s.triggers())
+		if n > most {
+			most, news = n, time.Now()
+		}
+		if n >= s.triggers() || time.Since(news) > patience && time.Now().UnixMilli() > s.To {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+// tally reads what the streams hold beyond the ends that they had before, tells each the first time of each
+// expected trigger (its job, due and stored, unix ns), and checks that output numbers go on without a gap.
+func (o *outputs) tally(ctx context.Context, after []uint64, s *salvo, each func(job int, due, stored int64)) (c Checks, err error) {
+	c.Expected = s.triggers()
+	seen := make([]bool, c.Expected)
+	known := make([]bool, len(s.First)) // its offset is
+	read := 0
+	for p := range o.streams {
+		before, counting := uint64(0), after[p] == 0
+		err := readStream(ctx, o.js, o.names.OutStream(p), from{seq: max(after[p], 1)}, func(m jetstream.Msg) {
+			h := m.Headers()
+			number, err := strconv.ParseUint(h.Get(carillon.HeaderOutput), 10, 64)
+			meta, err2 := m.Metadata()
+			if err != nil || err2 != nil {
+				return // foreign
+			}
+			if read++; read%progressStep == 0 {
+				s.progress("reading", read, c.Expected)
+			}
+			switch {
+			case !counting:
+				counting = true
+			case number <= before:
+				c.Duplicate++
+			default:
+				c.Gaps += int(number - before - 1)
+			}
+			before = max(before, number)
+			id, due, _, ok := carillon.SplitTriggerID(h.Get(carillon.HeaderTrigger))
+			i, ours := s.index(id)
+			if !ok || !ours {
+				return // an event, or somebody else's
+			}
+			if s.spread > 0 && !known[i] && due >= s.From {
+				s.First[i], known[i] = (due-s.From)%everySecond, true
+			}
+			k, planned := s.which(i, due)
+			if !planned {
+				c.Stray++
+				return
+			}
+			stored := meta.Timestamp.UnixNano()
+			if stored < due*1e6 {
+				c.Early++
+			}
+			if at := &seen[i*s.fires+k]; *at {
+				c.Duplicate++
+			} else {
+				*at = true
+				each(i, due*1e6, stored)
+			}
+		})
+		if err != nil {
+			return c, fmt.Errorf("bench: read %s: %w", o.names.OutStream(p), err)
+		}
+	}
+	for _, yes := range seen {
+		if !yes {
+			c.Missing++
+		}
+	}
+	return c, nil
+}
+
+// progressStep is how many things pass between two words about them.
+const progressStep = 1 << 14
+
+// rates are those of all and of the middle 90 %, of times in ns, a second. It sorts them.
+func rates(times []int64) (all, middle float64) {
+	slices.Sort(times)
+	rate := func(t []int64) float64 {
+		if len(t) < 2 || t[0] == t[len(t)-1] {
+			return 0
+		}
+		return float64(len(t)) / time.Duration(t[len(t)-1]-t[0]).Seconds()
+	}
+	cut := len(times) / 20
+	return rate(times), rate(times[cut : len(times)-cut])
+}
+
+// add counts what another part of a run found.
+func (c *Checks) add(o Checks) {
+	c.Expected += o.Expected
+	c.Early += o.Early
+	c.Missing += o.Missing
+	c.Duplicate += o.Duplicate
+	c.Gaps += o.Gaps
+	c.Stray += o.Stray
+	c.Redelivered += o.Redelivered
+}

@@ -1,0 +1,390 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func smallDispatch(t *testing.T) DispatchConfig {
+	return DispatchConfig{Service: service(t), Triggers: 2001, CronPerS: 1000, Pairs: 1, Pause: time.Second}
+}
+
+func TestDispatch(t *testing.T) {
+	t.Parallel() // it mostly waits
+	c := smallDispatch(t)
+	c.Partitions, c.PersistAsync = 3, true
+	r, err := RunDispatch(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 2,001 one-shots, and 1,000 cron jobs that fire twice.
+	if !r.Checks.clean() || r.Checks.Expected != 2001+2000 {
+		t.Errorf("checks are %+v, expected 4,001 triggers and nothing wrong", r.Checks)
+	}
+	for _, name := range []string{
+		"triggers_per_s", "triggers_middle_per_s", "cron_triggers_per_s", "cron_triggers_middle_per_s",
+		"ceiling_chained_per_s", "ceiling_linked_per_s", "ceiling_async_per_s",
+		"ratio_chained", "ratio_async", "cron_ratio_chained", "cron_ratio_async",
+	} {
+		if v := r.Figures.Get(name); v <= 0 || math.IsInf(v, 0) {
+			t.Errorf("%s is %v", name, v)
+		}
+	}
+	// All are due within a second, or two, and none is stored before it is.
+	if v := r.Figures.Get("triggers_per_s"); v > 2100 {
+		t.Errorf("%v one-shots a second were stored, and 2,001 are due in each", v)
+	}
+	if v := r.Figures.Get("cron_triggers_per_s"); v > 1100 {
+		t.Errorf("%v cron triggers a second were stored, and 1,000 are due in each", v)
+	}
+	if len(r.Targets) != 4 || !r.Targets[0].AtLeast {
+		t.Errorf("targets are %+v", r.Targets)
+	}
+	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestDispatchEndsWithItsContext(t *testing.T) {
+	t.Parallel() // it mostly waits
+	for _, at := range []string{"one-shots: waiting for the first", "ceiling"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := smallDispatch(t)
+		c.Progress = func(step string, _, _ int) {
+			if strings.HasSuffix(step, at) {
+				cancel()
+			}
+		}
+		if _, err := RunDispatch(ctx, c); !errors.Is(err, context.Canceled) {
+			t.Errorf("at %s the error is %v", at, err)
+		}
+		if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	}
+}
+
+// A service that goes on must hold what is counted, and is left as it was found.
+func TestDispatchAndBurstOfARunningService(t *testing.T) {
+	t.Parallel() // it mostly waits
+	s, err := service(t, "--out-max-bytes", "1048576").withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	nc, err := nats.Connect(e.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	client := carillon.Connect(nc)
+	if _, err := client.Put(t.Context(), carillon.Job{ID: "other", Schedule: "@every 5ms"}); err != nil {
+		t.Fatal(err)
+	}
+
+	c := smallDispatch(t)
+	c.Service = Service{Server: e.url, Data: t.TempDir()}
+	r, err := RunDispatch(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Checks.clean() || r.Checks.Expected != 4001 {
+		t.Errorf("checks are %+v, expected 4,001 triggers and nothing wrong", r.Checks)
+	}
+	if cpu := r.Figures.Get("engine_cpu_us_per_trigger"); cpu != 0 {
+		t.Errorf("%v µs of a process that is not ours", cpu)
+	}
+	burst, err := RunBurst(t.Context(), BurstConfig{
+		Service: c.Service, WorkerCommand: []string{os.Args[0], "work"}, Jobs: 1000, SideRate: 100, Rounds: 1, Pause: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !burst.Checks.clean() || burst.Checks.Expected < 1000 {
+		t.Errorf("checks of a burst are %+v, expected 1,000 triggers or more and nothing wrong", burst.Checks)
+	}
+	js, err := nc.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range js.StreamNames() {
+		if strings.HasPrefix(name, "BENCH") {
+			t.Errorf("the run left stream %s", name)
+		}
+		for consumer := range js.ConsumerNames(name) {
+			if strings.HasPrefix(consumer, "bench") {
+				t.Errorf("the run left consumer %s of %s", consumer, name)
+			}
+		}
+	}
+	for job, err := range client.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if job.ID != "other" {
+			t.Errorf("the run left job %s", job.ID)
+		}
+	}
+
+	c.Triggers, c.CronPerS = 100_000, 0
+	if _, err := RunDispatch(t.Context(), c); err == nil || !strings.Contains(err.Error(), "--out-max-bytes 8900000") {
+		t.Errorf("100,000 triggers in 8 streams of a MiB: %v", err)
+	}
+}
+
+func TestRates(t *testing.T) {
+	for name, v := range map[string]struct {
+		times       []int64
+		all, middle float64
+	}{
+		"none":    {nil, 0, 0},
+		"one":     {[]int64{7}, 0, 0},
+		"at once": {[]int64{7, 7, 7}, 0, 0},
+		"even":    {every(100, 10*time.Millisecond), 100 / 0.99, 90 / 0.89},
+		"a straggler on either end": {
+			append([]int64{-int64(time.Hour)}, append(every(98, 10*time.Millisecond), int64(time.Hour))...), 100 / 7200., 90 / 0.89,
+		},
+	} {
+		if all, middle := rates(v.times); math.Abs(all-v.all) > 1e-9 || math.Abs(middle-v.middle) > 1e-9 {
+			t.Errorf("%s: %v and %v a second, expected %v and %v", name, all, middle, v.all, v.middle)
+		}
+	}
+}
+
+// every is n times one after the other, the last first.
+func every(n int, d time.Duration) (times []int64) {
+	for i := range n {
+		times = append(times, int64(n-1-i)*int64(d))
+	}
+	return times
+}
+
+func TestMedian(t *testing.T) {
+	for _, v := range []struct {
+		of   []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1}, 5}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 9, 2}, 3}} {
+		if got := median(v.of); got != v.want {
+			t.Errorf("the median of %v is %v, expected %v", v.of, got, v.want)
+		}
+	}
+}
+
+// The ratios are of each pair, and then their median: a machine that slows down slows both sides.
+func TestPairs(t *testing.T) {
+	p := pairs{chained: []float64{100, 50, 10}, linked: []float64{100, 50, 10}, async: []float64{10, 10, 10}}
+	for i, v := range []float64{90, 40, 9.5} {
+		p.oneShots = append(p.oneShots, saturation{rate: v, middle: v + 1, cpu: float64(i)})
+		p.cron = append(p.cron, saturation{rate: v / 2})
+	}
+	var f Figures
+	p.figures(&f)
+	for name, want := range map[string]float64{
+		"triggers_per_s": 40, "triggers_middle_per_s": 41, "ratio_chained": 0.9, "ratio_async": 4, "cron_ratio_chained": 0.45,
+		"ceiling_chained_per_s": 50, "engine_cpu_us_per_trigger": 1,
+	} {
+		if got := f.Get(name); got != want {
+			t.Errorf("%s is %v, expected %v", name, got, want)
+		}
+	}
+	if p.chained[0] != 100 {
+		t.Errorf("the pairs are in another order: %v", p.chained)
+	}
+}
+
+// What is wrong with the streams must show, or a check that found nothing says nothing.
+func TestTally(t *testing.T) {
+	m, err := openCeiling(CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	names := carillon.DefaultNames()
+	publish := func(p int, output, job string, due int64) {
+		t.Helper()
+		h := nats.Header{carillon.HeaderOutput: {output}}
+		if job != "" {
+			h[carillon.HeaderTrigger] = []string{carillon.FormatTriggerID(job, due)}
+		}
+		if _, err := m.js.PublishMsg(t.Context(), &nats.Msg{Subject: names.Trigger(p, "x"), Header: h}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := &outputs{names: names, js: m.js}
+	for p := range 2 {
+		s, err := m.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(p), Subjects: []string{names.Trigger(p, ">")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.streams = append(o.streams, s)
+	}
+	from := time.Now().UnixMilli() - 60_000
+	// Two cron jobs of three fires, their offsets 100 and 200.
+	s := newSalvo("x-", 2, 3)
+	s.spread, s.From, s.To = time.Second, from, from+3000
+	publish(0, "7", "other", from) // before the salvo
+	after, err := o.ends(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(0, "8", "x-0", from+100)
+	publish(0, "9", "", 0)              // an event
+	publish(0, "10", "x-0", from+1100)  // right
+	publish(0, "11", "x-0", from+1100)  // the same fire again
+	publish(0, "14", "x-0", from+2100)  // two numbers are left out
+	publish(0, "14", "other", from+100) // a number twice
+	publish(0, "15", "x-0", from+3100)  // one fire more
+	publish(0, "16", "x-2", from+100)   // no such job
+	publish(1, "2", "x-1", from+200)    // the first number is left out
+	publish(1, "3", "x-1", from+1250)   // another offset
+	publish(1, "4", "x-1", time.Now().Add(time.Hour).UnixMilli())
+	got := make(map[int]int)
+	checks, err := o.tally(t.Context(), after, s, func(job int, due, stored int64) {
+		if stored < due {
+			t.Errorf("job %d is stored %d ns early", job, due-stored)
+		}
+		got[job]++
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Checks{Expected: 6, Missing: 2, Duplicate: 2, Gaps: 3, Stray: 3}
+	if checks != want || got[0] != 3 || got[1] != 1 {
+		t.Errorf("checks are %+v, expected %+v; fires %v", checks, want, got)
+	}
+
+	s = newSalvo("y-", 1, 1)
+	s.From = time.Now().Add(time.Hour).UnixMilli()
+	s.To = s.From + 1000
+	after, err = o.ends(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(0, "17", "y-0", s.From)
+	checks, err = o.tally(t.Context(), after, s, func(int, int64, int64) {})
+	if want := (Checks{Expected: 1, Early: 1}); err != nil || checks != want {
+		t.Errorf("checks are %+v, %v, expected %+v", checks, err, want)
+	}
+}
+
+// While the log stream is full, which is not for long, commands are sent again.
+func TestPutBareIntoAFullLog(t *testing.T) {
+	m, err := openCeiling(CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	names := carillon.DefaultNames()
+	log, err := m.js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: names.LogStream(), Subjects: []string{"carillon.cmd.>"}, MaxMsgs: 150, Discard: jetstream.DiscardNew,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trimmed := make(chan error, 1)
+	go func() { // what checkpoints do
+		for {
+			info, err := log.Info(t.Context())
+			if err == nil && info.State.Msgs == 150 {
+				err = log.Purge(t.Context())
+				trimmed <- err
+				return
+			}
+			if err != nil {
+				trimmed <- err
+				return
+			}
+		}
+	}()
+	job := func(i int) carillon.Job { return carillon.Job{ID: carillon.FormatTriggerID("x", int64(i))} }
+	if err := putBare(t.Context(), m.nc, names, 250, job, func(int) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-trimmed; err != nil {
+		t.Fatal(err)
+	}
+	info, err := log.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.State.LastSeq != 250 {
+		t.Errorf("the log took %d commands, expected 250", info.State.LastSeq)
+	}
+}
+
+func TestSalvoStart(t *testing.T) {
+	for _, fires := range []int{1, 2, 60} {
+		s := newSalvo("x-", 1, fires)
+		s.spread = time.Second
+		before := time.Now()
+		s.start(2*time.Second, time.Second)
+		first := time.UnixMilli(s.From)
+		if first.Before(before.Add(3*time.Second-time.Millisecond)) || first.After(before.Add(2*time.Minute)) || s.From%1000 != 0 {
+			t.Errorf("%d fires: the first is due at %s, %s from now", fires, first, first.Sub(before))
+		}
+		if first.Second()+fires > 60 || s.To != s.From+int64(fires)*1000 {
+			t.Errorf("%d fires: from %s to %s", fires, first, time.UnixMilli(s.To))
+		}
+	}
+}
+
+func TestBadDispatchConfigs(t *testing.T) {
+	for name, err := range map[string]error{
+		"Triggers":     DispatchConfig{Triggers: 1}.Validate(),
+		"CronPerS":     DispatchConfig{CronPerS: 16_000}.Validate(),
+		"Pairs":        DispatchConfig{Pairs: -1}.Validate(),
+		"PayloadBytes": DispatchConfig{PayloadBytes: 1}.Validate(),
+		"Pause":        DispatchConfig{Pause: -1}.Validate(),
+		"Partitions":   DispatchConfig{Partitions: -1}.Validate(),
+		"PersistAsync": DispatchConfig{PersistAsync: true, Service: Service{Server: "nats://127.0.0.1:1"}}.Validate(),
+		"Jobs":         BurstConfig{Jobs: 1}.Validate(),
+		"SideRate":     BurstConfig{SideRate: -1}.Validate(),
+		"Rounds":       BurstConfig{Rounds: -1}.Validate(),
+		"its own":      BurstConfig{Partitions: 3, Service: Service{Server: "nats://127.0.0.1:1"}}.Validate(),
+	} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, c := range []interface{ Validate() error }{DispatchConfig{}, BurstConfig{}} {
+		if err := c.Validate(); err != nil {
+			t.Errorf("the defaults of %T: %v", c, err)
+		}
+	}
+}
+
+func TestLeast(t *testing.T) {
+	f := Figures{{"a_ratio", 0.85}}
+	for limit, met := range map[float64]bool{0.84: true, 0.85: true, 0.86: false} {
+		if got := newLeast(f, "a_ratio", limit); got.Met != met {
+			t.Errorf("0.85 against at least %v: %t", limit, got.Met)
+		}
+	}
+	if newLeast(f, "another", 0.1).Met {
+		t.Error("a figure that is not there reached its target")
+	}
+	var table strings.Builder
+	r := Result{Figures: f, Targets: []Target{newLeast(f, "a_ratio", 0.9), newTarget(f, "a_ratio", 0.9, 0)}}
+	if err := r.Table(&table); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"target missed  a_ratio: 0.85 >= 0.9", "target met     a_ratio: 0.85 <= 0.9"} {
+		if !strings.Contains(table.String(), line) {
+			t.Errorf("no %q in\n%s", line, &table)
+		}
+	}
+}

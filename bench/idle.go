@@ -1,0 +1,293 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// Kinds of jobs of IdleConfig.
+const (
+	IdleIntervals = "intervals" // @every 24h
+	IdleCron      = "cron"      // a six-field expression that is due once a year, with a spread
+	IdleOneShots  = "one_shots" // @at
+)
+
+// IdleConfig says how RunIdle runs. The zero value of a field is its default.
+type IdleConfig struct {
+	Service Service `json:"-"` // one that is started for the run
+
+	Jobs         int           `json:"jobs"`          // default 1,000,000
+	Kind         string        `json:"kind"`          // default IdleIntervals
+	PayloadBytes int           `json:"payload_bytes"` // default 200
+	Duration     time.Duration `json:"-"`             // of the measurement of CPU; default 30 s
+	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
+	// Settle is how long the engine's memory must not fall any more before it is read. Default 125 s: Go
+	// collects an idle process every two minutes, and gives memory back to the system bit by bit after that.
+	Settle        time.Duration `json:"-"`
+	SettleSeconds float64       `json:"settle_s"`
+
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c IdleConfig) withDefaults() (IdleConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.Jobs == 0 {
+		c.Jobs = 1_000_000
+	}
+	if c.Kind == "" {
+		c.Kind = IdleIntervals
+	}
+	if c.PayloadBytes == 0 {
+		c.PayloadBytes = 200
+	}
+	if c.Duration == 0 {
+		c.Duration = 30 * time.Second
+	}
+	if c.Settle == 0 {
+		c.Settle = 125 * time.Second
+	}
+	c.Seconds, c.SettleSeconds = c.Duration.Seconds(), c.Settle.Seconds()
+	if c.Progress == nil {
+		c.Progress = func(string, int, int) {}
+	}
+	return c, nil
+}
+
+// Validate names the first field that cannot be used.
+func (c IdleConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Service.Server != "":
+		return errors.New("bench: idle looks at the engine's process, so it must be one of its own")
+	case c.Jobs < 1:
+		return fmt.Errorf("bench: Jobs is %d, must be 1 or more", c.Jobs)
+	case c.Kind != IdleIntervals && c.Kind != IdleCron && c.Kind != IdleOneShots:
+		return fmt.Errorf("bench: Kind is %q, must be %s, %s or %s", c.Kind, IdleIntervals, IdleCron, IdleOneShots)
+	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
+		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	case c.Duration < 0:
+		return fmt.Errorf("bench: Duration %s is negative", c.Duration)
+	case c.Settle < 0:
+		return fmt.Errorf("bench: Settle %s is negative", c.Settle)
+	}
+	return nil
+}
+
+// Limits of idle.
+const (
+	limitIdleCPU  = 1   // percent of a core
+	limitJobBytes = 200 // of a recurring job beyond its payload
+)
+
+// RunIdle measures what jobs cost that are pending while nothing is due: CPU of a core, and resident bytes
+// a job. The bytes are what the process holds once its memory has settled, less what it held when it had no
+// job, less the payloads, shared out among the jobs: everything counts that came with them, be it a job's
+// entry, a cache, or garbage that the collector leaves in the process.
+func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	r = Result{Workload: "idle", Params: c, Series: make(map[string][]Point)}
+	e, err := c.Service.open(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.Machine = thisMachine(e.dir)
+	defer func() { err = errors.Join(err, e.close()) }()
+	nc, err := e.Connect(e.url)
+	if err != nil {
+		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
+	}
+	defer nc.Close()
+	r.Machine.NATS = nc.ConnectedServerVersion()
+	began := time.Now()
+	if _, err := c.settle(ctx, e, &r, "settling without jobs", began); err != nil {
+		return r, err
+	}
+	empty, err := look(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	put, err := c.put(ctx, e, nc)
+	if err != nil {
+		return r, err
+	}
+	settling, err := c.settle(ctx, e, &r, "settling", began)
+	if err != nil {
+		return r, err
+	}
+
+	before := time.Now()
+	first, err := look(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	if err := waitUntil(ctx, c.Progress, "measuring", before.Add(c.Duration)); err != nil {
+		return r, err
+	}
+	last, err := look(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	window := time.Since(before).Seconds()
+	r.Machine.Load[1] = load1()
+	if r.Checks, err = c.check(ctx, e, nc); err != nil {
+		return r, err
+	}
+
+	perJob := func(with, without float64) float64 {
+		return (with-without)/float64(c.Jobs) - float64(c.PayloadBytes)
+	}
+	r.Figures.add("cpu_percent", 100*(last.cpu-first.cpu).Seconds()/window)
+	r.Figures.add("settling_cpu_percent", settling)
+	r.Figures.add("wakeups_per_s", float64(last.switches-first.switches)/window)
+	r.Figures.add("resident_bytes_per_job", perJob(last.residentMiB*(1<<20), empty.residentMiB*(1<<20)))
+	r.Figures.add("heap_bytes_per_job", perJob(last.heap, empty.heap))
+	r.Figures.add("payload_bytes", float64(c.PayloadBytes))
+	r.Figures.add("resident_mib", last.residentMiB)
+	r.Figures.add("resident_empty_mib", empty.residentMiB)
+	r.Figures.add("disk_bytes_per_job", (last.diskMiB-empty.diskMiB)*(1<<20)/float64(c.Jobs))
+	r.Figures.add("puts_per_s", float64(c.Jobs)/put.Seconds())
+	r.Targets = []Target{newTarget(r.Figures, "cpu_percent", limitIdleCPU, 0)}
+	if c.Kind != IdleOneShots {
+		r.Targets = append(r.Targets, newTarget(r.Figures, "resident_bytes_per_job", limitJobBytes, 0))
+	}
+	return r, nil
+}
+
+func (c *IdleConfig) job(i int, now time.Time, payload []byte) carillon.Job {
+	j := carillon.Job{ID: "bench-idle-" + strconv.Itoa(i), Topic: topic, Payload: payload}
+	// Due times lie apart, as those of real jobs do, and the nearest of them a good while ahead.
+	due := now.Add(12*time.Hour + time.Duration(i)*12*time.Hour/time.Duration(c.Jobs)).Truncate(time.Millisecond).UTC()
+	switch c.Kind {
+	case IdleIntervals:
+		j.Schedule, j.Start = "@every 24h", due
+	case IdleCron:
+		month := now.AddDate(0, 6, 0).UTC().Month()
+		j.Schedule, j.Spread = fmt.Sprintf("0 0 0 1 %d *", month), 24*time.Hour
+	default:
+		j.Schedule = "@at " + due.Format(carillon.TimeFormat)
+	}
+	return j
+}
+
+func (c *IdleConfig) put(ctx context.Context, e *engine, nc *nats.Conn) (took time.Duration, err error) {
+	p, err := newPipe(nc, e.Names)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	payload, began := payloadOf(c.PayloadBytes), time.Now()
+	err = p.fill(ctx, 0, c.Jobs, func(i int) carillon.Job { return c.job(i, began, payload) }, func(done int) {
+		c.Progress("putting jobs", done, c.Jobs)
+	})
+	return time.Since(began), err
+}
+
+// settled is by which factor memory must be less to count as fallen.
+const settled = 1.01
+
+// settle waits until the engine's memory has not fallen for a time, and returns the CPU of that time in
+// percent of a core.
+func (c *IdleConfig) settle(ctx context.Context, e *engine, r *Result, step string, began time.Time) (cpu float64, err error) {
+	t := time.NewTicker(min(time.Second, c.Settle/4+1))
+	defer t.Stop()
+	least, since := e.usage(), time.Now()
+	for {
+		u := e.usage()
+		if u.residentMiB*settled < least.residentMiB {
+			least, since = u, time.Now()
+		}
+		r.Series["resident_mib"] = append(r.Series["resident_mib"], Point{time.Since(began).Seconds(), u.residentMiB})
+		quiet := time.Since(since)
+		c.Progress(step, int(quiet.Milliseconds()), int(c.Settle.Milliseconds()))
+		if quiet >= c.Settle {
+			return 100 * (u.cpu - least.cpu).Seconds() / quiet.Seconds(), nil
+		}
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// seen is what one sees of the engine's process from outside.
+type seen struct {
+	usage
+	switches int     // of its threads, to other ones, of their own will: each has been woken up once before
+	heap     float64 // bytes of objects on Go's heap, dead or alive
+	diskMiB  float64
+}
+
+func look(ctx context.Context, e *engine) (s seen, err error) {
+	s.usage = e.usage()
+	s.diskMiB = dirMiB(filepath.Join(e.dir, "data"))
+	threads, err := filepath.Glob("/proc/" + strconv.Itoa(e.cmd.Process.Pid) + "/task/*/status")
+	if err != nil {
+		return s, fmt.Errorf("bench: %w", err)
+	}
+	for _, t := range threads {
+		n, _ := strconv.Atoi(field(t, "voluntary_ctxt_switches")) // the thread may have ended
+		s.switches += n
+	}
+	s.heap, err = e.metric(ctx, "go_memstats_heap_alloc_bytes")
+	return s, err
+}
+
+// metric reads one value of the engine's /metrics.
+func (e *engine) metric(ctx context.Context, name string) (v float64, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.http+"/metrics", nil)
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	for line := range strings.Lines(string(body)) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, fmt.Errorf("bench: the engine has no metric %s", name)
+}
+
+// check holds that all jobs are pending and that nothing was due.
+func (c *IdleConfig) check(ctx context.Context, e *engine, nc *nats.Conn) (*Checks, error) {
+	status, err := carillon.Connect(nc, carillon.WithNames(e.Names)).Status(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	checks := &Checks{Expected: c.Jobs, Missing: c.Jobs}
+	for _, p := range status.Partitions {
+		checks.Missing -= int(p.Jobs[carillon.StatusScheduled])
+		checks.Stray += int(p.Outputs)
+	}
+	return checks, nil
+}

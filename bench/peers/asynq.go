@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+)
+
+const asynqTunedWorkers = 100
+
+// asynqSystem is asynq on Redis with an append-only file, synced as fsync says. A task's time is cut to its
+// second (processAt.Unix() in its rdb.go), so tasks can come early. A forwarder moves what is due to the
+// queue, every 5 s by default, and workers look there when they found it empty, about every second. Tuned,
+// both are a millisecond.
+func asynqSystem(tuned bool, fsync string) system {
+	s := system{
+		name: "asynq", tuned: tuned, durability: "appendonly, appendfsync " + fsync,
+		start: func(ctx context.Context, s *site) (string, error) { return startRedis(ctx, s, fsync) },
+		open:  func(_ context.Context, address string) (client, error) { return openAsynq(address, tuned), nil },
+		work: func(ctx context.Context, address string, handle handler) error {
+			return workAsynq(ctx, address, tuned, handle)
+		},
+	}
+	if tuned {
+		s.settings = []string{fmt.Sprintf("%d workers and connections", asynqTunedWorkers), "delayed task and task check 1ms"}
+	}
+	if fsync == "always" {
+		s.name = "asynq-always"
+	}
+	return s
+}
+
+func startRedis(ctx context.Context, s *site, fsync string) (string, error) {
+	bin, err := exec.LookPath("redis-server")
+	if err != nil {
+		return "", fmt.Errorf("no Redis server: %w; make peers installs it", err)
+	}
+	dir, err := s.mkdir("redis")
+	if err != nil {
+		return "", err
+	}
+	listen, err := freeAddress()
+	if err != nil {
+		return "", err
+	}
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command(bin, "--bind", host, "--port", port, "--dir", dir, "--save", "", "--appendonly", "yes", "--appendfsync", fsync)
+	return listen, s.start(ctx, "redis", cmd, syscall.SIGTERM, func(ctx context.Context) error {
+		c := redis.NewClient(&redis.Options{Addr: listen})
+		defer c.Close()
+		return c.Ping(ctx).Err()
+	})
+}
+
+func asynqOptions(address string, tuned bool) asynq.RedisClientOpt {
+	o := asynq.RedisClientOpt{Addr: address}
+	if tuned {
+		o.PoolSize = asynqTunedWorkers
+	}
+	return o
+}
+
+type asynqClient struct {
+	*asynq.Client
+	redis *redis.Client
+}
+
+func openAsynq(address string, tuned bool) *asynqClient {
+	return &asynqClient{asynq.NewClient(asynqOptions(address, tuned)), redis.NewClient(&redis.Options{Addr: address})}
+}
+
+func (c *asynqClient) create(ctx context.Context, j job) error {
+	_, err := c.EnqueueContext(ctx, asynq.NewTask("bench", j.payload), asynq.ProcessAt(j.due))
+	return err
+}
+
+// createAll creates one task a call, as asynq does, from many goroutines.
+func (c *asynqClient) createAll(ctx context.Context, jobs []job) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(underWay)
+	for _, j := range jobs {
+		g.Go(func() error { return c.create(ctx, j) })
+	}
+	return g.Wait()
+}
+
+func (c *asynqClient) version(ctx context.Context) (string, error) {
+	info, err := c.redis.Info(ctx, "server").Result()
+	_, rest, _ := strings.Cut(info, "redis_version:")
+	v, _, _ := strings.Cut(rest, "\r\n")
+	return library("github.com/hibiken/asynq") + ", Redis " + v, err
+}
+
+func (c *asynqClient) close() {
+	c.Client.Close() // nothing is under way
+	c.redis.Close()
+}
+
+func workAsynq(ctx context.Context, address string, tuned bool, handle handler) error {
+	config := asynq.Config{LogLevel: asynq.WarnLevel}
+	if tuned {
+		config.Concurrency = asynqTunedWorkers
+		config.DelayedTaskCheckInterval, config.TaskCheckInterval = time.Millisecond, time.Millisecond
+	}
+	s := asynq.NewServer(asynqOptions(address, tuned), config)
+	err := s.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		retried, _ := asynq.GetRetryCount(ctx)
+		handle(t.Payload(), retried > 0, time.Time{})
+		return nil
+	}))
+	if err != nil {
+		return err
+	}
+	<-ctx.Done()
+	s.Shutdown()
+	return nil
+}

@@ -1,0 +1,291 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/bench"
+)
+
+// The test binary is the worker and the NATS peer too, as the command is.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && (os.Args[1] == "worker" || os.Args[1] == "nats-server") {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// NATS's message schedules need no server of the system: they stand for all in what the harness does.
+func TestRun(t *testing.T) {
+	for workload, args := range map[string][]string{
+		"lateness": {"--rates", "200", "--duration", "1s"},
+		"burst":    {"--jobs", "2000"},
+		"commands": {"--callers", "4", "--creates", "200ms"},
+	} {
+		t.Run(workload, func(t *testing.T) {
+			t.Parallel()
+			dir, out := filepath.Join(t.TempDir(), "site"), t.TempDir()
+			var stdout, stderr bytes.Buffer
+			args := append([]string{"run", "--dir", dir, "--out", out, "--systems", "nats-schedules,nats-schedules-tuned", "--workloads", workload}, args...)
+			if err := command(t.Context(), args, nil, &stdout, &stderr); err != nil {
+				t.Fatalf("%v\n%s", err, &stderr)
+			}
+			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is still there: %v", dir, err)
+			}
+			for _, key := range []string{"nats-schedules", "nats-schedules-tuned"} {
+				if !strings.Contains(stdout.String(), "\n"+key+" ") {
+					t.Errorf("the table has no %s:\n%s", key, &stdout)
+				}
+			}
+			files, err := filepath.Glob(filepath.Join(out, "*.json"))
+			if err != nil || len(files) != 2 {
+				t.Fatalf("results %q, %v; want two", files, err)
+			}
+			for _, file := range files {
+				checkResult(t, workload, file)
+			}
+		})
+	}
+}
+
+func checkResult(t *testing.T, workload, file string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r bench.Result
+	if err := json.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Workload != workload || r.Machine.Cores == 0 || !strings.Contains(r.Machine.Sync, "page cache") {
+		t.Errorf("%s is of %s on %s", file, r.Workload, r.Machine)
+	}
+	figure := map[string]string{"lateness": "received_p50_ms", "burst": "drained_per_s", "commands": "creates_per_s"}[workload]
+	if r.Figures.Get(figure) <= 0 {
+		t.Errorf("%s: %s is %v", file, figure, r.Figures.Get(figure))
+	}
+	if workload == "commands" {
+		return
+	}
+	want := bench.Checks{Expected: map[string]int{"lateness": 200, "burst": 2000}[workload]}
+	if r.Checks == nil || *r.Checks != want {
+		t.Errorf("%s: checks are %+v, want %+v", file, r.Checks, want)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	p := plan{Jobs: 4, From: time.Now().Add(time.Hour).UnixMilli(), Span: 400}
+	s := newSink(4)
+	pay := func(i int) []byte { return newJob(i, time.Time{}, payloadBytes).payload }
+	s.handle(pay(probe), false, time.Time{})
+	s.handle(pay(0), false, time.UnixMilli(p.From+7))
+	s.handle(pay(0), false, time.Time{}) // once more, and not said to be a repeat
+	s.handle(pay(1), false, time.Time{})
+	s.handle(pay(1), true, time.Time{})
+	s.handle(pay(4), false, time.Time{}) // no job of the plan
+	s.handle([]byte("no number"), false, time.Time{})
+	select {
+	case <-s.probed:
+	default:
+		t.Error("the probe was not noticed")
+	}
+	s.at[0].Store(p.due(0).Add(30 * time.Millisecond).UnixNano())
+	s.at[1].Store(p.due(1).Add(-50 * time.Millisecond).UnixNano())
+	r, err := s.judge(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (bench.Checks{Expected: 4, Early: 1, Missing: 2, Duplicate: 1, Stray: 2, Redelivered: 1}); r.Checks != want {
+		t.Errorf("checks are %+v, want %+v", r.Checks, want)
+	}
+	got := []time.Duration{time.Duration(r.EarlyMax), time.Duration(r.First), time.Duration(r.Last), time.Duration(r.Stored)}
+	for i, want := range []time.Duration{50, 30, 50, 7} {
+		if got[i] != want*time.Millisecond {
+			t.Errorf("early by, first, last, stored: %v, want 50, 30, 50 and 7 ms", got)
+			break
+		}
+	}
+	off, err := bench.DecodeHistogram(r.Off)
+	if err != nil {
+		t.Fatal(err)
+	}
+	received, err := bench.DecodeHistogram(r.Received)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if off.Max() < 49_900 || off.Min() < 29_900 || received.Max() > 30_100 || received.Min() != 0 {
+		t.Errorf("off from %d to %d µs, received from %d to %d", off.Min(), off.Max(), received.Min(), received.Max())
+	}
+}
+
+func TestPayload(t *testing.T) {
+	for _, i := range []int{probe, 0, 99_999, singles + 5} {
+		payload := newJob(i, time.Time{}, payloadBytes).payload
+		if got, err := numberOf(payload); err != nil || got != i || len(payload) != payloadBytes || !json.Valid(payload) {
+			t.Errorf("job %d: %d, %v from %s", i, got, err, payload)
+		}
+	}
+	if _, err := numberOf([]byte(`"1"`)); err == nil {
+		t.Error("a short payload has a number")
+	}
+}
+
+// Carillon has to be ahead of every tuned peer in everything, and without a flaw.
+func TestVerdict(t *testing.T) {
+	c := config{systems: []string{"carillon", "river", "river-tuned"}, rates: []int{1000}}
+	result := func(name string, tuned bool, workload string, rate int, figures ...bench.Figure) bench.Result {
+		return bench.Result{Workload: workload, Params: params{System: name, Tuned: tuned, Rate: rate}, Figures: figures, Checks: &bench.Checks{}}
+	}
+	for name, test := range map[string]struct {
+		p50, drained float64
+		early        int
+		tuned        bool
+		want         bool
+	}{
+		"ahead":       {p50: 1, drained: 900, want: true},
+		"ahead tuned": {p50: 1, drained: 900, tuned: true, want: true},
+		"later tuned": {p50: 6, drained: 900, tuned: true},
+		"later":       {p50: 6, drained: 900},
+		"drains less": {p50: 1, drained: 700},
+		"early":       {p50: 1, drained: 900, early: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := outcome{results: []bench.Result{
+				result("carillon", test.tuned, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: test.p50}, bench.Figure{Name: "off_p99_ms", Value: 2}),
+				result("carillon", test.tuned, "burst", 0, bench.Figure{Name: "drained_per_s", Value: test.drained}),
+				// Ahead of Carillon, but not tuned, which nobody would be.
+				result("river", false, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: 0.1}, bench.Figure{Name: "off_p99_ms", Value: 0.1}),
+				result("river", true, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: 5}, bench.Figure{Name: "off_p99_ms", Value: 9}),
+				result("river", true, "burst", 0, bench.Figure{Name: "drained_per_s", Value: 800}),
+			}}
+			o.results[0].Checks.Early = test.early
+			c := c
+			if test.tuned {
+				c.systems = append([]string{"carillon-tuned"}, c.systems...)
+			}
+			var said bytes.Buffer
+			if got := o.verdict(&said, c); got != test.want {
+				t.Errorf("held: %v, want %v:\n%s", got, test.want, &said)
+			}
+			if err := o.table(&said, c); err != nil {
+				t.Fatal(err)
+			}
+			if lines := strings.Count(said.String(), "\nriver-tuned"); lines != 2 {
+				t.Errorf("river-tuned has %d lines, want one of figures and one of settings:\n%s", lines, &said)
+			}
+		})
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	for _, args := range [][]string{
+		{"fly"},
+		{"--systems", "cron"},
+		{"--workloads", "idle"},
+		{"--rates", "fast"},
+		{"--duration", "10ms"},
+		{"--jobs", "0"},
+		{"--callers", "0"},
+		{"--creates", "0s"},
+		{"--carillon", "/nowhere/carillon"},
+		{"--carillon", "/nowhere/carillon", "--systems", "carillon-tuned"},
+		{"nats-server"},
+	} {
+		dir := filepath.Join(t.TempDir(), "site")
+		if len(args) > 1 {
+			args = append([]string{"run", "--dir", dir, "--out", t.TempDir()}, args...)
+		}
+		if err := command(t.Context(), args, nil, &bytes.Buffer{}, &bytes.Buffer{}); err == nil {
+			t.Errorf("%q is taken", args)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%q made a site", args)
+		}
+	}
+}
+
+// A killed run leaves processes behind. The next one says so, and stop ends them, and nobody else's.
+func TestStopLeftovers(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "site")
+	s, err := openSite(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openSite(dir, ""); err == nil {
+		t.Error("two runs share a site")
+	}
+	if err := command(t.Context(), []string{"stop", "--dir", dir}, nil, &bytes.Buffer{}, &bytes.Buffer{}); err == nil {
+		t.Error("stop takes a run that is under way")
+	}
+	p, err := s.launch("sleeper", exec.Command("sleep", "1000"), syscall.SIGTERM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The number of a process that is not the site's, as it would be after a reboot.
+	other := exec.Command("sleep", "1000")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := other.Process.Kill(); err != nil {
+			t.Errorf("stop ended a process that is not the site's: %v", err)
+		}
+		_ = other.Wait() // killed
+	}()
+	if err := os.WriteFile(s.path("other.pid"), []byte(jsonOf(t, other.Process.Pid)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.lock.Close() // as the kernel does for a process that was killed
+
+	if _, err := openSite(dir, ""); err == nil || !strings.Contains(err.Error(), "peers-stop") {
+		t.Errorf("a site with leftovers is opened: %v", err)
+	}
+	var said bytes.Buffer
+	if err := command(t.Context(), []string{"stop", "--dir", dir}, nil, &said, &said); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(said.String(), "processes ended: 1;") {
+		t.Errorf("stop says %q", &said)
+	}
+	<-p.exited
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the site is still there: %v", err)
+	}
+}
+
+// A server that ends instead of getting ready is told of with what it said.
+func TestStartFailure(t *testing.T) {
+	s, err := openSite(filepath.Join(t.TempDir(), "site"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.start(t.Context(), "broken", exec.Command("sh", "-c", "echo out of bells >&2; exit 3"), syscall.SIGTERM,
+		func(context.Context) error { return errors.New("not yet") })
+	if err == nil || !strings.Contains(err.Error(), "out of bells") || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("start says %v", err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func jsonOf(t *testing.T, v any) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

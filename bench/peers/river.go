@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+)
+
+// postgresTuning is what a machine of this size would be given; synchronous_commit stays on.
+var postgresTuning = []string{"shared_buffers=1GB", "max_wal_size=4GB", "checkpoint_timeout=15min", "wal_compression=on"}
+
+const (
+	riverWorkers      = 100 // of River's own examples
+	riverTunedWorkers = 1000
+	riverTunedPool    = 32 // connections; pgxpool's own default is the greater of 4 and the cores
+)
+
+// riverSystem is River on PostgreSQL. Its leader makes scheduled jobs available up to its interval of 5 s
+// ahead, an interval that its configuration does not offer to change, and workers fetch them once they are
+// due, by notification or by poll. Tuned, both intervals are the least that River takes, 1 ms, to which it
+// adds up to 10 ms of jitter.
+func riverSystem(tuned bool) system {
+	s := system{
+		name: "river", tuned: tuned, durability: "PostgreSQL's fsync and synchronous_commit on",
+		settings: []string{"100 workers"},
+		start: func(ctx context.Context, s *site) (string, error) {
+			url, err := startPostgres(ctx, s, tuned)
+			if err != nil {
+				return "", err
+			}
+			return url, migrate(ctx, url)
+		},
+		open: func(ctx context.Context, url string) (client, error) { return openRiver(ctx, url, tuned) },
+		work: func(ctx context.Context, url string, handle handler) error { return workRiver(ctx, url, tuned, handle) },
+	}
+	if tuned {
+		s.settings = slices.Concat([]string{
+			fmt.Sprintf("%d workers", riverTunedWorkers), "fetch cooldown and poll 1ms", fmt.Sprintf("%d connections", riverTunedPool),
+		}, postgresTuning)
+	}
+	return s
+}
+
+// startPostgres makes a cluster and runs it. PostgreSQL refuses to run as root, so then it runs as the user
+// that its package makes.
+func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err error) {
+	bin, err := postgresBin()
+	if err != nil {
+		return "", err
+	}
+	dir, err := s.mkdir("postgres")
+	if err != nil {
+		return "", err
+	}
+	attr, err := s.asUser("postgres", dir)
+	if err != nil {
+		return "", err
+	}
+	initdb := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", dir, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C")
+	initdb.SysProcAttr, initdb.Dir = attr, dir
+	if out, err := initdb.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("initdb: %w; it said:\n%s", err, out)
+	}
+	listen, err := freeAddress()
+	if err != nil {
+		return "", err
+	}
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return "", err
+	}
+	args := []string{
+		"-D", dir, "-c", "listen_addresses=" + host, "-c", "port=" + port, "-c", "unix_socket_directories=",
+		"-c", "fsync=on", "-c", "synchronous_commit=on",
+	}
+	if tuned {
+		for _, setting := range postgresTuning {
+			args = append(args, "-c", setting)
+		}
+	}
+	cmd := exec.Command(filepath.Join(bin, "postgres"), args...)
+	cmd.SysProcAttr = attr
+	url = fmt.Sprintf("postgres://postgres@%s/postgres?sslmode=disable", listen)
+	// SIGINT is its fast shutdown: clients are cut off, and the cluster is closed properly.
+	return url, s.start(ctx, "postgres", cmd, syscall.SIGINT, func(ctx context.Context) error {
+		c, err := pgx.Connect(ctx, url)
+		if err != nil {
+			return err
+		}
+		return c.Close(ctx)
+	})
+}
+
+// postgresBin is where the newest server is: Debian keeps it out of the path.
+func postgresBin() (string, error) {
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
+	if err != nil {
+		return "", err
+	}
+	if len(found) == 0 {
+		path, err := exec.LookPath("initdb")
+		if err != nil {
+			return "", fmt.Errorf("no PostgreSQL server: %w; make peers installs it", err)
+		}
+		return filepath.Dir(path), nil
+	}
+	major := func(path string) int {
+		n, _ := strconv.Atoi(strings.Split(path, "/")[4]) // 0 for what is no number sorts first
+		return n
+	}
+	slices.SortFunc(found, func(a, b string) int { return major(a) - major(b) })
+	return filepath.Dir(found[len(found)-1]), nil
+}
+
+// asUser lets a process run as a user, who gets its directory, when this one is root.
+func (s *site) asUser(name, dir string) (*syscall.SysProcAttr, error) {
+	if syscall.Geteuid() != 0 {
+		return &syscall.SysProcAttr{}, nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return nil, err
+	}
+	uid, err := strconv.Atoi(u.Uid)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.Atoi(u.Gid)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Chown(dir, uid, gid); err != nil {
+		return nil, err
+	}
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}, nil
+}
+
+func migrate(ctx context.Context, url string) error {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	m, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	if err != nil {
+		return err
+	}
+	_, err = m.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	return err
+}
+
+func newPool(ctx context.Context, url string, tuned bool) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	if tuned {
+		config.MaxConns = riverTunedPool
+	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+type riverArgs struct {
+	Payload json.RawMessage `json:"payload"`
+}
+
+func (riverArgs) Kind() string { return "bench" }
+
+type riverClient struct {
+	pool *pgxpool.Pool
+	*river.Client[pgx.Tx]
+}
+
+func openRiver(ctx context.Context, url string, tuned bool) (client, error) {
+	pool, err := newPool(ctx, url, tuned)
+	if err != nil {
+		return nil, err
+	}
+	c, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return &riverClient{pool, c}, nil
+}
+
+func (c *riverClient) create(ctx context.Context, j job) error {
+	_, err := c.Insert(ctx, riverArgs{j.payload}, &river.InsertOpts{ScheduledAt: j.due})
+	return err
+}
+
+func (c *riverClient) createAll(ctx context.Context, jobs []job) error {
+	for some := range slices.Chunk(jobs, 5000) {
+		params := make([]river.InsertManyParams, len(some))
+		for i, j := range some {
+			params[i] = river.InsertManyParams{Args: riverArgs{j.payload}, InsertOpts: &river.InsertOpts{ScheduledAt: j.due}}
+		}
+		if _, err := c.InsertManyFast(ctx, params); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *riverClient) version(ctx context.Context) (v string, err error) {
+	err = c.pool.QueryRow(ctx, "SHOW server_version").Scan(&v)
+	return library("github.com/riverqueue/river") + ", PostgreSQL " + v, err
+}
+
+func (c *riverClient) close() { c.pool.Close() }
+
+func workRiver(ctx context.Context, url string, tuned bool, handle handler) error {
+	pool, err := newPool(ctx, url, tuned)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, j *river.Job[riverArgs]) error {
+		handle(j.Args.Payload, j.Attempt > 1, time.Time{})
+		return nil
+	}))
+	config := &river.Config{Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: riverWorkers}}}
+	if tuned {
+		config.FetchCooldown, config.FetchPollInterval = river.FetchCooldownMin, river.FetchPollIntervalMin
+		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: riverTunedWorkers}
+	}
+	c, err := river.NewClient(riverpgxv5.New(pool), config)
+	if err != nil {
+		return err
+	}
+	if err := c.Start(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	return c.Stop(stop)
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/carillon-scheduler/carillon/bench"
+)
+
+// outcome is every result of one run.
+type outcome struct {
+	results []bench.Result
+}
+
+// get is a system's result of a workload, at a rate where that has one; nil when there is none.
+func (o *outcome) get(key, workload string, rate int) *bench.Result {
+	for i := range o.results {
+		r := &o.results[i]
+		p := r.Params.(params)
+		if keyOf(p.System, p.Tuned) == key && r.Workload == workload && p.Rate == rate {
+			return r
+		}
+	}
+	return nil
+}
+
+// table writes a line a system, and below it what its durability and settings were.
+func (o *outcome) table(w io.Writer, c config) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, rate := range c.rates {
+		fmt.Fprintf(t, "\t%d/s:\tms off\t\t\tearly\tby ms\tmissing,", rate)
+	}
+	fmt.Fprintf(t, "\t%d at once:\t\tmissing,\t%d callers:\tms\t\tone:\tall at once:\t\n", c.jobs, c.callers)
+	for range c.rates {
+		fmt.Fprint(t, "\tp50\tp99\tp99.9\tmax\t\t\ttwice")
+	}
+	fmt.Fprintln(t, "\tdrained/s\tstored/s\ttwice\tcreates/s\tp50\tp99\tp50\tcreates/s\t")
+	for _, key := range c.systems {
+		fmt.Fprint(t, key)
+		for _, rate := range c.rates {
+			r := o.get(key, "lateness", rate)
+			cells(t, r, "off_p50_ms", "off_p99_ms", "off_p999_ms", "off_max_ms")
+			fmt.Fprintf(t, "\t%s", count(r, func(c *bench.Checks) int { return c.Early }))
+			cells(t, r, "early_max_ms")
+			fmt.Fprintf(t, "\t%s", flaws(r))
+		}
+		r := o.get(key, "burst", 0)
+		cells(t, r, "drained_per_s", "stored_per_s")
+		fmt.Fprintf(t, "\t%s", flaws(r))
+		cells(t, o.get(key, "commands", 0), "creates_per_s", "latency_p50_ms", "latency_p99_ms", "single_latency_p50_ms")
+		cells(t, r, "puts_per_s")
+		fmt.Fprintln(t, "\t")
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	for _, key := range c.systems {
+		s, err := find(key)
+		if err != nil {
+			return err
+		}
+		versions := ""
+		for i := range o.results {
+			if p := o.results[i].Params.(params); keyOf(p.System, p.Tuned) == key {
+				versions = p.Versions
+			}
+		}
+		fmt.Fprintf(w, "%s: %s; %s", key, versions, s.durability)
+		for _, setting := range s.settings {
+			fmt.Fprintf(w, "; %s", setting)
+		}
+		fmt.Fprintln(w)
+	}
+	return nil
+}
+
+// cells writes figures, a dash for each where there is no result.
+func cells(w io.Writer, r *bench.Result, names ...string) {
+	for _, name := range names {
+		if r == nil {
+			fmt.Fprint(w, "\t–")
+			continue
+		}
+		v := r.Figures.Get(name)
+		if v == 0 && name == "stored_per_s" { // not every system says
+			fmt.Fprint(w, "\t–")
+			continue
+		}
+		decimals := 2
+		switch {
+		case v >= 1000:
+			decimals = 0
+		case v >= 100:
+			decimals = 1
+		}
+		fmt.Fprint(w, "\t"+strconv.FormatFloat(v, 'f', decimals, 64))
+	}
+}
+
+func count(r *bench.Result, of func(*bench.Checks) int) string {
+	if r == nil || r.Checks == nil {
+		return "–"
+	}
+	return strconv.Itoa(of(r.Checks))
+}
+
+func flaws(r *bench.Result) string {
+	return count(r, func(c *bench.Checks) int { return c.Missing }) + ", " + count(r, func(c *bench.Checks) int { return c.Duplicate + c.Redelivered })
+}
+
+// verdict holds Carillon, tuned where it was measured so, against every tuned peer of the run: nearer to the
+// due time at p50 and p99 at every rate, a higher drain rate, nothing early, missing or doubled. It says so,
+// and whether all of it held.
+func (o *outcome) verdict(w io.Writer, c config) (held bool) {
+	held = true
+	us := "carillon"
+	if slices.Contains(c.systems, "carillon-tuned") {
+		us = "carillon-tuned"
+	}
+	say := func(ok bool, format string, args ...any) {
+		word := "yes"
+		if !ok {
+			word, held = "NO", false
+		}
+		fmt.Fprintf(w, "%-4s%s\n", word, fmt.Sprintf(format, args...))
+	}
+	compare := func(workload string, rate int, figure string, better func(ours, theirs float64) bool) {
+		ours := o.get(us, workload, rate)
+		if ours == nil {
+			return
+		}
+		for _, key := range c.systems {
+			if s, err := find(key); err != nil || !s.tuned || key == us {
+				continue
+			}
+			if theirs := o.get(key, workload, rate); theirs != nil {
+				a, b := ours.Figures.Get(figure), theirs.Figures.Get(figure)
+				name := workload
+				if rate > 0 {
+					name += fmt.Sprintf(" at %d/s", rate)
+				}
+				say(better(a, b), "%s, %s: %s %.4g, %s %.4g", name, figure, us, a, key, b)
+			}
+		}
+	}
+	less := func(a, b float64) bool { return a < b }
+	for _, rate := range c.rates {
+		compare("lateness", rate, "off_p50_ms", less)
+		compare("lateness", rate, "off_p99_ms", less)
+	}
+	compare("burst", 0, "drained_per_s", func(a, b float64) bool { return a > b })
+	for i := range o.results {
+		r := &o.results[i]
+		if p := r.Params.(params); p.System == "carillon" && r.Checks != nil {
+			say(r.Passed(), "%s: %s has nothing early, missing or doubled", r.Workload, keyOf(p.System, p.Tuned))
+		}
+	}
+	return held
+}

@@ -1,0 +1,346 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// The clients and the import are those of the command line, whose lines of JSON must be those that are read.
+func TestCommands(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	bin := filepath.Join(t.TempDir(), "carillon")
+	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/carillon").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	c := CommandsConfig{
+		Service: service(t), ClientsCommand: []string{bin, "bench", "clients", "--server"}, ImportCommand: []string{bin, "job", "import", "--json", "--server"},
+		Jobs: 1000, Imports: 300, Clients: 3, Window: 4, Offered: 1000, Duration: 500 * time.Millisecond, Rounds: 1, RoundTime: 100 * time.Millisecond,
+	}
+	r, err := RunCommands(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := int(r.Figures.Get("offered_refused"))
+	if want := (Checks{Expected: 500 + 500 - refused + 300}); *r.Checks != want {
+		t.Errorf("checks are %+v, expected %+v", *r.Checks, want)
+	}
+	if got := r.Figures.Get("read_back_jobs"); got != float64(r.Checks.Expected) {
+		t.Errorf("%v jobs were read back", got)
+	}
+	for _, name := range []string{
+		"creates_per_s", "updates_per_s", "deletes_per_s", "imports_per_s", "latency_p50_ms", "latency_p99_ms", "saturated_latency_p99_ms",
+		"single_creates_per_s", "single_latency_p50_ms", "single_update_latency_p50_ms", "single_delete_latency_p50_ms",
+		"log_round_trip_p50_ms", "commit_p50_ms", "single_latency_ratio",
+	} {
+		if r.Figures.Get(name) <= 0 {
+			t.Errorf("%s is %v", name, r.Figures.Get(name))
+		}
+	}
+	h, err := decode(r.Histograms["latency_us"])
+	if err != nil || h.TotalCount() != 500 {
+		t.Errorf("the open loop's histogram is %v, %v", h, err)
+	}
+	if len(r.Targets) != 3 {
+		t.Errorf("targets are %v", r.Targets)
+	}
+}
+
+// What is not as it was acknowledged is noticed.
+func TestReadBack(t *testing.T) {
+	s, err := service(t).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	nc, err := nats.Connect(e.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	c, err := CommandsConfig{}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload, due := payloadOf(c.PayloadBytes), time.Now().Add(time.Hour).UnixMilli()
+	client := carillon.Connect(nc)
+	for _, job := range []carillon.Job{
+		commandJob("x-a-", 0, 0, due, payload), commandJob("x-a-", 1, 0, due, payload), // as they must be
+		commandJob("x-a-", 2, 1, due, payload),                                         // another payload
+		commandJob("x-a-", 3, 0, due+1, payload),                                       // another time
+		commandJob("x-a-", 5, 0, due, payload), commandJob("x-b-", 0, 0, due, payload), // one too many, and of no group
+		commandJob("x-a-", 6, 0, due, payload), // refused
+	} {
+		if _, err := client.Put(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var r Result
+	r.Checks = &Checks{}
+	m := &commands{CommandsConfig: c, engine: e, nc: nc, run: "x", due: due, result: &r, want: map[string]group{
+		"x-a-": {from: 0, to: 5, refused: map[int]bool{6: true}}, // and 4 is missing
+	}}
+	if err := m.readBack(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if want := (Checks{Expected: 5, Missing: 1, Stray: 4}); *r.Checks != want {
+		t.Errorf("checks are %+v, expected %+v", *r.Checks, want)
+	}
+}
+
+func TestPipe(t *testing.T) {
+	s, err := service(t).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	nc, err := nats.Connect(e.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	p, err := newPipe(nc, e.Names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	var refusal error
+	if err := p.send(carillon.VerbDelete, "nobody", nil, func(a answer) { refusal = a.err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.drain(t.Context()); err != nil || !errors.Is(refusal, &carillon.Error{Code: carillon.CodeNotFound}) {
+		t.Errorf("deleting a job that is not there: %v, %v", refusal, err)
+	}
+	job := func(i int) carillon.Job {
+		return carillon.Job{ID: fmt.Sprint("job-", i), Schedule: "@every 24h", Payload: payloadOf(10)}
+	}
+	done := 0
+	if err := p.fill(t.Context(), 10, 3000, job, func(n int) { done = n }); err != nil || done != 2990 {
+		t.Errorf("%d of 2990 jobs were put: %v", done, err)
+	}
+	wrong := func(i int) carillon.Job { return carillon.Job{ID: fmt.Sprint("wrong-", i), Schedule: "never"} }
+	if err := p.fill(t.Context(), 0, 10, wrong, func(int) {}); !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidSchedule}) {
+		t.Errorf("a wrong job: %v", err)
+	}
+}
+
+func TestChurn(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	c := ChurnConfig{
+		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
+		Rate: 400, Duration: time.Second, Nearest: 0, Farthest: 200 * time.Millisecond,
+	}
+	r, err := RunChurn(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := r.Figures
+	changed := f.Get("cancelled") + f.Get("moved_later") + f.Get("moved_earlier")
+	if !r.Checks.clean() || changed < 150 || f.Get("moved_later") == 0 || f.Get("moved_earlier") == 0 {
+		t.Errorf("checks are %+v, figures %v", r.Checks, f)
+	}
+	// Each job fires once, less what was cancelled in time, and once more when it was moved after it had fired.
+	if least := 400 - int(f.Get("cancelled")); r.Checks.Expected < least || r.Checks.Expected > least+int(f.Get("fired_before_the_change")) {
+		t.Errorf("%d fires were expected: %v", r.Checks.Expected, f)
+	}
+	if f.Get("received_p50_ms") <= 0 || f.Get("change_latency_p50_ms") <= 0 {
+		t.Errorf("figures are %v", f)
+	}
+}
+
+func TestSettleChanges(t *testing.T) {
+	const from, due = 10_000, 10_500
+	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
+	fired := carillon.JobReply{LastScheduled: at(due)}
+	for name, v := range map[string]struct {
+		change      change
+		first, then int64
+		to          int64
+		want        churned
+	}{
+		"cancelled":                      {change{acked: at(due - 10)}, -1, -1, 11_000, churned{cancelled: 1}},
+		"cancelled late":                 {change{acked: at(due - 9)}, -1, -1, 11_000, churned{cancelled: 1, late: 1}},
+		"cancelled after it fired":       {change{acked: at(due - 9), reply: fired}, 500, -1, 11_000, churned{cancelled: 1, late: 1, fired: 1}},
+		"fired though it was cancelled":  {change{acked: at(due - 10), reply: fired}, -1, -1, 11_000, churned{cancelled: 1, fired: 1}},
+		"moved later":                    {change{acked: at(due - 10), move: 12_000}, -1, 2000, 12_001, churned{later: 1}},
+		"moved later after it fired":     {change{acked: at(due), move: 12_000, reply: fired}, 500, 2000, 12_001, churned{later: 1, late: 1, fired: 1}},
+		"moved earlier":                  {change{acked: at(due - 10), move: 10_400}, -1, 400, 11_000, churned{earlier: 1}},
+		"moved earlier after it fired":   {change{acked: at(due), move: 10_400, reply: fired}, 500, -1, 11_000, churned{earlier: 1, late: 1, fired: 1}},
+		"moved earlier, late, not fired": {change{acked: at(due), move: 10_400}, -1, 400, 11_000, churned{earlier: 1, late: 1}},
+	} {
+		p := &plan{From: from, To: 11_000, First: []int64{500}, Every: []int64{0}}
+		v.change.due = due
+		n, err := settleChanges(p, []change{v.change})
+		if err != nil || n != v.want || p.First[0] != v.first || p.Then[0] != v.then || p.To != v.to {
+			t.Errorf("%s: %+v, first %d, then %d, to %d, %v", name, n, p.First[0], p.Then[0], p.To, err)
+		}
+	}
+	p := &plan{First: []int64{0}}
+	if _, err := settleChanges(p, []change{{err: errors.New("refused")}}); err == nil {
+		t.Error("an error was passed over")
+	}
+}
+
+// A plan with fires that commands have made, or may have prevented.
+func TestJudgeChanged(t *testing.T) {
+	at := func(job int32, ms int64, output uint64) arrival {
+		return arrival{scheduled: ms, received: ms*1e6 + 2e6, stored: ms*1e6 + 1e6, output: output, job: job}
+	}
+	for name, v := range map[string]struct {
+		arrivals []arrival
+		want     Checks
+	}{
+		"all":                 {[]arrival{at(0, 1000, 1), at(0, 1700, 2), at(1, 1500, 3)}, Checks{Expected: 2}},
+		"without the may":     {[]arrival{at(0, 1000, 1), at(0, 1700, 2)}, Checks{Expected: 2}},
+		"without the then":    {[]arrival{at(0, 1000, 1), at(1, 1500, 2)}, Checks{Expected: 2, Missing: 1}},
+		"the may twice":       {[]arrival{at(0, 1000, 1), at(0, 1700, 2), at(1, 1500, 3), at(1, 1500, 4)}, Checks{Expected: 2, Duplicate: 1}},
+		"what was prevented":  {[]arrival{at(0, 1000, 1), at(0, 1700, 2), at(2, 1300, 3)}, Checks{Expected: 2, Stray: 1}},
+		"the may at its then": {[]arrival{at(0, 1000, 1), at(0, 1700, 2), at(1, 1700, 3)}, Checks{Expected: 2, Stray: 1}},
+	} {
+		p := &plan{
+			Prefix: "x-", From: 1000, To: 2000,
+			First: []int64{0, -1, -1}, Every: []int64{0, 0, 0}, Then: []int64{700, -1, -1}, May: []int64{-1, 500, -1},
+		}
+		r, err := judge(p, v.arrivals, nil)
+		if err != nil || r.Checks != v.want {
+			t.Errorf("%s: %+v, %v; expected %+v", name, r.Checks, err, v.want)
+		}
+		if v.want.Missing > 0 && !reflect.DeepEqual(r.Missing, []string{"x-0@1700"}) {
+			t.Errorf("%s: %v is said to be missing", name, r.Missing)
+		}
+	}
+
+	forced := &plan{From: 1000, To: 2000, First: []int64{0, 500, -1}, Every: []int64{0, 0, 0}, Forced: true}
+	r, err := judge(forced, []arrival{at(0, 1234, 1), at(1, 1999, 2)}, nil)
+	if err != nil || r.Checks != (Checks{Expected: 2}) {
+		t.Errorf("forced: %+v, %v", r.Checks, err)
+	}
+	r, err = judge(forced, []arrival{at(0, 1234, 1), at(0, 1235, 2), at(2, 1500, 3)}, nil)
+	if err != nil || r.Checks != (Checks{Expected: 2, Missing: 1, Duplicate: 1, Stray: 1}) {
+		t.Errorf("forced, and wrong: %+v, %v", r.Checks, err)
+	}
+
+	// After a kill a second delivery may be called the first, of the very same message only.
+	killed := &plan{From: 1000, To: 2000, First: []int64{0}, Every: []int64{0}, Kills: true}
+	other := at(0, 1000, 1)
+	other.stored++
+	r, err = judge(killed, []arrival{at(0, 1000, 1), at(0, 1000, 1), other}, nil)
+	if err != nil || r.Checks != (Checks{Expected: 1, Duplicate: 1, Redelivered: 1}) {
+		t.Errorf("after a kill: %+v, %v", r.Checks, err)
+	}
+}
+
+func TestIdle(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	for _, kind := range []string{IdleIntervals, IdleCron, IdleOneShots} {
+		c := IdleConfig{Service: service(t), Jobs: 500, Kind: kind, Duration: 300 * time.Millisecond, Settle: 100 * time.Millisecond}
+		r, err := RunIdle(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := (Checks{Expected: 500}); *r.Checks != want {
+			t.Errorf("%s: checks are %+v", kind, *r.Checks)
+		}
+		for _, name := range []string{"resident_mib", "resident_empty_mib", "heap_bytes_per_job", "disk_bytes_per_job", "puts_per_s", "wakeups_per_s"} {
+			if r.Figures.Get(name) <= 0 {
+				t.Errorf("%s: %s is %v", kind, name, r.Figures.Get(name))
+			}
+		}
+		if want := 2 - bit(kind == IdleOneShots); len(r.Targets) != want || len(r.Series["resident_mib"]) < 2 {
+			t.Errorf("%s: targets %v, series %v", kind, r.Targets, r.Series)
+		}
+	}
+}
+
+func TestSoak(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	rounds := 0
+	c := SoakConfig{
+		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
+		Rate: 200, Duration: 4 * time.Second, Round: 2 * time.Second, KillEvery: 3 * time.Second,
+	}
+	c.Report = func(r SoakRound) {
+		rounds++
+		if !strings.Contains(r.String(), "missing 0") {
+			t.Error(r)
+		}
+	}
+	r, err := RunSoak(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Half of the triggers are of recurring jobs, none of which is changed.
+	if !r.Checks.clean() || r.Checks.Expected < 400+300 || rounds != 2 {
+		t.Errorf("%d rounds, checks are %+v", rounds, *r.Checks)
+	}
+	if r.Figures.Get("kills") < 1 || r.Figures.Get("ready_max_s") <= 0 || r.Figures.Get("commands_per_s") < 100 || r.Figures.Get("resident_max_mib") <= 0 {
+		t.Errorf("figures are %v", r.Figures)
+	}
+	if len(r.Series["disk_mib"]) != 2 || r.Series["disk_mib"][1][0] != 4 {
+		t.Errorf("series are %v", r.Series)
+	}
+}
+
+func TestSlope(t *testing.T) {
+	for _, v := range []struct {
+		values []float64
+		want   float64
+	}{{nil, 0}, {[]float64{7}, 0}, {[]float64{1, 2, 3}, 2}, {[]float64{5, 5, 5, 5}, 0}, {[]float64{3, 1}, -4}} {
+		if got := slope(v.values, 0.5); got != v.want {
+			t.Errorf("the slope of %v is %v, expected %v", v.values, got, v.want)
+		}
+	}
+}
+
+func TestBadWorkloads(t *testing.T) {
+	server := Service{Server: "nats://127.0.0.1:1"}
+	for name, err := range map[string]error{
+		"Jobs":             CommandsConfig{Jobs: 1}.Validate(),
+		"Imports":          CommandsConfig{Imports: -1}.Validate(),
+		"Clients":          CommandsConfig{Clients: -1}.Validate(),
+		"Window":           CommandsConfig{Window: -1}.Validate(),
+		"Offered":          CommandsConfig{Offered: -1}.Validate(),
+		"one create":       CommandsConfig{Duration: 1}.Validate(),
+		"Rounds":           CommandsConfig{Rounds: -1}.Validate(),
+		"Rate":             ChurnConfig{Rate: -1}.Validate(),
+		"Nearest":          ChurnConfig{Nearest: 2, Farthest: 1}.Validate(),
+		"Farthest":         ChurnConfig{Farthest: time.Hour}.Validate(),
+		"own":              IdleConfig{Service: server}.Validate(),
+		"Kind":             IdleConfig{Kind: "weekly"}.Validate(),
+		"Settle":           IdleConfig{Settle: -1}.Validate(),
+		"Round":            SoakConfig{Round: time.Second}.Validate(),
+		"whole rounds":     SoakConfig{Duration: 90 * time.Second}.Validate(),
+		"KillEvery":        SoakConfig{Service: server, KillEvery: 1}.Validate(),
+		"1,000,000":        ChurnConfig{Rate: 2_000_000}.Validate(),
+		"100 to 100,000":   SoakConfig{Rate: 99}.Validate(),
+		"must be 3":        SoakConfig{PayloadBytes: 2}.Validate(),
+		"Concurrency is -": SoakConfig{Concurrency: -1}.Validate(),
+	} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, c := range []interface{ Validate() error }{CommandsConfig{}, ChurnConfig{}, IdleConfig{}, SoakConfig{}} {
+		if err := c.Validate(); err != nil {
+			t.Errorf("the defaults of %T: %v", c, err)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon/bench"
+)
+
+func newBenchChurnCommand(a *app) *cobra.Command {
+	var c bench.ChurnConfig
+	var data string
+	cmd := &cobra.Command{
+		Use:   "churn",
+		Short: "Jobs that are cancelled or moved just before they are due, while others fire",
+		Example: `  carillon bench churn
+  carillon bench churn --rate 20000 --nearest 5ms --farthest 100ms`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if c.Service, err = a.service(data); err != nil {
+				return err
+			}
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			c.WorkerCommand = append([]string{exe, "bench", "worker"}, append(a.childFlags(cmd), "--server")...)
+			c.Progress = a.steps()
+			if err := c.Validate(); err != nil {
+				return usageError{err}
+			}
+			return a.tell(bench.RunChurn(cmd.Context(), c))
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&c.Rate, "rate", 5000, "jobs due a second; every second one of them is cancelled or moved")
+	f.DurationVar(&c.Duration, "duration", 30*time.Second, "how long, in whole seconds")
+	f.DurationVar(&c.Nearest, "nearest", 50*time.Millisecond, "the shortest time between a change and the job's due time")
+	f.DurationVar(&c.Farthest, "farthest", 500*time.Millisecond, "the longest")
+	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
+	f.IntVar(&c.Concurrency, "concurrency", 64, "handlers of the worker")
+	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	return cmd
+}

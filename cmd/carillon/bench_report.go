@@ -1,0 +1,78 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon/bench/report"
+)
+
+func newBenchReportCommand(a *app) *cobra.Command {
+	var output string
+	c := ownFlags(&cobra.Command{
+		Use:   "report [file ...]",
+		Short: "Turn result files into one HTML page with plots",
+		Long: `Turn result files, as the other commands of bench print them with --json, into one HTML page with plots. A
+file may hold several results, one after the other; bench/peers writes such files, too. Without a file, or
+for -, standard input is read. The page needs nothing else: no network, no script. Results of one workload
+are shown beside each other, named by the parameters in which they differ.`,
+		Example: `  carillon bench report lateness.json dispatch.json burst.json
+  carillon bench report results/*.json -o results.html
+  carillon bench lateness --json | carillon bench report -o lateness.html`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(_ *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				if isTerminal(a.stdin) {
+					return usagef("give a result file, or pipe results in")
+				}
+				files = []string{"-"}
+			}
+			var runs []report.Run
+			for _, name := range files {
+				more, err := a.results(name)
+				if err != nil {
+					return err
+				}
+				runs = append(runs, more...)
+			}
+			var page bytes.Buffer
+			s, err := report.Write(&page, runs)
+			if err != nil {
+				return err
+			}
+			if output == "-" {
+				_, err := page.WriteTo(a.stdout)
+				return err
+			}
+			if err := os.WriteFile(output, page.Bytes(), 0o644); err != nil {
+				return err
+			}
+			if a.json {
+				return a.marshal(struct {
+					File string `json:"file"`
+					report.Summary
+				}{output, s})
+			}
+			return a.line("%s: %d results, %d plots, %d of %d targets met, %d of %d checks clean",
+				output, s.Results, s.Plots, s.Met, s.Targets, s.Clean, s.Checked)
+		},
+	})
+	c.Flags().StringVarP(&output, "output", "o", "bench.html", "`file` to write, - for standard output")
+	return c
+}
+
+// results reads a result file.
+func (a *app) results(name string) (runs []report.Run, err error) {
+	if name == "-" {
+		return report.Read(a.stdin, "standard input")
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return report.Read(f, name)
+}
