@@ -4,6 +4,8 @@
 // Each workload is a config struct with defaults and a Run function that returns a [Result]:
 //
 //   - [RunLateness]: a fixed rate of triggers for a time, received by the Go worker in another process;
+//   - [RunDispatch]: more triggers due than can be published, in turns with bare messages;
+//   - [RunBurst]: many jobs due in one millisecond, and what that does to unrelated ones;
 //   - [RunCommands]: durable creates, updates, deletes and imports: their rate and their latency;
 //   - [RunChurn]: jobs cancelled or moved just before they are due, while others fire;
 //   - [RunIdle]: CPU and memory of pending jobs while nothing is due;
@@ -23,5 +25,10 @@
 // engine says it did: every (job, due time) of the window once ([Checks]).
 //
 // Reading order: result.go (what comes out), load.go (what is asked for), lateness.go and worker.go (the
-// two processes of a run), engine.go (the third), floor.go, recovery.go, ceiling.go.
+// two processes of a run), engine.go (the third), floor.go, recovery.go, ceiling.go, dispatch_salvo.go (many
+// triggers at once: put, awaited, read back), dispatch.go and burst.go, commands.go with commands_clients.go
+// (their process) and commands_pipe.go (many requests under way), churn.go, idle.go, soak.go, export.go.
+//
+// bench/report draws results, bench/peers (a module of its own) makes them of other schedulers, and
+// docs/benchmarks.md has the figures.
 package bench

@@ -32,8 +32,9 @@ type IdleConfig struct {
 	PayloadBytes int           `json:"payload_bytes"` // default 200
 	Duration     time.Duration `json:"-"`             // of the measurement of CPU; default 30 s
 	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
-	// Settle is how long the engine's memory must not fall any more before it is read. Default 125 s: Go
-	// collects an idle process every two minutes, and gives memory back to the system bit by bit after that.
+	// Settle is how long the engine's memory must not fall any more before it is read. Default 250 s: Go
+	// collects an idle process every two minutes, and gives back to the system, bit by bit, what one
+	// collection and the one before it found to be free. Without jobs an eighth of it is enough.
 	Settle        time.Duration `json:"-"`
 	SettleSeconds float64       `json:"settle_s"`
 
@@ -58,7 +59,7 @@ func (c IdleConfig) withDefaults() (IdleConfig, error) {
 		c.Duration = 30 * time.Second
 	}
 	if c.Settle == 0 {
-		c.Settle = 125 * time.Second
+		c.Settle = 250 * time.Second
 	}
 	c.Seconds, c.SettleSeconds = c.Duration.Seconds(), c.Settle.Seconds()
 	if c.Progress == nil {
@@ -120,7 +121,7 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 	defer nc.Close()
 	r.Machine.NATS = nc.ConnectedServerVersion()
 	began := time.Now()
-	if _, err := c.settle(ctx, e, &r, "settling without jobs", began); err != nil {
+	if _, err := c.settle(ctx, e, &r, "settling without jobs", began, c.Settle/8); err != nil {
 		return r, err
 	}
 	empty, err := look(ctx, e)
@@ -131,7 +132,7 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	settling, err := c.settle(ctx, e, &r, "settling", began)
+	settling, err := c.settle(ctx, e, &r, "settling", began, c.Settle)
 	if err != nil {
 		return r, err
 	}
@@ -208,8 +209,8 @@ const settled = 1.01
 
 // settle waits until the engine's memory has not fallen for a time, and returns the CPU of that time in
 // percent of a core.
-func (c *IdleConfig) settle(ctx context.Context, e *engine, r *Result, step string, began time.Time) (cpu float64, err error) {
-	t := time.NewTicker(min(time.Second, c.Settle/4+1))
+func (c *IdleConfig) settle(ctx context.Context, e *engine, r *Result, step string, began time.Time, quiet time.Duration) (cpu float64, err error) {
+	t := time.NewTicker(min(time.Second, quiet/4+1))
 	defer t.Stop()
 	least, since := e.usage(), time.Now()
 	for {
@@ -218,10 +219,10 @@ func (c *IdleConfig) settle(ctx context.Context, e *engine, r *Result, step stri
 			least, since = u, time.Now()
 		}
 		r.Series["resident_mib"] = append(r.Series["resident_mib"], Point{time.Since(began).Seconds(), u.residentMiB})
-		quiet := time.Since(since)
-		c.Progress(step, int(quiet.Milliseconds()), int(c.Settle.Milliseconds()))
-		if quiet >= c.Settle {
-			return 100 * (u.cpu - least.cpu).Seconds() / quiet.Seconds(), nil
+		so := time.Since(since)
+		c.Progress(step, int(so.Milliseconds()), int(quiet.Milliseconds()))
+		if so >= quiet {
+			return 100 * (u.cpu - least.cpu).Seconds() / so.Seconds(), nil
 		}
 		select {
 		case <-ctx.Done():

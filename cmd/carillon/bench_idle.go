@@ -35,7 +35,7 @@ func newBenchIdleCommand(a *app) *cobra.Command {
 	f.IntVar(&c.Jobs, "jobs", 1_000_000, "jobs pending")
 	f.StringVar(&c.Kind, "kind", bench.IdleIntervals, "intervals, cron or one_shots")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "how long CPU is measured")
-	f.DurationVar(&c.Settle, "settle", 125*time.Second, "how long the engine's memory must not fall any more; Go collects an idle process every 2m")
+	f.DurationVar(&c.Settle, "settle", 250*time.Second, "how long the engine's memory must not fall any more; Go collects an idle process every 2m")
 	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
 	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
 	return cmd
