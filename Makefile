@@ -1,12 +1,13 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill power fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill power flood fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
 SEEDS ?= 20000
 KILLS ?= 100
 POWER ?= 100
+FLOOD ?= 1000000
 FUZZTIME ?= 10m
 PEERS ?=
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
@@ -45,8 +46,11 @@ kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KI
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0
 
+flood: ## bad commands beside a job that goes on firing: make flood FLOOD=1000000
+	CARILLON_FLOOD=$(FLOOD) go test ./engine/node -run TestFlood -v -timeout 0
+
 fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
-	@for pkg in . ./engine ./engine/schedule ./wal ./snapshot; do \
+	@for pkg in . ./engine ./engine/schedule ./wal ./snapshot ./bench/report; do \
 	  for f in $$(go test $$pkg -list '^Fuzz' | grep '^Fuzz'); do \
 	    echo "$$pkg $$f"; go test $$pkg -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; \
 	  done; done

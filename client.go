@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net"
 	"sync"
 	"time"
 
@@ -430,6 +431,9 @@ func (c *Client) connectionError(err error) error {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded):
 		return unavailable("no answer in time; the outcome is unknown")
+	}
+	if _, ok := errors.AsType[net.Error](err); ok { // a broken connection that nats.go has not noticed otherwise
+		return unavailable("the connection broke; the outcome is unknown")
 	}
 	return fmt.Errorf("carillon: %w", err)
 }

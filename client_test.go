@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -350,6 +352,18 @@ func TestClientSend(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 	if _, err := c.Send(t.Context(), Command{Verb: VerbPut, Job: "*"}); !errors.Is(err, &Error{Code: CodeInvalidJobID}) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A connection that breaks in the middle of a write is one that a later try may get over.
+func TestBrokenConnectionIsUnavailable(t *testing.T) {
+	c := Connect(&nats.Conn{})
+	err := c.connectionError(&net.OpError{Op: "write", Net: "tcp", Err: syscall.ECONNRESET})
+	if !errors.Is(err, &Error{Code: CodeUnavailable}) || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v", err)
+	}
+	if err := c.connectionError(errors.New("other")); errors.Is(err, &Error{Code: CodeUnavailable}) {
 		t.Errorf("%v", err)
 	}
 }

@@ -72,6 +72,10 @@ var rules = []rule{
 		},
 		never: map[string]string{"github.com/spf13": cliOnly},
 	},
+	{
+		room: "bench/report", may: []string{"bench", "github.com/HdrHistogram/hdrhistogram-go"},
+		never: map[string]string{"os": "the room draws; cmd opens files", "github.com/nats-io/nats.go": "results are files"},
+	},
 }
 
 func without(bans map[string]string, names ...string) map[string]string {

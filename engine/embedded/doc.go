@@ -4,7 +4,7 @@
 // can put back what the log lost before a client sees it; [Server.Listen] then lets clients in:
 //
 //	s, err := embedded.Start(embedded.Options{Dir: dir})
-//	nc, err := s.Connect()  // the engine: full rights, over a pipe in memory
+//	nc, err := s.Connect()  // the engine: full rights, over a pipe in memory (streams.Wire writes there, too)
 //	// … read the streams, heal …
 //	err = s.Listen()        // clients: the rights below
 //

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,104 +17,11 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
-	"github.com/carillon-scheduler/carillon/engine/streams"
 )
-
-// replyTimeout bounds the wait for a command to come back through the log.
-const replyTimeout = 5 * time.Second
 
 // roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
 // an answer before it asks again: who waits in vain is to hear why.
 const roomTimeout = 3 * time.Second
-
-// reply is the outcome of a command.
-type reply struct {
-	err     *carillon.Error
-	job     carillon.JobReply
-	changed bool
-}
-
-// replies brings the outcomes of commands to those who wait for them. They are matched by the sequence
-// that the stream gave the command, which no client can choose. The outcome may come before the ack
-// that tells the sequence, so the latest outcomes are kept for a while when anybody waits.
-type replies struct {
-	open    atomic.Int64 // requests that were sent and not answered
-	mu      sync.Mutex
-	waiting map[uint64]chan<- reply
-	early   [1 << 10]struct {
-		seq uint64
-		r   reply
-	}
-}
-
-func (r *replies) expected() bool { return r.open.Load() > 0 }
-
-func (r *replies) applied(seq uint64, outcome reply) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if ch, ok := r.waiting[seq]; ok {
-		delete(r.waiting, seq)
-		ch <- outcome
-		return
-	}
-	slot := &r.early[seq%uint64(len(r.early))]
-	slot.seq, slot.r = seq, outcome
-}
-
-// await has the outcome of the command at seq sent to ch, which must have room.
-func (r *replies) await(seq uint64, ch chan<- reply) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if slot := &r.early[seq%uint64(len(r.early))]; slot.seq == seq {
-		ch <- slot.r
-		slot.seq, slot.r = 0, reply{}
-		return
-	}
-	if r.waiting == nil {
-		r.waiting = make(map[uint64]chan<- reply)
-	}
-	r.waiting[seq] = ch
-}
-
-func (r *replies) forget(seq uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.waiting, seq)
-}
-
-// command sends a checked command through the log and waits for its outcome.
-func (n *Node) command(ctx context.Context, verb, job, request string, body []byte) reply {
-	var header nats.Header
-	if request != "" {
-		header = nats.Header{carillon.HeaderRequest: []string{request}}
-	}
-	n.replies.open.Add(1)
-	defer n.replies.open.Add(-1)
-	unknown := func(why string) reply {
-		return reply{err: &carillon.Error{Code: carillon.CodeUnavailable, Message: why + "; the outcome is unknown"}}
-	}
-	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
-	defer cancel()
-	if n.filling.wait(ctx, n.bytes.Load(), roomTimeout) != nil {
-		return reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is nearly full; nothing was done"}}
-	}
-	seq, err := n.streams.Log.Publish(ctx, n.o.Prefix+".cmd."+verb+"."+job, header, body)
-	if err != nil {
-		if errors.Is(err, streams.ErrNoSpace) {
-			return reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is full"}}
-		}
-		return unknown("the log did not take the command: " + err.Error())
-	}
-	ch := make(chan reply, 1)
-	n.replies.await(seq, ch)
-	select {
-	case r := <-ch:
-		return r
-	case <-ctx.Done():
-		n.replies.forget(seq)
-		return unknown("the command was not applied in time")
-	}
-}
 
 // serveAPI answers requests on <prefix>.api.> as a NATS micro service.
 func (n *Node) serveAPI() (micro.Service, error) {
@@ -134,7 +39,10 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		}
 	}
 	for _, verb := range []carillon.Verb{carillon.VerbPut, carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume, carillon.VerbFire} {
-		add(string(verb), string(verb)+".>", func(c *call) error { return n.apiCommand(c, verb) })
+		if err == nil {
+			// No goroutine for each: what takes long is the way through the log, and nobody stands waiting for it.
+			err = api.AddEndpoint(string(verb), micro.HandlerFunc(func(r micro.Request) { n.handleCommand(r, verb) }), micro.WithEndpointSubject(string(verb)+".>"))
+		}
 	}
 	for _, verb := range []carillon.Verb{carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume} {
 		add(string(verb)+"-selection", string(verb), func(c *call) error { return n.apiSelection(c, verb) })
@@ -176,30 +84,68 @@ func (c *call) publish(m *nats.Msg) error {
 // maxCalls bounds the requests in progress; a further one is told to come back, with nothing done.
 const maxCalls = 8192
 
-func (n *Node) handle(r micro.Request, do func(*call) error) {
+// begin admits a request; it is nil for one that must not be answered. end is to be called when it is over.
+func (n *Node) begin(r micro.Request) (c *call, err error) {
 	// The server publishes an answer for anyone, with the engine's rights: not to where only engines may.
 	for _, room := range []string{".log.", ".trigger.", ".event.", ".cmd."} {
 		if strings.HasPrefix(r.Reply(), n.o.Prefix+room) {
-			return
-		}
-	}
-	defer n.calls.Add(-1)
-	if n.calls.Add(1) > maxCalls {
-		do = func(*call) error {
-			return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
+			return nil, nil
 		}
 	}
 	_, job, _ := strings.Cut(strings.TrimPrefix(r.Subject(), n.o.Prefix+".api."), ".")
-	c := &call{Request: r, nc: n.nc, job: job}
-	if err := do(c); err != nil {
-		if err := c.refuse(carillon.AsError(err)); err != nil {
-			n.log.Debug("request could not be answered", "error", err)
-		}
+	c = &call{Request: r, nc: n.nc, job: job}
+	if n.calls.Add(1) > maxCalls {
+		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
+	}
+	return c, err
+}
+
+// end answers with an error where there is one.
+func (n *Node) end(c *call, err error) {
+	n.calls.Add(-1)
+	if err == nil {
+		return
+	}
+	if err := c.refuse(carillon.AsError(err)); err != nil {
+		n.log.Debug("request could not be answered", "error", err)
 	}
 }
 
-// apiCommand checks a command before it goes into the log, so that a refusal costs nothing there.
-func (n *Node) apiCommand(c *call, verb carillon.Verb) error {
+func (n *Node) handle(r micro.Request, do func(*call) error) {
+	c, err := n.begin(r)
+	if c == nil {
+		return
+	}
+	if err == nil {
+		err = do(c)
+	}
+	n.end(c, err)
+}
+
+// handleCommand checks a command before it goes into the log, so that a refusal costs nothing there, and
+// answers when it has come back.
+func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
+	c, err := n.begin(r)
+	if c == nil {
+		return
+	}
+	if err == nil {
+		err = n.check(c, verb)
+	}
+	if err != nil {
+		n.end(c, err)
+		return
+	}
+	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
+		if r.err != nil {
+			n.end(c, r.err)
+			return
+		}
+		n.end(c, c.answer(r.job.AppendJSON(nil)))
+	})
+}
+
+func (n *Node) check(c *call, verb carillon.Verb) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
 		return err
 	}
@@ -212,23 +158,19 @@ func (n *Node) apiCommand(c *call, verb carillon.Verb) error {
 		if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
 			return err
 		}
-		if _, exists := n.job(c.job); !exists && n.refuseJobs.Load() {
-			return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
+		if n.refuseJobs.Load() {
+			if _, exists := n.job(c.job); !exists {
+				return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
+			}
 		}
+		return nil
 	case carillon.VerbFire:
-		if _, _, err := carillon.ParseFire(c.Data()); err != nil {
-			return err
-		}
+		_, _, err := carillon.ParseFire(c.Data())
+		return err
 	default:
-		if _, err := carillon.ParseCondition(c.Data()); err != nil {
-			return err
-		}
+		_, err := carillon.ParseCondition(c.Data())
+		return err
 	}
-	r := n.command(context.Background(), string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data())
-	if r.err != nil {
-		return r.err
-	}
-	return c.answer(r.job.AppendJSON(nil))
 }
 
 // apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
@@ -251,7 +193,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 				slots <- struct{}{}
 				work.Go(func() {
 					defer func() { <-slots }()
-					r := n.command(context.Background(), string(verb), job.ID, "", nil)
+					r := n.command(string(verb), job.ID)
 					mu.Lock()
 					defer mu.Unlock()
 					counts.Matched++

@@ -4,7 +4,9 @@
 // A reading order: options.go, node.go (what starts in which order), recover.go and heal.go (how it
 // comes back), apply.go (the straight walk of a record: log → local log → machine → reply), clockwork.go
 // (the straight walk of a trigger: deadline → tick → log … outputs → due millisecond → stream),
-// resync.go (where the chain goes on), checkpoint.go, api.go, http.go.
+// resync.go (where the chain goes on), tend.go (what is done on a timer: outputs made durable, the disk
+// watched, checkpoints, trimming), filling.go (how a log stream is kept from becoming full), api.go, http.go,
+// meters.go.
 //
 // Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
 // first is never taken while the second is held.

@@ -49,6 +49,13 @@ func (f *filling) mustFree(read uint64) bool {
 	return f.above(fillingFree, read)
 }
 
+// room tells whether there is room for a request at once.
+func (f *filling) room(read uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.above(fillingWait, read)
+}
+
 // wait waits while the stream is too full for a request, at most so long.
 func (f *filling) wait(ctx context.Context, read uint64, most time.Duration) error {
 	f.mu.Lock()

@@ -195,6 +195,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer cancel(nil)
 	n.fail = func(err error) { cancel(err) }
 
+	n.replies.init()
 	n.bell, err = newAlarm()
 	if err != nil {
 		return err
@@ -222,6 +223,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.work.Go(func() { n.read(ctx) })
 	n.work.Go(func() { n.clockwork(ctx) })
 	n.work.Go(func() { n.tend(ctx) })
+	n.work.Go(func() { n.replies.run(ctx) })
 	if err := n.claimAll(ctx); err != nil {
 		return n.unreachable(cause(ctx, err))
 	}

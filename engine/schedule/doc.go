@@ -5,6 +5,9 @@
 //	plan := e.Bind(accepted, 0, 0, schedule.Offset("invoice-7", spread))
 //	at, ok := plan.Next(now)
 //
+// Jobs that have one cron expression mostly ask for the same fire one after the other, so its Memo keeps the
+// last answer for all of them (Plan.NextWith).
+//
 // Times are Unix milliseconds in UTC. Nothing here reads a clock, the system's zone files or anything
 // else outside the program, so the same call gives the same answer on every machine; the zone rules are
 // a copy of the IANA database inside the package (see TZVersion). docs/time.md is the specification.

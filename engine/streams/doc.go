@@ -6,7 +6,21 @@
 //		return apply(batch) // returns once they are synced and applied
 //	})
 //	last, message, err := s.Out[p].Last(ctx)
-//	err = s.Out[p].PublishChained(subject, header, data, last, nil)
+//	err = s.Out[p].PublishChained(&streams.Chained{Subject: subject, Header: lines, Data: body, Expect: last}, nil)
+//	s.Flush() // after the last of some
+//
+// # Frames
+//
+// The client library takes the headers of a message as a map, which it sorts and renders: for those of a
+// trigger, more work than the engine has with the trigger itself. So where the server is in the same process,
+// chains go past it: press.go renders HPUB frames straight into one buffer, and Wire writes that to the
+// library's own connection, between the library's frames. Handshake, pings, reconnecting and all answers stay
+// with the library. A message costs 4.9 µs of CPU in the process, server included, through the library, 3.6 on
+// the wire, and 4.6 there with the two ids that link it to the one before it (BenchmarkPublishChained). To an
+// external server chains go through the library: that connection is its own, TLS included.
+//
+// A reading order: config.go (Open, what is checked), log.go and reader.go, out.go, press.go, wire.go, acks.go,
+// sync.go (what is on disk).
 //
 // docs/formats/streams.md describes the streams and what nats-server does with them.
 package streams

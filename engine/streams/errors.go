@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -140,6 +141,16 @@ type pubAck struct {
 }
 
 func parseAck(data []byte) (uint64, error) {
+	// What nearly all of them are, {"stream":"NAME","seq":N}, needs no parser.
+	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok {
+		if _, rest, ok = bytes.Cut(rest, []byte(`","seq":`)); ok {
+			if digits, ok := bytes.CutSuffix(rest, []byte("}")); ok {
+				if seq, err := strconv.ParseUint(string(digits), 10, 64); err == nil {
+					return seq, nil
+				}
+			}
+		}
+	}
 	var a pubAck
 	if err := json.Unmarshal(data, &a); err != nil {
 		return 0, fmt.Errorf("streams: publish ack: %w", err)

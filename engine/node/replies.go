@@ -1,0 +1,215 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// replyTimeout bounds the wait for a command to come back through the log.
+const replyTimeout = 5 * time.Second
+
+// reply is the outcome of a command.
+type reply struct {
+	err     *carillon.Error
+	job     carillon.JobReply
+	changed bool
+}
+
+func unknown(why string) reply {
+	return reply{err: &carillon.Error{Code: carillon.CodeUnavailable, Message: why + "; the outcome is unknown"}}
+}
+
+// replies brings the outcomes of commands to those who asked. They are matched by the sequence that the
+// stream gave the command, which no client can choose. The outcome may come before the ack that tells the
+// sequence, so the latest outcomes are kept for a while when anybody waits.
+//
+// Whoever brings an outcome is in the middle of the log, or of the acks of all streams, and has no time: one
+// goroutine does the telling.
+type replies struct {
+	open atomic.Int64 // commands sent and not answered
+
+	mu        sync.Mutex
+	waiting   map[uint64]func(reply)
+	deadlines []replyDeadline // in order; those of answered ones stay until their time
+	early     []early
+	told      []outcome
+	wake      chan struct{}
+	over      bool
+}
+
+type replyDeadline struct {
+	at  time.Time
+	seq uint64
+}
+
+type early struct {
+	seq uint64
+	r   *reply
+}
+
+type outcome struct {
+	done func(reply)
+	r    reply
+}
+
+func (r *replies) init() {
+	r.waiting = make(map[uint64]func(reply))
+	r.early = make([]early, 2*maxCalls) // more than can be waited for
+	r.wake = make(chan struct{}, 1)
+}
+
+func (r *replies) expected() bool { return r.open.Load() > 0 }
+
+// applied brings the outcome of the command at seq.
+func (r *replies) applied(seq uint64, result reply) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if done, ok := r.waiting[seq]; ok {
+		delete(r.waiting, seq)
+		r.tell(done, result)
+		return
+	}
+	r.early[seq%uint64(len(r.early))] = early{seq, &result}
+}
+
+// await has done told of the outcome of the command at seq.
+func (r *replies) await(seq uint64, done func(reply)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := &r.early[seq%uint64(len(r.early))]; e.seq == seq {
+		r.tell(done, *e.r)
+		*e = early{}
+		return
+	}
+	if r.over {
+		r.tell(done, unknown("the engine stops"))
+		return
+	}
+	r.waiting[seq] = done
+	r.deadlines = append(r.deadlines, replyDeadline{time.Now().Add(replyTimeout), seq})
+}
+
+// failed brings what kept a command from the log.
+func (r *replies) failed(done func(reply), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if errors.Is(err, streams.ErrNoSpace) {
+		r.tell(done, reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is full"}})
+		return
+	}
+	r.tell(done, unknown("the log did not take the command: "+err.Error()))
+}
+
+// tell queues an outcome; its caller holds mu.
+func (r *replies) tell(done func(reply), result reply) {
+	if r.over { // the one that tells is gone, or about to go
+		go func() {
+			done(result)
+			r.open.Add(-1)
+		}()
+		return
+	}
+	if r.told = append(r.told, outcome{done, result}); len(r.told) == 1 {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run does the telling until ctx ends, and then tells those who wait that they wait in vain.
+func (r *replies) run(ctx context.Context) {
+	t := time.NewTicker(replyTimeout / 20)
+	defer t.Stop()
+	var told []outcome
+	for over := false; !over; {
+		select {
+		case <-r.wake:
+		case <-t.C:
+		case <-ctx.Done():
+			over = true
+		}
+		r.mu.Lock()
+		r.expire(over)
+		told, r.told = r.told, told[:0]
+		r.mu.Unlock()
+		for i := range told {
+			told[i].done(told[i].r)
+			r.open.Add(-1)
+			told[i] = outcome{}
+		}
+	}
+}
+
+// expire gives up those that wait too long, or all of them; its caller holds mu.
+func (r *replies) expire(all bool) {
+	r.over = all
+	n, now := 0, time.Now()
+	for ; n < len(r.deadlines); n++ {
+		d := r.deadlines[n]
+		done, waits := r.waiting[d.seq]
+		if waits && !all && d.at.After(now) {
+			break
+		}
+		if waits {
+			delete(r.waiting, d.seq)
+			why := "the command was not applied in time"
+			if all {
+				why = "the engine stops"
+			}
+			r.tell(done, unknown(why))
+		}
+	}
+	r.deadlines = r.deadlines[n:]
+}
+
+// submit sends a checked command through the log. done is called once, with its outcome, by the goroutine
+// that tells all of them.
+func (n *Node) submit(verb, job, request string, body []byte, done func(reply)) {
+	send := func() {
+		var header nats.Header
+		if request != "" {
+			header = nats.Header{carillon.HeaderRequest: []string{request}}
+		}
+		err := n.streams.Log.PublishAsync(n.o.Prefix+".cmd."+verb+"."+job, header, body, func(seq uint64, err error) {
+			if err != nil {
+				n.replies.failed(done, err)
+				return
+			}
+			n.replies.await(seq, done)
+		})
+		if err != nil {
+			n.replies.failed(done, err)
+		}
+	}
+	n.replies.open.Add(1)
+	read := n.bytes.Load()
+	if n.filling.room(read) {
+		send()
+		return
+	}
+	go func() {
+		if n.filling.wait(context.Background(), read, roomTimeout) != nil {
+			n.replies.mu.Lock()
+			defer n.replies.mu.Unlock()
+			n.replies.tell(done, reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is nearly full; nothing was done"}})
+			return
+		}
+		send()
+	}()
+}
+
+// command sends a command and waits for its outcome.
+func (n *Node) command(verb, job string) reply {
+	outcome := make(chan reply, 1)
+	n.submit(verb, job, "", nil, func(r reply) { outcome <- r })
+	return <-outcome
+}
