@@ -82,7 +82,7 @@ func TestRejectionsAreBounded(t *testing.T) {
 // of high priority comes first although it was put last, and none is lost.
 func TestTicksAreBounded(t *testing.T) {
 	f := newFeed(t)
-	const jobs = 3 * maxMoves
+	jobs := 3 * DefaultBounds.Moves
 	for i := range jobs {
 		f.put(fmt.Sprintf("low-%d", i), `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"low"}`)
 	}
@@ -103,11 +103,54 @@ func TestTicksAreBounded(t *testing.T) {
 		if n == 0 || n > 10_000 {
 			t.Fatalf("%d outputs with a limit of 10,000", n)
 		}
-		if moved := before - f.m.Stats().Timers; moved > maxMoves {
+		if moved := before - f.m.Stats().Timers; moved > DefaultBounds.Moves {
 			t.Fatalf("%d timers moved by one tick", moved)
 		}
 	}
 	if n := f.m.Stats().Timers + f.m.Stats().Ready; n != 0 {
 		t.Errorf("%d are left", n)
+	}
+}
+
+// TestReadyIsBounded lets a backlog pile up while next to nothing can be put out: most of it stays on the
+// wheel, what is of high priority goes past it, and in the end all of it comes, in order.
+func TestReadyIsBounded(t *testing.T) {
+	f := newFeed(t)
+	b := Bounds{Moves: 50, Ready: 200, Sweep: 1}
+	f.m.SetBounds(b)
+	const jobs = 1000
+	for i := range jobs {
+		f.put(fmt.Sprintf("job-%d", i), fmt.Sprintf(`{"schedule":"@at 2026-01-01T00:00:01.%03dZ"}`, i))
+	}
+	f.now += 2000
+	put := 0
+	for i := range 100 {
+		f.tick(1)
+		put++
+		if n := f.m.readyJobs[rankNormal]; n >= b.Ready+b.Moves || i > 10 && n < b.Ready-1 {
+			t.Fatalf("%d are ready after %d ticks", n, i+1)
+		}
+	}
+	f.put("high", `{"schedule":"@in 1ms","priority":"high"}`)
+	f.now++
+	f.tick(1)
+	if o, _ := f.m.Outbox(uint64(put)); o[0].Job != "high" {
+		t.Errorf("%s went first", o[0].Job)
+	}
+	for put < jobs {
+		n := f.tick(100)
+		outputs, _ := f.m.Outbox(f.m.Made() - uint64(n))
+		for i := range outputs {
+			if want := fmt.Sprintf("job-%d", put); outputs[i].Job != want {
+				t.Fatalf("%s, want %s", outputs[i].Job, want)
+			}
+			put++
+		}
+		if n == 0 {
+			t.Fatalf("%d came, there were %d", put, jobs)
+		}
+	}
+	if s := f.m.Stats(); s.Timers+s.Ready != 0 || f.m.readyJobs != [priorities]int{} {
+		t.Errorf("%d timers, %d ready, by rank %v are left", s.Timers, s.Ready, f.m.readyJobs)
 	}
 }

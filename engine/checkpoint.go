@@ -39,6 +39,7 @@ const (
 type Checkpoint struct {
 	Position uint64
 	m        *Machine
+	expired  watermark
 	early    []byte // frames that are due before the next slice
 	saved    []uint64
 	cursor   uint32
@@ -50,7 +51,7 @@ type Checkpoint struct {
 // BeginCheckpoint starts taking the state as it is now. One is taken at a time; a second call abandons
 // the first.
 func (m *Machine) BeginCheckpoint() *Checkpoint {
-	c := &Checkpoint{Position: m.position, m: m, limit: m.jobs.used, saved: make([]uint64, (m.jobs.used+63)/64)}
+	c := &Checkpoint{Position: m.position, m: m, expired: m.expired, limit: m.jobs.used, saved: make([]uint64, (m.jobs.used+63)/64)}
 	c.frame(frameState, m.appendState(nil))
 	if m.diskLow {
 		c.frame(frameDisk, nil)
@@ -123,8 +124,14 @@ func (c *Checkpoint) frame(kind byte, content []byte) {
 	c.early = appendString(c.early, content)
 }
 
+// mustSave tells whether a job is still to be saved. One that was gone already is not; one that was pinned
+// was touched before it lost that.
 func (c *Checkpoint) mustSave(slot uint32) bool {
-	return c.saved[slot/64]&(1<<(slot%64)) == 0 && c.m.jobs.at(slot).status != statusFree
+	if c.saved[slot/64]&(1<<(slot%64)) != 0 {
+		return false
+	}
+	j := c.m.jobs.at(slot)
+	return j.status != statusFree && !(c.expired.passed(j) && !c.m.pinned(slot, j))
 }
 
 func (c *Checkpoint) save(slot uint32) {
@@ -151,12 +158,14 @@ func (m *Machine) appendState(b []byte) []byte {
 	b = appendString(b, m.layout.Prefix)
 	for _, v := range [...]uint64{
 		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished, m.deaths,
+		uint64(m.counts[statusScheduled]), uint64(m.counts[statusPaused]), m.expired.number,
 		m.outbox.made, m.outbox.acked.Output, m.outbox.acked.Seq,
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
 	b = binary.AppendVarint(b, m.now)
 	b = binary.AppendVarint(b, m.to)
+	b = binary.AppendVarint(b, m.expired.at)
 	for _, w := range m.wheels {
 		b = binary.AppendVarint(b, w.Now())
 	}
@@ -218,9 +227,10 @@ type Restore struct {
 	rest    []byte
 	frames  uint64
 	ended   bool
-	made    uint64   // outputs, as the state says
-	waiting []uint32 // slots on a wheel
-	done    []uint32 // slots of completed jobs
+	made    uint64           // outputs, as the state says
+	counts  [statuses]uint64 // jobs, as the state says
+	waiting []uint32         // slots on a wheel
+	done    []uint32         // slots of completed jobs
 	forced  []func() error
 }
 
@@ -290,11 +300,12 @@ func (r *Restore) state(d *decoder) {
 	}
 	for _, v := range [...]*uint64{
 		&m.position, &m.epoch, &m.ticks, &m.digest, &m.created, &m.armed, &m.finished, &m.deaths,
+		&r.counts[statusScheduled], &r.counts[statusPaused], &m.expired.number,
 		&m.outbox.made, &m.outbox.acked.Output, &m.outbox.acked.Seq,
 	} {
 		*v = d.uvarint()
 	}
-	m.now, m.to = d.varint(), d.varint()
+	m.now, m.to, m.expired.at = d.varint(), d.varint(), d.varint()
 	for i := range m.wheels {
 		m.wheels[i] = wheel.New(d.varint())
 	}
@@ -344,7 +355,8 @@ func (r *Restore) job(d *decoder) error {
 	}
 	slot, j := m.jobs.add(id)
 	var few rare
-	j.kind, j.status, j.place = expr.Kind(), status(d.byte()), place(d.byte())
+	j.kind = expr.Kind()
+	is, at := status(d.byte()), place(d.byte())
 	for _, v := range [...]*uint64{&j.version, &j.order, &j.fires, &few.skipped, &few.counted, &j.armed} {
 		*v = d.uvarint()
 	}
@@ -353,13 +365,13 @@ func (r *Restore) job(d *decoder) error {
 	}
 	request := d.string()
 	known := false
-	switch j.status {
+	switch is {
 	case statusScheduled:
-		known = j.place <= inReady
+		known = at <= inReady
 	case statusPaused:
-		known = j.place == nowhere
+		known = at == nowhere
 	case statusCompleted:
-		known = j.place == nowhere || j.place == inReady && j.recurring()
+		known = at == nowhere || at == inReady && j.recurring()
 	}
 	if d.err == nil && (len(d.b) > 0 || !known) {
 		d.fail(errValue)
@@ -372,17 +384,15 @@ func (r *Restore) job(d *decoder) error {
 		*m.jobs.rare(j) = few
 	}
 	m.jobs.describe(j, &want, expr, expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), schedule.Offset(id, want.Spread.Milliseconds())))
-	if j.status == statusPaused {
-		m.paused++
-	}
-	if j.status == statusCompleted {
+	m.become(j, is)
+	if is == statusCompleted {
 		r.done = append(r.done, slot)
 	}
-	switch j.place {
+	switch j.place = at; at {
 	case onWheel:
 		r.waiting = append(r.waiting, slot)
 	case inReady:
-		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+		m.queue(slot, j)
 	}
 	return nil
 }
@@ -456,6 +466,11 @@ func (r *Restore) Machine() (*Machine, error) {
 	if m.outbox.made != r.made {
 		return nil, fmt.Errorf("%w: it has outputs up to %d of %d", ErrCheckpoint, m.outbox.made, r.made)
 	}
+	for _, s := range [...]status{statusScheduled, statusPaused} {
+		if n := uint64(m.counts[s]); n != r.counts[s] {
+			return nil, fmt.Errorf("%w: it has %d of %d %s jobs", ErrCheckpoint, n, r.counts[s], statusNames[s])
+		}
+	}
 	// Timers go back on the wheel in the order in which they were armed: among equal deadlines the
 	// wheel keeps it, and a bounded tick must take the same ones first on every replica.
 	slices.SortFunc(r.waiting, func(a, b uint32) int { return cmp.Compare(m.jobs.at(a).armed, m.jobs.at(b).armed) })
@@ -465,7 +480,6 @@ func (r *Restore) Machine() (*Machine, error) {
 	}
 	slices.SortFunc(r.done, func(a, b uint32) int { return cmp.Compare(m.jobs.at(a).armed, m.jobs.at(b).armed) })
 	for _, slot := range r.done {
-		m.kept++
 		m.completed.push(completion{slot, m.jobs.at(slot).armed})
 	}
 	for _, force := range r.forced {

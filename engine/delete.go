@@ -25,7 +25,7 @@ func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
 	if err != nil {
 		return 0, nil, asError(err)
 	}
-	slot, j := m.jobs.find(e.Job)
+	slot, j := m.find(e.Job)
 	if j == nil {
 		return 0, nil, noJob(e.Job)
 	}
@@ -42,10 +42,7 @@ func noJob(id string) *carillon.Error {
 func (m *Machine) remove(slot uint32, j *job) {
 	m.touch(slot)
 	m.disarm(slot, j)
-	m.uncomplete(j)
-	if j.status == statusPaused {
-		m.paused--
-	}
 	m.unforce(slot)
+	m.become(j, statusFree)
 	m.jobs.remove(slot)
 }

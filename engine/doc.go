@@ -17,7 +17,7 @@
 //
 //		case <-alarm: // the earliest of chain.HoldUntil and owner.Wake
 //			for publish := range chain.Next(now) {   // held until their due millisecond
-//				out.Publish(publish.Output, publish.Expect, publish.Ack)
+//				out.Publish(publish.Output, publish.Expect, publish.Linked, publish.Ack)
 //			}
 //			if tick, ok := owner.Tick(machine, now, lead, chain.Room(), durable); ok {
 //				log.Publish(tick)                // comes back above, like everything
@@ -32,7 +32,16 @@
 //		}
 //	}
 //
+// # A million jobs
+//
+// A job is 96 bytes without a pointer, in a slot that never moves. Its id, the request of its last command and
+// its spec lie in pages of bytes (texts.go), its parsed schedule is one for all jobs with that expression
+// (exprs.go), and what few jobs have is kept aside. So there is next to nothing for the garbage collector to
+// follow: it takes 3 ms with half a million jobs, where jobs with two strings, a pointer and a map entry each took
+// 254. A recurring job takes 200 bytes beyond its payload, its timer and its places in the indexes included.
+//
 // Files: record.go and tickrecord.go (what is in the log), machine.go (Apply), one file a verb (put.go,
-// delete.go, pause.go, fire.go, claim.go, tick.go), ready.go (who goes next), jobs.go (the state of a
-// job), output.go (the outbox), chain.go, owner.go, checkpoint.go, view.go (what can be asked).
+// delete.go, pause.go, fire.go, claim.go, tick.go, disk.go), ready.go (who goes next), completed.go (how long a
+// job without a fire left is known), jobs.go (the state of a job) with texts.go and exprs.go, output.go (the
+// outbox), chain.go, owner.go, checkpoint.go, view.go (what can be asked).
 package engine

@@ -8,7 +8,7 @@ func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
 	if err != nil {
 		return false, asError(err)
 	}
-	slot, j := m.jobs.find(e.Job)
+	slot, j := m.find(e.Job)
 	if j == nil {
 		return false, noJob(e.Job)
 	}

@@ -21,9 +21,10 @@ const (
 	statusScheduled               // its next fire is on the wheel or ready, or it has no schedule
 	statusPaused
 	statusCompleted
+	statuses
 )
 
-var statusNames = [...]string{"", "scheduled", "paused", "completed"}
+var statusNames = [statuses]string{"", "scheduled", "paused", "completed"}
 
 // A job's place says where its next turn waits.
 type place uint8
@@ -52,7 +53,7 @@ type job struct {
 	last  int64 // the latest fire decided, ms; 0: none
 	fires uint64
 
-	armed   uint64 // order of arming on the wheel; of a completed job: order of completion
+	armed   uint64 // order of arming; of a completed job: order of completion
 	timer   wheel.ID
 	status  status
 	place   place
@@ -243,8 +244,6 @@ func (t *jobTable) rare(j *job) *rare {
 
 // has is the same to read only.
 func (t *jobTable) has(j *job) rare { return t.rares[j.rare] }
-
-func (t *jobTable) len() int { return t.sorted.Len() }
 
 // from walks the jobs whose ids come at or after id, in order.
 func (t *jobTable) from(id string, yield func(slot uint32, j *job) bool) {

@@ -17,17 +17,28 @@ import (
 // than before; a log is never continued under other rules in the middle (see Claim).
 const Logic = 1
 
-// Bounds of the work of one tick. They are part of the rules: changing one changes Logic.
+// These are part of the rules, too.
 const (
 	maxLead      = 50      // ms that a tick may run ahead of its record's own timestamp
 	misfireAfter = 1000    // ms without a tick after which a due fire counts as missed
 	maxLimit     = 1 << 16 // outputs of one tick
-	maxMoves     = 1 << 14 // timers taken off the wheel by one tick
 	countSteps   = 512     // schedule steps of one turn that counts missed fires
-	maxEvictions = 1 << 10 // completed jobs dropped by one tick
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
 	markEvery    = 1000    // effective ticks between two marks
 )
+
+// Bounds are of a tick's work beyond its outputs, and of what that leaves in memory. Moves and Ready are part
+// of the rules: all readers of a log have the same, and other ones are another Logic.
+type Bounds struct {
+	Moves int // timers that one tick takes off the wheels
+	Ready int // ready jobs of a priority from which on its wheel is left alone, however much is due
+	Sweep int // completed jobs that one tick frees in any case. No output depends on it
+}
+
+// DefaultBounds are what a machine has at first. Moves take a few ms, and are twice what the widest window of
+// a chain lets out, so that a tick does not run dry. Ready is four such windows; what is due beyond that stays
+// on the wheel, where a backlog of millions costs least.
+var DefaultBounds = Bounds{Moves: 1 << 14, Ready: 1 << 15, Sweep: 1 << 8}
 
 // ErrRules is the one fact in a log that stops a machine: the partition goes on under rules that this
 // binary does not have. Errors wrap it with the versions that can go on.
@@ -52,13 +63,16 @@ type Machine struct {
 	digest   uint64 // grows with every decision; equal on equal replicas
 	marks    [4]Mark
 	created  uint64 // jobs created so far
-	armed    uint64 // timers armed so far
+	armed    uint64 // fires armed so far
 	finished uint64 // jobs completed so far
 	diskLow  bool   // the owner's disk has no room for new jobs
+	expired  watermark
+	counts   [statuses]int // of jobs, by status but statusFree; of completed ones those in memory, gone or not
 
 	jobs      jobTable
 	wheels    [priorities]*wheel.Wheel // by rank
 	ready     *btree.BTreeG[turn]
+	readyJobs [priorities]int       // turns of jobs in it, by rank
 	forced    map[uint64]forcedFire // by the sequence that asked for it
 	forcedBy  map[uint32][]uint64   // the same, by job
 	rejected  map[uint64]*rejection // waiting, by the sequence of the first
@@ -67,9 +81,7 @@ type Machine struct {
 	graves    map[string]grave // of deleted jobs, by id
 	buried    []buried         // the same in order, with stale entries
 	deaths    uint64           // jobs buried so far
-	completed fifo             // completed jobs, oldest first
-	kept      int              // completed jobs present
-	paused    int              // paused jobs present
+	completed fifo             // completed jobs that are in memory, oldest first
 	refused   uint64           // commands refused since the process started; not part of the state
 
 	outbox outbox
@@ -77,9 +89,10 @@ type Machine struct {
 
 	saving *Checkpoint // the checkpoint being taken, if one is
 
-	due  func(slot uint32, deadline int64) // moves a timer's job to ready
-	left int                               // outputs that the tick may still make
-	move int                               // timers that the tick may still take off the wheel
+	bounds Bounds
+	due    func(slot uint32, deadline int64) // moves a timer's job to ready
+	left   int                               // outputs that the tick may still make
+	move   int                               // timers that the tick may still take off the wheel
 }
 
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
@@ -93,7 +106,7 @@ type Listener struct {
 // New returns the machine of one partition before its first record.
 func New(layout Layout, partition int) *Machine {
 	m := &Machine{
-		layout: layout, partition: partition,
+		layout: layout, partition: partition, bounds: DefaultBounds,
 		ready:    btree.NewG(64, turn.before),
 		forced:   make(map[uint64]forcedFire),
 		forcedBy: make(map[uint32][]uint64),
@@ -111,6 +124,9 @@ func New(layout Layout, partition int) *Machine {
 
 // Listen sets who hears what the machine does from now on.
 func (m *Machine) Listen(l Listener) { m.listen = l }
+
+// SetBounds replaces DefaultBounds. It must come before the first record, or right after a restore.
+func (m *Machine) SetBounds(b Bounds) { m.bounds = b }
 
 // Result is what one record did.
 type Result struct {
@@ -145,6 +161,7 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 		m.garbage("malformed")
 	default:
 		m.now = now
+		m.expire(now)
 		r = m.command(e)
 	}
 	if err != nil {
@@ -207,6 +224,22 @@ func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
 	default:
 		return m.fire(e)
 	}
+}
+
+// find is the job of a command, if there is one.
+func (m *Machine) find(id string) (uint32, *job) {
+	slot, j := m.jobs.find(id)
+	if j == nil || m.free(slot, j) {
+		return 0, nil
+	}
+	return slot, j
+}
+
+// become gives a job another status. statusFree is of one that is new, or about to go.
+func (m *Machine) become(j *job, s status) {
+	m.counts[j.status]--
+	j.status = s
+	m.counts[s]++
 }
 
 // mix folds a decision into the digest.

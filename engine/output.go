@@ -126,6 +126,11 @@ type outbox struct {
 func (b *outbox) add(o Output) *Output {
 	b.made++
 	o.Number = b.made
+	if len(b.outputs) == cap(b.outputs) { // append would grow it by a quarter, and copy each output four times
+		held := b.outputs[b.head:]
+		b.outputs = append(make([]Output, 0, max(2*len(held), 256)), held...)
+		b.head = 0
+	}
 	b.outputs = append(b.outputs, o)
 	b.bytes += o.size()
 	return &b.outputs[len(b.outputs)-1]

@@ -13,8 +13,7 @@ func (m *Machine) pause(e *Entry) (bool, *carillon.Error) {
 	}
 	m.touch(slot)
 	m.disarm(slot, j)
-	j.status = statusPaused
-	m.paused++
+	m.become(j, statusPaused)
 	m.remember(j, e.Request)
 	return true, nil
 }
@@ -27,8 +26,7 @@ func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 		return false, refusal
 	}
 	m.touch(slot)
-	j.status = statusScheduled
-	m.paused--
+	m.become(j, statusScheduled)
 	if j.next <= m.now {
 		m.jobs.rare(j).skipTo = m.now
 	}

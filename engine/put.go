@@ -18,7 +18,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		return false, asError(err)
 	}
 	s := encodeSpec(&want)
-	slot, j := m.jobs.find(e.Job)
+	slot, j := m.find(e.Job)
 	if j != nil {
 		if e.Request != "" && string(m.jobs.request(j)) == e.Request || j.status != statusCompleted && string(m.jobs.spec(j)) == string(s) {
 			return false, nil
@@ -52,24 +52,23 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		m.touch(slot)
 		m.disarm(slot, j)
 		paused = j.status == statusPaused
-		m.uncomplete(j)
 		m.rerank(slot, j, rankOf(want.Priority))
 	}
 	version := j.version
+	m.become(j, statusFree)
 	m.jobs.clear(j)
 	m.jobs.write(j, e.Request, s)
 	m.jobs.describe(j, &want, expr, plan)
-	j.version, j.accepted, j.last, j.status = version+1, m.now, last, statusScheduled
+	j.version, j.accepted, j.last = version+1, m.now, last
 	switch {
 	case next == none && expr.Kind() != schedule.None:
-		if paused {
-			m.paused--
-		}
 		m.finish(slot, j)
 		m.announce(slot, j)
 	case paused:
-		j.status, j.next = statusPaused, next
+		m.become(j, statusPaused)
+		j.next = next
 	default:
+		m.become(j, statusScheduled)
 		m.arm(slot, j, next)
 	}
 	return true, nil
@@ -78,8 +77,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 // announce has the next tick tell that a recurring job was complete as soon as it was put.
 func (m *Machine) announce(slot uint32, j *job) {
 	if j.recurring() {
-		j.place = inReady
-		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+		m.queue(slot, j)
 	}
 }
 

@@ -54,21 +54,28 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 	return turn{due: j.next, order: j.order, slot: slot, rank: j.rank, kind: turnJob}
 }
 
-// arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel.
+// queue makes a job's turn one of those that wait.
+func (m *Machine) queue(slot uint32, j *job) {
+	j.place = inReady
+	m.readyJobs[j.rank]++
+	m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+}
+
+// arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel. What
+// waits is unique by due time and order of arming.
 func (m *Machine) arm(slot uint32, j *job, next int64) {
 	j.next = next
 	if next == none {
 		j.place = nowhere
 		return
 	}
-	w := m.wheels[j.rank]
-	if next <= w.Now() {
-		j.place = inReady
-		m.ready.ReplaceOrInsert(m.turnOf(slot, j))
-		return
-	}
 	m.armed++
 	j.armed = m.armed
+	w := m.wheels[j.rank]
+	if next <= w.Now() {
+		m.queue(slot, j)
+		return
+	}
 	j.place = onWheel
 	j.timer = w.Insert(next, slot)
 }
@@ -79,6 +86,7 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	case onWheel:
 		m.wheels[j.rank].Remove(j.timer)
 	case inReady:
+		m.readyJobs[j.rank]--
 		m.ready.Delete(m.turnOf(slot, j))
 	}
 	j.place, j.timer = nowhere, 0

@@ -38,7 +38,8 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 
 	// What is due by the record's own time waits, and goes by priority. What comes due only within the
 	// lead goes by due time: it is held until then, and must not hold up what is due before it.
-	m.left, m.move = int(min(t.Limit, maxLimit)), maxMoves
+	finished := m.finished
+	m.left, m.move = int(min(t.Limit, maxLimit)), m.bounds.Moves
 	for at := min(max(e.Time, before), m.to); ; at = m.dueAfter(at) {
 		caughtUp := m.gather(at)
 		m.drain()
@@ -46,7 +47,8 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			break
 		}
 	}
-	m.evict()
+	m.expire(m.to)
+	m.sweep(m.bounds.Sweep + 2*int(m.finished-finished))
 	if m.ready.Len() == 0 && m.caughtUp() {
 		m.gaps = m.gaps[:0]
 	}
@@ -56,11 +58,16 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	return nil
 }
 
-// gather moves what is due at or before at from the wheels to ready, high priority first.
+// gather moves what is due at or before at from the wheels to ready, high priority first. A priority of which
+// enough is ready has to wait; a higher one that comes due does not.
 func (m *Machine) gather(at int64) (done bool) {
 	done = true
-	for _, w := range m.wheels {
-		done = w.Advance(at, m.move, m.due) && done
+	for rank, w := range m.wheels {
+		move := m.move
+		if m.readyJobs[rank] >= m.bounds.Ready {
+			move = 0
+		}
+		done = w.Advance(at, move, m.due) && done
 	}
 	return done
 }
@@ -69,8 +76,8 @@ func (m *Machine) makeReady(slot uint32, _ int64) {
 	m.move--
 	m.touch(slot)
 	j := m.jobs.at(slot)
-	j.place, j.timer = inReady, 0
-	m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+	j.timer = 0
+	m.queue(slot, j)
 }
 
 // dueAfter is the next time after at, up to now, when something comes due.
@@ -103,6 +110,7 @@ func (m *Machine) drain() {
 		m.left--
 		switch t.kind {
 		case turnJob:
+			m.readyJobs[t.rank]--
 			m.takeTurn(t.slot, m.jobs.at(t.slot))
 		case turnForced:
 			m.fireForced(t)
@@ -122,6 +130,7 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 	j.place = nowhere
 	if j.status == statusCompleted { // when it was put
 		m.emitCompleted(j)
+		m.free(slot, j)
 		return
 	}
 	if skipTo := m.jobs.has(j).skipTo; j.next <= skipTo {
@@ -192,8 +201,8 @@ func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool
 	if !done {
 		next, ok := plan.Next(last)
 		if ok && next <= until {
-			j.next, j.place = next, inReady
-			m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+			j.next = next
+			m.queue(slot, j)
 			return last, false
 		}
 	}
@@ -230,53 +239,9 @@ func (m *Machine) complete(slot uint32, j *job) {
 	m.finish(slot, j)
 }
 
-// finish keeps a job that has no fire left until its retention is over.
-func (m *Machine) finish(slot uint32, j *job) {
-	m.finished++
-	j.status, j.place, j.next, j.armed = statusCompleted, nowhere, max(m.to, m.now), m.finished
-	m.kept++
-	m.completed.push(completion{slot, j.armed})
-	if m.completed.len() > 2*m.kept+fifoSlack {
-		m.completed.drop(m.isStale)
-	}
-}
-
-// uncomplete takes a job out of those that are kept. Its place in the queue goes stale.
-func (m *Machine) uncomplete(j *job) {
-	if j.status == statusCompleted {
-		m.kept--
-	}
-}
-
-func (m *Machine) isStale(c completion) bool {
-	j := m.jobs.at(c.slot)
-	return j.status != statusCompleted || j.armed != c.number
-}
-
-// evict drops completed jobs whose retention is over, and the oldest of those above the bound.
-func (m *Machine) evict() {
-	for n := 0; n < maxEvictions && m.completed.len() > 0; {
-		c := m.completed.first()
-		if m.isStale(c) {
-			m.completed.pop()
-			continue // uncounted: a replica restored from a checkpoint has no stale ones
-		}
-		j := m.jobs.at(c.slot)
-		if m.to < j.next+m.claim.RetentionMS && m.kept <= m.claim.CompletedMax {
-			return
-		}
-		if len(m.forcedBy[c.slot]) > 0 || j.place == inReady {
-			return // a fire that was asked for, or the event of its completion, comes first
-		}
-		m.mix(j.order)
-		m.remove(c.slot, j)
-		m.completed.pop()
-		n++
-	}
-}
-
 // fireForced turns a fire that was asked for into a trigger.
 func (m *Machine) fireForced(t turn) {
+	m.touch(t.slot)
 	f := m.forced[t.order]
 	delete(m.forced, t.order)
 	if rest := slices.DeleteFunc(m.forcedBy[t.slot], func(seq uint64) bool { return seq == t.order }); len(rest) > 0 {
@@ -284,11 +249,10 @@ func (m *Machine) fireForced(t turn) {
 	} else {
 		delete(m.forcedBy, t.slot)
 	}
-	m.emitForced(m.jobs.at(t.slot), t.order, f)
+	j := m.jobs.at(t.slot)
+	m.emitForced(j, t.order, f)
+	m.free(t.slot, j)
 }
-
-// evictionStep is how coarsely an otherwise idle partition is woken to drop completed jobs.
-const evictionStep = 60_000
 
 // NextDeadline is the time from which a tick would have something to do: ok is false when there is
 // nothing at all. It may lie in the past.
@@ -301,17 +265,6 @@ func (m *Machine) NextDeadline() (at int64, ok bool) {
 		if d, waits := w.Next(); waits {
 			at = min(at, d)
 		}
-	}
-	if m.completed.len() > 0 {
-		c := m.completed.first()
-		over := m.to
-		if m.kept > m.claim.CompletedMax && m.epoch > 0 {
-			return min(at, m.to), true
-		}
-		if !m.isStale(c) {
-			over = m.jobs.at(c.slot).next + m.claim.RetentionMS
-		}
-		at = min(at, over-over%evictionStep+evictionStep)
 	}
 	return at, at != math.MaxInt64
 }

@@ -113,7 +113,7 @@ type Claim struct {
 	Logic        int    `json:"logic"`         // Logic of the binary that claims
 	TZData       string `json:"tzdata"`        // version of the zone rules, "2025c"
 	RetentionMS  int64  `json:"retention_ms"`  // how long a completed job stays queryable
-	CompletedMax int    `json:"completed_max"` // completed jobs kept at most, the oldest leave first
+	CompletedMax int    `json:"completed_max"` // a completed job stays until so many others have completed after it
 }
 
 // Encode gives the claim record's body, JSON.

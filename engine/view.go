@@ -8,8 +8,8 @@ import (
 
 // Job returns what is known of a job.
 func (m *Machine) Job(id string) (carillon.JobReply, bool) {
-	_, j := m.jobs.find(id)
-	if j == nil {
+	slot, j := m.jobs.find(id)
+	if j == nil || m.gone(slot, j) {
 		return carillon.JobReply{}, false
 	}
 	return m.view(j), true
@@ -36,7 +36,7 @@ func (m *Machine) view(j *job) carillon.JobReply {
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (page []carillon.JobReply, last string, more bool) {
 	from := max(after, f.Prefix)
 	last = after
-	m.jobs.from(from, func(_ uint32, j *job) bool {
+	m.jobs.from(from, func(slot uint32, j *job) bool {
 		id := string(m.jobs.id(j))
 		switch {
 		case id == after:
@@ -49,7 +49,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 		}
 		scan--
 		last = id
-		if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) {
+		if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) || m.gone(slot, j) {
 			return true
 		}
 		if v := m.view(j); f.Matches(&v) {
@@ -67,7 +67,7 @@ type Stats struct {
 	Owner     string
 	To        int64 // the time that ticks have reached, unix ms
 	Jobs      int
-	Completed int
+	Completed int // those whose time is over may be among them for a while
 	Paused    int
 	DiskLow   bool   // new jobs are refused
 	Rejected  uint64 // commands since the process started
@@ -81,9 +81,11 @@ type Stats struct {
 // Stats returns the present counts.
 func (m *Machine) Stats() Stats {
 	s := Stats{
-		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to, Jobs: m.jobs.len(), Completed: m.kept, Paused: m.paused, DiskLow: m.diskLow, Rejected: m.refused,
+		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to,
+		Completed: m.counts[statusCompleted], Paused: m.counts[statusPaused], DiskLow: m.diskLow, Rejected: m.refused,
 		Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
+	s.Jobs = m.counts[statusScheduled] + s.Paused + s.Completed
 	for _, w := range m.wheels {
 		s.Timers += w.Len()
 	}

@@ -7,6 +7,7 @@ const (
 	roomLog         = 'l' // l <sequence>
 	roomMeta        = 'm' // m 0 <own name>, m 1 <caller's key>
 	CheckpointsRoom = 'c' // belongs to package snapshot
+	TableRoom       = 't' // belongs to package snapshot, in a store with ProfileTable
 )
 
 // Own names in the meta room.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -16,14 +17,20 @@ type Options struct {
 	FS     vfs.FS       // nil: the disk
 	Logger *slog.Logger // nil: silent
 
+	// Profile says what the store holds: a log, the default, or tables.
+	Profile Profile
+
 	// CacheBytes is the block cache, 8 MiB by default. Why not larger: the log and the checkpoints are
 	// read once, front to back, on recovery, so nothing is asked for twice. Why not smaller: it should
-	// hold a few checkpoint chunks of 1 MiB and the index blocks.
+	// hold a few checkpoint chunks of 1 MiB and the index blocks. With ProfileTable it is 64 MiB, for the
+	// filters of 20 million ids (10 bits each) and the upper index blocks; with more ids, give 1.5 times
+	// their filters, since an absent id costs one read of a filter, or, without it, of a block.
 	CacheBytes int64
 
 	// MemTableBytes is the size of a memtable, 32 MiB by default. Why not larger: what is in memtables is
 	// replayed at the start of the process, and up to four of them stand in memory. Why not smaller: each
 	// flush is a file in level 0, and at 30 MB/s of records there should be a second between two flushes.
+	// With ProfileTable it is 4 MiB: most bytes come by Ingest, past it, and an Ingest waits for its flush.
 	MemTableBytes uint64
 
 	// AllowLoss opens a store from which synced batches are missing (see LossError) instead of refusing.
@@ -34,6 +41,14 @@ type Options struct {
 	// the fsync, the number of records, and their bytes. It runs on the goroutine that waited.
 	OnSync func(d time.Duration, records, bytes int)
 }
+
+// Profile is what a store is laid out for.
+type Profile uint8
+
+const (
+	ProfileLog   Profile = iota // records that ascend, are read on recovery only, and go from the front
+	ProfileTable                // rows in any order, read one by one and in ranges all the time
+)
 
 // Bounds of Options. A record or a batch of them must fit Pebble's batch, which is below 4 GiB.
 const (
@@ -52,14 +67,21 @@ func (o *Options) Validate() error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.Profile > ProfileTable {
+		return fmt.Errorf("wal: Options.Profile is %d, must be ProfileLog or ProfileTable", o.Profile)
+	}
+	cache, memTable := int64(8<<20), uint64(32<<20)
+	if o.Profile == ProfileTable {
+		cache, memTable = 64<<20, 4<<20
+	}
 	if o.CacheBytes == 0 {
-		o.CacheBytes = 8 << 20
+		o.CacheBytes = cache
 	}
 	if o.CacheBytes < 0 {
 		return fmt.Errorf("wal: Options.CacheBytes is %d, must not be negative", o.CacheBytes)
 	}
 	if o.MemTableBytes == 0 {
-		o.MemTableBytes = 32 << 20
+		o.MemTableBytes = memTable
 	}
 	if o.MemTableBytes < minMemTableBytes || o.MemTableBytes > maxMemTableBytes {
 		return fmt.Errorf("wal: Options.MemTableBytes is %d, must be %d to %d",
@@ -68,8 +90,8 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// pebble is how this workload wants Pebble: keys come in ascending order, are read on recovery only, and
-// go from the front by range deletion.
+// pebble is how a log wants Pebble: keys come in ascending order, are read on recovery only, and go from the
+// front by range deletion. What tables want otherwise is in forTables.
 func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebble.Options {
 	po := &pebble.Options{
 		FS:     f,
@@ -122,7 +144,38 @@ func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebb
 	for i := range po.TargetFileSizes {
 		po.TargetFileSizes[i] = 8 << 20
 	}
+	if o.Profile == ProfileTable {
+		forTables(po)
+	}
 	return po
+}
+
+// forTables is what stores of tables have otherwise.
+func forTables(po *pebble.Options) {
+	// Tables whose footers carry a checksum. Without it a flipped bit in the footer's version makes Pebble read
+	// the blocks in another format, and panic.
+	po.FormatMajorVersion = pebble.FormatTableFormatV6
+
+	// One large level under level 0: rows come in any order, and each level they pass is one more time they
+	// are written. Why not larger: what comes through level 0 merges with a part of it each time.
+	po.LBaseMaxBytes = 256 << 20
+
+	// Why not 4, as for the log: with a million jobs, of which each checkpoint changed a tenth, compaction
+	// wrote a third more. Why not 12, which saves as much again: a lookup asks each sublevel's filter.
+	po.L0CompactionThreshold = 8
+
+	// Tens of gigabytes are thousands of tables; reading by key must not open files again and again.
+	po.MaxOpenFiles = 4096
+
+	// An ingest is in the manifest, whose loss the mark shows, and never in Pebble's log alone.
+	po.Experimental.DisableIngestAsFlushable = func() bool { return true }
+
+	for i := range po.Levels {
+		// 8 KiB blocks: a row is read alone as often as in a range, and the whole block is decompressed.
+		po.Levels[i].BlockSize = 8 << 10
+		// 10 bits a key, about 1 % of wrong answers: that an id is not there is mostly known from memory.
+		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
 }
 
 // logger passes Pebble's words on. Fatalf must not return in Pebble's eyes; see fence for why it may here.

@@ -207,6 +207,15 @@ func (s *Store) release() error {
 	return err
 }
 
+// Metrics tell of Pebble's levels, caches and compactions; nil once the store is closed.
+func (s *Store) Metrics() *pebble.Metrics {
+	if s.enter() != nil {
+		return nil
+	}
+	defer s.leave()
+	return s.db.Metrics()
+}
+
 // Failed is closed when a write or a sync has failed. All calls return ErrFailed from then on, and nothing on
 // disk changes. What to do: Close, see to the cause (Err), and open the store again; in the same process is fine.
 func (s *Store) Failed() <-chan struct{} { return s.fence.failed }
@@ -424,6 +433,25 @@ func (t *Table) Set(key, value []byte) error {
 	return t.store.wrap(t.w.Set(key, value))
 }
 
+// Delete takes back a pair that is in the store; keys ascend together with those of Set. Errors: Set's.
+func (t *Table) Delete(key []byte) error {
+	if err := t.store.enter(); err != nil {
+		return err
+	}
+	defer t.store.leave()
+	return t.store.wrap(t.w.Delete(key))
+}
+
+// DeleteRange takes back the pairs from one key to before another that are in the store, not those of the
+// table itself. Ranges ascend among themselves. Errors: Set's.
+func (t *Table) DeleteRange(from, to []byte) error {
+	if err := t.store.enter(); err != nil {
+		return err
+	}
+	defer t.store.leave()
+	return t.store.wrap(t.w.DeleteRange(from, to))
+}
+
 // Close completes the file and syncs it.
 func (t *Table) Close() error { return t.store.wrap(t.w.Close()) }
 
@@ -436,7 +464,7 @@ func (t *Table) Remove() error {
 	return t.store.wrap(t.store.fence.Remove(t.path))
 }
 
-// Ingest makes the pairs of closed tables, which must not overlap, part of the store: all or none, on disk
+// Ingest makes the changes of closed tables, which must not overlap, part of the store: all or none, on disk
 // when it returns. Errors: ErrFailed, ErrClosed.
 func (s *Store) Ingest(tables []*Table) error {
 	if err := s.enter(); err != nil {

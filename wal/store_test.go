@@ -105,6 +105,9 @@ func TestClosed(t *testing.T) {
 	wantErr(t, err, ErrClosed)
 	wantErr(t, s.Ingest(nil), ErrClosed)
 	wantErr(t, s.View(nil), ErrClosed)
+	if s.Metrics() != nil {
+		t.Error("a closed store has metrics")
+	}
 }
 
 // A reader in the middle of the log does not hold up Close.
@@ -174,6 +177,7 @@ func TestOptions(t *testing.T) {
 		{Dir: "x", CacheBytes: -1},
 		{Dir: "x", MemTableBytes: 1},
 		{Dir: "x", MemTableBytes: 2 << 30},
+		{Dir: "x", Profile: ProfileTable + 1},
 	} {
 		if _, err := OpenStore(o); err == nil {
 			t.Errorf("OpenStore(%+v) succeeded", o)
@@ -200,6 +204,94 @@ func TestLaterFormat(t *testing.T) {
 	wantErr(t, err, ErrVersion)
 }
 
+// checkpointKeys are the keys of the room that is used for tables here.
+func checkpointKeys(t *testing.T, s *Store) (keys []string) {
+	t.Helper()
+	must(t, s.View(func(r pebble.Reader, next func() error) error {
+		it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{CheckpointsRoom}, UpperBound: []byte{CheckpointsRoom + 1}})
+		if err != nil {
+			return err
+		}
+		for ok := it.First(); ok; ok = it.Next() {
+			if err := next(); err != nil {
+				return err
+			}
+			keys = append(keys, string(it.Key()))
+		}
+		return it.Close()
+	}))
+	return keys
+}
+
+// Tables delete what is in the store, one by one and by ranges, but not what they bring themselves.
+func TestTablesDelete(t *testing.T) {
+	s := open(t, Options{Dir: "db", FS: vfs.NewMem(), Profile: ProfileTable})
+	ingest := func(fill func(*Table)) {
+		tb, err := s.NewTable()
+		must(t, err)
+		fill(tb)
+		must(t, tb.Close())
+		must(t, s.Ingest([]*Table{tb}))
+	}
+	ingest(func(tb *Table) {
+		for _, k := range []string{"ca", "cb", "cc", "cd", "ce"} {
+			must(t, tb.Set([]byte(k), nil))
+		}
+	})
+	ingest(func(tb *Table) {
+		must(t, tb.Delete([]byte("ca")))
+		must(t, tb.DeleteRange([]byte("cc"), []byte("ce")))
+		must(t, tb.Set([]byte("ccc"), nil))
+	})
+	if got := checkpointKeys(t, s); fmt.Sprint(got) != "[cb ccc ce]" {
+		t.Errorf("keys %q, want cb, ccc, ce", got)
+	}
+	ingest(func(tb *Table) { must(t, tb.DeleteRange([]byte("c"), []byte("d"))) })
+	if got := checkpointKeys(t, s); got != nil {
+		t.Errorf("keys %q are left", got)
+	}
+}
+
+// The store of tables answers from filters, in the bottom level too, and is otherwise a store like the other.
+func TestTableProfile(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem(), Profile: ProfileTable}
+	s := open(t, opts)
+	if s.opts.CacheBytes != 64<<20 || s.opts.MemTableBytes != 4<<20 {
+		t.Errorf("defaults are %d and %d bytes", s.opts.CacheBytes, s.opts.MemTableBytes)
+	}
+	must(t, s.Log().Append([]Record{{1, []byte("x")}}))
+	tb, err := s.NewTable()
+	must(t, err)
+	for i := range 1000 {
+		must(t, tb.Set(fmt.Appendf(nil, "c%04d", 2*i), nil))
+	}
+	must(t, tb.Close())
+	must(t, s.Ingest([]*Table{tb}))
+	if bottom := s.Metrics().Levels[6]; bottom.TablesCount != 1 {
+		t.Fatalf("the bottom level has %d tables", bottom.TablesCount)
+	}
+	must(t, s.View(func(r pebble.Reader, _ func() error) error {
+		it, err := r.NewIter(&pebble.IterOptions{UseL6Filters: true})
+		if err != nil {
+			return err
+		}
+		for i := range 1000 {
+			if it.SeekPrefixGE(fmt.Appendf(nil, "c%04d", 2*i+1)) {
+				t.Errorf("%d is there", 2*i+1)
+			}
+		}
+		return it.Close()
+	}))
+	if hits := s.Metrics().Filter.Hits; hits < 900 {
+		t.Errorf("filters knew %d of 1000 absent keys", hits)
+	}
+	must(t, s.Close())
+	s = open(t, opts)
+	if d := contents(t, s); d[1] != "x" {
+		t.Errorf("log holds %v", d)
+	}
+}
+
 // A table comes in whole; one that is given up, or left by a crash, leaves nothing.
 func TestTables(t *testing.T) {
 	opts := Options{Dir: "db", FS: vfs.NewMem()}
@@ -219,21 +311,7 @@ func TestTables(t *testing.T) {
 	must(t, out.Remove())
 	must(t, s.Close())
 	s = open(t, opts)
-	var got []string
-	must(t, s.View(func(r pebble.Reader, next func() error) error {
-		it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{CheckpointsRoom}, UpperBound: []byte{CheckpointsRoom + 1}})
-		if err != nil {
-			return err
-		}
-		for ok := it.First(); ok; ok = it.Next() {
-			if err := next(); err != nil {
-				return err
-			}
-			got = append(got, string(it.Key()))
-		}
-		return it.Close()
-	}))
-	if fmt.Sprint(got) != "[ca cb]" {
+	if got := checkpointKeys(t, s); fmt.Sprint(got) != "[ca cb]" {
 		t.Errorf("keys %q, want ca, cb", got)
 	}
 	left, err := opts.FS.List("db/" + tableDir)

@@ -53,7 +53,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			if format == "json" {
 				handler = slog.NewJSONHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: lv})
 			}
-			o.Logger = slog.New(handler)
+			o.Logger, o.OwnProcess = slog.New(handler), true
 			o.AcceptLoss = make(map[int]bool)
 			for _, p := range accept {
 				o.AcceptLoss[p] = true

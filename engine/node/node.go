@@ -224,6 +224,9 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.work.Go(func() { n.clockwork(ctx) })
 	n.work.Go(func() { n.tend(ctx) })
 	n.work.Go(func() { n.replies.run(ctx) })
+	if n.o.OwnProcess {
+		n.work.Go(func() { n.tendMemory(ctx) })
+	}
 	if err := n.claimAll(ctx); err != nil {
 		return n.unreachable(cause(ctx, err))
 	}

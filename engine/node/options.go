@@ -54,6 +54,9 @@ type Options struct {
 	// stop. Where the log itself is concerned it takes all of them.
 	AcceptLoss map[int]bool
 
+	// OwnProcess says that the process is there for the node alone, which then sets its garbage collector.
+	OwnProcess bool
+
 	Store wal.Options // of the local log and checkpoints; Dir, Logger and OnSync are the node's
 
 	Logger *slog.Logger

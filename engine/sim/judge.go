@@ -61,7 +61,7 @@ func (w *world) judge() {
 
 // expect runs the reference over the log.
 func (w *world) expect(p int) *reference {
-	r := &reference{layout: w.layout, partition: p}
+	r := &reference{layout: w.layout, partition: p, bounds: w.bounds}
 	for _, seq := range slices.Sorted(maps.Keys(w.records)) {
 		rec := w.records[seq]
 		r.apply(&rec)
@@ -197,7 +197,7 @@ func (w *world) judgeReplicas(p int) {
 // judgeReplay applies the log once more, with checkpoints and restores at other places: the outputs and
 // the state are the same.
 func (w *world) judgeReplay(p int) {
-	m := engine.New(w.layout, p)
+	m := w.bound(engine.New(w.layout, p))
 	var made uint64
 	for _, seq := range slices.Sorted(maps.Keys(w.records)) {
 		rec := w.records[seq]
@@ -224,6 +224,7 @@ func (w *world) judgeReplay(p int) {
 				w.fail("replay: %v", err)
 				return
 			}
+			w.bound(m)
 		}
 		if _, err := m.Apply(&e); err != nil {
 			w.fail("replay: %v", err)

@@ -110,7 +110,7 @@ func (n *node) end() uint64 {
 func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 	w := n.world
 	if which >= len(n.saved[p]) {
-		return engine.New(w.layout, p), 0
+		return w.bound(engine.New(w.layout, p)), 0
 	}
 	s := n.saved[p][which]
 	r := engine.NewRestore(w.layout, p)
@@ -124,7 +124,7 @@ func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 		w.fail("%s cannot restore: %v", n.name(), err)
 		return engine.New(w.layout, p), 0
 	}
-	return m, s.position
+	return w.bound(m), s.position
 }
 
 // oldest is the position that the node could have to go back to.

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"slices"
@@ -12,11 +13,12 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// reference is a partition as the design words it, without regard to cost: no wheel, no queue, no slices,
+// reference is a partition as the design words it, without regard to cost: no wheel, no queue,
 // nothing kept between ticks but the jobs. What is due is found by looking at every job.
 type reference struct {
 	layout    engine.Layout
 	partition int
+	bounds    engine.Bounds
 
 	now, to  int64
 	epoch    uint64
@@ -25,6 +27,10 @@ type reference struct {
 	jobs     []*refJob
 	created  uint64
 	finished uint64
+	armed    uint64
+	reached  [3]int64 // by rank: what is due up to then has become ready
+	goneAt   int64    // jobs that completed up to then are gone
+	gone     uint64   // and so are those that completed as one of the first so many
 	gaps     [][2]int64
 	forced   []*refForced
 	refused  []*refRefusal
@@ -32,6 +38,7 @@ type reference struct {
 	outputs  []expected
 	lives    []*life
 	left     int
+	moves    int
 }
 
 const never = math.MaxInt64
@@ -48,7 +55,8 @@ type refJob struct {
 	countedFirst, skipTo int64
 	paused, completed    bool
 	announced            bool // completed as it was put: its event waits
-	counting             bool // it waits for its next turn, whatever its next fire's time
+	ready                bool // its next fire's time has come, and it was let in
+	armed                uint64
 	completedAt          int64
 	completion           uint64
 }
@@ -216,19 +224,39 @@ func (r *reference) apply(rec *engine.Record) {
 			r.diskLow = e.Disk.Low
 		}
 	default:
+		r.expire(r.now)
 		if code := r.command(&e); code != "" {
 			r.refuse(&e, code)
 		}
 	}
 }
 
+// find is the job of an id. One that is gone may as well leave now.
 func (r *reference) find(id string) *refJob {
 	for _, j := range r.jobs {
+		if j.id == id && r.isGone(j) {
+			r.drop(j)
+			return nil
+		}
 		if j.id == id {
 			return j
 		}
 	}
 	return nil
+}
+
+// isGone tells whether a completed job was kept long enough, or so many others completed after it, and
+// nothing of it waits.
+func (r *reference) isGone(j *refJob) bool {
+	return j.completed && (j.completedAt <= r.goneAt || j.completion <= r.gone) &&
+		!j.announced && !slices.ContainsFunc(r.forced, func(f *refForced) bool { return f.job == j })
+}
+
+func (r *reference) expire(now int64) {
+	if r.epoch > 0 {
+		r.goneAt = max(r.goneAt, now-r.claim.RetentionMS)
+		r.gone = max(r.gone, r.finished-min(r.finished, uint64(r.claim.CompletedMax)))
+	}
 }
 
 func (r *reference) command(e *engine.Entry) carillon.Code {
@@ -269,7 +297,7 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 		if j.paused || j.completed {
 			return ""
 		}
-		j.paused, j.counting = true, false
+		j.paused, j.ready = true, false
 	case engine.KindResume:
 		if !j.paused {
 			return ""
@@ -278,6 +306,7 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 		if j.next <= r.now {
 			j.skipTo = r.now
 		}
+		r.arm(j)
 	case engine.KindFire:
 		if repeated {
 			return ""
@@ -356,6 +385,8 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	if next == never && t.kind != 0 {
 		r.complete(j)
 		j.announced = t.kind != 'a'
+	} else if !paused {
+		r.arm(j)
 	}
 	return ""
 }
@@ -377,7 +408,7 @@ func (r *reference) drop(j *refJob) {
 
 func (r *reference) complete(j *refJob) {
 	r.finished++
-	j.completed, j.paused, j.completedAt, j.completion, j.next = true, false, max(r.to, r.now), r.finished, never
+	j.completed, j.paused, j.ready, j.completedAt, j.completion, j.next = true, false, false, max(r.to, r.now), r.finished, never
 	j.life.ended = true
 }
 
@@ -401,34 +432,86 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 	if r.to > before+1000 {
 		r.gaps = append(r.gaps, [2]int64{before, r.to})
 	}
-	r.left = int(min(t.Limit, 1<<16))
+	r.left, r.moves = int(min(t.Limit, 1<<16)), r.bounds.Moves
 	at := min(max(e.Time, before), r.to)
 	for {
-		for r.left > 0 && r.turn(at) {
+		all := r.gather(at)
+		for r.left > 0 && r.turn() {
 		}
-		if at >= r.to || r.left <= 0 {
+		if at >= r.to || !all || r.left <= 0 {
 			break
 		}
 		next := r.to
 		for _, j := range r.jobs {
-			if !j.paused && !j.completed && !j.counting && j.next > at {
+			if j.waits() {
 				next = min(next, j.next)
 			}
 		}
 		at = max(next, at+1)
 	}
-	r.evict()
-	waiting := at < r.to || len(r.forced)+len(r.refused) > 0
+	r.expire(r.to)
+	waiting := slices.Min(r.reached[:]) < r.to || len(r.forced)+len(r.refused) > 0
 	for _, j := range r.jobs {
-		waiting = waiting || j.announced || !j.paused && !j.completed && (j.next <= r.to || j.counting)
+		waiting = waiting || j.announced || j.ready
 	}
 	if !waiting {
 		r.gaps = nil
 	}
 }
 
-// turn takes the first of what is due at a time: by priority, then due time, then order.
-func (r *reference) turn(at int64) bool {
+var ranks = map[string]int{"high": 0, "": 1, "low": 2}
+
+func (j *refJob) rank() int { return ranks[j.spec.Priority] }
+
+// waits tells whether the job's next fire is still to become ready.
+func (j *refJob) waits() bool { return !j.paused && !j.completed && !j.ready && j.next != never }
+
+// arm has a job wait for its next fire, or not, where as much was let in already.
+func (r *reference) arm(j *refJob) {
+	if j.next != never {
+		r.armed++
+		j.armed, j.ready = r.armed, j.next <= r.reached[j.rank()]
+	}
+}
+
+// gather lets in what is due at a time, by priority, then due time, then in the order in which the fires
+// were computed; of each priority nothing when enough is ready. It tells whether that was all.
+func (r *reference) gather(at int64) (all bool) {
+	all = true
+	for rank := range r.reached {
+		var due []*refJob
+		ready := 0
+		for _, j := range r.jobs {
+			switch {
+			case j.rank() != rank:
+			case j.ready || j.announced:
+				ready++
+			case j.waits() && j.next <= at:
+				due = append(due, j)
+			}
+		}
+		slices.SortFunc(due, func(a, b *refJob) int { return cmp.Or(cmp.Compare(a.next, b.next), cmp.Compare(a.armed, b.armed)) })
+		n := min(r.moves, len(due))
+		if ready >= r.bounds.Ready {
+			n = 0
+		}
+		for _, j := range due[:n] {
+			j.ready = true
+		}
+		r.moves -= n
+		switch {
+		case n == len(due):
+			r.reached[rank] = max(r.reached[rank], at)
+		case n > 0:
+			r.reached[rank] = due[n-1].next
+		}
+		all = all && n == len(due)
+	}
+	return all
+}
+
+// turn takes the first of what is ready: by priority, then due time, then order.
+func (r *reference) turn() bool {
 	type key struct {
 		rank  int
 		due   int64
@@ -446,15 +529,14 @@ func (r *reference) turn(at int64) bool {
 		}
 		return a.kind < b.kind
 	}
-	rank := map[string]int{"high": 0, "": 1, "low": 2}
 	best, act := key{rank: 3}, func() {}
 	for _, j := range r.jobs {
-		if k := (key{rank[j.spec.Priority], j.next, j.order, 0}); !j.paused && !j.completed && (j.next <= at || j.counting) && less(k, best) {
+		if k := (key{j.rank(), j.next, j.order, 0}); j.ready && less(k, best) {
 			best, act = k, func() { r.takeTurn(j) }
 		}
 	}
 	for _, j := range r.jobs {
-		if k := (key{rank[j.spec.Priority], j.completedAt, j.order, 0}); j.announced && less(k, best) {
+		if k := (key{j.rank(), j.completedAt, j.order, 0}); j.announced && less(k, best) {
 			best, act = k, func() {
 				j.announced = false
 				r.completed(j)
@@ -462,7 +544,7 @@ func (r *reference) turn(at int64) bool {
 		}
 	}
 	for i, f := range r.forced {
-		if k := (key{rank[f.job.spec.Priority], f.at, f.seq, 1}); less(k, best) {
+		if k := (key{f.job.rank(), f.at, f.seq, 1}); less(k, best) {
 			best, act = k, func() {
 				r.forced = slices.Delete(r.forced, i, i+1)
 				r.fire(f)
@@ -519,7 +601,7 @@ func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
 	if j.life.times.kind == 'c' && n > countSlice {
 		last -= int64(n-countSlice) * j.life.times.period
 		j.counted += countSlice
-		j.next, j.counting = last+j.life.times.period, true
+		j.next, j.ready = last+j.life.times.period, true
 		return last, false
 	}
 	j.counted += n
@@ -527,7 +609,7 @@ func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
 }
 
 func (r *reference) takeTurn(j *refJob) {
-	j.counting = false
+	j.ready = false
 	if j.next <= j.skipTo {
 		if last, done := r.count(j, j.skipTo); done {
 			j.skipTo = 0
@@ -592,7 +674,9 @@ func (r *reference) skip(j *refJob, reason string, last int64) {
 func (r *reference) advance(j *refJob, after int64) {
 	if j.next = j.life.times.after(after); j.next == never {
 		r.end(j)
+		return
 	}
+	r.arm(j)
 }
 
 func (r *reference) end(j *refJob) {
@@ -611,27 +695,4 @@ func lastOf(j *refJob) time.Time {
 		return time.Time{}
 	}
 	return millis(j.last)
-}
-
-// evict drops completed jobs, oldest first, that were kept long enough or are too many.
-func (r *reference) evict() {
-	for {
-		var oldest *refJob
-		kept := 0
-		for _, j := range r.jobs {
-			if j.completed {
-				kept++
-				if oldest == nil || j.completion < oldest.completion {
-					oldest = j
-				}
-			}
-		}
-		if oldest == nil || r.to < oldest.completedAt+r.claim.RetentionMS && kept <= r.claim.CompletedMax {
-			return
-		}
-		if oldest.announced || slices.ContainsFunc(r.forced, func(f *refForced) bool { return f.job == oldest }) {
-			return
-		}
-		r.drop(oldest)
-	}
 }

@@ -56,9 +56,11 @@ type faults struct {
 // world is everything there is, and the only source of chance.
 type world struct {
 	rng    *rand.Rand
+	unseen *rand.Rand // of what no history may show
 	o      Options
 	trace  strings.Builder
 	layout engine.Layout
+	bounds engine.Bounds
 	faults faults
 
 	truth   int64 // ms
@@ -106,6 +108,11 @@ func newWorld(seed uint64, o Options) *world {
 		w.o.Events = 200 + w.rng.IntN(1600)
 	}
 	w.layout = engine.Layout{Prefix: "carillon", Partitions: 1 + w.rng.IntN(2)}
+	w.unseen = rand.New(rand.NewPCG(seed, 1))
+	w.bounds = engine.DefaultBounds
+	if w.unseen.IntN(2) == 0 {
+		w.bounds = engine.Bounds{Moves: 4 + w.unseen.IntN(16), Ready: 1 + w.unseen.IntN(16)}
+	}
 	w.truth += w.rng.Int64N(100 * hour)
 	for _, f := range []*bool{
 		&w.faults.crash, &w.faults.power, &w.faults.oldCopy, &w.faults.hole, &w.faults.clock, &w.faults.stepBack, &w.faults.claims,
@@ -134,6 +141,14 @@ func newWorld(seed uint64, o Options) *world {
 	}
 	w.client.init(w)
 	return w
+}
+
+// bound gives a machine the bounds of this world. How soon it frees memory is its own affair.
+func (w *world) bound(m *engine.Machine) *engine.Machine {
+	b := w.bounds
+	b.Sweep = w.unseen.IntN(4)
+	m.SetBounds(b)
+	return m
 }
 
 func (w *world) chance(percent int) bool { return w.rng.IntN(100) < percent }
@@ -559,7 +574,7 @@ func (w *world) calmDown() {
 	for p := range w.out {
 		w.nodes[p%len(w.nodes)].claim(p)
 	}
-	const rounds = 400
+	const rounds = 4000 // a narrow machine takes a few moves in each
 	for range rounds {
 		w.truth += 10
 		if w.settle() && w.quiet() {

@@ -1,0 +1,132 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// TestGoneIsGone asks for jobs whose time is over in every way there is, while they are still in memory.
+func TestGoneIsGone(t *testing.T) {
+	f := newFeed(t)
+	f.m.SetBounds(Bounds{Moves: 100, Ready: 100})
+	for i := range 8 {
+		f.put(fmt.Sprintf("job-%d", i), `{"schedule":"@in 1s"}`)
+	}
+	f.now += 1000
+	if n := f.tick(100); n != 8 {
+		t.Fatalf("%d fires", n)
+	}
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job-7"}) // keeps it
+	f.now += f.m.claim.RetentionMS
+	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1}}})
+	if n := f.m.Stats().Completed; n != 8 {
+		t.Fatalf("%d completed jobs are in memory", n)
+	}
+
+	if _, ok := f.m.Job("job-0"); ok {
+		t.Error("it can be asked for")
+	}
+	if page, _, _ := f.m.Page(&carillon.ListRequest{}, "", 10, 100); len(page) != 1 || page[0].ID != "job-7" {
+		t.Errorf("listed are %v", page)
+	}
+	c, err := copyByCheckpoint(f.m, 1)
+	if err != nil || c.Stats().Completed != 1 {
+		t.Errorf("%d completed jobs in the checkpoint, %v", c.Stats().Completed, err)
+	}
+	for i, kind := range []Kind{KindDelete, KindPause, KindResume, KindFire} {
+		err := f.apply(&Entry{Kind: kind, Verb: "x", Job: fmt.Sprintf("job-%d", i)})
+		if err == nil || err.Code != carillon.CodeNotFound {
+			t.Errorf("kind %d: %v", kind, err)
+		}
+	}
+	f.put("job-4", `{"schedule":"@in 1s","if_version":0}`)
+	if r, _ := f.m.Job("job-4"); r.Version != 1 || r.Fires != 0 {
+		t.Errorf("put again it is %+v", r)
+	}
+	f.tick(100)
+	if _, ok := f.m.Job("job-7"); ok {
+		t.Error("the fired one is still there")
+	}
+	f.put("job-8", `{"schedule":"@in 1s"}`)
+	f.now += 1000
+	f.tick(100)
+	f.m.SetBounds(DefaultBounds)
+	f.tick(100)
+	if s := f.m.Stats(); s.Completed != 2 || s.Jobs != 2 {
+		t.Errorf("job-4 and job-8 should be left: %+v", s)
+	}
+}
+
+// TestGoneWhileSaved lets what keeps a completed job come out while a checkpoint is being taken: the job is in
+// that checkpoint.
+func TestGoneWhileSaved(t *testing.T) {
+	f := newFeed(t)
+	f.put("a", `{"schedule":"@in 1s"}`)
+	f.now += 1000
+	f.tick(1)
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "a"})
+	f.now += f.m.claim.RetentionMS
+	f.tick(0)
+	r, c := NewRestore(oneOfOne, 0), f.m.BeginCheckpoint()
+	if n := f.tick(1); n != 1 || f.m.Stats().Jobs != 0 {
+		t.Fatalf("%d outputs, %+v", n, f.m.Stats())
+	}
+	for part := c.Next(1); part != nil; part = c.Next(1) {
+		if err := r.Write(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := r.Machine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job, ok := m.Job("a"); !ok || job.Status != carillon.StatusCompleted {
+		t.Errorf("it is %+v", job)
+	}
+}
+
+// TestGoneMemory completes far more jobs than are kept: those in memory stay few, and none is lost that a
+// checkpoint taken meanwhile must have.
+func TestGoneMemory(t *testing.T) {
+	f := newFeed(t)
+	f.m.claim.CompletedMax = 100
+	for round := range 50 {
+		for i := range 200 {
+			f.put(fmt.Sprintf("job-%d-%d", round, i), `{"schedule":"@in 1ms"}`)
+		}
+		before := sortedFrames(t, checkpointOf(f.m))
+		c := f.m.BeginCheckpoint()
+		f.now++
+		if n := f.tick(1000); n != 200 {
+			t.Fatalf("%d fires", n)
+		}
+		var after []byte
+		for part := c.Next(7); part != nil; part = c.Next(7) {
+			after = append(after, part...)
+		}
+		if got := sortedFrames(t, after); !slices.Equal(got, before) {
+			t.Fatalf("round %d: the checkpoint is another", round)
+		}
+		if s := f.m.Stats(); s.Completed != 100 || s.Jobs != 100 || f.m.completed.len() > 100 {
+			t.Fatalf("round %d: %+v, %d completions", round, s, f.m.completed.len())
+		}
+	}
+}
+
+func sortedFrames(t *testing.T, b []byte) (frames []string) {
+	for len(b) > 0 {
+		d := decoder{b: b}
+		d.byte()
+		d.bytes()
+		if d.err != nil {
+			t.Fatal(d.err)
+		}
+		frames = append(frames, string(b[:len(b)-len(d.b)]))
+		b = d.b
+	}
+	slices.Sort(frames)
+	return frames
+}

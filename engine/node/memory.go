@@ -1,0 +1,63 @@
+package node
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"runtime/metrics"
+	"time"
+)
+
+// The collector's default lets the heap double before it looks at it again. With few jobs that is every few
+// megabytes, hundreds of times a second under load; with millions it is gigabytes that nothing needs. What
+// suits an engine is a room of about one size, and a share of the heap where that is larger. And an engine
+// that has nothing to do gives back what its last burst took.
+const (
+	memoryLook = 2 * time.Second
+	roomBytes  = 128 << 20
+	roomLeast  = 50  // percent of the heap
+	roomMost   = 800 // percent
+	idleAfter  = 10 * time.Second
+	idleBytes  = 16 << 20 // less is not worth a collection
+)
+
+// tendMemory sets the collector's percentage to what fits the heap, unless the environment says otherwise.
+func (n *Node) tendMemory(ctx context.Context) {
+	_, set := os.LookupEnv("GOGC")
+	samples := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+	}
+	var since time.Time // when the log was last seen to grow
+	var last uint64
+	given := false // back, since then
+	t := time.NewTicker(memoryLook)
+	defer t.Stop()
+	for {
+		metrics.Read(samples)
+		live, free, objects := samples[0].Value.Uint64(), samples[1].Value.Uint64(), samples[2].Value.Uint64()
+		if !set {
+			debug.SetGCPercent(gcPercent(live))
+		}
+		now := time.Now()
+		if applied := n.applied.Load(); applied != last || since.IsZero() {
+			since, last, given = now, applied, false
+		}
+		if !given && now.Sub(since) >= idleAfter {
+			given = true
+			if free+objects-min(objects, live) > idleBytes {
+				debug.FreeOSMemory()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// gcPercent is how much a heap may grow before it is collected again.
+func gcPercent(live uint64) int {
+	return int(min(max(roomBytes*100/max(live, 1), roomLeast), roomMost))
+}

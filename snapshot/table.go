@@ -1,0 +1,123 @@
+package snapshot
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// Table holds the partitions' state as of their last checkpoints, in rooms of sorted pairs that are read one by
+// one and in ranges. A checkpoint writes only what changed since the one before:
+//
+//	t := snapshot.OpenTable(store)            // of a store with wal.ProfileTable
+//	b, err := t.Begin(partition)
+//	b.State(position, scalars)
+//	b.Change(room, key, old, value)           // for each pair that changed
+//	b.Append(specs, key, spec)                // for each that is new and never changes
+//	base, err := b.Commit()                   // one atomic step
+//
+//	err = t.View(partition, func(v *snapshot.View) error {
+//		pointer, found, err := v.Get(snapshot.RoomIDs, id)
+//		more, err := v.Scan(room, after, before, 256, load)
+//		...
+//	})
+//
+// What keys and values mean is the caller's business. A room is a byte of the caller's choice, but for those
+// named here, and of one of two kinds:
+//
+//   - pairs of a changing room are set and deleted by Change and Remove;
+//   - pairs of an appending room are immutable and come with ascending keys, by Append; they are given up one by
+//     one with Drop, or from the front with Cut.
+//
+// # Two checkpoints
+//
+// The table is the newest checkpoint. With it stands an undo of one step: the old values of what it changed. Older
+// lays that over the table and so shows the checkpoint before. Reads of the newest see nothing of it, and it costs
+// one more copy of what changes. Of appended pairs the undo notes only where they begin, and what is dropped stays
+// one step longer. (Versions in the keys would make each scan filter; two tables in turn would take twice the disk;
+// hard links of Pebble's files are thousands each time.)
+//
+// # How a checkpoint gets in
+//
+// A large one is written as sorted tables beside the database, room by room, and ingested in one edit of Pebble's
+// manifest: its bytes pass neither Pebble's log nor a memtable, and appended rooms, whose keys lie above all that
+// is there, sink to the bottom level and are written once in their life. A small one is one synced batch: tables
+// of a few kilobytes would sink as well, and nobody would ever merge them.
+//
+// A Table is safe for concurrent use.
+type Table struct {
+	store      *wal.Store
+	batchBytes int // see the constants of these names
+	tableBytes int
+
+	mu       sync.Mutex
+	building map[uint16]bool // partitions
+}
+
+// Base is a checkpoint in the table. The zero Base is that of a partition that has none yet.
+type Base struct {
+	ID       uint64 // rises by one with each checkpoint of the partition
+	Position uint64 // the log's sequence up to which the state has been applied
+}
+
+// OpenTable returns the table in a store.
+func OpenTable(store *wal.Store) *Table {
+	return &Table{store: store, batchBytes: batchBytes, tableBytes: sortedTableBytes, building: make(map[uint16]bool)}
+}
+
+// List returns a partition's checkpoints, newest first: none, one, or two. Errors: wal.ErrCorrupt, wal.ErrVersion,
+// wal.ErrFailed, wal.ErrClosed.
+func (t *Table) List(partition uint16) ([]Base, error) {
+	var list []Base
+	err := t.View(partition, func(v *View) error {
+		for v.ID != 0 {
+			list = append(list, v.Base)
+			if v.undo != 0 {
+				return nil
+			}
+			if err := v.stepBack(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// View lets read look at a partition's newest checkpoint, which does not change meanwhile. The View ends with
+// read, and is for one goroutine. Errors: read's, wal.ErrCorrupt, wal.ErrVersion, wal.ErrFailed, wal.ErrClosed.
+func (t *Table) View(partition uint16, read func(*View) error) error {
+	err := t.store.View(func(r pebble.Reader, next func() error) error {
+		v := newView(r, next, partition)
+		err := v.readBase()
+		if err == nil {
+			err = read(v)
+		}
+		if cerr := v.close(); err == nil {
+			err = cerr
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("partition %d: %w", partition, err)
+	}
+	return nil
+}
+
+// Older lets read look at the checkpoint before the newest. Errors: View's, ErrGone when there is none.
+func (t *Table) Older(partition uint16, read func(*View) error) error {
+	return t.View(partition, func(v *View) error {
+		if v.ID != 0 {
+			if err := v.stepBack(); err != nil {
+				return err
+			}
+		}
+		if v.ID == 0 {
+			return ErrGone
+		}
+		return read(v)
+	})
+}

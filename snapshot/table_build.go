@@ -1,0 +1,455 @@
+package snapshot
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+const (
+	// batchBytes is the size below which a checkpoint is written as one batch. Why not larger: Pebble's log
+	// and memtable take it, a quarter of a memtable's 4 MiB. Why not smaller: tables of appended rooms sink
+	// to the bottom and stay as they are, and a few hundred kilobytes are the least that is worth a file.
+	batchBytes = 1 << 20
+
+	// sortedTableBytes is where a room goes on in another table, as large as Pebble makes them itself.
+	sortedTableBytes = 8 << 20
+)
+
+// Build gathers a checkpoint in memory and writes it with Commit. It ends with Commit or Abort, and is for one
+// goroutine at a time. It keeps the slices that it is given: they must not change until it ends. Nothing that is
+// gathered fails; what is wrong with it is an error of Commit, and then nothing is written.
+type Build struct {
+	table     *Table
+	partition uint16
+	from, to  Base // the checkpoint before, and this
+	state     []byte
+	rooms     map[byte]*pending
+	done      bool
+}
+
+// pending is what comes to a room.
+type pending struct {
+	changes  []change
+	removed  [][]byte // keys of pairs whose values the caller does not have
+	appended []change // with old nil
+	dropped  [][]byte // unused from this checkpoint on
+	cut      []byte   // as is what lies before
+	dead     [][]byte // unused since the last checkpoint
+	deadCut  []byte
+	last     []byte // key in the room, where something is appended
+}
+
+// change is a pair as it was and as it is; nil: absent.
+type change struct{ key, old, value []byte }
+
+// Begin begins a partition's next checkpoint. Errors: ErrBusy, List's.
+func (t *Table) Begin(partition uint16) (*Build, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.building[partition] {
+		return nil, fmt.Errorf("%w: %d", ErrBusy, partition)
+	}
+	b := &Build{table: t, partition: partition, rooms: make(map[byte]*pending)}
+	if err := t.View(partition, func(v *View) error { b.from = v.Base; return nil }); err != nil {
+		return nil, err
+	}
+	b.to.ID = b.from.ID + 1
+	t.building[partition] = true
+	return b, nil
+}
+
+// ID is that of the checkpoint being built.
+func (b *Build) ID() uint64 { return b.to.ID }
+
+func (b *Build) room(room byte) *pending {
+	p := b.rooms[room]
+	if p == nil {
+		p = new(pending)
+		b.rooms[room] = p
+	}
+	return p
+}
+
+// State says which position of the log the checkpoint is of, and gives it a value of its own, beside the rooms. A
+// checkpoint without it is not committed.
+func (b *Build) State(position uint64, state []byte) {
+	b.to.Position, b.state = position, append([]byte{}, state...)
+}
+
+// Change says that a pair was old at the checkpoint before and is value now; nil stands for no pair. The table
+// takes the caller's word for old, and gives it back to those who look at the older checkpoint. Each key comes
+// once; a pair that is as it was need not come, and costs nothing if it does.
+func (b *Build) Change(room byte, key, old, value []byte) {
+	if old == nil && value == nil || old != nil && value != nil && bytes.Equal(old, value) {
+		return
+	}
+	p := b.room(room)
+	p.changes = append(p.changes, change{key, old, value})
+}
+
+// Remove says that a pair is no more, for a caller who does not know what it was: Commit looks it up. There need
+// not be one.
+func (b *Build) Remove(room byte, key []byte) {
+	p := b.room(room)
+	p.removed = append(p.removed, key)
+}
+
+// Append adds a pair to an appending room; its key must be above all that ever came there.
+func (b *Build) Append(room byte, key, value []byte) {
+	p := b.room(room)
+	p.appended = append(p.appended, change{key: key, value: value})
+}
+
+// Drop says that a pair of an appending room is unused from this checkpoint on. It goes with the next one.
+func (b *Build) Drop(room byte, key []byte) {
+	p := b.room(room)
+	p.dropped = append(p.dropped, key)
+}
+
+// Cut says that all pairs of an appending room below a key are unused from this checkpoint on. They go with the
+// next one.
+func (b *Build) Cut(room byte, key []byte) { b.room(room).cut = key }
+
+// Abort gives the checkpoint up. After Commit it does nothing, so it can be deferred.
+func (b *Build) Abort() {
+	if b.done {
+		return
+	}
+	b.done = true
+	b.table.mu.Lock()
+	defer b.table.mu.Unlock()
+	delete(b.table.building, b.partition)
+}
+
+// Commit makes the checkpoint the partition's newest, and the one that was it the older, in one atomic step that
+// is on disk when it returns. Errors: what is wrong with what was gathered, wal.ErrCorrupt, wal.ErrFailed,
+// wal.ErrClosed, what the file system said; after the last three the checkpoint may be there, whole: List tells.
+func (b *Build) Commit() (Base, error) {
+	if b.done {
+		return Base{}, errors.New("snapshot: commit after the end of the checkpoint")
+	}
+	defer b.Abort()
+	if b.state == nil {
+		return Base{}, errors.New("snapshot: checkpoint without state")
+	}
+	if b.to.Position < b.from.Position {
+		return Base{}, fmt.Errorf("snapshot: checkpoint at position %d after one at %d", b.to.Position, b.from.Position)
+	}
+	for _, room := range []byte{roomBase, roomDrop, roomUndo} {
+		if b.rooms[room] != nil {
+			return Base{}, fmt.Errorf("snapshot: room %q is the table's own", room)
+		}
+	}
+	if err := b.table.View(b.partition, b.complete); err != nil {
+		return Base{}, err
+	}
+	for room, p := range b.rooms {
+		if err := p.arrange(); err != nil {
+			return Base{}, fmt.Errorf("snapshot: room %q: %w", room, err)
+		}
+	}
+	if err := b.write(); err != nil {
+		return Base{}, err
+	}
+	return b.to, nil
+}
+
+// complete adds what only the table knows.
+func (b *Build) complete(v *View) error {
+	for key, value := range map[byte][]byte{headerKey: appendHeader(nil, b.to), stateKey: b.state} {
+		old, err := v.copy(roomBase, []byte{key})
+		if err != nil {
+			return err
+		}
+		b.Change(roomBase, []byte{key}, old, value)
+	}
+	for _, how := range []byte{dropPair, dropBefore} {
+		c, err := v.cursor(append(generation(b.partition, roomDrop, b.from.ID), how), nil, nil)
+		for ; err == nil && c.ok; err = c.step() {
+			p, key := b.room(c.key[0]), bytes.Clone(c.key[1:])
+			if how == dropPair {
+				p.dead = append(p.dead, key)
+			} else {
+				p.deadCut = key
+			}
+		}
+		if cerr := c.close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for room, p := range b.rooms {
+		slices.SortFunc(p.removed, bytes.Compare)
+		for _, key := range p.removed {
+			old, err := v.copy(room, key)
+			if err != nil {
+				return err
+			}
+			if old != nil {
+				p.changes = append(p.changes, change{key: key, old: old})
+			}
+		}
+		if len(p.appended) > 0 {
+			var err error
+			if p.last, err = v.last(room); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// arrange sorts what comes to a room, and checks it.
+func (p *pending) arrange() error {
+	if (len(p.changes) > 0 || len(p.removed) > 0) &&
+		(len(p.appended) > 0 || len(p.dropped) > 0 || p.cut != nil || len(p.dead) > 0 || p.deadCut != nil) {
+		return errors.New("changed and appended to")
+	}
+	for _, list := range [][]change{p.changes, p.appended} {
+		slices.SortFunc(list, func(a, b change) int { return bytes.Compare(a.key, b.key) })
+		for i := 1; i < len(list); i++ {
+			if bytes.Equal(list[i-1].key, list[i].key) {
+				return fmt.Errorf("key % x comes twice", list[i].key)
+			}
+		}
+	}
+	if len(p.appended) > 0 && bytes.Compare(p.appended[0].key, p.last) <= 0 {
+		return fmt.Errorf("key % x is appended after % x", p.appended[0].key, p.last)
+	}
+	// What goes with the rest of the front need not go by itself.
+	p.dead = slices.DeleteFunc(p.dead, func(key []byte) bool { return bytes.Compare(key, p.deadCut) < 0 })
+	slices.SortFunc(p.dropped, bytes.Compare)
+	p.dropped = slices.CompactFunc(p.dropped, bytes.Equal)
+	return nil
+}
+
+// size is about how many bytes will be written.
+func (b *Build) size() int {
+	const overhead = 2 * undoKeyPrefix // of keys and seals
+	n := 0
+	for _, p := range b.rooms {
+		for _, c := range p.changes {
+			n += 2*len(c.key) + len(c.old) + len(c.value) + overhead
+		}
+		for _, c := range p.appended {
+			n += len(c.key) + len(c.value) + overhead
+		}
+		n += (len(p.dropped) + len(p.dead)) * overhead
+	}
+	return n
+}
+
+// write puts the checkpoint into the store, in one piece.
+func (b *Build) write() error {
+	store := b.table.store
+	if b.size() <= b.table.batchBytes {
+		return store.Update(func(batch *pebble.Batch) error { return b.writeTo(batchSink{batch}) })
+	}
+	s := &tableSink{store: store, most: b.table.tableBytes}
+	err := b.writeTo(s)
+	if err == nil {
+		err = s.next()
+	}
+	if err == nil {
+		err = store.Ingest(s.tables)
+	}
+	if err != nil {
+		s.remove()
+	}
+	return err
+}
+
+func (b *Build) writeTo(s sink) error {
+	w := writer{sink: s}
+	rooms := slices.Sorted(maps.Keys(b.rooms))
+	key := func(room byte, key []byte) []byte { return appendTableKey(w.buf[:0], b.partition, room, key) }
+	for _, room := range rooms {
+		p := b.rooms[room]
+		w.next()
+		if p.deadCut != nil {
+			w.deleteRange(appendTableKey(nil, b.partition, room, nil), appendTableKey(nil, b.partition, room, p.deadCut))
+		}
+		for _, k := range p.dead {
+			w.delete(key(room, k))
+		}
+		if len(p.appended) > 0 {
+			w.next() // a table that lies above all that is there, and so sinks to the bottom
+		}
+		for _, c := range p.appended {
+			w.set(key(room, c.key), c.value)
+		}
+		for _, c := range p.changes {
+			if c.value == nil {
+				w.delete(key(room, c.key))
+			} else {
+				w.set(key(room, c.key), c.value)
+			}
+		}
+	}
+
+	w.next()
+	if b.from.ID != 0 {
+		w.deleteRange(generation(b.partition, roomUndo, b.from.ID), generation(b.partition, roomUndo, b.to.ID))
+	}
+	w.next()
+	key = func(room byte, key []byte) []byte { return appendUndoKey(w.buf[:0], b.partition, b.to.ID, room, key) }
+	for _, room := range rooms {
+		p := b.rooms[room]
+		if len(p.appended) > 0 {
+			w.set(key(room, p.appended[0].key), []byte{undoAppended})
+		}
+		for _, c := range p.changes {
+			if c.old == nil {
+				w.set(key(room, c.key), []byte{undoAbsent})
+			} else {
+				w.set(key(room, c.key), []byte{undoValue}, c.old)
+			}
+		}
+	}
+
+	w.next()
+	if b.from.ID != 0 {
+		w.deleteRange(generation(b.partition, roomDrop, b.from.ID), generation(b.partition, roomDrop, b.to.ID))
+	}
+	w.next()
+	for _, room := range rooms {
+		for _, k := range b.rooms[room].dropped {
+			w.set(appendDropKey(w.buf[:0], b.partition, b.to.ID, dropPair, room, k))
+		}
+	}
+	for _, room := range rooms {
+		if cut := b.rooms[room].cut; cut != nil {
+			w.set(appendDropKey(w.buf[:0], b.partition, b.to.ID, dropBefore, room, cut))
+		}
+	}
+	return w.err
+}
+
+// writer seals values, and keeps the first error.
+type writer struct {
+	sink sink
+	buf  []byte // keys are built at its start
+	err  error
+}
+
+// set stores a value, given in parts, under a key that stands at the start of buf.
+func (w *writer) set(key []byte, value ...[]byte) {
+	w.buf = key
+	for _, part := range value {
+		w.buf = append(w.buf, part...)
+	}
+	w.buf = seal(w.buf)
+	if w.err == nil {
+		w.err = w.sink.set(w.buf[:len(key)], w.buf[len(key):])
+	}
+}
+
+func (w *writer) delete(key []byte) {
+	w.buf = key
+	if w.err == nil {
+		w.err = w.sink.delete(key)
+	}
+}
+
+func (w *writer) deleteRange(from, to []byte) {
+	if w.err == nil {
+		w.err = w.sink.deleteRange(from, to)
+	}
+}
+
+func (w *writer) next() {
+	if w.err == nil {
+		w.err = w.sink.next()
+	}
+}
+
+// sink takes what a checkpoint writes: keys ascending between two calls of next.
+type sink interface {
+	set(key, value []byte) error
+	delete(key []byte) error
+	deleteRange(from, to []byte) error
+	next() error
+}
+
+// batchSink is one batch of Pebble's.
+type batchSink struct{ batch *pebble.Batch }
+
+func (s batchSink) set(key, value []byte) error       { return s.batch.Set(key, value, nil) }
+func (s batchSink) delete(key []byte) error           { return s.batch.Delete(key, nil) }
+func (s batchSink) deleteRange(from, to []byte) error { return s.batch.DeleteRange(from, to, nil) }
+func (s batchSink) next() error                       { return nil }
+
+// tableSink is sorted tables to be ingested. Each call of next begins another one, at the next write.
+type tableSink struct {
+	store  *wal.Store
+	most   int // bytes in a table
+	tables []*wal.Table
+	open   bool
+	filled int // bytes in the last table
+}
+
+func (s *tableSink) table(size int) (*wal.Table, error) {
+	if s.open && s.filled+size > s.most {
+		if err := s.next(); err != nil {
+			return nil, err
+		}
+	}
+	if !s.open {
+		t, err := s.store.NewTable()
+		if err != nil {
+			return nil, err
+		}
+		s.tables, s.open, s.filled = append(s.tables, t), true, 0
+	}
+	s.filled += size
+	return s.tables[len(s.tables)-1], nil
+}
+
+func (s *tableSink) set(key, value []byte) error {
+	t, err := s.table(len(key) + len(value))
+	if err != nil {
+		return err
+	}
+	return t.Set(key, value)
+}
+
+func (s *tableSink) delete(key []byte) error {
+	t, err := s.table(len(key))
+	if err != nil {
+		return err
+	}
+	return t.Delete(key)
+}
+
+func (s *tableSink) deleteRange(from, to []byte) error {
+	t, err := s.table(0)
+	if err != nil {
+		return err
+	}
+	return t.DeleteRange(from, to)
+}
+
+func (s *tableSink) next() error {
+	if !s.open {
+		return nil
+	}
+	s.open = false
+	return s.tables[len(s.tables)-1].Close()
+}
+
+// remove gives the tables up. It has no error: a file that cannot be removed now goes when the store opens.
+func (s *tableSink) remove() {
+	_ = s.next()
+	for _, t := range s.tables {
+		_ = t.Remove()
+	}
+}

@@ -1,0 +1,112 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// RoomIDs is the room whose keys are often looked up in vain: there Get asks filters before it reads a block.
+const RoomIDs = 'i'
+
+// The table's own rooms; see docs/formats/table.md.
+const (
+	roomBase = 'a' // the checkpoint: header and state
+	roomDrop = 'd' // <id> <how> <room> <key>: what the checkpoint with this id gave up
+	roomUndo = 'u' // <id> <room> <key>: what it found there
+)
+
+// Keys of roomBase.
+const (
+	headerKey = 'h'
+	stateKey  = 's'
+)
+
+// How something was given up.
+const (
+	dropPair   = 0x00 // this pair
+	dropBefore = 0x01 // those of the room before the key
+)
+
+// What an undo's value begins with.
+const (
+	undoAbsent   = 0x00 // there was no such pair
+	undoValue    = 0x01 // its value follows
+	undoAppended = 0x02 // neither this pair nor those after it in the room were there
+)
+
+const (
+	tableVersion   = 1
+	tableHeader    = 1 + 8 + 8
+	tableKeyPrefix = 1 + 2 + 1 // wal.TableRoom, partition, room
+	undoKeyPrefix  = tableKeyPrefix + 8 + 1
+	sealSize       = 4
+)
+
+func appendTableKey(b []byte, partition uint16, room byte, key []byte) []byte {
+	b = append(b, wal.TableRoom)
+	b = binary.BigEndian.AppendUint16(b, partition)
+	b = append(b, room)
+	return append(b, key...)
+}
+
+func appendUndoKey(b []byte, partition uint16, id uint64, room byte, key []byte) []byte {
+	b = appendTableKey(b, partition, roomUndo, nil)
+	b = binary.BigEndian.AppendUint64(b, id)
+	b = append(b, room)
+	return append(b, key...)
+}
+
+func appendDropKey(b []byte, partition uint16, id uint64, how, room byte, key []byte) []byte {
+	b = appendTableKey(b, partition, roomDrop, nil)
+	b = binary.BigEndian.AppendUint64(b, id)
+	b = append(b, how, room)
+	return append(b, key...)
+}
+
+// generation is what all undo or drop keys of a checkpoint begin with; that of the next id is their upper bound.
+func generation(partition uint16, room byte, id uint64) []byte {
+	return binary.BigEndian.AppendUint64(appendTableKey(nil, partition, room, nil), id)
+}
+
+func appendHeader(b []byte, base Base) []byte {
+	b = append(b, tableVersion)
+	b = binary.BigEndian.AppendUint64(b, base.ID)
+	return binary.BigEndian.AppendUint64(b, base.Position)
+}
+
+// decodeHeader's errors: wal.ErrCorrupt, wal.ErrVersion.
+func decodeHeader(v []byte) (Base, error) {
+	if len(v) > 0 && v[0] > tableVersion {
+		return Base{}, fmt.Errorf("%w: job table version %d, this binary reads %d", wal.ErrVersion, v[0], tableVersion)
+	}
+	if len(v) != tableHeader || v[0] != tableVersion {
+		return Base{}, fmt.Errorf("%w: job table's header is % x", wal.ErrCorrupt, v)
+	}
+	base := Base{ID: binary.BigEndian.Uint64(v[1:]), Position: binary.BigEndian.Uint64(v[9:])}
+	if base.ID == 0 {
+		return Base{}, fmt.Errorf("%w: job table's header is % x", wal.ErrCorrupt, v)
+	}
+	return base, nil
+}
+
+// seal ends a key and its value, one behind the other, with the low four bytes of their xxhash64. The key is in
+// it so that a value under another key does not pass.
+func seal(b []byte) []byte { return binary.BigEndian.AppendUint32(b, uint32(xxhash.Sum64(b))) }
+
+// unseal returns a part of stored. Errors: wal.ErrCorrupt.
+func unseal(d *xxhash.Digest, key, stored []byte) ([]byte, error) {
+	n := len(stored) - sealSize
+	if n >= 0 {
+		d.Reset()
+		_, _ = d.Write(key) // never fails
+		_, _ = d.Write(stored[:n])
+		if binary.BigEndian.Uint32(stored[n:]) == uint32(d.Sum64()) {
+			return stored[:n], nil
+		}
+	}
+	return nil, fmt.Errorf("%w: checksum of the value does not match at key % x", wal.ErrCorrupt, key)
+}
