@@ -91,8 +91,9 @@ const (
 	limitHighP99 = 50  // ms
 )
 
-// Of the burst's jobs, one in a hundred is of high priority and one of low.
-const priorityShare = 100
+// Of the burst's jobs, one in a thousand is of high priority and one of low: enough to see them overtake, too
+// few to be a crowd that other high ones would have to wait behind.
+const priorityShare = 1000
 
 var priorities = []carillon.Priority{carillon.High, carillon.Normal, carillon.Low}
 

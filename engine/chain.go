@@ -42,6 +42,7 @@ const (
 	windowMin  = 512
 	windowMax  = 8192
 	acksFlying = 8 // acks asked for in one window
+	roomShare  = 4 // of a window must be free before more is made
 )
 
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
@@ -166,7 +167,11 @@ func (c *Chain) Room() int {
 	if c.lost {
 		return 0
 	}
-	return max(0, c.window-len(c.queue))
+	room := c.window - len(c.queue)
+	if room < c.window/roomShare {
+		return 0 // a tick costs the same whatever it makes
+	}
+	return room
 }
 
 // Loud stops of a partition's output chain; docs/operations.md has the way out of each.

@@ -41,6 +41,7 @@ type Checkpoint struct {
 	m        *Machine
 	expired  watermark
 	early    []byte // frames that are due before the next slice
+	job      []byte // of the next frame
 	saved    []uint64
 	cursor   uint32
 	limit    uint32
@@ -106,7 +107,7 @@ func (c *Checkpoint) Next(n int) []byte {
 		c.Abandon()
 	}
 	part := c.early
-	c.early = nil
+	c.early = make([]byte, 0, len(part)) // the next part is about as long
 	return part
 }
 
@@ -136,7 +137,8 @@ func (c *Checkpoint) mustSave(slot uint32) bool {
 
 func (c *Checkpoint) save(slot uint32) {
 	c.saved[slot/64] |= 1 << (slot % 64)
-	c.frame(frameJob, c.m.appendJob(nil, slot))
+	c.job = c.m.appendJob(c.job[:0], slot)
+	c.frame(frameJob, c.job)
 }
 
 // touch is called before a job changes.

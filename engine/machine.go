@@ -38,7 +38,7 @@ type Bounds struct {
 // DefaultBounds are what a machine has at first. Moves take a few ms, and are twice what the widest window of
 // a chain lets out, so that a tick does not run dry. Ready is four such windows; what is due beyond that stays
 // on the wheel, where a backlog of millions costs least.
-var DefaultBounds = Bounds{Moves: 1 << 14, Ready: 1 << 15, Sweep: 1 << 8}
+var DefaultBounds = Bounds{Moves: 1 << 12, Ready: 1 << 15, Sweep: 1 << 8}
 
 // ErrRules is the one fact in a log that stops a machine: the partition goes on under rules that this
 // binary does not have. Errors wrap it with the versions that can go on.

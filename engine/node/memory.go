@@ -14,7 +14,7 @@ import (
 // that has nothing to do gives back what its last burst took.
 const (
 	memoryLook = 2 * time.Second
-	roomBytes  = 128 << 20
+	roomBytes  = 384 << 20
 	roomLeast  = 50  // percent of the heap
 	roomMost   = 800 // percent
 	idleAfter  = 10 * time.Second

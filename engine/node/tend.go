@@ -18,7 +18,7 @@ import (
 // tend does what is done on a timer: it makes outputs durable, watches the disk, takes checkpoints.
 func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
-	work.Go(func() { n.every(ctx, time.Second, n.syncOutputs) })
+	work.Go(func() { n.every(ctx, 250*time.Millisecond, n.syncOutputs) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	work.Go(func() { n.every(ctx, checkpointLook, n.checkpointDue) })
 	work.Wait()
