@@ -28,7 +28,7 @@ type Machine struct {
 	Load [2]float64 `json:"load"`
 }
 
-const syncMode = "local log: fsync before a command counts; streams: page cache, made durable each second"
+const syncMode = "local log: fsync before a command counts; streams: page cache, made durable four times a second"
 
 // thisMachine is the machine that the run begins on; dir is where the engine keeps its data, "" when another
 // one knows.

@@ -2,7 +2,10 @@ package engine
 
 import (
 	"fmt"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
 )
 
 // The benchmarks hold a million jobs in one partition.
@@ -123,4 +126,30 @@ func BenchmarkCheckpoint(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkMemory is what a recurring job takes of the heap beyond its payload, and how long a collection
+// takes with half a million of them: go test -run '^$' -bench Memory -benchtime 1x ./engine
+func BenchmarkMemory(b *testing.B) {
+	const n, payload = 500_000, 200
+	heap := func() float64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	body := `{"schedule":"@every 24h","payload":"` + strings.Repeat("x", payload-2) + `"}`
+	for range b.N {
+		before := heap()
+		s := newFeed(b)
+		for i := range n {
+			s.put(fmt.Sprintf("job-%06d", i), body)
+		}
+		b.ReportMetric((heap()-before)/n-payload, "B/job")
+		began := time.Now()
+		runtime.GC()
+		b.ReportMetric(float64(time.Since(began).Microseconds())/1000, "ms/collection")
+		runtime.KeepAlive(s)
+	}
 }

@@ -15,8 +15,7 @@ import (
 
 const topic = "peers"
 
-// carillonTunedWorkers is the handlers of the tuned worker; its default is 16. It takes half as many triggers
-// a pull.
+// carillonTunedWorkers is the handlers of the tuned worker; its default is 16.
 const carillonTunedWorkers = 256
 
 // carillonSystem is `carillon serve` with its defaults, and the Go client and worker. Only the worker is tuned.

@@ -78,7 +78,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.DurationVar(&o.OutMaxAge, "out-max-age", 0, "retention of each output stream in time, when it is made")
 	f.BoolVar(&o.PersistAsync, "persist-async", false, "make output streams that acknowledge before they write: faster, and a crash publishes their end again")
 	f.DurationVar(&o.Retention, "retention", 24*time.Hour, "how long completed jobs stay queryable")
-	f.IntVar(&o.CompletedMax, "completed-max", 250_000, "completed jobs kept in a partition at most, the oldest leave first")
+	f.IntVar(&o.CompletedMax, "completed-max", 250_000, "a completed job of a partition stays until so many others have completed after it")
 	f.DurationVar(&o.CheckpointEvery, "checkpoint-every", time.Minute, "longest time between checkpoints while there is work")
 	f.Uint64Var(&o.CheckpointRecords, "checkpoint-records", 400_000, "log records after which a checkpoint is taken at the latest")
 	f.IntSliceVar(&accept, "accept-loss", nil, "partitions that may go on after they stopped because outputs were lost or are unknown; see docs/operations.md")

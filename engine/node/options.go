@@ -34,7 +34,7 @@ type Options struct {
 	PersistAsync bool // output streams acknowledge before they write
 
 	Retention    time.Duration // how long a completed job stays queryable; default 24 h
-	CompletedMax int           // completed jobs kept in a partition at most; default 250,000
+	CompletedMax int           // a completed job stays until so many others of its partition have completed after it; default 250,000
 	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
 	// CheckpointRecords records, whichever comes first. Why not more often: each is a full copy of the
 	// state. Why not less often: replay runs at about 200,000 records a second. The bytes keep the log
