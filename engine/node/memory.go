@@ -25,7 +25,8 @@ const (
 func (n *Node) tendMemory(ctx context.Context) {
 	_, set := os.LookupEnv("GOGC")
 	samples := []metrics.Sample{
-		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/gc/heap/live:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"},
 	}
 	var since time.Time // when the log was last seen to grow
