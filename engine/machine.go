@@ -35,9 +35,9 @@ type Bounds struct {
 	Sweep int // completed jobs that one tick frees in any case. No output depends on it
 }
 
-// DefaultBounds are what a machine has at first. Moves take a few ms, and are twice what the widest window of
-// a chain lets out, so that a tick does not run dry. Ready is four such windows; what is due beyond that stays
-// on the wheel, where a backlog of millions costs least.
+// DefaultBounds are what a machine has at first. Moves take a few ms, and few enough that the first
+// outputs of a burst do not wait for its last timers. Ready is eight times as many: what is due beyond that
+// stays on the wheel, where a backlog of millions costs least.
 var DefaultBounds = Bounds{Moves: 1 << 12, Ready: 1 << 15, Sweep: 1 << 8}
 
 // ErrRules is the one fact in a log that stops a machine: the partition goes on under rules that this

@@ -19,10 +19,6 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
-// an answer before it asks again: who waits in vain is to hear why.
-const roomTimeout = 3 * time.Second
-
 // serveAPI answers requests on <prefix>.api.> as a NATS micro service.
 func (n *Node) serveAPI() (micro.Service, error) {
 	service, err := micro.AddService(n.nc, micro.Config{
@@ -33,16 +29,17 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		return nil, fmt.Errorf("node: api: %w", err)
 	}
 	api := service.AddGroup(n.o.Prefix + ".api")
-	add := func(name, subject string, handle func(*call) error) {
+	serve := func(name, subject string, handle micro.HandlerFunc) {
 		if err == nil {
-			err = api.AddEndpoint(name, micro.HandlerFunc(func(r micro.Request) { go n.handle(r, handle) }), micro.WithEndpointSubject(subject))
+			err = api.AddEndpoint(name, handle, micro.WithEndpointSubject(subject))
 		}
 	}
+	// A command needs no goroutine: what takes long is its way through the log, and nobody stands waiting.
 	for _, verb := range []carillon.Verb{carillon.VerbPut, carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume, carillon.VerbFire} {
-		if err == nil {
-			// No goroutine for each: what takes long is the way through the log, and nobody stands waiting for it.
-			err = api.AddEndpoint(string(verb), micro.HandlerFunc(func(r micro.Request) { n.handleCommand(r, verb) }), micro.WithEndpointSubject(string(verb)+".>"))
-		}
+		serve(string(verb), string(verb)+".>", func(r micro.Request) { n.handleCommand(r, verb) })
+	}
+	add := func(name, subject string, do func(*call) error) {
+		serve(name, subject, func(r micro.Request) { go n.handle(r, do) })
 	}
 	for _, verb := range []carillon.Verb{carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume} {
 		add(string(verb)+"-selection", string(verb), func(c *call) error { return n.apiSelection(c, verb) })

@@ -126,7 +126,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		}
 		return
 	}
-	waiting := p.chain.Room() == 0 // the window was full: more can be sent, and made, now
+	waiting := p.chain.Room() == 0
 	ns := now.UnixNano() + n.clock.offset.Load()
 	for _, o := range p.chain.Acked(seq, n.clock.ms()) {
 		if o.Kind != engine.OutputEvent {
@@ -136,8 +136,8 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	if n.server == nil {
 		p.durable = p.chain.Stored() // a replicated stream's ack is its word
 	}
-	if waiting {
-		n.bell.ring()
+	if _, sends := p.chain.HoldUntil(); waiting && (sends || p.chain.Room() > 0) {
+		n.bell.ring() // more can be sent, or made, now
 	}
 }
 

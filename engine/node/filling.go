@@ -1,9 +1,7 @@
 package node
 
 import (
-	"context"
 	"sync"
-	"time"
 
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
@@ -49,31 +47,15 @@ func (f *filling) mustFree(read uint64) bool {
 	return f.above(fillingFree, read)
 }
 
-// room tells whether there is room for a request at once.
-func (f *filling) room(read uint64) bool {
+// mustWait is nil when there is room for a request; else it is closed once there is.
+func (f *filling) mustWait(read uint64) <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.above(fillingWait, read)
-}
-
-// wait waits while the stream is too full for a request, at most so long.
-func (f *filling) wait(ctx context.Context, read uint64, most time.Duration) error {
-	f.mu.Lock()
 	if !f.above(fillingWait, read) {
-		f.mu.Unlock()
 		return nil
 	}
 	if f.freed == nil {
 		f.freed = make(chan struct{})
 	}
-	freed := f.freed
-	f.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, most)
-	defer cancel()
-	select {
-	case <-freed:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return f.freed
 }

@@ -16,6 +16,10 @@ import (
 // replyTimeout bounds the wait for a command to come back through the log.
 const replyTimeout = 5 * time.Second
 
+// roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
+// an answer before it asks again: who waits in vain is to hear why.
+const roomTimeout = 3 * time.Second
+
 // reply is the outcome of a command.
 type reply struct {
 	err     *carillon.Error
@@ -23,8 +27,13 @@ type reply struct {
 	changed bool
 }
 
+func refused(code carillon.Code, why string) reply {
+	return reply{err: &carillon.Error{Code: code, Message: why}}
+}
+
+// unknown is the outcome of a command that may have been carried out or not.
 func unknown(why string) reply {
-	return reply{err: &carillon.Error{Code: carillon.CodeUnavailable, Message: why + "; the outcome is unknown"}}
+	return refused(carillon.CodeUnavailable, why+"; the outcome is unknown")
 }
 
 // replies brings the outcomes of commands to those who asked. They are matched by the sequence that the
@@ -97,15 +106,19 @@ func (r *replies) await(seq uint64, done func(reply)) {
 	r.deadlines = append(r.deadlines, replyDeadline{time.Now().Add(replyTimeout), seq})
 }
 
-// failed brings what kept a command from the log.
-func (r *replies) failed(done func(reply), err error) {
+// failed brings the outcome of a command that has no sequence.
+func (r *replies) failed(done func(reply), result reply) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.tell(done, result)
+}
+
+// notTaken is the outcome of a command that the log did not acknowledge.
+func notTaken(err error) reply {
 	if errors.Is(err, streams.ErrNoSpace) {
-		r.tell(done, reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is full"}})
-		return
+		return refused(carillon.CodeLimitExceeded, "the log is full")
 	}
-	r.tell(done, unknown("the log did not take the command: "+err.Error()))
+	return unknown("the log did not take the command: " + err.Error())
 }
 
 // tell queues an outcome; its caller holds mu.
@@ -181,29 +194,30 @@ func (n *Node) submit(verb, job, request string, body []byte, done func(reply)) 
 		}
 		err := n.streams.Log.PublishAsync(n.o.Prefix+".cmd."+verb+"."+job, header, body, func(seq uint64, err error) {
 			if err != nil {
-				n.replies.failed(done, err)
+				n.replies.failed(done, notTaken(err))
 				return
 			}
 			n.replies.await(seq, done)
 		})
 		if err != nil {
-			n.replies.failed(done, err)
+			n.replies.failed(done, notTaken(err))
 		}
 	}
 	n.replies.open.Add(1)
-	read := n.bytes.Load()
-	if n.filling.room(read) {
+	freed := n.filling.mustWait(n.bytes.Load())
+	if freed == nil {
 		send()
 		return
 	}
 	go func() {
-		if n.filling.wait(context.Background(), read, roomTimeout) != nil {
-			n.replies.mu.Lock()
-			defer n.replies.mu.Unlock()
-			n.replies.tell(done, reply{err: &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the log is nearly full; nothing was done"}})
-			return
+		patience := time.NewTimer(roomTimeout)
+		defer patience.Stop()
+		select {
+		case <-freed:
+			send()
+		case <-patience.C:
+			n.replies.failed(done, refused(carillon.CodeLimitExceeded, "the log is nearly full; nothing was done"))
 		}
-		send()
 	}()
 }
 

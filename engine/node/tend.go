@@ -15,10 +15,14 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
 
+// syncPause is how often outputs are made durable. What is written in a whole second of full drain, 100 MB,
+// holds up the local log's own fsync for longer than an output may be late.
+const syncPause = 250 * time.Millisecond
+
 // tend does what is done on a timer: it makes outputs durable, watches the disk, takes checkpoints.
 func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
-	work.Go(func() { n.every(ctx, 250*time.Millisecond, n.syncOutputs) })
+	work.Go(func() { n.every(ctx, syncPause, n.syncOutputs) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	work.Go(func() { n.every(ctx, checkpointLook, n.checkpointDue) })
 	work.Wait()

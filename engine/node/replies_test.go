@@ -1,0 +1,88 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// answers are replies that run, and what was told.
+type answers struct {
+	*replies
+	stop context.CancelFunc
+	told chan reply
+}
+
+func newAnswers(t *testing.T) *answers {
+	ctx, stop := context.WithCancel(t.Context())
+	a := &answers{replies: new(replies), stop: stop, told: make(chan reply, 2*maxCalls)}
+	a.init()
+	var work sync.WaitGroup
+	work.Go(func() { a.run(ctx) })
+	t.Cleanup(func() { stop(); work.Wait() })
+	return a
+}
+
+func (a *answers) done(r reply) { a.told <- r }
+
+// Outcomes may come before the acks that tell their sequences, of all commands that can be in progress.
+func TestRepliesBeforeTheirAcks(t *testing.T) {
+	a := newAnswers(t)
+	for seq := range uint64(maxCalls) {
+		a.applied(seq+1, reply{job: carillon.JobReply{Version: seq + 1}})
+	}
+	for seq := range uint64(maxCalls) {
+		a.await(seq+1, a.done)
+	}
+	seen := make(map[uint64]bool)
+	for range maxCalls {
+		r := <-a.told
+		if r.err != nil || seen[r.job.Version] {
+			t.Fatalf("version %d, %v", r.job.Version, r.err)
+		}
+		seen[r.job.Version] = true
+	}
+}
+
+func TestRepliesAfterTheirAcks(t *testing.T) {
+	a := newAnswers(t)
+	a.await(7, a.done)
+	a.applied(7, reply{changed: true})
+	if r := <-a.told; !r.changed || r.err != nil {
+		t.Errorf("%+v", r)
+	}
+	a.applied(7, reply{}) // told once
+	a.await(8, a.done)
+	a.applied(8, reply{changed: true})
+	if r := <-a.told; !r.changed {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Whoever waits in vain is told so: after a time, and when the engine stops.
+func TestRepliesInVain(t *testing.T) {
+	inVain := func(r reply, why string) {
+		t.Helper()
+		if !errors.Is(r.err, &carillon.Error{Code: carillon.CodeUnavailable}) || !strings.Contains(r.err.Message, why) {
+			t.Errorf("%v, want %s", r.err, why)
+		}
+	}
+	a := newAnswers(t)
+	a.await(1, a.done)
+	a.mu.Lock()
+	a.deadlines[0].at = time.Now()
+	a.mu.Unlock()
+	inVain(<-a.told, "in time")
+	a.await(2, a.done)
+	a.stop()
+	inVain(<-a.told, "stops")
+	a.await(3, a.done)
+	inVain(<-a.told, "stops")
+	a.failed(a.done, notTaken(errors.New("lost")))
+	inVain(<-a.told, "lost")
+}
