@@ -1,10 +1,5 @@
 package engine
 
-import (
-	"errors"
-	"fmt"
-)
-
 // The chain
 //
 // The simple way to publish outputs exactly once is to publish one, wait for its ack, note it down, and
@@ -27,6 +22,14 @@ import (
 // (Nats-Expected-Last-Msg-Id). The ids are this chain's own, another chain's copy has another: the stream's
 // de-duplication would answer a copy with the sequence where the other stands.
 //
+// Ids are a quarter of what a message costs the server. A chain does without them while its host would hear
+// of every foreign message (Watched): by a subscription to the partition's subjects, without the echo of its
+// own, on the connection of the chain to a server that stands alone. When it hears of one it loses the chain,
+// and from then on links it. What a foreign message displaced before that is found by resuming, which surveys
+// all that the stream holds above what the log knows to be stored, and publishes again what is missing there.
+// So an output counts as stored for good, and may be forgotten, only some time after its ack (the host's
+// syncOutputs): the word about a foreign message may come a moment later than the ack behind it.
+//
 // Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
 // stored. The host then asks the stream for its end and resumes from there. Messages of the lost window
 // that still arrive afterwards are either taken, which is as good as ours, or refused.
@@ -48,26 +51,34 @@ const (
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
 // known to be stored.
 type Chain struct {
-	lost   bool
-	linked bool     // a message was sent since the chain was resumed
-	queue  []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
-	sent   int
-	expect uint64 // the stream's last sequence once everything in flight is stored
-	asked  int    // outputs sent since an ack was last asked for
-	stored Acked  // the newest output known to be in the stream
+	lost    bool
+	watched bool
+	sending bool     // a message was sent since the chain was resumed
+	queue   []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
+	sent    int
+	expect  uint64 // the stream's last sequence once everything in flight is stored
+	asked   int    // outputs sent since an ack was last asked for
+	stored  Acked  // the newest output known to be in the stream
 
 	window      int
 	drained     int   // outputs acknowledged since drainedFrom
 	drainedFrom int64 // ms
 }
 
-// NewChain returns a chain that must be resumed first.
+// NewChain returns a chain that must be resumed first. It links its messages.
 func NewChain() *Chain { return &Chain{lost: true, window: windowMin} }
+
+// Watch tells whether the host hears of every foreign message. Only then the chain goes without links.
+func (c *Chain) Watch(watched bool) { c.watched = watched }
+
+// Watched tells what Watch was told.
+func (c *Chain) Watched() bool { return c.watched }
 
 // Publish is one message to send.
 type Publish struct {
 	Output *Output // valid until the next call on the chain
 	Expect uint64  // Nats-Expected-Last-Sequence
+	Named  bool    // it has an id, for the next one to be linked to
 	Linked bool    // the stream's last message must be the one that this chain sent before
 	Ack    bool    // ask for an ack
 }
@@ -85,7 +96,7 @@ func (c *Chain) Lose() {
 // the last one in it, and outputs are the ones after number, contiguous.
 func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
 	*c = Chain{
-		queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq}, window: c.window,
+		watched: c.watched, queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq}, window: c.window,
 	}
 }
 
@@ -103,8 +114,8 @@ func (c *Chain) Next(now int64) (Publish, bool) {
 		return Publish{}, false
 	}
 	o := &c.queue[c.sent]
-	p := Publish{Output: o, Expect: c.expect, Linked: c.linked}
-	c.linked = true
+	p := Publish{Output: o, Expect: c.expect, Named: !c.watched, Linked: !c.watched && c.sending}
+	c.sending = true
 	c.sent++
 	c.asked++
 	c.expect++
@@ -172,56 +183,4 @@ func (c *Chain) Room() int {
 		return 0 // a tick costs the same whatever it makes
 	}
 	return room
-}
-
-// Loud stops of a partition's output chain; docs/operations.md has the way out of each.
-var (
-	// ErrAhead says that the stream holds an output that the machine never made: the local state and the
-	// log are older than the stream.
-	ErrAhead = errors.New("engine: the output stream is ahead of the log")
-	// ErrBehind says that the stream lost outputs that are no longer held.
-	ErrBehind = errors.New("engine: the output stream lost outputs")
-)
-
-// StreamEnd is what an output stream says about its end.
-type StreamEnd struct {
-	LastSeq uint64
-	// The last message that is an output: its number, trigger id and sequence. Number 0: there is none.
-	Number  uint64
-	Trigger string
-	Seq     uint64
-}
-
-// Foreign reports whether a message that claims to be an output cannot be this partition's: its number
-// is held and another message, or its sequence contradicts what the log knows to be stored.
-func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
-	acked := m.outbox.acked
-	if number == 0 {
-		return true
-	}
-	if number <= acked.Output || number > m.outbox.made {
-		return number <= acked.Output && seq > acked.Seq
-	}
-	held, _ := m.outbox.after(number - 1)
-	return held[0].ID() != trigger
-}
-
-// LastStored gives the number of the last output in a stream with this end, to resume the chain from.
-func (m *Machine) LastStored(end StreamEnd) (number uint64, err error) {
-	acked := m.outbox.acked
-	switch {
-	case end.Number > 0:
-		number = end.Number
-	case end.LastSeq < acked.Seq:
-		return 0, fmt.Errorf("%w: partition %d: its last sequence is %d, but output %d was stored at %d", ErrBehind, m.partition, end.LastSeq, acked.Output, acked.Seq)
-	default:
-		number = acked.Output + end.LastSeq - acked.Seq
-	}
-	switch {
-	case number > m.outbox.made:
-		return 0, fmt.Errorf("%w: partition %d: the stream is at output %d, the machine at %d", ErrAhead, m.partition, number, m.outbox.made)
-	case number < acked.Output:
-		return 0, fmt.Errorf("%w: partition %d: the stream ends with output %d, and those up to %d are no longer held", ErrBehind, m.partition, number, acked.Output)
-	}
-	return number, nil
 }

@@ -17,7 +17,7 @@
 //
 //		case <-alarm: // the earliest of chain.HoldUntil and owner.Wake
 //			for publish := range chain.Next(now) {   // held until their due millisecond
-//				out.Publish(publish.Output, publish.Expect, publish.Linked, publish.Ack)
+//				out.Publish(publish) // behind publish.Expect
 //			}
 //			if tick, ok := owner.Tick(machine, now, lead, chain.Room(), durable); ok {
 //				log.Publish(tick)                // comes back above, like everything

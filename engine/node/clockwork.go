@@ -72,7 +72,7 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 			run := p.run
 			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
 		}
-		n.write(p, m)
+		n.write(&n.chained, p, m)
 		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
 		if err != nil {
 			n.log.Warn("publish failed", "partition", p.number, "output", m.Output.Number, "error", err)
@@ -86,28 +86,30 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 	return math.MaxInt64
 }
 
-// write renders a publish into the clockwork's one message.
-func (n *Node) write(p *partition, m engine.Publish) {
-	c := &n.chained
+// write renders a publish into a message.
+func (n *Node) write(c *streams.Chained, p *partition, m engine.Publish) {
 	o := m.Output
 	c.Expect = m.Expect
 	c.Subject = o.AppendSubject(c.Subject[:0], n.layout, p.number)
-	c.Header = n.appendMessageID(append(c.Header[:0], nats.MsgIdHdr+": "...), p, o.Number)
-	if m.Linked {
-		c.Header = n.appendMessageID(append(c.Header, "\r\n"+nats.ExpectedLastMsgIdHdr+": "...), p, o.Number-1)
+	c.Header = c.Header[:0]
+	if m.Named {
+		c.Header = n.appendMessageID(append(c.Header, nats.MsgIdHdr+": "...), p, o.Number)
 	}
-	c.Header = o.AppendHeader(append(c.Header, "\r\n"...))
+	if m.Linked {
+		c.Header = n.appendMessageID(append(c.Header, nats.ExpectedLastMsgIdHdr+": "...), p, o.Number-1)
+	}
+	c.Header = o.AppendHeader(c.Header)
 	c.Data = o.Payload()
 }
 
-// appendMessageID names one message of one run of a chain. It is not for de-duplication: the next message
+// appendMessageID appends the name of one message of one run of a chain. It is not for de-duplication: the next message
 // expects it right before itself, so that a foreign message between the two is noticed.
 func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 	dst = append(dst, n.session...)
 	for _, v := range [...]uint64{p.run, output} {
 		dst = strconv.AppendUint(append(dst, '.'), v, 36)
 	}
-	return dst
+	return append(dst, "\r\n"...)
 }
 
 // acked takes the answer to a publish.

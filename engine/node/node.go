@@ -176,6 +176,7 @@ type partition struct {
 	run       uint64 // counts resumes: an answer to an earlier run's publish is void
 	offered   uint64 // outputs up to here were offered to the chain
 	durable   engine.Acked
+	settling  engine.Acked // synced, or about to be; durable from the next call of syncOutputs on
 	foreign   uint64
 	counted   uint64 // sequence up to which foreign messages were counted
 	marker    uint64 // the output that marks a loss that was accepted, or one before it
@@ -216,6 +217,9 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		return n.unreachable(err)
 	}
 	if err := n.relieve(ctx); err != nil {
+		return err
+	}
+	if err := n.watchOutputs(); err != nil {
 		return err
 	}
 	n.web.serve(n)
@@ -282,7 +286,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return err
 		}
 		wire = streams.NewWire(n.server)
-		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(wire))
+		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(wire), nats.NoEcho())
 	} else {
 		options := append([]nats.Option{
 			nats.Name("carillon " + o.Name), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectBufSize(-1),

@@ -81,17 +81,17 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	if err != nil {
 		return err
 	}
-	end, foreign, err := n.streamEnd(ctx, p, out, info, stats.Acked)
+	found, err := n.look(ctx, p, out, info, stats.Acked)
 	if err != nil {
 		return err
 	}
 
 	p.mu.Lock()
-	number, err := p.machine.LastStored(end)
+	number, err := p.machine.LastStored(found.end)
 	made := p.machine.Made()
 	p.mu.Unlock()
 	if errors.Is(err, engine.ErrBehind) {
-		return n.refill(ctx, p, info.Last, end, err)
+		return n.refill(ctx, p, info.Last, found.end, err)
 	}
 	if err != nil {
 		if n.o.AcceptLoss[p.number] && errors.Is(err, engine.ErrAhead) {
@@ -104,13 +104,17 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 			return err
 		}
 	}
+	last, err := n.replace(ctx, p, out, info.Last, found.missing)
+	if err != nil {
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	outputs, ok := p.machine.Outbox(number)
 	if !ok {
 		return fmt.Errorf("%w: partition %d", engine.ErrBehind, p.number)
 	}
-	n.resumeChain(p, info.Last, number, outputs, foreign)
+	n.resumeChain(p, last, number, outputs, found.foreign)
 	return nil
 }
 
@@ -129,13 +133,41 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	n.log.Info("publishing", "partition", p.number, "after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
 }
 
-// streamEnd walks back from the stream's end to the last message that is an output of this partition,
-// no further than to what the log knows to be stored, if the stream reaches that far.
-func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (end engine.StreamEnd, foreign uint64, err error) {
-	end.LastSeq = info.Last
+// finding is what an output stream holds at its end.
+type finding struct {
+	end     engine.StreamEnd
+	foreign uint64   // messages, but for those counted before
+	missing []uint64 // outputs that a foreign message displaced
+}
+
+// look finds how far an output stream is.
+func (n *Node) look(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (f finding, err error) {
 	p.out.Lock()
 	counted := p.counted
 	p.out.Unlock()
+	if n.server != nil && info.Last >= acked.Seq {
+		f, err = n.survey(ctx, p, out, info, acked, counted)
+	} else {
+		f, err = n.walkBack(ctx, p, out, info, acked, counted)
+	}
+	if err != nil || f.end.Number > 0 {
+		return f, err
+	}
+	// None is left above what the log knows to be stored. What age took there was ours; what is missing
+	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.
+	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
+	if aged && info.First > acked.Seq+1 {
+		f.end.LastSeq = info.First - 1
+	} else {
+		f.end.LastSeq = min(info.Last, acked.Seq)
+	}
+	return f, nil
+}
+
+// walkBack goes back from the stream's end to the last message that is an output of this partition, no
+// further than to what the log knows to be stored, if the stream reaches that far.
+func (n *Node) walkBack(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
+	f.end.LastSeq = info.Last
 	floor := acked.Seq
 	if info.Last < floor {
 		floor = 0
@@ -146,34 +178,95 @@ func (n *Node) streamEnd(ctx context.Context, p *partition, out *streams.OutStre
 			continue
 		}
 		if err != nil {
-			return end, foreign, err
+			return f, err
 		}
-		number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64)
-		trigger := m.Header.Get(carillon.HeaderTrigger)
+		number, trigger := n.outputOf(&m)
 		p.mu.Lock()
-		alien := err != nil || !n.wellFormed(&m) || p.machine.Foreign(number, seq, trigger)
+		foreign := p.machine.Foreign(number, seq, trigger)
 		p.mu.Unlock()
-		if !alien {
-			end.Number, end.Trigger, end.Seq = number, trigger, seq
-			return end, foreign, nil
+		if !foreign {
+			f.end.Number, f.end.Trigger, f.end.Seq = number, trigger, seq
+			return f, nil
 		}
 		if seq > counted {
-			foreign++
+			f.foreign++
 		}
 	}
-	// None is left above what the log knows to be stored. What age took there was ours; what is missing
-	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.
-	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
-	if aged && info.First > acked.Seq+1 {
-		end.LastSeq = info.First - 1
-	} else {
-		end.LastSeq = min(info.Last, acked.Seq)
-	}
-	return end, foreign, nil
+	return f, nil
 }
 
-// wellFormed tells whether a message has the shape of an output: what has not is foreign, whatever number
-// it claims.
+// survey reads all that the stream holds above what the log knows to be stored: the embedded server's streams
+// are written without links between the messages (engine/chain.go).
+func (n *Node) survey(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
+	p.mu.Lock()
+	s := p.machine.Survey(info.First, info.Last)
+	p.mu.Unlock()
+	err = out.Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for i := range batch {
+			number, trigger := n.outputOf(&batch[i])
+			s.Add(number, batch[i].Seq, trigger)
+		}
+		return nil
+	})
+	if err != nil {
+		return f, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.end, f.missing = s.End(), s.Missing()
+	for _, seq := range s.Foreign {
+		if seq > counted {
+			f.foreign++
+		}
+	}
+	return f, nil
+}
+
+// replace publishes the outputs that are missing in the stream behind its last sequence, one by one, and
+// returns the one that the stream has then.
+func (n *Node) replace(ctx context.Context, p *partition, out *streams.OutStream, last uint64, missing []uint64) (uint64, error) {
+	for _, number := range missing {
+		var c streams.Chained
+		p.mu.Lock()
+		held, ok := p.machine.Outbox(number - 1)
+		if ok {
+			n.write(&c, p, engine.Publish{Output: &held[0], Expect: last, Named: true})
+		}
+		p.mu.Unlock()
+		if !ok {
+			return 0, fmt.Errorf("%w: partition %d: output %d is missing and no longer held", engine.ErrBehind, p.number, number)
+		}
+		n.log.Warn("an output was displaced by a foreign message; publishing it again", "partition", p.number, "output", number)
+		stored := make(chan error, 1)
+		if err := out.PublishChained(&c, func(_ uint64, err error) { stored <- err }); err != nil {
+			return 0, err
+		}
+		n.streams.Flush()
+		select {
+		case err := <-stored:
+			if err != nil {
+				return 0, err
+			}
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+		last++
+	}
+	return last, nil
+}
+
+// outputOf tells what output a message claims to be. What has not the shape of one is number 0, whatever it
+// claims.
+func (n *Node) outputOf(m *streams.Message) (number uint64, trigger string) {
+	if number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64); err == nil && n.wellFormed(m) {
+		return number, m.Header.Get(carillon.HeaderTrigger)
+	}
+	return 0, ""
+}
+
+// wellFormed tells whether a message has the shape of an output.
 func (n *Node) wellFormed(m *streams.Message) bool {
 	names := carillon.Names{Prefix: n.o.Prefix, Stream: n.o.Stream}
 	_, err := names.ParseTrigger(m.Subject, m.Header, m.Data)

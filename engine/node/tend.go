@@ -28,6 +28,7 @@ func (n *Node) tend(ctx context.Context) {
 	work.Wait()
 }
 
+// every does something again and again, with a pause of d between.
 func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Context) error) {
 	t := time.NewTicker(d)
 	defer t.Stop()
@@ -36,41 +37,38 @@ func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Conte
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			if err := do(ctx); err != nil && ctx.Err() == nil {
-				n.fail(err)
-				return
-			}
 		}
+		if err := do(ctx); err != nil && ctx.Err() == nil {
+			n.fail(err)
+			return
+		}
+		t.Reset(d)
 	}
 }
 
-// syncOutputs makes what the embedded server stored durable, and notes how far that is.
+// syncOutputs makes what the embedded server stored durable. That counts from the next call on: by then the
+// word about a foreign message before it has come, if there was one.
 func (n *Node) syncOutputs(context.Context) error {
 	if n.server == nil {
 		return nil
 	}
-	stored := make([]engine.Acked, len(n.partitions))
-	news := false
-	for i, p := range n.partitions {
+	written, settled := false, false
+	for _, p := range n.partitions {
 		p.out.Lock()
-		stored[i] = p.chain.Stored()
-		news = news || stored[i].Output > p.durable.Output
-		p.out.Unlock()
-	}
-	if !news {
-		return nil
-	}
-	if err := n.outputs.Sync(); err != nil {
-		return noRoom(err)
-	}
-	for i, p := range n.partitions {
-		p.out.Lock()
-		if stored[i].Output > p.durable.Output {
-			p.durable = stored[i]
+		settled = settled || p.settling.Output > p.durable.Output
+		p.durable = p.settling
+		if !p.chain.Lost() { // what a lost one believed need not be so
+			p.settling = p.chain.Stored()
 		}
+		written = written || p.settling.Output > p.durable.Output
 		p.out.Unlock()
 	}
-	n.bell.ring()
+	if settled {
+		n.bell.ring()
+	}
+	if written {
+		return noRoom(n.outputs.Sync())
+	}
 	return nil
 }
 

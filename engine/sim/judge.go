@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -117,13 +118,21 @@ func (w *world) judgeContent(p int, r *reference) {
 
 func eventText(e carillon.Event) string { return string(e.AppendJSON(nil)) }
 
-// judgeStream walks an output stream: each output once, in order, none missing, but for the beginning
-// where age took it.
+// judgeStream walks an output stream: each output once, in order unless it was displaced, none missing, but for
+// the beginning where age took it.
 func (w *world) judgeStream(p int, r *reference) {
 	var last uint64
 	first := true
 	triggers := make(map[string]bool)
-	for _, m := range w.out[p].messages {
+	messages := slices.Clone(w.out[p].messages)
+	if w.replaced[p] {
+		slices.SortStableFunc(messages, func(a, b Message) int {
+			x, _ := outputOf(a)
+			y, _ := outputOf(b)
+			return cmp.Compare(x, y)
+		})
+	}
+	for _, m := range messages {
 		if string(m.Data) == "foreign" {
 			continue
 		}

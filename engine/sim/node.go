@@ -84,6 +84,7 @@ func (n *node) start() {
 	for p := range w.layout.Partitions {
 		m, position := n.restore(p, 0)
 		n.parts = append(n.parts, &part{machine: m, chain: engine.NewChain(), offered: m.Made()})
+		n.parts[p].chain.Watch(w.watched)
 		replay = min(replay, position)
 	}
 	n.applied = replay
@@ -147,6 +148,9 @@ func (n *node) crash() {
 	n.local = slices.Clone(n.local[:keep])
 	n.synced = keep
 	n.up, n.parts = false, nil
+	if w.watched { // the server was in the same process
+		w.wire, w.acks, w.words = nil, nil, nil
+	}
 }
 
 // putBack gives the node an older state of its disk: fewer records, and not the newest checkpoint.
@@ -407,7 +411,9 @@ func (n *node) publish(most int) {
 				from: n.id, session: n.session, partition: p, gen: part.gen, ack: m.Ack,
 				message: message(w.layout, p, m.Output), expect: Expectation{Seq: m.Expect, OnSeq: true},
 			}
-			k.message.ID = n.messageID(part, m.Output.Number)
+			if m.Named {
+				k.message.ID = n.messageID(part, m.Output.Number)
+			}
 			if m.Linked {
 				k.expect.ID = n.messageID(part, m.Output.Number-1)
 			}
@@ -427,6 +433,15 @@ func (n *node) acked(a ack) {
 		part.chain.Acked(a.seq, n.now())
 		part.sentAt = n.world.truth
 	} else if a.gen == part.gen {
+		part.chain.Lose()
+	}
+}
+
+// heard is told that somebody else has put a message into an output stream.
+func (n *node) heard(part *part) {
+	if part.chain.Watched() {
+		part.chain.Watch(false)
+		part.synced = part.durable
 		part.chain.Lose()
 	}
 }
@@ -482,13 +497,20 @@ func (n *node) resume() {
 
 func (n *node) goOn(p int, part *part, q *question) {
 	w := n.world
-	end := engine.StreamEnd{LastSeq: q.last}
-	for i := len(q.messages) - 1; i >= 0 && end.Number == 0; i-- {
-		m := q.messages[i]
-		number, trigger := outputOf(m)
-		if !part.machine.Foreign(number, m.Seq, trigger) {
-			end.Number, end.Trigger, end.Seq = number, trigger, m.Seq
+	var end engine.StreamEnd
+	if w.watched && q.last >= q.acked.Seq {
+		s := part.machine.Survey(q.first, q.last)
+		for _, m := range q.messages {
+			number, trigger := outputOf(m)
+			s.Add(number, m.Seq, trigger)
 		}
+		if missing := s.Missing(); len(missing) > 0 {
+			n.replace(p, part, q.last, missing[0])
+			return
+		}
+		end = s.End()
+	} else {
+		end = walkBack(part.machine, q)
 	}
 	if end.Number == 0 {
 		// None is there above what was known to be stored. Either age took it, and then the last message
@@ -523,6 +545,36 @@ func (n *node) goOn(p int, part *part, q *question) {
 	part.offered = part.machine.Made()
 	part.sentAt = w.truth
 	w.note("%s goes on in partition %d after output %d at %d", n.name(), p, number, q.last)
+}
+
+// walkBack looks for the last output among the messages.
+func walkBack(m *engine.Machine, q *question) engine.StreamEnd {
+	end := engine.StreamEnd{LastSeq: q.last}
+	for i := len(q.messages) - 1; i >= 0 && end.Number == 0; i-- {
+		number, trigger := outputOf(q.messages[i])
+		if !m.Foreign(number, q.messages[i].Seq, trigger) {
+			end.Number, end.Trigger, end.Seq = number, trigger, q.messages[i].Seq
+		}
+	}
+	return end
+}
+
+// replace publishes an output that a foreign message displaced. Then the stream is asked again.
+func (n *node) replace(p int, part *part, last, number uint64) {
+	w := n.world
+	held, ok := part.machine.Outbox(number - 1)
+	if !ok {
+		w.fail("%s no longer holds output %d of partition %d, which was displaced", n.name(), number, p)
+		return
+	}
+	if w.out[p].stuck {
+		return
+	}
+	m := message(w.layout, p, &held[0])
+	m.Time = w.stamp()
+	seq, err := w.out[p].Publish(m, Expectation{Seq: last, OnSeq: true})
+	w.note("%s replaces output %d of partition %d: %d %v", n.name(), number, p, seq, err)
+	w.replaced[p] = w.replaced[p] || err == nil
 }
 
 // remake makes the outputs above a number once more, from the newest checkpoint that holds them.

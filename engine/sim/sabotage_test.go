@@ -11,6 +11,7 @@ func TestSabotage(t *testing.T) {
 		{"chain", Sabotage{Chain: true}},
 		{"epoch", Sabotage{Epoch: true}},
 		{"hold", Sabotage{Hold: true}},
+		{"watch", Sabotage{Watch: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seed, err := firstFailure(1, 200, Options{Sabotage: c.broken})

@@ -19,6 +19,7 @@ type Options struct {
 // Sabotage breaks one safeguard on purpose, to see that the simulator notices.
 type Sabotage struct {
 	Chain bool // output streams do not check the expected last sequence
+	Watch bool // nobody hears of foreign messages
 	Epoch bool // readers take ticks of any epoch
 	Hold  bool // publishers do not hold outputs for their due time
 }
@@ -72,8 +73,13 @@ type world struct {
 	nodes []*node
 	wire  []packet
 	acks  []ack
+	words []word
+	syncs []int // of each output stream
 	calm  bool
 	err   error
+
+	watched  bool   // one node with the server in its process: it hears of foreign messages, and does not link its own
+	replaced []bool // by partition: an output that was displaced came later
 
 	client   client
 	records  map[uint64]engine.Record // what the log holds or has held, by sequence, unwrapped
@@ -97,6 +103,12 @@ type ack struct {
 	to, session, partition, gen int
 	seq                         uint64
 	err                         error
+}
+
+// word of a foreign message is on its way to the node that watches.
+type word struct {
+	partition int
+	syncs     int // of the stream when the message came
 }
 
 func newWorld(seed uint64, o Options) *world {
@@ -133,7 +145,12 @@ func newWorld(seed uint64, o Options) *world {
 		w.made = append(w.made, make(map[uint64]string))
 		w.loud = append(w.loud, false)
 	}
-	for i := range 2 + w.rng.IntN(2) {
+	w.syncs, w.replaced = make([]int, w.layout.Partitions), make([]bool, w.layout.Partitions)
+	nodes := 2 + w.rng.IntN(2)
+	if w.watched = w.chance(30); w.watched {
+		nodes = 1
+	}
+	for i := range nodes {
 		n := &node{world: w, id: i, drift: w.rng.Int64N(2000) - 1000}
 		w.nodes = append(w.nodes, n)
 		n.start()
@@ -354,8 +371,11 @@ func (w *world) arrive(p packet) {
 	}
 }
 
-// answer brings acks to their senders, in any order.
+// answer brings acks to their senders, and words to who watches, in any order.
 func (w *world) answer() {
+	if len(w.words) > 0 && w.chance(5) {
+		w.hear(len(w.words))
+	}
 	for k := 1 + w.rng.IntN(20); k > 0 && len(w.acks) > 0; k-- {
 		i := 0
 		if w.faults.reorder {
@@ -410,19 +430,38 @@ func (w *world) restartServer() {
 	}
 }
 
+// hear brings the first k words.
+func (w *world) hear(k int) {
+	for _, word := range w.words[:k] {
+		if n := w.nodes[0]; n.up && !w.o.Sabotage.Watch {
+			n.heard(n.parts[word.partition])
+		}
+	}
+	w.words = w.words[k:]
+}
+
+// syncOutputs makes an output stream durable. What was stored at one call counts from the next one on: by then
+// the word about a foreign message in front of it has come.
 func (w *world) syncOutputs() {
 	p := w.rng.IntN(len(w.out))
+	for i := len(w.words); i > 0; i-- {
+		if word := w.words[i-1]; word.partition == p && word.syncs < w.syncs[p] {
+			w.hear(i)
+			break
+		}
+	}
+	w.syncs[p]++
 	for _, n := range w.nodes {
-		if n.up {
-			n.parts[p].synced = n.parts[p].chain.Stored()
+		if !n.up {
+			continue
+		}
+		part := n.parts[p]
+		part.durable = part.synced
+		if !part.chain.Lost() { // what a lost one believed need not be so
+			part.synced = part.chain.Stored()
 		}
 	}
 	w.out[p].Sync()
-	for _, n := range w.nodes {
-		if n.up {
-			n.parts[p].durable = n.parts[p].synced
-		}
-	}
 }
 
 // trim cuts the log below what every node could need.
@@ -471,6 +510,9 @@ func (w *world) foreign() {
 	}
 	seq, _ := w.out[p].Publish(m, Expectation{})
 	w.note("a foreign message in out %d at %d", p, seq)
+	if w.watched {
+		w.words = append(w.words, word{p, w.syncs[p]})
+	}
 }
 
 // powerLoss takes the power from everything at once. The streams come back without some of their
@@ -601,6 +643,7 @@ func (w *world) settle() bool {
 	for len(w.acks) > 0 {
 		w.answer()
 	}
+	w.hear(len(w.words))
 	w.syncOutputs()
 	return w.err == nil
 }

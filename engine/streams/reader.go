@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,7 +47,26 @@ var errReset = errors.New("streams: reader starts over")
 // to delivery at 500 a second against 52 µs (0.42 ms) by pulling (BenchmarkRead, BenchmarkReadLatency;
 // in process, two cores shared with the server).
 func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
-	r := &reader{log: l, at: after, deliver: deliver, name: l.cfg.Reader}
+	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset}
+	return r.read(ctx)
+}
+
+// Scan delivers what the stream holds above a sequence up to another, in order, in batches as Read does, and
+// returns once that is done. What is added meanwhile may be left out. Errors: as Read's.
+func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
+	info, err := o.Info(ctx)
+	if err != nil {
+		return err
+	}
+	after, last = max(after, info.First-min(info.First, 1)), min(last, info.Last)
+	if after >= last {
+		return nil
+	}
+	r := &reader{stream: &o.stream, at: Position{Seq: after}, until: last, deliver: deliver}
+	return r.read(ctx)
+}
+
+func (r *reader) read(ctx context.Context) error {
 	if r.name == "" {
 		r.name = "engine-" + nuid.Next()
 	}
@@ -58,15 +78,18 @@ func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Mes
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if r.done {
+			return nil
+		}
 		var own deliverError
 		if errors.As(err, &own) {
 			return own.error
 		}
-		if !transient(err) || l.nc.IsClosed() {
+		if !transient(err) || r.nc.IsClosed() {
 			return err
 		}
-		if l.cfg.OnReset != nil {
-			l.cfg.OnReset(err)
+		if r.onReset != nil {
+			r.onReset(err)
 		}
 		if r.at.Seq != before {
 			wait = resetWaitMin
@@ -92,10 +115,13 @@ func transient(err error) bool {
 }
 
 type reader struct {
-	log     *Log
-	name    string
+	*stream
+	name    string // of its consumer
 	at      Position
+	until   uint64 // it ends here, or where the stream does; 0: it follows the stream
+	done    bool   // it has come that far
 	deliver func([]Message) error
+	onReset func(error)
 
 	batch []Message
 	bytes int
@@ -104,10 +130,10 @@ type reader struct {
 
 // session runs one consumer until something is wrong.
 func (r *reader) session(ctx context.Context) error {
-	nc := r.log.nc
+	nc := r.nc
 	status := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer nc.RemoveStatusListener(status)
-	if err := r.log.holds(ctx, r.at); err != nil {
+	if err := r.holds(ctx, r.at); err != nil {
 		return err
 	}
 
@@ -118,15 +144,16 @@ func (r *reader) session(ctx context.Context) error {
 		return sendError(err)
 	}
 	defer sub.Unsubscribe()
-	if err := r.create(ctx, inbox); err != nil {
+	pending, err := r.create(ctx, inbox)
+	if err != nil {
 		return err
 	}
-
 	r.cseq = 0
+	r.done = r.until > 0 && pending == 0
 	idle := time.NewTicker(heartbeat)
 	defer idle.Stop()
 	silent := 0
-	for {
+	for !r.done {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -143,6 +170,7 @@ func (r *reader) session(ctx context.Context) error {
 			}
 		}
 	}
+	return nil
 }
 
 // take delivers m and what has arrived behind it.
@@ -151,7 +179,7 @@ func (r *reader) take(m *nats.Msg, queue chan *nats.Msg) error {
 		if err := r.add(m); err != nil {
 			return errors.Join(err, r.hand())
 		}
-		if len(r.batch) >= batchMessages || r.bytes >= batchBytes {
+		if len(r.batch) >= batchMessages || r.bytes >= batchBytes || r.done {
 			return r.hand()
 		}
 		select {
@@ -194,6 +222,7 @@ func (r *reader) add(m *nats.Msg) error {
 		Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
 	})
 	r.bytes += len(m.Subject) + len(m.Data)
+	r.done = r.until > 0 && (d.streamSeq >= r.until || d.pending == 0)
 	return nil
 }
 
@@ -213,12 +242,12 @@ func (r *reader) control(m *nats.Msg) error {
 	if err := r.hand(); err != nil {
 		return err
 	}
-	return sendError(r.log.nc.Publish(reply, nil))
+	return sendError(r.nc.Publish(reply, nil))
 }
 
 // holds compares the stream with a position that was read from it.
-func (l *Log) holds(ctx context.Context, at Position) error {
-	info, err := l.Info(ctx)
+func (s *stream) holds(ctx context.Context, at Position) error {
+	info, err := s.Info(ctx)
 	if err != nil {
 		return err
 	}
@@ -230,7 +259,7 @@ func (l *Log) holds(ctx context.Context, at Position) error {
 	case at.Seq == 0 || at.Time.IsZero() || info.First > at.Seq:
 		return nil
 	}
-	m, err := l.Get(ctx, at.Seq)
+	m, err := s.Get(ctx, at.Seq)
 	if errors.Is(err, ErrNotFound) {
 		return &DiffersError{At: at}
 	}
@@ -265,10 +294,11 @@ type consumerConfig struct {
 	MemoryStorage     bool          `json:"mem_storage"`
 }
 
-// create makes the consumer; one of the same name is left from before and goes.
-func (r *reader) create(ctx context.Context, inbox string) error {
+// create makes the consumer and tells how many messages it has to deliver; one of the same name is left from
+// before and goes.
+func (r *reader) create(ctx context.Context, inbox string) (pending uint64, err error) {
 	req := consumerRequest{
-		Stream: r.log.name,
+		Stream: r.stream.name,
 		Action: "create",
 		Config: consumerConfig{
 			Name:              r.name,
@@ -285,20 +315,23 @@ func (r *reader) create(ctx context.Context, inbox string) error {
 			MemoryStorage:     true,
 		},
 	}
-	subject := "CONSUMER.CREATE." + r.log.name + "." + r.name
-	err := r.log.request(ctx, subject, req, nil)
+	var resp struct {
+		Pending uint64 `json:"num_pending"`
+	}
+	subject := "CONSUMER.CREATE." + r.stream.name + "." + r.name
+	err = r.request(ctx, subject, req, &resp)
 	var api *APIError
 	if errors.As(err, &api) && api.ErrCode == codeConsumerExists {
 		if err := r.drop(ctx); err != nil {
-			return err
+			return 0, err
 		}
-		err = r.log.request(ctx, subject, req, nil)
+		err = r.request(ctx, subject, req, &resp)
 	}
-	return err
+	return resp.Pending, err
 }
 
 func (r *reader) drop(ctx context.Context) error {
-	err := r.log.request(ctx, "CONSUMER.DELETE."+r.log.name+"."+r.name, nil, nil)
+	err := r.request(ctx, "CONSUMER.DELETE."+r.stream.name+"."+r.name, nil, nil)
 	var api *APIError
 	if errors.As(err, &api) && api.ErrCode == codeConsumerNotFound {
 		return nil
@@ -316,6 +349,7 @@ func (r *reader) remove(ctx context.Context) {
 type delivery struct {
 	streamSeq, consumerSeq uint64
 	nanos                  int64
+	pending                uint64 // messages of the stream behind this one
 }
 
 // parseDelivery reads the reply subject of a consumer's message:
@@ -342,9 +376,15 @@ func parseDelivery(reply string) (d delivery, ok bool) {
 	if d.consumerSeq, rest, ok = number(rest); !ok {
 		return d, false
 	}
-	nanos, _, ok := number(rest)
+	nanos, rest, ok := number(rest)
+	if !ok {
+		return d, false
+	}
 	d.nanos = int64(nanos)
-	return d, ok
+	var err error
+	rest, _, _ = strings.Cut(rest, ".")
+	d.pending, err = strconv.ParseUint(rest, 10, 64)
+	return d, err == nil
 }
 
 // number takes a decimal and the dot behind it off s.

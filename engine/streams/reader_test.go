@@ -296,7 +296,7 @@ func TestReaderSeesGaps(t *testing.T) {
 }
 
 func TestParseDelivery(t *testing.T) {
-	want := delivery{streamSeq: 12345, consumerSeq: 678, nanos: 1700000000123456789}
+	want := delivery{streamSeq: 12345, consumerSeq: 678, nanos: 1700000000123456789, pending: 9}
 	for _, reply := range []string{
 		"$JS.ACK.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9",
 		"$JS.ACK.dom.hash.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9",
@@ -307,7 +307,7 @@ func TestParseDelivery(t *testing.T) {
 			t.Errorf("%s: %+v, %t", reply, got, ok)
 		}
 		meta, err := (&nats.Msg{Reply: reply, Sub: &nats.Subscription{}}).Metadata()
-		if err == nil && (meta.Sequence.Stream != got.streamSeq || meta.Sequence.Consumer != got.consumerSeq || meta.Timestamp.UnixNano() != got.nanos) {
+		if err == nil && (meta.Sequence.Stream != got.streamSeq || meta.Sequence.Consumer != got.consumerSeq || meta.Timestamp.UnixNano() != got.nanos || meta.NumPending != got.pending) {
 			t.Errorf("%s: nats.go reads %+v", reply, meta)
 		}
 	}
@@ -338,5 +338,54 @@ func TestReadBadHeaders(t *testing.T) {
 	m, err := s.Log.Get(t.Context(), 1)
 	if err != nil || m.Position() != all[0].Position() {
 		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// A scan ends where it is told to, or where the stream does, and begins where the stream does.
+func TestScan(t *testing.T) {
+	s, _, _ := fresh(t, Config{Partitions: 1})
+	out := s.Out[0]
+	const messages = 10_000
+	for i := range uint64(messages) {
+		if err := out.PublishChained(chained("carillon.trigger.0.a", nil, i), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Flush()
+	if _, err := publishChained(t, out, "carillon.trigger.0.a", nil, messages); err != nil {
+		t.Fatal(err)
+	}
+	scan := func(after, last uint64) (seqs []uint64) {
+		t.Helper()
+		err := out.Scan(t.Context(), after, last, func(batch []Message) error {
+			for _, m := range batch {
+				seqs = append(seqs, m.Seq)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seqs
+	}
+	whole := func(seqs []uint64, from, to uint64) {
+		t.Helper()
+		if uint64(len(seqs)) != to-from+1 || seqs[0] != from || seqs[len(seqs)-1] != to {
+			t.Errorf("%d messages, want %d to %d", len(seqs), from, to)
+		}
+	}
+	whole(scan(0, messages+1), 1, messages+1)
+	whole(scan(17, 20), 18, 20)
+	whole(scan(messages, 1<<40), messages+1, messages+1)
+	if seqs := scan(messages+1, 1<<40); seqs != nil {
+		t.Errorf("behind the end: %v", seqs)
+	}
+	if err := out.purge(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	whole(scan(3, 105), 100, 105)
+	stop := errors.New("stop")
+	if err := out.Scan(t.Context(), 0, 200, func([]Message) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("deliver's error: %v", err)
 	}
 }

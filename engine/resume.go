@@ -1,0 +1,138 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Loud stops of a partition's output chain; docs/operations.md has the way out of each.
+var (
+	// ErrAhead says that the stream holds an output that the machine never made: the local state and the
+	// log are older than the stream.
+	ErrAhead = errors.New("engine: the output stream is ahead of the log")
+	// ErrBehind says that the stream lost outputs that are no longer held.
+	ErrBehind = errors.New("engine: the output stream lost outputs")
+)
+
+// StreamEnd is what an output stream says about its end.
+type StreamEnd struct {
+	LastSeq uint64
+	// The last message that is an output: its number, trigger id and sequence. Number 0: there is none.
+	Number  uint64
+	Trigger string
+	Seq     uint64
+}
+
+// Foreign reports whether a message that claims to be an output cannot be this partition's: its number
+// is held and another message, or its sequence contradicts what the log knows to be stored.
+func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
+	acked := m.outbox.acked
+	if number == 0 {
+		return true
+	}
+	if number <= acked.Output || number > m.outbox.made {
+		return number <= acked.Output && seq > acked.Seq
+	}
+	held, _ := m.outbox.after(number - 1)
+	return held[0].ID() != trigger
+}
+
+// LastStored gives the number of the last output in a stream with this end, to resume the chain from.
+func (m *Machine) LastStored(end StreamEnd) (number uint64, err error) {
+	acked := m.outbox.acked
+	switch {
+	case end.Number > 0:
+		number = end.Number
+	case end.LastSeq < acked.Seq:
+		return 0, fmt.Errorf("%w: partition %d: its last sequence is %d, but output %d was stored at %d", ErrBehind, m.partition, end.LastSeq, acked.Output, acked.Seq)
+	default:
+		number = acked.Output + end.LastSeq - acked.Seq
+	}
+	switch {
+	case number > m.outbox.made:
+		return 0, fmt.Errorf("%w: partition %d: the stream is at output %d, the machine at %d", ErrAhead, m.partition, number, m.outbox.made)
+	case number < acked.Output:
+		return 0, fmt.Errorf("%w: partition %d: the stream ends with output %d, and those up to %d are no longer held", ErrBehind, m.partition, number, acked.Output)
+	}
+	return number, nil
+}
+
+// Survey is what a walk over all that an output stream holds above what the log knows to be stored finds. It
+// is for a chain whose messages were not linked: a foreign message may have taken the place of any of them.
+type Survey struct {
+	Foreign []uint64 // sequences of the messages that are none of this partition's outputs
+
+	machine *Machine
+	highest StreamEnd // of the outputs found, which need not be the last
+	ahead   StreamEnd // of those that the machine never made, if no other output follows: else they were accepted as foreign
+	above   uint64    // outputs up to here are not looked for
+	found   []uint64  // bits, from above + 1 on
+}
+
+// surveyed bounds the numbers that a survey takes note of: 8 MiB of bits. What claims to be beyond is forged.
+const surveyed = 1 << 26
+
+// Survey begins one of a stream with these first and last sequences. Add is to be called for every message
+// above the log's acked sequence, in order.
+func (m *Machine) Survey(first, last uint64) *Survey {
+	end := StreamEnd{LastSeq: last}
+	s := &Survey{machine: m, highest: end, ahead: end, above: m.outbox.acked.Output}
+	if first > m.outbox.acked.Seq+1 {
+		s.above = none // age took what was before the first one that is found
+	}
+	return s
+}
+
+// Add takes the next message. Its number is 0 when it has not the shape of an output.
+func (s *Survey) Add(number, seq uint64, trigger string) {
+	if s.machine.Foreign(number, seq, trigger) || s.has(number) {
+		s.Foreign = append(s.Foreign, seq)
+		return
+	}
+	if s.above == none {
+		s.above = number - 1
+	}
+	end := &s.highest
+	if number > s.machine.outbox.made {
+		end = &s.ahead
+	} else {
+		s.ahead.Number = 0
+	}
+	if number > end.Number {
+		end.Number, end.Trigger, end.Seq = number, trigger, seq
+	}
+	if number <= s.above || number-s.above > surveyed {
+		return
+	}
+	at := number - s.above - 1
+	for uint64(len(s.found)) <= at/64 {
+		s.found = append(s.found, 0)
+	}
+	s.found[at/64] |= 1 << (at % 64)
+}
+
+func (s *Survey) has(number uint64) bool {
+	if number <= s.above {
+		return false
+	}
+	at := number - s.above - 1
+	return at/64 < uint64(len(s.found)) && s.found[at/64]&(1<<(at%64)) != 0
+}
+
+// End is of the highest output found.
+func (s *Survey) End() StreamEnd {
+	if s.ahead.Number > 0 {
+		return s.ahead
+	}
+	return s.highest
+}
+
+// Missing lists the outputs below the highest one found that the stream does not have, ascending.
+func (s *Survey) Missing() (missing []uint64) {
+	for number := s.above; number < s.highest.Number; number++ {
+		if number > s.above && !s.has(number) {
+			missing = append(missing, number)
+		}
+	}
+	return missing
+}

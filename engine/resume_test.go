@@ -1,0 +1,80 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// TestSurvey walks over ends of streams of a machine that has made outputs 1 to 9, of which the log knows 2 to be
+// stored at sequence 12.
+func TestSurvey(t *testing.T) {
+	id := func(n uint64) string { return fmt.Sprintf("j@%d", n) }
+	m := New(Layout{Prefix: "carillon", Partitions: 1}, 0)
+	for n := range int64(9) {
+		m.outbox.add(Output{Job: "j", Scheduled: n + 1})
+	}
+	m.outbox.trim(Acked{2, 12})
+	type message struct {
+		number  uint64
+		trigger string
+	}
+	own := func(numbers ...uint64) (list []message) {
+		for _, n := range numbers {
+			list = append(list, message{n, id(n)})
+		}
+		return list
+	}
+	alien := message{}
+	for name, c := range map[string]struct {
+		first    uint64 // of the stream
+		messages []message
+		end      uint64
+		missing  []uint64
+		foreign  int
+	}{
+		"nothing":             {first: 1},
+		"all in order":        {first: 1, messages: own(3, 4, 5), end: 5},
+		"one displaced":       {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6)), end: 6, missing: []uint64{4}, foreign: 1},
+		"the first displaced": {first: 1, messages: slices.Concat([]message{alien}, own(4)), end: 4, missing: []uint64{3}, foreign: 1},
+		"replaced, then more": {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6, 4, 7)), end: 7, foreign: 1},
+		"replaced at the end": {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6, 4)), end: 6, foreign: 1},
+		"a forged number":     {first: 1, messages: append(own(3), message{4, "x@1"}), end: 3, foreign: 1},
+		"a copy":              {first: 1, messages: own(3, 4, 3), end: 4, foreign: 1},
+		"aged":                {first: 15, messages: own(5, 6, 8), end: 8, missing: []uint64{7}},
+		"ahead":               {first: 1, messages: own(3, 4, 10, 11), end: 11},
+		"far ahead":           {first: 1, messages: own(3, 1<<60), end: 1 << 60},
+		"ahead, accepted":     {first: 1, messages: own(10, 11, 3, 4), end: 4},
+	} {
+		s := m.Survey(c.first, 100)
+		for i, msg := range c.messages {
+			s.Add(msg.number, max(13, c.first)+uint64(i), msg.trigger)
+		}
+		if end := s.End(); end.Number != c.end || end.LastSeq != 100 || end.Number > 0 && end.Trigger != id(end.Number) {
+			t.Errorf("%s: ends with %+v, want output %d", name, end, c.end)
+		}
+		if missing := s.Missing(); !slices.Equal(missing, c.missing) || len(s.Foreign) != c.foreign {
+			t.Errorf("%s: missing %v, want %v; %d foreign, want %d", name, missing, c.missing, len(s.Foreign), c.foreign)
+		}
+	}
+}
+
+// A chain that is watched sends neither ids nor links; told of a foreign message, it links from then on.
+func TestChainWatched(t *testing.T) {
+	c := NewChain()
+	c.Watch(true)
+	c.Resume(0, 0, numbered(1, 4, 0))
+	for range 2 {
+		if p, ok := c.Next(0); !ok || p.Named || p.Linked {
+			t.Errorf("watched it sends %+v", p)
+		}
+	}
+	c.Watch(false)
+	c.Lose()
+	c.Resume(1, 1, numbered(2, 4, 0))
+	for i := range 3 {
+		if p, ok := c.Next(0); !ok || !p.Named || p.Linked != (i > 0) {
+			t.Errorf("no longer watched it sends %+v", p)
+		}
+	}
+}
