@@ -74,35 +74,74 @@ func SplitTriggerID(id string) (job string, n int64, forced, ok bool) {
 // ParseTrigger reads a message of an output stream or of a topic queue. It fails on events and on
 // whatever else is no trigger. Headers and Payload are the message's own memory; Stored, Received and
 // Attempt are left to the caller.
-func (n Names) ParseTrigger(subject string, headers nats.Header, payload []byte) (Trigger, error) {
-	t := Trigger{Job: headers.Get(HeaderJob), ID: headers.Get(HeaderTrigger), Headers: headers, Payload: payload}
-	var ok bool
-	if t.Partition, t.Topic, ok = n.SplitTrigger(subject); !ok {
-		return Trigger{}, fmt.Errorf("%s is no trigger's subject", quote(subject))
-	}
-	if job, _, _, ok := SplitTriggerID(t.ID); !ok || job != t.Job {
-		return Trigger{}, badHeader(HeaderTrigger, t.ID)
-	}
-	scheduled := headers.Get(HeaderScheduled)
-	var err error
-	// Formatted again because Parse takes hours of one digit, and a comma.
-	if t.Scheduled, err = time.Parse(TimeFormat, scheduled); err != nil || t.Scheduled.Format(TimeFormat) != scheduled {
-		return Trigger{}, badHeader(HeaderScheduled, scheduled)
-	}
-	for _, h := range []struct {
-		name     string
-		value    *uint64
-		optional bool
-	}{{HeaderVersion, &t.Version, false}, {HeaderOutput, &t.Output, false}, {HeaderMissed, &t.Missed, true}} {
-		s := headers.Get(h.name)
-		if s == "" && h.optional {
-			continue
-		}
-		if *h.value, err = strconv.ParseUint(s, 10, 64); err != nil {
-			return Trigger{}, badHeader(h.name, s)
-		}
+func (n Names) ParseTrigger(subject string, headers nats.Header, payload []byte) (t Trigger, err error) {
+	if err = n.parseTrigger(&t, subject, headers, payload); err != nil {
+		return Trigger{}, err
 	}
 	return t, nil
+}
+
+// parseTrigger reads into an empty trigger, which a worker has on its heap.
+func (n Names) parseTrigger(t *Trigger, subject string, headers nats.Header, payload []byte) (err error) {
+	t.Job, t.ID, t.Headers, t.Payload = headers.Get(HeaderJob), headers.Get(HeaderTrigger), headers, payload
+	var ok bool
+	if t.Partition, t.Topic, ok = n.SplitTrigger(subject); !ok {
+		return fmt.Errorf("%s is no trigger's subject", quote(subject))
+	}
+	if job, _, _, ok := SplitTriggerID(t.ID); !ok || job != t.Job {
+		return badHeader(HeaderTrigger, t.ID)
+	}
+	scheduled := headers.Get(HeaderScheduled)
+	if t.Scheduled, ok = parseTime(scheduled); !ok {
+		return badHeader(HeaderScheduled, scheduled)
+	}
+	if t.Version, err = parseNumber(headers, HeaderVersion); err != nil {
+		return err
+	}
+	if t.Output, err = parseNumber(headers, HeaderOutput); err != nil {
+		return err
+	}
+	if headers.Get(HeaderMissed) != "" {
+		t.Missed, err = parseNumber(headers, HeaderMissed)
+	}
+	return err
+}
+
+func parseNumber(headers nats.Header, name string) (uint64, error) {
+	s := headers.Get(name)
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, badHeader(name, s)
+	}
+	return n, nil
+}
+
+// parseTime reads what stands in TimeFormat to the letter. time.Parse takes hours of one digit and a comma,
+// too, and to look for them costs a worker more than the rest of a trigger.
+func parseTime(s string) (t time.Time, ok bool) {
+	const shape = "0000-00-00T00:00:00.000Z"
+	if len(s) != len(shape) {
+		return t, false
+	}
+	var parts [7]int
+	at := 0
+	for i := range len(shape) {
+		switch c := s[i]; {
+		case shape[i] != '0':
+			if c != shape[i] {
+				return t, false
+			}
+			at++
+		case c < '0' || c > '9':
+			return t, false
+		default:
+			parts[at] = 10*parts[at] + int(c-'0')
+		}
+	}
+	month, day, hour, minute, second := parts[1], parts[2], parts[3], parts[4], parts[5]
+	t = time.Date(parts[0], time.Month(month), day, hour, minute, second, parts[6]*1e6, time.UTC)
+	// Date makes the 1st of July of a 31st of June.
+	return t, month >= 1 && month <= 12 && t.Day() == day && hour < 24 && minute < 60 && second < 60
 }
 
 func badHeader(name, value string) error {

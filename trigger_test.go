@@ -130,6 +130,21 @@ func TestParseTrigger(t *testing.T) {
 	}
 }
 
+func TestParseTime(t *testing.T) {
+	for _, s := range []string{
+		"2027-01-15T08:00:00.250Z", "2028-02-29T23:59:59.999Z", "0000-01-01T00:00:00.000Z", "9999-12-31T00:00:00.000Z",
+		"2027-02-29T00:00:00.000Z", "2027-06-31T00:00:00.000Z", "2027-00-10T00:00:00.000Z", "2027-13-10T00:00:00.000Z", "2027-01-00T00:00:00.000Z",
+		"2027-01-15T24:00:00.000Z", "2027-01-15T08:60:00.000Z", "2027-01-15T08:00:60.000Z", "2027-01-15T8:00:00.0000Z", "2027-01-15T08:00:00,250Z",
+		"2027-01-15T08:00:00.250z", "2027-01-15 08:00:00.250Z", "2027-01-15T08:00:00.25Z", "-027-01-15T08:00:00.250Z", "2027-01-15T08:00:00.2:0Z", "",
+	} {
+		want, err := time.Parse(TimeFormat, s)
+		sound := err == nil && want.Format(TimeFormat) == s
+		if got, ok := parseTime(s); ok != sound || ok && got != want {
+			t.Errorf("%s: %v, %v; want %v, %v", s, got, ok, want, sound)
+		}
+	}
+}
+
 func FuzzParseTrigger(f *testing.F) {
 	f.Add("carillon.trigger.7.a.b", "j", "j@1800000000250", "2027-01-15T08:00:00.250Z", "3", "44", "12")
 	f.Add("carillon.topic.a", "j", "j!9", "2027-01-15T08:00:00.250Z", "0", "0", "")

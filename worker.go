@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -111,68 +112,49 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 	if err != nil {
 		return err
 	}
-	w := &worker{
-		Client: c, WorkerOptions: o.withDefaults(), js: js, do: handle, work: make(chan *delivery), held: make(map[*delivery]struct{}),
-	}
+	o = o.withDefaults()
+	w := &worker{Client: c, WorkerOptions: o, js: js, do: handle, hands: newHands(o.Concurrency)}
 	outputs, err := c.outputs(ctx, js)
 	if err != nil {
 		return err
 	}
-	consumers := make([]jetstream.Consumer, len(outputs))
 	for p := range outputs {
-		if consumers[p], err = w.consumer(ctx, p); err != nil {
+		if err = w.makeConsumer(ctx, p); err != nil {
 			return err
 		}
 	}
-	return w.run(ctx, consumers)
+	return w.run(ctx, len(outputs))
 }
-
-// pullWait is how long one pull waits for messages, and with it the longest a stop takes beyond the
-// handlers: what a pull still asks for must not come to a worker that has gone.
-const pullWait = time.Second
 
 type worker struct {
 	*Client
 	WorkerOptions
-	js   jetstream.JetStream
-	do   Handler
-	work chan *delivery // unbuffered: whoever takes one begins at once
-
-	mu   sync.Mutex
-	held map[*delivery]struct{} // received and not yet answered
-}
-
-// delivery is one message in the worker's hands.
-type delivery struct {
-	msg      jetstream.Msg
-	received time.Time
+	js    jetstream.JetStream
+	do    Handler
+	hands *hands
 }
 
 // run takes triggers until ctx ends, and then winds down: pullers first, then handlers, and at last the
 // heartbeat that kept their triggers from going to others.
-func (w *worker) run(ctx context.Context, consumers []jetstream.Consumer) error {
+func (w *worker) run(ctx context.Context, partitions int) error {
 	handlerCtx, cancelHandlers := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelHandlers()
 	var pullers, handlers, heart sync.WaitGroup
 	stopHeart := make(chan struct{})
 	heart.Go(func() { w.heartbeat(stopHeart) })
-	for range w.Concurrency {
-		handlers.Go(func() {
-			for d := range w.work {
-				w.handle(handlerCtx, d)
-			}
-		})
+	for h := range w.Concurrency {
+		handlers.Go(func() { w.handleAll(handlerCtx, h) })
 	}
-	for p, consumer := range consumers {
+	for p := range partitions {
 		for range 2 { // one pull on its way while the messages of the other are handed out
-			pullers.Go(func() { w.pull(ctx, p, consumer) })
+			pullers.Go(func() { w.pullAll(ctx, p) })
 		}
 	}
 
 	<-ctx.Done()
 	overtime := time.AfterFunc(w.Grace, cancelHandlers)
 	pullers.Wait()
-	close(w.work)
+	w.hands.close()
 	handlers.Wait()
 	inTime := overtime.Stop()
 	close(stopHeart)
@@ -186,8 +168,8 @@ func (w *worker) run(ctx context.Context, consumers []jetstream.Consumer) error 
 	return nil
 }
 
-// consumer finds or makes the durable consumer of one partition.
-func (w *worker) consumer(ctx context.Context, p int) (jetstream.Consumer, error) {
+// makeConsumer finds or makes the durable consumer of one partition.
+func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	want := jetstream.ConsumerConfig{
 		Durable:       w.Name,
 		Description:   "Carillon: workers " + w.Name,
@@ -206,173 +188,130 @@ func (w *worker) consumer(ctx context.Context, p int) (jetstream.Consumer, error
 	if err == nil {
 		have := consumer.CachedInfo().Config
 		if have.FilterSubject != want.FilterSubject {
-			return nil, errField(CodeInvalidField, "name", "the workers %s on %s take %s, not %s", w.Name, stream, have.FilterSubject, want.FilterSubject)
+			return errField(CodeInvalidField, "name", "the workers %s on %s take %s, not %s", w.Name, stream, have.FilterSubject, want.FilterSubject)
 		}
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = have.DeliverPolicy, have.OptStartSeq, have.OptStartTime
 	} else if !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return nil, fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
+		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
-	if consumer, err = w.js.CreateOrUpdateConsumer(ctx, stream, want); err != nil {
-		return nil, fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
+	if _, err = w.js.CreateOrUpdateConsumer(ctx, stream, want); err != nil {
+		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
-	return consumer, nil
+	return nil
 }
 
-// pull fetches messages and hands them to the handlers until ctx ends. A consumer that has gone is made
-// anew: by then its acks are lost, and triggers come again.
-func (w *worker) pull(ctx context.Context, p int, consumer jetstream.Consumer) {
-	size := pullSize{least: (w.Concurrency + 1) / 2}
-	for ctx.Err() == nil {
-		messages, err := consumer.Fetch(size.next(), jetstream.FetchMaxWait(pullWait))
-		if err == nil {
-			size.took(w.handOut(ctx, messages.Messages()))
-			err = messages.Error()
+// handleAll does what comes into one pair of hands, one trigger after the other.
+func (w *worker) handleAll(ctx context.Context, h int) {
+	for {
+		d, ok := w.hands.begin(h)
+		if !ok {
+			return
 		}
-		if err == nil || ctx.Err() != nil {
-			continue
-		}
-		w.OnError(nil, fmt.Errorf("carillon: fetching from %s: %w", w.names.OutStream(p), err))
-		select {
-		case <-ctx.Done():
-		case <-time.After(pullWait):
-		}
-		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, nats.ErrNoResponders) {
-			if again, err := w.consumer(ctx, p); err == nil {
-				consumer = again
-			} else if ctx.Err() == nil {
-				w.OnError(nil, err)
-			}
-		}
+		w.handle(ctx, h, d)
 	}
 }
 
-// pullSize fits what a pull asks for to how fast its messages are begun: a small one costs a fast worker
-// a round trip every few messages, a large one keeps work from others that are idle.
-type pullSize struct {
-	least, now int
-	largest    int // message so far, bytes
-}
-
-const (
-	pullShort = 20 * time.Millisecond // a full pull that is begun sooner doubles the next one
-	pullLong  = 4 * pullShort         // one that takes longer halves it
-	pullMost  = 1024
-	pullBytes = 4 << 20
-)
-
-func (s *pullSize) next() int {
-	most := min(pullMost, pullBytes/max(s.largest, 1))
-	s.now = min(max(s.now, s.least), max(most, s.least))
-	return s.now
-}
-
-// took is told of a pull: how many messages came, the largest of them, and the time from the first one's
-// coming to the last one's beginning.
-func (s *pullSize) took(messages, largest int, took time.Duration) {
-	s.largest = max(s.largest, largest)
-	switch {
-	case messages == s.now && took < pullShort:
-		s.now *= 2
-	case took > pullLong:
-		s.now /= 2
-	}
-}
-
-// handOut passes on what one pull brings. It takes messages in as they come, so that the heartbeat knows
-// of those that wait for a handler. Once ctx has ended, what has not been begun goes back.
-func (w *worker) handOut(ctx context.Context, messages <-chan jetstream.Msg) (n, largest int, took time.Duration) {
-	var waiting []*delivery
-	var first time.Time
-	done := ctx.Done()
-	for messages != nil || len(waiting) > 0 {
-		var work chan *delivery
-		var next *delivery
-		if len(waiting) > 0 {
-			work, next = w.work, waiting[0]
-		}
-		select {
-		case msg, ok := <-messages:
-			switch {
-			case !ok:
-				messages = nil
-			case done == nil:
-				w.answer(nil, nil, msg.Nak)
-			default:
-				d := w.hold(msg)
-				if n++; n == 1 {
-					first = d.received
-				}
-				largest = max(largest, len(msg.Data()))
-				waiting = append(waiting, d)
-			}
-		case work <- next:
-			waiting = waiting[1:]
-		case <-done:
-			done = nil
-			for _, d := range waiting {
-				w.answer(d, nil, d.msg.Nak)
-			}
-			waiting = nil
-		}
-	}
-	if n > 0 {
-		took = time.Since(first)
-	}
-	return n, largest, took
-}
-
-func (w *worker) handle(ctx context.Context, d *delivery) {
+func (w *worker) handle(ctx context.Context, h int, d delivery) {
 	t, err := w.trigger(d)
 	if err != nil {
 		w.OnError(nil, err)
-		w.answer(d, nil, func() error { return d.msg.TermWithReason(err.Error()) })
+		w.refuse(h, d, nil, termination(err))
 		return
 	}
 	err = w.do(ctx, t)
 	if err == nil {
-		w.answer(d, t, d.msg.Ack)
+		w.answer(d.msg, t, ack) // a heartbeat after it is one of a trigger that the server knows no longer
 		return
 	}
 	w.OnError(t, err)
 	_, permanent := errors.AsType[permanentError](err)
 	if permanent || w.MaxAttempts > 0 && t.Attempt >= w.MaxAttempts {
-		// The reason ends up in one line of the protocol and in an advisory.
-		reason := strings.Join(strings.Fields(cut(err.Error())), " ")
-		w.answer(d, t, func() error { return d.msg.TermWithReason(reason) })
+		w.refuse(h, d, t, termination(err))
 		return
 	}
-	w.answer(d, t, func() error { return d.msg.NakWithDelay(w.RetryDelay(t.Attempt, err)) })
+	w.refuse(h, d, t, delayedNak(w.RetryDelay(t.Attempt, err)))
 }
 
-func (w *worker) trigger(d *delivery) (*Trigger, error) {
-	t, err := w.names.ParseTrigger(d.msg.Subject(), d.msg.Headers(), d.msg.Data())
-	if err != nil {
-		return nil, fmt.Errorf("carillon: no trigger on %s: %w", d.msg.Subject(), err)
+func (w *worker) trigger(d delivery) (*Trigger, error) {
+	t := &Trigger{Received: d.received}
+	if err := w.names.parseTrigger(t, d.msg.Subject, d.msg.Header, d.msg.Data); err != nil {
+		return nil, fmt.Errorf("carillon: no trigger on %s: %w", d.msg.Subject, err)
 	}
-	meta, err := d.msg.Metadata()
-	if err != nil {
-		return nil, fmt.Errorf("carillon: no trigger on %s: %w", d.msg.Subject(), err)
+	var ok bool
+	if t.Attempt, t.Stored, ok = splitReply(d.msg.Reply); !ok {
+		return nil, fmt.Errorf("carillon: no trigger on %s: its reply subject is %s", d.msg.Subject, quote(d.msg.Reply))
 	}
-	t.Stored, t.Attempt, t.Received = meta.Timestamp, int(meta.NumDelivered), d.received
-	return &t, nil
+	return t, nil
 }
 
-func (w *worker) hold(msg jetstream.Msg) *delivery {
-	d := &delivery{msg: msg, received: time.Now()}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.held[d] = struct{}{}
-	return d
+// splitReply reads from the subject for acks how often a message was delivered and when the stream took it:
+//
+//	$JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.<consumer sequence>.<unix ns>.<pending>
+//	$JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>. … .<pending>[.<any>]
+//
+// Metadata of a message reads all of it into a struct of its own.
+func splitReply(reply string) (delivered int, stored time.Time, ok bool) {
+	const short, long = 9, 11 // tokens
+	tokens := strings.Count(reply, ".") + 1
+	if !strings.HasPrefix(reply, "$JS.ACK.") || tokens < short || tokens > short && tokens < long {
+		return 0, time.Time{}, false
+	}
+	before := 4
+	if tokens >= long {
+		before += 2
+	}
+	for range before {
+		_, reply, _ = strings.Cut(reply, ".")
+	}
+	number, reply, _ := strings.Cut(reply, ".")
+	for range 2 { // sequences
+		_, reply, _ = strings.Cut(reply, ".")
+	}
+	at, _, _ := strings.Cut(reply, ".")
+	delivered, err := strconv.Atoi(number)
+	if err != nil {
+		return 0, time.Time{}, false
+	}
+	ns, err := strconv.ParseInt(at, 10, 64)
+	return delivered, time.Unix(0, ns), err == nil
+}
+
+// The answers to a delivery, and the heartbeat, as JetStream takes them.
+var (
+	ack      = []byte("+ACK")
+	nak      = []byte("-NAK")
+	progress = []byte("+WPI")
+)
+
+func delayedNak(d time.Duration) []byte {
+	if d <= 0 {
+		return nak
+	}
+	return fmt.Appendf(nil, `%s {"delay": %d}`, nak, d.Nanoseconds())
+}
+
+// termination gives a delivery up. The reason ends up in one line of the protocol and in an advisory.
+func termination(reason error) []byte {
+	return fmt.Appendf(nil, "+TERM %s", strings.Join(strings.Fields(cut(reason.Error())), " "))
+}
+
+// refuse answers that a delivery was not dealt with. It lets go of it first: a heartbeat after a delayed nak
+// would undo the delay.
+func (w *worker) refuse(h int, d delivery, t *Trigger, answer []byte) {
+	w.hands.let(h)
+	w.answer(d.msg, t, answer)
+}
+
+// giveBack answers deliveries that were not begun.
+func (w *worker) giveBack(all []delivery) {
+	for _, d := range all {
+		w.answer(d.msg, nil, nak)
+	}
 }
 
 // answer sends the outcome of a delivery. Where that fails, the trigger comes again after AckWait.
-func (w *worker) answer(d *delivery, t *Trigger, send func() error) {
-	if d != nil {
-		w.mu.Lock()
-		delete(w.held, d)
-		w.mu.Unlock()
-	}
-	if err := send(); err != nil {
+func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
+	if err := w.nc.Publish(m.Reply, answer); err != nil {
 		w.OnError(t, fmt.Errorf("carillon: answering: %w", err))
 	}
 }
@@ -387,20 +326,9 @@ func (w *worker) heartbeat(stop <-chan struct{}) {
 			return
 		case <-beat.C:
 		}
-		if err := w.beat(); err != nil {
+		err := w.hands.each(func(m *nats.Msg) error { return w.nc.Publish(m.Reply, progress) })
+		if err != nil {
 			w.OnError(nil, fmt.Errorf("carillon: heartbeat: %w", err))
 		}
 	}
-}
-
-// beat sends under the lock, so that no heartbeat follows its trigger's answer.
-func (w *worker) beat() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for d := range w.held {
-		if err := d.msg.InProgress(); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -511,6 +511,30 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+func TestSplitReply(t *testing.T) {
+	for _, reply := range []string{
+		"$JS.ACK.S.C.3.44.55.1800000000250000001.7",
+		"$JS.ACK._.hash.S.C.3.44.55.1800000000250000001.7",
+		"$JS.ACK.hub.hash.S.C.3.44.55.1800000000250000001.7.token",
+		"$JS.ACK.S.C.3.44.55.1800000000250000001", "$JS.ACK.hash.S.C.3.44.55.1800000000250000001.7", "$JS.API.S.C.3.44.55.1800000000250000001.7", "",
+	} {
+		m := nats.Msg{Reply: reply, Sub: &nats.Subscription{}}
+		want, err := m.Metadata()
+		delivered, stored, ok := splitReply(reply)
+		if ok != (err == nil) {
+			t.Errorf("%s: %v; the library says %v", reply, ok, err)
+		}
+		if ok && (delivered != int(want.NumDelivered) || !stored.Equal(want.Timestamp)) {
+			t.Errorf("%s: %d, %s; the library says %+v", reply, delivered, stored, want)
+		}
+	}
+	for _, reply := range []string{"$JS.ACK.S.C.x.44.55.1800000000250000001.7", "$JS.ACK.S.C.3.44.55.x.7"} {
+		if _, _, ok := splitReply(reply); ok {
+			t.Errorf("%s was read", reply)
+		}
+	}
+}
+
 // What a worker takes ahead grows while it is fast, shrinks when it is slow, and is bounded by bytes.
 func TestPullSize(t *testing.T) {
 	s := pullSize{least: 8}

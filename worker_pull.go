@@ -1,0 +1,218 @@
+package carillon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// pullWait is how long one pull waits for messages, and with it the longest a stop takes beyond the
+// handlers: what a pull still asks for must not come to a worker that has gone.
+const pullWait = time.Second
+
+// puller asks the consumer of one partition for messages, pull after pull. It speaks JetStream's protocol
+// itself: jetstream's Fetch costs a timer, two channels and a goroutine's turn for every message.
+type puller struct {
+	*worker
+	partition int
+	inbox     string // of the replies to pull n: <inbox>.<n>
+	came      chan *nats.Msg
+	batch     []delivery // the memory of the latest
+	pulls     uint64
+	size      pullSize
+}
+
+// pullAll pulls until ctx ends. A consumer that has gone is made anew: by then its acks are lost, and
+// triggers come again.
+func (w *worker) pullAll(ctx context.Context, partition int) {
+	p := &puller{worker: w, partition: partition, inbox: w.nc.NewInbox(), size: pullSize{least: (w.Concurrency + 1) / 2}}
+	p.came = make(chan *nats.Msg, 2*max(pullMost, p.size.least)) // the rest of a pull taken to be lost may come beside the next
+	sub, err := w.nc.ChanSubscribe(p.inbox+".*", p.came)
+	for ; err != nil; sub, err = w.nc.ChanSubscribe(p.inbox+".*", p.came) {
+		if !p.failed(ctx, err) {
+			return
+		}
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection, which has no subscriptions
+	for ctx.Err() == nil {
+		err := p.pull(ctx)
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		if !p.failed(ctx, err) {
+			return
+		}
+		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, nats.ErrNoResponders) {
+			if err := w.makeConsumer(ctx, partition); err != nil && ctx.Err() == nil {
+				w.OnError(nil, err)
+			}
+		}
+	}
+}
+
+// failed tells of an error and waits before the next try, unless ctx ends.
+func (p *puller) failed(ctx context.Context, err error) bool {
+	p.OnError(nil, fmt.Errorf("carillon: fetching from %s: %w", p.names.OutStream(p.partition), err))
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(pullWait):
+		return true
+	}
+}
+
+// pull is one request for messages, and what came of it.
+type pull struct {
+	reply   string // where the server says how it goes
+	most    int    // messages asked for
+	came    int
+	largest int       // bytes
+	first   time.Time // of the first one's coming
+	ended   bool      // the server sends no more
+	err     error     // why, where that is no matter of course
+
+	waiting int           // for a handler; under the hands' lock
+	begun   chan struct{} // holds a token when none waits any more
+}
+
+// pull asks for messages once, hands them to the handlers as they come, so that the heartbeat knows of those
+// that wait, and returns when all have been begun. Once ctx has ended, what has not been begun goes back.
+func (p *puller) pull(ctx context.Context) error {
+	of, err := p.ask()
+	if err != nil {
+		return err
+	}
+	lost := time.NewTimer(2 * pullWait) // silence for so long means that the request or the reply is lost
+	defer lost.Stop()
+	done := ctx.Done()
+	for !of.ended && of.came < of.most {
+		select {
+		case m := <-p.came:
+			lost.Reset(2 * pullWait)
+			if batch := p.take(of, m); done == nil {
+				p.giveBack(batch)
+			} else {
+				p.hands.add(batch)
+			}
+		case <-lost.C:
+			of.ended = true
+		case <-done:
+			p.giveBack(p.hands.withdraw(of))
+			done = nil
+		}
+	}
+	p.await(of, done)
+	if of.came > 0 {
+		p.size.took(of.came, of.largest, time.Since(of.first))
+	}
+	return of.err
+}
+
+func (p *puller) ask() (*pull, error) {
+	p.pulls++
+	of := &pull{reply: p.inbox + "." + strconv.FormatUint(p.pulls, 10), most: p.size.next(), begun: make(chan struct{}, 1)}
+	api := jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
+	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, of.most, pullWait.Nanoseconds()))
+}
+
+// take reads a message and those that have come behind it. The time is taken once for them, and after they
+// came, so that none seems to have been received before it was sent.
+func (p *puller) take(of *pull, m *nats.Msg) []delivery {
+	more := len(p.came)
+	now := time.Now()
+	if of.came == 0 {
+		of.first = now
+	}
+	p.batch = p.batch[:0]
+	for ; ; more-- {
+		switch {
+		case m.Subject == of.reply:
+			of.ended, of.err = outcome(m.Header)
+		case strings.HasPrefix(m.Subject, p.inbox): // of a pull taken to be lost
+		default:
+			of.came++
+			of.largest = max(of.largest, len(m.Data))
+			p.batch = append(p.batch, delivery{m, now, of})
+		}
+		if more == 0 {
+			return p.batch
+		}
+		m = <-p.came
+	}
+}
+
+// await returns when nothing of a pull waits for a handler any more; when done ends, that goes back.
+func (p *puller) await(of *pull, done <-chan struct{}) {
+	for p.hands.waits(of) {
+		select {
+		case <-of.begun:
+		case <-done:
+			p.giveBack(p.hands.withdraw(of))
+		}
+	}
+}
+
+// left counts what waits no longer. The hands' lock is held.
+func (p *pull) left(n int) {
+	if p.waiting -= n; p.waiting > 0 {
+		return
+	}
+	select {
+	case p.begun <- struct{}{}:
+	default: // it is there
+	}
+}
+
+// outcome reads a message about a pull: whether it ended the pull, and why, where that is an error.
+func outcome(h nats.Header) (ended bool, err error) {
+	status, description := h.Get("Status"), h.Get("Description")
+	switch {
+	case status == "100": // it goes on
+		return false, nil
+	case status == "404" || status == "408": // no more in its time
+		return true, nil
+	case status == "503":
+		return true, nats.ErrNoResponders
+	case strings.EqualFold(description, "Consumer Deleted"):
+		return true, jetstream.ErrConsumerDeleted
+	}
+	return true, fmt.Errorf("%s %s", status, description)
+}
+
+// pullSize fits what a pull asks for to how fast its messages are begun: a small one costs a fast worker
+// a round trip every few messages, a large one keeps work from others that are idle.
+type pullSize struct {
+	least, now int
+	largest    int // message so far, bytes
+}
+
+const (
+	pullShort = 20 * time.Millisecond // a full pull that is begun sooner doubles the next one
+	pullLong  = 4 * pullShort         // one that takes longer halves it
+	pullMost  = 1024
+	pullBytes = 4 << 20
+)
+
+func (s *pullSize) next() int {
+	most := min(pullMost, pullBytes/max(s.largest, 1))
+	s.now = min(max(s.now, s.least), max(most, s.least))
+	return s.now
+}
+
+// took is told of a pull: how many messages came, the largest of them, and the time from the first one's
+// coming to the last one's beginning.
+func (s *pullSize) took(messages, largest int, took time.Duration) {
+	s.largest = max(s.largest, largest)
+	switch {
+	case messages == s.now && took < pullShort:
+		s.now *= 2
+	case took > pullLong:
+		s.now /= 2
+	}
+}
