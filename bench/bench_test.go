@@ -67,6 +67,68 @@ func service(t *testing.T, flags ...string) Service {
 	return Service{Command: append([]string{os.Args[0], "serve"}, flags...), Data: t.TempDir()}
 }
 
+// running is a service that runs already.
+func running(t *testing.T, flags ...string) (*engine, *nats.Conn) {
+	t.Helper()
+	s, err := service(t, flags...).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, nc, end, err := s.begin(t.Context(), &Result{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e, nc
+}
+
+// putOther puts a job that no run has to do with. It fires beside them.
+func putOther(t *testing.T, nc *nats.Conn) {
+	t.Helper()
+	if _, err := carillon.Connect(nc).Put(t.Context(), carillon.Job{ID: "other", Schedule: "@every 5ms"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onlyOther checks that a run left nothing in a service but that job.
+func onlyOther(t *testing.T, nc *nats.Conn) {
+	t.Helper()
+	for job, err := range carillon.Connect(nc).List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if job.ID != "other" {
+			t.Errorf("the run left job %s", job.ID)
+		}
+	}
+	js, err := nc.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range js.StreamNames() {
+		if strings.HasPrefix(name, "BENCH") {
+			t.Errorf("the run left stream %s", name)
+		}
+		for consumer := range js.ConsumerNames(name) {
+			if strings.HasPrefix(consumer, "bench") {
+				t.Errorf("the run left consumer %s of %s", consumer, name)
+			}
+		}
+	}
+}
+
+// nothingIn checks that a run left nothing on disk.
+func nothingIn(t *testing.T, dir string) {
+	t.Helper()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func smallLateness(t *testing.T) LatenessConfig {
 	return LatenessConfig{
 		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
@@ -133,24 +195,8 @@ func TestLateness(t *testing.T) {
 
 // A service that goes on is left as it was found, and the triggers of others in it are no gaps.
 func TestLatenessOfARunningService(t *testing.T) {
-	s, err := service(t).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := s.open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
-	nc, err := nats.Connect(e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	client := carillon.Connect(nc)
-	if _, err := client.Put(t.Context(), carillon.Job{ID: "other", Schedule: "@every 5ms"}); err != nil {
-		t.Fatal(err)
-	}
+	e, nc := running(t)
+	putOther(t, nc)
 
 	c := smallLateness(t)
 	c.Service = Service{Server: e.url}
@@ -161,28 +207,7 @@ func TestLatenessOfARunningService(t *testing.T) {
 	if !r.Checks.clean() || r.Checks.Expected != 200 {
 		t.Errorf("checks are %+v, expected 200 triggers and nothing wrong", r.Checks)
 	}
-	for job, err := range client.List(t.Context(), carillon.ListRequest{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if job.ID != "other" {
-			t.Errorf("the run left job %s", job.ID)
-		}
-	}
-	js, err := nc.JetStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range js.StreamNames() {
-		if strings.HasPrefix(name, "BENCH") {
-			t.Errorf("the run left stream %s", name)
-		}
-		for consumer := range js.ConsumerNames(name) {
-			if strings.HasPrefix(consumer, "bench") {
-				t.Errorf("the run left consumer %s of %s", consumer, name)
-			}
-		}
-	}
+	onlyOther(t, nc)
 }
 
 func TestRecovery(t *testing.T) {
@@ -234,9 +259,7 @@ func TestEngineThatDoesNotStart(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no-such-flag") {
 		t.Errorf("the error is %v, expected what the engine said", err)
 	}
-	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	nothingIn(t, c.Service.Data)
 }
 
 func TestRunEndsWithItsContext(t *testing.T) {
@@ -252,9 +275,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	if _, err := RunLateness(ctx, c); !errors.Is(err, context.Canceled) {
 		t.Errorf("the error is %v", err)
 	}
-	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	nothingIn(t, c.Service.Data)
 }
 
 // judged is a load of two jobs in one partition, all in order, to be spoilt.

@@ -1,10 +1,10 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"strconv"
 	"time"
@@ -37,31 +37,15 @@ func (c BurstConfig) withDefaults() (BurstConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if len(c.WorkerCommand) == 0 {
-		exe, err := os.Executable()
-		if err != nil {
-			return c, fmt.Errorf("bench: %w", err)
-		}
-		c.WorkerCommand = []string{exe, "bench", "worker", "--server"}
+	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
+		return c, err
 	}
-	if c.Jobs == 0 {
-		c.Jobs = 1_000_000
-	}
-	if c.SideRate == 0 {
-		c.SideRate = 500
-	}
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
-	if c.Rounds == 0 {
-		c.Rounds = 2
-	}
-	if c.Pause == 0 {
-		c.Pause = 3 * time.Second
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Jobs = cmp.Or(c.Jobs, 1_000_000)
+	c.SideRate = cmp.Or(c.SideRate, 500)
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Rounds = cmp.Or(c.Rounds, 2)
+	c.Pause = cmp.Or(c.Pause, 3*time.Second)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 
@@ -134,7 +118,7 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 		return r, err
 	}
 
-	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	run := runName()
 	m, err := openCeiling(CeilingConfig{Service: c.Service, Messages: c.Jobs, PayloadBytes: c.PayloadBytes})
 	if err != nil {
 		return r, err

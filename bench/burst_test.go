@@ -46,9 +46,7 @@ func TestBurst(t *testing.T) {
 			t.Errorf("histogram %s: %v", name, err)
 		}
 	}
-	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	nothingIn(t, c.Service.Data)
 }
 
 func TestDrained(t *testing.T) {

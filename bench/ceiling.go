@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,24 +40,12 @@ func (c CeilingConfig) withDefaults() (CeilingConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if c.Messages == 0 {
-		c.Messages = 500_000
-	}
-	if c.Streams == 0 {
-		c.Streams = 8
-	}
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
-	if c.Rounds == 0 {
-		c.Rounds = 3
-	}
-	if c.LatencyTime == 0 {
-		c.LatencyTime = 3 * time.Second
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Messages = cmp.Or(c.Messages, 500_000)
+	c.Streams = cmp.Or(c.Streams, 8)
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Rounds = cmp.Or(c.Rounds, 3)
+	c.LatencyTime = cmp.Or(c.LatencyTime, 3*time.Second)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 

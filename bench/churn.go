@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -39,33 +37,19 @@ func (c ChurnConfig) withDefaults() (ChurnConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if len(c.WorkerCommand) == 0 {
-		exe, err := os.Executable()
-		if err != nil {
-			return c, fmt.Errorf("bench: %w", err)
-		}
-		c.WorkerCommand = []string{exe, "bench", "worker", "--server"}
+	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
+		return c, err
 	}
-	if c.Rate == 0 {
-		c.Rate = 5000
-	}
-	if c.Duration == 0 {
-		c.Duration = 30 * time.Second
-	}
+	c.Rate = cmp.Or(c.Rate, 5000)
+	c.Duration = cmp.Or(c.Duration, 30*time.Second)
 	c.Seconds = int(c.Duration / time.Second)
 	if c.Nearest == 0 && c.Farthest == 0 {
 		c.Nearest, c.Farthest = 50*time.Millisecond, 500*time.Millisecond
 	}
 	c.NearestMS, c.FarthestMS = c.Nearest.Seconds()*1000, c.Farthest.Seconds()*1000
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
-	if c.Concurrency == 0 {
-		c.Concurrency = 64
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Concurrency = cmp.Or(c.Concurrency, 64)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 
@@ -112,25 +96,18 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 		return r, err
 	}
 	r = Result{Workload: "churn", Params: c}
-	e, err := c.Service.open(ctx)
+	e, nc, end, err := c.Service.begin(ctx, &r)
 	if err != nil {
 		return r, err
 	}
-	r.Machine = thisMachine(e.dir)
-	defer func() { err = errors.Join(err, e.close()) }()
-	nc, err := e.Connect(e.url)
-	if err != nil {
-		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
-	}
-	defer nc.Close()
-	r.Machine.NATS = nc.ConnectedServerVersion()
+	defer func() { err = errors.Join(err, end()) }()
 	p, err := newPipe(nc, e.Names)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 
-	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	run := runName()
 	w, err := startWorker(c.WorkerCommand, e, workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
 	if err != nil {
 		return r, err
@@ -149,22 +126,14 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	}
 	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
 	defer stop()
-	type outcome struct {
-		floor
-		err error
-	}
-	floors := make(chan outcome, 1)
-	go func() {
-		f, err := measureFloor(measuring, nc, "BENCH_"+run, e.dir, l.payload)
-		floors <- outcome{f, err}
-	}()
+	floors := watchFloor(measuring, nc, e, run, l.payload)
 	before := e.usage()
 	changes, latency := c.changes(l), newHistogram()
 	err = c.send(ctx, p, l, changes, latency)
 	cpu := e.usage().cpu - before.cpu
 	took := time.Since(begins)
-	f := <-floors
-	if err := errors.Join(err, f.err); err != nil {
+	f, floorErr := floors()
+	if err := errors.Join(err, floorErr); err != nil {
 		return r, err
 	}
 

@@ -286,6 +286,5 @@ func (p *clientsProcess) ask(order any, progress func(done int)) (r clientsRepor
 
 func (p *clientsProcess) stop() {
 	p.in.Close()
-	_ = p.cmd.Process.Kill() // it has nothing left to lose
-	_ = p.cmd.Wait()         // killed, as was asked for
+	finish(p.cmd)
 }

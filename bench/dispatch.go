@@ -1,11 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,24 +33,12 @@ func (c DispatchConfig) withDefaults() (DispatchConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if c.Triggers == 0 {
-		c.Triggers = 1_000_000
-	}
-	if c.CronPerS == 0 {
-		c.CronPerS = min(500_000, c.Triggers)
-	}
-	if c.Pairs == 0 {
-		c.Pairs = 5
-	}
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
-	if c.Pause == 0 {
-		c.Pause = 3 * time.Second
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Triggers = cmp.Or(c.Triggers, 1_000_000)
+	c.CronPerS = cmp.Or(c.CronPerS, min(500_000, c.Triggers))
+	c.Pairs = cmp.Or(c.Pairs, 5)
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Pause = cmp.Or(c.Pause, 3*time.Second)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 
@@ -208,7 +196,7 @@ func (c *DispatchConfig) engineTurn(ctx context.Context, n int, m *ceiling, p *p
 		return mode, err
 	}
 	defer o.nc.Close()
-	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	run := runName()
 	defer func() { err = errors.Join(err, e.forget(ctx, o.nc, run)) }()
 	m.Streams, m.job = e.partitions, run+"o-123456"
 

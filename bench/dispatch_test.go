@@ -50,9 +50,7 @@ func TestDispatch(t *testing.T) {
 	if len(r.Targets) != 4 || !r.Targets[0].AtLeast {
 		t.Errorf("targets are %+v", r.Targets)
 	}
-	if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	nothingIn(t, c.Service.Data)
 }
 
 func TestDispatchEndsWithItsContext(t *testing.T) {
@@ -68,33 +66,15 @@ func TestDispatchEndsWithItsContext(t *testing.T) {
 		if _, err := RunDispatch(ctx, c); !errors.Is(err, context.Canceled) {
 			t.Errorf("at %s the error is %v", at, err)
 		}
-		if left, err := os.ReadDir(c.Service.Data); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
-		}
+		nothingIn(t, c.Service.Data)
 	}
 }
 
 // A service that goes on must hold what is counted, and is left as it was found.
 func TestDispatchAndBurstOfARunningService(t *testing.T) {
 	t.Parallel() // it mostly waits
-	s, err := service(t, "--out-max-bytes", "1048576").withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := s.open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
-	nc, err := nats.Connect(e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	client := carillon.Connect(nc)
-	if _, err := client.Put(t.Context(), carillon.Job{ID: "other", Schedule: "@every 5ms"}); err != nil {
-		t.Fatal(err)
-	}
+	e, nc := running(t, "--out-max-bytes", "1048576")
+	putOther(t, nc)
 
 	c := smallDispatch(t)
 	c.Service = Service{Server: e.url, Data: t.TempDir()}
@@ -117,28 +97,7 @@ func TestDispatchAndBurstOfARunningService(t *testing.T) {
 	if !burst.Checks.clean() || burst.Checks.Expected < 1000 {
 		t.Errorf("checks of a burst are %+v, expected 1,000 triggers or more and nothing wrong", burst.Checks)
 	}
-	js, err := nc.JetStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range js.StreamNames() {
-		if strings.HasPrefix(name, "BENCH") {
-			t.Errorf("the run left stream %s", name)
-		}
-		for consumer := range js.ConsumerNames(name) {
-			if strings.HasPrefix(consumer, "bench") {
-				t.Errorf("the run left consumer %s of %s", consumer, name)
-			}
-		}
-	}
-	for job, err := range client.List(t.Context(), carillon.ListRequest{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if job.ID != "other" {
-			t.Errorf("the run left job %s", job.ID)
-		}
-	}
+	onlyOther(t, nc)
 
 	c.Triggers, c.CronPerS = 100_000, 0
 	if _, err := RunDispatch(t.Context(), c); err == nil || !strings.Contains(err.Error(), "--out-max-bytes 8900000") {

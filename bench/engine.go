@@ -210,6 +210,7 @@ func (e *engine) close() error {
 	var err error
 	if e.cmd != nil {
 		if err = e.cmd.Process.Signal(syscall.SIGTERM); err == nil {
+			// Kill fails only on a process that has ended, and that is waited for.
 			patience := time.AfterFunc(30*time.Second, func() { _ = e.cmd.Process.Kill() })
 			if exit := <-e.exited; exit != nil {
 				err = fmt.Errorf("bench: the engine ended with %w; it said:\n%s", exit, e.said())

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,25 +47,15 @@ func (c IdleConfig) withDefaults() (IdleConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if c.Jobs == 0 {
-		c.Jobs = 1_000_000
-	}
+	c.Jobs = cmp.Or(c.Jobs, 1_000_000)
 	if c.Kind == "" {
 		c.Kind = IdleIntervals
 	}
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
-	if c.Duration == 0 {
-		c.Duration = 30 * time.Second
-	}
-	if c.Settle == 0 {
-		c.Settle = 250 * time.Second
-	}
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Duration = cmp.Or(c.Duration, 30*time.Second)
+	c.Settle = cmp.Or(c.Settle, 250*time.Second)
 	c.Seconds, c.SettleSeconds = c.Duration.Seconds(), c.Settle.Seconds()
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 
@@ -108,18 +99,11 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 		return r, err
 	}
 	r = Result{Workload: "idle", Params: c, Series: make(map[string][]Point)}
-	e, err := c.Service.open(ctx)
+	e, nc, end, err := c.Service.begin(ctx, &r)
 	if err != nil {
 		return r, err
 	}
-	r.Machine = thisMachine(e.dir)
-	defer func() { err = errors.Join(err, e.close()) }()
-	nc, err := e.Connect(e.url)
-	if err != nil {
-		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
-	}
-	defer nc.Close()
-	r.Machine.NATS = nc.ConnectedServerVersion()
+	defer func() { err = errors.Join(err, end()) }()
 	began := time.Now()
 	if _, err := c.settle(ctx, e, &r, "settling without jobs", began, c.Settle/8); err != nil {
 		return r, err

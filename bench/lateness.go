@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,32 +40,18 @@ func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if len(c.WorkerCommand) == 0 {
-		exe, err := os.Executable()
-		if err != nil {
-			return c, fmt.Errorf("bench: %w", err)
-		}
-		c.WorkerCommand = []string{exe, "bench", "worker", "--server"}
+	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
+		return c, err
 	}
-	if c.Rate == 0 {
-		c.Rate = 5000
-	}
-	if c.Duration == 0 {
-		c.Duration = time.Minute
-	}
+	c.Rate = cmp.Or(c.Rate, 5000)
+	c.Duration = cmp.Or(c.Duration, time.Minute)
 	c.Seconds = int(c.Duration / time.Second)
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
 	if c.Mix.total() == 0 {
 		c.Mix.Intervals = 1
 	}
-	if c.Concurrency == 0 {
-		c.Concurrency = 64
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Concurrency = cmp.Or(c.Concurrency, 64)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 
@@ -109,21 +95,14 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 		return r, err
 	}
 	r = Result{Workload: "lateness", Params: c}
-	e, err := c.Service.open(ctx)
+	e, nc, end, err := c.Service.begin(ctx, &r)
 	if err != nil {
 		return r, err
 	}
-	r.Machine = thisMachine(e.dir)
-	defer func() { err = errors.Join(err, e.close()) }()
-	nc, err := e.Connect(e.url)
-	if err != nil {
-		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
-	}
-	defer nc.Close()
-	r.Machine.NATS = nc.ConnectedServerVersion()
+	defer func() { err = errors.Join(err, end()) }()
 	client := carillon.Connect(nc, carillon.WithNames(e.Names))
 
-	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	run := runName()
 	start := workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw}
 	w, err := startWorker(c.WorkerCommand, e, start)
 	if err != nil {
@@ -148,20 +127,12 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	before, window := e.usage(), time.Now()
 	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
 	defer stop()
-	type outcome struct {
-		floor
-		err error
-	}
-	floors := make(chan outcome, 1)
-	go func() {
-		f, err := measureFloor(measuring, nc, "BENCH_"+run, e.dir, l.payload)
-		floors <- outcome{f, err}
-	}()
+	floors := watchFloor(measuring, nc, e, run, l.payload)
 	waited := waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
 	after := e.usage()
 	took := time.Since(window)
-	f := <-floors
-	if err := errors.Join(waited, f.err); err != nil {
+	f, err := floors()
+	if err := errors.Join(waited, err); err != nil {
 		return r, err
 	}
 	c.Progress("collecting", 0, 1)
@@ -306,6 +277,5 @@ func (w *workerProcess) report() (r workerReport, err error) {
 // stop ends the worker, whether it has reported or not.
 func (w *workerProcess) stop() {
 	w.in.Close()
-	_ = w.cmd.Process.Kill() // it has nothing left to lose
-	_ = w.cmd.Wait()         // killed, as was asked for
+	finish(w.cmd)
 }

@@ -18,7 +18,8 @@ type Machine struct {
 	Cores     int    `json:"cores"`
 	MemoryMiB int    `json:"memory_mib"`
 	Kernel    string `json:"kernel"`
-	Storage   string `json:"storage"` // file system of the data directory
+	Storage   string `json:"storage"`  // file system of the data directory
+	Carillon  string `json:"carillon"` // the bench's own; a service that runs already may have another
 	Go        string `json:"go"`
 	NATS      string `json:"nats_server"`
 	Pebble    string `json:"pebble"`
@@ -47,9 +48,12 @@ func thisMachine(dir string) Machine {
 		m.Storage = fileSystem(dir)
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, d := range info.Deps {
-			if d.Path == "github.com/cockroachdb/pebble/v2" {
+		for _, d := range append(info.Deps, &info.Main) {
+			switch d.Path {
+			case "github.com/cockroachdb/pebble/v2":
 				m.Pebble = d.Version
+			case "github.com/carillon-scheduler/carillon":
+				m.Carillon = d.Version
 			}
 		}
 	}
@@ -80,8 +84,8 @@ func load1() (v float64) {
 }
 
 func (m Machine) String() string {
-	return fmt.Sprintf("%s, %d cores, %d MiB, %s, %s, %s, nats-server %s, pebble %s, load %.1f to %.1f; %s",
-		m.CPU, m.Cores, m.MemoryMiB, m.Kernel, m.Storage, m.Go, m.NATS, m.Pebble, m.Load[0], m.Load[1], m.Sync)
+	return fmt.Sprintf("%s, %d cores, %d MiB, %s, %s, carillon %s, %s, nats-server %s, pebble %s, load %.1f to %.1f; %s",
+		m.CPU, m.Cores, m.MemoryMiB, m.Kernel, m.Storage, m.Carillon, m.Go, m.NATS, m.Pebble, m.Load[0], m.Load[1], m.Sync)
 }
 
 // fileSystem is the type of the file system that holds a directory, "" where the system does not say.

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,21 +36,11 @@ func (c RecoveryConfig) withDefaults() (RecoveryConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if c.Jobs == 0 {
-		c.Jobs = 100_000
-	}
-	if c.Rate == 0 {
-		c.Rate = 1000
-	}
-	if c.Kills == 0 {
-		c.Kills = 3
-	}
-	if c.PayloadBytes == 0 {
-		c.PayloadBytes = 200
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Jobs = cmp.Or(c.Jobs, 100_000)
+	c.Rate = cmp.Or(c.Rate, 1000)
+	c.Kills = cmp.Or(c.Kills, 3)
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 

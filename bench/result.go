@@ -19,7 +19,7 @@ type Result struct {
 	Params     any               `json:"params"`
 	Machine    Machine           `json:"machine"`
 	Figures    Figures           `json:"figures"`
-	Checks     *Checks           `json:"checks,omitempty"`     // of workloads that fire
+	Checks     *Checks           `json:"checks,omitempty"`     // of workloads that have jobs: all but ceiling
 	Targets    []Target          `json:"targets,omitempty"`    // what was to be reached
 	Histograms map[string]string `json:"histograms,omitempty"` // HdrHistogram V2, compressed, base64; µs
 	// Series are what changed during the run. A name ends with the unit of its values.
@@ -182,7 +182,8 @@ func (r *Result) Table(w io.Writer) error {
 // newHistogram is of µs, up to ten minutes, to three digits.
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, 600e6, 3) }
 
-// record takes ns. What is beyond the range counts as its end.
+// record takes ns. What is beyond the range counts as its end, so that RecordValue, which refuses nothing else,
+// cannot fail.
 func record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns/1000, 0), h.HighestTrackableValue()))
 }

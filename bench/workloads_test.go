@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/carillon-scheduler/carillon"
 )
 
@@ -58,20 +56,7 @@ func TestCommands(t *testing.T) {
 
 // What is not as it was acknowledged is noticed.
 func TestReadBack(t *testing.T) {
-	s, err := service(t).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := s.open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
-	nc, err := nats.Connect(e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	e, nc := running(t)
 	c, err := CommandsConfig{}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
@@ -103,20 +88,7 @@ func TestReadBack(t *testing.T) {
 }
 
 func TestPipe(t *testing.T) {
-	s, err := service(t).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := s.open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
-	nc, err := nats.Connect(e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	e, nc := running(t)
 	p, err := newPipe(nc, e.Names)
 	if err != nil {
 		t.Fatal(err)

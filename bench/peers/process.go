@@ -160,7 +160,7 @@ func (s *site) clear() (err error) {
 		select {
 		case <-p.exited:
 		case <-time.After(stopTimeout):
-			_ = p.cmd.Process.Kill()
+			_ = p.cmd.Process.Kill() // the same
 			<-p.exited
 			err = errors.Join(err, fmt.Errorf("%s did not end within %s", p.name, stopTimeout))
 		}
@@ -227,7 +227,7 @@ func stopLeftovers(dir string) (ended int, err error) {
 			if time.Now().After(until) {
 				return ended, fmt.Errorf("process %d did not end within %s", pid, stopTimeout)
 			}
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // no child of ours, so there is no Wait
 		}
 		ended++
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/carillon-scheduler/carillon/bench"
 )
@@ -66,8 +67,50 @@ func (a *app) childFlags(cmd *cobra.Command) (args []string) {
 	return args
 }
 
+// childCommand is a command of this binary, with the flags of the connection, to which a server's URL is added.
+func (a *app) childCommand(cmd *cobra.Command, words ...string) ([]string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return append(append(append([]string{exe}, words...), a.childFlags(cmd)...), "--server"), nil
+}
+
+// ownService is an engine of the run's own, whatever the flags of the connection say.
+func ownService(data string) (bench.Service, error) {
+	exe, err := os.Executable()
+	return bench.Service{Data: data, Command: []string{exe, "serve"}}, err
+}
+
+// The flags that several workloads have.
+
+func dataFlag(f *pflag.FlagSet, data *string) {
+	f.StringVar(data, "data", "", "`directory` to make the engine's data directory in (default the system's for temporary files)")
+}
+
+func payloadFlag(f *pflag.FlagSet, bytes *int) {
+	f.IntVar(bytes, "payload", 200, "bytes of each payload")
+}
+
+func handlersFlag(f *pflag.FlagSet, handlers *int) {
+	f.IntVar(handlers, "concurrency", 64, "handlers of the worker")
+}
+
+func outputFlags(f *pflag.FlagSet, partitions *int, persistAsync *bool) {
+	f.IntVar(partitions, "partitions", 0, "partitions of the engine that is started (default its own)")
+	f.BoolVar(persistAsync, "persist-async", false, "output streams, and a ceiling, that acknowledge before they write")
+}
+
 // errMissed ends a run that was carried out and did not show what it was to show.
 var errMissed = errors.New("a check or a target failed")
+
+// measure runs a workload, unless its flags make no sense, and prints the result.
+func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, run func(context.Context, C) (bench.Result, error)) error {
+	if err := c.Validate(); err != nil {
+		return usageError{err}
+	}
+	return a.tell(run(cmd.Context(), c))
+}
 
 // tell prints a result.
 func (a *app) tell(r bench.Result, err error) error {
@@ -133,26 +176,21 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 			if c.Service, err = a.service(data); err != nil {
 				return err
 			}
-			exe, err := os.Executable()
-			if err != nil {
+			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
 				return err
 			}
-			c.WorkerCommand = append([]string{exe, "bench", "worker"}, append(a.childFlags(cmd), "--server")...)
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunLateness(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunLateness)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Rate, "rate", 5000, "triggers a second")
 	f.DurationVar(&c.Duration, "duration", time.Minute, "how long, in whole seconds")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
+	payloadFlag(f, &c.PayloadBytes)
 	f.StringVar(&mix, "mix", "intervals", "kinds of jobs and their weights: intervals, cron, one_shots")
-	f.IntVar(&c.Concurrency, "concurrency", 64, "handlers of the worker")
+	handlersFlag(f, &c.Concurrency)
 	f.StringVar(&c.Raw, "raw", "", "`file` for every trigger as CSV")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	dataFlag(f, &data)
 	return cmd
 }
 
@@ -165,26 +203,21 @@ func newBenchRecoveryCommand(a *app) *cobra.Command {
 		Example: `  carillon bench recovery
   carillon bench recovery --jobs 1000000 --fill=false`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			exe, err := os.Executable()
-			if err != nil {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if c.Service, err = ownService(data); err != nil {
 				return err
 			}
-			c.Service = bench.Service{Data: data, Command: []string{exe, "serve"}}
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunRecovery(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunRecovery)
 		},
 	})
 	f := cmd.Flags()
 	f.IntVar(&c.Jobs, "jobs", 100_000, "jobs present")
-	f.IntVar(&c.Rate, "rate", 1000, "triggers a second that they make")
+	f.IntVar(&c.Rate, "rate", 1000, "triggers a second that the jobs make")
 	f.IntVar(&c.Kills, "kills", 3, "how often the engine is killed")
 	f.BoolVar(&c.Fill, "fill", true, "fill the output streams to their retention and the log as far as it goes, first")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	payloadFlag(f, &c.PayloadBytes)
+	dataFlag(f, &data)
 	return cmd
 }
 
@@ -202,18 +235,15 @@ func newBenchCeilingCommand(a *app) *cobra.Command {
 				return err
 			}
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunCeiling(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunCeiling)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Messages, "messages", 500_000, "messages of each measurement of a rate")
 	f.IntVar(&c.Streams, "streams", 8, "streams that are published to at once")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
+	payloadFlag(f, &c.PayloadBytes)
 	f.IntVar(&c.Rounds, "rounds", 3, "rounds; each figure is their median")
-	f.StringVar(&data, "data", "", "directory to make the data directory in (default the system's for temporary files)")
+	dataFlag(f, &data)
 	return cmd
 }
 

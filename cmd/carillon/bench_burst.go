@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon/bench"
@@ -26,25 +24,19 @@ With --server, the streams must hold all triggers (serve --out-max-bytes).`,
 			if c.Service, err = a.service(data); err != nil {
 				return err
 			}
-			exe, err := os.Executable()
-			if err != nil {
+			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
 				return err
 			}
-			c.WorkerCommand = append([]string{exe, "bench", "worker"}, append(a.childFlags(cmd), "--server")...)
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunBurst(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunBurst)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Jobs, "jobs", 1_000_000, "jobs due in one millisecond")
 	f.IntVar(&c.SideRate, "side", 500, "triggers a second of unrelated jobs, of high and of normal priority each")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.IntVar(&c.Partitions, "partitions", 0, "partitions of the engine that is started (default its own)")
-	f.BoolVar(&c.PersistAsync, "persist-async", false, "output streams, and a ceiling, that acknowledge before they write")
+	payloadFlag(f, &c.PayloadBytes)
+	outputFlags(f, &c.Partitions, &c.PersistAsync)
 	f.IntVar(&c.Rounds, "rounds", 2, "rounds of the ceiling before the burst, and again after it")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	dataFlag(f, &data)
 	return cmd
 }

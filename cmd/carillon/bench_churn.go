@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,25 +21,20 @@ func newBenchChurnCommand(a *app) *cobra.Command {
 			if c.Service, err = a.service(data); err != nil {
 				return err
 			}
-			exe, err := os.Executable()
-			if err != nil {
+			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
 				return err
 			}
-			c.WorkerCommand = append([]string{exe, "bench", "worker"}, append(a.childFlags(cmd), "--server")...)
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunChurn(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunChurn)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Rate, "rate", 5000, "jobs due a second; every second one of them is cancelled or moved")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "how long, in whole seconds")
 	f.DurationVar(&c.Nearest, "nearest", 50*time.Millisecond, "the shortest time between a change and the job's due time")
-	f.DurationVar(&c.Farthest, "farthest", 500*time.Millisecond, "the longest")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.IntVar(&c.Concurrency, "concurrency", 64, "handlers of the worker")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	f.DurationVar(&c.Farthest, "farthest", 500*time.Millisecond, "the longest time between a change and the job's due time")
+	payloadFlag(f, &c.PayloadBytes)
+	handlersFlag(f, &c.Concurrency)
+	dataFlag(f, &data)
 	return cmd
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,30 +29,26 @@ reply is there, and every job is read back at the end.`,
 			if c.Service, err = a.service(data); err != nil {
 				return err
 			}
-			exe, err := os.Executable()
-			if err != nil {
+			if c.ClientsCommand, err = a.childCommand(cmd, "bench", "clients"); err != nil {
 				return err
 			}
-			flags := append(a.childFlags(cmd), "--server")
-			c.ClientsCommand = append([]string{exe, "bench", "clients"}, flags...)
-			c.ImportCommand = append([]string{exe, "job", "import", "--json"}, flags...)
-			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
+			if c.ImportCommand, err = a.childCommand(cmd, "job", "import", "--json"); err != nil {
+				return err
 			}
-			return a.tell(bench.RunCommands(cmd.Context(), c))
+			c.Progress = a.steps()
+			return measure(a, cmd, c, bench.RunCommands)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Jobs, "jobs", 300_000, "jobs that many clients create and update; half of them they delete")
 	f.IntVar(&c.Imports, "imports", 200_000, "jobs to import")
 	f.IntVar(&c.Clients, "clients", 64, "connections of the many clients")
-	f.IntVar(&c.Window, "window", 16, "commands that each of them has under way")
+	f.IntVar(&c.Window, "window", 16, "commands that each of the many clients has under way")
 	f.IntVar(&c.Offered, "offered", 30_000, "creates a second at which the latency is measured")
-	f.DurationVar(&c.Duration, "duration", 10*time.Second, "how long at that rate")
+	f.DurationVar(&c.Duration, "duration", 10*time.Second, "how long creates are offered at that rate (--offered)")
 	f.IntVar(&c.Rounds, "rounds", 3, "rounds of the single client")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	payloadFlag(f, &c.PayloadBytes)
+	dataFlag(f, &data)
 	return cmd
 }
 

@@ -26,19 +26,15 @@ With --server, the streams must hold a turn's triggers (serve --out-max-bytes).`
 				return err
 			}
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunDispatch(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunDispatch)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Triggers, "triggers", 1_000_000, "triggers of each kind of jobs in a pair")
 	f.IntVar(&c.CronPerS, "cron-rate", 0, "cron jobs due each second (default 500000, or all triggers)")
 	f.IntVar(&c.Pairs, "pairs", 5, "turns of the engine and of the ceiling; each figure is their median")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.IntVar(&c.Partitions, "partitions", 0, "partitions of the engine that is started (default its own)")
-	f.BoolVar(&c.PersistAsync, "persist-async", false, "output streams, and a ceiling, that acknowledge before they write")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	payloadFlag(f, &c.PayloadBytes)
+	outputFlags(f, &c.Partitions, &c.PersistAsync)
+	dataFlag(f, &data)
 	return cmd
 }

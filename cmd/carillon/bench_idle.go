@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,25 +17,20 @@ func newBenchIdleCommand(a *app) *cobra.Command {
 		Example: `  carillon bench idle
   carillon bench idle --jobs 100000 --kind one_shots --settle 0.5s`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			exe, err := os.Executable()
-			if err != nil {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if c.Service, err = ownService(data); err != nil {
 				return err
 			}
-			c.Service = bench.Service{Data: data, Command: []string{exe, "serve"}}
 			c.Progress = a.steps()
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunIdle(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunIdle)
 		},
 	})
 	f := cmd.Flags()
 	f.IntVar(&c.Jobs, "jobs", 1_000_000, "jobs pending")
 	f.StringVar(&c.Kind, "kind", bench.IdleIntervals, "intervals, cron or one_shots")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "how long CPU is measured")
-	f.DurationVar(&c.Settle, "settle", 250*time.Second, "how long the engine's memory must not fall any more; Go collects an idle process every 2m")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	f.DurationVar(&c.Settle, "settle", 250*time.Second, "how long the engine's memory must not have fallen before CPU is measured; Go collects an idle process every 2m")
+	payloadFlag(f, &c.PayloadBytes)
+	dataFlag(f, &data)
 	return cmd
 }

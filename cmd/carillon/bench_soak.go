@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,25 +24,20 @@ on standard error. A run that is interrupted ends with the figures so far.`,
 			if c.Service, err = a.service(data); err != nil {
 				return err
 			}
-			exe, err := os.Executable()
-			if err != nil {
+			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
 				return err
 			}
-			c.WorkerCommand = append([]string{exe, "bench", "worker"}, append(a.childFlags(cmd), "--server")...)
 			c.Report = func(r bench.SoakRound) { fmt.Fprintln(a.stderr, r) }
-			if err := c.Validate(); err != nil {
-				return usageError{err}
-			}
-			return a.tell(bench.RunSoak(cmd.Context(), c))
+			return measure(a, cmd, c, bench.RunSoak)
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&c.Rate, "rate", 1000, "triggers a second, half of them of recurring jobs")
 	f.DurationVar(&c.Duration, "duration", time.Hour, "how long, in whole rounds")
 	f.DurationVar(&c.Round, "round", time.Minute, "what is judged and told at once, in whole seconds")
-	f.DurationVar(&c.KillEvery, "kill-every", 0, "kill -9 and start the engine so often (default never)")
-	f.IntVar(&c.PayloadBytes, "payload", 200, "bytes of each payload")
-	f.IntVar(&c.Concurrency, "concurrency", 64, "handlers of the worker")
-	f.StringVar(&data, "data", "", "directory to make the engine's data directory in (default the system's for temporary files)")
+	f.DurationVar(&c.KillEvery, "kill-every", 0, "how often the engine is killed with -9 and started again (default never)")
+	payloadFlag(f, &c.PayloadBytes)
+	handlersFlag(f, &c.Concurrency)
+	dataFlag(f, &data)
 	return cmd
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,19 +19,51 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
-// smallDisk mounts a file system of 256 MiB.
-func smallDisk(t testing.TB) string {
+// inNamespace is the environment of a test that runs in a user namespace of its own.
+const inNamespace = "CARILLON_TEST_NAMESPACE"
+
+// smallDisk mounts a file system of 256 MiB. Where that is not allowed, the test is run again as root of a
+// user namespace, in another process; ok is false then, and nothing is left to do.
+func smallDisk(t *testing.T) (dir string, ok bool) {
 	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"); err != nil {
-		t.Skipf("a small file system cannot be mounted here (it takes root): %v", err)
+	dir = t.TempDir()
+	err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256m")
+	if errors.Is(err, syscall.EPERM) && os.Getenv(inNamespace) == "" {
+		runInNamespace(t)
+		return "", false
+	}
+	if err != nil {
+		t.Skipf("NOT TESTED: a small file system cannot be mounted here: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, 0); err != nil {
 			t.Error(err)
 		}
 	})
-	return dir
+	return dir, true
+}
+
+// runInNamespace runs the test that calls it, and passes on what becomes of it.
+func runInNamespace(t *testing.T) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		t.Fatalf("in a user namespace: %v\n%s", err, out)
+	case err != nil:
+		t.Skipf("NOT TESTED: a small file system takes root, or a user namespace: %v", err)
+	case strings.Contains(string(out), "--- SKIP"):
+		t.Skipf("NOT TESTED: not in a user namespace, either:\n%s", out)
+	}
+	t.Logf("in a user namespace:\n%s", out)
 }
 
 func diskOptions(dir string) node.Options {
@@ -145,7 +178,10 @@ func notReady(t testing.TB, url, why string) {
 
 // A disk that fills up stops new jobs first, then firing, and everything goes on when there is room again.
 func TestDiskFillsUp(t *testing.T) {
-	dir := smallDisk(t)
+	dir, ok := smallDisk(t)
+	if !ok {
+		return
+	}
 	o := diskOptions(dir)
 	o.FreeForJobs, o.FreeForTicks = 96<<20, 64<<20
 	r := run(t, o)
@@ -194,12 +230,9 @@ func TestDiskFillsUp(t *testing.T) {
 		before = at()
 		return before.Equal(was)
 	})
-	time.Sleep(500 * time.Millisecond) // ten beats
+	eventually(t, "ten beats are overdue", func() bool { return status(t, c).Partitions[partitionOfBeat(t, c)].TickLag >= 500 })
 	if after := at(); !after.Equal(before) {
 		t.Errorf("time went on from %s to %s without ticks", before, after)
-	}
-	if lag := status(t, c).Partitions[partitionOfBeat(t, c)].TickLag; lag < 400 {
-		t.Errorf("the tick lag is %.0f ms", lag)
 	}
 
 	none()
@@ -266,7 +299,10 @@ func partitionOfBeat(t testing.TB, c *carillon.Client) int {
 // A disk that is full to the last byte, under writes: stores fail, and are started again in the process
 // once there is room. What was accepted is there.
 func TestDiskFull(t *testing.T) {
-	dir := smallDisk(t)
+	dir, ok := smallDisk(t)
+	if !ok {
+		return
+	}
 	r := run(t, diskOptions(dir))
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Second))

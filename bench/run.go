@@ -1,0 +1,75 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// begin opens the service of a run and a connection to it, and writes into the result what they are. end
+// closes both.
+func (s Service) begin(ctx context.Context, r *Result) (e *engine, nc *nats.Conn, end func() error, err error) {
+	if e, err = s.open(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	r.Machine = thisMachine(e.dir)
+	if nc, err = e.Connect(e.url); err != nil {
+		return nil, nil, nil, errors.Join(fmt.Errorf("bench: connect to %s: %w", e.url, err), e.close())
+	}
+	r.Machine.NATS = nc.ConnectedServerVersion()
+	return e, nc, func() error { nc.Close(); return e.close() }, nil
+}
+
+// runName tells what a run leaves in a service from what others do.
+func runName() string { return "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36) }
+
+// defaultWorker is the worker's command where none is given: this binary's own.
+func defaultWorker(given []string) ([]string, error) {
+	if len(given) > 0 {
+		return given, nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	return []string{exe, "bench", "worker", "--server"}, nil
+}
+
+// finish ends a child that has nothing left to lose. Kill fails only on one that has ended, and Wait tells only
+// how it ended: killed, or by an error that its answers, or their end, have told already.
+func finish(child *exec.Cmd) {
+	_ = child.Process.Kill()
+	_ = child.Wait()
+}
+
+type progress = func(step string, done, total int)
+
+func defaultProgress(given progress) progress {
+	if given == nil {
+		return func(string, int, int) {}
+	}
+	return given
+}
+
+// watchFloor measures the floor beside a run until ctx ends. wait gives what came of it.
+func watchFloor(ctx context.Context, nc *nats.Conn, e *engine, run string, payload []byte) (wait func() (floor, error)) {
+	type outcome struct {
+		floor
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		f, err := measureFloor(ctx, nc, "BENCH_"+run, e.dir, payload)
+		done <- outcome{f, err}
+	}()
+	return func() (floor, error) {
+		f := <-done
+		return f.floor, f.err
+	}
+}

@@ -1,0 +1,134 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// soakBatch is the one-shots of a round, and its jobs that are fired by command.
+type soakBatch struct {
+	round int
+	// By one-shot, and by job fired by command: the service has it.
+	put, putForced []atomic.Bool
+	mu             sync.Mutex // guards the plans
+	shots, forced  plan
+	ops            []soakOp     // in order of time
+	open           atomic.Int64 // commands to come that have to do with a plan
+}
+
+// newBatch plans a batch: nothing of it has been carried out.
+func (s *soak) newBatch(round int) *soakBatch {
+	b := &soakBatch{round: round}
+	group := func(name string, n int) plan {
+		p := plan{
+			Prefix: fmt.Sprintf("%s-%s%d-", s.run, name, round), From: s.at(round).UnixMilli(), To: s.at(round + 1).UnixMilli(),
+			First: make([]int64, n), Every: make([]int64, n), Then: make([]int64, n), May: make([]int64, n),
+		}
+		for i := range n {
+			p.First[i], p.Then[i], p.May[i] = int64(i)*s.Round.Milliseconds()/int64(n), -1, -1
+		}
+		return p
+	}
+	n := (s.Rate - s.Rate/2) * s.RoundSeconds
+	b.shots, b.forced = group("shot", n), group("forced", max(n/soakForced, 1))
+	b.put, b.putForced = make([]atomic.Bool, n), make([]atomic.Bool, len(b.forced.First))
+	b.forced.Forced = true
+	b.ops = s.ops(b)
+	for _, op := range b.ops {
+		b.open.Add(int64(bit(op.kind.planned())))
+	}
+	return b
+}
+
+// soakKind is what is done with a job of a batch.
+type soakKind uint8
+
+const (
+	soakPut soakKind = iota
+	soakDelete
+	soakCancel
+	soakMove
+	soakReplace
+	soakPauseOver // its due time
+	soakPauseShortly
+	soakPutForced
+	soakForce
+	soakDeleteForced
+)
+
+// planned tells whether a round can only be judged when that is done.
+func (k soakKind) planned() bool { return k != soakDelete && k != soakDeleteForced }
+
+// soakOp is one command, or a pause and its resume.
+type soakOp struct {
+	at   int64 // unix ns
+	job  int32
+	kind soakKind
+}
+
+// soakChanges are what happens to each of sixteen one-shots shortly before it is due.
+var soakChanges = [16]soakKind{1: soakCancel, 4: soakMove, 7: soakReplace, 10: soakPauseOver, 13: soakPauseShortly}
+
+// ops is all that is done with a batch, in order of time.
+func (s *soak) ops(b *soakBatch) (ops []soakOp) {
+	add := func(at time.Time, job int, kind soakKind) { ops = append(ops, soakOp{at.UnixNano(), int32(job), kind}) }
+	farthest := min(soakFarthest, s.Round/4)
+	for i := range b.put {
+		due := time.UnixMilli(s.due(b, i))
+		add(due.Add(-s.Round), i, soakPut)
+		if kind := soakChanges[i%16]; kind != soakPut && due.Sub(s.at(b.round)) > farthest {
+			add(due.Add(-soakNearest-rand.N(farthest-soakNearest)), i, kind)
+		}
+		add(due.Add(2*s.Round), i, soakDelete)
+	}
+	for i := range b.putForced {
+		at := s.at(b.round).Add(time.Duration(i) * s.Round / time.Duration(len(b.putForced)))
+		add(at.Add(-s.Round), i, soakPutForced)
+		add(at, i, soakForce)
+		add(at.Add(2*s.Round), i, soakDeleteForced)
+	}
+	slices.SortFunc(ops, func(a, b soakOp) int { return cmp.Compare(a.at, b.at) })
+	return ops
+}
+
+// settled waits until all commands that have to do with the batch's plan are answered.
+func (b *soakBatch) settled(ctx context.Context) error {
+	for b.open.Load() > 0 {
+		if err := sleepUntil(ctx, time.Now().Add(10*time.Millisecond)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// due is when a one-shot is due at first, unix ms.
+func (s *soak) due(b *soakBatch, i int) int64 {
+	return s.at(b.round).UnixMilli() + int64(i)*s.Round.Milliseconds()/int64(len(b.put))
+}
+
+// inTime tells whether what is acknowledged now wins for sure over what is due.
+func inTime(due int64) bool { return !time.Now().Add(surely).After(time.UnixMilli(due)) }
+
+// prevented notes that a fire must not come, or, where the command is late, may come or not.
+func (b *soakBatch) prevented(i int, due int64) {
+	sure := inTime(due)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shots.First[i] = -1; !sure {
+		b.shots.May[i] = due - b.shots.From
+	}
+}
+
+// moved notes another fire that must come.
+func (b *soakBatch) moved(i int, to int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.shots.Then[i] = to - b.shots.From
+	b.shots.To = max(b.shots.To, to+1)
+}

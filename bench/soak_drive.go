@@ -1,0 +1,194 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	cryptorand "crypto/rand"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// drive carries out what is done with a batch, each command at its time, whatever the answers.
+func (s *soak) drive(ctx context.Context, b *soakBatch) {
+	err := pace(ctx, len(b.ops), func(i int) time.Time { return time.Unix(0, b.ops[i].at) }, func(i int, _ time.Time) error {
+		select {
+		case s.room <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		s.work.Go(func() {
+			defer func() { <-s.room }()
+			if err := s.do(ctx, b, b.ops[i]); err != nil && ctx.Err() == nil {
+				s.fail(fmt.Errorf("bench: round %d, job %d: %w", b.round, b.ops[i].job, err))
+			}
+		})
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		s.fail(err)
+	}
+}
+
+// do carries out one command. What it changes of the batch's plan it knows once it is answered.
+func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
+	i := int(op.job)
+	shot, forced := b.shots.Prefix+strconv.Itoa(i), b.forced.Prefix+strconv.Itoa(i)
+	due := s.due(b, i)
+	if op.kind.planned() {
+		defer b.open.Add(-1)
+	}
+	switch op.kind {
+	case soakPut:
+		err := s.put(ctx, s.shot(shot, due, s.payload))
+		b.put[i].Store(err == nil)
+		return err
+	case soakDelete:
+		if err := b.settled(ctx); err != nil {
+			return err
+		}
+		return s.delete(ctx, shot)
+	case soakPutForced:
+		err := s.put(ctx, carillon.Job{ID: forced, Topic: topic, Payload: s.payload})
+		b.putForced[i].Store(err == nil)
+		return err
+	case soakDeleteForced:
+		if err := b.settled(ctx); err != nil {
+			return err
+		}
+		return s.delete(ctx, forced)
+	}
+	if op.kind == soakForce {
+		if !b.putForced[i].Load() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.forced.First[i] = -1
+			return nil
+		}
+		return s.persist(ctx, func(request string) error {
+			_, err := s.client.Fire(ctx, forced, carillon.RequestID(request))
+			return err
+		})
+	}
+	if !b.put[i].Load() {
+		return nil // the put waits for an engine that was killed: this job stays as it is
+	}
+	switch op.kind {
+	case soakCancel:
+		err := s.delete(ctx, shot)
+		b.prevented(i, due)
+		return err
+	case soakMove:
+		to := due + 1 + rand.N(s.Round.Milliseconds()/2-1)
+		err := s.put(ctx, s.shot(shot, to, s.payload))
+		b.prevented(i, due)
+		b.moved(i, to)
+		return err
+	case soakReplace: // due as before
+		payload := slices.Clone(s.payload)
+		payload[1] = 'y'
+		return s.put(ctx, s.shot(shot, due, payload))
+	case soakPauseOver:
+		if err := s.change(ctx, s.client.Pause, shot); err != nil {
+			return err
+		}
+		b.prevented(i, due)
+		if err := sleepUntil(ctx, time.UnixMilli(due).Add(soakNearest/2)); err != nil {
+			return err
+		}
+		return s.change(ctx, s.client.Resume, shot)
+	}
+	err := cmp.Or(s.change(ctx, s.client.Pause, shot), s.change(ctx, s.client.Resume, shot))
+	if !inTime(due) { // the fire may have been skipped
+		b.prevented(i, due)
+	}
+	return err
+}
+
+func (s *soak) shot(id string, due int64, payload []byte) carillon.Job {
+	return carillon.Job{ID: id, Topic: topic, Payload: payload, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat)}
+}
+
+func (s *soak) put(ctx context.Context, job carillon.Job) error {
+	return s.persist(ctx, func(request string) error {
+		_, err := s.client.Put(ctx, job, carillon.RequestID(request))
+		return err
+	})
+}
+
+// delete takes a job that is not there any more for deleted.
+func (s *soak) delete(ctx context.Context, id string) error {
+	return s.persist(ctx, func(request string) error {
+		_, err := s.client.Delete(ctx, id, carillon.RequestID(request))
+		if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
+			return nil
+		}
+		return err
+	})
+}
+
+// change pauses or resumes.
+func (s *soak) change(ctx context.Context, do func(context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error), id string) error {
+	return s.persist(ctx, func(request string) error {
+		_, err := do(ctx, id, carillon.RequestID(request))
+		return err
+	})
+}
+
+// persist repeats a command, under one name, until the service has answered it.
+func (s *soak) persist(ctx context.Context, do func(request string) error) error {
+	request, began := cryptorand.Text(), time.Now()
+	for {
+		err := do(request)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		_, answered := errors.AsType[*carillon.Error](err) // else it is an error of the connection
+		if err == nil || answered && !isTransient(err) || time.Since(began) > soakRetry {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			record(s.commands, int64(time.Since(began)))
+			return err
+		}
+	}
+}
+
+// killer kills the engine again and again, as long as the rounds last.
+func (s *soak) killer(ctx context.Context) {
+	for at := s.KillEvery; at < s.Duration; at += s.KillEvery {
+		if sleepUntil(ctx, s.begin.Add(at)) != nil {
+			return
+		}
+		if err := s.kill(ctx); err != nil {
+			s.fail(err)
+			return
+		}
+	}
+}
+
+func (s *soak) kill(ctx context.Context) error {
+	s.process.Lock()
+	defer s.process.Unlock()
+	if err := s.engine.kill(); err != nil {
+		return err
+	}
+	killed := time.Now()
+	if err := s.engine.start(ctx, strings.TrimPrefix(s.engine.url, "nats://"), nil); err != nil {
+		return err
+	}
+	s.kills = append(s.kills, killed)
+	s.cpu, s.looked = 0, killed
+	s.ready = max(s.ready, time.Since(killed))
+	for !s.nc.IsConnected() { // who waits for the lock is going to ask
+		if err := sleepUntil(ctx, time.Now().Add(10*time.Millisecond)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
