@@ -105,77 +105,6 @@ func ballast(t testing.TB, dir string, free uint64) (drop func()) {
 	}
 }
 
-// beat is a job whose every due time is put out, however late.
-var beat = carillon.Job{ID: "beat", Schedule: "@every 50ms", Misfire: carillon.FireAll, Topic: "beat"}
-
-// beats waits until the job has fired so many times more.
-func beats(t testing.TB, c *carillon.Client, more uint64) {
-	t.Helper()
-	count := func() uint64 {
-		r, err := c.Get(t.Context(), beat.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.Fires
-	}
-	want := count() + more
-	eventually(t, "the job fires", func() bool { return count() >= want })
-}
-
-// unbroken fails unless each due time of beat is in the streams once, in order, none early, and no number is
-// missing.
-func unbroken(t testing.TB, nc *nats.Conn, c *carillon.Client) {
-	t.Helper()
-	if _, err := c.Pause(t.Context(), beat.ID); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "all outputs are stored", func() bool {
-		for _, p := range status(t, c).Partitions {
-			if p.Ready > 0 || p.Published != p.Outputs {
-				return false
-			}
-		}
-		return true
-	})
-	r, err := c.Get(t.Context(), beat.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := uint64(0)
-	const interval = 50 * time.Millisecond
-	var due []time.Time
-	for _, o := range allOutputs(t, nc, partitions) {
-		switch {
-		case o.trigger != nil && o.trigger.Job == beat.ID:
-			n++
-			due = append(due, o.trigger.Scheduled)
-		case o.event != nil && o.event.Job == beat.ID && o.event.Reason == carillon.ReasonPaused: // by an earlier call
-			for at := o.event.First; !at.After(o.event.Last); at = at.Add(interval) {
-				due = append(due, at)
-			}
-		}
-	}
-	for i := range due[1:] {
-		if due[i+1].Sub(due[i]) != interval {
-			t.Errorf("after %s came %s", due[i].Format(carillon.TimeFormat), due[i+1].Format(carillon.TimeFormat))
-		}
-	}
-	if n != r.Fires || n == 0 {
-		t.Errorf("%d triggers are in the streams, the job fired %d times", n, r.Fires)
-	}
-	if _, err := c.Resume(t.Context(), beat.ID); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func notReady(t testing.TB, url, why string) {
-	t.Helper()
-	eventually(t, "/readyz says "+why, func() bool {
-		ok, says := readyz(t, url)
-		return !ok && (why == "" || strings.Contains(says, why))
-	})
-}
-
 // A disk that fills up stops new jobs first, then firing, and everything goes on when there is room again.
 func TestDiskFillsUp(t *testing.T) {
 	dir, ok := smallDisk(t)
@@ -284,16 +213,6 @@ func diskLow(t testing.TB, nc *nats.Conn) (low int) {
 		}
 	}
 	return low
-}
-
-// partitionOfBeat is the partition of beat.
-func partitionOfBeat(t testing.TB, c *carillon.Client) int {
-	t.Helper()
-	r, err := c.Get(t.Context(), beat.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r.Partition
 }
 
 // A disk that is full to the last byte, under writes: stores fail, and are started again in the process
