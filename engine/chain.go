@@ -22,13 +22,15 @@ package engine
 // (Nats-Expected-Last-Msg-Id). The ids are this chain's own, another chain's copy has another: the stream's
 // de-duplication would answer a copy with the sequence where the other stands.
 //
-// Ids are a quarter of what a message costs the server. A chain does without them while its host would hear
-// of every foreign message (Watched): by a subscription to the partition's subjects, without the echo of its
-// own, on the connection of the chain to a server that stands alone. When it hears of one it loses the chain,
-// and from then on links it. What a foreign message displaced before that is found by resuming, which surveys
-// all that the stream holds above what the log knows to be stored, and publishes again what is missing there.
-// So an output counts as stored for good, and may be forgotten, only some time after its ack (the host's
-// syncOutputs): the word about a foreign message may come a moment later than the ack behind it.
+// Ids are a quarter of what a message costs the server. A chain does without them while its host would hear of
+// every foreign message (Watched): by a subscription to the partition's subjects, without the echo of its own, on
+// the connection of the chain to a server that stands alone. When it hears of one it loses the chain, and from
+// then on links it; as it does when it finds one in the stream: behind a foreign message each output stands
+// elsewhere, and what is in flight from before must not be taken beside what is sent again. What a foreign message
+// displaced before that is found by resuming, which surveys all that the stream holds above what the log knows to
+// be stored, and publishes again what is missing there. So an output counts as stored for good, and may be
+// forgotten, only some time after its ack (the host's syncOutputs): the word about a foreign message may come a
+// moment later than the ack behind it.
 //
 // Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
 // stored. The host then asks the stream for its end and resumes from there. Messages of the lost window

@@ -216,6 +216,12 @@ func (n *Node) survey(ctx context.Context, p *partition, out *streams.OutStream,
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f.end, f.missing = s.End(), s.Missing()
+	if len(s.Foreign) > 0 {
+		// What is in flight from before the loss may still come, and belongs elsewhere behind a foreign message.
+		p.out.Lock()
+		p.chain.Watch(false)
+		p.out.Unlock()
+	}
 	for _, seq := range s.Foreign {
 		if seq > counted {
 			f.foreign++

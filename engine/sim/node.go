@@ -504,6 +504,9 @@ func (n *node) goOn(p int, part *part, q *question) {
 			number, trigger := outputOf(m)
 			s.Add(number, m.Seq, trigger)
 		}
+		if len(s.Foreign) > 0 {
+			part.chain.Watch(false)
+		}
 		if missing := s.Missing(); len(missing) > 0 {
 			n.replace(p, part, q.last, missing[0])
 			return
