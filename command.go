@@ -19,6 +19,9 @@ const (
 	VerbDone   Verb = "done"
 )
 
+// VerbImport is the request that puts many jobs.
+const VerbImport Verb = "import"
+
 // The verbs of requests that only ask.
 const (
 	VerbGet     Verb = "get"
@@ -44,6 +47,8 @@ const (
 	DefaultPreview   = 10
 	MaxCursorLength  = 1024      // bytes
 	MaxPageBytes     = 512 << 10 // of a page's JSON, unless it is of one job
+	MaxImportLines   = 1024      // of an import
+	MaxImportBytes   = 512 << 10 // of an import's body, unless it is of one line
 )
 
 // ParseCondition reads the body of a delete, pause or resume of one job: nothing, or {"if_version":N}.

@@ -35,6 +35,38 @@ func ExampleClient_Put() {
 	fmt.Println("version", job.Version, "fires next at", job.Next)
 }
 
+// A hundred thousand jobs in few requests, each of which is reported.
+func ExampleClient_Import() {
+	nc, err := nats.Connect(nats.DefaultURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer nc.Close()
+	client := carillon.Connect(nc)
+
+	reminders := func(yield func(carillon.ImportJob) bool) {
+		for i := range 100_000 {
+			job := carillon.Job{ID: fmt.Sprintf("reminder-%d", i), Schedule: "@in 24h", Topic: "reminders"}
+			if !yield(carillon.ImportJob{Job: job}) {
+				return
+			}
+		}
+	}
+	imported := 0
+	err = client.Import(context.Background(), reminders, func(i int, err error) {
+		if err != nil {
+			log.Printf("reminder-%d: %v", i, err)
+			return
+		}
+		if imported++; imported%10_000 == 0 {
+			log.Printf("%d are in", imported)
+		}
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
 // Only one of several clients creates the job; the others learn that it is there.
 func ExampleIfVersion() {
 	nc, err := nats.Connect(nats.DefaultURL)

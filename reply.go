@@ -14,6 +14,7 @@ const (
 	TypePreview   = "carillon.v1.preview"
 	TypeStatus    = "carillon.v1.status"
 	TypeSelection = "carillon.v1.selection"
+	TypeImport    = "carillon.v1.import"
 	TypeError     = "carillon.v1.error"
 	TypeEvent     = "carillon.v1.event"
 )

@@ -65,9 +65,9 @@ func (m *Machine) BeginCheckpoint() *Checkpoint {
 		b = appendBool(b, f.own)
 		c.frame(frameForced, appendString(b, f.body))
 	}
-	for _, seq := range slices.Sorted(maps.Keys(m.rejected)) {
-		r := m.rejected[seq]
-		b := binary.AppendUvarint(nil, seq)
+	for _, o := range slices.SortedFunc(maps.Keys(m.rejected), origin.compare) {
+		r := m.rejected[o]
+		b := binary.AppendUvarint(binary.AppendUvarint(nil, o.seq), uint64(o.index))
 		for _, s := range [...]string{r.key.verb, r.key.job, string(r.key.code), string(r.err.Code), r.err.Field, r.err.Message} {
 			b = appendString(b, s)
 		}
@@ -415,12 +415,12 @@ func (r *Restore) forcedFire(d *decoder) {
 }
 
 func (r *Restore) rejection(d *decoder) {
-	seq := d.uvarint()
+	o := origin{d.uvarint(), uint32(d.atMost(MaxPackJobs - 1))}
 	v := &rejection{key: rejectionKey{d.string(), d.string(), carillon.Code(d.string())}}
 	v.err = carillon.Error{Code: carillon.Code(d.string()), Field: d.string(), Message: d.string()}
 	v.count, v.at = d.uvarint(), d.varint()
 	if d.err == nil {
-		r.m.queueRejection(seq, v)
+		r.m.queueRejection(o, v)
 	}
 }
 

@@ -41,7 +41,7 @@
 // 254. A recurring job takes 200 bytes beyond its payload, its timer and its places in the indexes included.
 //
 // Files: record.go and tickrecord.go (what is in the log), machine.go (Apply), one file a verb (put.go,
-// delete.go, pause.go, fire.go, claim.go, tick.go, disk.go), ready.go (who goes next), completed.go (how long a
+// delete.go, pause.go, fire.go, claim.go, tick.go, disk.go, import.go), ready.go (who goes next), completed.go (how long a
 // job without a fire left is known), jobs.go (the state of a job) with texts.go and exprs.go, output.go (the
 // outbox), chain.go, owner.go, checkpoint.go, view.go (what can be asked).
 package engine

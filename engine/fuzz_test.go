@@ -37,7 +37,7 @@ func FuzzDecodeRecord(f *testing.F) {
 				t.Fatalf("%v, %+v is not %+v", err, again, d)
 			}
 		}
-		for _, subject := range []string{"tick", "claim", "disk", "heal", "put.a"} {
+		for _, subject := range []string{"tick", "claim", "disk", "import", "heal", "put.a"} {
 			fuzzLayout.Decode(&Record{Seq: 7, Subject: "carillon.log.0." + subject, Data: b})
 		}
 		fuzzLayout.Decode(&Record{Seq: 7, Subject: string(b)})
@@ -223,9 +223,11 @@ func fuzzRecords(b []byte) []Record {
 			command("resume", "")
 		case 11:
 			command("fire", `{"payload":1}`)
+		case 14:
+			r.Subject, r.Data = fuzzLayout.LogSubject(0, "import"), EncodePack(fuzzPack(next, now))
 		default: // whatever bytes, on whatever subject
 			n := min(len(b), int(detail)%64)
-			kinds := []string{"tick", "claim", "heal", "put.a", "delete.c", "fire.a.b", "pause.*", ""}
+			kinds := []string{"tick", "claim", "heal", "put.a", "delete.c", "import", "pause.*", ""}
 			r.Subject, r.Data = fuzzLayout.LogSubject(0, kinds[kind/16%8]), bytes.Clone(b[:n])
 			b = b[n:]
 			switch kind % 16 {
@@ -239,4 +241,21 @@ func fuzzRecords(b []byte) []Record {
 		records = append(records, r)
 	}
 	return records
+}
+
+// fuzzPack makes a few jobs, good and bad, with and without a life before.
+func fuzzPack(next func() byte, now int64) (pack []PackedJob) {
+	for range 1 + next()%4 {
+		d, e := next(), next()
+		job := carillon.Job{
+			ID:       []string{"a", "c", "e", "g", "b"}[d%5],
+			Schedule: []string{"@every 7ms", "@every 1s", "@in 5ms", "@at 2025-01-01T00:00:00Z", "nonsense", ""}[d/5%6], MaxFires: uint64(e % 4),
+		}
+		p := Pack(&job, nil, []string{"", "1", "2"}[e/4%3])
+		if p.Paused = d >= 200; e >= 128 {
+			p.State = &JobState{Version: uint64(e % 8), Accepted: now - int64(d)*10, From: now - int64(e), Last: now - int64(next()), Fires: uint64(e % 3)}
+		}
+		pack = append(pack, p)
+	}
+	return pack
 }

@@ -75,8 +75,8 @@ type Machine struct {
 	readyJobs [priorities]int       // turns of jobs in it, by rank
 	forced    map[uint64]forcedFire // by the sequence that asked for it
 	forcedBy  map[uint32][]uint64   // the same, by job
-	rejected  map[uint64]*rejection // waiting, by the sequence of the first
-	collapse  map[rejectionKey]uint64
+	rejected  map[origin]*rejection // waiting, by what asked first
+	collapse  map[rejectionKey]origin
 	gaps      []gap
 	graves    map[string]grave // of deleted jobs, by id
 	buried    []buried         // the same in order, with stale entries
@@ -87,7 +87,8 @@ type Machine struct {
 	outbox outbox
 	text   []byte // of the next output
 
-	saving *Checkpoint // the checkpoint being taken, if one is
+	saving   *Checkpoint // the checkpoint being taken, if one is
+	outcomes []Outcome   // of the last import
 
 	bounds Bounds
 	due    func(slot uint32, deadline int64) // moves a timer's job to ready
@@ -110,8 +111,8 @@ func New(layout Layout, partition int) *Machine {
 		ready:    btree.NewG(64, turn.before),
 		forced:   make(map[uint64]forcedFire),
 		forcedBy: make(map[uint32][]uint64),
-		rejected: make(map[uint64]*rejection),
-		collapse: make(map[rejectionKey]uint64),
+		rejected: make(map[origin]*rejection),
+		collapse: make(map[rejectionKey]origin),
 		graves:   make(map[string]grave),
 	}
 	for i := range m.wheels {
@@ -133,6 +134,7 @@ type Result struct {
 	Err     *carillon.Error // of a command that was refused; nothing changed
 	Changed bool            // of a command: it had an effect
 	Epoch   uint64          // of a claim that was taken
+	Jobs    []Outcome       // of an import, by place in it; the machine's own, until the next Apply
 }
 
 // Apply carries out one record of the log. Records come in order of their sequences; one at or below
@@ -159,6 +161,9 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 		m.takeDisk(e)
 	case KindGarbage:
 		m.garbage("malformed")
+	case KindImport:
+		m.now = now
+		r.Jobs = m.takePack(e)
 	default:
 		m.now = now
 		m.expire(now)

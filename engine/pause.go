@@ -11,11 +11,15 @@ func (m *Machine) pause(e *Entry) (bool, *carillon.Error) {
 	if refusal != nil || j.status != statusScheduled {
 		return false, refusal
 	}
+	m.halt(slot, j, e.Request)
+	return true, nil
+}
+
+func (m *Machine) halt(slot uint32, j *job, request string) {
 	m.touch(slot)
 	m.disarm(slot, j)
 	m.become(j, statusPaused)
-	m.remember(j, e.Request)
-	return true, nil
+	m.remember(j, request)
 }
 
 // resume lets a paused job go on. What it missed meanwhile is counted when its turn comes, not here: a

@@ -9,9 +9,9 @@ import (
 
 // put creates a job or replaces it. A retry of the put that made the job changes nothing.
 func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
-	want, ifVersion, err := carillon.ParsePut(e.Body)
-	if err != nil {
-		return false, asError(err)
+	want, ifVersion, refusal := e.asksFor()
+	if refusal != nil {
+		return false, refusal
 	}
 	expr, err := m.jobs.exprs.parse(&want)
 	if err != nil {
@@ -20,8 +20,13 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	s := encodeSpec(&want)
 	slot, j := m.find(e.Job)
 	if j != nil {
-		if e.Request != "" && string(m.jobs.request(j)) == e.Request || j.status != statusCompleted && string(m.jobs.spec(j)) == string(s) {
-			return false, nil
+		repeated := e.Request != "" && string(m.jobs.request(j)) == e.Request
+		if repeated || j.status != statusCompleted && string(m.jobs.spec(j)) == string(s) && e.has(j) {
+			if repeated || !e.paused() || j.status == statusPaused {
+				return false, nil
+			}
+			m.halt(slot, j, e.Request)
+			return true, nil
 		}
 	}
 	if refusal := checkVersion(e.Job, j, ifVersion); refusal != nil {
@@ -32,16 +37,23 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		last = j.last
 	}
 	offset := schedule.Offset(e.Job, want.Spread.Milliseconds())
-	plan := expr.Bind(m.now, unixMilli(want.Start), unixMilli(want.End), offset)
+	accepted, state := m.now, e.state()
+	if state != nil {
+		accepted, last = state.Accepted, max(last, state.Last)
+	}
+	plan := expr.Bind(accepted, unixMilli(want.Start), unixMilli(want.End), offset)
 	next := firstFire(plan, expr.Kind(), m.now, last)
-	if next == none && expr.Kind() != schedule.None && last == 0 {
+	if state != nil {
+		next = state.firstFire(plan, last, want.MaxFires)
+	}
+	if next == none && expr.Kind() != schedule.None && last == 0 && state == nil {
 		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: "end", Message: "the schedule has no fire between now and the end"}
 	}
 	if j == nil && m.diskLow {
 		return false, &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the engine's disk is nearly full: no new jobs are taken"}
 	}
 
-	paused := false
+	paused := e.paused()
 	if j == nil {
 		delete(m.graves, e.Job)
 		slot, j = m.jobs.add(e.Job)
@@ -51,7 +63,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	} else {
 		m.touch(slot)
 		m.disarm(slot, j)
-		paused = j.status == statusPaused
+		paused = paused || j.status == statusPaused
 		m.rerank(slot, j, rankOf(want.Priority))
 	}
 	version := j.version
@@ -59,11 +71,16 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	m.jobs.clear(j)
 	m.jobs.write(j, e.Request, s)
 	m.jobs.describe(j, &want, expr, plan)
-	j.version, j.accepted, j.last = version+1, m.now, last
+	j.version, j.accepted, j.last = version+1, accepted, last
+	if state != nil {
+		m.jobs.restore(j, state)
+	}
 	switch {
 	case next == none && expr.Kind() != schedule.None:
 		m.finish(slot, j)
-		m.announce(slot, j)
+		if state == nil { // else that was told where the job comes from
+			m.announce(slot, j)
+		}
 	case paused:
 		m.become(j, statusPaused)
 		j.next = next

@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/carillon-scheduler/carillon"
+import (
+	"cmp"
+
+	"github.com/carillon-scheduler/carillon"
+)
 
 // Ranks order the ready queue: high priority goes first.
 const (
@@ -29,11 +33,12 @@ const (
 )
 
 // A turn is one entry of the ready queue: what is due and waits to become an output. Due time and order
-// together are unique within a kind, so slots, which differ between replicas, never decide.
+// together are unique within a kind, but for rejections of one import, so slots, which differ between
+// replicas, never decide.
 type turn struct {
 	due   int64
 	order uint64 // of a job: of its creation; else the sequence of the record that asked
-	slot  uint32 // of a job
+	slot  uint32 // of a job; of a rejection: its place in an import
 	rank  uint8
 	kind  turnKind
 }
@@ -46,8 +51,10 @@ func (t turn) before(o turn) bool {
 		return t.due < o.due
 	case t.order != o.order:
 		return t.order < o.order
+	case t.kind != o.kind:
+		return t.kind < o.kind
 	}
-	return t.kind < o.kind
+	return t.kind == turnRejected && t.slot < o.slot
 }
 
 func (m *Machine) turnOf(slot uint32, j *job) turn {
@@ -126,6 +133,16 @@ type rejection struct {
 	at    int64
 }
 
+// origin is where a refused command stands in the log.
+type origin struct {
+	seq   uint64
+	index uint32 // in an import
+}
+
+func (o origin) compare(p origin) int {
+	return cmp.Or(cmp.Compare(o.seq, p.seq), cmp.Compare(o.index, p.index))
+}
+
 type rejectionKey struct {
 	verb, job string // empty for those that collapsed by code alone
 	code      carillon.Code
@@ -135,24 +152,20 @@ type rejectionKey struct {
 func (m *Machine) reject(e *Entry, refusal *carillon.Error) {
 	m.refused++
 	key := rejectionKey{cut(e.Verb), cut(e.Job), refusal.Code}
-	seq, waits := m.collapse[key]
+	first, waits := m.collapse[key]
 	if !waits && len(m.rejected) >= maxRejected {
 		key = rejectionKey{code: refusal.Code}
-		seq, waits = m.collapse[key]
+		first, waits = m.collapse[key]
 	}
 	if waits {
-		m.rejected[seq].count++
+		m.rejected[first].count++
 		return
 	}
-	m.queueRejection(e.Seq, &rejection{key: key, err: *refusal, count: 1, at: m.now})
+	m.queueRejection(origin{e.Seq, e.Index}, &rejection{key: key, err: *refusal, count: 1, at: m.now})
 }
 
-func (m *Machine) queueRejection(seq uint64, r *rejection) {
-	m.rejected[seq] = r
-	m.collapse[r.key] = seq
-	m.ready.ReplaceOrInsert(rejectedTurn(seq, r))
-}
-
-func rejectedTurn(seq uint64, r *rejection) turn {
-	return turn{due: r.at, order: seq, rank: rankLow, kind: turnRejected}
+func (m *Machine) queueRejection(o origin, r *rejection) {
+	m.rejected[o] = r
+	m.collapse[r.key] = o
+	m.ready.ReplaceOrInsert(turn{due: r.at, order: o.seq, slot: o.index, rank: rankLow, kind: turnRejected})
 }

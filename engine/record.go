@@ -82,6 +82,7 @@ const (
 	KindTick
 	KindClaim
 	KindDisk
+	KindImport
 )
 
 var verbs = map[string]Kind{
@@ -101,6 +102,10 @@ type Entry struct {
 	Ticks     []Tick // of a tick, at most one a partition
 	Claim     Claim
 	Disk      Disk
+	Pack      []PackedJob // of an import
+
+	Index  uint32     // of a job of an import: its place there
+	packed *PackedJob // the same: what stands for Body
 }
 
 // Everyone stands for the partitions named inside a tick record.
@@ -180,6 +185,10 @@ func (l Layout) record(e *Entry, r *Record, partition, kind string) {
 	case "disk":
 		if disk, err := DecodeDisk(r.Data); err == nil && e.Partition != Everyone {
 			e.Kind, e.Disk = KindDisk, disk
+		}
+	case "import":
+		if pack, err := DecodePack(r.Data); err == nil && e.Partition != Everyone {
+			e.Kind, e.Pack = KindImport, pack
 		}
 	case "heal":
 		if healed, err := DecodeHeal(r.Data); err == nil && !strings.HasSuffix(healed.Subject, ".heal") && healed.Seq <= r.Seq {

@@ -115,8 +115,9 @@ func (m *Machine) drain() {
 		case turnForced:
 			m.fireForced(t)
 		case turnRejected:
-			r := m.rejected[t.order]
-			delete(m.rejected, t.order)
+			from := origin{t.order, t.slot}
+			r := m.rejected[from]
+			delete(m.rejected, from)
 			delete(m.collapse, r.key)
 			m.emitRejected(r)
 		}

@@ -19,6 +19,7 @@ import (
 //	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
 //	<time> tick [to=<time>] [limit=<n>] [epoch=<n>] [acked=<output>]
 //	<time> disk low=<0 or 1> [epoch=<n>]
+//	<time> import <job> [paused=1] [request=<id>] [version=<n> accepted=<time> from=<time> last=<time> fires=<n> skipped=<n>] [<body>] [| <job> …]
 //	<time> record <subject> [<body>]
 //	repeat <n> <any of these>
 //	get <job>
@@ -151,6 +152,12 @@ func (s *script) run(line string) (string, error) {
 			d.Epoch, _ = strconv.ParseUint(epoch, 10, 64)
 		}
 		r.Subject, r.Data = oneOfOne.LogSubject(0, "disk"), d.Encode()
+	case "import":
+		pack, err := scriptPack(strings.Split(strings.Join(words[2:], " "), " | "))
+		if err != nil {
+			return "", err
+		}
+		r.Subject, r.Data = oneOfOne.LogSubject(0, "import"), EncodePack(pack)
 	case "record":
 		r.Subject, r.Data = rest[0], []byte(strings.Join(rest[1:], " "))
 	default:
@@ -183,10 +190,68 @@ func (s *script) run(line string) (string, error) {
 		return fmt.Sprintf("disk low: %t\n", s.m.Stats().DiskLow), nil
 	case e.Kind == KindTick:
 		return s.emitted(), nil
-	case result.Changed:
-		return "ok\n", nil
+	case e.Kind == KindImport:
+		var b strings.Builder
+		for i, o := range result.Jobs {
+			fmt.Fprintf(&b, "%s: %s", e.Pack[i].ID, outcomeText(o))
+		}
+		return b.String(), nil
 	}
-	return "unchanged\n", nil
+	return outcomeText(Outcome{Changed: result.Changed}), nil
+}
+
+func outcomeText(o Outcome) string {
+	switch {
+	case o.Err != nil:
+		return fmt.Sprintf("refused: %v\n", o.Err)
+	case o.Changed:
+		return "ok\n"
+	}
+	return "unchanged\n"
+}
+
+// scriptPack reads the jobs of an import. A body that is no job is packed as it is.
+func scriptPack(texts []string) (pack []PackedJob, err error) {
+	for _, text := range texts {
+		head, body, _ := strings.Cut(text, " {")
+		body = "{" + body
+		words := strings.Fields(head)
+		p := PackedJob{Spec: []byte(body)}
+		if job, ifVersion, err := carillon.ParsePut([]byte(body)); err == nil {
+			p = Pack(&job, ifVersion, "")
+		}
+		p.ID = words[0]
+		for _, option := range words[1:] {
+			name, value, _ := strings.Cut(option, "=")
+			switch name {
+			case "paused":
+				p.Paused = true
+				continue
+			case "request":
+				p.Request = value
+				continue
+			}
+			if p.State == nil {
+				p.State = &JobState{}
+			}
+			if err := p.State.scan(name, value); err != nil {
+				return nil, err
+			}
+		}
+		pack = append(pack, p)
+	}
+	return pack, nil
+}
+
+func (s *JobState) scan(name, value string) error {
+	if at, ok := map[string]*int64{"accepted": &s.Accepted, "from": &s.From, "last": &s.Last}[name]; ok {
+		d, err := time.ParseDuration(strings.TrimPrefix(value, "+"))
+		*at = midnight.Add(d).UnixMilli()
+		return err
+	}
+	n, err := strconv.ParseUint(value, 10, 64)
+	*map[string]*uint64{"version": &s.Version, "fires": &s.Fires, "skipped": &s.Skipped}[name] = n
+	return err
 }
 
 func (s *script) emitted() string {

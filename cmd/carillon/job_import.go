@@ -4,10 +4,10 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"slices"
 	"sync"
@@ -22,7 +22,7 @@ import (
 const maxLine = 6*carillon.MaxPayload + 1<<20
 
 func newJobImportCommand(a *app) *cobra.Command {
-	var im importer
+	im := importer{under: make(map[int]inputLine)}
 	c := &cobra.Command{
 		Use:   "import [FILE]",
 		Short: "Put many jobs from NDJSON",
@@ -41,9 +41,6 @@ the line to go on from.`,
   carillon -s old job export | carillon -s new job import`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if im.window < 1 || im.window > 100_000 {
-				return usagef("--window is %d; expected 1 to 100000", im.window)
-			}
 			input, size := a.stdin, int64(-1)
 			if len(args) == 1 && args[0] != "-" {
 				f, err := os.Open(args[0])
@@ -66,7 +63,6 @@ the line to go on from.`,
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&im.window, "window", 256, "how `many` jobs are under way at once")
 	f.IntVar(&im.from, "from", 1, "first `line` to read")
 	f.BoolVar(&im.keepGoing, "keep-going", false, "report the lines that are refused and go on with the others")
 	return c
@@ -74,8 +70,8 @@ the line to go on from.`,
 
 // importer puts the jobs of one input.
 type importer struct {
-	window, from int
-	keepGoing    bool
+	from      int
+	keepGoing bool
 
 	app      *app
 	client   *carillon.Client
@@ -83,8 +79,9 @@ type importer struct {
 
 	mu       sync.Mutex
 	result   importResult
-	first    error // of the lowest line that failed
-	firstAt  int   // that line; 0: none
+	under    map[int]inputLine // handed over, by place
+	first    error             // of the lowest line that failed
+	firstAt  int               // that line; 0: none
 	writeErr error
 }
 
@@ -99,6 +96,7 @@ type importResult struct {
 // inputLine is one line with its number.
 type inputLine struct {
 	number int
+	size   int
 	text   []byte
 }
 
@@ -107,17 +105,28 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	stopped, stop := context.WithCancel(ctx) // no more lines are begun; those under way are finished
 	defer stop()
 	lines := make(chan inputLine)
-	var workers sync.WaitGroup
-	for range im.window {
-		workers.Go(func() {
-			for l := range lines {
-				im.done(l, im.put(ctx, l.text), stop)
-			}
-		})
+	var next int
+	var readErr error
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		next, readErr = im.read(stopped, input, lines)
+		close(lines)
+	})
+	sendErr := im.client.Import(ctx, im.jobs(lines, stop), func(i int, err error) {
+		im.mu.Lock()
+		l := im.under[i]
+		delete(im.under, i)
+		im.mu.Unlock()
+		im.done(l, err, stop)
+	})
+	stop()
+	for range lines {
+		// What was read and not sent.
 	}
-	next, readErr := im.read(stopped, input, lines)
-	close(lines)
-	workers.Wait()
+	reading.Wait()
+	for _, l := range im.under { // handed over, and not sent when ctx ended
+		next = min(next, l.number)
+	}
 	elapsed, err := im.progress.end()
 	im.result.Elapsed = elapsed.Seconds()
 	if err = errors.Join(err, im.writeErr); err != nil {
@@ -136,7 +145,31 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	case ctx.Err() != nil:
 		return fmt.Errorf("interrupted; go on with --from %d", next)
 	}
-	return nil
+	return sendErr
+}
+
+// jobs reads the lines' jobs. A line that is no good is done.
+func (im *importer) jobs(lines <-chan inputLine, stop func()) iter.Seq[carillon.ImportJob] {
+	return func(yield func(carillon.ImportJob) bool) {
+		i := 0
+		for l := range lines {
+			job, status, err := carillon.ParseImport(l.text)
+			if err == nil && status == carillon.StatusCompleted {
+				err = errCompleted
+			}
+			if err != nil {
+				im.done(l, err, stop)
+				continue
+			}
+			im.mu.Lock()
+			im.under[i] = inputLine{l.number, l.size, nil}
+			im.mu.Unlock()
+			i++
+			if !yield(carillon.ImportJob{Job: job, Paused: status == carillon.StatusPaused}) {
+				return
+			}
+		}
+	}
 }
 
 // read hands out lines until the input or ctx ends, and returns the number of the first that was not.
@@ -154,7 +187,7 @@ func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inpu
 			continue
 		}
 		select {
-		case lines <- inputLine{number, slices.Clone(text)}:
+		case lines <- inputLine{number, len(text) + 1, slices.Clone(text)}:
 		case <-ctx.Done():
 			return number, nil
 		}
@@ -196,98 +229,8 @@ func (im *importer) done(l inputLine, err error, stop func()) {
 			return err
 		}))
 	}
-	im.writeErr = cmp.Or(im.writeErr, im.progress.step(len(l.text)+1))
+	im.writeErr = cmp.Or(im.writeErr, im.progress.step(l.size))
 }
-
-// put puts the job of one line. The client makes up a Carillon-Request for each command, so that its own
-// retries are harmless.
-func (im *importer) put(ctx context.Context, line []byte) error {
-	job, status, err := parseImport(line)
-	if err != nil {
-		return err
-	}
-	switch status {
-	case carillon.StatusCompleted:
-		return errCompleted
-	case carillon.StatusPaused:
-		return im.putPaused(ctx, job)
-	}
-	_, err = im.client.Put(ctx, job)
-	return err
-}
-
-// putPaused leaves no moment in which the job could fire: a job without a schedule is made and paused
-// before it gets its own, since a put leaves a paused job paused.
-func (im *importer) putPaused(ctx context.Context, job carillon.Job) error {
-	_, err := im.client.Put(ctx, carillon.Job{ID: job.ID}, carillon.IfVersion(0))
-	if err != nil && !errors.Is(err, &carillon.Error{Code: carillon.CodeVersionConflict}) {
-		return err
-	}
-	if _, err := im.client.Pause(ctx, job.ID); err != nil {
-		return err
-	}
-	r, err := im.client.Put(ctx, job)
-	if err == nil && r.Status == carillon.StatusScheduled { // the job had been completed, which no pause changes
-		_, err = im.client.Pause(ctx, job.ID)
-	}
-	return err
-}
-
-// parseImport reads a line of either form. The fields of a reply that only a running job has are passed
-// over, so that the output of 'job get --json' is a line, too.
-func parseImport(line []byte) (job carillon.Job, status carillon.Status, err error) {
-	var members map[string]json.RawMessage
-	err = json.Unmarshal(line, &members)
-	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return job, "", &carillon.Error{Code: carillon.CodeInvalidJSON, Message: fmt.Sprintf("%v, at byte %d", err, syntax.Offset)}
-	}
-	if err != nil || members["spec"] == nil {
-		job, err = carillon.ParseLine(line)
-		return job, "", err
-	}
-	var id string
-	for _, m := range []struct {
-		name  string
-		value *string
-	}{{"id", &id}, {"status", (*string)(&status)}} {
-		if raw, ok := members[m.name]; ok && json.Unmarshal(raw, m.value) != nil {
-			return job, "", &carillon.Error{Code: carillon.CodeInvalidField, Field: m.name, Message: "is " + excerpt(raw, 64) + "; expected a string"}
-		}
-	}
-	var unknown []string
-	for name := range members {
-		if !slices.Contains(importFields, name) {
-			unknown = append(unknown, name)
-		}
-	}
-	if len(unknown) > 0 {
-		return job, "", &carillon.Error{
-			Code: carillon.CodeUnknownField, Field: excerpt([]byte(slices.Min(unknown)), 64),
-			Message: `is no field beside "spec"; expected "id" and "status"`,
-		}
-	}
-	if status != "" && !slices.Contains(importStatuses, status) {
-		return job, "", &carillon.Error{
-			Code: carillon.CodeInvalidField, Field: "status",
-			Message: "is " + excerpt([]byte(status), 64) + "; expected scheduled, paused or completed",
-		}
-	}
-	if err := carillon.CheckJobID(id); err != nil {
-		return job, "", err
-	}
-	if job, err = carillon.ParseJob(members["spec"]); err != nil {
-		return job, "", err
-	}
-	job.ID = id
-	return job, status, nil
-}
-
-var (
-	importFields = []string{
-		"id", "spec", "status", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition",
-	}
-	importStatuses = []carillon.Status{carillon.StatusScheduled, carillon.StatusPaused, carillon.StatusCompleted}
-)
 
 func (im *importer) summary() error {
 	r := im.result

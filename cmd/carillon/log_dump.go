@@ -27,7 +27,7 @@ func newLogDumpCommand(a *app) *cobra.Command {
 		Use:   "dump",
 		Short: "Show the records of the log, decoded",
 		Long: `Show the records of the log in order, decoded: commands as clients sent them, and the engines' ticks,
-claims, heals and words about the disk. They come from the service's stream, up to its present end, or with --data from the
+claims, heals, imports and words about the disk. They come from the service's stream, up to its present end, or with --data from the
 local copy of an engine that is stopped.`,
 		Example: `  carillon log dump --job invoice-7
   carillon log dump --partition 3 --from 120000 --limit 50 --json
@@ -52,7 +52,7 @@ local copy of an engine that is stopped.`,
 	}
 	f := c.Flags()
 	f.IntVar(&d.partition, "partition", everyPartition, "only records that concern this `partition`")
-	f.StringVar(&d.job, "job", "", "only commands for this job `id`")
+	f.StringVar(&d.job, "job", "", "only commands for this job `id`, and the imports it is in")
 	f.Uint64Var(&d.from, "from", 1, "first `sequence`")
 	f.Uint64Var(&d.limit, "limit", 0, "stop after this `many` records shown")
 	f.StringVar(&d.data, "data", "", "read the data `directory` of a stopped engine")
@@ -185,7 +185,7 @@ func headerFields(h nats.Header) []engine.Field {
 // show writes a record that passes the filters.
 func (d *dumper) show(r *engine.Record) error {
 	e := d.layout.Decode(r)
-	if d.job != "" && e.Job != d.job || d.partition != everyPartition && !concerns(&e, d.partition) {
+	if d.job != "" && e.Job != d.job && !imports(&e, d.job) || d.partition != everyPartition && !concerns(&e, d.partition) {
 		return nil
 	}
 	var err error
@@ -212,6 +212,10 @@ func concerns(e *engine.Entry, partition int) bool {
 	return e.Partition == partition || slices.ContainsFunc(e.Ticks, func(t engine.Tick) bool { return t.Partition == partition })
 }
 
+func imports(e *engine.Entry, job string) bool {
+	return slices.ContainsFunc(e.Pack, func(p engine.PackedJob) bool { return p.ID == job })
+}
+
 func kindName(e *engine.Entry) string {
 	switch e.Kind {
 	case engine.KindTick:
@@ -220,6 +224,8 @@ func kindName(e *engine.Entry) string {
 		return "claim"
 	case engine.KindDisk:
 		return "disk"
+	case engine.KindImport:
+		return "import"
 	case engine.KindGarbage:
 		return "garbage"
 	}
@@ -243,6 +249,13 @@ func details(r *engine.Record, e *engine.Entry) string {
 		return fmt.Sprintf("node=%q logic=%d tzdata=%s", e.Claim.Node, e.Claim.Logic, e.Claim.TZData)
 	case engine.KindDisk:
 		return fmt.Sprintf("epoch=%d low=%t", e.Disk.Epoch, e.Disk.Low)
+	case engine.KindImport:
+		var parts []string
+		for i := range e.Pack {
+			p := &e.Pack[i]
+			parts = append(parts, excerpt([]byte(p.ID), carillon.MaxJobIDLength)+"  "+excerpt(packedBody(p), 160))
+		}
+		return strings.Join(parts, "; ")
 	case engine.KindGarbage:
 		return excerpt([]byte(r.Subject), 128) + "  " + excerpt(r.Data, 64)
 	}
@@ -251,6 +264,15 @@ func details(r *engine.Record, e *engine.Entry) string {
 		s += "  " + excerpt(e.Body, 160)
 	}
 	return s
+}
+
+// packedBody gives the body of the put that a packed job stands for.
+func packedBody(p *engine.PackedJob) []byte {
+	job, err := p.Job()
+	if err != nil {
+		return p.Spec
+	}
+	return carillon.AppendPut(nil, &job, p.IfVersion)
 }
 
 // recordLine is a record as JSON.
@@ -268,6 +290,49 @@ type recordLine struct {
 	Ticks     []tickLine    `json:"ticks,omitempty"`
 	Claim     *engine.Claim `json:"claim,omitempty"`
 	DiskLow   *bool         `json:"disk_low,omitempty"`
+	Jobs      []packedLine  `json:"jobs,omitempty"` // of an import
+}
+
+// packedLine is one job of an import, a put of its own.
+type packedLine struct {
+	Job     string     `json:"job"`
+	Request string     `json:"request,omitempty"`
+	Paused  bool       `json:"paused,omitempty"`
+	State   *stateLine `json:"state,omitempty"`
+	Body    string     `json:"body,omitempty"`
+	Base64  string     `json:"body_base64,omitempty"` // where it cannot be decoded
+}
+
+// stateLine is what a restored job brings along.
+type stateLine struct {
+	Version  uint64 `json:"version"`
+	Accepted string `json:"accepted"`
+	From     string `json:"from"`
+	Last     string `json:"last_scheduled,omitempty"`
+	Fires    uint64 `json:"fires"`
+	Skipped  uint64 `json:"skipped"`
+}
+
+func newPackedLine(p *engine.PackedJob) packedLine {
+	line := packedLine{Job: p.ID, Request: p.Request, Paused: p.Paused}
+	if s := p.State; s != nil {
+		line.State = &stateLine{
+			Version: s.Version, Accepted: when(time.UnixMilli(s.Accepted)), From: when(time.UnixMilli(s.From)), Fires: s.Fires, Skipped: s.Skipped,
+		}
+		if s.Last > 0 {
+			line.State.Last = when(time.UnixMilli(s.Last))
+		}
+	}
+	line.Body, line.Base64 = text(packedBody(p))
+	return line
+}
+
+// text gives bytes as they are, or, where they are no text, as base64.
+func text(b []byte) (plain, encoded string) {
+	if utf8.Valid(b) {
+		return string(b), ""
+	}
+	return "", base64.StdEncoding.EncodeToString(b)
 }
 
 type tickLine struct {
@@ -310,15 +375,16 @@ func newRecordLine(r *engine.Record, e *engine.Entry) recordLine {
 	case engine.KindDisk:
 		line.DiskLow = &e.Disk.Low
 		return line
+	case engine.KindImport:
+		for i := range e.Pack {
+			line.Jobs = append(line.Jobs, newPackedLine(&e.Pack[i]))
+		}
+		return line
 	}
 	body := e.Body
 	if e.Kind == engine.KindGarbage {
 		body = r.Data
 	}
-	if utf8.Valid(body) {
-		line.Body = string(body)
-	} else {
-		line.Base64 = base64.StdEncoding.EncodeToString(body)
-	}
+	line.Body, line.Base64 = text(body)
 	return line
 }

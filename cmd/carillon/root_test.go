@@ -249,7 +249,7 @@ func TestImportResumes(t *testing.T) {
 		in.WriteString(`{"id":"` + id + `","schedule":"@at 2100-01-01T00:00:00Z"}` + "\n")
 	}
 	var out, errOut bytes.Buffer
-	if code := Run(t.Context(), []string{"-s", url, "job", "import", "--window", "8"}, &in, &out, &errOut); code != exitFailure {
+	if code := Run(t.Context(), []string{"-s", url, "job", "import"}, &in, &out, &errOut); code != exitFailure {
 		t.Errorf("code %d", code)
 	}
 	want := "carillon: line 201: invalid_job_id: "
@@ -259,38 +259,6 @@ func TestImportResumes(t *testing.T) {
 	code, listed, _ := run(t, "-s", url, "job", "list", "--json")
 	if n := strings.Count(listed, `"id":"job-`); code != exitOK || n < 200 {
 		t.Errorf("code %d, %d jobs are in; the 200 before the bad line must be", code, n)
-	}
-}
-
-func TestParseImport(t *testing.T) {
-	const full = `{"type":"carillon.v1.job","id":"a","version":3,"status":"paused","next":"2100-01-01T00:00:00.000Z","fires":0,"skipped":0,"partition":1,"spec":{"schedule":"@daily","payload":{"b":  [1.0, "<"] }}}`
-	for _, c := range []struct{ line, id, status, payload, err string }{
-		{line: `{"id":"a","schedule":"@daily"}`, id: "a"},
-		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":"scheduled"}`, id: "a", status: "scheduled"},
-		{line: full, id: "a", status: "paused", payload: `{"b":  [1.0, "<"] }`},
-		{line: `{"id":"a","spec":{"schedule":"@daily"},"statsu":"paused"}`, err: "unknown_field: statsu: "},
-		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":"gone"}`, err: "invalid_field: status: "},
-		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":7}`, err: "invalid_field: status: "},
-		{line: `{"id":7,"spec":{}}`, err: "invalid_field: id: "},
-		{line: `{"spec":{}}`, err: "invalid_job_id: "},
-		{line: `{"id":"a.b","spec":{}}`, err: "invalid_job_id: "},
-		{line: `{"id":"a","spec":{"scedule":"@daily"}}`, err: "unknown_field: scedule: "},
-		{line: `{"id":"a","spec":null}`, err: "invalid_json: "},
-		{line: `{"id":"a","spec":{"schedule":"@daily"}`, err: "invalid_json: "},
-		{line: `{"id":"a","scedule":"@daily"}`, err: "unknown_field: scedule: "},
-		{line: `[]`, err: "invalid_json: "},
-		{line: `garbage`, err: "invalid_json: "},
-	} {
-		job, status, err := parseImport([]byte(c.line))
-		if c.err != "" {
-			if err == nil || !strings.HasPrefix(err.Error(), c.err) {
-				t.Errorf("%s: error %v, want %s", c.line, err, c.err)
-			}
-			continue
-		}
-		if err != nil || job.ID != c.id || string(status) != c.status || string(job.Payload) != c.payload {
-			t.Errorf("%s: %v, id %q, status %q, payload %q", c.line, err, job.ID, status, job.Payload)
-		}
 	}
 }
 

@@ -44,6 +44,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	for _, verb := range []carillon.Verb{carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume} {
 		add(string(verb)+"-selection", string(verb), func(c *call) error { return n.apiSelection(c, verb) })
 	}
+	add("import", "import", n.apiImport)
 	add("get", "get.>", n.apiGet)
 	add("list", "list", n.apiList)
 	add("preview", "preview", n.apiPreview)
@@ -152,15 +153,8 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 		if err != nil {
 			return err
 		}
-		if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
-			return err
-		}
-		if n.refuseJobs.Load() {
-			if _, exists := n.job(c.job); !exists {
-				return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
-			}
-		}
-		return nil
+		job.ID = c.job
+		return n.checkPut(&job)
 	case carillon.VerbFire:
 		_, _, err := carillon.ParseFire(c.Data())
 		return err
@@ -168,6 +162,20 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 		_, err := carillon.ParseCondition(c.Data())
 		return err
 	}
+}
+
+// checkPut checks what the machine would refuse, too, and whether there is room.
+func (n *Node) checkPut(job *carillon.Job) error {
+	if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
+		return err
+	}
+	if !n.refuseJobs.Load() {
+		return nil
+	}
+	if _, exists := n.job(job.ID); exists {
+		return nil
+	}
+	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
 }
 
 // apiSelection carries a command out on each job of a selection. It is not one transaction: each job is

@@ -89,7 +89,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	p.mu.Lock()
 	if err := p.stopped; err != nil {
 		p.mu.Unlock()
-		if e.Verb != "" && n.replies.expected() {
+		if answered(e) && n.replies.expected() {
 			n.replies.applied(e.Seq, reply{err: &carillon.Error{
 				Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d stopped, so the outcome is unknown: %v", p.number, err),
 			}})
@@ -114,14 +114,20 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		p.offered = made
 	}
 	p.out.Unlock()
-	if e.Verb != "" && n.replies.expected() {
+	if answered(e) && n.replies.expected() {
 		n.replies.applied(e.Seq, p.answer(e, result, before))
 	}
 	p.mu.Unlock()
 }
 
+// answered tells whether somebody may wait for the outcome of a record.
+func answered(e *engine.Entry) bool { return e.Verb != "" || e.Kind == engine.KindImport }
+
 // answer words the outcome of a command; before is the job that a delete removed. Its caller holds mu.
 func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) reply {
+	if e.Kind == engine.KindImport {
+		return reply{jobs: slices.Clone(result.Jobs)}
+	}
 	if result.Err != nil {
 		return reply{err: result.Err}
 	}

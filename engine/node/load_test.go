@@ -374,13 +374,62 @@ func (l *load) fire(j *recurring) error {
 
 func (l *load) oneShots(name string) {
 	for i := 0; ; i++ {
-		if err := l.oneShot(fmt.Sprintf("%s-%d", name, i)); err != nil && l.ctx.Err() == nil {
+		shoot := l.oneShot
+		if i%8 == 7 {
+			shoot = l.importOneShots
+		}
+		if err := shoot(fmt.Sprintf("%s-%d", name, i)); err != nil && l.ctx.Err() == nil {
 			l.t.Errorf("%s: %v", name, err)
 			return
 		}
 		if !l.pace(oneShotPause) {
 			return
 		}
+	}
+}
+
+// importOneShots puts some in one request. It is sent again, as the same, until its outcome is known: each fires once.
+func (l *load) importOneShots(id string) error {
+	var body []byte
+	var eras []*era
+	due := now() + 20 + rand.Int64N(1500)
+	for i := range int64(6) {
+		e := &era{job: fmt.Sprintf("%s-i%d", id, i), version: 1, mustTo: forever, fireTo: forever, skipTo: forever, grid: at(due + i)}
+		job := carillon.Job{ID: e.job, Schedule: "@at " + time.UnixMilli(due+i).UTC().Format(carillon.TimeFormat), Topic: "once"}
+		body = append(carillon.AppendImport(body, &carillon.ImportJob{Job: job}), '\n')
+		eras = append(eras, e)
+	}
+	if err := l.importSurely(body, id); err != nil {
+		return err
+	}
+	for _, e := range eras {
+		l.add(e)
+	}
+	l.mu.Lock()
+	l.last = max(l.last, due+6)
+	l.mu.Unlock()
+	return nil
+}
+
+func (l *load) importSurely(body []byte, request string) error {
+	m := nats.NewMsg(carillon.DefaultNames().API(carillon.VerbImport, ""))
+	m.Data = body
+	m.Header.Set(carillon.HeaderRequest, request)
+	deadline := time.Now().Add(10 * tryFor)
+	for {
+		ctx := timeout(context.WithoutCancel(l.ctx), tryFor/3)
+		answer, err := l.nc.RequestMsgWithContext(ctx, m)
+		var reply carillon.ImportReply
+		if err == nil {
+			reply, err = carillon.ParseImportReply(answer.Data)
+		}
+		if err == nil && len(reply.Failed) > 0 {
+			return reply.Failed[0].Error
+		}
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		l.pace(oneShotPause)
 	}
 }
 

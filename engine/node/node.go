@@ -150,6 +150,7 @@ type Node struct {
 	bell       alarm
 	replies    replies
 	calls      atomic.Int64  // requests in progress
+	imports    atomic.Int64  // those that are imports
 	bytes      atomic.Uint64 // of log records applied in this run
 	ticking    ticking
 	filling    filling      // of the log stream

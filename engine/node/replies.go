@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
@@ -25,6 +26,7 @@ type reply struct {
 	err     *carillon.Error
 	job     carillon.JobReply
 	changed bool
+	jobs    []engine.Outcome // of an import that came back, by place in it
 }
 
 func refused(code carillon.Code, why string) reply {
@@ -187,12 +189,22 @@ func (r *replies) expire(all bool) {
 // submit sends a checked command through the log. done is called once, with its outcome, by the goroutine
 // that tells all of them.
 func (n *Node) submit(verb, job, request string, body []byte, done func(reply)) {
+	n.sendRecord(n.o.Prefix+".cmd."+verb+"."+job, request, body, done)
+}
+
+// submitPack sends an import record. Its outcome has an error, where it did not come back, or one for each job.
+func (n *Node) submitPack(partition int, pack []engine.PackedJob, done func(reply)) {
+	n.sendRecord(n.layout.LogSubject(partition, "import"), "", engine.EncodePack(pack), done)
+}
+
+// sendRecord appends a record to the log, once that has room for it.
+func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)) {
 	send := func() {
 		var header nats.Header
 		if request != "" {
 			header = nats.Header{carillon.HeaderRequest: []string{request}}
 		}
-		err := n.streams.Log.PublishAsync(n.o.Prefix+".cmd."+verb+"."+job, header, body, func(seq uint64, err error) {
+		err := n.streams.Log.PublishAsync(subject, header, body, func(seq uint64, err error) {
 			if err != nil {
 				n.replies.failed(done, notTaken(err))
 				return

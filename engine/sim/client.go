@@ -15,6 +15,7 @@ type client struct {
 	w       *world
 	jobs    []string
 	sent    []command
+	packed  [][]byte // the imports sent
 	request int
 }
 
@@ -77,6 +78,8 @@ func (c *client) command() {
 		c.garbage(job)
 	case d < 14 && len(c.sent) > 0:
 		c.send(c.sent[w.rng.IntN(len(c.sent))])
+	case d < 22:
+		c.imports()
 	case d < 60:
 		c.send(command{"put", job, c.name(), c.put()})
 	case d < 64: // a burst that is due at once
@@ -118,6 +121,57 @@ func (c *client) send(m command) {
 	subject := w.layout.LogSubject(engine.PartitionOf(m.job, w.layout.Partitions), m.verb) + "." + m.job
 	seq := w.append(subject, header, []byte(m.body))
 	w.note("%s %s %s %s: %d", m.verb, m.job, m.request, m.body, seq)
+}
+
+// imports sends a few puts in one record, as a node does. Some are not for its partition, or no good.
+func (c *client) imports() {
+	w := c.w
+	p := w.rng.IntN(w.layout.Partitions)
+	if n := len(c.packed); n > 0 && w.chance(15) {
+		w.append(w.layout.LogSubject(p, "import"), nil, c.packed[w.rng.IntN(n)])
+		return
+	}
+	var pack []engine.PackedJob
+	for range 1 + w.rng.IntN(8) {
+		id := c.jobs[w.rng.IntN(len(c.jobs))]
+		if engine.PartitionOf(id, w.layout.Partitions) != p && !w.chance(3) {
+			continue
+		}
+		body := c.put()
+		if w.chance(4) {
+			body = `{"schedule":"@every 0s"}`
+		}
+		job, ifVersion, err := carillon.ParsePut([]byte(body))
+		if err != nil {
+			panic(err) // the client wrote it
+		}
+		job.ID = id
+		j := engine.Pack(&job, ifVersion, c.name())
+		j.Paused = w.chance(15)
+		if w.chance(15) {
+			j.State = c.state()
+		}
+		pack = append(pack, j)
+	}
+	if len(pack) == 0 {
+		return
+	}
+	b := engine.EncodePack(pack)
+	c.packed = append(c.packed, b)
+	seq := w.append(w.layout.LogSubject(p, "import"), nil, b)
+	w.note("import of %d jobs from %s on: %d", len(pack), pack[0].ID, seq)
+}
+
+// state is of a job that had a life elsewhere.
+func (c *client) state() *engine.JobState {
+	w := c.w
+	now := w.truth + w.skew
+	s := engine.JobState{Version: w.rng.Uint64N(6), Accepted: now - w.rng.Int64N(20_000), Fires: w.rng.Uint64N(4), Skipped: w.rng.Uint64N(3)}
+	s.From = s.Accepted + w.rng.Int64N(20_000)
+	if s.Fires > 0 {
+		s.Last = s.Accepted + w.rng.Int64N(20_000)
+	}
+	return &s
 }
 
 func (c *client) condition() string {

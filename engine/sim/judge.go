@@ -160,13 +160,13 @@ func (w *world) judgeStream(p int, r *reference) {
 // reborn tells whether a trigger's job was deleted and made again: then its times may come again.
 func (w *world) reborn(r *reference, trigger string) bool {
 	job, _, _, _ := carillon.SplitTriggerID(trigger)
-	n := 0
+	incarnations := make(map[uint64]bool)
 	for _, l := range r.lives {
-		if l.job == job && l.version == 1 {
-			n++
+		if l.job == job {
+			incarnations[l.incarnation] = true
 		}
 	}
-	return n > 1
+	return len(incarnations) > 1
 }
 
 // judgeLives counts, for each version of a job that is still there, the times at which it was due: each

@@ -223,11 +223,25 @@ func (r *reference) apply(rec *engine.Record) {
 		if e.Disk.Epoch == r.epoch && r.epoch > 0 {
 			r.diskLow = e.Disk.Low
 		}
-	default:
-		r.expire(r.now)
-		if code := r.command(&e); code != "" {
-			r.refuse(&e, code)
+	case engine.KindImport:
+		for i := range e.Pack {
+			p := &e.Pack[i]
+			job, err := p.Job()
+			if err != nil {
+				panic(err) // the client packed it
+			}
+			put := engine.Entry{Seq: e.Seq, Kind: engine.KindPut, Verb: "put", Job: p.ID, Request: p.Request, Body: carillon.AppendPut(nil, &job, p.IfVersion)}
+			r.decide(&put, p)
 		}
+	default:
+		r.decide(&e, &engine.PackedJob{})
+	}
+}
+
+func (r *reference) decide(e *engine.Entry, packed *engine.PackedJob) {
+	r.expire(r.now)
+	if code := r.command(e, packed); code != "" {
+		r.refuse(e, code)
 	}
 }
 
@@ -259,7 +273,7 @@ func (r *reference) expire(now int64) {
 	}
 }
 
-func (r *reference) command(e *engine.Entry) carillon.Code {
+func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) carillon.Code {
 	switch {
 	case e.Kind == engine.KindUnknown:
 		return carillon.CodeInvalidField
@@ -270,7 +284,7 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 	}
 	j := r.find(e.Job)
 	if e.Kind == engine.KindPut {
-		return r.put(e, j)
+		return r.put(e, j, packed)
 	}
 	repeated := j != nil && e.Kind != engine.KindDelete && e.Request != "" && j.request == e.Request
 	var c condition
@@ -325,7 +339,8 @@ func (r *reference) command(e *engine.Entry) carillon.Code {
 	return ""
 }
 
-func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
+func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) carillon.Code {
+	state := packed.State
 	if code, ok := badBodies[string(e.Body)]; ok {
 		return code
 	}
@@ -335,7 +350,13 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	}
 	condition := p.IfVersion
 	p.IfVersion = nil
-	if j != nil && (e.Request != "" && j.request == e.Request || !j.completed && same(p, j.spec)) {
+	if j != nil && e.Request != "" && j.request == e.Request {
+		return ""
+	}
+	if j != nil && !j.completed && same(p, j.spec) && (state == nil || j.version >= state.Version && j.accepted() == state.Accepted && j.last >= state.Last) {
+		if packed.Paused && !j.paused {
+			j.paused, j.ready, j.request = true, false, e.Request
+		}
 		return ""
 	}
 	switch {
@@ -345,11 +366,14 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	case j != nil && *condition != j.version:
 		return carillon.CodeVersionConflict
 	}
-	t := r.times(e.Job, &p, r.now)
-	from := r.now
+	accepted, from := r.now, r.now
 	if strings.HasPrefix(p.Schedule, "@at") {
 		from = 0
 	}
+	if state != nil {
+		accepted, from = state.Accepted, state.From
+	}
+	t := r.times(e.Job, &p, accepted)
 	var last int64
 	grave := slices.IndexFunc(r.graves, func(g refGrave) bool { return g.id == e.Job })
 	switch {
@@ -358,11 +382,17 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	case grave >= 0:
 		last = r.graves[grave].last
 	}
+	if state != nil {
+		last = max(last, state.Last)
+	}
 	if last > 0 {
 		from = max(from, last+1)
 	}
 	next := t.after(from - 1)
-	if next == never && t.kind != 0 && last == 0 {
+	if state != nil && p.MaxFires > 0 && state.Fires >= p.MaxFires {
+		next = never
+	}
+	if next == never && t.kind != 0 && last == 0 && state == nil {
 		return carillon.CodeInvalidField
 	}
 	if j == nil && r.diskLow {
@@ -378,13 +408,16 @@ func (r *reference) put(e *engine.Entry, j *refJob) carillon.Code {
 	} else {
 		j.life.ended = true
 	}
-	paused := j.paused
-	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, request: e.Request, last: j.last, next: next, paused: paused}
-	j.life = &life{job: j.id, incarnation: j.order, version: j.version, times: t, accepted: r.now, from: from, decided: from - 1}
+	paused := j.paused || packed.Paused
+	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, request: e.Request, last: last, next: next, paused: paused}
+	if state != nil {
+		j.version, j.fires = max(j.version, state.Version), state.Fires
+	}
+	j.life = &life{job: j.id, incarnation: j.order, version: j.version, times: t, accepted: accepted, from: from, decided: from - 1}
 	r.lives = append(r.lives, j.life)
 	if next == never && t.kind != 0 {
 		r.complete(j)
-		j.announced = t.kind != 'a'
+		j.announced = t.kind != 'a' && state == nil
 	} else if !paused {
 		r.arm(j)
 	}

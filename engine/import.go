@@ -1,0 +1,243 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// PackedJob is a put in an import record, which holds many of one partition. What is refused of it is refused
+// by itself, as a put would be.
+type PackedJob struct {
+	ID        string
+	Request   string // as in the Carillon-Request header of a put; "": none
+	IfVersion *uint64
+	Paused    bool      // the job is paused before it could fire; else a paused job stays so
+	State     *JobState // of a job that had a life elsewhere; nil: it begins now
+	Spec      []byte    // canonical encoding, see docs/formats/checkpoint.md
+}
+
+// JobState is what a restored job brings along, so that its later fires are those it would have had.
+type JobState struct {
+	Version  uint64 // at least; a job that is there does not go back
+	Accepted int64  // unix ms: what its schedule counts from
+	From     int64  // unix ms: fires before are settled
+	Last     int64  // unix ms: the latest fire decided; 0: none
+	Fires    uint64 // scheduled ones so far
+	Skipped  uint64
+}
+
+// Bounds of an import record. They keep a tick that stands behind it from waiting for more than a few ms.
+const (
+	MaxPackJobs  = 256
+	MaxPackBytes = 128 << 10 // unless it is of one job
+)
+
+const packVersion = 1
+
+const (
+	packedPaused = 1 << iota
+	packedIfVersion
+	packedState
+	packedRequest
+	packedFlags
+)
+
+// Pack makes a put of a job for an import record. The job must be a valid one; an ID of it is taken along.
+func Pack(job *carillon.Job, ifVersion *uint64, request string) PackedJob {
+	return PackedJob{ID: job.ID, Request: request, IfVersion: ifVersion, Spec: []byte(encodeSpec(job))}
+}
+
+// Job decodes the job that is put.
+func (p *PackedJob) Job() (carillon.Job, error) {
+	job, err := decodeSpec(spec(p.Spec))
+	job.ID = p.ID
+	return job, err
+}
+
+// Size is an upper bound of what the job takes in a record, in bytes.
+func (p *PackedJob) Size() int {
+	size := len(p.ID) + len(p.Request) + len(p.Spec) + 4*binary.MaxVarintLen32
+	if p.IfVersion != nil {
+		size += binary.MaxVarintLen64
+	}
+	if p.State != nil {
+		size += 6 * binary.MaxVarintLen64
+	}
+	return size
+}
+
+// EncodePack encodes an import record's body; see docs/formats/log-record.md.
+func EncodePack(jobs []PackedJob) []byte {
+	size := 4
+	for i := range jobs {
+		size += jobs[i].Size()
+	}
+	b := binary.AppendUvarint(append(make([]byte, 0, size), packVersion), uint64(len(jobs)))
+	for i := range jobs {
+		b = jobs[i].encode(b)
+	}
+	return b
+}
+
+func (p *PackedJob) encode(b []byte) []byte {
+	b = append(appendString(b, p.ID), p.flags())
+	if p.Request != "" {
+		b = appendString(b, p.Request)
+	}
+	if p.IfVersion != nil {
+		b = binary.AppendUvarint(b, *p.IfVersion)
+	}
+	if s := p.State; s != nil {
+		for _, v := range [...]uint64{s.Version, uint64(s.Accepted), uint64(s.From), uint64(s.Last), s.Fires, s.Skipped} {
+			b = binary.AppendUvarint(b, v)
+		}
+	}
+	return appendString(b, p.Spec)
+}
+
+func (p *PackedJob) flags() (f byte) {
+	for _, of := range [...]struct {
+		flag byte
+		set  bool
+	}{{packedPaused, p.Paused}, {packedIfVersion, p.IfVersion != nil}, {packedState, p.State != nil}, {packedRequest, p.Request != ""}} {
+		if of.set {
+			f |= of.flag
+		}
+	}
+	return f
+}
+
+// DecodePack is the inverse of EncodePack. It fails on anything else, trailing bytes included; whether the jobs
+// are any good is found when they are put. Their specs alias b.
+func DecodePack(b []byte) ([]PackedJob, error) {
+	d := decoder{b: b}
+	if d.byte() != packVersion {
+		d.fail(errValue)
+	}
+	n := d.uvarint()
+	if n == 0 || n > MaxPackJobs || n > 1 && len(b) > MaxPackBytes || n > uint64(len(d.b)) {
+		d.fail(errValue)
+		n = 0
+	}
+	jobs := make([]PackedJob, n)
+	for i := range jobs {
+		jobs[i].decode(&d)
+	}
+	if d.err == nil && len(d.b) > 0 {
+		d.fail(errValue)
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("%w: import: %w", ErrRecord, d.err)
+	}
+	return jobs, nil
+}
+
+func (p *PackedJob) decode(d *decoder) {
+	p.ID = d.string()
+	flags := d.byte()
+	if flags >= packedFlags {
+		d.fail(errValue)
+	}
+	if flags&packedRequest != 0 {
+		p.Request = d.string()
+	}
+	if flags&packedIfVersion != 0 {
+		version := d.uvarint()
+		p.IfVersion = &version
+	}
+	if flags&packedState != 0 {
+		p.State = &JobState{
+			Version: d.atMost(carillon.MaxFiresBound), Accepted: d.instant(), From: d.instant(), Last: d.instant(),
+			Fires: d.atMost(carillon.MaxFiresBound), Skipped: d.atMost(carillon.MaxFiresBound),
+		}
+	}
+	p.Paused = flags&packedPaused != 0
+	p.Spec = d.bytes()
+}
+
+func (d *decoder) atMost(most uint64) uint64 {
+	v := d.uvarint()
+	if v > most {
+		d.fail(errValue)
+		return 0
+	}
+	return v
+}
+
+func (d *decoder) instant() int64 { return int64(d.atMost(uint64(schedule.Horizon))) }
+
+// Outcome is what became of one job of an import record.
+type Outcome struct {
+	Err     *carillon.Error // it was refused; nothing changed
+	Changed bool
+}
+
+// takePack puts the jobs of an import record, one after the other.
+func (m *Machine) takePack(e *Entry) []Outcome {
+	outcomes := m.outcomes[:0]
+	for i := range e.Pack {
+		p := &e.Pack[i]
+		m.expire(m.now)
+		r := m.command(&Entry{
+			Seq: e.Seq, Index: uint32(i), Time: e.Time, Kind: KindPut, Partition: e.Partition, Verb: "put", Job: p.ID, Request: p.Request, packed: p,
+		})
+		outcomes = append(outcomes, Outcome{r.Err, r.Changed})
+	}
+	m.outcomes = outcomes
+	return outcomes
+}
+
+// asksFor is what a put is to make. A packed job is checked like a command's body: not only engines can publish
+// where permissions are lax.
+func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carillon.Error) {
+	if e.packed == nil {
+		want, ifVersion, err := carillon.ParsePut(e.Body)
+		if err != nil {
+			refusal = asError(err)
+		}
+		return want, ifVersion, refusal
+	}
+	want, err := decodeSpec(spec(e.packed.Spec))
+	if err != nil {
+		return want, nil, &carillon.Error{Code: carillon.CodeInvalidField, Field: "spec", Message: "cannot be read"}
+	}
+	if err := want.Validate(); err != nil {
+		refusal = asError(err)
+	}
+	return want, e.packed.IfVersion, refusal
+}
+
+func (e *Entry) paused() bool { return e.packed != nil && e.packed.Paused }
+
+func (e *Entry) state() *JobState {
+	if e.packed == nil {
+		return nil
+	}
+	return e.packed.State
+}
+
+// has tells whether a job already stands where an entry's state would put it, or further on.
+func (e *Entry) has(j *job) bool {
+	s := e.state()
+	return s == nil || j.version >= s.Version && j.accepted == s.Accepted && j.last >= s.Last
+}
+
+// firstFire is the first fire of a restored job: what is due already is late, and no fire is repeated.
+func (s *JobState) firstFire(plan schedule.Plan, last int64, maxFires uint64) int64 {
+	next, ok := plan.Next(max(s.From-1, last))
+	if !ok || maxFires > 0 && s.Fires >= maxFires {
+		return none
+	}
+	return next
+}
+
+// restore gives a job the counts of its life elsewhere.
+func (t *jobTable) restore(j *job, s *JobState) {
+	j.version, j.fires = max(j.version, s.Version), s.Fires
+	if s.Skipped > 0 {
+		t.rare(j).skipped = s.Skipped
+	}
+}

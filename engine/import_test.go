@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+func examplePack() []PackedJob {
+	version := uint64(300)
+	a := Pack(&carillon.Job{ID: "a", Schedule: "@every 1s", Payload: []byte(`{"n":1}`), Form: carillon.PayloadJSON}, &version, "r1")
+	b := Pack(&carillon.Job{ID: "b", Schedule: "@daily"}, nil, "")
+	b.Paused = true
+	b.State = &JobState{Version: 7, Accepted: 1_767_225_600_000, From: 1_767_225_660_000, Last: 1_767_225_659_000, Fires: 5, Skipped: 1}
+	return []PackedJob{a, b}
+}
+
+func TestImportGolden(t *testing.T) {
+	page := golden(t, "log-record.md")
+	page.is(t, "import", EncodePack(examplePack()))
+	got, err := DecodePack(page["import"])
+	if diff := cmp.Diff(examplePack(), got); err != nil || diff != "" {
+		t.Errorf("import: %v\n%s", err, diff)
+	}
+	for n := range page["import"] {
+		if got, err := DecodePack(page["import"][:n]); err == nil {
+			t.Errorf("cut to %d bytes: %+v", n, got)
+		}
+	}
+	if got, err := DecodePack(append(bytes.Clone(page["import"]), 0)); err == nil {
+		t.Errorf("with a byte behind: %+v", got)
+	}
+}
+
+func TestPackBounds(t *testing.T) {
+	small := make([]PackedJob, MaxPackJobs+1)
+	for i := range small {
+		small[i] = Pack(&carillon.Job{ID: fmt.Sprint("job-", i)}, nil, "")
+	}
+	large := Pack(&carillon.Job{ID: "large", Payload: bytes.Repeat([]byte("x"), carillon.MaxPayload), Form: carillon.PayloadText}, nil, "")
+	late := examplePack()
+	late[1].State.Accepted = 1 << 50
+	for _, c := range []struct {
+		name string
+		jobs []PackedJob
+		ok   bool
+	}{
+		{"as many as there may be", small[1:], true},
+		{"one more", small, false},
+		{"none", nil, false},
+		{"one that is large", []PackedJob{large}, true},
+		{"two with it", []PackedJob{large, small[0]}, false},
+		{"a time beyond all", late, false},
+	} {
+		b := EncodePack(c.jobs)
+		got, err := DecodePack(b)
+		if (err == nil) != c.ok || c.ok && len(got) != len(c.jobs) {
+			t.Errorf("%s: %d jobs, %v", c.name, len(got), err)
+		}
+		size := 4
+		for i := range c.jobs {
+			size += c.jobs[i].Size()
+		}
+		if len(b) > size {
+			t.Errorf("%s: takes %d bytes, more than the %d foretold", c.name, len(b), size)
+		}
+	}
+}
+
+// TestPackIsPut gives one machine puts and another the same jobs in imports: each job ends alike, and so do the
+// outcomes.
+func TestPackIsPut(t *testing.T) {
+	bodies := []string{
+		`{"schedule":"@every 1s","spread":"10s","payload":{"a": [1, 2]},"headers":{"A":"b: c","Empty":""},"labels":{"x":"y","a":""},"owner":"o"}`,
+		`{"schedule":"0 9 * * MON","zone":"Europe/Paris","dst_gap":"skip","dst_fold":"both","priority":"high","topic":"a.b","misfire":"fire_all"}`,
+		`{"schedule":"@in 5s","expires":"1m","payload_text":"\u00e9","start":"2026-01-01T00:00:00Z"}`,
+		`{"payload_base64":"/w==","end":"2030-01-01T00:00:00.5Z","max_fires":3}`,
+		`{"payload_text":""}`, `{"payload":null}`, `{}`,
+		`{"schedule":"nonsense"}`, `{"schedule":"@daily","zone":"No/Where"}`, `{"schedule":"@at 2020-01-01T00:00:00Z","end":"2020-01-01T00:00:00Z"}`,
+		`{"schedule":"@every 2s","if_version":1}`, `{"schedule":"@every 2s","if_version":9}`,
+	}
+	puts, packs := New(fuzzLayout, 0), New(fuzzLayout, 0)
+	var pack []PackedJob
+	var outcomes []Outcome
+	ids := []string{"a", "c", "e", "g"}
+	for i := range 3 * len(bodies) * len(ids) {
+		body, id := bodies[i*7%len(bodies)], ids[i%len(ids)]
+		job, ifVersion, err := carillon.ParsePut([]byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		job.ID = id
+		request := []string{"", fmt.Sprint("r", i/5)}[i%2]
+		pack = append(pack, Pack(&job, ifVersion, request))
+		r, err := puts.Apply(&Entry{Seq: uint64(i) + 1, Time: testEpoch, Kind: KindPut, Verb: "put", Job: id, Request: request, Body: []byte(body)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		outcomes = append(outcomes, Outcome{r.Err, r.Changed})
+	}
+	record := Record{Seq: 1, Time: testEpoch * 1e6, Subject: fuzzLayout.LogSubject(0, "import"), Data: EncodePack(pack)}
+	e := fuzzLayout.Decode(&record)
+	r, err := packs.Apply(&e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(outcomes, r.Jobs); diff != "" {
+		t.Error(diff)
+	}
+	for _, id := range ids {
+		a, there := puts.Job(id)
+		b, also := packs.Job(id)
+		if diff := cmp.Diff(a, b); diff != "" || !there || !also {
+			t.Errorf("%s (%t, %t): %s", id, there, also, diff)
+		}
+	}
+	a, b := puts.Stats(), packs.Stats()
+	a.Position, b.Position = 0, 0
+	if diff := cmp.Diff(a, b); diff != "" {
+		t.Error(diff)
+	}
+	if len(puts.rejected) != len(packs.rejected) || len(packs.rejected) == 0 {
+		t.Errorf("%d refusals of puts wait, %d of the import", len(puts.rejected), len(packs.rejected))
+	}
+}
+
+// TestForgedPack puts specs that no put gives: each is refused, or is as good as a put.
+func TestForgedPack(t *testing.T) {
+	valid := carillon.Job{ID: "a", Schedule: "@every 1s", Payload: []byte(`{"n":1}`), Form: carillon.PayloadJSON, Headers: map[string]string{"A": "b"}}
+	change := func(f func(j *carillon.Job)) spec {
+		j := valid
+		f(&j)
+		return encodeSpec(&j)
+	}
+	lines := strings.Replace(string(encodeSpec(&valid)), "A: b\r\n", "A b\r\n\x20", 1)
+	for name, c := range map[string]struct {
+		spec spec
+		code carillon.Code
+	}{
+		"a reserved header":     {change(func(j *carillon.Job) { j.Headers = map[string]string{"Nats-Rollup": "all"} }), carillon.CodeInvalidField},
+		"a topic with wildcard": {change(func(j *carillon.Job) { j.Topic = "a.>" }), carillon.CodeInvalidTopic},
+		"no JSON":               {change(func(j *carillon.Job) { j.Payload = []byte("{") }), carillon.CodeInvalidJSON},
+		"an unknown word":       {change(func(j *carillon.Job) { j.Misfire = 9 }), carillon.CodeInvalidField},
+		"too large a payload":   {change(func(j *carillon.Job) { j.Payload, j.Form = make([]byte, carillon.MaxPayload+1), carillon.PayloadBase64 }), carillon.CodePayloadTooLarge},
+		"nothing":               {"", carillon.CodeInvalidField},
+		"no spec":               {"\x01\xff\xff\xff", carillon.CodeInvalidField},
+		"a line of no header":   {spec(lines), ""},
+	} {
+		m := New(fuzzLayout, 0)
+		r, err := m.Apply(&Entry{Seq: 1, Time: testEpoch, Kind: KindImport, Pack: []PackedJob{{ID: "a", Spec: []byte(c.spec)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.code != "" {
+			if r.Jobs[0].Err == nil || r.Jobs[0].Err.Code != c.code {
+				t.Errorf("%s: %+v", name, r.Jobs[0])
+			}
+			continue
+		}
+		_, j := m.find("a")
+		if j == nil || r.Jobs[0].Err != nil {
+			t.Errorf("%s: %+v", name, r.Jobs[0])
+			continue
+		}
+		if _, header, _ := spec(m.jobs.spec(j)).delivery(); header != "" {
+			t.Errorf("%s: delivers %q", name, header)
+		}
+	}
+}
+
+func FuzzDecodePack(f *testing.F) {
+	f.Add(EncodePack(examplePack()))
+	f.Add(EncodePack(examplePack()[:1]))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pack, err := DecodePack(b)
+		if err != nil {
+			return
+		}
+		again, err := DecodePack(EncodePack(pack))
+		if diff := cmp.Diff(pack, again); err != nil || diff != "" {
+			t.Fatalf("%v\n%s", err, diff)
+		}
+		m := New(Layout{"carillon", 1}, 0)
+		e := Entry{Seq: 1, Time: testEpoch, Kind: KindImport, Pack: pack}
+		if _, err := m.Apply(&e); err != nil {
+			t.Fatal(err)
+		}
+		replica, err := copyByCheckpoint(m, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.digest != replica.digest || m.Stats().Jobs != replica.Stats().Jobs {
+			t.Fatal("the copy differs")
+		}
+	})
+}

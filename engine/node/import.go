@@ -1,0 +1,151 @@
+package node
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// maxImports bounds the imports in progress, which take memory and are answered late.
+const maxImports = 64
+
+// apiImport puts the jobs of the lines of a body, packed by partition.
+func (n *Node) apiImport(c *call) error {
+	defer n.imports.Add(-1)
+	if n.imports.Add(1) > maxImports {
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d imports are in progress", maxImports)}
+	}
+	im := newImporting(n.layout.Partitions)
+	if err := im.read(n, c.Data(), c.Headers().Get(carillon.HeaderRequest)); err != nil {
+		return err
+	}
+	for p := range im.packs {
+		for _, pack := range im.packs[p] {
+			im.under.Add(1)
+			n.submitPack(p, pack.jobs, func(r reply) {
+				im.done(pack, r)
+				im.under.Done()
+			})
+		}
+	}
+	im.under.Wait()
+	if im.unknown != nil {
+		return im.unknown // all of it is to be sent again, which is harmless
+	}
+	slices.SortFunc(im.reply.Failed, func(a, b carillon.ImportFail) int { return cmp.Compare(a.Line, b.Line) })
+	return c.answer(im.reply.AppendJSON(nil))
+}
+
+// importing is one import.
+type importing struct {
+	packs [][]*importPack // by partition
+	under sync.WaitGroup
+
+	mu      sync.Mutex
+	reply   carillon.ImportReply
+	unknown *carillon.Error
+}
+
+// packHead is more than what stands before the jobs in a record, in bytes.
+const packHead = 8
+
+// importPack is one record of it.
+type importPack struct {
+	jobs  []engine.PackedJob
+	lines []int
+	size  int
+}
+
+func newImporting(partitions int) *importing {
+	return &importing{packs: make([][]*importPack, partitions)}
+}
+
+// read reads a body. A line that is no good is a failure of its own.
+func (im *importing) read(n *Node, body []byte, request string) error {
+	if len(request) > carillon.MaxJobIDLength-8 { // the line's number is added to it
+		return &carillon.Error{
+			Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest,
+			Message: fmt.Sprintf("has %d bytes, at most %d in an import", len(request), carillon.MaxJobIDLength-8),
+		}
+	}
+	body = bytes.TrimRight(body, "\r\n")
+	if lines := bytes.Count(body, []byte("\n")); lines >= carillon.MaxImportLines || lines > 0 && len(body) > carillon.MaxImportBytes {
+		return &carillon.Error{
+			Code:    carillon.CodeLimitExceeded,
+			Message: fmt.Sprintf("%d lines of %d bytes; an import has at most %d of %d", lines+1, len(body), carillon.MaxImportLines, carillon.MaxImportBytes),
+		}
+	}
+	number := 0
+	for line := range bytes.SplitSeq(body, []byte("\n")) {
+		number++
+		if line = bytes.TrimSpace(line); len(line) == 0 {
+			continue
+		}
+		job, status, err := carillon.ParseImport(line)
+		if err == nil && status == carillon.StatusCompleted {
+			im.reply.LeftOut++
+			continue
+		}
+		if err == nil {
+			err = n.checkPut(&job)
+		}
+		if err != nil {
+			im.failed(number, job.ID, carillon.AsError(err))
+			continue
+		}
+		if request == "" {
+			im.add(&job, "", status, number)
+		} else {
+			im.add(&job, fmt.Sprintf("%s.%d", request, number), status, number)
+		}
+	}
+	return nil
+}
+
+// add packs a job.
+func (im *importing) add(job *carillon.Job, request string, status carillon.Status, line int) {
+	one := engine.Pack(job, nil, request)
+	one.Paused = status == carillon.StatusPaused
+	packs := &im.packs[engine.PartitionOf(job.ID, len(im.packs))]
+	size := one.Size()
+	var last *importPack
+	if k := len(*packs); k > 0 {
+		last = (*packs)[k-1]
+	}
+	if last == nil || len(last.jobs) == engine.MaxPackJobs || last.size+size > engine.MaxPackBytes {
+		last = &importPack{size: packHead}
+		*packs = append(*packs, last)
+	}
+	last.jobs, last.lines, last.size = append(last.jobs, one), append(last.lines, line), last.size+size
+}
+
+func (im *importing) failed(line int, id string, err *carillon.Error) {
+	im.reply.Failed = append(im.reply.Failed, carillon.ImportFail{Line: line, ID: id, Error: err})
+}
+
+// done takes the outcome of a record.
+func (im *importing) done(pack *importPack, r reply) {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	if r.err != nil && r.err.Code == carillon.CodeUnavailable {
+		im.unknown = r.err
+		return
+	}
+	for i, line := range pack.lines {
+		switch {
+		case r.err != nil:
+			im.failed(line, pack.jobs[i].ID, r.err)
+		case r.jobs[i].Err != nil:
+			im.failed(line, pack.jobs[i].ID, r.jobs[i].Err)
+		case r.jobs[i].Changed:
+			im.reply.Imported++
+		default:
+			im.reply.Unchanged++
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package node_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// importLines sends an import as any NATS client would.
+func importLines(t testing.TB, nc *nats.Conn, request string, lines ...string) carillon.ImportReply {
+	t.Helper()
+	m := nats.NewMsg("carillon.api.import")
+	m.Data = []byte(strings.Join(lines, "\n"))
+	if request != "" {
+		m.Header.Set(carillon.HeaderRequest, request)
+	}
+	answer, err := nc.RequestMsg(m, 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := carillon.ParseImportReply(answer.Data)
+	if err != nil {
+		t.Fatalf("%v: %s", err, answer.Data)
+	}
+	return r
+}
+
+// packsOf counts the import records in the log, and the jobs in them.
+func packsOf(t testing.TB, nc *nats.Conn) (records, jobs int) {
+	t.Helper()
+	stream, err := jetStream(t, nc).Stream(t.Context(), carillon.DefaultNames().LogStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := stream.CachedInfo().State
+	for seq := state.FirstSeq; seq <= state.LastSeq; seq++ {
+		m, err := stream.GetMsg(t.Context(), seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(m.Subject, ".import") {
+			continue
+		}
+		pack, err := engine.DecodePack(m.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, jobs = records+1, jobs+len(pack)
+	}
+	return records, jobs
+}
+
+func TestImport(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	lines := []string{
+		`{"id":"flat","schedule":"@every 1h","payload":{"a": 1}}`,
+		`{"id":"export","spec":{"schedule":"@in 1ms"},"status":"scheduled","type":"carillon.v1.job","version":9}`,
+		`{"id":"over","spec":{"schedule":"@in 1ms"},"status":"completed"}`,
+		`{"id":"still","spec":{"schedule":"@in 1ms"},"status":"paused"}`,
+		``,
+		`{"id":"bad","schedule":"nonsense"}`,
+		`{"id":"no.id"}`,
+		`{`,
+		`{"id":"late","schedule":"@daily","end":"2020-01-01T00:00:00Z"}`,
+	}
+	got := importLines(t, nc, "r", lines...)
+	codes := map[int]carillon.Code{}
+	var order []int
+	for _, f := range got.Failed {
+		codes[f.Line] = f.Error.Code
+		order = append(order, f.Line)
+	}
+	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9}) {
+		t.Errorf("%+v", got)
+	}
+	for line, want := range map[int]carillon.Code{
+		6: carillon.CodeInvalidSchedule, 7: carillon.CodeInvalidJobID, 8: carillon.CodeInvalidJSON, 9: carillon.CodeInvalidField,
+	} {
+		if codes[line] != want {
+			t.Errorf("line %d: %s, not %s", line, codes[line], want)
+		}
+	}
+	fired := func(version uint64) {
+		t.Helper()
+		eventually(t, "what was imported fires", func() bool {
+			job, err := c.Get(t.Context(), "export")
+			return err == nil && job.Status == carillon.StatusCompleted && job.Version == version
+		})
+	}
+	fired(1)
+	if again := importLines(t, nc, "r", lines...); again.Imported != 0 || again.Unchanged != 3 {
+		t.Errorf("the same request again: %+v", again)
+	}
+	if other := importLines(t, nc, "", lines...); other.Imported != 1 || other.Unchanged != 2 {
+		t.Errorf("the same jobs in another request, one of them completed: %+v", other)
+	}
+	fired(2)
+	if job, err := c.Get(t.Context(), "still"); err != nil || job.Status != carillon.StatusPaused || job.Version != 1 {
+		t.Errorf("%+v, %v", job, err)
+	}
+	if job, err := c.Get(t.Context(), "flat"); err != nil || string(job.Spec.Payload) != `{"a": 1}` {
+		t.Errorf("%+v, %v", job, err)
+	}
+
+	many := bytes.Repeat([]byte("{}\n"), carillon.MaxImportLines+1)
+	for name, body := range map[string][]byte{"many lines": many, "many bytes": bytes.Repeat([]byte(" "), carillon.MaxImportBytes+3)} {
+		body[len(body)/2] = '\n'
+		answer, err := nc.Request("carillon.api.import", append(body, '}'), 10*time.Second)
+		if err != nil || !errors.Is(carillon.ParseError(answer.Data), &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	unbrokenLog(t, r)
+}
+
+// unbrokenLog restarts a node and expects nothing else of its jobs.
+func unbrokenLog(t testing.TB, r *running) {
+	t.Helper()
+	list := func(c *carillon.Client) (all []string) {
+		for job, err := range c.List(t.Context(), carillon.ListRequest{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, fmt.Sprint(job.ID, job.Version, job.Status, job.Next, string(job.Spec.AppendJSON(nil))))
+		}
+		return all
+	}
+	before := list(client(t, r.NATS))
+	r.stop(t)
+	o := base(t)
+	o.Data = r.data
+	again := run(t, o)
+	if after := list(client(t, again.NATS)); !slices.Equal(before, after) || len(after) == 0 {
+		t.Errorf("after a restart there are %d jobs, not %d", len(after), len(before))
+	}
+	again.stop(t)
+}
+
+// The Go client's import: many requests under way, large jobs and bad ones among small ones.
+func TestClientImport(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	const n = 20_000
+	large := bytes.Repeat([]byte("x"), carillon.MaxPayload)
+	job := func(i int) carillon.ImportJob {
+		j := carillon.ImportJob{Job: carillon.Job{ID: fmt.Sprint("job-", i), Schedule: "@every 1h", Payload: []byte(`"` + strings.Repeat("y", 100) + `"`)}, Paused: i%10 == 3}
+		switch i {
+		case 7000, 7001:
+			j.Job.Payload, j.Job.Form = large, carillon.PayloadBase64
+		case 8000:
+			j.Job.Schedule = "nonsense"
+		case 9000:
+			j.Job.ID = "no id"
+		}
+		return j
+	}
+	seen := make([]int, n)
+	failed := map[int]carillon.Code{}
+	jobs := func(yield func(carillon.ImportJob) bool) {
+		for i := range n {
+			if !yield(job(i)) {
+				return
+			}
+		}
+	}
+	err := c.Import(t.Context(), jobs, func(i int, err error) {
+		if seen[i]++; err != nil {
+			failed[i] = carillon.AsError(err).Code
+		}
+	})
+	if err != nil || len(failed) != 2 || failed[8000] != carillon.CodeInvalidSchedule || failed[9000] != carillon.CodeInvalidJobID {
+		t.Errorf("%v, failed: %v", err, failed)
+	}
+	for i, times := range seen {
+		if times != 1 {
+			t.Fatalf("job %d was reported %d times", i, times)
+		}
+	}
+	total, paused := 0, 0
+	for got, err := range c.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		var i int
+		if _, err := fmt.Sscanf(got.ID, "job-%d", &i); err != nil {
+			t.Fatal(err)
+		}
+		want := job(i)
+		if total++; got.Version != 1 || !bytes.Equal(got.Spec.Payload, want.Job.Payload) || (got.Status == carillon.StatusPaused) != want.Paused {
+			t.Fatalf("%s: version %d, %s", got.ID, got.Version, got.Status)
+		}
+		if want.Paused {
+			paused++
+		}
+	}
+	if total != n-2 || paused != n/10 {
+		t.Errorf("%d jobs, %d paused", total, paused)
+	}
+	if records, packed := packsOf(t, nc); packed != n-2 || records > n/20 {
+		t.Errorf("%d jobs came in %d records", packed, records)
+	}
+	r.stop(t)
+}
+
+// Puts that come faster than the log answers are each answered for themselves, in the order of their connection.
+func TestPutsInOrder(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	const jobs, rounds = 40, 50
+	type answer struct {
+		*nats.Msg
+		job string
+		n   int
+	}
+	answers := make(chan answer, jobs*rounds)
+	var sent sync.WaitGroup
+	inbox := nc.NewRespInbox()
+	sub, err := nc.Subscribe(inbox+".*", func(m *nats.Msg) {
+		var job, n int
+		if _, err := fmt.Sscanf(m.Subject[len(inbox):], ".%d-%d", &job, &n); err != nil {
+			t.Error(err)
+		}
+		answers <- answer{m, fmt.Sprint("t-", job), n}
+		sent.Done()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	for n := range rounds {
+		for job := range jobs {
+			sent.Add(1)
+			m := nats.NewMsg(fmt.Sprintf("carillon.api.put.t-%d", job))
+			m.Reply = fmt.Sprintf("%s.%d-%d", inbox, job, n)
+			m.Data = fmt.Appendf(nil, `{"schedule":"@every 1h","max_fires":%d}`, n+1)
+			switch n % 5 {
+			case 1: // refused
+				m.Data = fmt.Appendf(nil, `{"schedule":"@every 1h","if_version":%d}`, 1_000_000)
+			case 2: // the one before that was taken, again
+				m.Data = fmt.Appendf(nil, `{"schedule":"@every 1h","max_fires":%d}`, n-1)
+			}
+			if err := nc.PublishMsg(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	sent.Wait()
+	for range jobs * rounds {
+		a := <-answers
+		if a.n%5 == 1 {
+			if e := carillon.ParseError(a.Data); e.Code != carillon.CodeVersionConflict {
+				t.Fatalf("put %d of %s: %s", a.n, a.job, a.Data)
+			}
+			continue
+		}
+		got, err := carillon.ParseJobReply(a.Data)
+		want := uint64(a.n + 1)
+		if a.n%5 == 2 {
+			want = uint64(a.n - 1)
+		}
+		if err != nil || got.ID != a.job || got.Spec.MaxFires != want || got.Next.IsZero() {
+			t.Fatalf("put %d of %s: %s", a.n, a.job, a.Data)
+		}
+	}
+	for job := range jobs {
+		got, err := c.Get(t.Context(), fmt.Sprint("t-", job))
+		if err != nil || got.Spec.MaxFires != rounds || got.Version != rounds*3/5 {
+			t.Fatalf("%+v, %v", got, err)
+		}
+	}
+	unbrokenLog(t, r)
+}

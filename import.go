@@ -1,0 +1,346 @@
+package carillon
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"iter"
+	"slices"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+)
+
+// ImportJob is a job to be imported.
+type ImportJob struct {
+	Job    Job
+	Paused bool // the job is paused before it could fire; else one that is paused stays so
+}
+
+// besideFields are the fields of an import's line that has the job under "spec"; those after status are of a
+// reply, and passed over.
+var besideFields = []string{"id", "spec", "status", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition"}
+
+// ParseImport reads a line of an import in either form: a job with its "id" as ParseLine does, or what an export
+// writes, {"id":…,"spec":{…},"status":…}. The fields of a reply that only a running job has are passed over, so
+// that the output of 'job get --json' is a line, too. Errors are those of ParseLine.
+func ParseImport(line []byte) (job Job, status Status, err error) {
+	var spec []byte
+	exported := false
+	look := reader{b: line}
+	look.space()
+	e := look.members(func(name []byte, _ int) (e *Error) {
+		if string(name) != "spec" {
+			return look.skip(1)
+		}
+		exported = true
+		spec, e = look.raw()
+		return e
+	})
+	switch {
+	case !exported:
+		job, err = ParseLine(line)
+		return job, "", err
+	case e != nil:
+		return job, "", e
+	}
+	var id string
+	r := reader{b: line}
+	e = r.document(besideFields, func(name string) (e *Error) {
+		switch name {
+		case "id":
+			id, e = r.text(name)
+			return e
+		case "status":
+			return r.status(&status)
+		}
+		return r.skip(1)
+	})
+	if e != nil {
+		return job, "", e
+	}
+	if err := CheckJobID(id); err != nil {
+		return job, "", err
+	}
+	if job, err = ParseJob(spec); err != nil {
+		return job, "", err
+	}
+	job.ID = id
+	return job, status, nil
+}
+
+func (r *reader) status(status *Status) *Error {
+	s, e := r.text("status")
+	if e != nil {
+		return e
+	}
+	if *status = Status(s); !slices.Contains([]Status{StatusScheduled, StatusPaused, StatusCompleted}, *status) {
+		return errField(CodeInvalidField, "status", "is %s; expected scheduled, paused or completed", quote(s))
+	}
+	return nil
+}
+
+// AppendImport appends a line of an import, without a newline at its end: ParseImport reads it back. As in
+// AppendLine a payload of JSON that holds line breaks is given as payload_text.
+func AppendImport(dst []byte, j *ImportJob) []byte {
+	if !j.Paused {
+		return j.Job.AppendLine(dst)
+	}
+	dst = appendString(append(dst, `{"id":`...), j.Job.ID)
+	dst = j.Job.appendMembers(append(dst, `,"status":"paused","spec":{`...), true)
+	return append(dst, "}}"...)
+}
+
+// ImportReply answers an import once all that it counts is applied and durable. Each job is put on its own.
+type ImportReply struct {
+	Imported  uint64       // created or replaced
+	Unchanged uint64       // there already
+	LeftOut   uint64       // completed, so that putting them would fire them again
+	Failed    []ImportFail // by line
+}
+
+// ImportFail is a line of an import that was refused.
+type ImportFail struct {
+	Line  int    // from 1
+	ID    string // "" where the line could not be read
+	Error *Error
+}
+
+// AppendJSON appends a carillon.v1.import reply.
+func (r *ImportReply) AppendJSON(dst []byte) []byte {
+	dst = appendUint(append(dst, `{"type":"`+TypeImport+`","imported":`...), r.Imported)
+	dst = appendUint(append(dst, `,"unchanged":`...), r.Unchanged)
+	if r.LeftOut > 0 {
+		dst = appendUint(append(dst, `,"completed_left_out":`...), r.LeftOut)
+	}
+	dst = append(dst, `,"failed":[`...)
+	for i := range r.Failed {
+		f := &r.Failed[i]
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendUint(append(dst, `{"line":`...), uint64(f.Line))
+		if f.ID != "" {
+			dst = appendString(append(dst, `,"id":`...), f.ID)
+		}
+		dst = append(dst, `,"error":{`...)
+		dst = append(f.Error.appendMembers(dst), "}}"...)
+	}
+	return append(dst, "]}"...)
+}
+
+// ParseImportReply reads the answer to an import.
+func ParseImportReply(body []byte) (p ImportReply, err error) {
+	r := reader{b: body, lenient: true}
+	e := r.document([]string{"type", "imported", "unchanged", "completed_left_out", "failed"}, func(name string) (e *Error) {
+		switch name {
+		case "type":
+			return r.expect(TypeImport)
+		case "imported":
+			p.Imported, e = r.integer(name, 0, maxInteger)
+		case "unchanged":
+			p.Unchanged, e = r.integer(name, 0, maxInteger)
+		case "completed_left_out":
+			p.LeftOut, e = r.integer(name, 0, maxInteger)
+		case "failed":
+			e = r.list(name, func() *Error {
+				var f ImportFail
+				e := f.read(&r)
+				p.Failed = append(p.Failed, f)
+				return e
+			})
+		}
+		return e
+	})
+	return p, replyError(e)
+}
+
+func (f *ImportFail) read(r *reader) *Error {
+	return r.object([]string{"line", "id", "error"}, func(name string) (e *Error) {
+		switch name {
+		case "line":
+			var line uint64
+			line, e = r.integer(name, 1, MaxImportLines)
+			f.Line = int(line)
+		case "id":
+			f.ID, e = r.text(name)
+		case "error":
+			var raw []byte
+			raw, e = r.raw()
+			f.Error = ParseError(raw)
+		}
+		return e
+	})
+}
+
+// importRequests is how many requests of one import are under way at once: the service applies some while others
+// are on their way.
+const importRequests = 6
+
+// Import puts many jobs, packed into few requests, which costs a fraction of as many Puts. It calls done, one call
+// at a time, with the outcome of each job and its place in the sequence from 0; errors are those of Put. It returns
+// when all are done, or, with the context's error, when the context has ended; what was not sent by then is not
+// reported. Jobs are put in no particular order. A payload of JSON that holds line breaks becomes one of text.
+//
+// A request is tried again when its outcome is unknown, which is harmless. A service that does not know it is sent
+// Puts.
+func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
+	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch)}
+	if !c.imports(ctx) {
+		return im.putAll(jobs)
+	}
+	for range importRequests {
+		im.senders.Go(func() {
+			for b := range im.batches {
+				im.send(b)
+			}
+		})
+	}
+	defer im.senders.Wait()
+	defer close(im.batches)
+	return im.split(jobs)
+}
+
+// imports asks whether the service knows imports. Where nothing answers puts will tell why.
+func (c *Client) imports(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	_, err := c.nc.RequestWithContext(ctx, c.names.API(VerbImport, ""), nil)
+	return !errors.Is(err, nats.ErrNoResponders)
+}
+
+// importing is one Import.
+type importing struct {
+	*Client
+	ctx     context.Context
+	batches chan *importBatch
+	senders sync.WaitGroup
+
+	mu   sync.Mutex
+	done func(i int, err error)
+}
+
+// importBatch is one request of it.
+type importBatch struct {
+	body []byte
+	at   []int // by line: the job's place in the sequence
+}
+
+func (im *importing) report(i int, err error) {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	im.done(i, err)
+}
+
+// split fills requests and hands them to the senders.
+func (im *importing) split(jobs iter.Seq[ImportJob]) error {
+	limit := min(MaxImportBytes, int(im.nc.MaxPayload())-1024)
+	b := &importBatch{}
+	flush := func() error {
+		select {
+		case im.batches <- b:
+			b = &importBatch{}
+			return nil
+		case <-im.ctx.Done():
+			return im.ctx.Err()
+		}
+	}
+	var line []byte
+	i := -1
+	for job := range jobs {
+		i++
+		err := CheckJobID(job.Job.ID)
+		if err == nil {
+			err = job.Job.Validate()
+		}
+		if err != nil {
+			im.report(i, err)
+			continue
+		}
+		line = append(AppendImport(line[:0], &job), '\n')
+		if n := len(b.at); n == MaxImportLines || n > 0 && len(b.body)+len(line) > limit {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		b.body, b.at = append(b.body, line...), append(b.at, i)
+	}
+	if len(b.at) == 0 {
+		return nil
+	}
+	return flush()
+}
+
+// send sends a request and reports its jobs.
+func (im *importing) send(b *importBatch) {
+	body, _, err := im.ask(im.ctx, request{
+		subject: im.names.API(VerbImport, ""), body: b.body, id: rand.Text()[:10], retry: true, within: im.timeout,
+	})
+	var reply ImportReply
+	if err == nil {
+		reply, err = ParseImportReply(body)
+	}
+	failed := make(map[int]error)
+	for _, f := range reply.Failed {
+		failed[f.Line-1] = f.Error
+	}
+	for line, i := range b.at {
+		if err != nil {
+			im.report(i, err)
+			continue
+		}
+		im.report(i, failed[line])
+	}
+}
+
+// putWindow is how many Puts stand in for imports at once.
+const putWindow = 256
+
+// putAll is the import into a service that knows none.
+func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
+	type numbered struct {
+		i int
+		ImportJob
+	}
+	work := make(chan numbered)
+	for range putWindow {
+		im.senders.Go(func() {
+			for job := range work {
+				im.report(job.i, im.put(job.ImportJob))
+			}
+		})
+	}
+	defer im.senders.Wait()
+	defer close(work)
+	i := 0
+	for job := range jobs {
+		select {
+		case work <- numbered{i, job}:
+		case <-im.ctx.Done():
+			return im.ctx.Err()
+		}
+		i++
+	}
+	return nil
+}
+
+// put leaves no moment in which a paused job could fire: a job without a schedule is made and paused before it
+// gets its own, since a put leaves a paused job paused.
+func (im *importing) put(j ImportJob) error {
+	if !j.Paused {
+		_, err := im.Put(im.ctx, j.Job)
+		return err
+	}
+	_, err := im.Put(im.ctx, Job{ID: j.Job.ID}, IfVersion(0))
+	if err != nil && !errors.Is(err, &Error{Code: CodeVersionConflict}) {
+		return err
+	}
+	if _, err := im.Pause(im.ctx, j.Job.ID); err != nil {
+		return err
+	}
+	r, err := im.Put(im.ctx, j.Job)
+	if err == nil && r.Status == StatusScheduled { // the job had been completed, which no pause changes
+		_, err = im.Pause(im.ctx, j.Job.ID)
+	}
+	return err
+}
