@@ -310,7 +310,7 @@ func (c *RecoveryConfig) killAndStart(ctx context.Context, e *engine) (r recover
 	if err := e.kill(); err != nil {
 		return r, err
 	}
-	r.localMiB = dirMiB(filepath.Join(e.dir, "data", "log"))
+	r.localMiB = dirMiB(filepath.Join(e.dir, "data", "log")) + dirMiB(filepath.Join(e.dir, "data", "jobs"))
 	listen := strings.TrimPrefix(e.url, "nats://")
 	killed := time.Now()
 

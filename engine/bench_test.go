@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // The benchmarks hold a million jobs in one partition.
@@ -103,33 +106,74 @@ func BenchmarkPutNew(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckpoint is a job's share of a checkpoint, and of reading it back.
+// BenchmarkCheckpoint takes checkpoints of a million jobs, on disk, and of as many as one of eight partitions has of
+// a million: the first one, one of 10,000 that changed. Then it opens the last one.
 func BenchmarkCheckpoint(b *testing.B) {
-	s := newFeed(b)
-	for i := range benchJobs {
-		s.put(fmt.Sprintf("job-%07d", i), `{"schedule":"@every 1h","payload":{"n":1}}`)
-	}
-	b.Run("take", func(b *testing.B) {
-		bytes := 0
-		for left := b.N; left > 0; left -= benchJobs {
-			c := s.m.BeginCheckpoint()
-			for part := c.Next(1000); part != nil; part = c.Next(1000) {
-				bytes += len(part)
+	id := func(i int) string { return fmt.Sprintf("job-%016x", uint64(i)*0x9e3779b97f4a7c15) }
+	for _, jobs := range []int{benchJobs / 8, benchJobs} {
+		b.Run(fmt.Sprint(jobs), func(b *testing.B) {
+			f := newFeed(b)
+			for i := range jobs {
+				f.put(id(i), `{"schedule":"@every 1h","spread":"1h","payload":{"n":1}}`)
 			}
-		}
-		b.ReportMetric(float64(bytes)/float64(benchJobs)/float64((b.N+benchJobs-1)/benchJobs), "B/job")
-	})
-	b.Run("restore", func(b *testing.B) {
-		for left := b.N; left > 0; left -= benchJobs {
-			if _, err := copyByCheckpoint(s.m, 1000); err != nil {
+			store, err := wal.OpenStore(wal.Options{Dir: b.TempDir(), Profile: wal.ProfileTable})
+			if err != nil {
 				b.Fatal(err)
 			}
-		}
-	})
+			table := snapshot.OpenTable(store)
+			b.ReportMetric(benchTake(b, f.m, table), "first-s")
+			for i := range 10_000 {
+				f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: id(i * jobs / 10_000)})
+			}
+			b.ReportMetric(benchTake(b, f.m, table), "10k-s")
+			for b.Loop() {
+				if err := table.View(0, func(v *snapshot.View) error {
+					m, err := Open(oneOfOne, 0, v)
+					if err == nil && m.Stats().Jobs != jobs {
+						b.Errorf("%d jobs", m.Stats().Jobs)
+					}
+					return err
+				}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*jobs), "open-ns/job")
+			b.ReportMetric(0, "ns/op")
+			if err := store.Close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
 }
 
-// BenchmarkMemory is what a recurring job takes of the heap beyond its payload, and how long a collection
-// takes with half a million of them: go test -run '^$' -bench Memory -benchtime 1x ./engine
+// benchTake takes a checkpoint and says how long that was, s; it reports the longest wait of the machine.
+func benchTake(b *testing.B, m *Machine, table *snapshot.Table) float64 {
+	began := time.Now()
+	build, err := table.Begin(0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	slice := time.Now()
+	c := m.BeginCheckpoint()
+	more, longest := true, time.Since(slice)
+	for more {
+		slice = time.Now()
+		more = c.Next(500)
+		longest = max(longest, time.Since(slice))
+	}
+	taken := time.Since(began)
+	c.Write(build, m.position)
+	written := time.Since(began)
+	if _, err := build.Commit(); err != nil {
+		b.Fatal(err)
+	}
+	c.Committed()
+	b.Logf("taken %s, longest slice %s, written %s, committed %s", taken, longest, written-taken, time.Since(began)-written)
+	return time.Since(began).Seconds()
+}
+
+// BenchmarkMemory is what a recurring job takes of the heap beyond its payload once a checkpoint has it, and how long
+// a collection takes with half a million of them: go test -run '^$' -bench Memory -benchtime 1x ./engine
 func BenchmarkMemory(b *testing.B) {
 	const n, payload = 500_000, 200
 	heap := func() float64 {
@@ -146,6 +190,10 @@ func BenchmarkMemory(b *testing.B) {
 		for i := range n {
 			s.put(fmt.Sprintf("job-%06d", i), body)
 		}
+		c := s.m.BeginCheckpoint()
+		for c.Next(500) {
+		}
+		c.Committed()
 		b.ReportMetric((heap()-before)/n-payload, "B/job")
 		began := time.Now()
 		runtime.GC()

@@ -68,7 +68,7 @@ func (d *decoder) bytes() []byte {
 
 func (d *decoder) string() string { return string(d.bytes()) }
 
-func appendString[T string | []byte](dst []byte, s T) []byte {
+func appendString[T ~string | ~[]byte](dst []byte, s T) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(s)))
 	return append(dst, s...)
 }

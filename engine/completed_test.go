@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon"
@@ -32,9 +31,8 @@ func TestGoneIsGone(t *testing.T) {
 	if page, _, _ := f.m.Page(&carillon.ListRequest{}, "", 10, 100); len(page) != 1 || page[0].ID != "job-7" {
 		t.Errorf("listed are %v", page)
 	}
-	c, err := copyByCheckpoint(f.m, 1)
-	if err != nil || c.Stats().Completed != 1 {
-		t.Errorf("%d completed jobs in the checkpoint, %v", c.Stats().Completed, err)
+	if c := open(t, f.m, wholeOf(t, f.m)); c.Stats().Completed != 1 {
+		t.Errorf("%d completed jobs are exported", c.Stats().Completed)
 	}
 	for i, kind := range []Kind{KindDelete, KindPause, KindResume, KindFire} {
 		err := f.apply(&Entry{Kind: kind, Verb: "x", Job: fmt.Sprintf("job-%d", i)})
@@ -70,63 +68,48 @@ func TestGoneWhileSaved(t *testing.T) {
 	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "a"})
 	f.now += f.m.claim.RetentionMS
 	f.tick(0)
-	r, c := NewRestore(oneOfOne, 0), f.m.BeginCheckpoint()
+	c, s := f.m.BeginCheckpoint(), saved{m: f.m}
 	if n := f.tick(1); n != 1 || f.m.Stats().Jobs != 0 {
 		t.Fatalf("%d outputs, %+v", n, f.m.Stats())
 	}
-	for part := c.Next(1); part != nil; part = c.Next(1) {
-		if err := r.Write(part); err != nil {
-			t.Fatal(err)
-		}
+	for c.Next(1) {
 	}
-	m, err := r.Machine()
-	if err != nil {
+	if err := s.commit(c); err != nil {
 		t.Fatal(err)
 	}
+	m := open(t, f.m, s.table.View())
 	if job, ok := m.Job("a"); !ok || job.Status != carillon.StatusCompleted {
 		t.Errorf("it is %+v", job)
 	}
 }
 
-// TestGoneMemory completes far more jobs than are kept: those in memory stay few, and none is lost that a
-// checkpoint taken meanwhile must have.
+// TestGoneMemory completes far more jobs than are kept: those in memory and in the table stay few, and none is lost
+// that a checkpoint taken meanwhile must have.
 func TestGoneMemory(t *testing.T) {
 	f := newFeed(t)
 	f.m.claim.CompletedMax = 100
+	s := saved{m: f.m}
 	for round := range 50 {
 		for i := range 200 {
 			f.put(fmt.Sprintf("job-%d-%d", round, i), `{"schedule":"@in 1ms"}`)
 		}
-		before := sortedFrames(t, checkpointOf(f.m))
+		before := wholeOf(t, f.m).Dump()
 		c := f.m.BeginCheckpoint()
 		f.now++
 		if n := f.tick(1000); n != 200 {
 			t.Fatalf("%d fires", n)
 		}
-		var after []byte
-		for part := c.Next(7); part != nil; part = c.Next(7) {
-			after = append(after, part...)
+		for c.Next(7) {
 		}
-		if got := sortedFrames(t, after); !slices.Equal(got, before) {
-			t.Fatalf("round %d: the checkpoint is another", round)
+		if err := s.commit(c); err != nil {
+			t.Fatal(err)
+		}
+		m := open(t, f.m, s.table.View())
+		if got := wholeOf(t, m).Dump(); got != before || m.Stats().Jobs > 300 {
+			t.Fatalf("round %d: the checkpoint is another, of %d jobs", round, m.Stats().Jobs)
 		}
 		if s := f.m.Stats(); s.Completed != 100 || s.Jobs != 100 || f.m.completed.len() > 100 {
 			t.Fatalf("round %d: %+v, %d completions", round, s, f.m.completed.len())
 		}
 	}
-}
-
-func sortedFrames(t *testing.T, b []byte) (frames []string) {
-	for len(b) > 0 {
-		d := decoder{b: b}
-		d.byte()
-		d.bytes()
-		if d.err != nil {
-			t.Fatal(d.err)
-		}
-		frames = append(frames, string(b[:len(b)-len(d.b)]))
-		b = d.b
-	}
-	slices.Sort(frames)
-	return frames
 }

@@ -13,7 +13,7 @@ func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
 		return false, refusal
 	}
 	if j.last > 0 {
-		m.bury(string(m.jobs.id(j)), grave{last: j.last, at: m.now})
+		m.bury(string(m.jobs.id(j)), j.last)
 	}
 	m.remove(slot, j)
 	return true, nil
@@ -44,5 +44,6 @@ func (m *Machine) remove(slot uint32, j *job) {
 	m.disarm(slot, j)
 	m.unforce(slot)
 	m.become(j, statusFree)
+	m.changes.drop(j.entry)
 	m.jobs.remove(slot)
 }

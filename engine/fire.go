@@ -15,8 +15,7 @@ func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
 	if e.Request != "" && string(m.jobs.request(j)) == e.Request {
 		return false, nil
 	}
-	m.touch(slot)
-	m.force(e.Seq, forcedFire{slot: slot, at: m.now, body: string(payload), own: own})
-	m.remember(j, e.Request)
+	m.force(&forcedFire{seq: e.Seq, slot: slot, id: e.Job, at: m.now, body: string(payload), own: own})
+	m.remember(slot, j, e.Request)
 	return true, nil
 }

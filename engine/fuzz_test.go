@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"slices"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -59,9 +59,9 @@ func FuzzDecodeTicks(f *testing.F) {
 	})
 }
 
-// FuzzRestore reads whatever bytes as a checkpoint: that fails, or gives a machine that can go on and
-// whose own checkpoint can be read.
-func FuzzRestore(f *testing.F) {
+// FuzzOpen reads whatever bytes as a checkpoint: that fails, or gives a machine that can go on and whose own
+// checkpoint can be read.
+func FuzzOpen(f *testing.F) {
 	m := New(fuzzLayout, 0)
 	for _, r := range fuzzRecords(bytes.Repeat([]byte("\x00\x05\x01\x06\x15\x07\x25\x0b\x35\x01\x45\x0b"), 4)) {
 		r.Seq = m.position + 1
@@ -71,15 +71,15 @@ func FuzzRestore(f *testing.F) {
 		}
 		m.position = r.Seq
 	}
-	f.Add(checkpointOf(m))
-	f.Add(checkpointOf(New(fuzzLayout, 0)))
+	f.Add(encoded(wholeOf(f, m)))
+	f.Add(encoded(wholeOf(f, New(fuzzLayout, 0))))
 	f.Fuzz(func(t *testing.T, b []byte) { goOnFrom(t, b) })
 }
 
-// TestRestoreDamaged changes single bytes of a checkpoint. The store's checksums would find each; even so
-// none may do worse than fail.
-func TestRestoreDamaged(t *testing.T) {
-	whole := golden(t, "checkpoint.md")["checkpoint"]
+// TestOpenDamaged changes single bytes of a checkpoint. The table's checksums would find each; even so none may
+// do worse than fail.
+func TestOpenDamaged(t *testing.T) {
+	whole := golden(t, "rows.md")["checkpoint"]
 	for i := range whole {
 		for _, flip := range []byte{1, 2, 3, 0x80, 0xff} {
 			b := bytes.Clone(whole)
@@ -91,25 +91,19 @@ func TestRestoreDamaged(t *testing.T) {
 
 // goOnFrom restores a machine, if it can be, and lets it go on.
 func goOnFrom(t *testing.T, b []byte) {
-	layout := fuzzLayout
-	if len(b) > 13 && b[13] == 1 {
-		layout.Partitions = 1 // as the golden one has it
-	}
-	r := NewRestore(layout, 0)
-	if r.Write(b) != nil {
+	checkpoint := decoded(b)
+	if checkpoint.state == nil {
 		return
 	}
-	m, err := r.Machine()
+	layout := fuzzLayout
+	if len(checkpoint.state) > 10 && checkpoint.state[10] == 1 {
+		layout.Partitions = 1 // as the golden one has it
+	}
+	m, err := Open(layout, 0, checkpoint)
 	if err != nil {
 		return
 	}
-	again := NewRestore(layout, 0)
-	if err := again.Write(checkpointOf(m)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := again.Machine(); err != nil {
-		t.Fatal(err)
-	}
+	open(t, m, wholeOf(t, m))
 	m.Page(&carillon.ListRequest{}, "", 10, 100)
 	position := m.position
 	for i, r := range fuzzRecords([]byte("\x07\x01\x08\x01\x09\x02\x0a\x02\x0b\x03\x08\x00\x08\x01\x08\x02\x08\x03")) {
@@ -126,50 +120,81 @@ func goOnFrom(t *testing.T, b []byte) {
 	_, _ = m.Apply(&Entry{Seq: m.position + 1, Time: testEpoch + 1e6, Kind: KindTick, Ticks: []Tick{{To: testEpoch + 1e6, Epoch: m.epoch, Limit: 100}}})
 }
 
-func checkpointOf(m *Machine) []byte {
-	c := m.BeginCheckpoint()
-	var b []byte
-	for part := c.Next(3); part != nil; part = c.Next(3) {
-		b = append(b, part...)
-	}
-	return b
-}
-
-// FuzzApply applies records made of whatever bytes, beside a replica that is at some point replaced by a
-// copy out of a checkpoint, and that frees what is gone sooner: neither fails, and both agree.
+// FuzzApply applies records made of whatever bytes, beside a replica that frees what is gone sooner, and that takes
+// checkpoints between them, gives some up, and goes on from others: neither fails, both agree, and each checkpoint
+// is the state as it was when it began.
 func FuzzApply(f *testing.F) {
 	f.Add([]byte("\x00\x10\x20\x30\x40\x50\x60\x70\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0"), uint8(4))
 	f.Add(bytes.Repeat([]byte("\x00\x05\x01\x06\x15\x07\x25\x0b\x35\x01\x45\x0b"), 9), uint8(9))
-	f.Fuzz(func(t *testing.T, b []byte, at uint8) {
-		m, replica := New(fuzzLayout, 0), New(fuzzLayout, 0)
-		m.SetBounds(Bounds{Moves: 1 + int(at)%4, Ready: 1 + int(at)%3})
-		eager := m.bounds
-		eager.Sweep = 100
-		replica.SetBounds(eager)
-		for i, r := range fuzzRecords(b) {
-			r.Seq = uint64(i) + 1
-			e := fuzzLayout.Decode(&r)
-			_, err := m.Apply(&e)
-			if _, other := replica.Apply(&e); (err == nil) != (other == nil) {
-				t.Fatalf("record %d: %v, %v", r.Seq, err, other)
-			}
-			if err != nil {
-				return // under newer rules: both stop
-			}
-			if m.digest != replica.digest {
-				t.Fatalf("record %d: the machines differ", r.Seq)
-			}
-			if i == int(at) {
-				if replica, err = copyByCheckpoint(m, 1+int(at)%5); err != nil {
-					t.Fatal(err)
-				}
-				replica.SetBounds(eager)
+	f.Fuzz(func(t *testing.T, b []byte, at uint8) { applyBoth(t, fuzzRecords(b), at) })
+}
+
+// TestCheckpoints does as FuzzApply does with much longer histories.
+func TestCheckpoints(t *testing.T) {
+	for seed := range 60 {
+		noise := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
+		b := make([]byte, 1200)
+		_, _ = noise.Read(b)
+		for i := range b { // mostly what means something
+			if i%3 > 0 && b[i]%16 > 11 {
+				b[i] &= 0xf7
 			}
 		}
-		if !slices.Equal(sortedFrames(t, checkpointOf(m)), sortedFrames(t, checkpointOf(replica))) {
-			t.Fatal("the machines differ in the end")
+		applyBoth(t, fuzzRecords(b), uint8(seed))
+	}
+}
+
+func applyBoth(t *testing.T, records []Record, at uint8) {
+	m, s := New(fuzzLayout, 0), saved{m: New(fuzzLayout, 0)}
+	m.SetBounds(Bounds{Moves: 1 + int(at)%4, Ready: 1 + int(at)%3})
+	eager := m.bounds
+	eager.Sweep = 100
+	s.m.SetBounds(eager)
+	rng := rand.New(rand.NewPCG(uint64(at), 0))
+	var c *Checkpoint
+	var began string
+	for i, r := range records {
+		r.Seq = uint64(i) + 1
+		e := fuzzLayout.Decode(&r)
+		_, err := m.Apply(&e)
+		if _, other := s.m.Apply(&e); (err == nil) != (other == nil) {
+			t.Fatalf("record %d: %v, %v", r.Seq, err, other)
 		}
-	})
+		if err != nil {
+			return // under newer rules: both stop
+		}
+		if m.digest != s.m.digest {
+			t.Fatalf("record %d: the machines differ", r.Seq)
+		}
+		switch dice := rng.IntN(8); {
+		case c == nil && dice < 3:
+			began = wholeOf(t, s.m).Dump()
+			c = s.m.BeginCheckpoint()
+		case c != nil && dice < 6:
+			if c.Next(1 + rng.IntN(3)) {
+				continue
+			}
+			if err := s.commit(c); err != nil {
+				t.Fatal(err)
+			}
+			c = nil
+			if got := wholeOf(t, open(t, m, s.table.View())).Dump(); got != began {
+				t.Fatalf("record %d: the checkpoint has\n%s, it began at\n%s", r.Seq, got, began)
+			}
+		case c != nil && dice == 6:
+			c.Abandon()
+			c = nil
+		case dice == 7 && s.m.BeginCheckpoint() != nil: // which gives another one up
+			c = nil
+			if err := s.checkpoint(100); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.reopen(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	same(t, m, s.m)
 }
 
 // fuzzRecords makes records out of bytes: each takes one for its kind and a few for its details.

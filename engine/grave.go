@@ -4,39 +4,48 @@ package engine
 // time that was fired under it. Triggers are named by id and scheduled time, and a name is unique. Graves
 // stay for the retention of completed jobs, and the newest maxGraves of them.
 type grave struct {
+	life
+	id     string
+	number uint64 // of the burial
 	last   int64  // the latest fire decided, ms
 	at     int64  // when the job was deleted, ms
-	number uint64 // of the burial
-}
-
-type buried struct {
-	id     string
-	number uint64
 }
 
 const maxGraves = 1 << 16
 
-func (m *Machine) bury(id string, g grave) {
+func (m *Machine) bury(id string, last int64) {
 	m.deaths++
-	g.number = m.deaths
-	m.graves[id] = g
-	m.buried = append(m.buried, buried{id, g.number})
+	m.dig(&grave{id: id, number: m.deaths, last: last, at: m.now})
 	m.sweepGraves()
+}
+
+func (m *Machine) dig(g *grave) {
+	m.graves[g.id] = g
+	m.buried = append(m.buried, g)
+	m.changes.graves.begin(&g.life, g, m.changes.number)
+}
+
+// unbury forgets a grave, if there is one: the id lives again, or has been dead for long enough.
+func (m *Machine) unbury(id string) {
+	if g := m.graves[id]; g != nil {
+		delete(m.graves, id)
+		m.changes.graves.end(&g.life, g.number, m.changes.number)
+	}
 }
 
 // sweepGraves forgets the graves that are over or too many, oldest first.
 func (m *Machine) sweepGraves() {
 	n := 0
 	for ; n < len(m.buried); n++ {
-		b := m.buried[n]
-		g, ok := m.graves[b.id]
-		if !ok || g.number != b.number {
-			continue // the id lives again, or was buried again
+		g := m.buried[n]
+		if g.gone != 0 {
+			continue
 		}
 		if m.now < g.at+m.claim.RetentionMS && len(m.graves) <= maxGraves {
 			break
 		}
-		delete(m.graves, b.id)
+		m.unbury(g.id)
 	}
+	clear(m.buried[:n])
 	m.buried = m.buried[n:]
 }

@@ -16,7 +16,7 @@ type PackedJob struct {
 	IfVersion *uint64
 	Paused    bool      // the job is paused before it could fire; else a paused job stays so
 	State     *JobState // of a job that had a life elsewhere; nil: it begins now
-	Spec      []byte    // canonical encoding, see docs/formats/checkpoint.md
+	Spec      []byte    // canonical encoding, see docs/formats/rows.md
 }
 
 // JobState is what a restored job brings along, so that its later fires are those it would have had.

@@ -54,7 +54,10 @@ type job struct {
 	fires uint64
 
 	armed   uint64 // order of arming; of a completed job: order of completion
+	put     uint64 // sequence of the put that made this version; with index the key of its spec
 	timer   wheel.ID
+	entry   uint32 // in the generation of changes that it is in, if it is in one
+	index   uint16
 	status  status
 	place   place
 	rank    uint8 // 0 goes first
@@ -109,6 +112,9 @@ func (t *jobTable) init() {
 	t.exprs.init()
 }
 
+// reserve makes room for so many jobs.
+func (t *jobTable) reserve(jobs int) { t.byHash = make(map[uint32]uint32, jobs) }
+
 func (t *jobTable) idAt(slot uint32) []byte {
 	if slot == probeSlot {
 		return t.probe
@@ -117,7 +123,7 @@ func (t *jobTable) idAt(slot uint32) []byte {
 }
 
 // id and request and spec are where the table has them: to be read before the job changes.
-func (t *jobTable) id(j *job) []byte      { id, _, _ := t.texts.get(j.text); return id }
+func (t *jobTable) id(j *job) []byte      { return t.texts.id(j.text) }
 func (t *jobTable) request(j *job) []byte { _, request, _ := t.texts.get(j.text); return request }
 func (t *jobTable) spec(j *job) []byte    { _, _, s := t.texts.get(j.text); return s }
 
@@ -140,6 +146,13 @@ func (t *jobTable) find(id string) (uint32, *job) {
 
 // add gives a new job a slot, with its id and nothing else.
 func (t *jobTable) add(id string) (uint32, *job) {
+	slot, j := t.insert(addText(&t.texts, id, "", ""))
+	t.sorted.ReplaceOrInsert(slot)
+	return slot, j
+}
+
+// insert gives a job with a text a slot, but no place in the order of ids.
+func (t *jobTable) insert(text textRef) (uint32, *job) {
 	var slot uint32
 	if n := len(t.free); n > 0 {
 		slot = t.free[n-1]
@@ -152,13 +165,12 @@ func (t *jobTable) add(id string) (uint32, *job) {
 		}
 	}
 	j := t.at(slot)
-	*j = job{text: addText(&t.texts, id, "", "")}
-	h := hashOf(id)
+	*j = job{text: text}
+	h := hashOf(t.id(j))
 	if first, ok := t.byHash[h]; ok {
 		j.peer = first + 1
 	}
 	t.byHash[h] = slot
-	t.sorted.ReplaceOrInsert(slot)
 	return slot, j
 }
 
@@ -184,14 +196,14 @@ func (t *jobTable) remove(slot uint32) {
 	t.free = append(t.free, slot)
 }
 
-// clear drops all of a job but its text, its place in the table and its order: what stays when another version replaces it.
+// clear drops all of a job but its text, its places and its order: what stays when another version replaces it.
 func (t *jobTable) clear(j *job) {
 	t.exprs.release(j.expr)
 	if j.rare != 0 {
 		t.rares[j.rare] = rare{}
 		t.spare = append(t.spare, j.rare)
 	}
-	*j = job{text: j.text, peer: j.peer, order: j.order}
+	*j = job{text: j.text, peer: j.peer, entry: j.entry, order: j.order}
 }
 
 // write replaces a job's texts.

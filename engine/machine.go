@@ -72,22 +72,25 @@ type Machine struct {
 	jobs      jobTable
 	wheels    [priorities]*wheel.Wheel // by rank
 	ready     *btree.BTreeG[turn]
-	readyJobs [priorities]int       // turns of jobs in it, by rank
-	forced    map[uint64]forcedFire // by the sequence that asked for it
-	forcedBy  map[uint32][]uint64   // the same, by job
-	rejected  map[origin]*rejection // waiting, by what asked first
+	readyJobs [priorities]int        // turns of jobs in it, by rank
+	forced    map[uint64]*forcedFire // by the sequence that asked for it
+	forcedBy  map[uint32][]uint64    // the same, by job
+	rejected  map[origin]*rejection  // waiting, by what asked first
 	collapse  map[rejectionKey]origin
 	gaps      []gap
-	graves    map[string]grave // of deleted jobs, by id
-	buried    []buried         // the same in order, with stale entries
-	deaths    uint64           // jobs buried so far
-	completed fifo             // completed jobs that are in memory, oldest first
-	refused   uint64           // commands refused since the process started; not part of the state
+	graves    map[string]*grave // of deleted jobs, by id
+	buried    []*grave          // the same in order, with some that are gone
+	deaths    uint64            // jobs buried so far
+	completed fifo              // completed jobs that are in memory, oldest first
+	refused   uint64            // commands refused since the process started; not part of the state
 
-	outbox outbox
-	text   []byte // of the next output
+	outbox  outbox
+	text    []byte // of the next output
+	scratch []byte // a row
 
-	saving   *Checkpoint // the checkpoint being taken, if one is
+	base     base        // the checkpoint that changes are counted from
+	changes  *generation // since then, or since the checkpoint being taken began
+	saving   *Checkpoint // the one being taken, if one is
 	outcomes []Outcome   // of the last import
 
 	bounds Bounds
@@ -109,11 +112,12 @@ func New(layout Layout, partition int) *Machine {
 	m := &Machine{
 		layout: layout, partition: partition, bounds: DefaultBounds,
 		ready:    btree.NewG(64, turn.before),
-		forced:   make(map[uint64]forcedFire),
+		forced:   make(map[uint64]*forcedFire),
 		forcedBy: make(map[uint32][]uint64),
 		rejected: make(map[origin]*rejection),
 		collapse: make(map[rejectionKey]origin),
-		graves:   make(map[string]grave),
+		graves:   make(map[string]*grave),
+		changes:  newGeneration(1),
 	}
 	for i := range m.wheels {
 		m.wheels[i] = wheel.New(0)

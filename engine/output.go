@@ -121,7 +121,15 @@ type outbox struct {
 	bytes   int
 	acked   Acked // the newest output known to be stored for good
 	made    uint64
+
+	// A checkpoint being taken reads the outputs that were held when it began where they lie. So they are
+	// left there until it ends, and cleared bit by bit after that.
+	pinned bool
+	clean  int // outputs[:clean] are cleared
 }
+
+// sweepSlack is how many outputs are cleared beyond those that a trim drops.
+const sweepSlack = 1024
 
 func (b *outbox) add(o Output) *Output {
 	b.made++
@@ -129,7 +137,7 @@ func (b *outbox) add(o Output) *Output {
 	if len(b.outputs) == cap(b.outputs) { // append would grow it by a quarter, and copy each output four times
 		held := b.outputs[b.head:]
 		b.outputs = append(make([]Output, 0, max(2*len(held), 256)), held...)
-		b.head = 0
+		b.head, b.clean = 0, 0
 	}
 	b.outputs = append(b.outputs, o)
 	b.bytes += o.size()
@@ -144,13 +152,17 @@ func (b *outbox) trim(acked Acked) {
 	n := int(acked.Output - b.acked.Output)
 	for i := b.head; i < b.head+n; i++ {
 		b.bytes -= b.outputs[i].size()
-		b.outputs[i] = Output{}
 	}
 	b.head += n
 	b.acked = acked
-	if b.head > 1024 && b.head > len(b.outputs)/2 {
+	if b.pinned {
+		return
+	}
+	to := min(b.head, b.clean+n+sweepSlack)
+	clear(b.outputs[b.clean:to])
+	if b.clean = to; b.head == to && b.head > 1024 && b.head > len(b.outputs)/2 {
 		b.outputs = append(b.outputs[:0], b.outputs[b.head:]...)
-		b.head = 0
+		b.head, b.clean = 0, 0
 	}
 }
 
@@ -196,10 +208,10 @@ func (m *Machine) emitTrigger(j *job, missed uint64) {
 	})
 }
 
-func (m *Machine) emitForced(j *job, seq uint64, f forcedFire) {
+func (m *Machine) emitForced(j *job, f *forcedFire) {
 	id, s := m.copied(j)
 	m.emit(Output{
-		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: j.version, Asked: seq, Body: f.body, OwnBody: f.own, spec: s,
+		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: j.version, Asked: f.seq, Body: f.body, OwnBody: f.own, spec: s,
 	})
 }
 

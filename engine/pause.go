@@ -19,7 +19,7 @@ func (m *Machine) halt(slot uint32, j *job, request string) {
 	m.touch(slot)
 	m.disarm(slot, j)
 	m.become(j, statusPaused)
-	m.remember(j, request)
+	m.remember(slot, j, request)
 }
 
 // resume lets a paused job go on. What it missed meanwhile is counted when its turn comes, not here: a
@@ -37,6 +37,6 @@ func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 	if j.kind != schedule.None {
 		m.arm(slot, j, j.next)
 	}
-	m.remember(j, e.Request)
+	m.remember(slot, j, e.Request)
 	return true, nil
 }

@@ -32,9 +32,11 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	if refusal := checkVersion(e.Job, j, ifVersion); refusal != nil {
 		return false, refusal
 	}
-	last := m.graves[e.Job].last
+	var last int64
 	if j != nil {
 		last = j.last
+	} else if g := m.graves[e.Job]; g != nil {
+		last = g.last
 	}
 	offset := schedule.Offset(e.Job, want.Spread.Milliseconds())
 	accepted, state := m.now, e.state()
@@ -55,7 +57,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 
 	paused := e.paused()
 	if j == nil {
-		delete(m.graves, e.Job)
+		m.unbury(e.Job)
 		slot, j = m.jobs.add(e.Job)
 		m.touchNew(slot)
 		m.created++
@@ -71,7 +73,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	m.jobs.clear(j)
 	m.jobs.write(j, e.Request, s)
 	m.jobs.describe(j, &want, expr, plan)
-	j.version, j.accepted, j.last = version+1, accepted, last
+	j.version, j.accepted, j.last, j.put, j.index = version+1, accepted, last, e.Seq, uint16(e.Index)
 	if state != nil {
 		m.jobs.restore(j, state)
 	}
@@ -128,8 +130,9 @@ func checkVersion(id string, j *job, ifVersion *uint64) *carillon.Error {
 }
 
 // remember keeps the request id of the last applied command, so that its retry is known.
-func (m *Machine) remember(j *job, request string) {
+func (m *Machine) remember(slot uint32, j *job, request string) {
 	if before := m.jobs.request(j); string(before) != request {
+		m.touch(slot)
 		m.jobs.write(j, request, spec(m.jobs.spec(j)))
 	}
 }
@@ -140,10 +143,10 @@ func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 		return
 	}
 	for _, seq := range m.forcedBy[slot] {
-		m.ready.Delete(m.forcedTurn(seq, m.forced[seq]))
+		m.ready.Delete(m.forcedTurn(m.forced[seq]))
 	}
 	j.rank = rank
 	for _, seq := range m.forcedBy[slot] {
-		m.ready.ReplaceOrInsert(m.forcedTurn(seq, m.forced[seq]))
+		m.ready.ReplaceOrInsert(m.forcedTurn(m.forced[seq]))
 	}
 }

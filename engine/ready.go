@@ -99,28 +99,40 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	j.place, j.timer = nowhere, 0
 }
 
+// forcedFire is a fire that was asked for and waits. It never changes.
 type forcedFire struct {
+	life
+	seq  uint64 // of the command
 	slot uint32
-	at   int64 // when it was asked for, ms
+	id   string // of the job
+	at   int64  // when it was asked for, ms
 	body string
 	own  bool // body replaces the job's payload
 }
 
-func (m *Machine) force(seq uint64, f forcedFire) {
-	m.forced[seq] = f
-	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], seq)
-	m.ready.ReplaceOrInsert(m.forcedTurn(seq, f))
+func (m *Machine) force(f *forcedFire) {
+	m.forced[f.seq] = f
+	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
+	m.ready.ReplaceOrInsert(m.forcedTurn(f))
+	m.changes.forced.begin(&f.life, f, m.changes.number)
 }
 
-func (m *Machine) forcedTurn(seq uint64, f forcedFire) turn {
-	return turn{due: f.at, order: seq, slot: f.slot, rank: m.jobs.at(f.slot).rank, kind: turnForced}
+// forget ends a fire that was asked for: it is out, or its job goes.
+func (m *Machine) forget(f *forcedFire) {
+	delete(m.forced, f.seq)
+	m.changes.forced.end(&f.life, f.seq, m.changes.number)
+}
+
+func (m *Machine) forcedTurn(f *forcedFire) turn {
+	return turn{due: f.at, order: f.seq, slot: f.slot, rank: m.jobs.at(f.slot).rank, kind: turnForced}
 }
 
 // unforce forgets the fires that were asked for of a job that goes.
 func (m *Machine) unforce(slot uint32) {
 	for _, seq := range m.forcedBy[slot] {
-		m.ready.Delete(m.forcedTurn(seq, m.forced[seq]))
-		delete(m.forced, seq)
+		f := m.forced[seq]
+		m.ready.Delete(m.forcedTurn(f))
+		m.forget(f)
 	}
 	delete(m.forcedBy, slot)
 }

@@ -12,7 +12,7 @@ import (
 
 // A spec is a job as the machine keeps it: immutable bytes in one canonical encoding, so that equal
 // jobs have equal specs. What a trigger needs comes first: topic, header lines, payload. The format is
-// docs/formats/checkpoint.md.
+// docs/formats/rows.md.
 type spec string
 
 const specVersion = 1
@@ -75,17 +75,8 @@ func decodeSpec(s spec) (carillon.Job, error) {
 	j.Topic = d.string()
 	lines := d.string()
 	j.Payload = d.bytes()
-	j.Form = carillon.PayloadForm(d.byte())
-	j.Misfire = carillon.Misfire(d.byte())
-	j.Priority = carillon.Priority(d.byte())
-	j.Gap = carillon.Gap(d.byte())
-	j.Fold = carillon.Fold(d.byte())
-	j.MaxFires = d.uvarint()
-	j.Spread = time.Duration(d.varint()) * time.Millisecond
-	j.Expires = time.Duration(d.varint()) * time.Millisecond
-	j.Start = fromMilli(d.varint())
-	j.End = fromMilli(d.varint())
-	j.Schedule, j.Zone, j.Owner = d.string(), d.string(), d.string()
+	d.terms(&j)
+	j.Owner = d.string()
 	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
 		if j.Labels == nil {
 			j.Labels = make(map[string]string)
@@ -93,9 +84,7 @@ func decodeSpec(s spec) (carillon.Job, error) {
 		name := d.string()
 		j.Labels[name] = d.string()
 	}
-	if d.err == nil && len(d.b) > 0 {
-		d.fail(errValue)
-	}
+	_ = d.end() // it sticks
 	if len(j.Payload) == 0 && j.Form == carillon.PayloadNone {
 		j.Payload = nil
 	}
@@ -109,6 +98,42 @@ func decodeSpec(s spec) (carillon.Job, error) {
 	}
 	if d.err != nil {
 		return carillon.Job{}, fmt.Errorf("engine: malformed spec: %w", d.err)
+	}
+	return j, nil
+}
+
+// terms reads what says when a job fires.
+func (d *decoder) terms(j *carillon.Job) {
+	j.Form = carillon.PayloadForm(d.byte())
+	j.Misfire = carillon.Misfire(d.byte())
+	j.Priority = carillon.Priority(d.byte())
+	j.Gap = carillon.Gap(d.byte())
+	j.Fold = carillon.Fold(d.byte())
+	j.MaxFires = d.uvarint()
+	j.Spread = time.Duration(d.varint()) * time.Millisecond
+	j.Expires = time.Duration(d.varint()) * time.Millisecond
+	j.Start = fromMilli(d.varint())
+	j.End = fromMilli(d.varint())
+	j.Schedule, j.Zone = d.string(), d.string()
+}
+
+// decodeTerms reads no more of a spec than when the job fires. It fails where decodeSpec does.
+func decodeTerms(s []byte) (j carillon.Job, err error) {
+	d := decoder{b: s}
+	if d.byte() != specVersion {
+		d.fail(errValue)
+	}
+	for range 3 { // topic, header lines, payload
+		d.bytes()
+	}
+	d.terms(&j)
+	d.bytes() // owner
+	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
+		d.bytes()
+		d.bytes()
+	}
+	if err := d.end(); err != nil {
+		return carillon.Job{}, fmt.Errorf("engine: malformed spec: %w", err)
 	}
 	return j, nil
 }

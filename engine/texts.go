@@ -31,12 +31,12 @@ const (
 )
 
 // addText stores a text: its three parts, each after its length.
-func addText[ID string | []byte](t *texts, id ID, request string, s spec) textRef {
+func addText[A, B, C ~string | ~[]byte](t *texts, id A, request B, s C) textRef {
 	size := textSize(len(id)) + textSize(len(request)) + textSize(len(s))
 	ref, b := t.alloc(size)
 	b = appendString(b[:0], id)
 	b = appendString(b, request)
-	appendString(b, string(s))
+	appendString(b, s)
 	return ref
 }
 
@@ -96,17 +96,32 @@ func (t *texts) remove(ref textRef) {
 
 // get returns the parts of a text, where they lie: they are the caller's to read until the text is removed.
 func (t *texts) get(ref textRef) (id, request []byte, s []byte) {
-	var b []byte
+	b := t.at(ref)
+	id, b = cutText(b)
+	request, b = cutText(b)
+	s, _ = cutText(b)
+	return id, request, s
+}
+
+// id returns the first part alone.
+func (t *texts) id(ref textRef) []byte {
+	id, _ := cutText(t.at(ref))
+	return id
+}
+
+func (t *texts) at(ref textRef) []byte {
 	if ref&largeRef != 0 {
-		b = t.large[ref&^largeRef]
-	} else {
-		b = t.pages[ref/pageUnits][int(ref%pageUnits)*unit:]
+		return t.large[ref&^largeRef]
 	}
-	part := func() []byte {
-		n, size := binary.Uvarint(b)
-		p := b[size : size+int(n) : size+int(n)]
-		b = b[size+int(n):]
-		return p
+	return t.pages[ref/pageUnits][int(ref%pageUnits)*unit:]
+}
+
+// cutText takes a part off the front.
+func cutText(b []byte) (part, rest []byte) {
+	n, size := uint64(b[0]), 1
+	if n >= 0x80 {
+		n, size = binary.Uvarint(b)
 	}
-	return part(), part(), part()
+	end := size + int(n)
+	return b[size:end:end], b[end:]
 }

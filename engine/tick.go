@@ -242,16 +242,15 @@ func (m *Machine) complete(slot uint32, j *job) {
 
 // fireForced turns a fire that was asked for into a trigger.
 func (m *Machine) fireForced(t turn) {
-	m.touch(t.slot)
 	f := m.forced[t.order]
-	delete(m.forced, t.order)
+	m.forget(f)
 	if rest := slices.DeleteFunc(m.forcedBy[t.slot], func(seq uint64) bool { return seq == t.order }); len(rest) > 0 {
 		m.forcedBy[t.slot] = rest
 	} else {
 		delete(m.forcedBy, t.slot)
 	}
 	j := m.jobs.at(t.slot)
-	m.emitForced(j, t.order, f)
+	m.emitForced(j, f)
 	m.free(t.slot, j)
 }
 

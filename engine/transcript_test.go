@@ -49,7 +49,7 @@ func TestTranscripts(t *testing.T) {
 var midnight = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 
 type script struct {
-	m       *Machine
+	saved
 	seq     uint64
 	epoch   uint64
 	printed uint64
@@ -57,7 +57,7 @@ type script struct {
 
 var oneOfOne = Layout{Prefix: "carillon", Partitions: 1}
 
-func newScript() *script { return &script{m: New(oneOfOne, 0)} }
+func newScript() *script { return &script{saved: saved{m: New(oneOfOne, 0)}} }
 
 func (s *script) run(line string) (string, error) {
 	words := strings.Fields(line)
@@ -82,12 +82,10 @@ func (s *script) run(line string) (string, error) {
 		return fmt.Sprintf("%s: version=%d %s next=%s last=%s fires=%d skipped=%d\n",
 			r.ID, r.Version, r.Status, clockTime(r.Next), clockTime(r.LastScheduled), r.Fires, r.Skipped), nil
 	case words[0] == "restore":
-		m, err := copyByCheckpoint(s.m, 3)
-		if err != nil {
+		if err := s.checkpoint(3); err != nil {
 			return "", err
 		}
-		s.m = m
-		return "", nil
+		return "", s.reopen()
 	}
 	at, err := time.ParseDuration(strings.TrimPrefix(words[0], "+"))
 	if err != nil {
@@ -286,16 +284,4 @@ func clockTime(t time.Time) string {
 		return "-"
 	}
 	return "+" + t.Sub(midnight).String()
-}
-
-// copyByCheckpoint restores a machine from its checkpoint, taken in slices of n.
-func copyByCheckpoint(m *Machine, n int) (*Machine, error) {
-	r := NewRestore(m.layout, m.partition)
-	c := m.BeginCheckpoint()
-	for part := c.Next(n); part != nil; part = c.Next(n) {
-		if err := r.Write(part); err != nil {
-			return nil, err
-		}
-	}
-	return r.Machine()
 }

@@ -69,6 +69,7 @@ type Stats struct {
 	Jobs      int
 	Completed int // those whose time is over may be among them for a while
 	Paused    int
+	Dirty     int    // jobs that changed since the last checkpoint
 	DiskLow   bool   // new jobs are refused
 	Rejected  uint64 // commands since the process started
 	Timers    int    // on the wheel
@@ -86,6 +87,9 @@ func (m *Machine) Stats() Stats {
 		Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
 	s.Jobs = m.counts[statusScheduled] + s.Paused + s.Completed
+	if s.Dirty = m.changes.n; m.saving != nil {
+		s.Dirty += m.saving.changes.n
+	}
 	for _, w := range m.wheels {
 		s.Timers += w.Len()
 	}

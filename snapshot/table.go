@@ -1,12 +1,19 @@
 package snapshot
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// The classes of errors beside wal's.
+var (
+	ErrBusy = errors.New("snapshot: a checkpoint of this partition is being written")
+	ErrGone = errors.New("snapshot: no such checkpoint")
 )
 
 // Table holds the partitions' state as of their last checkpoints, in rooms of sorted pairs that are read one by
@@ -120,4 +127,16 @@ func (t *Table) Older(partition uint16, read func(*View) error) error {
 		}
 		return read(v)
 	})
+}
+
+// Clear gives up all of a partition's table: the way out when it cannot be read. Errors: ErrBusy, wal.ErrFailed,
+// wal.ErrClosed.
+func (t *Table) Clear(partition uint16) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.building[partition] {
+		return fmt.Errorf("%w: %d", ErrBusy, partition)
+	}
+	from := partitionPrefix(partition)
+	return t.store.Update(func(b *pebble.Batch) error { return b.DeleteRange(from, successor(from), nil) })
 }

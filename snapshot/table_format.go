@@ -46,6 +46,11 @@ const (
 	sealSize       = 4
 )
 
+// partitionPrefix is what all keys of a partition begin with.
+func partitionPrefix(partition uint16) []byte {
+	return binary.BigEndian.AppendUint16([]byte{wal.TableRoom}, partition)
+}
+
 func appendTableKey(b []byte, partition uint16, room byte, key []byte) []byte {
 	b = append(b, wal.TableRoom)
 	b = binary.BigEndian.AppendUint16(b, partition)

@@ -751,6 +751,23 @@ func TestTableMisuse(t *testing.T) {
 	}), stopped)
 
 	b = begin(11)
+	wantErr(t, table.Clear(1), ErrBusy)
+	b.Abort()
+	b, err = table.Begin(2)
+	must(t, err)
+	b.State(3, nil)
+	_, err = b.Commit()
+	must(t, err)
+	must(t, table.Clear(1))
+	list, err = table.List(1)
+	must(t, err)
+	others, err := table.List(2)
+	must(t, err)
+	if len(list) != 0 || len(others) != 1 {
+		t.Errorf("after partition 1 was cleared: %v, %v", list, others)
+	}
+
+	b = begin(11)
 	must(t, store.Close())
 	_, err = b.Commit()
 	wantErr(t, err, wal.ErrClosed)

@@ -1,5 +1,5 @@
-// Package wal is a node's write-ahead log and the one Pebble database under it. It never learns what a record
-// means: bytes in, the same bytes out, or an error.
+// Package wal is a node's write-ahead log, and the Pebble database under it and under the job table. It never learns
+// what a record means: bytes in, the same bytes out, or an error.
 //
 //	s, err := wal.OpenStore(wal.Options{Dir: dir})
 //	l := s.Log()
@@ -16,7 +16,7 @@
 // the whole stream in one pass, whatever partitions it has; a record that names several partitions is stored
 // once; one fsync covers all that arrived, whosever it is; and recovery is one sequential scan. A log for
 // each partition would multiply fsyncs and copies for nothing, since the records of all of them arrive in one
-// order anyway. The price is that the log is cut below the oldest checkpoint of any partition.
+// order anyway. The price is that the log is cut below the older checkpoint of the slowest partition.
 //
 // With several engines the log holds the union of what the node follows, and gaps where the others' records
 // were. A node that begins to follow a partition reads the stream again from that partition's position:

@@ -4,10 +4,9 @@ import "encoding/binary"
 
 // The first byte of a key is its room.
 const (
-	roomLog         = 'l' // l <sequence>
-	roomMeta        = 'm' // m 0 <own name>, m 1 <caller's key>
-	CheckpointsRoom = 'c' // belongs to package snapshot
-	TableRoom       = 't' // belongs to package snapshot, in a store with ProfileTable
+	roomLog   = 'l' // l <sequence>
+	roomMeta  = 'm' // m 0 <own name>, m 1 <caller's key>
+	TableRoom = 't' // belongs to package snapshot, in a store with ProfileTable
 )
 
 // Own names in the meta room.
@@ -17,8 +16,9 @@ var (
 	countKey  = []byte("m\x00synced") // number of the synced batch that wrote it; see mark
 )
 
-// storeFormat is the version of the key layout as a whole.
-const storeFormat = 1
+// storeFormat is the version of the key layout as a whole. In 1 the checkpoints, all of the state each, stood
+// beside the log.
+const storeFormat = 2
 
 var (
 	logStart = []byte{roomLog}

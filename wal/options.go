@@ -20,9 +20,9 @@ type Options struct {
 	// Profile says what the store holds: a log, the default, or tables.
 	Profile Profile
 
-	// CacheBytes is the block cache, 8 MiB by default. Why not larger: the log and the checkpoints are
-	// read once, front to back, on recovery, so nothing is asked for twice. Why not smaller: it should
-	// hold a few checkpoint chunks of 1 MiB and the index blocks. With ProfileTable it is 64 MiB, for the
+	// CacheBytes is the block cache, 8 MiB by default. Why not larger: the log is read
+	// once, front to back, on recovery, so nothing is asked for twice. Why not smaller: it should hold the
+	// index blocks. With ProfileTable it is 64 MiB, for the
 	// filters of 20 million ids (10 bits each) and the upper index blocks; with more ids, give 1.5 times
 	// their filters, since an absent id costs one read of a filter, or, without it, of a block.
 	CacheBytes int64
@@ -106,9 +106,10 @@ func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebb
 			},
 		},
 
-		// Pinned, so that an upgrade of Pebble never changes the files behind our back. This one is the
-		// first whose log chunks tell what was synced before them.
-		FormatMajorVersion: pebble.FormatWALSyncChunks,
+		// Pinned, so that an upgrade of Pebble never changes the files behind our back. This one has log chunks
+		// that tell what was synced before them, and tables whose footers carry a checksum. Without that a
+		// flipped bit in the footer's version makes Pebble read the blocks in another format, and panic.
+		FormatMajorVersion: pebble.FormatTableFormatV6,
 
 		MemTableSize: o.MemTableBytes,
 		// Three full memtables may wait for their flush before writes do. Why not two, the default: a
@@ -152,10 +153,6 @@ func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebb
 
 // forTables is what stores of tables have otherwise.
 func forTables(po *pebble.Options) {
-	// Tables whose footers carry a checksum. Without it a flipped bit in the footer's version makes Pebble read
-	// the blocks in another format, and panic.
-	po.FormatMajorVersion = pebble.FormatTableFormatV6
-
 	// One large level under level 0: rows come in any order, and each level they pass is one more time they
 	// are written. Why not larger: what comes through level 0 merges with a part of it each time.
 	po.LBaseMaxBytes = 256 << 20

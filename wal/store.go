@@ -21,7 +21,7 @@ import (
 var (
 	ErrLocked   = errors.New("wal: in use by another carillon")           // the directory is open in this or another process
 	ErrCorrupt  = errors.New("wal: corrupt")                              // bytes on disk are not those that were written, or are missing
-	ErrVersion  = errors.New("wal: written by a later version")           // a version byte beyond what this binary reads
+	ErrVersion  = errors.New("wal: written by another version")           // a version byte beyond what this binary reads, or a store's before that
 	ErrFailed   = errors.New("wal: store failed, close it and open it")   // a write or sync failed; wraps the cause, e.g. syscall.ENOSPC
 	ErrClosed   = errors.New("wal: store is closed")                      // Close was called
 	ErrNotFound = errors.New("wal: not found")                            // no such record or meta key
@@ -46,7 +46,7 @@ func (e *LossError) Error() string {
 // Is makes a LossError an ErrCorrupt.
 func (e *LossError) Is(target error) bool { return target == ErrCorrupt }
 
-// Store is a node's one Pebble database. It is safe for concurrent use.
+// Store is a Pebble database. It is safe for concurrent use.
 type Store struct {
 	opts  Options
 	fence *fence
@@ -163,6 +163,10 @@ func (s *Store) checkFormat() error {
 	}
 	if len(v) != 1 || v[0] == 0 {
 		return fmt.Errorf("%w: format of %q is % x", ErrCorrupt, s.opts.Dir, v)
+	}
+	if v[0] < storeFormat {
+		return fmt.Errorf("%w: data directory %q has store format %d, this binary reads %d: finish its jobs with the binary that wrote it, or put them into a new directory",
+			ErrVersion, s.opts.Dir, v[0], storeFormat)
 	}
 	if v[0] > storeFormat {
 		return fmt.Errorf("%w: data directory %q has store format %d, this binary reads %d",

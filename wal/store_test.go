@@ -190,25 +190,27 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestLaterFormat(t *testing.T) {
-	opts := Options{Dir: "db", FS: vfs.NewMem()}
-	s := open(t, opts)
-	must(t, s.Update(func(b *pebble.Batch) error { return b.Set(formatKey, []byte{storeFormat + 1}, nil) }))
-	must(t, s.Close())
-	_, err := OpenStore(opts)
-	wantErr(t, err, ErrVersion)
+func TestOtherFormat(t *testing.T) {
+	for _, format := range []byte{storeFormat - 1, storeFormat + 1} {
+		opts := Options{Dir: "db", FS: vfs.NewMem()}
+		s := open(t, opts)
+		must(t, s.Update(func(b *pebble.Batch) error { return b.Set(formatKey, []byte{format}, nil) }))
+		must(t, s.Close())
+		_, err := OpenStore(opts)
+		wantErr(t, err, ErrVersion)
+	}
 
-	_, err = decodeRecord(1, []byte{recordVersion + 1, 0, 0, 0, 0})
+	_, err := decodeRecord(1, []byte{recordVersion + 1, 0, 0, 0, 0})
 	wantErr(t, err, ErrVersion)
 	_, err = decodeMark([]byte{markVersion + 1})
 	wantErr(t, err, ErrVersion)
 }
 
-// checkpointKeys are the keys of the room that is used for tables here.
-func checkpointKeys(t *testing.T, s *Store) (keys []string) {
+// tableKeys are the keys of the room that is used for tables here.
+func tableKeys(t *testing.T, s *Store) (keys []string) {
 	t.Helper()
 	must(t, s.View(func(r pebble.Reader, next func() error) error {
-		it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{CheckpointsRoom}, UpperBound: []byte{CheckpointsRoom + 1}})
+		it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{TableRoom}, UpperBound: []byte{TableRoom + 1}})
 		if err != nil {
 			return err
 		}
@@ -234,20 +236,20 @@ func TestTablesDelete(t *testing.T) {
 		must(t, s.Ingest([]*Table{tb}))
 	}
 	ingest(func(tb *Table) {
-		for _, k := range []string{"ca", "cb", "cc", "cd", "ce"} {
+		for _, k := range []string{"ta", "tb", "tc", "td", "te"} {
 			must(t, tb.Set([]byte(k), nil))
 		}
 	})
 	ingest(func(tb *Table) {
-		must(t, tb.Delete([]byte("ca")))
-		must(t, tb.DeleteRange([]byte("cc"), []byte("ce")))
-		must(t, tb.Set([]byte("ccc"), nil))
+		must(t, tb.Delete([]byte("ta")))
+		must(t, tb.DeleteRange([]byte("tc"), []byte("te")))
+		must(t, tb.Set([]byte("tcc"), nil))
 	})
-	if got := checkpointKeys(t, s); fmt.Sprint(got) != "[cb ccc ce]" {
-		t.Errorf("keys %q, want cb, ccc, ce", got)
+	if got := tableKeys(t, s); fmt.Sprint(got) != "[tb tcc te]" {
+		t.Errorf("keys %q, want tb, tcc, te", got)
 	}
-	ingest(func(tb *Table) { must(t, tb.DeleteRange([]byte("c"), []byte("d"))) })
-	if got := checkpointKeys(t, s); got != nil {
+	ingest(func(tb *Table) { must(t, tb.DeleteRange([]byte("t"), []byte("u"))) })
+	if got := tableKeys(t, s); got != nil {
 		t.Errorf("keys %q are left", got)
 	}
 }
@@ -305,14 +307,14 @@ func TestTables(t *testing.T) {
 		must(t, tb.Close())
 		return tb
 	}
-	in, out := table("ca", "cb"), table("cc")
-	table("cd") // left behind
+	in, out := table("ta", "tb"), table("tc")
+	table("td") // left behind
 	must(t, s.Ingest([]*Table{in}))
 	must(t, out.Remove())
 	must(t, s.Close())
 	s = open(t, opts)
-	if got := checkpointKeys(t, s); fmt.Sprint(got) != "[ca cb]" {
-		t.Errorf("keys %q, want ca, cb", got)
+	if got := tableKeys(t, s); fmt.Sprint(got) != "[ta tb]" {
+		t.Errorf("keys %q, want ta, tb", got)
 	}
 	left, err := opts.FS.List("db/" + tableDir)
 	must(t, err)

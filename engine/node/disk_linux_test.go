@@ -7,10 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -69,7 +72,7 @@ func runInNamespace(t *testing.T) {
 func diskOptions(dir string) node.Options {
 	s := settings{Data: filepath.Join(dir, "data"), Partitions: partitions, CheckpointEvery: time.Second}
 	o := s.options()
-	o.LogMaxBytes, o.OutMaxBytes, o.Store.MemTableBytes = 32<<20, 16<<20, 4<<20
+	o.LogMaxBytes, o.OutMaxBytes, o.LogStore.MemTableBytes = 32<<20, 16<<20, 4<<20
 	return o
 }
 
@@ -255,5 +258,36 @@ func TestDiskFull(t *testing.T) {
 		t.Error("the disk was full from the start")
 	}
 	ready(t, r)
+	r.stop(t)
+}
+
+// A disk that has no room for a checkpoint, though it has for the log: the node starts again in the process once it
+// has, and nothing is missing.
+func TestDiskFullAtCheckpoint(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery = 50 * time.Millisecond
+	var full atomic.Bool
+	o.JobStore.FS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if full.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	twoCheckpoints(t, c, "a")
+	full.Store(true)
+	eventually(t, "a checkpoint fails", func() bool {
+		return contains(r.log, "stopped firing, waiting for disk space", "no space left on device")
+	})
+	full.Store(false)
+	<-r.readies // again
+	ready(t, r)
+	beats(t, c, 10)
+	twoCheckpoints(t, c, "b")
+	unbroken(t, nc, c)
 	r.stop(t)
 }

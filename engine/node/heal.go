@@ -24,16 +24,16 @@ func (n *Node) heal(ctx context.Context) error {
 	}
 	n.head.Store(info.Last)
 	last := n.local.Last()
-	if last == 0 {
-		if info.First > 1 && !n.acceptsAll(len(n.partitions)) {
-			return fmt.Errorf("node: the local log is empty and the log stream begins at %d: what came before is in the checkpoints that were lost with the local log; see docs/operations.md", info.First)
-		}
-		return nil
-	}
 	for _, p := range n.partitions {
 		if position := p.checkpoint.Load(); position > max(last, info.Last) {
 			return fmt.Errorf("node: partition %d has a checkpoint at %d, but the local log ends at %d and the log stream at %d: both lost their end; see docs/operations.md", p.number, position, last, info.Last)
 		}
+	}
+	if last == 0 {
+		if info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {
+			return fmt.Errorf("node: the local log is empty and the log stream begins at %d: what came before is in the checkpoints that were lost with the local log; see docs/operations.md", info.First)
+		}
+		return nil
 	}
 	if at := min(last, info.Last); at > 0 {
 		if err := n.compare(ctx, at, last, info); err != nil {

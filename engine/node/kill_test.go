@@ -128,29 +128,33 @@ func firstTriggers(t testing.TB, all []output, began []time.Time) (median, longe
 	return took[len(took)/2], took[len(took)-1]
 }
 
-// The JetStream directory alone, then Pebble's alone, is put back to an older copy. Within the reach of
-// the checkpoints nothing is lost.
+// The JetStream directory alone, the local log's, the job table's, or both of these are put back to an older copy.
+// Within the reach of the checkpoints nothing is lost.
 func TestOlderCopy(t *testing.T) {
-	for _, dir := range []string{"nats", "log"} {
-		t.Run(dir, func(t *testing.T) {
+	for name, dirs := range map[string][]string{"nats": {"nats"}, "log": {"log"}, "jobs": {"jobs"}, "both": {"log", "jobs"}} {
+		t.Run(name, func(t *testing.T) {
 			s := settings{Data: t.TempDir(), Partitions: 4}
 			p := mustSpawn(t, s)
 			s.Listen = p.NATS[len("nats://"):]
-			l := startLoad(t, p.NATS, dir, false)
+			l := startLoad(t, p.NATS, name, false)
 			time.Sleep(500*time.Millisecond + rand.N(time.Second)) // a random moment
 			p.kill()
 			older := t.TempDir()
-			copyTree(t, filepath.Join(s.Data, dir), older)
+			for _, dir := range dirs {
+				copyTree(t, filepath.Join(s.Data, dir), filepath.Join(older, dir))
+			}
 			down := span{from: now()}
 			p = mustSpawn(t, s)
 			down.to = now()
 			time.Sleep(500*time.Millisecond + rand.N(time.Second)) // and another
 			again := span{from: now()}
 			p.kill()
-			replace(t, filepath.Join(s.Data, dir), older)
+			for _, dir := range dirs {
+				replace(t, filepath.Join(s.Data, dir), filepath.Join(older, dir))
+			}
 			p = mustSpawn(t, s)
 			again.to = now()
-			if dir == "nats" && !contains(p.log, "the log stream lost its end; healing") {
+			if name == "nats" && !contains(p.log, "the log stream lost its end; healing") {
 				t.Error("there was nothing to heal")
 			}
 			h, end := l.finish()

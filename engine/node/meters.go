@@ -16,41 +16,43 @@ import (
 
 // meters are the node's metrics. docs/operations.md says what to alert on.
 type meters struct {
-	set            *metrics.Set
-	running        func() *Node
-	lateness       *metrics.Histogram
-	tickRound      *metrics.Histogram
-	appendTime     *metrics.Histogram
-	checkpointTime *metrics.Histogram
-	appended       *metrics.Counter
-	appendedBytes  *metrics.Counter
-	ticks          *metrics.Counter
-	ticksFailed    *metrics.Counter
-	lost           *metrics.Counter
-	lostOutputs    *metrics.Counter
-	triggers       *metrics.Counter
-	forced         *metrics.Counter
-	events         *metrics.Counter
-	recent         recent
+	set             *metrics.Set
+	running         func() *Node
+	lateness        *metrics.Histogram
+	tickRound       *metrics.Histogram
+	appendTime      *metrics.Histogram
+	checkpointTime  *metrics.Histogram
+	checkpointPause *metrics.Histogram
+	appended        *metrics.Counter
+	appendedBytes   *metrics.Counter
+	ticks           *metrics.Counter
+	ticksFailed     *metrics.Counter
+	lost            *metrics.Counter
+	lostOutputs     *metrics.Counter
+	triggers        *metrics.Counter
+	forced          *metrics.Counter
+	events          *metrics.Counter
+	recent          recent
 }
 
 func newMeters(running func() *Node) *meters {
 	s := metrics.NewSet()
 	m := &meters{
 		set: s, running: running,
-		lateness:       s.NewHistogram("carillon_lateness_seconds"),
-		tickRound:      s.NewHistogram("carillon_tick_round_seconds"),
-		appendTime:     s.NewHistogram("carillon_log_append_seconds"),
-		checkpointTime: s.NewHistogram("carillon_checkpoint_seconds"),
-		appended:       s.NewCounter("carillon_log_records_total"),
-		appendedBytes:  s.NewCounter("carillon_log_bytes_total"),
-		ticks:          s.NewCounter("carillon_ticks_total"),
-		ticksFailed:    s.NewCounter("carillon_ticks_failed_total"),
-		lost:           s.NewCounter("carillon_chain_lost_total"),
-		lostOutputs:    s.NewCounter("carillon_outputs_lost_total"),
-		triggers:       s.NewCounter(`carillon_triggers_total{kind="scheduled"}`),
-		forced:         s.NewCounter(`carillon_triggers_total{kind="forced"}`),
-		events:         s.NewCounter("carillon_events_total"),
+		lateness:        s.NewHistogram("carillon_lateness_seconds"),
+		tickRound:       s.NewHistogram("carillon_tick_round_seconds"),
+		appendTime:      s.NewHistogram("carillon_log_append_seconds"),
+		checkpointTime:  s.NewHistogram("carillon_checkpoint_seconds"),
+		checkpointPause: s.NewHistogram("carillon_checkpoint_pause_seconds"),
+		appended:        s.NewCounter("carillon_log_records_total"),
+		appendedBytes:   s.NewCounter("carillon_log_bytes_total"),
+		ticks:           s.NewCounter("carillon_ticks_total"),
+		ticksFailed:     s.NewCounter("carillon_ticks_failed_total"),
+		lost:            s.NewCounter("carillon_chain_lost_total"),
+		lostOutputs:     s.NewCounter("carillon_outputs_lost_total"),
+		triggers:        s.NewCounter(`carillon_triggers_total{kind="scheduled"}`),
+		forced:          s.NewCounter(`carillon_triggers_total{kind="forced"}`),
+		events:          s.NewCounter("carillon_events_total"),
 	}
 	gauge := func(name string, of func(*Node) float64) {
 		s.NewGauge(name, func() float64 {
@@ -71,6 +73,7 @@ func newMeters(running func() *Node) *meters {
 		})
 	}
 	sum("carillon_jobs", func(s engine.Stats) float64 { return float64(s.Jobs) })
+	sum("carillon_jobs_dirty", func(s engine.Stats) float64 { return float64(s.Dirty) })
 	sum("carillon_jobs_completed", func(s engine.Stats) float64 { return float64(s.Completed) })
 	sum("carillon_wheel_timers", func(s engine.Stats) float64 { return float64(s.Timers) })
 	sum("carillon_ready", func(s engine.Stats) float64 { return float64(s.Ready) })
@@ -79,6 +82,14 @@ func newMeters(running func() *Node) *meters {
 	gauge("carillon_log_lag_records", func(n *Node) float64 {
 		applied := n.applied.Load()
 		return float64(max(n.head.Load(), applied) - applied)
+	})
+	gauge("carillon_checkpoint_age_seconds", func(n *Node) (age float64) {
+		for _, p := range n.partitions {
+			if at := p.checkpointAt.Load(); at > 0 {
+				age = max(age, time.Since(time.UnixMilli(at)).Seconds())
+			}
+		}
+		return age
 	})
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
 	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return time.Duration(n.clock.offset.Load()).Seconds() })

@@ -131,9 +131,10 @@ type Node struct {
 	meters *meters
 	layout engine.Layout
 
-	store   *wal.Store
+	store   *wal.Store // of the log
 	local   *wal.Log
-	saved   *snapshot.Checkpoints
+	jobs    *wal.Store
+	saved   *snapshot.Table // in jobs: the checkpoints
 	server  *embedded.Server
 	url     string
 	nc      *nats.Conn
@@ -269,7 +270,10 @@ func cause(ctx context.Context, err error) error {
 // open opens the local store, the NATS server or the way to one, and the streams.
 func (n *Node) open(ctx context.Context) (err error) {
 	o := n.o
-	store := o.Store
+	if err := n.openJobs(); err != nil {
+		return err
+	}
+	store := o.LogStore
 	store.Dir, store.Logger, store.OnSync = filepath.Join(o.Data, "log"), n.log, n.meters.synced
 	var loss *wal.LossError
 	n.store, err = wal.OpenStore(store)
@@ -319,7 +323,6 @@ func (n *Node) open(ctx context.Context) (err error) {
 		}
 	}
 	n.local = n.store.Log()
-	n.saved = snapshot.Open(n.store)
 	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
 	n.clock.external = o.NATS != ""
 	if n.server != nil {
@@ -327,6 +330,25 @@ func (n *Node) open(ctx context.Context) (err error) {
 		// Streams that were made just now are to be there after a power failure.
 		return streams.Syncfs(n.server.JetStreamDir())
 	}
+	return nil
+}
+
+// openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it
+// reaches back so far is seen when both are open.
+func (n *Node) openJobs() (err error) {
+	o := n.o.JobStore
+	o.Dir, o.Logger, o.Profile = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable
+	n.jobs, err = wal.OpenStore(o)
+	var loss *wal.LossError
+	if errors.As(err, &loss) {
+		n.log.Warn("the job table lost its end; going on from an earlier checkpoint", "error", loss)
+		o.AllowLoss = true
+		n.jobs, err = wal.OpenStore(o)
+	}
+	if err != nil {
+		return fmt.Errorf("node: job table: %w", err)
+	}
+	n.saved = snapshot.OpenTable(n.jobs)
 	return nil
 }
 
@@ -367,10 +389,13 @@ func (n *Node) close() error {
 	if n.server != nil {
 		n.server.Shutdown()
 	}
-	if n.store != nil {
-		return n.store.Close()
+	var err error
+	for _, store := range []*wal.Store{n.store, n.jobs} {
+		if store != nil {
+			err = errors.Join(err, store.Close())
+		}
 	}
-	return nil
+	return err
 }
 
 // awaited is closed when the log has been applied up to a sequence.

@@ -36,8 +36,8 @@ type Options struct {
 	Retention    time.Duration // how long a completed job stays queryable; default 24 h
 	CompletedMax int           // a completed job stays until so many others of its partition have completed after it; default 250,000
 	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
-	// CheckpointRecords records, whichever comes first. Why not more often: each is a full copy of the
-	// state. Why not less often: replay runs at about 200,000 records a second. The bytes keep the log
+	// CheckpointRecords records, whichever comes first. Why not more often: a job that fires all the time is
+	// written each time. Why not less often: replay runs at about 200,000 records a second. The bytes keep the log
 	// stream, which holds the records back to the older of two checkpoints, well below its bound.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
@@ -57,7 +57,8 @@ type Options struct {
 	// OwnProcess says that the process is there for the node alone, which then sets its garbage collector.
 	OwnProcess bool
 
-	Store wal.Options // of the local log and checkpoints; Dir, Logger and OnSync are the node's
+	LogStore wal.Options // of the local log; Dir, Logger, Profile and OnSync are the node's
+	JobStore wal.Options // of the job table; the same
 
 	Logger *slog.Logger
 }

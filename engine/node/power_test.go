@@ -49,13 +49,15 @@ const (
 	olderStore   disaster = "the store put back"
 )
 
-// disasters befall one data directory, the local store of which is in memory.
+// disasters befall one data directory, of which the local log and the job table are in memory.
 type disasters struct {
 	rng  *rand.Rand
 	o    node.Options
-	disk *vfs.MemFS // of the local store
+	disk *vfs.MemFS // of the local log and the job table
 	wire *wire
-	r    *running
+
+	linking sync.Mutex
+	r       *running
 }
 
 // state is a data directory at a moment.
@@ -71,8 +73,9 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 		s.CheckpointEvery = 100 * time.Millisecond
 	}
 	d.o, d.disk = s.options(), vfs.NewCrashableMem()
-	d.o.Store.FS = d.disk
+	d.mount()
 	syncedDir(t, d.disk, filepath.Join(d.o.Data, "log"))
+	syncedDir(t, d.disk, filepath.Join(d.o.Data, "jobs"))
 	d.r = run(t, d.o)
 	d.wire = startWire(t, d.r.NATS[len("nats://"):])
 	l := startLoad(t, "nats://"+d.wire.listener.Addr().String(), "p", false)
@@ -131,6 +134,8 @@ func (d *disasters) upTo(most time.Duration) time.Duration {
 func (d *disasters) copy(t testing.TB) state {
 	s := state{at: time.Now(), streams: t.TempDir()}
 	copyTree(t, filepath.Join(d.o.Data, "nats"), s.streams)
+	d.linking.Lock()
+	defer d.linking.Unlock()
 	s.disk = d.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: d.rng.IntN(101), RNG: rand.New(rand.NewPCG(d.rng.Uint64(), 0))})
 	return s
 }
@@ -139,7 +144,25 @@ func (d *disasters) copy(t testing.TB) state {
 func (d *disasters) restore(t testing.TB, streams string, disk *vfs.MemFS) {
 	replace(t, filepath.Join(d.o.Data, "nats"), streams)
 	d.disk = disk.CrashClone(vfs.CrashCloneCfg{}) // all of it is synced
-	d.o.Store.FS = d.disk
+	d.mount()
+}
+
+// mount puts both stores on the disk.
+func (d *disasters) mount() {
+	fs := linkFS{d.disk, &d.linking}
+	d.o.LogStore.FS, d.o.JobStore.FS = fs, fs
+}
+
+// linkFS keeps links and crashes apart: MemFS.Link takes the lock that CrashClone waits for, twice.
+type linkFS struct {
+	vfs.FS
+	mu *sync.Mutex
+}
+
+func (f linkFS) Link(oldname, newname string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.FS.Link(oldname, newname)
 }
 
 // leaveBehind waits until all partitions have both checkpoints, and the log begins, beyond what was stored

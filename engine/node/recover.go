@@ -12,7 +12,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// recover rebuilds every partition: its newest checkpoint that can be read, then the local log.
+// recover rebuilds every partition: its newest checkpoint, then the local log.
 func (n *Node) recover(ctx context.Context) error {
 	began := time.Now()
 	n.partitions = make([]*partition, n.layout.Partitions)
@@ -31,7 +31,7 @@ func (n *Node) recover(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	from := n.local.Last()
+	from := n.partitions[0].checkpoint.Load()
 	for _, p := range n.partitions {
 		from = min(from, p.checkpoint.Load())
 	}
@@ -46,7 +46,10 @@ func (n *Node) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.applied.Store(n.local.Last())
+	n.applied.Store(from)
+	if last := n.local.Last(); last > 0 {
+		n.applied.Store(last)
+	}
 	jobs := 0
 	for _, p := range n.partitions {
 		jobs += p.machine.Stats().Jobs
@@ -57,42 +60,50 @@ func (n *Node) recover(ctx context.Context) error {
 	return nil
 }
 
-// restore reads a partition's newest checkpoint that can be read, and tells its position: all records up
-// to there are in it. The machine's own position is that of the last one that concerned it.
+// restore reads a partition's newest checkpoint, and tells its position: all records up to there are in it. The
+// machine's own position is that of the last one that concerned it.
 func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
-	list, err := n.saved.List(uint32(number))
+	m, position, err = n.load(number, n.saved.View)
 	if err != nil {
-		return nil, 0, err
-	}
-	var unread error
-	for _, info := range list {
-		m, err := n.load(number, info)
-		if err == nil {
-			return m, info.Position, nil
-		}
-		if !errors.Is(err, wal.ErrCorrupt) {
+		err = fmt.Errorf("node: the jobs of partition %d cannot be read: %w; see docs/operations.md", number, err)
+		if !n.o.AcceptLoss[number] || !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, engine.ErrCheckpoint) {
 			return nil, 0, err
 		}
-		n.log.Error("checkpoint cannot be read", "partition", number, "position", info.Position, "error", err)
-		unread = errors.Join(unread, err)
+		n.log.Error("accepting that jobs are lost", "error", err)
+		if err := n.saved.Clear(uint16(number)); err != nil {
+			return nil, 0, err
+		}
+		m, position = engine.New(n.layout, number), 0
 	}
-	if n.local.Last() == 0 || n.local.First() == 1 {
-		return engine.New(n.layout, number), 0, nil
+	if n.reachesBack(position) {
+		return m, position, nil
 	}
-	err = fmt.Errorf("node: partition %d has no checkpoint that can be read, and the local log begins at %d: %w", number, n.local.First(), wal.ErrCorrupt)
+	err = fmt.Errorf("node: the jobs of partition %d are as of %d, and the local log begins at %d: %w; see docs/operations.md", number, position, n.local.First(), wal.ErrCorrupt)
 	if !n.o.AcceptLoss[number] {
-		return nil, 0, errors.Join(err, unread)
+		return nil, 0, err
 	}
-	n.log.Error("accepting that jobs are lost", "error", err)
-	return engine.New(n.layout, number), 0, nil
+	n.log.Error("accepting that records are lost", "error", err)
+	return m, position, nil
 }
 
-func (n *Node) load(number int, info snapshot.Info) (*engine.Machine, error) {
-	r := engine.NewRestore(n.layout, number)
-	if err := n.saved.Read(info, r.Write); err != nil {
-		return nil, err
+// load reads a checkpoint, the newest or the one before it.
+func (n *Node) load(number int, view func(uint16, func(*snapshot.View) error) error) (m *engine.Machine, position uint64, err error) {
+	err = view(uint16(number), func(v *snapshot.View) error {
+		position = v.Position
+		m, err = engine.Open(n.layout, number, v)
+		return err
+	})
+	return m, position, err
+}
+
+// reachesBack tells whether the local log has all that came after a position. An empty one may: it then goes on
+// there.
+func (n *Node) reachesBack(position uint64) bool {
+	first := n.local.First()
+	if first == 0 {
+		first = n.local.Last() + 1
 	}
-	return r.Machine()
+	return first <= position+1
 }
 
 // replay decodes the local log above a position.
@@ -133,23 +144,19 @@ var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 func (n *Node) remake(ctx context.Context, number int, after uint64) ([]engine.Output, error) {
 	n.logKept.RLock()
 	defer n.logKept.RUnlock()
-	list, err := n.saved.List(uint32(number))
-	if err != nil {
-		return nil, err
-	}
-	for _, info := range list {
-		m, err := n.load(number, info)
-		if errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint) {
-			continue
+	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.saved.View, n.saved.Older} {
+		m, position, err := n.load(number, view)
+		if errors.Is(err, snapshot.ErrGone) {
+			break
 		}
 		if err != nil {
 			return nil, err
 		}
-		if _, ok := m.Outbox(after); ok {
-			return n.remakeFrom(ctx, m, number, info.Position, after)
+		if _, ok := m.Outbox(after); ok && n.reachesBack(position) {
+			return n.remakeFrom(ctx, m, number, position, after)
 		}
 	}
-	if n.local.First() == 1 { // nothing was trimmed yet
+	if n.reachesBack(0) { // nothing was trimmed yet
 		return n.remakeFrom(ctx, engine.New(n.layout, number), number, 0, after)
 	}
 	return nil, errOutOfReach

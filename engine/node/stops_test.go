@@ -236,6 +236,7 @@ func TestStopAhead(t *testing.T) {
 	older := t.TempDir()
 	streams := filepath.Join("nats", "jetstream", "$G", "streams", "CARILLON_LOG")
 	copyTree(t, filepath.Join(o.Data, "log"), filepath.Join(older, "log"))
+	copyTree(t, filepath.Join(o.Data, "jobs"), filepath.Join(older, "jobs"))
 	copyTree(t, filepath.Join(o.Data, streams), filepath.Join(older, streams))
 	r = run(t, o)
 	c = client(t, r.NATS)
@@ -247,6 +248,7 @@ func TestStopAhead(t *testing.T) {
 	churn(t, c, "b", 0)
 	r.stop(t)
 	replace(t, filepath.Join(o.Data, "log"), filepath.Join(older, "log"))
+	replace(t, filepath.Join(o.Data, "jobs"), filepath.Join(older, "jobs"))
 	replace(t, filepath.Join(o.Data, streams), filepath.Join(older, streams))
 
 	r = run(t, o)
@@ -385,55 +387,51 @@ func TestStopAfterNewerVersion(t *testing.T) {
 	r := run(t, o)
 	churn(t, client(t, r.NATS), "a", 5)
 	r.stop(t)
-	rewriteCheckpoints(t, o.Data, func(chunk []byte) []byte {
-		return bytes.Replace(chunk, []byte(`"tzdata":"20`), []byte(`"tzdata":"99`), 1)
-	})
-	words(t, refused(t, o), "under other rules", "under a newer version than this one", "start that version")
-}
-
-// rewriteCheckpoints writes each partition's newest checkpoint once more, changed.
-func rewriteCheckpoints(t testing.TB, data string, change func(chunk []byte) []byte) {
-	t.Helper()
-	store := openStore(t, data)
-	saved := snapshot.Open(store)
-	for p := range uint32(partitions) {
-		list, err := saved.List(p)
-		if err != nil || len(list) == 0 {
-			t.Fatalf("checkpoints of partition %d: %v, %v", p, list, err)
-		}
-		w, err := saved.Create(p, list[0].Position)
+	store := openStore(t, o.Data, "jobs")
+	table := snapshot.OpenTable(store)
+	for p := range uint16(partitions) {
+		b, err := table.Begin(p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		changed := false
-		err = saved.Read(list[0], func(chunk []byte) error {
-			other := change(bytes.Clone(chunk))
-			changed = changed || !bytes.Equal(other, chunk)
-			return w.Write(other)
-		})
-		if err := errors.Join(err, w.Commit()); err != nil || !changed {
-			t.Fatalf("checkpoint of partition %d: %v, changed %t", p, err, changed)
+		if err := table.View(p, func(v *snapshot.View) error {
+			state, err := v.State()
+			other := bytes.Replace(state, []byte(`"tzdata":"20`), []byte(`"tzdata":"99`), 1)
+			if bytes.Equal(other, state) {
+				t.Errorf("the state of partition %d is not changed", p)
+			}
+			b.State(v.Position, other)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Commit(); err != nil {
+			t.Fatal(err)
 		}
 	}
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
+	words(t, refused(t, o), "under other rules", "under a newer version than this one", "start that version")
 }
 
-func openStore(t testing.TB, data string) *wal.Store {
+func openStore(t testing.TB, data, dir string) *wal.Store {
 	t.Helper()
-	store, err := wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log")})
+	o := wal.Options{Dir: filepath.Join(data, dir)}
+	if dir == "jobs" {
+		o.Profile = wal.ProfileTable
+	}
+	store, err := wal.OpenStore(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return store
 }
 
-// damage changes a byte of the values under some keys of the local store, below all checksums but
-// Pebble's own.
-func damage(t testing.TB, data string, lower, upper []byte) {
+// damage changes a byte of the values under some keys of a store, below all checksums but Pebble's own.
+func damage(t testing.TB, data, dir string, lower, upper []byte) {
 	t.Helper()
-	store := openStore(t, data)
+	store := openStore(t, data, dir)
 	var keys, values [][]byte
 	if err := store.View(func(r pebble.Reader, _ func() error) error {
 		it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
@@ -466,56 +464,54 @@ func damage(t testing.TB, data string, lower, upper []byte) {
 	}
 }
 
-// The key layout is docs/formats/checkpoint-store.md.
-func checkpointKeys(partition, id byte) (lower, upper []byte) {
-	key := []byte{'c', 0, 0, 0, partition, 0, 0, 0, 0, 0, 0, 0, id}
-	return append(bytes.Clone(key), 0x00), append(key, 0x00, 0xff)
-}
-
-func newestCheckpoints(t testing.TB, data string, partition uint32) []snapshot.Info {
-	t.Helper()
-	store := openStore(t, data)
-	list, err := snapshot.Open(store).List(partition)
-	if err := errors.Join(err, store.Close()); err != nil || len(list) < 2 {
-		t.Fatalf("checkpoints: %v, %v", list, err)
-	}
-	return list
-}
-
-func TestStopCorruptCheckpoint(t *testing.T) {
+// Damage in the job table stops the node, which names the key. The partition can be given up.
+func TestStopCorruptJobs(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
 	r := run(t, o)
 	c := client(t, r.NATS)
-	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
-	churn(t, c, "a", 20)
+	put(t, c, carillon.Job{ID: in(0, "zero"), Schedule: "@every 1h"})
+	put(t, c, carillon.Job{ID: in(1, "one"), Schedule: "@every 1h"})
 	twoCheckpoints(t, c, "a")
 	r.stop(t)
+	damage(t, o.Data, "jobs", []byte{'t', 0, 1, 's'}, []byte{'t', 0, 1, 't'}) // docs/formats/table.md, rows.md
+	words(t, refused(t, o), "the jobs of partition 1 cannot be read", "corrupt", "checksum of the value does not match at key 74 00 01 73")
 
-	// One that cannot be read is no harm: the one before it and the log are there.
-	list := newestCheckpoints(t, o.Data, 1)
-	lower, upper := checkpointKeys(1, byte(list[0].ID))
-	damage(t, o.Data, lower, upper)
-	r = run(t, o)
-	if !contains(r.log, "checkpoint cannot be read", "partition=1", "checksum does not match") {
-		t.Error("the log does not tell of the damage")
-	}
+	r = run(t, accept(o))
 	c = client(t, r.NATS)
-	s := status(t, c)
-	if n := s.Partitions[0].Jobs[carillon.StatusCompleted] + s.Partitions[1].Jobs[carillon.StatusCompleted]; n != 22 {
-		t.Errorf("%d of 22 jobs are there", n)
+	if _, err := c.Get(t.Context(), in(0, "zero")); err != nil {
+		t.Errorf("the other partition's job: %v", err)
 	}
-	fires(t, c, "between")
+	if _, err := c.Get(t.Context(), in(1, "one")); !errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
+		t.Errorf("the partition that was given up: %v", err)
+	}
+	fires(t, c, in(1, "after"))
+	twoCheckpoints(t, c, "b")
+	ready(t, r)
+	r.stop(t)
+	r = run(t, o)
+	fires(t, client(t, r.NATS), in(1, "later"))
+	ready(t, r)
+}
+
+// The job table alone is put back to a copy that is older than the local log reaches.
+func TestStopOlderJobs(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery = time.Millisecond
+	r := run(t, o)
+	churn(t, client(t, r.NATS), "a", 20)
+	r.stop(t)
+	older := t.TempDir()
+	copyTree(t, filepath.Join(o.Data, "jobs"), older)
+	r = run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "b", 20)
 	twoCheckpoints(t, c, "b")
 	r.stop(t)
-
-	// Two are.
-	for _, info := range newestCheckpoints(t, o.Data, 1) {
-		lower, upper = checkpointKeys(1, byte(info.ID))
-		damage(t, o.Data, lower, upper)
-	}
-	words(t, refused(t, o), "partition 1 has no checkpoint that can be read", "the local log begins at", "checksum does not match")
+	replace(t, filepath.Join(o.Data, "jobs"), older)
+	words(t, refused(t, o), "the jobs of partition", "are as of", "and the local log begins at")
 
 	r = run(t, accept(o))
 	fires(t, client(t, r.NATS), "after")
@@ -551,7 +547,7 @@ func whole(t testing.TB, r *running) {
 func TestStopCorruptLog(t *testing.T) {
 	t.Parallel()
 	o := killedWithLog(t).options()
-	damage(t, o.Data, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 9}, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 10})
+	damage(t, o.Data, "log", []byte{'l', 0, 0, 0, 0, 0, 0, 0, 9}, []byte{'l', 0, 0, 0, 0, 0, 0, 0, 10})
 	words(t, refused(t, o), "corrupt", "record 9")
 
 	// The stream has all of it: the local store is built anew from there.
@@ -586,7 +582,8 @@ func TestHealedLogIsWhole(t *testing.T) {
 	whole(t, run(t, s.options()))
 }
 
-// The local store is gone, and the log stream was trimmed behind its checkpoints.
+// The local log is gone, and the log stream was trimmed behind the checkpoints: with those it goes on, without them it
+// does not.
 func TestStopLocalStoreGone(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -598,6 +595,24 @@ func TestStopLocalStoreGone(t *testing.T) {
 	r.stop(t)
 	if err := os.RemoveAll(filepath.Join(o.Data, "log")); err != nil {
 		t.Fatal(err)
+	}
+	r = run(t, o)
+	c = client(t, r.NATS)
+	var n uint64
+	for _, p := range status(t, c).Partitions {
+		n += p.Jobs[carillon.StatusCompleted]
+	}
+	if n < 20 {
+		t.Errorf("%d jobs are there", n)
+	}
+	fires(t, c, "without-log")
+	ready(t, r)
+	r.stop(t)
+
+	for _, dir := range []string{"log", "jobs"} {
+		if err := os.RemoveAll(filepath.Join(o.Data, dir)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	words(t, refused(t, o), "the local log is empty and the log stream begins at", "docs/operations.md")
 

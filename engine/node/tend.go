@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"slices"
 	"sync"
 	"time"
 
@@ -283,56 +282,64 @@ func (n *Node) checkpointAll(ctx context.Context) error {
 // checkpointSlice is how many jobs are encoded while a partition waits: well below a millisecond.
 const checkpointSlice = 500
 
+// takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits for a slice at a
+// time, and for nothing that is written.
 func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	began := time.Now()
-	p.mu.Lock()
-	if p.stopped != nil {
-		p.mu.Unlock()
-		return nil
-	}
-	// Every record up to applied that concerns this partition is in; some after it may be, and they are
-	// known to the machine by its own position.
-	position := n.applied.Load()
-	p.bytesAt.Store(n.bytes.Load())
-	c := p.machine.BeginCheckpoint()
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		c.Abandon()
-		p.mu.Unlock()
-	}()
-	w, err := n.saved.Create(uint32(p.number), position)
+	build, err := n.saved.Begin(uint16(p.number))
 	if err != nil {
 		return err
 	}
-	defer w.Abort()
-	var size int
-	for ctx.Err() == nil {
-		p.mu.Lock()
-		part := c.Next(checkpointSlice)
-		p.mu.Unlock()
-		if part == nil {
-			n.logKept.Lock()
-			err := w.Commit()
-			n.logKept.Unlock()
-			if err != nil {
-				return err
-			}
-			p.older.Store(p.checkpoint.Load())
-			p.checkpoint.Store(position)
-			p.checkpointAt.Store(time.Now().UnixMilli())
-			n.meters.checkpointTime.Update(time.Since(began).Seconds())
-			n.log.Debug("checkpoint", "partition", p.number, "position", position, "bytes", size, "took", time.Since(began))
+	defer build.Abort()
+	var c *engine.Checkpoint
+	var position uint64
+	n.holding(p, func() {
+		if p.stopped != nil {
+			return
+		}
+		// Every record up to applied that concerns this partition is in; some after it may be, and they are
+		// known to the machine by its own position. A log that was read again may not be that far.
+		position = max(n.applied.Load(), p.checkpoint.Load())
+		p.bytesAt.Store(n.bytes.Load())
+		c = p.machine.BeginCheckpoint()
+	})
+	if c == nil {
+		return nil
+	}
+	defer n.holding(p, c.Abandon)
+	for more := true; more; {
+		if ctx.Err() != nil {
 			return nil
 		}
-		size += len(part)
-		for chunk := range slices.Chunk(part, snapshot.MaxChunk) {
-			if err := w.Write(chunk); err != nil {
-				return err
-			}
-		}
+		n.holding(p, func() { more = c.Next(checkpointSlice) })
 	}
+	c.Write(build, position)
+	if err := n.commit(build); err != nil {
+		return err
+	}
+	n.holding(p, c.Committed)
+	p.older.Store(p.checkpoint.Load())
+	p.checkpoint.Store(position)
+	p.checkpointAt.Store(time.Now().UnixMilli())
+	n.meters.checkpointTime.Update(time.Since(began).Seconds())
+	n.log.Debug("checkpoint", "partition", p.number, "position", position, "took", time.Since(began))
 	return nil
+}
+
+// holding does a part of a checkpoint for which the partition waits.
+func (n *Node) holding(p *partition, do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	began := time.Now()
+	do()
+	n.meters.checkpointPause.Update(time.Since(began).Seconds())
+}
+
+func (n *Node) commit(build *snapshot.Build) error {
+	n.logKept.Lock()
+	defer n.logKept.Unlock()
+	_, err := build.Commit()
+	return err
 }
 
 // trim cuts the log, here and in the stream, below the older checkpoint of every partition.
@@ -341,7 +348,7 @@ func (n *Node) trim(ctx context.Context) error {
 	defer n.logKept.Unlock()
 	oldest := n.applied.Load()
 	for _, p := range n.partitions {
-		list, err := n.saved.List(uint32(p.number))
+		list, err := n.saved.List(uint16(p.number))
 		if err != nil {
 			return noRoom(err)
 		}

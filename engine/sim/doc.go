@@ -7,7 +7,8 @@
 // publishes or takes a checkpoint, a packet that arrives, is lost or overtaken, and the faults: crashes
 // between any two steps, power failures, stale owners, clocks that jump, streams that are emptied,
 // stuck or put back to an older copy. At the end the world calms down, drains, and is judged (judge.go)
-// by a model of the partition that has no wheel, no queue and no checkpoint (reference.go).
+// by a model of the partition that has no wheel, no queue and no checkpoint (reference.go). The table that
+// checkpoints go to checks what they say of the one before.
 //
 // A reading order: world.go, node.go, client.go, stream.go, reference.go, judge.go.
 //

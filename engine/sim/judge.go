@@ -10,6 +10,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
 // message is an output as it is published.
@@ -220,16 +221,14 @@ func (w *world) judgeReplay(p int) {
 			}
 		}
 		if w.chance(2) {
-			r := engine.NewRestore(w.layout, p)
-			c := m.BeginCheckpoint()
-			for b := c.Next(1 + w.rng.IntN(20)); b != nil; b = c.Next(1 + w.rng.IntN(20)) {
-				if err := r.Write(b); err != nil {
-					w.fail("replay: %v", err)
-					return
-				}
+			var table memtable.Table
+			b := table.Begin()
+			m.Export(b, seq)
+			err := b.Commit()
+			if err == nil {
+				m, err = engine.Open(w.layout, p, table.View())
 			}
-			var err error
-			if m, err = r.Machine(); err != nil {
+			if err != nil {
 				w.fail("replay: %v", err)
 				return
 			}
@@ -253,29 +252,11 @@ func (w *world) judgeReplay(p int) {
 
 // stateOf is a machine's state as its checkpoint has it, whatever slots the jobs are in.
 func stateOf(m *engine.Machine) string {
-	c := m.BeginCheckpoint()
-	var b []byte
-	for part := c.Next(1 << 20); part != nil; part = c.Next(1 << 20) {
-		b = append(b, part...)
+	var table memtable.Table
+	b := table.Begin()
+	m.Export(b, 0)
+	if err := b.Commit(); err != nil {
+		return err.Error()
 	}
-	var frames []string
-	for len(b) > 0 {
-		n, size := uvarint(b[1:])
-		end := 1 + size + int(n)
-		frames = append(frames, string(b[:end]))
-		b = b[end:]
-	}
-	slices.Sort(frames)
-	return strings.Join(frames, "")
-}
-
-func uvarint(b []byte) (v uint64, size int) {
-	for shift := 0; ; shift += 7 {
-		c := b[size]
-		size++
-		v |= uint64(c&0x7f) << shift
-		if c < 0x80 {
-			return v, size
-		}
-	}
+	return table.View().Dump()
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
 // node is one host of the machine: what is on its disk, and what it has in memory while it is up.
@@ -18,7 +19,7 @@ type node struct {
 	// On disk.
 	local  []engine.Record // of the log, as read; those up to synced survive a crash
 	synced int
-	saved  [][]saved // by partition: its checkpoints, newest first
+	tables []*memtable.Table // by partition: its two checkpoints
 
 	drift  int64 // of its clock from the truth, ms
 	offset int64 // what it adds to its clock to have the streams', as measured, ms
@@ -28,12 +29,6 @@ type node struct {
 	session int
 	applied uint64
 	parts   []*part
-}
-
-// saved is a checkpoint on disk.
-type saved struct {
-	position uint64 // of the log: what is above must be replayed
-	parts    [][]byte
 }
 
 // part is one partition at one node.
@@ -49,7 +44,8 @@ type part struct {
 	stopped error
 
 	saving   *engine.Checkpoint
-	unsaved  saved
+	savingAt uint64 // position
+	written  bool   // it is on disk, which the machine does not know yet
 	question *question
 }
 
@@ -77,8 +73,8 @@ func (n *node) start() {
 	n.synced = len(n.local)
 	n.applied = 0
 	n.parts = nil
-	for len(n.saved) < w.layout.Partitions {
-		n.saved = append(n.saved, nil)
+	for len(n.tables) < w.layout.Partitions {
+		n.tables = append(n.tables, new(memtable.Table))
 	}
 	replay := n.end()
 	for p := range w.layout.Partitions {
@@ -99,10 +95,8 @@ func (n *node) end() uint64 {
 	if k := len(n.local); k > 0 {
 		end = n.local[k-1].Seq
 	}
-	for _, list := range n.saved {
-		if len(list) > 0 {
-			end = max(end, list[0].position)
-		}
+	for _, t := range n.tables {
+		end = max(end, t.View().Position)
 	}
 	return end
 }
@@ -110,32 +104,30 @@ func (n *node) end() uint64 {
 // restore reads a partition's checkpoint, 0 being the newest; without one it is a new machine.
 func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 	w := n.world
-	if which >= len(n.saved[p]) {
+	view := n.tables[p].View()
+	if which == 1 {
+		view = n.tables[p].Older()
+	}
+	if which > 1 || view.ID == 0 {
 		return w.bound(engine.New(w.layout, p)), 0
 	}
-	s := n.saved[p][which]
-	r := engine.NewRestore(w.layout, p)
-	for _, part := range s.parts {
-		if err := r.Write(part); err != nil {
-			w.fail("%s cannot read its checkpoint: %v", n.name(), err)
-		}
-	}
-	m, err := r.Machine()
+	m, err := engine.Open(w.layout, p, view)
 	if err != nil {
 		w.fail("%s cannot restore: %v", n.name(), err)
 		return engine.New(w.layout, p), 0
 	}
-	return w.bound(m), s.position
+	return w.bound(m), view.Position
 }
 
 // oldest is the position that the node could have to go back to.
 func (n *node) oldest() uint64 {
 	oldest := n.end()
 	for p := range n.world.layout.Partitions {
-		if len(n.saved[p]) < 2 {
+		list := n.tables[p].List()
+		if len(list) < 2 {
 			return 0
 		}
-		oldest = min(oldest, n.saved[p][1].position)
+		oldest = min(oldest, list[1].Position)
 	}
 	return oldest
 }
@@ -160,13 +152,9 @@ func (n *node) putBack() {
 		n.crash()
 	}
 	var floor uint64
-	for p, list := range n.saved {
-		if len(list) > 1 {
-			n.saved[p] = list[1:]
-		}
-		if len(n.saved[p]) > 0 {
-			floor = max(floor, n.saved[p][0].position)
-		}
+	for _, t := range n.tables {
+		t.StepBack()
+		floor = max(floor, t.View().Position)
 	}
 	at := n.after(floor)
 	n.local = slices.Clone(n.local[:at+w.rng.IntN(len(n.local)-at+1)])
@@ -198,8 +186,8 @@ func (n *node) adopt() {
 	}
 	n.local = slices.Clone(best.local[:best.synced])
 	n.synced = len(n.local)
-	for p := range best.saved {
-		n.saved[p] = slices.Clone(best.saved[p])
+	for p := range best.tables {
+		n.tables[p] = best.tables[p].Clone()
 	}
 	w.note("%s takes the disk of %s", n.name(), best.name())
 }
@@ -583,7 +571,7 @@ func (n *node) replace(p int, part *part, last, number uint64) {
 // remake makes the outputs above a number once more, from the newest checkpoint that holds them.
 func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
 	w := n.world
-	for which := 0; which <= len(n.saved[p]); which++ {
+	for which := 0; which <= len(n.tables[p].List()); which++ {
 		m, position := n.restore(p, which)
 		if len(n.local) > 0 && n.local[0].Seq > position+1 {
 			break // the local log does not reach back so far
@@ -621,28 +609,42 @@ func (n *node) checkpoint() {
 	if part.stopped != nil {
 		return
 	}
-	part.saving, part.unsaved = part.machine.BeginCheckpoint(), saved{position: n.applied}
+	if part.written {
+		part.saving.Committed()
+	}
+	part.saving, part.savingAt, part.written = part.machine.BeginCheckpoint(), n.applied, false
 	n.checkpointSlice()
 }
 
-// checkpointSlice takes the next slices of what is being saved. The last one makes it durable, and the
-// local log is cut below what the older checkpoint needs.
+// checkpointSlice takes the next slices of what is being saved. After the last one it becomes durable, all at
+// once; a crash may come before the machine knows of it, and the log is cut below what the older checkpoint needs.
 func (n *node) checkpointSlice() {
 	w := n.world
 	for p, part := range n.parts {
-		if part.saving == nil {
-			continue
-		}
-		if b := part.saving.Next(1 + w.rng.IntN(8)); b != nil {
-			part.unsaved.parts = append(part.unsaved.parts, b)
-			continue
-		}
-		part.saving = nil
-		n.saved[p] = append([]saved{part.unsaved}, n.saved[p][:min(1, len(n.saved[p]))]...)
-		w.note("%s has a checkpoint of partition %d at %d", n.name(), p, part.unsaved.position)
-		if from := n.after(n.oldest()); from <= n.synced {
-			n.local = slices.Clone(n.local[from:])
-			n.synced -= from
+		switch {
+		case part.saving == nil:
+		case part.written:
+			part.saving.Committed()
+			part.saving, part.written = nil, false
+			if from := n.after(n.oldest()); from <= n.synced {
+				n.local = slices.Clone(n.local[from:])
+				n.synced -= from
+			}
+		case part.saving.Next(1 + w.rng.IntN(8)):
+		case w.unseen.IntN(20) == 0:
+			if w.o.Sabotage.Save {
+				part.saving.Committed()
+			}
+			part.saving.Abandon()
+			part.saving = nil
+		default:
+			b := n.tables[p].Begin()
+			part.saving.Write(b, part.savingAt)
+			if err := b.Commit(); err != nil {
+				w.fail("%s cannot take a checkpoint of partition %d: %v", n.name(), p, err)
+			}
+			part.written = true
+			w.note("%s has a checkpoint of partition %d at %d", n.name(), p, part.savingAt)
 		}
 	}
 }

@@ -12,11 +12,12 @@ func TestSabotage(t *testing.T) {
 		{"epoch", Sabotage{Epoch: true}},
 		{"hold", Sabotage{Hold: true}},
 		{"watch", Sabotage{Watch: true}},
+		{"save", Sabotage{Save: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			seed, err := firstFailure(1, 200, Options{Sabotage: c.broken})
+			seed, err := firstFailure(1, 4000, Options{Sabotage: c.broken})
 			if err == nil {
-				t.Fatal("200 seeds saw nothing")
+				t.Fatal("4,000 seeds saw nothing")
 			}
 			t.Logf("seed %d: %v", seed, err)
 		})

@@ -22,6 +22,7 @@ type Sabotage struct {
 	Watch bool // nobody hears of foreign messages
 	Epoch bool // readers take ticks of any epoch
 	Hold  bool // publishers do not hold outputs for their due time
+	Save  bool // machines take checkpoints for written that are not
 }
 
 // Failure is what a run ends with when the engine broke a promise.

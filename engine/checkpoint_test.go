@@ -1,0 +1,126 @@
+package engine
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
+)
+
+// TestCheckpointPause looks at how much of a checkpoint is done while the machine waits: to begin and to end one is
+// the same work whatever there is, seen by what it allocates, and a slice takes no more than it was told to.
+func TestCheckpointPause(t *testing.T) {
+	allocated := func(do func()) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		do()
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	bytes := func(n int) (begin, end uint64) {
+		f := newFeed(t)
+		s := saved{m: f.m}
+		for i := range n {
+			f.put(fmt.Sprintf("job-%d", i), `{"schedule":"@every 1s"}`)
+			f.put(fmt.Sprintf("dead-%d", i), `{"schedule":"@every 1s"}`)
+			f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: fmt.Sprintf("job-%d", i)})
+		}
+		f.now += 1000
+		f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: uint64(2 * n)}}}) // outputs that nobody stores
+		for i := range n {
+			f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: fmt.Sprintf("dead-%d", i)})
+		}
+		var c *Checkpoint
+		begin = allocated(func() { c = f.m.BeginCheckpoint() })
+		if len(f.m.graves)+len(c.outputs) < 2*n {
+			t.Fatalf("%d graves and %d outputs", len(f.m.graves), len(c.outputs))
+		}
+		slices := 0
+		for more := true; more; slices++ {
+			cursor, ledger := c.cursor, c.ledger
+			more = c.Next(100)
+			if took := c.cursor - cursor + c.ledger - ledger; took > 100 {
+				t.Fatalf("a slice of 100 took %d", took)
+			}
+		}
+		if slices < n/100 {
+			t.Fatalf("%d slices", slices)
+		}
+		b := s.table.Begin()
+		c.Write(b, f.m.position)
+		if err := b.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		return begin, allocated(c.Committed)
+	}
+	fewBegin, fewEnd := bytes(100)
+	manyBegin, manyEnd := bytes(5000)
+	const slack = 8 << 10 // a list of what there is would be 40 KB at least
+	if manyBegin > fewBegin+slack || manyEnd > fewEnd+slack {
+		t.Errorf("to begin takes %d bytes with few, %d with many; to end %d and %d", fewBegin, manyBegin, fewEnd, manyEnd)
+	}
+}
+
+// counted counts what is written to a table.
+type counted struct {
+	*memtable.Build
+	changes, specs, drops int
+}
+
+func (c *counted) Change(room byte, key, old, value []byte) {
+	c.changes++
+	c.Build.Change(room, key, old, value)
+}
+
+func (c *counted) Append(room byte, key, value []byte) {
+	if room == roomSpecs {
+		c.specs++
+	}
+	c.Build.Append(room, key, value)
+}
+
+func (c *counted) Drop(room byte, key []byte) {
+	c.drops++
+	c.Build.Drop(room, key)
+}
+
+// TestCheckpointIncremental counts what checkpoints write: what changed and no more.
+func TestCheckpointIncremental(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	write := func(changes, specs, drops int) {
+		t.Helper()
+		c := f.m.BeginCheckpoint()
+		for c.Next(7) {
+		}
+		b := &counted{Build: s.table.Begin()}
+		c.Write(b, f.m.position)
+		if err := b.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		c.Committed()
+		if b.changes != changes || b.specs != specs || b.drops != drops {
+			t.Errorf("%d changes, %d specs, %d dropped; want %d, %d, %d", b.changes, b.specs, b.drops, changes, specs, drops)
+		}
+		if n := f.m.Stats().Dirty; n != 0 {
+			t.Errorf("%d jobs are dirty after a checkpoint", n)
+		}
+	}
+	for i := range 50 {
+		f.put(fmt.Sprintf("job-%d", i), `{"schedule":"@every 1h"}`)
+	}
+	write(100, 50, 0)
+	write(0, 0, 0)
+	f.put("job-1", `{"schedule":"@every 2h"}`)                      // row deleted, row, id; spec
+	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "job-2"})   // row deleted, row, id
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-3"}) // row, id, both deleted
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job-4"})     // the fire
+	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "job-5"})   // there
+	f.apply(&Entry{Kind: KindResume, Verb: "resume", Job: "job-5"}) // and back: row deleted, row, id
+	f.put("new", `{"schedule":"@every 2h"}`)                        // came
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "new"})   // and went
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-6"}) // row deleted
+	f.put("job-6", `{"schedule":"@every 1h"}`)                      // row, id; spec
+	write(3+3+2+1+3+0+3, 2, 3)
+}

@@ -1,0 +1,130 @@
+package engine
+
+// generation is what changed between two checkpoints. A job comes into it before its first change, with its row as
+// it was; so a checkpoint writes what changed and what that replaces, and nothing of jobs that came and went in
+// between.
+type generation struct {
+	number uint64
+	chunks []*[entriesPerChunk]entry // never moved: growing must not hold up a tick
+	n      int
+	rows   arena
+
+	forced ledger[forcedFire]
+	graves ledger[grave]
+}
+
+const entriesPerChunk = 1024
+
+// entry is a job that changed.
+type entry struct {
+	slot   uint32 // noSlot: it is gone
+	before uint32 // its entry in the generation being written, + 1; 0: none
+	old    ref    // its row at the checkpoint before; 0: there was no such job
+	row    ref    // its row in the checkpoint being written, once that has it
+	spec   ref    // and its spec, if no checkpoint has that
+}
+
+const noSlot = ^uint32(0)
+
+func newGeneration(number uint64) *generation { return &generation{number: number} }
+
+func (g *generation) at(i uint32) *entry { return &g.chunks[i/entriesPerChunk][i%entriesPerChunk] }
+
+// has tells whether a slot's job is in the generation. entry is where it would be: it may be a place in
+// another generation, but then no other slot has it here.
+func (g *generation) has(slot, entry uint32) bool {
+	return int(entry) < g.n && g.at(entry).slot == slot
+}
+
+func (g *generation) add(e entry) (i uint32) {
+	if g.n%entriesPerChunk == 0 {
+		g.chunks = append(g.chunks, new([entriesPerChunk]entry))
+	}
+	i = uint32(g.n)
+	g.n++
+	*g.at(i) = e
+	return i
+}
+
+// drop is told that a job that was touched is gone.
+func (g *generation) drop(entry uint32) { g.at(entry).slot = noSlot }
+
+// touch is called before a job changes.
+func (m *Machine) touch(slot uint32) {
+	j := m.jobs.at(slot)
+	if m.changes.has(slot, j.entry) {
+		return
+	}
+	e := entry{slot: slot}
+	if c := m.saving; c != nil && c.changes.has(slot, j.entry) {
+		c.take(j.entry)
+		e.before = j.entry + 1
+		e.old = m.changes.rows.add(c.changes.rows.get(c.changes.at(j.entry).row))
+	} else {
+		m.scratch = m.appendRow(m.scratch[:0], j)
+		e.old = m.changes.rows.add(m.scratch)
+	}
+	j.entry = m.changes.add(e)
+}
+
+// touchNew is called when a slot gets a job that no checkpoint knows.
+func (m *Machine) touchNew(slot uint32) {
+	m.jobs.at(slot).entry = m.changes.add(entry{slot: slot})
+}
+
+// life is when something that never changes came and went, in generations.
+type life struct{ born, gone uint64 }
+
+// in tells whether a checkpoint has it that writes up to a generation.
+func (l *life) in(generation uint64) bool { return l.gone == 0 || l.gone > generation }
+
+// ledger notes what came in a generation, and the keys of what went that came before.
+type ledger[T any] struct {
+	born []*T
+	gone []uint64
+}
+
+func (l *ledger[T]) begin(of *life, it *T, generation uint64) {
+	of.born = generation
+	l.born = append(l.born, it)
+}
+
+func (l *ledger[T]) end(of *life, key, generation uint64) {
+	of.gone = generation
+	if of.born != generation {
+		l.gone = append(l.gone, key)
+	}
+}
+
+// after puts what an older generation noted before the rest.
+func (l *ledger[T]) after(older *ledger[T]) {
+	l.born = append(older.born, l.born...)
+	l.gone = append(older.gone, l.gone...)
+}
+
+// arena holds runs of bytes that are dropped together.
+type arena struct{ pages [][]byte }
+
+// ref is a place in an arena; 0 is none.
+type ref uint64
+
+const arenaPage = 1 << 16
+
+func (a *arena) add(b []byte) ref {
+	last := len(a.pages) - 1
+	if last < 0 || len(a.pages[last])+textSize(len(b)) > cap(a.pages[last]) || len(a.pages[last]) >= arenaPage {
+		a.pages = append(a.pages, make([]byte, 1, max(arenaPage, 1+textSize(len(b))))) // no run begins at 0
+		last++
+	}
+	at := len(a.pages[last])
+	a.pages[last] = appendString(a.pages[last], b)
+	return ref(last*arenaPage + at)
+}
+
+func (a *arena) get(r ref) []byte {
+	if r == 0 {
+		return nil
+	}
+	d := decoder{b: a.pages[r/arenaPage][r%arenaPage:]}
+	return d.bytes()
+}

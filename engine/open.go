@@ -1,0 +1,263 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// Table is a partition's state as of a checkpoint. Key and value are valid only until the next call or the end of
+// yield. (snapshot.View is one.)
+type Table interface {
+	// State is what Changes.State was given; nil: there is no checkpoint.
+	State() ([]byte, error)
+	// Scan yields the pairs of a room with keys above one and below another, ascending; nil is no bound. It stops
+	// after limit of them, 0 for all, and says whether there are more.
+	Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error)
+}
+
+// Open returns the machine as of a checkpoint; a new one if there is none. Errors: the table's, ErrCheckpoint.
+func Open(layout Layout, partition int, t Table) (*Machine, error) {
+	m := New(layout, partition)
+	state, err := t.State()
+	if err != nil || state == nil {
+		return m, err
+	}
+	l := loader{m: m, table: t}
+	d := decoder{b: state}
+	scheduled, paused, made := m.readState(&d)
+	if err := d.end(); err != nil {
+		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, err)
+	}
+	for _, load := range []func() error{l.graves, l.rows, l.specs, l.ids, l.queue, l.forced, l.outputs} {
+		if err := load(); err != nil {
+			return nil, err
+		}
+	}
+	if m.outbox.made != made {
+		return nil, fmt.Errorf("%w: it has outputs up to %d of %d", ErrCheckpoint, m.outbox.made, made)
+	}
+	if s, p := uint64(m.counts[statusScheduled]), uint64(m.counts[statusPaused]); s != scheduled || p != paused {
+		return nil, fmt.Errorf("%w: it has %d of %d scheduled jobs, and %d of %d paused", ErrCheckpoint, s, scheduled, p, paused)
+	}
+	m.base = m.asBase()
+	m.changes = newGeneration(m.changes.number + 1) // nothing has changed
+	return m, nil
+}
+
+// loader reads a checkpoint into a machine. The rows are read as they are kept, in order of what waits; the specs
+// in the order of the puts, each when its turn comes; and then the ids in theirs.
+type loader struct {
+	m     *Machine
+	table Table
+	rest  arena
+	found []foundRow // in order of rooms and keys
+}
+
+// foundRow is a job's row before it has its spec.
+type foundRow struct {
+	spec specKey
+	row  ref
+	slot uint32
+}
+
+// all scans a room.
+func (l *loader) all(room byte, load func(key, value []byte) error) error {
+	_, err := l.table.Scan(room, nil, nil, 0, func(key, value []byte) error {
+		if err := load(key, value); err != nil {
+			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
+		}
+		return nil
+	})
+	return err
+}
+
+func (l *loader) rows() error {
+	var b []byte
+	for _, room := range jobRooms {
+		if err := l.all(room, func(key, value []byte) error {
+			if len(key) != keySize(room) || len(value) < 2 {
+				return errShort
+			}
+			d := decoder{b: value[2:]}
+			spec := specKey{d.uvarint(), uint16(d.uvarint())}
+			b = append(append(append(b[:0], room), key...), value...)
+			l.found = append(l.found, foundRow{spec: spec, row: l.rest.add(b)})
+			return d.err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// specs goes through the specs and gives each to its row.
+func (l *loader) specs() error {
+	l.m.jobs.reserve(len(l.found))
+	order := make([]uint32, len(l.found))
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	slices.SortFunc(order, func(a, b uint32) int {
+		if l.found[a].spec.before(l.found[b].spec) {
+			return -1
+		}
+		return 1
+	})
+	err := l.all(roomSpecs, func(key, value []byte) error {
+		at, err := decodeSpecKey(key)
+		if err != nil {
+			return err
+		}
+		if len(order) == 0 || at.before(l.found[order[0]].spec) {
+			return nil // unused since
+		}
+		f := &l.found[order[0]]
+		if f.spec != at {
+			return fmt.Errorf("the spec of put %d is missing", f.spec.put)
+		}
+		order = order[1:]
+		f.slot, err = l.job(l.rest.get(f.row), value)
+		return err
+	})
+	if err == nil && len(order) > 0 {
+		err = fmt.Errorf("%w: the spec of put %d is missing", ErrCheckpoint, l.found[order[0]].spec.put)
+	}
+	return err
+}
+
+// job adds a job to the table.
+func (l *loader) job(r row, s []byte) (slot uint32, err error) {
+	m := l.m
+	restored, few, id, request, err := decodeRow(r)
+	if err != nil {
+		return 0, err
+	}
+	want, err := decodeTerms(s)
+	if err != nil {
+		return 0, err
+	}
+	expr, err := m.jobs.exprs.parse(&want)
+	if err != nil {
+		return 0, err
+	}
+	if restored.place == inReady && restored.status == statusCompleted && expr.Kind() != schedule.Every && expr.Kind() != schedule.Cron ||
+		r.room() == roomWaiting && restored.rank != rankOf(want.Priority) {
+		return 0, errValue
+	}
+	slot, j := m.jobs.insert(addText(&m.jobs.texts, id, request, s))
+	restored.text, restored.peer = j.text, j.peer
+	is := restored.status
+	restored.status = statusFree
+	*j = restored
+	if few != (rare{}) {
+		*m.jobs.rare(j) = few
+	}
+	offset := schedule.Offset(string(id), want.Spread.Milliseconds())
+	m.jobs.describe(j, &want, expr, expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), offset))
+	m.become(j, is)
+	return slot, nil
+}
+
+// ids puts the jobs in order of their ids, and holds what the ids say against the rows.
+func (l *loader) ids() error {
+	m := l.m
+	n := 0
+	var b []byte
+	err := l.all(roomIDs, func(id, pointer []byte) error {
+		slot, j := m.jobs.find(string(id))
+		if j == nil {
+			return errors.New("it has no row")
+		}
+		if b = appendPointer(b[:0], j); !bytes.Equal(b, pointer) {
+			return fmt.Errorf("it leads to % x, the row is at % x", pointer, b)
+		}
+		if err := carillon.CheckJobID(string(id)); err != nil {
+			return err
+		}
+		m.jobs.sorted.ReplaceOrInsert(slot)
+		n++
+		return nil
+	})
+	if err == nil && n != len(l.found) {
+		err = fmt.Errorf("%w: there are %d rows of %d jobs", ErrCheckpoint, len(l.found), n)
+	}
+	return err
+}
+
+// queue puts the jobs where they wait. Timers return to the wheel in the order of keys: among equal deadlines
+// that is the order of arming, which the wheel keeps.
+func (l *loader) queue() error {
+	m := l.m
+	for _, f := range l.found {
+		j := m.jobs.at(f.slot)
+		if j.status == statusCompleted {
+			m.completed.push(completion{f.slot, j.armed})
+		}
+		switch j.place {
+		case onWheel:
+			j.timer = m.wheels[j.rank].Insert(j.next, f.slot)
+		case inReady:
+			m.queue(f.slot, j)
+		}
+	}
+	return nil
+}
+
+func (l *loader) forced() error {
+	return l.all(roomForced, func(key, value []byte) error {
+		k, d := decoder{b: key}, decoder{b: value}
+		d.version()
+		f := &forcedFire{seq: k.number(), id: d.string(), at: d.varint(), own: d.bool(), body: d.string()}
+		if err := errors.Join(k.end(), d.end()); err != nil {
+			return err
+		}
+		slot, j := l.m.jobs.find(f.id)
+		if j == nil {
+			return fmt.Errorf("there is no job %s", f.id)
+		}
+		f.slot = slot
+		l.m.force(f)
+		return nil
+	})
+}
+
+func (l *loader) graves() error {
+	return l.all(roomGraves, func(key, value []byte) error {
+		k, d := decoder{b: key}, decoder{b: value}
+		d.version()
+		g := &grave{number: k.number(), id: d.string(), last: d.varint(), at: d.varint()}
+		if err := errors.Join(k.end(), d.end()); err != nil {
+			return err
+		}
+		if carillon.CheckJobID(g.id) != nil || g.number > l.m.deaths || l.m.graves[g.id] != nil {
+			return errValue
+		}
+		l.m.dig(g)
+		return nil
+	})
+}
+
+// outputs reads those that are held. Earlier ones may still be there.
+func (l *loader) outputs() error {
+	m := l.m
+	m.outbox.made = m.outbox.acked.Output
+	return l.all(roomOutputs, func(key, value []byte) error {
+		o, err := decodeOutput(key, value)
+		if err != nil {
+			return err
+		}
+		switch {
+		case o.Number <= m.outbox.acked.Output:
+			return nil
+		case o.Number != m.outbox.made+1:
+			return fmt.Errorf("output %d is missing", m.outbox.made+1)
+		}
+		m.outbox.add(o)
+		return nil
+	})
+}

@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
+)
+
+// saved is a machine with the table that its checkpoints go to.
+type saved struct {
+	m     *Machine
+	table memtable.Table
+}
+
+// checkpoint takes one in slices of n.
+func (s *saved) checkpoint(n int) error {
+	c := s.m.BeginCheckpoint()
+	for c.Next(n) {
+	}
+	return s.commit(c)
+}
+
+func (s *saved) commit(c *Checkpoint) error {
+	b := s.table.Begin()
+	c.Write(b, c.to.position)
+	if err := b.Commit(); err != nil {
+		return err
+	}
+	c.Committed()
+	return nil
+}
+
+// reopen goes on with the machine as of the newest checkpoint.
+func (s *saved) reopen() (err error) {
+	bounds := s.m.bounds
+	if s.m, err = Open(s.m.layout, s.m.partition, s.table.View()); err == nil {
+		s.m.SetBounds(bounds)
+	}
+	return err
+}
+
+// wholeOf is a machine's whole state as a table has it.
+func wholeOf(t testing.TB, m *Machine) memtable.View {
+	t.Helper()
+	var table memtable.Table
+	b := table.Begin()
+	m.Export(b, m.position)
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	return table.View()
+}
+
+// open is a machine restored from a table.
+func open(t testing.TB, like *Machine, table Table) *Machine {
+	t.Helper()
+	m, err := Open(like.layout, like.partition, table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// same fails if two machines have different states.
+func same(t testing.TB, a, b *Machine) {
+	t.Helper()
+	if x, y := wholeOf(t, a).Dump(), wholeOf(t, b).Dump(); x != y {
+		t.Fatalf("the machines differ:\n%s\n%s", x, y)
+	}
+}
