@@ -50,7 +50,7 @@ flood: ## bad commands beside a job that goes on firing: make flood FLOOD=100000
 	CARILLON_FLOOD=$(FLOOD) go test ./engine/node -run TestFlood -v -timeout 0
 
 fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
-	@for pkg in . ./engine ./engine/schedule ./wal ./snapshot ./bench/report; do \
+	@for pkg in . ./engine ./engine/schedule ./wal ./snapshot ./snapshot/archive ./bench/report; do \
 	  for f in $$(go test $$pkg -list '^Fuzz' | grep '^Fuzz'); do \
 	    echo "$$pkg $$f"; go test $$pkg -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) || exit 1; \
 	  done; done

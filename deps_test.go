@@ -57,6 +57,14 @@ var rules = []rule{
 		never: map[string]string{module + "/engine": noJob},
 	},
 	{
+		room: "snapshot/archive",
+		may: []string{
+			"wal", "snapshot", "github.com/cockroachdb/pebble/v2", "github.com/cespare/xxhash/v2", "github.com/klauspost/compress",
+			"github.com/nats-io/nats.go", "github.com/nats-io/nuid",
+		},
+		never: map[string]string{module + "/engine": noJob},
+	},
+	{
 		room: "engine/streams", may: []string{"github.com/nats-io/nats.go", "github.com/nats-io/nuid", "golang.org/x/sys"},
 		never: map[string]string{module + "/engine": oneWay},
 	},

@@ -35,6 +35,7 @@ func TestScript(t *testing.T) {
 			"publish": publishCommand,
 			"until":   untilCommand,
 			"appears": appearsCommand,
+			"archive": archiveCommand,
 		},
 	})
 }

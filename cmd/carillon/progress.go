@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
+
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
 // progress shows on a terminal how far a long command is, at which rate, and the time left where the
@@ -16,6 +19,7 @@ type progress struct {
 	verb      string
 	began     time.Time
 	described time.Time
+	unit      string // what is counted
 	jobs      int
 }
 
@@ -25,7 +29,7 @@ const redraw = 100 * time.Millisecond
 // newProgress begins a bar. total is in the unit of step's size, -1 when unknown; bytes says that this
 // unit is bytes and not jobs.
 func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
-	p := &progress{verb: verb, began: time.Now()}
+	p := &progress{verb: verb, unit: "jobs", began: time.Now()}
 	if !isTerminal(a.stderr) {
 		return p
 	}
@@ -47,7 +51,7 @@ func (p *progress) step(size int) error {
 	}
 	if now := time.Now(); now.Sub(p.described) >= redraw {
 		p.described = now
-		p.bar.Describe(fmt.Sprintf("%s %d jobs, %.0f/s", p.verb, p.jobs, p.rate(now)))
+		p.bar.Describe(fmt.Sprintf("%s %d %s, %.0f/s", p.verb, p.jobs, p.unit, p.rate(now)))
 	}
 	return p.bar.Add(size)
 }
@@ -87,4 +91,41 @@ func (p *progress) end() (time.Duration, error) {
 		return took, nil
 	}
 	return took, p.bar.Finish()
+}
+
+// blocksProgress shows how far a walk over an archive's blocks is, whose size is known only once it has begun.
+type blocksProgress struct {
+	app  *app
+	verb string
+	bar  *progress
+	last archive.Progress
+	err  error
+}
+
+func (a *app) newBlocksProgress(verb string) *blocksProgress {
+	return &blocksProgress{app: a, verb: verb}
+}
+
+// show is called by one goroutine at a time.
+func (p *blocksProgress) show(now archive.Progress) {
+	if p.bar == nil {
+		total := int64(-1)
+		if now.Total > 0 {
+			total = int64(now.Total)
+		}
+		p.bar = p.app.newProgress(p.verb, total, true)
+		p.bar.unit = "blocks"
+	}
+	if err := p.bar.step(int(now.Done - p.last.Done)); p.err == nil {
+		p.err = err
+	}
+	p.last = now
+}
+
+func (p *blocksProgress) end() error {
+	if p.bar == nil {
+		return p.err
+	}
+	_, err := p.bar.end()
+	return errors.Join(p.err, err)
 }

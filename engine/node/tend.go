@@ -222,10 +222,9 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		full := len(live) == len(n.partitions) && n.filling.mustFree(n.bytes.Load())
 		taken := false
 		for _, p := range live {
-			position, at := p.checkpoint.Load(), time.UnixMilli(p.checkpointAt.Load())
-			records := n.applied.Load() - position
+			records := n.applied.Load() - p.checkpoint.Load()
 			bytes := n.bytes.Load() - p.bytesAt.Load()
-			long := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || time.Since(at) >= n.o.CheckpointEvery
+			long := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || n.checkpointOld(p)
 			if records > 0 && long || full && p.older.Load() < n.applied.Load() {
 				if err := n.takeCheckpoint(ctx, p); err != nil {
 					return noRoom(err)
@@ -241,6 +240,18 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// checkpointOld tells whether a partition's checkpoint should be renewed for its age. That waits while a burst
+// drains: the log it would shorten grows little, and each job that fired is one more to write.
+func (n *Node) checkpointOld(p *partition) bool {
+	age := time.Since(time.UnixMilli(p.checkpointAt.Load()))
+	if age < n.o.CheckpointEvery {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.machine.Stats().Ready == 0 || age >= 4*n.o.CheckpointEvery
 }
 
 // live lists the partitions that have not stopped. Of the others the log is kept for the way out.

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+func newSnapshotCommand(a *app) *cobra.Command {
+	return group("snapshot", "Look after archives of snapshots",
+		newSnapshotListCommand(a), newSnapshotVerifyCommand(a), newSnapshotPruneCommand(a))
+}
+
+// archiveFlags say where an archive is: a directory, or a bucket of the service that is connected to.
+type archiveFlags struct{ bucket string }
+
+func (f *archiveFlags) flags(c *cobra.Command) {
+	c.Args = cobra.MaximumNArgs(1)
+	c.Flags().StringVar(&f.bucket, "bucket", "", "the archive is this JetStream Object Store `bucket`, in place of DIR")
+}
+
+// use opens the archive that a command line names.
+func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(archive.Target) error) error {
+	if (f.bucket == "") == (len(args) == 0) {
+		return usagef("give a directory or --bucket")
+	}
+	if f.bucket == "" {
+		info, err := os.Stat(args[0])
+		if err == nil && !info.IsDir() {
+			err = fmt.Errorf("%s is no directory", args[0])
+		}
+		if err != nil {
+			return err // opening would make it
+		}
+		return do(archive.OpenDir(nil, args[0]))
+	}
+	nc, _, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	store, err := js.ObjectStore(ctx, f.bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return fmt.Errorf("there is no bucket %s", f.bucket)
+	}
+	if err != nil {
+		return fmt.Errorf("bucket %s: %w", f.bucket, err)
+	}
+	return do(archive.NewBucket(f.bucket, store))
+}
+
+// size gives bytes for people: 1.5 MiB.
+func size(n int64) string {
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, unit := float64(n), 0
+	for ; f >= 1<<10 && unit < 4; unit++ {
+		f /= 1 << 10
+	}
+	return fmt.Sprintf("%.1f %s", f, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// archiveCommand is "archive DIR N" or "archive bucket:NAME N": it saves N snapshots of a table of two partitions, a
+// day apart from 2027-01-15 on, each of which has a row more than the one before; the service's Object Store is made.
+// "archive flip FILE OFFSET" flips a bit of a file.
+func archiveCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: archive dir n | bucket:name n | flip file offset")
+	}
+	if args[0] == "flip" {
+		files, err := filepath.Glob(ts.MkAbs(args[1]))
+		ts.Check(err)
+		offset, err := strconv.Atoi(args[2])
+		ts.Check(err)
+		ts.Check(flip(files[0], offset))
+		return
+	}
+	n, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	if name, ok := strings.CutPrefix(args[0], "bucket:"); ok {
+		nc, err := nats.Connect(ts.Getenv("NATS_URL"))
+		ts.Check(err)
+		defer nc.Close()
+		js, err := jetstream.New(nc)
+		ts.Check(err)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		store, err := js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: name})
+		ts.Check(err)
+		ts.Check(fillArchive(archive.NewBucket(name, store), n))
+		return
+	}
+	ts.Check(fillArchive(archive.OpenDir(nil, ts.MkAbs(args[0])), n))
+}
+
+func flip(file string, offset int) error {
+	f, err := vfs.Default.OpenReadWrite(file, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 1)
+	_, err = f.ReadAt(b, int64(offset))
+	b[0] ^= 1
+	if err == nil {
+		_, err = f.WriteAt(b, int64(offset))
+	}
+	return errors.Join(err, f.Close())
+}
+
+func fillArchive(target archive.Target, n int) error {
+	store, err := wal.OpenStore(wal.Options{Dir: "db", FS: vfs.NewMem(), Profile: wal.ProfileTable})
+	if err != nil {
+		return err
+	}
+	table := snapshot.OpenTable(store)
+	for i := range n {
+		for p := range uint16(2) {
+			b, err := table.Begin(p)
+			if err != nil {
+				return err
+			}
+			b.State(uint64(100+i), []byte("state"))
+			b.Change('w', fmt.Append(nil, i), nil, []byte("a row"))
+			if _, err := b.Commit(); err != nil {
+				return err
+			}
+		}
+		if _, err := archive.Save(context.Background(), table, target, archive.SaveOptions{
+			Partitions: 2, Prefix: "carillon", Now: time.UnixMilli(1_800_000_000_123).AddDate(0, 0, i),
+			Versions: archive.Versions{Carillon: "1.0.0", Logic: 2, TZData: "2026a"},
+		}); err != nil {
+			return err
+		}
+	}
+	return store.Close()
+}
+
+func TestSize(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 20: "5.0 MiB", 3 << 50: "3072.0 TiB"} {
+		if got := size(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestBlocksProgressIsSilentOffTerminals(t *testing.T) {
+	var errOut bytes.Buffer
+	p := (&app{stderr: &errOut}).newBlocksProgress("verify")
+	p.show(archive.Progress{Done: 10, Total: 20, Blocks: 1})
+	p.show(archive.Progress{Done: 20, Total: 20, Blocks: 2})
+	if err := p.end(); err != nil || p.bar.jobs != 2 || errOut.Len() > 0 {
+		t.Errorf("%v, %d blocks, %q", err, p.bar.jobs, errOut.String())
+	}
+}

@@ -1,0 +1,184 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+)
+
+// Bucket is a JetStream Object Store as a Target. A write that is interrupted may leave up to a block's chunks in
+// its stream, which nothing names; JetStream has no way to find them.
+type Bucket struct {
+	name  string
+	store jetstream.ObjectStore
+	life  time.Duration // of a lock that is not renewed
+	beat  time.Duration // between two renewals
+}
+
+// Why a minute: a save must notice that it was suspended before another one takes over; why not less: a server
+// that changes its leader does not answer for seconds.
+const (
+	lockLife = time.Minute
+	lockBeat = 10 * time.Second
+)
+
+const locksFolder = "locks"
+
+// NewBucket returns a bucket as a Target.
+func NewBucket(name string, store jetstream.ObjectStore) *Bucket {
+	return &Bucket{name: name, store: store, life: lockLife, beat: lockBeat}
+}
+
+func (b *Bucket) String() string { return "bucket " + b.name }
+
+// Path names bucket and object.
+func (b *Bucket) Path(name string) string { return b.name + ":" + name }
+
+// Put stores an object; it has no name before it is whole.
+func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
+	if _, err := b.store.PutBytes(ctx, name, data); err != nil {
+		return fmt.Errorf("write %s: %w", b.Path(name), err)
+	}
+	return nil
+}
+
+// Sync has nothing to do: what JetStream has acknowledged is as safe as the bucket's replicas make it.
+func (b *Bucket) Sync(context.Context) error { return nil }
+
+// Get reads an object.
+func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
+	data, err := b.store.GetBytes(ctx, name)
+	switch {
+	case errors.Is(err, jetstream.ErrObjectNotFound):
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, b.Path(name))
+	case errors.Is(err, jetstream.ErrDigestMismatch):
+		return nil, damaged(b.Path(name), 0, "%v", err)
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", b.Path(name), err)
+	}
+	return data, nil
+}
+
+// List asks for all objects: JetStream gives no part of them.
+func (b *Bucket) List(ctx context.Context, folder string) ([]Object, error) {
+	infos, err := b.store.List(ctx)
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil, fmt.Errorf("list %s: %w", b, err)
+	}
+	var objects []Object
+	for _, o := range infos {
+		if strings.HasPrefix(o.Name, folder+"/") {
+			objects = append(objects, Object{Name: o.Name, Bytes: int64(o.Size), Time: o.ModTime})
+		}
+	}
+	slices.SortFunc(objects, func(a, b Object) int { return strings.Compare(a.Name, b.Name) })
+	return objects, nil
+}
+
+// Delete removes an object.
+func (b *Bucket) Delete(ctx context.Context, name string) error {
+	if err := b.store.Delete(ctx, name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+		return fmt.Errorf("delete %s: %w", b.Path(name), err)
+	}
+	return nil
+}
+
+// Clean has nothing to do; see Bucket.
+func (b *Bucket) Clean(context.Context) error { return nil }
+
+// Lock puts an object of its own, and gives way to every other that is alive: of two that come at the same time
+// at least one sees the other, maybe both. A lock is alive that was renewed within the last minute, by the server's
+// clock; one of a process that was killed is passed over then, and removed.
+func (b *Bucket) Lock(ctx context.Context) (Lock, error) {
+	l := &bucketLock{bucket: b, name: locksFolder + "/" + nuid.Next(), stop: make(chan struct{})}
+	if err := b.Put(ctx, l.name, []byte(l.name)); err != nil {
+		return nil, err
+	}
+	if err := l.takeOver(ctx); err != nil {
+		return nil, errors.Join(err, b.Delete(context.WithoutCancel(ctx), l.name))
+	}
+	l.renewing.Go(l.renew)
+	return l, nil
+}
+
+type bucketLock struct {
+	bucket   *Bucket
+	name     string
+	stop     chan struct{}
+	renewing sync.WaitGroup
+}
+
+// takeOver looks for other locks.
+func (l *bucketLock) takeOver(ctx context.Context) error {
+	locks, err := l.bucket.List(ctx, locksFolder)
+	if err != nil {
+		return err
+	}
+	own := slices.IndexFunc(locks, func(o Object) bool { return o.Name == l.name })
+	if own < 0 {
+		return l.lost()
+	}
+	for i, o := range locks {
+		if i == own {
+			continue
+		}
+		if age := locks[own].Time.Sub(o.Time); age < l.bucket.life {
+			return fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), age.Round(time.Millisecond))
+		}
+		if err := l.bucket.Delete(ctx, o.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *bucketLock) lost() error {
+	return fmt.Errorf("%w: lost the lock %s", ErrLocked, l.bucket.Path(l.name))
+}
+
+// renew keeps the lock alive, until it is released or lost. A renewal that fails is tried again: Check tells
+// whether there was one in time.
+func (l *bucketLock) renew() {
+	ticker := time.NewTicker(l.bucket.beat)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-ticker.C:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), l.bucket.beat)
+		err := l.Check(ctx)
+		if err == nil {
+			_ = l.bucket.Put(ctx, l.name, []byte(l.name))
+		}
+		cancel()
+		if errors.Is(err, ErrLocked) {
+			return
+		}
+	}
+}
+
+// Check says ErrLocked when another has taken over.
+func (l *bucketLock) Check(ctx context.Context) error {
+	_, err := l.bucket.store.GetInfo(ctx, l.name)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return l.lost()
+	}
+	return err
+}
+
+func (l *bucketLock) Release() error {
+	close(l.stop)
+	l.renewing.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), lockLife)
+	defer cancel()
+	return l.bucket.Delete(ctx, l.name)
+}

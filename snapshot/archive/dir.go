@@ -1,0 +1,197 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Dir is a directory as a Target.
+type Dir struct {
+	fs   vfs.FS
+	root string
+}
+
+// Names in the directory beside the objects.
+const (
+	lockFile = "LOCK"
+	partsDir = "tmp" // objects being written
+	dirPerm  = 0o755
+)
+
+// OpenDir returns a directory as a Target; fsys nil is the disk. Put and Lock make it where it is absent.
+func OpenDir(fsys vfs.FS, root string) *Dir {
+	if fsys == nil {
+		fsys = vfs.Default
+	}
+	return &Dir{fs: fsys, root: root}
+}
+
+func (d *Dir) String() string { return d.root }
+
+// Path is the file's.
+func (d *Dir) Path(name string) string { return d.fs.PathJoin(d.root, name) }
+
+// Put writes a file beside, syncs it, and renames it: there is no moment at which a file of that name is not
+// whole, not even after a loss of power. So a later save may take a block by its name alone.
+func (d *Dir) Put(_ context.Context, name string, data []byte) (err error) {
+	parts, to := d.Path(partsDir), d.Path(name)
+	if err := errors.Join(d.fs.MkdirAll(parts, dirPerm), d.fs.MkdirAll(d.fs.PathDir(to), dirPerm)); err != nil {
+		return err
+	}
+	part := d.fs.PathJoin(parts, path.Base(name))
+	f, err := d.fs.Create(part, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = d.fs.Rename(part, to)
+	}
+	if err != nil {
+		_ = d.fs.Remove(part) // else Clean will
+		return fmt.Errorf("write %s: %w", to, err)
+	}
+	return nil
+}
+
+// Sync syncs all directories, also those that only a save before this one changed: that one may have ended early.
+func (d *Dir) Sync(context.Context) error {
+	dirs := []string{blocksFolder}
+	names, err := d.list(blocksFolder)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		dirs = append(dirs, path.Join(blocksFolder, name))
+	}
+	for _, dir := range append(dirs, snapshotsFolder, "") {
+		if err := syncDir(d.fs, d.Path(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return syncDir(d.fs, d.fs.PathDir(d.root))
+}
+
+func syncDir(fsys vfs.FS, dir string) error {
+	if dir == "" {
+		dir = "."
+	}
+	f, err := fsys.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Get reads a file.
+func (d *Dir) Get(_ context.Context, name string) ([]byte, error) {
+	f, err := d.fs.Open(d.Path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, d.Path(name))
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := readAll(f)
+	return data, errors.Join(err, f.Close())
+}
+
+func readAll(f vfs.File) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, info.Size())
+	_, err = io.ReadFull(f, data)
+	return data, err
+}
+
+// list returns the names in a directory, ascending; none when it is absent.
+func (d *Dir) list(dir string) ([]string, error) {
+	names, err := d.fs.List(d.Path(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+// List walks two levels down, as deep as an archive is.
+func (d *Dir) List(ctx context.Context, folder string) ([]Object, error) {
+	names, err := d.list(folder)
+	if err != nil {
+		return nil, err
+	}
+	var objects []Object
+	for _, name := range names {
+		name = path.Join(folder, name)
+		info, err := d.fs.Stat(d.Path(name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // gone meanwhile
+		case err != nil:
+			return nil, err
+		case !info.IsDir():
+			objects = append(objects, Object{Name: name, Bytes: info.Size(), Time: info.ModTime()})
+		case strings.Count(name, "/") < 2:
+			below, err := d.List(ctx, name)
+			if err != nil {
+				return nil, err
+			}
+			objects = append(objects, below...)
+		}
+	}
+	return objects, ctx.Err()
+}
+
+// Delete removes a file.
+func (d *Dir) Delete(_ context.Context, name string) error {
+	if err := d.fs.Remove(d.Path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Clean removes files that were being written.
+func (d *Dir) Clean(context.Context) error { return d.fs.RemoveAll(d.Path(partsDir)) }
+
+// Lock takes the operating system's lock on a file, which ends with the process at the latest.
+func (d *Dir) Lock(context.Context) (Lock, error) {
+	if err := d.fs.MkdirAll(d.root, dirPerm); err != nil {
+		return nil, err
+	}
+	c, err := lockPath(d.fs, d.Path(lockFile))
+	if err != nil {
+		return nil, err
+	}
+	return dirLock{c}, nil
+}
+
+type dirLock struct{ io.Closer }
+
+func (l dirLock) Check(context.Context) error { return nil }
+func (l dirLock) Release() error              { return l.Close() }
+
+// lockPath's errors: ErrLocked.
+func lockPath(fsys vfs.FS, file string) (io.Closer, error) {
+	c, err := fsys.Lock(file)
+	// There is no error value for a lock that this process holds itself.
+	if err != nil && (errors.Is(err, syscall.EAGAIN) || strings.Contains(err.Error(), "lock held by current process")) {
+		return nil, fmt.Errorf("%w: %s", ErrLocked, file)
+	}
+	return c, err
+}

@@ -1,0 +1,386 @@
+package archive
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/google/go-cmp/cmp"
+)
+
+// A process that saves, prunes or restores is killed at random moments: the archive is whole each time, and what was
+// restored is all there or not at all. CARILLON_KILLS says how often, 15 times each by default.
+func TestKill(t *testing.T) {
+	kills := 15
+	if s := os.Getenv("CARILLON_KILLS"); s != "" {
+		var err error
+		kills, err = strconv.Atoi(s)
+		must(t, err)
+	}
+	for _, what := range []string{"save", "prune", "restore"} {
+		t.Run(what, func(t *testing.T) {
+			ctx, dir := t.Context(), t.TempDir()
+			target := OpenDir(nil, dir+"/archive")
+			store, table, err := openTable(nil, dir+"/db")
+			must(t, err)
+			rng := rand.New(rand.NewPCG(1, 9))
+			var all []content
+			for p := range uint16(2) {
+				c, err := content{Pairs: map[string]string{}}.mutate(table, p, rng, 1000)
+				must(t, err)
+				all = append(all, c)
+			}
+			_, err = Save(ctx, table, target, SaveOptions{Partitions: 2, sizes: smallSizes})
+			must(t, err)
+			must(t, store.Close())
+			whole, absent, unused := 0, 0, 0
+			for range kills {
+				kill(t, what, dir, time.Duration(rng.IntN(200))*time.Millisecond)
+				v, err := clean(target)
+				must(t, err)
+				if v.Snapshots == 0 {
+					t.Fatal("no snapshot is left")
+				}
+				if v.Unused > 0 {
+					unused++
+				}
+				if what != "restore" {
+					continue
+				}
+				if _, err := os.Stat(dir + "/new"); err != nil {
+					absent++
+					continue
+				}
+				whole++
+				got, err := restored(vfs.Default, dir+"/new", 2)
+				must(t, err)
+				if d := cmp.Diff(all, got); d != "" {
+					t.Fatal(d)
+				}
+			}
+			t.Logf("%d kills: %d restored, %d not, blocks were unused after %d", kills, whole, absent, unused)
+
+			// And all goes on.
+			must(t, os.RemoveAll(dir+"/new"))
+			_, err = Prune(ctx, target, PruneOptions{Keep: 1, Now: time.Now().Add(time.Hour)})
+			must(t, err)
+			_, err = Restore(ctx, target, "", dir+"/new", RestoreOptions{})
+			must(t, err)
+			got, err := restored(vfs.Default, dir+"/new", 2)
+			must(t, err)
+			if d := cmp.Diff(all, got); d != "" {
+				t.Fatal(d)
+			}
+			left, err := filepath.Glob(dir + "/*.tmp")
+			must(t, err)
+			if len(left) > 0 {
+				t.Errorf("%q are left", left)
+			}
+		})
+	}
+}
+
+// kill runs a child and kills it some time after it has done its work once.
+func kill(t *testing.T, what, dir string, after time.Duration) {
+	t.Helper()
+	c := exec.Command(os.Args[0], dir)
+	c.Env = append(os.Environ(), "CARILLON_ARCHIVE_CHILD="+what)
+	var stderr strings.Builder
+	c.Stderr = &stderr
+	in, err := c.StdinPipe()
+	must(t, err)
+	defer in.Close()
+	out, err := c.StdoutPipe()
+	must(t, err)
+	must(t, c.Start())
+	defer func() { must(t, os.RemoveAll(dir+"/old")) }()
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	timer := time.NewTimer(after)
+	<-timer.C // the moment is what is random here
+	must(t, c.Process.Kill())
+	_ = c.Wait()
+	if line != "begun\n" || stderr.Len() > 0 {
+		t.Fatalf("child: %q %s", line, stderr.String())
+	}
+}
+
+// linkFS keeps links and crashes apart: MemFS.Link takes the lock that CrashClone waits for, twice.
+type linkFS struct {
+	vfs.FS
+	mu *sync.Mutex
+}
+
+func (f linkFS) Link(oldname, newname string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.FS.Link(oldname, newname)
+}
+
+// crashing runs something and returns the disk as a loss of power at its n-th write leaves it; done: it had fewer.
+func crashing(mem *vfs.MemFS, n int64, percent int, run func(fsys vfs.FS) error) (clone *vfs.MemFS, done bool, err error) {
+	var left atomic.Int64
+	left.Store(n)
+	var once sync.Once
+	var linking sync.Mutex
+	crash := func() {
+		once.Do(func() {
+			linking.Lock()
+			defer linking.Unlock()
+			clone = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(uint64(n), 2))})
+		})
+	}
+	err = run(errorfs.Wrap(linkFS{mem, &linking}, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && left.Add(-1) == 0 {
+			crash()
+		}
+		return nil
+	})))
+	done = left.Load() > 0
+	crash()
+	return clone, done, err
+}
+
+// scene is a disk with a table and an archive of an earlier state of it.
+func scene(t *testing.T) (mem *vfs.MemFS, before, after []content) {
+	t.Helper()
+	mem = vfs.NewCrashableMem()
+	before = fixture(t, mem, OpenDir(mem, "archive"), 40)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	rng := rand.New(rand.NewPCG(4, 4))
+	for p, c := range before {
+		c, err := c.mutate(table, uint16(p), rng, 40)
+		must(t, err)
+		after = append(after, c)
+	}
+	must(t, store.Close())
+	return mem, before, after
+}
+
+// act is what is interrupted, on a file system.
+type act struct {
+	run   func(fsys vfs.FS) error
+	check func(t *testing.T, disk vfs.FS, done bool)
+}
+
+func acts(t *testing.T, before, after []content) map[string]act {
+	ctx := t.Context()
+	whole := func(t *testing.T, disk vfs.FS) *Manifest {
+		t.Helper()
+		target := OpenDir(disk, "archive")
+		_, err := clean(target)
+		must(t, err)
+		m, err := Get(ctx, target, "")
+		must(t, err)
+		return m
+	}
+	same := func(t *testing.T, disk vfs.FS, want []content) {
+		t.Helper()
+		got, err := restored(disk, "new", 2)
+		must(t, err)
+		if d := cmp.Diff(want, got); d != "" {
+			t.Fatal(d)
+		}
+	}
+	save := func(fsys vfs.FS) error {
+		store, table, err := openTable(fsys, "db")
+		if err != nil {
+			return err
+		}
+		_, err = Save(ctx, table, OpenDir(fsys, "archive"), SaveOptions{
+			Partitions: 2, sizes: smallSizes, Now: time.UnixMilli(1_900_000_000_000),
+		})
+		return errors.Join(err, store.Close())
+	}
+	restoreAnew := func(t *testing.T, disk vfs.FS, want []content) {
+		t.Helper()
+		_, err := Restore(ctx, OpenDir(disk, "archive"), "", "new", RestoreOptions{FS: disk})
+		must(t, err)
+		same(t, disk, want)
+	}
+	return map[string]act{
+		"save": {
+			run: func(fsys vfs.FS) error { return save(fsys) },
+			check: func(t *testing.T, disk vfs.FS, done bool) {
+				m, want := whole(t, disk), before
+				if m.Partitions[0].Position == after[0].Position {
+					want = after
+				} else if done {
+					t.Fatal("a save that returned is gone")
+				}
+				restoreAnew(t, disk, want)
+				must(t, save(disk))
+				whole(t, disk)
+			},
+		},
+		"restore": {
+			run: func(fsys vfs.FS) error {
+				_, err := Restore(ctx, OpenDir(fsys, "archive"), "", "new", RestoreOptions{FS: fsys})
+				return err
+			},
+			check: func(t *testing.T, disk vfs.FS, done bool) {
+				whole(t, disk)
+				if _, err := disk.Stat("new"); err == nil {
+					same(t, disk, before)
+				} else if done {
+					t.Fatal("a restore that returned is gone")
+				} else {
+					restoreAnew(t, disk, before)
+				}
+			},
+		},
+		"prune": {
+			run: func(fsys vfs.FS) error {
+				if err := save(fsys); err != nil {
+					return err
+				}
+				_, err := Prune(ctx, OpenDir(fsys, "archive"), PruneOptions{Keep: 1, Now: time.UnixMilli(2_800_000_000_000)})
+				return err
+			},
+			check: func(t *testing.T, disk vfs.FS, _ bool) {
+				whole(t, disk)
+				target := OpenDir(disk, "archive")
+				_, err := Prune(ctx, target, PruneOptions{Keep: 1, Now: time.UnixMilli(2_800_000_000_000)})
+				must(t, err)
+				v, err := clean(target)
+				must(t, err)
+				if v.Unused > 0 || v.Snapshots != 1 {
+					t.Fatalf("after a second prune: %+v", v)
+				}
+			},
+		},
+	}
+}
+
+// The power goes at each write of a save, restore and prune in turn.
+func TestPowerLoss(t *testing.T) {
+	mem, before, after := scene(t)
+	for name, a := range acts(t, before, after) {
+		t.Run(name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(8, 8))
+			n, crashes := int64(1), 0
+			for done := false; !done; n += 1 + rng.Int64N(3) {
+				disk := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+				clone, last, err := crashing(disk, n, []int{0, 50, 100}[rng.IntN(3)], a.run)
+				must(t, err)
+				a.check(t, clone, last)
+				done = last
+				crashes++
+			}
+			t.Logf("%d crashes among %d writes", crashes, n)
+		})
+	}
+}
+
+// The disk is full from the n-th write on, and then has room again.
+func TestDiskFull(t *testing.T) {
+	mem, before, after := scene(t)
+	for name, a := range acts(t, before, after) {
+		t.Run(name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(8, 9))
+			n, full := int64(0), 0
+			for done := false; !done; n += 1 + rng.Int64N(3) {
+				disk := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+				var left atomic.Int64
+				left.Store(n)
+				err := a.run(errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+					switch op.Kind {
+					case errorfs.OpFileWrite, errorfs.OpFileWriteAt, errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpCreate, errorfs.OpReuseForWrite, errorfs.OpMkdirAll:
+						if left.Add(-1) < 0 {
+							return syscall.ENOSPC
+						}
+					}
+					return nil
+				})))
+				done = left.Load() >= 0
+				if done {
+					must(t, err)
+				} else {
+					full++
+				}
+				if err != nil {
+					wantErr(t, err, syscall.ENOSPC)
+					if _, serr := disk.Stat("new.tmp"); serr == nil {
+						t.Fatal("new.tmp is left")
+					}
+				}
+				a.check(t, disk, err == nil)
+			}
+			t.Logf("full %d times among %d writes", full, n)
+		})
+	}
+}
+
+// On a real full disk: a save and a restore fail, and work once there is room.
+func TestSmallDisk(t *testing.T) {
+	ctx, dir, disk := t.Context(), t.TempDir(), t.TempDir()
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=8m"); err != nil {
+		t.Skipf("mounting a small tmpfs needs root: %v; TestDiskFull covers this with an injected ENOSPC", err)
+	}
+	defer func() { must(t, syscall.Unmount(disk, 0)) }()
+	store, err := os.Create(disk + "/ballast")
+	must(t, err)
+	defer store.Close()
+	ballast := func(size int64) {
+		t.Helper()
+		must(t, store.Truncate(0))
+		must(t, syscall.Fallocate(int(store.Fd()), 0, 0, size))
+	}
+	tableStore, table, err := openTable(nil, dir+"/db")
+	must(t, err)
+	c, err := content{Pairs: map[string]string{}}.mutate(table, 0, rand.New(rand.NewPCG(3, 3)), 5000)
+	must(t, err)
+	target := OpenDir(nil, disk+"/archive")
+	ballast(8<<20 - 100<<10)
+	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1, sizes: smallSizes})
+	wantErr(t, err, syscall.ENOSPC)
+	v, err := clean(target)
+	must(t, err)
+	if v.Snapshots != 0 {
+		t.Fatal("there is a snapshot")
+	}
+	must(t, store.Truncate(0))
+	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1})
+	must(t, err)
+	must(t, tableStore.Close())
+
+	free := func() int64 {
+		var s syscall.Statfs_t
+		must(t, syscall.Statfs(disk, &s))
+		return int64(s.Bavail) * s.Bsize
+	}
+	_, err = Prune(ctx, target, PruneOptions{})
+	must(t, err)
+	ballast(free() - 64<<10)
+	_, err = Restore(ctx, target, "", disk+"/new", RestoreOptions{})
+	wantErr(t, err, syscall.ENOSPC)
+	for _, name := range []string{"/new", "/new.tmp"} {
+		if _, err := os.Stat(disk + name); err == nil {
+			t.Fatalf("%s is left", name)
+		}
+	}
+	must(t, store.Truncate(0))
+	_, err = Restore(ctx, target, "", disk+"/new", RestoreOptions{})
+	must(t, err)
+	got, err := restored(vfs.Default, disk+"/new", 1)
+	must(t, err)
+	if d := cmp.Diff([]content{c}, got); d != "" {
+		t.Fatal(d)
+	}
+	if _, err := clean(target); err != nil {
+		t.Fatal(fmt.Errorf("the archive beside it: %w", err))
+	}
+}

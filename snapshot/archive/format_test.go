@@ -1,0 +1,164 @@
+package archive
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// The bytes of the format's page.
+func TestGolden(t *testing.T) {
+	page, err := os.ReadFile("../../docs/formats/snapshot.md")
+	must(t, err)
+	b := builder{sizes: defaultSizes}
+	b.begin('w')
+	for _, p := range [][2]string{{"a", "hello"}, {"b", ""}, {"c", strings.Repeat("x", 40)}} {
+		if b.add([]byte(p[0]), []byte(p[1])) {
+			t.Fatal("the block is full")
+		}
+		if p[0] == "b" {
+			b.endFrame()
+		}
+	}
+	file, info := b.end()
+	var dump strings.Builder
+	for line := range slices.Chunk(file, 16) {
+		fmt.Fprintf(&dump, "    % x\n", line)
+	}
+	if !strings.Contains(string(page), dump.String()) {
+		t.Errorf("the page does not have\n%s", dump.String())
+	}
+	if !strings.Contains(string(page), blockSum(file)) {
+		t.Errorf("the page does not have the name %s", blockSum(file))
+	}
+	m := Manifest{
+		Format: FormatVersion, Time: time.UnixMilli(1_800_000_000_123).UTC(), Versions: Versions{"1.0.0", 2, "2026a"}, Prefix: "carillon",
+		Partitions: []Partition{{Position: 258, State: []byte("state"), Time: time.UnixMilli(1_800_000_000_000).UTC(), Rooms: []Room{{
+			Room: "w", Pairs: info.pairs, Raw: info.raw,
+			Blocks: []Block{{First: info.first, Pairs: info.pairs, Raw: info.raw, Bytes: int64(len(file)), Sum: blockSum(file)}},
+		}}}},
+	}
+	text, err := m.encode()
+	must(t, err)
+	if !strings.Contains(strings.Join(strings.Fields(string(page)), ""), strings.TrimSpace(string(text))) || !strings.Contains(string(page), m.ID) {
+		t.Errorf("the page does not have\n%s%s", m.ID, text)
+	}
+	_, err = decodeManifest("m", m.ID, text)
+	must(t, err)
+}
+
+// Files of later versions are refused with both numbers.
+func TestLaterVersions(t *testing.T) {
+	m := Manifest{Format: FormatVersion + 1, Time: time.UnixMilli(0).UTC()}
+	text, err := m.encode()
+	must(t, err)
+	_, err = decodeManifest("m", m.ID, text)
+	wantErr(t, err, wal.ErrVersion)
+	if want := "m has snapshot format 2, this binary reads 1"; !strings.Contains(err.Error(), want) {
+		t.Errorf("%v", err)
+	}
+	b := builder{sizes: defaultSizes}
+	b.begin('w')
+	b.add([]byte("k"), nil)
+	file, _ := b.end()
+	file[len(blockMagic)]++
+	_, _, err = openBlock("b", blockSum(file), file)
+	wantErr(t, err, wal.ErrVersion)
+}
+
+// What goes into blocks comes out, whatever their sizes.
+func TestBlockModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pairs := rapid.MapOfN(rapid.String(), rapid.SliceOfN(rapid.Byte(), 0, 300), 1, -1).Draw(t, "pairs")
+		b := builder{sizes: sizes{
+			frame: rapid.IntRange(1, 1000).Draw(t, "frame"), least: rapid.IntRange(1, 1000).Draw(t, "least"),
+			mean: rapid.IntRange(1, 1000).Draw(t, "mean"), most: rapid.IntRange(1, 5000).Draw(t, "most"),
+		}}
+		got := map[string][]byte{}
+		b.begin('w')
+		end := func() {
+			file, info := b.end()
+			raw, read, err := openBlock("b", blockSum(file), file)
+			if d := cmp.Diff(info, read, cmp.AllowUnexported(blockInfo{})); err != nil || d != "" {
+				t.Fatal(err, d)
+			}
+			for len(raw) > 0 {
+				var key, value []byte
+				key, value, raw, _ = cutPair(raw)
+				got[string(key)] = value
+			}
+			b.begin('w')
+		}
+		for _, key := range slices.Sorted(maps.Keys(pairs)) {
+			if b.add([]byte(key), pairs[key]) {
+				end()
+			}
+		}
+		if b.info.pairs > 0 {
+			end()
+		}
+		if d := cmp.Diff(pairs, got, cmpopts.EquateEmpty()); d != "" {
+			t.Fatal(d)
+		}
+	})
+}
+
+func FuzzReadBlock(f *testing.F) {
+	b := builder{sizes: smallSizes}
+	b.begin('w')
+	for i := range 30 {
+		b.add(fmt.Appendf(nil, "%03d", i), make([]byte, i))
+	}
+	file, _ := b.end()
+	f.Add(bytes.Clone(file))
+	f.Add([]byte(blockMagic + "\x01"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		raw, info, err := readBlock("b", data)
+		if err != nil {
+			return
+		}
+		n := uint64(0)
+		for rest, ok := raw, true; len(rest) > 0; n++ {
+			if _, _, rest, ok = cutPair(rest); !ok {
+				t.Fatal("a pair does not end")
+			}
+		}
+		if n != info.pairs || uint64(len(raw)) != info.raw {
+			t.Fatalf("%d pairs of %d bytes, said %d of %d", n, len(raw), info.pairs, info.raw)
+		}
+	})
+}
+
+func FuzzManifest(f *testing.F) {
+	f.Add([]byte(`{"format":1,"time":"2027-01-15T08:00:00.123Z","versions":{},"prefix":"","partitions":[{"partition":0,"position":1,"state":"","rooms":[{"room":"w","pairs":1,"raw_bytes":2,"blocks":[{"sha256":"00"}]}]}]}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		sum := blockSum(body)
+		text := manifestHead + sum + manifestMid + string(body) + manifestTail
+		id := time.UnixMilli(1_800_000_000_123).UTC().Format(idTime) + "-" + sum[:idDigits]
+		m, err := decodeManifest("m", id, []byte(text))
+		if err != nil {
+			if !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, wal.ErrVersion) {
+				t.Fatal(err)
+			}
+			return
+		}
+		for b := range m.blocks() {
+			if _, err := hex.DecodeString(b.Sum); err != nil || len(b.Name()) < sumDigits {
+				t.Fatal(b.Name())
+			}
+		}
+	})
+}

@@ -1,0 +1,272 @@
+package archive
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// FormatVersion is that of the manifests this binary writes; it reads all up to it.
+const FormatVersion = 1
+
+// Folders of an archive.
+const (
+	snapshotsFolder = "snapshots"
+	blocksFolder    = "blocks"
+	manifestEnd     = ".json"
+)
+
+// Manifest is a snapshot: what it is of, and which blocks hold it. Times are UTC.
+type Manifest struct {
+	ID         string      `json:"-"` // <time>-<beginning of its sha256>
+	Format     int         `json:"format"`
+	Time       time.Time   `json:"time"` // when the save began
+	Versions   Versions    `json:"versions"`
+	Prefix     string      `json:"prefix"` // of the service's subjects
+	Partitions []Partition `json:"partitions"`
+}
+
+// Versions are of the engine that the state comes from.
+type Versions struct {
+	Carillon string `json:"carillon"`
+	Logic    int    `json:"logic"`
+	TZData   string `json:"tzdata"`
+}
+
+// Partition is a partition's state at a position of the log. Positions differ among partitions.
+type Partition struct {
+	Partition uint16    `json:"partition"`
+	Position  uint64    `json:"position"`        // sequence up to which the log has been applied
+	Time      time.Time `json:"time,omitzero"`   // up to which it has fired, where the saver knew it
+	State     []byte    `json:"state"`           // the checkpoint's own value
+	Rooms     []Room    `json:"rooms,omitempty"` // ascending, those that hold something
+}
+
+// Room is the sorted pairs of a room, in blocks.
+type Room struct {
+	Room   string  `json:"room"` // one character
+	Pairs  uint64  `json:"pairs"`
+	Raw    uint64  `json:"raw_bytes"` // keys, values and their lengths
+	Blocks []Block `json:"blocks"`
+}
+
+// Block is where a run of pairs is.
+type Block struct {
+	First []byte `json:"first"` // key
+	Pairs uint64 `json:"pairs"`
+	Raw   uint64 `json:"raw_bytes"`
+	Bytes int64  `json:"bytes"` // of the file
+	Sum   string `json:"sha256"`
+}
+
+// Name is the block's object.
+func (b *Block) Name() string { return blockName(b.Sum) }
+
+func blockName(sum string) string { return path.Join(blocksFolder, sum[:2], sum) }
+
+func manifestName(id string) string { return path.Join(snapshotsFolder, id+manifestEnd) }
+
+// Totals of a snapshot.
+type Totals struct {
+	Pairs, Raw, Blocks uint64
+	Bytes              int64 // of the blocks' files; those of other snapshots may be the same
+}
+
+// Totals adds the partitions up.
+func (m *Manifest) Totals() Totals {
+	var t Totals
+	for b := range m.blocks() {
+		t.Pairs += b.Pairs
+		t.Raw += b.Raw
+		t.Bytes += b.Bytes
+		t.Blocks++
+	}
+	return t
+}
+
+// blocks yields each block, in order.
+func (m *Manifest) blocks() func(yield func(*Block) bool) {
+	return func(yield func(*Block) bool) {
+		for p := range m.Partitions {
+			for r := range m.Partitions[p].Rooms {
+				blocks := m.Partitions[p].Rooms[r].Blocks
+				for i := range blocks {
+					if !yield(&blocks[i]) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// What stands around the manifest in its file.
+const (
+	manifestHead = `{"sha256":"`
+	manifestMid  = `","snapshot":`
+	manifestTail = "}\n"
+	sumDigits    = 2 * sha256.Size
+	idTime       = "20060102T150405.000Z"
+	idDigits     = 16
+)
+
+// encode returns the file, and sets the ID.
+func (m *Manifest) encode() ([]byte, error) {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	sum := blockSum(body)
+	m.ID = m.Time.Format(idTime) + "-" + sum[:idDigits]
+	return slices.Concat([]byte(manifestHead), []byte(sum), []byte(manifestMid), body, []byte(manifestTail)), nil
+}
+
+// decodeManifest takes a file apart that must have this ID. Errors: *Damage, wal.ErrVersion.
+func decodeManifest(file, id string, b []byte) (*Manifest, error) {
+	const begin = len(manifestHead) + sumDigits + len(manifestMid)
+	if len(b) < begin+len(manifestTail) {
+		return nil, damaged(file, len(b), "the file ends too early")
+	}
+	body := b[begin : len(b)-len(manifestTail)]
+	head := manifestHead + blockSum(body) + manifestMid
+	if i := differs(b[:begin], head); i >= 0 {
+		return nil, damaged(file, i, "the sha256 of what follows does not match")
+	}
+	if i := differs(b[len(b)-len(manifestTail):], manifestTail); i >= 0 {
+		return nil, damaged(file, len(b)-len(manifestTail)+i, "the file does not end as a manifest does")
+	}
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(body, &version); err != nil {
+		return nil, damaged(file, begin, "%v", err)
+	}
+	if version.Format > FormatVersion {
+		return nil, fmt.Errorf("%w: %s has snapshot format %d, this binary reads %d", wal.ErrVersion, file, version.Format, FormatVersion)
+	}
+	m := new(Manifest)
+	if err := json.Unmarshal(body, m); err != nil {
+		return nil, damaged(file, begin, "%v", err)
+	}
+	m.ID = id
+	if err := m.check(string(b[len(manifestHead):][:idDigits])); err != nil {
+		return nil, damaged(file, begin, "%v", err)
+	}
+	return m, nil
+}
+
+// hexBytes gives nil for what is no hexadecimal number.
+func hexBytes(b []byte) []byte {
+	out, err := hex.DecodeString(string(b))
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+// differs returns the first byte that is another, -1 for none.
+func differs(b []byte, want string) int {
+	for i := range b {
+		if b[i] != want[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+// check is for what a reader relies on, beyond the checksum.
+func (m *Manifest) check(sum string) error {
+	if m.Format < 1 {
+		return fmt.Errorf("format %d", m.Format)
+	}
+	if want := m.Time.Format(idTime) + "-" + sum; m.ID != want {
+		return fmt.Errorf("the file is that of snapshot %s", want)
+	}
+	for i := range m.Partitions {
+		p := &m.Partitions[i]
+		if int(p.Partition) != i {
+			return fmt.Errorf("partition %d is at the place of %d", p.Partition, i)
+		}
+		last := ""
+		for _, r := range p.Rooms {
+			if len(r.Room) != 1 || r.Room <= last || len(r.Blocks) == 0 {
+				return fmt.Errorf("partition %d: room %q of %d blocks after %q", i, r.Room, len(r.Blocks), last)
+			}
+			last = r.Room
+			for _, b := range r.Blocks {
+				if len(b.Sum) != sumDigits || hexBytes([]byte(b.Sum)) == nil || strings.ToLower(b.Sum) != b.Sum {
+					return fmt.Errorf("partition %d, room %q: block %q", i, r.Room, b.Sum)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Entry is a snapshot in a List: its manifest, or why that cannot be read.
+type Entry struct {
+	ID       string
+	Manifest *Manifest
+	Err      error // *Damage, wal.ErrVersion; Manifest is nil
+}
+
+// List returns the snapshots of an archive, newest first. It looks at manifests only. Errors: what the target said.
+func List(ctx context.Context, t Target) ([]Entry, error) {
+	objects, err := t.List(ctx, snapshotsFolder)
+	if err != nil {
+		return nil, err
+	}
+	var entries []Entry
+	for _, o := range objects {
+		id, ok := strings.CutSuffix(path.Base(o.Name), manifestEnd)
+		if !ok {
+			continue
+		}
+		m, err := get(ctx, t, id)
+		if errors.Is(err, ErrNotFound) {
+			continue // pruned meanwhile
+		}
+		if err != nil && !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, wal.ErrVersion) {
+			return nil, err
+		}
+		entries = append(entries, Entry{ID: id, Manifest: m, Err: err})
+	}
+	slices.SortFunc(entries, func(a, b Entry) int { return cmp.Compare(b.ID, a.ID) })
+	return entries, nil
+}
+
+// Get returns a snapshot's manifest; id "" is the newest. Errors: ErrNotFound, *Damage, wal.ErrVersion.
+func Get(ctx context.Context, t Target, id string) (*Manifest, error) {
+	if id != "" {
+		return get(ctx, t, id)
+	}
+	objects, err := t.List(ctx, snapshotsFolder)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range slices.Backward(objects) {
+		if id, ok := strings.CutSuffix(path.Base(o.Name), manifestEnd); ok {
+			return get(ctx, t, id)
+		}
+	}
+	return nil, fmt.Errorf("%w: no snapshot in %s", ErrNotFound, t)
+}
+
+func get(ctx context.Context, t Target, id string) (*Manifest, error) {
+	name := manifestName(id)
+	b, err := t.Get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return decodeManifest(t.Path(name), id, b)
+}

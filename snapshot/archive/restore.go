@@ -1,0 +1,355 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"runtime"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// TableDir is where a restored data directory has its table.
+const TableDir = "jobs"
+
+// RestoreOptions say what becomes of a snapshot. The zero value restores it as it is.
+type RestoreOptions struct {
+	FS     vfs.FS // nil: the disk
+	Logger *slog.Logger
+
+	// Partitions is how many the table shall have; 0: as many as the snapshot.
+	Partitions int
+
+	// Route says where a pair goes, or that it is left out. nil: everything stays where it is. The pairs of a
+	// room come from each partition in the order of their keys, mixed in that of their new ones, room by room;
+	// so new keys must ascend as the old ones do among those of one partition, and be unique in their new one.
+	// It is called by one goroutine. What it is given is valid during the call; what it returns may be part of
+	// that, and is copied before the next call.
+	Route func(from uint16, room byte, key, value []byte) (to Routed, keep bool, err error)
+
+	// States makes the partitions' positions and state rows, after all pairs were routed. nil: as they were,
+	// which needs the same number of partitions.
+	States func(*Manifest) ([]State, error)
+
+	// Finish does what else belongs into the data directory before it counts. It gets the directory under
+	// construction, with the table closed. What it writes, it syncs.
+	Finish func(dir string) error
+
+	Progress func(Progress) // called after each block, by one goroutine at a time; nil: not
+}
+
+// Routed is a pair in its new place; the room stays.
+type Routed struct {
+	Partition  uint16
+	Key, Value []byte
+}
+
+// State is what snapshot.Build.State is given.
+type State struct {
+	Position uint64
+	State    []byte
+}
+
+// Restore makes dir a data directory with a snapshot's table; id "" is the newest. dir must be empty or absent, and
+// becomes the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
+// synced, and renamed. What an interrupted one left there goes with the next. Errors: ErrNotEmpty, ErrLocked for
+// another one into the same directory, ErrNotFound, *Damage, wal.ErrVersion, wal.ErrFailed with what the file system
+// said, those of Route, States and Finish.
+func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_ *Manifest, err error) {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	m, err := Get(ctx, t, id)
+	if err != nil {
+		return nil, err
+	}
+	if o.Partitions == 0 {
+		o.Partitions = len(m.Partitions)
+	}
+	if o.Partitions < 1 || o.Partitions > 1<<16 || o.Partitions != len(m.Partitions) && (o.Route == nil || o.States == nil) {
+		return nil, fmt.Errorf("snapshot archive: restore of %d partitions into %d", len(m.Partitions), o.Partitions)
+	}
+	if err := wantEmpty(o.FS, dir); err != nil {
+		return nil, err
+	}
+	tmp := dir + ".tmp"
+	lock, err := claim(o.FS, tmp)
+	if err != nil {
+		return nil, err
+	}
+	// In this order: whoever comes next finds no lock in what is complete, and may remove what is not.
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	r := &restorer{target: t, manifest: m, o: o}
+	r.progress.Total = m.Totals().Raw
+	err = r.build(ctx, tmp)
+	if err == nil {
+		err = commit(o.FS, tmp, dir)
+	}
+	if err != nil {
+		abandon(o.FS, tmp)
+		return nil, err
+	}
+	return m, nil
+}
+
+// wantEmpty tells whether there is anything in a directory.
+func wantEmpty(fsys vfs.FS, dir string) error {
+	names, err := fsys.List(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("%w: %s", ErrNotEmpty, dir)
+	}
+	return err
+}
+
+// claim makes an empty directory that nobody else restores into.
+func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
+	if err := fsys.MkdirAll(tmp, dirPerm); err != nil {
+		return nil, err
+	}
+	lock, err := lockPath(fsys, fsys.PathJoin(tmp, lockFile))
+	if err != nil {
+		return nil, err
+	}
+	if err := clear(fsys, tmp); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// clear empties a directory but for the lock.
+func clear(fsys vfs.FS, tmp string) error {
+	names, err := fsys.List(tmp)
+	for _, name := range names {
+		if name != lockFile {
+			err = errors.Join(err, fsys.RemoveAll(fsys.PathJoin(tmp, name)))
+		}
+	}
+	return err
+}
+
+// abandon removes what was being built. It has no error: what cannot be removed now goes with the next restore.
+func abandon(fsys vfs.FS, tmp string) {
+	_ = clear(fsys, tmp)
+	_ = fsys.Remove(fsys.PathJoin(tmp, lockFile))
+	_ = fsys.Remove(tmp)
+}
+
+// commit puts what was built in place. The lock's file goes along, and stays behind as an empty file if the process
+// ends before it is removed.
+func commit(fsys vfs.FS, tmp, dir string) error {
+	if err := syncDir(fsys, tmp); err != nil {
+		return err
+	}
+	if err := wantEmpty(fsys, dir); err != nil {
+		return err
+	}
+	if err := fsys.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := fsys.Rename(tmp, dir); err != nil {
+		return err
+	}
+	if err := syncDir(fsys, fsys.PathDir(dir)); err != nil {
+		return err
+	}
+	return fsys.Remove(fsys.PathJoin(dir, lockFile))
+}
+
+// restorer is a restore under way.
+type restorer struct {
+	target   Target
+	manifest *Manifest
+	o        RestoreOptions
+
+	mu       sync.Mutex
+	progress Progress
+}
+
+// build fills a table and closes it.
+func (r *restorer) build(ctx context.Context, tmp string) (err error) {
+	store, err := wal.OpenStore(wal.Options{
+		Dir: r.o.FS.PathJoin(tmp, TableDir), FS: r.o.FS, Profile: wal.ProfileTable, Logger: r.o.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	table := snapshot.OpenTable(store)
+	if r.o.Route == nil {
+		err = r.straight(ctx, table)
+	} else {
+		err = r.routed(ctx, table)
+	}
+	if cerr := store.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = syncDir(r.o.FS, r.o.FS.PathJoin(tmp, TableDir))
+	}
+	if err == nil && r.o.Finish != nil {
+		err = r.o.Finish(tmp)
+	}
+	return err
+}
+
+// states are the partitions' new ones.
+func (r *restorer) states() ([]State, error) {
+	var states []State
+	if r.o.States != nil {
+		var err error
+		if states, err = r.o.States(r.manifest); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, p := range r.manifest.Partitions {
+			states = append(states, State{Position: p.Position, State: p.State})
+		}
+	}
+	if len(states) != r.o.Partitions {
+		return nil, fmt.Errorf("snapshot archive: states of %d partitions, want %d", len(states), r.o.Partitions)
+	}
+	return states, nil
+}
+
+// straight restores each partition by itself, a few at a time.
+func (r *restorer) straight(ctx context.Context, table *snapshot.Table) error {
+	states, err := r.states()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan *Partition)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for p := range next {
+				if err := r.partition(ctx, table, p, states[p.Partition]); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	for i := range r.manifest.Partitions {
+		select {
+		case next <- &r.manifest.Partitions[i]:
+		case <-ctx.Done():
+		}
+	}
+	close(next)
+	workers.Wait()
+	return context.Cause(ctx)
+}
+
+func (r *restorer) partition(ctx context.Context, table *snapshot.Table, p *Partition, s State) error {
+	fill, err := table.Fill(p.Partition)
+	if err != nil {
+		return err
+	}
+	defer fill.Abort()
+	for i := range p.Rooms {
+		st := r.open(ctx, p.Partition, &p.Rooms[i])
+		for st.next() && err == nil {
+			err = fill.Set(st.room.Room[0], st.key, st.value)
+		}
+		if err = errors.Join(err, st.close()); err != nil {
+			return err
+		}
+	}
+	_, err = fill.Commit(s.Position, s.State)
+	return err
+}
+
+// stream walks over the pairs of a room. Another goroutine reads and checks the blocks, a little ahead.
+type stream struct {
+	partition uint16
+	room      *Room
+	blocks    chan []byte // raw
+	cancel    context.CancelFunc
+	reading   sync.WaitGroup
+	readErr   error // valid once blocks is closed
+	err       error
+
+	raw        []byte // what is left of the block
+	key, value []byte // parts of the block
+}
+
+func (r *restorer) open(ctx context.Context, partition uint16, room *Room) *stream {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &stream{partition: partition, room: room, blocks: make(chan []byte, 1), cancel: cancel}
+	s.reading.Go(func() {
+		defer close(s.blocks)
+		s.readErr = r.read(ctx, s)
+	})
+	return s
+}
+
+// read sends a room's blocks.
+func (r *restorer) read(ctx context.Context, s *stream) error {
+	file := r.target.Path(manifestName(r.manifest.ID))
+	c := roomCheck{room: s.room.Room[0]}
+	for i := range s.room.Blocks {
+		b := &s.room.Blocks[i]
+		raw, info, err := fetch(ctx, r.target, b)
+		if err != nil {
+			return err
+		}
+		if err := c.take(b, info); err != nil {
+			return damaged(file, 0, "partition %d, room %q, block %s: %v", s.partition, s.room.Room, b.Sum, err)
+		}
+		select {
+		case s.blocks <- raw:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		r.count(b)
+	}
+	if err := c.end(s.room); err != nil {
+		return damaged(file, 0, "partition %d, room %q: %v", s.partition, s.room.Room, err)
+	}
+	return nil
+}
+
+func (r *restorer) count(b *Block) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.progress.Blocks++
+	r.progress.Pairs += b.Pairs
+	r.progress.Done += b.Raw
+	if r.o.Progress != nil {
+		r.o.Progress(r.progress)
+	}
+}
+
+// next steps to a pair; false at the end, and after an error.
+func (s *stream) next() bool {
+	for len(s.raw) == 0 {
+		raw, ok := <-s.blocks
+		if !ok {
+			s.err = s.readErr
+			return false
+		}
+		s.raw = raw
+	}
+	var ok bool
+	if s.key, s.value, s.raw, ok = cutPair(s.raw); !ok {
+		s.err = fmt.Errorf("snapshot archive: block of room %q changed in memory", s.room.Room) // it was checked
+	}
+	return ok
+}
+
+// close ends the stream, at its end or before, and returns its error.
+func (s *stream) close() error {
+	s.cancel()
+	s.reading.Wait()
+	return s.err
+}

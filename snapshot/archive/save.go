@@ -1,0 +1,254 @@
+package archive
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/snapshot"
+)
+
+// SaveOptions say what to save, and how. Only Partitions is required.
+type SaveOptions struct {
+	Partitions int // the table's, from 0
+	Prefix     string
+	Versions   Versions
+	Now        time.Time // when the save begins; zero: now
+
+	// Time reads from a partition's state up to when it has fired. nil: the manifest does not say.
+	Time func(partition uint16, state []byte) (time.Time, error)
+
+	// Share is the part of the time in which a save works, 1 by default; 0.5 is at most half a core. Its bursts
+	// are of about a millisecond.
+	Share float64
+
+	// Rate is a bound on the raw bytes read from the table per second; 0: none.
+	Rate float64
+
+	// Recheck compares a block that is there with what it would write, and writes it again where it differs: that
+	// mends an archive which Verify found damaged. Else only their sizes are compared.
+	Recheck bool
+
+	Progress func(Progress) // called after each block; nil: not
+
+	sizes sizes // of blocks; zero: the default
+}
+
+// Progress is how far a save, verification or restore is.
+type Progress struct {
+	Done, Total uint64 // raw bytes. Total is a guess of a save, from the snapshot before; 0: not known
+	Pairs       uint64
+	Blocks      uint64
+}
+
+// Validate fills in the defaults and says what is impossible.
+func (o *SaveOptions) Validate() error {
+	if o.Partitions < 1 || o.Partitions > 1<<16 {
+		return fmt.Errorf("snapshot archive: SaveOptions.Partitions is %d", o.Partitions)
+	}
+	if o.Share == 0 {
+		o.Share = 1
+	}
+	if o.Share < 0 || o.Share > 1 {
+		return fmt.Errorf("snapshot archive: SaveOptions.Share is %g, must be above 0 and at most 1", o.Share)
+	}
+	if o.Rate < 0 {
+		return fmt.Errorf("snapshot archive: SaveOptions.Rate is %g, must not be negative", o.Rate)
+	}
+	if o.Now.IsZero() {
+		o.Now = time.Now()
+	}
+	if o.sizes == (sizes{}) {
+		o.sizes = defaultSizes
+	}
+	return nil
+}
+
+// Saved says what a save did.
+type Saved struct {
+	Manifest  *Manifest
+	Written   int   // blocks that were not there
+	Bytes     int64 // of these
+	Reused    int   // blocks that were
+	Rewritten int   // of Written: there, but with other bytes
+}
+
+// Save writes a snapshot of a table's newest checkpoints. Each partition is consistent by itself, at its own position;
+// all its pairs are read in one state of the table, whatever is committed meanwhile. Blocks that the archive has are
+// not written again, so a save is incremental against all that was saved before, and yet stands alone. When Save
+// returns nil the snapshot is durable; when it fails, or the process does, there is none, and the blocks written so
+// far are used by the next save or go with Prune. Errors: ErrLocked, snapshot.ErrGone for a partition without a
+// checkpoint, wal.ErrCorrupt, wal.ErrFailed, wal.ErrClosed of the table, what the target said.
+func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (_ *Saved, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	lock, err := t.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	s := &saver{ctx: ctx, target: t, o: o, pace: newPace(o.Share, o.Rate), there: make(map[string]int64)}
+	s.build.sizes = o.sizes
+	s.saved.Manifest = &Manifest{
+		Format: FormatVersion, Time: o.Now.UTC().Truncate(time.Millisecond), Versions: o.Versions, Prefix: o.Prefix,
+	}
+	blocks, err := t.List(ctx, blocksFolder)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range blocks {
+		s.there[b.Name] = b.Bytes
+	}
+	if before, err := Get(ctx, t, ""); err == nil { // only the bar's end depends on it
+		s.progress.Total = before.Totals().Raw
+	}
+	for p := range o.Partitions {
+		if err := table.View(uint16(p), s.partition); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.finish(lock); err != nil {
+		return nil, err
+	}
+	return &s.saved, nil
+}
+
+// saver is a save under way.
+type saver struct {
+	ctx      context.Context
+	target   Target
+	o        SaveOptions
+	pace     *pace
+	there    map[string]int64 // blocks in the archive
+	build    builder
+	saved    Saved
+	progress Progress
+}
+
+// finish makes the snapshot exist: the blocks are durable before the manifest is there.
+func (s *saver) finish(lock Lock) error {
+	file, err := s.saved.Manifest.encode()
+	if err != nil {
+		return err
+	}
+	if err := s.target.Sync(s.ctx); err != nil {
+		return err
+	}
+	if err := lock.Check(s.ctx); err != nil {
+		return err
+	}
+	if err := s.target.Put(s.ctx, manifestName(s.saved.Manifest.ID), file); err != nil {
+		return err
+	}
+	return s.target.Sync(s.ctx)
+}
+
+// partition saves what a view sees.
+func (s *saver) partition(v *snapshot.View) error {
+	if v.ID == 0 {
+		return fmt.Errorf("%w: nothing to save", snapshot.ErrGone)
+	}
+	state, err := v.State()
+	if err != nil {
+		return err
+	}
+	m := s.saved.Manifest
+	p := Partition{Partition: uint16(len(m.Partitions)), Position: v.Position, State: state}
+	if s.o.Time != nil {
+		if p.Time, err = s.o.Time(p.Partition, state); err != nil {
+			return err
+		}
+		p.Time = p.Time.UTC()
+	}
+	rooms, err := v.Rooms()
+	if err != nil {
+		return err
+	}
+	for _, room := range rooms {
+		r, err := s.room(v, room)
+		if err != nil {
+			return err
+		}
+		if r.Pairs > 0 {
+			p.Rooms = append(p.Rooms, r)
+		}
+	}
+	m.Partitions = append(m.Partitions, p)
+	return nil
+}
+
+func (s *saver) room(v *snapshot.View, room byte) (Room, error) {
+	r := Room{Room: string(rune(room))}
+	if room <= ' ' || room > '~' {
+		return r, fmt.Errorf("snapshot archive: room %q is no visible character", room)
+	}
+	s.build.begin(room)
+	end := func() error {
+		file, info := s.build.end()
+		b := Block{First: info.first, Pairs: info.pairs, Raw: info.raw, Bytes: int64(len(file)), Sum: blockSum(file)}
+		r.Pairs += b.Pairs
+		r.Raw += b.Raw
+		r.Blocks = append(r.Blocks, b)
+		err := s.put(&b, file)
+		s.build.begin(room)
+		return err
+	}
+	err := v.Live(room, func(key, value []byte) error {
+		if len(key)+len(value) > maxPair {
+			return fmt.Errorf("snapshot archive: pair of %d bytes at key % x, at most %d", len(key)+len(value), key, maxPair)
+		}
+		if s.build.add(key, value) {
+			return end()
+		}
+		return s.pace.step(s.ctx, len(key)+len(value))
+	})
+	if err == nil && s.build.info.pairs > 0 {
+		err = end()
+	}
+	return r, err
+}
+
+// put writes a block unless it is there.
+func (s *saver) put(b *Block, file []byte) error {
+	s.progress.Blocks++
+	s.progress.Pairs += b.Pairs
+	s.progress.Done += b.Raw
+	if s.o.Progress != nil {
+		s.o.Progress(s.progress)
+	}
+	name := b.Name()
+	size, there := s.there[name]
+	if there {
+		same, err := s.same(name, size, file)
+		if err != nil {
+			return err
+		}
+		if same {
+			s.saved.Reused++
+			return s.ctx.Err()
+		}
+		s.saved.Rewritten++
+	}
+	if err := s.target.Put(s.ctx, name, file); err != nil {
+		return err
+	}
+	s.there[name] = b.Bytes
+	s.saved.Written++
+	s.saved.Bytes += b.Bytes
+	return s.ctx.Err()
+}
+
+// same tells whether a block in the archive is what would be written.
+func (s *saver) same(name string, size int64, file []byte) (bool, error) {
+	if size != int64(len(file)) || !s.o.Recheck {
+		return size == int64(len(file)), nil
+	}
+	there, err := s.target.Get(s.ctx, name)
+	if _, damage := errors.AsType[*Damage](err); damage || errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return bytes.Equal(there, file), err
+}

@@ -1,0 +1,73 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// The classes of errors, for errors.Is, beside wal.ErrCorrupt (every *Damage is one) and wal.ErrVersion.
+var (
+	ErrNotFound = errors.New("snapshot archive: not found")
+	ErrLocked   = errors.New("snapshot archive: in use by another save or prune")
+	ErrNotEmpty = errors.New("snapshot archive: the directory to restore into is not empty")
+)
+
+// Target is a place that keeps whole objects by name. Names are paths with slashes. It is safe for concurrent use.
+type Target interface {
+	// String says where it is, and Path where an object is: for people.
+	String() string
+	Path(name string) string
+
+	// Put stores an object, whole or not at all; one of that name is replaced. It stays there after a loss of
+	// power once Sync has returned.
+	Put(ctx context.Context, name string, data []byte) error
+	Sync(ctx context.Context) error
+
+	// Get returns an object. Errors: ErrNotFound, *Damage.
+	Get(ctx context.Context, name string) ([]byte, error)
+
+	// List returns the objects whose names begin with a folder's name and a slash, ordered by name.
+	List(ctx context.Context, folder string) ([]Object, error)
+
+	// Delete removes an object; it need not be there.
+	Delete(ctx context.Context, name string) error
+
+	// Clean removes what interrupted writes left. The caller holds the lock.
+	Clean(ctx context.Context) error
+
+	// Lock keeps out others who change the archive. Errors: ErrLocked.
+	Lock(ctx context.Context) (Lock, error)
+}
+
+// Object is what List says of one.
+type Object struct {
+	Name  string
+	Bytes int64
+	Time  time.Time // of its last change, by the target's clock
+}
+
+// Lock is held until Release. Check says whether it still is.
+type Lock interface {
+	Check(ctx context.Context) error
+	Release() error
+}
+
+// Damage is bytes in an archive that are not those that were written, or are missing. It is a wal.ErrCorrupt.
+type Damage struct {
+	File   string // as Target.Path gives it
+	Offset int64  // in bytes; where it was noticed: what is wrong lies there or in the piece that begins there
+	What   string
+}
+
+func (d *Damage) Error() string { return fmt.Sprintf("%s: offset %d: %s", d.File, d.Offset, d.What) }
+
+// Is makes a Damage a wal.ErrCorrupt.
+func (d *Damage) Is(target error) bool { return target == wal.ErrCorrupt }
+
+func damaged(file string, offset int, format string, args ...any) error {
+	return &Damage{File: file, Offset: int64(offset), What: fmt.Sprintf(format, args...)}
+}

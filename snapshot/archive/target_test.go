@@ -1,0 +1,233 @@
+package archive
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// startBucket runs a nats-server and makes a bucket.
+func startBucket(t *testing.T) *Bucket {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
+	})
+	must(t, err)
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("nats-server is not ready")
+	}
+	nc, err := nats.Connect(s.ClientURL())
+	must(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	must(t, err)
+	store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "snapshots"})
+	must(t, err)
+	return NewBucket("snapshots", store)
+}
+
+// A bucket does what a directory does: both on real ones.
+func TestTargets(t *testing.T) {
+	targets := map[string]func(t *testing.T) Target{
+		"directory": func(t *testing.T) Target { return OpenDir(nil, t.TempDir()+"/archive") },
+		"bucket":    func(t *testing.T) Target { return startBucket(t) },
+	}
+	for name, open := range targets {
+		t.Run(name, func(t *testing.T) { testTarget(t, open(t)) })
+	}
+}
+
+func testTarget(t *testing.T, target Target) {
+	ctx := t.Context()
+	list, err := List(ctx, target)
+	must(t, err)
+	if len(list) != 0 {
+		t.Fatalf("%v in an empty archive", list)
+	}
+	_, err = Get(ctx, target, "")
+	wantErr(t, err, ErrNotFound)
+	_, err = Prune(ctx, target, PruneOptions{Drop: []string{"nothing"}})
+	wantErr(t, err, ErrNotFound)
+
+	mem := vfs.NewMem()
+	all := fixture(t, mem, target, 60)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	second, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Now: time.UnixMilli(1_800_000_001_000), sizes: smallSizes})
+	must(t, err)
+	must(t, store.Close())
+	if second.Written != 0 || second.Reused == 0 {
+		t.Fatalf("%+v", second)
+	}
+	v, err := clean(target)
+	must(t, err)
+	if v.Snapshots != 2 || v.Blocks != second.Reused || v.Unused != 0 {
+		t.Fatalf("%+v", v)
+	}
+	var progress Progress
+	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem, Progress: func(p Progress) { progress = p }})
+	must(t, err)
+	if progress.Done != progress.Total || progress.Done != second.Manifest.Totals().Raw {
+		t.Errorf("progress %+v", progress)
+	}
+	got, err := restored(mem, "new", 2)
+	must(t, err)
+	if d := cmp.Diff(all, got); d != "" {
+		t.Fatal(d)
+	}
+
+	// A manifest that cannot be read stops a prune that would leave it; Drop takes it.
+	list, err = List(ctx, target)
+	must(t, err)
+	name := manifestName(list[1].ID)
+	file, err := target.Get(ctx, name)
+	must(t, err)
+	file[len(file)/2] ^= 4
+	must(t, target.Put(ctx, name, file))
+	_, err = Prune(ctx, target, PruneOptions{Keep: 1})
+	wantErr(t, err, wal.ErrCorrupt)
+	if _, err = Prune(ctx, target, PruneOptions{Drop: []string{list[1].ID}, DryRun: true}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := List(ctx, target)
+	must(t, err)
+	if len(again) != 2 {
+		t.Fatalf("a dry run left %v", again)
+	}
+	pruned, err := Prune(ctx, target, PruneOptions{Drop: []string{list[1].ID}})
+	must(t, err)
+	if !slices.Equal(pruned.Dropped, []string{list[1].ID}) || pruned.Blocks != 0 {
+		t.Fatalf("%+v", pruned)
+	}
+	pruned, err = Prune(ctx, target, PruneOptions{Drop: []string{list[0].ID}})
+	must(t, err)
+	if pruned.Blocks != second.Reused {
+		t.Fatalf("%+v", pruned)
+	}
+	left, err := target.List(ctx, blocksFolder)
+	must(t, err)
+	if len(left) != 0 {
+		t.Fatalf("%v are left", left)
+	}
+}
+
+// Saves and prunes keep each other out, on both kinds of target.
+func TestLocks(t *testing.T) {
+	ctx := t.Context()
+	bucket := startBucket(t)
+	bucket.beat = time.Millisecond
+	for name, target := range map[string]Target{"directory": OpenDir(nil, t.TempDir()+"/a"), "memory": OpenDir(vfs.NewMem(), "a"), "bucket": bucket} {
+		lock, err := target.Lock(ctx)
+		must(t, err)
+		must(t, lock.Check(ctx))
+		_, err = target.Lock(ctx)
+		wantErr(t, err, ErrLocked)
+		_, err = Prune(ctx, target, PruneOptions{})
+		wantErr(t, err, ErrLocked)
+		must(t, lock.Check(ctx))
+		must(t, lock.Release())
+		lock, err = target.Lock(ctx)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		must(t, lock.Release())
+	}
+	left, err := bucket.List(ctx, locksFolder)
+	must(t, err)
+	if len(left) > 0 {
+		t.Fatalf("%v are left", left)
+	}
+}
+
+// A lock in a bucket is renewed; one that is not is taken over, and its holder learns of it.
+func TestBucketLockIsTakenOver(t *testing.T) {
+	ctx := t.Context()
+	bucket := startBucket(t)
+	bucket.beat = time.Millisecond
+	lock, err := bucket.Lock(ctx)
+	must(t, err)
+	first, err := bucket.List(ctx, locksFolder)
+	must(t, err)
+	for renewed := false; !renewed; {
+		now, err := bucket.List(ctx, locksFolder)
+		must(t, err)
+		renewed = now[0].Time.After(first[0].Time)
+	}
+	must(t, lock.Release())
+
+	bucket.beat = time.Hour // as good as suspended
+	lock, err = bucket.Lock(ctx)
+	must(t, err)
+	other := NewBucket("snapshots", bucket.store)
+	other.life = 0
+	second, err := other.Lock(ctx)
+	must(t, err)
+	wantErr(t, lock.Check(ctx), ErrLocked)
+	must(t, second.Check(ctx))
+	must(t, lock.Release())
+	must(t, second.Release())
+}
+
+func TestSaveRefuses(t *testing.T) {
+	ctx := t.Context()
+	mem := vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	defer func() { must(t, store.Close()) }()
+	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1})
+	wantErr(t, err, snapshot.ErrGone)
+	for _, o := range []SaveOptions{{}, {Partitions: 1 << 17}, {Partitions: 1, Share: 2}, {Partitions: 1, Rate: -1}} {
+		if _, err := Save(ctx, table, target, o); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
+	}
+	fill, err := table.Fill(0)
+	must(t, err)
+	must(t, fill.Set(' ', nil, nil))
+	_, err = fill.Commit(1, nil)
+	must(t, err)
+	if _, err = Save(ctx, table, target, SaveOptions{Partitions: 1}); err == nil {
+		t.Error("a room without a name is accepted")
+	}
+	list, err := List(ctx, target)
+	must(t, err)
+	if len(list) != 0 {
+		t.Errorf("%v", list)
+	}
+}
+
+// The pace rests in proportion, and to a rate.
+func TestPace(t *testing.T) {
+	start := time.Now()
+	p := &pace{share: 0.25, resumed: start, begun: start}
+	if got := p.rest(start.Add(4 * time.Millisecond)); got != 12*time.Millisecond {
+		t.Errorf("after 4 ms of work at a quarter: %v", got)
+	}
+	if got := p.rest(start.Add(burst / 2)); got != 0 {
+		t.Errorf("in a burst: %v", got)
+	}
+	p = &pace{share: 1, rate: 1000, done: 100, resumed: start, begun: start}
+	if got := p.rest(start.Add(40 * time.Millisecond)); got != 60*time.Millisecond {
+		t.Errorf("ahead of the rate: %v", got)
+	}
+	p = newPace(0.5, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantErr(t, p.step(ctx, 1<<20), context.Canceled)
+}
