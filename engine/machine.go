@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
-	"github.com/google/btree"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/wheel"
@@ -71,7 +70,7 @@ type Machine struct {
 
 	jobs      jobTable
 	wheels    [priorities]*wheel.Wheel // by rank
-	ready     *btree.BTreeG[turn]
+	ready     turns
 	readyJobs [priorities]int        // turns of jobs in it, by rank
 	forced    map[uint64]*forcedFire // by the sequence that asked for it
 	forcedBy  map[uint32][]uint64    // the same, by job
@@ -111,7 +110,7 @@ type Listener struct {
 func New(layout Layout, partition int) *Machine {
 	m := &Machine{
 		layout: layout, partition: partition, bounds: DefaultBounds,
-		ready:    btree.NewG(64, turn.before),
+		ready:    newTurns(),
 		forced:   make(map[uint64]*forcedFire),
 		forcedBy: make(map[uint32][]uint64),
 		rejected: make(map[origin]*rejection),

@@ -147,6 +147,6 @@ func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 	}
 	j.rank = rank
 	for _, seq := range m.forcedBy[slot] {
-		m.ready.ReplaceOrInsert(m.forcedTurn(m.forced[seq]))
+		m.ready.Insert(m.forcedTurn(m.forced[seq]))
 	}
 }

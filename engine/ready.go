@@ -41,6 +41,7 @@ type turn struct {
 	slot  uint32 // of a job; of a rejection: its place in an import
 	rank  uint8
 	kind  turnKind
+	dead  bool // it was taken out of a run
 }
 
 func (t turn) before(o turn) bool {
@@ -65,7 +66,7 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 func (m *Machine) queue(slot uint32, j *job) {
 	j.place = inReady
 	m.readyJobs[j.rank]++
-	m.ready.ReplaceOrInsert(m.turnOf(slot, j))
+	m.ready.Insert(m.turnOf(slot, j))
 }
 
 // arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel. What
@@ -113,7 +114,7 @@ type forcedFire struct {
 func (m *Machine) force(f *forcedFire) {
 	m.forced[f.seq] = f
 	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
-	m.ready.ReplaceOrInsert(m.forcedTurn(f))
+	m.ready.Insert(m.forcedTurn(f))
 	m.changes.forced.begin(&f.life, f, m.changes.number)
 }
 
@@ -179,5 +180,5 @@ func (m *Machine) reject(e *Entry, refusal *carillon.Error) {
 func (m *Machine) queueRejection(o origin, r *rejection) {
 	m.rejected[o] = r
 	m.collapse[r.key] = o
-	m.ready.ReplaceOrInsert(turn{due: r.at, order: o.seq, slot: o.index, rank: rankLow, kind: turnRejected})
+	m.ready.Insert(turn{due: r.at, order: o.seq, slot: o.index, rank: rankLow, kind: turnRejected})
 }

@@ -1,0 +1,59 @@
+package engine
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestTurns holds the ready queue against a sorted list, with turns that come mostly in order.
+func TestTurns(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := newTurns()
+		var model []turn
+		compare := func(a, b turn) int {
+			switch {
+			case a.before(b):
+				return -1
+			case b.before(a):
+				return 1
+			}
+			return 0
+		}
+		now := int64(0)
+		for order := range uint64(rapid.IntRange(0, 200).Draw(t, "steps")) {
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0, 1, 2:
+				now += int64(rapid.IntRange(-2, 3).Draw(t, "due"))
+				one := turn{due: now, order: order, rank: uint8(rapid.IntRange(0, priorities-1).Draw(t, "rank"))}
+				q.Insert(one)
+				at, _ := slices.BinarySearchFunc(model, one, compare)
+				model = slices.Insert(model, at, one)
+			case 3:
+				if len(model) > 0 {
+					at := rapid.IntRange(0, len(model)-1).Draw(t, "which")
+					q.Delete(model[at])
+					q.Delete(model[at]) // a second time it is not there
+					model = slices.Delete(model, at, at+1)
+				}
+			default:
+				got, ok := q.DeleteMin()
+				if ok != (len(model) > 0) || ok && got != model[0] {
+					t.Fatalf("%+v, %v, want the first of %+v", got, ok, model)
+				}
+				if ok {
+					model = model[1:]
+				}
+			}
+			if q.Len() != len(model) {
+				t.Fatalf("%d turns, want %d", q.Len(), len(model))
+			}
+		}
+		for _, want := range model {
+			if got, ok := q.DeleteMin(); !ok || got != want {
+				t.Fatalf("%+v, %v, want %+v", got, ok, want)
+			}
+		}
+	})
+}
