@@ -135,6 +135,7 @@ type Node struct {
 	local   *wal.Log
 	jobs    *wal.Store
 	saved   *snapshot.Table // in jobs: the checkpoints
+	ahead   loads // of saved
 	server  *embedded.Server
 	url     string
 	nc      *nats.Conn
@@ -273,6 +274,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.openJobs(); err != nil {
 		return err
 	}
+	n.loadAhead()
 	store := o.LogStore
 	store.Dir, store.Logger, store.OnSync = filepath.Join(o.Data, "log"), n.log, n.meters.synced
 	var loss *wal.LossError
@@ -389,6 +391,7 @@ func (n *Node) close() error {
 	if n.server != nil {
 		n.server.Shutdown()
 	}
+	n.ahead.work.Wait()
 	var err error
 	for _, store := range []*wal.Store{n.store, n.jobs} {
 		if store != nil {

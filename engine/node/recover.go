@@ -63,7 +63,7 @@ func (n *Node) recover(ctx context.Context) error {
 // restore reads a partition's newest checkpoint, and tells its position: all records up to there are in it. The
 // machine's own position is that of the last one that concerned it.
 func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
-	m, position, err = n.load(number, n.saved.View)
+	m, position, err = n.newest(number)
 	if err != nil {
 		err = fmt.Errorf("node: the jobs of partition %d cannot be read: %w; see docs/operations.md", number, err)
 		if !n.o.AcceptLoss[number] || !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, engine.ErrCheckpoint) {
@@ -87,13 +87,58 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 }
 
 // load reads a checkpoint, the newest or the one before it.
-func (n *Node) load(number int, view func(uint16, func(*snapshot.View) error) error) (m *engine.Machine, position uint64, err error) {
+func load(layout engine.Layout, number int, view func(uint16, func(*snapshot.View) error) error) (m *engine.Machine, position uint64, err error) {
 	err = view(uint16(number), func(v *snapshot.View) error {
 		position = v.Position
-		m, err = engine.Open(n.layout, number, v)
+		m, err = engine.Open(layout, number, v)
 		return err
 	})
 	return m, position, err
+}
+
+// loads are the newest checkpoints of all partitions, being read while the server starts: both take long where there
+// is much.
+type loads struct {
+	layout engine.Layout
+	work   sync.WaitGroup
+	of     []loaded
+}
+
+type loaded struct {
+	machine  *engine.Machine
+	position uint64
+	err      error
+}
+
+// loadAhead begins to read the checkpoints, in the layout that they say. What cannot be read is left to who needs it.
+func (n *Node) loadAhead() {
+	err := n.saved.View(0, func(v *snapshot.View) error {
+		state, err := v.State()
+		if err == nil && state != nil {
+			n.ahead.layout, err = engine.LayoutOf(state)
+		}
+		return err
+	})
+	if err != nil {
+		return
+	}
+	n.ahead.of = make([]loaded, n.ahead.layout.Partitions)
+	for p := range n.ahead.of {
+		n.ahead.work.Go(func() {
+			l := &n.ahead.of[p]
+			l.machine, l.position, l.err = load(n.ahead.layout, p, n.saved.View)
+		})
+	}
+}
+
+// newest is a partition's newest checkpoint, read before or now.
+func (n *Node) newest(number int) (m *engine.Machine, position uint64, err error) {
+	n.ahead.work.Wait()
+	if n.ahead.layout != n.layout {
+		return load(n.layout, number, n.saved.View)
+	}
+	l := n.ahead.of[number]
+	return l.machine, l.position, l.err
 }
 
 // reachesBack tells whether the local log has all that came after a position. An empty one may: it then goes on
@@ -145,7 +190,7 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) ([]engine.O
 	n.logKept.RLock()
 	defer n.logKept.RUnlock()
 	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.saved.View, n.saved.Older} {
-		m, position, err := n.load(number, view)
+		m, position, err := load(n.layout, number, view)
 		if errors.Is(err, snapshot.ErrGone) {
 			break
 		}
