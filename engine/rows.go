@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/carillon-scheduler/carillon"

@@ -135,7 +135,7 @@ type Node struct {
 	local   *wal.Log
 	jobs    *wal.Store
 	saved   *snapshot.Table // in jobs: the checkpoints
-	ahead   loads // of saved
+	ahead   loads           // of saved
 	server  *embedded.Server
 	url     string
 	nc      *nats.Conn
