@@ -69,6 +69,10 @@ var rules = []rule{
 		never: map[string]string{module + "/engine": oneWay},
 	},
 	{
+		room: "engine/cluster", may: []string{"github.com/nats-io/nats.go", "github.com/nats-io/nuid", "github.com/cespare/xxhash/v2"},
+		never: map[string]string{module: "who serves a partition must not depend on what is in it"},
+	},
+	{
 		room: "engine/embedded",
 		may:  []string{"github.com/nats-io/nats.go", "github.com/nats-io/nats-server/v2", "github.com/nats-io/nkeys", "github.com/nats-io/jwt/v2", "golang.org/x/sys"},
 	},

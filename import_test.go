@@ -48,7 +48,8 @@ func TestParseImport(t *testing.T) {
 // A line of an import says the same when it is read back, and so does the answer.
 func TestImportLines(t *testing.T) {
 	for _, want := range []ImportJob{
-		{Job: Job{ID: "a"}}, {Job: Job{ID: "a"}, Paused: true},
+		{Job: Job{ID: "a"}},
+		{Job: Job{ID: "a"}, Paused: true},
 		{Job: Job{ID: "b", Schedule: "@daily", Payload: []byte(`{"n": 1}`), Form: PayloadJSON, Labels: map[string]string{"x": "y"}}, Paused: true},
 		{Job: Job{ID: "c", Schedule: "@daily", Payload: []byte("{\n}"), Form: PayloadText}},
 	} {

@@ -1,0 +1,103 @@
+package cluster
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Beat is what a member says about itself, every interval.
+type Beat struct {
+	Node
+	Session   string   `json:"session"`             // of this run of the process
+	Version   string   `json:"version"`             // of the binary, for people
+	Addresses []string `json:"addresses,omitempty"` // where it can be reached
+	Standbys  int      `json:"standbys"`            // how many it was told to place for each partition
+	Report
+}
+
+// Report is the part of a beat that the host is asked for each time.
+type Report struct {
+	// Draining members stay live and get nothing: what they serve goes to others as these catch up.
+	Draining bool `json:"draining,omitempty"`
+	// ClockOffsetMS is the stream's clock less the member's own, as the member measures it. It is told, not used.
+	ClockOffsetMS int64      `json:"clock_offset_ms"`
+	Partitions    []Progress `json:"partitions,omitempty"` // that the member serves or follows
+}
+
+// Progress is how far a member is with a partition.
+type Progress struct {
+	Partition int    `json:"p"`
+	Position  uint64 `json:"position"`        // the last sequence of the log that it has stored and applied
+	Epoch     uint64 `json:"epoch,omitempty"` // of the claim by which it serves the partition; 0: it does not
+}
+
+// node is the member as placement sees it.
+func (b *Beat) node() Node {
+	if b.Draining {
+		return Node{Name: b.Name, Zone: b.Zone}
+	}
+	return b.Node
+}
+
+func (b *Beat) progress(partition int) (Progress, bool) {
+	i := slices.IndexFunc(b.Partitions, func(p Progress) bool { return p.Partition == partition })
+	if i < 0 {
+		return Progress{}, false
+	}
+	return b.Partitions[i], true
+}
+
+// sameAs compares what a view is made of; positions and offsets change with every beat.
+func (b *Beat) sameAs(c *Beat) bool {
+	return b.node() == c.node() && b.Session == c.Session && b.Version == c.Version && b.Standbys == c.Standbys &&
+		b.Draining == c.Draining && slices.Equal(b.Addresses, c.Addresses)
+}
+
+// The keys of the bucket. A name is one token of a subject.
+const (
+	nodePrefix   = "node."
+	placementKey = "placement"
+)
+
+func parseBeat(key string, data []byte) (Beat, error) {
+	var b Beat
+	if err := json.Unmarshal(data, &b); err != nil {
+		return Beat{}, fmt.Errorf("cluster: key %s: %w", key, err)
+	}
+	if nodePrefix+b.Name != key || b.Session == "" {
+		return Beat{}, fmt.Errorf("cluster: key %s holds the beat of node %q, session %q", key, b.Name, b.Session)
+	}
+	b.Weight = min(max(b.Weight, 0), MaxWeight)
+	return b, nil
+}
+
+// placed is the placement as it stands in the bucket, with what it was made for.
+type placed struct {
+	Nodes    []Node    `json:"nodes"` // by name, those with a weight
+	Standbys int       `json:"standbys"`
+	Seats    Placement `json:"seats"`
+}
+
+// fits tells whether the placement was made for the same. What Place made of it may differ between versions of
+// Carillon, and is not made again for that: two of them in one cluster would never agree.
+func (p *placed) fits(nodes []Node, partitions, standbys int) bool {
+	return slices.Equal(p.Nodes, nodes) && p.Standbys == standbys && len(p.Seats) == partitions
+}
+
+// wanted lists what a placement for the live members is made for. How many standbys is what the first of them was
+// told, so that all want the same while that is changed node by node.
+func wanted(live []Beat) (nodes []Node, standbys int) {
+	for _, b := range live {
+		if n := b.node(); n.Weight > 0 {
+			nodes = append(nodes, n)
+		}
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	if len(live) > 0 {
+		standbys = slices.MinFunc(live, func(a, b Beat) int { return strings.Compare(a.Name, b.Name) }).Standbys
+	}
+	return nodes, standbys
+}

@@ -1,0 +1,194 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// takeName writes the first beat. A key of another session is taken over when it has not changed for the bound.
+func (m *Member) takeName(ctx context.Context) error {
+	deadline := m.now() + m.o.Bound + m.o.Interval
+	var last uint64
+	for changes := 0; ; {
+		e, err := m.kv.Get(ctx, m.key)
+		switch {
+		case errors.Is(err, jetstream.ErrKeyNotFound):
+			m.revision, err = m.kv.Create(ctx, m.key, m.beat())
+		case err != nil:
+		case m.now() > deadline:
+			m.revision, err = m.kv.Update(ctx, m.key, m.beat(), e.Revision())
+		default:
+			if e.Revision() != last && last != 0 {
+				changes++
+			}
+			// One change may be a replica's that was behind: such reads go to any of them.
+			if last = e.Revision(); changes > 1 {
+				return m.taken(e)
+			}
+			if err := pause(ctx, m.o.Interval); err != nil {
+				return fmt.Errorf("cluster: join: %w", err)
+			}
+			continue
+		}
+		if err == nil {
+			return nil
+		}
+		if !conflict(err) {
+			return fmt.Errorf("cluster: join: %w", err)
+		}
+		deadline = m.now() + m.o.Bound + m.o.Interval // somebody wrote it in this moment
+		if err := pause(ctx, m.o.Interval); err != nil {
+			return fmt.Errorf("cluster: join: %w", err)
+		}
+	}
+}
+
+func conflict(err error) bool {
+	return errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch)
+}
+
+func (m *Member) taken(e jetstream.KeyValueEntry) error {
+	b, err := parseBeat(m.key, e.Value())
+	if err != nil {
+		return fmt.Errorf("%w: %q, by something that is no node: %w", ErrNameTaken, m.o.Name, err)
+	}
+	return fmt.Errorf("%w: %q is another live node of bucket %s (session %s, addresses %v); give this one another name",
+		ErrNameTaken, b.Name, m.o.Bucket, b.Session, b.Addresses)
+}
+
+func (m *Member) beat() []byte {
+	data, err := json.Marshal(Beat{
+		Node:    Node{Name: m.o.Name, Weight: m.o.Weight, Zone: m.o.Zone},
+		Session: m.session, Version: m.o.Version, Addresses: m.o.Addresses, Standbys: max(m.o.Standbys, 0), Report: m.o.Report(),
+	})
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return data
+}
+
+// beatOn beats every interval and places when something changed, until the context ends or the name is lost.
+func (m *Member) beatOn(ctx context.Context) {
+	ticker := time.NewTicker(m.o.Interval)
+	defer ticker.Stop()
+	var lostSince, unfitSince time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.kick:
+		case <-ticker.C:
+			entry, err := m.beatOnce(ctx)
+			switch {
+			case err != nil && ctx.Err() == nil:
+				m.o.OnTrouble(err)
+			case entry == nil:
+				lostSince = 0
+			case lostSince == 0:
+				lostSince = m.now()
+			case m.now()-lostSince > m.o.Bound: // no read of a replica that is behind
+				m.end(m.taken(entry))
+				return
+			}
+		}
+		if err := m.place(ctx, &unfitSince); err != nil && ctx.Err() == nil {
+			m.o.OnTrouble(err)
+		}
+	}
+}
+
+func (m *Member) end(err error) {
+	m.mu.Lock()
+	m.err = err
+	m.mu.Unlock()
+	m.stop()
+}
+
+// beatOnce writes a beat behind the one before. If another session has written the key it returns its entry. It waits
+// half the bound for an answer: one that a dying server owes must not cost the member its life.
+func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) {
+	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	defer cancel()
+	revision, err := m.kv.Update(brief, m.key, m.beat(), m.revision)
+	if conflict(err) {
+		return m.lookAgain(brief)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster: beat: %w", errors.Join(err, m.reopen(ctx)))
+	}
+	m.stored(revision)
+	return nil, nil
+}
+
+func (m *Member) stored(revision uint64) {
+	m.revision = revision
+	m.putAt.Store(int64(m.now()))
+}
+
+// reopen makes the bucket again if it is gone. What was in it comes back: each beat, and the placement from memory.
+func (m *Member) reopen(ctx context.Context) error {
+	if !m.js.Conn().IsConnected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	defer cancel()
+	_, err := openBucket(ctx, m.js, m.o)
+	return err
+}
+
+// lookAgain finds out why the key has another revision: a beat was stored whose answer was lost, the key was removed
+// or its bucket made anew, or another session has the name.
+func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error) {
+	e, err := m.kv.Get(ctx, m.key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		revision, err := m.kv.Create(ctx, m.key, m.beat())
+		switch {
+		case err == nil:
+			m.stored(revision)
+			m.rewatch() // all other keys may be gone, too
+		case !conflict(err):
+			return nil, fmt.Errorf("cluster: beat: %w", err)
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster: beat: %w", err)
+	}
+	if b, err := parseBeat(m.key, e.Value()); err != nil || b.Session != m.session {
+		return e, nil
+	}
+	m.revision = e.Revision()
+	return nil, nil
+}
+
+// look tells whether the key is this session's, and takes its revision.
+func (m *Member) look(ctx context.Context) (bool, error) {
+	e, err := m.kv.Get(ctx, m.key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if b, err := parseBeat(m.key, e.Value()); err != nil || b.Session != m.session {
+		return false, nil
+	}
+	m.revision = e.Revision()
+	return true, nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

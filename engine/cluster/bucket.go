@@ -1,0 +1,47 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// bucketMaxBytes holds a thousand nodes that each tell of 1,024 partitions, and stops whoever else writes here.
+const bucketMaxBytes = 64 << 20
+
+// openBucket makes the bucket, or checks the one that is there.
+func openBucket(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, error) {
+	kv, err := js.KeyValue(ctx, o.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		kv, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket: o.Bucket, Description: "Carillon: who is there, and who serves what",
+			History: 1, Storage: jetstream.FileStorage, Replicas: o.Replicas, MaxBytes: bucketMaxBytes,
+		})
+		if errors.Is(err, jetstream.ErrBucketExists) { // another node was quicker, and made it otherwise
+			kv, err = js.KeyValue(ctx, o.Bucket)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster: bucket %s: %w", o.Bucket, err)
+	}
+	status, err := kv.Status(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: bucket %s: %w", o.Bucket, err)
+	}
+	return kv, checkBucket(status.Config(), o)
+}
+
+func checkBucket(has jetstream.KeyValueConfig, o Options) error {
+	switch {
+	case has.Replicas < o.Replicas:
+		return fmt.Errorf("%w: %s has %d replicas, %d are asked for; change it with: nats stream edit KV_%s --replicas %d",
+			ErrBucket, o.Bucket, has.Replicas, o.Replicas, o.Bucket, o.Replicas)
+	case has.TTL != 0:
+		return fmt.Errorf("%w: %s forgets keys after %s; the placement must stay", ErrBucket, o.Bucket, has.TTL)
+	case has.Storage != jetstream.FileStorage:
+		return fmt.Errorf("%w: %s is in memory; the placement must survive a restart of the servers", ErrBucket, o.Bucket)
+	}
+	return nil
+}

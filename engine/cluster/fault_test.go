@@ -1,0 +1,254 @@
+package cluster
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// child is a member in a process of its own.
+type child struct {
+	*joined
+	cmd   *exec.Cmd
+	ended chan error
+}
+
+func (h *host) child(name string) *child {
+	h.t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "CLUSTER_TEST_NAME="+name, "CLUSTER_TEST_URL="+h.ns.ClientURL())
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	c := &child{joined: &joined{t: h.t, news: make(chan struct{}, 1)}, cmd: cmd, ended: make(chan error, 1)}
+	go func() {
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			var v View
+			if err := json.Unmarshal(lines.Bytes(), &v); err != nil {
+				break
+			}
+			c.add(v)
+		}
+		c.ended <- cmd.Wait()
+		close(c.ended)
+	}()
+	h.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		for range c.ended {
+			continue
+		}
+	})
+	return c
+}
+
+func (c *child) signal(s syscall.Signal) {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(s); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func TestKilledIsTakenForDead(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, c := h.join("a"), h.child("c")
+	b := h.join("b")
+	before := a.placedFor("a", "b", "c")
+	c.signal(syscall.SIGKILL)
+	after := a.placedFor("a", "b")
+	for p, seat := range after.Placement {
+		switch was := before.Placement[p]; {
+		case was.Owner != "c" && seat.Owner != was.Owner:
+			t.Errorf("c was killed, and partition %d of %s moved", p, was.Owner)
+		case was.Owner == "c" && seat.Owner != was.Standbys[0]:
+			t.Errorf("partition %d went to %s, not to its standby %s", p, seat.Owner, was.Standbys[0])
+		}
+	}
+	b.placedFor("a", "b")
+	b.nc.Close()
+	a.placedFor("a")
+	h.child("c").placedFor("a", "c") // a killed node's name is free after the bound
+}
+
+// A node that was stopped is taken for dead. When it goes on it finds nobody dead, and has its share again.
+func TestStoppedAndContinued(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b, c := h.join("a"), h.join("b"), h.child("c")
+	a.placedFor("a", "b", "c")
+	c.placedFor("a", "b", "c")
+	told := len(c.told())
+	c.signal(syscall.SIGSTOP)
+	a.placedFor("a", "b")
+	b.placedFor("a", "b")
+	c.signal(syscall.SIGCONT)
+	final := a.placedFor("a", "b", "c")
+	c.until("it has the last placement", func(v View) bool { return v.Revision == final.Revision })
+	for _, v := range c.told()[told:] {
+		if !slices.Equal(names(v.Members), []string{"a", "b", "c"}) {
+			t.Errorf("after its stop c found only %v live", names(v.Members))
+		}
+	}
+}
+
+func TestNameIsTaken(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, c := h.join("a"), h.child("c")
+	a.placedFor("a", "c")
+	if _, err := Join(t.Context(), a.js, options("a")); !errors.Is(err, ErrNameTaken) {
+		t.Fatalf("a second a: %v", err)
+	}
+	if _, err := Join(t.Context(), a.js, options("c")); !errors.Is(err, ErrNameTaken) {
+		t.Fatalf("a second c: %v", err)
+	}
+	// One that is silent loses its name to the next, and ends when it finds out.
+	c.signal(syscall.SIGSTOP)
+	a.placedFor("a")
+	second := h.join("c")
+	second.placedFor("a", "c")
+	c.signal(syscall.SIGCONT)
+	var exit *exec.ExitError
+	if err := <-c.ended; !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Fatalf("the first c ended with %v, want ErrNameTaken", err)
+	}
+	if v := second.View(); !slices.Equal(names(v.Members), []string{"a", "c"}) || second.Err() != nil {
+		t.Errorf("the second c sees %v, %v", names(v.Members), second.Err())
+	}
+	if v, _ := a.View().Member("c"); v.Session != second.session {
+		t.Errorf("a sees session %s of c, want %s", v.Session, second.session)
+	}
+}
+
+// A server that is away for longer than the bound costs no member, and no partition moves.
+func TestServerRestart(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b := h.join("a"), h.join("b")
+	before := a.placedFor("a", "b")
+	b.placedFor("a", "b")
+	h.stop()
+	for _, j := range []*joined{a, b} {
+		from := j.troubles.Load()
+		j.until("beats failed for more than the bound", func(View) bool { return j.troubles.Load() > from+30 })
+	}
+	told := len(a.told())
+	h.start()
+	c := h.join("c")
+	after := a.placedFor("a", "b", "c")
+	c.placedFor("a", "b", "c")
+	for _, v := range a.told()[told:] {
+		if len(v.Members) < 2 {
+			t.Errorf("a found only %v live", names(v.Members))
+		}
+	}
+	for _, p := range moves(before.Placement, after.Placement) {
+		if after.Placement[p].Owner != "c" {
+			t.Errorf("partition %d moved to %s", p, after.Placement[p].Owner)
+		}
+	}
+}
+
+// A bucket that is deleted is made anew, with the placement that everybody remembers.
+func TestBucketDeleted(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b := h.join("a"), h.join("b")
+	a.placedFor("a", "b")
+	b.placedFor("a", "b")
+	c := h.join("c")
+	before := a.placedFor("a", "b", "c")
+	for range 20 { // so that the new bucket's revisions stay below the old one's for a while
+		if _, err := c.kv.PutString(t.Context(), "other", "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.js.DeleteKeyValue(t.Context(), a.o.Bucket); err != nil {
+		t.Fatal(err)
+	}
+	d := h.join("d")
+	for _, j := range []*joined{a, b, c, d} {
+		after := j.placedFor("a", "b", "c", "d")
+		for _, p := range moves(before.Placement, after.Placement) {
+			if after.Placement[p].Owner != "d" {
+				t.Errorf("partition %d moved to %s", p, after.Placement[p].Owner)
+			}
+		}
+	}
+}
+
+// A watch that died without a word is noticed by the beats that do not come back.
+func TestWatchIsBegunAgain(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a := h.join("a")
+	a.placedFor("a")
+	stream, err := a.js.Stream(t.Context(), "KV_"+a.o.Bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumers := stream.ConsumerNames(t.Context())
+	deleted := 0
+	for name := range consumers.Name() {
+		if err := stream.DeleteConsumer(t.Context(), name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			t.Fatal(err)
+		}
+		deleted++
+	}
+	if err := consumers.Err(); err != nil || deleted == 0 {
+		t.Fatalf("%d watches: %v", deleted, err)
+	}
+	b := h.join("b")
+	a.placedFor("a", "b")
+	b.placedFor("a", "b")
+}
+
+// Garbage under the bucket's keys neither stops a member nor makes one.
+func TestGarbage(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b := h.join("a"), h.join("b")
+	before := a.placedFor("a", "b")
+	for key, value := range map[string]string{"node.x": "{", "node.y": `{"name":"z","session":"s"}`, "other": "?", placementKey: "[]"} {
+		if _, err := a.kv.PutString(t.Context(), key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := a.until("the placement is written anew", func(v View) bool { return v.Revision > before.Revision && v.Placement.Equal(before.Placement) })
+	if !slices.Equal(names(after.Members), []string{"a", "b"}) {
+		t.Errorf("live are %v", names(after.Members))
+	}
+	c := h.join("c")
+	c.placedFor("a", "b", "c")
+	b.placedFor("a", "b", "c")
+}
+
+// BenchmarkDeath is the time from a member's last sign of life until another has the placement without it, with the
+// default interval and bound.
+func BenchmarkDeath(b *testing.B) {
+	h := newHost(b)
+	defaults := func(o *Options) { o.Interval, o.Bound = 0, 0 }
+	first := h.join("a", defaults)
+	for b.Loop() {
+		b.StopTimer()
+		second := h.join("b", defaults)
+		first.placedFor("a", "b")
+		b.StartTimer()
+		second.Close()
+		first.placedFor("a")
+	}
+}

@@ -1,0 +1,177 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+)
+
+var (
+	// ErrNameTaken: another live member has the name. From Join: it was there before. From Err: it took the name
+	// over after this one had been silent for the bound.
+	ErrNameTaken = errors.New("cluster: the name is taken")
+	// ErrBucket: the bucket that is there cannot be used; the text says why, and what to do.
+	ErrBucket = errors.New("cluster: bucket")
+	// ErrPartitions: the bucket is that of a cluster with another number of partitions.
+	ErrPartitions = errors.New("cluster: another number of partitions")
+)
+
+// Member is a node that has joined. Its methods may be called from any goroutine.
+type Member struct {
+	o       Options
+	js      jetstream.JetStream
+	kv      jetstream.KeyValue
+	key     string
+	session string
+	start   time.Time // for the monotonic clock
+
+	revision uint64       // of the member's key, as it wrote it last; of run, then of Leave
+	putAt    atomic.Int64 // when a beat was stored last, by the monotonic clock
+	kick     chan struct{}
+	renewed  chan struct{} // the bucket may be another one
+	views    chan View
+	stop     context.CancelFunc
+	work     sync.WaitGroup
+	done     chan struct{} // closed behind views, when work has ended
+
+	mu        sync.Mutex
+	roster    *roster
+	placed    placed
+	placedRev uint64 // of the bucket; 0: there is none
+	watched   bool   // the bucket was read once
+	view      View
+	told      bool
+	err       error
+}
+
+// Join makes the node a member, and returns once its first beat is in the bucket, which it makes if there is none.
+// Where the name's last session left no word it waits for the bound, to see that it is gone. The context is for
+// joining alone.
+//
+// Errors: an option that cannot be used, ErrBucket, ErrPartitions, ErrNameTaken, what JetStream answers.
+func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o = o.withDefaults()
+	kv, err := openBucket(ctx, js, o)
+	if err != nil {
+		return nil, err
+	}
+	m := &Member{
+		o: o, js: js, kv: kv, key: nodePrefix + o.Name, session: nuid.Next(), start: time.Now(),
+		kick: make(chan struct{}, 1), renewed: make(chan struct{}, 1), views: make(chan View, 1), done: make(chan struct{}),
+	}
+	m.roster = newRoster(m.session, o.Interval, o.Bound)
+	if err := m.checkPartitions(ctx); err != nil {
+		return nil, err
+	}
+	if err := m.takeName(ctx); err != nil {
+		return nil, err
+	}
+	run, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	m.work.Go(func() { m.watch(run) })
+	m.work.Go(func() { m.beatOn(run) })
+	go func() {
+		m.work.Wait()
+		close(m.views)
+		close(m.done)
+	}()
+	return m, nil
+}
+
+// Views gives the newest view after each change of who is live, of what they say beside Report's figures, or of the
+// placement. One that was not fetched is replaced. The channel is closed when the member has ended.
+func (m *Member) Views() <-chan View { return m.views }
+
+// View is the present view with each member's last report. It is empty before the first of Views.
+func (m *Member) View() View {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.told {
+		return View{}
+	}
+	return m.current()
+}
+
+// Err tells why Views was closed: ErrNameTaken, or nil after Leave or Close.
+func (m *Member) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Leave ends the member and removes its key, so that others know at once. A key that a newer session of the name
+// has written stays.
+func (m *Member) Leave(ctx context.Context) error {
+	m.Close()
+	if m.Err() != nil {
+		return nil
+	}
+	err := m.kv.Delete(ctx, m.key, jetstream.LastRevision(m.revision))
+	if errors.Is(err, jetstream.ErrKeyRevisionMismatch) { // a beat was stored without an answer, maybe
+		var own bool
+		if own, err = m.look(ctx); own {
+			err = m.kv.Delete(ctx, m.key, jetstream.LastRevision(m.revision))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cluster: leave: %w", err)
+	}
+	return nil
+}
+
+// Close ends the member without a word: others take it for dead after the bound.
+func (m *Member) Close() {
+	m.stop()
+	<-m.done
+}
+
+func (m *Member) now() time.Duration { return time.Since(m.start) }
+
+func (m *Member) checkPartitions(ctx context.Context) error {
+	e, err := m.kv.Get(ctx, placementKey)
+	if errors.Is(err, jetstream.ErrKeyNotFound) { // ErrKeyDeleted is one, too
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
+	if p, err := parsePlaced(e.Value()); err == nil && len(p.Seats) != m.o.Partitions {
+		return fmt.Errorf("%w: bucket %s is of %d, this node has %d", ErrPartitions, m.o.Bucket, len(p.Seats), m.o.Partitions)
+	}
+	return nil
+}
+
+// current is the view as it is now; under mu.
+func (m *Member) current() View {
+	return View{Members: m.roster.live(), Placement: m.placed.Seats, Revision: m.placedRev}
+}
+
+// changed tells a new view, if it is one, and wakes up whoever places; under mu.
+func (m *Member) changed() {
+	if !m.watched || !m.told && !m.roster.settled() {
+		return
+	}
+	view := m.current()
+	if m.told && m.view.equal(view) {
+		return
+	}
+	m.view, m.told = view, true
+	select {
+	case <-m.views:
+	default:
+	}
+	m.views <- view // there is room: only this sends, under mu
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}

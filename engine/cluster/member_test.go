@@ -1,0 +1,356 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+)
+
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv("CLUSTER_TEST_NAME"); name != "" {
+		member(name, os.Getenv("CLUSTER_TEST_URL"))
+	}
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.init.0.func1"))
+}
+
+// member is the process that gets stopped and killed: it writes its views, a line of JSON each, and its end.
+func member(name, url string) {
+	fail := func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	nc, err := nats.Connect(url)
+	if err != nil {
+		fail(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		fail(err)
+	}
+	m, err := Join(context.Background(), js, options(name))
+	if err != nil {
+		fail(err)
+	}
+	out := json.NewEncoder(os.Stdout)
+	for v := range m.Views() {
+		if err := out.Encode(v); err != nil {
+			fail(err)
+		}
+	}
+	if errors.Is(m.Err(), ErrNameTaken) {
+		os.Exit(3)
+	}
+	os.Exit(0)
+}
+
+func options(name string) Options {
+	return Options{
+		Name: name, Partitions: 8, Interval: 50 * time.Millisecond, Bound: time.Second,
+		Report: func() Report { return Report{} },
+	}
+}
+
+// host is a server on a port of its own that can be stopped and started under its clients.
+type host struct {
+	t    testing.TB
+	dir  string
+	port int
+	ns   *server.Server
+}
+
+func newHost(t testing.TB) *host {
+	h := &host{t: t, dir: t.TempDir(), port: server.RANDOM_PORT}
+	h.start()
+	t.Cleanup(h.stop)
+	return h
+}
+
+func (h *host) start() {
+	h.t.Helper()
+	ns, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: h.port, JetStream: true, StoreDir: h.dir, NoLog: true, NoSigs: true,
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	ns.Start()
+	if !ns.ReadyForConnections(patience) {
+		h.t.Fatal("server is not ready")
+	}
+	h.ns, h.port = ns, ns.Addr().(*net.TCPAddr).Port
+}
+
+func (h *host) stop() {
+	h.ns.Shutdown()
+	h.ns.WaitForShutdown()
+}
+
+func (h *host) connect() (jetstream.JetStream, *nats.Conn) {
+	h.t.Helper()
+	nc, err := nats.Connect(h.ns.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
+		nats.ReconnectJitter(0, 0), nats.ReconnectBufSize(-1), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return js, nc
+}
+
+// joined is a member with all the views that it told.
+type joined struct {
+	*Member
+	t  testing.TB
+	js jetstream.JetStream
+	nc *nats.Conn
+
+	troubles atomic.Int64
+	mu       sync.Mutex
+	views    []View
+	news     chan struct{}
+}
+
+func (h *host) join(name string, change ...func(*Options)) *joined {
+	h.t.Helper()
+	j := &joined{t: h.t, news: make(chan struct{}, 1)}
+	j.js, j.nc = h.connect()
+	o := options(name)
+	o.OnTrouble = func(error) { j.troubles.Add(1); j.wake() }
+	for _, c := range change {
+		c(&o)
+	}
+	m, err := Join(h.t.Context(), j.js, o)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	j.Member = m
+	h.t.Cleanup(m.Close)
+	go func() {
+		for v := range m.Views() {
+			j.add(v)
+		}
+	}()
+	return j
+}
+
+func (j *joined) add(v View) {
+	j.mu.Lock()
+	j.views = append(j.views, v)
+	j.mu.Unlock()
+	j.wake()
+}
+
+func (j *joined) wake() {
+	select {
+	case j.news <- struct{}{}:
+	default:
+	}
+}
+
+func (j *joined) told() []View {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Clone(j.views)
+}
+
+// until waits for a condition on the last view, which may be empty.
+func (j *joined) until(what string, ok func(View) bool) View {
+	j.t.Helper()
+	deadline := time.After(patience)
+	for {
+		var last View
+		if all := j.told(); len(all) > 0 {
+			last = all[len(all)-1]
+		}
+		if ok(last) {
+			return last
+		}
+		select {
+		case <-j.news:
+		case <-deadline:
+			j.t.Fatalf("no view in which %s; the last has %v, placement %d of %v", what, names(last.Members), last.Revision, last.Placement)
+		}
+	}
+}
+
+// placedFor waits until exactly these are live, and the placement is made for them.
+func (j *joined) placedFor(want ...string) View {
+	j.t.Helper()
+	return j.until(fmt.Sprintf("%v are live and have all partitions", want), func(v View) bool {
+		counts := owned(v.Placement)
+		for _, name := range want {
+			if counts[name] == 0 {
+				return false
+			}
+		}
+		return slices.Equal(names(v.Members), want) && len(counts) == len(want) && v.Revision > 0
+	})
+}
+
+func TestJoinAndLeave(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b := h.join("a"), h.join("b")
+	two := a.placedFor("a", "b")
+	c := h.join("c", func(o *Options) { o.Zone, o.Addresses, o.Version = "cellar", []string{"c:4222"}, "1.2" })
+	three := a.placedFor("a", "b", "c")
+	for _, p := range moves(two.Placement, three.Placement) {
+		if three.Placement[p].Owner != "c" {
+			t.Errorf("c came, and partition %d went to %s", p, three.Placement[p].Owner)
+		}
+	}
+	for _, other := range []*joined{b, c} {
+		if v := other.placedFor("a", "b", "c"); !v.Placement.Equal(three.Placement) || v.Revision != three.Revision {
+			t.Errorf("%s has placement %v, a has %v", other.o.Name, v.Placement, three.Placement)
+		}
+	}
+	if got, ok := three.Member("c"); !ok || got.Zone != "cellar" || got.Addresses[0] != "c:4222" || got.Version != "1.2" || got.Session != c.session {
+		t.Errorf("c is told as %+v", got)
+	}
+	if err := c.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.kv.Get(t.Context(), c.key); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("c's key after it left: %v", err)
+	}
+	back := a.placedFor("a", "b")
+	for _, p := range moves(three.Placement, back.Placement) {
+		if three.Placement[p].Owner != "c" {
+			t.Errorf("c left, and partition %d of %s moved", p, three.Placement[p].Owner)
+		}
+	}
+	// The first leaves: another one places.
+	if err := a.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.placedFor("b")
+	again := h.join("a") // at once: the name is free
+	again.placedFor("a", "b")
+}
+
+func TestDrainingGetsNothing(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	var draining atomic.Bool
+	a := h.join("a", func(o *Options) { o.Report = func() Report { return Report{Draining: draining.Load()} } })
+	b := h.join("b")
+	b.placedFor("a", "b")
+	draining.Store(true)
+	v := b.until("a is live and has no seat", func(v View) bool {
+		return slices.Equal(names(v.Members), []string{"a", "b"}) && owned(v.Placement)["b"] == 8
+	})
+	if v.Placement[0].Standbys != nil {
+		t.Errorf("a node that drains is a standby: %v", v.Placement[0])
+	}
+	draining.Store(false)
+	a.placedFor("a", "b")
+}
+
+// Positions and offsets come with each beat, and tell no view. Clocks that are hours off change nothing.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	var position atomic.Uint64
+	a := h.join("a", func(o *Options) {
+		o.Report = func() Report {
+			return Report{ClockOffsetMS: 3_600_000, Partitions: []Progress{{Partition: 3, Position: position.Add(1), Epoch: 9}}}
+		}
+	})
+	b := h.join("b", func(o *Options) { o.Report = func() Report { return Report{ClockOffsetMS: -3_600_000} } })
+	b.placedFor("a", "b")
+	a.placedFor("a", "b")
+	told := len(b.told())
+	deadline := time.Now().Add(patience)
+	for from := position.Load(); ; {
+		got, _ := b.View().Member("a")
+		if p, ok := got.progress(3); ok && p.Position > from+20 {
+			if p.Epoch != 9 || got.ClockOffsetMS != 3_600_000 {
+				t.Errorf("a is told as %+v", got)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a's position does not come: %+v", got)
+		}
+		e, err := b.kv.Get(t.Context(), a.key) // each look takes a moment
+		if err != nil || e.Revision() == 0 {
+			t.Fatal(err)
+		}
+	}
+	if more := len(b.told()) - told; more != 0 {
+		t.Errorf("%d views for figures alone", more)
+	}
+}
+
+func TestBucketIsChecked(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	js, _ := h.connect()
+	for name, cfg := range map[string]jetstream.KeyValueConfig{
+		"memory": {Storage: jetstream.MemoryStorage}, "forgets": {TTL: time.Hour},
+	} {
+		cfg.Bucket = name
+		if _, err := js.CreateKeyValue(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		o := options("a")
+		o.Bucket = name
+		if _, err := Join(t.Context(), js, o); !errors.Is(err, ErrBucket) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	a := h.join("a")
+	a.placedFor("a")
+	status, err := a.kv.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := status.Config(); c.History != 1 || c.Replicas != 1 || c.Storage != jetstream.FileStorage || c.TTL != 0 {
+		t.Errorf("the bucket is made as %+v", c)
+	}
+	o := options("b")
+	o.Replicas = 3
+	if _, err := Join(t.Context(), js, o); !errors.Is(err, ErrBucket) {
+		t.Errorf("three replicas of a bucket that has one: %v", err)
+	}
+	o = options("b")
+	o.Partitions = 16
+	if _, err := Join(t.Context(), js, o); !errors.Is(err, ErrPartitions) {
+		t.Errorf("16 partitions in a cluster with 8: %v", err)
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for field, change := range map[string]func(*Options){
+		"Name": func(o *Options) { o.Name = "a.b" }, "Bucket": func(o *Options) { o.Bucket = "a b" },
+		"Replicas": func(o *Options) { o.Replicas = 6 }, "Weight": func(o *Options) { o.Weight = -1 },
+		"Partitions": func(o *Options) { o.Partitions = 0 }, "Standbys": func(o *Options) { o.Standbys = 5 },
+		"Interval": func(o *Options) { o.Interval = -1 }, "Bound": func(o *Options) { o.Bound = 2 * o.Interval },
+		"Report": func(o *Options) { o.Report = nil },
+	} {
+		o := options("a")
+		change(&o)
+		if _, err := Join(t.Context(), nil, o); err == nil {
+			t.Errorf("a bad %s is taken", field)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// Options of a member. Name, Partitions and Report are needed.
+type Options struct {
+	Bucket   string // default "CARILLON_NODES"
+	Replicas int    // of the bucket, default 1; one that is there must have as many at least
+
+	Name       string   // of the node, one of the cluster: letters, digits, - and _
+	Weight     int      // 1 to MaxWeight, default 1
+	Zone       string   // what fails together with the node, e.g. a rack
+	Version    string   // of the binary
+	Addresses  []string // where others reach it
+	Partitions int      // of the log
+	Standbys   int      // of each partition, default 1, -1 none
+
+	// Interval between beats, default 200 ms. Why not less: each beat is a replicated write, read by every node.
+	Interval time.Duration
+	// Bound is the silence after which a member is taken for dead, default 800 ms, at least three intervals: two beats
+	// may be late. Why not more: with an interval more, until the next own beat comes back, it is most of what a
+	// dead node's triggers wait.
+	Bound time.Duration
+
+	Report func() Report // asked before each beat, from a goroutine of the member; must not block
+	// OnTrouble is told what went wrong and will be tried again; from a goroutine of the member. May be nil.
+	OnTrouble func(error)
+}
+
+const (
+	maxPartitions = 1024
+	maxStandbys   = 4
+	maxReplicas   = 5
+)
+
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+func (o Options) withDefaults() Options {
+	if o.Bucket == "" {
+		o.Bucket = "CARILLON_NODES"
+	}
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	if o.Weight == 0 {
+		o.Weight = 1
+	}
+	if o.Standbys == 0 {
+		o.Standbys = 1
+	}
+	if o.Interval == 0 {
+		o.Interval = 200 * time.Millisecond
+	}
+	if o.Bound == 0 {
+		o.Bound = 4 * o.Interval
+	}
+	if o.OnTrouble == nil {
+		o.OnTrouble = func(error) {}
+	}
+	return o
+}
+
+// Validate names the first option that cannot be used.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	switch {
+	case !plainName.MatchString(o.Bucket):
+		return fmt.Errorf("cluster: Bucket %q must be up to 64 letters, digits, - and _", o.Bucket)
+	case !plainName.MatchString(o.Name):
+		return fmt.Errorf("cluster: Name %q must be up to 64 letters, digits, - and _", o.Name)
+	case o.Replicas < 1 || o.Replicas > maxReplicas:
+		return fmt.Errorf("cluster: Replicas is %d, must be 1 to %d", o.Replicas, maxReplicas)
+	case o.Weight < 1 || o.Weight > MaxWeight:
+		return fmt.Errorf("cluster: Weight is %d, must be 1 to %d", o.Weight, MaxWeight)
+	case o.Partitions < 1 || o.Partitions > maxPartitions:
+		return fmt.Errorf("cluster: Partitions is %d, must be 1 to %d", o.Partitions, maxPartitions)
+	case o.Standbys < -1 || o.Standbys > maxStandbys:
+		return fmt.Errorf("cluster: Standbys is %d, must be -1 to %d", o.Standbys, maxStandbys)
+	case o.Interval < time.Millisecond:
+		return fmt.Errorf("cluster: Interval is %s, must be at least 1ms", o.Interval)
+	case o.Bound < 3*o.Interval:
+		return fmt.Errorf("cluster: Bound is %s, must be at least three intervals of %s", o.Bound, o.Interval)
+	case o.Report == nil:
+		return errors.New("cluster: Report is missing")
+	}
+	return nil
+}

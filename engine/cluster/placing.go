@@ -1,0 +1,101 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+func parsePlaced(data []byte) (placed, error) {
+	var p placed
+	if err := json.Unmarshal(data, &p); err != nil {
+		return placed{}, fmt.Errorf("cluster: key %s: %w", placementKey, err)
+	}
+	return p, nil
+}
+
+// forget is how many bounds a member that never saw a placement waits before it makes the first: the bucket may have
+// been lost a moment ago, and those who remember what was in it write that first.
+const forget = 2
+
+// place writes a new placement when the one in the bucket was made for others than are live. The first of the live
+// members does so at once, the second after a bound, and so on: where two views differ for long they do not
+// overwrite each other all the time, and a first that cannot write is replaced. All write behind the revision that
+// they placed from, so that of two one is refused, and none works from a placement that nobody else has.
+func (m *Member) place(ctx context.Context, since *time.Duration) error {
+	m.mu.Lock()
+	view, before, revision, told := m.current(), m.placed, m.placedRev, m.told
+	m.mu.Unlock()
+	nodes, standbys := wanted(view.Members)
+	if !told || len(nodes) == 0 || revision != 0 && before.fits(nodes, m.o.Partitions, standbys) {
+		*since = 0
+		return nil
+	}
+	if *since == 0 {
+		*since = m.now()
+	}
+	rank := 0
+	for rank < len(view.Members) && view.Members[rank].Name < m.o.Name {
+		rank++
+	}
+	if before.Seats == nil {
+		rank += forget
+	}
+	if m.now()-*since < time.Duration(rank)*m.o.Bound {
+		return nil
+	}
+	next := placed{Nodes: nodes, Standbys: standbys, Seats: Place(before.Seats, nodes, m.o.Partitions, standbys)}
+	return m.writePlaced(ctx, next, revision)
+}
+
+func (m *Member) writePlaced(ctx context.Context, p placed, behind uint64) error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	defer cancel()
+	var revision uint64
+	if behind == 0 {
+		revision, err = m.kv.Create(ctx, placementKey, data) // goes past the mark of a deletion
+	} else {
+		revision, err = m.kv.Update(ctx, placementKey, data, behind)
+	}
+	if conflict(err) { // the watch brings what was written instead; if the bucket is another one, it says so, too
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cluster: place: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.placedRev == behind {
+		m.placed, m.placedRev = p, revision
+		m.changed()
+	}
+	return nil
+}
+
+// takePlaced takes what the watch brought: a placement, or that there is none (any more). The last one known stays,
+// so that a bucket made anew does not shuffle the partitions.
+func (m *Member) takePlaced(e jetstream.KeyValueEntry) error {
+	if e == nil || e.Operation() != jetstream.KeyValuePut {
+		m.placedRev = 0
+		return nil
+	}
+	p, err := parsePlaced(e.Value())
+	if err == nil && len(p.Seats) != m.o.Partitions {
+		err = fmt.Errorf("%w: key %s is of %d", ErrPartitions, placementKey, len(p.Seats))
+	}
+	m.placedRev = e.Revision()
+	if err != nil {
+		m.placed.Nodes = nil // fits nobody: it is written anew, from the last good one
+		return errors.Join(ErrBucket, err)
+	}
+	m.placed = p
+	return nil
+}

@@ -1,0 +1,64 @@
+package cluster
+
+import "slices"
+
+// View is the cluster as one member sees it. Two members' views may differ for a while; nothing that must be
+// right depends on them (see the package's text).
+type View struct {
+	Members   []Beat    // live, by name
+	Placement Placement // as it stands in the bucket; it may still name a member that is gone
+	Revision  uint64    // of the placement, for people; 0: of a bucket that is gone
+}
+
+// Member finds a live member.
+func (v View) Member(name string) (Beat, bool) {
+	i := slices.IndexFunc(v.Members, func(b Beat) bool { return b.Name == name })
+	if i < 0 {
+		return Beat{}, false
+	}
+	return v.Members[i], true
+}
+
+// Claimant names the member that should serve a partition now: its owner, once that is caught up; until then
+// whoever serves it, or else the first standby that is caught up, or else who is furthest. Caught up is within so
+// many records of the log of the member that is furthest. "" when nobody is live.
+//
+// A member that finds its own name here, and does not serve the partition, claims it.
+func (v View) Claimant(partition int, within uint64) string {
+	var furthest, epoch uint64
+	serving, ahead := "", ""
+	for i := range v.Members {
+		p, ok := v.Members[i].progress(partition)
+		if ok && (ahead == "" || p.Position > furthest) {
+			furthest, ahead = p.Position, v.Members[i].Name
+		}
+		if ok && p.Epoch > epoch {
+			epoch, serving = p.Epoch, v.Members[i].Name
+		}
+	}
+	caughtUp := func(name string) bool {
+		b, live := v.Member(name)
+		p, ok := b.progress(partition)
+		return live && ok && furthest-p.Position <= within
+	}
+	var seat Seat
+	if partition < len(v.Placement) {
+		seat = v.Placement[partition]
+	}
+	_, live := v.Member(seat.Owner)
+	switch {
+	case live && (ahead == "" || caughtUp(seat.Owner)):
+		return seat.Owner
+	case serving != "":
+		return serving
+	}
+	if i := slices.IndexFunc(seat.Standbys, caughtUp); i >= 0 {
+		return seat.Standbys[i]
+	}
+	return ahead
+}
+
+func (v View) equal(w View) bool {
+	return v.Revision == w.Revision && v.Placement.Equal(w.Placement) &&
+		slices.EqualFunc(v.Members, w.Members, func(a, b Beat) bool { return a.sameAs(&b) })
+}

@@ -1,0 +1,35 @@
+package cluster
+
+import "testing"
+
+func TestClaimant(t *testing.T) {
+	follows := func(name string, position, epoch uint64) Beat {
+		return Beat{Node: Node{Name: name}, Session: "s", Report: Report{Partitions: []Progress{{Partition: 0, Position: position, Epoch: epoch}}}}
+	}
+	idle := func(name string) Beat { return Beat{Node: Node{Name: name}, Session: "s"} }
+	seat := Placement{{Owner: "a", Standbys: []string{"b", "c"}}}
+	for _, c := range []struct {
+		what    string
+		members []Beat
+		want    string
+	}{
+		{"nobody is live", nil, ""},
+		{"a new cluster", []Beat{idle("a"), idle("b")}, "a"},
+		{"the owner serves", []Beat{follows("a", 100, 7), follows("b", 101, 0)}, "a"},
+		{"the owner catches up, another serves", []Beat{follows("a", 10, 0), follows("d", 100, 7)}, "d"},
+		{"the owner has not begun, another serves", []Beat{idle("a"), follows("d", 100, 7)}, "d"},
+		{"the owner has caught up", []Beat{follows("a", 95, 0), follows("d", 100, 7)}, "a"},
+		{"the owner is gone", []Beat{follows("b", 99, 0), follows("c", 100, 0)}, "b"},
+		{"the owner is gone, the first standby is behind", []Beat{follows("b", 9, 0), follows("c", 100, 0)}, "c"},
+		{"nobody who should follow does", []Beat{idle("b"), follows("d", 9, 0), follows("e", 100, 0)}, "e"},
+		{"two think that they serve: the later claim", []Beat{idle("a"), follows("d", 100, 7), follows("e", 99, 8)}, "e"},
+		{"the owner is gone, nobody follows", []Beat{idle("b")}, ""},
+	} {
+		if got := (View{Members: c.members, Placement: seat}).Claimant(0, 5); got != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
+	}
+	if got := (View{Members: []Beat{idle("a")}}).Claimant(0, 5); got != "" {
+		t.Errorf("without a placement: %q", got)
+	}
+}

@@ -1,0 +1,126 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// watch reads the bucket until the context ends. The client's watcher goes on by itself
+// after most faults. Whether it really does is known from the member's own beats: when they are stored and do not
+// come back, the watch is begun again, and brings all that it missed.
+func (m *Member) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := m.watchOnce(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		m.o.OnTrouble(fmt.Errorf("cluster: watch: %w", err))
+		if pause(ctx, m.o.Interval) != nil {
+			return
+		}
+	}
+}
+
+func (m *Member) watchOnce(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := m.kv.WatchAll(ctx)
+	if err != nil {
+		return err
+	}
+	defer m.dismiss(w)
+	first, placement := true, false
+	echo := m.now()
+	ticker := time.NewTicker(m.o.Bound)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-m.renewed:
+			return errors.New("the bucket was made anew")
+		case <-ticker.C:
+			if stored := time.Duration(m.putAt.Load()); stored > echo+m.o.Bound {
+				return errors.New("own beats do not come back")
+			}
+		case e, ok := <-w.Updates():
+			switch {
+			case !ok:
+				return errors.New("it ended")
+			case e == nil:
+				m.readOnce(placement)
+				first = false
+			default:
+				placement = placement || e.Key() == placementKey
+				if m.take(e, first) {
+					echo = m.now()
+				}
+			}
+		}
+	}
+}
+
+// rewatch has the watch begun again.
+func (m *Member) rewatch() {
+	select {
+	case m.renewed <- struct{}{}:
+	default:
+	}
+}
+
+// dismiss stops a watcher. What it still delivers is thrown away: it may hang on to a full channel.
+func (m *Member) dismiss(w jetstream.KeyWatcher) {
+	_ = w.Stop() // an error says that it has ended already
+	m.work.Go(func() {
+		for range w.Updates() {
+			continue
+		}
+	})
+}
+
+// readOnce: all that was in the bucket has been read.
+func (m *Member) readOnce(placement bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !placement {
+		_ = m.takePlaced(nil)
+	}
+	m.watched = true
+	m.changed()
+}
+
+// take takes a change of a key, and tells whether it is a beat of this session.
+func (m *Member) take(e jetstream.KeyValueEntry, first bool) bool {
+	m.mu.Lock()
+	own, err := m.takeKey(e, first)
+	m.changed()
+	m.mu.Unlock()
+	if err != nil {
+		m.o.OnTrouble(err)
+	}
+	return own
+}
+
+func (m *Member) takeKey(e jetstream.KeyValueEntry, first bool) (own bool, err error) {
+	name, node := strings.CutPrefix(e.Key(), nodePrefix)
+	switch {
+	case e.Key() == placementKey:
+		return false, m.takePlaced(e)
+	case !node:
+		return false, nil // of a newer version, maybe
+	case e.Operation() != jetstream.KeyValuePut:
+		m.roster.remove(name)
+		return false, nil
+	}
+	b, err := parseBeat(e.Key(), e.Value())
+	if err != nil {
+		return false, err
+	}
+	m.roster.beat(m.now(), e.Revision(), b, first)
+	return b.Session == m.session, nil
+}
