@@ -22,6 +22,9 @@ const (
 // VerbImport is the request that puts many jobs.
 const VerbImport Verb = "import"
 
+// VerbSnapshot is the request that has the service save a snapshot of itself.
+const VerbSnapshot Verb = "snapshot"
+
 // The verbs of requests that only ask.
 const (
 	VerbGet     Verb = "get"

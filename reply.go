@@ -15,6 +15,7 @@ const (
 	TypeStatus    = "carillon.v1.status"
 	TypeSelection = "carillon.v1.selection"
 	TypeImport    = "carillon.v1.import"
+	TypeSnapshot  = "carillon.v1.snapshot"
 	TypeError     = "carillon.v1.error"
 	TypeEvent     = "carillon.v1.event"
 )

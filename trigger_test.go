@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -166,7 +167,7 @@ func FuzzParseRequests(f *testing.F) {
 		"", `{"if_version":3}`, `{"payload_text":"x"}`, `{"prefix":"a","label":"b=c","owner":"d"}`, `{"topic":"a.>","status":"paused","limit":5,"cursor":"x"}`,
 		`{"schedule":"@hourly","after":"2027-01-15T08:00:00.250Z","count":5}`, `{"type":"carillon.v1.job","id":"x","spec":{"payload":[1]}}`,
 		`{"type":"carillon.v1.jobs","jobs":[{"id":"x"}]}`, `{"type":"carillon.v1.event","kind":"skipped"}`, `{"type":"carillon.v1.preview","next":["2027-01-15T08:00:00.250Z"]}`,
-		`{"id":"x","schedule":"@hourly"}`,
+		`{"id":"x","schedule":"@hourly"}`, `{"dir":"/a","recheck":true}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -179,6 +180,15 @@ func FuzzParseRequests(f *testing.F) {
 		if payload, has, err := ParseFire(b); err == nil && has {
 			if again, has, err := ParseFire(AppendFire(nil, payload, PayloadNone)); err != nil || !has || string(again) != string(payload) {
 				t.Fatalf("%q: %q, %v, %v", payload, again, has, err)
+			}
+		}
+		if p, err := ParseSnapshot(b); err == nil {
+			body, err := json.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := ParseSnapshot(body); err != nil || again != p {
+				t.Fatalf("%+v: %+v, %v", p, again, err)
 			}
 		}
 		if p, err := ParsePreview(b); err == nil {

@@ -42,10 +42,13 @@ func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
 }
 
 // step counts one job, of this size.
-func (p *progress) step(size int) error {
+func (p *progress) step(size int) error { return p.advance(1, size) }
+
+// advance counts some, of this size together.
+func (p *progress) advance(jobs, size int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.jobs++
+	p.jobs += jobs
 	if p.bar == nil {
 		return nil
 	}
@@ -116,7 +119,7 @@ func (p *blocksProgress) show(now archive.Progress) {
 		p.bar = p.app.newProgress(p.verb, total, true)
 		p.bar.unit = "blocks"
 	}
-	if err := p.bar.step(int(now.Done - p.last.Done)); p.err == nil {
+	if err := p.bar.advance(int(now.Blocks-p.last.Blocks), int(now.Done-p.last.Done)); p.err == nil {
 		p.err = err
 	}
 	p.last = now

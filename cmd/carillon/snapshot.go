@@ -13,8 +13,8 @@ import (
 )
 
 func newSnapshotCommand(a *app) *cobra.Command {
-	return group("snapshot", "Look after archives of snapshots",
-		newSnapshotListCommand(a), newSnapshotVerifyCommand(a), newSnapshotPruneCommand(a))
+	return group("snapshot", "Save, restore and look after snapshots",
+		newSnapshotSaveCommand(a), newSnapshotRestoreCommand(a), newSnapshotListCommand(a), newSnapshotVerifyCommand(a), newSnapshotPruneCommand(a))
 }
 
 // archiveFlags say where an archive is: a directory, or a bucket of the service that is connected to.
@@ -25,10 +25,17 @@ func (f *archiveFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.bucket, "bucket", "", "the archive is this JetStream Object Store `bucket`, in place of DIR")
 }
 
-// use opens the archive that a command line names.
-func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(archive.Target) error) error {
+func (f *archiveFlags) check(args []string) error {
 	if (f.bucket == "") == (len(args) == 0) {
 		return usagef("give a directory or --bucket")
+	}
+	return nil
+}
+
+// use opens the archive that a command line names.
+func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(archive.Target) error) error {
+	if err := f.check(args); err != nil {
+		return err
 	}
 	if f.bucket == "" {
 		info, err := os.Stat(args[0])

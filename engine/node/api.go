@@ -45,6 +45,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		add(string(verb)+"-selection", string(verb), func(c *call) error { return n.apiSelection(c, verb) })
 	}
 	add("import", "import", n.apiImport)
+	add("snapshot", "snapshot", n.apiSnapshot)
 	add("get", "get.>", n.apiGet)
 	add("list", "list", n.apiList)
 	add("preview", "preview", n.apiPreview)

@@ -6,7 +6,8 @@
 // (the straight walk of a trigger: deadline → tick → log … outputs → due millisecond → stream),
 // resync.go (where the chain goes on), tend.go (what is done on a timer: outputs made durable, the disk
 // watched, checkpoints, trimming), filling.go (how a log stream is kept from becoming full), foreign.go (who else writes into
-// the output streams), api.go, import.go and replies.go (requests, their way into the log, and their answers), memory.go, http.go, meters.go.
+// the output streams), api.go, import.go and replies.go (requests, their way into the log, and their answers), save.go and
+// restored.go (snapshots, and the first start after a restore), memory.go, http.go, meters.go.
 //
 // Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
 // first is never taken while the second is held.

@@ -22,6 +22,14 @@ func (n *Node) heal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if n.restored != nil {
+		if err := n.beginRestored(ctx, n.restored, info); err != nil {
+			return err
+		}
+		if info, err = n.streams.Log.Info(ctx); err != nil {
+			return err
+		}
+	}
 	n.head.Store(info.Last)
 	last := n.local.Last()
 	for _, p := range n.partitions {

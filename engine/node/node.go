@@ -160,6 +160,8 @@ type Node struct {
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
 	awaited    atomic.Pointer[awaited]
+	saves      saves
+	restored   *restored // at the first start after a restore
 
 	fail func(error)    // ends the run
 	work sync.WaitGroup // goroutines that use what close closes
@@ -188,6 +190,7 @@ type partition struct {
 	resumed   time.Time     // when the chain was last resumed
 	pause     time.Duration // before it is resumed again
 
+	taking       sync.Mutex    // held while a checkpoint is taken
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
 	older        atomic.Uint64 // position of the one before, 0 when there is none or it is not known
 	checkpointAt atomic.Int64  // unix ms
@@ -211,6 +214,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer func() {
 		cancel(nil)
 		n.work.Wait()
+		n.saves.close()
 		err = noRoom(errors.Join(err, n.close()))
 	}()
 	if err := n.recover(ctx); err != nil {
@@ -247,6 +251,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		}
 		n.url = n.server.ClientURL()
 	}
+	n.saves.open(ctx)
 	n.web.ready.Store(true)
 	ready(Ready{NATS: n.url, HTTP: httpURL, Partitions: n.layout.Partitions})
 
@@ -254,6 +259,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.web.ready.Store(false)
 	api.Stop()
 	n.work.Wait()
+	n.saves.close()
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
 		return err
 	}
@@ -270,6 +276,14 @@ func cause(ctx context.Context, err error) error {
 
 // open opens the local store, the NATS server or the way to one, and the streams.
 func (n *Node) open(ctx context.Context) (err error) {
+	if n.restored, err = readRestored(n.o.Data); err != nil {
+		return err
+	}
+	if n.restored != nil {
+		if err := n.restored.expect(&n.o); err != nil {
+			return err
+		}
+	}
 	o := n.o
 	if err := n.openJobs(); err != nil {
 		return err

@@ -296,6 +296,8 @@ const checkpointSlice = 500
 // takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits for a slice at a
 // time, and for nothing that is written.
 func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
+	p.taking.Lock() // a snapshot asks for one beside those that are due
+	defer p.taking.Unlock()
 	began := time.Now()
 	build, err := n.saved.Begin(uint16(p.number))
 	if err != nil {

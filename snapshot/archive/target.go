@@ -71,3 +71,8 @@ func (d *Damage) Is(target error) bool { return target == wal.ErrCorrupt }
 func damaged(file string, offset int, format string, args ...any) error {
 	return &Damage{File: file, Offset: int64(offset), What: fmt.Sprintf(format, args...)}
 }
+
+// Owns tells whether a name at the top of a directory is one that an archive has there.
+func Owns(name string) bool {
+	return name == blocksFolder || name == snapshotsFolder || name == partsDir || name == lockFile
+}

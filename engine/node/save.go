@@ -1,0 +1,286 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// saveShare is the part of one core that a save takes beside firing.
+const saveShare = 0.5
+
+// saveWord is how often a save that is under way says so.
+const saveWord = 250 * time.Millisecond
+
+// saves knows the one save that is under way.
+type saves struct {
+	mu      sync.Mutex
+	ctx     context.Context // of the run; nil: none is taken
+	current *save
+}
+
+// save is one of them.
+type save struct {
+	id     string // the client's name for it; may be ""
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	mu       sync.Mutex
+	progress carillon.SnapshotReply
+}
+
+// open lets saves begin, until ctx ends.
+func (s *saves) open(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ctx = ctx
+}
+
+// close gives up the save that is under way, and lets none begin.
+func (s *saves) close() {
+	s.mu.Lock()
+	s.ctx = nil
+	current := s.current
+	s.mu.Unlock()
+	if current != nil {
+		current.cancel()
+		<-current.ended
+	}
+}
+
+func (s *saves) begin(id string) (*save, context.Context, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ctx == nil || s.ctx.Err() != nil:
+		return nil, nil, &carillon.Error{Code: carillon.CodeUnavailable, Message: "the node is stopping"}
+	case s.current != nil:
+		return nil, nil, &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "another snapshot is being saved"}
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	s.current = &save{id: id, cancel: cancel, ended: make(chan struct{}), progress: carillon.SnapshotReply{Phase: carillon.SnapshotCheckpoint}}
+	return s.current, ctx, nil
+}
+
+func (s *saves) end(one *save) {
+	s.mu.Lock()
+	s.current = nil
+	s.mu.Unlock()
+	one.cancel()
+	close(one.ended)
+}
+
+// cancel gives a save up and waits until it has ended.
+func (s *saves) cancel(id string) error {
+	s.mu.Lock()
+	current := s.current
+	s.mu.Unlock()
+	if current == nil || current.id != id {
+		return &carillon.Error{Code: carillon.CodeNotFound, Message: "no such snapshot is being saved"}
+	}
+	current.cancel()
+	<-current.ended
+	return nil
+}
+
+// apiSnapshot saves a snapshot, and says how far it is until it has ended.
+func (n *Node) apiSnapshot(c *call) error {
+	r, err := carillon.ParseSnapshot(c.Data())
+	if err != nil {
+		return err
+	}
+	if r.Cancel != "" {
+		if err := n.saves.cancel(r.Cancel); err != nil {
+			return err
+		}
+		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
+	}
+	one, ctx, err := n.saves.begin(c.Headers().Get(carillon.HeaderRequest))
+	if err != nil {
+		return err
+	}
+	saying := make(chan struct{})
+	go func() {
+		defer close(saying)
+		one.say(c)
+	}()
+	saved, where, err := n.save(ctx, &r, one)
+	given := ctx.Err() != nil
+	n.saves.end(one)
+	<-saying
+	switch {
+	case err == nil:
+		totals := saved.Manifest.Totals()
+		return c.answer((&carillon.SnapshotReply{
+			Phase: carillon.SnapshotDone, Done: totals.Raw, Total: totals.Raw, Rows: totals.Pairs, Blocks: totals.Blocks,
+			ID: saved.Manifest.ID, Archive: where, Partitions: len(saved.Manifest.Partitions), Written: saved.Written, WrittenBytes: saved.Bytes,
+		}).AppendJSON(nil))
+	case given:
+		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
+	}
+	n.log.Warn("no snapshot was saved", "error", err)
+	return saveRefusal(err)
+}
+
+// saveRefusal gives an error its code.
+func saveRefusal(err error) error {
+	var refused *carillon.Error
+	switch {
+	case errors.As(err, &refused):
+		return err
+	case errors.Is(err, archive.ErrLocked):
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: err.Error()}
+	}
+	return &carillon.Error{Code: carillon.CodeInternal, Message: err.Error()}
+}
+
+// say answers with the progress, until the save has ended.
+func (s *save) say(c *call) {
+	t := time.NewTicker(saveWord)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		body := s.progress.AppendJSON(nil)
+		s.mu.Unlock()
+		_ = c.answer(body) // who does not hear it will ask again, or cancel
+		select {
+		case <-s.ended:
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// save takes a checkpoint of every partition and writes it out.
+func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save) (saved *archive.Saved, where string, err error) {
+	target, release, err := n.archive(ctx, r)
+	if err != nil {
+		return nil, "", err
+	}
+	defer release()
+	if err := n.checkpointForSave(ctx); err != nil {
+		return nil, "", err
+	}
+	o := saveOptions(len(n.partitions), n.o.Prefix)
+	o.Share, o.Recheck = saveShare, r.Recheck
+	o.Progress = func(p archive.Progress) {
+		one.mu.Lock()
+		defer one.mu.Unlock()
+		one.progress = carillon.SnapshotReply{Phase: carillon.SnapshotWrite, Done: p.Done, Total: p.Total, Rows: p.Pairs, Blocks: p.Blocks}
+	}
+	began := time.Now()
+	saved, err = archive.Save(ctx, n.saved, target, o)
+	if err != nil {
+		return nil, "", err
+	}
+	n.log.Info("saved a snapshot", "id", saved.Manifest.ID, "archive", target.String(), "blocks", saved.Written, "bytes", saved.Bytes, "took", time.Since(began))
+	return saved, target.String(), nil
+}
+
+// checkpointForSave takes a checkpoint of every partition, so that all that was answered is in the snapshot.
+func (n *Node) checkpointForSave(ctx context.Context) error {
+	if n.holdTicks.Load() {
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no checkpoint is taken", n.o.FreeForTicks>>20)}
+	}
+	if stopped := len(n.partitions) - len(n.live()); stopped > 0 {
+		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("%d partitions have stopped; carillon status says why", stopped)}
+	}
+	for _, p := range n.partitions {
+		if err := n.takeCheckpoint(ctx, p); err != nil {
+			n.fail(noRoom(err)) // as one that was due would
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// saveOptions say who saves what.
+func saveOptions(partitions int, prefix string) archive.SaveOptions {
+	return archive.SaveOptions{
+		Partitions: partitions, Prefix: prefix,
+		Versions: archive.Versions{Carillon: Version(), Logic: engine.Logic, TZData: schedule.TZVersion()},
+		Time: func(_ uint16, state []byte) (time.Time, error) {
+			s, err := engine.ReadState(state)
+			if err != nil || s.To == 0 {
+				return time.Time{}, err
+			}
+			return time.UnixMilli(s.To), nil
+		},
+	}
+}
+
+// archive opens what a request names. A bucket has a connection of its own: what goes over the engine's is awaited
+// by triggers.
+func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t archive.Target, release func(), err error) {
+	if r.Dir != "" {
+		if err := n.checkArchiveDir(r.Dir); err != nil {
+			return nil, nil, err
+		}
+		return archive.OpenDir(nil, filepath.Clean(r.Dir)), func() {}, nil
+	}
+	var nc *nats.Conn
+	if n.server != nil {
+		nc, err = n.server.Connect(nats.Name("carillon " + n.o.Name + " snapshot"))
+	} else {
+		nc, err = nats.Connect(n.o.NATS, append([]nats.Option{nats.Name("carillon " + n.o.Name + " snapshot")}, n.o.NATSOptions...)...)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect for the bucket: %w", err)
+	}
+	js, err := jetstream.New(nc)
+	if err == nil {
+		var store jetstream.ObjectStore
+		store, err = js.ObjectStore(ctx, r.Bucket)
+		if errors.Is(err, jetstream.ErrBucketNotFound) {
+			store, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket, Replicas: n.o.Replicas})
+		}
+		if err == nil {
+			return archive.NewBucket(r.Bucket, store), nc.Close, nil
+		}
+	}
+	nc.Close()
+	return nil, nil, fmt.Errorf("bucket %s: %w", r.Bucket, err)
+}
+
+// checkArchiveDir refuses a directory that is somebody else's: any client may ask, and this process writes.
+func (n *Node) checkArchiveDir(dir string) error {
+	refuse := func(format string, args ...any) error {
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "dir", Message: fmt.Sprintf(format, args...)}
+	}
+	if !filepath.IsAbs(dir) {
+		return refuse("is no absolute path here: %q", dir)
+	}
+	data, err := filepath.Abs(n.o.Data)
+	if err != nil {
+		return err
+	}
+	if rel, err := filepath.Rel(data, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+		return refuse("lies in the service's data directory")
+	}
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return refuse("%v", err)
+	}
+	for _, e := range entries {
+		if !archive.Owns(e.Name()) {
+			return refuse("%s is no archive of snapshots: it holds %q", dir, e.Name())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// SaveOptions say how SaveStopped runs.
+type SaveOptions struct {
+	Recheck  bool                   // as archive.SaveOptions has it
+	Progress func(archive.Progress) // nil: not
+}
+
+// SaveStopped saves a snapshot of a data directory that no process runs on. What its local log has beyond its
+// checkpoints is applied and checkpointed first, as a start would. Of a service that was killed, raw commands that
+// only the log stream had are not in it. Of o only Data and Logger count. Errors: ErrDataInUse, those of
+// archive.Save.
+func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOptions) (_ *archive.Saved, err error) {
+	if _, err := os.Stat(filepath.Join(o.Data, "jobs")); err != nil {
+		return nil, err // opening would make it
+	}
+	o = o.withDefaults()
+	lock, err := lockData(o.Data)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	n := &Node{o: o, log: o.Logger, meters: newWeb().meters}
+	defer func() { err = errors.Join(err, n.close()) }()
+	if err := n.openJobs(); err != nil {
+		return nil, err
+	}
+	store := o.LogStore
+	store.Dir, store.Logger = filepath.Join(o.Data, "log"), n.log
+	if n.store, err = wal.OpenStore(store); err != nil {
+		return nil, err
+	}
+	n.local = n.store.Log()
+	if n.layout, err = n.savedLayout(); err != nil {
+		return nil, err
+	}
+	if err := n.recover(ctx); err != nil {
+		return nil, err
+	}
+	for _, p := range n.partitions {
+		if p.checkpoint.Load() == n.applied.Load() {
+			continue
+		}
+		if err := n.takeCheckpoint(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	save := saveOptions(n.layout.Partitions, n.layout.Prefix)
+	save.Recheck, save.Progress = so.Recheck, so.Progress
+	return archive.Save(ctx, n.saved, t, save)
+}
+
+// savedLayout is that of the service whose checkpoints the job table has.
+func (n *Node) savedLayout() (l engine.Layout, err error) {
+	err = n.saved.View(0, func(v *snapshot.View) error {
+		state, err := v.State()
+		if err != nil {
+			return err
+		}
+		if state == nil {
+			return fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
+		}
+		s, err := engine.ReadState(state)
+		if err == nil {
+			l = engine.Layout{Prefix: s.Prefix, Partitions: s.Partitions}
+		}
+		return err
+	})
+	return l, err
+}

@@ -1,0 +1,584 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// save saves a snapshot of a running service.
+func save(t testing.TB, c *carillon.Client, dir string) carillon.SnapshotReply {
+	t.Helper()
+	r, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// restore makes a new data directory of an archive's newest snapshot, and gives options to run on it.
+func restore(t testing.TB, target archive.Target) (node.Options, *archive.Manifest) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "new")
+	m, err := node.Restore(t.Context(), target, "", dir, node.RestoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return settings{Data: dir}.options(), m
+}
+
+func listJobs(t testing.TB, c *carillon.Client) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for j, err := range c.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[j.ID] = string(j.AppendJSON(nil))
+	}
+	return all
+}
+
+// still puts jobs that do nothing of themselves: of every status, with all that a job may have.
+func still(t testing.TB, c *carillon.Client) {
+	t.Helper()
+	put(t, c, carillon.Job{
+		ID: "far", Schedule: "0 0 1 1 *", Zone: "Europe/Paris", Topic: "a.b", Priority: carillon.High,
+		Payload: []byte(`{"a": 1}`), Form: carillon.PayloadJSON, Labels: map[string]string{"team": "x"}, Headers: map[string]string{"Tenant": "y"},
+	})
+	for range 3 {
+		put(t, c, carillon.Job{ID: "often", Schedule: "@yearly", Owner: "o"}, carillon.RequestID("again"))
+		put(t, c, carillon.Job{ID: "often", Schedule: "@monthly"})
+	}
+	put(t, c, carillon.Job{ID: "none"})
+	put(t, c, carillon.Job{ID: "paused", Schedule: "@every 1ms"})
+	if _, err := c.Pause(t.Context(), "paused"); err != nil {
+		t.Fatal(err)
+	}
+	put(t, c, carillon.Job{ID: "deleted", Schedule: "@daily"})
+	if _, err := c.Delete(t.Context(), "deleted"); err != nil {
+		t.Fatal(err)
+	}
+	for p := range partitions {
+		fires(t, c, in(p, "done"))
+	}
+}
+
+// What a restored service lists is what the saved one listed; and it works.
+func TestSnapshotKeepsJobs(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	still(t, c)
+	want := listJobs(t, c)
+	dir := filepath.Join(t.TempDir(), "archive")
+	first := save(t, c, dir)
+	if first.ID == "" || first.Partitions != partitions || first.Rows == 0 || first.Written == 0 || first.Archive != dir {
+		t.Fatalf("%+v", first)
+	}
+	made := make([]uint64, partitions)
+	for _, p := range status(t, c).Partitions {
+		made[p.Partition] = p.Outputs
+	}
+	r.stop(t)
+
+	// The same once more from the directory of the stopped service: nothing new to write.
+	target := archive.OpenDir(nil, dir)
+	if _, err := node.SaveStopped(t.Context(), node.Options{Data: r.data}, target, node.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := archive.List(t.Context(), target)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	for _, e := range list {
+		data := filepath.Join(t.TempDir(), "new")
+		if _, err := node.Restore(t.Context(), target, e.ID, data, node.RestoreOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		again := run(t, settings{Data: data}.options())
+		c := client(t, again.NATS)
+		if d := cmp.Diff(want, listJobs(t, c)); d != "" {
+			t.Fatal(d)
+		}
+		for p := range partitions {
+			fires(t, c, in(p, "new"))
+		}
+		for p := range partitions {
+			for i, o := range outputs(t, dial(t, again.NATS), p) {
+				if i == 0 && o.number > made[p]+1 {
+					t.Errorf("partition %d goes on with output %d after %d", p, o.number, made[p])
+				}
+			}
+		}
+		// And once more, now that the log has begun.
+		again.stop(t)
+		if _, err := os.Stat(filepath.Join(data, "restored.json")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("restored.json: %v", err)
+		}
+		again = run(t, settings{Data: data}.options())
+		for p := range partitions {
+			fires(t, client(t, again.NATS), in(p, "newer"))
+		}
+	}
+}
+
+// A snapshot taken under load is restored and started; every fire after the snapshot is the original's.
+func TestSnapshotWhileFiring(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := client(t, r.NATS)
+	const recurring, once = 200, 300
+	for i := range recurring {
+		put(t, c, carillon.Job{
+			ID: fmt.Sprintf("every-%d", i), Schedule: fmt.Sprintf("@every %dms", 90+i), Misfire: carillon.FireAll, Payload: []byte(`"p"`), Form: carillon.PayloadJSON,
+		})
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var load sync.WaitGroup
+	for w := range 4 {
+		load.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				id := fmt.Sprintf("load-%d-%d", w, i%50)
+				_, err := c.Put(ctx, carillon.Job{ID: id, Schedule: "@in 5ms"})
+				if err == nil && i%3 == 0 {
+					_, err = c.Delete(ctx, id)
+				}
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	save(t, c, target.String())
+	now := time.Now()
+	for i := range once {
+		at := now.Add(time.Duration(i) * 10 * time.Millisecond).UTC().Format(carillon.TimeFormat)
+		put(t, c, carillon.Job{ID: fmt.Sprintf("once-%d", i), Schedule: "@at " + at})
+	}
+	save(t, c, target.String())
+	end := time.Now().Add(4 * time.Second) // rounds enough
+	stop()
+	load.Wait()
+
+	o, m := restore(t, target)
+	again := run(t, o)
+	restoredConn := dial(t, again.NATS)
+	for _, cl := range []*carillon.Client{c, client(t, again.NATS)} {
+		made := make([]uint64, partitions)
+		eventually(t, "all is fired up to the end", func() bool {
+			for _, p := range status(t, cl).Partitions {
+				if !p.Now.After(end) || p.Ready > 0 && made[p.Partition] == 0 {
+					return false
+				}
+				if made[p.Partition] == 0 {
+					made[p.Partition] = p.Outputs
+				}
+				if p.Published < made[p.Partition] {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	ours := func(o *output) bool { return o.trigger != nil && !strings.HasPrefix(o.trigger.Job, "load-") }
+	compared := 0
+	for p := range partitions {
+		state, err := engine.ReadState(m.Partitions[p].State)
+		if err != nil {
+			t.Fatal(err)
+		}
+		original, restored := outputs(t, nc, p), outputs(t, restoredConn, p)
+		var want, got []string
+		byNumber := make(map[uint64]string)
+		for _, o := range original {
+			if o.trigger != nil {
+				byNumber[o.number] = o.trigger.ID
+			}
+			if ours(&o) && o.number > state.Made && scheduled(&o) <= end.UnixMilli() {
+				want = append(want, fmt.Sprintf("%s v%d %s", o.trigger.ID, o.trigger.Version, o.trigger.Payload))
+			}
+		}
+		for i, o := range restored {
+			if o.number != restored[0].number+uint64(i) {
+				t.Fatalf("partition %d: output %d follows %d", p, o.number, restored[i-1].number)
+			}
+			switch {
+			case o.trigger == nil:
+			case o.number <= state.Made && byNumber[o.number] != o.trigger.ID:
+				t.Errorf("partition %d: output %d is %s, the original's %s", p, o.number, o.trigger.ID, byNumber[o.number])
+			case ours(&o) && o.number > state.Made && scheduled(&o) <= end.UnixMilli():
+				got = append(got, fmt.Sprintf("%s v%d %s", o.trigger.ID, o.trigger.Version, o.trigger.Payload))
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("partition %d: later fires (-original +restored):\n%s", p, d)
+		}
+		compared += len(got)
+	}
+	if compared < recurring {
+		t.Errorf("only %d fires were compared", compared)
+	}
+}
+
+func scheduled(o *output) int64 {
+	if o.trigger == nil {
+		return 0
+	}
+	return o.trigger.Scheduled.UnixMilli()
+}
+
+// bulk imports jobs with payloads: a save of them takes a while.
+func bulk(t testing.TB, c *carillon.Client, n int) {
+	t.Helper()
+	payload := []byte(`"` + strings.Repeat("p", 1000) + `"`)
+	err := c.Import(t.Context(), func(yield func(carillon.ImportJob) bool) {
+		for i := range n {
+			if !yield(carillon.ImportJob{Job: carillon.Job{ID: fmt.Sprintf("bulk-%d", i), Schedule: "@yearly", Payload: payload, Form: carillon.PayloadJSON}}) {
+				return
+			}
+		}
+	}, func(_ int, err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func code(err error) carillon.Code {
+	if e, ok := errors.AsType[*carillon.Error](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
+func TestSnapshotOneAtATimeAndCancel(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	bulk(t, c, 20_000)
+	dir := filepath.Join(t.TempDir(), "archive")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	words := 0
+	_, err := c.SaveSnapshot(ctx, carillon.SnapshotRequest{Dir: dir}, func(carillon.SnapshotReply) {
+		if words++; words > 1 {
+			return
+		}
+		_, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir}, nil)
+		if code(err) != carillon.CodeLimitExceeded || !strings.Contains(err.Error(), "another snapshot") {
+			t.Errorf("a second save beside the first: %v", err)
+		}
+		cancel()
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("a save that was cancelled: %v", err)
+	}
+	target := archive.OpenDir(nil, dir)
+	if list, err := archive.List(t.Context(), target); err != nil || len(list) != 0 {
+		t.Fatalf("after a cancelled save: %v, %v", list, err)
+	}
+	// Cancel has waited for its end, so the next one begins at once.
+	var phases []carillon.SnapshotPhase
+	done, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir}, func(r carillon.SnapshotReply) { phases = append(phases, r.Phase) })
+	if err != nil || done.Phase != carillon.SnapshotDone || len(phases) == 0 {
+		t.Fatalf("%+v, %v, %v", done, phases, err)
+	}
+	if v, err := archive.Verify(t.Context(), target, nil, nil); err != nil || len(v.Problems) > 0 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+
+	// A node that stops gives a save up.
+	stopped := make(chan error, 1)
+	begun := make(chan struct{})
+	var once sync.Once
+	go func() {
+		_, err := c.SaveSnapshot(context.Background(), carillon.SnapshotRequest{Dir: t.TempDir(), Recheck: true}, func(carillon.SnapshotReply) {
+			once.Do(func() { close(begun) })
+		})
+		stopped <- err
+	}()
+	<-begun
+	r.stop(t)
+	if err := <-stopped; code(err) != carillon.CodeUnavailable {
+		t.Fatalf("a save in a node that stops: %v", err)
+	}
+}
+
+func TestSnapshotRefusals(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	foreign := t.TempDir()
+	if err := os.WriteFile(filepath.Join(foreign, "letter.txt"), []byte("dear"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	locked := archive.OpenDir(nil, t.TempDir())
+	lock, err := locked.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	for body, want := range map[string]string{
+		``:                                     "invalid_json",
+		`{}`:                                   "exactly one of",
+		`{"dir":"/a","bucket":"b"}`:            "exactly one of",
+		`{"dir":"relative"}`:                   "absolute path",
+		`{"bucket":"a.b"}`:                     "bucket: is",
+		`{"dir":"/a","recheck":1}`:             `recheck: is "1"`,
+		`{"cancel":"nothing"}`:                 "not_found",
+		`{"dir":"` + foreign + `"}`:            "no archive of snapshots",
+		`{"dir":"` + r.data + `/x"}`:           "data directory",
+		`{"dir":"` + locked.String() + `"}`:    "limit_exceeded",
+		`{"dir":"` + foreign + `/letter.txt"}`: "dir: ",
+	} {
+		answers, err := nc.SubscribeSync(nc.NewRespInbox())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.PublishRequest("carillon.api.snapshot", answers.Subject, []byte(body)); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			m, err := answers.NextMsg(10 * time.Second)
+			if err != nil {
+				t.Fatalf("%s: %v", body, err)
+			}
+			if m.Header.Get("Nats-Service-Error") == "" {
+				continue // progress
+			}
+			if got := carillon.ParseError(m.Data).Error(); !strings.Contains(got, want) {
+				t.Errorf("%s: %s, want %s", body, got, want)
+			}
+			break
+		}
+	}
+	silent := carillon.Connect(nc, carillon.WithNames(carillon.NamesFor("nobody")))
+	if _, err := silent.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: foreign}, nil); code(err) != carillon.CodeUnavailable || !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("without a service: %v", err)
+	}
+}
+
+// A bucket of the service's own server is made, used, and restored from.
+func TestSnapshotBucket(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	still(t, c)
+	want := listJobs(t, c)
+	for range 2 {
+		done, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Bucket: "saves"}, nil)
+		if err != nil || done.Archive != "bucket saves" {
+			t.Fatalf("%+v, %v", done, err)
+		}
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := js.ObjectStore(t.Context(), "saves")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, _ := restore(t, archive.NewBucket("saves", store))
+	again := run(t, o)
+	if d := cmp.Diff(want, listJobs(t, client(t, again.NATS))); d != "" {
+		t.Fatal(d)
+	}
+}
+
+// A restore that is interrupted or meets damage leaves nothing; one into data is refused.
+func TestRestoreAllOrNothing(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	bulk(t, c, 3000)
+	dir := filepath.Join(t.TempDir(), "archive")
+	save(t, c, dir)
+	target := archive.OpenDir(nil, dir)
+	if _, err := node.Restore(t.Context(), target, "", r.data, node.RestoreOptions{}); !errors.Is(err, archive.ErrNotEmpty) {
+		t.Fatalf("onto data: %v", err)
+	}
+	if _, err := node.SaveStopped(t.Context(), node.Options{Data: r.data}, target, node.SaveOptions{}); !errors.Is(err, node.ErrDataInUse) {
+		t.Fatalf("of a directory in use: %v", err)
+	}
+	data := filepath.Join(t.TempDir(), "new")
+	absent := func() {
+		t.Helper()
+		for _, d := range []string{data, data + ".tmp"} {
+			if _, err := os.Stat(d); !errors.Is(err, os.ErrNotExist) {
+				t.Fatalf("%s: %v", d, err)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := node.Restore(ctx, target, "", data, node.RestoreOptions{Progress: func(archive.Progress) { cancel() }}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("interrupted: %v", err)
+	}
+	absent()
+	blocks, err := filepath.Glob(filepath.Join(dir, "blocks", "*", "*"))
+	if err != nil || len(blocks) == 0 {
+		t.Fatal(blocks, err)
+	}
+	for _, block := range blocks {
+		whole, err := os.ReadFile(block)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad := slices.Clone(whole)
+		bad[len(bad)/2] ^= 4
+		if err := os.WriteFile(block, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err = node.Restore(t.Context(), target, "", data, node.RestoreOptions{})
+		if d, ok := errors.AsType[*archive.Damage](err); !ok || d.File != block || !errors.Is(err, wal.ErrCorrupt) {
+			t.Fatalf("%s is damaged: %v", block, err)
+		}
+		absent()
+		if err := os.WriteFile(block, whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A recheck mends damage that a plain save takes for whole.
+	if err := os.WriteFile(blocks[0], make([]byte, len(mustRead(t, blocks[0]))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir, Recheck: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	o, m := restore(t, target)
+	refusedBy := func(change func(*node.Options), want string) {
+		t.Helper()
+		o := o
+		change(&o)
+		if err := refused(t, o); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	refusedBy(func(o *node.Options) { o.Partitions = partitions + 1 }, "were asked for")
+	refusedBy(func(o *node.Options) { o.Prefix, o.Stream = "other", "OTHER" }, "with the prefix")
+	again := run(t, o)
+	if got := listJobs(t, client(t, again.NATS)); len(got) != 3000 {
+		t.Fatalf("%d jobs of snapshot %s", len(got), m.ID)
+	}
+}
+
+func mustRead(t testing.TB, file string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// On an external NATS a restored directory begins streams of its own, and not those of the service that was saved.
+func TestRestoreExternal(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	r := run(t, e.options(t))
+	c := client(t, r.NATS)
+	still(t, c)
+	want := listJobs(t, c)
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	save(t, c, target.String())
+	r.stop(t)
+	o, _ := restore(t, target)
+	o.NATS = e.url
+	if err := refused(t, o); !strings.Contains(err.Error(), "needs streams of its own") {
+		t.Fatal(err)
+	}
+	fresh := startExternal(t)
+	o.NATS = fresh.url
+	for range 2 {
+		again := run(t, o)
+		if d := cmp.Diff(want, listJobs(t, client(t, again.NATS))); d != "" {
+			t.Fatal(d)
+		}
+		again.stop(t)
+	}
+}
+
+// kill -9 in the middle of a save leaves an archive that the next one goes on with, and a service as ever.
+func TestKillWhileSaving(t *testing.T) {
+	t.Parallel()
+	s := settings{Data: t.TempDir(), Partitions: partitions}
+	p := mustSpawn(t, s)
+	bulk(t, client(t, p.NATS), 5000)
+	dir := filepath.Join(t.TempDir(), "archive")
+	target := archive.OpenDir(nil, dir)
+	whole := 0
+	for i := range 4 {
+		c := carillon.Connect(dial(t, p.NATS), carillon.WithTimeout(100*time.Millisecond)) // the dead are not waited for
+		blocks := func() int {
+			found, _ := filepath.Glob(filepath.Join(dir, "blocks", "*", "*"))
+			return len(found)
+		}
+		ended := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		before := blocks()
+		go func() {
+			defer close(ended)
+			if _, err := c.SaveSnapshot(ctx, carillon.SnapshotRequest{Dir: dir}, nil); err == nil {
+				whole++
+			}
+		}()
+		eventually(t, "a block is written", func() bool {
+			select {
+			case <-ended:
+				return true
+			default:
+				return blocks() > before+i
+			}
+		})
+		p.kill()
+		cancel()
+		<-ended
+		p = mustSpawn(t, s)
+	}
+	c := client(t, p.NATS)
+	want := listJobs(t, c)
+	save(t, c, dir)
+	v, err := archive.Verify(t.Context(), target, nil, nil)
+	if err != nil || len(v.Problems) > 0 || v.Snapshots < whole+1 {
+		t.Fatalf("%+v of %d, %v", v, whole, err)
+	}
+	// A process that was killed: what its log has beyond the checkpoints is in a save of its directory.
+	put(t, c, carillon.Job{ID: "last", Schedule: "@yearly"})
+	want["last"] = listJobs(t, c)["last"]
+	p.kill()
+	if _, err := node.SaveStopped(t.Context(), node.Options{Data: s.Data}, target, node.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o, _ := restore(t, target)
+	if d := cmp.Diff(want, listJobs(t, client(t, run(t, o).NATS))); d != "" {
+		t.Fatal(d)
+	}
+}

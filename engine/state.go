@@ -1,0 +1,41 @@
+package engine
+
+import "fmt"
+
+// SavedState is what the state of a checkpoint says of itself.
+type SavedState struct {
+	Prefix     string
+	Partitions int
+	Partition  int
+	Position   uint64 // sequence of the last record that concerned the partition
+	Made       uint64 // outputs
+	To         int64  // the time that ticks have reached, unix ms; 0: none yet
+
+	machine *Machine
+}
+
+// ReadState reads the state of a checkpoint, without its pairs. Errors: ErrCheckpoint.
+func ReadState(state []byte) (*SavedState, error) {
+	head := decoder{b: state}
+	head.byte()
+	s := &SavedState{Prefix: head.string(), Partitions: int(head.uvarint()), Partition: int(head.uvarint())}
+	if head.err != nil {
+		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, head.err)
+	}
+	m := New(Layout{Prefix: s.Prefix, Partitions: s.Partitions}, s.Partition)
+	d := decoder{b: state}
+	scheduled, paused, made := m.readState(&d)
+	if err := d.end(); err != nil {
+		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, err)
+	}
+	m.counts[statusScheduled], m.counts[statusPaused], m.outbox.made = int(scheduled), int(paused), made
+	s.Position, s.Made, s.To, s.machine = m.position, made, m.to, m
+	return s, nil
+}
+
+// OnNewStreams returns the state for output streams that hold nothing yet: the outputs that are held come first
+// there, under their numbers.
+func (s *SavedState) OnNewStreams() []byte {
+	s.machine.outbox.acked.Seq = 0
+	return s.machine.appendState(nil)
+}

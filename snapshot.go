@@ -1,0 +1,198 @@
+package carillon
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// SnapshotRequest asks the service to save a snapshot of all its jobs while it fires, or to give one up. Exactly one
+// of Dir, Bucket and Cancel is given.
+type SnapshotRequest struct {
+	Dir    string `json:"dir,omitempty"`    // of the archive, on the machine of the node that answers; absolute
+	Bucket string `json:"bucket,omitempty"` // JetStream Object Store that is the archive; made if absent
+	Cancel string `json:"cancel,omitempty"` // the Carillon-Request of the save to give up
+
+	// Recheck compares blocks that the archive has with what would be written, and mends those that differ.
+	Recheck bool `json:"recheck,omitempty"`
+}
+
+var (
+	snapshotFields = []string{"dir", "bucket", "cancel", "recheck"}
+	bucketName     = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) // nats.go's rule
+	windowsRoot    = regexp.MustCompile(`^[A-Za-z]:[\\/]`)
+)
+
+// ParseSnapshot reads the body of a snapshot request. The error is an *Error of CodeInvalidJSON, CodeUnknownField
+// or CodeInvalidField.
+func ParseSnapshot(body []byte) (s SnapshotRequest, err error) {
+	r := reader{b: body}
+	e := r.document(snapshotFields, func(name string) (e *Error) {
+		switch name {
+		case "dir":
+			s.Dir, e = r.given(name, CodeInvalidField)
+		case "bucket":
+			s.Bucket, e = r.given(name, CodeInvalidField)
+		case "cancel":
+			s.Cancel, e = r.given(name, CodeInvalidField)
+		case "recheck":
+			var raw []byte
+			if raw, e = r.raw(); e == nil && string(raw) != "true" && string(raw) != "false" {
+				e = errField(CodeInvalidField, name, "is %s; expected true or false", quote(string(raw)))
+			}
+			s.Recheck = string(raw) == "true"
+		}
+		return e
+	})
+	if e == nil {
+		e = s.check()
+	}
+	if e != nil {
+		return SnapshotRequest{}, e
+	}
+	return s, nil
+}
+
+func (s *SnapshotRequest) check() *Error {
+	given := 0
+	for _, v := range []string{s.Dir, s.Bucket, s.Cancel} {
+		if v != "" {
+			given++
+		}
+	}
+	switch {
+	case given != 1:
+		return &Error{Code: CodeInvalidField, Message: "give exactly one of dir, bucket and cancel"}
+	case s.Dir != "" && (strings.ContainsRune(s.Dir, 0) || !path.IsAbs(s.Dir) && !windowsRoot.MatchString(s.Dir)):
+		return errField(CodeInvalidField, "dir", "is %s; expected an absolute path on the service's machine", quote(s.Dir))
+	case s.Bucket != "" && !bucketName.MatchString(s.Bucket):
+		return errField(CodeInvalidField, "bucket", "is %s; expected 1 to 128 of A-Z a-z 0-9 _ -", quote(s.Bucket))
+	}
+	return nil
+}
+
+// SnapshotPhase is how far a save is.
+type SnapshotPhase string
+
+// The phases of a save. The last three end it.
+const (
+	SnapshotCheckpoint SnapshotPhase = "checkpoint" // what changed is being written to the job table
+	SnapshotWrite      SnapshotPhase = "write"      // the table is being written to the archive
+	SnapshotDone       SnapshotPhase = "done"
+	SnapshotCancelled  SnapshotPhase = "cancelled" // also the answer to a cancel
+)
+
+// SnapshotReply is one of several answers to a snapshot request. At least one comes a second.
+type SnapshotReply struct {
+	Type   string        `json:"type"` // TypeSnapshot
+	Phase  SnapshotPhase `json:"phase"`
+	Done   uint64        `json:"done_bytes"`            // of the table, so far
+	Total  uint64        `json:"total_bytes,omitempty"` // a guess, from the snapshot before; 0: unknown
+	Rows   uint64        `json:"rows"`                  // of the table, so far
+	Blocks uint64        `json:"blocks"`
+
+	// With SnapshotDone only.
+	ID           string `json:"id,omitempty"`
+	Archive      string `json:"archive,omitempty"` // directory or bucket, as the node names it
+	Partitions   int    `json:"partitions,omitempty"`
+	Written      int    `json:"blocks_written,omitempty"` // that the archive did not have
+	WrittenBytes int64  `json:"bytes_written,omitempty"`
+}
+
+// AppendJSON appends a carillon.v1.snapshot reply.
+func (r *SnapshotReply) AppendJSON(dst []byte) []byte {
+	r.Type = TypeSnapshot
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return append(dst, b...)
+}
+
+// SaveSnapshot has the service save a snapshot of all its jobs while it fires, and returns what it did once the
+// snapshot is durable. progress, which may be nil, is called with each answer before that. When the context ends
+// the save is given up; the archive stays as it was, but for blocks that the next save uses.
+//
+// Errors: CodeInvalidField; CodeLimitExceeded, where another save is under way or the archive is in use;
+// CodeUnavailable, where nothing was heard for as long as a request may take: the save may go on then.
+func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress func(SnapshotReply)) (r SnapshotReply, err error) {
+	s.Cancel = ""
+	if e := s.check(); e != nil {
+		return r, e
+	}
+	body, err := json.Marshal(s)
+	if err != nil {
+		return r, err
+	}
+	msg := &nats.Msg{Subject: c.names.API(VerbSnapshot, ""), Reply: c.nc.NewRespInbox(), Data: body, Header: nats.Header{}}
+	id := rand.Text()
+	msg.Header.Set(HeaderRequest, id)
+	answers, err := c.nc.SubscribeSync(msg.Reply)
+	if err != nil {
+		return r, c.connectionError(err)
+	}
+	defer answers.Unsubscribe()
+	if err := c.nc.PublishMsg(msg); err != nil {
+		return r, c.connectionError(err)
+	}
+	for {
+		if r, err = c.snapshotAnswer(ctx, answers); err != nil {
+			if ctx.Err() != nil {
+				return r, errors.Join(ctx.Err(), c.cancelSnapshot(id))
+			}
+			return r, err
+		}
+		switch r.Phase {
+		case SnapshotDone:
+			return r, nil
+		case SnapshotCancelled:
+			return r, &Error{Code: CodeUnavailable, Message: "the save was given up"}
+		}
+		if progress != nil {
+			progress(r)
+		}
+	}
+}
+
+// snapshotSilence is how long a service may say nothing of a save that promises a word a second.
+const snapshotSilence = 10 * time.Second
+
+// snapshotCancel is how long it is tried to give a save up: who waits for that has pressed Ctrl-C.
+const snapshotCancel = 3 * time.Second
+
+func (c *Client) snapshotAnswer(ctx context.Context, answers *nats.Subscription) (r SnapshotReply, err error) {
+	ctx, cancel := context.WithTimeout(ctx, max(c.timeout, snapshotSilence))
+	defer cancel()
+	m, err := answers.NextMsgWithContext(ctx)
+	if err != nil {
+		return r, c.connectionError(err)
+	}
+	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+		return r, c.connectionError(nats.ErrNoResponders)
+	}
+	if m.Header.Get(headerServiceErrorCode) != "" {
+		return r, ParseError(m.Data)
+	}
+	return r, readReply(m.Data, &r)
+}
+
+// cancelSnapshot gives a save up. That there is none any more is no error.
+func (c *Client) cancelSnapshot(id string) error {
+	body, err := json.Marshal(SnapshotRequest{Cancel: id})
+	if err != nil {
+		return err
+	}
+	_, _, err = c.ask(context.Background(), request{subject: c.names.API(VerbSnapshot, ""), body: body, retry: true, within: min(c.timeout, snapshotCancel)})
+	if err == nil || errors.Is(err, &Error{Code: CodeNotFound}) {
+		return nil
+	}
+	return fmt.Errorf("give up the save: %w", err)
+}
