@@ -113,7 +113,7 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 		return err
 	}
 	o = o.withDefaults()
-	w := &worker{Client: c, WorkerOptions: o, js: js, do: handle, hands: newHands(o.Concurrency)}
+	w := &worker{Client: c, WorkerOptions: o, js: js, do: handle, held: newDeliveries(o.Concurrency)}
 	outputs, err := c.outputs(ctx, js)
 	if err != nil {
 		return err
@@ -129,9 +129,9 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 type worker struct {
 	*Client
 	WorkerOptions
-	js    jetstream.JetStream
-	do    Handler
-	hands *hands
+	js   jetstream.JetStream
+	do   Handler
+	held *deliveries
 }
 
 // run takes triggers until ctx ends, and then winds down: pullers first, then handlers, and at last the
@@ -154,7 +154,7 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 	<-ctx.Done()
 	overtime := time.AfterFunc(w.Grace, cancelHandlers)
 	pullers.Wait()
-	w.hands.close()
+	w.held.close()
 	handlers.Wait()
 	inTime := overtime.Stop()
 	close(stopHeart)
@@ -200,10 +200,10 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	return nil
 }
 
-// handleAll does what comes into one pair of hands, one trigger after the other.
+// handleAll does what comes to one handler, one trigger after the other.
 func (w *worker) handleAll(ctx context.Context, h int) {
 	for {
-		d, ok := w.hands.begin(h)
+		d, ok := w.held.begin(h)
 		if !ok {
 			return
 		}
@@ -298,7 +298,7 @@ func termination(reason error) []byte {
 // refuse answers that a delivery was not dealt with. It lets go of it first: a heartbeat after a delayed nak
 // would undo the delay.
 func (w *worker) refuse(h int, d delivery, t *Trigger, answer []byte) {
-	w.hands.let(h)
+	w.held.let(h)
 	w.answer(d.msg, t, answer)
 }
 
@@ -326,7 +326,7 @@ func (w *worker) heartbeat(stop <-chan struct{}) {
 			return
 		case <-beat.C:
 		}
-		err := w.hands.each(func(m *nats.Msg) error { return w.nc.Publish(m.Reply, progress) })
+		err := w.held.each(func(m *nats.Msg) error { return w.nc.Publish(m.Reply, progress) })
 		if err != nil {
 			w.OnError(nil, fmt.Errorf("carillon: heartbeat: %w", err))
 		}

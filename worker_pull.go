@@ -77,7 +77,7 @@ type pull struct {
 	ended   bool      // the server sends no more
 	err     error     // why, where that is no matter of course
 
-	waiting int           // for a handler; under the hands' lock
+	waiting int           // for a handler; under the deliveries' lock
 	begun   chan struct{} // holds a token when none waits any more
 }
 
@@ -98,12 +98,12 @@ func (p *puller) pull(ctx context.Context) error {
 			if batch := p.take(of, m); done == nil {
 				p.giveBack(batch)
 			} else {
-				p.hands.add(batch)
+				p.held.add(batch)
 			}
 		case <-lost.C:
 			of.ended = true
 		case <-done:
-			p.giveBack(p.hands.withdraw(of))
+			p.giveBack(p.held.withdraw(of))
 			done = nil
 		}
 	}
@@ -149,16 +149,16 @@ func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 
 // await returns when nothing of a pull waits for a handler any more; when done ends, that goes back.
 func (p *puller) await(of *pull, done <-chan struct{}) {
-	for p.hands.waits(of) {
+	for p.held.waits(of) {
 		select {
 		case <-of.begun:
 		case <-done:
-			p.giveBack(p.hands.withdraw(of))
+			p.giveBack(p.held.withdraw(of))
 		}
 	}
 }
 
-// left counts what waits no longer. The hands' lock is held.
+// left counts what waits no longer. The deliveries' lock is held.
 func (p *pull) left(n int) {
 	if p.waiting -= n; p.waiting > 0 {
 		return

@@ -60,7 +60,7 @@ func (m *Machine) BeginCheckpoint() *Checkpoint {
 	c := &Checkpoint{
 		m: m, from: m.base, to: m.asBase(), state: m.appendState(nil), changes: m.changes,
 	}
-	c.outputs, _ = m.outbox.after(max(c.from.made, c.to.acked))
+	c.outputs, _ = m.outbox.after(max(c.from.made, c.to.acked)) // what follows the acked one is held
 	m.outbox.pinned = true
 	m.changes = newGeneration(m.changes.number + 1)
 	m.saving = c
@@ -270,6 +270,6 @@ func (m *Machine) Export(to Changes, position uint64) {
 			c.graves = append(c.graves, g)
 		}
 	}
-	c.outputs, _ = m.outbox.after(m.outbox.acked.Output)
+	c.outputs, _ = m.outbox.after(m.outbox.acked.Output) // what follows it is held
 	c.Write(to, position)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 
 	"github.com/carillon-scheduler/carillon"
@@ -260,19 +259,6 @@ func (m *Machine) appendState(b []byte) []byte {
 }
 
 // readState is the inverse of appendState, on a new machine; the outbox has yet to get its outputs up to made.
-// LayoutOf tells what layout a checkpoint's state is of. Error: ErrCheckpoint.
-func LayoutOf(state []byte) (Layout, error) {
-	d := decoder{b: state}
-	if v := d.byte(); d.err == nil && v != stateVersion {
-		d.fail(fmt.Errorf("state of version %d, this binary reads %d", v, stateVersion))
-	}
-	l := Layout{Prefix: d.string(), Partitions: int(d.atMost(math.MaxUint16))}
-	if d.err != nil {
-		return Layout{}, fmt.Errorf("%w: state: %w", ErrCheckpoint, d.err)
-	}
-	return l, nil
-}
-
 func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
 	if v := d.byte(); d.err == nil && v != stateVersion {
 		d.fail(fmt.Errorf("state of version %d, this binary reads %d", v, stateVersion))

@@ -88,7 +88,7 @@ func (m *Member) readOnce(placement bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !placement {
-		_ = m.takePlaced(nil)
+		_ = m.takePlaced(nil) // fails only on a placement that cannot be read
 	}
 	m.watched = true
 	m.changed()

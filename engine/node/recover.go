@@ -112,16 +112,11 @@ type loaded struct {
 
 // loadAhead begins to read the checkpoints, in the layout that they say. What cannot be read is left to who needs it.
 func (n *Node) loadAhead() {
-	err := n.saved.View(0, func(v *snapshot.View) error {
-		state, err := v.State()
-		if err == nil && state != nil {
-			n.ahead.layout, err = engine.LayoutOf(state)
-		}
-		return err
-	})
+	layout, err := n.savedLayout()
 	if err != nil {
 		return
 	}
+	n.ahead.layout = layout
 	n.ahead.of = make([]loaded, n.ahead.layout.Partitions)
 	for p := range n.ahead.of {
 		n.ahead.work.Go(func() {
@@ -129,6 +124,25 @@ func (n *Node) loadAhead() {
 			l.machine, l.position, l.err = load(n.ahead.layout, p, n.saved.View)
 		})
 	}
+}
+
+// savedLayout is that of the service whose checkpoints the job table has.
+func (n *Node) savedLayout() (l engine.Layout, err error) {
+	err = n.saved.View(0, func(v *snapshot.View) error {
+		state, err := v.State()
+		if err != nil {
+			return err
+		}
+		if state == nil {
+			return fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
+		}
+		s, err := engine.ReadState(state)
+		if err == nil {
+			l = engine.Layout{Prefix: s.Prefix, Partitions: s.Partitions}
+		}
+		return err
+	})
+	return l, err
 }
 
 // newest is a partition's newest checkpoint, read before or now.

@@ -3,12 +3,9 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
-	"github.com/carillon-scheduler/carillon/engine"
-	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -61,23 +58,4 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	save := saveOptions(n.layout.Partitions, n.layout.Prefix)
 	save.Recheck, save.Progress = so.Recheck, so.Progress
 	return archive.Save(ctx, n.saved, t, save)
-}
-
-// savedLayout is that of the service whose checkpoints the job table has.
-func (n *Node) savedLayout() (l engine.Layout, err error) {
-	err = n.saved.View(0, func(v *snapshot.View) error {
-		state, err := v.State()
-		if err != nil {
-			return err
-		}
-		if state == nil {
-			return fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
-		}
-		s, err := engine.ReadState(state)
-		if err == nil {
-			l = engine.Layout{Prefix: s.Prefix, Partitions: s.Partitions}
-		}
-		return err
-	})
-	return l, err
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// hands are what a worker has received and not yet answered: the triggers that wait for a handler, and those
+// deliveries are what a worker has received and not yet answered: the triggers that wait for a handler, and those
 // that handlers have begun. One lock is taken once for each trigger and once for each batch of them, which is
 // what a hand-over costs; a channel would wake a handler for each.
-type hands struct {
+type deliveries struct {
 	mu      sync.Mutex
 	more    sync.Cond
 	waiting []delivery // in the order they came, from next on
@@ -21,22 +21,22 @@ type hands struct {
 	closed  bool
 }
 
-// delivery is one message in the worker's hands.
+// delivery is one message that a worker holds.
 type delivery struct {
 	msg      *nats.Msg
 	received time.Time
 	pull     *pull // that brought it
 }
 
-func newHands(handlers int) *hands {
-	s := &hands{begun: make([]delivery, handlers)}
+func newDeliveries(handlers int) *deliveries {
+	s := &deliveries{begun: make([]delivery, handlers)}
 	s.more.L = &s.mu
 	return s
 }
 
 // add takes in what came. One handler is woken, and that one wakes the next while there is more: quick
 // handlers are left asleep when few of them keep up.
-func (s *hands) add(all []delivery) {
+func (s *deliveries) add(all []delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.next > len(s.waiting)/2 { // what is gone gives its place to what comes
@@ -49,16 +49,16 @@ func (s *hands) add(all []delivery) {
 	s.wake()
 }
 
-func (s *hands) wake() {
+func (s *deliveries) wake() {
 	if s.idle > 0 && s.next < len(s.waiting) {
 		s.idle--
 		s.more.Signal()
 	}
 }
 
-// begin lets go of what the handler had and gives it the next, waiting for one; ok is false when the hands
+// begin lets go of what the handler had and gives it the next, waiting for one; ok is false when they
 // are closed and empty.
-func (s *hands) begin(h int) (d delivery, ok bool) {
+func (s *deliveries) begin(h int) (d delivery, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun[h] = delivery{}
@@ -78,14 +78,14 @@ func (s *hands) begin(h int) (d delivery, ok bool) {
 }
 
 // let lets go of what the handler has.
-func (s *hands) let(h int) {
+func (s *deliveries) let(h int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun[h] = delivery{}
 }
 
 // withdraw takes out what waits of a pull.
-func (s *hands) withdraw(of *pull) (out []delivery) {
+func (s *deliveries) withdraw(of *pull) (out []delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting = slices.DeleteFunc(slices.Delete(s.waiting, 0, s.next), func(d delivery) bool {
@@ -100,23 +100,23 @@ func (s *hands) withdraw(of *pull) (out []delivery) {
 }
 
 // waits tells whether any message of a pull waits for a handler.
-func (s *hands) waits(of *pull) bool {
+func (s *deliveries) waits(of *pull) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return of.waiting > 0
 }
 
 // close has begin end once nothing waits any more.
-func (s *hands) close() {
+func (s *deliveries) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	s.more.Broadcast()
 }
 
-// each calls f with all messages in hand until it fails. It holds the lock, so that no heartbeat follows an
+// each calls f with all messages held until it fails. It holds the lock, so that no heartbeat follows an
 // answer that let goes before.
-func (s *hands) each(f func(*nats.Msg) error) error {
+func (s *deliveries) each(f func(*nats.Msg) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, all := range [][]delivery{s.waiting, s.begun} {

@@ -11,8 +11,8 @@ import (
 )
 
 // What waits is begun in its order, goes back by its pull, and is known to the heartbeat until it is answered.
-func TestHands(t *testing.T) {
-	s := newHands(2)
+func TestDeliveries(t *testing.T) {
+	s := newDeliveries(2)
 	held := func() (names []string) {
 		if err := s.each(func(m *nats.Msg) error { names = append(names, m.Subject); return nil }); err != nil {
 			t.Fatal(err)
@@ -65,7 +65,7 @@ func TestHands(t *testing.T) {
 	check("9", "b2")
 	for h := range 2 {
 		if d, ok := s.begin(h); ok {
-			t.Fatalf("began %s of closed hands", d.msg.Subject)
+			t.Fatalf("began %s after the end", d.msg.Subject)
 		}
 	}
 	check()
