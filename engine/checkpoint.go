@@ -197,10 +197,11 @@ func writeRow(to Changes, old, now row) {
 	to.Drop(roomSpecs, was.append(nil))
 }
 
-// Committed says that the checkpoint is on disk: changes are counted from it now.
+// Committed says that the checkpoint is on disk: changes are counted from it now, and the machine's table has it.
 func (c *Checkpoint) Committed() {
 	if m := c.end(); m != nil {
 		m.base = c.to
+		m.settle(c.changes)
 	}
 }
 
@@ -232,6 +233,7 @@ func (c *Checkpoint) Abandon() {
 	}
 	m.changes.forced.after(&c.changes.forced)
 	m.changes.graves.after(&c.changes.graves)
+	m.changes.absent = append(c.changes.absent, m.changes.absent...)
 }
 
 // moved is a row of the checkpoint in the generation after it.
@@ -254,8 +256,11 @@ func (c *Checkpoint) end() *Machine {
 
 // Export hands over the whole state, as a checkpoint does that follows none. It leaves out completed jobs that are
 // gone, so what it hands over depends on the log alone. It is for tools: it takes long, and no record may be
-// applied meanwhile.
-func (m *Machine) Export(to Changes, position uint64) {
+// applied meanwhile. Jobs that are not in memory come there. Errors: those of Load.
+func (m *Machine) Export(to Changes, position uint64) error {
+	if err := m.loadAll(); err != nil {
+		return err
+	}
 	c := &Checkpoint{m: m, state: m.appendState(nil), changes: newGeneration(1)}
 	for slot := range m.jobs.used {
 		if j := m.jobs.at(slot); j.status != statusFree && !m.gone(slot, j) {
@@ -272,4 +277,5 @@ func (m *Machine) Export(to Changes, position uint64) {
 	}
 	c.outputs, _ = m.outbox.after(m.outbox.acked.Output) // what follows it is held
 	c.Write(to, position)
+	return nil
 }

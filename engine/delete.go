@@ -44,6 +44,7 @@ func (m *Machine) remove(slot uint32, j *job) {
 	m.disarm(slot, j)
 	m.unforce(slot)
 	m.become(j, statusFree)
+	m.miss(j)
 	m.changes.drop(j.entry)
 	m.jobs.remove(slot)
 }

@@ -167,6 +167,11 @@ func decoded(b []byte) pairs {
 
 func (p pairs) State() ([]byte, error) { return p.state, nil }
 
+func (p pairs) Get(room byte, key []byte) (value []byte, found bool, err error) {
+	value, found = p.rooms[room][string(key)]
+	return value, found, nil
+}
+
 func (p pairs) Scan(room byte, _, _ []byte, _ int, yield func(key, value []byte) error) (bool, error) {
 	for _, key := range slices.Sorted(maps.Keys(p.rooms[room])) {
 		if err := yield([]byte(key), p.rooms[room][key]); err != nil {

@@ -11,6 +11,7 @@ type generation struct {
 
 	forced ledger[forcedFire]
 	graves ledger[grave]
+	absent []string // ids of jobs that went and the table may have
 }
 
 const entriesPerChunk = 1024
@@ -24,7 +25,10 @@ type entry struct {
 	spec   ref    // and its spec, if no checkpoint has that
 }
 
-const noSlot = ^uint32(0)
+const (
+	noSlot  = ^uint32(0)
+	noEntry = ^uint32(0)
+)
 
 func newGeneration(number uint64) *generation { return &generation{number: number} }
 

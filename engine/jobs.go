@@ -33,6 +33,7 @@ const (
 	nowhere place = iota
 	onWheel
 	inReady
+	inLater // beyond what is on the wheel
 )
 
 // job is one job's state. A job is in one place at a time: its earliest fire not yet decided is on the
@@ -165,7 +166,7 @@ func (t *jobTable) insert(text textRef) (uint32, *job) {
 		}
 	}
 	j := t.at(slot)
-	*j = job{text: text}
+	*j = job{text: text, entry: noEntry}
 	h := hashOf(t.id(j))
 	if first, ok := t.byHash[h]; ok {
 		j.peer = first + 1

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -87,10 +88,11 @@ type Machine struct {
 	text    []byte // of the next output
 	scratch []byte // a row
 
-	base     base        // the checkpoint that changes are counted from
-	changes  *generation // since then, or since the checkpoint being taken began
-	saving   *Checkpoint // the one being taken, if one is
-	outcomes []Outcome   // of the last import
+	residence residence
+	base      base        // the checkpoint that changes are counted from
+	changes   *generation // since then, or since the checkpoint being taken began
+	saving    *Checkpoint // the one being taken, if one is
+	outcomes  []Outcome   // of the last import
 
 	bounds Bounds
 	due    func(slot uint32, deadline int64) // moves a timer's job to ready
@@ -122,6 +124,7 @@ func New(layout Layout, partition int) *Machine {
 		m.wheels[i] = wheel.New(0)
 	}
 	m.jobs.init()
+	m.residence.init()
 	m.due = m.makeReady
 	return m
 }
@@ -141,12 +144,14 @@ type Result struct {
 }
 
 // Apply carries out one record of the log. Records come in order of their sequences; one at or below
-// the machine's position changes nothing. An error stops the partition for good: it wraps ErrRules or
-// ErrDiverged, and the machine is as it was before the record.
+// the machine's position changes nothing. An error stops the partition for good. It wraps ErrRules or
+// ErrDiverged, and the machine is as it was before the record; or it is the table's, or ErrCheckpoint of a row in it,
+// and then the machine is to be thrown away.
 func (m *Machine) Apply(e *Entry) (Result, error) {
 	if e.Seq <= m.position {
 		return Result{}, nil
 	}
+	m.dismiss()
 	var r Result
 	var err error
 	now := max(m.now, e.Time)
@@ -172,7 +177,7 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 		m.expire(now)
 		r = m.command(e)
 	}
-	if err != nil {
+	if err = cmp.Or(err, m.residence.err); err != nil {
 		return r, err
 	}
 	m.now = now
@@ -237,6 +242,9 @@ func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
 // find is the job of a command, if there is one.
 func (m *Machine) find(id string) (uint32, *job) {
 	slot, j := m.jobs.find(id)
+	if j == nil {
+		slot, j = m.fetch(id)
+	}
 	if j == nil || m.free(slot, j) {
 		return 0, nil
 	}

@@ -18,35 +18,44 @@ type Table interface {
 	// Scan yields the pairs of a room with keys above one and below another, ascending; nil is no bound. It stops
 	// after limit of them, 0 for all, and says whether there are more.
 	Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error)
+	// Get looks a pair up.
+	Get(room byte, key []byte) (value []byte, found bool, err error)
 }
 
-// Open returns the machine as of a checkpoint; a new one if there is none. Errors: the table's, ErrCheckpoint.
+// Open returns the machine as of a checkpoint, with all jobs in memory; a new one if there is none. Errors: the
+// table's, ErrCheckpoint.
 func Open(layout Layout, partition int, t Table) (*Machine, error) {
-	m := New(layout, partition)
-	state, err := t.State()
-	if err != nil || state == nil {
-		return m, err
-	}
-	l := loader{m: m, table: t}
-	d := decoder{b: state}
-	scheduled, paused, made := m.readState(&d)
-	if err := d.end(); err != nil {
-		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, err)
+	l, err := openState(layout, partition, t)
+	if err != nil || l.blank {
+		return l.m, err
 	}
 	for _, load := range []func() error{l.graves, l.rows, l.specs, l.ids, l.queue, l.forced, l.outputs} {
 		if err := load(); err != nil {
 			return nil, err
 		}
 	}
-	if m.outbox.made != made {
-		return nil, fmt.Errorf("%w: it has outputs up to %d of %d", ErrCheckpoint, m.outbox.made, made)
+	if s, p := uint64(l.m.counts[statusScheduled]), uint64(l.m.counts[statusPaused]); s != l.scheduled || p != l.paused {
+		return nil, fmt.Errorf("%w: it has %d of %d scheduled jobs, and %d of %d paused", ErrCheckpoint, s, l.scheduled, p, l.paused)
 	}
-	if s, p := uint64(m.counts[statusScheduled]), uint64(m.counts[statusPaused]); s != scheduled || p != paused {
-		return nil, fmt.Errorf("%w: it has %d of %d scheduled jobs, and %d of %d paused", ErrCheckpoint, s, scheduled, p, paused)
+	return l.done()
+}
+
+// OpenCold is Open without the jobs, but for those that are being fired: the machine reads the others in the table
+// when it needs them, which has to stay with it. How large the table is makes no difference but for completed jobs,
+// which are counted.
+func OpenCold(layout Layout, partition int, t Table) (*Machine, error) {
+	l, err := openState(layout, partition, t)
+	if err != nil || l.blank {
+		return l.m, err
 	}
-	m.base = m.asBase()
-	m.changes = newGeneration(m.changes.number + 1) // nothing has changed
-	return m, nil
+	l.m.counts[statusScheduled], l.m.counts[statusPaused] = int(l.scheduled), int(l.paused)
+	l.m.residence.leave(t)
+	for _, load := range []func() error{l.graves, l.ready, l.completed, l.forced, l.outputs} {
+		if err := load(); err != nil {
+			return nil, err
+		}
+	}
+	return l.done()
 }
 
 // loader reads a checkpoint into a machine. The rows are read as they are kept, in order of what waits; the specs
@@ -54,8 +63,38 @@ func Open(layout Layout, partition int, t Table) (*Machine, error) {
 type loader struct {
 	m     *Machine
 	table Table
+	blank bool // there is no checkpoint
 	rest  arena
 	found []foundRow // in order of rooms and keys
+
+	scheduled, paused, made uint64 // as the state says
+}
+
+// openState returns the loader of a machine that has its state, and nothing else yet.
+func openState(layout Layout, partition int, t Table) (l loader, err error) {
+	m := New(layout, partition)
+	state, err := t.State()
+	if err != nil || state == nil {
+		return loader{m: m, blank: true}, err
+	}
+	l = loader{m: m, table: t}
+	d := decoder{b: state}
+	l.scheduled, l.paused, l.made = m.readState(&d)
+	if err := d.end(); err != nil {
+		return loader{}, fmt.Errorf("%w: state: %w", ErrCheckpoint, err)
+	}
+	return l, nil
+}
+
+// done returns the machine.
+func (l *loader) done() (*Machine, error) {
+	m := l.m
+	if m.outbox.made != l.made {
+		return nil, fmt.Errorf("%w: it has outputs up to %d of %d", ErrCheckpoint, m.outbox.made, l.made)
+	}
+	m.base = m.asBase()
+	m.changes = newGeneration(m.changes.number + 1) // nothing has changed
+	return m, nil
 }
 
 // foundRow is a job's row before it has its spec.
@@ -121,8 +160,11 @@ func (l *loader) specs() error {
 			return fmt.Errorf("the spec of put %d is missing", f.spec.put)
 		}
 		order = order[1:]
-		f.slot, err = l.job(l.rest.get(f.row), value)
-		return err
+		if f.slot, err = l.m.admit(l.rest.get(f.row), value); err != nil {
+			return err
+		}
+		l.m.counts[l.m.jobs.at(f.slot).status]++
+		return nil
 	})
 	if err == nil && len(order) > 0 {
 		err = fmt.Errorf("%w: the spec of put %d is missing", ErrCheckpoint, l.found[order[0]].spec.put)
@@ -130,9 +172,8 @@ func (l *loader) specs() error {
 	return err
 }
 
-// job adds a job to the table.
-func (l *loader) job(r row, s []byte) (slot uint32, err error) {
-	m := l.m
+// admit takes a job into memory. It has no place in the order of ids yet, and does not wait anywhere.
+func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	restored, few, id, request, err := decodeRow(r)
 	if err != nil {
 		return 0, err
@@ -150,16 +191,13 @@ func (l *loader) job(r row, s []byte) (slot uint32, err error) {
 		return 0, errValue
 	}
 	slot, j := m.jobs.insert(addText(&m.jobs.texts, id, request, s))
-	restored.text, restored.peer = j.text, j.peer
-	is := restored.status
-	restored.status = statusFree
+	restored.text, restored.peer, restored.entry = j.text, j.peer, j.entry
 	*j = restored
 	if few != (rare{}) {
 		*m.jobs.rare(j) = few
 	}
 	offset := schedule.Offset(string(id), want.Spread.Milliseconds())
 	m.jobs.describe(j, &want, expr, expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), offset))
-	m.become(j, is)
 	return slot, nil
 }
 
@@ -208,6 +246,56 @@ func (l *loader) queue() error {
 	return nil
 }
 
+// ready takes in the jobs whose turns are ready. They are among those that were due.
+func (l *loader) ready() error {
+	var found []row
+	for rank := range byte(priorities) {
+		due := appendNumber(appendTime([]byte{rank}, l.m.to+1), 0)
+		if _, err := l.table.Scan(roomWaiting, []byte{rank}, due, 0, keepReady(roomWaiting, &found)); err != nil {
+			return err
+		}
+	}
+	return l.takeReady(found)
+}
+
+// completed counts the completed jobs, and takes in those whose event is ready.
+func (l *loader) completed() error {
+	var found []row
+	keep := keepReady(roomCompleted, &found)
+	_, err := l.table.Scan(roomCompleted, nil, nil, 0, func(key, value []byte) error {
+		l.m.counts[statusCompleted]++
+		return keep(key, value)
+	})
+	return errors.Join(err, l.takeReady(found))
+}
+
+// keepReady keeps the rows of a room whose turns are ready.
+func keepReady(room byte, found *[]row) func(key, value []byte) error {
+	return func(key, value []byte) error {
+		if len(key) != keySize(room) || len(value) < 2 {
+			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, errShort)
+		}
+		if value[1]&rowReady != 0 {
+			*found = append(*found, slices.Concat([]byte{room}, key, value))
+		}
+		return nil
+	}
+}
+
+func (l *loader) takeReady(found []row) error {
+	for _, r := range found {
+		slot, j, err := l.m.take(r)
+		if err != nil {
+			return err
+		}
+		if j.status == statusCompleted {
+			l.m.completed.push(completion{slot, j.armed})
+		}
+		l.m.queue(slot, j)
+	}
+	return nil
+}
+
 func (l *loader) forced() error {
 	return l.all(roomForced, func(key, value []byte) error {
 		k, d := decoder{b: key}, decoder{b: value}
@@ -216,9 +304,9 @@ func (l *loader) forced() error {
 		if err := errors.Join(k.end(), d.end()); err != nil {
 			return err
 		}
-		slot, j := l.m.jobs.find(f.id)
+		slot, j := l.m.look(f.id)
 		if j == nil {
-			return fmt.Errorf("there is no job %s", f.id)
+			return errors.Join(l.m.residence.err, fmt.Errorf("there is no job %s", f.id))
 		}
 		f.slot = slot
 		l.m.force(f)

@@ -69,8 +69,8 @@ func (m *Machine) queue(slot uint32, j *job) {
 	m.ready.Insert(m.turnOf(slot, j))
 }
 
-// arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel. What
-// waits is unique by due time and order of arming.
+// arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel, or what is to
+// come there later.
 func (m *Machine) arm(slot uint32, j *job, next int64) {
 	j.next = next
 	if next == none {
@@ -79,13 +79,11 @@ func (m *Machine) arm(slot uint32, j *job, next int64) {
 	}
 	m.armed++
 	j.armed = m.armed
-	w := m.wheels[j.rank]
-	if next <= w.Now() {
+	if next <= m.wheels[j.rank].Now() {
 		m.queue(slot, j)
 		return
 	}
-	j.place = onWheel
-	j.timer = w.Insert(next, slot)
+	m.await(slot, j)
 }
 
 // disarm takes a job's next fire from where it waits.
@@ -93,6 +91,8 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	switch j.place {
 	case onWheel:
 		m.wheels[j.rank].Remove(j.timer)
+	case inLater:
+		m.residence.later[j.rank].Delete(waiting{keyOfJob(j), slot})
 	case inReady:
 		m.readyJobs[j.rank]--
 		m.ready.Delete(m.turnOf(slot, j))

@@ -44,7 +44,9 @@ func wholeOf(t testing.TB, m *Machine) memtable.View {
 	t.Helper()
 	var table memtable.Table
 	b := table.Begin()
-	m.Export(b, m.position)
+	if err := m.Export(b, m.position); err != nil {
+		t.Fatal(err)
+	}
 	if err := b.Commit(); err != nil {
 		t.Fatal(err)
 	}

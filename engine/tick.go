@@ -67,6 +67,7 @@ func (m *Machine) gather(at int64) (done bool) {
 		if m.readyJobs[rank] >= m.bounds.Ready {
 			move = 0
 		}
+		m.ensure(rank, at, move)
 		done = w.Advance(at, move, m.due) && done
 	}
 	return done
@@ -83,7 +84,8 @@ func (m *Machine) makeReady(slot uint32, _ int64) {
 // dueAfter is the next time after at, up to now, when something comes due.
 func (m *Machine) dueAfter(at int64) int64 {
 	next := m.to
-	for _, w := range m.wheels {
+	for rank, w := range m.wheels {
+		m.ensure(rank, m.to, 0)
 		if d, ok := w.Next(); ok {
 			next = min(next, d)
 		}
@@ -251,7 +253,9 @@ func (m *Machine) fireForced(t turn) {
 	}
 	j := m.jobs.at(t.slot)
 	m.emitForced(j, f)
-	m.free(t.slot, j)
+	if !m.free(t.slot, j) {
+		m.visit(t.slot)
+	}
 }
 
 // NextDeadline is the time from which a tick would have something to do: ok is false when there is
@@ -261,7 +265,8 @@ func (m *Machine) NextDeadline() (at int64, ok bool) {
 		return m.to, true
 	}
 	at = math.MaxInt64
-	for _, w := range m.wheels {
+	for rank, w := range m.wheels {
+		at = min(at, m.residence.windows[rank].Due) // what comes after it is not known
 		if d, waits := w.Next(); waits {
 			at = min(at, d)
 		}

@@ -1,29 +1,41 @@
 package engine
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Job returns what is known of a job.
+// Err is why the machine is of no use any more: its table could not be read. nil: it is.
+func (m *Machine) Err() error { return m.residence.err }
+
+// Job returns what is known of a job. It is none, too, if Err.
 func (m *Machine) Job(id string) (carillon.JobReply, bool) {
 	slot, j := m.jobs.find(id)
-	if j == nil || m.gone(slot, j) {
+	if j == nil {
+		return m.coldJob(id, "")
+	}
+	if m.gone(slot, j) {
 		return carillon.JobReply{}, false
 	}
 	return m.view(j), true
 }
 
 func (m *Machine) view(j *job) carillon.JobReply {
-	spec, err := decodeSpec(spec(m.jobs.spec(j)))
+	want, err := decodeSpec(spec(m.jobs.spec(j)))
 	if err != nil {
-		panic(err) // the machine encoded it, and checkpoints are checked when they are read
+		panic(err) // the machine encoded it, and jobs are checked when they come into memory
 	}
-	spec.ID = string(m.jobs.id(j))
+	want.ID = string(m.jobs.id(j))
+	return m.viewAs(j, m.jobs.has(j).skipped, want)
+}
+
+func (m *Machine) viewAs(j *job, skipped uint64, want carillon.Job) carillon.JobReply {
 	r := carillon.JobReply{
-		ID: spec.ID, Version: j.version, Status: carillon.Status(statusNames[j.status]), Fires: j.fires, Skipped: m.jobs.has(j).skipped,
-		LastScheduled: fromMilli(j.last), Partition: m.partition, Spec: spec,
+		ID: want.ID, Version: j.version, Status: carillon.Status(statusNames[j.status]), Fires: j.fires, Skipped: skipped,
+		LastScheduled: fromMilli(j.last), Partition: m.partition, Spec: want,
 	}
 	if j.status == statusScheduled && j.next != none {
 		r.Next = fromMilli(j.next)
@@ -31,13 +43,47 @@ func (m *Machine) view(j *job) carillon.JobReply {
 	return r
 }
 
+// coldJob returns a job that is not in memory, and does not bring it there. only is the status that it must have; "" is
+// any.
+func (m *Machine) coldJob(id string, only carillon.Status) (carillon.JobReply, bool) {
+	j, skipped, s, err := m.readJob(id)
+	if err != nil {
+		m.residence.err = cmp.Or(m.residence.err, err)
+	}
+	if err != nil || s == nil || m.expired.passed(&j) || only != "" && only != carillon.Status(statusNames[j.status]) {
+		return carillon.JobReply{}, false
+	}
+	want, err := decodeSpec(spec(s))
+	if err != nil {
+		m.residence.err = cmp.Or(m.residence.err, fmt.Errorf("%w: spec of job %q: %w", ErrCheckpoint, id, err))
+		return carillon.JobReply{}, false
+	}
+	want.ID = id
+	return m.viewAs(&j, skipped, want), true
+}
+
+// readJob reads a job that is not in memory, and its spec: nil if there is none.
+func (m *Machine) readJob(id string) (j job, skipped uint64, s []byte, err error) {
+	r, err := m.readRow(id)
+	if err != nil || r == nil {
+		return job{}, 0, nil, err
+	}
+	j, few, _, _, err := decodeRow(r)
+	if err != nil {
+		return job{}, 0, nil, fmt.Errorf("%w: job %q: %w", ErrCheckpoint, id, err)
+	}
+	s, err = readSpec(m.residence.table, r)
+	return j, few.skipped, s, err
+}
+
 // Page walks the jobs with ids above after, in order, and collects those that match, at most limit of
 // them. It looks at no more than scan jobs: last is the id it got to, and more tells whether jobs follow.
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (page []carillon.JobReply, last string, more bool) {
 	from := max(after, f.Prefix)
 	last = after
-	m.jobs.from(from, func(slot uint32, j *job) bool {
-		id := string(m.jobs.id(j))
+	cold := m.coldIDs(from, from != after, scan+1)
+	// consider looks at the next job, and tells whether to go on.
+	consider := func(id string, view func() (carillon.JobReply, bool)) bool {
 		switch {
 		case id == after:
 			return true
@@ -49,15 +95,71 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 		}
 		scan--
 		last = id
-		if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) || m.gone(slot, j) {
-			return true
-		}
-		if v := m.view(j); f.Matches(&v) {
+		if v, ok := view(); ok && f.Matches(&v) {
 			page = append(page, v)
 		}
 		return true
+	}
+	considerCold := func(before string) bool {
+		for len(cold) > 0 && (before == "" || cold[0] < before) {
+			id := cold[0]
+			cold = cold[1:]
+			if !consider(id, func() (carillon.JobReply, bool) { return m.coldJob(id, f.Status) }) {
+				return false
+			}
+		}
+		return true
+	}
+	stopped := false
+	m.jobs.from(from, func(slot uint32, j *job) bool {
+		id := string(m.jobs.id(j))
+		goOn := considerCold(id) && consider(id, func() (carillon.JobReply, bool) {
+			if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) || m.gone(slot, j) {
+				return carillon.JobReply{}, false
+			}
+			return m.view(j), true
+		})
+		stopped = !goOn
+		return goOn
 	})
+	if !stopped {
+		considerCold("")
+	}
 	return page, last, more
+}
+
+// coldIDs returns the next n ids in the table, from one on or behind it, of jobs that are not in memory.
+func (m *Machine) coldIDs(from string, including bool, n int) (ids []string) {
+	r := &m.residence
+	if r.complete || r.err != nil {
+		return nil
+	}
+	add := func(id string) {
+		if _, j := m.jobs.find(id); j != nil {
+			return
+		}
+		if _, gone := r.absent[id]; !gone {
+			ids = append(ids, id)
+		}
+	}
+	if including {
+		_, found, err := r.table.Get(roomIDs, []byte(from))
+		r.err = cmp.Or(r.err, err)
+		if found {
+			add(from)
+		}
+	}
+	after := []byte(from)
+	for more := true; more && len(ids) < n && r.err == nil; {
+		var err error
+		more, err = r.table.Scan(roomIDs, after, nil, n, func(id, _ []byte) error {
+			after = append(after[:0:0], id...)
+			add(string(id))
+			return nil
+		})
+		r.err = cmp.Or(r.err, err)
+	}
+	return ids
 }
 
 // Stats are counts of a partition, for metrics and status.
@@ -70,8 +172,12 @@ type Stats struct {
 	Completed int // those whose time is over may be among them for a while
 	Paused    int
 	Dirty     int    // jobs that changed since the last checkpoint
+	Hot       int    // jobs in memory
+	Loaded    uint64 // jobs that came into memory from the table, since the process started
+	Late      uint64 // those of them that a tick had to wait for
 	DiskLow   bool   // new jobs are refused
 	Rejected  uint64 // commands since the process started
+	Armed     uint64 // fires armed so far
 	Timers    int    // on the wheel
 	Ready     int
 	Made      uint64 // outputs
@@ -84,8 +190,9 @@ func (m *Machine) Stats() Stats {
 	s := Stats{
 		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to,
 		Completed: m.counts[statusCompleted], Paused: m.counts[statusPaused], DiskLow: m.diskLow, Rejected: m.refused,
-		Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
+		Armed: m.armed, Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
+	s.Hot, s.Loaded, s.Late = m.jobs.sorted.Len(), m.residence.loaded, m.residence.late
 	s.Jobs = m.counts[statusScheduled] + s.Paused + s.Completed
 	if s.Dirty = m.changes.n; m.saving != nil {
 		s.Dirty += m.saving.changes.n

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -198,7 +199,7 @@ func (w *world) judgeReplicas(p int) {
 		}
 		state := stateOf(n.parts[p].machine)
 		if before != "" && state != before {
-			w.fail("%s has another state of partition %d than %s", n.name(), p, w.nodes[i-1].name())
+			w.fail("%s has another state of partition %d than %s: %s", n.name(), p, w.nodes[i-1].name(), difference(before, state))
 		}
 		before = state
 	}
@@ -223,10 +224,12 @@ func (w *world) judgeReplay(p int) {
 		if w.chance(2) {
 			var table memtable.Table
 			b := table.Begin()
-			m.Export(b, seq)
-			err := b.Commit()
+			err := m.Export(b, seq)
 			if err == nil {
-				m, err = engine.Open(w.layout, p, table.View())
+				err = b.Commit()
+			}
+			if err == nil {
+				m, err = w.open(p, table.View())
 			}
 			if err != nil {
 				w.fail("replay: %v", err)
@@ -246,17 +249,36 @@ func (w *world) judgeReplay(p int) {
 	}
 	n := w.nodes[p%len(w.nodes)]
 	if n.parts[p].stopped == nil && stateOf(m) != stateOf(n.parts[p].machine) {
-		w.fail("replay of partition %d ends in another state", p)
+		w.fail("replay of partition %d ends in another state: %s", p, difference(stateOf(n.parts[p].machine), stateOf(m)))
 	}
 }
 
-// stateOf is a machine's state as its checkpoint has it, whatever slots the jobs are in.
+// stateOf is a machine's state as its checkpoint has it, whatever slots the jobs are in, and as it tells it.
 func stateOf(m *engine.Machine) string {
+	var told []byte
+	for after, more := "", true; more; {
+		var page []carillon.JobReply
+		page, after, more = m.Page(&carillon.ListRequest{}, after, 3, 7)
+		for i := range page {
+			one, _ := m.Job(page[i].ID)
+			told = append(append(page[i].AppendJSON(told), one.AppendJSON(nil)...), '\n')
+		}
+	}
 	var table memtable.Table
 	b := table.Begin()
-	m.Export(b, 0)
-	if err := b.Commit(); err != nil {
+	if err := errors.Join(m.Export(b, 0), b.Commit()); err != nil {
 		return err.Error()
 	}
-	return table.View().Dump()
+	return table.View().Dump() + string(told)
+}
+
+// difference is the first line in which two states differ.
+func difference(a, b string) string {
+	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range min(len(x), len(y)) {
+		if x[i] != y[i] {
+			return fmt.Sprintf("%q, then %q", x[i], y[i])
+		}
+	}
+	return "one has more lines"
 }

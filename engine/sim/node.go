@@ -46,6 +46,7 @@ type part struct {
 	saving   *engine.Checkpoint
 	savingAt uint64 // position
 	written  bool   // it is on disk, which the machine does not know yet
+	rows     *engine.Rows
 	question *question
 }
 
@@ -79,6 +80,7 @@ func (n *node) start() {
 	replay := n.end()
 	for p := range w.layout.Partitions {
 		m, position := n.restore(p, 0)
+		m.Attach(newest{n, p})
 		n.parts = append(n.parts, &part{machine: m, chain: engine.NewChain(), offered: m.Made()})
 		n.parts[p].chain.Watch(w.watched)
 		replay = min(replay, position)
@@ -111,7 +113,7 @@ func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 	if which > 1 || view.ID == 0 {
 		return w.bound(engine.New(w.layout, p)), 0
 	}
-	m, err := engine.Open(w.layout, p, view)
+	m, err := w.open(p, view)
 	if err != nil {
 		w.fail("%s cannot restore: %v", n.name(), err)
 		return engine.New(w.layout, p), 0

@@ -13,6 +13,7 @@ func TestSabotage(t *testing.T) {
 		{"hold", Sabotage{Hold: true}},
 		{"watch", Sabotage{Watch: true}},
 		{"save", Sabotage{Save: true}},
+		{"table", Sabotage{Table: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seed, err := firstFailure(1, 4000, Options{Sabotage: c.broken})

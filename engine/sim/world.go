@@ -22,6 +22,7 @@ type Sabotage struct {
 	Watch bool // nobody hears of foreign messages
 	Epoch bool // readers take ticks of any epoch
 	Hold  bool // publishers do not hold outputs for their due time
+	Table bool // machines read the checkpoint before the newest
 	Save  bool // machines take checkpoints for written that are not
 }
 
@@ -59,6 +60,7 @@ type faults struct {
 type world struct {
 	rng    *rand.Rand
 	unseen *rand.Rand // of what no history may show
+	cold   bool       // jobs come into memory and leave it
 	o      Options
 	trace  strings.Builder
 	layout engine.Layout
@@ -126,6 +128,7 @@ func newWorld(seed uint64, o Options) *world {
 	if w.unseen.IntN(2) == 0 {
 		w.bounds = engine.Bounds{Moves: 4 + w.unseen.IntN(16), Ready: 1 + w.unseen.IntN(16)}
 	}
+	w.cold = w.unseen.IntN(2) == 0
 	w.truth += w.rng.Int64N(100 * hour)
 	for _, f := range []*bool{
 		&w.faults.crash, &w.faults.power, &w.faults.oldCopy, &w.faults.hole, &w.faults.clock, &w.faults.stepBack, &w.faults.claims,
@@ -296,6 +299,7 @@ func (w *world) run() error {
 				break
 			}
 		}
+		w.reside()
 	}
 	if w.err == nil {
 		w.calmDown()

@@ -69,6 +69,12 @@ func (t *Table) Older() View { return View{t.older} }
 // State returns what Build.State was given.
 func (v View) State() ([]byte, error) { return v.state, nil }
 
+// Get looks a pair up.
+func (v View) Get(room byte, key []byte) (value []byte, found bool, err error) {
+	s, found := v.pairs[string(room)+string(key)]
+	return []byte(s), found, nil
+}
+
 // Scan yields the pairs of a room between two keys, ascending.
 func (v View) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error) {
 	n := 0

@@ -1,0 +1,233 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Reading is where the table is to be read on for what waits in a priority.
+type Reading struct {
+	rank  int
+	after Key
+	base  int
+}
+
+// Rows are jobs that a Reading found: those that wait next.
+type Rows struct {
+	Reading
+	upTo Key // these are all up to here
+	jobs []coldJob
+}
+
+type coldJob struct {
+	row  row
+	spec []byte
+}
+
+// Len is how many jobs there are.
+func (r *Rows) Len() int { return len(r.jobs) }
+
+// Readings says where to read on, for each priority, the first first.
+func (m *Machine) Readings() [priorities]Reading {
+	var all [priorities]Reading
+	for rank := range all {
+		all[rank] = Reading{rank, m.residence.windows[rank], m.residence.bases}
+	}
+	return all
+}
+
+// End is up to where jobs are on the wheel, or what is read up to now.
+func (r Reading) End() Key { return r.after }
+
+// Read reads the jobs that wait next, until a time, at most n. It may run beside the machine, on a table that was
+// opened after the machine was asked for the Reading. Errors: the table's, ErrCheckpoint.
+func (r Reading) Read(t Table, until int64, n int) (*Rows, error) {
+	found := &Rows{Reading: r, upTo: Key{until, math.MaxUint64}}
+	if until == math.MaxInt64 {
+		found.upTo = allKeys
+	}
+	below := []byte{byte(r.rank) + 1}
+	if until < math.MaxInt64 {
+		below = waitingKey(r.rank, Key{until + 1, 0})
+	}
+	more, err := t.Scan(roomWaiting, waitingKey(r.rank, r.after), below, n, func(key, value []byte) error {
+		if len(key) != keySize(roomWaiting) || len(value) < 2 {
+			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomWaiting, key, errShort)
+		}
+		found.jobs = append(found.jobs, coldJob{row: slices.Concat([]byte{roomWaiting}, key, value)})
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if more {
+		found.upTo = found.jobs[len(found.jobs)-1].key()
+	} else if found.upTo.compare(r.after) < 0 {
+		found.upTo = r.after
+	}
+	return found, found.readSpecs(t)
+}
+
+func waitingKey(rank int, k Key) []byte {
+	return appendNumber(appendTime([]byte{byte(rank)}, k.Due), k.Armed)
+}
+
+// key is where a waiting job stands.
+func (c *coldJob) key() Key {
+	d := decoder{b: c.row.key()[1:]}
+	return Key{d.time(), d.number()}
+}
+
+// readSpecs reads what the jobs' puts said, in the order in which the table has it.
+func (r *Rows) readSpecs(t Table) error {
+	order := make([]*coldJob, len(r.jobs))
+	for i := range order {
+		order[i] = &r.jobs[i]
+	}
+	slices.SortFunc(order, func(a, b *coldJob) int {
+		x, _ := a.row.names()
+		y, _ := b.row.names()
+		return cmp.Or(cmp.Compare(x.put, y.put), cmp.Compare(x.index, y.index))
+	})
+	for _, c := range order {
+		s, err := readSpec(t, c.row)
+		if err != nil {
+			return err
+		}
+		c.spec = append([]byte{}, s...)
+	}
+	return nil
+}
+
+// Load puts jobs that were read on the wheel. ok is false if they were read too long ago: they may have changed, and
+// are to be read again. It comes between records. Errors: ErrCheckpoint; the machine is of no use after it.
+func (m *Machine) Load(rows *Rows) (ok bool, err error) {
+	r := &m.residence
+	if rows.base != r.bases || rows.after != r.windows[rows.rank] || r.shrinks {
+		return false, nil
+	}
+	for i := range rows.jobs {
+		c := &rows.jobs[i]
+		m.widen(rows.rank, c.key())
+		_, id := c.row.names()
+		if _, j := m.jobs.find(string(id)); j != nil {
+			continue
+		}
+		if _, gone := r.absent[string(id)]; gone {
+			continue
+		}
+		slot, j, err := m.admitCold(c.row, c.spec)
+		if err == nil && j.place != onWheel {
+			err = fmt.Errorf("%w: job %q is ready and was not in memory", ErrCheckpoint, id)
+		}
+		if err != nil {
+			r.err = cmp.Or(r.err, err)
+			return false, err
+		}
+		m.await(slot, j)
+	}
+	m.widen(rows.rank, rows.upTo)
+	return true, nil
+}
+
+// widen moves the end of a window, and the jobs in memory that wait up to there to the wheel.
+func (m *Machine) widen(rank int, end Key) {
+	m.residence.windows[rank] = end
+	later := m.residence.later[rank]
+	for later.Len() > 0 {
+		next, _ := later.Min()
+		if next.compare(end) > 0 {
+			return
+		}
+		later.DeleteMin()
+		m.await(next.slot, m.jobs.at(next.slot))
+	}
+}
+
+// What a tick reads when the host did not read ahead: so many jobs, or those of so much time.
+const (
+	lateRows  = 1024
+	lateAhead = 60_000 // ms
+)
+
+// ensure has the wheel of a priority answer as if all jobs were on it: it gets all that is due by a time, or more
+// than move of it.
+func (m *Machine) ensure(rank int, at int64, move int) {
+	r := &m.residence
+	if r.windows[rank].covers(at) {
+		return
+	}
+	for m.Sweep(math.MaxInt) {
+	}
+	for r.err == nil && !r.windows[rank].covers(at) && m.wheels[rank].Len() <= move {
+		rows, err := m.Readings()[rank].Read(r.table, at+lateAhead, lateRows)
+		if err == nil {
+			r.late += uint64(rows.Len())
+			_, err = m.Load(rows)
+		}
+		r.err = cmp.Or(r.err, err)
+	}
+}
+
+// loadAll takes all jobs into memory.
+func (m *Machine) loadAll() error {
+	r := &m.residence
+	if r.complete || r.err != nil {
+		return r.err
+	}
+	for rank := range priorities {
+		for m.Sweep(math.MaxInt) || r.windows[rank] != allKeys {
+			rows, err := m.Readings()[rank].Read(r.table, math.MaxInt64, lateRows)
+			if err != nil {
+				return err
+			}
+			if _, err := m.Load(rows); err != nil {
+				return err
+			}
+		}
+	}
+	for _, room := range []byte{roomIdle, roomCompleted} {
+		if err := m.loadRoom(room); err != nil {
+			return err
+		}
+	}
+	r.complete = true
+	return nil
+}
+
+// loadRoom takes the jobs of a room into memory that wait for nothing.
+func (m *Machine) loadRoom(room byte) error {
+	r := &m.residence
+	var after []byte
+	for more := true; more; {
+		var rows []row
+		var err error
+		more, err = r.table.Scan(room, after, nil, lateRows, func(key, value []byte) error {
+			rows = append(rows, slices.Concat([]byte{room}, key, value))
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, found := range rows {
+			after = found.key()
+			_, id := found.names()
+			if _, j := m.jobs.find(string(id)); j != nil {
+				continue
+			}
+			if _, gone := r.absent[string(id)]; gone {
+				continue
+			}
+			slot, j, err := m.take(found)
+			if err != nil {
+				return err
+			}
+			if j.status == statusCompleted {
+				m.completed.push(completion{slot, j.armed})
+			}
+		}
+	}
+	return nil
+}

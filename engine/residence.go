@@ -1,0 +1,353 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/google/btree"
+)
+
+// # Which jobs are in memory
+//
+// A job that does not change and does not come due need not be in memory: the newest checkpoint has it, in a table on
+// disk. Which ones are is the host's choice and no matter of the log. The rules only ever ask for a job by its id, and
+// for the first jobs of a priority that are due by some time; and the answers are the same whatever is in memory,
+// because of these invariants:
+//
+//   - A job that changed since the table's checkpoint is in memory, and that one which went is not there is known
+//     (absent). Memory has authority; what it does not know is as the table has it.
+//   - Of the jobs that wait in a priority, those up to a window's end are on its wheel, and no others. The window ends
+//     at a Key, which orders jobs as the wheel yields them: by due time, and among equals by arming. Jobs in memory
+//     that wait beyond it stand in later.
+//   - A window grows in the order of keys. So among equal deadlines the order of insertion is that of arming, with all
+//     jobs on the wheel or with few.
+//   - Before a wheel is asked for what is due, it holds all of that, or more than it may yield (ensure).
+//
+// What follows from a tick is therefore the same on a replica that has all jobs in memory and on one that has
+// none, and Load, Clean, Shrink and Forget may come between any two records.
+
+// Key orders the jobs that wait in a priority.
+type Key struct {
+	Due   int64  // unix ms
+	Armed uint64 // the order of arming in the partition
+}
+
+func (k Key) compare(o Key) int {
+	return cmp.Or(cmp.Compare(k.Due, o.Due), cmp.Compare(k.Armed, o.Armed))
+}
+
+// covers tells whether a window that ends here has all that is due by a time.
+func (k Key) covers(at int64) bool { return k.Due > at || k == Key{at, math.MaxUint64} }
+
+// allKeys is the end of a window that has everything. The zero Key is that of one that has nothing.
+var allKeys = Key{math.MaxInt64, math.MaxUint64}
+
+func keyOfJob(j *job) Key { return Key{j.next, j.armed} }
+
+// waiting is a job that waits beyond what is on the wheel.
+type waiting struct {
+	Key
+	slot uint32
+}
+
+// residence is which of the jobs are in memory.
+type residence struct {
+	table    Table // of the newest checkpoint; nil: there is none
+	complete bool  // all jobs are in memory
+	windows  [priorities]Key
+	later    [priorities]*btree.BTreeG[waiting]
+	absent   map[string]uint64 // jobs that went, with the generation in which they did
+	visitors []uint32          // slots of jobs that were read for one record
+	bases    int               // checkpoints committed
+	settling []*settling
+	shrinks  bool   // jobs beyond the windows are being let go
+	shrunk   uint32 // slots that were looked at
+	forgot   []byte // key of the last completed job that was looked at
+	loaded   uint64 // jobs that came into memory
+	late     uint64 // those of them that a tick had to wait for
+	err      error  // of the table; the machine is of no use any more
+}
+
+// settling is a committed generation whose jobs may leave memory.
+type settling struct {
+	*generation
+	cursor int
+}
+
+func (r *residence) init() {
+	r.complete = true
+	r.absent = make(map[string]uint64)
+	for rank := range r.windows {
+		r.windows[rank] = allKeys
+		r.later[rank] = btree.NewG(64, func(a, b waiting) bool { return a.compare(b.Key) < 0 })
+	}
+}
+
+// leave gives up the claim that all jobs are in memory.
+func (r *residence) leave(t Table) {
+	r.table, r.complete = t, false
+	clear(r.windows[:])
+}
+
+// Attach tells the machine which table its checkpoints go to: one that always shows the newest, or for a moment
+// after Committed may show the one before. Without it no job leaves memory.
+func (m *Machine) Attach(t Table) { m.residence.table = t }
+
+// await puts a job that is not due yet on the wheel, or among those that come there later.
+func (m *Machine) await(slot uint32, j *job) {
+	if k := keyOfJob(j); m.residence.windows[j.rank].compare(k) < 0 {
+		j.place = inLater
+		m.residence.later[j.rank].ReplaceOrInsert(waiting{k, slot})
+		return
+	}
+	j.place = onWheel
+	j.timer = m.wheels[j.rank].Insert(j.next, slot)
+}
+
+// look finds a job, in memory or in the table.
+func (m *Machine) look(id string) (uint32, *job) {
+	if slot, j := m.jobs.find(id); j != nil {
+		return slot, j
+	}
+	return m.fetch(id)
+}
+
+// fetch reads a job that is not in memory. It stays until the next record, and longer if it changes.
+func (m *Machine) fetch(id string) (uint32, *job) {
+	r, err := m.readRow(id)
+	if err != nil {
+		m.residence.err = cmp.Or(m.residence.err, err)
+	}
+	if err != nil || r == nil {
+		return 0, nil
+	}
+	slot, j, err := m.take(r)
+	if err == nil && j.place == inReady {
+		err = fmt.Errorf("%w: job %q is ready and was not in memory", ErrCheckpoint, id)
+	}
+	if err != nil {
+		m.residence.err = cmp.Or(m.residence.err, err)
+		return 0, nil
+	}
+	if j.place == onWheel {
+		m.await(slot, j)
+	}
+	m.visit(slot)
+	return slot, j
+}
+
+// readRow reads the row of a job that is not in memory; nil: there is no such job.
+func (m *Machine) readRow(id string) (row, error) {
+	r := &m.residence
+	if _, gone := r.absent[id]; gone || r.complete || r.err != nil {
+		return nil, r.err
+	}
+	at, found, err := r.table.Get(roomIDs, []byte(id))
+	if err != nil || !found {
+		return nil, err
+	}
+	if len(at) == 0 || len(at) != 1+keySize(at[0]) {
+		return nil, fmt.Errorf("%w: job %q is at % x", ErrCheckpoint, id, at)
+	}
+	whole := row(append([]byte{}, at...))
+	value, found, err := r.table.Get(whole.room(), whole.key())
+	if err != nil {
+		return nil, err
+	}
+	if whole = append(whole, value...); found && len(value) >= 2 {
+		if _, is := whole.names(); string(is) == id {
+			return whole, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: job %q is not at % x", ErrCheckpoint, id, whole.pointer())
+}
+
+// readSpec returns what a row's put said, until the next call of the table.
+func readSpec(t Table, r row) ([]byte, error) {
+	key, id := r.names()
+	s, found, err := t.Get(roomSpecs, key.append(nil))
+	if err == nil && !found {
+		err = fmt.Errorf("%w: the spec of job %q, of put %d, is missing", ErrCheckpoint, id, key.put)
+	}
+	return s, err
+}
+
+// take takes a row's job into memory, where it does not wait yet.
+func (m *Machine) take(r row) (uint32, *job, error) {
+	s, err := readSpec(m.residence.table, r)
+	if err != nil {
+		return 0, nil, err
+	}
+	return m.admitCold(r, s)
+}
+
+// admitCold takes a job into memory that is in the table.
+func (m *Machine) admitCold(r row, s []byte) (uint32, *job, error) {
+	slot, err := m.admit(r, s)
+	if err != nil {
+		return 0, nil, fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, r.room(), r.key(), err)
+	}
+	m.jobs.sorted.ReplaceOrInsert(slot)
+	m.residence.loaded++
+	return slot, m.jobs.at(slot), nil
+}
+
+// visit has a job leave before the next record, unless something keeps it.
+func (m *Machine) visit(slot uint32) {
+	if !m.residence.complete {
+		m.residence.visitors = append(m.residence.visitors, slot)
+	}
+}
+
+func (m *Machine) dismiss() {
+	for _, slot := range m.residence.visitors {
+		m.letGo(slot)
+	}
+	m.residence.visitors = m.residence.visitors[:0]
+}
+
+// letGo frees the memory of a job, if the table has it as it is and nothing of it is about to fire.
+func (m *Machine) letGo(slot uint32) {
+	j := m.jobs.at(slot)
+	if j.status == statusFree || j.place == onWheel || m.pinned(slot, j) || m.changed(slot, j) {
+		return
+	}
+	if _, gone := m.residence.absent[string(m.jobs.id(j))]; gone {
+		return // an earlier job of that id; Clean comes to it
+	}
+	if j.place == inLater {
+		m.residence.later[j.rank].Delete(waiting{keyOfJob(j), slot})
+	}
+	m.jobs.remove(slot)
+}
+
+// changed tells whether the table does not have a job as it is.
+func (m *Machine) changed(slot uint32, j *job) bool {
+	return m.changes.has(slot, j.entry) || m.saving != nil && m.saving.changes.has(slot, j.entry)
+}
+
+// miss notes that a job went which the table may have. It is in the changes.
+func (m *Machine) miss(j *job) {
+	if m.residence.table != nil && m.changes.at(j.entry).old != 0 {
+		m.missID(string(m.jobs.id(j)))
+	}
+}
+
+func (m *Machine) missID(id string) {
+	m.residence.absent[id] = m.changes.number
+	m.changes.absent = append(m.changes.absent, id)
+}
+
+// settle has what a committed checkpoint wrote leave memory, by Clean.
+func (m *Machine) settle(g *generation) {
+	r := &m.residence
+	r.bases++
+	r.forgot = nil
+	if r.table != nil {
+		r.settling = append(r.settling, &settling{generation: g})
+	}
+}
+
+// Clean lets go of what committed checkpoints wrote, after a look at about n jobs, and tells whether there are more
+// to look at. It comes between records.
+func (m *Machine) Clean(n int) (more bool) {
+	r := &m.residence
+	for ; n > 0 && len(r.settling) > 0; n-- {
+		// An id is absent until its generation is in the table; only then may a later job of that id leave.
+		s := r.settling[0]
+		if k := len(s.absent); k > 0 {
+			if id := s.absent[k-1]; r.absent[id] <= s.number {
+				delete(r.absent, id)
+			}
+			s.absent = s.absent[:k-1]
+			continue
+		}
+		if s.cursor == s.n || r.complete {
+			r.settling = r.settling[1:]
+			continue
+		}
+		if slot := s.at(uint32(s.cursor)).slot; slot != noSlot {
+			m.letGo(slot)
+		}
+		s.cursor++
+	}
+	return len(r.settling) > 0
+}
+
+// Shrink lets go of the jobs that wait beyond a key, and of those that wait for nothing. They do so by Sweep.
+func (m *Machine) Shrink(end Key) {
+	r := &m.residence
+	if r.table == nil {
+		return
+	}
+	r.complete, r.shrinks, r.shrunk = false, true, 0
+	for rank, w := range r.windows {
+		if end.compare(w) < 0 {
+			r.windows[rank] = end
+		}
+	}
+}
+
+// Sweep carries on what Shrink began, with about n jobs, and tells whether there are more to look at.
+func (m *Machine) Sweep(n int) (more bool) {
+	r := &m.residence
+	for ; r.shrinks && n > 0; n-- {
+		if r.shrunk == m.jobs.used {
+			r.shrinks = false
+			break
+		}
+		slot := r.shrunk
+		r.shrunk++
+		j := m.jobs.at(slot)
+		if j.place == onWheel && r.windows[j.rank].compare(keyOfJob(j)) < 0 {
+			m.wheels[j.rank].Remove(j.timer)
+			j.place, j.timer = nowhere, 0
+			if m.letGo(slot); j.status != statusFree {
+				m.await(slot, j)
+			}
+			continue
+		}
+		m.letGo(slot)
+	}
+	return r.shrinks
+}
+
+// Forget gives up completed jobs of the table that are gone, after a look at about n of them, and tells whether there
+// may be more. It comes before a checkpoint, which then takes them out. Errors: the table's, ErrCheckpoint.
+func (m *Machine) Forget(n int) (more bool, err error) {
+	r := &m.residence
+	if r.complete || r.err != nil {
+		return false, r.err
+	}
+	more, err = r.table.Scan(roomCompleted, r.forgot, nil, n, func(key, value []byte) error {
+		if len(key) != keySize(roomCompleted) || len(value) < 2 {
+			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomCompleted, key, errShort)
+		}
+		k := decoder{b: key}
+		if gone := (job{status: statusCompleted, next: k.time(), armed: k.number()}); !m.expired.passed(&gone) {
+			return errEnough
+		}
+		r.forgot = append(r.forgot[:0], key...)
+		m.scratch = append(append(append(m.scratch[:0], roomCompleted), key...), value...)
+		_, id := row(m.scratch).names()
+		if _, j := m.jobs.find(string(id)); j != nil {
+			return nil
+		}
+		if _, gone := r.absent[string(id)]; gone {
+			return nil
+		}
+		m.changes.add(entry{slot: noSlot, old: m.changes.rows.add(m.scratch)})
+		m.missID(string(id))
+		m.counts[statusCompleted]--
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return false, nil
+	}
+	return more, err
+}
+
+// errEnough ends a scan.
+var errEnough = errors.New("enough")

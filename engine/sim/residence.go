@@ -1,0 +1,72 @@
+package sim
+
+import (
+	"cmp"
+
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// newest is a partition's table at a node, as of the newest checkpoint at any time.
+type newest struct {
+	n *node
+	p int
+}
+
+func (t newest) view() engine.Table {
+	if t.n.world.o.Sabotage.Table {
+		return t.n.tables[t.p].Older()
+	}
+	return t.n.tables[t.p].View()
+}
+
+func (t newest) State() ([]byte, error) { return t.view().State() }
+
+func (t newest) Get(room byte, key []byte) ([]byte, bool, error) { return t.view().Get(room, key) }
+
+func (t newest) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
+	return t.view().Scan(room, above, below, limit, yield)
+}
+
+// open opens a machine with all jobs in memory, or with none. No history may show which.
+func (w *world) open(p int, t engine.Table) (*engine.Machine, error) {
+	if w.cold && w.unseen.IntN(4) > 0 {
+		return engine.OpenCold(w.layout, p, t)
+	}
+	return engine.Open(w.layout, p, t)
+}
+
+// reside brings jobs into memory and lets them go, somewhere.
+func (w *world) reside() {
+	n := w.nodes[w.unseen.IntN(len(w.nodes))]
+	if !w.cold || !n.up {
+		return
+	}
+	p := w.unseen.IntN(len(n.parts))
+	part := n.parts[p]
+	if part.stopped != nil {
+		return
+	}
+	var err error
+	m, few := part.machine, 1+w.unseen.IntN(20)
+	switch w.unseen.IntN(8) {
+	case 0:
+		m.Shrink(engine.Key{Due: w.truth + w.unseen.Int64N(20_000) - 2000, Armed: w.unseen.Uint64N(1 + 2*m.Stats().Armed)})
+	case 1, 2:
+		m.Sweep(few)
+	case 3:
+		m.Clean(few)
+	case 4:
+		readings := m.Readings()
+		part.rows, err = readings[w.unseen.IntN(len(readings))].Read(newest{n, p}, w.truth+w.unseen.Int64N(20_000), few)
+	case 5, 6: // by now what was read may be of the past
+		if part.rows != nil {
+			_, err = m.Load(part.rows)
+			part.rows = nil
+		}
+	case 7:
+		_, err = m.Forget(few)
+	}
+	if err = cmp.Or(err, m.Err()); err != nil {
+		w.fail("%s cannot read its table of partition %d: %v", n.name(), p, err)
+	}
+}
