@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"unsafe"
 
 	"github.com/google/btree"
 )
@@ -347,6 +349,41 @@ func (m *Machine) Forget(n int) (more bool, err error) {
 		return false, nil
 	}
 	return more, err
+}
+
+// What a job in memory takes beside its texts, about: itself, its places in the table and on the wheel.
+const jobBytes = int(unsafe.Sizeof(job{})) + 64
+
+// Memory is about how many bytes the jobs in memory take, with what is kept of the changed ones until a checkpoint has
+// them.
+func (m *Machine) Memory() int {
+	changes := len(m.changes.rows.pages)
+	if m.saving != nil {
+		changes += len(m.saving.changes.rows.pages)
+	}
+	for _, s := range m.residence.settling {
+		changes += len(s.rows.pages)
+	}
+	return m.jobs.sorted.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage
+}
+
+// Nearest is the key up to which about n jobs wait on the wheels, found from a few of them; ok is false if there are
+// no more than that.
+func (m *Machine) Nearest(n int) (end Key, ok bool) {
+	const samples = 1 << 10
+	step := max(1, m.jobs.used/samples)
+	var keys []Key
+	for slot := uint32(0); slot < m.jobs.used; slot += step {
+		if j := m.jobs.at(slot); j.place == onWheel {
+			keys = append(keys, keyOfJob(j))
+		}
+	}
+	slices.SortFunc(keys, Key.compare)
+	i := n / int(step)
+	if i >= len(keys) {
+		return Key{}, false
+	}
+	return keys[i], true
 }
 
 // errEnough ends a scan.

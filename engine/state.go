@@ -10,6 +10,7 @@ type SavedState struct {
 	Position   uint64 // sequence of the last record that concerned the partition
 	Made       uint64 // outputs
 	To         int64  // the time that ticks have reached, unix ms; 0: none yet
+	Jobs       int    // at most: completed ones whose time is over may be among them
 
 	machine *Machine
 }
@@ -30,6 +31,7 @@ func ReadState(state []byte) (*SavedState, error) {
 	}
 	m.counts[statusScheduled], m.counts[statusPaused], m.outbox.made = int(scheduled), int(paused), made
 	s.Position, s.Made, s.To, s.machine = m.position, made, m.to, m
+	s.Jobs = int(scheduled + paused + m.finished - min(m.expired.number, m.finished))
 	return s, nil
 }
 

@@ -17,6 +17,7 @@ type texts struct {
 	free  [smallUnits + 1]textRef // first free cell of each size; its first bytes are the next one's ref
 	large [][]byte                // texts of more than smallUnits; nil: free
 	gaps  []textRef               // free places in large
+	bytes int                     // in use
 }
 
 // textRef names a text: the number of its first unit in the pages or, with largeRef, its place in large. 0
@@ -47,6 +48,7 @@ func textSize(n int) int {
 
 func (t *texts) alloc(size int) (textRef, []byte) {
 	units := (size + unit - 1) / unit
+	t.bytes += units * unit
 	if units > smallUnits {
 		b := make([]byte, size)
 		if n := len(t.gaps); n > 0 {
@@ -83,13 +85,14 @@ func (t *texts) cell(ref textRef, units int) []byte {
 
 // remove gives a text's memory back. What get returned of it must not be used any more.
 func (t *texts) remove(ref textRef) {
+	id, request, s := t.get(ref)
+	units := (textSize(len(id)) + textSize(len(request)) + textSize(len(s)) + unit - 1) / unit
+	t.bytes -= units * unit
 	if ref&largeRef != 0 {
 		t.large[ref&^largeRef] = nil
 		t.gaps = append(t.gaps, ref)
 		return
 	}
-	id, request, s := t.get(ref)
-	units := (textSize(len(id)) + textSize(len(request)) + textSize(len(s)) + unit - 1) / unit
 	binary.LittleEndian.PutUint32(t.cell(ref, units), uint32(t.free[units]))
 	t.free[units] = ref
 }

@@ -9,7 +9,7 @@ import (
 // Rooms returns the rooms that hold something, ascending, without the table's own. Errors: wal.ErrCorrupt.
 func (v *View) Rooms() ([]byte, error) {
 	prefix := appendTableKey(nil, v.partition, 0, nil)[:tableKeyPrefix-1]
-	it, err := v.r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: successor(prefix)})
+	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: successor(prefix)})
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/carillon-scheduler/carillon/wal"
@@ -94,22 +95,34 @@ func (t *Table) List(partition uint16) ([]Base, error) {
 	return list, err
 }
 
-// View lets read look at a partition's newest checkpoint, which does not change meanwhile. The View ends with
-// read, and is for one goroutine. Errors: read's, wal.ErrCorrupt, wal.ErrVersion, wal.ErrFailed, wal.ErrClosed.
-func (t *Table) View(partition uint16, read func(*View) error) error {
-	err := t.store.View(func(r pebble.Reader, next func() error) error {
-		v := newView(r, next, partition)
-		err := v.readBase()
-		if err == nil {
-			err = read(v)
-		}
-		if cerr := v.close(); err == nil {
-			err = cerr
-		}
-		return err
-	})
+// Open returns a partition's newest checkpoint, which does not change until it is closed; nor does the store close,
+// and what is given up meanwhile stays on disk. The View is for one goroutine. Errors: wal.ErrCorrupt,
+// wal.ErrVersion, wal.ErrFailed, wal.ErrClosed.
+func (t *Table) Open(partition uint16) (*View, error) {
+	snap, err := t.store.Snapshot()
 	if err != nil {
-		return fmt.Errorf("partition %d: %w", partition, err)
+		return nil, err
+	}
+	v := &View{partition: partition, snap: snap, sum: xxhash.New()}
+	if err := v.readBase(); err != nil {
+		return nil, fmt.Errorf("partition %d: %w", partition, errors.Join(err, v.Close()))
+	}
+	return v, nil
+}
+
+// View lets read look at a partition's newest checkpoint, which does not change meanwhile. The View ends with
+// read, and is for one goroutine. Errors: read's, and those of Open.
+func (t *Table) View(partition uint16, read func(*View) error) error {
+	v, err := t.Open(partition)
+	if err != nil {
+		return err
+	}
+	err = read(v)
+	if cerr := v.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("partition %d: %w", partition, v.snap.Wrap(err))
 	}
 	return nil
 }

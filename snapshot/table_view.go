@@ -15,8 +15,7 @@ import (
 type View struct {
 	Base      // of what is seen; zero, and nothing is there, for a partition that has no checkpoint
 	partition uint16
-	r         pebble.Reader
-	next      func() error
+	snap      *wal.Snapshot
 
 	// undo is the id of the checkpoint whose undo is laid over the table, 0 for none; marks are the first
 	// pairs that it appended to rooms, nil for rooms that change.
@@ -32,18 +31,15 @@ type View struct {
 	sum *xxhash.Digest
 }
 
-func newView(r pebble.Reader, next func() error, partition uint16) *View {
-	return &View{partition: partition, r: r, next: next, sum: xxhash.New()}
-}
-
-func (v *View) close() error {
+// Close ends a view that Open returned. Errors: wal.ErrFailed.
+func (v *View) Close() error {
 	var err error
 	for _, it := range []*pebble.Iterator{v.plain, v.filtered} {
 		if it != nil {
 			err = errors.Join(err, it.Close())
 		}
 	}
-	return err
+	return errors.Join(err, v.snap.Close())
 }
 
 // readBase reads the header of what is seen.
@@ -85,7 +81,7 @@ func (v *View) copy(room byte, key []byte) ([]byte, error) {
 // last returns the last key of a room in the table, nil if it is empty.
 func (v *View) last(room byte) ([]byte, error) {
 	prefix := appendTableKey(nil, v.partition, room, nil)
-	it, err := v.r.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: successor(prefix)})
+	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: successor(prefix)})
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +93,15 @@ func (v *View) last(room byte) ([]byte, error) {
 }
 
 // Get looks a pair up. The value is valid until the next call. Many are fastest in ascending order of keys, room
-// by room. Errors: wal.ErrCorrupt, with the file or the key.
+// by room. Errors: wal.ErrCorrupt, with the file or the key; wal.ErrFailed, wal.ErrClosed.
 func (v *View) Get(room byte, key []byte) (value []byte, found bool, err error) {
+	if value, found, err = v.get(room, key); err == nil {
+		err = v.snap.Next()
+	}
+	return value, found && err == nil, v.snap.Wrap(err)
+}
+
+func (v *View) get(room byte, key []byte) (value []byte, found bool, err error) {
 	if v.undo != 0 {
 		mark, err := v.mark(room)
 		if err != nil {
@@ -129,7 +132,7 @@ func (v *View) lookup(filtered bool) (value []byte, found bool, err error) {
 		at = &v.filtered
 	}
 	if *at == nil {
-		if *at, err = v.r.NewIter(&pebble.IterOptions{UseL6Filters: filtered}); err != nil {
+		if *at, err = v.snap.NewIter(&pebble.IterOptions{UseL6Filters: filtered}); err != nil {
 			return nil, false, err
 		}
 	}
@@ -179,6 +182,11 @@ func (v *View) mark(room byte) ([]byte, error) {
 // ascending; at most limit of them (0: all), and then says whether there are more. Key and value are valid only
 // during yield. Errors: yield's, wal.ErrCorrupt with the file or the key, wal.ErrFailed, wal.ErrClosed.
 func (v *View) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error) {
+	more, err = v.scan(room, above, below, limit, yield)
+	return more, v.snap.Wrap(err)
+}
+
+func (v *View) scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error) {
 	var base, undo cursor
 	defer func() {
 		if cerr := errors.Join(base.close(), undo.close()); err == nil {
@@ -220,7 +228,7 @@ func (v *View) Scan(room byte, above, below []byte, limit int, yield func(key, v
 				return true, nil
 			}
 			yielded++
-			if err := v.next(); err != nil {
+			if err := v.snap.Next(); err != nil {
 				return false, err
 			}
 			if err := yield(at.key, value); err != nil {
@@ -258,7 +266,7 @@ func (v *View) cursor(prefix, above, below []byte) (c cursor, err error) {
 	if bytes.Compare(from, to) >= 0 {
 		return c, nil
 	}
-	if c.it, err = v.r.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to}); err != nil {
+	if c.it, err = v.snap.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to}); err != nil {
 		return c, err
 	}
 	return c, c.at(c.it.First())

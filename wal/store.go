@@ -388,19 +388,50 @@ func (s *Store) Update(fill func(*pebble.Batch) error) error {
 // View lets read look at the rooms beside the log, all in one state; next says, before each use of what was
 // read, whether to go on. Errors: read's, with Pebble's given their class; ErrFailed, ErrClosed.
 func (s *Store) View(read func(r pebble.Reader, next func() error) error) error {
-	if err := s.enter(); err != nil {
+	v, err := s.Snapshot()
+	if err != nil {
 		return err
 	}
-	defer s.leave()
-	snap := s.db.NewSnapshot()
-	err := read(snap, s.interrupted)
-	if cerr := snap.Close(); err == nil {
+	err = read(v.Reader, v.Next)
+	if cerr := v.Close(); err == nil {
 		err = cerr
 	}
-	if err != nil {
-		return s.wrap(err)
+	return v.Wrap(err)
+}
+
+// Snapshot is what the store holds at one moment. Until Close, the store does not close.
+type Snapshot struct {
+	pebble.Reader
+	store *Store
+}
+
+// Snapshot returns what the store holds now. What is read of it counts only if Next says nothing after it. Errors:
+// ErrFailed, ErrClosed.
+func (s *Store) Snapshot() (*Snapshot, error) {
+	if err := s.enter(); err != nil {
+		return nil, err
 	}
-	return s.fence.err()
+	return &Snapshot{s.db.NewSnapshot(), s}, nil
+}
+
+// Next ends long reading early. Errors: ErrFailed, ErrClosed.
+func (v *Snapshot) Next() error { return v.store.interrupted() }
+
+// Wrap says of an error of reading whether it is ErrCorrupt or ErrFailed.
+func (v *Snapshot) Wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return v.store.wrap(err)
+}
+
+// Close ends it. Its iterators must have been closed. Errors: ErrFailed.
+func (v *Snapshot) Close() error {
+	defer v.store.leave()
+	if err := v.Reader.Close(); err != nil {
+		return v.store.wrap(err)
+	}
+	return v.store.fence.err()
 }
 
 // Table is a sorted file built beside the database, to be taken in whole by Ingest. It costs the log nothing:

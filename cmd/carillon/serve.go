@@ -14,6 +14,7 @@ func newServeCommand(a *app) *cobra.Command {
 	var o node.Options
 	var level, format string
 	var accept []int
+	var memory int
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the engine",
@@ -53,6 +54,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			if format == "json" {
 				handler = slog.NewJSONHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: lv})
 			}
+			o.MemoryForJobs = memory << 20
 			o.Logger, o.OwnProcess = slog.New(handler), true
 			o.AcceptLoss = make(map[int]bool)
 			for _, p := range accept {
@@ -81,6 +83,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.IntVar(&o.CompletedMax, "completed-max", 250_000, "a completed job of a partition stays until so many others have completed after it")
 	f.DurationVar(&o.CheckpointEvery, "checkpoint-every", time.Minute, "longest time between checkpoints while there is work")
 	f.Uint64Var(&o.CheckpointRecords, "checkpoint-records", 400_000, "log records after which a checkpoint is taken at the latest")
+	f.IntVar(&memory, "memory-jobs", 1024, "MiB that jobs in memory may take, about; the others are on disk until they are due")
 	f.IntSliceVar(&accept, "accept-loss", nil, "partitions that may go on after they stopped because outputs were lost or are unknown; see docs/operations.md")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&format, "log-format", "text", "text or json")

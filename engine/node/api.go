@@ -224,6 +224,9 @@ func (n *Node) apiGet(c *call) error {
 		return err
 	}
 	job, ok := n.job(c.job)
+	if err := n.readable(c.job); err != nil {
+		return err
+	}
 	if !ok {
 		return &carillon.Error{Code: carillon.CodeNotFound, Message: "there is no job " + strconv.Quote(c.job)}
 	}
@@ -237,8 +240,19 @@ func (n *Node) job(id string) (carillon.JobReply, bool) {
 	return p.machine.Job(id)
 }
 
-// pageScan is how many jobs are looked at while a partition waits.
-const pageScan = 2000
+// readable says whether what is known of a job can be believed.
+func (n *Node) readable(id string) error {
+	p := n.partitions[engine.PartitionOf(id, len(n.partitions))]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.machine.Err(); err != nil {
+		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("the jobs of partition %d cannot be read: %v", p.number, err)}
+	}
+	return nil
+}
+
+// pageScan is how many jobs are looked at while a partition waits: each may have to be read from disk.
+const pageScan = 200
 
 // pageJobs is how many jobs are taken out of a partition at once.
 const pageJobs = 100

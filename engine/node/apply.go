@@ -103,7 +103,11 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	result, err := p.machine.Apply(e)
 	if err != nil {
 		p.mu.Unlock()
-		n.stop(p, err)
+		if errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed) {
+			n.fail(noRoom(err))
+		} else {
+			n.stop(p, err)
+		}
 		return
 	}
 	p.out.Lock()

@@ -132,6 +132,8 @@ type settings struct {
 	Data, Listen, NATS        string
 	Partitions                int
 	CheckpointEvery           time.Duration
+	HotJobs                   int
+	LoadAhead                 time.Duration
 	FreeForJobs, FreeForTicks uint64
 	PersistAsync              bool
 }
@@ -140,6 +142,7 @@ func (s settings) options() node.Options {
 	o := node.Options{
 		Data: s.Data, Name: "test", Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
 		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
+		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead,
 	}
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"

@@ -23,6 +23,7 @@ type meters struct {
 	appendTime      *metrics.Histogram
 	checkpointTime  *metrics.Histogram
 	checkpointPause *metrics.Histogram
+	loadPause       *metrics.Histogram
 	appended        *metrics.Counter
 	appendedBytes   *metrics.Counter
 	ticks           *metrics.Counter
@@ -44,6 +45,7 @@ func newMeters(running func() *Node) *meters {
 		appendTime:      s.NewHistogram("carillon_log_append_seconds"),
 		checkpointTime:  s.NewHistogram("carillon_checkpoint_seconds"),
 		checkpointPause: s.NewHistogram("carillon_checkpoint_pause_seconds"),
+		loadPause:       s.NewHistogram("carillon_load_pause_seconds"),
 		appended:        s.NewCounter("carillon_log_records_total"),
 		appendedBytes:   s.NewCounter("carillon_log_bytes_total"),
 		ticks:           s.NewCounter("carillon_ticks_total"),
@@ -73,6 +75,19 @@ func newMeters(running func() *Node) *meters {
 		})
 	}
 	sum("carillon_jobs", func(s engine.Stats) float64 { return float64(s.Jobs) })
+	sum("carillon_jobs_hot", func(s engine.Stats) float64 { return float64(s.Hot) })
+	sum("carillon_jobs_cold", func(s engine.Stats) float64 { return float64(max(0, s.Jobs-s.Hot)) })
+	sum("carillon_jobs_loaded_total", func(s engine.Stats) float64 { return float64(s.Loaded) })
+	sum("carillon_jobs_loaded_late_total", func(s engine.Stats) float64 { return float64(s.Late) })
+	gauge("carillon_jobs_memory_bytes", func(n *Node) (bytes float64) {
+		for _, p := range n.partitions {
+			p.mu.Lock()
+			bytes += float64(p.machine.Memory())
+			p.mu.Unlock()
+		}
+		return bytes
+	})
+	gauge("carillon_loaded_ahead_seconds", func(n *Node) float64 { return n.loadedAhead().Seconds() })
 	sum("carillon_jobs_dirty", func(s engine.Stats) float64 { return float64(s.Dirty) })
 	sum("carillon_jobs_completed", func(s engine.Stats) float64 { return float64(s.Completed) })
 	sum("carillon_wheel_timers", func(s engine.Stats) float64 { return float64(s.Timers) })
@@ -112,6 +127,20 @@ func newMeters(running func() *Node) *meters {
 		return foreign
 	})
 	return m
+}
+
+// loadedAhead is how far the jobs that come due are in memory, in the partition that is worst off; at most LoadAhead,
+// which is also the answer where all are.
+func (n *Node) loadedAhead() time.Duration {
+	ahead, now := n.o.LoadAhead, n.clock.ms()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		for _, r := range p.machine.Readings() {
+			ahead = min(ahead, max(0, time.Duration(min(r.End().Due-now, n.o.LoadAhead.Milliseconds()))*time.Millisecond))
+		}
+		p.mu.Unlock()
+	}
+	return ahead
 }
 
 // tickLag is how far the most overdue partition is behind: the time since the earliest thing due.

@@ -173,6 +173,7 @@ type partition struct {
 
 	mu      sync.Mutex // guards machine, owner and what follows
 	machine *engine.Machine
+	table   table // that the machine reads
 	owner   engine.Owner
 	stopped error // why the partition stopped for good
 
@@ -407,6 +408,13 @@ func (n *Node) close() error {
 	}
 	n.ahead.work.Wait()
 	var err error
+	for _, p := range n.partitions {
+		if p != nil {
+			p.mu.Lock()
+			err = errors.Join(err, p.table.close())
+			p.mu.Unlock()
+		}
+	}
 	for _, store := range []*wal.Store{n.store, n.jobs} {
 		if store != nil {
 			err = errors.Join(err, store.Close())

@@ -37,7 +37,8 @@ type Options struct {
 	CompletedMax int           // a completed job stays until so many others of its partition have completed after it; default 250,000
 	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
 	// CheckpointRecords records, whichever comes first. Why not more often: a job that fires all the time is
-	// written each time. Why not less often: replay runs at about 200,000 records a second. The bytes keep the log
+	// written each time. Why not less often: replay runs at about 200,000 records a second, and slower where it needs
+	// jobs from disk. The bytes keep the log
 	// stream, which holds the records back to the older of two checkpoints, well below its bound.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
@@ -46,6 +47,15 @@ type Options struct {
 	// OutboxMax bounds the bytes of outputs held until they are stored for good, of all partitions. Above
 	// it, firing waits: about a second of full drain.
 	OutboxMax int // default 512 MiB
+
+	// MemoryForJobs is about how many bytes the jobs in memory may take. Those that are due last leave it first, and
+	// those that changed only after a checkpoint.
+	MemoryForJobs int // default 1 GiB
+	// HotJobs may be in memory of each partition whatever they wait for: few jobs are there all, which costs nothing.
+	// Of many it is those that changed since the last checkpoint and those that are due next.
+	HotJobs int // default 32,768
+	// LoadAhead is how long before it is due a job is brought into memory. One that fires more often stays there.
+	LoadAhead time.Duration // default 30 min
 
 	FreeForJobs  uint64 // free bytes below which new jobs are refused; default 2 GiB
 	FreeForTicks uint64 // free bytes below which firing waits; default 512 MiB
@@ -98,6 +108,15 @@ func (o Options) withDefaults() Options {
 	if o.OutboxMax == 0 {
 		o.OutboxMax = 512 << 20
 	}
+	if o.MemoryForJobs == 0 {
+		o.MemoryForJobs = 1 << 30
+	}
+	if o.HotJobs == 0 {
+		o.HotJobs = 1 << 15
+	}
+	if o.LoadAhead == 0 {
+		o.LoadAhead = 30 * time.Minute
+	}
 	if o.FreeForJobs == 0 {
 		o.FreeForJobs = 2 << 30
 	}
@@ -117,9 +136,9 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: a data directory is required")
 	case o.NATS != "" && o.NATSConfig != "":
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
-	case o.Retention < 0 || o.CheckpointEvery < 0:
+	case o.Retention < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0:
 		return fmt.Errorf("node: durations must not be negative")
-	case o.CompletedMax < 0 || o.OutboxMax < 0:
+	case o.CompletedMax < 0 || o.OutboxMax < 0 || o.MemoryForJobs < 0 || o.HotJobs < 0:
 		return fmt.Errorf("node: bounds must not be negative")
 	case len(o.Name) > 128:
 		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))

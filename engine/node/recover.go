@@ -20,9 +20,11 @@ func (n *Node) recover(ctx context.Context) error {
 	errs := make([]error, n.layout.Partitions)
 	for i := range n.partitions {
 		work.Go(func() {
-			p := &partition{number: i, chain: engine.NewChain()}
+			p := &partition{number: i, chain: engine.NewChain(), table: table{saved: n.saved, number: uint16(i)}}
 			var position uint64
-			p.machine, position, errs[i] = n.restore(i)
+			if p.machine, position, errs[i] = n.restore(i); errs[i] == nil {
+				p.machine.Attach(&p.table)
+			}
 			p.checkpoint.Store(position)
 			n.partitions[i] = p
 		})
@@ -86,14 +88,32 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 	return m, position, nil
 }
 
-// load reads a checkpoint, the newest or the one before it.
-func load(layout engine.Layout, number int, view func(uint16, func(*snapshot.View) error) error) (m *engine.Machine, position uint64, err error) {
-	err = view(uint16(number), func(v *snapshot.View) error {
+// readNewest reads the newest checkpoint. If it has many jobs, the machine is to read them elsewhere from now on.
+func (n *Node) readNewest(layout engine.Layout, number int) (m *engine.Machine, position uint64, err error) {
+	err = n.saved.View(uint16(number), func(v *snapshot.View) error {
 		position = v.Position
-		m, err = engine.Open(layout, number, v)
+		m, err = n.openMachine(layout, number, v)
 		return err
 	})
 	return m, position, err
+}
+
+// openMachine opens a checkpoint. A machine of many jobs goes on reading it.
+func (n *Node) openMachine(layout engine.Layout, number int, v *snapshot.View) (*engine.Machine, error) {
+	state, err := v.State()
+	if err != nil {
+		return nil, err
+	}
+	if state != nil {
+		s, err := engine.ReadState(state)
+		if err != nil {
+			return nil, err
+		}
+		if s.Jobs > n.o.HotJobs {
+			return engine.OpenCold(layout, number, v)
+		}
+	}
+	return engine.Open(layout, number, v)
 }
 
 // loads are the newest checkpoints of all partitions, being read while the server starts: both take long where there
@@ -121,7 +141,7 @@ func (n *Node) loadAhead() {
 	for p := range n.ahead.of {
 		n.ahead.work.Go(func() {
 			l := &n.ahead.of[p]
-			l.machine, l.position, l.err = load(n.ahead.layout, p, n.saved.View)
+			l.machine, l.position, l.err = n.readNewest(n.ahead.layout, p)
 		})
 	}
 }
@@ -149,7 +169,7 @@ func (n *Node) savedLayout() (l engine.Layout, err error) {
 func (n *Node) newest(number int) (m *engine.Machine, position uint64, err error) {
 	n.ahead.work.Wait()
 	if n.ahead.layout != n.layout {
-		return load(n.layout, number, n.saved.View)
+		return n.readNewest(n.layout, number)
 	}
 	l := n.ahead.of[number]
 	return l.machine, l.position, l.err
@@ -200,19 +220,26 @@ var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 
 // remake computes outputs once more from a checkpoint and the local log: those numbered above after, up
 // to the machine's newest. It is for a stream that lost outputs which the machine no longer holds.
-func (n *Node) remake(ctx context.Context, number int, after uint64) ([]engine.Output, error) {
+func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []engine.Output, err error) {
 	n.logKept.RLock()
 	defer n.logKept.RUnlock()
 	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.saved.View, n.saved.Older} {
-		m, position, err := load(n.layout, number, view)
+		err := view(uint16(number), func(v *snapshot.View) error {
+			m, err := n.openMachine(n.layout, number, v)
+			if err != nil {
+				return err
+			}
+			if _, ok := m.Outbox(after); !ok || !n.reachesBack(v.Position) {
+				return errOutOfReach
+			}
+			outputs, err = n.remakeFrom(ctx, m, number, v.Position, after)
+			return err
+		})
 		if errors.Is(err, snapshot.ErrGone) {
 			break
 		}
-		if err != nil {
-			return nil, err
-		}
-		if _, ok := m.Outbox(after); ok && n.reachesBack(position) {
-			return n.remakeFrom(ctx, m, number, position, after)
+		if !errors.Is(err, errOutOfReach) {
+			return outputs, err
 		}
 	}
 	if n.reachesBack(0) { // nothing was trimmed yet

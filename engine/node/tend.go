@@ -24,6 +24,7 @@ func (n *Node) tend(ctx context.Context) {
 	work.Go(func() { n.every(ctx, syncPause, n.syncOutputs) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	work.Go(func() { n.every(ctx, checkpointLook, n.checkpointDue) })
+	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 	work.Wait()
 }
 
@@ -224,7 +225,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		for _, p := range live {
 			records := n.applied.Load() - p.checkpoint.Load()
 			bytes := n.bytes.Load() - p.bytesAt.Load()
-			long := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || n.checkpointOld(p)
+			long := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || n.checkpointOld(p) || n.mostlyChanged(p)
 			if records > 0 && long || full && p.older.Load() < n.applied.Load() {
 				if err := n.takeCheckpoint(ctx, p); err != nil {
 					return noRoom(err)
@@ -252,6 +253,14 @@ func (n *Node) checkpointOld(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.machine.Stats().Ready == 0 || age >= 4*n.o.CheckpointEvery
+}
+
+// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it.
+func (n *Node) mostlyChanged(p *partition) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := p.machine.Stats()
+	return st.Hot > n.o.HotJobs && st.Dirty > st.Hot/2 && p.machine.Memory() > n.o.MemoryForJobs/len(n.partitions)/4*3
 }
 
 // live lists the partitions that have not stopped. Of the others the log is kept for the way out.
@@ -299,6 +308,9 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	p.taking.Lock() // a snapshot asks for one beside those that are due
 	defer p.taking.Unlock()
 	began := time.Now()
+	if err := n.forget(p); err != nil {
+		return err
+	}
 	build, err := n.saved.Begin(uint16(p.number))
 	if err != nil {
 		return err
@@ -306,7 +318,7 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	defer build.Abort()
 	var c *engine.Checkpoint
 	var position uint64
-	n.holding(p, func() {
+	n.holding(p, n.meters.checkpointPause, func() {
 		if p.stopped != nil {
 			return
 		}
@@ -319,18 +331,27 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	if c == nil {
 		return nil
 	}
-	defer n.holding(p, c.Abandon)
+	defer n.holding(p, n.meters.checkpointPause, c.Abandon)
 	for more := true; more; {
 		if ctx.Err() != nil {
 			return nil
 		}
-		n.holding(p, func() { more = c.Next(checkpointSlice) })
+		n.holding(p, n.meters.checkpointPause, func() { more = c.Next(checkpointSlice) })
 	}
 	c.Write(build, position)
 	if err := n.commit(build); err != nil {
 		return err
 	}
-	n.holding(p, c.Committed)
+	n.holding(p, n.meters.checkpointPause, func() {
+		err = p.table.renew()
+		c.Committed()
+	})
+	if err != nil {
+		return err
+	}
+	for more := true; more; {
+		n.holding(p, n.meters.checkpointPause, func() { more = p.machine.Clean(residenceSlice) })
+	}
 	p.older.Store(p.checkpoint.Load())
 	p.checkpoint.Store(position)
 	p.checkpointAt.Store(time.Now().UnixMilli())
@@ -339,13 +360,12 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// holding does a part of a checkpoint for which the partition waits.
-func (n *Node) holding(p *partition, do func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	began := time.Now()
-	do()
-	n.meters.checkpointPause.Update(time.Since(began).Seconds())
+// forget gives up the completed jobs that are gone, which the checkpoint then takes out of the table.
+func (n *Node) forget(p *partition) (err error) {
+	for more := true; more && err == nil; {
+		n.holding(p, n.meters.checkpointPause, func() { more, err = p.machine.Forget(checkpointSlice) })
+	}
+	return err
 }
 
 func (n *Node) commit(build *snapshot.Build) error {

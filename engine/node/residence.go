@@ -1,0 +1,100 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot"
+)
+
+const (
+	residenceLook  = time.Second
+	residenceSlice = 2000 // jobs looked at while a partition waits, or
+	loadSlice      = 256  // brought in: half a millisecond
+)
+
+// reside brings jobs into memory that come due, and lets go of others.
+func (n *Node) reside(ctx context.Context) error {
+	for _, p := range n.live() {
+		if err := n.resideIn(ctx, p); err != nil {
+			return noRoom(err)
+		}
+	}
+	return nil
+}
+
+func (n *Node) resideIn(ctx context.Context, p *partition) (err error) {
+	share := n.o.MemoryForJobs / len(n.partitions)
+	ahead := n.clock.ms() + n.o.LoadAhead.Milliseconds()
+	var used, hot int
+	var ends [3]engine.Reading
+	n.holding(p, n.meters.loadPause, func() {
+		err = p.table.rest()
+		used, hot, ends = p.machine.Memory(), p.machine.Stats().Hot, p.machine.Readings()
+	})
+	if err != nil {
+		return err
+	}
+	furthest := max(ends[0].End().Due, ends[1].End().Due, ends[2].End().Due)
+	switch {
+	case used > share && hot > n.o.HotJobs:
+		n.holding(p, n.meters.loadPause, func() {
+			if end, ok := p.machine.Nearest(max(hot/2, n.o.HotJobs)); ok {
+				p.machine.Shrink(end)
+			}
+		})
+	case hot > n.o.HotJobs && furthest > ahead+n.o.LoadAhead.Milliseconds():
+		n.holding(p, n.meters.loadPause, func() { p.machine.Shrink(engine.Key{Due: ahead}) })
+	default:
+		for rank := range ends {
+			if err := n.loadNext(ctx, p, rank, ahead, share/10*9); err != nil {
+				return err
+			}
+		}
+	}
+	for more := true; more && ctx.Err() == nil; {
+		n.holding(p, n.meters.loadPause, func() { more = p.machine.Sweep(residenceSlice) || p.machine.Clean(residenceSlice) })
+	}
+	return nil
+}
+
+// loadNext brings the jobs of a priority into memory that are due until a time, as long as there is room.
+func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64, room int) error {
+	for ctx.Err() == nil {
+		var r engine.Reading
+		full := false
+		n.holding(p, n.meters.loadPause, func() {
+			r = p.machine.Readings()[rank]
+			full = p.machine.Memory() > room && p.machine.Stats().Hot > n.o.HotJobs
+		})
+		if full || r.End().Due >= until {
+			return nil
+		}
+		var rows *engine.Rows
+		err := n.saved.View(uint16(p.number), func(v *snapshot.View) (err error) {
+			rows, err = r.Read(v, until, loadSlice)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		// A checkpoint may have come between, or a tick that could not wait; then it is read again.
+		n.holding(p, n.meters.loadPause, func() { _, err = p.machine.Load(rows) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holding does a part of something for which the partition waits, and notes for how long.
+func (n *Node) holding(p *partition, pause *metrics.Histogram, do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	began := time.Now()
+	do()
+	pause.Update(time.Since(began).Seconds())
+}

@@ -1,0 +1,121 @@
+package node_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+// cold has nearly no job stay in memory.
+func cold(o node.Options) node.Options {
+	o.HotJobs, o.LoadAhead, o.CheckpointEvery = 1, time.Second, 200*time.Millisecond
+	return o
+}
+
+// A process that is killed at any moment while jobs come into memory and leave it loses nothing, repeats nothing, and
+// is early with nothing.
+func TestKillCold(t *testing.T) {
+	killed(t, settings{
+		Data: t.TempDir(), Partitions: 4, CheckpointEvery: 200 * time.Millisecond, HotJobs: 1, LoadAhead: time.Second,
+	}, kills(t, 4), 5000)
+}
+
+// Jobs on disk are what jobs are: found, listed, changed, deleted, fired when they are due, and there after a restart.
+func TestCold(t *testing.T) {
+	t.Parallel()
+	const n = 3000
+	o := cold(base(t))
+	o.Partitions = 2
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	ctx := t.Context()
+	for from := 0; from < n; from += 500 {
+		var lines []string
+		for i := from; i < from+500; i++ {
+			lines = append(lines, fmt.Sprintf(`{"id":"far-%04d","schedule":"@every %dh","labels":{"third":"%d"}}`, i, 1+i%100, i%3))
+		}
+		if got := importLines(t, nc, "", lines...); got.Imported != 500 {
+			t.Fatalf("%+v", got)
+		}
+	}
+	hot := func(url string) float64 { return metric(t, url, "carillon_jobs_hot") }
+	eventually(t, "most jobs are on disk", func() bool { return hot(r.HTTP) < 100 })
+	if all := metric(t, r.HTTP, "carillon_jobs"); all != n {
+		t.Fatalf("%v jobs are known, not %d", all, n)
+	}
+
+	// Queries find them, and leave them where they are.
+	if j, err := c.Get(ctx, "far-1234"); err != nil || j.Version != 1 || j.Spec.Schedule != "@every 35h" || j.Next.IsZero() {
+		t.Fatalf("%+v, %v", j, err)
+	}
+	list := func(f carillon.ListRequest) (ids []string) {
+		for j, err := range c.List(ctx, f) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, j.ID)
+		}
+		return ids
+	}
+	if ids := list(carillon.ListRequest{}); len(ids) != n || !slices.IsSorted(ids) {
+		t.Fatalf("%d jobs are listed", len(ids))
+	}
+	third := carillon.ListRequest{Selection: carillon.Selection{Prefix: "far-2", Label: "third=1"}}
+	if ids := list(third); len(ids) != 333 {
+		t.Fatalf("%d jobs are a third of a thousand", len(ids))
+	}
+	if left := hot(r.HTTP); left > 100 {
+		t.Fatalf("listing left %v jobs in memory", left)
+	}
+
+	// Commands change them.
+	if _, err := c.Delete(ctx, "far-0000"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Pause(ctx, "far-0001"); err != nil {
+		t.Fatal(err)
+	}
+	one := uint64(1)
+	moved := carillon.Job{ID: "far-0002", Schedule: "@in 3s", Topic: "moved"}
+	if j, err := c.Put(ctx, moved, carillon.IfVersion(one)); err != nil || j.Version != 2 {
+		t.Fatalf("%+v, %v", j, err)
+	}
+	if _, err := c.Fire(ctx, "far-0003"); err != nil {
+		t.Fatal(err)
+	}
+	if counts, err := c.PauseWhere(ctx, third.Selection); err != nil || counts.Changed != 333 {
+		t.Fatalf("%+v, %v", counts, err)
+	}
+	eventually(t, "they are on disk again", func() bool { return hot(r.HTTP) < 100 })
+	check := func() {
+		t.Helper()
+		if ids := list(carillon.ListRequest{}); len(ids) != n-1 || ids[0] != "far-0001" {
+			t.Fatalf("%d jobs are listed from %s on", len(ids), ids[0])
+		}
+		if ids := list(carillon.ListRequest{Status: carillon.StatusPaused}); len(ids) != 334 {
+			t.Fatalf("%d jobs are paused", len(ids))
+		}
+		if _, err := c.Get(ctx, "far-0000"); err == nil {
+			t.Fatal("a deleted job is there")
+		}
+	}
+	check()
+	eventually(t, "the job that was moved has fired", func() bool {
+		j, err := c.Get(ctx, "far-0002")
+		return err == nil && j.Fires == 1 && j.Status == carillon.StatusCompleted
+	})
+	eventually(t, "it came into memory before it was due", func() bool { return metric(t, r.HTTP, "carillon_jobs_loaded_total") > 0 })
+
+	r.stop(t)
+	r = run(t, o)
+	c = carillon.Connect(dial(t, r.NATS))
+	if left := hot(r.HTTP); left > 100 {
+		t.Fatalf("%v jobs came into memory at the start", left)
+	}
+	check()
+}

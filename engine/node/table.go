@@ -1,0 +1,79 @@
+package node
+
+import (
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// table is a partition's part of the job table, which its machine reads: the newest checkpoint at any time. What it
+// has opened stays open, since opening costs more than a lookup does. The partition's mu guards it.
+type table struct {
+	saved  *snapshot.Table
+	number uint16
+	view   *snapshot.View // nil: none is open
+	used   bool           // since the last call of rest
+	closed bool
+}
+
+func (t *table) open() (*snapshot.View, error) {
+	t.used = true
+	if t.view != nil {
+		return t.view, nil
+	}
+	if t.closed {
+		return nil, wal.ErrClosed
+	}
+	var err error
+	t.view, err = t.saved.Open(t.number)
+	return t.view, err
+}
+
+// renew has what is read next be of a checkpoint that has been committed.
+func (t *table) renew() error {
+	if t.view == nil {
+		return nil
+	}
+	err := t.view.Close()
+	t.view = nil
+	return err
+}
+
+// rest lets go of what is open if nobody reads: it keeps files that compactions have replaced.
+func (t *table) rest() error {
+	if t.used {
+		t.used = false
+		return nil
+	}
+	return t.renew()
+}
+
+func (t *table) close() error {
+	t.closed = true
+	return t.renew()
+}
+
+// State, Get and Scan are those of engine.Table.
+
+func (t *table) State() ([]byte, error) {
+	v, err := t.open()
+	if err != nil {
+		return nil, err
+	}
+	return v.State()
+}
+
+func (t *table) Get(room byte, key []byte) (value []byte, found bool, err error) {
+	v, err := t.open()
+	if err != nil {
+		return nil, false, err
+	}
+	return v.Get(room, key)
+}
+
+func (t *table) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error) {
+	v, err := t.open()
+	if err != nil {
+		return false, err
+	}
+	return v.Scan(room, above, below, limit, yield)
+}
