@@ -230,6 +230,7 @@ func (e *engine) close() error {
 type usage struct {
 	cpu         time.Duration
 	residentMiB float64
+	peakMiB     float64 // the most that it was
 }
 
 func (e *engine) usage() (u usage) {
@@ -249,8 +250,10 @@ func (e *engine) usage() (u usage) {
 		system, _ := strconv.Atoi(fields[12])
 		u.cpu = time.Duration(user+system) * 10 * time.Millisecond
 	}
-	if kb, err := strconv.Atoi(strings.TrimSuffix(field(proc+"/status", "VmRSS"), " kB")); err == nil {
-		u.residentMiB = float64(kb) / 1024
+	mib := func(name string) float64 {
+		kb, _ := strconv.Atoi(strings.TrimSuffix(field(proc+"/status", name), " kB"))
+		return float64(kb) / 1024
 	}
+	u.residentMiB, u.peakMiB = mib("VmRSS"), mib("VmHWM")
 	return u
 }

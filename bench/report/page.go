@@ -148,6 +148,7 @@ var workloads = []struct {
 	{"churn", "Churn", false, "Jobs cancelled or moved just before they are due, while others fire."},
 	{"recovery", "Recovery", false, "From before exec, after kill -9, to the first trigger of a due time after the kill, in a client's hands."},
 	{"idle", "Idle", false, "Jobs pending, and nothing due."},
+	{"scale", "Scale", false, "A great many pending jobs, on disk: what they do to memory, lateness and restart."},
 	{"soak", "Soak", false, "Mixed load for long, with every check on."},
 	{"ceiling", "Ceiling", true, "What the transport, the disk and the timers of this machine allow, without an engine."},
 }

@@ -22,7 +22,7 @@ func newBenchCommand(a *app) *cobra.Command {
 	c := group("bench", "Measure the engine, beside what the machine itself can do",
 		newBenchLatenessCommand(a), newBenchRecoveryCommand(a), newBenchCeilingCommand(a), newBenchWorkerCommand(a),
 		newBenchDispatchCommand(a), newBenchBurstCommand(a),
-		newBenchCommandsCommand(a), newBenchClientsCommand(a), newBenchChurnCommand(a), newBenchIdleCommand(a), newBenchSoakCommand(a),
+		newBenchCommandsCommand(a), newBenchClientsCommand(a), newBenchChurnCommand(a), newBenchIdleCommand(a), newBenchScaleCommand(a), newBenchSoakCommand(a),
 		newBenchReportCommand(a),
 	)
 	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.

@@ -1,0 +1,307 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// ScaleConfig says how RunScale runs. The zero value of a field is its default.
+type ScaleConfig struct {
+	Service       Service  `json:"-"` // one that is started for the run
+	WorkerCommand []string `json:"-"` // see LatenessConfig
+
+	Jobs         int           `json:"jobs"`           // pending one-shots, due over a year; default 1,000,000
+	Rate         int           `json:"triggers_per_s"` // of other jobs, while lateness is measured; default 5,000
+	Duration     time.Duration `json:"-"`              // of each measurement; whole seconds; default 30 s
+	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
+	PayloadBytes int           `json:"payload_bytes"`  // default 200
+
+	Progress func(step string, done, total int) `json:"-"`
+}
+
+func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
+	var err error
+	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
+		return c, err
+	}
+	c.Jobs = cmp.Or(c.Jobs, 1_000_000)
+	c.Rate = cmp.Or(c.Rate, 5000)
+	c.Duration = cmp.Or(c.Duration, 30*time.Second)
+	c.Seconds = int(c.Duration / time.Second)
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Progress = defaultProgress(c.Progress)
+	return c, nil
+}
+
+// lateness is the run of RunLateness on the engine.
+func (c *ScaleConfig) lateness(e *engine) LatenessConfig {
+	s := e.Service
+	s.Server = e.url
+	return LatenessConfig{
+		Service: s, WorkerCommand: c.WorkerCommand, Rate: c.Rate, Duration: c.Duration, PayloadBytes: c.PayloadBytes, Progress: c.Progress,
+	}
+}
+
+// Validate names the first field that cannot be used.
+func (c ScaleConfig) Validate() error {
+	c, err := c.withDefaults()
+	switch {
+	case err != nil:
+		return err
+	case c.Service.Server != "":
+		return errors.New("bench: scale looks at the engine's process and kills it, so it must be one of its own")
+	case c.Jobs < 1 || c.Jobs > 1_000_000_000:
+		return fmt.Errorf("bench: Jobs is %d, must be 1 to 1,000,000,000", c.Jobs)
+	}
+	return c.lateness(&engine{Service: c.Service, url: "none"}).Validate()
+}
+
+// Limits of scale.
+const (
+	limitScaleResident  = 2 << 30 // bytes, up to limitScaleJobs jobs, and twice as many beyond
+	limitScaleJobs      = 20_000_000
+	limitScaleRestart   = 5      // s
+	limitScaleLateness  = 2      // times that of the same engine without jobs
+	limitScaleImports   = 60_000 // a second
+	scaleBytesPerJob    = 700    // of disk, at the most while they are imported
+	scaleRecurring      = 1000   // jobs of one second, for the restart
+	scaleSettle         = 5 * time.Second
+	scaleSettleDirty    = 1000 // jobs that no checkpoint has yet: as good as none
+	scaleSettlePatience = 10 * time.Minute
+)
+
+// RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
+// lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
+// doing nothing. At last it kills the engine with kill -9 and measures from before exec to the first trigger of a due
+// time after the kill in a client's hands.
+func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
+	if err := c.Validate(); err != nil {
+		return r, err
+	}
+	if c, err = c.withDefaults(); err != nil {
+		return r, err
+	}
+	r = Result{Workload: "scale", Params: c, Checks: &Checks{}}
+	e, nc, end, err := c.Service.begin(ctx, &r)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	if err := c.hasRoom(e); err != nil {
+		return r, err
+	}
+	empty, err := c.runLateness(ctx, e, &r)
+	if err != nil {
+		return r, err
+	}
+	before, err := look(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	imported, err := c.importAll(ctx, e, nc)
+	if err != nil {
+		return r, err
+	}
+	settled, err := c.settle(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	idle, at, err := c.idle(ctx, e)
+	if err != nil {
+		return r, err
+	}
+	full, err := c.runLateness(ctx, e, &r)
+	if err != nil {
+		return r, err
+	}
+	restart, err := c.restart(ctx, e, nc, &r)
+	if err != nil {
+		return r, err
+	}
+	r.Machine.Load[1] = load1()
+
+	r.Figures.add("imports_per_s", float64(c.Jobs)/imported.Seconds())
+	r.Figures.add("import_s", imported.Seconds())
+	r.Figures.add("settle_s", settled.Seconds())
+	r.Figures.add("resident_bytes", at.residentMiB*(1<<20))
+	r.Figures.add("resident_empty_bytes", before.residentMiB*(1<<20))
+	r.Figures.add("resident_peak_bytes", at.peakMiB*(1<<20))
+	r.Figures.add("disk_bytes_per_job", (at.diskMiB-before.diskMiB)*(1<<20)/float64(c.Jobs))
+	r.Figures.add("idle_cpu_percent", idle)
+	for _, q := range []string{"p50", "p99", "p999"} {
+		r.Figures.add("lateness_"+q+"_ms", full.Figures.Get("received_"+q+"_ms"))
+		r.Figures.add("lateness_"+q+"_empty_ms", empty.Figures.Get("received_"+q+"_ms"))
+	}
+	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
+	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
+	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
+	limit := float64(limitScaleResident)
+	if c.Jobs > limitScaleJobs {
+		limit *= 2
+	}
+	r.Targets = []Target{
+		newTarget(r.Figures, "resident_bytes", limit, 0),
+		newTarget(r.Figures, "restart_to_first_trigger_s", limitScaleRestart, 0),
+		newTarget(r.Figures, "lateness_p99_ratio", limitScaleLateness, 0),
+		newTarget(r.Figures, "idle_cpu_percent", limitIdleCPU, 0),
+		newLeast(r.Figures, "imports_per_s", limitScaleImports),
+	}
+	return r, nil
+}
+
+// hasRoom asks for the disk that the run needs, before it has taken an hour.
+func (c *ScaleConfig) hasRoom(e *engine) error {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(e.dir, &fs); err != nil {
+		return fmt.Errorf("bench: %s: %w", e.dir, err)
+	}
+	free, need := uint64(fs.Bsize)*fs.Bavail, uint64(c.Jobs)*scaleBytesPerJob+4<<30
+	if free < need {
+		return fmt.Errorf("bench: %s has %d MiB free, and %d jobs take up to %d MiB; see --data", e.dir, free>>20, c.Jobs, need>>20)
+	}
+	return nil
+}
+
+func (c *ScaleConfig) runLateness(ctx context.Context, e *engine, r *Result) (Result, error) {
+	part, err := RunLateness(ctx, c.lateness(e))
+	if err != nil {
+		return part, err
+	}
+	r.Checks.Expected += part.Checks.Expected
+	r.Checks.Early += part.Checks.Early
+	r.Checks.Missing += part.Checks.Missing
+	r.Checks.Duplicate += part.Checks.Duplicate
+	r.Checks.Gaps += part.Checks.Gaps
+	r.Checks.Stray += part.Checks.Stray
+	return part, nil
+}
+
+// scaleFirst is when the first of the jobs is due after the import began: not during the run.
+const scaleFirst = 6 * time.Hour
+
+func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (took time.Duration, err error) {
+	payload, began := payloadOf(c.PayloadBytes), time.Now()
+	year := 365 * 24 * time.Hour
+	jobs := func(yield func(carillon.ImportJob) bool) {
+		for i := range c.Jobs {
+			// A large stride, so that what is imported together is due far apart.
+			k := int64(i) * 2_654_435_761 % int64(c.Jobs)
+			due := began.Add(scaleFirst + time.Duration(float64(year)*float64(k)/float64(c.Jobs)))
+			job := carillon.Job{
+				ID: "bench-scale-" + strconv.Itoa(i), Topic: topic, Payload: payload,
+				Schedule: "@at " + due.UTC().Format(carillon.TimeFormat),
+			}
+			if !yield(carillon.ImportJob{Job: job}) {
+				return
+			}
+		}
+	}
+	done := 0
+	var failed error
+	err = carillon.Connect(nc, carillon.WithNames(e.Names)).Import(ctx, jobs, func(_ int, err error) {
+		if done++; done%1000 == 0 {
+			c.Progress("importing jobs", done, c.Jobs)
+		}
+		failed = cmp.Or(failed, err)
+	})
+	if err = cmp.Or(err, failed); err != nil {
+		return 0, fmt.Errorf("bench: import: %w", err)
+	}
+	return time.Since(began), nil
+}
+
+// settle waits until checkpoints have nearly all jobs, and the disk does not shrink or grow any more.
+func (c *ScaleConfig) settle(ctx context.Context, e *engine) (took time.Duration, err error) {
+	began := time.Now()
+	most, disk, since := 0.0, -1.0, began
+	for time.Since(began) < scaleSettlePatience {
+		dirty, err := e.metric(ctx, "carillon_jobs_dirty")
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, dirty)
+		c.Progress("waiting for checkpoints", int(most-dirty), int(most))
+		if now := dirMiB(filepath.Join(e.dir, "data", "jobs")); dirty > scaleSettleDirty || now < disk*0.999 || now > disk*1.001 {
+			disk, since = now, time.Now()
+		}
+		if time.Since(since) > scaleSettle {
+			return since.Sub(began), nil
+		}
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+	return 0, fmt.Errorf("bench: jobs were still written %s after the import", scaleSettlePatience)
+}
+
+// idle measures CPU in percent of a core while nothing is due.
+func (c *ScaleConfig) idle(ctx context.Context, e *engine) (percent float64, last seen, err error) {
+	began, first := time.Now(), e.usage()
+	if err := waitUntil(ctx, c.Progress, "doing nothing", began.Add(c.Duration)); err != nil {
+		return 0, last, err
+	}
+	if last, err = look(ctx, e); err != nil {
+		return 0, last, err
+	}
+	return 100 * (last.cpu - first.cpu).Seconds() / time.Since(began).Seconds(), last, nil
+}
+
+// restart kills the engine and starts it again.
+func (c *ScaleConfig) restart(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (recovered, error) {
+	jobs := func(yield func(carillon.Job) bool) {
+		for i := range scaleRecurring {
+			job := carillon.Job{
+				ID: "bench-recurring-" + strconv.Itoa(i), Topic: topic, Payload: payloadOf(c.PayloadBytes),
+				Schedule: "@every 1s", Spread: time.Second,
+			}
+			if !yield(job) {
+				return
+			}
+		}
+	}
+	var failed error
+	err := carillon.Connect(nc, carillon.WithNames(e.Names)).PutAll(ctx, jobs, putWindow, func(_ carillon.Job, _ carillon.JobReply, err error) {
+		failed = cmp.Or(failed, err)
+	})
+	if err = cmp.Or(err, failed); err != nil {
+		return recovered{}, fmt.Errorf("bench: %w", err)
+	}
+	if err := waitUntil(ctx, c.Progress, "firing before the kill", time.Now().Add(3*time.Second)); err != nil {
+		return recovered{}, err
+	}
+	recovery := RecoveryConfig{Progress: c.Progress}
+	run, err := recovery.killAndStart(ctx, e)
+	r.Checks.Expected += run.checks.Expected
+	r.Checks.Duplicate += run.checks.Duplicate
+	r.Checks.Gaps += run.checks.Gaps
+	r.Checks.Early += run.checks.Early
+	if err != nil {
+		return run, err
+	}
+	status, err := carillon.Connect(nc, carillon.WithNames(e.Names)).Status(ctx)
+	if err != nil {
+		return run, fmt.Errorf("bench: %w", err)
+	}
+	r.Checks.Expected += c.Jobs
+	pending := -scaleRecurring
+	for _, p := range status.Partitions {
+		pending += int(p.Jobs[carillon.StatusScheduled])
+	}
+	r.Checks.Missing += max(0, c.Jobs-pending)
+	return run, nil
+}

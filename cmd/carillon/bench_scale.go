@@ -1,0 +1,38 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/carillon-scheduler/carillon/bench"
+)
+
+func newBenchScaleCommand(a *app) *cobra.Command {
+	var c bench.ScaleConfig
+	var data string
+	cmd := ownFlags(&cobra.Command{
+		Use:   "scale",
+		Short: "What a great many pending jobs do to memory, disk, lateness and restart",
+		Long: `What a great many pending jobs do to memory, disk, lateness and restart.
+
+They are one-shots due over a year. About 400 bytes of disk are needed for each.`,
+		Example: `  carillon bench scale
+  carillon bench scale --jobs 100000000 --data /mnt/large`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if c.Service, err = ownService(data); err != nil {
+				return err
+			}
+			c.Progress = a.steps()
+			return measure(a, cmd, c, bench.RunScale)
+		},
+	})
+	f := cmd.Flags()
+	f.IntVar(&c.Jobs, "jobs", 1_000_000, "jobs pending")
+	f.IntVar(&c.Rate, "rate", 5000, "triggers a second of other jobs, while lateness is measured")
+	f.DurationVar(&c.Duration, "duration", 30*time.Second, "of each measurement")
+	payloadFlag(f, &c.PayloadBytes)
+	dataFlag(f, &data)
+	return cmd
+}
