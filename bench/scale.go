@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -193,7 +194,7 @@ func (c *ScaleConfig) runLateness(ctx context.Context, e *engine, r *Result) (Re
 const scaleFirst = 6 * time.Hour
 
 func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (took time.Duration, err error) {
-	payload, began := payloadOf(c.PayloadBytes), time.Now()
+	began, payload := time.Now(), randomPayloads(c.PayloadBytes)
 	year := 365 * 24 * time.Hour
 	jobs := func(yield func(carillon.ImportJob) bool) {
 		for i := range c.Jobs {
@@ -201,7 +202,7 @@ func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (
 			k := int64(i) * 2_654_435_761 % int64(c.Jobs)
 			due := began.Add(scaleFirst + time.Duration(float64(year)*float64(k)/float64(c.Jobs)))
 			job := carillon.Job{
-				ID: "bench-scale-" + strconv.Itoa(i), Topic: topic, Payload: payload,
+				ID: "bench-scale-" + strconv.Itoa(i), Topic: topic, Payload: payload(),
 				Schedule: "@at " + due.UTC().Format(carillon.TimeFormat),
 			}
 			if !yield(carillon.ImportJob{Job: job}) {
@@ -221,6 +222,21 @@ func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (
 		return 0, fmt.Errorf("bench: import: %w", err)
 	}
 	return time.Since(began), nil
+}
+
+// randomPayloads makes payloads of so many bytes that do not compress: disks hold real ones.
+func randomPayloads(bytes int) (next func() []byte) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	pool := make([]byte, 8<<20)
+	for i := range pool {
+		pool[i] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[rng.IntN(64)]
+	}
+	return func() []byte {
+		b := make([]byte, bytes)
+		copy(b, pool[rng.IntN(len(pool)-bytes):])
+		b[0], b[bytes-1] = '"', '"'
+		return b
+	}
 }
 
 // settle waits until checkpoints have nearly all jobs, and the disk does not shrink or grow any more.

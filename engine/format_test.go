@@ -172,8 +172,15 @@ func (p pairs) Get(room byte, key []byte) (value []byte, found bool, err error) 
 	return value, found, nil
 }
 
-func (p pairs) Scan(room byte, _, _ []byte, _ int, yield func(key, value []byte) error) (bool, error) {
+func (p pairs) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
+	n := 0
 	for _, key := range slices.Sorted(maps.Keys(p.rooms[room])) {
+		if above != nil && key <= string(above) || below != nil && key >= string(below) {
+			continue
+		}
+		if n++; limit > 0 && n > limit {
+			return true, nil
+		}
 		if err := yield([]byte(key), p.rooms[room][key]); err != nil {
 			return false, err
 		}

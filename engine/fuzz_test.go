@@ -99,17 +99,26 @@ func goOnFrom(t *testing.T, b []byte) {
 	if len(checkpoint.state) > 10 && checkpoint.state[10] == 1 {
 		layout.Partitions = 1 // as the golden one has it
 	}
+	if m, err := OpenCold(layout, 0, checkpoint); err == nil {
+		m.SetBounds(Bounds{Moves: 2, Ready: 2})
+		goOnWith(m, layout)
+	}
 	m, err := Open(layout, 0, checkpoint)
 	if err != nil {
 		return
 	}
 	open(t, m, wholeOf(t, m))
+	goOnWith(m, layout)
+}
+
+// goOnWith has a machine do what there is to do. Of one out of damaged bytes any answer will do.
+func goOnWith(m *Machine, layout Layout) {
 	m.Page(&carillon.ListRequest{}, "", 10, 100)
 	position := m.position
 	for i, r := range fuzzRecords([]byte("\x07\x01\x08\x01\x09\x02\x0a\x02\x0b\x03\x08\x00\x08\x01\x08\x02\x08\x03")) {
 		r.Seq = position + uint64(i) + 1
 		e := layout.Decode(&r)
-		_, _ = m.Apply(&e) // of a machine out of damaged bytes any answer will do
+		_, _ = m.Apply(&e)
 	}
 	for _, job := range []string{"a", "b", "c"} {
 		for _, kind := range []Kind{KindResume, KindPause, KindDelete} {

@@ -49,7 +49,10 @@ func (n *Node) resideIn(ctx context.Context, p *partition) (err error) {
 	case hot > n.o.HotJobs && furthest > ahead+n.o.LoadAhead.Milliseconds():
 		n.holding(p, n.meters.loadPause, func() { p.machine.Shrink(engine.Key{Due: ahead}) })
 	default:
-		for rank := range ends {
+		for rank, at := range ends {
+			if at.End().Due > ahead-n.o.LoadAhead.Milliseconds()/16 {
+				continue // a look into the table is worth it once in a while
+			}
 			if err := n.loadNext(ctx, p, rank, ahead, share/10*9); err != nil {
 				return err
 			}
