@@ -146,10 +146,10 @@ type Result struct {
 // Apply carries out one record of the log. Records come in order of their sequences; one at or below
 // the machine's position changes nothing. An error stops the partition for good. It wraps ErrRules or
 // ErrDiverged, and the machine is as it was before the record; or it is the table's, or ErrCheckpoint of a row in it,
-// and then the machine is to be thrown away.
+// and then the machine is to be thrown away: it gives the same error from then on.
 func (m *Machine) Apply(e *Entry) (Result, error) {
-	if e.Seq <= m.position {
-		return Result{}, nil
+	if e.Seq <= m.position || m.residence.err != nil {
+		return Result{}, m.residence.err
 	}
 	m.dismiss()
 	var r Result
