@@ -1,11 +1,12 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill power flood fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill kill-cold power flood fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
 SEEDS ?= 20000
 KILLS ?= 100
+COLD_KILLS ?= 200
 POWER ?= 100
 FLOOD ?= 1000000
 FUZZTIME ?= 10m
@@ -41,7 +42,10 @@ sim: ## simulate whole clusters: make sim SEEDS=20000, or one: make sim SEED=123
 	go test ./engine/sim -run 'TestSim$$' -v -timeout 0 $(if $(SEED),-seed=$(SEED) -seeds=1,-seeds=$(SEEDS))
 
 kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KILLS=100
-	CARILLON_KILLS=$(KILLS) go test ./engine/node -run TestKill -v -timeout 0
+	CARILLON_KILLS=$(KILLS) go test ./engine/node -run 'TestKill$$|TestKillPersistAsync$$' -v -timeout 0
+
+kill-cold: ## the same 200 times with jobs on disk, a checkpoint every 200 ms and snapshots saved beside: make kill-cold COLD_KILLS=200
+	CARILLON_KILLS=$(COLD_KILLS) go test ./engine/node -run 'TestKillCold$$' -v -timeout 0
 
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0

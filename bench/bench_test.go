@@ -54,6 +54,7 @@ func child(role string, args []string) error {
 	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "")
 	f.IntVar(&o.Partitions, "partitions", 0, "")
 	f.BoolVar(&o.PersistAsync, "persist-async", false, "")
+	f.DurationVar(&o.CheckpointEvery, "checkpoint-every", 0, "")
 	if err := f.Parse(args); err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	defer w.stop()
 	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
 	l := newLoad(run+"-", Mix{OneShots: 1}, c.Rate, c.Duration, c.PayloadBytes)
-	err = l.put(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) })
+	err = l.put(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), settle, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) })
 	if err != nil {
 		return r, err
 	}

@@ -231,6 +231,7 @@ type usage struct {
 	cpu         time.Duration
 	residentMiB float64
 	peakMiB     float64 // the most that it was
+	wroteMiB    float64 // to the disk
 }
 
 func (e *engine) usage() (u usage) {
@@ -255,5 +256,7 @@ func (e *engine) usage() (u usage) {
 		return float64(kb) / 1024
 	}
 	u.residentMiB, u.peakMiB = mib("VmRSS"), mib("VmHWM")
+	bytes, _ := strconv.Atoi(field(proc+"/io", "write_bytes"))
+	u.wroteMiB = float64(bytes) / (1 << 20)
 	return u
 }

@@ -33,6 +33,9 @@ type LatenessConfig struct {
 
 	// Progress, where there is one, is told how far the run is.
 	Progress func(step string, done, total int) `json:"-"`
+
+	lead   time.Duration                   // between the last put and the first due time; default settle
+	before func(ctx context.Context) error // called in that time
 }
 
 func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
@@ -52,6 +55,10 @@ func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
 	}
 	c.Concurrency = cmp.Or(c.Concurrency, 64)
 	c.Progress = defaultProgress(c.Progress)
+	c.lead = cmp.Or(c.lead, settle)
+	if c.before == nil {
+		c.before = func(context.Context) error { return nil }
+	}
 	return c, nil
 }
 
@@ -113,11 +120,14 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
 	began := time.Now()
-	if err := l.put(ctx, client, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
+	if err := l.put(ctx, client, c.lead, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
 		return r, err
 	}
 	puts := time.Since(began)
 	if err := w.send(&l.plan); err != nil {
+		return r, err
+	}
+	if err := c.before(ctx); err != nil {
 		return r, err
 	}
 	if err := waitUntil(ctx, c.Progress, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {

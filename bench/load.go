@@ -183,15 +183,15 @@ const topic = "bench.load"
 
 const (
 	putWindow = 256 // puts under way at once
-	// settle is the time between the last put and the first due job.
+	// settle is the usual time between the last put and the first due job.
 	settle = 2 * time.Second
 	// sample is how many jobs are put first to see how long putting all of them will take.
 	sample = 2000
 )
 
-// put puts all jobs and returns when the first will be due. It sees first how long that will take, for due
-// times are fixed before the first put.
-func (l *load) put(ctx context.Context, client *carillon.Client, progress func(done int)) error {
+// put puts all jobs, so that the first is due some time after the last was put. It sees first how long that will
+// take, for due times are fixed before the first put.
+func (l *load) put(ctx context.Context, client *carillon.Client, lead time.Duration, progress func(done int)) error {
 	n := len(l.plan.First)
 	l.plan.From = time.Now().Add(time.Hour).UnixMilli()
 	began := time.Now()
@@ -200,13 +200,13 @@ func (l *load) put(ctx context.Context, client *carillon.Client, progress func(d
 		return err
 	}
 	estimate := time.Since(began) * time.Duration(n) / time.Duration(few)
-	first := time.Now().Add(estimate + estimate/2 + settle).Truncate(time.Second).Add(time.Second)
+	first := time.Now().Add(estimate + estimate/2 + lead).Truncate(time.Second).Add(time.Second)
 	l.plan.From = first.UnixMilli()
 	l.plan.To = l.plan.From + int64(l.seconds)*1000
 	if err := l.putAll(ctx, client, n, progress); err != nil {
 		return err
 	}
-	if left := time.Until(first); left < settle/2 {
+	if left := time.Until(first); left < lead/2 {
 		return fmt.Errorf("bench: putting %d jobs took %s, too long for %s that the first of them allowed", n, time.Since(began), estimate)
 	}
 	return nil

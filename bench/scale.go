@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -26,8 +25,11 @@ type ScaleConfig struct {
 	Duration     time.Duration `json:"-"`              // of each measurement; whole seconds; default 30 s
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
+	Midnight     int           `json:"midnight_jobs"`  // due within a minute, once hot and once cold; default Jobs, 1,000,000 at most; -1: none
 
 	Progress func(step string, done, total int) `json:"-"`
+
+	midnightTime, midnightLead time.Duration // defaults are the constants
 }
 
 func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
@@ -43,7 +45,9 @@ func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
 	c.Duration = cmp.Or(c.Duration, 30*time.Second)
 	c.Seconds = int(c.Duration / time.Second)
 	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Midnight = max(0, cmp.Or(c.Midnight, min(c.Jobs, 1_000_000)))
 	c.Progress = defaultProgress(c.Progress)
+	c.midnightTime, c.midnightLead = cmp.Or(c.midnightTime, midnightTime), cmp.Or(c.midnightLead, midnightLead)
 	return c, nil
 }
 
@@ -67,27 +71,38 @@ func (c ScaleConfig) Validate() error {
 	case c.Jobs < 1 || c.Jobs > 1_000_000_000:
 		return fmt.Errorf("bench: Jobs is %d, must be 1 to 1,000,000,000", c.Jobs)
 	}
-	return c.lateness(&engine{Service: c.Service, url: "none"}).Validate()
+	e := engine{Service: c.Service, url: "none"}
+	if c.Midnight > 0 {
+		if err := c.midnight(&e).Validate(); err != nil {
+			return err
+		}
+	}
+	return c.lateness(&e).Validate()
 }
 
 // Limits of scale.
 const (
-	limitScaleResident  = 2 << 30 // bytes, up to limitScaleJobs jobs, and twice as many beyond
-	limitScaleJobs      = 20_000_000
-	limitScaleRestart   = 5      // s
-	limitScaleLateness  = 2      // times that of the same engine without jobs
-	limitScaleImports   = 60_000 // a second
-	scaleBytesPerJob    = 700    // of disk, at the most while they are imported
-	scaleRecurring      = 1000   // jobs of one second, for the restart
-	scaleSettle         = 5 * time.Second
-	scaleSettleDirty    = 1000 // jobs that no checkpoint has yet: as good as none
-	scaleSettlePatience = 10 * time.Minute
+	limitScaleResident   = 2 << 30 // bytes, up to limitScaleJobs jobs, and twice as many beyond
+	limitScaleJobs       = 20_000_000
+	limitScaleRestart    = 5      // s
+	limitScaleLateness   = 2      // times that of the same engine without jobs
+	limitScaleImports    = 60_000 // a second
+	scaleBytesPerJob     = 700    // of disk, at the most while they are imported
+	scaleRecurring       = 1000   // jobs of one second, for the restart
+	scaleRecurringPrefix = "bench-recurring-"
+	scaleSettle          = 5 * time.Second
+	scaleSettleMiB       = 1    // written in that time, at the most
+	scaleSettleDirty     = 1000 // jobs that no checkpoint has yet: as good as none
+	scaleSettlePatience  = 10 * time.Minute
+	limitScaleMidnight   = 1.5 // times the p99 of hot jobs: the same, as far as two runs are
 )
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing. At last it kills the engine with kill -9 and measures from before exec to the first trigger of a due
-// time after the kill in a client's hands.
+// doing nothing. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due
+// time after the kill in a client's hands. At last two midnights come beside the jobs: so many one-shots due within a
+// minute that are in memory since they were put, and as many that the engine finds on disk, because it was killed
+// when checkpoints had them.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -116,7 +131,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	settled, err := c.settle(ctx, e)
+	settled, err := c.written(ctx, e)
 	if err != nil {
 		return r, err
 	}
@@ -129,6 +144,10 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		return r, err
 	}
 	restart, err := c.restart(ctx, e, nc, &r)
+	if err != nil {
+		return r, err
+	}
+	hot, cold, err := c.midnights(ctx, e, nc, &r)
 	if err != nil {
 		return r, err
 	}
@@ -149,6 +168,13 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
+	if c.Midnight > 0 {
+		for _, q := range []string{"p50", "p99", "p999"} {
+			r.Figures.add("midnight_"+q+"_ms", cold.Figures.Get("received_"+q+"_ms"))
+			r.Figures.add("midnight_"+q+"_hot_ms", hot.Figures.Get("received_"+q+"_ms"))
+		}
+		r.Figures.add("midnight_p99_ratio", cold.Figures.Get("received_p99_ms")/hot.Figures.Get("received_p99_ms"))
+	}
 	limit := float64(limitScaleResident)
 	if c.Jobs > limitScaleJobs {
 		limit *= 2
@@ -159,6 +185,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		newTarget(r.Figures, "lateness_p99_ratio", limitScaleLateness, 0),
 		newTarget(r.Figures, "idle_cpu_percent", limitIdleCPU, 0),
 		newLeast(r.Figures, "imports_per_s", limitScaleImports),
+	}
+	if c.Midnight > 0 {
+		r.Targets = append(r.Targets, newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0))
 	}
 	return r, nil
 }
@@ -177,7 +206,12 @@ func (c *ScaleConfig) hasRoom(e *engine) error {
 }
 
 func (c *ScaleConfig) runLateness(ctx context.Context, e *engine, r *Result) (Result, error) {
-	part, err := RunLateness(ctx, c.lateness(e))
+	return runPart(ctx, c.lateness(e), r)
+}
+
+// runPart runs lateness as a part of something, and adds its checks to those of the whole.
+func runPart(ctx context.Context, c LatenessConfig, r *Result) (Result, error) {
+	part, err := RunLateness(ctx, c)
 	if err != nil {
 		return part, err
 	}
@@ -239,10 +273,11 @@ func randomPayloads(bytes int) (next func() []byte) {
 	}
 }
 
-// settle waits until checkpoints have nearly all jobs, and the disk does not shrink or grow any more.
-func (c *ScaleConfig) settle(ctx context.Context, e *engine) (took time.Duration, err error) {
+// written waits until checkpoints have nearly all jobs, and what that leaves behind is compacted: the engine writes
+// nearly nothing any more.
+func (c *ScaleConfig) written(ctx context.Context, e *engine) (took time.Duration, err error) {
 	began := time.Now()
-	most, disk, since := 0.0, -1.0, began
+	most, at, since := 0.0, e.usage().wroteMiB, began
 	for time.Since(began) < scaleSettlePatience {
 		dirty, err := e.metric(ctx, "carillon_jobs_dirty")
 		if err != nil {
@@ -250,8 +285,8 @@ func (c *ScaleConfig) settle(ctx context.Context, e *engine) (took time.Duration
 		}
 		most = max(most, dirty)
 		c.Progress("waiting for checkpoints", int(most-dirty), int(most))
-		if now := dirMiB(filepath.Join(e.dir, "data", "jobs")); dirty > scaleSettleDirty || now < disk*0.999 || now > disk*1.001 {
-			disk, since = now, time.Now()
+		if now := e.usage().wroteMiB; dirty > scaleSettleDirty || now > at+scaleSettleMiB {
+			at, since = now, time.Now()
 		}
 		if time.Since(since) > scaleSettle {
 			return since.Sub(began), nil
@@ -282,7 +317,7 @@ func (c *ScaleConfig) restart(ctx context.Context, e *engine, nc *nats.Conn, r *
 	jobs := func(yield func(carillon.Job) bool) {
 		for i := range scaleRecurring {
 			job := carillon.Job{
-				ID: "bench-recurring-" + strconv.Itoa(i), Topic: topic, Payload: payloadOf(c.PayloadBytes),
+				ID: scaleRecurringPrefix + strconv.Itoa(i), Topic: topic, Payload: payloadOf(c.PayloadBytes),
 				Schedule: "@every 1s", Spread: time.Second,
 			}
 			if !yield(job) {

@@ -16,7 +16,8 @@ func newBenchScaleCommand(a *app) *cobra.Command {
 		Short: "What a great many pending jobs do to memory, disk, lateness and restart",
 		Long: `What a great many pending jobs do to memory, disk, lateness and restart.
 
-They are one-shots due over a year. About 400 bytes of disk are needed for each.`,
+They are one-shots due over a year. About 400 bytes of disk are needed for each. At the end come two midnights: a million
+more that are due within a minute, first in memory, then on disk.`,
 		Example: `  carillon bench scale
   carillon bench scale --jobs 100000000 --data /mnt/large`,
 		Args: cobra.NoArgs,
@@ -30,6 +31,7 @@ They are one-shots due over a year. About 400 bytes of disk are needed for each.
 	})
 	f := cmd.Flags()
 	f.IntVar(&c.Jobs, "jobs", 1_000_000, "jobs pending")
+	f.IntVar(&c.Midnight, "midnight", 0, "more jobs that are due within a minute (default as many as --jobs, 1,000,000 at most; -1 for none)")
 	f.IntVar(&c.Rate, "rate", 5000, "triggers a second of other jobs, while lateness is measured")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "of each measurement")
 	payloadFlag(f, &c.PayloadBytes)

@@ -74,12 +74,16 @@ func TestKillPersistAsync(t *testing.T) {
 	killed(t, settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second, PersistAsync: true}, kills(t, 3), 0)
 }
 
-func killed(t *testing.T, s settings, rounds, present int) {
+// killed is a load on a process that is killed again and again, while something else is done beside it.
+func killed(t *testing.T, s settings, rounds, present int, beside ...func(l *load)) {
 	p := mustSpawn(t, s)
 	preload(t, p.NATS, present)
 	s.Listen = p.NATS[len("nats://"):] // the same port again
 	l := startLoad(t, p.NATS, "k", true)
 	l.far = uint64(present)
+	for _, do := range beside {
+		l.work.Go(func() { do(l) })
+	}
 	var downs []span
 	var began []time.Time
 	for round := range rounds {

@@ -1,13 +1,16 @@
 package node_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
 // cold has nearly no job stay in memory.
@@ -16,12 +19,29 @@ func cold(o node.Options) node.Options {
 	return o
 }
 
-// A process that is killed at any moment while jobs come into memory and leave it loses nothing, repeats nothing, and
-// is early with nothing.
+// A process that is killed at any moment while jobs come into memory and leave it, checkpoints are taken, the log is
+// trimmed and snapshots are saved loses nothing, repeats nothing, and is early with nothing; and the archive is whole.
 func TestKillCold(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "archive")
+	save := func(l *load) {
+		body, err := json.Marshal(carillon.SnapshotRequest{Dir: dir})
+		if err != nil {
+			t.Error(err)
+		}
+		// Nobody waits for an answer: mostly one is being saved, and the kill may take any of them.
+		for l.ctx.Err() == nil {
+			_ = l.nc.PublishRequest(carillon.DefaultNames().API(carillon.VerbSnapshot, ""), l.nc.NewRespInbox(), body)
+			l.pace(50 * time.Millisecond)
+		}
+	}
 	killed(t, settings{
 		Data: t.TempDir(), Partitions: 4, CheckpointEvery: 200 * time.Millisecond, HotJobs: 1, LoadAhead: time.Second,
-	}, kills(t, 4), 5000)
+	}, kills(t, 4), 5000, save)
+	v, err := archive.Verify(t.Context(), archive.OpenDir(nil, dir), nil, nil)
+	if err != nil || len(v.Problems) > 0 || v.Snapshots == 0 {
+		t.Fatalf("the archive of the kills: %+v, %v", v, err)
+	}
+	t.Logf("%d snapshots were saved beside, of %d blocks; %d more blocks are left of saves that were killed", v.Snapshots, v.Blocks, v.Unused)
 }
 
 // Jobs on disk are what jobs are: found, listed, changed, deleted, fired when they are due, and there after a restart.
