@@ -304,6 +304,9 @@ func (l *loader) forced() error {
 		if err := errors.Join(k.end(), d.end()); err != nil {
 			return err
 		}
+		if f.seq > l.m.position {
+			return errValue
+		}
 		slot, j := l.m.look(f.id)
 		if j == nil {
 			return errors.Join(l.m.residence.err, fmt.Errorf("there is no job %s", f.id))

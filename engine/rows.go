@@ -292,11 +292,17 @@ func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
 	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
 		m.gaps = append(m.gaps, gap{d.varint(), d.varint()})
 	}
+	var before origin
 	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
 		first, r := readRejection(d)
-		if d.err == nil {
+		switch {
+		case d.err != nil:
+		case first.compare(before) <= 0 || first.seq > m.position:
+			d.fail(errValue)
+		default:
 			m.queueRejection(first, r)
 		}
+		before = first
 	}
 	if m.outbox.acked.Output > made {
 		d.fail(errValue)

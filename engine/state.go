@@ -10,6 +10,7 @@ type SavedState struct {
 	Position   uint64 // sequence of the last record that concerned the partition
 	Made       uint64 // outputs
 	To         int64  // the time that ticks have reached, unix ms; 0: none yet
+	Now        int64  // the latest timestamp of a record, unix ms
 	Jobs       int    // at most: completed ones whose time is over may be among them
 
 	machine *Machine
@@ -30,14 +31,15 @@ func ReadState(state []byte) (*SavedState, error) {
 		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, err)
 	}
 	m.counts[statusScheduled], m.counts[statusPaused], m.outbox.made = int(scheduled), int(paused), made
-	s.Position, s.Made, s.To, s.machine = m.position, made, m.to, m
+	s.Position, s.Made, s.To, s.Now, s.machine = m.position, made, m.to, m.now, m
 	s.Jobs = int(scheduled + paused + m.finished - min(m.expired.number, m.finished))
 	return s, nil
 }
 
 // OnNewStreams returns the state for output streams that hold nothing yet: the outputs that are held come first
-// there, under their numbers.
-func (s *SavedState) OnNewStreams() []byte {
-	s.machine.outbox.acked.Seq = 0
+// there, under their numbers, but for those up to stored, of which it is known that they were stored elsewhere.
+func (s *SavedState) OnNewStreams(stored uint64) []byte {
+	acked := &s.machine.outbox.acked
+	*acked = Acked{Output: max(acked.Output, min(stored, s.Made))}
 	return s.machine.appendState(nil)
 }

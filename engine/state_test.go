@@ -26,7 +26,7 @@ func (b moved) State(position uint64, state []byte) {
 	if again := s.machine.appendState(nil); !bytes.Equal(again, state) {
 		b.t.Fatalf("a state that was read is another:\n% x\n% x", state, again)
 	}
-	b.Build.State(position, s.OnNewStreams())
+	b.Build.State(position, s.OnNewStreams(0))
 }
 
 // TestRestoredMonth restores a machine from its checkpoint and lets both go on for a month: every later output is

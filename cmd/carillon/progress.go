@@ -102,6 +102,8 @@ type blocksProgress struct {
 	verb string
 	bar  *progress
 	last archive.Progress
+	log  *progress
+	done uint64 // of the log
 	err  error
 }
 
@@ -125,7 +127,23 @@ func (p *blocksProgress) show(now archive.Progress) {
 	p.last = now
 }
 
+// replayed shows how far the log has been applied, once the blocks are there.
+func (p *blocksProgress) replayed(done, total uint64) {
+	if p.log == nil {
+		p.log = p.app.newProgress("log", int64(total), false)
+		p.log.unit = "records"
+	}
+	if err := p.log.advance(int(done-p.done), int(done-p.done)); p.err == nil {
+		p.err = err
+	}
+	p.done = done
+}
+
 func (p *blocksProgress) end() error {
+	if p.log != nil {
+		_, err := p.log.end()
+		p.err = errors.Join(p.err, err)
+	}
 	if p.bar == nil {
 		return p.err
 	}

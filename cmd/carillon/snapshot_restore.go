@@ -12,7 +12,7 @@ import (
 
 func newSnapshotRestoreCommand(a *app) *cobra.Command {
 	var f archiveFlags
-	var id, data string
+	var id, data, log, toTime string
 	c := &cobra.Command{
 		Use:   "restore [DIR]",
 		Short: "Make a data directory of a snapshot",
@@ -20,18 +20,34 @@ func newSnapshotRestoreCommand(a *app) *cobra.Command {
 with them: what was due since falls under each job's misfire policy, and what fired since the snapshot fires again, with
 the same trigger ids. The original must not fire any more.
 
+With --to-time they are as they were then: the newest snapshot from before, and what the log in the data directory of
+the service says since, as far as 'carillon serve --keep-log' kept it. The service must be stopped; its directory stays
+as it is. What had fired by then does not fire again.
+
 Every byte is checked before it counts. The directory must be empty or absent; one that is interrupted leaves it so.`,
 		Example: `  carillon snapshot restore /backup/carillon --data /var/lib/carillon
   carillon snapshot restore /backup/carillon --id 20270115T080000.123Z-2f8a61c09d3b4e57 --data ./yesterday
-  carillon snapshot restore --bucket carillon-snapshots --data /var/lib/carillon`,
+  carillon snapshot restore --bucket carillon-snapshots --data /var/lib/carillon
+  carillon snapshot restore /backup/carillon --to-time 2027-01-15T08:59:00Z --log /var/lib/carillon --data ./before`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if data == "" {
 				return usagef("--data is required: the new data directory")
 			}
+			at, err := timeFlag(toTime, log)
+			if err != nil {
+				return err
+			}
 			return f.use(c.Context(), a, args, func(t archive.Target) error {
 				began := time.Now()
 				bar := a.newBlocksProgress("restore")
-				m, err := node.Restore(c.Context(), t, id, data, node.RestoreOptions{Progress: bar.show})
+				o := node.RestoreOptions{Progress: bar.show}
+				var m *archive.Manifest
+				if at.IsZero() {
+					m, err = node.Restore(c.Context(), t, id, data, o)
+				} else {
+					o.Replayed = bar.replayed
+					m, err = node.RestoreToTime(c.Context(), t, id, data, at, log, o)
+				}
 				if endErr := bar.end(); err == nil {
 					err = endErr
 				}
@@ -43,9 +59,25 @@ Every byte is checked before it counts. The directory must be empty or absent; o
 		},
 	}
 	f.flags(c)
-	c.Flags().StringVar(&id, "id", "", "the `snapshot` (default the newest)")
+	c.Flags().StringVar(&id, "id", "", "the `snapshot` (default the newest, or the newest before --to-time)")
 	c.Flags().StringVar(&data, "data", "", "the new data `directory`, empty or absent")
+	c.Flags().StringVar(&toTime, "to-time", "", "have all as it was at this `time`, RFC 3339, with --log")
+	c.Flags().StringVar(&log, "log", "", "data `directory` of the stopped service, for the log since the snapshot")
 	return c
+}
+
+// timeFlag reads --to-time; the zero time where it is not given.
+func timeFlag(toTime, log string) (at time.Time, err error) {
+	switch {
+	case toTime == "" && log == "":
+		return at, nil
+	case toTime == "" || log == "":
+		return at, usagef("--to-time and --log go together")
+	}
+	if at, err = time.Parse(time.RFC3339, toTime); err != nil {
+		return at, usagef("--to-time is %q, expected a time such as 2027-01-15T08:59:00Z", toTime)
+	}
+	return at, nil
 }
 
 // restoredReport is a restore as JSON.

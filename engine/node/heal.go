@@ -69,6 +69,11 @@ func (n *Node) heal(ctx context.Context) error {
 	if first == 0 {
 		first = last + 1
 	}
+	needed, err := n.needed() // what the local log has below that is history
+	if err != nil {
+		return err
+	}
+	first = max(first, needed)
 	n.log.Warn("the log stream lost its end; healing", "stream", info.Last, "local", last)
 	next := info.Last + 1
 	if next < first {

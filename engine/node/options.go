@@ -43,6 +43,9 @@ type Options struct {
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
 	CheckpointBytes   uint64        // default 48 MiB
+	// KeepLog is for how long the local log goes further back than the checkpoints need, so that a snapshot can be
+	// restored to any time since. It gives way where the disk is short. Default 0.
+	KeepLog time.Duration
 
 	// OutboxMax bounds the bytes of outputs held until they are stored for good, of all partitions. Above
 	// it, firing waits: about a second of full drain.
@@ -136,7 +139,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: a data directory is required")
 	case o.NATS != "" && o.NATSConfig != "":
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
-	case o.Retention < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0:
+	case o.Retention < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0 || o.KeepLog < 0:
 		return fmt.Errorf("node: durations must not be negative")
 	case o.CompletedMax < 0 || o.OutboxMax < 0 || o.MemoryForJobs < 0 || o.HotJobs < 0:
 		return fmt.Errorf("node: bounds must not be negative")

@@ -15,6 +15,30 @@ import (
 // recover rebuilds every partition: its newest checkpoint, then the local log.
 func (n *Node) recover(ctx context.Context) error {
 	began := time.Now()
+	if err := n.openPartitions(); err != nil {
+		return err
+	}
+	from := n.oldest()
+	replayed, err := n.replay(ctx, from, n.applyAgain)
+	if err != nil {
+		return err
+	}
+	n.applied.Store(from)
+	if last := n.local.Last(); last > 0 {
+		n.applied.Store(last)
+	}
+	jobs := 0
+	for _, p := range n.partitions {
+		jobs += p.machine.Stats().Jobs
+		p.checkpointAt.Store(time.Now().UnixMilli())
+		p.machine.Listen(n.meters.listener(p.number))
+	}
+	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
+	return nil
+}
+
+// openPartitions reads the newest checkpoint of each.
+func (n *Node) openPartitions() error {
 	n.partitions = make([]*partition, n.layout.Partitions)
 	var work sync.WaitGroup
 	errs := make([]error, n.layout.Partitions)
@@ -30,35 +54,25 @@ func (n *Node) recover(ctx context.Context) error {
 		})
 	}
 	work.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	from := n.partitions[0].checkpoint.Load()
+	return errors.Join(errs...)
+}
+
+// oldest is the position of the oldest of the newest checkpoints: the log above it is to be replayed.
+func (n *Node) oldest() uint64 {
+	position := n.partitions[0].checkpoint.Load()
 	for _, p := range n.partitions {
-		from = min(from, p.checkpoint.Load())
+		position = min(position, p.checkpoint.Load())
 	}
-	replayed, err := n.replay(ctx, from, func(e *engine.Entry) error {
-		for _, p := range n.concerned(e) {
-			if _, err := p.machine.Apply(e); err != nil {
-				return fmt.Errorf("node: partition %d: %w", p.number, err)
-			}
+	return position
+}
+
+// applyAgain applies a record of the local log.
+func (n *Node) applyAgain(e *engine.Entry) error {
+	for _, p := range n.concerned(e) {
+		if _, err := p.machine.Apply(e); err != nil {
+			return fmt.Errorf("node: partition %d: %w", p.number, err)
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
-	n.applied.Store(from)
-	if last := n.local.Last(); last > 0 {
-		n.applied.Store(last)
-	}
-	jobs := 0
-	for _, p := range n.partitions {
-		jobs += p.machine.Stats().Jobs
-		p.checkpointAt.Store(time.Now().UnixMilli())
-		p.machine.Listen(n.meters.listener(p.number))
-	}
-	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
 	return nil
 }
 

@@ -32,6 +32,8 @@ type restored struct {
 type RestoreOptions struct {
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called by one goroutine at a time; nil: not
+	// Replayed is told by RestoreToTime how much of the log it has applied, of how much there is; nil: not.
+	Replayed func(done, total uint64)
 }
 
 // Restore makes dir a data directory with the jobs of a snapshot; id "" is the newest. A node that is started on it
@@ -43,8 +45,8 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if err != nil {
 		return nil, err
 	}
-	if m.Versions.Logic > engine.Logic {
-		return nil, fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version", engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
+	if err := checkLogic(m); err != nil {
+		return nil, err
 	}
 	r, states, err := newRestored(m)
 	if err != nil {
@@ -55,6 +57,13 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 		States: func(*archive.Manifest) ([]archive.State, error) { return states, nil },
 		Finish: r.write,
 	})
+}
+
+func checkLogic(m *archive.Manifest) error {
+	if m.Versions.Logic > engine.Logic {
+		return fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version", engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
+	}
+	return nil
 }
 
 // newRestored is the file and the states of the partitions, all at one position: above it the log begins anew.
@@ -70,7 +79,7 @@ func newRestored(m *archive.Manifest) (*restored, []archive.State, error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("node: snapshot %s, partition %d: %w", m.ID, i, err)
 		}
-		states[i].State = s.OnNewStreams()
+		states[i].State = s.OnNewStreams(0)
 		r.Position = max(r.Position, p.Position, s.Position) // a partition may have been ahead of its checkpoint's position
 	}
 	for i := range states {

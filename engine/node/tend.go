@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -373,32 +372,4 @@ func (n *Node) commit(build *snapshot.Build) error {
 	defer n.logKept.Unlock()
 	_, err := build.Commit()
 	return err
-}
-
-// trim cuts the log, here and in the stream, below the older checkpoint of every partition.
-func (n *Node) trim(ctx context.Context) error {
-	n.logKept.Lock()
-	defer n.logKept.Unlock()
-	oldest := n.applied.Load()
-	for _, p := range n.partitions {
-		list, err := n.saved.List(uint16(p.number))
-		if err != nil {
-			return noRoom(err)
-		}
-		if len(list) < 2 {
-			return nil
-		}
-		oldest = min(oldest, list[1].Position)
-	}
-	if err := n.local.Truncate(oldest + 1); err != nil {
-		return noRoom(err)
-	}
-	err := n.streams.Log.Trim(ctx, oldest+1)
-	if err == nil {
-		_, err = n.lookAtLog(ctx)
-	}
-	if err != nil && !errors.Is(err, context.Canceled) {
-		n.log.Warn("the log stream was not trimmed; it will be at the next checkpoint", "error", err)
-	}
-	return nil
 }

@@ -1,0 +1,264 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// ErrOutOfLog is a point in time that a snapshot and the log that was kept do not reach.
+var ErrOutOfLog = errors.New("node: the time is out of reach")
+
+// RestoreToTime makes dir a data directory with the jobs as they were at a time: those of a snapshot before it, and
+// what the local log of a data directory says since then. No process may run on that one, and its log must go back to
+// the snapshot (Options.KeepLog); it stays as it is. id "" is the newest snapshot before the time. What had fired
+// by then does not fire again, but for what the log does not know to be stored: that of its last second, at most.
+//
+// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where log and snapshot are of two services, those of Restore.
+func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*archive.Manifest, error) {
+	if _, err := os.Stat(filepath.Join(log, "log")); err != nil {
+		return nil, err // opening would make it
+	}
+	lock, err := lockData(log)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	m, err := snapshotBefore(ctx, t, id, at)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkLogic(m); err != nil {
+		return nil, err
+	}
+	r, _, err := newRestored(m)
+	if err != nil {
+		return nil, err
+	}
+	return archive.Restore(ctx, t, m.ID, dir, archive.RestoreOptions{
+		Logger: o.Logger, Progress: o.Progress,
+		Finish: func(dir string) error {
+			if r.Position, err = replayUntil(ctx, dir, log, at.UnixMilli(), r.Position, o); err != nil {
+				return err
+			}
+			return r.write(dir)
+		},
+	})
+}
+
+// snapshotBefore is the newest snapshot that holds nothing younger than a time; or the one that is named, if it does
+// not.
+func snapshotBefore(ctx context.Context, t archive.Target, id string, at time.Time) (*archive.Manifest, error) {
+	entries, err := archive.List(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		switch {
+		case id != "" && e.ID != id:
+			continue
+		case e.Err != nil:
+			return nil, e.Err
+		}
+		latest, err := latestOf(e.Manifest)
+		if err != nil {
+			return nil, err
+		}
+		if latest <= at.UnixMilli() {
+			return e.Manifest, nil
+		}
+		if id != "" {
+			return nil, fmt.Errorf("%w: snapshot %s has what happened up to %s", ErrOutOfLog, id, formatMilli(latest))
+		}
+	}
+	if id != "" {
+		return nil, fmt.Errorf("%w: snapshot %s in %s", archive.ErrNotFound, id, t)
+	}
+	return nil, fmt.Errorf("%w: %s has no snapshot from before %s", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat))
+}
+
+// latestOf is the time up to which a snapshot knows what happened, unix ms.
+func latestOf(m *archive.Manifest) (latest int64, err error) {
+	for i := range m.Partitions {
+		s, err := engine.ReadState(m.Partitions[i].State)
+		if err != nil {
+			return 0, fmt.Errorf("node: snapshot %s, partition %d: %w", m.ID, i, err)
+		}
+		latest = max(latest, s.Now)
+	}
+	return latest, nil
+}
+
+func formatMilli(ms int64) string { return time.UnixMilli(ms).UTC().Format(carillon.TimeFormat) }
+
+// replayUntil applies the log of one data directory to the job table of another, up to a time, and makes the table
+// one for new streams. It returns the position of the last record.
+func replayUntil(ctx context.Context, dir, log string, until int64, position uint64, ro RestoreOptions) (_ uint64, err error) {
+	o := Options{Data: dir, Logger: ro.Logger}.withDefaults()
+	n := &Node{o: o, log: cmp.Or(ro.Logger, slog.New(slog.DiscardHandler)), meters: newWeb().meters}
+	defer func() { err = errors.Join(err, n.close()) }()
+	if err := n.openJobs(); err != nil {
+		return 0, err
+	}
+	if n.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(log, "log"), Logger: n.log}); err != nil {
+		return 0, err
+	}
+	n.local = n.store.Log()
+	if n.layout, err = n.savedLayout(); err != nil {
+		return 0, err
+	}
+	if err := n.checkReach(position, until, log); err != nil {
+		return 0, err
+	}
+	if err := n.openPartitions(); err != nil {
+		return 0, err
+	}
+	r := replayer{n: n, from: n.oldest(), position: position, until: until, progress: ro.Replayed, stored: make([]uint64, len(n.partitions))}
+	if err := r.run(ctx); err != nil {
+		return 0, err
+	}
+	for _, p := range n.partitions {
+		if err := n.takeCheckpoint(ctx, p); err != nil {
+			return 0, err
+		}
+		if err := n.onNewStreams(p, r.position, r.stored[p.number]); err != nil {
+			return 0, err
+		}
+	}
+	return r.position, ctx.Err()
+}
+
+// checkReach tells whether the log has everything from a position to a time.
+func (n *Node) checkReach(position uint64, until int64, log string) error {
+	if n.local.Last() == 0 {
+		return fmt.Errorf("%w: the log in %s is empty", ErrOutOfLog, log)
+	}
+	first, seq, err := n.timeFrom(n.local.First())
+	if err != nil {
+		return err
+	}
+	oldest := position
+	err = n.eachPosition(func(p uint64) { oldest = min(oldest, p) })
+	if err != nil {
+		return err
+	}
+	if seq > oldest+1 {
+		return fmt.Errorf("%w: the log in %s begins at sequence %d, of %s, and the snapshot ends at %d; see carillon serve --keep-log", ErrOutOfLog, log, seq, formatMilli(first), oldest)
+	}
+	last, _, err := n.timeFrom(n.local.Last())
+	if err != nil {
+		return err
+	}
+	if last < until {
+		return fmt.Errorf("%w: the log in %s ends at %s", ErrOutOfLog, log, formatMilli(last))
+	}
+	return nil
+}
+
+// eachPosition tells the position of each partition's checkpoint.
+func (n *Node) eachPosition(yield func(position uint64)) error {
+	for p := range n.layout.Partitions {
+		list, err := n.saved.List(uint16(p))
+		if err != nil {
+			return err
+		}
+		for _, base := range list[:min(1, len(list))] {
+			yield(base.Position)
+		}
+	}
+	return nil
+}
+
+// replayer applies the log up to a time.
+type replayer struct {
+	n        *Node
+	from     uint64
+	until    int64 // unix ms
+	progress func(done, total uint64)
+
+	position uint64   // of the last record up to then
+	records  uint64   // since the last checkpoint
+	past     bool     // all up to then is applied
+	stored   []uint64 // by partition: outputs up to here were stored, says what came after it
+}
+
+func (r *replayer) run(ctx context.Context) error {
+	_, err := r.n.replay(ctx, r.from, func(e *engine.Entry) error {
+		if r.past = r.past || e.Time > r.until; r.past {
+			return r.look(e)
+		}
+		return r.apply(ctx, e)
+	})
+	if errors.Is(err, errFound) {
+		err = nil
+	}
+	return err
+}
+
+// apply takes checkpoints on the way, so that memory does not hold all that changed.
+func (r *replayer) apply(ctx context.Context, e *engine.Entry) error {
+	n := r.n
+	if err := n.applyAgain(e); err != nil {
+		return err
+	}
+	r.position = max(r.position, e.Seq)
+	n.applied.Store(e.Seq)
+	if r.records++; r.progress != nil && r.records%4096 == 0 {
+		r.progress(e.Seq-r.from, n.local.Last()-r.from)
+	}
+	if r.records < n.o.CheckpointRecords {
+		return nil
+	}
+	r.records = 0
+	return n.checkpointAll(ctx)
+}
+
+// look sees what later ticks say of the outputs that were made, until they were all stored.
+func (r *replayer) look(e *engine.Entry) error {
+	for _, t := range e.Ticks {
+		if t.Partition < len(r.stored) {
+			r.stored[t.Partition] = max(r.stored[t.Partition], t.Acked.Output)
+		}
+	}
+	for _, p := range r.n.partitions {
+		if p.machine.Made() > r.stored[p.number] {
+			return nil
+		}
+	}
+	return errFound
+}
+
+// onNewStreams makes a partition's checkpoint one of a service that begins with streams of its own.
+func (n *Node) onNewStreams(p *partition, position, stored uint64) error {
+	build, err := n.saved.Begin(uint16(p.number))
+	if err != nil {
+		return err
+	}
+	defer build.Abort()
+	err = n.saved.View(uint16(p.number), func(v *snapshot.View) error {
+		state, err := v.State()
+		if err != nil {
+			return err
+		}
+		s, err := engine.ReadState(state)
+		if err == nil {
+			build.State(position, s.OnNewStreams(stored))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return n.commit(build)
+}

@@ -1,0 +1,113 @@
+package node_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// apart returns a time, after everything so far and before everything that comes.
+func apart(t testing.TB) time.Time {
+	t.Helper()
+	next := func(after int64) int64 {
+		eventually(t, "the clock goes on", func() bool { return now() > after })
+		return now()
+	}
+	at := next(next(now()))
+	next(at)
+	return time.UnixMilli(at)
+}
+
+// A service is what it was at any time since a snapshot, with all that had fired by then, as long as its log was kept.
+func TestRestoreToTime(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery, o.KeepLog = 50*time.Millisecond, time.Hour
+	r := run(t, o)
+	c := client(t, r.NATS)
+	still(t, c)
+	tooEarly := apart(t)
+	put(t, c, carillon.Job{ID: "late", Schedule: "@yearly"})
+	dir := filepath.Join(t.TempDir(), "archive")
+	first := save(t, c, dir)
+
+	put(t, c, carillon.Job{ID: "far", Schedule: "@daily", Topic: "changed"})
+	runs := func(id string, fires uint64) {
+		t.Helper()
+		put(t, c, carillon.Job{ID: id, Schedule: "@every 10ms", MaxFires: fires})
+		eventually(t, "a job has run its course", func() bool {
+			j, err := c.Get(t.Context(), id)
+			return err == nil && j.Status == carillon.StatusCompleted
+		})
+	}
+	runs("beat", 50)
+	twoCheckpoints(t, c, "between") // what the snapshot goes on with is below both
+	want, at := listJobs(t, c), apart(t)
+	if _, err := c.DeleteWhere(t.Context(), carillon.Selection{Prefix: "f"}); err != nil {
+		t.Fatal(err)
+	}
+	save(t, c, dir) // newer than the time
+	for p := range partitions {
+		runs(in(p, "later"), 100) // which says that all before it was stored
+	}
+	twoCheckpoints(t, c, "after")
+	target := archive.OpenDir(nil, dir)
+	if _, err := node.RestoreToTime(t.Context(), target, "", filepath.Join(t.TempDir(), "new"), at, r.data, node.RestoreOptions{}); !errors.Is(err, node.ErrDataInUse) {
+		t.Errorf("from the log of a running service: %v", err)
+	}
+	r.stop(t)
+
+	for _, id := range []string{"", first.ID} {
+		data := filepath.Join(t.TempDir(), "new")
+		m, err := node.RestoreToTime(t.Context(), target, id, data, at, r.data, node.RestoreOptions{})
+		if err != nil || m.ID != first.ID {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		again := run(t, settings{Data: data}.options())
+		if d := cmp.Diff(want, listJobs(t, client(t, again.NATS))); d != "" {
+			t.Fatal(d)
+		}
+		nc := dial(t, again.NATS)
+		fires(t, carillon.Connect(nc), "new")
+		for p := range partitions {
+			for _, o := range outputs(t, nc, p) {
+				if o.trigger != nil && o.trigger.Job == "beat" {
+					t.Fatalf("%s fired once more", o.trigger.ID)
+				}
+			}
+		}
+		again.stop(t)
+	}
+
+	refused := func(name, id string, at time.Time, log, want string) {
+		t.Helper()
+		data := filepath.Join(t.TempDir(), "new")
+		_, err := node.RestoreToTime(t.Context(), target, id, data, at, log, node.RestoreOptions{})
+		if !errors.Is(err, node.ErrOutOfLog) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(data); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	refused("before the first snapshot", "", tooEarly, r.data, "has no snapshot from before")
+	refused("before the one that is named", first.ID, tooEarly, r.data, "has what happened up to")
+	refused("the future", "", time.Now().Add(time.Hour), r.data, "ends at 20")
+
+	// Without being told to, a service keeps no more of its log than it needs.
+	o = settings{Data: r.data, CheckpointEvery: 50 * time.Millisecond}.options()
+	r = run(t, o)
+	twoCheckpoints(t, client(t, r.NATS), "trimmed")
+	twoCheckpoints(t, client(t, r.NATS), "once-more")
+	r.stop(t)
+	refused("the log is gone", first.ID, at, r.data, "see carillon serve --keep-log")
+}

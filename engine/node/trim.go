@@ -1,0 +1,93 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// trim cuts the log, here and in the stream, below the older checkpoint of every partition.
+func (n *Node) trim(ctx context.Context) error {
+	n.logKept.Lock()
+	defer n.logKept.Unlock()
+	needed, err := n.needed()
+	if err != nil || needed == 0 {
+		return noRoom(err)
+	}
+	kept, err := n.kept(needed)
+	if err == nil {
+		err = n.local.Truncate(kept)
+	}
+	if err != nil {
+		return noRoom(err)
+	}
+	err = n.streams.Log.Trim(ctx, needed)
+	if err == nil {
+		_, err = n.lookAtLog(ctx)
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
+		n.log.Warn("the log stream was not trimmed; it will be at the next checkpoint", "error", err)
+	}
+	return nil
+}
+
+// needed is the first record that the older checkpoints need; 0 while a partition has none.
+func (n *Node) needed() (uint64, error) {
+	oldest := n.applied.Load()
+	for _, p := range n.partitions {
+		list, err := n.saved.List(uint16(p.number))
+		if err != nil {
+			return 0, err
+		}
+		if len(list) < 2 {
+			return 0, nil
+		}
+		oldest = min(oldest, list[1].Position)
+	}
+	return oldest + 1, nil
+}
+
+// kept is the first record at or below needed that is younger than KeepLog.
+func (n *Node) kept(needed uint64) (uint64, error) {
+	if n.o.KeepLog == 0 || n.refuseJobs.Load() {
+		return needed, nil
+	}
+	since := n.clock.ms() - n.o.KeepLog.Milliseconds()
+	low, high := n.local.First(), needed // the record is in [low, high]
+	for low < high {
+		middle := low + (high-low)/2
+		at, seq, err := n.timeFrom(middle)
+		if err != nil {
+			return 0, err
+		}
+		if at >= since || seq >= high { // holes up to there take no space
+			high = middle
+		} else {
+			low = seq + 1
+		}
+	}
+	return low, nil
+}
+
+// errFound ends a read of the log.
+var errFound = errors.New("node: found")
+
+// timeFrom is the timestamp of the first record of the local log from a sequence on, unix ms, and its sequence.
+func (n *Node) timeFrom(from uint64) (ms int64, seq uint64, err error) {
+	ms, seq = math.MaxInt64, math.MaxUint64
+	err = n.local.Read(from, func(stored wal.Record) error {
+		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		if err != nil {
+			return err
+		}
+		ms, seq = r.Time/1e6, r.Seq
+		return errFound
+	})
+	if errors.Is(err, errFound) {
+		err = nil
+	}
+	return ms, seq, err
+}
