@@ -25,6 +25,7 @@ type ScaleConfig struct {
 	Duration     time.Duration `json:"-"`              // of each measurement; whole seconds; default 30 s
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
+	Save         bool          `json:"save"`           // measure lateness while a snapshot is saved, too
 	Midnight     int           `json:"midnight_jobs"`  // due within a minute, once hot and once cold; default Jobs, 1,000,000 at most; -1: none
 
 	Progress func(step string, done, total int) `json:"-"`
@@ -94,12 +95,13 @@ const (
 	scaleSettleMiB       = 1    // written in that time, at the most
 	scaleSettleDirty     = 1000 // jobs that no checkpoint has yet: as good as none
 	scaleSettlePatience  = 10 * time.Minute
+	limitScaleSave       = 20  // ms later for it
 	limitScaleMidnight   = 1.5 // times the p99 of hot jobs: the same, as far as two runs are
 )
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due
+// doing nothing; where that is asked for, once more while a snapshot is saved. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due
 // time after the kill in a client's hands. At last two midnights come beside the jobs: so many one-shots due within a
 // minute that are in memory since they were put, and as many that the engine finds on disk, because it was killed
 // when checkpoints had them.
@@ -143,6 +145,12 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
+	var saved saving
+	if c.Save {
+		if saved, err = c.save(ctx, e, nc, &r); err != nil {
+			return r, err
+		}
+	}
 	restart, err := c.restart(ctx, e, nc, &r)
 	if err != nil {
 		return r, err
@@ -168,6 +176,14 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
+	if c.Save {
+		r.Figures.add("save_s", saved.took.Seconds())
+		r.Figures.add("save_jobs_per_s", float64(c.Jobs)/saved.took.Seconds())
+		for _, q := range []string{"p50", "p99", "p999"} {
+			r.Figures.add("lateness_"+q+"_save_ms", saved.lateness.Figures.Get("received_"+q+"_ms"))
+		}
+		r.Figures.add("lateness_p999_for_save_ms", saved.lateness.Figures.Get("received_p999_ms")-full.Figures.Get("received_p999_ms"))
+	}
 	if c.Midnight > 0 {
 		for _, q := range []string{"p50", "p99", "p999"} {
 			r.Figures.add("midnight_"+q+"_ms", cold.Figures.Get("received_"+q+"_ms"))
@@ -186,6 +202,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		newTarget(r.Figures, "idle_cpu_percent", limitIdleCPU, 0),
 		newLeast(r.Figures, "imports_per_s", limitScaleImports),
 	}
+	if c.Save {
+		r.Targets = append(r.Targets, newTarget(r.Figures, "lateness_p999_for_save_ms", limitScaleSave, 0))
+	}
 	if c.Midnight > 0 {
 		r.Targets = append(r.Targets, newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0))
 	}
@@ -198,7 +217,11 @@ func (c *ScaleConfig) hasRoom(e *engine) error {
 	if err := syscall.Statfs(e.dir, &fs); err != nil {
 		return fmt.Errorf("bench: %s: %w", e.dir, err)
 	}
-	free, need := uint64(fs.Bsize)*fs.Bavail, uint64(c.Jobs)*scaleBytesPerJob+4<<30
+	each := uint64(scaleBytesPerJob)
+	if c.Save {
+		each += scaleBytesPerJob / 2
+	}
+	free, need := uint64(fs.Bsize)*fs.Bavail, uint64(c.Jobs)*each+4<<30
 	if free < need {
 		return fmt.Errorf("bench: %s has %d MiB free, and %d jobs take up to %d MiB; see --data", e.dir, free>>20, c.Jobs, need>>20)
 	}

@@ -246,25 +246,25 @@ func TestScale(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ScaleConfig{
 		Service: service(t, "--checkpoint-every", "200ms"), WorkerCommand: []string{os.Args[0], "work"},
-		Jobs: 500, Rate: 100, Duration: time.Second, Midnight: 60, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second,
+		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second,
 	}
 	r, err := RunScale(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Lateness twice, the jobs themselves, two midnights, and what fired around the kill.
-	if !r.Checks.clean() || r.Checks.Expected < 2*100+500+2*60 {
+	// Lateness three times, the jobs themselves, two midnights, and what fired around the kill.
+	if !r.Checks.clean() || r.Checks.Expected < 3*100+500+2*60 {
 		t.Errorf("checks are %+v", *r.Checks)
 	}
 	for _, name := range []string{
 		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
-		"restart_to_first_trigger_s", "midnight_p99_ms", "midnight_p99_hot_ms",
+		"restart_to_first_trigger_s", "save_jobs_per_s", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
-	if len(r.Targets) != 6 {
+	if len(r.Targets) != 7 {
 		t.Errorf("targets are %v", r.Targets)
 	}
 }
