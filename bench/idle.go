@@ -5,11 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -237,30 +234,6 @@ func look(ctx context.Context, e *engine) (s seen, err error) {
 	}
 	s.heap, err = e.metric(ctx, "go_memstats_heap_alloc_bytes")
 	return s, err
-}
-
-// metric reads one value of the engine's /metrics.
-func (e *engine) metric(ctx context.Context, name string) (v float64, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.http+"/metrics", nil)
-	if err != nil {
-		return 0, fmt.Errorf("bench: %w", err)
-	}
-	request.Close = true
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, fmt.Errorf("bench: %w", err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, fmt.Errorf("bench: %w", err)
-	}
-	for line := range strings.Lines(string(body)) {
-		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
-			return strconv.ParseFloat(value, 64)
-		}
-	}
-	return 0, fmt.Errorf("bench: the engine has no metric %s", name)
 }
 
 // check holds that all jobs are pending and that nothing was due.

@@ -95,6 +95,7 @@ const (
 	scaleSettleMiB       = 1    // written in that time, at the most
 	scaleSettleDirty     = 1000 // jobs that no checkpoint has yet: as good as none
 	scaleSettlePatience  = 10 * time.Minute
+	limitScalePause      = 10  // ms
 	limitScaleSave       = 20  // ms later for it
 	limitScaleMidnight   = 1.5 // times the p99 of hot jobs: the same, as far as two runs are
 )
@@ -151,6 +152,12 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 			return r, err
 		}
 	}
+	pauses := make(map[string]float64)
+	for _, what := range []string{"checkpoint", "load"} {
+		if pauses[what], err = e.most(ctx, "carillon_"+what+"_pause_seconds"); err != nil {
+			return r, err
+		}
+	}
 	restart, err := c.restart(ctx, e, nc, &r)
 	if err != nil {
 		return r, err
@@ -174,6 +181,8 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		r.Figures.add("lateness_"+q+"_empty_ms", empty.Figures.Get("received_"+q+"_ms"))
 	}
 	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
+	r.Figures.add("checkpoint_pause_max_ms", 1000*pauses["checkpoint"])
+	r.Figures.add("load_pause_max_ms", 1000*pauses["load"])
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
 	if c.Save {
@@ -200,6 +209,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		newTarget(r.Figures, "restart_to_first_trigger_s", limitScaleRestart, 0),
 		newTarget(r.Figures, "lateness_p99_ratio", limitScaleLateness, 0),
 		newTarget(r.Figures, "idle_cpu_percent", limitIdleCPU, 0),
+		newTarget(r.Figures, "checkpoint_pause_max_ms", limitScalePause, 0),
 		newLeast(r.Figures, "imports_per_s", limitScaleImports),
 	}
 	if c.Save {
