@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
 // inNamespace is the environment of a test that runs in a user namespace of its own.
@@ -288,6 +290,87 @@ func TestDiskFullAtCheckpoint(t *testing.T) {
 	ready(t, r)
 	beats(t, c, 10)
 	twoCheckpoints(t, c, "b")
+	unbroken(t, nc, c)
+	r.stop(t)
+}
+
+// A disk that fills up while jobs on disk come due, and checkpoints fail that would let others leave: each fires once.
+func TestDiskFullCold(t *testing.T) {
+	t.Parallel()
+	const n = 400
+	o := cold(base(t))
+	var full atomic.Bool
+	o.JobStore.FS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if full.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	var lines []string
+	for i := range n {
+		lines = append(lines, fmt.Sprintf(`{"id":"cold-%d","schedule":"@in %dms"}`, i, 2500+10*i))
+	}
+	if got := importLines(t, nc, "", lines...); got.Imported != n {
+		t.Fatalf("%+v", got)
+	}
+	eventually(t, "jobs are on disk", func() bool { return metric(t, r.HTTP, "carillon_jobs_cold") > n/2 })
+	full.Store(true)
+	eventually(t, "a checkpoint fails", func() bool { return contains(r.log, "stopped firing, waiting for disk space") })
+	full.Store(false)
+	<-r.readies // again
+	eventually(t, "all jobs have fired", func() bool {
+		var done uint64
+		for _, p := range status(t, c).Partitions {
+			done += p.Jobs[carillon.StatusCompleted]
+		}
+		return done == n
+	})
+	fired := make(map[string]int)
+	for _, o := range allOutputs(t, nc, partitions) {
+		if o.trigger != nil {
+			fired[o.trigger.Job]++
+		}
+	}
+	for i := range n {
+		if id := fmt.Sprintf("cold-%d", i); fired[id] != 1 {
+			t.Errorf("%s fired %d times", id, fired[id])
+		}
+	}
+	r.stop(t)
+}
+
+// A disk that has no room for a snapshot: that is told, firing goes on, and the next save works once there is room.
+func TestDiskFullAtSave(t *testing.T) {
+	dir, ok := smallDisk(t)
+	if !ok {
+		return
+	}
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put(t, c, beat)
+	for i := range 40 {
+		payload := make([]byte, 100<<10)
+		_, _ = rand.Read(payload)
+		put(t, c, carillon.Job{ID: fmt.Sprintf("large-%d", i), Schedule: "@yearly", Payload: payload, Form: carillon.PayloadBase64})
+	}
+	drop := ballast(t, dir, 2<<20)
+	target := filepath.Join(dir, "archive")
+	_, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: target}, nil)
+	if err == nil || !strings.Contains(err.Error(), "no space left on device") {
+		t.Errorf("a save on a full disk: %v", err)
+	}
+	beats(t, c, 5)
+	ready(t, r)
+	drop()
+	save(t, c, target)
+	v, err := archive.Verify(t.Context(), archive.OpenDir(nil, target), nil, nil)
+	if err != nil || len(v.Problems) > 0 || v.Snapshots != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
 	unbroken(t, nc, c)
 	r.stop(t)
 }
