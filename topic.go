@@ -17,7 +17,7 @@ type TopicQueueOptions struct {
 	MaxAge    time.Duration         // of a trigger; default 72 h
 	MaxBytes  int64                 // of the stream, the oldest go first; default 1 GiB
 	Storage   jetstream.StorageType // default file
-	Replicas  int                   // default 1
+	Replicas  int                   // default as many as the output streams have
 }
 
 func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
@@ -26,9 +26,6 @@ func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
 	}
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 1 << 30
-	}
-	if o.Replicas == 0 {
-		o.Replicas = 1
 	}
 	return o
 }
@@ -80,6 +77,9 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 		MaxBytes:    o.MaxBytes,
 		Duplicates:  100 * time.Millisecond, // the least there is; nothing relies on it
 		AllowDirect: true,
+	}
+	if config.Replicas == 0 {
+		config.Replicas = outputs[0].CachedInfo().Config.Replicas
 	}
 	destination := c.names.TopicSubject(destinationOf(topic))
 	for p, out := range outputs {

@@ -32,6 +32,13 @@ package engine
 // forgotten, only some time after its ack (the host's syncOutputs): the word about a foreign message may come a
 // moment later than the ack behind it.
 //
+// A replicated stream must not be asked for the link at all. nats-server checks the sequence before it proposes a
+// message, but the id when each replica applies it, and from 2.14 on takes a mismatch there for a replica that went
+// wrong: the stream stops on all of them, for good (TestReplicatedLink in engine/streams). Two owners in turn
+// suffice, without anybody foreign. So there each message is confirmed by an ack of its own (Confirm): one that was
+// displaced is refused, and the chain takes no ack beyond it. That costs a third of the throughput in acks. Behind a
+// resumption one message goes alone, so that what is in flight from before is refused by it, or refuses it.
+//
 // Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
 // stored. The host then asks the stream for its end and resumes from there. Messages of the lost window
 // that still arrive afterwards are either taken, which is as good as ours, or refused.
@@ -55,6 +62,8 @@ const (
 type Chain struct {
 	lost    bool
 	watched bool
+	confirm bool     // each message has its ack, and none is linked
+	alone   bool     // confirm: the first message since the chain was resumed has none yet
 	sending bool     // a message was sent since the chain was resumed
 	queue   []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
 	sent    int
@@ -75,6 +84,13 @@ func (c *Chain) Watch(watched bool) { c.watched = watched }
 
 // Watched tells what Watch was told.
 func (c *Chain) Watched() bool { return c.watched }
+
+// Confirm has every message confirmed by its own ack instead of linked to the one before: for a stream that is, or may
+// become, replicated. The host must then give Acked only the answers to messages sent since the chain was resumed.
+func (c *Chain) Confirm() { c.confirm = true }
+
+// Confirms tells whether Confirm was called.
+func (c *Chain) Confirms() bool { return c.confirm }
 
 // Publish is one message to send.
 type Publish struct {
@@ -98,7 +114,8 @@ func (c *Chain) Lose() {
 // the last one in it, and outputs are the ones after number, contiguous.
 func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
 	*c = Chain{
-		watched: c.watched, queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq}, window: c.window,
+		watched: c.watched, confirm: c.confirm, alone: c.confirm,
+		queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq}, window: c.window,
 	}
 }
 
@@ -112,36 +129,48 @@ func (c *Chain) Offer(outputs []Output) {
 // Next gives the next message to send at now, the stream's clock in unix ms. There is none while the
 // chain is lost, the window is full, or the next output is held for its due time.
 func (c *Chain) Next(now int64) (Publish, bool) {
-	if c.lost || c.sent == len(c.queue) || c.sent >= c.window || c.queue[c.sent].Due > now {
+	if c.full() || c.queue[c.sent].Due > now {
 		return Publish{}, false
 	}
 	o := &c.queue[c.sent]
-	p := Publish{Output: o, Expect: c.expect, Named: !c.watched, Linked: !c.watched && c.sending}
+	links := !c.watched && !c.confirm
+	p := Publish{Output: o, Expect: c.expect, Named: links, Linked: links && c.sending}
 	c.sending = true
 	c.sent++
 	c.asked++
 	c.expect++
-	if c.asked >= c.window/acksFlying || c.sent == c.window || c.sent == len(c.queue) || c.queue[c.sent].Due > now {
+	if c.confirm || c.asked >= c.window/acksFlying || c.sent == c.window || c.sent == len(c.queue) || c.queue[c.sent].Due > now {
 		p.Ack = true
 		c.asked = 0
 	}
 	return p, true
 }
 
+// full tells whether there is nothing that may be sent, whatever the time.
+func (c *Chain) full() bool {
+	return c.lost || c.sent == len(c.queue) || c.sent >= c.window || c.alone && c.sent > 0
+}
+
 // HoldUntil is when the next output may be sent; ok is false when none waits for a time.
 func (c *Chain) HoldUntil() (at int64, ok bool) {
-	if c.lost || c.sent == len(c.queue) || c.sent >= c.window {
+	if c.full() {
 		return 0, false
 	}
 	return c.queue[c.sent].Due, true
 }
 
 // Acked takes the stream's word that the message at seq is stored, and returns the outputs that are known
-// to be stored by it. Doubled and late acks are harmless.
+// to be stored by it. Doubled and late acks are harmless. Where each message is confirmed by its own, an ack that
+// leaves one out loses the chain.
 func (c *Chain) Acked(seq uint64, now int64) []Output {
 	if c.lost || seq <= c.stored.Seq || seq > c.expect {
 		return nil
 	}
+	if c.confirm && seq != c.stored.Seq+1 {
+		c.Lose()
+		return nil
+	}
+	c.alone = false
 	n := int(seq - c.stored.Seq)
 	c.stored = Acked{c.stored.Output + uint64(n), seq}
 	stored := c.queue[:n]

@@ -111,3 +111,42 @@ func TestChainFitsItsWindow(t *testing.T) {
 		t.Errorf("at 100/ms the window is %d", c.window)
 	}
 }
+
+// A chain whose messages are confirmed one by one: no ids, an ack each, the first one alone, and nothing counts behind
+// an answer that did not come.
+func TestChainConfirms(t *testing.T) {
+	c := NewChain()
+	c.Confirm()
+	c.Resume(7, 4, []Output{{Number: 5}, {Number: 6}, {Number: 7}, {Number: 8}})
+	next := func(expect uint64) {
+		t.Helper()
+		p, ok := c.Next(0)
+		if !ok || p.Expect != expect || p.Named || p.Linked || !p.Ack {
+			t.Fatalf("%+v, %v: want one that expects %d, with an ack and without ids", p, ok, expect)
+		}
+	}
+	next(7)
+	if _, ok := c.Next(0); ok {
+		t.Fatal("a second message goes before the first has its ack")
+	}
+	if _, ok := c.HoldUntil(); ok {
+		t.Error("it says that it would send at some time")
+	}
+	if stored := c.Acked(8, 0); len(stored) != 1 || stored[0].Number != 5 {
+		t.Fatalf("stored: %v", stored)
+	}
+	next(8)
+	next(9)
+	next(10)
+	if stored := c.Acked(8, 0); stored != nil || c.Lost() {
+		t.Errorf("a doubled ack: %v, lost: %v", stored, c.Lost())
+	}
+	if stored := c.Acked(10, 0); stored != nil || !c.Lost() || c.Stored() != (Acked{5, 8}) {
+		t.Errorf("the ack of one behind one that has none: %v, lost: %v, stored %v", stored, c.Lost(), c.Stored())
+	}
+	c.Resume(8, 5, []Output{{Number: 6}, {Number: 7}})
+	next(8)
+	if _, ok := c.Next(0); ok || !c.Confirms() {
+		t.Error("resumed, it is another chain")
+	}
+}

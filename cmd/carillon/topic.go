@@ -56,7 +56,7 @@ already nothing changes.`,
 	f.BoolVar(&o.FromStart, "from-start", false, "take in the triggers that the output streams still hold, too")
 	f.DurationVar(&o.MaxAge, "max-age", 0, "how long a trigger is kept (default 72h)")
 	f.Int64Var(&o.MaxBytes, "max-bytes", 0, "`bytes` of the queue, the oldest triggers go first (default 1 GiB)")
-	f.IntVar(&o.Replicas, "replicas", 0, "replicas of the stream (default 1)")
+	f.IntVar(&o.Replicas, "replicas", 0, "replicas of the stream (default as many as the output streams have)")
 	return c
 }
 

@@ -128,6 +128,9 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		}
 		return
 	}
+	if run != p.run && p.chain.Confirms() {
+		return // it speaks for a message that may stand for another output now
+	}
 	waiting := p.chain.Room() == 0
 	ns := now.UnixNano() + n.clock.offset.Load()
 	for _, o := range p.chain.Acked(seq, n.clock.ms()) {

@@ -312,6 +312,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	} else {
 		options := append([]nats.Option{
 			nats.Name("carillon " + o.Name), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectBufSize(-1),
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Warn("NATS", "error", err) }),
 		}, o.NATSOptions...)
 		n.nc, err = nats.Connect(o.NATS, options...)
 		n.url = o.NATS
@@ -329,6 +330,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
+		Rights: streams.Rights{Subscribe: []string{o.Prefix + ".api.>", "$SRV.>"}, Answer: true},
 		Reader: reader, Wire: wire, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
 	})
 	if err != nil {

@@ -143,9 +143,9 @@ type finding struct {
 // look finds how far an output stream is.
 func (n *Node) look(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (f finding, err error) {
 	p.out.Lock()
-	counted := p.counted
+	counted, links := p.counted, n.server == nil && !p.chain.Confirms()
 	p.out.Unlock()
-	if n.server != nil && info.Last >= acked.Seq {
+	if !links && info.Last >= acked.Seq {
 		f, err = n.survey(ctx, p, out, info, acked, counted)
 	} else {
 		f, err = n.walkBack(ctx, p, out, info, acked, counted)
@@ -195,8 +195,8 @@ func (n *Node) walkBack(ctx context.Context, p *partition, out *streams.OutStrea
 	return f, nil
 }
 
-// survey reads all that the stream holds above what the log knows to be stored: the embedded server's streams
-// are written without links between the messages (engine/chain.go).
+// survey reads all that the stream holds above what the log knows to be stored: the embedded server's streams and
+// replicated ones are written without links between the messages (engine/chain.go).
 func (n *Node) survey(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
 	s := p.machine.Survey(info.First, info.Last)

@@ -245,7 +245,7 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 		var store jetstream.ObjectStore
 		store, err = js.ObjectStore(ctx, r.Bucket)
 		if errors.Is(err, jetstream.ErrBucketNotFound) {
-			store, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket, Replicas: n.o.Replicas})
+			store, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket, Replicas: n.streams.Log.Replicas()})
 		}
 		if err == nil {
 			return archive.NewBucket(r.Bucket, store), nc.Close, nil

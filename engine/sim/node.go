@@ -83,6 +83,9 @@ func (n *node) start() {
 		m.Attach(newest{n, p})
 		n.parts = append(n.parts, &part{machine: m, chain: engine.NewChain(), offered: m.Made()})
 		n.parts[p].chain.Watch(w.watched)
+		if w.replicated {
+			n.parts[p].chain.Confirm()
+		}
 		replay = min(replay, position)
 	}
 	n.applied = replay
@@ -420,6 +423,9 @@ func (n *node) messageID(part *part, number uint64) string {
 func (n *node) acked(a ack) {
 	part := n.parts[a.partition]
 	if a.err == nil {
+		if a.gen != part.gen && part.chain.Confirms() {
+			return
+		}
 		part.chain.Acked(a.seq, n.now())
 		part.sentAt = n.world.truth
 	} else if a.gen == part.gen {
@@ -488,7 +494,7 @@ func (n *node) resume() {
 func (n *node) goOn(p int, part *part, q *question) {
 	w := n.world
 	var end engine.StreamEnd
-	if w.watched && q.last >= q.acked.Seq {
+	if (w.watched || w.replicated) && q.last >= q.acked.Seq {
 		s := part.machine.Survey(q.first, q.last)
 		for _, m := range q.messages {
 			number, trigger := outputOf(m)

@@ -21,15 +21,17 @@ type Config struct {
 	StreamPrefix string // of streams, default "CARILLON"
 	Partitions   int    // 1 to 1024; default what the log was made with, else 8
 
-	// The rest counts when a stream is made. Of one that is there it stays as it is: an operator
-	// changes it with `nats stream edit`.
-	Replicas     int                   // default 1
-	Storage      jetstream.StorageType // default file
-	LogMaxBytes  int64                 // the log refuses records beyond it; default 256 MiB, -1 none
-	OutMaxBytes  int64                 // of each output stream, the oldest go first; default 512 MiB / Partitions, -1 none
-	OutMaxAge    time.Duration         // of an output, default 72 h, -1 none
-	PersistAsync bool                  // output streams acknowledge before they write; needs file storage and one replica
+	Replicas int                   // default 1; a stream that is there must have as many at least
+	Storage  jetstream.StorageType // default file
 
+	// These count when a stream is made. Of one that is there they stay as they are: an operator
+	// changes them with `nats stream edit`.
+	LogMaxBytes  int64         // the log refuses records beyond it; default 256 MiB, -1 none
+	OutMaxBytes  int64         // of each output stream, the oldest go first; default 512 MiB / Partitions, -1 none
+	OutMaxAge    time.Duration // of an output, default 72 h, -1 none
+	PersistAsync bool          // output streams acknowledge before they write; needs file storage and one replica
+
+	Rights     Rights        // what the caller needs besides; Open refuses a user who lacks any of it
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
 	AckTimeout time.Duration // until a publish without an answer is ErrTimeout, default 5 s
 	Wire       *Wire         // of the connection, when there is one
@@ -166,8 +168,9 @@ type Streams struct {
 // Open makes the streams that are missing, checks those that are there, and starts to listen for
 // publish acks on nc. Close ends that; the connection stays the caller's.
 //
-// Errors: a server older than 2.12 or without JetStream, a number of partitions other than the one the
-// log was made with, a stream whose shape breaks the design, with what is wrong about it.
+// Errors: a server older than 2.12, [ErrNoJetStream], a user without the rights needed, an account or servers without
+// room for the streams, a number of partitions other than the one the log was made with, a stream whose shape breaks
+// the design. Each names what is wrong and how it must be.
 func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -176,16 +179,22 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := checkVersion(nc.ConnectedServerVersion()); err != nil {
 		return nil, err
 	}
+	asked := cfg.Partitions
+	if cfg.Partitions == 0 {
+		cfg.Partitions = defaultPartitions
+	}
+	if err := checkRights(ctx, nc, cfg.rights(inboxPrefix(nc)).and(cfg.Rights)); err != nil {
+		return nil, err
+	}
+	if _, err := lookAround(ctx, nc); err != nil {
+		return nil, err
+	}
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(requestTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("streams: %w", err)
 	}
 
-	asked := cfg.Partitions
-	if cfg.Partitions == 0 {
-		cfg.Partitions = defaultPartitions
-	}
-	got, err := ensure(ctx, js, cfg.logConfig())
+	got, err := cfg.ensure(ctx, js, cfg.logConfig())
 	if err != nil {
 		return nil, err
 	}
@@ -199,9 +208,10 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := check(got, cfg.logConfig()); err != nil {
 		return nil, err
 	}
+	cfg.Replicas = got.Replicas // and of the output streams that are still to be made
 	for p := range cfg.Partitions {
 		want := cfg.outConfig(p)
-		got, err := ensure(ctx, js, want)
+		got, err := cfg.ensure(ctx, js, want)
 		if err != nil {
 			return nil, err
 		}
@@ -227,7 +237,7 @@ func (s *Streams) Flush() { s.press.flush() }
 // Close stops listening for acks; those still awaited end with ErrClosed before it returns.
 func (s *Streams) Close() { s.acks.close() }
 
-func ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.StreamConfig, error) {
+func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.StreamConfig, error) {
 	st, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		st, err = js.CreateStream(ctx, want)
@@ -236,7 +246,7 @@ func ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamCo
 		}
 	}
 	if err != nil {
-		return jetstream.StreamConfig{}, fmt.Errorf("streams: %s: %w", want.Name, err)
+		return jetstream.StreamConfig{}, c.notMade(ctx, js.Conn(), want, err)
 	}
 	return st.CachedInfo().Config, nil
 }
@@ -255,8 +265,8 @@ func (c Config) partitionsOf(got jetstream.StreamConfig) (int, bool) {
 	return n, err == nil && n >= 1 && n <= maxPartitions
 }
 
-// check compares what the design stands on. Limits, replicas, storage, compression and placement are
-// the operator's.
+// check compares what the design stands on. Bounds of bytes and of an output's age, more replicas, compression and
+// placement are the operator's.
 func check(got, want jetstream.StreamConfig) error {
 	var bad []string
 	is := func(ok bool, format string, v ...any) {
@@ -277,10 +287,17 @@ func check(got, want jetstream.StreamConfig) error {
 			got.SubjectTransform.Source, got.SubjectTransform.Destination,
 			want.SubjectTransform.Source, want.SubjectTransform.Destination)
 	}
+	is(got.Storage == want.Storage, "storage is %s, must be %s", got.Storage, want.Storage)
+	is(got.Replicas >= want.Replicas, "it has %d replicas, %d are asked for (nats stream edit %s --replicas %d)",
+		got.Replicas, want.Replicas, got.Name, want.Replicas)
 	if want.Discard == jetstream.DiscardNew {
-		// The log is cut by the engine alone, below its checkpoints.
+		// The log is cut by the engine alone, below its checkpoints, and it looks at its bytes for that.
 		is(got.MaxAge == 0, "max age is %s, must be none", got.MaxAge)
+		is(got.MaxMsgs <= 0, "max messages is %d, must be none", got.MaxMsgs)
+		is(got.MaxConsumers <= 0, "max consumers is %d, must be none", got.MaxConsumers)
+		is(got.PersistMode != jetstream.AsyncPersistMode, "it acknowledges before it writes (persist_mode async)")
 	}
+	is(got.MaxMsgSize <= 0, "max message size is %d, must be none", got.MaxMsgSize)
 	is(got.MaxMsgsPerSubject <= 0, "max messages per subject is %d, must be none", got.MaxMsgsPerSubject)
 	is(!got.NoAck, "acknowledgements are off")
 	is(!got.DenyPurge, "purge is denied")
@@ -296,15 +313,17 @@ func check(got, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// checkVersion refuses servers without what is used here: persist_mode came with 2.12, and the wrong
-// last sequence's number in refusals of a chain is tested from there on.
+// needsVersion: persist_mode came with 2.12, and so did the check of a replicated stream's last sequence before a
+// message is proposed; the chain over three servers is tested from there on.
+const needsVersion = "nats-server must be 2.12 or newer"
+
 func checkVersion(version string) error {
 	var major, minor int
 	if _, err := fmt.Sscanf(version, "%d.%d.", &major, &minor); err != nil {
 		return fmt.Errorf("streams: cannot tell the version of nats-server from %q", version)
 	}
 	if major < 2 || major == 2 && minor < 12 {
-		return fmt.Errorf("streams: nats-server is %s, must be 2.12 or newer", version)
+		return fmt.Errorf("streams: nats-server is %s; %s", version, needsVersion)
 	}
 	return nil
 }

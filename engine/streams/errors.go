@@ -102,17 +102,24 @@ func (e *APIError) Error() string {
 
 // The error codes told apart here, from the server's list.
 const (
-	codeAccountResources   = 10002
-	codeConsumerNotFound   = 10014
-	codeInsufficient       = 10023
-	codeMemoryResources    = 10028
-	codeNoMessage          = 10037
-	codeStorageResources   = 10047
-	codeStreamNotFound     = 10059
-	codeWrongLastSequence  = 10071
-	codeStoreFailed        = 10077 // with "maximum bytes exceeded" and its like when discard is new
-	codeConsumerExists     = 10148
-	codeWrongLastSequenceX = 10164 // 10071 without the number
+	codeAccountResources     = 10002
+	codeNoPeers              = 10005 // in a cluster: too few servers, or too little room on them
+	codeConsumerNotFound     = 10014
+	codeInsufficient         = 10023
+	codeMaxStreams           = 10027
+	codeMemoryResources      = 10028
+	codeNoMessage            = 10037
+	codeNotEnabledForAccount = 10039
+	codeStorageResources     = 10047
+	codeStreamNotFound       = 10059
+	codeSubjectsOverlap      = 10065
+	codeWrongLastSequence    = 10071
+	codeReplicasAlone        = 10074
+	codeNotEnabled           = 10076
+	codeStoreFailed          = 10077 // with "maximum bytes exceeded" and its like when discard is new
+	codeMaxStreamBytes       = 10122
+	codeConsumerExists       = 10148
+	codeWrongLastSequenceX   = 10164 // 10071 without the number
 )
 
 // class turns an error of the API into one of this package's.

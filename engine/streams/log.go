@@ -17,6 +17,9 @@ type Log struct {
 // Partitions is the number the log was made with.
 func (l *Log) Partitions() int { return l.cfg.Partitions }
 
+// Replicas is how many the log has.
+func (l *Log) Replicas() int { return l.cfg.Replicas }
+
 // PublishAsync appends a record and returns; onAck gets its sequence or an error as in
 // OutStream.PublishChained, and may be nil.
 func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {

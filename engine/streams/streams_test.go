@@ -269,7 +269,11 @@ func TestOpenAgain(t *testing.T) {
 			t.Errorf("%+v, %v: want the limit it was made with", info, err)
 		}
 	}
-	_, err := Open(t.Context(), nc, Config{Partitions: 16})
+	_, err := Open(t.Context(), nc, Config{Replicas: 3})
+	if err == nil || !strings.Contains(err.Error(), "CARILLON_LOG cannot be used: it has 1 replicas, 3 are asked for (nats stream edit CARILLON_LOG --replicas 3)") {
+		t.Errorf("asked for 3 replicas of a stream that has one: %v", err)
+	}
+	_, err = Open(t.Context(), nc, Config{Partitions: 16})
 	if err == nil || !strings.Contains(err.Error(), "3 partitions") || !strings.Contains(err.Error(), "16 ") {
 		t.Errorf("asked for 16 partitions: %v", err)
 	}
@@ -292,15 +296,20 @@ func TestOpenRefusesOtherShapes(t *testing.T) {
 		"there is a subject transform": {out, func(c *jetstream.StreamConfig) {
 			c.SubjectTransform = &jetstream.SubjectTransformConfig{Source: "carillon.trigger.5.>", Destination: "carillon.event.5.>"}
 		}},
-		"subjects are":             {out, func(c *jetstream.StreamConfig) { c.Subjects = c.Subjects[:1] }},
-		"discard is DiscardOld":    {log, func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }},
-		"discard is DiscardNew":    {out, func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }},
-		"max age is 1h0m0s":        {log, func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }},
-		"per subject is 1":         {log, func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }},
-		"acknowledgements are off": {out, func(c *jetstream.StreamConfig) { c.NoAck = true }},
-		"purge is denied":          {log, func(c *jetstream.StreamConfig) { c.DenyPurge = true }},
-		"roll-up":                  {log, func(c *jetstream.StreamConfig) { c.AllowRollup = true }},
-		"time to live":             {log, func(c *jetstream.StreamConfig) { c.AllowMsgTTL = true }},
+		"subjects are":                  {out, func(c *jetstream.StreamConfig) { c.Subjects = c.Subjects[:1] }},
+		"discard is DiscardOld":         {log, func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }},
+		"discard is DiscardNew":         {out, func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }},
+		"max age is 1h0m0s":             {log, func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }},
+		"per subject is 1":              {log, func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }},
+		"acknowledgements are off":      {out, func(c *jetstream.StreamConfig) { c.NoAck = true }},
+		"purge is denied":               {log, func(c *jetstream.StreamConfig) { c.DenyPurge = true }},
+		"roll-up":                       {log, func(c *jetstream.StreamConfig) { c.AllowRollup = true }},
+		"time to live":                  {log, func(c *jetstream.StreamConfig) { c.AllowMsgTTL = true }},
+		"storage is Memory":             {out, func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }},
+		"max messages is 1000":          {log, func(c *jetstream.StreamConfig) { c.MaxMsgs = 1000 }},
+		"max message size is 65536":     {out, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 64 << 10 }},
+		"max consumers is 1":            {log, func(c *jetstream.StreamConfig) { c.MaxConsumers = 1 }},
+		"acknowledges before it writes": {log, func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode }},
 		"sources another stream": {out, func(c *jetstream.StreamConfig) {
 			c.Sources = []*jetstream.StreamSource{{Name: "ELSE"}}
 		}},

@@ -1,0 +1,136 @@
+// Package natstest runs nats-servers for tests: real ones, in this process.
+package natstest
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// Cluster is a cluster of nats-servers with JetStream.
+type Cluster struct {
+	t       testing.TB
+	options []*server.Options
+	up      []*server.Server
+}
+
+// StartCluster starts n servers, named n1, n2, …, and returns when they have a leader that knows all of them. They end
+// with the test. A configuration, which may be empty, is that of each.
+func StartCluster(t testing.TB, n int, config string) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, up: make([]*server.Server, n)}
+	var routes []string
+	for range n {
+		routes = append(routes, "nats://"+freeAddress(t))
+	}
+	for i := range n {
+		o := &server.Options{}
+		if config != "" {
+			if err := o.ProcessConfigString(config); err != nil {
+				t.Fatal(err)
+			}
+		}
+		host, port := address(routes[i])
+		o.ServerName, o.Host, o.Port, o.NoLog, o.NoSigs = fmt.Sprintf("n%d", i+1), host, server.RANDOM_PORT, true, true
+		o.JetStream, o.StoreDir = true, t.TempDir()
+		o.Cluster, o.Routes = server.ClusterOpts{Name: "C", Host: host, Port: port}, server.RoutesFromStr(strings.Join(routes, ","))
+		c.options = append(c.options, o)
+		c.Start(i)
+	}
+	t.Cleanup(func() {
+		for i := range c.up {
+			c.Stop(i)
+		}
+	})
+	c.await("a leader that knows all servers", func() bool {
+		for _, ns := range c.up {
+			if ns.JetStreamIsLeader() {
+				return len(ns.JetStreamClusterPeers()) == n
+			}
+		}
+		return false
+	})
+	return c
+}
+
+// Start starts a server again, at the address that it had.
+func (c *Cluster) Start(i int) {
+	c.t.Helper()
+	ns, err := server.NewServer(c.options[i].Clone())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ns.Start()
+	if !ns.ReadyForConnections(10 * time.Second) {
+		c.t.Fatalf("server n%d is not ready", i+1)
+	}
+	c.up[i] = ns
+	_, c.options[i].Port = address(ns.ClientURL())
+}
+
+// Stop shuts a server down. It returns when that is done; of one that is down at once.
+func (c *Cluster) Stop(i int) {
+	if ns := c.up[i]; ns != nil {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+		c.up[i] = nil
+	}
+}
+
+// URL lists the addresses of all servers, up or not.
+func (c *Cluster) URL() string {
+	var urls []string
+	for _, o := range c.options {
+		urls = append(urls, fmt.Sprintf("nats://%s:%d", o.Host, o.Port))
+	}
+	return strings.Join(urls, ",")
+}
+
+// Leader is the server that leads a stream of an account.
+func (c *Cluster) Leader(account, stream string) (i int) {
+	c.t.Helper()
+	c.await("a leader of "+stream, func() bool {
+		for i = range c.up {
+			if c.up[i] != nil && c.up[i].JetStreamIsStreamLeader(account, stream) {
+				return true
+			}
+		}
+		return false
+	})
+	return i
+}
+
+func (c *Cluster) await(what string, ok func() bool) {
+	c.t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func address(url string) (host string, port int) {
+	host, p, err := net.SplitHostPort(url[strings.LastIndexByte(url, '/')+1:])
+	if err == nil {
+		port, err = strconv.Atoi(p)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return host, port
+}

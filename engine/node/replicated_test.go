@@ -1,0 +1,81 @@
+package node_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/internal/natstest"
+)
+
+// Three replicas of everything: firing goes on without the server that led the log, each trigger once and in order; and what is made later has three replicas, too.
+func TestReplicated(t *testing.T) {
+	t.Parallel()
+	servers := natstest.StartCluster(t, 3, "")
+	o := base(t)
+	o.NATS, o.Replicas = servers.URL(), 3
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
+	put(t, c, beat)
+	beats(t, c, 20)
+	i := servers.Leader(server.DEFAULT_GLOBAL_ACCOUNT, "CARILLON_LOG")
+	servers.Stop(i)
+	beats(t, c, 20)
+	fires(t, c, "without-one")
+	servers.Start(i)
+	ready(t, r)
+	js := jetStream(t, nc)
+	eventually(t, "all three servers are there again", func() bool {
+		_, err := c.CreateTopicQueue(t.Context(), "default", carillon.TopicQueueOptions{})
+		return err == nil
+	})
+	if _, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Bucket: "saves"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"CARILLON_LOG", "CARILLON_OUT_0", "CARILLON_OUT_1", "CARILLON_TOPIC_default", "OBJ_saves"} {
+		st, err := js.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := st.CachedInfo().Config.Replicas; got != 3 {
+			t.Errorf("%s has %d replicas", name, got)
+		}
+	}
+	unbroken(t, nc, c)
+	r.stop(t)
+
+	// Where the streams have less than is asked for, that is said.
+	o.Replicas = 5
+	words(t, refused(t, o), "CARILLON_LOG cannot be used", "it has 3 replicas, 5 are asked for")
+}
+
+// Two engines that both believe they own the partitions publish the same outputs to replicated streams, and neither
+// kills them: as when an owner that was taken for dead comes back.
+func TestReplicatedRivals(t *testing.T) {
+	t.Parallel()
+	servers := natstest.StartCluster(t, 3, "")
+	o := base(t)
+	o.NATS, o.Replicas = servers.URL(), 3
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
+	put(t, c, beat)
+	for i := range 100 {
+		put(t, c, carillon.Job{ID: fmt.Sprintf("other-%d", i), Schedule: "@every 10ms"})
+	}
+	rival := base(t)
+	rival.NATS = servers.URL()
+	second := run(t, rival)
+	beats(t, c, 40)
+	r.stop(t)
+	if _, err := c.DeleteWhere(t.Context(), carillon.Selection{Prefix: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	beats(t, c, 10)
+	unbroken(t, nc, c)
+	second.stop(t)
+}

@@ -1,0 +1,134 @@
+package streams
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/engine/internal/natstest"
+)
+
+// A chain on three replicas, each message with an ack of its own: pipelined, and without a gap or a doubled message
+// across the loss of the stream's leader in the middle of it.
+func TestReplicatedChain(t *testing.T) {
+	t.Parallel()
+	c := natstest.StartCluster(t, 3, "")
+	nc := connectTo(t, c.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectBufSize(-1))
+	s := open(t, nc, Config{Partitions: 1, Replicas: 3})
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"CARILLON_LOG", "CARILLON_OUT_0"} {
+		st, err := js.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i := st.CachedInfo(); i.Config.Replicas != 3 || len(i.Cluster.Replicas) != 2 {
+			t.Errorf("%s has %d replicas, %+v", name, i.Config.Replicas, i.Cluster)
+		}
+	}
+	out := s.Out[0]
+	const n = 1000
+	if at := chainAll(t, out, 0, 0, n); at != n {
+		t.Fatalf("%d messages in an empty stream end at %d", n, at)
+	}
+	i := c.Leader(server.DEFAULT_GLOBAL_ACCOUNT, "CARILLON_OUT_0")
+	down := make(chan struct{})
+	go func() {
+		defer close(down)
+		c.Stop(i)
+	}()
+	chainAll(t, out, n, n, 2*n)
+	<-down
+	seen := 0
+	if err := out.Scan(t.Context(), 0, 3*n, func(batch []Message) error {
+		for _, m := range batch {
+			if string(m.Data) != fmt.Sprint(seen) {
+				return fmt.Errorf("message %q at %d, want %d", m.Data, m.Seq, seen)
+			}
+			seen++
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if seen != 2*n {
+		t.Errorf("%d messages, want %d", seen, 2*n)
+	}
+}
+
+// chainAll sends numbers in windows, as a publisher does, and returns the last sequence. After a window with an error
+// it goes on where the stream ends.
+func chainAll(t testing.TB, out *OutStream, behind uint64, from, to int) uint64 {
+	t.Helper()
+	const window = 100
+	for from < to {
+		end := min(from+window, to)
+		answers := make(chan error, window)
+		for i := from; i < end; i++ {
+			expect := behind + uint64(i-from)
+			err := out.PublishChained(chained("carillon.trigger.0.topic", fmt.Append(nil, i), expect), func(seq uint64, err error) {
+				if err == nil && seq != expect+1 {
+					err = fmt.Errorf("stored at %d behind %d", seq, expect)
+				}
+				answers <- err
+			})
+			if err != nil {
+				answers <- err
+			}
+		}
+		var failed error
+		for i := from; i < end; i++ { // all of them: then nothing is in flight any more
+			if err := <-answers; err != nil {
+				failed = err
+			}
+		}
+		if failed == nil {
+			behind, from = behind+uint64(end-from), end
+			continue
+		}
+		eventually(t, "the stream tells its end", func() bool {
+			last, m, err := out.Last(t.Context())
+			if err == nil && m != nil {
+				behind = last
+				_, err = fmt.Sscan(string(m.Data), &from)
+				from++
+			}
+			return err == nil && m != nil
+		})
+	}
+	return behind
+}
+
+// Why chains on replicated streams have no links (engine/chain.go): nats-server, from 2.14 on, ends all replicas of
+// a stream over one message that expects another message id before it. If this fails, links can be had there, too.
+func TestReplicatedLink(t *testing.T) {
+	t.Parallel()
+	c := natstest.StartCluster(t, 3, "")
+	nc := connectTo(t, c.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectBufSize(-1))
+	s := open(t, nc, Config{Partitions: 1, Replicas: 3, AckTimeout: time.Second})
+	out := s.Out[0]
+	last := chainAll(t, out, 0, 0, 1)
+	refused := make(chan error)
+	m := chained("carillon.trigger.0.topic", []byte("1"), last)
+	m.Header = append(m.Header, "Nats-Expected-Last-Msg-Id: another\r\n"...)
+	if err := out.PublishChained(m, func(_ uint64, err error) { refused <- err }); err != nil {
+		t.Fatal(err)
+	}
+	var api *APIError
+	if err := <-refused; !errors.As(err, &api) || api.ErrCode != 10070 {
+		t.Errorf("the link was refused with %v", err)
+	}
+	if seq, err := publishChained(t, out, "carillon.trigger.0.topic", []byte("1"), last); err == nil {
+		t.Errorf("the stream goes on, at %d", seq)
+	}
+	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
+		t.Errorf("the log went with it: %v", err)
+	}
+}
