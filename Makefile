@@ -1,6 +1,6 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill kill-cold power flood fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill kill-cold failover power flood fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
@@ -46,6 +46,9 @@ kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KI
 
 kill-cold: ## the same 200 times with jobs on disk, a checkpoint every 200 ms and snapshots saved beside: make kill-cold COLD_KILLS=200
 	CARILLON_KILLS=$(COLD_KILLS) go test ./engine/node -run 'TestKillCold$$' -v -timeout 0
+
+failover: ## kill -9 the owners among three loaded engines 100 times and check every trigger: make failover KILLS=50
+	CARILLON_FAILOVERS=$(KILLS) go test ./engine/node -run TestFailover -v -timeout 0
 
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0

@@ -79,7 +79,7 @@ var rules = []rule{
 	{
 		room: "engine/node",
 		may: []string{
-			"", "engine", "engine/schedule", "engine/streams", "engine/embedded", "wal", "snapshot", "snapshot/archive", "github.com/nats-io/nats.go",
+			"", "engine", "engine/schedule", "engine/streams", "engine/embedded", "engine/cluster", "wal", "snapshot", "snapshot/archive", "github.com/nats-io/nats.go",
 			"github.com/VictoriaMetrics/metrics", "github.com/HdrHistogram/hdrhistogram-go", "github.com/cockroachdb/pebble/v2", "golang.org/x/sys",
 		},
 		never: map[string]string{"github.com/spf13": cliOnly},

@@ -185,6 +185,9 @@ type Stats struct {
 	Outbox    int // bytes
 }
 
+// Epoch is the sequence of the claim in force; 0: there was none.
+func (m *Machine) Epoch() uint64 { return m.epoch }
+
 // Stats returns the present counts.
 func (m *Machine) Stats() Stats {
 	s := Stats{

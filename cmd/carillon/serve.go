@@ -18,7 +18,8 @@ func newServeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the engine",
-		Long: `Run the engine: with a NATS server inside by default, or on an external NATS.
+		Long: `Run the engine: with a NATS server inside by default, or on an external NATS. Engines on one external NATS share
+the partitions, and take over from each other; each needs a name of its own.
 
 It prints one line on standard output when it is ready to take jobs, and its log on standard error. A
 first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data directory.`,
@@ -70,10 +71,13 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server; port 0 chooses one")
 	f.StringVar(&o.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
 	f.IntVar(&o.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default 8)")
-	f.StringVar(&o.Name, "name", "", "name of this node (default the host's)")
+	f.StringVar(&o.Name, "name", "", "name of this node, one of the service (default the host's)")
 	f.StringVar(&o.NATSConfig, "nats-config", "", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
 	f.StringVar(&o.NATSAccount, "nats-account", "", "with --nats-config: the account that holds the streams")
 	f.StringVar(&o.NATS, "nats", "", "URLs of an external NATS instead of the embedded server")
+	f.IntVar(&o.Weight, "weight", 1, "with --nats: this node's share of the partitions, beside those of others")
+	f.StringVar(&o.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
+	f.IntVar(&o.Standbys, "standbys", 1, "with --nats: who takes a partition over first, how many; -1 for none. Set alike on all nodes")
 	f.IntVar(&o.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
 	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream, when it is made (default 256 MiB)")
 	f.Int64Var(&o.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes, when it is made")

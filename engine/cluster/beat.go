@@ -23,8 +23,10 @@ type Report struct {
 	// Draining members stay live and get nothing: what they serve goes to others as these catch up.
 	Draining bool `json:"draining,omitempty"`
 	// ClockOffsetMS is the stream's clock less the member's own, as the member measures it. It is told, not used.
-	ClockOffsetMS int64      `json:"clock_offset_ms"`
-	Partitions    []Progress `json:"partitions,omitempty"` // that the member serves or follows
+	ClockOffsetMS int64 `json:"clock_offset_ms"`
+	// Needs is the position from which the member would go on after a crash: the log above it is to stay. 0: all of it.
+	Needs      uint64     `json:"needs"`
+	Partitions []Progress `json:"partitions,omitempty"` // that the member serves or follows
 }
 
 // Progress is how far a member is with a partition.
@@ -42,7 +44,11 @@ func (b *Beat) node() Node {
 	return b.Node
 }
 
-func (b *Beat) progress(partition int) (Progress, bool) {
+// Progress is how far the member says it is with a partition; false: it does not follow it.
+func (b *Beat) Progress(partition int) (Progress, bool) {
+	if partition < len(b.Partitions) && b.Partitions[partition].Partition == partition { // as of one that follows all
+		return b.Partitions[partition], true
+	}
 	i := slices.IndexFunc(b.Partitions, func(p Progress) bool { return p.Partition == partition })
 	if i < 0 {
 		return Progress{}, false

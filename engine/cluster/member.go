@@ -152,7 +152,7 @@ func (m *Member) checkPartitions(ctx context.Context) error {
 
 // current is the view as it is now; under mu.
 func (m *Member) current() View {
-	return View{Members: m.roster.live(), Placement: m.placed.Seats, Revision: m.placedRev}
+	return View{Members: m.roster.live(), Silent: m.roster.silent(), Placement: m.placed.Seats, Revision: m.placedRev}
 }
 
 // changed tells a new view, if it is one, and wakes up whoever places; under mu.

@@ -282,7 +282,7 @@ func TestReports(t *testing.T) {
 	deadline := time.Now().Add(patience)
 	for from := position.Load(); ; {
 		got, _ := b.View().Member("a")
-		if p, ok := got.progress(3); ok && p.Position > from+20 {
+		if p, ok := got.Progress(3); ok && p.Position > from+20 {
 			if p.Epoch != 9 || got.ClockOffsetMS != 3_600_000 {
 				t.Errorf("a is told as %+v", got)
 			}

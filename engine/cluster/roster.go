@@ -58,14 +58,26 @@ func (r *roster) remove(name string) { delete(r.members, name) }
 
 // live lists the live members by name.
 func (r *roster) live() []Beat {
-	var live []Beat
+	return r.list(func(s *seen) bool { return s.changed && r.heard-s.at <= r.bound })
+}
+
+// remembered is for how long a dead member is one of whom something may be expected.
+const remembered = 10 * time.Minute
+
+// silent lists those who died not long ago.
+func (r *roster) silent() []Beat {
+	return r.list(func(s *seen) bool { return (!s.changed || r.heard-s.at > r.bound) && r.heard-s.at <= remembered })
+}
+
+func (r *roster) list(which func(*seen) bool) []Beat {
+	var list []Beat
 	for _, s := range r.members {
-		if s.changed && r.heard-s.at <= r.bound {
-			live = append(live, s.Beat)
+		if which(s) {
+			list = append(list, s.Beat)
 		}
 	}
-	slices.SortFunc(live, func(a, b Beat) int { return strings.Compare(a.Name, b.Name) })
-	return live
+	slices.SortFunc(list, func(a, b Beat) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
 // settled tells whether the roster has heard enough to judge everybody: each member has changed, or had the time to.

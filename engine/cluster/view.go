@@ -6,6 +6,7 @@ import "slices"
 // right depends on them (see the package's text).
 type View struct {
 	Members   []Beat    // live, by name
+	Silent    []Beat    // by name: those that died in the last ten minutes, as they were heard last; not who left
 	Placement Placement // as it stands in the bucket; it may still name a member that is gone
 	Revision  uint64    // of the placement, for people; 0: of a bucket that is gone
 }
@@ -19,26 +20,35 @@ func (v View) Member(name string) (Beat, bool) {
 	return v.Members[i], true
 }
 
+// Serving names the member that says it serves a partition, the one of the latest claim if several do; "" when none does.
+func (v View) Serving(partition int) string {
+	var epoch uint64
+	serving := ""
+	for i := range v.Members {
+		if p, ok := v.Members[i].Progress(partition); ok && p.Epoch > epoch {
+			epoch, serving = p.Epoch, v.Members[i].Name
+		}
+	}
+	return serving
+}
+
 // Claimant names the member that should serve a partition now: its owner, once that is caught up; until then
 // whoever serves it, or else the first standby that is caught up, or else who is furthest. Caught up is within so
 // many records of the log of the member that is furthest. "" when nobody is live.
 //
 // A member that finds its own name here, and does not serve the partition, claims it.
 func (v View) Claimant(partition int, within uint64) string {
-	var furthest, epoch uint64
-	serving, ahead := "", ""
+	var furthest uint64
+	serving, ahead := v.Serving(partition), ""
 	for i := range v.Members {
-		p, ok := v.Members[i].progress(partition)
+		p, ok := v.Members[i].Progress(partition)
 		if ok && (ahead == "" || p.Position > furthest) {
 			furthest, ahead = p.Position, v.Members[i].Name
-		}
-		if ok && p.Epoch > epoch {
-			epoch, serving = p.Epoch, v.Members[i].Name
 		}
 	}
 	caughtUp := func(name string) bool {
 		b, live := v.Member(name)
-		p, ok := b.progress(partition)
+		p, ok := b.Progress(partition)
 		return live && ok && furthest-p.Position <= within
 	}
 	var seat Seat

@@ -186,6 +186,9 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	if err != nil {
 		return err
 	}
+	if err := n.upToDate(); err != nil {
+		return err
+	}
 	list := carillon.ListRequest{Selection: s}
 	var counts carillon.SelectionReply
 	var mu sync.Mutex
@@ -221,6 +224,9 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 
 func (n *Node) apiGet(c *call) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
+		return err
+	}
+	if err := n.upToDate(); err != nil {
 		return err
 	}
 	job, ok := n.job(c.job)
@@ -282,6 +288,9 @@ func (n *Node) apiList(c *call) error {
 	after, err := base64.RawURLEncoding.DecodeString(list.Cursor)
 	if err != nil || len(after) > carillon.MaxJobIDLength {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
+	}
+	if err := n.upToDate(); err != nil {
+		return err
 	}
 	var all []carillon.JobReply
 	more := false
@@ -368,7 +377,7 @@ func (n *Node) apiStatus(c *call) error {
 		status := carillon.PartitionStatus{
 			Partition: p.number, Owner: st.Owner, Epoch: st.Epoch, Position: st.Position, Lag: head - min(head, n.applied.Load()),
 			TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
-			Outputs: st.Made, Published: stored.Output, Foreign: foreign, Checkpoint: p.checkpoint.Load(),
+			Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
 			Jobs: map[carillon.Status]uint64{
 				carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
 				carillon.StatusCompleted: uint64(st.Completed),

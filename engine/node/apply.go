@@ -64,9 +64,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	if n.head.Load() < last {
 		n.head.Store(last)
 	}
-	if w := n.awaited.Load(); w != nil && last >= w.seq && n.awaited.CompareAndSwap(w, nil) {
-		close(w.done)
-	}
+	n.reached.told(last)
 	n.bell.ring()
 	return nil
 }
@@ -110,6 +108,9 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		}
 		return
 	}
+	if e.Kind == engine.KindClaim {
+		n.claimApplied(p)
+	}
 	p.out.Lock()
 	if made := p.machine.Made(); made > p.offered {
 		if outputs, ok := p.machine.Outbox(p.offered); ok {
@@ -150,7 +151,7 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 func (n *Node) tickSeen(r *engine.Record, e *engine.Entry) {
 	now := time.Now()
 	if sent, ok := n.ticking.seen(e, now); ok {
-		n.clock.measured(now, r.Time)
+		n.clock.measured(sent, now, r.Time)
 		n.meters.tickRound.Update(now.Sub(sent).Seconds())
 	}
 }

@@ -1,16 +1,19 @@
 package node
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // clock is this node's clock set to that of the stream, which is the reference for everybody: its own,
-// plus the offset measured from the timestamps of its ticks. The embedded server reads our own clock.
+// plus the offset measured from the timestamps of its records. The embedded server reads our own clock.
 type clock struct {
 	external bool
 	offset   atomic.Int64 // ns
-	at       time.Time    // of the latest measurement; the reader's
+
+	mu sync.Mutex
+	at time.Time // of the latest measurement
 }
 
 // ms is the present time of the stream's clock in unix ms, rounded down: what is held until a
@@ -22,23 +25,23 @@ func (c *clock) until(ms int64) time.Duration {
 	return time.Duration(ms*1e6 - time.Now().UnixNano() - c.offset.Load())
 }
 
-// measured learns from one of our records: stamped there before it was received here. What that leaves
-// between the two clocks is a lower bound of the offset, so nothing is early by it; the quickest record
-// gives the best bound. The bound is given up slowly, as clocks drift, and at once when it is off by much.
-func (c *clock) measured(received time.Time, stamp int64) {
+// measured learns from something that the stream stamped after it was asked for here, and before the answer was
+// received here. So the offset lies between the two; the least is taken for it, so that nothing is early, and of
+// several the one that the quickest answer gave. That is given up slowly, as clocks drift, and at once when it
+// cannot be: one of the clocks was set.
+func (c *clock) measured(sent, received time.Time, stamp int64) {
 	if !c.external {
 		return
 	}
-	bound, current := stamp-received.UnixNano(), c.offset.Load()
-	drifted := current - received.Sub(c.at).Nanoseconds()/driftPerNano
-	if bound < current-clockJump.Nanoseconds() || c.at.IsZero() {
-		drifted = bound
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	least, most := stamp-received.UnixNano(), stamp-sent.UnixNano()
+	now := max(least, c.offset.Load()-received.Sub(c.at).Nanoseconds()/driftPerNano)
+	if now > most || c.at.IsZero() {
+		now = least
 	}
-	c.offset.Store(max(bound, drifted))
+	c.offset.Store(now)
 	c.at = received
 }
 
-const (
-	driftPerNano = 10_000 // 100 ppm
-	clockJump    = 20 * time.Millisecond
-)
+const driftPerNano = 10_000 // 100 ppm

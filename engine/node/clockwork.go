@@ -53,6 +53,9 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 	p.out.Lock()
 	defer p.out.Unlock()
 	if p.chain.Lost() {
+		if !p.serving {
+			return math.MaxInt64
+		}
 		if p.lostSince.IsZero() {
 			p.lostSince = time.Now()
 		}
@@ -300,12 +303,15 @@ func (n *Node) owners(full bool, visit func(p *partition, room int, durable engi
 	}
 }
 
-// outboxFull tells whether outputs must wait because too many are not yet stored for good.
+// outboxFull tells whether outputs must wait because too many are not yet stored for good. Those of others are
+// bounded by their owners in the same way.
 func (n *Node) outboxFull() bool {
 	total := 0
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		total += p.machine.OutboxBytes()
+		if p.owner.Epoch != 0 {
+			total += p.machine.OutboxBytes()
+		}
 		p.mu.Unlock()
 	}
 	return total > n.o.OutboxMax

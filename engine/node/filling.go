@@ -47,6 +47,13 @@ func (f *filling) mustFree(read uint64) bool {
 	return f.above(fillingFree, read)
 }
 
+// tight tells whether requests have to wait.
+func (f *filling) tight(read uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.above(fillingWait, read)
+}
+
 // mustWait is nil when there is room for a request; else it is closed once there is.
 func (f *filling) mustWait(read uint64) <-chan struct{} {
 	f.mu.Lock()

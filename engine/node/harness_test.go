@@ -130,6 +130,7 @@ func (e *external) options(t testing.TB) node.Options {
 // settings are the options that travel to a process.
 type settings struct {
 	Data, Listen, NATS        string
+	Name, Zone                string
 	Partitions                int
 	CheckpointEvery           time.Duration
 	HotJobs                   int
@@ -140,7 +141,7 @@ type settings struct {
 
 func (s settings) options() node.Options {
 	o := node.Options{
-		Data: s.Data, Name: "test", Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
+		Data: s.Data, Name: cmp.Or(s.Name, "test"), Zone: s.Zone, Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
 		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
 		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead,
 	}

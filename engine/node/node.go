@@ -159,7 +159,9 @@ type Node struct {
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
-	awaited    atomic.Pointer[awaited]
+	joined     joined       // with an external NATS
+	reached    reached
+	logEnd     ends
 	saves      saves
 	restored   *restored // at the first start after a restore
 
@@ -171,14 +173,17 @@ type Node struct {
 type partition struct {
 	number int
 
-	mu      sync.Mutex // guards machine, owner and what follows
-	machine *engine.Machine
-	table   table // that the machine reads
-	owner   engine.Owner
-	stopped error // why the partition stopped for good
+	mu       sync.Mutex // guards machine, owner and what follows
+	machine  *engine.Machine
+	table    table // that the machine reads
+	owner    engine.Owner
+	claiming bool      // a claim is on its way
+	claimed  time.Time // when the last one was sent
+	stopped  error     // why the partition stopped for good
 
 	out       sync.Mutex // guards chain and what follows
 	chain     *engine.Chain
+	serving   bool   // owner has an epoch: the chain is this node's to keep going
 	run       uint64 // counts resumes: an answer to an earlier run's publish is void
 	offered   uint64 // outputs up to here were offered to the chain
 	durable   engine.Acked
@@ -199,9 +204,13 @@ type partition struct {
 }
 
 func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (err error) {
-	ctx, cancel := context.WithCancelCause(parent)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
 	n.fail = func(err error) { cancel(err) }
+	defer context.AfterFunc(parent, func() {
+		n.handOver(n.o.HandOver)
+		cancel(context.Cause(parent))
+	})()
 
 	n.replies.init()
 	n.bell, err = newAlarm()
@@ -212,8 +221,12 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if err := n.open(ctx); err != nil {
 		return noRoom(errors.Join(n.unreachable(err), n.close()))
 	}
+	if n.server == nil {
+		n.join(ctx)
+	}
 	defer func() {
 		cancel(nil)
+		n.leave()
 		n.work.Wait()
 		n.saves.close()
 		err = noRoom(errors.Join(err, n.close()))
@@ -239,7 +252,12 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if n.o.OwnProcess {
 		n.work.Go(func() { n.tendMemory(ctx) })
 	}
-	if err := n.claimAll(ctx); err != nil {
+	if n.server == nil {
+		err = n.takePart(ctx)
+	} else {
+		err = n.claimAll(ctx)
+	}
+	if err != nil {
 		return n.unreachable(cause(ctx, err))
 	}
 	api, err := n.serveAPI()
@@ -259,6 +277,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	<-ctx.Done()
 	n.web.ready.Store(false)
 	api.Stop()
+	n.leave()
 	n.work.Wait()
 	n.saves.close()
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
@@ -423,68 +442,6 @@ func (n *Node) close() error {
 		}
 	}
 	return err
-}
-
-// awaited is closed when the log has been applied up to a sequence.
-type awaited struct {
-	seq  uint64
-	done chan struct{}
-}
-
-// claimPause is between two tries to claim in a log stream that is full and being read and trimmed.
-const claimPause = 250 * time.Millisecond
-
-// pause waits, and tells whether ctx still goes on.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// claimAll claims every partition and waits until the claims come back: then all that was in the log
-// before has been applied.
-func (n *Node) claimAll(ctx context.Context) error {
-	claim := engine.Rules()
-	claim.Node, claim.RetentionMS, claim.CompletedMax = n.o.Name, n.o.Retention.Milliseconds(), n.o.CompletedMax
-	body := claim.Encode()
-	var last uint64
-	for _, p := range n.partitions {
-		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
-		for errors.Is(err, streams.ErrNoSpace) && pause(ctx, claimPause) {
-			seq, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
-		}
-		if err != nil {
-			return fmt.Errorf("node: claim partition %d: %w", p.number, err)
-		}
-		p.mu.Lock()
-		p.owner.Epoch = seq // counts once the machine has it, too
-		p.mu.Unlock()
-		last = seq
-	}
-	w := &awaited{last, make(chan struct{})}
-	n.awaited.Store(w)
-	if n.applied.Load() < last {
-		select {
-		case <-w.done:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	for _, p := range n.partitions {
-		p.mu.Lock()
-		st, epoch, stopped := p.machine.Stats(), p.owner.Epoch, p.stopped
-		p.mu.Unlock()
-		if stopped == nil && st.Epoch < epoch || errors.Is(stopped, engine.ErrRules) { // else it was taken, or another's after it
-			return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one, with logic %d and tzdata %s; start that version",
-				engine.ErrRules, p.number, st.Owner, claim.Logic, claim.TZData)
-		}
-	}
-	return nil
 }
 
 // stop ends one partition for good and says how to go on.

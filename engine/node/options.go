@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -27,6 +28,12 @@ type Options struct {
 	NATS        string        // URL of an external NATS; no server is embedded then
 	NATSOptions []nats.Option // credentials and TLS for it
 	Replicas    int           // of the streams, where NATS is a cluster
+
+	// With NATS, the nodes over it that have the same Stream share the partitions. Each needs a name of its own.
+	Weight   int           // this node's share, beside those of others; default 1
+	Zone     string        // what fails together with it, e.g. a rack: owner and standby are in different ones
+	Standbys int           // of each partition, who takes it over first; default 1, -1 none
+	HandOver time.Duration // bound on how long a stopping node waits for others to take over; default 10 s
 
 	LogMaxBytes  int64
 	OutMaxBytes  int64
@@ -82,10 +89,17 @@ func (o Options) withDefaults() Options {
 			*s = v
 		}
 	}
-	if o.Name == "" {
+	named := o.Name != ""
+	if !named {
 		o.Name, _ = os.Hostname() // without a name of its own the host is "node"
 	}
 	set(&o.Name, "node")
+	if o.NATS != "" && !named {
+		o.Name = nodeName(o.Name)
+	}
+	if o.HandOver == 0 {
+		o.HandOver = 10 * time.Second
+	}
 	set(&o.Listen, "127.0.0.1:4222")
 	set(&o.HTTP, "127.0.0.1:8080")
 	set(&o.Prefix, "carillon")
@@ -145,6 +159,14 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: bounds must not be negative")
 	case len(o.Name) > 128:
 		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))
+	case o.NATS == "" && (o.Weight > 1 || o.Zone != "" || o.Standbys > 1):
+		return fmt.Errorf("node: a weight, a zone and standbys are for nodes that share an external NATS")
+	case o.NATS != "" && o.Name != "" && nodeName(o.Name) != o.Name:
+		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
+	case o.Weight < 0 || o.Weight > cluster.MaxWeight:
+		return fmt.Errorf("node: the weight is %d, must be 1 to %d", o.Weight, cluster.MaxWeight)
+	case o.HandOver < 0:
+		return fmt.Errorf("node: durations must not be negative")
 	}
 	return nil
 }

@@ -53,6 +53,9 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		case errors.Is(err, errStopped):
 			return
 		case errors.Is(err, errNotOwner):
+			if !p.stillServing() {
+				return
+			}
 			pause = ownerPause
 			continue
 		}
@@ -65,15 +68,35 @@ var errStopped = errors.New("node: the partition stopped")
 
 var errNotOwner = errors.New("node: the partition is not this node's")
 
+// stillServing tells whether the chain is still this node's. If not, it is resumed when it is again.
+func (p *partition) stillServing() bool {
+	p.out.Lock()
+	defer p.out.Unlock()
+	p.resyncing = p.serving
+	return p.serving
+}
+
+// owned tells under which epoch this node owns the partition, and 0 while its claim has not been applied. Its caller
+// holds mu.
+func (p *partition) owned() uint64 {
+	if p.owner.Epoch != p.machine.Epoch() {
+		return 0
+	}
+	return p.owner.Epoch
+}
+
+// resume brings a chain to the stream's end. What the stream has may have been made by an owner before, from records
+// that have not been applied here; so the machine is not asked whether it made them before it has applied all that
+// the log has (judge). And by the end of it the partition may be another's, or this node's again: then what was found
+// says nothing about the outputs that are held now.
 func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.mu.Lock()
-	stats, stopped := p.machine.Stats(), p.stopped
-	owner := p.owner.Epoch != 0 && p.owner.Epoch == stats.Epoch
+	stats, epoch, stopped := p.machine.Stats(), p.owned(), p.stopped
 	p.mu.Unlock()
 	if stopped != nil {
 		return errStopped
 	}
-	if !owner {
+	if epoch == 0 {
 		return errNotOwner
 	}
 	out := n.streams.Out[p.number]
@@ -86,12 +109,9 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 		return err
 	}
 
-	p.mu.Lock()
-	number, err := p.machine.LastStored(found.end)
-	made := p.machine.Made()
-	p.mu.Unlock()
+	number, made, err := n.judge(ctx, p, epoch, found.end)
 	if errors.Is(err, engine.ErrBehind) {
-		return n.refill(ctx, p, info.Last, found.end, err)
+		return n.refill(ctx, p, epoch, info.Last, found.end, err)
 	}
 	if err != nil {
 		if n.o.AcceptLoss[p.number] && errors.Is(err, engine.ErrAhead) {
@@ -110,12 +130,35 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.owned() != epoch {
+		return errNotOwner
+	}
 	outputs, ok := p.machine.Outbox(number)
 	if !ok {
 		return fmt.Errorf("%w: partition %d", engine.ErrBehind, p.number)
 	}
 	n.resumeChain(p, last, number, outputs, found.foreign)
 	return nil
+}
+
+// judge gives the number of the last output in a stream with this end, and that of the last one made.
+func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, end engine.StreamEnd) (number, made uint64, err error) {
+	for again := false; ; again = true {
+		p.mu.Lock()
+		number, err = p.machine.LastStored(end)
+		made = p.machine.Made()
+		owned := p.owned()
+		p.mu.Unlock()
+		switch {
+		case owned != epoch:
+			return 0, 0, errNotOwner
+		case again || !errors.Is(err, engine.ErrAhead):
+			return number, made, err
+		}
+		if err := n.catchUp(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
 }
 
 // resumeChain resumes; its caller holds mu.
@@ -284,7 +327,7 @@ func (n *Node) wellFormed(m *streams.Message) bool {
 
 // refill publishes again what the stream lost and the machine no longer holds: replay from a checkpoint
 // makes the same outputs with the same numbers. Beyond the older checkpoint's reach the partition stops.
-func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end engine.StreamEnd, behind error) error {
+func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, end engine.StreamEnd, behind error) error {
 	number := end.Number
 	if number == 0 {
 		p.mu.Lock()
@@ -305,6 +348,9 @@ func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end eng
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		if p.owned() != epoch {
+			return errNotOwner
+		}
 		acked := p.machine.Acked()
 		n.meters.lostOutputs.Add(int(acked.Output - number))
 		outputs, _ := p.machine.Outbox(acked.Output)
@@ -316,6 +362,9 @@ func (n *Node) refill(ctx context.Context, p *partition, lastSeq uint64, end eng
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.owned() != epoch {
+		return errNotOwner
+	}
 	// Between the replay and now the machine may have made more.
 	made := number + uint64(len(again))
 	if more, ok := p.machine.Outbox(made); ok {

@@ -117,10 +117,11 @@ func (n *Node) tellDisk() {
 
 // lookAtLog asks the log stream how full it is.
 func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
-	read := n.bytes.Load()
+	read, asked := n.bytes.Load(), time.Now()
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
 		n.filling.asked(info, read)
+		n.clock.measured(asked, time.Now(), info.Now.UnixNano())
 	}
 	return info, err
 }

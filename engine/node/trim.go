@@ -9,7 +9,21 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// trim cuts the log, here and in the stream, below the older checkpoint of every partition.
+// needs is the position from which this node would go on after a crash.
+func (n *Node) needs() uint64 {
+	needs := n.applied.Load()
+	for _, p := range n.partitions {
+		position := p.older.Load()
+		if position == 0 {
+			position = p.checkpoint.Load()
+		}
+		needs = min(needs, position)
+	}
+	return needs
+}
+
+// trim cuts the log, here and in the stream, below the older checkpoint of every partition; in the stream no further
+// than other nodes need it.
 func (n *Node) trim(ctx context.Context) error {
 	n.logKept.Lock()
 	defer n.logKept.Unlock()
@@ -24,7 +38,7 @@ func (n *Node) trim(ctx context.Context) error {
 	if err != nil {
 		return noRoom(err)
 	}
-	err = n.streams.Log.Trim(ctx, needed)
+	err = n.streams.Log.Trim(ctx, min(needed, n.neededElsewhere()+1))
 	if err == nil {
 		_, err = n.lookAtLog(ctx)
 	}

@@ -30,6 +30,7 @@ type Info struct {
 	MaxBytes    int64         // -1: no limit
 	MaxAge      time.Duration // 0: no limit
 	LastTime    time.Time
+	Now         time.Time // by the clock that stamps the stream's messages
 }
 
 // stream is what the log and the output streams have in common: requests about one stream.
@@ -77,6 +78,7 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 // Info asks what the stream holds. Errors: ErrNoStream, ErrDisconnected, the context's.
 func (s *stream) Info(ctx context.Context) (Info, error) {
 	var resp struct {
+		Now    time.Time `json:"ts"`
 		Config struct {
 			MaxBytes int64         `json:"max_bytes"`
 			MaxAge   time.Duration `json:"max_age"`
@@ -95,7 +97,7 @@ func (s *stream) Info(ctx context.Context) (Info, error) {
 	st := resp.State
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, LastTime: st.LastTime,
+		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, LastTime: st.LastTime, Now: resp.Now,
 	}, nil
 }
 

@@ -1,0 +1,129 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// claimPause is between two tries to claim in a log stream that is full and being read and trimmed.
+const claimPause = 250 * time.Millisecond
+
+// pause waits, and tells whether ctx still goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// claimBody is what this node claims with.
+func (n *Node) claimBody() []byte {
+	claim := engine.Rules()
+	claim.Node, claim.RetentionMS, claim.CompletedMax = n.o.Name, n.o.Retention.Milliseconds(), n.o.CompletedMax
+	return claim.Encode()
+}
+
+// claimAll claims every partition, for a node that is alone with its server, and waits until the claims come back:
+// then all that was in the log before has been applied.
+func (n *Node) claimAll(ctx context.Context) error {
+	body := n.claimBody()
+	var last uint64
+	for _, p := range n.partitions {
+		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
+		for errors.Is(err, streams.ErrNoSpace) && pause(ctx, claimPause) {
+			seq, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
+		}
+		if err != nil {
+			return fmt.Errorf("node: claim partition %d: %w", p.number, err)
+		}
+		n.own(p, seq)
+		last = seq
+	}
+	if err := n.reach(ctx, last); err != nil {
+		return err
+	}
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		st, stopped := p.machine.Stats(), p.stopped
+		p.mu.Unlock()
+		if errors.Is(stopped, engine.ErrRules) {
+			return newerRules(p, st)
+		}
+	}
+	return nil
+}
+
+func newerRules(p *partition, st engine.Stats) error {
+	rules := engine.Rules()
+	return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one, with logic %d and tzdata %s; start that version",
+		engine.ErrRules, p.number, st.Owner, rules.Logic, rules.TZData)
+}
+
+// claim appends a claim of one partition, whose outcome the log tells.
+func (n *Node) claim(p *partition) {
+	p.mu.Lock()
+	p.claiming, p.claimed = true, time.Now()
+	p.mu.Unlock()
+	done := func(seq uint64, err error) {
+		if err == nil {
+			n.own(p, seq)
+		} else if !errors.Is(err, streams.ErrClosed) {
+			n.log.Warn("claim not stored", "partition", p.number, "error", err) // if it was, it is made again
+		}
+		p.mu.Lock()
+		p.claiming = false
+		p.mu.Unlock()
+	}
+	if err := n.streams.Log.PublishAsync(n.layout.LogSubject(p.number, "claim"), nil, n.claimBody(), done); err != nil {
+		done(0, err)
+	}
+}
+
+// own makes a partition this node's by its claim at epoch. It counts once the machine has it, too.
+func (n *Node) own(p *partition, epoch uint64) {
+	p.mu.Lock()
+	if p.stopped == nil {
+		p.owner.Epoch = epoch
+		p.out.Lock()
+		p.serving = true
+		p.out.Unlock()
+		n.claimApplied(p) // its record may have come before the word about it
+	}
+	p.mu.Unlock()
+	n.bell.ring()
+}
+
+// claimApplied gives up a partition that somebody else has claimed since: ticks and outputs end here, at once. Its
+// caller holds mu.
+func (n *Node) claimApplied(p *partition) {
+	mine := p.owner.Epoch
+	if mine == 0 {
+		return
+	}
+	st := p.machine.Stats()
+	switch {
+	case st.Epoch > mine:
+		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)
+	case st.Epoch < mine && st.Position >= mine:
+		p.stopped = newerRules(p, st)
+		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", p.stopped)
+	default:
+		return
+	}
+	p.owner.Epoch = 0
+	p.out.Lock()
+	defer p.out.Unlock()
+	p.serving = false
+	p.lostSince = time.Time{}
+	p.run++ // answers to what was sent no longer count
+	p.chain.Lose()
+}

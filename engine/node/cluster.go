@@ -1,0 +1,275 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+)
+
+// Several nodes over one NATS
+//
+// Every node reads the whole log, stores it and applies it, so each of them has every partition's state and could
+// serve it. Which one does is said by the latest claim in the log: the machine ignores ticks of any epoch but that
+// claim's, on every node alike, and an output stream takes output n once, whoever publishes it. So none of what
+// follows has to be right for the triggers to be; it has to be quick.
+//
+//   - A node that is named by View.Claimant and does not serve appends a claim (takeSeats). It ticks from the moment
+//     when that comes back in the log, and not before: then all that the former owner did under its epoch has been
+//     applied here. Its chain asks the output stream how far it is (resume).
+//   - A node that reads another's claim in the log stops ticking and publishing there and then (claimApplied). Nobody
+//     tells it otherwise, and nobody waits for it.
+//   - A node that hangs or is cut off goes on believing that it serves. Its ticks carry an epoch that is over; its
+//     outputs are the very ones that the new owner publishes, and the chain refuses the second copy. When it wakes up
+//     it reads the claim.
+//
+// A planned hand-over is the same with the order turned round: the owner-to-be is caught up before it claims, so that
+// the claim comes back at once; what is lost is the time of one record and one look at the output stream. Where nobody
+// serves there is nothing to wait for, and the claim goes out first.
+//
+// Two nodes whose views differ could claim from each other for as long as they do. claimAgain bounds how often. What
+// that costs is lateness alone.
+const (
+	// seatLook is how often a node looks whether it should serve something else. Positions in beats change without
+	// a word, five times a second.
+	seatLook = 50 * time.Millisecond
+	// caughtUp is how many records of the log a member may be behind the one that is furthest, and count as caught
+	// up. Positions are as of each one's last beat, so it is what a busy log takes up in one interval.
+	caughtUp = 20_000
+	// handOverLag is how many records an owner-to-be may be behind the log's end when it claims from one that
+	// serves: they are applied in a millisecond or two.
+	handOverLag = 200
+	// claimAgain is the least time between two claims of a partition by one node.
+	claimAgain = time.Second
+	// leaveTimeout bounds the last word to the others.
+	leaveTimeout = time.Second
+)
+
+// joined is this node among those over the same NATS.
+type joined struct {
+	tried    chan struct{} // closed when joining has ended, well or not; nil: the node does not join
+	member   *cluster.Member
+	err      error // why it could not join
+	leaving  sync.Once
+	takes    atomic.Bool // it claims, and is among those who are asked
+	draining atomic.Bool
+	follows  atomic.Bool // partitions are there to tell of
+}
+
+// nodesBucket is where the nodes of a service meet.
+func nodesBucket(stream string) string { return stream + "_NODES" }
+
+// nodeName makes a host's name one that a node may have.
+func nodeName(host string) string {
+	plain := func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '-'
+	}
+	if host = strings.Map(plain, host); len(host) > 64 {
+		host = host[:64]
+	}
+	return host
+}
+
+// membership are this node's options as a member.
+func (n *Node) membership() cluster.Options {
+	return cluster.Options{
+		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
+		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
+		OnTrouble: func(err error) { n.log.Warn("membership", "error", err) },
+	}
+}
+
+// join begins to make this node a member, with nothing to tell yet: a name that was in use a moment ago takes a while
+// to be free.
+func (n *Node) join(ctx context.Context) {
+	j := &n.joined
+	j.tried = make(chan struct{})
+	n.work.Go(func() {
+		defer close(j.tried)
+		js, err := jetstream.New(n.nc)
+		if err == nil {
+			j.member, err = cluster.Join(ctx, js, n.membership())
+		}
+		if err != nil {
+			j.err = fmt.Errorf("node: %w", err)
+		}
+	})
+}
+
+// takePart waits until all is applied that the log has, and begins to claim.
+func (n *Node) takePart(ctx context.Context) error {
+	n.joined.follows.Store(true)
+	if err := n.catchUp(ctx); err != nil {
+		return err
+	}
+	<-n.joined.tried
+	if n.joined.err != nil {
+		return n.joined.err
+	}
+	n.joined.takes.Store(true)
+	n.work.Go(func() { n.takeSeats(ctx) })
+	return nil
+}
+
+// leave ends the membership, so that others know at once. The context of join has ended, or will not.
+func (n *Node) leave() {
+	j := &n.joined
+	if j.tried == nil {
+		return
+	}
+	<-j.tried
+	if j.member == nil {
+		return
+	}
+	j.leaving.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+		defer cancel()
+		if err := j.member.Leave(ctx); err != nil {
+			n.log.Warn("the other nodes were not told that this one stops; they will notice", "error", err)
+		}
+	})
+}
+
+// report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can
+// are to take them.
+func (n *Node) report() cluster.Report {
+	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.offset.Load() / 1e6}
+	if !n.joined.follows.Load() {
+		return r
+	}
+	r.Needs = n.needs()
+	if n.holdTicks.Load() || n.ticking.silent(time.Now()) > tickTimeout {
+		return r
+	}
+	position := n.applied.Load()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if p.stopped == nil {
+			r.Partitions = append(r.Partitions, cluster.Progress{Partition: p.number, Position: position, Epoch: p.owned()})
+		}
+		p.mu.Unlock()
+	}
+	return r
+}
+
+// takeSeats claims what this node is to serve, until ctx ends.
+func (n *Node) takeSeats(ctx context.Context) {
+	t := time.NewTicker(seatLook)
+	defer t.Stop()
+	views := n.joined.member.Views()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, ok := <-views:
+			if !ok {
+				if ctx.Err() != nil {
+					return
+				}
+				n.fail(errors.Join(errors.New("node: no longer among the nodes of this service"), n.joined.member.Err()))
+				return
+			}
+		case <-t.C:
+		}
+		n.takeDue(ctx, n.joined.member.View())
+	}
+}
+
+// takeDue claims the partitions that a view gives to this node.
+func (n *Node) takeDue(ctx context.Context, v cluster.View) {
+	near := false // the log's end; asked for once
+	for _, p := range n.partitions {
+		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
+			continue
+		}
+		if serving := v.Serving(p.number); serving != "" && serving != n.o.Name && !near {
+			if near = n.nearEnd(ctx); !near {
+				return
+			}
+		}
+		n.claim(p)
+	}
+}
+
+// mayClaim tells whether a claim of a partition makes sense.
+func (n *Node) mayClaim(p *partition) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && time.Since(p.claimed) >= claimAgain
+}
+
+// nearEnd tells whether nearly all that the log has is applied.
+func (n *Node) nearEnd(ctx context.Context) bool {
+	end, err := n.logEnd.ask(ctx, n.askLogEnd)
+	return err == nil && end-min(end, n.applied.Load()) <= handOverLag
+}
+
+// serves counts the partitions that this node has claimed and nobody else since.
+func (n *Node) serves() (count int) {
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if p.owner.Epoch != 0 {
+			count++
+		}
+		p.mu.Unlock()
+	}
+	return count
+}
+
+// handOver lets others take what this node serves, and goes on ticking until they have. It returns when they have,
+// when there is nobody to, or after a while.
+func (n *Node) handOver(patience time.Duration) {
+	if !n.joined.takes.Load() {
+		return
+	}
+	n.joined.draining.Store(true)
+	began := time.Now()
+	for n.serves() > 0 && n.heirs() && time.Since(began) < patience {
+		time.Sleep(10 * time.Millisecond)
+	}
+	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
+}
+
+// heirs tells whether somebody else could serve.
+func (n *Node) heirs() bool {
+	for _, b := range n.joined.member.View().Members {
+		if b.Name != n.o.Name && !b.Draining && b.Weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
+// minutes and until the stream is half full, one that lives but lags until requests have to wait for room: the log is
+// never held for ever. Who comes too late takes another node's state (adopt).
+func (n *Node) neededElsewhere() uint64 {
+	needed := uint64(math.MaxUint64 - 1)
+	if !n.joined.takes.Load() {
+		return needed
+	}
+	read := n.bytes.Load()
+	v := n.joined.member.View()
+	if !n.filling.mustFree(read) {
+		for i := range v.Silent {
+			needed = min(needed, v.Silent[i].Needs)
+		}
+	}
+	if !n.filling.tight(read) {
+		for i := range v.Members {
+			needed = min(needed, v.Members[i].Needs)
+		}
+	}
+	return needed
+}
