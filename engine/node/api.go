@@ -91,6 +91,9 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 			return nil, nil
 		}
 	}
+	if n.server == nil && !n.pulse.fresh(time.Now()) {
+		return nil, nil // who asks again gets an answer from another node
+	}
 	_, job, _ := strings.Cut(strings.TrimPrefix(r.Subject(), n.o.Prefix+".api."), ".")
 	c = &call{Request: r, nc: n.nc, job: job}
 	if n.calls.Add(1) > maxCalls {

@@ -117,6 +117,9 @@ func (n *Node) takePart(ctx context.Context) error {
 	if n.joined.err != nil {
 		return n.joined.err
 	}
+	if err := n.feelPulse(ctx); err != nil {
+		return err
+	}
 	n.joined.takes.Store(true)
 	n.work.Go(func() { n.takeSeats(ctx) })
 	return nil

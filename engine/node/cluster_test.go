@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -131,5 +132,123 @@ func TestFailover(t *testing.T) {
 		rounds, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 	for _, p := range f.nodes {
 		p.terminate(t)
+	}
+}
+
+// latest tells how late the scheduled triggers were stored that were due in a span: the latest of them.
+func latest(all []output, from, to time.Time) (late time.Duration) {
+	for _, o := range all {
+		if o.trigger != nil && !o.trigger.Forced() && o.trigger.Scheduled.After(from) && o.trigger.Scheduled.Before(to) {
+			late = max(late, o.stored.Sub(o.trigger.Scheduled))
+		}
+	}
+	return late
+}
+
+// Nodes come and go as they are told to: each time the partitions that move are handed over, and fire on.
+func TestHandOver(t *testing.T) {
+	t.Parallel()
+	rounds := many(t, "CARILLON_FAILOVERS", 2)
+	e := startExternal(t)
+	f := newFleet(t, e.url, 8)
+	names := []string{"a", "b", "c"}
+	for _, name := range names {
+		f.start(name)
+	}
+	c := client(t, e.url)
+	f.shared(c, names...)
+	l := startLoad(t, e.url, "h", true)
+	var moved []span
+	quiet := span{from: now() + 500}
+	time.Sleep(2 * time.Second) // a load that has begun
+	quiet.to = now() - 500
+	for round := range rounds {
+		before := owners(status(t, c))
+		join := span{from: now()}
+		f.start("d")
+		f.shared(c, "a", "b", "c", "d")
+		after := owners(status(t, c))
+		count := 0
+		for p := range before {
+			if before[p] != after[p] {
+				count++
+				if after[p] != "d" {
+					t.Errorf("partition %d moved from %s to %s when d came", p, before[p], after[p])
+				}
+			}
+		}
+		if count > 2 {
+			t.Errorf("%d of 8 partitions moved to a fourth node", count)
+		}
+		time.Sleep(300 * time.Millisecond) // of what was due then is stored by now
+		join.to = now()
+		leave := span{from: now()}
+		goes := names[round%3]
+		f.nodes[goes].terminate(t)
+		f.shared(c, slices.DeleteFunc([]string{"a", "b", "c", "d"}, func(n string) bool { return n == goes })...)
+		time.Sleep(300 * time.Millisecond)
+		leave.to = now()
+		f.start(goes)
+		f.nodes["d"].terminate(t)
+		f.shared(c, names...)
+		moved = append(moved, join, leave)
+	}
+	h, end := l.finish()
+	all := allOutputs(t, l.nc, f.partitions)
+	h.verify(t, all, end)
+	var late []time.Duration
+	for _, m := range append([]span{quiet}, moved...) {
+		late = append(late, latest(all, time.UnixMilli(m.from), time.UnixMilli(m.to)).Round(time.Millisecond))
+	}
+	t.Logf("the latest trigger in a quiet second: %s, in %d joins and leaves: %v", late[0], len(moved), late[1:])
+	for _, p := range f.nodes {
+		if p.cmd.ProcessState == nil {
+			p.terminate(t)
+		}
+	}
+}
+
+// An owner that is frozen for longer than the others wait is replaced; when it wakes up it believes that it owns what
+// it had, and learns from the log that it does not. It does no harm before, and takes its share again.
+func TestFrozenOwner(t *testing.T) {
+	t.Parallel()
+	frozen := time.Duration(many(t, "CARILLON_FROZEN", 2)) * time.Second
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	names := []string{"a", "b", "c"}
+	for _, name := range names {
+		f.start(name)
+	}
+	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
+	f.shared(c, names...)
+	l := startLoad(t, e.url, "z", true)
+	for range many(t, "CARILLON_FAILOVERS", 1) {
+		time.Sleep(time.Second) // a load that has begun
+		victim := owners(status(t, c))[rand.N(f.partitions)]
+		down := span{from: now()}
+		f.nodes[victim].signal(t, syscall.SIGSTOP)
+		time.Sleep(frozen)
+		eventually(t, "others serve its partitions", func() bool {
+			s, err := c.Status(t.Context())
+			return err == nil && s.Node != victim && !slices.Contains(owners(s), victim)
+		})
+		f.nodes[victim].signal(t, syscall.SIGCONT)
+		down.to = now()
+		l.mu.Lock()
+		l.history.downs = append(l.history.downs, down)
+		l.mu.Unlock()
+		f.shared(c, names...)
+	}
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+}
+
+func (p *process) signal(t testing.TB, s syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
 	}
 }

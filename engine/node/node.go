@@ -160,6 +160,7 @@ type Node struct {
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
 	joined     joined       // with an external NATS
+	pulse      pulse        // the same
 	reached    reached
 	logEnd     ends
 	saves      saves

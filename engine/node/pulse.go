@@ -1,0 +1,81 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// pulse tells a node whether what it gets from NATS is fresh.
+//
+// A client that gets no answer in time asks again, and another node answers. If the first node was frozen, or cut off
+// from NATS for a while, the request still lies in a buffer, and is read when the node wakes up: a pause that was
+// carried out by another node, and taken back by a resume since, would be carried out once more. The machine knows a
+// request again only if nothing else happened to the job since. So a node must know that a request is old, which
+// carries no time that could be trusted.
+//
+// What is old is read in the order in which it came. So the node sends itself a message with the time ten times a
+// second, and lets requests go by unheard while the last one that came back is too old, and a moment longer: until
+// those that came before it have gone by, too.
+type pulse struct {
+	mu   sync.Mutex
+	last time.Time // sent, of the one that came back last
+	ill  time.Time // when one came back that was too old, or after too long a time
+}
+
+const (
+	pulseEvery  = 100 * time.Millisecond
+	pulseOld    = 500 * time.Millisecond // well below the time after which a client asks again
+	pulseSettle = 200 * time.Millisecond // what was read from the connection is handed out by then
+)
+
+// beat notes one that came back.
+func (p *pulse) beat(sent, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Sub(p.last) > pulseOld || now.Sub(sent) > pulseOld {
+		p.ill = now
+	}
+	p.last = sent
+}
+
+// fresh tells whether what comes now was sent to the node a moment ago.
+func (p *pulse) fresh(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return now.Sub(p.last) <= pulseOld && now.Sub(p.ill) > pulseSettle
+}
+
+// feelPulse keeps the pulse of the node's connection going until ctx ends.
+func (n *Node) feelPulse(ctx context.Context) error {
+	subject := n.nc.NewInbox()
+	start := time.Now()
+	sub, err := n.nc.Subscribe(subject, func(m *nats.Msg) {
+		if ns, err := strconv.ParseInt(string(m.Data), 10, 64); err == nil {
+			n.pulse.beat(start.Add(time.Duration(ns)), time.Now())
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("node: %w", err)
+	}
+	n.pulse.last = start
+	n.work.Go(func() {
+		t := time.NewTicker(pulseEvery)
+		defer t.Stop()
+		for {
+			// One that cannot be sent is one that does not come back.
+			_ = n.nc.Publish(subject, strconv.AppendInt(nil, int64(time.Since(start)), 10))
+			select {
+			case <-ctx.Done():
+				_ = sub.Unsubscribe() // the connection goes next
+				return
+			case <-t.C:
+			}
+		}
+	})
+	return nil
+}

@@ -1,0 +1,30 @@
+package node
+
+import (
+	"testing"
+	"time"
+)
+
+func TestPulse(t *testing.T) {
+	start := time.Now()
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	p := pulse{last: start}
+	is := func(ms int, want bool) {
+		t.Helper()
+		if p.fresh(at(ms)) != want {
+			t.Errorf("at %d ms: fresh is %v", ms, !want)
+		}
+	}
+	is(100, true)
+	p.beat(at(100), at(101))
+	is(600, true)
+	is(602, false) // frozen since, or cut off
+	p.beat(at(200), at(3000))
+	is(3001, false) // it woke up, and this one is old
+	p.beat(at(3000), at(3002))
+	is(3010, false) // what came before it may still be in hand
+	is(3203, true)
+	p.beat(at(4000), at(4001)) // frozen again, and this one came back before anybody asked
+	is(4002, false)
+	is(4202, true)
+}
