@@ -25,6 +25,9 @@ func (n *Node) read(ctx context.Context) {
 		n.log.Error("accepting that records are lost", "error", err)
 		err = n.streams.Log.Read(ctx, streams.Position{Seq: cut.First - 1}, deliver)
 	}
+	if n.server == nil && errors.As(err, &cut) {
+		err = &leftBehindError{at: cut.At.Seq, first: cut.First, partitions: n.layout.Partitions, cause: err}
+	}
 	if ctx.Err() == nil {
 		n.fail(fmt.Errorf("node: reading the log: %w", noRoom(err)))
 	}

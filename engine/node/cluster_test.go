@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/carillon-scheduler/carillon"
 )
 
@@ -251,4 +253,66 @@ func (p *process) signal(t testing.TB, s syscall.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// cutBeyond waits until the log has been cut beyond a position.
+func cutBeyond(t testing.TB, nc *nats.Conn, position uint64) {
+	t.Helper()
+	js := jetStream(t, nc)
+	eventually(t, fmt.Sprintf("the log is cut beyond %d", position), func() bool {
+		log, err := js.Stream(t.Context(), "CARILLON_LOG")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return log.CachedInfo().State.FirstSeq > position+1
+	})
+}
+
+// A node that comes when the log no longer has its beginning takes the state of another, and so does one that was away
+// for too long. Then it can serve alone.
+func TestTakeState(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: e.url, Partitions: 4, CheckpointEvery: time.Millisecond}
+	f.start("a")
+	preload(t, e.url, 3000)
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
+	l := startLoad(t, e.url, "s", true)
+	l.far = 3000
+	cutBeyond(t, nc, 3000)
+	for round, name := range []string{"b", "b"} {
+		b := f.start(name)
+		if !contains(b.log, "took the state of another node") {
+			t.Errorf("in round %d the node has all from the log", round)
+		}
+		f.shared(c, "a", "b")
+		f.nodes["a"].terminate(t)
+		f.shared(c, "b")
+		f.start("a")
+		f.shared(c, "a", "b")
+		b.terminate(t)
+		cutBeyond(t, nc, status(t, c).Partitions[0].Position)
+	}
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	f.nodes["a"].terminate(t)
+
+	// Where nobody has the state, a node says so, and what it was told by the log.
+	f.settings["c"] = settings{Data: t.TempDir(), Name: "c", NATS: e.url, Partitions: 4}
+	_, err := spawn(t, f.settings["c"])
+	words(t, err, "the log stream begins at", "this node is at 0", "no other node gives its state", "docs/operations.md")
+}
+
+// Two nodes of one name are one too many: the second is told.
+func TestNameTaken(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, partitions)
+	f.start("a")
+	_, err := spawn(t, settings{Data: t.TempDir(), Name: "a", NATS: e.url})
+	words(t, err, "the name is taken", `"a" is another live node of bucket CARILLON_NODES`, "give this one another name")
+	fires(t, client(t, e.url), "undisturbed")
+	f.nodes["a"].terminate(t)
 }

@@ -31,6 +31,9 @@ func (n *Node) heal(ctx context.Context) error {
 		}
 	}
 	n.head.Store(info.Last)
+	if n.server == nil && info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {
+		return &leftBehindError{at: n.applied.Load(), first: info.First, partitions: n.layout.Partitions}
+	}
 	last := n.local.Last()
 	for _, p := range n.partitions {
 		if position := p.checkpoint.Load(); position > max(last, info.Last) {

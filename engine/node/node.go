@@ -67,7 +67,18 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 			return nil
 		}
+		var behind *leftBehindError
 		switch {
+		case errors.As(err, &behind):
+			o.Logger.Warn("taking the state of another node", "reason", err)
+			web.problem("this node was left behind by the log, and takes the state of another node")
+			if err := adopt(ctx, o, behind); err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+			continue
 		case errors.Is(err, errNoRoom):
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
 			o.Logger.Error("stopped firing, waiting for disk space", "error", err)
