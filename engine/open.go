@@ -298,10 +298,8 @@ func (l *loader) takeReady(found []row) error {
 
 func (l *loader) forced() error {
 	return l.all(roomForced, func(key, value []byte) error {
-		k, d := decoder{b: key}, decoder{b: value}
-		d.version()
-		f := &forcedFire{seq: k.number(), id: d.string(), at: d.varint(), own: d.bool(), body: d.string()}
-		if err := errors.Join(k.end(), d.end()); err != nil {
+		f, err := decodeForced(key, value)
+		if err != nil {
 			return err
 		}
 		if f.seq > l.m.position {
@@ -319,10 +317,8 @@ func (l *loader) forced() error {
 
 func (l *loader) graves() error {
 	return l.all(roomGraves, func(key, value []byte) error {
-		k, d := decoder{b: key}, decoder{b: value}
-		d.version()
-		g := &grave{number: k.number(), id: d.string(), last: d.varint(), at: d.varint()}
-		if err := errors.Join(k.end(), d.end()); err != nil {
+		g, err := decodeGrave(key, value)
+		if err != nil {
 			return err
 		}
 		if carillon.CheckJobID(g.id) != nil || g.number > l.m.deaths || l.m.graves[g.id] != nil {

@@ -132,10 +132,14 @@ func appendPointer(b []byte, j *job) []byte {
 
 // appendRow appends a job's row.
 func (m *Machine) appendRow(b []byte, j *job) row {
+	id, request, _ := m.jobs.texts.get(j.text)
+	return appendRow(b, j, m.jobs.has(j), id, request)
+}
+
+// appendRow is the inverse of decodeRow.
+func appendRow(b []byte, j *job, few rare, id, request []byte) row {
 	room := len(b)
 	b = appendPointer(b, j)
-	id, request, _ := m.jobs.texts.get(j.text)
-	few := m.jobs.has(j)
 	few = rare{skipped: few.skipped, counted: few.counted, countedFirst: few.countedFirst, skipTo: few.skipTo}
 	flags := byte(j.status)
 	if j.place == inReady {
@@ -324,9 +328,23 @@ func (f *forcedFire) value() []byte {
 	return appendString(appendBool(b, f.own), f.body)
 }
 
+func decodeForced(key, value []byte) (*forcedFire, error) {
+	k, d := decoder{b: key}, decoder{b: value}
+	d.version()
+	f := &forcedFire{seq: k.number(), id: d.string(), at: d.varint(), own: d.bool(), body: d.string()}
+	return f, errors.Join(k.end(), d.end())
+}
+
 func (g *grave) value() []byte {
 	b := appendString([]byte{rowVersion}, g.id)
 	return binary.AppendVarint(binary.AppendVarint(b, g.last), g.at)
+}
+
+func decodeGrave(key, value []byte) (*grave, error) {
+	k, d := decoder{b: key}, decoder{b: value}
+	d.version()
+	g := &grave{number: k.number(), id: d.string(), last: d.varint(), at: d.varint()}
+	return g, errors.Join(k.end(), d.end())
 }
 
 // value is an output's but for the number, which is its key.

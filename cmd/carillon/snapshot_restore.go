@@ -1,18 +1,18 @@
 package main
 
 import (
-	"fmt"
+	"context"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
 func newSnapshotRestoreCommand(a *app) *cobra.Command {
-	var f archiveFlags
-	var id, data, log, toTime string
+	r := restorer{app: a}
 	c := &cobra.Command{
 		Use:   "restore [DIR]",
 		Short: "Make a data directory of a snapshot",
@@ -24,46 +24,58 @@ With --to-time they are as they were then: the newest snapshot from before, and 
 the service says since, as far as 'carillon serve --keep-log' kept it. The service must be stopped; its directory stays
 as it is. What had fired by then does not fire again.
 
+With --partitions the new service has another number of partitions. With --prefix, --label and --owner only the jobs
+are restored that all of these apply to.
+
 Every byte is checked before it counts. The directory must be empty or absent; one that is interrupted leaves it so.`,
 		Example: `  carillon snapshot restore /backup/carillon --data /var/lib/carillon
+  carillon snapshot restore /backup/carillon --data /var/lib/carillon --partitions 32
   carillon snapshot restore /backup/carillon --id 20270115T080000.123Z-2f8a61c09d3b4e57 --data ./yesterday
+  carillon snapshot restore /backup/carillon --data ./billing --label team=billing
   carillon snapshot restore --bucket carillon-snapshots --data /var/lib/carillon
   carillon snapshot restore /backup/carillon --to-time 2027-01-15T08:59:00Z --log /var/lib/carillon --data ./before`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if data == "" {
-				return usagef("--data is required: the new data directory")
-			}
-			at, err := timeFlag(toTime, log)
-			if err != nil {
+			if err := r.check(c); err != nil {
 				return err
 			}
-			return f.use(c.Context(), a, args, func(t archive.Target) error {
-				began := time.Now()
-				bar := a.newBlocksProgress("restore")
-				o := node.RestoreOptions{Progress: bar.show}
-				var m *archive.Manifest
-				if at.IsZero() {
-					m, err = node.Restore(c.Context(), t, id, data, o)
-				} else {
-					o.Replayed = bar.replayed
-					m, err = node.RestoreToTime(c.Context(), t, id, data, at, log, o)
-				}
-				if endErr := bar.end(); err == nil {
-					err = endErr
-				}
-				if err != nil {
-					return err
-				}
-				return a.showRestored(t, m, data, time.Since(began))
-			})
+			return r.archive.use(c.Context(), a, args, func(t archive.Target) error { return r.toData(c.Context(), t) })
 		},
 	}
-	f.flags(c)
-	c.Flags().StringVar(&id, "id", "", "the `snapshot` (default the newest, or the newest before --to-time)")
-	c.Flags().StringVar(&data, "data", "", "the new data `directory`, empty or absent")
-	c.Flags().StringVar(&toTime, "to-time", "", "have all as it was at this `time`, RFC 3339, with --log")
-	c.Flags().StringVar(&log, "log", "", "data `directory` of the stopped service, for the log since the snapshot")
+	r.archive.flags(c)
+	f := c.Flags()
+	f.StringVar(&r.id, "id", "", "the `snapshot` (default the newest, or the newest before --to-time)")
+	f.StringVar(&r.data, "data", "", "the new data `directory`, empty or absent")
+	f.IntVar(&r.options.Partitions, "partitions", 0, "the `number` of partitions (default as many as the snapshot has)")
+	f.StringVar(&r.toTime, "to-time", "", "have all as it was at this `time`, RFC 3339, with --log")
+	f.StringVar(&r.log, "log", "", "data `directory` of the stopped service, for the log since the snapshot")
+	selectionFlags(c, &r.options.Only)
 	return c
+}
+
+// restorer is one 'snapshot restore'.
+type restorer struct {
+	app      *app
+	archive  archiveFlags
+	id, data string
+	options  node.RestoreOptions
+
+	toTime, log string
+	at          time.Time // of toTime
+}
+
+func (r *restorer) check(c *cobra.Command) (err error) {
+	if r.at, err = timeFlag(r.toTime, r.log); err != nil {
+		return err
+	}
+	switch n := r.options.Partitions; {
+	case r.data == "":
+		return usagef("--data is required: the new data directory")
+	case n < 0 || n > node.MaxPartitions || n == 0 && c.Flags().Changed("partitions"):
+		return usagef("--partitions is 1 to %d", node.MaxPartitions)
+	case !r.at.IsZero() && (n != 0 || r.options.Only != (carillon.Selection{})):
+		return usagef("--to-time restores all jobs into as many partitions as there were")
+	}
+	return nil
 }
 
 // timeFlag reads --to-time; the zero time where it is not given.
@@ -86,19 +98,37 @@ type restoredReport struct {
 	Archive    string  `json:"archive"`
 	Data       string  `json:"data"`
 	Partitions int     `json:"partitions"`
-	Rows       uint64  `json:"rows"`
+	Jobs       int     `json:"jobs"`
 	Elapsed    float64 `json:"elapsed_s"`
 }
 
-func (a *app) showRestored(t archive.Target, m *archive.Manifest, data string, took time.Duration) error {
-	r := restoredReport{m.ID, t.String(), data, len(m.Partitions), m.Totals().Pairs, took.Seconds()}
-	if a.json {
-		return a.marshal(r)
+// toData makes a data directory.
+func (r *restorer) toData(ctx context.Context, t archive.Target) error {
+	began := time.Now()
+	bar := r.app.newBlocksProgress("restore")
+	r.options.Progress = bar.show
+	var done *node.Restored
+	var err error
+	if r.at.IsZero() {
+		done, err = node.Restore(ctx, t, r.id, r.data, r.options)
+	} else {
+		r.options.Replayed = bar.replayed
+		done, err = node.RestoreToTime(ctx, t, r.id, r.data, r.at, r.log, r.options)
 	}
-	serve := "carillon serve --data " + data
-	if m.Prefix != "carillon" {
-		serve += " --prefix " + m.Prefix
+	if endErr := bar.end(); err == nil {
+		err = endErr
 	}
-	return a.line("restored %s: %d rows of %d partitions in %s (%s); go on with: %s", r.ID, r.Rows, r.Partitions,
-		fmt.Sprintf("%.1f s", r.Elapsed), rate(r.Rows, r.Elapsed), serve)
+	if err != nil {
+		return err
+	}
+	report := restoredReport{done.Manifest.ID, t.String(), r.data, done.Partitions, done.Jobs, time.Since(began).Seconds()}
+	if r.app.json {
+		return r.app.marshal(report)
+	}
+	serve := "carillon serve --data " + r.data
+	if prefix := done.Manifest.Prefix; prefix != carillon.DefaultNames().Prefix {
+		serve += " --prefix " + prefix
+	}
+	return r.app.line("restored %s: %d jobs in %d partitions in %.1f s (%s); go on with: %s", report.ID, report.Jobs, report.Partitions,
+		report.Elapsed, rate(uint64(report.Jobs), "jobs", report.Elapsed), serve)
 }

@@ -125,10 +125,10 @@ func (s *saver) show(r savedReport) error {
 		return s.app.marshal(r)
 	}
 	return s.app.line("saved %s: %d rows in %d blocks, %d of them new, %s, in %s (%s)", r.ID, r.Rows, r.Blocks, r.Written,
-		size(r.WrittenBytes), fmt.Sprintf("%.1f s", r.Elapsed), rate(r.Rows, r.Elapsed))
+		size(r.WrittenBytes), fmt.Sprintf("%.1f s", r.Elapsed), rate(r.Rows, "rows", r.Elapsed))
 }
 
-// rate gives rows per second for people.
-func rate(rows uint64, seconds float64) string {
-	return fmt.Sprintf("%.0f rows/s", float64(rows)/max(seconds, 1e-3))
+// rate gives how many of something there were a second, for people.
+func rate(n uint64, what string, seconds float64) string {
+	return fmt.Sprintf("%.0f %s/s", float64(n)/max(seconds, 1e-3), what)
 }

@@ -26,7 +26,7 @@ var ErrOutOfLog = errors.New("node: the time is out of reach")
 // by then does not fire again, but for what the log does not know to be stored: that of its last second, at most.
 //
 // Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where log and snapshot are of two services, those of Restore.
-func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*archive.Manifest, error) {
+func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*Restored, error) {
 	if _, err := os.Stat(filepath.Join(log, "log")); err != nil {
 		return nil, err // opening would make it
 	}
@@ -46,15 +46,20 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	if err != nil {
 		return nil, err
 	}
-	return archive.Restore(ctx, t, m.ID, dir, archive.RestoreOptions{
+	done := &Restored{Manifest: m, Partitions: r.Partitions}
+	_, err = archive.Restore(ctx, t, m.ID, dir, archive.RestoreOptions{
 		Logger: o.Logger, Progress: o.Progress,
 		Finish: func(dir string) error {
-			if r.Position, err = replayUntil(ctx, dir, log, at.UnixMilli(), r.Position, o); err != nil {
+			if r.Position, done.Jobs, err = replayUntil(ctx, dir, log, at.UnixMilli(), r.Position, o); err != nil {
 				return err
 			}
 			return r.write(dir)
 		},
 	})
+	if err != nil {
+		return nil, err
+	}
+	return done, nil
 }
 
 // snapshotBefore is the newest snapshot that holds nothing younger than a time; or the one that is named, if it does
@@ -103,40 +108,41 @@ func latestOf(m *archive.Manifest) (latest int64, err error) {
 func formatMilli(ms int64) string { return time.UnixMilli(ms).UTC().Format(carillon.TimeFormat) }
 
 // replayUntil applies the log of one data directory to the job table of another, up to a time, and makes the table
-// one for new streams. It returns the position of the last record.
-func replayUntil(ctx context.Context, dir, log string, until int64, position uint64, ro RestoreOptions) (_ uint64, err error) {
+// one for new streams. It returns the position of the last record, and how many jobs there are.
+func replayUntil(ctx context.Context, dir, log string, until int64, position uint64, ro RestoreOptions) (_ uint64, jobs int, err error) {
 	o := Options{Data: dir, Logger: ro.Logger}.withDefaults()
 	n := &Node{o: o, log: cmp.Or(ro.Logger, slog.New(slog.DiscardHandler)), meters: newWeb().meters}
 	defer func() { err = errors.Join(err, n.close()) }()
 	if err := n.openJobs(); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if n.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(log, "log"), Logger: n.log}); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	n.local = n.store.Log()
 	if n.layout, err = n.savedLayout(); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if err := n.checkReach(position, until, log); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if err := n.openPartitions(); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	r := replayer{n: n, from: n.oldest(), position: position, until: until, progress: ro.Replayed, stored: make([]uint64, len(n.partitions))}
 	if err := r.run(ctx); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	for _, p := range n.partitions {
+		jobs += p.machine.Stats().Jobs
 		if err := n.takeCheckpoint(ctx, p); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if err := n.onNewStreams(p, r.position, r.stored[p.number]); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
-	return r.position, ctx.Err()
+	return r.position, jobs, ctx.Err()
 }
 
 // checkReach tells whether the log has everything from a position to a time.

@@ -69,7 +69,7 @@ func TestRestoreToTime(t *testing.T) {
 	for _, id := range []string{"", first.ID} {
 		data := filepath.Join(t.TempDir(), "new")
 		m, err := node.RestoreToTime(t.Context(), target, id, data, at, r.data, node.RestoreOptions{})
-		if err != nil || m.ID != first.ID {
+		if err != nil || m.Manifest.ID != first.ID {
 			t.Fatalf("%+v, %v", m, err)
 		}
 		again := run(t, settings{Data: data}.options())

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,9 +10,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
@@ -28,19 +32,36 @@ type restored struct {
 	Position   uint64 `json:"position"` // the log goes on above it
 }
 
-// RestoreOptions say how Restore runs.
+// MaxPartitions is how many a service may have.
+const MaxPartitions = streams.MaxPartitions
+
+// RestoreOptions say what Restore makes of a snapshot. The zero value restores it as it is.
 type RestoreOptions struct {
+	Partitions int                // 0: as many as the snapshot has
+	Only       carillon.Selection // of the jobs; its zero value takes all
+
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called by one goroutine at a time; nil: not
 	// Replayed is told by RestoreToTime how much of the log it has applied, of how much there is; nil: not.
 	Replayed func(done, total uint64)
 }
 
+// Restored says what became of a snapshot.
+type Restored struct {
+	Manifest   *archive.Manifest
+	Partitions int
+	Jobs       int // at most: completed ones whose time is over may be among them
+}
+
 // Restore makes dir a data directory with the jobs of a snapshot; id "" is the newest. A node that is started on it
 // goes on with them on new streams: the log above the greatest position of the snapshot, output numbers where they
-// were, first the outputs that were not known to be stored. Errors: those of archive.Restore; engine.ErrRules for a
-// snapshot of a newer version, engine.ErrCheckpoint.
-func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOptions) (*archive.Manifest, error) {
+// were, first the outputs that were not known to be stored. Into another number of partitions, or with some of the
+// jobs only, outputs are numbered from 1. Errors: those of archive.Restore; engine.ErrRules for a snapshot of a newer
+// version, engine.ErrCheckpoint.
+func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOptions) (*Restored, error) {
+	if o.Partitions < 0 || o.Partitions > MaxPartitions {
+		return nil, fmt.Errorf("node: RestoreOptions.Partitions is %d, must be 1 to %d", o.Partitions, MaxPartitions)
+	}
 	m, err := archive.Get(ctx, t, id)
 	if err != nil {
 		return nil, err
@@ -52,11 +73,33 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if err != nil {
 		return nil, err
 	}
-	return archive.Restore(ctx, t, m.ID, dir, archive.RestoreOptions{
-		Logger: o.Logger, Progress: o.Progress,
-		States: func(*archive.Manifest) ([]archive.State, error) { return states, nil },
-		Finish: r.write,
-	})
+	into := archive.RestoreOptions{Logger: o.Logger, Progress: o.Progress, Finish: r.write}
+	done := &Restored{Manifest: m}
+	if o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{}) {
+		r.Partitions = cmp.Or(o.Partitions, r.Partitions)
+		rerouting, err := engine.NewReroute(states, r.Partitions, r.Position, o.Only)
+		if err != nil {
+			return nil, err
+		}
+		r.reroute(ctx, t, m, rerouting, &into)
+		into.States = func(*archive.Manifest) ([]archive.State, error) {
+			states, jobs := rerouting.States()
+			done.Jobs = jobs
+			return r.states(states), nil
+		}
+	} else {
+		of := make([][]byte, len(states))
+		for i, s := range states {
+			of[i] = s.OnNewStreams(0)
+			done.Jobs += s.Jobs
+		}
+		into.States = func(*archive.Manifest) ([]archive.State, error) { return r.states(of), nil }
+	}
+	done.Partitions = r.Partitions
+	if _, err := archive.Restore(ctx, t, m.ID, dir, into); err != nil {
+		return nil, err
+	}
+	return done, nil
 }
 
 func checkLogic(m *archive.Manifest) error {
@@ -66,10 +109,11 @@ func checkLogic(m *archive.Manifest) error {
 	return nil
 }
 
-// newRestored is the file and the states of the partitions, all at one position: above it the log begins anew.
-func newRestored(m *archive.Manifest) (*restored, []archive.State, error) {
+// newRestored is the file, and the states that the partitions had. All come to stand at one position: above it the log
+// begins anew.
+func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 	r := &restored{Snapshot: m.ID, Prefix: m.Prefix, Partitions: len(m.Partitions)}
-	states := make([]archive.State, len(m.Partitions))
+	states := make([]*engine.SavedState, len(m.Partitions))
 	for i := range m.Partitions {
 		p := &m.Partitions[i]
 		s, err := engine.ReadState(p.State)
@@ -79,13 +123,86 @@ func newRestored(m *archive.Manifest) (*restored, []archive.State, error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("node: snapshot %s, partition %d: %w", m.ID, i, err)
 		}
-		states[i].State = s.OnNewStreams(0)
+		states[i] = s
 		r.Position = max(r.Position, p.Position, s.Position) // a partition may have been ahead of its checkpoint's position
 	}
-	for i := range states {
-		states[i].Position = r.Position
-	}
 	return r, states, nil
+}
+
+// states are those of the partitions as they go on.
+func (r *restored) states(of [][]byte) []archive.State {
+	states := make([]archive.State, len(of))
+	for i := range of {
+		states[i] = archive.State{Position: r.Position, State: of[i]}
+	}
+	return states
+}
+
+// reroute has pairs go into other partitions, or not go along. Some rooms of the snapshot are read twice.
+func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Manifest, rerouting *engine.Reroute, into *archive.RestoreOptions) {
+	read := archive.Progress{Total: m.Totals().Raw}
+	for _, room := range rerouting.Rooms() {
+		read.Total += m.RawBytes(room)
+	}
+	progress := into.Progress
+	if progress == nil {
+		progress = func(archive.Progress) {}
+	}
+	into.Partitions = r.Partitions
+	into.Prepare = func(*archive.Manifest) error {
+		return scout(ctx, t, m, rerouting, func(b *archive.Block) {
+			read.Blocks, read.Pairs, read.Done = read.Blocks+1, read.Pairs+b.Pairs, read.Done+b.Raw
+			progress(read)
+		})
+	}
+	into.Progress = func(p archive.Progress) {
+		p.Blocks, p.Pairs, p.Done, p.Total = read.Blocks+p.Blocks, read.Pairs+p.Pairs, read.Done+p.Done, read.Total
+		progress(p)
+	}
+	into.Route = func(from uint16, room byte, key, value []byte) (archive.Routed, bool, error) {
+		to, keep, err := rerouting.Route(int(from), room, key, value)
+		return archive.Routed{Partition: uint16(to.Partition), Key: to.Key, Value: to.Value}, keep, err
+	}
+}
+
+// scout reads what has to be known before the first pair can be routed, a few partitions at a time.
+func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine.Reroute, read func(*archive.Block)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex
+	tell := func(b *archive.Block) {
+		mu.Lock()
+		defer mu.Unlock()
+		read(b)
+	}
+	next := make(chan int)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for p := range next {
+				for _, room := range r.Rooms() {
+					look := func(key, value []byte) error { return r.Scout(p, room, key, value) }
+					if err := archive.ReadRoom(ctx, t, m, p, room, tell, look); err != nil {
+						cancel(err)
+						break
+					}
+				}
+			}
+		})
+	}
+	for p := range m.Partitions {
+		select {
+		case next <- p:
+		case <-ctx.Done():
+		}
+	}
+	close(next)
+	workers.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	r.Scouted()
+	return nil
 }
 
 func (r *restored) write(dir string) (err error) {

@@ -41,7 +41,7 @@ func restore(t testing.TB, target archive.Target) (node.Options, *archive.Manife
 	if err != nil {
 		t.Fatal(err)
 	}
-	return settings{Data: dir}.options(), m
+	return settings{Data: dir}.options(), m.Manifest
 }
 
 func listJobs(t testing.TB, c *carillon.Client) map[string]string {

@@ -38,9 +38,11 @@ type Config struct {
 	OnReset    func(error)   // told why a reader of the log starts over; called from Read, may be nil
 }
 
+// MaxPartitions is how many a service may have.
+const MaxPartitions = 1024
+
 const (
 	defaultPartitions = 8
-	maxPartitions     = 1024
 	// After a kill nats-server reads every byte of every stream that was written to since it last wrote
 	// its state, so what all of them hold together is what a restart waits for: about 1.2 s for these
 	// (BenchmarkRestart), whatever the number of partitions. Less would cost slow workers their triggers
@@ -86,8 +88,8 @@ func (c Config) Validate() error {
 		}
 	}
 	switch {
-	case c.Partitions < 0 || c.Partitions > maxPartitions:
-		return fmt.Errorf("streams: Partitions is %d, must be 1 to %d", c.Partitions, maxPartitions)
+	case c.Partitions < 0 || c.Partitions > MaxPartitions:
+		return fmt.Errorf("streams: Partitions is %d, must be 1 to %d", c.Partitions, MaxPartitions)
 	case c.Replicas < 1 || c.Replicas > 5:
 		return fmt.Errorf("streams: Replicas is %d, must be 1 to 5", c.Replicas)
 	case c.LogMaxBytes < -1:
@@ -262,7 +264,7 @@ func (c Config) partitionsOf(got jetstream.StreamConfig) (int, bool) {
 		return 0, false
 	}
 	n, err := strconv.Atoi(m[1])
-	return n, err == nil && n >= 1 && n <= maxPartitions
+	return n, err == nil && n >= 1 && n <= MaxPartitions
 }
 
 // check compares what the design stands on. Bounds of bytes and of an output's age, more replicas, compression and

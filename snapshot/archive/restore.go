@@ -27,11 +27,14 @@ type RestoreOptions struct {
 	// Partitions is how many the table shall have; 0: as many as the snapshot.
 	Partitions int
 
+	// Prepare comes before anything else, once nobody else restores into the directory. nil: nothing.
+	Prepare func(*Manifest) error
+
 	// Route says where a pair goes, or that it is left out. nil: everything stays where it is. The pairs of a
-	// room come from each partition in the order of their keys, mixed in that of their new ones, room by room;
-	// so new keys must ascend as the old ones do among those of one partition, and be unique in their new one.
-	// It is called by one goroutine. What it is given is valid during the call; what it returns may be part of
-	// that, and is copied before the next call.
+	// room come from each partition in the order of their keys, mixed in that of their new ones, room by room. So
+	// new keys, which are unique in their partition, must ascend as the old ones do among those of one partition;
+	// or as the calls do, among those to one partition. Others are an error. It is called by one goroutine. What it
+	// is given is valid during the call; what it returns may be part of that, and is copied before the next call.
 	Route func(from uint16, room byte, key, value []byte) (to Routed, keep bool, err error)
 
 	// States makes the partitions' positions and state rows, after all pairs were routed. nil: as they were,
@@ -61,7 +64,7 @@ type State struct {
 // becomes the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
 // synced, and renamed. What an interrupted one left there goes with the next. Errors: ErrNotEmpty, ErrLocked for
 // another one into the same directory, ErrNotFound, *Damage, wal.ErrVersion, wal.ErrFailed with what the file system
-// said, those of Route, States and Finish.
+// said, those of Prepare, Route, States and Finish.
 func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_ *Manifest, err error) {
 	if o.FS == nil {
 		o.FS = vfs.Default
@@ -87,8 +90,14 @@ func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_
 	// In this order: whoever comes next finds no lock in what is complete, and may remove what is not.
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	r := &restorer{target: t, manifest: m, o: o}
+	r.tell = r.count
 	r.progress.Total = m.Totals().Raw
-	err = r.build(ctx, tmp)
+	if o.Prepare != nil {
+		err = o.Prepare(m)
+	}
+	if err == nil {
+		err = r.build(ctx, tmp)
+	}
 	if err == nil {
 		err = commit(o.FS, tmp, dir)
 	}
@@ -170,6 +179,7 @@ type restorer struct {
 	target   Target
 	manifest *Manifest
 	o        RestoreOptions
+	tell     func(*Block) // of each block read; nil: nobody
 
 	mu       sync.Mutex
 	progress Progress
@@ -311,7 +321,9 @@ func (r *restorer) read(ctx context.Context, s *stream) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		r.count(b)
+		if r.tell != nil {
+			r.tell(b)
+		}
 	}
 	if err := c.end(s.room); err != nil {
 		return damaged(file, 0, "partition %d, room %q: %v", s.partition, s.room.Room, err)

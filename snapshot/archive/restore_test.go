@@ -88,9 +88,13 @@ func TestRestoreRefuses(t *testing.T) {
 		"an unknown partition": {RestoreOptions{Route: func(_ uint16, _ byte, key, value []byte) (Routed, bool, error) {
 			return Routed{2, key, value}, true, nil
 		}}, "partition 2 of 2"},
-		"order": {RestoreOptions{Route: func(uint16, byte, []byte, []byte) (Routed, bool, error) {
-			return Routed{0, []byte("k"), nil}, true, nil
-		}}, "was routed after"},
+		"order": {RestoreOptions{Route: func(_ uint16, _ byte, key, value []byte) (Routed, bool, error) {
+			down := bytes.Clone(key)
+			for i := range down {
+				down[i] = ^down[i]
+			}
+			return Routed{0, down, value}, true, nil
+		}}, "comes after"},
 		"one key twice": {RestoreOptions{Route: func(_ uint16, _ byte, key, value []byte) (Routed, bool, error) {
 			return Routed{0, key, value}, true, nil
 		}}, "comes after"},

@@ -139,9 +139,6 @@ func (r *restorer) route(s *source) (more bool, err error) {
 		if int(to.Partition) >= r.o.Partitions {
 			return false, fmt.Errorf("snapshot archive: routed to partition %d of %d", to.Partition, r.o.Partitions)
 		}
-		if s.key != nil && bytes.Compare(to.Key, s.key) <= 0 {
-			return false, fmt.Errorf("snapshot archive: room %q of partition %d: key % x was routed after % x", s.room.Room, s.partition, to.Key, s.key)
-		}
 		s.to = to.Partition
 		s.key, s.value = append(s.key[:0], to.Key...), append(s.value[:0], to.Value...)
 		return true, nil

@@ -1,0 +1,165 @@
+package node_test
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// caughtUp waits until all that is due by a time is stored, in every partition.
+func caughtUp(t testing.TB, c *carillon.Client, end time.Time) {
+	t.Helper()
+	made := make(map[int]uint64)
+	eventually(t, "all is fired up to the end", func() bool {
+		all := true
+		for _, p := range status(t, c).Partitions {
+			if _, noted := made[p.Partition]; !noted && (p.Now.After(end) || p.Jobs[carillon.StatusScheduled] == 0) && p.Ready == 0 {
+				made[p.Partition] = p.Outputs
+			}
+			outputs, noted := made[p.Partition]
+			all = all && noted && p.Published >= outputs
+		}
+		return all
+	})
+}
+
+// triggersIn is the history of a service: what fired, with all that a worker sees of it, and the numbers in its
+// stream.
+func triggersIn(t testing.TB, nc *nats.Conn, partitions int) (history map[string]string, numbers map[string]uint64) {
+	t.Helper()
+	history, numbers = make(map[string]string), make(map[string]uint64)
+	for _, o := range allOutputs(t, nc, partitions) {
+		if o.trigger == nil {
+			continue
+		}
+		if history[o.trigger.ID] != "" {
+			t.Errorf("%s was put out twice", o.trigger.ID)
+		}
+		history[o.trigger.ID] = fmt.Sprintf("v%d %s %s %d", o.trigger.Version, o.trigger.Topic, o.trigger.Payload, scheduled(&o))
+		numbers[o.trigger.ID] = o.number
+	}
+	return history, numbers
+}
+
+// A snapshot is restored into other numbers of partitions: each later fire is the original's, and all jobs are there.
+func TestRestoreOtherPartitions(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.Partitions = 4
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := client(t, r.NATS)
+	const recurring = 100
+	for i := range recurring {
+		put(t, c, carillon.Job{
+			ID: fmt.Sprintf("every-%d", i), Schedule: fmt.Sprintf("@every %dms", 90+i), Misfire: carillon.FireAll, Payload: []byte(`"p"`), Form: carillon.PayloadJSON,
+			Labels: map[string]string{"odd": fmt.Sprint(i % 2)},
+		})
+		put(t, c, carillon.Job{ID: fmt.Sprintf("once-%d", i), Schedule: "@in " + fmt.Sprint(20*i+1) + "ms", Priority: carillon.High})
+	}
+	still(t, c)
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	save(t, c, target.String())
+	m, err := archive.Get(t.Context(), target, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(1500 * time.Millisecond) // rounds enough
+	caughtUp(t, c, end)
+	want, numbers := triggersIn(t, nc, 4)
+	still := func(jobs map[string]string) map[string]string { // what does not fire of itself
+		for id, j := range jobs {
+			if strings.HasPrefix(id, "every-") || strings.HasPrefix(id, "once-") {
+				delete(jobs, id)
+				continue
+			}
+			jobs[id] = j[:strings.LastIndex(j, `,"partition":`)] + j[strings.LastIndex(j, `,"spec":`):]
+		}
+		return jobs
+	}
+	wantStill := still(listJobs(t, c))
+	for id := range want {
+		job, _, _ := strings.Cut(id, "@")
+		s, err := engine.ReadState(m.Partitions[engine.PartitionOf(job, 4)].State)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if numbers[id] <= s.Made {
+			delete(want, id) // before the snapshot
+		}
+	}
+	r.stop(t)
+	for _, partitions := range []int{2, 8} {
+		dir := filepath.Join(t.TempDir(), "new")
+		done, err := node.Restore(t.Context(), target, "", dir, node.RestoreOptions{Partitions: partitions})
+		if err != nil || done.Partitions != partitions || done.Jobs < recurring {
+			t.Fatalf("%+v, %v", done, err)
+		}
+		o := settings{Data: dir, HotJobs: 1}.options()
+		again := run(t, o)
+		c := client(t, again.NATS)
+		if d := cmp.Diff(wantStill, still(listJobs(t, c))); d != "" {
+			t.Errorf("into %d partitions (-original +restored):\n%s", partitions, d)
+		}
+		caughtUp(t, c, end)
+		got, _ := triggersIn(t, dial(t, again.NATS), partitions)
+		var lost, other []string
+		compared := 0
+		for id, w := range want {
+			g := got[id]
+			switch at, _ := strings.CutPrefix(w[strings.LastIndexByte(w, ' '):], " "); {
+			case at > fmt.Sprint(end.UnixMilli()):
+			case g == "":
+				lost = append(lost, id)
+			case g != w:
+				other = append(other, id+": "+w+", "+g)
+			default:
+				compared++
+			}
+		}
+		for id, g := range got {
+			if at := g[strings.LastIndexByte(g, ' ')+1:]; want[id] == "" && numbers[id] == 0 && at <= fmt.Sprint(end.UnixMilli()) {
+				other = append(other, "only restored: "+id)
+			}
+		}
+		slices.Sort(lost)
+		if len(lost) > 0 || len(other) > 0 || compared < recurring {
+			t.Errorf("into %d partitions: %d fires are equal, lost %q, other %q", partitions, compared, lost, other)
+		}
+		for p := range partitions {
+			id := "new"
+			for engine.PartitionOf(id, partitions) != p {
+				id += "-"
+			}
+			fires(t, c, id)
+		}
+		again.stop(t)
+	}
+	// Some of them only.
+	dir := filepath.Join(t.TempDir(), "some")
+	if _, err := node.Restore(t.Context(), target, "", dir, node.RestoreOptions{Only: carillon.Selection{Prefix: "every-", Label: "odd=1"}}); err != nil {
+		t.Fatal(err)
+	}
+	some := run(t, settings{Data: dir}.options())
+	if jobs := listJobs(t, client(t, some.NATS)); len(jobs) != recurring/2 || jobs["every-1"] == "" {
+		t.Errorf("%d jobs of %d are selected", len(jobs), recurring/2)
+	}
+	if _, err := node.Restore(t.Context(), target, "", dir, node.RestoreOptions{Partitions: 3}); !errors.Is(err, archive.ErrNotEmpty) {
+		t.Errorf("onto data: %v", err)
+	}
+	if _, err := node.Restore(t.Context(), target, "", dir+"2", node.RestoreOptions{Partitions: node.MaxPartitions + 1}); err == nil {
+		t.Error("into too many partitions")
+	}
+}

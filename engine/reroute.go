@@ -1,0 +1,433 @@
+package engine
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/wheel"
+)
+
+// # Other partitions
+//
+// A Reroute makes of the checkpoints of P partitions those of another number, or those of some of the jobs, pair by
+// pair: each goes where its job's id does. It is given all pairs in order and holds none of them, but it has to know
+// some things before the first one goes out, so rows are given to it twice: to Scout, and then to Route.
+//
+//   - Specs do not say whose they are. What the rows say of that is kept: 24 bytes a job.
+//   - Numbers are unique in a partition only. Of creation, arming, completion and burial, number n of partition p
+//     becomes n·P + p: unique among all, in the order in which they were in each, and a formula, so that what an id
+//     says of where its row is can be rewritten by itself. Outputs are numbered anew, since theirs have no gaps. What
+//     has the log's sequences for keys keeps them.
+//   - Time is the earliest that ticks had reached in any partition in which something was due by then; partitions
+//     with nothing due come along. So all that came due after the checkpoint is missed, or not, by what happens next.
+//     What of the others was ready already and is due later waits again.
+//   - Completed jobs that are gone are left out, since the numbers up to which they are differ.
+//
+// Tried and rejected: a table of new numbers without gaps, which takes memory for each job three times over; the
+// latest time that ticks had reached, which needs gaps of its own for each job.
+type Reroute struct {
+	partitions int
+	position   uint64
+	only       carillon.Selection
+	from       []*rerouted
+	to         []*Machine // their states
+	least      []uint64   // completions below are gone, by new partition
+	time       int64      // that ticks have reached, from the end of scouting on
+	wheels     [priorities]int64
+	b          []byte
+}
+
+// rerouted is a partition that is rerouted.
+type rerouted struct {
+	*Machine
+	number   int
+	earliest int64          // when the first of its fires is due that is not decided
+	specs    []reroutedSpec // by key, once sorted
+	sorted   bool
+	next     int               // of specs
+	dropped  []uint64          // marks of the rows that are left out, ascending in the end
+	asked    map[string]uint64 // marks of the jobs with fires that were asked for; 0: not found yet
+}
+
+// reroutedSpec says where the spec of a row goes.
+type reroutedSpec struct {
+	specKey
+	to   uint16
+	mark uint64 // of the row
+}
+
+const (
+	leftOut       = math.MaxUint16 // in place of a partition
+	maxRerouted   = math.MaxUint16 // partitions
+	maxRenumbered = 1 << 62        // so that a mark has room for the room
+)
+
+// NewReroute begins to make partitions of other ones, whose states these are, all of one service. position is where
+// the log ends that all of them follow. Only the selected jobs go along. Errors: numbers too great to be multiplied
+// once more.
+func NewReroute(states []*SavedState, partitions int, position uint64, only carillon.Selection) (*Reroute, error) {
+	if partitions < 1 || partitions >= maxRerouted {
+		return nil, fmt.Errorf("engine: %d partitions; there are 1 to %d", partitions, maxRerouted-1)
+	}
+	r := &Reroute{partitions: partitions, position: position, only: only}
+	for i, s := range states {
+		m := s.machine
+		if greatest := max(m.created, m.armed, m.finished, m.deaths); greatest >= maxRenumbered/uint64(len(states))-1 {
+			return nil, fmt.Errorf("engine: partition %d has counted to %d, too far to be numbered anew", i, greatest)
+		}
+		r.from = append(r.from, &rerouted{Machine: m, number: i, earliest: none, asked: make(map[string]uint64)})
+	}
+	for i := range partitions {
+		r.to = append(r.to, New(Layout{Prefix: states[0].Prefix, Partitions: partitions}, i))
+		r.least = append(r.least, math.MaxUint64)
+	}
+	return r, nil
+}
+
+// Rooms are those to be scouted, in this order, in each partition.
+func (r *Reroute) Rooms() []byte {
+	rooms := append([]byte{roomForced}, jobRooms[:]...)
+	if r.bySpec() {
+		rooms = append(rooms, roomSpecs)
+	}
+	return rooms
+}
+
+// bySpec tells whether only its spec says whether a job is selected.
+func (r *Reroute) bySpec() bool { return r.only.Label != "" || r.only.Owner != "" }
+
+// Scout looks at a pair. Pairs of a partition come in order; those of others may come from other goroutines
+// meanwhile. It keeps none of the bytes. Errors: ErrCheckpoint.
+func (r *Reroute) Scout(from int, room byte, key, value []byte) error {
+	s := r.from[from]
+	var err error
+	switch room {
+	case roomForced:
+		var f *forcedFire
+		if f, err = decodeForced(key, value); err == nil {
+			s.asked[f.id] = 0
+		}
+	case roomSpecs:
+		err = r.scoutSpec(s, key, value)
+	default:
+		err = r.scoutRow(s, room, key, value)
+	}
+	return malformed(room, key, err)
+}
+
+// malformed says of which pair an error is.
+func malformed(room byte, key []byte, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
+}
+
+func (r *Reroute) scoutRow(s *rerouted, room byte, key, value []byte) error {
+	if len(key) != keySize(room) || len(value) < 2 {
+		return errShort
+	}
+	d := decoder{b: value[2:]}
+	spec := specKey{d.uvarint(), uint16(d.uvarint())}
+	id := string(d.bytes())
+	if d.err != nil {
+		return d.err
+	}
+	m := mark(room, key)
+	_, forced := s.asked[id]
+	keep := strings.HasPrefix(id, r.only.Prefix) && (room != roomCompleted || value[1]&rowReady != 0 || forced || !s.expired.hasPassed(key))
+	to := leftOut
+	if keep {
+		to = PartitionOf(id, r.partitions)
+		if room == roomWaiting {
+			k := decoder{b: key[1:]}
+			s.earliest = min(s.earliest, k.time())
+		}
+	} else {
+		s.dropped = append(s.dropped, m)
+	}
+	s.specs = append(s.specs, reroutedSpec{spec, uint16(to), m})
+	if forced {
+		s.asked[id] = m
+	}
+	return nil
+}
+
+// hasPassed tells whether the completed job of a key in its room is gone.
+func (w watermark) hasPassed(key []byte) bool {
+	k := decoder{b: key}
+	return w.passed(&job{status: statusCompleted, next: k.time(), armed: k.number()})
+}
+
+// mark stands for a row among those of its partition, by the number that ends its key.
+func mark(room byte, key []byte) uint64 {
+	return binary.BigEndian.Uint64(key[len(key)-8:])<<2 | uint64(slices.Index(jobRooms[:], room))
+}
+
+// scoutSpec leaves out what is not selected by its spec.
+func (r *Reroute) scoutSpec(s *rerouted, key, value []byte) error {
+	s.sortSpecs()
+	at, err := s.spec(key)
+	if err != nil || at == nil || at.to == leftOut {
+		return err
+	}
+	want, err := decodeSpec(spec(value))
+	if err != nil {
+		return err
+	}
+	if want.ID = r.only.Prefix; !r.only.Matches(&want) { // the prefix was looked at
+		at.to = leftOut
+		s.dropped = append(s.dropped, at.mark)
+	}
+	return nil
+}
+
+func (s *rerouted) sortSpecs() {
+	if s.sorted {
+		return
+	}
+	s.sorted = true
+	slices.SortFunc(s.specs, func(a, b reroutedSpec) int {
+		return cmp.Or(cmp.Compare(a.put, b.put), cmp.Compare(a.index, b.index))
+	})
+}
+
+// spec finds what is known of a spec; nil: no row names it. Keys ascend from call to call.
+func (s *rerouted) spec(key []byte) (*reroutedSpec, error) {
+	k, err := decodeSpecKey(key)
+	if err != nil {
+		return nil, err
+	}
+	for s.next < len(s.specs) && s.specs[s.next].before(k) {
+		s.next++
+	}
+	if s.next == len(s.specs) || s.specs[s.next].specKey != k {
+		return nil, nil
+	}
+	return &s.specs[s.next], nil
+}
+
+func (s *rerouted) drops(m uint64) bool {
+	_, found := slices.BinarySearch(s.dropped, m)
+	return found
+}
+
+// Scouted ends scouting: Route comes after it.
+func (r *Reroute) Scouted() {
+	latest := int64(0)
+	for _, s := range r.from {
+		latest = max(latest, s.Machine.to)
+		slices.Sort(s.dropped)
+		s.sortSpecs()
+		s.next = 0
+	}
+	r.time = latest
+	for rank := range r.wheels {
+		r.wheels[rank] = latest
+	}
+	for _, s := range r.from {
+		if s.earliest > latest {
+			continue
+		}
+		r.time = min(r.time, s.Machine.to)
+		for rank, w := range s.wheels {
+			r.wheels[rank] = min(r.wheels[rank], w.Now())
+		}
+	}
+}
+
+// renumbered is what number n of a partition becomes.
+func (r *Reroute) renumbered(s *rerouted, n uint64) uint64 {
+	return n*uint64(len(r.from)) + uint64(s.number)
+}
+
+// renumberedMax is a number above what all those up to n become.
+func (r *Reroute) renumberedMax(n uint64) uint64 { return (n + 1) * uint64(len(r.from)) }
+
+// Routed is where a pair goes. Key and value are valid until the next call, or as long as what Route was given.
+type Routed struct {
+	Partition  int
+	Key, Value []byte
+}
+
+// Route says where a pair goes, or that it does not go along. Pairs of a room come in order from each partition; those
+// of several may be mixed. What is routed from one partition to another is in order, too, and what goes there is
+// unique. Errors: ErrCheckpoint.
+func (r *Reroute) Route(from int, room byte, key, value []byte) (to Routed, keep bool, err error) {
+	s := r.from[from]
+	to = Routed{Key: key, Value: value}
+	switch room {
+	case roomWaiting, roomIdle, roomCompleted:
+		keep, err = r.routeRow(s, room, &to)
+	case roomIDs:
+		keep, err = r.routeID(s, &to)
+	case roomSpecs:
+		var at *reroutedSpec
+		if at, err = s.spec(key); at != nil {
+			to.Partition, keep = int(at.to), at.to != leftOut
+		}
+	case roomForced:
+		var f *forcedFire
+		if f, err = decodeForced(key, value); err == nil {
+			to.Partition, keep = PartitionOf(f.id, r.partitions), !s.drops(s.asked[f.id])
+			if s.asked[f.id] == 0 {
+				err = fmt.Errorf("there is no job %s", f.id)
+			}
+		}
+	case roomGraves:
+		var g *grave
+		if g, err = decodeGrave(key, value); err == nil {
+			to.Partition, keep = PartitionOf(g.id, r.partitions), strings.HasPrefix(g.id, r.only.Prefix)
+			r.b = appendNumber(r.b[:0], r.renumbered(s, g.number))
+			to.Key = r.b
+		}
+	case roomOutputs:
+		keep, err = r.routeOutput(s, &to)
+	default:
+		err = errors.New("unknown room")
+	}
+	return to, keep, malformed(room, key, err)
+}
+
+func (r *Reroute) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err error) {
+	if len(to.Key) != keySize(room) || len(to.Value) < 2 {
+		return false, errShort
+	}
+	if s.drops(mark(room, to.Key)) {
+		return false, nil
+	}
+	s.scratch = append(append(append(s.scratch[:0], room), to.Key...), to.Value...)
+	j, few, id, request, err := decodeRow(s.scratch)
+	if err != nil {
+		return false, err
+	}
+	if j.place == inReady && room == roomWaiting && j.next > r.time {
+		j.place = onWheel
+	}
+	j.order, j.armed = r.renumbered(s, j.order), r.renumbered(s, j.armed)
+	r.b = appendRow(r.b[:0], &j, few, id, request)
+	out := row(r.b)
+	to.Partition, to.Key, to.Value = PartitionOf(string(id), r.partitions), out.key(), out.value()
+	r.to[to.Partition].counts[j.status]++
+	if room == roomCompleted {
+		r.least[to.Partition] = min(r.least[to.Partition], j.armed)
+	}
+	return true, nil
+}
+
+func (r *Reroute) routeID(s *rerouted, to *Routed) (keep bool, err error) {
+	pointer := to.Value
+	if len(pointer) == 0 || len(pointer) != 1+keySize(pointer[0]) {
+		return false, errShort
+	}
+	if s.drops(mark(pointer[0], pointer[1:])) {
+		return false, nil
+	}
+	n := len(pointer) - 8
+	r.b = append(r.b[:0], pointer[:n]...)
+	r.b = appendNumber(r.b, r.renumbered(s, binary.BigEndian.Uint64(pointer[n:])))
+	to.Partition, to.Value = PartitionOf(string(to.Key), r.partitions), r.b
+	return true, nil
+}
+
+// routeOutput lets the outputs go along that are held. An event without a job goes anywhere.
+func (r *Reroute) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
+	o, err := decodeOutput(to.Key, to.Value)
+	if err != nil || o.Number <= s.outbox.acked.Output {
+		return false, err
+	}
+	var want carillon.Job
+	if o.spec != "" && r.bySpec() {
+		if want, err = decodeSpec(o.spec); err != nil {
+			return false, err
+		}
+	}
+	if want.ID = o.Job; !r.only.Matches(&want) {
+		return false, nil
+	}
+	to.Partition = r.partitionOf(s, o.Job)
+	made := &r.to[to.Partition].outbox.made
+	*made++
+	r.b = appendNumber(r.b[:0], *made)
+	to.Key = r.b
+	return true, nil
+}
+
+// partitionOf is where what tells of a job goes, which may be none.
+func (r *Reroute) partitionOf(s *rerouted, job string) int {
+	if job == "" {
+		return s.number % r.partitions
+	}
+	return PartitionOf(job, r.partitions)
+}
+
+// States are those of the new partitions, once all pairs are routed, and how many jobs they have. Their output streams
+// hold nothing yet.
+func (r *Reroute) States() (all [][]byte, jobs int) {
+	all = make([][]byte, len(r.to))
+	for i, m := range r.to {
+		m.position, m.to, m.expired.at = r.position, r.time, math.MaxInt64
+		for rank, at := range r.wheels {
+			m.wheels[rank] = wheel.New(at)
+		}
+		for _, s := range r.from {
+			r.addState(m, s)
+		}
+		m.gaps = mergeGaps(m.gaps, r.time)
+		m.expired.number = min(m.finished, r.least[i]-1)
+		all[i] = m.appendState(nil)
+		for _, n := range m.counts {
+			jobs += n
+		}
+	}
+	return all, jobs
+}
+
+// addState adds to a new partition's state what it has of an old one's.
+func (r *Reroute) addState(m *Machine, s *rerouted) {
+	if s.epoch > m.epoch {
+		m.epoch, m.claim = s.epoch, s.claim
+	}
+	m.mix(s.digest)
+	m.ticks, m.now = max(m.ticks, s.ticks), max(m.now, s.now)
+	m.created, m.armed = max(m.created, r.renumberedMax(s.created)), max(m.armed, r.renumberedMax(s.armed))
+	m.finished, m.deaths = max(m.finished, r.renumberedMax(s.finished)), max(m.deaths, r.renumberedMax(s.deaths))
+	m.expired.at = min(m.expired.at, s.expired.at) // what is gone already is left out
+	m.diskLow = m.diskLow || s.diskLow
+	m.gaps = append(m.gaps, s.gaps...)
+	for _, o := range slices.SortedFunc(maps.Keys(s.rejected), origin.compare) {
+		rejected := s.rejected[o]
+		if r.partitionOf(s, rejected.key.job) != m.partition || !r.only.Matches(&carillon.Job{ID: rejected.key.job}) {
+			continue
+		}
+		if first, waits := m.collapse[rejected.key]; waits {
+			m.rejected[first].count += rejected.count
+			continue
+		}
+		m.queueRejection(o, rejected)
+	}
+}
+
+// mergeGaps makes one of gaps that overlap. What they have beyond a time is left to the gap that the next tick makes
+// from there on.
+func mergeGaps(gaps []gap, until int64) (merged []gap) {
+	slices.SortFunc(gaps, func(a, b gap) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
+	for _, g := range gaps {
+		g.to = min(g.to, until+misfireAfter+1)
+		switch n := len(merged); {
+		case g.from >= until:
+		case n > 0 && g.from < merged[n-1].to:
+			merged[n-1].to = max(merged[n-1].to, g.to)
+		default:
+			merged = append(merged, g)
+		}
+	}
+	return merged
+}

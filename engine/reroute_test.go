@@ -1,0 +1,419 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
+)
+
+// town is all partitions of a service, with one log.
+type town struct {
+	t     testing.TB
+	ms    []*Machine
+	seq   uint64
+	now   int64
+	from  []uint64 // the output before the first in each stream
+	fired []string
+}
+
+func newTown(t testing.TB, partitions int) *town {
+	w := &town{t: t, now: testEpoch}
+	for p := range partitions {
+		w.ms = append(w.ms, New(Layout{"carillon", partitions}, p))
+	}
+	w.begin()
+	return w
+}
+
+// begin has a node take the partitions, and notes what they put out from now on.
+func (w *town) begin() {
+	for _, m := range w.ms {
+		w.from = append(w.from, m.Acked().Output)
+		c := Rules()
+		c.Node, c.RetentionMS, c.CompletedMax = "n", 40*time.Hour.Milliseconds(), 100_000
+		w.apply(m, &Entry{Kind: KindClaim, Claim: c})
+	}
+	w.listen()
+}
+
+// listen notes what is put out from now on, with what is held.
+func (w *town) listen() {
+	w.fired = nil
+	note := func(o *Output) {
+		w.fired = append(w.fired, fmt.Sprintf("%s v%d %d %s %s", o.ID(), o.Version, o.Missed, o.Event, o.Payload()))
+	}
+	for _, m := range w.ms {
+		held, _ := m.Outbox(m.Acked().Output)
+		for i := range held {
+			note(&held[i])
+		}
+		m.Listen(Listener{Fired: note})
+	}
+}
+
+func (w *town) apply(m *Machine, e *Entry) *carillon.Error {
+	w.seq++
+	e.Seq, e.Time = w.seq, w.now
+	r, err := m.Apply(e)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return r.Err
+}
+
+func (w *town) do(kind Kind, verb, job, body string) *carillon.Error {
+	return w.apply(w.ms[PartitionOf(job, len(w.ms))], &Entry{Kind: kind, Verb: verb, Job: job, Body: []byte(body)})
+}
+
+func (w *town) put(job, body string) {
+	w.t.Helper()
+	if err := w.do(KindPut, "put", job, body); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// tick advances some partitions to now. What was put out before is stored for good, unless it is to be held.
+func (w *town) tick(limit int, hold bool, only ...int) {
+	w.seq++
+	for p, m := range w.ms {
+		if len(only) > 0 && !slices.Contains(only, p) {
+			continue
+		}
+		acked := Acked{Output: m.Made(), Seq: m.Made() - w.from[p]}
+		if hold {
+			acked = m.Acked()
+		}
+		e := &Entry{Seq: w.seq, Time: w.now, Kind: KindTick, Ticks: []Tick{{Partition: p, To: w.now, Epoch: m.epoch, Limit: uint64(limit), Acked: acked}}}
+		if _, err := m.Apply(e); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// moved is the town restored into other partitions, from a snapshot.
+func (w *town) moved(partitions int, only carillon.Selection, cold bool) *town {
+	w.t.Helper()
+	var states []*SavedState
+	var views []memtable.View
+	for _, m := range w.ms {
+		v := wholeOf(w.t, m)
+		views = append(views, v)
+		state, _ := v.State() // it is in memory
+		s, err := ReadState(state)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		states = append(states, s)
+	}
+	r, err := NewReroute(states, partitions, w.seq, only)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for p, v := range views {
+		for _, room := range r.Rooms() {
+			if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error { return r.Scout(p, room, key, value) }); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+	r.Scouted()
+	type pair struct{ key, value []byte }
+	rooms := make([]map[byte][]pair, partitions)
+	for i := range rooms {
+		rooms[i] = make(map[byte][]pair)
+	}
+	all := []byte("cfgiosw" + "z")
+	for _, room := range all {
+		for p, v := range views {
+			var last []byte
+			if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error {
+				to, keep, err := r.Route(p, room, key, value)
+				if err != nil || !keep {
+					return err
+				}
+				if room != roomOutputs && last != nil && bytes.Compare(to.Key, last) <= 0 {
+					w.t.Fatalf("room %q: % x was routed after % x", room, to.Key, last)
+				}
+				last = bytes.Clone(to.Key)
+				rooms[to.Partition][room] = append(rooms[to.Partition][room], pair{last, bytes.Clone(to.Value)})
+				return nil
+			}); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+	other := &town{t: w.t, seq: w.seq, now: w.now}
+	stateOf, _ := r.States()
+	for i, state := range stateOf {
+		var table memtable.Table
+		b := table.Begin()
+		b.State(w.seq, state)
+		for _, room := range all {
+			pairs := rooms[i][room]
+			slices.SortFunc(pairs, func(a, b pair) int { return bytes.Compare(a.key, b.key) })
+			for _, p := range pairs {
+				if room == roomSpecs || room == roomOutputs {
+					b.Append(room, p.key, p.value)
+				} else {
+					b.Change(room, p.key, nil, p.value)
+				}
+			}
+		}
+		if err := b.Commit(); err != nil {
+			w.t.Fatal(err)
+		}
+		opened := Open
+		if cold {
+			opened = OpenCold
+		}
+		m, err := opened(Layout{"carillon", partitions}, i, table.View())
+		if err != nil {
+			w.t.Fatalf("partition %d of %d: %v", i, partitions, err)
+		}
+		other.ms = append(other.ms, m)
+	}
+	return other
+}
+
+// sameFires fails if two towns did not put out the same.
+func sameFires(t *testing.T, want, got *town) {
+	t.Helper()
+	a, b := slices.Sorted(slices.Values(want.fired)), slices.Sorted(slices.Values(got.fired))
+	if d := cmp.Diff(a, b); d != "" {
+		t.Fatalf("outputs (-original +restored):\n%s", d)
+	}
+}
+
+// month has all kinds of jobs in all states, after two days.
+func month(t *testing.T) *town {
+	w := newTown(t, 4)
+	hour := time.Hour.Milliseconds()
+	for i := range 60 {
+		w.put(fmt.Sprintf("cron-%d", i), fmt.Sprintf(`{"schedule":"%d %d * * *","zone":"Europe/Paris","spread":"10m","payload":{"n": %d},"labels":{"team":"t%d"}}`, i, i%24, i, i%3))
+		w.put(fmt.Sprintf("every-%d", i), fmt.Sprintf(`{"schedule":"@every %dm","misfire":"fire_all","max_fires":%d}`, 7+i, 20+5*i))
+		w.put(fmt.Sprintf("once-%d", i), fmt.Sprintf(`{"schedule":"@in %dh","priority":"high","owner":"o%d"}`, 6*(i+1), i%2))
+		w.put(fmt.Sprintf("idle-%d", i), `{}`)
+	}
+	for range 50 {
+		w.now += hour
+		w.tick(1000, false)
+	}
+	for i := range 20 {
+		w.do(KindDelete, "delete", fmt.Sprintf("every-%d", 3*i), "")
+		w.do(KindPause, "pause", fmt.Sprintf("cron-%d", 2*i), "")
+	}
+	for p := range w.ms { // the backlog of a few hours, in which nothing came due in the last second
+		w.now += hour
+		w.tick(30, true, p)
+	}
+	w.now -= int64(len(w.ms)-1) * hour
+	for i := range 30 {
+		w.do(KindFire, "fire", fmt.Sprintf("cron-%d", i), `{"payload":1}`)
+		w.do(KindFire, "fire", fmt.Sprintf("once-%d", i%3), "")
+		w.do(KindDelete, "delete", fmt.Sprintf("nobody-%d", i), "")
+	}
+	return w
+}
+
+// later goes on for a month, with commands on what was there.
+func (w *town) later() {
+	hour := time.Hour.Milliseconds()
+	for i := range 30 * 24 {
+		w.now += hour
+		if i == 100 {
+			for k := range 20 {
+				w.do(KindResume, "resume", fmt.Sprintf("cron-%d", 2*k), "")
+				w.put(fmt.Sprintf("every-%d", 3*k), `{"schedule":"@every 50m"}`)
+				w.put(fmt.Sprintf("once-%d", k), `{"schedule":"@every 90m"}`)
+				w.do(KindDelete, "delete", fmt.Sprintf("cron-%d", 2*k+1), "")
+			}
+		}
+		w.tick(500, false)
+	}
+}
+
+// TestRerouteMonth restores a service into other numbers of partitions and lets both go on for a month: every later
+// output is the same.
+func TestRerouteMonth(t *testing.T) {
+	for i, partitions := range []int{1, 2, 3, 4, 8} {
+		w := month(t)
+		for p, m := range w.ms { // as near to each other as the ticks of one owner leave them
+			m.to = w.ms[0].to
+			if s := m.Stats(); s.Ready == 0 || s.Paused == 0 || s.Completed == 0 || len(m.graves) == 0 || len(m.forced) == 0 || len(m.rejected) == 0 || m.Made() == m.Acked().Output {
+				t.Fatalf("partition %d has nothing to lose: %+v", p, s)
+			}
+		}
+		other := w.moved(partitions, carillon.Selection{}, i%2 == 0)
+		jobs := func(w *town) (scheduled, paused int) {
+			for _, m := range w.ms {
+				scheduled, paused = scheduled+m.counts[statusScheduled], paused+m.counts[statusPaused]
+			}
+			return scheduled, paused
+		}
+		as, ap := jobs(w)
+		if bs, bp := jobs(other); as != bs || ap != bp {
+			t.Fatalf("%d scheduled and %d paused, the original has %d and %d", bs, bp, as, ap)
+		}
+		for _, id := range []string{"cron-0", "cron-1", "every-1", "every-3", "once-1", "idle-7"} {
+			a, _ := w.ms[PartitionOf(id, len(w.ms))].Job(id)
+			b, _ := other.ms[PartitionOf(id, partitions)].Job(id)
+			a.Partition, b.Partition = 0, 0
+			if d := cmp.Diff(a, b); d != "" {
+				t.Fatalf("%s (-original +restored):\n%s", id, d)
+			}
+		}
+		w.from = nil
+		w.begin()
+		other.begin()
+		w.later()
+		other.later()
+		sameFires(t, w, other)
+		if len(w.fired) < 5000 {
+			t.Fatalf("only %d outputs", len(w.fired))
+		}
+		// And once more, from what was restored.
+		again := other.moved(3, carillon.Selection{}, true)
+		other.from = nil
+		other.begin()
+		again.begin()
+		other.later()
+		again.later()
+		sameFires(t, other, again)
+	}
+}
+
+// Some of the jobs only: those of a prefix, a label, an owner.
+func TestRerouteSelection(t *testing.T) {
+	for _, only := range []carillon.Selection{{Prefix: "cron-1"}, {Label: "team=t1"}, {Owner: "o1"}, {Prefix: "every"}, {Prefix: "cron-2", Label: "team"}, {Prefix: "x"}} {
+		w := month(t)
+		want := make(map[string]bool)
+		for _, m := range w.ms {
+			page, _, _ := m.Page(&carillon.ListRequest{Selection: only}, "", 1000, 1000)
+			for _, j := range page {
+				want[j.ID] = true
+			}
+		}
+		other := w.moved(3, only, only.Label == "")
+		got := make(map[string]bool)
+		for _, m := range other.ms {
+			page, _, _ := m.Page(&carillon.ListRequest{}, "", 1000, 1000)
+			for _, j := range page {
+				got[j.ID] = true
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" || (len(want) == 0) != (only.Prefix == "x") {
+			t.Fatalf("%+v: %d jobs (-want +got):\n%s", only, len(want), d)
+		}
+		other.begin()
+		other.later0()
+		for _, o := range other.fired {
+			if id, _, found := strings.Cut(o, "@"); found && only.Prefix != "" && !strings.HasPrefix(id, only.Prefix) {
+				t.Fatalf("%+v: put out %s", only, o)
+			}
+		}
+		if len(want) > 0 && len(other.fired) == 0 {
+			t.Fatalf("%+v: nothing fires", only)
+		}
+	}
+}
+
+// later0 goes on for a month without commands.
+func (w *town) later0() {
+	for range 30 {
+		w.now += 24 * time.Hour.Milliseconds()
+		w.tick(5000, false)
+	}
+}
+
+// Partitions stood at different times: what is due since the earliest in which something was due is missed, and the
+// time of the others does not hold it back.
+func TestRerouteTime(t *testing.T) {
+	w := newTown(t, 4)
+	name := func(p int, s string) string {
+		for PartitionOf(s, 4) != p {
+			s += "-"
+		}
+		return s
+	}
+	minute := time.Minute.Milliseconds()
+	w.put(name(1, "far"), `{"schedule":"@in 100h"}`) // nothing due: its time is that of the first tick for ever
+	w.tick(10, false)
+	w.put(name(2, "due"), `{"schedule":"@every 1m","misfire":"skip"}`)
+	w.put(name(3, "ready"), `{"schedule":"@in 1m","misfire":"skip"}`)
+	w.now += minute
+	w.tick(10, false, 2) // fires, and stands here
+	w.tick(0, false, 3)  // ready
+	w.now += 500
+	w.tick(0, false, 3)
+	w.put(name(3, "new"), `{"schedule":"@in 1s"}`)
+	w.now += minute + 1000
+	w.tick(0, false, 3) // and this one has missed nothing that partition 2 has not
+	other := w.moved(2, carillon.Selection{}, true)
+	for _, m := range other.ms {
+		if m.to != testEpoch+minute {
+			t.Errorf("restored to %d ms, the partition with something due stands at %d", m.to-testEpoch, minute)
+		}
+		if len(m.gaps) != 1 || m.gaps[0] != (gap{testEpoch, testEpoch + minute}) { // nothing of what is to be missed again
+			t.Errorf("gaps %+v", m.gaps)
+		}
+	}
+	other.begin()
+	other.now += minute
+	other.tick(10, false)
+	fired := strings.Join(slices.Sorted(slices.Values(other.fired)), "\n")
+	for _, want := range []string{name(3, "ready") + "@", name(3, "new") + "@", `"reason":"misfire","count":2`} {
+		if !strings.Contains(fired, want) {
+			t.Errorf("no %s in\n%s", want, fired)
+		}
+	}
+}
+
+func TestRerouteRefuses(t *testing.T) {
+	f := newFeed(t)
+	f.put("a", `{"schedule":"@every 1s"}`)
+	state := func() *SavedState {
+		s, err := ReadState(f.m.appendState(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for _, n := range []int{0, -1, 1 << 16} {
+		if _, err := NewReroute([]*SavedState{state()}, n, 1, carillon.Selection{}); err == nil {
+			t.Errorf("into %d partitions", n)
+		}
+	}
+	r, err := NewReroute([]*SavedState{state()}, 2, 1, carillon.Selection{Owner: "o"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, room := range []byte("fwczsgoix") {
+		for _, pair := range [][2]string{{"", ""}, {"k", "v"}, {"12345678", "\x01"}, {"123456789012", "\x02\xff"}, {"12345678901234567", "\x01\x01\xff"}} {
+			key, value := []byte(pair[0]), []byte(pair[1])
+			if room != 'i' && room != 'g' && room != 'o' && room != 'x' && room != 's' {
+				if err := r.Scout(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
+					t.Errorf("scout room %q, key %x: %v", room, key, err)
+				}
+			}
+			if room == 's' && len(key) == 12 {
+				continue // any spec that no row names
+			}
+			if _, _, err := r.Route(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
+				t.Errorf("room %q, key %x: %v", room, key, err)
+			}
+		}
+	}
+	f.m.created = maxRenumbered / 2
+	if _, err := NewReroute([]*SavedState{state(), state()}, 1, 1, carillon.Selection{}); err == nil {
+		t.Error("numbers that cannot be multiplied")
+	}
+}
