@@ -3,6 +3,7 @@ package carillon
 import (
 	"bytes"
 	"encoding/base64"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -73,6 +74,12 @@ var (
 	gapWords      = []string{"shift", "skip"}
 	foldWords     = []string{"first", "last", "both"}
 )
+
+// ParseMisfire reads a policy's word: fire_once, fire_all or skip.
+func ParseMisfire(s string) (m Misfire, ok bool) {
+	i := slices.Index(misfireWords, s)
+	return Misfire(max(i, 0)), i >= 0
+}
 
 func (m Misfire) String() string  { return word(misfireWords, uint8(m)) }
 func (p Priority) String() string { return word(priorityWords, uint8(p)) }

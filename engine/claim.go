@@ -21,6 +21,7 @@ func (m *Machine) takeClaim(e *Entry) (uint64, error) {
 			ErrRules, e.Claim.Node, m.partition, e.Seq, e.Claim.Logic, e.Claim.TZData, Logic, schedule.TZVersion())
 	}
 	m.epoch, m.claim = e.Seq, e.Claim
+	m.recovery.goOn(max(m.now, e.Time))
 	m.mix(uint64(e.Kind), e.Seq)
 	return m.epoch, nil
 }

@@ -78,6 +78,7 @@ type Machine struct {
 	rejected  map[origin]*rejection  // waiting, by what asked first
 	collapse  map[rejectionKey]origin
 	gaps      []gap
+	recovery  recovery          // after a restore
 	graves    map[string]*grave // of deleted jobs, by id
 	buried    []*grave          // the same in order, with some that are gone
 	deaths    uint64            // jobs buried so far

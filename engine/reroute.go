@@ -402,6 +402,7 @@ func (r *Reroute) addState(m *Machine, s *rerouted) {
 	m.expired.at = min(m.expired.at, s.expired.at) // what is gone already is left out
 	m.diskLow = m.diskLow || s.diskLow
 	m.gaps = append(m.gaps, s.gaps...)
+	m.recovery = cmp.Or(m.recovery, s.recovery)
 	for _, o := range slices.SortedFunc(maps.Keys(s.rejected), origin.compare) {
 		rejected := s.rejected[o]
 		if r.partitionOf(s, rejected.key.job) != m.partition || !r.only.Matches(&carillon.Job{ID: rejected.key.job}) {

@@ -100,7 +100,7 @@ func (w *town) tick(limit int, hold bool, only ...int) {
 }
 
 // moved is the town restored into other partitions, from a snapshot.
-func (w *town) moved(partitions int, only carillon.Selection, cold bool) *town {
+func (w *town) moved(partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *town {
 	w.t.Helper()
 	var states []*SavedState
 	var views []memtable.View
@@ -111,6 +111,9 @@ func (w *town) moved(partitions int, only carillon.Selection, cold bool) *town {
 		s, err := ReadState(state)
 		if err != nil {
 			w.t.Fatal(err)
+		}
+		for _, policy := range missed {
+			s.Recover(policy)
 		}
 		states = append(states, s)
 	}

@@ -18,7 +18,7 @@ import (
 var ErrCheckpoint = errors.New("engine: malformed checkpoint")
 
 const (
-	stateVersion = 1
+	stateVersion = 2 // 1 where there is no recovery
 	rowVersion   = 1
 )
 
@@ -222,7 +222,11 @@ func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
 }
 
 func (m *Machine) appendState(b []byte) []byte {
-	b = append(b, stateVersion)
+	version := byte(1)
+	if m.recovery != (recovery{}) {
+		version = stateVersion
+	}
+	b = append(b, version)
 	b = appendString(b, m.layout.Prefix)
 	for _, v := range [...]uint64{
 		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished, m.deaths,
@@ -259,13 +263,17 @@ func (m *Machine) appendState(b []byte) []byte {
 		b = binary.AppendUvarint(b, r.count)
 		b = binary.AppendVarint(b, r.at)
 	}
+	if version > 1 {
+		b = m.recovery.append(b)
+	}
 	return b
 }
 
 // readState is the inverse of appendState, on a new machine; the outbox has yet to get its outputs up to made.
 func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
-	if v := d.byte(); d.err == nil && v != stateVersion {
-		d.fail(fmt.Errorf("state of version %d, this binary reads %d", v, stateVersion))
+	version := d.byte()
+	if d.err == nil && (version < 1 || version > stateVersion) {
+		d.fail(fmt.Errorf("state of version %d, this binary reads up to %d", version, stateVersion))
 	}
 	if d.string() != m.layout.Prefix || d.uvarint() != uint64(m.layout.Partitions) || d.uvarint() != uint64(m.partition) {
 		d.fail(errors.New("it belongs to another prefix, partition count or partition"))
@@ -307,6 +315,9 @@ func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
 			m.queueRejection(first, r)
 		}
 		before = first
+	}
+	if version > 1 {
+		m.recovery = d.recovery()
 	}
 	if m.outbox.acked.Output > made {
 		d.fail(errValue)

@@ -51,6 +51,9 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	m.sweep(m.bounds.Sweep + 2*int(m.finished-finished))
 	if m.ready.Len() == 0 && m.caughtUp() {
 		m.gaps = m.gaps[:0]
+		if m.recovery.over(m.to) {
+			m.recovery = recovery{}
+		}
 	}
 	if m.ticks%markEvery == 0 {
 		m.marks[m.ticks/markEvery%uint64(len(m.marks))] = Mark{e.Seq, m.digest}
@@ -144,13 +147,13 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 		return
 	}
 	counted, first := uint64(1), j.next
-	missedUntil, missed := m.missed(j)
-	if missed && j.misfire != carillon.FireAll && (j.recurring() || j.misfire == carillon.Skip) {
+	missedUntil, policy, missed := m.missed(j)
+	if missed && policy != carillon.FireAll && (j.recurring() || policy == carillon.Skip) {
 		last, done := m.count(slot, j, missedUntil)
 		switch {
 		case !done:
 			return
-		case j.misfire == carillon.Skip:
+		case policy == carillon.Skip:
 			m.skip(slot, j, carillon.ReasonMisfire, last)
 			return
 		}
@@ -178,18 +181,22 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 	m.advance(slot, j, j.last)
 }
 
-// missed tells whether a job's earliest undecided fire was missed, and up to when others were with it.
-// Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
-func (m *Machine) missed(j *job) (until int64, ok bool) {
+// missed tells whether a job's earliest undecided fire was missed, up to when others were with it, and what is to
+// become of them. Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
+func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if j.next < j.accepted {
-		return 0, false
+		return 0, 0, false
 	}
 	for _, g := range m.gaps {
 		if g.from < j.next && j.next < g.to-misfireAfter {
-			return g.to - misfireAfter - 1, true
+			until = g.to - misfireAfter - 1
+			if r := m.recovery; j.next < r.until {
+				return min(until, r.until-1), r.policy.or(j.misfire), true
+			}
+			return until, j.misfire, true
 		}
 	}
-	return 0, false
+	return 0, 0, false
 }
 
 // count adds the fires from the job's next one up to until to those it has counted, a slice a turn.

@@ -17,8 +17,8 @@ func newSnapshotRestoreCommand(a *app) *cobra.Command {
 		Use:   "restore [DIR]",
 		Short: "Make a data directory of a snapshot",
 		Long: `Make a new data directory with all jobs of a snapshot, the newest unless --id names one. 'carillon serve' on it goes on
-with them: what was due since falls under each job's misfire policy, and what fired since the snapshot fires again, with
-the same trigger ids. The original must not fire any more.
+with them: what fired since the snapshot is due again, with the same trigger ids, and falls under each job's misfire
+policy, or under --missed up to the first start. The original must not fire any more.
 
 With --to-time they are as they were then: the newest snapshot from before, and what the log in the data directory of
 the service says since, as far as 'carillon serve --keep-log' kept it. The service must be stopped; its directory stays
@@ -31,6 +31,7 @@ Every byte is checked before it counts. The directory must be empty or absent; o
 		Example: `  carillon snapshot restore /backup/carillon --data /var/lib/carillon
   carillon snapshot restore /backup/carillon --data /var/lib/carillon --partitions 32
   carillon snapshot restore /backup/carillon --id 20270115T080000.123Z-2f8a61c09d3b4e57 --data ./yesterday
+  carillon snapshot restore /backup/carillon --data /var/lib/carillon --missed skip
   carillon snapshot restore /backup/carillon --data ./billing --label team=billing
   carillon snapshot restore --bucket carillon-snapshots --data /var/lib/carillon
   carillon snapshot restore /backup/carillon --to-time 2027-01-15T08:59:00Z --log /var/lib/carillon --data ./before`,
@@ -48,6 +49,7 @@ Every byte is checked before it counts. The directory must be empty or absent; o
 	f.IntVar(&r.options.Partitions, "partitions", 0, "the `number` of partitions (default as many as the snapshot has)")
 	f.StringVar(&r.toTime, "to-time", "", "have all as it was at this `time`, RFC 3339, with --log")
 	f.StringVar(&r.log, "log", "", "data `directory` of the stopped service, for the log since the snapshot")
+	f.StringVar(&r.missed, "missed", "", "fires due since the snapshot, whatever the jobs say: `fire_once`, fire_all or skip")
 	selectionFlags(c, &r.options.Only)
 	return c
 }
@@ -57,6 +59,7 @@ type restorer struct {
 	app      *app
 	archive  archiveFlags
 	id, data string
+	missed   string
 	options  node.RestoreOptions
 
 	toTime, log string
@@ -74,6 +77,12 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 		return usagef("--partitions is 1 to %d", node.MaxPartitions)
 	case !r.at.IsZero() && (n != 0 || r.options.Only != (carillon.Selection{})):
 		return usagef("--to-time restores all jobs into as many partitions as there were")
+	case r.missed != "":
+		policy, ok := carillon.ParseMisfire(r.missed)
+		if !ok {
+			return usagef("--missed is fire_once, fire_all or skip")
+		}
+		r.options.Missed = &policy
 	}
 	return nil
 }

@@ -138,7 +138,7 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 		if err := n.takeCheckpoint(ctx, p); err != nil {
 			return 0, 0, err
 		}
-		if err := n.onNewStreams(p, r.position, r.stored[p.number]); err != nil {
+		if err := n.onNewStreams(p, r.position, r.stored[p.number], ro.Missed); err != nil {
 			return 0, 0, err
 		}
 	}
@@ -246,7 +246,7 @@ func (r *replayer) look(e *engine.Entry) error {
 }
 
 // onNewStreams makes a partition's checkpoint one of a service that begins with streams of its own.
-func (n *Node) onNewStreams(p *partition, position, stored uint64) error {
+func (n *Node) onNewStreams(p *partition, position, stored uint64, missed *carillon.Misfire) error {
 	build, err := n.saved.Begin(uint16(p.number))
 	if err != nil {
 		return err
@@ -258,10 +258,14 @@ func (n *Node) onNewStreams(p *partition, position, stored uint64) error {
 			return err
 		}
 		s, err := engine.ReadState(state)
-		if err == nil {
-			build.State(position, s.OnNewStreams(stored))
+		if err != nil {
+			return err
 		}
-		return err
+		if missed != nil {
+			s.Recover(*missed)
+		}
+		build.State(position, s.OnNewStreams(stored))
+		return nil
 	})
 	if err != nil {
 		return err

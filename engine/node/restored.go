@@ -39,6 +39,7 @@ const MaxPartitions = streams.MaxPartitions
 type RestoreOptions struct {
 	Partitions int                // 0: as many as the snapshot has
 	Only       carillon.Selection // of the jobs; its zero value takes all
+	Missed     *carillon.Misfire  // what becomes of fires due between the snapshot and the first start; nil: as each job says
 
 	Logger   *slog.Logger
 	Progress func(archive.Progress) // called by one goroutine at a time; nil: not
@@ -72,6 +73,11 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	r, states, err := newRestored(m)
 	if err != nil {
 		return nil, err
+	}
+	if o.Missed != nil {
+		for _, s := range states {
+			s.Recover(*o.Missed)
+		}
 	}
 	into := archive.RestoreOptions{Logger: o.Logger, Progress: o.Progress, Finish: r.write}
 	done := &Restored{Manifest: m}
