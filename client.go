@@ -268,6 +268,22 @@ func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
 	return r, readReply(reply, &r)
 }
 
+// DrainNode has a node hand over the partitions that it serves, as long as others can take them; with undo it gets its
+// share again. It returns at once: Status shows how far the node is.
+//
+// Errors: CodeUnavailable, also where there is no such node.
+func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r DrainReply, err error) {
+	body, err := json.Marshal(DrainRequest{Undo: undo})
+	if err != nil {
+		return r, err
+	}
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbDrain, node), body: body, retry: true, within: c.timeout})
+	if err != nil {
+		return r, err
+	}
+	return r, readReply(reply, &r)
+}
+
 // PutAll puts many jobs, up to window of them under way at once, and calls done, one call at a time,
 // with each outcome, which is one of Put's. It returns when all are done, or, with the context's error,
 // when the context has ended; what was not sent by then is not reported.

@@ -25,6 +25,9 @@ const VerbImport Verb = "import"
 // VerbSnapshot is the request that has the service save a snapshot of itself.
 const VerbSnapshot Verb = "snapshot"
 
+// VerbDrain is the request that has one node hand over what it serves. Its name stands where a job's would.
+const VerbDrain Verb = "drain"
+
 // The verbs of requests that only ask.
 const (
 	VerbGet     Verb = "get"

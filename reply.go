@@ -13,6 +13,7 @@ const (
 	TypeJobs      = "carillon.v1.jobs"
 	TypePreview   = "carillon.v1.preview"
 	TypeStatus    = "carillon.v1.status"
+	TypeDrain     = "carillon.v1.drain"
 	TypeSelection = "carillon.v1.selection"
 	TypeImport    = "carillon.v1.import"
 	TypeSnapshot  = "carillon.v1.snapshot"
@@ -235,8 +236,56 @@ type StatusReply struct {
 	Versions   Versions          `json:"versions"`
 	Ready      bool              `json:"ready"`
 	Problems   []string          `json:"problems,omitempty"` // why it is not ready
+	Nodes      []NodeStatus      `json:"nodes,omitempty"`    // by name, where engines share a NATS
 	Lateness   *Lateness         `json:"lateness,omitempty"` // of this node's triggers
 	Partitions []PartitionStatus `json:"partitions"`         // by number
+}
+
+// NodeState is how a node is among those that share the partitions.
+type NodeState string
+
+// The states of a node.
+const (
+	NodeLive     NodeState = "live"
+	NodeDraining NodeState = "draining" // it gets no partition, and hands over those it has
+	NodeSilent   NodeState = "silent"   // it was not heard for so long that others take over; for ten minutes
+)
+
+// NodeStatus is one of the engines that share a NATS, as it was heard last.
+type NodeStatus struct {
+	Node        string    `json:"node"`
+	State       NodeState `json:"state"`
+	Zone        string    `json:"zone,omitempty"`
+	Weight      int       `json:"weight"`
+	Version     string    `json:"version"`
+	Serves      int       `json:"serves"`          // partitions, as it says itself
+	Standby     int       `json:"standby"`         // partitions that it would take over
+	Position    uint64    `json:"position"`        // the last record of the log that it has applied
+	Lag         uint64    `json:"lag"`             // records behind the node that answers; beats are a fifth of a second apart
+	ClockOffset int64     `json:"clock_offset_ms"` // the stream's clock less the node's own
+}
+
+// DrainRequest is the body of a drain: whether the node is to have no partition, or its share again.
+type DrainRequest struct {
+	Undo bool `json:"undo,omitempty"`
+}
+
+// DrainReply answers a drain, at once: that partitions have gone is seen in the status.
+type DrainReply struct {
+	Type     string `json:"type"` // TypeDrain
+	Node     string `json:"node"`
+	Draining bool   `json:"draining"`
+	Serves   int    `json:"serves"` // partitions, just now
+}
+
+// AppendJSON appends a carillon.v1.drain reply.
+func (r *DrainReply) AppendJSON(dst []byte) []byte {
+	r.Type = TypeDrain
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return append(dst, b...)
 }
 
 // Versions names what a node is made of.
@@ -260,22 +309,23 @@ type Lateness struct {
 // PartitionStatus is one partition.
 type PartitionStatus struct {
 	Partition    int               `json:"partition"`
-	Owner        string            `json:"owner,omitempty"` // the node of the latest claim; empty: nobody yet
-	Epoch        uint64            `json:"epoch"`           // sequence of that claim
-	Position     uint64            `json:"position"`        // sequence of the last log record applied
-	Lag          uint64            `json:"lag"`             // log records not yet applied
-	Now          time.Time         `json:"now,omitzero"`    // how far the partition's time has come; zero before its first tick
-	TickLag      float64           `json:"tick_lag_ms"`     // how long the earliest thing due has waited
-	Jobs         map[Status]uint64 `json:"jobs"`            // by status
-	Timers       uint64            `json:"timers"`          // in the wheel
-	Ready        uint64            `json:"ready"`           // due and waiting
-	Outbox       uint64            `json:"outbox"`          // outputs not yet known to be stored for good
-	Outputs      uint64            `json:"outputs"`         // number of the last output made
-	Published    uint64            `json:"published"`       // number of the last output stored
-	Foreign      uint64            `json:"foreign"`         // messages of others in the output stream
-	Rejected     uint64            `json:"rejected"`        // commands
-	Skipped      map[string]uint64 `json:"skipped"`         // fires, by reason
-	Checkpoint   uint64            `json:"checkpoint"`      // sequence the newest checkpoint stands at
+	Owner        string            `json:"owner,omitempty"`    // the node of the latest claim; empty: nobody yet
+	Standbys     []string          `json:"standbys,omitempty"` // who would take it over, in this order
+	Epoch        uint64            `json:"epoch"`              // sequence of that claim
+	Position     uint64            `json:"position"`           // sequence of the last log record applied
+	Lag          uint64            `json:"lag"`                // log records not yet applied
+	Now          time.Time         `json:"now,omitzero"`       // how far the partition's time has come; zero before its first tick
+	TickLag      float64           `json:"tick_lag_ms"`        // how long the earliest thing due has waited
+	Jobs         map[Status]uint64 `json:"jobs"`               // by status
+	Timers       uint64            `json:"timers"`             // in the wheel
+	Ready        uint64            `json:"ready"`              // due and waiting
+	Outbox       uint64            `json:"outbox"`             // outputs not yet known to be stored for good
+	Outputs      uint64            `json:"outputs"`            // number of the last output made
+	Published    uint64            `json:"published"`          // number of the last output stored
+	Foreign      uint64            `json:"foreign"`            // messages of others in the output stream
+	Rejected     uint64            `json:"rejected"`           // commands
+	Skipped      map[string]uint64 `json:"skipped"`            // fires, by reason
+	Checkpoint   uint64            `json:"checkpoint"`         // sequence the newest checkpoint stands at
 	CheckpointAt time.Time         `json:"checkpoint_at,omitzero"`
 	Stopped      string            `json:"stopped,omitempty"` // why it stopped, and the remedy
 }

@@ -75,7 +75,7 @@ func newRootCommand(a *app) *cobra.Command {
 	root := group("carillon", "Fire jobs on time, exactly once, through NATS JetStream",
 		newServeCommand(a), newDemoCommand(a),
 		newJobCommand(a), newPreviewCommand(a), newWatchCommand(a), newWorkCommand(a), newTopicCommand(a),
-		newStatusCommand(a), newLogCommand(a), newSnapshotCommand(a), newBenchCommand(a), newVersionCommand(a),
+		newStatusCommand(a), newNodeCommand(a), newLogCommand(a), newSnapshotCommand(a), newBenchCommand(a), newVersionCommand(a),
 	)
 	root.Example = `  carillon serve
   carillon job put hello --every 1s --payload-text 'it is time'

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -10,28 +14,123 @@ import (
 )
 
 func newStatusCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var watch bool
+	var every time.Duration
+	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show the state of the service and its partitions",
+		Short: "Show the state of the service, its engines and its partitions",
+		Long: `Show the state of the service, its engines and its partitions, as the engine that answers knows it. With --watch again
+and again, with rates: triggers and events put out, and records of the log, a second since the last look.`,
 		Example: `  carillon status
-  carillon status --json`,
+  carillon status --json
+  carillon status --watch`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if every < time.Millisecond {
+				return usagef("--every is %s, must be at least 1ms", every)
+			}
 			nc, client, err := a.connect()
 			if err != nil {
 				return err
 			}
 			defer nc.Close()
+			if watch {
+				return a.watchStatus(c.Context(), client, every)
+			}
 			r, err := client.Status(c.Context())
 			if err != nil {
 				return err
 			}
-			return a.printStatus(&r)
+			return a.printStatus(&r, nil)
 		},
+	}
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again and again, until interrupted")
+	c.Flags().DurationVar(&every, "every", time.Second, "with --watch: how long between two looks")
+	return c
+}
+
+// watchStatus shows the status until ctx ends. On a terminal each one takes the place of the one before. What goes wrong
+// is shown, too: a service that does not answer is what one may be watching for.
+func (a *app) watchStatus(ctx context.Context, client *carillon.Client, every time.Duration) error {
+	var before *carillon.StatusReply
+	for {
+		r, err := client.Status(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if isTerminal(a.stdout) {
+			fmt.Fprint(a.stdout, "\x1b[H\x1b[J")
+		}
+		if err != nil {
+			fmt.Fprintln(a.stderr, err)
+		} else {
+			if err := a.printStatus(&r, before); err != nil {
+				return err
+			}
+			before = &r
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
 	}
 }
 
-func (a *app) printStatus(r *carillon.StatusReply) error {
+// perSecond is by how much a number has grown a second between two looks; a dash where that is not known.
+func perSecond(now, then uint64, r, before *carillon.StatusReply) string {
+	if before == nil {
+		return "-"
+	}
+	passed := r.Time.Sub(before.Time).Seconds()
+	if passed <= 0 || now < then {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", float64(now-then)/passed)
+}
+
+// printNodes shows the engines that share a NATS.
+func (a *app) printNodes(r, before *carillon.StatusReply) error {
+	if len(r.Nodes) == 0 {
+		return nil
+	}
+	w := a.table()
+	fmt.Fprintln(w, "\nNODE\tSTATE\tZONE\tWEIGHT\tSERVES\tSTANDBY\tPOSITION\tLAG\tRECORDS/S\tCLOCK OFFSET\tVERSION")
+	var warnings []string
+	for _, n := range r.Nodes {
+		var then uint64
+		known := before
+		if before != nil {
+			i := slices.IndexFunc(before.Nodes, func(b carillon.NodeStatus) bool { return b.Node == n.Node })
+			if i < 0 {
+				known = nil
+			} else {
+				then = before.Nodes[i].Position
+			}
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%s\t%d ms\t%s\n",
+			n.Node, n.State, orDash(n.Zone), n.Weight, n.Serves, n.Standby, n.Position, n.Lag, perSecond(n.Position, then, r, known), n.ClockOffset, n.Version)
+		if n.ClockOffset > clockWarning || n.ClockOffset < -clockWarning {
+			warnings = append(warnings, fmt.Sprintf("warning: the clock of %s is %.1f s off that of the streams; see to its time synchronization", n.Node, math.Abs(float64(n.ClockOffset))/1000))
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, warning := range warnings {
+		if err := a.line("%s", warning); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clockWarning is the offset of a clock from which on it is worth a word, ms: a node that takes over needs a moment to
+// learn it, and whoever reads the logs is misled.
+const clockWarning = 100
+
+// printStatus shows a status, with rates since the one before where there is one.
+func (a *app) printStatus(r, before *carillon.StatusReply) error {
 	if a.json {
 		return a.raw(r.AppendJSON(nil))
 	}
@@ -49,17 +148,39 @@ func (a *app) printStatus(r *carillon.StatusReply) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if err := a.printNodes(r, before); err != nil {
+		return err
+	}
 	w = a.table()
-	fmt.Fprintln(w, "\nPARTITION\tOWNER\tEPOCH\tSCHEDULED\tPAUSED\tCOMPLETED\tREADY\tOUTPUTS\tPUBLISHED\tLAG\tTICK LAG\tREJECTED\tSKIPPED\tSTOPPED")
+	head := "\nPARTITION\tOWNER\t"
+	if len(r.Nodes) > 0 {
+		head += "STANDBY\t"
+	}
+	head += "EPOCH\tSCHEDULED\tPAUSED\tCOMPLETED\tREADY\tOUTPUTS\tPUBLISHED\t"
+	if before != nil {
+		head += "OUTPUTS/S\t"
+	}
+	fmt.Fprintln(w, head+"LAG\tTICK LAG\tREJECTED\tSKIPPED\tSTOPPED")
 	for i := range r.Partitions {
 		p := &r.Partitions[i]
 		var skipped uint64
 		for _, n := range p.Skipped {
 			skipped += n
 		}
-		fmt.Fprintf(w, "%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%.1f ms\t%d\t%d\t%s\n",
-			p.Partition, orDash(p.Owner), p.Epoch, p.Jobs[carillon.StatusScheduled], p.Jobs[carillon.StatusPaused],
-			p.Jobs[carillon.StatusCompleted], p.Ready, p.Outputs, p.Published, p.Lag, p.TickLag, p.Rejected, skipped, orDash(p.Stopped))
+		fmt.Fprintf(w, "%d\t%s\t", p.Partition, orDash(p.Owner))
+		if len(r.Nodes) > 0 {
+			fmt.Fprintf(w, "%s\t", orDash(strings.Join(p.Standbys, ",")))
+		}
+		fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%d\t", p.Epoch, p.Jobs[carillon.StatusScheduled], p.Jobs[carillon.StatusPaused],
+			p.Jobs[carillon.StatusCompleted], p.Ready, p.Outputs, p.Published)
+		if before != nil {
+			var then uint64
+			if i < len(before.Partitions) {
+				then = before.Partitions[i].Outputs
+			}
+			fmt.Fprintf(w, "%s\t", perSecond(p.Outputs, then, r, before))
+		}
+		fmt.Fprintf(w, "%d\t%.1f ms\t%d\t%d\t%s\n", p.Lag, p.TickLag, p.Rejected, skipped, orDash(p.Stopped))
 	}
 	return w.Flush()
 }

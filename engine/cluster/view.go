@@ -20,6 +20,14 @@ func (v View) Member(name string) (Beat, bool) {
 	return v.Members[i], true
 }
 
+// Standbys names those who are to follow a partition, the first to take over first.
+func (v View) Standbys(partition int) []string {
+	if partition >= len(v.Placement) {
+		return nil
+	}
+	return v.Placement[partition].Standbys
+}
+
 // Serving names the member that says it serves a partition, the one of the latest claim if several do; "" when none does.
 func (v View) Serving(partition int) string {
 	var epoch uint64

@@ -50,6 +50,9 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	add("list", "list", n.apiList)
 	add("preview", "preview", n.apiPreview)
 	add("status", "status", n.apiStatus)
+	if n.joined.takes.Load() {
+		add("drain", "drain."+n.o.Name, n.apiDrain)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
 	}
@@ -367,6 +370,8 @@ func (n *Node) apiStatus(c *call) error {
 		Lateness: n.meters.latenessSummary(),
 	}
 	s.Ready = len(s.Problems) == 0
+	view := n.view()
+	s.Nodes = n.nodes(view)
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		st := p.machine.Stats()
@@ -378,7 +383,7 @@ func (n *Node) apiStatus(c *call) error {
 		stored, foreign := p.chain.Stored(), p.foreign
 		p.out.Unlock()
 		status := carillon.PartitionStatus{
-			Partition: p.number, Owner: st.Owner, Epoch: st.Epoch, Position: st.Position, Lag: head - min(head, n.applied.Load()),
+			Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch, Position: st.Position, Lag: head - min(head, n.applied.Load()),
 			TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
 			Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
 			Jobs: map[carillon.Status]uint64{

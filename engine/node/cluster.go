@@ -62,6 +62,38 @@ type joined struct {
 	takes    atomic.Bool // it claims, and is among those who are asked
 	draining atomic.Bool
 	follows  atomic.Bool // partitions are there to tell of
+
+	mu    sync.Mutex
+	alone []time.Time // by partition: since when nobody says that it serves it; zero: somebody does
+}
+
+// look notes which partitions nobody serves.
+func (j *joined) look(v cluster.View, partitions int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.alone == nil {
+		j.alone = make([]time.Time, partitions)
+	}
+	for p, since := range j.alone {
+		switch served := v.Serving(p) != ""; {
+		case served:
+			j.alone[p] = time.Time{}
+		case since.IsZero():
+			j.alone[p] = time.Now()
+		}
+	}
+}
+
+// unserved says which partitions nobody has served for a while.
+func (j *joined) unserved() (problems []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for p, since := range j.alone {
+		if !since.IsZero() && time.Since(since) > lostTooLong {
+			problems = append(problems, fmt.Sprintf("no node has served partition %d for %s", p, time.Since(since).Round(time.Second)))
+		}
+	}
+	return problems
 }
 
 // nodesBucket is where the nodes of a service meet.
@@ -191,6 +223,7 @@ func (n *Node) takeSeats(ctx context.Context) {
 
 // takeDue claims the partitions that a view gives to this node.
 func (n *Node) takeDue(ctx context.Context, v cluster.View) {
+	n.joined.look(v, len(n.partitions))
 	near := false // the log's end; asked for once
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
@@ -246,12 +279,20 @@ func (n *Node) handOver(patience time.Duration) {
 
 // heirs tells whether somebody else could serve.
 func (n *Node) heirs() bool {
-	for _, b := range n.joined.member.View().Members {
+	for _, b := range n.view().Members {
 		if b.Name != n.o.Name && !b.Draining && b.Weight > 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// view is the cluster as this node sees it; empty for one that is alone with its server.
+func (n *Node) view() cluster.View {
+	if !n.joined.takes.Load() {
+		return cluster.View{}
+	}
+	return n.joined.member.View()
 }
 
 // neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
@@ -263,7 +304,7 @@ func (n *Node) neededElsewhere() uint64 {
 		return needed
 	}
 	read := n.bytes.Load()
-	v := n.joined.member.View()
+	v := n.view()
 	if !n.filling.mustFree(read) {
 		for i := range v.Silent {
 			needed = min(needed, v.Silent[i].Needs)

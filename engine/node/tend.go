@@ -160,6 +160,7 @@ func (n *Node) problems() []string {
 	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
+	list = append(list, n.joined.unserved()...)
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		stopped := p.stopped
