@@ -47,18 +47,31 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// asNATS makes the test binary a nats-server: <port> <directory>.
+// asNATS makes the test binary a nats-server: its settings in JSON.
 const asNATS = "CARILLON_TEST_NATS"
 
-func runAsNATS(where string) int {
-	port, dir, _ := strings.Cut(where, " ")
-	n, err := strconv.Atoi(port)
-	if err != nil {
+// natsSettings are those of one nats-server; with a cluster port it is one of several.
+type natsSettings struct {
+	Port        int
+	Dir         string
+	Name        string
+	ClusterPort int
+	Routes      string
+}
+
+func runAsNATS(encoded string) int {
+	var s natsSettings
+	if err := json.Unmarshal([]byte(encoded), &s); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	ns, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: n, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true,
-	})
+	o := &server.Options{Host: "127.0.0.1", Port: s.Port, JetStream: true, StoreDir: s.Dir, NoLog: true, NoSigs: true}
+	if s.ClusterPort != 0 {
+		o.ServerName = s.Name
+		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: s.ClusterPort, PoolSize: -1}
+		o.Routes = server.RoutesFromStr(s.Routes)
+	}
+	ns, err := server.NewServer(o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -74,25 +87,62 @@ func runAsNATS(where string) int {
 
 // external is a nats-server in a process of its own, always on the same port.
 type external struct {
+	natsSettings
 	t     testing.TB
-	dir   string
 	url   string
-	port  string
 	cmd   *exec.Cmd
 	stdin io.Closer
 }
 
 func startExternal(t testing.TB) *external {
-	e := &external{t: t, dir: t.TempDir(), port: "-1"}
+	e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Port: -1}}
 	e.start()
 	t.Cleanup(e.kill)
 	return e
 }
 
+// startExternals starts three nats-servers that are one cluster, and waits until streams can be made there.
+func startExternals(t testing.TB) (all []*external, urls string) {
+	t.Helper()
+	port := func() int {
+		_, p, _ := strings.Cut(freeAddress(t), ":")
+		n, _ := strconv.Atoi(p)
+		return n
+	}
+	var routes, list []string
+	for i := range 3 {
+		e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Port: port(), Name: fmt.Sprintf("nats-%d", i), ClusterPort: port()}}
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", e.ClusterPort))
+		all = append(all, e)
+	}
+	for _, e := range all {
+		e.Routes = strings.Join(routes, ",")
+		e.start()
+		t.Cleanup(e.kill)
+		list = append(list, e.url)
+	}
+	urls = strings.Join(list, ",")
+	js := jetStream(t, dial(t, urls))
+	eventually(t, "JetStream has a leader", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "TRY", Replicas: 3})
+		return err == nil
+	})
+	if err := js.DeleteStream(t.Context(), "TRY"); err != nil {
+		t.Fatal(err)
+	}
+	return all, urls
+}
+
 func (e *external) start() {
 	e.t.Helper()
+	encoded, err := json.Marshal(e.natsSettings)
+	if err != nil {
+		e.t.Fatal(err)
+	}
 	e.cmd = exec.Command(os.Args[0])
-	e.cmd.Env = append(os.Environ(), asNATS+"="+e.port+" "+e.dir)
+	e.cmd.Env = append(os.Environ(), asNATS+"="+string(encoded))
 	e.cmd.Stderr = os.Stderr
 	stdin, err := e.cmd.StdinPipe()
 	if err != nil {
@@ -111,7 +161,9 @@ func (e *external) start() {
 		e.t.Fatalf("nats-server did not start: %v", err)
 	}
 	e.url = strings.TrimSpace(line)
-	e.port = e.url[strings.LastIndexByte(e.url, ':')+1:]
+	if e.Port, err = strconv.Atoi(e.url[strings.LastIndexByte(e.url, ':')+1:]); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // kill is kill -9.
@@ -131,7 +183,7 @@ func (e *external) options(t testing.TB) node.Options {
 type settings struct {
 	Data, Listen, NATS        string
 	Name, Zone                string
-	Partitions                int
+	Partitions, Replicas      int
 	CheckpointEvery           time.Duration
 	HotJobs                   int
 	LoadAhead                 time.Duration
@@ -141,7 +193,7 @@ type settings struct {
 
 func (s settings) options() node.Options {
 	o := node.Options{
-		Data: s.Data, Name: cmp.Or(s.Name, "test"), Zone: s.Zone, Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
+		Data: s.Data, Name: cmp.Or(s.Name, "test"), Zone: s.Zone, Replicas: s.Replicas, Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
 		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
 		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead,
 	}

@@ -136,14 +136,14 @@ func TestStopRewoundLog(t *testing.T) {
 	r.stop(t)
 	e.kill()
 	older := t.TempDir()
-	copyTree(t, e.dir, older)
+	copyTree(t, e.Dir, older)
 	e.start()
 	r = run(t, o)
 	churn(t, c, "b", 20)
 
 	// Under a running node: it notices when it connects again.
 	e.kill()
-	replace(t, e.dir, older)
+	replace(t, e.Dir, older)
 	e.start()
 	<-r.done
 	words(t, r.err, "the log ends at", "was read from it")
@@ -175,7 +175,7 @@ func TestStopDifferentLog(t *testing.T) {
 	churn(t, c, "a", 20)
 	r.stop(t)
 	e.kill()
-	if err := os.RemoveAll(e.dir); err != nil {
+	if err := os.RemoveAll(e.Dir); err != nil {
 		t.Fatal(err)
 	}
 	e.start()
