@@ -321,7 +321,7 @@ func TestNameTaken(t *testing.T) {
 
 // Three nats-servers hold each stream. One of them is killed and comes back, stream leaders step down, and an owner is
 // killed: all at random, with one look at the end over everything that was put out.
-func TestReplicated(t *testing.T) {
+func TestFaults(t *testing.T) {
 	rounds := many(t, "CARILLON_FAULTS", 2)
 	servers, urls := startExternals(t)
 	f := newFleet(t, urls, 4)
