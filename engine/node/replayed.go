@@ -69,12 +69,14 @@ func snapshotBefore(ctx context.Context, t archive.Target, id string, at time.Ti
 	if err != nil {
 		return nil, err
 	}
+	var damaged error // an earlier one does as well, with more of the log
 	for _, e := range entries {
 		switch {
 		case id != "" && e.ID != id:
 			continue
 		case e.Err != nil:
-			return nil, e.Err
+			damaged = cmp.Or(damaged, e.Err)
+			continue
 		}
 		latest, err := latestOf(e.Manifest)
 		if err != nil {
@@ -87,7 +89,10 @@ func snapshotBefore(ctx context.Context, t archive.Target, id string, at time.Ti
 			return nil, fmt.Errorf("%w: snapshot %s has what happened up to %s", ErrOutOfLog, id, formatMilli(latest))
 		}
 	}
-	if id != "" {
+	switch {
+	case damaged != nil:
+		return nil, damaged
+	case id != "":
 		return nil, fmt.Errorf("%w: snapshot %s in %s", archive.ErrNotFound, id, t)
 	}
 	return nil, fmt.Errorf("%w: %s has no snapshot from before %s", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat))
