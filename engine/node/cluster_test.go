@@ -3,7 +3,10 @@ package node_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // fleet is nodes in processes of their own, over one NATS.
@@ -380,4 +384,112 @@ func TestFaults(t *testing.T) {
 		p.terminate(t)
 	}
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+}
+
+// rewriteLog changes records of a stopped node's local log, below its checksums.
+func rewriteLog(t testing.TB, data string, change func(r *engine.Record) bool) {
+	t.Helper()
+	store := openStore(t, data, "log")
+	var records []wal.Record
+	changed := 0
+	if err := store.Log().Read(1, func(stored wal.Record) error {
+		r, err := engine.DecodeRecord(stored.Seq, slices.Clone(stored.Data))
+		if err != nil {
+			return err
+		}
+		if change(&r) {
+			changed++
+		}
+		records = append(records, wal.Record{Seq: stored.Seq, Data: engine.AppendRecord(nil, &r)})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if changed == 0 {
+		t.Fatal("there was nothing to change")
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(data, "log")); err != nil {
+		t.Fatal(err)
+	}
+	store = openStore(t, data, "log")
+	if err := store.Log().Append(records); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A follower whose state is not the owner's finds it out, stops, and is not asked to serve; the owner fires on.
+func TestDiverged(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 1)
+	for _, name := range []string{"a", "b"} { // a one and only partition, that one of them serves
+		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: e.url, Partitions: 1, CheckpointEvery: time.Hour}
+		f.start(name)
+	}
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
+	eventually(t, "a serves", func() bool { return owners(status(t, c))[0] == "a" })
+	put(t, c, carillon.Job{ID: "wrong", Schedule: "@every 5ms"})
+	put(t, c, beat)
+	f.nodes["b"].kill()
+	rewriteLog(t, f.settings["b"].Data, func(r *engine.Record) bool {
+		was := string(r.Data)
+		r.Data = []byte(strings.Replace(was, "5ms", "7ms", 1))
+		return strings.HasSuffix(r.Subject, ".put.wrong") && string(r.Data) != was
+	})
+	b := f.start("b")
+	eventually(t, "b finds out", func() bool {
+		return contains(b.log, "partition stopped", "this replica's state differs from the owner's", "partition 0 at sequence")
+	})
+	f.nodes["a"].signal(t, syscall.SIGSTOP) // even so b does not serve what it has wrong
+	eventually(t, "b says that nobody serves", func() bool {
+		ok, says := readyz(t, b.HTTP)
+		return !ok && strings.Contains(says, "no node has served partition 0")
+	})
+	f.nodes["a"].signal(t, syscall.SIGCONT)
+	beats(t, c, 20)
+	if owner := owners(status(t, c))[0]; owner != "a" {
+		t.Errorf("%s serves", owner)
+	}
+	if _, err := c.Delete(t.Context(), "wrong"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+}
+
+// Claims that nobody stands behind, as two nodes would make whose views differ for long: whoever served stops, and
+// takes the partition again. All is put out once.
+func TestStrayClaims(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	f.start("a")
+	f.start("b")
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
+	f.shared(c, "a", "b")
+	l := startLoad(t, e.url, "g", true)
+	stray := engine.Rules()
+	stray.Node, stray.RetentionMS, stray.CompletedMax = "ghost", time.Hour.Milliseconds(), 1000
+	for range 2 {
+		for p := range f.partitions {
+			if err := nc.Publish(fmt.Sprintf("carillon.log.%d.claim", p), stray.Encode()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(200 * time.Millisecond) // of what was on its way then
+		f.shared(c, "a", "b")
+	}
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	f.nodes["a"].terminate(t)
+	f.nodes["b"].terminate(t)
 }
