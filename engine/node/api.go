@@ -192,7 +192,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	if err != nil {
 		return err
 	}
-	if err := n.upToDate(); err != nil {
+	if err := n.current(); err != nil {
 		return err
 	}
 	list := carillon.ListRequest{Selection: s}
@@ -232,7 +232,7 @@ func (n *Node) apiGet(c *call) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
 		return err
 	}
-	if err := n.upToDate(); err != nil {
+	if err := n.current(); err != nil {
 		return err
 	}
 	job, ok := n.job(c.job)
@@ -295,7 +295,7 @@ func (n *Node) apiList(c *call) error {
 	if err != nil || len(after) > carillon.MaxJobIDLength {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
 	}
-	if err := n.upToDate(); err != nil {
+	if err := n.current(); err != nil {
 		return err
 	}
 	var all []carillon.JobReply

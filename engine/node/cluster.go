@@ -152,6 +152,9 @@ func (n *Node) takePart(ctx context.Context) error {
 	if err := n.feelPulse(ctx); err != nil {
 		return err
 	}
+	if err := n.hearCancels(); err != nil {
+		return fmt.Errorf("node: %w", err)
+	}
 	n.joined.takes.Store(true)
 	n.work.Go(func() { n.takeSeats(ctx) })
 	return nil

@@ -60,16 +60,20 @@ func (n *Node) catchUp(ctx context.Context) error {
 	return n.reach(ctx, end)
 }
 
-// upToDate waits until this node knows what any other has answered by now: who was told of a change must not be told
-// of the state before it by the next node that answers. A node that is alone with its server knows all that was
-// answered. Error: CodeUnavailable.
-func (n *Node) upToDate() error {
+// upToDate waits until this node knows what any other has done by now. One that is alone with its server knows.
+func (n *Node) upToDate(ctx context.Context) error {
 	if n.server != nil {
 		return nil
 	}
+	return n.catchUp(ctx)
+}
+
+// current does the same for a request: who was told of a change must not be told of the state before it by the next
+// node that answers. Error: CodeUnavailable.
+func (n *Node) current() error {
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
-	if err := n.catchUp(ctx); err != nil {
+	if err := n.upToDate(ctx); err != nil {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not know the latest changes: %v", n.o.Name, err)}
 	}
 	return nil

@@ -86,12 +86,12 @@ func (p *partition) owned() uint64 {
 }
 
 // resume brings a chain to the stream's end. What the stream has may have been made by an owner before, from records
-// that have not been applied here; so the machine is not asked whether it made them before it has applied all that
-// the log has (judge). And by the end of it the partition may be another's, or this node's again: then what was found
-// says nothing about the outputs that are held now.
+// that are not applied here yet. It left after those were in the log; so what the log has once the stream was asked is
+// applied first, and then the machine knows every output that there can be. By the end of it the partition may be
+// another's, or this node's again: then what was found says nothing about the outputs that are held now.
 func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.mu.Lock()
-	stats, epoch, stopped := p.machine.Stats(), p.owned(), p.stopped
+	epoch, acked, stopped := p.owned(), p.machine.Acked(), p.stopped
 	p.mu.Unlock()
 	if stopped != nil {
 		return errStopped
@@ -104,12 +104,21 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	if err != nil {
 		return err
 	}
-	found, err := n.look(ctx, p, out, info, stats.Acked)
+	if err := n.upToDate(ctx); err != nil {
+		return err
+	}
+	found, err := n.look(ctx, p, out, info, acked)
 	if err != nil {
 		return err
 	}
 
-	number, made, err := n.judge(ctx, p, epoch, found.end)
+	p.mu.Lock()
+	number, err := p.machine.LastStored(found.end)
+	made, owned := p.machine.Made(), p.owned()
+	p.mu.Unlock()
+	if owned != epoch {
+		return errNotOwner
+	}
 	if errors.Is(err, engine.ErrBehind) {
 		return n.refill(ctx, p, epoch, info.Last, found.end, err)
 	}
@@ -139,26 +148,6 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	}
 	n.resumeChain(p, last, number, outputs, found.foreign)
 	return nil
-}
-
-// judge gives the number of the last output in a stream with this end, and that of the last one made.
-func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, end engine.StreamEnd) (number, made uint64, err error) {
-	for again := false; ; again = true {
-		p.mu.Lock()
-		number, err = p.machine.LastStored(end)
-		made = p.machine.Made()
-		owned := p.owned()
-		p.mu.Unlock()
-		switch {
-		case owned != epoch:
-			return 0, 0, errNotOwner
-		case again || !errors.Is(err, engine.ErrAhead):
-			return number, made, err
-		}
-		if err := n.catchUp(ctx); err != nil {
-			return 0, 0, err
-		}
-	}
 }
 
 // resumeChain resumes; its caller holds mu.

@@ -96,6 +96,15 @@ func (s *saves) cancel(id string) error {
 	return nil
 }
 
+// cancels is where nodes that share a NATS tell each other which save is to be given up.
+func (n *Node) cancels() string { return n.o.Prefix + ".api.snapshot-cancel" }
+
+// hearCancels gives up this node's save when another was asked to.
+func (n *Node) hearCancels() error {
+	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.saves.cancel(string(m.Data)) }() })
+	return err
+}
+
 // apiSnapshot saves a snapshot, and says how far it is until it has ended.
 func (n *Node) apiSnapshot(c *call) error {
 	r, err := carillon.ParseSnapshot(c.Data())
@@ -104,6 +113,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	}
 	if r.Cancel != "" {
 		if err := n.saves.cancel(r.Cancel); err != nil {
+			_ = n.nc.Publish(n.cancels(), []byte(r.Cancel)) // another node may be the one that saves
 			return err
 		}
 		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
