@@ -13,18 +13,26 @@ import (
 
 // ImportJob is a job to be imported.
 type ImportJob struct {
-	Job    Job
-	Paused bool // the job is paused before it could fire; else one that is paused stays so
+	Job      Job
+	Paused   bool      // the job is paused before it could fire; else one that is paused stays so
+	State    *JobState // nil: its life begins now
+	IfAbsent bool      // a job that is there stays as it is
 }
 
-// besideFields are the fields of an import's line that has the job under "spec"; those after status are of a
+// ImportLine is a line of an import. A completed job is put only with a state.
+type ImportLine struct {
+	ImportJob
+	Status Status // "": not given
+}
+
+// besideFields are the fields of an import's line that has the job under "spec"; those after if_absent are of a
 // reply, and passed over.
-var besideFields = []string{"id", "spec", "status", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition"}
+var besideFields = []string{"id", "spec", "status", "state", "if_absent", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition"}
 
 // ParseImport reads a line of an import in either form: a job with its "id" as ParseLine does, or what an export
 // writes, {"id":…,"spec":{…},"status":…}. The fields of a reply that only a running job has are passed over, so
 // that the output of 'job get --json' is a line, too. Errors are those of ParseLine.
-func ParseImport(line []byte) (job Job, status Status, err error) {
+func ParseImport(line []byte) (l ImportLine, err error) {
 	var spec []byte
 	exported := false
 	look := reader{b: line}
@@ -39,10 +47,10 @@ func ParseImport(line []byte) (job Job, status Status, err error) {
 	})
 	switch {
 	case !exported:
-		job, err = ParseLine(line)
-		return job, "", err
+		l.Job, err = ParseLine(line)
+		return l, err
 	case e != nil:
-		return job, "", e
+		return l, e
 	}
 	var id string
 	r := reader{b: line}
@@ -52,21 +60,27 @@ func ParseImport(line []byte) (job Job, status Status, err error) {
 			id, e = r.text(name)
 			return e
 		case "status":
-			return r.status(&status)
+			return r.status(&l.Status)
+		case "state":
+			l.State = new(JobState)
+			return l.State.read(&r)
+		case "if_absent":
+			l.IfAbsent, e = r.bool(name)
+			return e
 		}
 		return r.skip(1)
 	})
 	if e != nil {
-		return job, "", e
+		return ImportLine{}, e
 	}
 	if err := CheckJobID(id); err != nil {
-		return job, "", err
+		return ImportLine{}, err
 	}
-	if job, err = ParseJob(spec); err != nil {
-		return job, "", err
+	if l.Job, err = ParseJob(spec); err != nil {
+		return ImportLine{}, err
 	}
-	job.ID = id
-	return job, status, nil
+	l.Job.ID, l.Paused = id, l.Status == StatusPaused
+	return l, nil
 }
 
 func (r *reader) status(status *Status) *Error {
@@ -83,11 +97,23 @@ func (r *reader) status(status *Status) *Error {
 // AppendImport appends a line of an import, without a newline at its end: ParseImport reads it back. As in
 // AppendLine a payload of JSON that holds line breaks is given as payload_text.
 func AppendImport(dst []byte, j *ImportJob) []byte {
-	if !j.Paused {
+	if !j.Paused && j.State == nil && !j.IfAbsent {
 		return j.Job.AppendLine(dst)
 	}
 	dst = appendString(append(dst, `{"id":`...), j.Job.ID)
-	dst = j.Job.appendMembers(append(dst, `,"status":"paused","spec":{`...), true)
+	if j.Paused {
+		dst = append(dst, `,"status":"paused"`...)
+	}
+	if j.State != nil {
+		dst = j.State.append(append(dst, `,"state":`...))
+	}
+	if j.IfAbsent {
+		dst = append(dst, `,"if_absent":true`...)
+	}
+	dst = j.Job.appendMembers(append(dst, `,"spec":{`...), true)
+	if dst[len(dst)-1] == ',' {
+		dst = dst[:len(dst)-1]
+	}
 	return append(dst, "}}"...)
 }
 
@@ -189,6 +215,12 @@ func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func
 	if !c.imports(ctx) {
 		return im.putAll(jobs)
 	}
+	im.tell = im.each
+	return im.run(jobs)
+}
+
+// run sends all jobs.
+func (im *importing) run(jobs iter.Seq[ImportJob]) error {
 	for range importRequests {
 		im.senders.Go(func() {
 			for b := range im.batches {
@@ -218,12 +250,14 @@ type importing struct {
 
 	mu   sync.Mutex
 	done func(i int, err error)
+	tell func(b *importBatch, reply ImportReply, err error) // of each request's outcome; its caller holds mu
 }
 
 // importBatch is one request of it.
 type importBatch struct {
 	body []byte
-	at   []int // by line: the job's place in the sequence
+	at   []int    // by line: the job's place in the sequence
+	ids  []string // and its id
 }
 
 func (im *importing) report(i int, err error) {
@@ -254,7 +288,7 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 			err = job.Job.Validate()
 		}
 		if err != nil {
-			im.report(i, err)
+			im.refuse(i, job.Job.ID, err)
 			continue
 		}
 		line = append(AppendImport(line[:0], &job), '\n')
@@ -263,7 +297,7 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 				return err
 			}
 		}
-		b.body, b.at = append(b.body, line...), append(b.at, i)
+		b.body, b.at, b.ids = append(b.body, line...), append(b.at, i), append(b.ids, job.Job.ID)
 	}
 	if len(b.at) == 0 {
 		return nil
@@ -280,16 +314,30 @@ func (im *importing) send(b *importBatch) {
 	if err == nil {
 		reply, err = ParseImportReply(body)
 	}
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	im.tell(b, reply, err)
+}
+
+// refuse reports a job that is not sent.
+func (im *importing) refuse(i int, id string, err error) {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	im.tell(&importBatch{at: []int{i}, ids: []string{id}}, ImportReply{}, err)
+}
+
+// each tells of a request's jobs one by one.
+func (im *importing) each(b *importBatch, reply ImportReply, err error) {
 	failed := make(map[int]error)
 	for _, f := range reply.Failed {
 		failed[f.Line-1] = f.Error
 	}
 	for line, i := range b.at {
 		if err != nil {
-			im.report(i, err)
+			im.done(i, err)
 			continue
 		}
-		im.report(i, failed[line])
+		im.done(i, failed[line])
 	}
 }
 
@@ -327,6 +375,9 @@ func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 // put leaves no moment in which a paused job could fire: a job without a schedule is made and paused before it
 // gets its own, since a put leaves a paused job paused.
 func (im *importing) put(j ImportJob) error {
+	if j.State != nil || j.IfAbsent {
+		return &Error{Code: CodeUnavailable, Message: "the service knows no imports, and a put has no state"}
+	}
 	if !j.Paused {
 		_, err := im.Put(im.ctx, j.Job)
 		return err

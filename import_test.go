@@ -22,6 +22,11 @@ func TestParseImport(t *testing.T) {
 		{line: `{"id":"a","spec":{"schedule":"@daily"},"statsu":"paused"}`, err: "unknown_field: statsu: "},
 		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":"gone"}`, err: "invalid_field: status: "},
 		{line: `{"id":"a","spec":{"schedule":"@daily"},"status":7}`, err: "invalid_field: status: "},
+		{line: `{"id":"a","spec":{},"state":{"version":"x"}}`, err: "invalid_field: version: "},
+		{line: `{"id":"a","spec":{},"state":{"from":"yesterday"}}`, err: "invalid_field: from: "},
+		{line: `{"id":"a","spec":{},"state":{"missed":"never"}}`, err: "invalid_field: missed: "},
+		{line: `{"id":"a","spec":{},"state":{"next":1}}`, err: "unknown_field: "},
+		{line: `{"id":"a","spec":{},"if_absent":1}`, err: "invalid_field: if_absent: "},
 		{line: `{"id":7,"spec":{}}`, err: "invalid_field: id: "},
 		{line: `{"spec":{}}`, err: "invalid_job_id: "},
 		{line: `{"id":"a.b","spec":{}}`, err: "invalid_job_id: "},
@@ -32,7 +37,8 @@ func TestParseImport(t *testing.T) {
 		{line: `[]`, err: "invalid_json: "},
 		{line: `garbage`, err: "invalid_json: "},
 	} {
-		job, status, err := ParseImport([]byte(c.line))
+		l, err := ParseImport([]byte(c.line))
+		job, status := l.Job, l.Status
 		if c.err != "" {
 			if err == nil || !strings.HasPrefix(err.Error(), c.err) {
 				t.Errorf("%s: error %v, want %s", c.line, err, c.err)
@@ -50,12 +56,18 @@ func TestImportLines(t *testing.T) {
 	for _, want := range []ImportJob{
 		{Job: Job{ID: "a"}},
 		{Job: Job{ID: "a"}, Paused: true},
+		{Job: Job{ID: "a"}, IfAbsent: true},
+		{Job: Job{ID: "a"}, State: &JobState{Version: 3, Accepted: time.UnixMilli(1_800_000_000_001).UTC()}},
+		{Job: Job{ID: "a", Schedule: "@daily"}, Paused: true, IfAbsent: true, State: &JobState{
+			Version: 3, Accepted: time.UnixMilli(1_800_000_000_000).UTC(), From: time.UnixMilli(1_800_000_000_001).UTC(),
+			Last: time.UnixMilli(1_800_000_000_002).UTC(), Fires: 4, Skipped: 5, Missed: new(Misfire),
+		}},
 		{Job: Job{ID: "b", Schedule: "@daily", Payload: []byte(`{"n": 1}`), Form: PayloadJSON, Labels: map[string]string{"x": "y"}}, Paused: true},
 		{Job: Job{ID: "c", Schedule: "@daily", Payload: []byte("{\n}"), Form: PayloadText}},
 	} {
 		line := AppendImport(nil, &want)
-		job, status, err := ParseImport(line)
-		if diff := cmp.Diff(want, ImportJob{job, status == StatusPaused}); err != nil || diff != "" {
+		got, err := ParseImport(line)
+		if diff := cmp.Diff(want, got.ImportJob); err != nil || diff != "" {
 			t.Errorf("%s: %v\n%s", line, err, diff)
 		}
 	}

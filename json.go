@@ -162,6 +162,15 @@ func (r *reader) integer(field string, least, most uint64) (uint64, *Error) {
 	return n, nil
 }
 
+// bool reads a field that is true or false.
+func (r *reader) bool(field string) (bool, *Error) {
+	raw, e := r.raw()
+	if e == nil && string(raw) != "true" && string(raw) != "false" {
+		e = errField(CodeInvalidField, field, "is %s; expected true or false", quote(string(raw)))
+	}
+	return string(raw) == "true", e
+}
+
 // raw reads any value and gives its bytes as they stand, which are the body's own memory.
 func (r *reader) raw() ([]byte, *Error) {
 	from := r.i

@@ -44,11 +44,7 @@ func ParseSnapshot(body []byte) (s SnapshotRequest, err error) {
 		case "cancel":
 			s.Cancel, e = r.given(name, CodeInvalidField)
 		case "recheck":
-			var raw []byte
-			if raw, e = r.raw(); e == nil && string(raw) != "true" && string(raw) != "false" {
-				e = errField(CodeInvalidField, name, "is %s; expected true or false", quote(string(raw)))
-			}
-			s.Recheck = string(raw) == "true"
+			s.Recheck, e = r.bool(name)
 		}
 		return e
 	})

@@ -15,6 +15,7 @@ type PackedJob struct {
 	Request   string // as in the Carillon-Request header of a put; "": none
 	IfVersion *uint64
 	Paused    bool      // the job is paused before it could fire; else a paused job stays so
+	IfAbsent  bool      // a job that is there stays as it is
 	State     *JobState // of a job that had a life elsewhere; nil: it begins now
 	Spec      []byte    // canonical encoding, see docs/formats/rows.md
 }
@@ -27,6 +28,18 @@ type JobState struct {
 	Last     int64  // unix ms: the latest fire decided; 0: none
 	Fires    uint64 // scheduled ones so far
 	Skipped  uint64
+	Missed   missedPolicy // of the fires that are over by more than a second
+}
+
+// StateOf is a state as a record has it.
+func StateOf(s *carillon.JobState) *JobState {
+	state := &JobState{
+		Version: s.Version, Accepted: unixMilli(s.Accepted), From: unixMilli(s.From), Last: unixMilli(s.Last), Fires: s.Fires, Skipped: s.Skipped,
+	}
+	if s.Missed != nil {
+		state.Missed = policyOf(*s.Missed)
+	}
+	return state
 }
 
 // Bounds of an import record. They keep a tick that stands behind it from waiting for more than a few ms.
@@ -42,6 +55,7 @@ const (
 	packedIfVersion
 	packedState
 	packedRequest
+	packedIfAbsent
 	packedFlags
 )
 
@@ -64,7 +78,7 @@ func (p *PackedJob) Size() int {
 		size += binary.MaxVarintLen64
 	}
 	if p.State != nil {
-		size += 6 * binary.MaxVarintLen64
+		size += 6*binary.MaxVarintLen64 + 1
 	}
 	return size
 }
@@ -94,6 +108,7 @@ func (p *PackedJob) encode(b []byte) []byte {
 		for _, v := range [...]uint64{s.Version, uint64(s.Accepted), uint64(s.From), uint64(s.Last), s.Fires, s.Skipped} {
 			b = binary.AppendUvarint(b, v)
 		}
+		b = append(b, byte(s.Missed))
 	}
 	return appendString(b, p.Spec)
 }
@@ -102,7 +117,7 @@ func (p *PackedJob) flags() (f byte) {
 	for _, of := range [...]struct {
 		flag byte
 		set  bool
-	}{{packedPaused, p.Paused}, {packedIfVersion, p.IfVersion != nil}, {packedState, p.State != nil}, {packedRequest, p.Request != ""}} {
+	}{{packedPaused, p.Paused}, {packedIfVersion, p.IfVersion != nil}, {packedState, p.State != nil}, {packedRequest, p.Request != ""}, {packedIfAbsent, p.IfAbsent}} {
 		if of.set {
 			f |= of.flag
 		}
@@ -151,10 +166,10 @@ func (p *PackedJob) decode(d *decoder) {
 	if flags&packedState != 0 {
 		p.State = &JobState{
 			Version: d.atMost(carillon.MaxFiresBound), Accepted: d.instant(), From: d.instant(), Last: d.instant(),
-			Fires: d.atMost(carillon.MaxFiresBound), Skipped: d.atMost(carillon.MaxFiresBound),
+			Fires: d.atMost(carillon.MaxFiresBound), Skipped: d.atMost(carillon.MaxFiresBound), Missed: d.missedPolicy(),
 		}
 	}
-	p.Paused = flags&packedPaused != 0
+	p.Paused, p.IfAbsent = flags&packedPaused != 0, flags&packedIfAbsent != 0
 	p.Spec = d.bytes()
 }
 
@@ -210,6 +225,9 @@ func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carill
 	return want, e.packed.IfVersion, refusal
 }
 
+// absentOnly tells whether a put leaves a job alone that is there.
+func (e *Entry) absentOnly() bool { return e.packed != nil && e.packed.IfAbsent }
+
 func (e *Entry) paused() bool { return e.packed != nil && e.packed.Paused }
 
 func (e *Entry) state() *JobState {
@@ -234,10 +252,13 @@ func (s *JobState) firstFire(plan schedule.Plan, last int64, maxFires uint64) in
 	return next
 }
 
-// restore gives a job the counts of its life elsewhere.
-func (t *jobTable) restore(j *job, s *JobState) {
+// restore gives a job the counts of its life elsewhere. What was due there long enough before now was missed.
+func (t *jobTable) restore(j *job, s *JobState, next, now int64) {
 	j.version, j.fires = max(j.version, s.Version), s.Fires
 	if s.Skipped > 0 {
 		t.rare(j).skipped = s.Skipped
+	}
+	if until := now - misfireAfter; next < until {
+		t.rare(j).recovery = recovery{s.Missed, until}
 	}
 }

@@ -15,8 +15,8 @@ func examplePack() []PackedJob {
 	version := uint64(300)
 	a := Pack(&carillon.Job{ID: "a", Schedule: "@every 1s", Payload: []byte(`{"n":1}`), Form: carillon.PayloadJSON}, &version, "r1")
 	b := Pack(&carillon.Job{ID: "b", Schedule: "@daily"}, nil, "")
-	b.Paused = true
-	b.State = &JobState{Version: 7, Accepted: 1_767_225_600_000, From: 1_767_225_660_000, Last: 1_767_225_659_000, Fires: 5, Skipped: 1}
+	b.Paused, b.IfAbsent = true, true
+	b.State = &JobState{Version: 7, Accepted: 1_767_225_600_000, From: 1_767_225_660_000, Last: 1_767_225_659_000, Fires: 5, Skipped: 1, Missed: policyOf(carillon.Skip)}
 	return []PackedJob{a, b}
 }
 

@@ -77,6 +77,7 @@ type rare struct {
 	counted      uint64
 	countedFirst int64
 	skipTo       int64 // fires up to here were missed while paused; 0: none
+	recovery           // of what was missed before the job was put back
 }
 
 const none = math.MaxInt64

@@ -19,6 +19,9 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	}
 	s := encodeSpec(&want)
 	slot, j := m.find(e.Job)
+	if j != nil && e.absentOnly() {
+		return false, nil
+	}
 	if j != nil {
 		repeated := e.Request != "" && string(m.jobs.request(j)) == e.Request
 		if repeated || j.status != statusCompleted && string(m.jobs.spec(j)) == string(s) && e.has(j) {
@@ -75,7 +78,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	m.jobs.describe(j, &want, expr, plan)
 	j.version, j.accepted, j.last, j.put, j.index = version+1, accepted, last, e.Seq, uint16(e.Index)
 	if state != nil {
-		m.jobs.restore(j, state)
+		m.jobs.restore(j, state, next, m.now)
 	}
 	switch {
 	case next == none && expr.Kind() != schedule.None:

@@ -9,9 +9,11 @@ import (
 // A recovery says what becomes of fires that came due after a snapshot and before what was restored from it went on.
 // Only the log knows when that is: a restored partition goes on with the claim of the first node that starts on it,
 // and until then it is open. It holds until nothing of that time is left.
+//
+// A job that is put back by itself has one of its own.
 type recovery struct {
-	policy missedPolicy // of a partition's: not ownPolicy
-	until  int64        // of fires due before, unix ms; 0: of all, until the partition goes on
+	policy missedPolicy
+	until  int64 // of fires due before, unix ms; 0: of all, until the partition goes on
 }
 
 // missedPolicy is a misfire policy in place of a job's own.
@@ -48,10 +50,12 @@ func (r *recovery) append(b []byte) []byte {
 	return binary.AppendVarint(append(b, byte(r.policy)), r.until)
 }
 
-func (d *decoder) recovery() (r recovery) {
-	r = recovery{missedPolicy(d.byte()), d.varint()}
-	if r.policy > policyOf(carillon.Skip) {
+func (d *decoder) recovery() recovery { return recovery{d.missedPolicy(), d.varint()} }
+
+func (d *decoder) missedPolicy() missedPolicy {
+	p := missedPolicy(d.byte())
+	if p > policyOf(carillon.Skip) {
 		d.fail(errValue)
 	}
-	return r
+	return p
 }

@@ -53,6 +53,7 @@ const (
 	rowStatus = 0x03
 	rowReady  = 0x04 // its turn is ready, or the event of its completion
 	rowRare   = 0x08 // what few jobs have follows
+	rowBack   = 0x10 // and what becomes of fires missed before the job was put back
 )
 
 func appendNumber(b []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(b, n) }
@@ -140,6 +141,7 @@ func (m *Machine) appendRow(b []byte, j *job) row {
 func appendRow(b []byte, j *job, few rare, id, request []byte) row {
 	room := len(b)
 	b = appendPointer(b, j)
+	back := few.recovery
 	few = rare{skipped: few.skipped, counted: few.counted, countedFirst: few.countedFirst, skipTo: few.skipTo}
 	flags := byte(j.status)
 	if j.place == inReady {
@@ -147,6 +149,9 @@ func appendRow(b []byte, j *job, few rare, id, request []byte) row {
 	}
 	if few != (rare{}) {
 		flags |= rowRare
+	}
+	if back != (recovery{}) {
+		flags |= rowBack
 	}
 	b = append(b, rowVersion, flags)
 	b = binary.AppendUvarint(b, j.put)
@@ -166,6 +171,9 @@ func appendRow(b []byte, j *job, few rare, id, request []byte) row {
 		b = binary.AppendUvarint(b, few.counted)
 		b = binary.AppendVarint(b, few.countedFirst)
 		b = binary.AppendVarint(b, few.skipTo)
+	}
+	if flags&rowBack != 0 {
+		b = back.append(b)
 	}
 	return appendString(b, request)
 }
@@ -199,6 +207,9 @@ func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
 	if flags&rowRare != 0 {
 		few = rare{skipped: d.uvarint(), counted: d.uvarint(), countedFirst: d.varint(), skipTo: d.varint()}
 	}
+	if flags&rowBack != 0 {
+		few.recovery = d.recovery()
+	}
 	request = d.bytes()
 	switch {
 	case flags&rowReady != 0:
@@ -215,7 +226,7 @@ func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
 	case statusCompleted:
 		known = room == roomCompleted
 	}
-	if !known || flags&^(rowStatus|rowReady|rowRare) != 0 || index > 1<<16-1 || j.rank >= priorities || len(request) > carillon.MaxJobIDLength {
+	if !known || flags&^(rowStatus|rowReady|rowRare|rowBack) != 0 || index > 1<<16-1 || j.rank >= priorities || len(request) > carillon.MaxJobIDLength {
 		d.fail(errValue)
 	}
 	return j, few, id, request, d.end()

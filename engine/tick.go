@@ -187,6 +187,9 @@ func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool)
 	if j.next < j.accepted {
 		return 0, 0, false
 	}
+	if r := m.jobs.has(j).recovery; j.next < r.until {
+		return r.until - 1, r.policy.or(j.misfire), true
+	}
 	for _, g := range m.gaps {
 		if g.from < j.next && j.next < g.to-misfireAfter {
 			until = g.to - misfireAfter - 1
@@ -235,6 +238,9 @@ func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
 // advance arms the first fire after a time, or completes the job.
 func (m *Machine) advance(slot uint32, j *job, after int64) {
 	if next, ok := m.jobs.next(j, after); ok {
+		if r := m.jobs.has(j).recovery; r.until > 0 && next >= r.until {
+			m.jobs.rare(j).recovery = recovery{}
+		}
 		m.arm(slot, j, next)
 		return
 	}

@@ -19,7 +19,7 @@ import (
 //	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
 //	<time> tick [to=<time>] [limit=<n>] [epoch=<n>] [acked=<output>]
 //	<time> disk low=<0 or 1> [epoch=<n>]
-//	<time> import <job> [paused=1] [request=<id>] [version=<n> accepted=<time> from=<time> last=<time> fires=<n> skipped=<n>] [<body>] [| <job> …]
+//	<time> import <job> [paused=1] [absent=1] [request=<id>] [version=<n> accepted=<time> from=<time> last=<time> fires=<n> skipped=<n> missed=<policy>] [<body>] [| <job> …]
 //	<time> record <subject> [<body>]
 //	repeat <n> <any of these>
 //	get <job>
@@ -225,6 +225,9 @@ func scriptPack(texts []string) (pack []PackedJob, err error) {
 			case "paused":
 				p.Paused = true
 				continue
+			case "absent":
+				p.IfAbsent = true
+				continue
 			case "request":
 				p.Request = value
 				continue
@@ -246,6 +249,11 @@ func (s *JobState) scan(name, value string) error {
 		d, err := time.ParseDuration(strings.TrimPrefix(value, "+"))
 		*at = midnight.Add(d).UnixMilli()
 		return err
+	}
+	if name == "missed" {
+		policy, _ := carillon.ParseMisfire(value)
+		s.Missed = policyOf(policy)
+		return nil
 	}
 	n, err := strconv.ParseUint(value, 10, 64)
 	*map[string]*uint64{"version": &s.Version, "fires": &s.Fires, "skipped": &s.Skipped}[name] = n

@@ -153,8 +153,8 @@ func (im *importer) jobs(lines <-chan inputLine, stop func()) iter.Seq[carillon.
 	return func(yield func(carillon.ImportJob) bool) {
 		i := 0
 		for l := range lines {
-			job, status, err := carillon.ParseImport(l.text)
-			if err == nil && status == carillon.StatusCompleted {
+			line, err := carillon.ParseImport(l.text)
+			if err == nil && line.Status == carillon.StatusCompleted && line.State == nil {
 				err = errCompleted
 			}
 			if err != nil {
@@ -165,7 +165,7 @@ func (im *importer) jobs(lines <-chan inputLine, stop func()) iter.Seq[carillon.
 			im.under[i] = inputLine{l.number, l.size, nil}
 			im.mu.Unlock()
 			i++
-			if !yield(carillon.ImportJob{Job: job, Paused: status == carillon.StatusPaused}) {
+			if !yield(line.ImportJob) {
 				return
 			}
 		}

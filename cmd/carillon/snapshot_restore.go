@@ -15,7 +15,7 @@ func newSnapshotRestoreCommand(a *app) *cobra.Command {
 	r := restorer{app: a}
 	c := &cobra.Command{
 		Use:   "restore [DIR]",
-		Short: "Make a data directory of a snapshot",
+		Short: "Make a data directory of a snapshot, or put its jobs into a running service",
 		Long: `Make a new data directory with all jobs of a snapshot, the newest unless --id names one. 'carillon serve' on it goes on
 with them: what fired since the snapshot is due again, with the same trigger ids, and falls under each job's misfire
 policy, or under --missed up to the first start. The original must not fire any more.
@@ -27,19 +27,30 @@ as it is. What had fired by then does not fire again.
 With --partitions the new service has another number of partitions. With --prefix, --label and --owner only the jobs
 are restored that all of these apply to.
 
-Every byte is checked before it counts. The directory must be empty or absent; one that is interrupted leaves it so.`,
+Every byte is checked before it counts. The directory must be empty or absent; one that is interrupted leaves it so.
+
+Without --data the jobs are put into the service that --server names, while it fires: with their versions, counts and
+anchors, so that later fires are those they would have had. Jobs that it has already stay as they are; with --existing
+replace they go back, but no fire is repeated, and with fail nothing is restored if there are any. It may be repeated
+as a whole, and so goes on where it was interrupted.`,
 		Example: `  carillon snapshot restore /backup/carillon --data /var/lib/carillon
   carillon snapshot restore /backup/carillon --data /var/lib/carillon --partitions 32
   carillon snapshot restore /backup/carillon --id 20270115T080000.123Z-2f8a61c09d3b4e57 --data ./yesterday
   carillon snapshot restore /backup/carillon --data /var/lib/carillon --missed skip
   carillon snapshot restore /backup/carillon --data ./billing --label team=billing
   carillon snapshot restore --bucket carillon-snapshots --data /var/lib/carillon
+  carillon -s nats://acme:4222 snapshot restore /backup/carillon --prefix invoice- --missed fire_once
   carillon snapshot restore /backup/carillon --to-time 2027-01-15T08:59:00Z --log /var/lib/carillon --data ./before`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := r.check(c); err != nil {
 				return err
 			}
-			return r.archive.use(c.Context(), a, args, func(t archive.Target) error { return r.toData(c.Context(), t) })
+			return r.archive.use(c.Context(), a, args, func(t archive.Target) error {
+				if r.data == "" {
+					return r.intoService(c.Context(), t)
+				}
+				return r.toData(c.Context(), t)
+			})
 		},
 	}
 	r.archive.flags(c)
@@ -50,6 +61,7 @@ Every byte is checked before it counts. The directory must be empty or absent; o
 	f.StringVar(&r.toTime, "to-time", "", "have all as it was at this `time`, RFC 3339, with --log")
 	f.StringVar(&r.log, "log", "", "data `directory` of the stopped service, for the log since the snapshot")
 	f.StringVar(&r.missed, "missed", "", "fires due since the snapshot, whatever the jobs say: `fire_once`, fire_all or skip")
+	f.StringVar(&r.existing, "existing", existingSkip, "jobs that the service has already: `skip`, replace or fail")
 	selectionFlags(c, &r.options.Only)
 	return c
 }
@@ -60,6 +72,7 @@ type restorer struct {
 	archive  archiveFlags
 	id, data string
 	missed   string
+	existing string
 	options  node.RestoreOptions
 
 	toTime, log string
@@ -71,8 +84,14 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 		return err
 	}
 	switch n := r.options.Partitions; {
-	case r.data == "":
-		return usagef("--data is required: the new data directory")
+	case r.data == "" && !c.Flags().Changed("server"):
+		return usagef("give --data, a new data directory, or --server, a running service")
+	case r.data != "" && c.Flags().Changed("existing"):
+		return usagef("--existing goes with --server")
+	case r.data == "" && (n != 0 || !r.at.IsZero()):
+		return usagef("--partitions and --to-time go with --data")
+	case r.existing != existingSkip && r.existing != existingReplace && r.existing != existingFail:
+		return usagef("--existing is skip, replace or fail")
 	case n < 0 || n > node.MaxPartitions || n == 0 && c.Flags().Changed("partitions"):
 		return usagef("--partitions is 1 to %d", node.MaxPartitions)
 	case !r.at.IsZero() && (n != 0 || r.options.Only != (carillon.Selection{})):

@@ -86,32 +86,35 @@ func (im *importing) read(n *Node, body []byte, request string) error {
 		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
 		}
-		job, status, err := carillon.ParseImport(line)
-		if err == nil && status == carillon.StatusCompleted {
+		l, err := carillon.ParseImport(line)
+		if err == nil && l.Status == carillon.StatusCompleted && l.State == nil {
 			im.reply.LeftOut++
 			continue
 		}
 		if err == nil {
-			err = n.checkPut(&job)
+			err = n.checkPut(&l.Job)
 		}
 		if err != nil {
-			im.failed(number, job.ID, carillon.AsError(err))
+			im.failed(number, l.Job.ID, carillon.AsError(err))
 			continue
 		}
 		if request == "" {
-			im.add(&job, "", status, number)
+			im.add(&l.ImportJob, "", number)
 		} else {
-			im.add(&job, fmt.Sprintf("%s.%d", request, number), status, number)
+			im.add(&l.ImportJob, fmt.Sprintf("%s.%d", request, number), number)
 		}
 	}
 	return nil
 }
 
 // add packs a job.
-func (im *importing) add(job *carillon.Job, request string, status carillon.Status, line int) {
-	one := engine.Pack(job, nil, request)
-	one.Paused = status == carillon.StatusPaused
-	packs := &im.packs[engine.PartitionOf(job.ID, len(im.packs))]
+func (im *importing) add(job *carillon.ImportJob, request string, line int) {
+	one := engine.Pack(&job.Job, nil, request)
+	one.Paused, one.IfAbsent = job.Paused, job.IfAbsent
+	if job.State != nil {
+		one.State = engine.StateOf(job.State)
+	}
+	packs := &im.packs[engine.PartitionOf(job.Job.ID, len(im.packs))]
 	size := one.Size()
 	var last *importPack
 	if k := len(*packs); k > 0 {

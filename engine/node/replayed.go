@@ -39,9 +39,6 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	if err != nil {
 		return nil, err
 	}
-	if err := checkLogic(m); err != nil {
-		return nil, err
-	}
 	r, _, err := newRestored(m)
 	if err != nil {
 		return nil, err

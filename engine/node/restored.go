@@ -67,9 +67,6 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if err != nil {
 		return nil, err
 	}
-	if err := checkLogic(m); err != nil {
-		return nil, err
-	}
 	r, states, err := newRestored(m)
 	if err != nil {
 		return nil, err
@@ -108,16 +105,12 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	return done, nil
 }
 
-func checkLogic(m *archive.Manifest) error {
-	if m.Versions.Logic > engine.Logic {
-		return fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version", engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
-	}
-	return nil
-}
-
 // newRestored is the file, and the states that the partitions had. All come to stand at one position: above it the log
 // begins anew.
 func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
+	if m.Versions.Logic > engine.Logic {
+		return nil, nil, fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version", engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
+	}
 	r := &restored{Snapshot: m.ID, Prefix: m.Prefix, Partitions: len(m.Partitions)}
 	states := make([]*engine.SavedState, len(m.Partitions))
 	for i := range m.Partitions {

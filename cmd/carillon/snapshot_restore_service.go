@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// What becomes of jobs that the service has already.
+const (
+	existingSkip    = "skip"
+	existingReplace = "replace"
+	existingFail    = "fail"
+)
+
+// putBack is a restore into a running service, and its outcome as JSON.
+type putBack struct {
+	ID        string  `json:"id"`
+	Archive   string  `json:"archive"`
+	Restored  uint64  `json:"restored"`
+	WereThere uint64  `json:"were_there"`
+	Failed    int     `json:"failed"`
+	Elapsed   float64 `json:"elapsed_s"`
+
+	jobs    *node.SnapshotJobs
+	first   error // of what failed
+	offline bool  // the service does not answer any more
+}
+
+// intoService puts the jobs into the service that is connected to.
+func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
+	nc, client, err := r.app.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	p := &putBack{Archive: t.String()}
+	if p.jobs, err = node.OpenJobs(ctx, t, r.id); err != nil {
+		return err
+	}
+	p.ID = p.jobs.Manifest.ID
+	if r.existing == existingFail {
+		if err := r.refuseExisting(ctx, client, p.jobs); err != nil {
+			return err
+		}
+	}
+	if err := r.putBack(ctx, client, p); err != nil {
+		return err
+	}
+	if r.app.json {
+		err = r.app.marshal(p)
+	} else {
+		err = r.app.line("restored %s: %d jobs in %.1f s (%s), %d were there, %d failed", p.ID, p.Restored, p.Elapsed,
+			rate(p.Restored+p.WereThere, "jobs", p.Elapsed), p.WereThere, p.Failed)
+	}
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil:
+		return errors.New("interrupted; the same command again goes on")
+	case p.first != nil:
+		return fmt.Errorf("%d jobs failed, the first of them %w; the same command again goes on", p.Failed, p.first)
+	}
+	return nil
+}
+
+// putBack sends all jobs, until the service does not answer.
+func (r *restorer) putBack(ctx context.Context, client *carillon.Client, p *putBack) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	total := int64(p.jobs.Jobs)
+	if r.options.Only != (carillon.Selection{}) {
+		total = -1
+	}
+	bar := r.app.newProgress("restore", total, false)
+	var readErr, barErr error
+	jobs := func(yield func(carillon.ImportJob) bool) {
+		readErr = p.jobs.All(ctx, r.options.Only, func(j carillon.ImportJob) error {
+			j.State.Missed, j.IfAbsent = r.options.Missed, r.existing != existingReplace
+			if !yield(j) {
+				return context.Canceled
+			}
+			return nil
+		})
+	}
+	began := time.Now()
+	err := client.Restore(ctx, jobs, func(done carillon.Restored) {
+		p.take(done)
+		if p.offline {
+			cancel()
+		}
+		if err := bar.advance(done.Jobs, done.Jobs); barErr == nil {
+			barErr = err
+		}
+	})
+	p.Elapsed = time.Since(began).Seconds()
+	if _, endErr := bar.end(); barErr == nil {
+		barErr = endErr
+	}
+	if ctx.Err() != nil { // the service is gone, or this was interrupted: both are told with the counts
+		return barErr
+	}
+	return errors.Join(err, readErr, barErr)
+}
+
+// take counts what became of some jobs.
+func (p *putBack) take(done carillon.Restored) {
+	p.Restored += done.Imported
+	p.WereThere += done.Unchanged
+	for _, f := range done.Failed {
+		if errors.Is(f.Err, context.Canceled) {
+			continue // it was not sent, or nobody knows: the next time tells
+		}
+		p.Failed++
+		p.offline = p.offline || errors.Is(f.Err, &carillon.Error{Code: carillon.CodeUnavailable})
+		if p.first == nil {
+			p.first = fmt.Errorf("%s: %w", f.ID, f.Err)
+		}
+	}
+}
+
+// refuseExisting looks before anything is put whether the service has any of the jobs.
+func (r *restorer) refuseExisting(ctx context.Context, client *carillon.Client, jobs *node.SnapshotJobs) error {
+	there := make(map[string]bool)
+	for j, err := range client.List(ctx, carillon.ListRequest{Selection: carillon.Selection{Prefix: r.options.Only.Prefix}, Limit: carillon.MaxListLimit}) {
+		if err != nil {
+			return err
+		}
+		there[j.ID] = true
+	}
+	found, example := 0, ""
+	err := jobs.All(ctx, r.options.Only, func(j carillon.ImportJob) error {
+		if there[j.Job.ID] {
+			if found++; example == "" {
+				example = j.Job.ID
+			}
+		}
+		return nil
+	})
+	if err == nil && found > 0 {
+		err = fmt.Errorf("the service has %d of the jobs already, such as %s; nothing was restored", found, example)
+	}
+	return err
+}

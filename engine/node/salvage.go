@@ -1,0 +1,53 @@
+package node
+
+import (
+	"context"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// SnapshotJobs are the jobs of a snapshot, to be put into a running service.
+type SnapshotJobs struct {
+	Manifest *archive.Manifest
+	Jobs     int // at most: completed ones whose time is over may be among them
+
+	target archive.Target
+	states []*engine.SavedState
+}
+
+// OpenJobs opens the jobs of a snapshot; id "" is the newest. Errors: those of Restore.
+func OpenJobs(ctx context.Context, t archive.Target, id string) (*SnapshotJobs, error) {
+	m, err := archive.Get(ctx, t, id)
+	if err != nil {
+		return nil, err
+	}
+	_, states, err := newRestored(m)
+	if err != nil {
+		return nil, err
+	}
+	s := &SnapshotJobs{Manifest: m, target: t, states: states}
+	for _, of := range states {
+		s.Jobs += of.Jobs
+	}
+	return s, nil
+}
+
+// All yields the selected jobs with their states, one partition after the other, which is in memory meanwhile but for
+// what the jobs' specs say. Errors: yield's, *archive.Damage, engine.ErrCheckpoint, what the archive said.
+func (s *SnapshotJobs) All(ctx context.Context, only carillon.Selection, yield func(carillon.ImportJob) error) error {
+	for p, state := range s.states {
+		salvage := engine.NewSalvage(state, only)
+		for _, room := range salvage.Rooms() {
+			take := func(key, value []byte) error { return salvage.Take(room, key, value, yield) }
+			if err := archive.ReadRoom(ctx, s.target, s.Manifest, p, room, nil, take); err != nil {
+				return err
+			}
+		}
+		if err := salvage.End(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// Salvage takes the jobs out of a partition's checkpoint, to be put back somewhere else: each with its state, as of
+// the checkpoint. It is given the pairs of rows and then those of specs, in order, and holds the rows of the selected
+// jobs meanwhile. What tells of other things, and fires that were asked for, does not belong to a job.
+type Salvage struct {
+	state  *SavedState
+	only   carillon.Selection
+	rest   arena
+	found  []foundRow
+	next   int // of found
+	sorted bool
+}
+
+// NewSalvage begins with the state of a checkpoint.
+func NewSalvage(state *SavedState, only carillon.Selection) *Salvage {
+	return &Salvage{state: state, only: only}
+}
+
+// Rooms are those to be given, in this order.
+func (*Salvage) Rooms() []byte { return append(jobRooms[:], roomSpecs) }
+
+// Take takes a pair, and yields the job if it is whole with that. Errors: yield's, ErrCheckpoint.
+func (s *Salvage) Take(room byte, key, value []byte, yield func(carillon.ImportJob) error) error {
+	if room != roomSpecs {
+		return malformed(room, key, s.takeRow(room, key, value))
+	}
+	s.sortRows()
+	at, err := decodeSpecKey(key)
+	if err != nil {
+		return malformed(room, key, err)
+	}
+	if s.next == len(s.found) || at.before(s.found[s.next].spec) {
+		return nil // unused
+	}
+	if s.found[s.next].spec != at {
+		return s.End()
+	}
+	s.next++
+	j, err := portable(s.rest.get(s.found[s.next-1].row), value)
+	if err != nil {
+		return malformed(room, key, err)
+	}
+	if !s.only.Matches(&j.Job) {
+		return nil
+	}
+	return yield(j)
+}
+
+// sortRows puts the rows in order of their specs, once they are all there.
+func (s *Salvage) sortRows() {
+	if s.sorted {
+		return
+	}
+	s.sorted = true
+	slices.SortFunc(s.found, func(a, b foundRow) int {
+		return cmp.Or(cmp.Compare(a.spec.put, b.spec.put), cmp.Compare(a.spec.index, b.spec.index))
+	})
+}
+
+// End tells whether each row had its spec. Errors: ErrCheckpoint.
+func (s *Salvage) End() error {
+	if s.next == len(s.found) {
+		return nil
+	}
+	return fmt.Errorf("%w: the spec of put %d is missing", ErrCheckpoint, s.found[s.next].spec.put)
+}
+
+func (s *Salvage) takeRow(room byte, key, value []byte) error {
+	if len(key) != keySize(room) || len(value) < 2 {
+		return errShort
+	}
+	if room == roomCompleted && s.state.machine.expired.hasPassed(key) {
+		return nil
+	}
+	r := row(slices.Concat([]byte{room}, key, value))
+	_, _, id, _, err := decodeRow(r)
+	if err != nil || !strings.HasPrefix(string(id), s.only.Prefix) {
+		return err
+	}
+	spec, _ := r.names()
+	s.found = append(s.found, foundRow{spec: spec, row: s.rest.add(r)})
+	return nil
+}
+
+// portable is a job as an import has it.
+func portable(r row, s []byte) (p carillon.ImportJob, err error) {
+	j, few, id, _, err := decodeRow(r)
+	if err != nil {
+		return p, err
+	}
+	if p.Job, err = decodeSpec(spec(s)); err != nil {
+		return p, err
+	}
+	p.Job.ID, p.Paused = string(id), j.status == statusPaused
+	from := j.next
+	switch {
+	case j.status == statusCompleted:
+		from++ // it is when that was
+	case j.next == none:
+		from = 0
+	case few.skipTo > 0: // those missed while paused are settled
+		from = max(from, few.skipTo+1)
+	case few.counted > 0:
+		from = few.countedFirst
+	}
+	p.State = &carillon.JobState{
+		Version: j.version, Accepted: fromMilli(j.accepted), From: fromMilli(from), Last: fromMilli(j.last), Fires: j.fires, Skipped: few.skipped,
+	}
+	return p, nil
+}
