@@ -40,6 +40,10 @@ type WorkerOptions struct {
 	// second, doubling up to a minute.
 	RetryDelay func(attempt int, err error) time.Duration
 
+	// Partitions, when over 0, is how many output streams there are, and says that the consumers are there, too
+	// (MakeConsumers). The worker then does nothing but pull and acknowledge, which is all the rights that it needs.
+	Partitions int
+
 	// StartNew, where the name is new, leaves out the triggers the output streams hold already.
 	StartNew bool
 
@@ -84,11 +88,16 @@ func (o WorkerOptions) Validate() error {
 		return errField(CodeInvalidField, "ack_wait", "is %s; expected 100ms or more", o.AckWait)
 	case o.MaxAttempts < 0:
 		return errField(CodeInvalidField, "max_attempts", "is %d; expected 1 or more", o.MaxAttempts)
+	case o.Partitions < 0 || o.Partitions > mostPartitions:
+		return errField(CodeInvalidField, "partitions", "is %d; expected 1 to %d", o.Partitions, mostPartitions)
 	case o.Grace < 0:
 		return errField(CodeInvalidField, "grace", "is %s; expected 0 or more", o.Grace)
 	}
 	return nil
 }
+
+// mostPartitions a service may have.
+const mostPartitions = 1024
 
 func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 
@@ -108,22 +117,54 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 	if err := o.Validate(); err != nil {
 		return err
 	}
+	w, err := c.worker(o)
+	if err != nil {
+		return err
+	}
+	w.do = handle
+	if o.Partitions > 0 {
+		return w.run(ctx, o.Partitions)
+	}
+	partitions, err := w.makeConsumers(ctx)
+	if err != nil {
+		return err
+	}
+	return w.run(ctx, partitions)
+}
+
+// MakeConsumers makes what workers of these options need, for workers that may not do so themselves: they then say
+// in their options how many output streams there are, which it returns. Errors: as Work's.
+func (c *Client) MakeConsumers(ctx context.Context, o WorkerOptions) (partitions int, err error) {
+	if err := o.Validate(); err != nil {
+		return 0, err
+	}
+	w, err := c.worker(o)
+	if err != nil {
+		return 0, err
+	}
+	return w.makeConsumers(ctx)
+}
+
+func (c *Client) worker(o WorkerOptions) (*worker, error) {
 	js, err := jetstream.New(c.nc)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	o = o.withDefaults()
-	w := &worker{Client: c, WorkerOptions: o, js: js, do: handle, held: newDeliveries(o.Concurrency)}
-	outputs, err := c.outputs(ctx, js)
+	return &worker{Client: c, WorkerOptions: o, js: js, held: newDeliveries(o.Concurrency)}, nil
+}
+
+func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) {
+	outputs, err := w.outputs(ctx, w.js)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for p := range outputs {
-		if err = w.makeConsumer(ctx, p); err != nil {
-			return err
+		if err := w.makeConsumer(ctx, p); err != nil {
+			return 0, err
 		}
 	}
-	return w.run(ctx, len(outputs))
+	return len(outputs), nil
 }
 
 type worker struct {

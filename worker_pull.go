@@ -48,6 +48,9 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 		if !p.failed(ctx, err) {
 			return
 		}
+		if w.Partitions > 0 {
+			continue // who made the consumer may make it again
+		}
 		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, nats.ErrNoResponders) {
 			if err := w.makeConsumer(ctx, partition); err != nil && ctx.Err() == nil {
 				w.OnError(nil, err)

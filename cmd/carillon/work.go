@@ -18,6 +18,7 @@ import (
 
 func newWorkCommand(a *app) *cobra.Command {
 	w := worker{app: a}
+	var prepare bool
 	c := &cobra.Command{
 		Use:   "work TOPIC [flags] [-- COMMAND [ARG]...]",
 		Short: "Run a command for each trigger of a topic, or print it",
@@ -29,10 +30,15 @@ CARILLON_TOPIC, CARILLON_VERSION, CARILLON_MISSED and CARILLON_ATTEMPT in its en
 with 0 the trigger is acknowledged; else it comes again, later each time. The same trigger may come
 twice, after a crash for one: CARILLON_TRIGGER is the key to notice it by.
 
+A worker needs consumers of its --name on the output streams, and makes them. One whose user may not has them
+made before by somebody else, with --prepare, and says with --partitions how many there are.
+
 SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way get --grace to end.`,
 		Example: `  carillon work billing.renewals --name billing -- ./renew.sh
   carillon work 'reports.>' --name reports --concurrency 4 --max-attempts 5 -- sh -c 'cat > "out/$CARILLON_JOB"'
-  carillon work '>' --name look --json`,
+  carillon work '>' --name look --json
+  carillon work billing.renewals --name billing --prepare   # by an operator, once
+  carillon work billing.renewals --name billing --partitions 8 -- ./renew.sh`,
 		Args: func(c *cobra.Command, args []string) error {
 			if before := c.ArgsLenAtDash(); before != 1 && (before >= 0 || len(args) != 1) {
 				return fmt.Errorf("give one topic, and a command to run behind --")
@@ -41,6 +47,9 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			w.options.Topic, w.command = args[0], args[1:]
+			if prepare {
+				return w.prepare(c.Context())
+			}
 			return w.run(c.Context())
 		},
 	}
@@ -50,6 +59,8 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give a trigger up after this `many` failures (default never)")
 	f.DurationVar(&w.options.Grace, "grace", 0, "how long commands get to end (default 30s)")
 	f.BoolVar(&w.options.StartNew, "start-new", false, "where the name is new: leave out triggers that are there already")
+	f.BoolVar(&prepare, "prepare", false, "make the consumers, say how many there are, and end")
+	f.IntVar(&w.options.Partitions, "partitions", 0, "how `many` consumers --prepare has made; then none is made or looked at")
 	return c
 }
 
@@ -71,6 +82,31 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	defer nc.Close()
 	return client.Work(ctx, w.options, w.handle)
+}
+
+func (w *worker) prepare(ctx context.Context) error {
+	if err := w.options.Validate(); err != nil {
+		return err
+	}
+	if len(w.command) > 0 {
+		return usagef("--prepare runs no command")
+	}
+	nc, client, err := w.app.connect()
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	partitions, err := client.MakeConsumers(ctx, w.options)
+	if err != nil {
+		return err
+	}
+	if w.app.json {
+		return w.app.marshal(struct {
+			Name       string `json:"name"`
+			Partitions int    `json:"partitions"`
+		}{w.options.Name, partitions})
+	}
+	return w.app.line("workers %s have their consumers on %d output streams", w.options.Name, partitions)
 }
 
 func (w *worker) report(t *carillon.Trigger, err error) {

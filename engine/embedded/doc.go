@@ -16,7 +16,7 @@
 //   - change, delete, purge, restore or move the log and the output streams, or delete one of their
 //     messages;
 //   - touch the engine's own consumer of the log, or publish where the engine listens for answers;
-//   - subscribe to <prefix>.api.>, so that nobody can pose as the service.
+//   - subscribe to <prefix>.api.> and <prefix>.tenant.>, so that nobody can pose as the service.
 //
 // nats-server checks a publish against the rights of the connection that sends it, and against
 // nothing when the server itself publishes for a user. Whoever may create streams and consumers or
@@ -27,10 +27,7 @@
 // that a server which closes one is noticed. The engine treats every record as possibly foreign and
 // survives them, but a well-made forgery is believed.
 //
-// Where clients are not trusted, give nats-server a configuration file: users that may publish on
-// <prefix>.cmd.*.* and <prefix>.api.> and subscribe to their own inbox (deny `$JS.API.STREAM.CREATE.*`,
-// `$JS.API.STREAM.UPDATE.*`, `$JS.API.CONSUMER.>` and `$JS.API.DIRECT.>` outright), or, stronger, an
-// account of the engine's own that exports <prefix>.cmd.*.* and <prefix>.api.> as services: subjects
-// of another account cannot be named at all, by a reply or otherwise. Workers there use consumers made
-// for them and need `$JS.API.CONSUMER.MSG.NEXT.<stream>.<consumer>` and `$JS.ACK.<stream>.<consumer>.>`.
+// Where clients are not trusted, give nats-server a configuration file with an account of the engine's own that exports
+// requests and commands as services: subjects of another account cannot be named at all, by a reply or otherwise.
+// docs/deploy/nats/carillon.conf is one, for engines, operators, clients, workers and tenants.
 package embedded

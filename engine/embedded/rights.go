@@ -53,6 +53,6 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 	}
 	return &server.Permissions{
 		Publish:   &server.SubjectPermission{Deny: deny},
-		Subscribe: &server.SubjectPermission{Deny: []string{o.Prefix + ".api.>", inboxPrefix + ".>"}},
+		Subscribe: &server.SubjectPermission{Deny: []string{o.Prefix + ".api.>", o.Prefix + ".tenant.>", inboxPrefix + ".>"}},
 	}
 }

@@ -157,7 +157,7 @@ func TestClientRights(t *testing.T) {
 		}
 	}
 	for subject, want := range map[string]bool{
-		"carillon.api.>": true, "carillon.api.put.*": true, "_CARILLON.>": true,
+		"carillon.api.>": true, "carillon.api.put.*": true, "carillon.tenant.>": true, "_CARILLON.>": true,
 		"carillon.log.>": false, "carillon.trigger.>": false, "carillon.event.0.>": false, "_INBOX.x.*": false,
 	} {
 		if got := refusedSubscribe(t, nc, subject); got != want {

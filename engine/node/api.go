@@ -28,10 +28,13 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node: api: %w", err)
 	}
-	api := service.AddGroup(n.o.Prefix + ".api")
+	api, tenant := service.AddGroup(n.o.Prefix+".api"), service.AddGroup(n.o.Prefix+".tenant.*")
 	serve := func(name, subject string, handle micro.HandlerFunc) {
 		if err == nil {
 			err = api.AddEndpoint(name, handle, micro.WithEndpointSubject(subject))
+		}
+		if err == nil && name != "snapshot" && name != "status" { // those are about all jobs
+			err = tenant.AddEndpoint("tenant-"+name, handle, micro.WithEndpointSubject(subject))
 		}
 	}
 	// A command needs no goroutine: what takes long is its way through the log, and nobody stands waiting.
@@ -62,8 +65,9 @@ func (n *Node) serveAPI() (micro.Service, error) {
 // call is one request.
 type call struct {
 	micro.Request
-	nc  *nats.Conn
-	job string // the rest of the subject after the verb
+	nc     *nats.Conn
+	tenant string // who asks, where the request came as a tenant's (tenant.go)
+	job    string // the rest of the subject after the verb
 }
 
 // answer publishes the reply. The ways to answer that micro.Request has note the outcome in the request, and
@@ -97,8 +101,8 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	if n.server == nil && !n.pulse.fresh(time.Now()) {
 		return nil, nil // who asks again gets an answer from another node
 	}
-	_, job, _ := strings.Cut(strings.TrimPrefix(r.Subject(), n.o.Prefix+".api."), ".")
-	c = &call{Request: r, nc: n.nc, job: job}
+	c = &call{Request: r, nc: n.nc}
+	err = c.split(n.o.Prefix)
 	if n.calls.Add(1) > maxCalls {
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
 	}
@@ -154,6 +158,9 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
 		return err
 	}
+	if err := c.mayID(c.job); err != nil {
+		return err
+	}
 	switch verb {
 	case carillon.VerbPut:
 		job, _, err := carillon.ParsePut(c.Data())
@@ -161,6 +168,9 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 			return err
 		}
 		job.ID = c.job
+		if err := c.mayPut(&job); err != nil {
+			return err
+		}
 		return n.checkPut(&job)
 	case carillon.VerbFire:
 		_, _, err := carillon.ParseFire(c.Data())
@@ -190,6 +200,9 @@ func (n *Node) checkPut(job *carillon.Job) error {
 func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	s, err := carillon.ParseSelection(c.Data())
 	if err != nil {
+		return err
+	}
+	if err := c.within(&s); err != nil {
 		return err
 	}
 	if err := n.current(); err != nil {
@@ -230,6 +243,9 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 
 func (n *Node) apiGet(c *call) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
+		return err
+	}
+	if err := c.mayID(c.job); err != nil {
 		return err
 	}
 	if err := n.current(); err != nil {
@@ -289,6 +305,9 @@ func (p *partition) page(list *carillon.ListRequest, after string, limit int) (j
 func (n *Node) apiList(c *call) error {
 	list, err := carillon.ParseList(c.Data())
 	if err != nil {
+		return err
+	}
+	if err := c.within(&list.Selection); err != nil {
 		return err
 	}
 	after, err := base64.RawURLEncoding.DecodeString(list.Cursor)

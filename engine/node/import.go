@@ -21,7 +21,7 @@ func (n *Node) apiImport(c *call) error {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d imports are in progress", maxImports)}
 	}
 	im := newImporting(n.layout.Partitions)
-	if err := im.read(n, c.Data(), c.Headers().Get(carillon.HeaderRequest)); err != nil {
+	if err := im.read(n, c, c.Data(), c.Headers().Get(carillon.HeaderRequest)); err != nil {
 		return err
 	}
 	for p := range im.packs {
@@ -66,7 +66,7 @@ func newImporting(partitions int) *importing {
 }
 
 // read reads a body. A line that is no good is a failure of its own.
-func (im *importing) read(n *Node, body []byte, request string) error {
+func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 	if len(request) > carillon.MaxJobIDLength-8 { // the line's number is added to it
 		return &carillon.Error{
 			Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest,
@@ -87,6 +87,9 @@ func (im *importing) read(n *Node, body []byte, request string) error {
 			continue
 		}
 		l, err := carillon.ParseImport(line)
+		if err == nil {
+			err = c.mayPut(&l.Job)
+		}
 		if err == nil && l.Status == carillon.StatusCompleted && l.State == nil {
 			im.reply.LeftOut++
 			continue

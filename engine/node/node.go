@@ -361,7 +361,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Rights: streams.Rights{Subscribe: []string{o.Prefix + ".api.>", "$SRV.>"}, Answer: true},
+		Rights: streams.Rights{Subscribe: []string{o.Prefix + ".api.>", o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true},
 		Reader: reader, Wire: wire, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
 	})
 	if err != nil {
