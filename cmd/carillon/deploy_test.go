@@ -1,0 +1,365 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"go.yaml.in/yaml/v3"
+)
+
+// authority signs certificates.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// newAuthority writes ca.crt into dir.
+func newAuthority(t *testing.T, dir string) *authority {
+	t.Helper()
+	a := &authority{dir: dir}
+	a.cert, a.key = a.sign(t, "ca", &x509.Certificate{
+		Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	})
+	return a
+}
+
+// issue writes NAME.crt and NAME.key, for a server at 127.0.0.1 as for a client.
+func (a *authority) issue(t *testing.T, name string) {
+	t.Helper()
+	a.sign(t, name, &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	})
+}
+
+func (a *authority) sign(t *testing.T, name string, of *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of.SerialNumber, of.NotBefore, of.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = of, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, of, parent, &key.PublicKey, signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ext, block := range map[string]*pem.Block{
+		".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: private},
+	} {
+		if err := os.WriteFile(filepath.Join(a.dir, name+ext), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+// startDeployed runs a nats-server on docs/deploy/nats/server.conf, with this machine's paths, alone.
+func startDeployed(t *testing.T, tls string) (url string) {
+	t.Helper()
+	for _, user := range []string{"ENGINE", "OPERATOR", "CLIENT", "BILLING", "ACME"} {
+		t.Setenv("CARILLON_"+user+"_PASSWORD", strings.ToLower(user))
+	}
+	t.Setenv("NATS_SERVER_NAME", "nats-1")
+	dir := t.TempDir()
+	for _, name := range []string{"server.conf", "carillon.conf"} {
+		b, err := os.ReadFile(filepath.Join("../../docs/deploy/nats", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.NewReplacer("/etc/nats/tls", tls, "/var/lib/nats", filepath.Join(dir, "data")).Replace(string(b))
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o, err := natsserver.ProcessConfigFile(filepath.Join(dir, "server.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(o.Routes) != 3 || o.Cluster.TLSConfig == nil {
+		t.Errorf("the example is no cluster of three over TLS: %v", o.Routes)
+	}
+	o.Cluster, o.Routes = natsserver.ClusterOpts{}, nil
+	o.Host, o.Port, o.HTTPPort, o.NoLog, o.NoSigs = "127.0.0.1", natsserver.RANDOM_PORT, 0, true, true
+	ns, err := natsserver.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+	})
+	return ns.ClientURL()
+}
+
+// An engine and clients over TLS with certificates on both sides, as the example has it, by flags and by environment.
+func TestTLS(t *testing.T) {
+	certs, others := t.TempDir(), t.TempDir()
+	ca := newAuthority(t, certs)
+	for _, name := range []string{"server", "engine", "client"} {
+		ca.issue(t, name)
+	}
+	newAuthority(t, others).issue(t, "client")
+	url := startDeployed(t, certs)
+	of := func(dir, name string) []string {
+		return []string{
+			"--tlsca", filepath.Join(certs, "ca.crt"),
+			"--tlscert", filepath.Join(dir, name+".crt"), "--tlskey", filepath.Join(dir, name+".key"),
+		}
+	}
+
+	ctx, stop := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var log strings.Builder
+	go func() {
+		ended <- Run(ctx, append([]string{
+			"serve", "--data", t.TempDir(), "--http", "127.0.0.1:0", "--partitions", "2", "--nats", url, "--user", "engine", "--password", "engine",
+		}, of(certs, "engine")...), strings.NewReader(""), w, &log)
+		w.Close()
+	}()
+	defer func() {
+		stop()
+		if code := <-ended; code != 0 {
+			t.Errorf("serve ended with %d:\n%s", code, &log)
+		}
+	}()
+	if line, err := bufio.NewReader(r).ReadString('\n'); err != nil || !strings.HasPrefix(line, "carillon ready nats="+url) {
+		t.Fatalf("serve printed %q, %v", line, err)
+	}
+
+	client := []string{"--server", url, "--user", "client", "--password", "client"}
+	if code, _, errOut := run(t, append(append([]string{"job", "put", "a", "--in", "1h"}, client...), of(certs, "client")...)...); code != 0 {
+		t.Errorf("put over TLS: %s", errOut)
+	}
+	for what, c := range map[string]struct {
+		flags []string
+		says  string
+	}{
+		"without the authority": {nil, "tls"},
+		"without a certificate": {[]string{"--tlsca", filepath.Join(certs, "ca.crt")}, "tls"},
+		"another's certificate": {of(others, "client"), "tls"},
+		"another authority":     {append(of(certs, "client"), "--tlsca", filepath.Join(others, "ca.crt")), "tls"},
+		"no file":               {[]string{"--tlsca", "nowhere.crt"}, "nowhere.crt"},
+	} {
+		if code, _, errOut := run(t, append(append([]string{"job", "get", "a", "--timeout", "5s"}, client...), c.flags...)...); code != exitFailure || !strings.Contains(errOut, c.says) {
+			t.Errorf("%s: %d, %s", what, code, errOut)
+		}
+	}
+	t.Setenv("NATS_URL", url)
+	t.Setenv("NATS_USER", "client")
+	t.Setenv("NATS_PASSWORD", "client")
+	t.Setenv("NATS_CA", filepath.Join(certs, "ca.crt"))
+	t.Setenv("NATS_CERT", filepath.Join(certs, "client.crt"))
+	t.Setenv("NATS_KEY", filepath.Join(certs, "client.key"))
+	if code, out, errOut := run(t, "job", "get", "a"); code != 0 || !strings.Contains(out, "a") {
+		t.Errorf("by the environment: %s", errOut)
+	}
+	t.Setenv("NATS_PASSWORD", "wrong")
+	if code, _, errOut := run(t, "job", "get", "a"); code != exitFailure || !strings.Contains(errOut, "Authorization Violation") {
+		t.Errorf("a wrong password: %d, %s", code, errOut)
+	}
+}
+
+// deployed is a file under docs/deploy.
+func deployed(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("../../docs/deploy", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Each command line of Carillon's in a comment, a unit or a manifest is one that this binary takes.
+func TestDeployedCommands(t *testing.T) {
+	found := 0
+	check := func(line string) {
+		found++
+		line = strings.NewReplacer("\\\n", " ", "$(POD_NAME)", "pod", "%l", "host").Replace(line)
+		if len(parseLine(t, line)) != 1 {
+			t.Errorf("no command: %q", line)
+		}
+	}
+	for _, name := range []string{"nats/carillon.conf", "systemd/carillon.service"} {
+		for _, line := range regexp.MustCompile(`(?:# +|/)(carillon (?:serve|work)\b(?:.*\\\n)*.*)`).FindAllStringSubmatch(deployed(t, name), -1) {
+			check(line[1])
+		}
+	}
+	for _, m := range manifests(t, "kubernetes/carillon.yaml") {
+		containers, _ := at(m, "spec", "template", "spec", "containers").([]any)
+		for _, c := range containers {
+			line := "carillon"
+			for _, arg := range at(c, "args").([]any) {
+				line += " " + arg.(string)
+			}
+			check(line)
+		}
+	}
+	if found != 4 {
+		t.Errorf("%d command lines were found, want 4", found)
+	}
+}
+
+// manifests are the documents of a YAML file.
+func manifests(t *testing.T, name string) (all []any) {
+	t.Helper()
+	d := yaml.NewDecoder(strings.NewReader(deployed(t, name)))
+	for {
+		var m any
+		err := d.Decode(&m)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		all = append(all, m)
+	}
+}
+
+// at goes down a document by keys; nil where there is nothing.
+func at(m any, keys ...string) any {
+	for _, k := range keys {
+		of, _ := m.(map[string]any)
+		m = of[k]
+	}
+	return m
+}
+
+// The manifests hang together: what one names another has, and the environment is what the command line reads.
+func TestKubernetes(t *testing.T) {
+	var set any
+	for _, m := range manifests(t, "kubernetes/carillon.yaml") {
+		selector := at(m, "spec", "selector")
+		if labels := at(selector, "matchLabels"); labels != nil {
+			selector = labels
+		}
+		if !reflect.DeepEqual(selector, map[string]any{"app": "carillon"}) {
+			t.Errorf("%v selects %v", at(m, "kind"), selector)
+		}
+		if at(m, "kind") == "StatefulSet" {
+			set = m
+		}
+	}
+	if !reflect.DeepEqual(at(set, "spec", "template", "metadata", "labels"), map[string]any{"app": "carillon"}) || at(set, "spec", "serviceName") != "carillon" {
+		t.Error("the set's pods are not those that the service selects")
+	}
+	volumes := map[any]bool{}
+	for _, v := range append(at(set, "spec", "template", "spec", "volumes").([]any), at(set, "spec", "volumeClaimTemplates").([]any)...) {
+		volumes[at(v, "name")], volumes[at(v, "metadata", "name")] = true, true
+	}
+	c := at(set, "spec", "template", "spec", "containers").([]any)[0]
+	for _, m := range at(c, "volumeMounts").([]any) {
+		if !volumes[at(m, "name")] {
+			t.Errorf("there is no volume %v", at(m, "name"))
+		}
+	}
+	for _, e := range at(c, "env").([]any) {
+		name := at(e, "name").(string)
+		if name == "POD_NAME" {
+			continue
+		}
+		t.Setenv(name, "")
+		before := connection{}
+		_ = before.resolve() // a certificate without its key is an error, and was read all the same
+		t.Setenv(name, "given")
+		after := connection{}
+		if _ = after.resolve(); after == before {
+			t.Errorf("the command line does not read $%s", name)
+		}
+	}
+
+	// Every key of the chart's values is one of the chart.
+	known := map[string]bool{}
+	keys, err := os.ReadFile("testdata/nats-chart-keys.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key := range strings.Lines(string(keys)) {
+		known[strings.TrimSpace(key)] = true
+	}
+	values := manifests(t, "kubernetes/nats-values.yaml")[0]
+	var walk func(m any, path string)
+	walk = func(m any, path string) {
+		if known[path] || known[path+" *"] {
+			return
+		}
+		of, ok := m.(map[string]any)
+		if !ok {
+			t.Errorf("the chart has no %s", path)
+		}
+		for k, v := range of {
+			walk(v, strings.TrimPrefix(path+"."+k, "."))
+		}
+	}
+	walk(values, "")
+
+	// The passwords that the accounts name are given to the servers.
+	given := at(values, "container", "env").(map[string]any)
+	for _, name := range regexp.MustCompile(`\$(CARILLON_\w+)`).FindAllStringSubmatch(deployed(t, "nats/carillon.conf"), -1) {
+		if given[name[1]] == nil {
+			t.Errorf("nats-values.yaml does not give %s", name[1])
+		}
+	}
+}
+
+// systemd takes the units, where there is one to ask.
+func TestUnits(t *testing.T) {
+	dir := t.TempDir()
+	for _, unit := range []string{"carillon.service", "nats-server.service"} {
+		text := deployed(t, "systemd/"+unit)
+		for _, section := range []string{"[Unit]", "[Service]", "[Install]"} {
+			if !strings.Contains(text, "\n"+section+"\n") {
+				t.Errorf("%s has no %s", unit, section)
+			}
+		}
+		analyze, err := exec.LookPath("systemd-analyze")
+		if err != nil {
+			t.Logf("no systemd-analyze here: %s was looked at, and not verified", unit)
+			continue
+		}
+		text = regexp.MustCompile(`/usr/local/bin/[a-z-]+`).ReplaceAllString(text, "/bin/true") // it looks for the programs
+		file := filepath.Join(dir, unit)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()
+		if err != nil || strings.Contains(string(out), unit) {
+			t.Errorf("%s: %v\n%s", unit, err, out)
+		}
+	}
+}
