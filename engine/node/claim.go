@@ -53,10 +53,10 @@ func (n *Node) claimAll(ctx context.Context) error {
 	}
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		st, stopped := p.machine.Stats(), p.stopped
+		stopped := p.stopped
 		p.mu.Unlock()
 		if errors.Is(stopped, engine.ErrRules) {
-			return newerRules(p, st)
+			return fmt.Errorf("node: %w", stopped)
 		}
 	}
 	return nil

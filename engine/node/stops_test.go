@@ -17,6 +17,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -377,6 +378,30 @@ func TestStopNewerVersion(t *testing.T) {
 	fires(t, c, in(0, "zero"))
 	r.stop(t)
 	words(t, refused(t, o), "under other rules", "logic 2 and tzdata 2099a") // until that version is started
+}
+
+// An older version ticked behind the last checkpoint: computing these ticks by other rules might make another history.
+// The rest of the log is not touched, so that version can go on.
+func TestStopOlderTicks(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	nc := dial(t, e.url)
+	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	older := engine.Claim{Node: "older", Logic: engine.Logic, TZData: "1999a"}
+	epoch, err := s.Log.Publish(t.Context(), "carillon.log.1.claim", nil, older.Encode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tick := engine.EncodeTicks([]engine.Tick{{Partition: 1, To: time.Now().UnixMilli(), Epoch: epoch, Limit: 1}})
+	if _, err := s.Log.Publish(t.Context(), "carillon.log.1.tick", nil, tick); err != nil {
+		t.Fatal(err)
+	}
+	words(t, refused(t, o), "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
 }
 
 // A newer version stopped cleanly: its checkpoint has nothing that this one could not read, but its word
