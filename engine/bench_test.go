@@ -201,3 +201,23 @@ func BenchmarkMemory(b *testing.B) {
 		runtime.KeepAlive(s)
 	}
 }
+
+// BenchmarkChain is an output's way through a chain whose window is full: offered, sent, acknowledged with others.
+func BenchmarkChain(b *testing.B) {
+	c := NewChain()
+	c.Resume(0, 0, nil)
+	outputs := numbered(1, windowMin/roomShare, 0)
+	b.ReportAllocs()
+	for left := b.N; left > 0; {
+		if c.Room() > 0 {
+			c.Offer(outputs)
+			left -= len(outputs)
+		}
+		for {
+			if _, ok := c.Next(1); !ok {
+				break
+			}
+		}
+		c.Acked(c.Stored().Seq+windowMin/acksFlying, 1)
+	}
+}

@@ -66,6 +66,7 @@ type Chain struct {
 	alone   bool     // confirm: the first message since the chain was resumed has none yet
 	sending bool     // a message was sent since the chain was resumed
 	queue   []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
+	room    []Output // the memory that queue moves through
 	sent    int
 	expect  uint64 // the stream's last sequence once everything in flight is stored
 	asked   int    // outputs sent since an ack was last asked for
@@ -107,7 +108,7 @@ func (c *Chain) Lost() bool { return c.lost }
 // Lose gives up what is in flight: a message was refused, or an ack did not come.
 func (c *Chain) Lose() {
 	c.lost = true
-	c.queue, c.sent, c.asked = nil, 0, 0
+	c.queue, c.room, c.sent, c.asked = nil, nil, 0, 0
 }
 
 // Resume goes on after the stream's end: lastSeq is the stream's last sequence, number the output that is
@@ -121,9 +122,19 @@ func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
 
 // Offer adds new outputs. A lost chain does not take them: Resume brings them.
 func (c *Chain) Offer(outputs []Output) {
-	if !c.lost {
-		c.queue = append(c.queue, outputs...)
+	if c.lost {
+		return
 	}
+	// Where append would grow the queue there is mostly room before it, where what is stored was.
+	if n := len(c.queue); n+len(outputs) > cap(c.queue) {
+		if 2*(n+len(outputs)) > cap(c.room) {
+			c.room = make([]Output, 4*(n+len(outputs)))
+		}
+		copy(c.room, c.queue)
+		clear(c.room[n:])
+		c.queue = c.room[:n]
+	}
+	c.queue = append(c.queue, outputs...)
 }
 
 // Next gives the next message to send at now, the stream's clock in unix ms. There is none while the

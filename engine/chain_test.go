@@ -150,3 +150,37 @@ func TestChainConfirms(t *testing.T) {
 		t.Error("resumed, it is another chain")
 	}
 }
+
+// TestChainQueue has outputs come and go in steps of different sizes: each is sent once, in order, as it was, and the
+// memory for them stays what a window needs.
+func TestChainQueue(t *testing.T) {
+	c := NewChain()
+	c.Resume(0, 0, nil)
+	var offered, sent uint64
+	for step := range uint64(10_000) {
+		n := step * 7 % 300
+		c.Offer(numbered(offered+1, offered+n, int64(step)))
+		offered += n
+		for {
+			p, ok := c.Next(int64(step))
+			if !ok {
+				break
+			}
+			sent++
+			if p.Output.Number != sent || p.Expect != sent-1 {
+				t.Fatalf("after %d outputs it sends number %d behind %d", sent-1, p.Output.Number, p.Expect)
+			}
+		}
+		if c.InFlight() == len(c.queue) {
+			c.Acked(sent-min(sent, step%3*100), int64(step))
+		} else {
+			c.Acked(sent, int64(step))
+		}
+	}
+	if sent != offered {
+		t.Errorf("%d outputs were sent of %d", sent, offered)
+	}
+	if len(c.room) > 16*windowMin {
+		t.Errorf("the queue has room for %d", len(c.room))
+	}
+}
