@@ -135,17 +135,27 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		return // it speaks for a message that may stand for another output now
 	}
 	waiting := p.chain.Room() == 0
-	ns := now.UnixNano() + n.clock.offset.Load()
-	for _, o := range p.chain.Acked(seq, n.clock.ms()) {
-		if o.Kind != engine.OutputEvent {
-			n.meters.late(ns - o.Due*1e6)
-		}
-	}
+	n.lateness(p.chain.Acked(seq, n.clock.ms()), now.UnixNano()+n.clock.offset.Load())
 	if n.server == nil {
 		p.durable = p.chain.Stored() // a replicated stream's ack is its word
 	}
 	if _, sends := p.chain.HoldUntil(); waiting && (sends || p.chain.Room() > 0) {
 		n.bell.ring() // more can be sent, or made, now
+	}
+}
+
+// lateness notes how late triggers are stored, all that are due in one millisecond together.
+func (n *Node) lateness(stored []engine.Output, now int64) {
+	for i := 0; i < len(stored); {
+		due, triggers := stored[i].Due, 0
+		for ; i < len(stored) && stored[i].Due == due; i++ {
+			if stored[i].Kind != engine.OutputEvent {
+				triggers++
+			}
+		}
+		if triggers > 0 {
+			n.meters.late(now-due*1e6, triggers)
+		}
 	}
 }
 

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -163,10 +165,12 @@ func (p *partition) lag(now int64) time.Duration {
 	return max(0, time.Duration(now-at)*time.Millisecond)
 }
 
-// late notes how long after its due time a trigger was known to be stored, ns.
-func (m *meters) late(ns int64) {
-	m.lateness.Update(float64(ns) / 1e9)
-	m.recent.record(ns / 1000)
+// late notes how long after their due time some triggers were known to be stored, ns.
+func (m *meters) late(ns int64, triggers int) {
+	for range triggers {
+		m.lateness.Update(float64(ns) / 1e9)
+	}
+	m.recent.record(ns/1000, triggers)
 }
 
 // recent holds the lateness of the last one to two minutes, µs.
@@ -178,11 +182,11 @@ type recent struct {
 
 const recentSpan = time.Minute
 
-func (r *recent) record(us int64) {
+func (r *recent) record(us int64, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.turn()
-	_ = r.now.RecordValue(min(max(us, 0), r.now.HighestTrackableValue())) // within bounds
+	_ = r.now.RecordValues(min(max(us, 0), r.now.HighestTrackableValue()), int64(n)) // within bounds
 }
 
 func (r *recent) turn() {
@@ -216,12 +220,20 @@ func (m *meters) synced(d time.Duration, records, bytes int) {
 
 // listener counts what a partition's machine does.
 func (m *meters) listener(partition int) engine.Listener {
+	type outcome struct {
+		verb string
+		code carillon.Code
+	}
+	commands := make(map[outcome]*metrics.Counter) // to name one costs more than to count; only the machine's caller is here
 	return engine.Listener{
 		Command: func(verb string, code carillon.Code) {
-			if code == "" {
-				code = "ok"
+			counter := commands[outcome{verb, code}]
+			if counter == nil {
+				result := strconv.Quote(string(cmp.Or(code, "ok")))
+				counter = m.set.GetOrCreateCounter(`carillon_commands_total{verb=` + strconv.Quote(verb) + `,result=` + result + `}`)
+				commands[outcome{strings.Clone(verb), code}] = counter
 			}
-			m.set.GetOrCreateCounter(`carillon_commands_total{verb=` + strconv.Quote(verb) + `,result=` + strconv.Quote(string(code)) + `}`).Inc()
+			counter.Inc()
 		},
 		Fired: func(o *engine.Output) {
 			switch o.Kind {

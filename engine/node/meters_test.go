@@ -1,0 +1,50 @@
+package node
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// Every trigger counts in the lateness, however many are due together, and no event.
+func TestLatenessOfStored(t *testing.T) {
+	n := &Node{meters: newMeters(func() *Node { return nil })}
+	stored := []engine.Output{{Due: 100}, {Due: 100, Kind: engine.OutputEvent}, {Due: 100, Kind: engine.OutputForced}, {Due: 99}, {Due: 98, Kind: engine.OutputEvent}}
+	n.lateness(stored, 105e6)
+	n.lateness(nil, 105e6)
+	got := n.meters.latenessSummary()
+	if got.Count != 3 || got.P50 < 4.9 || got.P50 > 5.1 || got.Max < 5.9 || got.Max > 6.1 {
+		t.Errorf("%+v", got)
+	}
+	var text bytes.Buffer
+	n.meters.write(&text)
+	if !strings.Contains(text.String(), "carillon_lateness_seconds_count 3\n") {
+		t.Error(text.String())
+	}
+}
+
+// A command counts by its verb and outcome, over all partitions.
+func TestCommandCounters(t *testing.T) {
+	m := newMeters(func() *Node { return nil })
+	for p := range 2 {
+		l := m.listener(p)
+		for range 3 {
+			l.Command("put", "")
+		}
+		l.Command("put", "not_found")
+		l.Command("unknown", "")
+	}
+	var text bytes.Buffer
+	m.write(&text)
+	for _, want := range []string{
+		`carillon_commands_total{verb="put",result="ok"} 6`,
+		`carillon_commands_total{verb="put",result="not_found"} 2`,
+		`carillon_commands_total{verb="unknown",result="ok"} 2`,
+	} {
+		if !strings.Contains(text.String(), want+"\n") {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
