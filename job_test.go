@@ -608,3 +608,21 @@ func BenchmarkAppendJSON(b *testing.B) {
 		dst = j.AppendJSON(dst[:0])
 	}
 }
+
+func BenchmarkAppendTime(b *testing.B) {
+	at := time.UnixMilli(1_796_115_600_250)
+	var dst []byte
+	for _, v := range []struct {
+		name string
+		to   func([]byte, time.Time) []byte
+	}{
+		{"AppendTime", AppendTime},
+		{"AppendFormat", func(dst []byte, t time.Time) []byte { return t.UTC().AppendFormat(dst, TimeFormat) }},
+	} {
+		b.Run(v.name, func(b *testing.B) {
+			for b.Loop() {
+				dst = v.to(dst[:0], at)
+			}
+		})
+	}
+}

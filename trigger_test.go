@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
+	"pgregory.net/rapid"
 )
 
 func TestNames(t *testing.T) {
@@ -220,6 +221,17 @@ func FuzzParseRequests(f *testing.F) {
 			if err := parse(b); err != nil && !errors.Is(err, &Error{Code: CodeInternal}) {
 				t.Fatal(err)
 			}
+		}
+	})
+}
+
+// AppendTime writes what time.Format does, of every year.
+func TestAppendTime(t *testing.T) {
+	east := time.FixedZone("", 5*3600+1800)
+	rapid.Check(t, func(t *rapid.T) {
+		at := time.UnixMilli(rapid.Int64Range(-70_000_000_000_000, 300_000_000_000_000).Draw(t, "ms")).In(east)
+		if got, want := string(AppendTime([]byte("at "), at)), "at "+at.UTC().Format(TimeFormat); got != want {
+			t.Fatalf("%q, want %q", got, want)
 		}
 	})
 }

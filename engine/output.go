@@ -75,8 +75,6 @@ func (o *Output) ID() string {
 	return ""
 }
 
-const scheduledFormat = "2006-01-02T15:04:05.000Z"
-
 // AppendHeader appends the header lines of the output, each ending in CR LF: those of the protocol, then
 // the job's own.
 func (o *Output) AppendHeader(dst []byte) []byte {
@@ -98,7 +96,7 @@ func (o *Output) AppendHeader(dst []byte) []byte {
 		dst = strconv.AppendInt(dst, o.Scheduled, 10)
 	}
 	dst = append(dst, "\r\n"+carillon.HeaderScheduled+": "...)
-	dst = time.UnixMilli(o.Scheduled).UTC().AppendFormat(dst, scheduledFormat)
+	dst = carillon.AppendTime(dst, time.UnixMilli(o.Scheduled))
 	dst = append(dst, "\r\n"+carillon.HeaderVersion+": "...)
 	dst = strconv.AppendUint(dst, o.Version, 10)
 	dst = append(dst, "\r\n"...)
