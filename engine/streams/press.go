@@ -18,7 +18,8 @@ type press struct {
 	digits [20]byte
 }
 
-// pressBytes are gathered at most before they are sent: what nats-server reads at a time.
+// pressBytes are gathered at most before they are sent: what nats-server reads at a time. A message that it reads in two
+// parts it copies once more.
 const pressBytes = 64 << 10
 
 func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
@@ -27,6 +28,7 @@ func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	before := len(p.frames)
 	frame := append(append(p.frames, "HPUB "...), m.Subject...)
 	frame = append(frame, ' ')
 	if onAck != nil {
@@ -45,8 +47,12 @@ func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
 	frame = append(append(frame, expect...), "\r\n"...)
 	frame = append(append(frame, m.Header...), "\r\n"...)
 	p.frames = append(append(frame, m.Data...), "\r\n"...)
-	if len(p.frames) >= pressBytes {
-		p.send()
+	switch {
+	case len(p.frames) < pressBytes:
+	case before == 0:
+		p.send(len(p.frames))
+	default:
+		p.send(before)
 	}
 	return nil
 }
@@ -60,18 +66,18 @@ func (p *press) flush() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.frames) > 0 {
-		p.send()
+		p.send(len(p.frames))
 	}
 }
 
-// send writes what was gathered. Where it fails, whoever awaits an answer is told: every chain awaits the
-// one to its last message.
-func (p *press) send() {
+// send writes the first n bytes of what was gathered. Where it fails, whoever awaits an answer is told: every chain
+// awaits the one to its last message.
+func (p *press) send(n int) {
 	err := ErrDisconnected
 	if p.acks.nc.IsConnected() { // not before the library has subscribed again: answers would be lost
-		err = p.wire.Write(p.frames)
+		err = p.wire.Write(p.frames[:n])
 	}
-	p.frames = p.frames[:0]
+	p.frames = p.frames[:copy(p.frames, p.frames[n:])]
 	if err != nil {
 		go p.acks.failAll(err) // the callbacks may wait for whoever calls us
 	}

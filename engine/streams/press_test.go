@@ -1,0 +1,68 @@
+package streams
+
+import (
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+)
+
+// written is a server's connection that notes what is written to it.
+type written struct {
+	*host
+	mu     sync.Mutex
+	writes []string
+}
+
+type notedConn struct {
+	net.Conn
+	w *written
+}
+
+func (w *written) InProcessConn() (net.Conn, error) {
+	conn, err := w.host.InProcessConn()
+	return &notedConn{conn, w}, err
+}
+
+func (c *notedConn) Write(b []byte) (int, error) {
+	if strings.HasPrefix(string(b), "HPUB carillon.trigger.") {
+		c.w.mu.Lock()
+		c.w.writes = append(c.w.writes, string(b))
+		c.w.mu.Unlock()
+	}
+	return c.Conn.Write(b)
+}
+
+// Frames are sent whole, as many as the server reads at a time, or one that is longer.
+func TestPressSendsWhatIsReadAtOnce(t *testing.T) {
+	w := &written{host: newHost(t)}
+	wire := NewWire(w)
+	s := open(t, w.connect(nats.InProcessServer(wire)), Config{Partitions: 1, Wire: wire})
+	const n = 1000
+	for i := range uint64(n) {
+		data := strings.Repeat("x", int(i)%700)
+		if i%100 == 99 {
+			data = strings.Repeat("y", pressBytes+int(i))
+		}
+		if err := s.Out[0].PublishChained(&Chained{Subject: []byte("carillon.trigger.0.x"), Data: data, Expect: i}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if seq, err := publishChained(t, s.Out[0], "carillon.trigger.0.x", nil, n); seq != n+1 || err != nil {
+		t.Fatalf("the last of the chain: %d, %v", seq, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	frames := 0
+	for i, b := range w.writes {
+		count := strings.Count(b, "HPUB carillon.")
+		if frames += count; !strings.HasSuffix(b, "\r\n") || len(b) >= pressBytes && count != 1 {
+			t.Errorf("write %d has %d bytes, %d frames, and ends in %q", i, len(b), count, b[len(b)-2:])
+		}
+	}
+	if frames != n+1 || len(w.writes) > 40 {
+		t.Errorf("%d frames in %d writes", frames, len(w.writes))
+	}
+}
