@@ -245,15 +245,24 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 }
 
 // checkpointOld tells whether a partition's checkpoint should be renewed for its age. That waits while a burst
-// drains: the log it would shorten grows little, and each job that fired is one more to write.
+// drains, be it in another partition: the log it would shorten grows little, each job that fired is one more to write,
+// and the first partition that is done would take the cores from the rest.
 func (n *Node) checkpointOld(p *partition) bool {
 	age := time.Since(time.UnixMilli(p.checkpointAt.Load()))
-	if age < n.o.CheckpointEvery {
-		return false
+	return age >= n.o.CheckpointEvery && (age >= 4*n.o.CheckpointEvery || !n.draining())
+}
+
+// draining tells whether something that is due waits in a partition that has not stopped.
+func (n *Node) draining() bool {
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		waits := p.stopped == nil && p.machine.Stats().Ready > 0
+		p.mu.Unlock()
+		if waits {
+			return true
+		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.machine.Stats().Ready == 0 || age >= 4*n.o.CheckpointEvery
+	return false
 }
 
 // mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it.
