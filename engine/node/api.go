@@ -131,6 +131,9 @@ func (n *Node) handle(r micro.Request, do func(*call) error) {
 	n.end(c, err)
 }
 
+// answerBytes are more than most answers take beside the payload, so that they need not grow.
+const answerBytes = 512
+
 // handleCommand checks a command before it goes into the log, so that a refusal costs nothing there, and
 // answers when it has come back.
 func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
@@ -150,7 +153,7 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 			n.end(c, r.err)
 			return
 		}
-		n.end(c, c.answer(r.job.AppendJSON(nil)))
+		n.end(c, c.answer(r.job.AppendJSON(make([]byte, 0, answerBytes+len(r.job.Spec.Payload)))))
 	})
 }
 

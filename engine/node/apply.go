@@ -91,7 +91,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	if err := p.stopped; err != nil {
 		p.mu.Unlock()
 		if answered(e) && n.replies.expected() {
-			n.replies.applied(e.Seq, reply{err: &carillon.Error{
+			n.replies.applied(e.Seq, &reply{err: &carillon.Error{
 				Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d stopped, so the outcome is unknown: %v", p.number, err),
 			}})
 		}
@@ -132,12 +132,12 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 func answered(e *engine.Entry) bool { return e.Verb != "" || e.Kind == engine.KindImport }
 
 // answer words the outcome of a command; before is the job that a delete removed. Its caller holds mu.
-func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) reply {
+func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) *reply {
 	if e.Kind == engine.KindImport {
-		return reply{jobs: slices.Clone(result.Jobs)}
+		return &reply{jobs: slices.Clone(result.Jobs)}
 	}
 	if result.Err != nil {
-		return reply{err: result.Err}
+		return &reply{err: result.Err}
 	}
 	job, ok := p.machine.Job(e.Job)
 	if !ok {
@@ -147,7 +147,7 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 	if e.Kind == engine.KindFire {
 		job.Trigger = carillon.FormatForcedID(e.Job, e.Seq)
 	}
-	return reply{job: job, changed: result.Changed}
+	return &reply{job: job, changed: result.Changed}
 }
 
 // tickSeen is told of every tick that was applied.

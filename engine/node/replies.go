@@ -68,7 +68,7 @@ type early struct {
 
 type outcome struct {
 	done func(reply)
-	r    reply
+	r    *reply
 }
 
 func (r *replies) init() {
@@ -79,8 +79,8 @@ func (r *replies) init() {
 
 func (r *replies) expected() bool { return r.open.Load() > 0 }
 
-// applied brings the outcome of the command at seq.
-func (r *replies) applied(seq uint64, result reply) {
+// applied brings the outcome of the command at seq, and gives it away.
+func (r *replies) applied(seq uint64, result *reply) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if done, ok := r.waiting[seq]; ok {
@@ -88,7 +88,7 @@ func (r *replies) applied(seq uint64, result reply) {
 		r.tell(done, result)
 		return
 	}
-	r.early[seq%uint64(len(r.early))] = early{seq, &result}
+	r.early[seq%uint64(len(r.early))] = early{seq, result}
 }
 
 // await has done told of the outcome of the command at seq.
@@ -96,12 +96,13 @@ func (r *replies) await(seq uint64, done func(reply)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e := &r.early[seq%uint64(len(r.early))]; e.seq == seq {
-		r.tell(done, *e.r)
+		r.tell(done, e.r)
 		*e = early{}
 		return
 	}
 	if r.over {
-		r.tell(done, unknown("the engine stops"))
+		told := unknown("the engine stops")
+		r.tell(done, &told)
 		return
 	}
 	r.waiting[seq] = done
@@ -112,7 +113,7 @@ func (r *replies) await(seq uint64, done func(reply)) {
 func (r *replies) failed(done func(reply), result reply) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tell(done, result)
+	r.tell(done, &result)
 }
 
 // notTaken is the outcome of a command that the log did not acknowledge.
@@ -124,10 +125,10 @@ func notTaken(err error) reply {
 }
 
 // tell queues an outcome; its caller holds mu.
-func (r *replies) tell(done func(reply), result reply) {
+func (r *replies) tell(done func(reply), result *reply) {
 	if r.over { // the one that tells is gone, or about to go
 		go func() {
-			done(result)
+			done(*result)
 			r.open.Add(-1)
 		}()
 		return
@@ -157,7 +158,7 @@ func (r *replies) run(ctx context.Context) {
 		told, r.told = r.told, told[:0]
 		r.mu.Unlock()
 		for i := range told {
-			told[i].done(told[i].r)
+			told[i].done(*told[i].r)
 			r.open.Add(-1)
 			told[i] = outcome{}
 		}
@@ -180,7 +181,8 @@ func (r *replies) expire(all bool) {
 			if all {
 				why = "the engine stops"
 			}
-			r.tell(done, unknown(why))
+			late := unknown(why)
+			r.tell(done, &late)
 		}
 	}
 	r.deadlines = r.deadlines[n:]

@@ -34,7 +34,7 @@ func (a *answers) done(r reply) { a.told <- r }
 func TestRepliesBeforeTheirAcks(t *testing.T) {
 	a := newAnswers(t)
 	for seq := range uint64(maxCalls) {
-		a.applied(seq+1, reply{job: carillon.JobReply{Version: seq + 1}})
+		a.applied(seq+1, &reply{job: carillon.JobReply{Version: seq + 1}})
 	}
 	for seq := range uint64(maxCalls) {
 		a.await(seq+1, a.done)
@@ -52,13 +52,13 @@ func TestRepliesBeforeTheirAcks(t *testing.T) {
 func TestRepliesAfterTheirAcks(t *testing.T) {
 	a := newAnswers(t)
 	a.await(7, a.done)
-	a.applied(7, reply{changed: true})
+	a.applied(7, &reply{changed: true})
 	if r := <-a.told; !r.changed || r.err != nil {
 		t.Errorf("%+v", r)
 	}
-	a.applied(7, reply{}) // told once
+	a.applied(7, &reply{}) // told once
 	a.await(8, a.done)
-	a.applied(8, reply{changed: true})
+	a.applied(8, &reply{changed: true})
 	if r := <-a.told; !r.changed {
 		t.Errorf("%+v", r)
 	}
@@ -85,4 +85,23 @@ func TestRepliesInVain(t *testing.T) {
 	inVain(<-a.told, "stops")
 	a.failed(a.done, notTaken(errors.New("lost")))
 	inVain(<-a.told, "lost")
+}
+
+// BenchmarkReply is the outcome of a put on its way back to who asked, as it is sent.
+func BenchmarkReply(b *testing.B) {
+	r := new(replies)
+	r.init()
+	job := carillon.JobReply{ID: "job-1", Version: 1, Status: carillon.StatusScheduled, Next: time.UnixMilli(1_796_115_600_250)}
+	job.Spec.Schedule, job.Spec.Payload = "@at 2026-12-01T09:00:00.250Z", make([]byte, 200)
+	for i := range job.Spec.Payload {
+		job.Spec.Payload[i] = '1'
+	}
+	var size int
+	b.ReportAllocs()
+	for seq := uint64(1); b.Loop(); seq++ {
+		r.await(seq, func(r reply) { size += len(r.job.AppendJSON(make([]byte, 0, answerBytes+len(r.job.Spec.Payload)))) })
+		r.applied(seq, &reply{job: job})
+		r.told[0].done(*r.told[0].r)
+		r.told, r.deadlines = r.told[:0], r.deadlines[:0]
+	}
 }
