@@ -31,7 +31,7 @@ func (c Config) rights(inbox string) Rights {
 	r := Rights{
 		Publish: []string{
 			c.Prefix + ".cmd.*.*", c.Prefix + ".log.>", c.Prefix + ".trigger.>", c.Prefix + ".event.>",
-			apiInfo, "$JS.FC.>", // flow control
+			apiInfo, "$JS.FC." + c.logName() + ".*.*", // flow control of its reader
 		},
 		Subscribe: []string{inbox + ".>"},
 	}

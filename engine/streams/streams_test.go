@@ -669,10 +669,11 @@ func TestAcksOnce(t *testing.T) {
 		}
 		return fmt.Sprint(<-ch), nil
 	}
-	if got, err := send(s.Log, "carillon.log.0.tick"); got != "<nil>" || err != nil {
+	patient := open(t, nc, Config{Partitions: 1, AckTimeout: time.Hour})
+	if got, err := send(patient.Log, "carillon.log.0.tick"); got != "<nil>" || err != nil {
 		t.Errorf("stored: %s, %v", got, err)
 	}
-	if got, err := send(s.Log, "nowhere"); got != ErrNoStream.Error() || err != nil {
+	if got, err := send(patient.Log, "nowhere"); got != ErrNoStream.Error() || err != nil {
 		t.Errorf("nobody listens: %s, %v", got, err)
 	}
 	for range 3 {
@@ -684,7 +685,6 @@ func TestAcksOnce(t *testing.T) {
 		t.Error("an empty subject was sent")
 	}
 
-	patient := open(t, nc, Config{Partitions: 1, AckTimeout: time.Hour})
 	got := make(chan error, 100)
 	for range cap(got) {
 		if err := patient.Log.PublishAsync("hole", nil, nil, func(_ uint64, err error) { got <- err }); err != nil {
@@ -697,7 +697,7 @@ func TestAcksOnce(t *testing.T) {
 			t.Errorf("disconnected: %v", err)
 		}
 	}
-	if _, err := send(s.Log, "carillon.log.0.tick"); !errors.Is(err, ErrDisconnected) {
+	if _, err := send(patient.Log, "carillon.log.0.tick"); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("while disconnected: %v", err)
 	}
 	h.start()
