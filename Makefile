@@ -1,12 +1,13 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill kill-cold failover power flood fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill kill-cold failover faults power flood fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
 SEEDS ?= 20000
 KILLS ?= 100
 COLD_KILLS ?= 200
+FAULTS ?= 200
 POWER ?= 100
 FLOOD ?= 1000000
 FUZZTIME ?= 10m
@@ -47,8 +48,12 @@ kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KI
 kill-cold: ## the same 200 times with jobs on disk, a checkpoint every 200 ms and snapshots saved beside: make kill-cold COLD_KILLS=200
 	CARILLON_KILLS=$(COLD_KILLS) go test ./engine/node -run 'TestKillCold$$' -v -timeout 0
 
-failover: ## kill -9 the owners among three loaded engines 100 times and check every trigger: make failover KILLS=50
-	CARILLON_FAILOVERS=$(KILLS) go test ./engine/node -run TestFailover -v -timeout 0
+failover: ## kill -9, freeze and hand over owners among three loaded engines and check every trigger: make failover KILLS=50
+	CARILLON_FAILOVERS=$(KILLS) CARILLON_HANDOVERS=10 CARILLON_FREEZES=3 CARILLON_FROZEN=20 \
+	  go test ./engine/node -run 'TestFailover|TestHandOver|TestFrozenOwner' -parallel 1 -v -timeout 0
+
+faults: ## kill servers and owners among three nats-servers and three engines, at random: make faults FAULTS=200
+	CARILLON_FAULTS=$(FAULTS) go test ./engine/node -run TestFaults -v -timeout 0
 
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0

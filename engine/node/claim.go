@@ -93,35 +93,35 @@ func (n *Node) own(p *partition, epoch uint64) {
 	p.mu.Lock()
 	if p.stopped == nil {
 		p.owner.Epoch = epoch
-		p.out.Lock()
-		p.serving = true
-		p.out.Unlock()
 		n.claimApplied(p) // its record may have come before the word about it
 	}
 	p.mu.Unlock()
 	n.bell.ring()
 }
 
-// claimApplied gives up a partition that somebody else has claimed since: ticks and outputs end here, at once. Its
-// caller holds mu.
+// claimApplied begins to serve a partition that this node's claim has made its own, and gives up one that somebody else
+// has claimed since: ticks and outputs end here, at once. Its caller holds mu.
 func (n *Node) claimApplied(p *partition) {
 	mine := p.owner.Epoch
 	if mine == 0 {
 		return
 	}
+	p.out.Lock()
+	defer p.out.Unlock()
 	st := p.machine.Stats()
 	switch {
+	case st.Epoch == mine:
+		p.serving = true
+		return
 	case st.Epoch > mine:
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)
-	case st.Epoch < mine && st.Position >= mine:
+	case st.Position >= mine:
 		p.stopped = newerRules(p, st)
 		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", p.stopped)
-	default:
+	default: // it has yet to come
 		return
 	}
 	p.owner.Epoch = 0
-	p.out.Lock()
-	defer p.out.Unlock()
 	p.serving = false
 	p.lostSince = time.Time{}
 	p.run++ // answers to what was sent no longer count

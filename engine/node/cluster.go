@@ -179,6 +179,11 @@ func (n *Node) leave() {
 	})
 }
 
+// stuck tells whether ticks do not come back although the log stream answers: then it is this node.
+func (n *Node) stuck() bool {
+	return n.ticking.silent(time.Now()) > tickTimeout && time.Since(time.Unix(0, n.answered.Load())) < tickTimeout
+}
+
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can
 // are to take them.
 func (n *Node) report() cluster.Report {
@@ -187,7 +192,7 @@ func (n *Node) report() cluster.Report {
 		return r
 	}
 	r.Needs = n.needs()
-	if n.holdTicks.Load() || n.ticking.silent(time.Now()) > tickTimeout {
+	if n.holdTicks.Load() || n.stuck() {
 		return r
 	}
 	position := n.applied.Load()
@@ -274,7 +279,7 @@ func (n *Node) handOver(patience time.Duration) {
 	}
 	n.joined.draining.Store(true)
 	began := time.Now()
-	for n.serves() > 0 && n.heirs() && time.Since(began) < patience {
+	for n.serves() > 0 && n.heirs() && n.nc.IsConnected() && time.Since(began) < patience {
 		time.Sleep(10 * time.Millisecond)
 	}
 	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))

@@ -94,7 +94,7 @@ func resumed(t testing.TB, all []output, at time.Time) time.Duration {
 // An owner that is killed at any moment is replaced by another node. Nothing is lost or repeated, and nothing is early.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	rounds := many(t, "CARILLON_FAILOVERS", 3)
+	rounds := many(t, "CARILLON_FAILOVERS", 2)
 	e := startExternal(t)
 	f := newFleet(t, e.url, 4)
 	names := []string{"a", "b", "c"}
@@ -138,6 +138,9 @@ func TestFailover(t *testing.T) {
 	slices.Sort(took)
 	t.Logf("%d kills of owners of %d partitions; they went on after: median %s, p99 %s, longest %s",
 		rounds, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
+	if rounds >= 50 && took[len(took)*99/100] > 1500*time.Millisecond { // the promise, where it is measured: make failover
+		t.Error("that is too long")
+	}
 	for _, p := range f.nodes {
 		p.terminate(t)
 	}
@@ -156,7 +159,7 @@ func latest(all []output, from, to time.Time) (late time.Duration) {
 // Nodes come and go as they are told to: each time the partitions that move are handed over, and fire on.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
-	rounds := many(t, "CARILLON_FAILOVERS", 2)
+	rounds := many(t, "CARILLON_HANDOVERS", 1)
 	e := startExternal(t)
 	f := newFleet(t, e.url, 8)
 	names := []string{"a", "b", "c"}
@@ -230,7 +233,7 @@ func TestFrozenOwner(t *testing.T) {
 	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
 	f.shared(c, names...)
 	l := startLoad(t, e.url, "z", true)
-	for range many(t, "CARILLON_FAILOVERS", 1) {
+	for range many(t, "CARILLON_FREEZES", 1) {
 		time.Sleep(time.Second) // a load that has begun
 		victim := owners(status(t, c))[rand.N(f.partitions)]
 		down := span{from: now()}
@@ -326,7 +329,8 @@ func TestNameTaken(t *testing.T) {
 // Three nats-servers hold each stream. One of them is killed and comes back, stream leaders step down, and an owner is
 // killed: all at random, with one look at the end over everything that was put out.
 func TestFaults(t *testing.T) {
-	rounds := many(t, "CARILLON_FAULTS", 2)
+	t.Parallel()
+	rounds := many(t, "CARILLON_FAULTS", 1)
 	servers, urls := startExternals(t)
 	f := newFleet(t, urls, 4)
 	f.replicas = 3

@@ -218,8 +218,8 @@ func (m *meters) synced(d time.Duration, records, bytes int) {
 	m.appendedBytes.Add(bytes)
 }
 
-// listener counts what a partition's machine does.
-func (m *meters) listener(partition int) engine.Listener {
+// listener counts what a partition's machine does, where counts says so: of several nodes that apply the same, one does.
+func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 	type outcome struct {
 		verb string
 		code carillon.Code
@@ -227,6 +227,9 @@ func (m *meters) listener(partition int) engine.Listener {
 	commands := make(map[outcome]*metrics.Counter) // to name one costs more than to count; only the machine's caller is here
 	return engine.Listener{
 		Command: func(verb string, code carillon.Code) {
+			if !counts() {
+				return
+			}
 			counter := commands[outcome{verb, code}]
 			if counter == nil {
 				result := strconv.Quote(string(cmp.Or(code, "ok")))
@@ -236,6 +239,9 @@ func (m *meters) listener(partition int) engine.Listener {
 			counter.Inc()
 		},
 		Fired: func(o *engine.Output) {
+			if !counts() {
+				return
+			}
 			switch o.Kind {
 			case engine.OutputTrigger:
 				m.triggers.Inc()
@@ -245,7 +251,7 @@ func (m *meters) listener(partition int) engine.Listener {
 				m.events.Inc()
 			}
 		},
-		Skipped: func(reason string, n uint64) {
+		Skipped: func(reason string, n uint64) { // on every node: the status of each tells of it
 			m.skipped(partition, reason).AddInt64(int64(n))
 		},
 		Garbage: func(reason string) {

@@ -29,7 +29,7 @@ func TestLatenessOfStored(t *testing.T) {
 func TestCommandCounters(t *testing.T) {
 	m := newMeters(func() *Node { return nil })
 	for p := range 2 {
-		l := m.listener(p)
+		l := m.listener(p, func() bool { return true })
 		for range 3 {
 			l.Command("put", "")
 		}

@@ -167,6 +167,7 @@ type Node struct {
 	bytes      atomic.Uint64 // of log records applied in this run
 	ticking    ticking
 	filling    filling      // of the log stream
+	answered   atomic.Int64 // when that said last what it holds, unix ns
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
@@ -195,7 +196,7 @@ type partition struct {
 
 	out       sync.Mutex // guards chain and what follows
 	chain     *engine.Chain
-	serving   bool   // owner has an epoch: the chain is this node's to keep going
+	serving   bool   // the partition is this node's, and so it is to keep the chain going
 	run       uint64 // counts resumes: an answer to an earlier run's publish is void
 	offered   uint64 // outputs up to here were offered to the chain
 	durable   engine.Acked

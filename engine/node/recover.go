@@ -31,7 +31,8 @@ func (n *Node) recover(ctx context.Context) error {
 	for _, p := range n.partitions {
 		jobs += p.machine.Stats().Jobs
 		p.checkpointAt.Store(time.Now().UnixMilli())
-		p.machine.Listen(n.meters.listener(p.number))
+		// Called while the partition applies, under mu.
+		p.machine.Listen(n.meters.listener(p.number, func() bool { return n.server != nil || p.owner.Epoch != 0 }))
 	}
 	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
 	return nil

@@ -122,6 +122,7 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	if err == nil {
 		n.filling.asked(info, read)
 		n.clock.measured(asked, time.Now(), info.Now.UnixNano())
+		n.answered.Store(time.Now().UnixNano())
 	}
 	return info, err
 }
