@@ -147,7 +147,7 @@ func (c *client) imports() {
 		}
 		job.ID = id
 		j := engine.Pack(&job, ifVersion, c.name())
-		j.Paused = w.chance(15)
+		j.Paused, j.IfAbsent = w.chance(15), w.chance(15)
 		if w.chance(15) {
 			j.State = c.state()
 		}
@@ -165,14 +165,18 @@ func (c *client) imports() {
 // state is of a job that had a life elsewhere.
 func (c *client) state() *engine.JobState {
 	w := c.w
-	now := w.truth + w.skew
-	s := engine.JobState{Version: w.rng.Uint64N(6), Accepted: now - w.rng.Int64N(20_000), Fires: w.rng.Uint64N(4), Skipped: w.rng.Uint64N(3)}
-	s.From = s.Accepted + w.rng.Int64N(20_000)
+	accepted := time.UnixMilli(w.truth + w.skew).Add(-c.span())
+	s := carillon.JobState{Version: w.rng.Uint64N(6), Accepted: accepted, From: accepted.Add(c.span()), Fires: w.rng.Uint64N(4), Skipped: w.rng.Uint64N(3)}
 	if s.Fires > 0 {
-		s.Last = s.Accepted + w.rng.Int64N(20_000)
+		s.Last = accepted.Add(c.span())
 	}
-	return &s
+	if w.chance(50) {
+		s.Missed = ptr(carillon.Misfire(w.rng.IntN(3)))
+	}
+	return engine.StateOf(&s)
 }
+
+func (c *client) span() time.Duration { return time.Duration(c.w.rng.IntN(20_000)) * time.Millisecond }
 
 func (c *client) condition() string {
 	if c.w.chance(70) {

@@ -53,6 +53,8 @@ type refJob struct {
 	fires                uint64
 	counted              uint64
 	countedFirst, skipTo int64
+	missedTo             int64  // fires before it were missed before the job was put back,
+	missedAs             string // and fall under this policy; "": the job's own
 	paused, completed    bool
 	announced            bool // completed as it was put: its event waits
 	ready                bool // its next fire's time has come, and it was let in
@@ -350,6 +352,9 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) ca
 	}
 	condition := p.IfVersion
 	p.IfVersion = nil
+	if j != nil && packed.IfAbsent {
+		return ""
+	}
 	if j != nil && e.Request != "" && j.request == e.Request {
 		return ""
 	}
@@ -412,6 +417,9 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) ca
 	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, request: e.Request, last: last, next: next, paused: paused}
 	if state != nil {
 		j.version, j.fires = max(j.version, state.Version), state.Fires
+		if next < r.now-1000 {
+			j.missedTo, j.missedAs = r.now-1000, []string{"", "fire_once", "fire_all", "skip"}[state.Missed]
+		}
 	}
 	j.life = &life{job: j.id, incarnation: j.order, version: j.version, times: t, accepted: accepted, from: from, decided: from - 1}
 	r.lives = append(r.lives, j.life)
@@ -650,21 +658,14 @@ func (r *reference) takeTurn(j *refJob) {
 		}
 		return
 	}
-	var until int64
-	missed := false
-	for _, g := range r.gaps {
-		if g[0] < j.next && j.next < g[1]-1000 && j.next >= j.accepted() {
-			until, missed = g[1]-1001, true
-			break
-		}
-	}
+	until, policy, missed := r.missed(j)
 	recurring := j.life.times.kind != 'a'
-	if missed && j.spec.Misfire != "fire_all" && (recurring || j.spec.Misfire == "skip") {
+	if missed && policy != "fire_all" && (recurring || policy == "skip") {
 		last, done := r.count(j, until)
 		if !done {
 			return
 		}
-		if j.spec.Misfire == "skip" {
+		if policy == "skip" {
 			r.skip(j, carillon.ReasonMisfire, last)
 			return
 		}
@@ -689,6 +690,26 @@ func (r *reference) takeTurn(j *refJob) {
 		return
 	}
 	r.advance(j, j.last)
+}
+
+// missed tells whether a job's next fire was missed, up to when others were, and under which policy they fall.
+func (r *reference) missed(j *refJob) (until int64, policy string, missed bool) {
+	policy = j.spec.Misfire
+	if j.next < j.accepted() {
+		return 0, policy, false
+	}
+	if j.next < j.missedTo {
+		if j.missedAs != "" {
+			policy = j.missedAs
+		}
+		return j.missedTo - 1, policy, true
+	}
+	for _, g := range r.gaps {
+		if g[0] < j.next && j.next < g[1]-1000 {
+			return g[1] - 1001, policy, true
+		}
+	}
+	return 0, policy, false
 }
 
 // accepted is when the job's version was; fires before never existed, but for a one-shot put late.
