@@ -186,7 +186,7 @@ func (a *accounts) testClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, subject := range []string{"carillon.api.snapshot", "carillon.tenant.acme.delete.acme:x", "$JS.API.STREAM.DELETE.CARILLON_LOG", "$JS.API.STREAM.PURGE.CARILLON_OUT_0"} {
+	for _, subject := range []string{"carillon.api.snapshot", "carillon.api.drain.test", "carillon.tenant.acme.delete.acme:x", "$JS.API.STREAM.DELETE.CARILLON_LOG", "$JS.API.STREAM.PURGE.CARILLON_OUT_0"} {
 		m, err := nc.Request(subject, []byte("{}"), 5*time.Second)
 		if !errors.Is(err, nats.ErrNoResponders) && (err != nil || !strings.Contains(string(m.Data), "not enabled")) {
 			t.Errorf("%s was heard: %v, %v", subject, m, err)
@@ -300,7 +300,7 @@ func (a *accounts) testTenant(t *testing.T) {
 	}
 	for _, subject := range []string{
 		"carillon.tenant.other.delete.other:x", "carillon.tenant.acme.delete.acme:two", "carillon.cmd.delete.bystander",
-		"carillon.api.snapshot", "carillon.api.status", "carillon.log.0.tick",
+		"carillon.api.snapshot", "carillon.api.drain.test", "carillon.api.status", "carillon.log.0.tick",
 	} {
 		nobody(t, nc, subject, "")
 	}

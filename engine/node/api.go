@@ -33,7 +33,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		if err == nil {
 			err = api.AddEndpoint(name, handle, micro.WithEndpointSubject(subject))
 		}
-		if err == nil && name != "snapshot" && name != "status" { // those are about all jobs
+		if err == nil && tenants[name] {
 			err = tenant.AddEndpoint("tenant-"+name, handle, micro.WithEndpointSubject(subject))
 		}
 	}

@@ -362,7 +362,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Rights: streams.Rights{Subscribe: []string{o.Prefix + ".api.>", o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true},
+		Rights: n.rights(),
 		Reader: reader, Wire: wire, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
 	})
 	if err != nil {
@@ -382,6 +382,16 @@ func (n *Node) open(ctx context.Context) (err error) {
 		return streams.Syncfs(n.server.JetStreamDir())
 	}
 	return nil
+}
+
+// rights are what the node does over its connection besides reading and writing streams.
+func (n *Node) rights() streams.Rights {
+	api := n.o.Prefix + ".api."
+	r := streams.Rights{Subscribe: []string{api + ">", n.o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true}
+	if n.server == nil { // others' states, and the pulse
+		r.Publish = []string{api + "snapshot", n.cancels(), nats.InboxPrefix + ">"}
+	}
+	return r
 }
 
 // openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it

@@ -68,7 +68,7 @@ func TestReplicatedRivals(t *testing.T) {
 		put(t, c, carillon.Job{ID: fmt.Sprintf("other-%d", i), Schedule: "@every 10ms"})
 	}
 	rival := base(t)
-	rival.NATS = servers.URL()
+	rival.NATS, rival.Name = servers.URL(), "rival"
 	second := run(t, rival)
 	beats(t, c, 40)
 	r.stop(t)

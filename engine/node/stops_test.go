@@ -401,7 +401,8 @@ func TestStopOlderTicks(t *testing.T) {
 	if _, err := s.Log.Publish(t.Context(), "carillon.log.1.tick", nil, tick); err != nil {
 		t.Fatal(err)
 	}
-	words(t, refused(t, o), "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
+	r := run(t, o)
+	stopped(t, r, client(t, r.NATS), 1, "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
 }
 
 // A newer version stopped cleanly: its checkpoint has nothing that this one could not read, but its word

@@ -15,7 +15,13 @@ import (
 // there: in a nats-server whose accounts map a tenant's <prefix>.api.> to them, clients need not know. The engine
 // holds what comes that way to the tenant's job ids, <tenant>:…, and topics, <tenant> and <tenant>.….
 //
-// Commands without a request, <prefix>.cmd.>, the whole service's status, and snapshots are not for tenants.
+// Commands without a request, <prefix>.cmd.>, and what is about the whole service are not for tenants.
+
+// tenants are the endpoints that they have, too.
+var tenants = map[string]bool{
+	"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true, "list": true, "preview": true, "import": true,
+	"delete-selection": true, "pause-selection": true, "resume-selection": true,
+}
 
 // tenantName has no ':', which ends a tenant in a job id, so no tenant's ids are another's.
 var tenantName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
