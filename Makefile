@@ -1,6 +1,6 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill kill-cold failover faults power flood fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill kill-cold kill-restore failover faults power flood fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
@@ -47,6 +47,9 @@ kill: ## kill -9 a loaded engine 100 times and check every trigger: make kill KI
 
 kill-cold: ## the same 200 times with jobs on disk, a checkpoint every 200 ms and snapshots saved beside: make kill-cold COLD_KILLS=200
 	CARILLON_KILLS=$(COLD_KILLS) go test ./engine/node -run 'TestKillCold$$' -v -timeout 0
+
+kill-restore: ## kill -9 a restore, straight and into other partitions, KILLS times each: make kill-restore KILLS=100
+	CARILLON_KILLS=$(KILLS) go test ./engine/node -run 'TestKillWhileRestoring$$' -v -timeout 0
 
 failover: ## kill -9, freeze and hand over owners among three loaded engines and check every trigger: make failover KILLS=50
 	CARILLON_FAILOVERS=$(KILLS) CARILLON_HANDOVERS=10 CARILLON_FREEZES=3 CARILLON_FROZEN=20 \

@@ -214,11 +214,8 @@ func month(t *testing.T) *town {
 		w.do(KindDelete, "delete", fmt.Sprintf("every-%d", 3*i), "")
 		w.do(KindPause, "pause", fmt.Sprintf("cron-%d", 2*i), "")
 	}
-	for p := range w.ms { // the backlog of a few hours, in which nothing came due in the last second
-		w.now += hour
-		w.tick(30, true, p)
-	}
-	w.now -= int64(len(w.ms)-1) * hour
+	w.now += 4 * hour
+	w.tick(30, true) // leaves a backlog, and outputs that are held
 	for i := range 30 {
 		w.do(KindFire, "fire", fmt.Sprintf("cron-%d", i), `{"payload":1}`)
 		w.do(KindFire, "fire", fmt.Sprintf("once-%d", i%3), "")
@@ -247,10 +244,9 @@ func (w *town) later() {
 // TestRerouteMonth restores a service into other numbers of partitions and lets both go on for a month: every later
 // output is the same.
 func TestRerouteMonth(t *testing.T) {
-	for i, partitions := range []int{1, 2, 3, 4, 8} {
+	for i, partitions := range []int{1, 3, 8} {
 		w := month(t)
-		for p, m := range w.ms { // as near to each other as the ticks of one owner leave them
-			m.to = w.ms[0].to
+		for p, m := range w.ms {
 			if s := m.Stats(); s.Ready == 0 || s.Paused == 0 || s.Completed == 0 || len(m.graves) == 0 || len(m.forced) == 0 || len(m.rejected) == 0 || m.Made() == m.Acked().Output {
 				t.Fatalf("partition %d has nothing to lose: %+v", p, s)
 			}
@@ -282,6 +278,9 @@ func TestRerouteMonth(t *testing.T) {
 		sameFires(t, w, other)
 		if len(w.fired) < 5000 {
 			t.Fatalf("only %d outputs", len(w.fired))
+		}
+		if partitions != 8 {
+			continue
 		}
 		// And once more, from what was restored.
 		again := other.moved(3, carillon.Selection{}, true)
@@ -317,7 +316,7 @@ func TestRerouteSelection(t *testing.T) {
 			t.Fatalf("%+v: %d jobs (-want +got):\n%s", only, len(want), d)
 		}
 		other.begin()
-		other.later0()
+		other.quiet()
 		for _, o := range other.fired {
 			if id, _, found := strings.Cut(o, "@"); found && only.Prefix != "" && !strings.HasPrefix(id, only.Prefix) {
 				t.Fatalf("%+v: put out %s", only, o)
@@ -329,8 +328,8 @@ func TestRerouteSelection(t *testing.T) {
 	}
 }
 
-// later0 goes on for a month without commands.
-func (w *town) later0() {
+// quiet goes on for a month without commands.
+func (w *town) quiet() {
 	for range 30 {
 		w.now += 24 * time.Hour.Milliseconds()
 		w.tick(5000, false)
