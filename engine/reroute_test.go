@@ -235,6 +235,7 @@ func (w *town) later() {
 				w.put(fmt.Sprintf("every-%d", 3*k), `{"schedule":"@every 50m"}`)
 				w.put(fmt.Sprintf("once-%d", k), `{"schedule":"@every 90m"}`)
 				w.do(KindDelete, "delete", fmt.Sprintf("cron-%d", 2*k+1), "")
+				w.put(fmt.Sprintf("new-%d", k), `{}`)
 			}
 		}
 		w.tick(500, false)
@@ -279,10 +280,10 @@ func TestRerouteMonth(t *testing.T) {
 		if len(w.fired) < 5000 {
 			t.Fatalf("only %d outputs", len(w.fired))
 		}
-		if partitions != 8 {
+		if partitions != 1 {
 			continue
 		}
-		// And once more, from what was restored.
+		// And once more, from what was restored and has numbered on.
 		again := other.moved(3, carillon.Selection{}, true)
 		other.from = nil
 		other.begin()
