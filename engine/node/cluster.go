@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // Several nodes over one NATS
@@ -84,6 +85,13 @@ func (j *joined) look(v cluster.View, partitions int) {
 	}
 }
 
+// servedElsewhere tells whether some node says that it serves a partition.
+func (j *joined) servedElsewhere(partition int) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.alone != nil && j.alone[partition].IsZero()
+}
+
 // unserved says which partitions nobody has served for a while.
 func (j *joined) unserved() (problems []string) {
 	j.mu.Lock()
@@ -111,6 +119,21 @@ func nodeName(host string) string {
 		host = host[:64]
 	}
 	return host
+}
+
+// rights are those that a node over an external NATS needs beside its streams'.
+func (n *Node) rights() streams.Rights {
+	r := streams.Rights{Subscribe: []string{n.o.Prefix + ".api.>", n.o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true}
+	if n.o.NATS == "" {
+		return r
+	}
+	bucket := "KV_" + nodesBucket(n.o.Stream)
+	r.Publish = []string{
+		"$KV." + nodesBucket(n.o.Stream) + ".>", "$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.CREATE." + bucket,
+		"$JS.API.DIRECT.GET." + bucket + ".>", "$JS.API.CONSUMER.CREATE." + bucket + ".>", "$JS.API.CONSUMER.DELETE." + bucket + ".*",
+		n.o.Prefix + ".api.snapshot", n.cancels(), // to take another's state, and to pass on that one is given up
+	}
+	return r
 }
 
 // membership are this node's options as a member.
@@ -149,9 +172,8 @@ func (n *Node) takePart(ctx context.Context) error {
 	if n.joined.err != nil {
 		return n.joined.err
 	}
-	if err := n.feelPulse(ctx); err != nil {
-		return err
-	}
+	n.pulse.last = time.Now()
+	n.work.Go(func() { n.feelPulse(ctx) })
 	if err := n.hearCancels(); err != nil {
 		return fmt.Errorf("node: %w", err)
 	}

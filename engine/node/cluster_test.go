@@ -469,6 +469,18 @@ func TestDiverged(t *testing.T) {
 	}
 }
 
+// strayClaims takes each partition for a node that does not exist.
+func strayClaims(t testing.TB, nc *nats.Conn, partitions int) {
+	t.Helper()
+	stray := engine.Rules()
+	stray.Node, stray.RetentionMS, stray.CompletedMax = "ghost", time.Hour.Milliseconds(), 1000
+	for p := range partitions {
+		if err := nc.Publish(fmt.Sprintf("carillon.log.%d.claim", p), stray.Encode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Claims that nobody stands behind, as two nodes would make whose views differ for long: whoever served stops, and
 // takes the partition again. All is put out once.
 func TestStrayClaims(t *testing.T) {
@@ -481,14 +493,8 @@ func TestStrayClaims(t *testing.T) {
 	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
 	f.shared(c, "a", "b")
 	l := startLoad(t, e.url, "g", true)
-	stray := engine.Rules()
-	stray.Node, stray.RetentionMS, stray.CompletedMax = "ghost", time.Hour.Milliseconds(), 1000
 	for range 2 {
-		for p := range f.partitions {
-			if err := nc.Publish(fmt.Sprintf("carillon.log.%d.claim", p), stray.Encode()); err != nil {
-				t.Fatal(err)
-			}
-		}
+		strayClaims(t, nc, f.partitions)
 		time.Sleep(200 * time.Millisecond) // of what was on its way then
 		f.shared(c, "a", "b")
 	}

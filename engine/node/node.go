@@ -384,16 +384,6 @@ func (n *Node) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// rights are what the node does over its connection besides reading and writing streams.
-func (n *Node) rights() streams.Rights {
-	api := n.o.Prefix + ".api."
-	r := streams.Rights{Subscribe: []string{api + ">", n.o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true}
-	if n.server == nil { // others' states, and the pulse
-		r.Publish = []string{api + "snapshot", n.cancels(), nats.InboxPrefix + ">"}
-	}
-	return r
-}
-
 // openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it
 // reaches back so far is seen when both are open.
 func (n *Node) openJobs() (err error) {

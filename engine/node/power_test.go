@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -279,6 +280,7 @@ type wire struct {
 	mu       sync.Mutex
 	address  string // "" while it is cut
 	deaf     bool   // what is sent is lost
+	astray   string // what is sent to this subject goes nowhere
 	open     map[net.Conn]bool
 }
 
@@ -320,8 +322,11 @@ func (w *wire) connect(c net.Conn) {
 	forward := func(to, from net.Conn) {
 		_, _ = io.Copy(writerFunc(func(b []byte) (int, error) { // ends when either is closed
 			w.mu.Lock()
-			deaf := w.deaf
+			deaf, astray := w.deaf, w.astray
 			w.mu.Unlock()
+			if astray != "" {
+				b = bytes.ReplaceAll(b, []byte(astray), bytes.Repeat([]byte("x"), len(astray)))
+			}
 			if deaf {
 				return len(b), nil
 			}
@@ -343,6 +348,13 @@ func (w *wire) swallow() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.deaf = true
+}
+
+// divert has requests to a subject go nowhere; "" ends it.
+func (w *wire) divert(subject string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.astray = subject
 }
 
 func (w *wire) cut() {

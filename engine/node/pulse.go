@@ -2,12 +2,8 @@ package node
 
 import (
 	"context"
-	"fmt"
-	"strconv"
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats.go"
 )
 
 // pulse tells a node whether what it gets from NATS is fresh.
@@ -18,13 +14,13 @@ import (
 // request again only if nothing else happened to the job since. So a node must know that a request is old, which
 // carries no time that could be trusted.
 //
-// What is old is read in the order in which it came. So the node sends itself a message with the time ten times a
-// second, and lets requests go by unheard while the last one that came back is too old, and a moment longer: until
-// those that came before it have gone by, too.
+// What is old is read in the order in which it came. So the node pings its server ten times a second, and lets requests
+// go by unheard while the last ping that was answered is too old, and a moment longer: until those that came before
+// the answer have gone by, too.
 type pulse struct {
 	mu   sync.Mutex
-	last time.Time // sent, of the one that came back last
-	ill  time.Time // when one came back that was too old, or after too long a time
+	last time.Time // sent, of the ping that was answered last
+	ill  time.Time // when one was answered that was too old, or came after too long a time
 }
 
 const (
@@ -33,7 +29,7 @@ const (
 	pulseSettle = 200 * time.Millisecond // what was read from the connection is handed out by then
 )
 
-// beat notes one that came back.
+// beat notes an answer.
 func (p *pulse) beat(sent, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,31 +47,20 @@ func (p *pulse) fresh(now time.Time) bool {
 }
 
 // feelPulse keeps the pulse of the node's connection going until ctx ends.
-func (n *Node) feelPulse(ctx context.Context) error {
-	subject := n.nc.NewInbox()
-	start := time.Now()
-	sub, err := n.nc.Subscribe(subject, func(m *nats.Msg) {
-		if ns, err := strconv.ParseInt(string(m.Data), 10, 64); err == nil {
-			n.pulse.beat(start.Add(time.Duration(ns)), time.Now())
+func (n *Node) feelPulse(ctx context.Context) {
+	t := time.NewTicker(pulseEvery)
+	defer t.Stop()
+	for {
+		sent := time.Now()
+		answer, cancel := context.WithTimeout(ctx, replyTimeout)
+		if n.nc.FlushWithContext(answer) == nil { // one that is not answered is no beat
+			n.pulse.beat(sent, time.Now())
 		}
-	})
-	if err != nil {
-		return fmt.Errorf("node: %w", err)
+		cancel()
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
 	}
-	n.pulse.last = start
-	n.work.Go(func() {
-		t := time.NewTicker(pulseEvery)
-		defer t.Stop()
-		for {
-			// One that cannot be sent is one that does not come back.
-			_ = n.nc.Publish(subject, strconv.AppendInt(nil, int64(time.Since(start)), 10))
-			select {
-			case <-ctx.Done():
-				_ = sub.Unsubscribe() // the connection goes next
-				return
-			case <-t.C:
-			}
-		}
-	})
-	return nil
 }

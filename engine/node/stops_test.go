@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
@@ -311,31 +310,16 @@ func TestStopBehind(t *testing.T) {
 }
 
 // With --accept-loss a node is not ready before it has found whether there is a loss: who starts it once
-// more without, as soon as it is, would meet the same stop again. Here it may not read an output stream at
+// more without, as soon as it is, would meet the same stop again. Here it cannot read an output stream at
 // first, the end of which is somebody else's message.
 func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	t.Parallel()
-	rights := func(denied ...string) *server.Permissions {
-		return &server.Permissions{Publish: &server.SubjectPermission{Deny: denied}}
-	}
-	so := &server.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
-		Users: []*server.User{{Username: "engine", Password: "e", Permissions: rights()}, {Username: "other", Password: "o"}},
-	}
-	ns, err := server.NewServer(so)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	as := func(user string) string { return strings.Replace(ns.ClientURL(), "nats://", "nats://"+user+"@", 1) }
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
 	o := base(t)
-	o.NATS = as("engine:e")
+	o.NATS = "nats://" + w.listener.Addr().String()
 	r := run(t, o)
-	nc := dial(t, as("other:o"))
+	nc := dial(t, e.url)
 	fires(t, carillon.Connect(nc), in(1, "before"))
 	r.stop(t)
 	m := nats.NewMsg("carillon.trigger.1.forged")
@@ -344,20 +328,13 @@ func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	deny := func(subjects ...string) {
-		changed := so.Clone()
-		changed.Users = []*server.User{{Username: "engine", Password: "e", Permissions: rights(subjects...)}, so.Users[1]}
-		if err := ns.ReloadOptions(changed); err != nil {
-			t.Fatal(err)
-		}
-	}
-	deny("$JS.API.STREAM.MSG.GET.CARILLON_OUT_1")
+	w.divert("$JS.API.STREAM.MSG.GET.CARILLON_OUT_1")
 	o.AcceptLoss = map[int]bool{1: true}
 	r = run(t, o)
 	if ok, says := readyz(t, r.HTTP); ok || !strings.Contains(says, "partition 1 has yet to find whether there is a loss to accept") {
 		t.Errorf("/readyz is %v: %s", ok, says)
 	}
-	deny()
+	w.divert("")
 	ready(t, r)
 	fires(t, carillon.Connect(nc), in(1, "after"))
 }

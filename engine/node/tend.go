@@ -168,7 +168,7 @@ func (n *Node) problems() []string {
 		p.mu.Unlock()
 		p.out.Lock()
 		lostSince, marking := p.lostSince, p.marker > p.chain.Stored().Output
-		accepting := n.o.AcceptLoss[p.number] && p.run == 0
+		accepting := n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number))
 		p.out.Unlock()
 		switch {
 		case stopped != nil:
