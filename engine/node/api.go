@@ -59,6 +59,8 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
 	}
+	// Who hears that the node is ready must be heard. Where NATS is away it learns of the endpoints when it is back.
+	_ = n.nc.FlushTimeout(replyTimeout)
 	return service, nil
 }
 

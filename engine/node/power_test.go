@@ -324,7 +324,7 @@ func (w *wire) connect(c net.Conn) {
 			w.mu.Lock()
 			deaf, astray := w.deaf, w.astray
 			w.mu.Unlock()
-			if astray != "" {
+			if astray != "" && to == d { // what the server says of subjects stays as it is
 				b = bytes.ReplaceAll(b, []byte(astray), bytes.Repeat([]byte("x"), len(astray)))
 			}
 			if deaf {
