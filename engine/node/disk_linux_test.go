@@ -374,3 +374,46 @@ func TestDiskFullAtSave(t *testing.T) {
 	unbroken(t, nc, c)
 	r.stop(t)
 }
+
+// A disk that has no room for what is restored, or runs out of it on the way: that is told, nothing is left behind, and
+// it works once there is room.
+func TestDiskFullAtRestore(t *testing.T) {
+	dir, ok := smallDisk(t)
+	if !ok {
+		return
+	}
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	bulk(t, c, 10_000)
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	save(t, c, target.String())
+	r.stop(t)
+	for _, o := range []node.RestoreOptions{{}, {Partitions: 3}} {
+		data := filepath.Join(dir, fmt.Sprint("data", o.Partitions))
+		for _, free := range []uint64{64 << 10, 512 << 10, 1 << 20} {
+			drop := ballast(t, dir, free)
+			_, err := node.Restore(t.Context(), target, "", data, o)
+			if !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("with %d bytes free: %v", free, err)
+			}
+			left, globErr := filepath.Glob(data + "*")
+			if globErr != nil || len(left) > 0 {
+				t.Errorf("with %d bytes free %q is left behind, %v", free, left, globErr)
+			}
+			drop()
+		}
+		if _, err := node.Restore(t.Context(), target, "", data, o); err != nil {
+			t.Fatal(err)
+		}
+		small := diskOptions(dir)
+		small.Data, small.Partitions = data, 0
+		again := run(t, small)
+		if jobs := listJobs(t, client(t, again.NATS)); len(jobs) != 10_000 {
+			t.Errorf("%d jobs of 10,000 are restored", len(jobs))
+		}
+		again.stop(t)
+		if err := os.RemoveAll(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

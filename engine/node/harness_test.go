@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 	if s := os.Getenv(asNATS); s != "" {
 		os.Exit(runAsNATS(s))
 	}
+	if s := os.Getenv(asRestore); s != "" {
+		os.Exit(runAsRestore(s))
+	}
 	os.Exit(m.Run())
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 	"github.com/klauspost/compress/s2"
@@ -187,26 +188,27 @@ func readFrame(path string, file []byte, at int) (frame, error) {
 }
 
 // openBlock checks a block as a whole against its name and its pairs one by one, and returns these, as they are in
-// frames but without compression. Errors: *Damage, wal.ErrVersion.
-func openBlock(path, sum string, file []byte) (raw []byte, info blockInfo, err error) {
+// frames but without compression: about so many bytes. Errors: *Damage, wal.ErrVersion.
+func openBlock(path, sum string, file []byte, about uint64) (raw []byte, info blockInfo, err error) {
 	if got := blockSum(file); got != sum {
-		_, _, err := readBlock(path, file)
+		_, _, err := readBlock(path, file, 0)
 		if where, ok := errors.AsType[*Damage](err); ok {
 			return nil, info, where
 		}
 		return nil, info, damaged(path, 0, "the sha256 is %s", got)
 	}
-	return readBlock(path, file)
+	return readBlock(path, file, about)
 }
 
 // readBlock checks all of a block but its name.
-func readBlock(path string, file []byte) (raw []byte, info blockInfo, err error) {
+func readBlock(path string, file []byte, about uint64) (raw []byte, info blockInfo, err error) {
 	if len(file) < blockHeader || string(file[:len(blockMagic)]) != blockMagic || file[len(blockMagic)] == 0 {
 		return nil, info, damaged(path, 0, "no header of a block")
 	}
 	if v := file[len(blockMagic)]; v > blockVersion {
 		return nil, info, fmt.Errorf("%w: %s has block version %d, this binary reads %d", wal.ErrVersion, path, v, blockVersion)
 	}
+	raw = make([]byte, 0, min(about, maxRaw))
 	index := make([]byte, 0, 64)
 	var frames uint64
 	at := blockHeader
@@ -249,7 +251,7 @@ func appendRaw(raw []byte, f frame) ([]byte, error) {
 			return raw, fmt.Errorf("frame of %d bytes decompressed: %w", n, err)
 		}
 		begin := len(raw)
-		raw = append(raw, make([]byte, n)...)
+		raw = slices.Grow(raw, n)[:begin+n]
 		if _, err := s2.Decode(raw[begin:], f.payload); err != nil {
 			return raw, fmt.Errorf("decompress a frame: %w", err)
 		}

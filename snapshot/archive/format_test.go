@@ -75,7 +75,7 @@ func TestLaterVersions(t *testing.T) {
 	b.add([]byte("k"), nil)
 	file, _ := b.end()
 	file[len(blockMagic)]++
-	_, _, err = openBlock("b", blockSum(file), file)
+	_, _, err = openBlock("b", blockSum(file), file, 0)
 	wantErr(t, err, wal.ErrVersion)
 }
 
@@ -91,7 +91,7 @@ func TestBlockModel(t *testing.T) {
 		b.begin('w')
 		end := func() {
 			file, info := b.end()
-			raw, read, err := openBlock("b", blockSum(file), file)
+			raw, read, err := openBlock("b", blockSum(file), file, 0)
 			if d := cmp.Diff(info, read, cmp.AllowUnexported(blockInfo{})); err != nil || d != "" {
 				t.Fatal(err, d)
 			}
@@ -126,7 +126,7 @@ func FuzzReadBlock(f *testing.F) {
 	f.Add(bytes.Clone(file))
 	f.Add([]byte(blockMagic + "\x01"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		raw, info, err := readBlock("b", data)
+		raw, info, err := readBlock("b", data, 0)
 		if err != nil {
 			return
 		}

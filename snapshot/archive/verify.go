@@ -176,7 +176,7 @@ func fetch(ctx context.Context, t Target, b *Block) (raw []byte, info blockInfo,
 	if err != nil {
 		return nil, info, err
 	}
-	raw, info, err = openBlock(path, b.Sum, file)
+	raw, info, err = openBlock(path, b.Sum, file, b.Raw)
 	return raw, info, err
 }
 
