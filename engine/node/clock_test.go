@@ -1,0 +1,41 @@
+package node
+
+import (
+	"testing"
+	"time"
+)
+
+// The offset lies between what each answer allows: the least of it is taken, of the quickest answer, until clocks drift
+// or one of them is set.
+func TestClock(t *testing.T) {
+	c := clock{external: true}
+	start := time.Now()
+	const ms = int64(time.Millisecond)
+	// answer is one to a question of at ms, that took so long, from a server whose clock is ahead by offset and which
+	// stamped it in the middle.
+	answer := func(at, took, offset int64) {
+		sent := start.Add(time.Duration(at * ms))
+		c.measured(sent, sent.Add(time.Duration(took*ms)), sent.UnixNano()+(took/2+offset)*ms)
+	}
+	is := func(what string, want int64) {
+		t.Helper()
+		if got := c.offset.Load(); got > want*ms || got < want*ms-ms/4 { // what drift there may be
+			t.Errorf("%s: the offset is %d ns, want %d ms", what, got, want)
+		}
+	}
+	answer(0, 10, 7200_000)
+	is("the first answer", 7200_000-5)
+	answer(100, 40, 7200_000)
+	is("a slow answer tells less", 7200_000-5)
+	answer(200, 2, 7200_000)
+	is("a quick one tells more", 7200_000-1)
+	answer(1200, 400, 7200_000)
+	is("a very slow one is no reason to be late", 7200_000-1)
+	answer(2000, 2, -3600_000)
+	is("a clock was set back", -3600_000-1)
+	answer(3000, 2, 60)
+	is("and forth", 59)
+	c = clock{}
+	answer(0, 2, 1000)
+	is("the embedded server's clock is ours", 0)
+}
