@@ -74,6 +74,10 @@ func adopt(ctx context.Context, o Options, behind *leftBehindError) (err error) 
 		return fmt.Errorf("node: %w", err)
 	}
 	defer func() {
+		if err == nil {
+			m.Close() // without a word: the log is kept for it until it is back
+			return
+		}
 		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 		defer cancel()
 		err = errors.Join(err, m.Leave(leave))
