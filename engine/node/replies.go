@@ -106,7 +106,9 @@ func (r *replies) await(seq uint64, done func(reply)) {
 		return
 	}
 	r.waiting[seq] = done
-	r.deadlines = append(r.deadlines, replyDeadline{time.Now().Add(replyTimeout), seq})
+	if r.deadlines = append(r.deadlines, replyDeadline{time.Now().Add(replyTimeout), seq}); len(r.deadlines) == 1 {
+		r.wakeUp()
+	}
 }
 
 // failed brings the outcome of a command that has no sequence.
@@ -134,28 +136,35 @@ func (r *replies) tell(done func(reply), result *reply) {
 		return
 	}
 	if r.told = append(r.told, outcome{done, result}); len(r.told) == 1 {
-		select {
-		case r.wake <- struct{}{}:
-		default:
-		}
+		r.wakeUp()
+	}
+}
+
+func (r *replies) wakeUp() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
 	}
 }
 
 // run does the telling until ctx ends, and then tells those who wait that they wait in vain.
 func (r *replies) run(ctx context.Context) {
-	t := time.NewTicker(replyTimeout / 20)
-	defer t.Stop()
+	var late <-chan time.Time // while somebody waits
 	var told []outcome
 	for over := false; !over; {
 		select {
 		case <-r.wake:
-		case <-t.C:
+		case <-late:
+			late = nil
 		case <-ctx.Done():
 			over = true
 		}
 		r.mu.Lock()
 		r.expire(over)
 		told, r.told = r.told, told[:0]
+		if late == nil && len(r.deadlines) > 0 {
+			late = time.After(replyTimeout / 20)
+		}
 		r.mu.Unlock()
 		for i := range told {
 			told[i].done(*told[i].r)
