@@ -91,9 +91,9 @@ const (
 	scaleBytesPerJob     = 700    // of disk, at the most while they are imported
 	scaleRecurring       = 1000   // jobs of one second, for the restart
 	scaleRecurringPrefix = "bench-recurring-"
-	scaleSettle          = 5 * time.Second
-	scaleSettleMiB       = 1    // written in that time, at the most
-	scaleSettleDirty     = 1000 // jobs that no checkpoint has yet: as good as none
+	scaleSettle          = 15 * time.Second // an engine gives back its memory after 10 s
+	scaleSettleMiB       = 1                // written in that time, at the most
+	scaleSettleDirty     = 1000             // jobs that no checkpoint has yet: as good as none
 	scaleSettlePatience  = 10 * time.Minute
 	limitScalePause      = 10  // ms
 	limitScaleSave       = 20  // ms later for it
@@ -102,10 +102,10 @@ const (
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing; where that is asked for, once more while a snapshot is saved. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due
-// time after the kill in a client's hands. At last two midnights come beside the jobs: so many one-shots due within a
-// minute that are in memory since they were put, and as many that the engine finds on disk, because it was killed
-// when checkpoints had them.
+// doing nothing; where that is asked for, once more while a snapshot is saved. Then it kills the engine with kill -9
+// and measures from before exec to the first trigger of a due time after the kill in a client's hands. At last two
+// midnights come beside the jobs: so many one-shots due within a minute that are in memory since they were put, and as
+// many that the engine finds on disk, because it was killed when checkpoints had them.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err

@@ -31,8 +31,11 @@ type View struct {
 	sum *xxhash.Digest
 }
 
-// Close ends a view that Open returned. Errors: wal.ErrFailed.
+// Close ends a view that Open returned; nil is none. Errors: wal.ErrFailed.
 func (v *View) Close() error {
+	if v == nil {
+		return nil
+	}
 	var err error
 	for _, it := range []*pebble.Iterator{v.plain, v.filtered} {
 		if it != nil {

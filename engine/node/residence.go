@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"runtime"
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
@@ -11,9 +12,8 @@ import (
 )
 
 const (
-	residenceLook  = time.Second
-	residenceSlice = 2000 // jobs looked at while a partition waits, or
-	loadSlice      = 256  // brought in: half a millisecond
+	residenceLook = time.Second
+	jobSlice      = 256 // jobs that are handled while a partition waits: half a millisecond
 )
 
 // reside brings jobs into memory that come due, and lets go of others.
@@ -26,16 +26,17 @@ func (n *Node) reside(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) resideIn(ctx context.Context, p *partition) (err error) {
+func (n *Node) resideIn(ctx context.Context, p *partition) error {
 	share := n.o.MemoryForJobs / len(n.partitions)
 	ahead := n.clock.ms() + n.o.LoadAhead.Milliseconds()
+	var unused *snapshot.View
 	var used, hot int
 	var ends [3]engine.Reading
 	n.holding(p, n.meters.loadPause, func() {
-		err = p.table.rest()
+		unused = p.table.rest()
 		used, hot, ends = p.machine.Memory(), p.machine.Stats().Hot, p.machine.Readings()
 	})
-	if err != nil {
+	if err := unused.Close(); err != nil {
 		return err
 	}
 	furthest := max(ends[0].End().Due, ends[1].End().Due, ends[2].End().Due)
@@ -58,9 +59,9 @@ func (n *Node) resideIn(ctx context.Context, p *partition) (err error) {
 			}
 		}
 	}
-	for more := true; more && ctx.Err() == nil; {
-		n.holding(p, n.meters.loadPause, func() { more = p.machine.Sweep(residenceSlice) || p.machine.Clean(residenceSlice) })
-	}
+	n.inSlices(p, n.meters.loadPause, func() bool {
+		return ctx.Err() == nil && (p.machine.Sweep(jobSlice) || p.machine.Clean(jobSlice))
+	})
 	return nil
 }
 
@@ -78,7 +79,7 @@ func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64
 		}
 		var rows *engine.Rows
 		err := n.saved.View(uint16(p.number), func(v *snapshot.View) (err error) {
-			rows, err = r.Read(v, until, loadSlice)
+			rows, err = r.Read(v, until, jobSlice)
 			return err
 		})
 		if err != nil {
@@ -100,4 +101,12 @@ func (n *Node) holding(p *partition, pause *metrics.Histogram, do func()) {
 	began := time.Now()
 	do()
 	pause.Update(time.Since(began).Seconds())
+}
+
+// inSlices does something long in parts, between which the partition goes on. It steps back after each: otherwise the
+// next part mostly has the lock before whoever waits for it has woken up, and one record passes between two parts.
+func (n *Node) inSlices(p *partition, pause *metrics.Histogram, slice func() (more bool)) {
+	for more := true; more; runtime.Gosched() {
+		n.holding(p, pause, func() { more = slice() })
+	}
 }

@@ -28,18 +28,15 @@ func (t *table) open() (*snapshot.View, error) {
 	return t.view, err
 }
 
-// renew has what is read next be of a checkpoint that has been committed.
-func (t *table) renew() error {
-	if t.view == nil {
-		return nil
-	}
-	err := t.view.Close()
-	t.view = nil
-	return err
+// renew has what is read next be of a checkpoint that has been committed. The view before it, or nil, is the caller's to
+// close once the partition goes on: that can wait for Pebble to write its manifest.
+func (t *table) renew() (before *snapshot.View) {
+	before, t.view = t.view, nil
+	return before
 }
 
-// rest lets go of what is open if nobody reads: it keeps files that compactions have replaced.
-func (t *table) rest() error {
+// rest is renew if nobody has read since the last call: what is open keeps files that compactions have replaced.
+func (t *table) rest() (before *snapshot.View) {
 	if t.used {
 		t.used = false
 		return nil
@@ -49,7 +46,7 @@ func (t *table) rest() error {
 
 func (t *table) close() error {
 	t.closed = true
-	return t.renew()
+	return t.renew().Close()
 }
 
 // State, Get and Scan are those of engine.Table.

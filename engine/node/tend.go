@@ -22,7 +22,7 @@ func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
 	work.Go(func() { n.every(ctx, syncPause, n.syncOutputs) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
-	work.Go(func() { n.every(ctx, checkpointLook, n.checkpointDue) })
+	work.Go(func() { n.every(ctx, time.Second, n.checkpoints) })
 	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 	work.Wait()
 }
@@ -213,9 +213,25 @@ func hostOf(clientURL, otherwise string) string {
 	return net.JoinHostPort(host, u.Port())
 }
 
-// checkpointLook is how often it is looked whether a checkpoint is due. Why not every second: a flood of
-// commands fills the default log stream in a few.
+// checkpointLook is how often it is looked whether a checkpoint is due while the log brings records. Why not every
+// second: a flood of commands fills the default log stream in a few.
 const checkpointLook = 100 * time.Millisecond
+
+// checkpoints takes those that are due until the log has brought nothing for a moment.
+func (n *Node) checkpoints(ctx context.Context) error {
+	for last := uint64(0); n.applied.Load() != last; {
+		last = n.applied.Load()
+		if err := n.checkpointDue(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(checkpointLook):
+		}
+	}
+	return nil
+}
 
 // checkpointDue takes a checkpoint of the partitions whose replay would have become long. A log that is
 // filling up is freed before anything else: it can be cut below the older of two checkpoints.
@@ -310,9 +326,6 @@ func (n *Node) checkpointAll(ctx context.Context) error {
 	return nil
 }
 
-// checkpointSlice is how many jobs are encoded while a partition waits: well below a millisecond.
-const checkpointSlice = 500
-
 // takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits for a slice at a
 // time, and for nothing that is written.
 func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
@@ -343,26 +356,23 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 		return nil
 	}
 	defer n.holding(p, n.meters.checkpointPause, c.Abandon)
-	for more := true; more; {
-		if ctx.Err() != nil {
-			return nil
-		}
-		n.holding(p, n.meters.checkpointPause, func() { more = c.Next(checkpointSlice) })
+	n.inSlices(p, n.meters.checkpointPause, func() bool { return ctx.Err() == nil && c.Next(jobSlice) })
+	if ctx.Err() != nil {
+		return nil
 	}
 	c.Write(build, position)
 	if err := n.commit(build); err != nil {
 		return err
 	}
+	var before *snapshot.View
 	n.holding(p, n.meters.checkpointPause, func() {
-		err = p.table.renew()
+		before = p.table.renew()
 		c.Committed()
 	})
-	if err != nil {
+	if err := before.Close(); err != nil {
 		return err
 	}
-	for more := true; more; {
-		n.holding(p, n.meters.checkpointPause, func() { more = p.machine.Clean(residenceSlice) })
-	}
+	n.inSlices(p, n.meters.checkpointPause, func() bool { return p.machine.Clean(jobSlice) })
 	p.older.Store(p.checkpoint.Load())
 	p.checkpoint.Store(position)
 	p.checkpointAt.Store(time.Now().UnixMilli())
@@ -373,9 +383,10 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 
 // forget gives up the completed jobs that are gone, which the checkpoint then takes out of the table.
 func (n *Node) forget(p *partition) (err error) {
-	for more := true; more && err == nil; {
-		n.holding(p, n.meters.checkpointPause, func() { more, err = p.machine.Forget(checkpointSlice) })
-	}
+	n.inSlices(p, n.meters.checkpointPause, func() (more bool) {
+		more, err = p.machine.Forget(jobSlice)
+		return more && err == nil
+	})
 	return err
 }
 
