@@ -154,7 +154,7 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 func (n *Node) tickSeen(r *engine.Record, e *engine.Entry) {
 	now := time.Now()
 	if sent, ok := n.ticking.seen(e, now); ok {
-		n.clock.measured(sent, now, r.Time)
+		n.clock.measured(sent, now, time.Unix(0, r.Time))
 		n.meters.tickRound.Update(now.Sub(sent).Seconds())
 	}
 }

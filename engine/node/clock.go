@@ -28,14 +28,15 @@ func (c *clock) until(ms int64) time.Duration {
 // measured learns from something that the stream stamped after it was asked for here, and before the answer was
 // received here. So the offset lies between the two; the least is taken for it, so that nothing is early, and of
 // several the one that the quickest answer gave. That is given up slowly, as clocks drift, and at once when it
-// cannot be: one of the clocks was set.
-func (c *clock) measured(sent, received time.Time, stamp int64) {
-	if !c.external {
+// cannot be: one of the clocks was set. An answer without a stamp tells nothing.
+func (c *clock) measured(sent, received, stamp time.Time) {
+	if !c.external || stamp.IsZero() {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	least, most := stamp-received.UnixNano(), stamp-sent.UnixNano()
+	at := stamp.UnixNano()
+	least, most := at-received.UnixNano(), at-sent.UnixNano()
 	now := max(least, c.offset.Load()-received.Sub(c.at).Nanoseconds()/driftPerNano)
 	if now > most || c.at.IsZero() {
 		now = least

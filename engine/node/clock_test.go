@@ -15,7 +15,7 @@ func TestClock(t *testing.T) {
 	// stamped it in the middle.
 	answer := func(at, took, offset int64) {
 		sent := start.Add(time.Duration(at * ms))
-		c.measured(sent, sent.Add(time.Duration(took*ms)), sent.UnixNano()+(took/2+offset)*ms)
+		c.measured(sent, sent.Add(time.Duration(took*ms)), sent.Add(time.Duration((took/2+offset)*ms)))
 	}
 	is := func(what string, want int64) {
 		t.Helper()
@@ -23,6 +23,8 @@ func TestClock(t *testing.T) {
 			t.Errorf("%s: the offset is %d ns, want %d ms", what, got, want)
 		}
 	}
+	c.measured(start, start, time.Time{})
+	is("an answer that was not stamped", 0)
 	answer(0, 10, 7200_000)
 	is("the first answer", 7200_000-5)
 	answer(100, 40, 7200_000)

@@ -121,7 +121,7 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
 		n.filling.asked(info, read)
-		n.clock.measured(asked, time.Now(), info.Now.UnixNano())
+		n.clock.measured(asked, time.Now(), info.Now)
 		n.answered.Store(time.Now().UnixNano())
 	}
 	return info, err
