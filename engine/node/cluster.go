@@ -318,22 +318,36 @@ func (n *Node) heirs() bool {
 	return false
 }
 
-// view is the cluster as this node sees it; empty for one that is alone with its server.
+// view is the cluster as this node sees it: empty for one that is alone with its server, and until it knows who else
+// is there.
 func (n *Node) view() cluster.View {
-	if !n.joined.takes.Load() {
+	j := &n.joined
+	if j.tried == nil {
 		return cluster.View{}
 	}
-	return n.joined.member.View()
+	select {
+	case <-j.tried:
+	default:
+		return cluster.View{}
+	}
+	if j.member == nil {
+		return cluster.View{}
+	}
+	return j.member.View()
 }
+
+// knowsOthers tells whether this node knows who else needs the log.
+func (n *Node) knowsOthers() bool { return n.server != nil || len(n.view().Members) > 0 }
 
 // neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
 // minutes and until the stream is half full, one that lives but lags until requests have to wait for room: the log is
-// never held for ever. Who comes too late takes another node's state (adopt).
+// never held for ever. Who comes too late takes another node's state (adopt). While it is not known who is there, all
+// of the log is needed.
 func (n *Node) neededElsewhere() uint64 {
-	needed := uint64(math.MaxUint64 - 1)
-	if !n.joined.takes.Load() {
-		return needed
+	if !n.knowsOthers() {
+		return 0
 	}
+	needed := uint64(math.MaxUint64 - 1)
 	read := n.bytes.Load()
 	v := n.view()
 	if !n.filling.mustFree(read) {
@@ -343,7 +357,9 @@ func (n *Node) neededElsewhere() uint64 {
 	}
 	if !n.filling.tight(read) {
 		for i := range v.Members {
-			needed = min(needed, v.Members[i].Needs)
+			if v.Members[i].Name != n.o.Name { // this node's own word is older than what it knows
+				needed = min(needed, v.Members[i].Needs)
+			}
 		}
 	}
 	return needed

@@ -17,6 +17,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
 // metric reads one value of /metrics, summed over its labels.
@@ -215,6 +216,45 @@ func TestStartWithFullLog(t *testing.T) {
 	}
 	beats(t, c, 5)
 	ready(t, r)
+	unbroken(t, nc, c)
+}
+
+// A node starts on a log stream that is over half full, and of which another one needs all: it cuts nothing before it
+// knows who else is there.
+func TestStartBesideWhoNeedsTheLog(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	o.LogMaxBytes = 4 << 20
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	put(t, carillon.Connect(nc), beat)
+	r.stop(t)
+	js := jetStream(t, nc)
+	slow, err := cluster.Join(t.Context(), js, cluster.Options{Name: "slow", Partitions: partitions, Report: func() cluster.Report {
+		return cluster.Report{Draining: true} // it has nothing of the log yet
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &writer{js: js, job: "away", payload: strings.Repeat("x", 10<<10)}
+	for logState(t, js).State.Bytes < uint64(o.LogMaxBytes)*9/16 {
+		if err := w.write(t); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = run(t, o)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	w.applied(t, c)
+	beats(t, c, 5)
+	if first := logState(t, js).State.FirstSeq; first != 1 {
+		t.Errorf("the log is cut: it begins at %d", first)
+	}
+	if err := slow.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cutBeyond(t, nc, 1)
+	beats(t, c, 5)
 	unbroken(t, nc, c)
 }
 

@@ -238,7 +238,7 @@ func (n *Node) checkpoints(ctx context.Context) error {
 func (n *Node) checkpointDue(ctx context.Context) error {
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
-		full := len(live) == len(n.partitions) && n.filling.mustFree(n.bytes.Load())
+		full := len(live) == len(n.partitions) && n.filling.mustFree(n.bytes.Load()) && n.knowsOthers()
 		taken := false
 		for _, p := range live {
 			records := n.applied.Load() - p.checkpoint.Load()
@@ -303,9 +303,10 @@ func (n *Node) live() (live []*partition) {
 }
 
 // relieve makes room in a log stream that is filling up, before this run appends to it: in a full one
-// the claims would have no place. All of the local log is applied.
+// the claims would have no place. All of the local log is applied. Where other nodes may need the log, that waits until
+// this one knows them (checkpointDue).
 func (n *Node) relieve(ctx context.Context) error {
-	if _, err := n.lookAtLog(ctx); err != nil || !n.filling.mustFree(n.bytes.Load()) {
+	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree(n.bytes.Load()) {
 		return err
 	}
 	for range 2 {
