@@ -126,4 +126,5 @@ func (n *Node) claimApplied(p *partition) {
 	p.lostSince = time.Time{}
 	p.run++ // answers to what was sent no longer count
 	p.chain.Lose()
+	n.joined.ring()
 }

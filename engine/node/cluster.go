@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
@@ -62,10 +63,19 @@ type joined struct {
 	leaving  sync.Once
 	takes    atomic.Bool // it claims, and is among those who are asked
 	draining atomic.Bool
-	follows  atomic.Bool // partitions are there to tell of
+	follows  atomic.Bool   // partitions are there to tell of
+	changed  chan struct{} // rung when who serves may have changed, or who could
 
 	mu    sync.Mutex
 	alone []time.Time // by partition: since when nobody says that it serves it; zero: somebody does
+}
+
+// ring wakes who waits for a change.
+func (j *joined) ring() {
+	select {
+	case j.changed <- struct{}{}:
+	default:
+	}
 }
 
 // look notes which partitions nobody serves.
@@ -150,7 +160,7 @@ func (n *Node) membership() cluster.Options {
 // to be free.
 func (n *Node) join(ctx context.Context) {
 	j := &n.joined
-	j.tried = make(chan struct{})
+	j.tried, j.changed = make(chan struct{}), make(chan struct{}, 1)
 	n.work.Go(func() {
 		defer close(j.tried)
 		js, err := jetstream.New(n.nc)
@@ -246,6 +256,7 @@ func (n *Node) takeSeats(ctx context.Context) {
 				n.fail(errors.Join(errors.New("node: no longer among the nodes of this service"), n.joined.member.Err()))
 				return
 			}
+			n.joined.ring()
 		case <-t.C:
 		}
 		n.takeDue(ctx, n.joined.member.View())
@@ -295,15 +306,23 @@ func (n *Node) serves() (count int) {
 }
 
 // handOver lets others take what this node serves, and goes on ticking until they have. It returns when they have,
-// when there is nobody to, or after a while.
-func (n *Node) handOver(patience time.Duration) {
+// when there is nobody to, when the run ends, or after a while.
+func (n *Node) handOver(ctx context.Context, patience time.Duration) {
 	if !n.joined.takes.Load() {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	broken := n.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
+	defer n.nc.RemoveStatusListener(broken)
 	n.joined.draining.Store(true)
 	began := time.Now()
-	for n.serves() > 0 && n.heirs() && n.nc.IsConnected() && time.Since(began) < patience {
-		time.Sleep(10 * time.Millisecond)
+	for n.serves() > 0 && n.heirs() && n.nc.IsConnected() && ctx.Err() == nil {
+		select {
+		case <-n.joined.changed:
+		case <-broken:
+		case <-ctx.Done():
+		}
 	}
 	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
 }

@@ -221,7 +221,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer cancel(nil)
 	n.fail = func(err error) { cancel(err) }
 	defer context.AfterFunc(parent, func() {
-		n.handOver(n.o.HandOver)
+		n.handOver(ctx, n.o.HandOver)
 		cancel(context.Cause(parent))
 	})()
 
@@ -467,6 +467,7 @@ func (n *Node) stop(p *partition, err error) {
 	}
 	p.mu.Unlock()
 	if first {
+		n.joined.ring()
 		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 	}
 }
