@@ -23,7 +23,7 @@ func (o *Owner) Tick(m *Machine, now, lead int64, room int, durable Acked) (Tick
 	}
 	due := false
 	if deadline, ok := m.NextDeadline(); ok && deadline <= now+lead {
-		due = room > 0 || now >= o.last+keepAlive || o.last > now
+		due = room > 0 || now >= o.kept(m) || o.last > now
 	}
 	if durable.Output <= m.outbox.acked.Output {
 		durable = Acked{}
@@ -43,7 +43,7 @@ func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64
 	if deadline, ok := m.NextDeadline(); ok {
 		at = deadline - lead
 		if room <= 0 {
-			at = max(at, o.last+keepAlive)
+			at = max(at, o.kept(m))
 		}
 	}
 	if durable.Output > m.outbox.acked.Output {
@@ -51,3 +51,7 @@ func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64
 	}
 	return max(at, now)
 }
+
+// kept is until when the partition can go without a tick. Those of the owner before count: its successor's first one is
+// on its way for as long as a whole round takes, and would make nothing while there is no room yet.
+func (o *Owner) kept(m *Machine) int64 { return max(o.last, m.to) + keepAlive }
