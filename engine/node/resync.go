@@ -85,9 +85,10 @@ func (p *partition) owned() uint64 {
 	return p.owner.Epoch
 }
 
-// resume brings a chain to the stream's end. What the stream has may have been made by an owner before, from records
-// that are not applied here yet. It left after those were in the log; so what the log has once the stream was asked is
-// applied first, and then the machine knows every output that there can be. By the end of it the partition may be
+// resume brings a chain to the stream's end. All that owners before have put out is of records below this node's claim,
+// which is applied; so the machine knows every output that there can be, unless somebody has claimed since. What a
+// later owner put out left after its records were in the log. So where the stream has an output that the machine does
+// not know, what the log has by then is applied, and the stream is judged again. By the end of it the partition may be
 // another's, or this node's again: then what was found says nothing about the outputs that are held now.
 func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.mu.Lock()
@@ -100,24 +101,16 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 		return errNotOwner
 	}
 	out := n.streams.Out[p.number]
-	info, err := out.Info(ctx)
+	info, last, err := out.Last(ctx)
 	if err != nil {
 		return err
 	}
-	if err := n.upToDate(ctx); err != nil {
-		return err
-	}
-	found, err := n.look(ctx, p, out, info, acked)
-	if err != nil {
-		return err
-	}
-
-	p.mu.Lock()
-	number, err := p.machine.LastStored(found.end)
-	made, owned := p.machine.Made(), p.owned()
-	p.mu.Unlock()
-	if owned != epoch {
-		return errNotOwner
+	found, number, err := n.judge(ctx, p, epoch, info, last, acked)
+	if errors.Is(err, engine.ErrAhead) {
+		if err := n.upToDate(ctx); err != nil {
+			return err
+		}
+		found, number, err = n.judge(ctx, p, epoch, info, last, acked)
 	}
 	if errors.Is(err, engine.ErrBehind) {
 		return n.refill(ctx, p, epoch, info.Last, found.end, err)
@@ -128,12 +121,12 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 			if err := n.markLoss(ctx, p); err != nil {
 				return err
 			}
-			number = made
+			number = found.made
 		} else {
 			return err
 		}
 	}
-	last, err := n.replace(ctx, p, out, info.Last, found.missing)
+	end, err := n.replace(ctx, p, out, info.Last, found.missing)
 	if err != nil {
 		return err
 	}
@@ -146,8 +139,25 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	if !ok {
 		return fmt.Errorf("%w: partition %d", engine.ErrBehind, p.number)
 	}
-	n.resumeChain(p, last, number, outputs, found.foreign)
+	n.resumeChain(p, end, number, outputs, found.foreign)
 	return nil
+}
+
+// judge finds the number of the last output in a stream that was asked for its end. Errors: errNotOwner when the
+// partition is no longer this node's by its claim at epoch, engine.ErrAhead, engine.ErrBehind with what was found, what
+// the stream answers.
+func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, number uint64, err error) {
+	if f, err = n.look(ctx, p, info, last, acked); err != nil {
+		return f, 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.owned() != epoch {
+		return f, 0, errNotOwner
+	}
+	f.made = p.machine.Made()
+	number, err = p.machine.LastStored(f.end)
+	return f, number, err
 }
 
 // resumeChain resumes; its caller holds mu.
@@ -170,17 +180,18 @@ type finding struct {
 	end     engine.StreamEnd
 	foreign uint64   // messages, but for those counted before
 	missing []uint64 // outputs that a foreign message displaced
+	made    uint64   // the machine's newest then
 }
 
-// look finds how far an output stream is.
-func (n *Node) look(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked) (f finding, err error) {
+// look finds how far an output stream is that has this last message.
+func (n *Node) look(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, err error) {
 	p.out.Lock()
 	counted, links := p.counted, n.server == nil && !p.chain.Confirms()
 	p.out.Unlock()
 	if !links && info.Last >= acked.Seq {
-		f, err = n.survey(ctx, p, out, info, acked, counted)
+		f, err = n.survey(ctx, p, info, acked, counted)
 	} else {
-		f, err = n.walkBack(ctx, p, out, info, acked, counted)
+		f, err = n.walkBack(ctx, p, info, last, acked, counted)
 	}
 	if err != nil || f.end.Number > 0 {
 		return f, err
@@ -198,21 +209,25 @@ func (n *Node) look(ctx context.Context, p *partition, out *streams.OutStream, i
 
 // walkBack goes back from the stream's end to the last message that is an output of this partition, no
 // further than to what the log knows to be stored, if the stream reaches that far.
-func (n *Node) walkBack(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
+func (n *Node) walkBack(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked, counted uint64) (f finding, err error) {
 	f.end.LastSeq = info.Last
 	floor := acked.Seq
 	if info.Last < floor {
 		floor = 0
 	}
 	for seq := info.Last; seq > floor && seq >= info.First; seq-- {
-		m, err := out.Get(ctx, seq)
-		if errors.Is(err, streams.ErrNotFound) {
-			continue
+		m := last
+		if m == nil || m.Seq != seq {
+			one, err := n.streams.Out[p.number].Get(ctx, seq)
+			if errors.Is(err, streams.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return f, err
+			}
+			m = &one
 		}
-		if err != nil {
-			return f, err
-		}
-		number, trigger := n.outputOf(&m)
+		number, trigger := n.outputOf(m)
 		p.mu.Lock()
 		foreign := p.machine.Foreign(number, seq, trigger)
 		p.mu.Unlock()
@@ -229,11 +244,11 @@ func (n *Node) walkBack(ctx context.Context, p *partition, out *streams.OutStrea
 
 // survey reads all that the stream holds above what the log knows to be stored: the embedded server's streams and
 // replicated ones are written without links between the messages (engine/chain.go).
-func (n *Node) survey(ctx context.Context, p *partition, out *streams.OutStream, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
+func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
 	s := p.machine.Survey(info.First, info.Last)
 	p.mu.Unlock()
-	err = out.Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
+	err = n.streams.Out[p.number].Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for i := range batch {

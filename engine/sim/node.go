@@ -459,8 +459,8 @@ func (n *node) disconnected() {
 	}
 }
 
-// resume brings a lost chain back: first the stream is asked for its end, then the log, and when the
-// machine has come as far as that, the answer says where to go on.
+// resume brings a lost chain back: the stream is asked for its end, and that says where to go on. If it is ahead of the
+// machine, the answer waits until that has come as far as the log was by then.
 func (n *node) resume() {
 	w := n.world
 	for p, part := range n.parts {
@@ -481,12 +481,10 @@ func (n *node) resume() {
 				continue
 			}
 		}
-		if n.applied >= part.question.needs {
-			q := part.question
-			part.question = nil
-			if q.acked == part.machine.Acked() { // else the answer may be older than what is known by now
-				n.goOn(p, part, q)
-			}
+		q := part.question
+		part.question = nil
+		if q.acked == part.machine.Acked() { // else the answer may be older than what is known by now
+			n.goOn(p, part, q)
 		}
 	}
 }
@@ -524,6 +522,9 @@ func (n *node) goOn(p int, part *part, q *question) {
 	switch {
 	case err == nil:
 		outputs, ok = part.machine.Outbox(number)
+	case errors.Is(err, engine.ErrAhead) && n.applied < q.needs:
+		part.question = q
+		return
 	case errors.Is(err, engine.ErrBehind):
 		number = end.Number
 		if acked := part.machine.Acked(); number == 0 && acked.Seq-end.LastSeq <= acked.Output {

@@ -94,9 +94,9 @@ func chainAll(t testing.TB, out *OutStream, behind uint64, from, to int) uint64 
 			continue
 		}
 		eventually(t, "the stream tells its end", func() bool {
-			last, m, err := out.Last(t.Context())
+			info, m, err := out.Last(t.Context())
 			if err == nil && m != nil {
-				behind = last
+				behind = info.Last
 				_, err = fmt.Sscan(string(m.Data), &from)
 				from++
 			}

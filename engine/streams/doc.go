@@ -5,8 +5,8 @@
 //	err = s.Log.Read(ctx, streams.Position{Seq: applied.Seq, Time: applied.Time}, func(batch []streams.Message) error {
 //		return apply(batch) // returns once they are synced and applied
 //	})
-//	last, message, err := s.Out[p].Last(ctx)
-//	err = s.Out[p].PublishChained(&streams.Chained{Subject: subject, Header: lines, Data: body, Expect: last}, nil)
+//	info, message, err := s.Out[p].Last(ctx)
+//	err = s.Out[p].PublishChained(&streams.Chained{Subject: subject, Header: lines, Data: body, Expect: info.Last}, nil)
 //	s.Flush() // after the last of some
 //
 // # Frames

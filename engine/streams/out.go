@@ -14,24 +14,39 @@ type OutStream struct {
 	press *press
 }
 
-// Last returns the stream's last sequence and the message there, nil when age, bytes or a purge took
-// it, or when there never was one (last 0). Errors: ErrNoStream, ErrDisconnected, the context's.
-func (o *OutStream) Last(ctx context.Context) (last uint64, m *Message, err error) {
-	info, err := o.Info(ctx)
-	if err != nil {
-		return 0, nil, err
+// Last tells what the stream holds and gives its last message, nil when age, bytes or a purge took that, or when
+// there never was one. The two are asked for at once, so that it takes as long as one question. Errors: ErrNoStream,
+// ErrDisconnected, the context's.
+func (o *OutStream) Last(ctx context.Context) (info Info, m *Message, err error) {
+	type answer struct {
+		m   Message
+		err error
 	}
-	if info.Messages == 0 {
-		return info.Last, nil, nil
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	asked := make(chan answer, 1)
+	go func() {
+		// To nats-server this is the message at the last sequence, if that is there (server/filestore.go, LoadLastMsg).
+		m, err := o.get(ctx, messageRequest{LastFor: ">"})
+		asked <- answer{m, err}
+	}()
+	if info, err = o.Info(ctx); err != nil {
+		return Info{}, nil, err
 	}
-	got, err := o.Get(ctx, info.Last)
-	if errors.Is(err, ErrNotFound) {
-		return info.Last, nil, nil
+	a := <-asked
+	switch {
+	case a.err == nil && a.m.Seq > info.Last: // it was added between the two answers
+		info.Last, info.LastTime = a.m.Seq, a.m.Time
+	case a.err != nil || a.m.Seq < info.Last:
+		a.m, a.err = o.Get(ctx, info.Last)
 	}
-	if err != nil {
-		return 0, nil, err
+	switch {
+	case errors.Is(a.err, ErrNotFound):
+		return info, nil, nil
+	case a.err != nil:
+		return Info{}, nil, a.err
 	}
-	return info.Last, &got, nil
+	return info, &a.m, nil
 }
 
 // Chained is one message of a chain. None of it is kept.

@@ -384,8 +384,20 @@ func TestScan(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole(scan(3, 105), 100, 105)
+	whole(scan(90, 105), 100, 105)
+	if seqs := scan(90, 99); seqs != nil {
+		t.Errorf("before its beginning: %v", seqs)
+	}
 	stop := errors.New("stop")
-	if err := out.Scan(t.Context(), 0, 200, func([]Message) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("deliver's error: %v", err)
+	for _, last := range []uint64{200, 120} {
+		if err := out.Scan(t.Context(), 100, last, func([]Message) error { return stop }); !errors.Is(err, stop) {
+			t.Errorf("deliver's error: %v", err)
+		}
+	}
+	s.Close()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := out.Scan(gone, 100, 120, func([]Message) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("a context that has ended: %v", err)
 	}
 }

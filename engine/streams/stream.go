@@ -109,6 +109,16 @@ func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	if seq == 0 { // to the API it means "no sequence given"
 		return Message{}, ErrNotFound
 	}
+	return s.get(ctx, messageRequest{Seq: seq})
+}
+
+// messageRequest asks for one message, in one of these ways.
+type messageRequest struct {
+	Seq     uint64 `json:"seq,omitempty"`
+	LastFor string `json:"last_by_subj,omitempty"`
+}
+
+func (s *stream) get(ctx context.Context, req messageRequest) (Message, error) {
 	var resp struct {
 		Message struct {
 			Subject string    `json:"subject"`
@@ -118,9 +128,6 @@ func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 			Data    []byte    `json:"data"`
 		} `json:"message"`
 	}
-	req := struct {
-		Seq uint64 `json:"seq"`
-	}{seq}
 	if err := s.request(ctx, "STREAM.MSG.GET."+s.name, req, &resp); err != nil {
 		return Message{}, err
 	}

@@ -124,9 +124,9 @@ func TestWireReconnects(t *testing.T) {
 		h.start()
 		eventually(t, "connected again", nc.IsConnected)
 	}
-	last, _, err := s.Out[0].Last(t.Context())
-	if last != 1 || err != nil {
-		t.Fatalf("the stream ends at %d, %v", last, err)
+	info, _, err := s.Out[0].Last(t.Context())
+	if info.Last != 1 || err != nil {
+		t.Fatalf("the stream ends at %d, %v", info.Last, err)
 	}
 	if seq, err := publishChained(t, s.Out[0], subject, nil, 1); seq != 2 || err != nil {
 		t.Fatalf("after it came back: %d, %v", seq, err)
