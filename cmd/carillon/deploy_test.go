@@ -3,16 +3,8 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
-	"math/big"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,71 +12,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
-
-// authority signs certificates.
-type authority struct {
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-// newAuthority writes ca.crt into dir.
-func newAuthority(t *testing.T, dir string) *authority {
-	t.Helper()
-	a := &authority{dir: dir}
-	a.cert, a.key = a.sign(t, "ca", &x509.Certificate{
-		Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	})
-	return a
-}
-
-// issue writes NAME.crt and NAME.key, for a server at 127.0.0.1 as for a client.
-func (a *authority) issue(t *testing.T, name string) {
-	t.Helper()
-	a.sign(t, name, &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	})
-}
-
-func (a *authority) sign(t *testing.T, name string, of *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	of.SerialNumber, of.NotBefore, of.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		parent, signer = of, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, of, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for ext, block := range map[string]*pem.Block{
-		".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: private},
-	} {
-		if err := os.WriteFile(filepath.Join(a.dir, name+ext), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert, key
-}
 
 // startDeployed runs a nats-server on docs/deploy/nats/server.conf, with this machine's paths, alone.
 func startDeployed(t *testing.T, tls string) (url string) {
@@ -112,27 +45,18 @@ func startDeployed(t *testing.T, tls string) (url string) {
 		t.Errorf("the example is no cluster of three over TLS: %v", o.Routes)
 	}
 	o.Cluster, o.Routes = natsserver.ClusterOpts{}, nil
-	o.Host, o.Port, o.HTTPPort, o.NoLog, o.NoSigs = "127.0.0.1", natsserver.RANDOM_PORT, 0, true, true
-	ns, err := natsserver.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	return ns.ClientURL()
+	o.HTTPPort = 0
+	return natstest.Start(t, o).ClientURL()
 }
 
 // An engine and clients over TLS with certificates on both sides, as the example has it, by flags and by environment.
 func TestTLS(t *testing.T) {
 	certs, others := t.TempDir(), t.TempDir()
-	ca := newAuthority(t, certs)
+	ca := natstest.NewAuthority(t, certs)
 	for _, name := range []string{"server", "engine", "client"} {
-		ca.issue(t, name)
+		ca.Issue(name)
 	}
-	newAuthority(t, others).issue(t, "client")
+	natstest.NewAuthority(t, others).Issue("client")
 	url := startDeployed(t, certs)
 	of := func(dir, name string) []string {
 		return []string{

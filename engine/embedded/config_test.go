@@ -2,15 +2,7 @@ package embedded
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // Whatever a configuration file says about users, the engine gets in and its streams work.
@@ -130,16 +124,15 @@ func TestConfigFileErrors(t *testing.T) {
 // verify_and_map takes users from certificates, which a pipe in memory has none of.
 func TestConfigCertificates(t *testing.T) {
 	dir := t.TempDir()
-	certificate(t, dir)
+	natstest.NewAuthority(t, dir).Issue("client")
+	ca, cert, key := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key")
 	file := writeConfig(t, fmt.Sprintf(`
 		listen: 127.0.0.1:-1
-		tls { cert_file: %[1]q, key_file: %[2]q, ca_file: %[1]q, verify_and_map: true }
-		authorization { users: [ {user: "CN=client"} ] }`, filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")))
+		tls { cert_file: %q, key_file: %q, ca_file: %q, verify_and_map: true }
+		authorization { users: [ {user: "CN=client"} ] }`, cert, key, ca))
 	s := start(t, Options{ConfigFile: file})
 	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
-	client(t, s,
-		nats.RootCAs(filepath.Join(dir, "cert.pem")),
-		nats.ClientCert(filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")))
+	client(t, s, nats.RootCAs(ca), nats.ClientCert(cert, key))
 }
 
 func TestConfigOperator(t *testing.T) {
@@ -217,36 +210,4 @@ func encode(t *testing.T, c jwt.Claims, by nkeys.KeyPair) string {
 		t.Fatal(err)
 	}
 	return s
-}
-
-// certificate writes cert.pem and key.pem for CN=client at 127.0.0.1, signed by itself.
-func certificate(t *testing.T, dir string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "client"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	priv, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, b := range map[string]*pem.Block{
-		"cert.pem": {Type: "CERTIFICATE", Bytes: der}, "key.pem": {Type: "EC PRIVATE KEY", Bytes: priv},
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // accounts is a nats-server that runs on the configuration that docs/operations.md gives, and an engine on it.
@@ -59,19 +60,10 @@ func startAccounts(t *testing.T) *accounts {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Host, o.Port, o.JetStream, o.StoreDir, o.NoSigs = "127.0.0.1", server.RANDOM_PORT, true, t.TempDir(), true
-	ns, err := server.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &accounts{log: &violations{}}
+	o.JetStream = true
+	ns := natstest.Start(t, o)
+	a := &accounts{url: ns.ClientURL(), log: &violations{}}
 	ns.SetLoggerV2(a.log, false, false, false)
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	a.url = ns.ClientURL()
 	engine := base(t)
 	engine.NATS, engine.NATSOptions = a.url, []nats.Option{nats.UserInfo("engine", "engine")}
 	a.run = run(t, engine)
@@ -342,15 +334,10 @@ func TestNoPartialTokens(t *testing.T) {
 			t.Error("a mapping can put a tenant in front of a job id: tenants need no subjects of their own")
 		}
 	}
-	ns, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true, Users: []*server.User{{
+	ns := natstest.Start(t, &server.Options{Users: []*server.User{{
 		Username: "acme", Password: "p",
 		Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: []string{"carillon.api.put.acme:*"}}},
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	defer ns.Shutdown()
 	nc, err := nats.Connect(ns.ClientURL(), nats.UserInfo("acme", "p"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -32,6 +31,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // asNode makes the test binary a node: what a test kills is a real process.
@@ -108,7 +108,7 @@ func startExternal(t testing.TB) *external {
 func startExternals(t testing.TB) (all []*external, urls string) {
 	t.Helper()
 	port := func() int {
-		_, p, _ := strings.Cut(freeAddress(t), ":")
+		_, p, _ := strings.Cut(natstest.FreeAddress(t), ":")
 		n, _ := strconv.Atoi(p)
 		return n
 	}
@@ -653,15 +653,4 @@ func contains(l *logBuffer, words ...string) bool {
 		}
 	}
 	return false
-}
-
-// freeAddress is an address that nobody listens on just now.
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // An external nats-server is killed and comes back: red, then green, and nothing is missing.
@@ -66,18 +67,7 @@ func TestTickSentAgain(t *testing.T) {
 func TestMaxPayload(t *testing.T) {
 	t.Parallel()
 	start := func(most int32) string {
-		ns, err := server.NewServer(&server.Options{
-			Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(), MaxPayload: most, NoLog: true, NoSigs: true,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ns.Start()
-		t.Cleanup(func() {
-			ns.Shutdown()
-			ns.WaitForShutdown()
-		})
-		return ns.ClientURL()
+		return natstest.Start(t, &server.Options{JetStream: true, MaxPayload: most}).ClientURL()
 	}
 	least := int32(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10)
 	o := base(t)
@@ -106,7 +96,7 @@ func TestOutageAtStart(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
 	o := e.options(t)
-	o.HTTP = freeAddress(t)
+	o.HTTP = natstest.FreeAddress(t)
 	e.kill()
 	r := launch(t, o)
 	eventually(t, "it says what it waits for", func() bool { return contains(r.log, "waiting for NATS") })

@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine/internal/natstest"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // Three replicas of everything: firing goes on without the server that led the log, each trigger once and in order; and what is made later has three replicas, too.

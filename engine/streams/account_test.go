@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // serverOf runs a nats-server on a configuration.
@@ -21,20 +23,7 @@ func serverOf(t *testing.T, config string) *server.Server {
 	if err := o.ProcessConfigString(config); err != nil {
 		t.Fatal(err)
 	}
-	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", server.RANDOM_PORT, true, true
-	if o.JetStream {
-		o.StoreDir = t.TempDir()
-	}
-	ns, err := server.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Start()
-	t.Cleanup(func() {
-		ns.Shutdown()
-		ns.WaitForShutdown()
-	})
-	return ns
+	return natstest.Start(t, o)
 }
 
 func connectTo(t *testing.T, url string, options ...nats.Option) *nats.Conn {

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/carillon-scheduler/carillon/engine/internal/natstest"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // A chain on three replicas, each message with an ack of its own: pipelined, and without a gap or a doubled message

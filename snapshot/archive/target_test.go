@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -19,19 +20,7 @@ import (
 // startBucket runs a nats-server and makes a bucket.
 func startBucket(t *testing.T) *Bucket {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true,
-	})
-	must(t, err)
-	s.Start()
-	t.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("nats-server is not ready")
-	}
-	nc, err := nats.Connect(s.ClientURL())
+	nc, err := nats.Connect(natstest.Start(t, &server.Options{JetStream: true}).ClientURL())
 	must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)

@@ -1,4 +1,3 @@
-// Package natstest runs nats-servers for tests: real ones, in this process.
 package natstest
 
 import (
@@ -26,7 +25,7 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 	c := &Cluster{t: t, up: make([]*server.Server, n)}
 	var routes []string
 	for range n {
-		routes = append(routes, "nats://"+freeAddress(t))
+		routes = append(routes, "nats://"+FreeAddress(t))
 	}
 	for i := range n {
 		o := &server.Options{}
@@ -61,23 +60,14 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 // Start starts a server again, at the address that it had.
 func (c *Cluster) Start(i int) {
 	c.t.Helper()
-	ns, err := server.NewServer(c.options[i].Clone())
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	ns.Start()
-	if !ns.ReadyForConnections(10 * time.Second) {
-		c.t.Fatalf("server n%d is not ready", i+1)
-	}
-	c.up[i] = ns
-	_, c.options[i].Port = address(ns.ClientURL())
+	c.up[i] = up(c.t, c.options[i].Clone())
+	_, c.options[i].Port = address(c.up[i].ClientURL())
 }
 
 // Stop shuts a server down. It returns when that is done; of one that is down at once.
 func (c *Cluster) Stop(i int) {
 	if ns := c.up[i]; ns != nil {
-		ns.Shutdown()
-		ns.WaitForShutdown()
+		down(ns)
 		c.up[i] = nil
 	}
 }
@@ -105,6 +95,7 @@ func (c *Cluster) Leader(account, stream string) (i int) {
 	return i
 }
 
+// await looks every few milliseconds whether it is so: nats-server tells nobody of its elections.
 func (c *Cluster) await(what string, ok func() bool) {
 	c.t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -112,16 +103,6 @@ func (c *Cluster) await(what string, ok func() bool) {
 			c.t.Fatalf("waited in vain: %s", what)
 		}
 	}
-}
-
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func address(url string) (host string, port int) {
