@@ -47,6 +47,15 @@ func (f *fleet) start(name string) *process {
 	return f.nodes[name]
 }
 
+// startAll starts nodes, and waits until each has its share.
+func (f *fleet) startAll(c *carillon.Client, names ...string) {
+	f.t.Helper()
+	for _, name := range names {
+		f.start(name)
+	}
+	f.shared(c, names...)
+}
+
 // owners says who serves each partition by the log, as the node that answers knows it.
 func owners(s carillon.StatusReply) (names []string) {
 	for _, p := range s.Partitions {
@@ -101,11 +110,8 @@ func TestFailover(t *testing.T) {
 	e := startExternal(t)
 	f := newFleet(t, e.url, 4)
 	names := []string{"a", "b", "c"}
-	for _, name := range names {
-		f.start(name)
-	}
 	c := client(t, e.url)
-	f.shared(c, names...)
+	f.startAll(c, names...)
 	l := startLoad(t, e.url, "f", true)
 	type kill struct {
 		at    time.Time
@@ -248,11 +254,8 @@ func handOver(t *testing.T, url string, replicas int) {
 	f := newFleet(t, url, 8)
 	f.replicas = replicas
 	names := []string{"a", "b", "c"}
-	for _, name := range names {
-		f.start(name)
-	}
 	c := client(t, url)
-	f.shared(c, names...)
+	f.startAll(c, names...)
 	moves := watchClaims(t, dial(t, url))
 	l := startLoad(t, url, "h", true)
 	var quiet []span
@@ -350,11 +353,8 @@ func TestFrozenOwner(t *testing.T) {
 	e := startExternal(t)
 	f := newFleet(t, e.url, 4)
 	names := []string{"a", "b", "c"}
-	for _, name := range names {
-		f.start(name)
-	}
 	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
-	f.shared(c, names...)
+	f.startAll(c, names...)
 	l := startLoad(t, e.url, "z", true)
 	for range many(t, "CARILLON_FREEZES", 1) {
 		time.Sleep(time.Second) // a load that has begun
@@ -458,11 +458,8 @@ func TestFaults(t *testing.T) {
 	f := newFleet(t, urls, 4)
 	f.replicas = 3
 	names := []string{"a", "b", "c"}
-	for _, name := range names {
-		f.start(name)
-	}
 	c := carillon.Connect(dial(t, urls), carillon.WithTimeout(20*time.Second))
-	f.shared(c, names...)
+	f.startAll(c, names...)
 	l := startLoad(t, urls, "r", true)
 	nc := dial(t, urls)
 	var downs []span
@@ -490,10 +487,7 @@ func TestFaults(t *testing.T) {
 		}
 		f.shared(c, names...)
 		for p := range f.partitions {
-			again := fmt.Sprintf("after-%d", round)
-			for engine.PartitionOf(again, f.partitions) != p {
-				again += "-"
-			}
+			again := idIn(p, f.partitions, fmt.Sprintf("after-%d", round))
 			due := now() + 20
 			put(t, c, carillon.Job{ID: again, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat)})
 			l.add(&era{job: again, version: 1, grid: at(due), mustTo: forever, fireTo: forever, skipTo: forever})
@@ -610,11 +604,9 @@ func TestStrayClaims(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
 	f := newFleet(t, e.url, 4)
-	f.start("a")
-	f.start("b")
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
-	f.shared(c, "a", "b")
+	f.startAll(c, "a", "b")
 	l := startLoad(t, e.url, "g", true)
 	for range 2 {
 		strayClaims(t, nc, f.partitions)

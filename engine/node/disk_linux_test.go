@@ -263,19 +263,25 @@ func TestDiskFull(t *testing.T) {
 	r.stop(t)
 }
 
+// fillable is the file system of a disk that takes nothing more while it is full.
+func fillable() (fs vfs.FS, full *atomic.Bool) {
+	full = new(atomic.Bool)
+	return errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if full.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.ENOSPC
+		}
+		return nil
+	})), full
+}
+
 // A disk that has no room for a checkpoint, though it has for the log: the node starts again in the process once it
 // has, and nothing is missing.
 func TestDiskFullAtCheckpoint(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = 50 * time.Millisecond
-	var full atomic.Bool
-	o.JobStore.FS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if full.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
-			return syscall.ENOSPC
-		}
-		return nil
-	}))
+	disk, full := fillable()
+	o.JobStore.FS = disk
 	r := run(t, o)
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
@@ -299,13 +305,8 @@ func TestDiskFullCold(t *testing.T) {
 	t.Parallel()
 	const n = 400
 	o := cold(base(t))
-	var full atomic.Bool
-	o.JobStore.FS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if full.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
-			return syscall.ENOSPC
-		}
-		return nil
-	}))
+	disk, full := fillable()
+	o.JobStore.FS = disk
 	r := run(t, o)
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
@@ -382,12 +383,7 @@ func TestDiskFullAtRestore(t *testing.T) {
 	if !ok {
 		return
 	}
-	r := run(t, base(t))
-	c := client(t, r.NATS)
-	bulk(t, c, 10_000)
-	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
-	save(t, c, target.String())
-	r.stop(t)
+	target, want := saved(t, 10_000)
 	for _, o := range []node.RestoreOptions{{}, {Partitions: 3}} {
 		data := filepath.Join(dir, fmt.Sprint("data", o.Partitions))
 		for _, free := range []uint64{64 << 10, 512 << 10, 1 << 20} {
@@ -408,8 +404,8 @@ func TestDiskFullAtRestore(t *testing.T) {
 		small := diskOptions(dir)
 		small.Data, small.Partitions = data, 0
 		again := run(t, small)
-		if jobs := listJobs(t, client(t, again.NATS)); len(jobs) != 10_000 {
-			t.Errorf("%d jobs of 10,000 are restored", len(jobs))
+		if jobs := listJobs(t, client(t, again.NATS)); len(jobs) != len(want) {
+			t.Errorf("%d jobs of %d are restored", len(jobs), len(want))
 		}
 		again.stop(t)
 		if err := os.RemoveAll(data); err != nil {

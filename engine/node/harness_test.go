@@ -487,7 +487,10 @@ func fires(t testing.TB, c *carillon.Client, id string) {
 }
 
 // in makes a job id of a partition out of a name.
-func in(partition int, name string) string {
+func in(partition int, name string) string { return idIn(partition, partitions, name) }
+
+// idIn is the same where there are so many partitions.
+func idIn(partition, partitions int, name string) string {
 	for engine.PartitionOf(name, partitions) != partition {
 		name += "-"
 	}

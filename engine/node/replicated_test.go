@@ -8,15 +8,24 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// Three replicas of everything: firing goes on without the server that led the log, each trigger once and in order; and what is made later has three replicas, too.
-func TestReplicated(t *testing.T) {
-	t.Parallel()
+// replicated starts three servers, and gives the options of a node that keeps three replicas there.
+func replicated(t testing.TB) (*natstest.Cluster, node.Options) {
+	t.Helper()
 	servers := natstest.StartCluster(t, 3, "")
 	o := base(t)
 	o.NATS, o.Replicas = servers.URL(), 3
+	return servers, o
+}
+
+// Three replicas of everything: firing goes on without the server that led the log, each trigger once and in order; and
+// what is made later has three replicas, too.
+func TestReplicated(t *testing.T) {
+	t.Parallel()
+	servers, o := replicated(t)
 	r := run(t, o)
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
@@ -57,9 +66,7 @@ func TestReplicated(t *testing.T) {
 // none kills them: as when an owner that was taken for dead comes back.
 func TestReplicatedRivals(t *testing.T) {
 	t.Parallel()
-	servers := natstest.StartCluster(t, 3, "")
-	o := base(t)
-	o.NATS, o.Replicas = servers.URL(), 3
+	_, o := replicated(t)
 	r := run(t, o)
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
@@ -68,7 +75,7 @@ func TestReplicatedRivals(t *testing.T) {
 		put(t, c, carillon.Job{ID: fmt.Sprintf("other-%d", i), Schedule: "@every 10ms"})
 	}
 	rival := base(t)
-	rival.NATS, rival.Name = servers.URL(), "rival"
+	rival.NATS, rival.Name = o.NATS, "rival"
 	second := run(t, rival)
 	for range 4 {
 		strayClaims(t, nc, partitions)

@@ -3,6 +3,7 @@ package node_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -80,14 +81,8 @@ func TestRestoreOtherPartitions(t *testing.T) {
 	caughtUp(t, c, end)
 	want, numbers := triggersIn(t, nc, 4)
 	still := func(jobs map[string]string) map[string]string { // what does not fire of itself
-		for id, j := range jobs {
-			if strings.HasPrefix(id, "every-") || strings.HasPrefix(id, "once-") {
-				delete(jobs, id)
-				continue
-			}
-			jobs[id] = j[:strings.LastIndex(j, `,"partition":`)] + j[strings.LastIndex(j, `,"spec":`):]
-		}
-		return jobs
+		maps.DeleteFunc(jobs, func(id, _ string) bool { return strings.HasPrefix(id, "every-") || strings.HasPrefix(id, "once-") })
+		return withoutPartitions(jobs)
 	}
 	wantStill := still(listJobs(t, c))
 	for id := range want {
@@ -139,11 +134,7 @@ func TestRestoreOtherPartitions(t *testing.T) {
 			t.Errorf("into %d partitions: %d fires are equal, lost %q, other %q", partitions, compared, lost, other)
 		}
 		for p := range partitions {
-			id := "new"
-			for engine.PartitionOf(id, partitions) != p {
-				id += "-"
-			}
-			fires(t, c, id)
+			fires(t, c, idIn(p, partitions, "new"))
 		}
 		again.stop(t)
 	}

@@ -89,24 +89,12 @@ func (r restoring) killed(t *testing.T, blocks int, after time.Duration) {
 // A restore that is killed at any moment leaves no data directory or a whole one, and the next one completes it.
 func TestKillWhileRestoring(t *testing.T) {
 	t.Parallel()
-	r := run(t, base(t))
-	c := client(t, r.NATS)
-	bulk(t, c, 6000)
-	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
-	save(t, c, target.String())
-	want := listJobs(t, c)
-	for id, j := range want {
-		want[id] = withoutPartition(j)
-	}
-	r.stop(t)
+	target, want := saved(t, 6000)
+	want = withoutPartitions(want)
 	check := func(data string) {
 		t.Helper()
 		again := run(t, settings{Data: data}.options())
-		got := listJobs(t, client(t, again.NATS))
-		for id, j := range got {
-			got[id] = withoutPartition(j)
-		}
-		if d := cmp.Diff(want, got); d != "" {
+		if d := cmp.Diff(want, withoutPartitions(listJobs(t, client(t, again.NATS)))); d != "" {
 			t.Fatal(d)
 		}
 		again.stop(t)

@@ -33,6 +33,19 @@ func save(t testing.TB, c *carillon.Client, dir string) carillon.SnapshotReply {
 	return r
 }
 
+// saved is the archive of a snapshot of so many jobs, and what they are.
+func saved(t testing.TB, n int) (target archive.Target, jobs map[string]string) {
+	t.Helper()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	bulk(t, c, n)
+	target = archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	save(t, c, target.String())
+	jobs = listJobs(t, c)
+	r.stop(t)
+	return target, jobs
+}
+
 // restore makes a new data directory of an archive's newest snapshot, and gives options to run on it.
 func restore(t testing.TB, target archive.Target) (node.Options, *archive.Manifest) {
 	t.Helper()
