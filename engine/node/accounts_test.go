@@ -185,11 +185,18 @@ func (a *accounts) testClient(t *testing.T) {
 		}
 	}
 	fires(t, c, "after") // all before is done
+	if err := operator.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	for _, sub := range forged {
-		for {
-			m, err := sub.NextMsg(50 * time.Millisecond)
+		arrived, _, err := sub.Pending()
+		if err != nil || arrived == 0 {
+			t.Fatalf("on %s nothing arrives: %v", sub.Subject, err)
+		}
+		for range arrived {
+			m, err := sub.NextMsg(time.Second)
 			if err != nil {
-				break
+				t.Fatal(err)
 			}
 			if slices.Contains(targets, m.Subject) && (string(m.Data) == "forged" || m.Header == nil && !strings.HasPrefix(m.Subject, "carillon.log.")) {
 				t.Errorf("on %s arrived %q", m.Subject, m.Data)

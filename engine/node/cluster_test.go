@@ -357,11 +357,12 @@ func TestFrozenOwner(t *testing.T) {
 	f.startAll(c, names...)
 	l := startLoad(t, e.url, "z", true)
 	for range many(t, "CARILLON_FREEZES", 1) {
-		time.Sleep(time.Second) // a load that has begun
+		l.firesBeyond(f.partitions, time.Now())
 		victim := owners(status(t, c))[rand.N(f.partitions)]
-		down := span{from: now()}
+		at := time.Now()
+		down := span{from: at.UnixMilli()}
 		f.nodes[victim].signal(t, syscall.SIGSTOP)
-		time.Sleep(frozen)
+		l.firesBeyond(f.partitions, at.Add(frozen))
 		eventually(t, "others serve its partitions", func() bool {
 			s, err := c.Status(t.Context())
 			return err == nil && s.Node != victim && !slices.Contains(owners(s), victim)
@@ -586,16 +587,28 @@ func TestDiverged(t *testing.T) {
 	}
 }
 
-// strayClaims takes each partition for a node that does not exist.
-func strayClaims(t testing.TB, nc *nats.Conn, partitions int) {
+// strayClaims takes each partition for a node that does not exist, and waits until a node has taken it from that one.
+func strayClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions int) {
 	t.Helper()
 	stray := engine.Rules()
 	stray.Node, stray.RetentionMS, stray.CompletedMax = "ghost", time.Hour.Milliseconds(), 1000
-	for p := range partitions {
-		if err := nc.Publish(fmt.Sprintf("carillon.log.%d.claim", p), stray.Encode()); err != nil {
+	js := jetStream(t, nc)
+	epochs := make([]uint64, partitions)
+	for p := range epochs {
+		ack, err := js.Publish(t.Context(), fmt.Sprintf("carillon.log.%d.claim", p), stray.Encode())
+		if err != nil {
 			t.Fatal(err)
 		}
+		epochs[p] = ack.Sequence
 	}
+	eventually(t, "the partitions are taken again", func() bool {
+		for _, p := range status(t, c).Partitions {
+			if p.Epoch <= epochs[p.Partition] {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // Claims that nobody stands behind, as two nodes would make whose views differ for long: whoever served stops, and
@@ -609,8 +622,7 @@ func TestStrayClaims(t *testing.T) {
 	f.startAll(c, "a", "b")
 	l := startLoad(t, e.url, "g", true)
 	for range 2 {
-		strayClaims(t, nc, f.partitions)
-		time.Sleep(200 * time.Millisecond) // of what was on its way then
+		strayClaims(t, nc, c, f.partitions)
 		f.shared(c, "a", "b")
 	}
 	h, end := l.finish()

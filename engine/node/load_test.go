@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -67,6 +68,33 @@ func startLoad(t testing.TB, url, name string, raw bool) *load {
 		l.work.Go(func() { l.oneShots(fmt.Sprintf("%s-o%d", name, i)) })
 	}
 	return l
+}
+
+// firesBeyond waits until every partition has put out something of it that was due after a moment.
+func (l *load) firesBeyond(partitions int, moment time.Time) {
+	l.t.Helper()
+	names := carillon.DefaultNames()
+	js := jetStream(l.t, l.nc)
+	for p := range partitions {
+		out, err := js.Stream(l.t.Context(), names.OutStream(p))
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		eventually(l.t, fmt.Sprintf("partition %d fires beyond %s", p, moment.Format(carillon.TimeFormat)), func() bool {
+			m, err := out.GetLastMsgForSubject(l.t.Context(), names.Trigger(p, ">"))
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return false
+			}
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			trigger, err := names.ParseTrigger(m.Subject, m.Header, m.Data)
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			return trigger.Scheduled.After(moment)
+		})
+	}
 }
 
 func now() int64 { return time.Now().UnixMilli() }
