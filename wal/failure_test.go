@@ -16,6 +16,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
 // closeSoon fails the test when Close hangs.
@@ -183,18 +185,11 @@ func TestOneFailure(t *testing.T) {
 
 // A real full disk.
 func TestRealDiskFull(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"); err != nil {
-		t.Skipf("mounting a small tmpfs needs root: %v; TestDiskFull covers this with an injected ENOSPC", err)
+	dir, ok := smalldisk.Mount(t, 6)
+	if !ok {
+		return
 	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	// Takes part of the disk, so that there can be room again.
-	ballast := filepath.Join(dir, "ballast")
-	must(t, os.WriteFile(ballast, make([]byte, 3<<20), 0o644))
+	drop := smalldisk.Fill(t, dir, 3<<20) // so that there can be room again
 	opts := Options{Dir: filepath.Join(dir, "db"), MemTableBytes: 512 << 10}
 	s := open(t, opts)
 	acked, tried, err := fill(s, 1, 100_000)
@@ -209,7 +204,7 @@ func TestRealDiskFull(t *testing.T) {
 		must(t, s.Close())
 	}
 
-	must(t, os.Remove(ballast))
+	drop()
 	s = open(t, opts)
 	checkFilled(t, s, acked, tried)
 	next := s.Log().Last() + 1

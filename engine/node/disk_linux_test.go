@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -21,55 +20,9 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
-
-// inNamespace is the environment of a test that runs in a user namespace of its own.
-const inNamespace = "CARILLON_TEST_NAMESPACE"
-
-// smallDisk mounts a file system of 256 MiB. Where that is not allowed, the test is run again as root of a
-// user namespace, in another process; ok is false then, and nothing is left to do.
-func smallDisk(t *testing.T) (dir string, ok bool) {
-	t.Helper()
-	dir = t.TempDir()
-	err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=256m")
-	if errors.Is(err, syscall.EPERM) && os.Getenv(inNamespace) == "" {
-		runInNamespace(t)
-		return "", false
-	}
-	if err != nil {
-		t.Skipf("NOT TESTED: a small file system cannot be mounted here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir, true
-}
-
-// runInNamespace runs the test that calls it, and passes on what becomes of it.
-func runInNamespace(t *testing.T) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), inNamespace+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
-	}
-	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		t.Fatalf("in a user namespace: %v\n%s", err, out)
-	case err != nil:
-		t.Skipf("NOT TESTED: a small file system takes root, or a user namespace: %v", err)
-	case strings.Contains(string(out), "--- SKIP"):
-		t.Skipf("NOT TESTED: not in a user namespace, either:\n%s", out)
-	}
-	t.Logf("in a user namespace:\n%s", out)
-}
 
 func diskOptions(dir string) node.Options {
 	s := settings{Data: filepath.Join(dir, "data"), Partitions: partitions, CheckpointEvery: time.Second}
@@ -78,41 +31,9 @@ func diskOptions(dir string) node.Options {
 	return o
 }
 
-// ballast fills a disk until only so many bytes are free.
-func ballast(t testing.TB, dir string, free uint64) (drop func()) {
-	t.Helper()
-	f, err := os.CreateTemp(dir, "ballast")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for block := make([]byte, 1<<20); ; {
-		var st syscall.Statfs_t
-		if err := syscall.Statfs(dir, &st); err != nil {
-			t.Fatal(err)
-		}
-		left := st.Bavail * uint64(st.Bsize)
-		if left <= free {
-			break
-		}
-		if _, err := f.Write(block[:min(uint64(len(block)), left-free)]); errors.Is(err, syscall.ENOSPC) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		if err := os.Remove(f.Name()); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // A disk that fills up stops new jobs first, then firing, and everything goes on when there is room again.
 func TestDiskFillsUp(t *testing.T) {
-	dir, ok := smallDisk(t)
+	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {
 		return
 	}
@@ -125,7 +46,7 @@ func TestDiskFillsUp(t *testing.T) {
 	put(t, c, carillon.Job{ID: "late"})
 	beats(t, c, 5)
 
-	few := ballast(t, dir, 80<<20)
+	few := smalldisk.Fill(t, dir, 80<<20)
 	notReady(t, r.HTTP, "no new jobs are taken")
 	eventually(t, "every reader refuses new jobs", func() bool { return diskLow(t, nc) == partitions })
 	rejected, err := nc.SubscribeSync("carillon.event.*.rejected.refused")
@@ -152,7 +73,7 @@ func TestDiskFillsUp(t *testing.T) {
 	}
 	beats(t, c, 5)
 
-	none := ballast(t, dir, 32<<20)
+	none := smalldisk.Fill(t, dir, 32<<20)
 	notReady(t, r.HTTP, "firing waits")
 	if _, err := c.Send(t.Context(), carillon.Command{Verb: carillon.VerbFire, Job: "late"}); err != nil {
 		t.Fatal(err)
@@ -223,7 +144,7 @@ func diskLow(t testing.TB, nc *nats.Conn) (low int) {
 // A disk that is full to the last byte, under writes: stores fail, and are started again in the process
 // once there is room. What was accepted is there.
 func TestDiskFull(t *testing.T) {
-	dir, ok := smallDisk(t)
+	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {
 		return
 	}
@@ -233,7 +154,7 @@ func TestDiskFull(t *testing.T) {
 	put(t, c, beat)
 	beats(t, c, 5)
 
-	drop := ballast(t, dir, 12<<20)
+	drop := smalldisk.Fill(t, dir, 12<<20)
 	var accepted []string
 	payload := make([]byte, 100<<10)
 	eventually(t, "the disk is full", func() bool {
@@ -345,7 +266,7 @@ func TestDiskFullCold(t *testing.T) {
 
 // A disk that has no room for a snapshot: that is told, firing goes on, and the next save works once there is room.
 func TestDiskFullAtSave(t *testing.T) {
-	dir, ok := smallDisk(t)
+	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {
 		return
 	}
@@ -358,7 +279,7 @@ func TestDiskFullAtSave(t *testing.T) {
 		_, _ = rand.Read(payload)
 		put(t, c, carillon.Job{ID: fmt.Sprintf("large-%d", i), Schedule: "@yearly", Payload: payload, Form: carillon.PayloadBase64})
 	}
-	drop := ballast(t, dir, 2<<20)
+	drop := smalldisk.Fill(t, dir, 2<<20)
 	target := filepath.Join(dir, "archive")
 	_, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: target}, nil)
 	if err == nil || !strings.Contains(err.Error(), "no space left on device") {
@@ -379,7 +300,7 @@ func TestDiskFullAtSave(t *testing.T) {
 // A disk that has no room for what is restored, or runs out of it on the way: that is told, nothing is left behind, and
 // it works once there is room.
 func TestDiskFullAtRestore(t *testing.T) {
-	dir, ok := smallDisk(t)
+	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {
 		return
 	}
@@ -387,7 +308,7 @@ func TestDiskFullAtRestore(t *testing.T) {
 	for _, o := range []node.RestoreOptions{{}, {Partitions: 3}} {
 		data := filepath.Join(dir, fmt.Sprint("data", o.Partitions))
 		for _, free := range []uint64{64 << 10, 512 << 10, 1 << 20} {
-			drop := ballast(t, dir, free)
+			drop := smalldisk.Fill(t, dir, free)
 			_, err := node.Restore(t.Context(), target, "", data, o)
 			if !errors.Is(err, syscall.ENOSPC) {
 				t.Errorf("with %d bytes free: %v", free, err)

@@ -19,6 +19,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
 // A process that saves, prunes or restores is killed at random moments: the archive is whole each time, and what was
@@ -326,25 +328,17 @@ func TestDiskFull(t *testing.T) {
 
 // On a real full disk: a save and a restore fail, and work once there is room.
 func TestSmallDisk(t *testing.T) {
-	ctx, dir, disk := t.Context(), t.TempDir(), t.TempDir()
-	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=8m"); err != nil {
-		t.Skipf("mounting a small tmpfs needs root: %v; TestDiskFull covers this with an injected ENOSPC", err)
+	disk, ok := smalldisk.Mount(t, 8)
+	if !ok {
+		return
 	}
-	defer func() { must(t, syscall.Unmount(disk, 0)) }()
-	store, err := os.Create(disk + "/ballast")
-	must(t, err)
-	defer store.Close()
-	ballast := func(size int64) {
-		t.Helper()
-		must(t, store.Truncate(0))
-		must(t, syscall.Fallocate(int(store.Fd()), 0, 0, size))
-	}
+	ctx, dir := t.Context(), t.TempDir()
 	tableStore, table, err := openTable(nil, dir+"/db")
 	must(t, err)
 	c, err := content{Pairs: map[string]string{}}.mutate(table, 0, rand.New(rand.NewPCG(3, 3)), 5000)
 	must(t, err)
 	target := OpenDir(nil, disk+"/archive")
-	ballast(8<<20 - 100<<10)
+	drop := smalldisk.Fill(t, disk, 100<<10)
 	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1, sizes: smallSizes})
 	wantErr(t, err, syscall.ENOSPC)
 	v, err := clean(target)
@@ -352,19 +346,14 @@ func TestSmallDisk(t *testing.T) {
 	if v.Snapshots != 0 {
 		t.Fatal("there is a snapshot")
 	}
-	must(t, store.Truncate(0))
+	drop()
 	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1})
 	must(t, err)
 	must(t, tableStore.Close())
 
-	free := func() int64 {
-		var s syscall.Statfs_t
-		must(t, syscall.Statfs(disk, &s))
-		return int64(s.Bavail) * s.Bsize
-	}
 	_, err = Prune(ctx, target, PruneOptions{})
 	must(t, err)
-	ballast(free() - 64<<10)
+	drop = smalldisk.Fill(t, disk, 64<<10)
 	_, err = Restore(ctx, target, "", disk+"/new", RestoreOptions{})
 	wantErr(t, err, syscall.ENOSPC)
 	for _, name := range []string{"/new", "/new.tmp"} {
@@ -372,7 +361,7 @@ func TestSmallDisk(t *testing.T) {
 			t.Fatalf("%s is left", name)
 		}
 	}
-	must(t, store.Truncate(0))
+	drop()
 	_, err = Restore(ctx, target, "", disk+"/new", RestoreOptions{})
 	must(t, err)
 	got, err := restored(vfs.Default, disk+"/new", 1)

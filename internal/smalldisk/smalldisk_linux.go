@@ -1,0 +1,91 @@
+// Package smalldisk gives tests a real file system that they can fill.
+package smalldisk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// inNamespace is the environment of a test that runs in a user namespace of its own.
+const inNamespace = "CARILLON_TEST_NAMESPACE"
+
+// Mount mounts a file system of so many MiB until the test ends. Where that is not allowed, the test is run again as
+// root of a user namespace, in another process; ok is false then, and nothing is left to do.
+func Mount(t *testing.T, mib int) (dir string, ok bool) {
+	t.Helper()
+	dir = t.TempDir()
+	err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib))
+	if errors.Is(err, syscall.EPERM) && os.Getenv(inNamespace) == "" {
+		runInNamespace(t)
+		return "", false
+	}
+	if err != nil {
+		t.Skipf("NOT TESTED: a small file system cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir, true
+}
+
+// runInNamespace runs the test that calls it, and passes on what becomes of it.
+func runInNamespace(t *testing.T) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		t.Fatalf("in a user namespace: %v\n%s", err, out)
+	case err != nil:
+		t.Skipf("NOT TESTED: a small file system takes root, or a user namespace: %v", err)
+	case strings.Contains(string(out), "--- SKIP"):
+		t.Skipf("NOT TESTED: not in a user namespace, either:\n%s", out)
+	}
+	t.Logf("in a user namespace:\n%s", out)
+}
+
+// Fill fills a disk until only so many bytes are free.
+func Fill(t testing.TB, dir string, free uint64) (drop func()) {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "ballast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for block := make([]byte, 1<<20); ; {
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		left := st.Bavail * uint64(st.Bsize)
+		if left <= free {
+			break
+		}
+		if _, err := f.Write(block[:min(uint64(len(block)), left-free)]); errors.Is(err, syscall.ENOSPC) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(f.Name()); err != nil {
+			t.Error(err)
+		}
+	}
+}
