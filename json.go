@@ -2,6 +2,7 @@ package carillon
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -468,6 +469,16 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	}
 	dst = append(dst, s[from:]...)
 	return append(dst, '"')
+}
+
+// appendMarshalled appends a reply that need not be quick. Times out of year 0 to 9999 and infinite floats, which alone
+// cannot be said, are ours alone to make.
+func appendMarshalled(dst []byte, reply any) []byte {
+	b, err := json.Marshal(reply)
+	if err != nil {
+		panic(err)
+	}
+	return append(dst, b...)
 }
 
 // appendTexts appends an object of strings, its names sorted.

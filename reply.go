@@ -1,7 +1,6 @@
 package carillon
 
 import (
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
@@ -281,11 +280,7 @@ type DrainReply struct {
 // AppendJSON appends a carillon.v1.drain reply.
 func (r *DrainReply) AppendJSON(dst []byte) []byte {
 	r.Type = TypeDrain
-	b, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // strings and numbers
-	}
-	return append(dst, b...)
+	return appendMarshalled(dst, r)
 }
 
 // Versions names what a node is made of.
@@ -335,11 +330,7 @@ func (r *StatusReply) AppendJSON(dst []byte) []byte {
 	type plain StatusReply
 	p := plain(*r)
 	p.Type = TypeStatus
-	b, err := json.Marshal(&p)
-	if err != nil {
-		panic(err) // times out of year 0 to 9999 and infinite floats are ours alone to make
-	}
-	return append(dst, b...)
+	return appendMarshalled(dst, &p)
 }
 
 var (

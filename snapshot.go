@@ -106,11 +106,7 @@ type SnapshotReply struct {
 // AppendJSON appends a carillon.v1.snapshot reply.
 func (r *SnapshotReply) AppendJSON(dst []byte) []byte {
 	r.Type = TypeSnapshot
-	b, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // strings and numbers
-	}
-	return append(dst, b...)
+	return appendMarshalled(dst, r)
 }
 
 // SaveSnapshot has the service save a snapshot of all its jobs while it fires, and returns what it did once the

@@ -421,14 +421,3 @@ func rates(times []int64) (all, middle float64) {
 	cut := len(times) / 20
 	return rate(times), rate(times[cut : len(times)-cut])
 }
-
-// add counts what another part of a run found.
-func (c *Checks) add(o Checks) {
-	c.Expected += o.Expected
-	c.Early += o.Early
-	c.Missing += o.Missing
-	c.Duplicate += o.Duplicate
-	c.Gaps += o.Gaps
-	c.Stray += o.Stray
-	c.Redelivered += o.Redelivered
-}

@@ -132,10 +132,7 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 	least("local_log", func(r recovered) float64 { return r.localMiB })
 	r.Checks = &Checks{}
 	for _, run := range runs {
-		r.Checks.Expected += run.checks.Expected
-		r.Checks.Duplicate += run.checks.Duplicate
-		r.Checks.Gaps += run.checks.Gaps
-		r.Checks.Early += run.checks.Early
+		r.Checks.add(run.checks)
 	}
 	if limit := limitFirst(c.Jobs); limit > 0 {
 		r.Targets = []Target{newTarget(r.Figures, "first_trigger_max_s", limit, 0)}

@@ -120,6 +120,17 @@ type Checks struct {
 	Redelivered int `json:"redelivered"`
 }
 
+// add counts what another part of a run found.
+func (c *Checks) add(o Checks) {
+	c.Expected += o.Expected
+	c.Early += o.Early
+	c.Missing += o.Missing
+	c.Duplicate += o.Duplicate
+	c.Gaps += o.Gaps
+	c.Stray += o.Stray
+	c.Redelivered += o.Redelivered
+}
+
 func (c *Checks) clean() bool {
 	return c.Early == 0 && c.Missing == 0 && c.Duplicate == 0 && c.Gaps == 0 && c.Stray == 0
 }

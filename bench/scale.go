@@ -26,7 +26,8 @@ type ScaleConfig struct {
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
 	Save         bool          `json:"save"`           // measure lateness while a snapshot is saved, too
-	Midnight     int           `json:"midnight_jobs"`  // due within a minute, once hot and once cold; default Jobs, 1,000,000 at most; -1: none
+	// Midnight is how many are due within a minute, once hot and once cold; default Jobs, 1,000,000 at most; -1: none.
+	Midnight int `json:"midnight_jobs"`
 
 	Progress func(step string, done, total int) `json:"-"`
 
@@ -102,10 +103,10 @@ const (
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing; where that is asked for, once more while a snapshot is saved. Then it kills the engine with kill -9
-// and measures from before exec to the first trigger of a due time after the kill in a client's hands. At last two
-// midnights come beside the jobs: so many one-shots due within a minute that are in memory since they were put, and as
-// many that the engine finds on disk, because it was killed when checkpoints had them.
+// doing nothing; where that is asked for, it runs lateness once more while a snapshot is saved. Then it kills the engine
+// with kill -9 and measures from before exec to the first trigger of a due time after the kill in a client's hands. At
+// last two midnights come beside the jobs: so many one-shots due within a minute that are in memory since they were put,
+// and as many that the engine finds on disk, because it was killed when checkpoints had them.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -248,12 +249,7 @@ func runPart(ctx context.Context, c LatenessConfig, r *Result) (Result, error) {
 	if err != nil {
 		return part, err
 	}
-	r.Checks.Expected += part.Checks.Expected
-	r.Checks.Early += part.Checks.Early
-	r.Checks.Missing += part.Checks.Missing
-	r.Checks.Duplicate += part.Checks.Duplicate
-	r.Checks.Gaps += part.Checks.Gaps
-	r.Checks.Stray += part.Checks.Stray
+	r.Checks.add(*part.Checks)
 	return part, nil
 }
 
@@ -370,10 +366,7 @@ func (c *ScaleConfig) restart(ctx context.Context, e *engine, nc *nats.Conn, r *
 	}
 	recovery := RecoveryConfig{Progress: c.Progress}
 	run, err := recovery.killAndStart(ctx, e)
-	r.Checks.Expected += run.checks.Expected
-	r.Checks.Duplicate += run.checks.Duplicate
-	r.Checks.Gaps += run.checks.Gaps
-	r.Checks.Early += run.checks.Early
+	r.Checks.add(run.checks)
 	if err != nil {
 		return run, err
 	}

@@ -194,9 +194,7 @@ func (s *rerouted) sortSpecs() {
 		return
 	}
 	s.sorted = true
-	slices.SortFunc(s.specs, func(a, b reroutedSpec) int {
-		return cmp.Or(cmp.Compare(a.put, b.put), cmp.Compare(a.index, b.index))
-	})
+	slices.SortFunc(s.specs, func(a, b reroutedSpec) int { return a.compare(b.specKey) })
 }
 
 // spec finds what is known of a spec; nil: no row names it. Keys ascend from call to call.

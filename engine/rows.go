@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -91,9 +92,11 @@ func (k specKey) append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(appendNumber(b, k.put), uint32(k.index))
 }
 
-func (k specKey) before(o specKey) bool {
-	return k.put < o.put || k.put == o.put && k.index < o.index
+func (k specKey) compare(o specKey) int {
+	return cmp.Or(cmp.Compare(k.put, o.put), cmp.Compare(k.index, o.index))
 }
+
+func (k specKey) before(o specKey) bool { return k.compare(o) < 0 }
 
 func decodeSpecKey(b []byte) (specKey, error) {
 	if len(b) != 12 {

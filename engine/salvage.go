@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -62,9 +61,7 @@ func (s *Salvage) sortRows() {
 		return
 	}
 	s.sorted = true
-	slices.SortFunc(s.found, func(a, b foundRow) int {
-		return cmp.Or(cmp.Compare(a.spec.put, b.spec.put), cmp.Compare(a.spec.index, b.spec.index))
-	})
+	slices.SortFunc(s.found, func(a, b foundRow) int { return a.spec.compare(b.spec) })
 }
 
 // End tells whether each row had its spec. Errors: ErrCheckpoint.

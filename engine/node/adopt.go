@@ -40,11 +40,10 @@ func (e *leftBehindError) Error() string {
 
 func (e *leftBehindError) Unwrap() error { return e.cause }
 
-// adoptPatience bounds the wait for a node that answers.
 const (
-	adoptPatience = 30 * time.Second
-	adoptPause    = time.Second
-	adoptSay      = 10 * time.Second
+	adoptPatience = 30 * time.Second // bounds the wait for a node that answers
+	adoptPause    = time.Second      // between two questions
+	adoptSay      = 10 * time.Second // between two lines of the log about it
 )
 
 // adopted is where the state is put together, in the data directory.

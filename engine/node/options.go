@@ -153,7 +153,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: a data directory is required")
 	case o.NATS != "" && o.NATSConfig != "":
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
-	case o.Retention < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0 || o.KeepLog < 0:
+	case o.Retention < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0 || o.KeepLog < 0 || o.HandOver < 0:
 		return fmt.Errorf("node: durations must not be negative")
 	case o.CompletedMax < 0 || o.OutboxMax < 0 || o.MemoryForJobs < 0 || o.HotJobs < 0:
 		return fmt.Errorf("node: bounds must not be negative")
@@ -165,8 +165,6 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
 	case o.Weight < 0 || o.Weight > cluster.MaxWeight:
 		return fmt.Errorf("node: the weight is %d, must be 1 to %d", o.Weight, cluster.MaxWeight)
-	case o.HandOver < 0:
-		return fmt.Errorf("node: durations must not be negative")
 	}
 	return nil
 }

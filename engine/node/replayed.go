@@ -157,12 +157,12 @@ func (n *Node) checkReach(position uint64, until int64, log string) error {
 		return err
 	}
 	oldest := position
-	err = n.eachPosition(func(p uint64) { oldest = min(oldest, p) })
-	if err != nil {
+	if err := n.eachPosition(func(p uint64) { oldest = min(oldest, p) }); err != nil {
 		return err
 	}
 	if seq > oldest+1 {
-		return fmt.Errorf("%w: the log in %s begins at sequence %d, of %s, and the snapshot ends at %d; see carillon serve --keep-log", ErrOutOfLog, log, seq, formatMilli(first), oldest)
+		return fmt.Errorf("%w: the log in %s begins at sequence %d, of %s, and the snapshot ends at %d; see carillon serve --keep-log",
+			ErrOutOfLog, log, seq, formatMilli(first), oldest)
 	}
 	last, _, err := n.timeFrom(n.local.Last())
 	if err != nil {

@@ -13,8 +13,6 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
@@ -109,7 +107,8 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 // begins anew.
 func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 	if m.Versions.Logic > engine.Logic {
-		return nil, nil, fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version", engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
+		return nil, nil, fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version",
+			engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
 	}
 	r := &restored{Snapshot: m.ID, Prefix: m.Prefix, Partitions: len(m.Partitions)}
 	states := make([]*engine.SavedState, len(m.Partitions))
@@ -269,9 +268,5 @@ func (n *Node) beginRestored(ctx context.Context, r *restored, info streams.Info
 	if err := os.Remove(filepath.Join(n.o.Data, restoredFile)); err != nil {
 		return err
 	}
-	dir, err := vfs.Default.OpenDir(n.o.Data) // were it there again after a loss of power, the log would be another service's
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return syncDir(n.o.Data) // were it there again after a loss of power, the log would be another service's
 }

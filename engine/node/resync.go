@@ -28,18 +28,12 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	if time.Since(p.resumed) > resumePauseMax {
 		p.pause = 0
 	}
-	pause := p.pause
+	before := p.pause
 	p.pause = min(max(2*p.pause, resumePauseMin), resumePauseMax)
 	p.out.Unlock()
 	for {
-		if pause > 0 {
-			t := time.NewTimer(pause)
-			select {
-			case <-ctx.Done():
-				t.Stop()
-				return
-			case <-t.C:
-			}
+		if before > 0 && !pause(ctx, before) {
+			return
 		}
 		err := n.resume(ctx, p)
 		switch {
@@ -56,11 +50,11 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			if !p.stillServing() {
 				return
 			}
-			pause = ownerPause
+			before = ownerPause
 			continue
 		}
 		n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
-		pause = min(max(2*pause, resumePauseMin), resumePauseMax)
+		before = min(max(2*before, resumePauseMin), resumePauseMax)
 	}
 }
 

@@ -187,12 +187,8 @@ func (n *Node) problems() []string {
 // waitForRoom waits until a restart makes sense.
 func waitForRoom(ctx context.Context, o Options) error {
 	for {
-		t := time.NewTimer(time.Second)
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if !pause(ctx, time.Second) {
 			return ctx.Err()
-		case <-t.C:
 		}
 		if free, err := streams.FreeBytes(o.Data); err == nil && free >= o.FreeForTicks {
 			return nil
@@ -317,7 +313,7 @@ func (n *Node) relieve(ctx context.Context) error {
 	return n.trim(ctx)
 }
 
-// checkpointAll takes a checkpoint of every partition at the head of the log, at a clean stop.
+// checkpointAll takes a checkpoint of every partition where it stands.
 func (n *Node) checkpointAll(ctx context.Context) error {
 	for _, p := range n.partitions {
 		if err := n.takeCheckpoint(ctx, p); err != nil {
