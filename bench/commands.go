@@ -288,7 +288,7 @@ func (m *commands) many(ctx context.Context) error {
 		return err
 	}
 	defer p.stop()
-	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
+	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() }) // fails only when it has ended, which is as good
 	defer stop()
 	f := &m.result.Figures
 	closed, open := m.prefix("many"), m.prefix("open")

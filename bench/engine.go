@@ -142,7 +142,7 @@ func (e *engine) start(ctx context.Context, listen string, began func(time.Time)
 			err = e.parseReady(line)
 		}
 		ready <- err
-		_, _ = io.Copy(io.Discard, lines)
+		_, _ = io.Copy(io.Discard, lines) // what it says besides, until it ends
 	}()
 	timeout := time.NewTimer(startTimeout)
 	defer timeout.Stop()

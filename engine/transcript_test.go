@@ -19,11 +19,13 @@ import (
 //	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
 //	<time> tick [to=<time>] [limit=<n>] [epoch=<n>] [acked=<output>]
 //	<time> disk low=<0 or 1> [epoch=<n>]
-//	<time> import <job> [paused=1] [absent=1] [request=<id>] [version=<n> accepted=<time> from=<time> last=<time> fires=<n> skipped=<n> missed=<policy>] [<body>] [| <job> …]
+//	<time> import <job> [paused=1] [absent=1] [request=<id>] [<state>] [<body>] [| <job> …]
 //	<time> record <subject> [<body>]
 //	repeat <n> <any of these>
 //	get <job>
 //	restore               take a checkpoint, and go on with the machine restored from it
+//
+// A <state> is version=<n> accepted=<time> from=<time> last=<time> fires=<n> skipped=<n> missed=<policy>.
 //
 // A record's answer is what changed or why not; a tick's is what the machine emitted and its next deadline.
 func TestTranscripts(t *testing.T) {

@@ -140,14 +140,14 @@ func (a *app) steps() func(step string, done, total int) {
 		return nil
 	}
 	var mu sync.Mutex
-	var bar *progressbar.ProgressBar
+	var bar *progressbar.ProgressBar // only a drawing: what goes wrong with it does not matter
 	shown := ""
 	return func(step string, done, total int) {
 		mu.Lock()
 		defer mu.Unlock()
 		if step != shown {
 			if bar != nil {
-				_ = bar.Finish() // only a drawing
+				_ = bar.Finish()
 			}
 			shown = step
 			bar = progressbar.NewOptions(total,

@@ -50,7 +50,10 @@ nothing until --undo, or until it is started again. An engine that is stopped wi
 			}
 			switch {
 			case r.Draining && r.Serves > 0:
-				return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("after %s node %s still serves %d partitions; nobody else may be able to", wait, r.Node, r.Serves)}
+				return &carillon.Error{
+					Code:    carillon.CodeUnavailable,
+					Message: fmt.Sprintf("after %s node %s still serves %d partitions; nobody else may be able to", wait, r.Node, r.Serves),
+				}
 			case a.json:
 				return a.raw(r.AppendJSON(nil))
 			case r.Draining:
@@ -80,8 +83,9 @@ func nodeOf(ctx context.Context, client *carillon.Client, name string) (carillon
 		}
 		names = append(names, n.Node)
 	}
+	message := fmt.Sprintf("no node %q is live; there are %s", name, strings.Join(names, ", "))
 	if len(names) == 0 {
-		return carillon.NodeStatus{}, &carillon.Error{Code: carillon.CodeNotFound, Message: fmt.Sprintf("engine %s has its NATS to itself: there is nobody to hand over to", s.Node)}
+		message = fmt.Sprintf("engine %s has its NATS to itself: there is nobody to hand over to", s.Node)
 	}
-	return carillon.NodeStatus{}, &carillon.Error{Code: carillon.CodeNotFound, Message: fmt.Sprintf("no node %q is live; there are %s", name, strings.Join(names, ", "))}
+	return carillon.NodeStatus{}, &carillon.Error{Code: carillon.CodeNotFound, Message: message}
 }

@@ -127,7 +127,8 @@ func (p *putBack) take(done carillon.Restored) {
 // refuseExisting looks before anything is put whether the service has any of the jobs.
 func (r *restorer) refuseExisting(ctx context.Context, client *carillon.Client, jobs *node.SnapshotJobs) error {
 	there := make(map[string]bool)
-	for j, err := range client.List(ctx, carillon.ListRequest{Selection: carillon.Selection{Prefix: r.options.Only.Prefix}, Limit: carillon.MaxListLimit}) {
+	list := carillon.ListRequest{Selection: carillon.Selection{Prefix: r.options.Only.Prefix}, Limit: carillon.MaxListLimit}
+	for j, err := range client.List(ctx, list) {
 		if err != nil {
 			return err
 		}

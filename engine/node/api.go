@@ -407,7 +407,8 @@ func (n *Node) apiStatus(c *call) error {
 		stored, foreign := p.chain.Stored(), p.foreign
 		p.out.Unlock()
 		status := carillon.PartitionStatus{
-			Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch, Position: st.Position, Lag: head - min(head, n.applied.Load()),
+			Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch,
+			Position: st.Position, Lag: head - min(head, n.applied.Load()),
 			TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
 			Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
 			Jobs: map[carillon.Status]uint64{

@@ -99,7 +99,8 @@ func (s *saves) cancel(id string) error {
 // cancels is where nodes that share a NATS tell each other which save is to be given up.
 func (n *Node) cancels() string { return n.o.Prefix + ".api.snapshot-cancel" }
 
-// hearCancels gives up this node's save when another was asked to.
+// hearCancels gives up this node's save when another was asked to. Mostly there is no such save here; one that there is
+// takes a while to end.
 func (n *Node) hearCancels() error {
 	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.saves.cancel(string(m.Data)) }() })
 	return err
@@ -113,7 +114,8 @@ func (n *Node) apiSnapshot(c *call) error {
 	}
 	if r.Cancel != "" {
 		if err := n.saves.cancel(r.Cancel); err != nil {
-			_ = n.nc.Publish(n.cancels(), []byte(r.Cancel)) // another node may be the one that saves
+			// Another node may be the one that saves. Who asked has the error, and may ask again.
+			_ = n.nc.Publish(n.cancels(), []byte(r.Cancel))
 			return err
 		}
 		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))

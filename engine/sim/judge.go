@@ -25,6 +25,7 @@ func message(l engine.Layout, p int, o *engine.Output) Message {
 	return m
 }
 
+// outputOf is what an output's header says of it; number is 0 in another's message.
 func outputOf(m Message) (number uint64, trigger string) {
 	r := engine.Record{Header: m.Header}
 	number, _ = strconv.ParseUint(r.Get(carillon.HeaderOutput), 10, 64)

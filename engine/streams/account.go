@@ -58,7 +58,8 @@ func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
 			return a, fmt.Errorf("%w on nats-server %s, which stands alone", ErrNoJetStream, nc.ConnectedServerName())
 		}
 	case err == nil && a.API.Level < apiLevel:
-		return a, fmt.Errorf("streams: the nats-server that leads JetStream has API level %d, must be %d or more: %s", a.API.Level, apiLevel, needsVersion)
+		return a, fmt.Errorf("streams: the nats-server that leads JetStream has API level %d, must be %d or more: %s",
+			a.API.Level, apiLevel, needsVersion)
 	}
 	return a, refusal(nc, err)
 }
