@@ -309,7 +309,7 @@ type PartitionStatus struct {
 	Epoch        uint64            `json:"epoch"`              // sequence of that claim
 	Position     uint64            `json:"position"`           // sequence of the last log record applied
 	Lag          uint64            `json:"lag"`                // log records not yet applied
-	Now          time.Time         `json:"now,omitzero"`       // how far the partition's time has come; zero before its first tick
+	Now          time.Time         `json:"now,omitzero"`       // how far its time has come; zero before its first tick
 	TickLag      float64           `json:"tick_lag_ms"`        // how long the earliest thing due has waited
 	Jobs         map[Status]uint64 `json:"jobs"`               // by status
 	Timers       uint64            `json:"timers"`             // in the wheel

@@ -45,5 +45,7 @@
 // delete.go, pause.go, fire.go, claim.go, tick.go, disk.go, import.go), ready.go (who goes next), completed.go (how long a
 // job without a fire left is known), jobs.go (the state of a job) with texts.go and exprs.go, output.go (the
 // outbox), chain.go, owner.go, view.go (what can be asked), generation.go (what changed since the last
-// checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes).
+// checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes), residence.go and load.go (jobs that are on disk
+// alone). After a restore: state.go (a state by itself), reroute.go (into other partitions), salvage.go (jobs by
+// themselves), recovery.go (what becomes of missed fires).
 package engine

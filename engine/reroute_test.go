@@ -271,12 +271,7 @@ func TestRerouteMonth(t *testing.T) {
 				t.Fatalf("%s (-original +restored):\n%s", id, d)
 			}
 		}
-		w.from = nil
-		w.begin()
-		other.begin()
-		w.later()
-		other.later()
-		sameFires(t, w, other)
+		goOn(t, w, other)
 		if len(w.fired) < 5000 {
 			t.Fatalf("only %d outputs", len(w.fired))
 		}
@@ -285,13 +280,19 @@ func TestRerouteMonth(t *testing.T) {
 		}
 		// And once more, from what was restored and has numbered on.
 		again := other.moved(3, carillon.Selection{}, true)
-		other.from = nil
-		other.begin()
-		again.begin()
-		other.later()
-		again.later()
-		sameFires(t, other, again)
+		goOn(t, other, again)
 	}
+}
+
+// goOn lets a service and what was restored from it go on, and compares what they put out from there.
+func goOn(t *testing.T, w, restored *town) {
+	t.Helper()
+	w.from = nil
+	w.begin()
+	restored.begin()
+	w.later()
+	restored.later()
+	sameFires(t, w, restored)
 }
 
 // Some of the jobs only: those of a prefix, a label, an owner.

@@ -32,9 +32,10 @@ type Ready struct {
 	Partitions int
 }
 
-// Run runs a node until ctx ends, then stops it cleanly: a checkpoint at the head of the log. ready is
-// called each time it begins to take jobs. A disk that was full, or a store that failed, is restarted
-// in place once there is room; any other error ends Run.
+// Run runs a node until ctx ends, then stops it cleanly: what it serves is handed over, where there is somebody to take
+// it, and a checkpoint stands at the head of the log. ready is called each time it begins to take jobs. A node whose disk
+// was full, or a store of which failed, is started again in place once there is room; so is one that an external NATS
+// keeps waiting, and one that the log left behind, with the state of another. Any other error ends Run.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
