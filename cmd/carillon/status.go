@@ -127,8 +127,8 @@ func (a *app) printNodes(r, before *carillon.StatusReply) error {
 	return nil
 }
 
-// clockWarning is the offset of a clock from which on it is worth a word, ms: a node that takes over needs a moment to
-// learn it, and whoever reads the logs is misled.
+// clockWarning is the offset of a clock from which on it is worth a word, ms. No trigger is late by it, but whoever reads
+// the machine's logs is misled, and other programs there may not measure theirs.
 const clockWarning = 100
 
 // printStatus shows a status, with rates since the one before where there is one.

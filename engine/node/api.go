@@ -426,7 +426,7 @@ func (n *Node) apiStatus(c *call) error {
 			status.Now = time.UnixMilli(st.To).UTC()
 		}
 		if at := p.checkpointAt.Load(); at > 0 {
-			status.CheckpointAt = time.UnixMilli(at).UTC()
+			status.CheckpointAt = time.UnixMilli(now - (n.clock.running() - time.Duration(at)).Milliseconds()).UTC()
 		}
 		if stopped != nil {
 			status.Stopped = stopped.Error()

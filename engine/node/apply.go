@@ -55,11 +55,18 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	n.bytes.Add(uint64(len(b.bytes)))
 	for i := range b.records {
 		e := n.layout.Decode(&b.records[i])
+		sent, ours := n.ticking.ours(&e)
+		var now time.Time
+		if ours {
+			now = time.Now()
+			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time)) // first: what the tick makes is held by what it tells of the clock
+		}
 		for _, p := range n.concerned(&e) {
 			n.apply(p, &e)
 		}
-		if e.Kind == engine.KindTick {
-			n.tickSeen(&b.records[i], &e)
+		if ours {
+			n.ticking.back(sent, now)
+			n.meters.tickRound.Update(now.Sub(sent).Seconds())
 		}
 	}
 	last := messages[len(messages)-1].Seq
@@ -148,13 +155,4 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 		job.Trigger = carillon.FormatForcedID(e.Job, e.Seq)
 	}
 	return &reply{job: job, changed: result.Changed}
-}
-
-// tickSeen is told of every tick that was applied.
-func (n *Node) tickSeen(r *engine.Record, e *engine.Entry) {
-	now := time.Now()
-	if sent, ok := n.ticking.seen(e, now); ok {
-		n.clock.measured(sent, now, time.Unix(0, r.Time))
-		n.meters.tickRound.Update(now.Sub(sent).Seconds())
-	}
 }

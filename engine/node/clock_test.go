@@ -8,14 +8,15 @@ import (
 // The offset lies between what each answer allows: the least of it is taken, of the quickest answer, until clocks drift
 // or one of them is set.
 func TestClock(t *testing.T) {
-	c := clock{external: true}
-	start := time.Now()
+	var c clock
+	c.begin(true)
+	start := c.began
 	const ms = int64(time.Millisecond)
 	// answer is one to a question of at ms, that took so long, from a server whose clock is ahead by offset and which
 	// stamped it in the middle.
 	answer := func(at, took, offset int64) {
 		sent := start.Add(time.Duration(at * ms))
-		c.measured(sent, sent.Add(time.Duration(took*ms)), sent.Add(time.Duration((took/2+offset)*ms)))
+		c.measured(sent, sent.Add(time.Duration(took*ms)), time.Unix(0, c.own(sent)+(took/2+offset)*ms))
 	}
 	is := func(what string, want int64) {
 		t.Helper()
@@ -38,6 +39,7 @@ func TestClock(t *testing.T) {
 	answer(3000, 2, 60)
 	is("and forth", 59)
 	c = clock{}
+	c.begin(false)
 	answer(0, 2, 1000)
 	is("the embedded server's clock is ours", 0)
 }

@@ -117,7 +117,7 @@ func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 
 // acked takes the answer to a publish.
 func (n *Node) acked(p *partition, run, seq uint64, err error) {
-	now := time.Now()
+	now := n.clock.ns()
 	p.out.Lock()
 	defer p.out.Unlock()
 	if err != nil {
@@ -135,7 +135,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		return // it speaks for a message that may stand for another output now
 	}
 	waiting := p.chain.Room() == 0
-	n.lateness(p.chain.Acked(seq, n.clock.ms()), now.UnixNano()+n.clock.offset.Load())
+	n.lateness(p.chain.Acked(seq, now/1e6), now)
 	if n.server == nil {
 		p.durable = p.chain.Stored() // a replicated stream's ack is its word
 	}
@@ -205,19 +205,26 @@ func (t *ticking) abort() {
 	t.sent = time.Time{}
 }
 
-// seen is told of every tick read from the log, and tells when it was sent if it is ours.
-func (t *ticking) seen(e *engine.Entry, now time.Time) (sent time.Time, ours bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.sent.IsZero() || len(e.Ticks) == 0 || e.Ticks[0].To != t.to || e.Ticks[0].Epoch != t.epoch {
+// ours tells whether a tick read from the log is the one on its way, and when that was sent.
+func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
+	if len(e.Ticks) == 0 {
 		return time.Time{}, false
 	}
-	sent = t.sent
-	t.sent = time.Time{}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.sent, !t.sent.IsZero() && e.Ticks[0].To == t.to && e.Ticks[0].Epoch == t.epoch
+}
+
+// back notes that the tick that was sent then has come back.
+func (t *ticking) back(sent, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sent == sent { // else it was given up meanwhile
+		t.sent = time.Time{}
+	}
 	ms := float64(now.Sub(sent)) / 1e6
 	t.spread += (math.Abs(ms-t.round) - t.spread) / 16
 	t.round += (ms - t.round) / 16
-	return sent, true
 }
 
 // refused tells whether the latest tick was refused.

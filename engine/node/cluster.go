@@ -214,13 +214,13 @@ func (n *Node) leave() {
 
 // stuck tells whether ticks do not come back although the log stream answers: then it is this node.
 func (n *Node) stuck() bool {
-	return n.ticking.silent(time.Now()) > tickTimeout && time.Since(time.Unix(0, n.answered.Load())) < tickTimeout
+	return n.ticking.silent(time.Now()) > tickTimeout && n.clock.running()-time.Duration(n.answered.Load()) < tickTimeout
 }
 
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can
 // are to take them.
 func (n *Node) report() cluster.Report {
-	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.offset.Load() / 1e6}
+	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.wrong().Milliseconds()}
 	if !n.joined.follows.Load() {
 		return r
 	}

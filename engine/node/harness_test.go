@@ -192,6 +192,7 @@ type settings struct {
 	LoadAhead                 time.Duration
 	FreeForJobs, FreeForTicks uint64
 	PersistAsync              bool
+	Wrong                     time.Duration // the machine's clock is ahead by that
 }
 
 func (s settings) options() node.Options {
@@ -221,6 +222,18 @@ func runAsNode(encoded string) int {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(3) // the test is gone
 	}()
+	if s.Wrong != 0 {
+		var c wrongClock
+		c.ahead.Store(int64(s.Wrong))
+		node.SetWall(c.now)
+		turn := make(chan os.Signal, 1)
+		signal.Notify(turn, syscall.SIGUSR1)
+		go func() {
+			for range turn {
+				c.turn()
+			}
+		}()
+	}
 	o := s.options()
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	err := node.Run(ctx, o, func(r node.Ready) { _ = json.NewEncoder(os.Stdout).Encode(r) })

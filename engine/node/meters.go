@@ -103,13 +103,13 @@ func newMeters(running func() *Node) *meters {
 	gauge("carillon_checkpoint_age_seconds", func(n *Node) (age float64) {
 		for _, p := range n.partitions {
 			if at := p.checkpointAt.Load(); at > 0 {
-				age = max(age, time.Since(time.UnixMilli(at)).Seconds())
+				age = max(age, (n.clock.running() - time.Duration(at)).Seconds())
 			}
 		}
 		return age
 	})
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
-	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return time.Duration(n.clock.offset.Load()).Seconds() })
+	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return n.clock.wrong().Seconds() })
 	gauge("carillon_partitions_stopped", func(n *Node) (stopped float64) {
 		for _, p := range n.partitions {
 			p.mu.Lock()

@@ -168,7 +168,7 @@ type Node struct {
 	bytes      atomic.Uint64 // of log records applied in this run
 	ticking    ticking
 	filling    filling      // of the log stream
-	answered   atomic.Int64 // when that said last what it holds, unix ns
+	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
@@ -213,7 +213,7 @@ type partition struct {
 	taking       sync.Mutex    // held while a checkpoint is taken
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
 	older        atomic.Uint64 // position of the one before, 0 when there is none or it is not known
-	checkpointAt atomic.Int64  // unix ms
+	checkpointAt atomic.Int64  // ns since the clock began; 0: none was taken, or read
 	bytesAt      atomic.Uint64 // the node's bytes then
 }
 
@@ -226,6 +226,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		cancel(context.Cause(parent))
 	})()
 
+	n.clock.begin(n.o.NATS != "")
 	n.replies.init()
 	n.bell, err = newAlarm()
 	if err != nil {
@@ -376,7 +377,6 @@ func (n *Node) open(ctx context.Context) (err error) {
 	}
 	n.local = n.store.Log()
 	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
-	n.clock.external = o.NATS != ""
 	if n.server != nil {
 		n.outputs = streams.NewFileSync(n.server.JetStreamDir(), o.Stream+"_OUT_")
 		// Streams that were made just now are to be there after a power failure.

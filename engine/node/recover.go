@@ -30,7 +30,7 @@ func (n *Node) recover(ctx context.Context) error {
 	jobs := 0
 	for _, p := range n.partitions {
 		jobs += p.machine.Stats().Jobs
-		p.checkpointAt.Store(time.Now().UnixMilli())
+		p.checkpointAt.Store(int64(n.clock.running()))
 		// Called while the partition applies, under mu.
 		p.machine.Listen(n.meters.listener(p.number, func() bool { return n.server != nil || p.owner.Epoch != 0 }))
 	}

@@ -122,7 +122,8 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	if err == nil {
 		n.filling.asked(info, read)
 		n.clock.measured(asked, time.Now(), info.Now)
-		n.answered.Store(time.Now().UnixNano())
+		n.answered.Store(int64(n.clock.running()))
+		n.bell.ring() // what it sleeps for may be due by now
 	}
 	return info, err
 }
@@ -261,7 +262,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 // drains, be it in another partition: the log it would shorten grows little, each job that fired is one more to write,
 // and the first partition that is done would take the cores from the rest.
 func (n *Node) checkpointOld(p *partition) bool {
-	age := time.Since(time.UnixMilli(p.checkpointAt.Load()))
+	age := n.clock.running() - time.Duration(p.checkpointAt.Load())
 	return age >= n.o.CheckpointEvery && (age >= 4*n.o.CheckpointEvery || !n.draining())
 }
 
@@ -372,7 +373,7 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	n.inSlices(p, n.meters.checkpointPause, func() bool { return p.machine.Clean(jobSlice) })
 	p.older.Store(p.checkpoint.Load())
 	p.checkpoint.Store(position)
-	p.checkpointAt.Store(time.Now().UnixMilli())
+	p.checkpointAt.Store(int64(n.clock.running()))
 	n.meters.checkpointTime.Update(time.Since(began).Seconds())
 	n.log.Debug("checkpoint", "partition", p.number, "position", position, "took", time.Since(began))
 	return nil

@@ -13,12 +13,13 @@ import (
 func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
 	n := &Node{o: Options{CheckpointEvery: time.Minute}}
+	n.clock.begin(false)
 	for i := range 2 {
 		n.partitions = append(n.partitions, &partition{number: i, machine: engine.New(layout, i)})
 	}
 	old, burst := n.partitions[0], n.partitions[1]
 	aged := func(age time.Duration) bool {
-		old.checkpointAt.Store(time.Now().Add(-age).UnixMilli())
+		old.checkpointAt.Store(int64(n.clock.running() - age))
 		return n.checkpointOld(old)
 	}
 	if aged(30*time.Second) || !aged(2*time.Minute) {
