@@ -24,7 +24,8 @@ const (
 	maxLimit     = 1 << 16 // outputs of one tick
 	countSteps   = 512     // schedule steps of one turn that counts missed fires
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
-	markEvery    = 100     // effective ticks between two marks: a replica that differs is found within a second of work
+	markEvery    = 100     // effective ticks between two marks at most
+	markWithin   = 500     // ms, the same: a replica that differs is found within a second, where something is due as often
 )
 
 // Bounds are of a tick's work beyond its outputs, and of what that leaves in memory. Moves and Ready are part

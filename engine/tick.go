@@ -55,10 +55,21 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			m.recovery = recovery{}
 		}
 	}
-	if m.ticks%markEvery == 0 {
-		m.marks[m.ticks/markEvery%uint64(len(m.marks))] = Mark{e.Seq, m.digest}
+	if m.ticks%markEvery == 0 || before > 0 && m.to/markWithin > before/markWithin {
+		m.mark(e.Seq)
 	}
 	return nil
+}
+
+// mark notes the digest at a position, in the place of the oldest mark.
+func (m *Machine) mark(seq uint64) {
+	oldest := 0
+	for i := range m.marks {
+		if m.marks[i].Position < m.marks[oldest].Position {
+			oldest = i
+		}
+	}
+	m.marks[oldest] = Mark{seq, m.digest}
 }
 
 // gather moves what is due at or before at from the wheels to ready, high priority first. A priority of which

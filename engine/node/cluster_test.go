@@ -566,9 +566,11 @@ func TestDiverged(t *testing.T) {
 		return strings.HasSuffix(r.Subject, ".put.wrong") && string(r.Data) != was
 	})
 	b := f.start("b")
+	ready := time.Now()
 	eventually(t, "b finds out", func() bool {
 		return contains(b.log, "partition stopped", "this replica's state differs from the owner's", "partition 0 at sequence")
 	})
+	t.Logf("it found out within %s of being ready", time.Since(ready).Round(time.Millisecond))
 	f.nodes["a"].signal(t, syscall.SIGSTOP) // even so b does not serve what it has wrong
 	eventually(t, "b says that nobody serves", func() bool {
 		ok, says := readyz(t, b.HTTP)

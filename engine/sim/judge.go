@@ -242,6 +242,7 @@ func (w *world) judgeReplay(p int) {
 			w.fail("replay: %v", err)
 			return
 		}
+		w.nodes[0].compare(p, m.Mark())
 		outputs, _ := m.Outbox(made)
 		for i := range outputs {
 			w.nodes[0].check(p, &outputs[i])

@@ -22,13 +22,24 @@ type node struct {
 	tables []*memtable.Table // by partition: its two checkpoints
 
 	drift  int64 // of its clock from the truth, ms
-	offset int64 // what it adds to its clock to have the streams', as measured, ms
+	offset int64 // what it adds to its clock to have the streams', as it was told, ms
+	known  engine.Offset
+	sent   sentTick
 
 	// In memory.
 	up      bool
 	session int
 	applied uint64
 	parts   []*part
+
+	mistakes string // a job that it takes for another
+}
+
+// sentTick is a tick that may come back.
+type sentTick struct {
+	to    int64
+	epoch uint64
+	at    int64 // by the node's clock, ms
 }
 
 // part is one partition at one node.
@@ -64,7 +75,15 @@ type question struct {
 func (n *node) name() string { return "n" + strconv.Itoa(n.id) }
 
 // now is the streams' clock as the node believes it to be, ms.
-func (n *node) now() int64 { return n.world.truth + n.drift + n.offset }
+func (n *node) now() int64 {
+	switch w := n.world; {
+	case w.clocks.apart == 0:
+		return n.own() + n.offset
+	case w.o.Sabotage.Clock:
+		return n.own()
+	}
+	return floorMilli(n.own()*1e6 + n.known.NS())
+}
 
 // start recovers from what is on disk.
 func (n *node) start() {
@@ -74,6 +93,9 @@ func (n *node) start() {
 	n.synced = len(n.local)
 	n.applied = 0
 	n.parts = nil
+	if n.known, n.sent = (engine.Offset{}), (sentTick{}); w.clocks.apart > 0 {
+		n.ask()
+	}
 	for len(n.tables) < w.layout.Partitions {
 		n.tables = append(n.tables, new(memtable.Table))
 	}
@@ -268,6 +290,9 @@ func (n *node) apply(k int) {
 	for at := n.after(n.applied); at < n.synced && k > 0 && w.err == nil; at, k = at+1, k-1 {
 		r := n.local[at]
 		e := w.layout.Decode(&r)
+		if s := n.sent; len(e.Ticks) > 0 && w.clocks.apart > 0 && e.Ticks[0].To == s.to && e.Ticks[0].Epoch == s.epoch {
+			n.learn(s.at*1e6, n.own(), r.Time)
+		}
 		for p, part := range n.parts {
 			if concerns(&e, p) && part.stopped == nil {
 				n.applyTo(p, part, &e)
@@ -293,7 +318,12 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 			e.Ticks[i].Epoch = part.machine.Stats().Epoch
 		}
 	}
+	n.mistake(e)
 	result, err := part.machine.Apply(e)
+	if n.mistakes != "" && errors.Is(err, engine.ErrDiverged) {
+		part.stopped = err
+		return
+	}
 	if err != nil {
 		w.fail("%s stops partition %d at %d: %v", n.name(), p, e.Seq, err)
 		return
@@ -307,6 +337,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	if part.owner.Epoch != 0 {
 		w.promised[e.Seq] = true
 	}
+	n.compare(p, part.machine.Mark())
 	if part.machine.Made() > part.offered {
 		outputs, ok := part.machine.Outbox(part.offered)
 		if !ok {
@@ -321,10 +352,24 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	}
 }
 
+// compare holds the digest of a state against anybody else's at the same position.
+func (n *node) compare(p int, m engine.Mark) {
+	w := n.world
+	if before, ok := w.marks[p][m.Position]; n.mistakes == "" && ok && before != m.Digest {
+		w.fail("%s has digest %016x of partition %d at %d, before it was %016x", n.name(), m.Digest, p, m.Position, before)
+	}
+	if n.mistakes == "" {
+		w.marks[p][m.Position] = m.Digest
+	}
+}
+
 // check holds an output against what anybody else made under its number.
 func (n *node) check(p int, o *engine.Output) {
 	w := n.world
 	content := o.Subject(w.layout, p) + "\n" + string(o.AppendHeader(nil)) + "\n" + o.Payload()
+	if n.mistakes != "" {
+		return
+	}
 	if before, ok := w.made[p][o.Number]; ok && before != content {
 		w.fail("%s makes output %d of partition %d as %q, before it was %q", n.name(), o.Number, p, content, before)
 	}
@@ -356,6 +401,7 @@ func (n *node) tick() {
 	}
 	if len(ticks) > 0 {
 		seq := w.append(w.layout.LogSubject(engine.Everyone, "tick"), nil, engine.EncodeTicks(ticks))
+		n.sent = sentTick{ticks[0].To, ticks[0].Epoch, n.own() - w.clocks.rng.Int64N(6)} // it was some time on its way
 		w.note("%s ticks %+v at %d", n.name(), ticks, seq)
 	}
 }
@@ -388,7 +434,7 @@ func (n *node) publish(most int) {
 		if w.o.Sabotage.Hold {
 			now += 2000
 		}
-		if part.owner.Epoch == 0 && !w.chance(10) {
+		if part.owner.Epoch == 0 && (!w.chance(10) || n.mistakes != "") {
 			continue
 		}
 		for ; most > 0; most-- {
@@ -403,6 +449,7 @@ func (n *node) publish(most int) {
 			k := packet{
 				from: n.id, session: n.session, partition: p, gen: part.gen, ack: m.Ack,
 				message: message(w.layout, p, m.Output), expect: Expectation{Seq: m.Expect, OnSeq: true},
+				due: m.Output.Due, scheduled: m.Output.Kind == engine.OutputTrigger,
 			}
 			if m.Named {
 				k.message.ID = n.messageID(part, m.Output.Number)
@@ -660,11 +707,19 @@ func (n *node) checkpointSlice() {
 
 // measure learns the streams' clock, within a few ms.
 func (n *node) measure() {
+	if n.world.clocks.apart > 0 {
+		n.ask()
+		return
+	}
 	n.offset = n.world.skew - n.drift + n.world.rng.Int64N(5) - 2
 }
 
 func (n *node) jumpClock() {
 	w := n.world
+	if w.clocks.apart > 0 {
+		n.sleep()
+		return
+	}
 	d := w.rng.Int64N(2*hour) - hour
 	if w.chance(50) {
 		d /= 1000

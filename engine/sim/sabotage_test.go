@@ -9,6 +9,7 @@ func TestSabotage(t *testing.T) {
 		broken Sabotage
 	}{
 		{"chain", Sabotage{Chain: true}},
+		{"clock", Sabotage{Clock: true}},
 		{"epoch", Sabotage{Epoch: true}},
 		{"hold", Sabotage{Hold: true}},
 		{"watch", Sabotage{Watch: true}},
@@ -22,6 +23,25 @@ func TestSabotage(t *testing.T) {
 			}
 			t.Logf("seed %d: %v", seed, err)
 		})
+	}
+}
+
+// TestDiverge changes the state of a follower: it finds out within a second and stops, and the owner goes on.
+func TestDiverge(t *testing.T) {
+	var found int
+	var longest int64
+	for seed := uint64(1); seed <= 100; seed++ {
+		w := newWorld(seed, Options{Diverge: true})
+		if err := w.run(); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, transcript(seed, Options{Diverge: true}))
+		}
+		if w.clocks.foundAfter > 0 {
+			found, longest = found+1, max(longest, w.clocks.foundAfter)
+		}
+	}
+	t.Logf("%d followers whose state was changed found out within %d ms", found, longest)
+	if found < 50 {
+		t.Errorf("in 100 worlds only %d followers had their state changed", found)
 	}
 }
 

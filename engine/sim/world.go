@@ -13,6 +13,7 @@ import (
 type Options struct {
 	Events   int // drawn before the world calms down; 0: 200 to 1800, by the seed
 	Sabotage Sabotage
+	Diverge  bool // a follower's state is changed in the end; it must find out
 	Trace    bool // Failure carries the whole history
 }
 
@@ -24,6 +25,7 @@ type Sabotage struct {
 	Hold  bool // publishers do not hold outputs for their due time
 	Table bool // machines read the checkpoint before the newest
 	Save  bool // machines take checkpoints for written that are not
+	Clock bool // nodes take their own clocks for the streams'
 }
 
 // Failure is what a run ends with when the engine broke a promise.
@@ -85,11 +87,13 @@ type world struct {
 	watched    bool   // one node with the server in its process: it hears of foreign messages, and does not link its own
 	replaced   []bool // by partition: an output that was displaced came later
 
+	clocks   clocks
 	client   client
 	records  map[uint64]engine.Record // what the log holds or has held, by sequence, unwrapped
 	promised map[uint64]bool          // applied by an owner: answered
 	applied  uint64                   // by anybody
 	made     []map[uint64]string      // by partition: what output n is, at whoever made it first
+	marks    []map[uint64]uint64      // by partition: the digest at a position, at whoever came there first
 	loud     []bool                   // partitions in which a loud stop is legitimate
 }
 
@@ -98,6 +102,8 @@ type packet struct {
 	from, session, partition int
 	gen                      int // of the chain
 	message                  Message
+	due                      int64
+	scheduled                bool
 	expect                   Expectation
 	ack                      bool
 }
@@ -148,6 +154,7 @@ func newWorld(seed uint64, o Options) *world {
 	for range w.layout.Partitions {
 		w.out = append(w.out, &Stream{ignoreExpected: o.Sabotage.Chain})
 		w.made = append(w.made, make(map[uint64]string))
+		w.marks = append(w.marks, make(map[uint64]uint64))
 		w.loud = append(w.loud, false)
 	}
 	w.syncs, w.replaced = make([]int, w.layout.Partitions), make([]bool, w.layout.Partitions)
@@ -160,8 +167,12 @@ func newWorld(seed uint64, o Options) *world {
 	if w.watched {
 		nodes = 1
 	}
+	w.clocks.init(seed, nodes == 1)
 	for i := range nodes {
 		n := &node{world: w, id: i, drift: w.rng.Int64N(2000) - 1000}
+		if w.clocks.apart > 0 {
+			n.drift = w.clocks.wrong()
+		}
 		w.nodes = append(w.nodes, n)
 		n.start()
 		n.measure()
@@ -343,6 +354,7 @@ func (w *world) stepBack() {
 		d = w.rng.Int64N(5000)
 	}
 	w.skew -= d
+	w.clocks.stepped = true
 	w.note("the streams' clock steps back %d ms", d)
 }
 
@@ -371,6 +383,9 @@ func (w *world) arrive(p packet) {
 	}
 	p.message.Time = w.stamp()
 	seq, err := s.Publish(p.message, p.expect)
+	if err == nil {
+		w.timely(&p)
+	}
 	w.note("n%d → out %d: %s expecting %d: %d %v", p.from, p.partition, outputName(p.message), p.expect.Seq, seq, err)
 	if !p.ack || w.faults.lose && w.chance(5) {
 		return
@@ -618,22 +633,38 @@ func (w *world) calmDown() {
 		if !n.up {
 			n.start()
 		}
-		n.drift = 0
-		n.offset = w.skew
+		if w.clocks.apart > 0 {
+			n.ask()
+		} else {
+			n.drift, n.offset = 0, w.skew
+		}
 	}
 	for _, n := range w.nodes {
 		n.follow()
 	}
+	w.comeToRest()
+	if w.clocks.apart > 0 && w.err == nil {
+		w.beOnTime()
+		w.comeToRest()
+	}
+	if w.o.Diverge && w.err == nil {
+		w.diverge()
+		w.comeToRest()
+	}
+}
+
+// comeToRest gives the partitions out and runs until nothing is left to do.
+func (w *world) comeToRest() {
 	for p := range w.out {
 		w.nodes[p%len(w.nodes)].claim(p)
 	}
 	const rounds = 4000 // a narrow machine takes a few moves in each
 	for range rounds {
-		w.truth += 10
-		if w.settle() && w.quiet() {
+		if w.err != nil {
 			return
 		}
-		if w.err != nil {
+		w.truth += round
+		if w.settle() && w.quiet() {
 			return
 		}
 	}

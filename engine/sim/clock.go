@@ -1,0 +1,174 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// Clocks
+//
+// In most worlds a node is told the streams' clock within 2 ms, and its own may jump, so that it believes anything until
+// it is told again: the machine bounds what that does.
+//
+// In half of the worlds of several nodes their clocks are wrong, each by up to 2 s or by up to an hour, either way, and a
+// node measures its offset as a real one does (engine.Offset): when it starts, about once a second, and with each tick of
+// its own that comes back. What it knows can then be too old in two ways alone. Its machine slept, so that its clock stood
+// still and it is late until it measures again; or the streams' clock stepped back, so that it is ahead of it. But for the
+// latter nothing may be early in such a world. When the world is calm, clocks stay as wrong as they are, partitions
+// change hands, and nothing may be late by more than what the world's own delays and such a sleep make of it.
+
+// clocks are those of the nodes and what is known of them.
+type clocks struct {
+	rng     *rand.Rand
+	apart   int64 // by how much they may be wrong, ms; 0: nodes are told
+	stepped bool  // the streams' clock has stepped back
+	from    int64 // what is due from then on may be late by late ms, by the streams' clock; 0: anything may be late
+	late    int64
+
+	foundAfter int64 // how long a follower whose state was changed took to find out, ms
+}
+
+// Delays of a calm world, ms.
+const (
+	round      = 10   // between two looks of everybody at everything
+	askEvery   = 1000 // between two questions for the streams' time
+	calmDelays = 150  // from the due time until a trigger is stored: a tick, its record, a chain that is resumed
+)
+
+func (c *clocks) init(seed uint64, alone bool) {
+	c.rng = rand.New(rand.NewPCG(seed, 3))
+	if !alone && c.rng.IntN(2) == 0 {
+		c.apart = []int64{2000, hour}[c.rng.IntN(2)]
+	}
+}
+
+// wrong is how wrong a clock is, ms.
+func (c *clocks) wrong() int64 {
+	if c.rng.IntN(3) == 0 {
+		return []int64{-c.apart, c.apart}[c.rng.IntN(2)]
+	}
+	return c.rng.Int64N(2*c.apart+1) - c.apart
+}
+
+// own is the node's own clock, ms.
+func (n *node) own() int64 { return n.world.truth + n.drift }
+
+// ask asks the streams for their time. Most answers are quick.
+func (n *node) ask() {
+	w := n.world
+	took := w.clocks.rng.Int64N(6)
+	if !w.calm && w.clocks.rng.IntN(10) == 0 {
+		took = w.clocks.rng.Int64N(2000)
+	}
+	there := w.clocks.rng.Int64N(took + 1)
+	n.learn((n.own()-there)*1e6, n.own()+took-there, w.stamp())
+}
+
+// learn takes what the streams stamped after sent, in ns, and before the ms received was over, by the node's clock.
+func (n *node) learn(sent, received, stamp int64) { n.known.Measured(sent, (received+1)*1e6, stamp) }
+
+// sleep has the node's clock stand still.
+func (n *node) sleep() (ms int64) {
+	ms = 1 + n.world.clocks.rng.Int64N(n.world.clocks.apart)
+	n.drift -= ms
+	n.world.note("%s sleeps for %d ms", n.name(), ms)
+	return ms
+}
+
+// timely judges when a message was stored.
+func (w *world) timely(p *packet) {
+	if w.clocks.apart == 0 {
+		return
+	}
+	now := floorMilli(p.message.Time)
+	if now < p.due && !w.clocks.stepped {
+		w.fail("out %d: %s, due at %d, is stored at %d", p.partition, outputName(p.message), p.due, now)
+	}
+	if w.clocks.from > 0 && p.due > w.clocks.from && now-p.due > w.clocks.late && p.scheduled && !w.loud[p.partition] {
+		w.fail("out %d: %s, due at %d, is stored at %d, late by more than %d", p.partition, outputName(p.message), p.due, now, w.clocks.late)
+	}
+}
+
+// beOnTime has jobs come due in a calm world.
+func (w *world) beOnTime() {
+	c := &w.clocks
+	c.from, c.late = w.truth+w.skew, calmDelays
+	if c.rng.IntN(2) == 0 {
+		c.late += min(w.nodes[c.rng.IntN(len(w.nodes))].sleep(), askEvery)
+	}
+	if w.bounds != engine.DefaultBounds {
+		c.late = hour // a machine that does little in a tick is late by itself
+	}
+	const rounds, jobs = 500, 30
+	for i := range jobs {
+		due := c.from + 50 + c.rng.Int64N(rounds*round-2*askEvery)
+		w.client.send(command{"put", fmt.Sprintf("timely%d", i), "", encode(put{Schedule: "@at " + millis(due).Format(time.RFC3339Nano)})})
+	}
+	for i := 0; i < rounds && w.err == nil; i++ {
+		w.truth += round
+		for _, n := range w.nodes {
+			if (i+33*n.id)%(askEvery/round) == 0 {
+				n.ask()
+			}
+		}
+		if i%70 == 69 {
+			w.nodes[c.rng.IntN(len(w.nodes))].claim(c.rng.IntN(len(w.out)))
+		}
+		w.settle()
+	}
+	for i := range jobs {
+		w.fired(fmt.Sprintf("timely%d", i))
+	}
+}
+
+// fired judges whether a job that was to fire once has done so, if it was taken.
+func (w *world) fired(id string) {
+	p := engine.PartitionOf(id, w.layout.Partitions)
+	job, ok := w.nodes[0].parts[p].machine.Job(id)
+	if ok && job.Status != carillon.StatusCompleted && !w.loud[p] {
+		w.fail("%s is due at %s, it is %s", id, job.Next.Format(carillon.TimeFormat), millis(w.truth+w.skew).Format(carillon.TimeFormat))
+	}
+}
+
+// diverge changes the state of a follower, in a calm world: it takes a job for another. The follower finds out within a
+// second, by the marks in the owner's ticks, and stops; nobody else does.
+func (w *world) diverge() {
+	p := w.clocks.rng.IntN(len(w.out))
+	owner, follower := w.nodes[p%len(w.nodes)], w.nodes[(p+1)%len(w.nodes)]
+	if owner == follower || owner.parts[p].stopped != nil || follower.parts[p].stopped != nil {
+		return
+	}
+	id := "diverged"
+	for engine.PartitionOf(id, w.layout.Partitions) != p {
+		id += "-"
+	}
+	follower.mistakes = id
+	w.append(w.layout.LogSubject(p, "disk"), nil, engine.Disk{Epoch: owner.parts[p].owner.Epoch}.Encode()) // jobs are taken
+	began := w.truth
+	w.client.send(command{"put", id, "", `{"schedule":"@every 100ms"}`})
+	for follower.parts[p].stopped == nil && w.err == nil {
+		if w.truth-began >= 1000 {
+			w.fail("%s does not find out in a second that its state differs", follower.name())
+		}
+		w.truth += round
+		w.settle()
+	}
+	if err := follower.parts[p].stopped; w.err == nil && !errors.Is(err, engine.ErrDiverged) {
+		w.fail("%s stops partition %d: %v", follower.name(), p, err)
+	}
+	w.clocks.foundAfter = w.truth - began
+	w.note("%s finds out after %d ms", follower.name(), w.clocks.foundAfter)
+	w.client.send(command{"delete", id, "", ""})
+}
+
+// mistake makes another job of the one that the node is to mistake.
+func (n *node) mistake(e *engine.Entry) {
+	if n.mistakes != "" && e.Kind == engine.KindPut && e.Job == n.mistakes {
+		e.Body = []byte(`{"schedule":"@every 70ms"}`)
+	}
+}
