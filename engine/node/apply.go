@@ -53,6 +53,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		return err
 	}
 	n.bytes.Add(uint64(len(b.bytes)))
+	n.filling.took(b.stored)
 	for i := range b.records {
 		e := n.layout.Decode(&b.records[i])
 		sent, ours := n.ticking.ours(&e)

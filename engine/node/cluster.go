@@ -367,14 +367,13 @@ func (n *Node) neededElsewhere() uint64 {
 		return 0
 	}
 	needed := uint64(math.MaxUint64 - 1)
-	read := n.bytes.Load()
 	v := n.view()
-	if !n.filling.mustFree(read) {
+	if !n.filling.mustFree() {
 		for i := range v.Silent {
 			needed = min(needed, v.Silent[i].Needs)
 		}
 	}
-	if !n.filling.tight(read) {
+	if !n.filling.tight() {
 		for i := range v.Members {
 			if v.Members[i].Name != n.o.Name { // this node's own word is older than what it knows
 				needed = min(needed, v.Members[i].Needs)

@@ -4,9 +4,11 @@ import (
 	"sync"
 
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// filling knows how full the log stream is: what it was asked last, and how much was read from it since.
+// filling knows how full the log stream is: what it was asked last, and how much was read from it since that was not
+// there then.
 //
 // A stream that is full refuses ticks as it refuses commands, so it must not come to that. Half full, it is
 // freed before anything else; at three quarters, requests wait. The last quarter is for the ticks, and
@@ -15,7 +17,10 @@ type filling struct {
 	mu    sync.Mutex
 	held  uint64 // bytes in the stream when it was asked
 	limit uint64 // 0: none
-	read  uint64 // bytes read by the node then
+	last  uint64 // sequence of the last record in it then
+	since uint64 // bytes read of records behind that one
+	seq   uint64 // of the last record read
+	read  uint64 // bytes in all
 	freed chan struct{}
 }
 
@@ -24,41 +29,64 @@ const (
 	fillingWait = 3 // quarters from which requests wait
 )
 
-// asked takes the stream's answer.
+// took is told of what was read. A node that comes back reads much that the stream holds already.
+func (f *filling) took(records []wal.Record) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range records {
+		size := uint64(len(records[i].Data))
+		f.seq, f.read = records[i].Seq, f.read+size
+		if f.seq > f.last {
+			f.since += size
+		}
+	}
+}
+
+// asks gives what asked needs; it is called before the stream is asked.
+func (f *filling) asks() (read uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.read
+}
+
+// asked takes the stream's answer. Where more than that was read meanwhile, all that was read meanwhile counts.
 func (f *filling) asked(info streams.Info, read uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.held, f.limit, f.read = info.Bytes, uint64(max(info.MaxBytes, 0)), read
-	if f.freed != nil && !f.above(fillingWait, read) {
+	f.held, f.limit, f.last, f.since = info.Bytes, uint64(max(info.MaxBytes, 0)), info.Last, 0
+	if f.seq > f.last {
+		f.since = f.read - read
+	}
+	if f.freed != nil && !f.above(fillingWait) {
 		close(f.freed)
 		f.freed = nil
 	}
 }
 
 // above tells whether more than so many quarters are in use; its caller holds mu.
-func (f *filling) above(quarters, read uint64) bool {
-	return f.limit > 0 && f.held+read-f.read > f.limit/4*quarters
+func (f *filling) above(quarters uint64) bool {
+	return f.limit > 0 && f.held+f.since > f.limit/4*quarters
 }
 
 // mustFree tells whether the stream must be freed.
-func (f *filling) mustFree(read uint64) bool {
+func (f *filling) mustFree() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.above(fillingFree, read)
+	return f.above(fillingFree)
 }
 
 // tight tells whether requests have to wait.
-func (f *filling) tight(read uint64) bool {
+func (f *filling) tight() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.above(fillingWait, read)
+	return f.above(fillingWait)
 }
 
 // mustWait is nil when there is room for a request; else it is closed once there is.
-func (f *filling) mustWait(read uint64) <-chan struct{} {
+func (f *filling) mustWait() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.above(fillingWait, read) {
+	if !f.above(fillingWait) {
 		return nil
 	}
 	if f.freed == nil {

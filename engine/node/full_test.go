@@ -243,7 +243,7 @@ func TestStartBesideWhoNeedsTheLog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r = run(t, o)
+	run(t, o)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	w.applied(t, c)
 	beats(t, c, 5)

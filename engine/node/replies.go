@@ -227,7 +227,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 		}
 	}
 	n.replies.open.Add(1)
-	freed := n.filling.mustWait(n.bytes.Load())
+	freed := n.filling.mustWait()
 	if freed == nil {
 		send()
 		return

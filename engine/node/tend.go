@@ -117,7 +117,7 @@ func (n *Node) tellDisk() {
 
 // lookAtLog asks the log stream how full it is.
 func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
-	read, asked := n.bytes.Load(), time.Now()
+	read, asked := n.filling.asks(), time.Now()
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
 		n.filling.asked(info, read)
@@ -235,7 +235,7 @@ func (n *Node) checkpoints(ctx context.Context) error {
 func (n *Node) checkpointDue(ctx context.Context) error {
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
-		full := len(live) == len(n.partitions) && n.filling.mustFree(n.bytes.Load()) && n.knowsOthers()
+		full := len(live) == len(n.partitions) && n.filling.mustFree() && n.knowsOthers()
 		taken := false
 		for _, p := range live {
 			records := n.applied.Load() - p.checkpoint.Load()
@@ -303,7 +303,7 @@ func (n *Node) live() (live []*partition) {
 // the claims would have no place. All of the local log is applied. Where other nodes may need the log, that waits until
 // this one knows them (checkpointDue).
 func (n *Node) relieve(ctx context.Context) error {
-	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree(n.bytes.Load()) {
+	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree() {
 		return err
 	}
 	for range 2 {

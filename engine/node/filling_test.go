@@ -1,0 +1,38 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// What a node reads of what the stream held when it was asked does not fill it further.
+func TestFilling(t *testing.T) {
+	var f filling
+	take := func(seq uint64, bytes int) { f.took([]wal.Record{{Seq: seq, Data: make([]byte, bytes)}}) }
+	is := func(what string, mustFree, tight bool) {
+		t.Helper()
+		if f.mustFree() != mustFree || f.tight() != tight {
+			t.Errorf("%s: must be freed %t, tight %t", what, f.mustFree(), f.tight())
+		}
+	}
+	is("never asked", false, false)
+	before := f.asks()
+	take(1, 6) // while the stream is asked
+	f.asked(streams.Info{Bytes: 60, MaxBytes: 100, Last: 10}, before)
+	is("over half full", true, false)
+	for seq := range uint64(9) {
+		take(2+seq, 6)
+	}
+	is("all of that is read", true, false)
+	before = f.asks()
+	take(11, 10)
+	is("and a little more", true, false)
+	take(12, 10)
+	is("more than there is to spare", true, true)
+	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 11}, before)
+	is("freed, but for what was read since", true, false)
+	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 12}, f.asks())
+	is("freed", false, false)
+}
