@@ -31,7 +31,7 @@ type ScaleConfig struct {
 
 	Progress func(step string, done, total int) `json:"-"`
 
-	midnightTime, midnightLead time.Duration // defaults are the constants
+	settle, midnightTime, midnightLead time.Duration // defaults are the constants
 }
 
 func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
@@ -49,6 +49,7 @@ func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
 	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
 	c.Midnight = max(0, cmp.Or(c.Midnight, min(c.Jobs, 1_000_000)))
 	c.Progress = defaultProgress(c.Progress)
+	c.settle = cmp.Or(c.settle, scaleSettle)
 	c.midnightTime, c.midnightLead = cmp.Or(c.midnightTime, midnightTime), cmp.Or(c.midnightLead, midnightLead)
 	return c, nil
 }
@@ -317,7 +318,7 @@ func (c *ScaleConfig) written(ctx context.Context, e *engine) (took time.Duratio
 		if now := e.usage().wroteMiB; dirty > scaleSettleDirty || now > at+scaleSettleMiB {
 			at, since = now, time.Now()
 		}
-		if time.Since(since) > scaleSettle {
+		if time.Since(since) > c.settle {
 			return since.Sub(began), nil
 		}
 		select {

@@ -246,7 +246,7 @@ func TestScale(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ScaleConfig{
 		Service: service(t, "--checkpoint-every", "200ms"), WorkerCommand: []string{os.Args[0], "work"},
-		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second,
+		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second,
 	}
 	r, err := RunScale(t.Context(), c)
 	if err != nil {

@@ -221,10 +221,8 @@ func (n *Node) checkpoints(ctx context.Context) error {
 		if err := n.checkpointDue(ctx); err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, checkpointLook) {
 			return nil
-		case <-time.After(checkpointLook):
 		}
 	}
 	return nil
