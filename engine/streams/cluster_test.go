@@ -1,8 +1,10 @@
 package streams
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,5 +132,35 @@ func TestReplicatedLink(t *testing.T) {
 	}
 	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
 		t.Errorf("the log went with it: %v", err)
+	}
+}
+
+// A replica that is left alone says nothing of what the stream holds: others may have gone on without it. nats-server
+// lets it answer, first as the leader that it was, and later because it has none.
+func TestAloneOfThree(t *testing.T) {
+	t.Parallel()
+	c := natstest.StartCluster(t, 3, "")
+	nc := connectTo(t, c.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectBufSize(-1))
+	s := open(t, nc, Config{Partitions: 1, Replicas: 3})
+	chainAll(t, s.Out[0], 0, 0, 10)
+	if info, err := s.Out[0].Info(t.Context()); err != nil || info.Last != 10 {
+		t.Fatalf("a stream of 10 messages ends at %d (%v)", info.Last, err)
+	}
+	leader := c.Leader(server.DEFAULT_GLOBAL_ACCOUNT, "CARILLON_OUT_0")
+	for i := range 3 {
+		if i != leader {
+			c.Stop(i)
+		}
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := s.Out[0].Info(ctx)
+		cancel()
+		if errors.Is(err, ErrDisconnected) && strings.Contains(err.Error(), "CARILLON_OUT_0 has no leader whom its replicas follow") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it goes on answering (%v)", err)
+		}
 	}
 }

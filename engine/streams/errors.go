@@ -16,7 +16,7 @@ var (
 	// ErrTimeout: no answer came; the message may be stored or not. nats-server does not answer at all
 	// when a file stream cannot be written, so a full disk looks like this.
 	ErrTimeout = errors.New("streams: no publish ack")
-	// ErrDisconnected: the connection broke; a message that was sent may be stored or not.
+	// ErrDisconnected: the connection broke, or there is no leader; a message that was sent may be stored or not.
 	ErrDisconnected = errors.New("streams: disconnected")
 	// ErrNoSpace: a limit of the stream, the account or the server refused the message.
 	ErrNoSpace = errors.New("streams: no space")
@@ -104,6 +104,7 @@ func (e *APIError) Error() string {
 const (
 	codeAccountResources     = 10002
 	codeNoPeers              = 10005 // in a cluster: too few servers, or too little room on them
+	codeNotAvailable         = 10008 // JetStream, or the stream, has no leader
 	codeConsumerNotFound     = 10014
 	codeInsufficient         = 10023
 	codeMaxStreams           = 10027
@@ -133,6 +134,8 @@ func (e *APIError) class() error {
 		return &WrongSequenceError{}
 	case codeAccountResources, codeInsufficient, codeMemoryResources, codeStorageResources, codeStoreFailed:
 		return fmt.Errorf("%w: %s (%d)", ErrNoSpace, e.Description, e.ErrCode)
+	case codeNotAvailable:
+		return fmt.Errorf("%w: %s (%d)", ErrDisconnected, e.Description, e.ErrCode)
 	case codeStreamNotFound:
 		return ErrNoStream
 	case codeNoMessage:

@@ -75,9 +75,40 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 	return nil
 }
 
-// Info asks what the stream holds. Errors: ErrNoStream, ErrDisconnected, the context's.
+// group is what the answer about a stream in a cluster says of its replicas.
+type group struct {
+	Leader   string `json:"leader"`
+	Replicas []struct {
+		Active time.Duration `json:"active"` // since the leader heard of it; 0: it never did
+	} `json:"replicas"` // all others
+}
+
+// heard is the longest that a leader's word counts without one of most replicas. Followers elect another four seconds
+// after they heard the leader last, at the earliest; an idle leader asks them every other second (server/raft.go).
+const heard = 3 * time.Second
+
+// leads tells whether most replicas follow the one that answered. Where a group has no leader each replica answers with
+// what it has (server/jetstream_api.go, jsStreamInfoRequest), and a leader that is cut off from the others knows of that
+// after ten seconds and more: both may lack what has long been acknowledged.
+func (g *group) leads() bool {
+	if g == nil { // no cluster
+		return true
+	}
+	follow := 1
+	for _, r := range g.Replicas {
+		if r.Active > 0 && r.Active < heard {
+			follow++
+		}
+	}
+	return g.Leader != "" && follow > (len(g.Replicas)+1)/2
+}
+
+// Info asks what the stream holds: all that was acknowledged before, at least. Errors: ErrNoStream, ErrDisconnected, also
+// while there is no leader, the context's.
 func (s *stream) Info(ctx context.Context) (Info, error) {
 	var resp struct {
+		Cluster *group `json:"cluster"`
+
 		Now    time.Time `json:"ts"`
 		Config struct {
 			MaxBytes int64         `json:"max_bytes"`
@@ -93,6 +124,9 @@ func (s *stream) Info(ctx context.Context) (Info, error) {
 	}
 	if err := s.request(ctx, "STREAM.INFO."+s.name, nil, &resp); err != nil {
 		return Info{}, err
+	}
+	if !resp.Cluster.leads() {
+		return Info{}, fmt.Errorf("%w: %s has no leader whom its replicas follow", ErrDisconnected, s.name)
 	}
 	st := resp.State
 	return Info{
