@@ -264,9 +264,13 @@ func (n *Node) tick(now int64) (wake int64) {
 	lead := n.ticking.lead()
 	full := n.outboxFull()
 	wake = math.MaxInt64
+	owns := false
 	n.owners(full, func(p *partition, room int, durable engine.Acked) {
-		wake = min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
+		owns, wake = true, min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
 	})
+	if !owns {
+		n.ticking.abort() // it is no longer waited for: a node that is stuck is not to serve again (report)
+	}
 	if wake > now {
 		return wake
 	}

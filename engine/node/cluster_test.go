@@ -632,3 +632,29 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["a"].terminate(t)
 	f.nodes["b"].terminate(t)
 }
+
+// An owner whose ticks go astray is replaced. It takes its share again once they would arrive.
+func TestTicksGoAstray(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	f := newFleet(t, e.url, 4)
+	f.start("a")
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4}
+	f.start("b")
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
+	f.shared(c, "a", "b")
+	l := startLoad(t, e.url, "y", true)
+	if _, err := nc.SubscribeSync("*.tick"); err != nil { // they arrive, and nobody answers
+		t.Fatal(err)
+	}
+	w.divert("carillon.log.")
+	f.shared(c, "a")
+	w.divert("")
+	f.shared(c, "a", "b")
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	f.nodes["a"].terminate(t)
+	f.nodes["b"].terminate(t)
+}
