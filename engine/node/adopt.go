@@ -56,7 +56,7 @@ func stateBucket(stream string) string { return stream + "_STATE" }
 // reason, where there is none.
 func adopt(ctx context.Context, o Options, behind *leftBehindError) (err error) {
 	began := time.Now()
-	nc, err := nats.Connect(o.NATS, append([]nats.Option{nats.Name("carillon " + o.Name + " state")}, o.NATSOptions...)...)
+	nc, err := o.connect(" state")
 	if err != nil {
 		return err
 	}

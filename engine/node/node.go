@@ -344,11 +344,9 @@ func (n *Node) open(ctx context.Context) (err error) {
 		wire = streams.NewWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(wire), nats.NoEcho())
 	} else {
-		options := append([]nats.Option{
-			nats.Name("carillon " + o.Name), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectBufSize(-1),
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Warn("NATS", "error", err) }),
-		}, o.NATSOptions...)
-		n.nc, err = nats.Connect(o.NATS, options...)
+		n.nc, err = o.connect("",
+			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1),
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Warn("NATS", "error", err) }))
 		n.url = o.NATS
 	}
 	if err != nil {
@@ -436,6 +434,9 @@ func (n *Node) close() error {
 		n.streams.Close()
 	}
 	if n.nc != nil {
+		if n.server == nil && n.nc.IsConnected() {
+			_ = n.nc.FlushTimeout(leaveTimeout) // the last answers; closing takes with it what is not sent (dialer)
+		}
 		n.nc.Close()
 	}
 	if n.server != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
@@ -30,6 +31,24 @@ func TestOutage(t *testing.T) {
 		e.start()
 		ready(t, r)
 	}
+	beats(t, c, 20)
+	unbroken(t, nc, c)
+	r.stop(t)
+}
+
+// A server says nothing any more, and no connection breaks: the engine goes to another one.
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	o := e.options(t)
+	o.NATS, o.NATSOptions = "nats://"+w.listener.Addr().String()+","+e.url, []nats.Option{nats.DontRandomize()}
+	r := run(t, o)
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	beats(t, c, 5)
+	w.swallow()
 	beats(t, c, 20)
 	unbroken(t, nc, c)
 	r.stop(t)

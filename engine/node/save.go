@@ -247,7 +247,7 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 	if n.server != nil {
 		nc, err = n.server.Connect(nats.Name("carillon " + n.o.Name + " snapshot"))
 	} else {
-		nc, err = nats.Connect(n.o.NATS, append([]nats.Option{nats.Name("carillon " + n.o.Name + " snapshot")}, n.o.NATSOptions...)...)
+		nc, err = n.o.connect(" snapshot")
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect for the bucket: %w", err)
