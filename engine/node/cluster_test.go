@@ -450,64 +450,6 @@ func TestNameTaken(t *testing.T) {
 	f.nodes["a"].terminate(t)
 }
 
-// Three nats-servers hold each stream. One of them is killed and comes back, stream leaders step down, and an owner is
-// killed: all at random, with one look at the end over everything that was put out.
-func TestFaults(t *testing.T) {
-	t.Parallel()
-	rounds := many(t, "CARILLON_FAULTS", 1)
-	servers, urls := startExternals(t)
-	f := newFleet(t, urls, 4)
-	f.replicas = 3
-	names := []string{"a", "b", "c"}
-	c := carillon.Connect(dial(t, urls), carillon.WithTimeout(20*time.Second))
-	f.startAll(c, names...)
-	l := startLoad(t, urls, "r", true)
-	nc := dial(t, urls)
-	var downs []span
-	for round := range rounds {
-		time.Sleep(time.Second + rand.N(time.Second)) // a random moment
-		down := span{from: now()}
-		switch rand.N(3) {
-		case 0:
-			s := servers[rand.N(3)]
-			t.Logf("round %d: %s is killed", round, s.Name)
-			s.kill()
-			time.Sleep(rand.N(2 * time.Second)) // back at once, or after a while
-			s.start()
-		case 1:
-			stream := []string{"CARILLON_LOG", fmt.Sprintf("CARILLON_OUT_%d", rand.N(4)), "KV_CARILLON_NODES"}[rand.N(3)]
-			t.Logf("round %d: the leader of %s steps down", round, stream)
-			if _, err := nc.Request("$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil, 5*time.Second); err != nil {
-				t.Log(err) // who should step down was not there any more
-			}
-		case 2:
-			victim := owners(status(t, c))[rand.N(f.partitions)]
-			t.Logf("round %d: node %s is killed", round, victim)
-			f.nodes[victim].kill()
-			f.start(victim)
-		}
-		f.shared(c, names...)
-		for p := range f.partitions {
-			again := idIn(p, f.partitions, fmt.Sprintf("after-%d", round))
-			due := now() + 20
-			put(t, c, carillon.Job{ID: again, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat)})
-			l.add(&era{job: again, version: 1, grid: at(due), mustTo: forever, fireTo: forever, skipTo: forever})
-			eventually(t, "it fires again", func() bool {
-				r, err := c.Get(t.Context(), again)
-				return err == nil && r.Status == carillon.StatusCompleted
-			})
-		}
-		down.to = now()
-		downs = append(downs, down)
-	}
-	h, end := l.finish()
-	h.downs = downs
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-}
-
 // rewriteLog changes records of a stopped node's local log, below its checksums.
 func rewriteLog(t testing.TB, data string, change func(r *engine.Record) bool) {
 	t.Helper()

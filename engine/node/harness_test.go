@@ -55,6 +55,7 @@ const asNATS = "CARILLON_TEST_NATS"
 
 // natsSettings are those of one nats-server; with a cluster port it is one of several.
 type natsSettings struct {
+	Host        string // default 127.0.0.1
 	Port        int
 	Dir         string
 	Name        string
@@ -68,10 +69,11 @@ func runAsNATS(encoded string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	o := &server.Options{Host: "127.0.0.1", Port: s.Port, JetStream: true, StoreDir: s.Dir, NoLog: true, NoSigs: true}
+	s.Host = cmp.Or(s.Host, "127.0.0.1")
+	o := &server.Options{Host: s.Host, Port: s.Port, JetStream: true, StoreDir: s.Dir, NoLog: true, NoSigs: true}
 	if s.ClusterPort != 0 {
 		o.ServerName = s.Name
-		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: s.ClusterPort, PoolSize: -1}
+		o.Cluster = server.ClusterOpts{Name: "test", Host: s.Host, Port: s.ClusterPort, PoolSize: -1}
 		o.Routes = server.RoutesFromStr(s.Routes)
 	}
 	ns, err := server.NewServer(o)
@@ -92,6 +94,7 @@ func runAsNATS(encoded string) int {
 type external struct {
 	natsSettings
 	t     testing.TB
+	on    *host // nil: this machine
 	url   string
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -104,8 +107,9 @@ func startExternal(t testing.TB) *external {
 	return e
 }
 
-// startExternals starts three nats-servers that are one cluster, and waits until streams can be made there.
-func startExternals(t testing.TB) (all []*external, urls string) {
+// startExternals starts three nats-servers that are one cluster, and waits until streams can be made there. With hosts
+// each has one for its own, and the test is on the fourth.
+func startExternals(t testing.TB, hosts ...*host) (all []*external, urls string) {
 	t.Helper()
 	port := func() int {
 		_, p, _ := strings.Cut(natstest.FreeAddress(t), ":")
@@ -114,8 +118,11 @@ func startExternals(t testing.TB) (all []*external, urls string) {
 	}
 	var routes, list []string
 	for i := range 3 {
-		e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Port: port(), Name: fmt.Sprintf("nats-%d", i), ClusterPort: port()}}
-		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", e.ClusterPort))
+		e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Host: "127.0.0.1", Port: port(), Name: fmt.Sprintf("nats-%d", i), ClusterPort: port()}}
+		if hosts != nil {
+			e.on, e.Host = hosts[i], hosts[i].ip
+		}
+		routes = append(routes, fmt.Sprintf("nats://%s:%d", e.Host, e.ClusterPort))
 		all = append(all, e)
 	}
 	for _, e := range all {
@@ -125,7 +132,7 @@ func startExternals(t testing.TB) (all []*external, urls string) {
 		list = append(list, e.url)
 	}
 	urls = strings.Join(list, ",")
-	js := jetStream(t, dial(t, urls))
+	js := jetStream(t, dial(t, urls, from(hosts)...))
 	eventually(t, "JetStream has a leader", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -156,7 +163,7 @@ func (e *external) start() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if err := e.cmd.Start(); err != nil {
+	if err := e.on.start(e.cmd); err != nil {
 		e.t.Fatal(err)
 	}
 	line, err := bufio.NewReader(stdout).ReadString('\n')
@@ -191,15 +198,18 @@ type settings struct {
 	HotJobs                   int
 	LoadAhead                 time.Duration
 	FreeForJobs, FreeForTicks uint64
+	OutMaxBytes               int64
 	PersistAsync              bool
 	Wrong                     time.Duration // the machine's clock is ahead by that
+
+	on *host // nil: this machine
 }
 
 func (s settings) options() node.Options {
 	o := node.Options{
 		Data: s.Data, Name: cmp.Or(s.Name, "test"), Zone: s.Zone, Replicas: s.Replicas, Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
 		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
-		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead,
+		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead, OutMaxBytes: s.OutMaxBytes,
 	}
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"
@@ -271,7 +281,7 @@ func spawn(t testing.TB, s settings) (*process, error) {
 		t.Fatal(err)
 	}
 	p.began = time.Now()
-	if err := p.cmd.Start(); err != nil {
+	if err := s.on.start(p.cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -429,15 +439,26 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-func dial(t testing.TB, url string) *nats.Conn {
+func dial(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect(url, append(options, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
 	return nc
+}
+
+// from are the options of a client on the last of some hosts, which soon notices that a server is cut off; none where
+// there are no hosts.
+func from(hosts []*host) []nats.Option {
+	if hosts == nil {
+		return nil
+	}
+	return []nats.Option{
+		nats.SetCustomDialer(hosts[len(hosts)-1]), nats.PingInterval(500 * time.Millisecond), nats.FlusherTimeout(time.Second),
+	}
 }
 
 func client(t testing.TB, url string) *carillon.Client {

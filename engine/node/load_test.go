@@ -24,6 +24,7 @@ type load struct {
 	client *carillon.Client
 	far    uint64 // jobs that are there beside it, due in years
 	raw    bool   // raw commands too: their acks promise less than replies when power fails
+	late   bool   // a network may keep commands back: who asked again does not know when the first one comes
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -42,6 +43,7 @@ type recurring struct {
 	era    *era  // in force
 	known  int64 // scheduled time of the latest fire known to be decided, of whichever version
 	forced bool  // some fire was asked for: it is not deleted then, which could take that fire back
+	rests  bool  // a command may be carried out late: until that cannot be, no other follows
 }
 
 const (
@@ -52,8 +54,8 @@ const (
 	oneShotPause  = 10 * time.Millisecond
 )
 
-func startLoad(t testing.TB, url, name string, raw bool) *load {
-	nc := dial(t, url)
+func startLoad(t testing.TB, url, name string, raw bool, options ...nats.Option) *load {
+	nc := dial(t, url, options...)
 	l := &load{t: t, nc: nc, client: carillon.Connect(nc, carillon.WithTimeout(tryFor)), raw: raw}
 	l.history.forced, l.history.maybeFired = make(map[string]bool), make(map[string]int)
 	l.ctx, l.stop = context.WithCancel(t.Context())
@@ -172,7 +174,9 @@ func (l *load) recurring(name string) {
 		}
 		j := jobs[i]
 		var err error
+		began := time.Now()
 		switch op := rand.N(10); {
+		case j != nil && l.resting(j):
 		case j == nil:
 			jobs[i], err = l.create(fmt.Sprintf("%s-%d", name, made))
 		case op < 3:
@@ -195,9 +199,38 @@ func (l *load) recurring(name string) {
 			l.t.Errorf("%s: %v", name, err)
 			return
 		}
+		l.mayRest(jobs[i], began)
 		if !l.pace(opPause) {
 			return
 		}
+	}
+}
+
+// certain is how quick an answer must be to be that of the only try.
+const certain = 300 * time.Millisecond
+
+// mayRest has a job rest whose command may have been sent twice. The same one again changes nothing, as long as nothing
+// else has happened to the job; after that it does.
+func (l *load) mayRest(j *recurring, began time.Time) {
+	if l.late && j != nil && time.Since(began) > certain {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		j.rests = true
+	}
+}
+
+func (l *load) resting(j *recurring) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return j.rests
+}
+
+// settled says that nothing which was sent before is still to come.
+func (l *load) settled() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, j := range l.live {
+		j.rests = false
 	}
 }
 
@@ -317,6 +350,7 @@ func (l *load) putRaw(j *recurring, job carillon.Job) (carillon.JobReply, error)
 }
 
 func (l *load) pause(j *recurring) error {
+	began := time.Now()
 	r, err := l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
 		return l.client.Pause(ctx, j.id, same)
 	})
@@ -325,6 +359,9 @@ func (l *load) pause(j *recurring) error {
 	}
 	l.learn(j, r)
 	paused := span{from: j.known + 1} // what was due and not yet decided is paused, too
+	for l.mayRest(j, began); l.resting(j) && l.ctx.Err() == nil; {
+		l.pace(opPause)
+	}
 	l.pace(opPause)
 	if r, err = l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
 		return l.client.Resume(ctx, j.id, same)
@@ -464,6 +501,7 @@ func (l *load) importSurely(body []byte, request string) error {
 // oneShot puts a one-shot. Whatever happens to it, it fires once, unless its deletion is answered before.
 func (l *load) oneShot(id string) error {
 	ctx := context.WithoutCancel(l.ctx) // its outcome is always known
+	began := time.Now()
 	due := now() + 20 + rand.Int64N(1500)
 	job := carillon.Job{ID: id, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat), Topic: "once"}
 	e := &era{job: id, version: 1, mustTo: forever, fireTo: forever, skipTo: forever}
@@ -506,7 +544,7 @@ func (l *load) oneShot(id string) error {
 	l.mu.Lock()
 	l.last = max(l.last, due)
 	l.mu.Unlock()
-	if kind != 9 || e.expires || !l.pace(200*time.Millisecond) {
+	if kind != 9 || e.expires || l.late && time.Since(began) > certain || !l.pace(200*time.Millisecond) {
 		return nil
 	}
 	r, err := l.client.Delete(timeout(ctx, time.Second), id)

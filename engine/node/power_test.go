@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -281,6 +283,7 @@ type wire struct {
 	address  string // "" while it is cut
 	deaf     bool   // what is sent is lost
 	astray   string // what is sent to this subject goes nowhere
+	alias    alias
 	open     map[net.Conn]bool
 }
 
@@ -320,17 +323,24 @@ func (w *wire) connect(c net.Conn) {
 	}
 	w.open[c], w.open[d] = true, true
 	forward := func(to, from net.Conn) {
+		var renamed renamed
 		_, _ = io.Copy(writerFunc(func(b []byte) (int, error) { // ends when either is closed
 			w.mu.Lock()
-			deaf, astray := w.deaf, w.astray
+			deaf, astray, alias := w.deaf, w.astray, w.alias
 			w.mu.Unlock()
+			if to == c {
+				alias.here, alias.there = alias.there, alias.here
+			}
+			n := len(b)
+			b = renamed.pass(b, alias)
 			if astray != "" && to == d { // what the server says of subjects stays as it is
 				b = bytes.ReplaceAll(b, []byte(astray), bytes.Repeat([]byte("x"), len(astray)))
 			}
 			if deaf {
-				return len(b), nil
+				return n, nil
 			}
-			return to.Write(b)
+			_, err := to.Write(b)
+			return n, err
 		}), from)
 		to.Close()
 		from.Close()
@@ -342,6 +352,35 @@ func (w *wire) connect(c net.Conn) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// alias is a word that is another one beyond a wire, of the same length.
+type alias struct{ here, there string }
+
+// renamed is the beginning of such a word at the end of what has passed, which waits for the rest.
+type renamed struct{ held []byte }
+
+func (r *renamed) pass(b []byte, a alias) []byte {
+	b = append(r.held, b...)
+	r.held = nil
+	if a.here == "" {
+		return b
+	}
+	b = bytes.ReplaceAll(b, []byte(a.here), []byte(a.there))
+	for n := min(len(a.here)-1, len(b)); n > 0; n-- {
+		if strings.HasPrefix(a.here, string(b[len(b)-n:])) {
+			r.held = slices.Clone(b[len(b)-n:])
+			return b[:len(b)-n]
+		}
+	}
+	return b
+}
+
+// rename has one word be another beyond the wire, and that one this; "" ends it.
+func (w *wire) rename(here, there string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.alias = alias{here, there}
+}
 
 // swallow loses what either side sends from now on, until the wire is cut.
 func (w *wire) swallow() {

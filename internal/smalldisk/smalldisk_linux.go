@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
-)
 
-// inNamespace is the environment of a test that runs in a user namespace of its own.
-const inNamespace = "CARILLON_TEST_NAMESPACE"
+	"github.com/carillon-scheduler/carillon/internal/userns"
+)
 
 // Mount mounts a file system of so many MiB until the test ends. Where that is not allowed, the test is run again as
 // root of a user namespace, in another process; ok is false then, and nothing is left to do.
@@ -20,8 +17,7 @@ func Mount(t *testing.T, mib int) (dir string, ok bool) {
 	t.Helper()
 	dir = t.TempDir()
 	err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib))
-	if errors.Is(err, syscall.EPERM) && os.Getenv(inNamespace) == "" {
-		runInNamespace(t)
+	if userns.Rerun(t, err) {
 		return "", false
 	}
 	if err != nil {
@@ -33,29 +29,6 @@ func Mount(t *testing.T, mib int) (dir string, ok bool) {
 		}
 	})
 	return dir, true
-}
-
-// runInNamespace runs the test that calls it, and passes on what becomes of it.
-func runInNamespace(t *testing.T) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), inNamespace+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
-		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
-	}
-	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		t.Fatalf("in a user namespace: %v\n%s", err, out)
-	case err != nil:
-		t.Skipf("NOT TESTED: a small file system takes root, or a user namespace: %v", err)
-	case strings.Contains(string(out), "--- SKIP"):
-		t.Skipf("NOT TESTED: not in a user namespace, either:\n%s", out)
-	}
-	t.Logf("in a user namespace:\n%s", out)
 }
 
 // Fill fills a disk until only so many bytes are free.

@@ -1,0 +1,362 @@
+package node_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// Three nats-servers hold each stream, three engines serve. What can happen to them does, at random, with one look at
+// the end over everything that was put out: to processes, and, where servers and engines are on hosts of their own, one
+// of each on each, to the network between them.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	t.Run("processes", func(t *testing.T) {
+		t.Parallel()
+		survive(t, nil, processFaults, many(t, "CARILLON_FAULTS", 1))
+	})
+	t.Run("network", func(t *testing.T) {
+		t.Parallel()
+		rounds, faults := many(t, "CARILLON_FAULTS", 1), networkFaults
+		if rounds > 1 {
+			faults = slices.Concat(processFaults, networkFaults)
+		}
+		if hosts, ok := startHosts(t, 4); ok {
+			survive(t, hosts, faults, rounds)
+		}
+	})
+}
+
+// Two nodes that do not see each other, while both are well connected to NATS: each finds the other one dead, and claims
+// all there is, again and again, for as long as that lasts. All is put out once. Then one owner is left of each partition.
+func TestSplitViews(t *testing.T) {
+	t.Parallel()
+	apart := time.Duration(many(t, "CARILLON_SPLIT", 3)) * time.Second
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	f := newFleet(t, e.url, 4)
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4, CheckpointEvery: 2 * time.Second}
+	f.start("a")
+	f.start("b")
+	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))
+	f.shared(c, "a", "b")
+	l := startLoad(t, e.url, "v", true)
+	lost := func(name string) int {
+		return strings.Count(f.nodes[name].log.String(), "partition taken over by another node")
+	}
+	before := map[string]int{"a": lost("a"), "b": lost("b")}
+	split := time.Now()
+	w.rename("CARILLON_NODES", "CARILLON_NODEZ") // b meets the others in a bucket of its own: there is nobody
+	time.Sleep(apart)
+	eventually(t, "each has taken what the other one took from it", func() bool {
+		return lost("a") > before["a"]+f.partitions && lost("b") > before["b"]+f.partitions
+	})
+	w.rename("", "")
+	f.shared(c, "a", "b")
+	t.Logf("in %s a lost a partition to b %d times, and b to a %d times",
+		time.Since(split).Round(time.Second), lost("a")-before["a"], lost("b")-before["b"])
+	h, end := l.finish()
+	all := allOutputs(t, l.nc, f.partitions)
+	h.verify(t, all, end)
+	t.Logf("the latest trigger came %s late", latest(all, span{from: split.UnixMilli(), to: end}).Round(time.Millisecond))
+	f.nodes["a"].terminate(t)
+	f.nodes["b"].terminate(t)
+}
+
+// faulty is a service that things happen to.
+type faulty struct {
+	*fleet
+	servers []*external
+	hosts   []*host // of a server and an engine each, and the last of the clients; nil: all on this machine
+	nc      *nats.Conn
+	c       *carillon.Client
+}
+
+// A fault begins, lasts for a while and ends. What it was is told before, for the log.
+type fault struct {
+	name string
+	do   func(f *faulty, tell func(format string, v ...any))
+}
+
+var processFaults = []fault{
+	{"server killed", func(f *faulty, tell func(string, ...any)) {
+		s := f.servers[rand.N(3)]
+		away := rand.N(2 * time.Second) // back at once, or after a while
+		tell("%s for %s", s.Name, away)
+		s.kill()
+		time.Sleep(away)
+		s.start()
+	}},
+	{"leader stepped down", func(f *faulty, tell func(string, ...any)) {
+		stream := []string{"CARILLON_LOG", fmt.Sprintf("CARILLON_OUT_%d", rand.N(f.partitions)), "KV_CARILLON_NODES"}[rand.N(3)]
+		tell("of %s", stream)
+		if _, err := f.nc.Request("$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil, 5*time.Second); err != nil {
+			f.t.Log(err) // who should step down was not there any more
+		}
+	}},
+	{"owner killed", func(f *faulty, tell func(string, ...any)) {
+		victim := f.owner()
+		tell("%s", victim)
+		f.nodes[victim].kill()
+		f.start(victim)
+	}},
+	{"owner frozen", func(f *faulty, tell func(string, ...any)) {
+		victim, away := f.owner(), time.Second+rand.N(3*time.Second)
+		tell("%s for %s", victim, away)
+		f.nodes[victim].signal(f.t, syscall.SIGSTOP)
+		time.Sleep(away)
+		f.nodes[victim].signal(f.t, syscall.SIGCONT)
+	}},
+}
+
+// networkFaults are of one host. Elections take nats-server four to nine seconds: some end before, some do not.
+var networkFaults = []fault{
+	{"cut off", func(f *faulty, tell func(string, ...any)) {
+		h, away := f.hosts[rand.N(3)], rand.N(9*time.Second)
+		tell("%s for %s", h.ip, away)
+		h.cut(true, true)
+		time.Sleep(away)
+		h.heal()
+	}},
+	{"cut one way", func(f *faulty, tell func(string, ...any)) {
+		h, away, out := f.hosts[rand.N(3)], rand.N(9*time.Second), rand.N(2) == 0
+		tell("%s for %s, outwards: %t", h.ip, away, out)
+		h.cut(out, !out)
+		time.Sleep(away)
+		h.heal()
+	}},
+	{"cut off from its peers", func(f *faulty, tell func(string, ...any)) {
+		i, away := rand.N(3), rand.N(9*time.Second)
+		tell("%s for %s", f.hosts[i].ip, away)
+		f.hosts[i].sever(f.hosts[(i+1)%3], f.hosts[(i+2)%3]) // clients still reach it
+		time.Sleep(away)
+		f.hosts[i].heal()
+	}},
+	{"slow and lossy", func(f *faulty, tell func(string, ...any)) {
+		h, away := f.hosts[rand.N(3)], 2*time.Second+rand.N(6*time.Second)
+		delay, loss := 50*time.Millisecond+rand.N(150*time.Millisecond), 0.05+0.25*rand.Float64()
+		tell("%s for %s: %s, %.0f %% lost", h.ip, away, delay, 100*loss)
+		h.slow(delay, delay/4, loss)
+		time.Sleep(away)
+		h.heal()
+	}},
+}
+
+// owner names a node that serves something.
+func (f *faulty) owner() string { return owners(status(f.t, f.c))[rand.N(f.partitions)] }
+
+// round is what happened, and when.
+type round struct {
+	fault    string
+	from, to time.Time
+}
+
+func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
+	servers, urls := startExternals(t, hosts...)
+	nc := dial(t, urls, from(hosts)...)
+	f := &faulty{fleet: newFleet(t, urls, 4), servers: servers, hosts: hosts, nc: nc, c: carillon.Connect(nc, carillon.WithTimeout(20*time.Second))}
+	names := []string{"a", "b", "c"}
+	for i, name := range names {
+		s := settings{Data: t.TempDir(), Name: name, NATS: urls, Partitions: f.partitions, Replicas: 3, CheckpointEvery: 2 * time.Second, OutMaxBytes: -1}
+		if hosts != nil {
+			s.on = hosts[i]
+		}
+		f.settings[name] = s
+		f.start(name)
+	}
+	f.shared(f.c, names...)
+	l := startLoad(t, urls, "r", true, from(hosts)...)
+	l.late = hosts != nil
+	led := watchLeaders(t, servers, hosts, f.partitions)
+	var done []round
+	if only := os.Getenv("CARILLON_FAULT"); only != "" {
+		faults = slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != only })
+	}
+	order := rand.Perm(len(faults)) // each kind as often as any other
+	for n := range rounds {
+		time.Sleep(time.Second + rand.N(time.Second)) // a random moment
+		what := faults[order[n%len(order)]]
+		r := round{fault: what.name, from: time.Now()}
+		what.do(f, func(format string, v ...any) { t.Logf("round %d: %s: %s", n, what.name, fmt.Sprintf(format, v...)) })
+		f.shared(f.c, names...)
+		f.calm()
+		f.firesAgain(l, fmt.Sprintf("after-%d", n))
+		l.settled()
+		r.to = time.Now()
+		done = append(done, r)
+		l.mu.Lock()
+		l.history.downs = append(l.history.downs, span{r.from.UnixMilli(), r.to.UnixMilli()})
+		l.mu.Unlock()
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	h, end := l.finish()
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	reportPauses(t, f, done, led)
+}
+
+// calm waits until no connection has to send again what a network lost: what was kept back has come by then.
+func (f *faulty) calm() {
+	f.t.Helper()
+	eventually(f.t, "no connection is stalled", func() bool {
+		return !slices.ContainsFunc(f.hosts, func(h *host) bool {
+			is, err := h.stalled()
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			return is
+		})
+	})
+}
+
+// firesAgain waits until every partition fires.
+func (f *faulty) firesAgain(l *load, name string) {
+	f.t.Helper()
+	for p := range f.partitions {
+		again := name
+		for engine.PartitionOf(again, f.partitions) != p {
+			again += "-"
+		}
+		due := now() + 20
+		put(f.t, f.c, carillon.Job{ID: again, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat)})
+		l.add(&era{job: again, version: 1, grid: at(due), mustTo: forever, fireTo: forever, skipTo: forever})
+		eventually(f.t, "it fires again", func() bool {
+			r, err := f.c.Get(f.t.Context(), again)
+			return err == nil && r.Status == carillon.StatusCompleted
+		})
+	}
+}
+
+// reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that
+// JetStream had no leader of a stream that they take.
+func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders) {
+	type worst struct {
+		rounds        int
+		pause, beyond time.Duration // the longest, and the longest without the time that there was no leader
+	}
+	kinds := make(map[string]*worst)
+	for _, r := range rounds {
+		if kinds[r.fault] == nil {
+			kinds[r.fault] = &worst{}
+		}
+		kinds[r.fault].rounds++
+	}
+	for p := range f.partitions {
+		all := outputs(t, f.nc, p)
+		i := 0
+		for _, r := range rounds {
+			for i < len(all)-1 && all[i+1].stored.Before(r.from) {
+				i++
+			}
+			k := kinds[r.fault]
+			for ; i < len(all)-1 && all[i].stored.Before(r.to); i++ {
+				from, to := all[i].stored, all[i+1].stored
+				if pause := to.Sub(from); pause > 100*time.Millisecond {
+					k.pause = max(k.pause, pause)
+					k.beyond = max(k.beyond, pause-led.without(from, to, "CARILLON_LOG", "KV_CARILLON_NODES", fmt.Sprintf("CARILLON_OUT_%d", p)))
+				}
+			}
+		}
+	}
+	for name, k := range kinds {
+		t.Logf("%s, %d rounds: outputs paused for %s at most, and for %s at most while there were leaders",
+			name, k.rounds, k.pause.Round(time.Millisecond), k.beyond.Round(time.Millisecond))
+	}
+}
+
+// leaders knows when the streams had one: when it answered.
+type leaders struct {
+	mu       sync.Mutex
+	answered map[string][]time.Time
+}
+
+const (
+	leaderAsked  = 100 * time.Millisecond
+	leaderSilent = 400 * time.Millisecond // longer is without one
+)
+
+// watchLeaders asks the leader of each stream how it is, again and again and by way of each server.
+func watchLeaders(t *testing.T, servers []*external, hosts []*host, partitions int) *leaders {
+	streams := []string{"CARILLON_LOG", "KV_CARILLON_NODES"}
+	for p := range partitions {
+		streams = append(streams, fmt.Sprintf("CARILLON_OUT_%d", p))
+	}
+	led := &leaders{answered: make(map[string][]time.Time)}
+	for _, s := range servers {
+		nc := dial(t, s.url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
+		inbox := nats.NewInbox()
+		if _, err := nc.Subscribe(inbox+".*", func(m *nats.Msg) {
+			var info struct {
+				Cluster struct {
+					Leader   string
+					Replicas []struct{ Active time.Duration }
+				}
+			}
+			if err := json.Unmarshal(m.Data, &info); err != nil || info.Cluster.Leader == "" || !slices.ContainsFunc(info.Cluster.Replicas,
+				func(r struct{ Active time.Duration }) bool { return r.Active > 0 && r.Active < 3*time.Second }) {
+				return // a replica that has no leader answers, too, and a leader that nobody follows any more
+			}
+			led.mu.Lock()
+			defer led.mu.Unlock()
+			stream := m.Subject[len(inbox)+1:]
+			led.answered[stream] = append(led.answered[stream], time.Now())
+		}); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			ask := time.NewTicker(leaderAsked)
+			defer ask.Stop()
+			for ; !nc.IsClosed(); <-ask.C {
+				for _, stream := range streams {
+					_ = nc.PublishRequest("$JS.API.STREAM.INFO."+stream, inbox+"."+stream, nil) // not while its server is away
+				}
+			}
+		}()
+	}
+	return led
+}
+
+// without is for how much of a time one or more of these streams had no leader.
+func (led *leaders) without(from, to time.Time, streams ...string) (total time.Duration) {
+	led.mu.Lock()
+	defer led.mu.Unlock()
+	type gap struct{ from, to time.Time }
+	var gaps []gap
+	for _, stream := range streams {
+		for i, at := range led.answered[stream][1:] {
+			if before := led.answered[stream][i]; at.Sub(before) > leaderSilent && at.After(from) && before.Before(to) {
+				gaps = append(gaps, gap{before, at})
+			}
+		}
+	}
+	slices.SortFunc(gaps, func(a, b gap) int { return a.from.Compare(b.from) })
+	for _, g := range gaps {
+		if g.from.After(from) {
+			from = g.from
+		}
+		if g.to.After(to) {
+			g.to = to
+		}
+		if g.to.After(from) {
+			total += g.to.Sub(from)
+			from = g.to
+		}
+	}
+	return total
+}

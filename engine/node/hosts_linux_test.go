@@ -1,0 +1,301 @@
+package node_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/carillon-scheduler/carillon/internal/userns"
+)
+
+// host is a network namespace with an address of its own. Whatever runs there reaches the others through a switch in
+// this process, packet by packet, and the test says what becomes of each: it is passed on at once, later, or not.
+//
+// That is what tc's netem does in the kernel; few kernels that containers run on have it, most have TUN devices. TCP
+// cannot tell the difference: what is lost it sends again, after the waits that it takes on a real network.
+type host struct {
+	ip    string
+	space int // the namespace, as a descriptor: it goes with the last of those who are in it
+	tun   *os.File
+
+	mu      sync.Mutex
+	out, in road
+	severed map[*host]bool // nothing passes between it and these
+}
+
+// road is what packets meet that leave a host, or arrive there.
+type road struct {
+	cut           bool
+	delay, jitter time.Duration
+	loss          float64 // of 1
+}
+
+// crossing is how many packets may be on their way between two hosts; what is more is lost, as in a real queue.
+const crossing = 4096
+
+// startHosts makes n hosts that reach each other. Where that is not allowed, the test is run again as root of a user
+// namespace, in another process; ok is false then, and nothing is left to do.
+func startHosts(t *testing.T, n int) (hosts []*host, ok bool) {
+	t.Helper()
+	for i := range n {
+		h, err := newHost(byte(i + 1))
+		if userns.Rerun(t, err) {
+			return nil, false
+		}
+		if err != nil {
+			t.Skipf("NOT TESTED: hosts of their own cannot be made here: %v", err)
+		}
+		t.Cleanup(func() {
+			h.tun.Close()
+			unix.Close(h.space)
+		})
+		hosts = append(hosts, h)
+	}
+	for _, h := range hosts {
+		var to []chan packet
+		for _, other := range hosts {
+			q := make(chan packet, crossing)
+			to = append(to, q)
+			go other.receive(q)
+		}
+		go h.send(hosts, to)
+	}
+	return hosts, true
+}
+
+func newHost(number byte) (h *host, err error) {
+	h = &host{ip: net.IPv4(10, 77, 0, number).String(), severed: make(map[*host]bool)}
+	err = elsewhere(func() error { return unix.Unshare(unix.CLONE_NEWNET) }, func() error {
+		if h.space, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return os.NewSyscallError("open namespace", err)
+		}
+		// TCP waits twice as long before each try to send again, and so for a while after all is well. Where the kernel
+		// can be told, not for more than this.
+		_ = os.WriteFile("/proc/sys/net/ipv4/tcp_rto_max_ms", []byte("1000"), 0o644)
+		h.tun, err = openTUN([4]byte{10, 77, 0, number})
+		return err
+	})
+	return h, err
+}
+
+// elsewhere does something on a thread that has gone into another namespace, and comes back from it.
+func elsewhere(enter, do func() error) error {
+	runtime.LockOSThread()
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return os.NewSyscallError("open namespace", err)
+	}
+	defer unix.Close(home)
+	if err := enter(); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err = do()
+	if back := unix.Setns(home, unix.CLONE_NEWNET); back != nil {
+		return back // the thread stays locked, and ends with the goroutine
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// openTUN makes the only device of the namespace that this thread is in, with an address in a network of 254 hosts.
+func openTUN(address [4]byte) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: "/dev/net/tun", Err: err}
+	}
+	f := func() error {
+		device, err := unix.NewIfreq("tun0")
+		if err != nil {
+			return err
+		}
+		device.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, device); err != nil {
+			return os.NewSyscallError("TUNSETIFF", err)
+		}
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		defer unix.Close(s)
+		up := func(name string) error {
+			r, err := unix.NewIfreq(name)
+			if err != nil {
+				return err
+			}
+			r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+			return os.NewSyscallError("up "+name, unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r))
+		}
+		if err := device.SetInet4Addr(address[:]); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(s, unix.SIOCSIFADDR, device); err != nil {
+			return os.NewSyscallError("SIOCSIFADDR", err)
+		}
+		if err := device.SetInet4Addr([]byte{255, 255, 255, 0}); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(s, unix.SIOCSIFNETMASK, device); err != nil {
+			return os.NewSyscallError("SIOCSIFNETMASK", err)
+		}
+		return errors.Join(up("lo"), up("tun0"))
+	}
+	if err := f(); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "tun0"), nil
+}
+
+// do does something on the host: processes started there stay there, and so do connections.
+func (h *host) do(f func() error) error {
+	return elsewhere(func() error { return os.NewSyscallError("setns", unix.Setns(h.space, unix.CLONE_NEWNET)) }, f)
+}
+
+// start starts a process on the host; on this machine where there is none.
+func (h *host) start(cmd *exec.Cmd) error {
+	if h == nil {
+		return cmd.Start()
+	}
+	return h.do(cmd.Start)
+}
+
+// Dial connects from the host.
+func (h *host) Dial(network, address string) (c net.Conn, err error) {
+	err = h.do(func() error {
+		c, err = net.DialTimeout(network, address, time.Second)
+		return err
+	})
+	if tcp, ok := c.(*net.TCPConn); ok {
+		err = tcp.SetLinger(0) // what a connection that is given up has not sent never arrives
+	}
+	return c, err
+}
+
+// stalled tells whether some connection of the host still has to send again what was lost.
+func (h *host) stalled() (is bool, err error) {
+	err = h.do(func() error {
+		connections, err := os.ReadFile("/proc/thread-self/net/tcp")
+		for line := range strings.Lines(string(connections)) {
+			const state, retransmits, synSent = 3, 6, "02"
+			if f := strings.Fields(line); len(f) > retransmits && f[0] != "sl" && f[state] != synSent {
+				is = is || f[retransmits] != "00000000"
+			}
+		}
+		return err
+	})
+	return is, err
+}
+
+// packet is one that was sent, and when it is to arrive.
+type packet struct {
+	due  time.Time
+	data []byte
+}
+
+// send takes what the host sends, and puts it on its way, until the device is closed.
+func (h *host) send(hosts []*host, to []chan packet) {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, err := h.tun.Read(buffer)
+		if err != nil {
+			for _, q := range to {
+				close(q)
+			}
+			return
+		}
+		if n < 20 || buffer[0]>>4 != 4 { // nothing but IPv4
+			continue
+		}
+		number := int(binary.BigEndian.Uint32(buffer[16:20]) & 0xff)
+		if number < 1 || number > len(hosts) {
+			continue
+		}
+		due, lost := h.cross(hosts[number-1])
+		if lost {
+			continue
+		}
+		select {
+		case to[number-1] <- packet{due, append([]byte(nil), buffer[:n]...)}:
+		default:
+		}
+	}
+}
+
+// cross says what becomes of a packet to another host.
+func (h *host) cross(to *host) (due time.Time, lost bool) {
+	h.mu.Lock()
+	out, lost := h.out, h.severed[to]
+	h.mu.Unlock()
+	to.mu.Lock()
+	in := to.in
+	lost = lost || to.severed[h]
+	to.mu.Unlock()
+	if lost || out.cut || in.cut || rand.Float64() < out.loss || rand.Float64() < in.loss {
+		return time.Time{}, true
+	}
+	if wait := out.wait() + in.wait(); wait > 0 {
+		due = time.Now().Add(wait)
+	}
+	return due, false
+}
+
+func (r road) wait() time.Duration {
+	if r.jitter == 0 {
+		return r.delay
+	}
+	return max(0, r.delay-r.jitter+rand.N(2*r.jitter))
+}
+
+// receive hands on what has arrived. None overtakes another: a late one holds up those behind it.
+func (h *host) receive(q <-chan packet) {
+	for p := range q {
+		if !p.due.IsZero() {
+			time.Sleep(time.Until(p.due))
+		}
+		_, _ = h.tun.Write(p.data) // one that cannot be written is lost
+	}
+}
+
+// cut loses all that the host sends, or all that is sent to it.
+func (h *host) cut(out, in bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.out.cut, h.in.cut = out, in
+}
+
+// sever loses all between the host and others.
+func (h *host) sever(others ...*host) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, other := range others {
+		h.severed[other] = true
+	}
+}
+
+// slow makes the host's network a bad one, in both directions: a packet takes the delay, give or take the jitter, and
+// is lost with a chance of loss.
+func (h *host) slow(delay, jitter time.Duration, loss float64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.out, h.in = road{delay: delay, jitter: jitter, loss: loss}, road{delay: delay, jitter: jitter, loss: loss}
+}
+
+// heal ends what cut, sever and slow began.
+func (h *host) heal() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.out, h.in = road{}, road{}
+	clear(h.severed)
+}
