@@ -96,6 +96,16 @@ func (w *writer) write(t testing.TB) error {
 	return nil
 }
 
+// until writes until something is so.
+func (w *writer) until(t testing.TB, done func() bool) {
+	t.Helper()
+	for !done() {
+		if err := w.write(t); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // applied waits until all that was accepted of a writer's puts counts.
 func (w *writer) applied(t testing.TB, c *carillon.Client) {
 	t.Helper()
@@ -200,11 +210,8 @@ func TestStartWithFullLog(t *testing.T) {
 	var writers []*writer
 	for i, size := range []int{100 << 10, 1 << 10, 0} {
 		w := &writer{js: js, job: fmt.Sprintf("away-%d", i), payload: strings.Repeat("x", size)}
-		for writers = append(writers, w); w.refused == 0; {
-			if err := w.write(t); err != nil {
-				t.Fatal(err)
-			}
-		}
+		w.until(t, func() bool { return w.refused > 0 })
+		writers = append(writers, w)
 	}
 	if _, err := js.Publish(t.Context(), "carillon.log.0.claim", nil); !isFull(err) {
 		t.Fatalf("the stream has room: %v", err)
@@ -238,11 +245,7 @@ func TestStartBesideWhoNeedsTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &writer{js: js, job: "away", payload: strings.Repeat("x", 10<<10)}
-	for logState(t, js).State.Bytes < uint64(o.LogMaxBytes)*9/16 {
-		if err := w.write(t); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w.until(t, func() bool { return logState(t, js).State.Bytes >= uint64(o.LogMaxBytes)*9/16 })
 	run(t, o)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	w.applied(t, c)
@@ -278,11 +281,7 @@ func TestLogKept(t *testing.T) {
 
 	js := jetStream(t, nc)
 	w := &writer{js: js, job: in(1-other, "writer"), payload: strings.Repeat("x", 10<<10)}
-	for logState(t, js).State.Bytes < uint64(o.LogMaxBytes)*13/16 {
-		if err := w.write(t); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w.until(t, func() bool { return logState(t, js).State.Bytes >= uint64(o.LogMaxBytes)*13/16 })
 	w.applied(t, c)
 	one := carillon.Job{ID: in(1-other, "one"), Schedule: "@every 1h"}
 	_, err := c.Put(t.Context(), one)
