@@ -42,11 +42,6 @@ func (a alarm) set(d time.Duration) error {
 }
 
 // ring wakes the waiter now.
-func (a alarm) ring() {
-	select {
-	case a.rang <- struct{}{}:
-	default:
-	}
-}
+func (a alarm) ring() { ring(a.rang) }
 
 func (a alarm) close() { a.f.Close() }

@@ -21,11 +21,6 @@ func (a alarm) set(d time.Duration) error {
 	return nil
 }
 
-func (a alarm) ring() {
-	select {
-	case a.rang <- struct{}{}:
-	default:
-	}
-}
+func (a alarm) ring() { ring(a.rang) }
 
 func (a alarm) close() { a.t.Stop() }

@@ -77,6 +77,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	}
 	n.reached.told(last)
 	n.bell.ring()
+	ring(n.delivered)
 	return nil
 }
 

@@ -25,6 +25,14 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// ring wakes who waits on a channel with room for one word.
+func ring(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 // claimBody is what this node claims with.
 func (n *Node) claimBody() []byte {
 	claim := engine.Rules()
@@ -126,5 +134,5 @@ func (n *Node) claimApplied(p *partition) {
 	p.lostSince = time.Time{}
 	p.run++ // answers to what was sent no longer count
 	p.chain.Lose()
-	n.joined.ring()
+	ring(n.joined.changed)
 }

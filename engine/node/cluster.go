@@ -70,14 +70,6 @@ type joined struct {
 	alone []time.Time // by partition: since when nobody says that it serves it; zero: somebody does
 }
 
-// ring wakes who waits for a change.
-func (j *joined) ring() {
-	select {
-	case j.changed <- struct{}{}:
-	default:
-	}
-}
-
 // look notes which partitions nobody serves.
 func (j *joined) look(v cluster.View, partitions int) {
 	j.mu.Lock()
@@ -256,7 +248,7 @@ func (n *Node) takeSeats(ctx context.Context) {
 				n.fail(errors.Join(errors.New("node: no longer among the nodes of this service"), n.joined.member.Err()))
 				return
 			}
-			n.joined.ring()
+			ring(n.joined.changed)
 		case <-t.C:
 		}
 		n.takeDue(ctx, n.joined.member.View())

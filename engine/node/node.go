@@ -62,7 +62,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		defer server.Close()
 	}
 	for {
-		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10]}
+		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], delivered: make(chan struct{}, 1)}
 		err := n.run(ctx, httpURL, ready)
 		web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
@@ -162,6 +162,7 @@ type Node struct {
 	head       atomic.Uint64 // the log's last sequence, as far as known
 	clock      clock
 	bell       alarm
+	delivered  chan struct{} // rung when records were applied
 	replies    replies
 	calls      atomic.Int64  // requests in progress
 	imports    atomic.Int64  // those that are imports
@@ -469,7 +470,7 @@ func (n *Node) stop(p *partition, err error) {
 	}
 	p.mu.Unlock()
 	if first {
-		n.joined.ring()
+		ring(n.joined.changed)
 		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 	}
 }

@@ -107,7 +107,7 @@ func (r *replies) await(seq uint64, done func(reply)) {
 	}
 	r.waiting[seq] = done
 	if r.deadlines = append(r.deadlines, replyDeadline{time.Now().Add(replyTimeout), seq}); len(r.deadlines) == 1 {
-		r.wakeUp()
+		ring(r.wake)
 	}
 }
 
@@ -136,14 +136,7 @@ func (r *replies) tell(done func(reply), result *reply) {
 		return
 	}
 	if r.told = append(r.told, outcome{done, result}); len(r.told) == 1 {
-		r.wakeUp()
-	}
-}
-
-func (r *replies) wakeUp() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
+		ring(r.wake)
 	}
 }
 

@@ -22,7 +22,7 @@ func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
 	work.Go(func() { n.every(ctx, syncPause, n.syncOutputs) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
-	work.Go(func() { n.every(ctx, time.Second, n.checkpoints) })
+	work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
 	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 	work.Wait()
 }
@@ -214,18 +214,15 @@ func hostOf(clientURL, otherwise string) string {
 // second: a flood of commands fills the default log stream in a few.
 const checkpointLook = 100 * time.Millisecond
 
-// checkpoints takes those that are due until the log has brought nothing for a moment.
+// checkpoints waits for records, or a second, and takes the checkpoints that are due.
 func (n *Node) checkpoints(ctx context.Context) error {
-	for last := uint64(0); n.applied.Load() != last; {
-		last = n.applied.Load()
-		if err := n.checkpointDue(ctx); err != nil {
-			return err
-		}
-		if !pause(ctx, checkpointLook) {
-			return nil
-		}
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-n.delivered:
+	case <-time.After(time.Second):
 	}
-	return nil
+	return n.checkpointDue(ctx)
 }
 
 // checkpointDue takes a checkpoint of the partitions whose replay would have become long. A log that is
