@@ -210,7 +210,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	if err := c.within(&s); err != nil {
 		return err
 	}
-	if err := n.current(); err != nil {
+	if err := n.current(n.partitions...); err != nil {
 		return err
 	}
 	list := carillon.ListRequest{Selection: s}
@@ -253,7 +253,7 @@ func (n *Node) apiGet(c *call) error {
 	if err := c.mayID(c.job); err != nil {
 		return err
 	}
-	if err := n.current(); err != nil {
+	if err := n.current(n.partitionOf(c.job)); err != nil {
 		return err
 	}
 	job, ok := n.job(c.job)
@@ -266,8 +266,12 @@ func (n *Node) apiGet(c *call) error {
 	return c.answer(job.AppendJSON(nil))
 }
 
+func (n *Node) partitionOf(id string) *partition {
+	return n.partitions[engine.PartitionOf(id, len(n.partitions))]
+}
+
 func (n *Node) job(id string) (carillon.JobReply, bool) {
-	p := n.partitions[engine.PartitionOf(id, len(n.partitions))]
+	p := n.partitionOf(id)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.machine.Job(id)
@@ -275,7 +279,7 @@ func (n *Node) job(id string) (carillon.JobReply, bool) {
 
 // readable says whether what is known of a job can be believed.
 func (n *Node) readable(id string) error {
-	p := n.partitions[engine.PartitionOf(id, len(n.partitions))]
+	p := n.partitionOf(id)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.machine.Err(); err != nil {
@@ -319,7 +323,7 @@ func (n *Node) apiList(c *call) error {
 	if err != nil || len(after) > carillon.MaxJobIDLength {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
 	}
-	if err := n.current(); err != nil {
+	if err := n.current(n.partitions...); err != nil {
 		return err
 	}
 	var all []carillon.JobReply

@@ -513,6 +513,12 @@ func TestDiverged(t *testing.T) {
 		return contains(b.log, "partition stopped", "this replica's state differs from the owner's", "partition 0 at sequence")
 	})
 	t.Logf("it found out within %s of being ready", time.Since(ready).Round(time.Millisecond))
+	put(t, c, carillon.Job{ID: "later", Schedule: "@daily"})
+	for range 20 { // some of them come to b, which has not heard of it
+		if _, err := c.Get(t.Context(), "later"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	f.nodes["a"].signal(t, syscall.SIGSTOP) // even so b does not serve what it has wrong
 	eventually(t, "b says that nobody serves", func() bool {
 		ok, says := readyz(t, b.HTTP)

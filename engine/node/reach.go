@@ -68,13 +68,25 @@ func (n *Node) upToDate(ctx context.Context) error {
 	return n.catchUp(ctx)
 }
 
-// current does the same for a request: who was told of a change must not be told of the state before it by the next
-// node that answers. Error: CodeUnavailable.
-func (n *Node) current() error {
+// current does the same for a request that reads these partitions: who was told of a change must not be told of the state
+// before it by the next node that answers. Nor does one answer whose partition has stopped where others may go on with it.
+// Error: CodeUnavailable.
+func (n *Node) current(read ...*partition) error {
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
 	if err := n.upToDate(ctx); err != nil {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not know the latest changes: %v", n.o.Name, err)}
+	}
+	if n.server != nil {
+		return nil
+	}
+	for _, p := range read {
+		p.mu.Lock()
+		err := p.stopped
+		p.mu.Unlock()
+		if err != nil {
+			return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d stopped on node %s: %v", p.number, n.o.Name, err)}
+		}
 	}
 	return nil
 }
