@@ -18,13 +18,14 @@ type soakBatch struct {
 	put, putForced []atomic.Bool
 	mu             sync.Mutex // guards the plans
 	shots, forced  plan
-	ops            []soakOp     // in order of time
-	open           atomic.Int64 // commands to come that have to do with a plan
+	ops            []soakOp      // in order of time
+	open           atomic.Int64  // commands to come that have to do with a plan
+	judged         chan struct{} // closed when its triggers have arrived, or are missing
 }
 
 // newBatch plans a batch: nothing of it has been carried out.
 func (s *soak) newBatch(round int) *soakBatch {
-	b := &soakBatch{round: round}
+	b := &soakBatch{round: round, judged: make(chan struct{})}
 	group := func(name string, n int) plan {
 		p := plan{
 			Prefix: fmt.Sprintf("%s-%s%d-", s.run, name, round), From: s.at(round).UnixMilli(), To: s.at(round + 1).UnixMilli(),
@@ -95,6 +96,16 @@ func (s *soak) ops(b *soakBatch) (ops []soakOp) {
 	}
 	slices.SortFunc(ops, func(a, b soakOp) int { return cmp.Compare(a.at, b.at) })
 	return ops
+}
+
+// over waits until the batch is judged: a delete takes what is due and has not been put out with it.
+func (b *soakBatch) over(ctx context.Context) error {
+	select {
+	case <-b.judged:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // settled waits until all commands that have to do with the batch's plan are answered.

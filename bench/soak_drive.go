@@ -50,7 +50,7 @@ func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 		b.put[i].Store(err == nil)
 		return err
 	case soakDelete:
-		if err := b.settled(ctx); err != nil {
+		if err := b.over(ctx); err != nil {
 			return err
 		}
 		return s.delete(ctx, shot)
@@ -59,7 +59,7 @@ func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 		b.putForced[i].Store(err == nil)
 		return err
 	case soakDeleteForced:
-		if err := b.settled(ctx); err != nil {
+		if err := b.over(ctx); err != nil {
 			return err
 		}
 		return s.delete(ctx, forced)
