@@ -166,6 +166,7 @@ type ticking struct {
 	to     int64     // its partitions' time, to know it by
 	epoch  uint64
 	failed bool      // it was refused or could not be sent
+	ended  bool      // no more are sent
 	since  time.Time // when the first of a row of unanswered ticks was sent
 	round  float64   // smoothed round trip, ms
 	spread float64   // smoothed deviation, ms
@@ -188,14 +189,26 @@ func (t *ticking) fail() {
 	t.failed = true
 }
 
-// start notes that a tick goes out.
-func (t *ticking) start(first engine.Tick, now time.Time) {
+// start notes that a tick goes out; none may when it says no.
+func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.ended {
+		return false
+	}
 	if t.sent.IsZero() {
 		t.since = now
 	}
 	t.sent, t.to, t.epoch, t.failed = now, first.To, first.Epoch, false
+	return true
+}
+
+// end lets no more ticks go out, and tells whether one is on its way that may be stored.
+func (t *ticking) end() (away bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	return !t.sent.IsZero() && !t.failed
 }
 
 // abort forgets a tick that was not sent.
@@ -289,7 +302,9 @@ func (n *Node) tick(now int64) (wake int64) {
 	if len(ticks) == 1 {
 		partition = ticks[0].Partition
 	}
-	n.ticking.start(ticks[0], at)
+	if !n.ticking.start(ticks[0], at) {
+		return math.MaxInt64
+	}
 	err := n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
 		if err != nil && !errors.Is(err, streams.ErrClosed) {
 			n.log.Warn("tick not stored", "error", err)
@@ -305,6 +320,22 @@ func (n *Node) tick(now int64) (wake int64) {
 		return now + 50 // the connection is down; publishing says so again
 	}
 	return now + tickTimeout.Milliseconds()
+}
+
+// lastTick ends ticking, and waits until the tick that is on its way is applied, and all that other nodes appended, so
+// that the checkpoint of a clean stop has it: behind that a version with other rules could not take it. Nothing is waited
+// for long, nor while NATS is away.
+func (n *Node) lastTick(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
+	defer cancel()
+	for n.ticking.end() && n.nc.IsConnected() && pause(ctx, time.Millisecond) {
+		continue
+	}
+	if n.joined.takes.Load() && n.nc.IsConnected() {
+		if err := n.catchUp(ctx); err != nil && ctx.Err() == nil {
+			n.log.Warn("the checkpoint may be before the log's end", "error", err)
+		}
+	}
 }
 
 // owners visits the partitions that this node owns, with the room in their windows.

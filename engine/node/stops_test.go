@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -380,6 +381,49 @@ func TestStopOlderTicks(t *testing.T) {
 	}
 	r := run(t, o)
 	stopped(t, r, client(t, r.NATS), 1, "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
+}
+
+// The checkpoint of a clean stop has every tick: one behind it could not be taken by a version with other rules.
+func TestCleanStopHasAllTicks(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	js := jetStream(t, dial(t, e.url))
+	last := uint64(0)
+	for round := range 5 {
+		r := run(t, o)
+		c := client(t, r.NATS)
+		for _, p := range status(t, c).Partitions {
+			if p.Checkpoint < last {
+				t.Errorf("round %d: partition %d starts from %d, and there is a tick at %d", round, p.Partition, p.Checkpoint, last)
+			}
+		}
+		put(t, c, beat)
+		for i := range 10 {
+			put(t, c, carillon.Job{ID: fmt.Sprintf("busy-%d", i), Schedule: "@every 3ms"})
+		}
+		beats(t, c, 3)
+		r.stop(t)
+		last = lastTick(t, js)
+	}
+}
+
+// lastTick is the sequence of the last tick of a log stream.
+func lastTick(t testing.TB, js jetstream.JetStream) (last uint64) {
+	t.Helper()
+	log, err := js.Stream(t.Context(), "CARILLON_LOG")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{"0", "1", "_"} {
+		m, err := log.GetLastMsgForSubject(t.Context(), "carillon.log."+p+".tick")
+		if err == nil {
+			last = max(last, m.Sequence)
+		} else if !errors.Is(err, jetstream.ErrMsgNotFound) {
+			t.Fatal(err)
+		}
+	}
+	return last
 }
 
 // A newer version stopped cleanly: its checkpoint has nothing that this one could not read, but its word
