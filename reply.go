@@ -48,7 +48,7 @@ type JobReply struct {
 	Fires         uint64    // scheduled fires of this version, without skips and forced ones
 	Skipped       uint64
 	Partition     int
-	Trigger       string // the trigger's id, in the answer to a fire
+	Trigger       string // the trigger's id, in the answer to a fire, but for one that repeats another
 	Spec          Job    // its ID is the reply's
 }
 

@@ -153,7 +153,7 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 		job = before
 		job.Status, job.Next = carillon.StatusDeleted, time.Time{}
 	}
-	if e.Kind == engine.KindFire {
+	if e.Kind == engine.KindFire && result.Changed { // else it is that of the fire it repeats
 		job.Trigger = carillon.FormatForcedID(e.Job, e.Seq)
 	}
 	return &reply{job: job, changed: result.Changed}

@@ -492,3 +492,34 @@ func TestFlood(t *testing.T) {
 	}
 	t.Logf("%d bad commands in %s (%.0f/s), %d events; the job beside them was %d ms late at most", n, took.Round(time.Millisecond), float64(n)/took.Seconds(), events, worst.Load())
 }
+
+// A fire that is sent again fires once. Its answer names no trigger: that of the first was lost, with its answer.
+func TestFireRepeated(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put(t, c, carillon.Job{ID: "again"})
+	first, err := c.Fire(t.Context(), "again", carillon.RequestID("one"))
+	if err != nil || first.Trigger == "" {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	if second, err := c.Fire(t.Context(), "again", carillon.RequestID("one")); err != nil || second.Trigger != "" {
+		t.Errorf("the same once more: %+v, %v", second, err)
+	}
+	other, err := c.Fire(t.Context(), "again", carillon.RequestID("other"))
+	if err != nil || other.Trigger == "" {
+		t.Fatalf("%+v, %v", other, err)
+	}
+	eventually(t, "both have fired", func() bool { return len(allOutputs(t, nc, partitions)) >= 2 })
+	var ids []string
+	for _, o := range allOutputs(t, nc, partitions) {
+		if o.trigger != nil {
+			ids = append(ids, o.trigger.ID)
+		}
+	}
+	if !slices.Equal(ids, []string{first.Trigger, other.Trigger}) {
+		t.Errorf("fired %v", ids)
+	}
+	r.stop(t)
+}
