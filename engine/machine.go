@@ -63,6 +63,7 @@ type Machine struct {
 	ticks    uint64 // effective ticks so far
 	digest   uint64 // grows with every decision; equal on equal replicas
 	marks    [4]Mark
+	unmarked uint64 // see Disregard
 	created  uint64 // jobs created so far
 	armed    uint64 // fires armed so far
 	finished uint64 // jobs completed so far

@@ -23,7 +23,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			ErrRules, m.partition, m.claim.Logic, m.claim.TZData, rules.Logic, rules.TZData)
 	}
 	for _, mark := range m.marks {
-		if mark.Position != 0 && mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
+		if mark.Position > m.unmarked && mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
 			return fmt.Errorf("%w: partition %d at sequence %d: digest %016x here, %016x there", ErrDiverged, m.partition, mark.Position, mark.Digest, t.Mark.Digest)
 		}
 	}
@@ -60,6 +60,10 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	}
 	return nil
 }
+
+// Disregard has no marks compared up to a position: those there were made by owners of another state, which somebody has
+// accepted. It is not part of the state.
+func (m *Machine) Disregard(position uint64) { m.unmarked = position }
 
 // mark notes the digest at a position, in the place of the oldest mark.
 func (m *Machine) mark(seq uint64) {

@@ -23,6 +23,7 @@ func (n *Node) read(ctx context.Context) {
 	var cut *streams.CutError
 	if errors.As(err, &cut) && n.acceptsAll(len(n.partitions)) {
 		n.log.Error("accepting that records are lost", "error", err)
+		n.disregard(n.head.Load())
 		err = n.streams.Log.Read(ctx, streams.Position{Seq: cut.First - 1}, deliver)
 	}
 	if n.server == nil && errors.As(err, &cut) {

@@ -56,6 +56,7 @@ func (n *Node) heal(ctx context.Context) error {
 				return fmt.Errorf("node: the log stream is not the one that was read before: %w; see docs/operations.md", err)
 			}
 			n.log.Error("accepting that the log stream is another", "error", err)
+			n.disregard(info.Last)
 		}
 	}
 	if info.Last >= last {
@@ -231,4 +232,14 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 		}
 		return err
 	})
+}
+
+// disregard has no replica compared with what owners before made of the log up to its end, of which this node has accepted
+// that it is not what its own state is of.
+func (n *Node) disregard(end uint64) {
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		p.machine.Disregard(end)
+		p.mu.Unlock()
+	}
 }

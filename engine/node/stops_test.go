@@ -183,6 +183,8 @@ func TestStopDifferentLog(t *testing.T) {
 	other := e.options(t)
 	r = run(t, other)
 	churn(t, c, "x", 100)
+	put(t, c, beat)
+	beats(t, c, 40) // its ticks tell of its state
 	r.stop(t)
 
 	words(t, refused(t, o), "the log stream is not the one that was read before", "docs/operations.md")
