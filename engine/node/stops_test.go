@@ -291,6 +291,14 @@ func TestStopBehind(t *testing.T) {
 	r = run(t, o)
 	c := client(t, r.NATS)
 	churn(t, c, "b", 40)
+	eventually(t, "no checkpoint to come holds an output", func() bool {
+		for _, p := range status(t, c).Partitions {
+			if p.Outbox > 0 {
+				return false
+			}
+		}
+		return true
+	})
 	twoCheckpoints(t, c, "b")
 	r.stop(t)
 	replace(t, filepath.Join(o.Data, "nats"), older)
