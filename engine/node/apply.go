@@ -61,7 +61,8 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		var now time.Time
 		if ours {
 			now = time.Now()
-			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time)) // first: what the tick makes is held by what it tells of the clock
+			// First: what the tick makes is held by what it tells of the clock.
+			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time))
 		}
 		for _, p := range n.concerned(&e) {
 			n.apply(p, &e)

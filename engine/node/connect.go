@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net"
 	"time"
 
@@ -35,8 +36,13 @@ type dialer struct{}
 
 func (dialer) Dial(network, address string) (net.Conn, error) {
 	c, err := net.DialTimeout(network, address, nats.DefaultTimeout)
-	if tcp, ok := c.(*net.TCPConn); ok {
-		err = tcp.SetLinger(0)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	if tcp, ok := c.(*net.TCPConn); ok {
+		if err := tcp.SetLinger(0); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	return c, nil
 }

@@ -80,7 +80,7 @@ func newHost(number byte) (h *host, err error) {
 			return os.NewSyscallError("open namespace", err)
 		}
 		// TCP waits twice as long before each try to send again, and so for a while after all is well. Where the kernel
-		// can be told, not for more than this.
+		// can be told, not for more than this; an older one is as slow as it is.
 		_ = os.WriteFile("/proc/sys/net/ipv4/tcp_rto_max_ms", []byte("1000"), 0o644)
 		h.tun, err = openTUN([4]byte{10, 77, 0, number})
 		return err

@@ -78,9 +78,9 @@ func (r restoring) killed(t *testing.T, blocks int, after time.Duration) {
 			break
 		}
 	}
-	time.Sleep(after) // the moment is what is random here
-	_ = c.Process.Kill()
-	_ = c.Wait()
+	time.Sleep(after)    // the moment is what is random here
+	_ = c.Process.Kill() // it may have ended, well or not: then that is the moment
+	_ = c.Wait()         // says that it was killed
 	if s := stderr.String(); s != "" {
 		t.Fatalf("the restore says %s", s)
 	}

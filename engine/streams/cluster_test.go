@@ -152,15 +152,10 @@ func TestAloneOfThree(t *testing.T) {
 			c.Stop(i)
 		}
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	eventually(t, "the leader says that it leads nobody", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
 		_, err := s.Out[0].Info(ctx)
-		cancel()
-		if errors.Is(err, ErrDisconnected) && strings.Contains(err.Error(), "CARILLON_OUT_0 has no leader whom its replicas follow") {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("it goes on answering (%v)", err)
-		}
-	}
+		return errors.Is(err, ErrDisconnected) && strings.Contains(err.Error(), "CARILLON_OUT_0 has no leader whom its replicas follow")
+	})
 }
