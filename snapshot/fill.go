@@ -31,7 +31,7 @@ func (t *Table) Fill(partition uint16) (*Fill, error) {
 		b.Abort()
 		return nil, fmt.Errorf("%w: %d", ErrFilled, partition)
 	}
-	s := &tableSink{store: t.store, most: t.tableBytes}
+	s := &tableSink{build: b}
 	return &Fill{build: b, sink: s, w: writer{sink: s}}, nil
 }
 

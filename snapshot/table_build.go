@@ -22,16 +22,35 @@ const (
 	sortedTableBytes = 8 << 20
 )
 
-// Build gathers a checkpoint in memory and writes it with Commit. It ends with Commit or Abort, and is for one
-// goroutine at a time. It keeps the slices that it is given: they must not change until it ends. Nothing that is
-// gathered fails; what is wrong with it is an error of Commit, and then nothing is written.
+// Build gathers a checkpoint in memory and writes it with Prepare and Commit. It ends with Commit or Abort, and is for
+// one goroutine at a time. It keeps the slices that it is given: they must not change until it ends. Nothing that is
+// gathered fails; what is wrong with it is an error of Prepare, and then nothing is written.
 type Build struct {
 	table     *Table
 	partition uint16
 	from, to  Base // the checkpoint before, and this
 	state     []byte
 	rooms     map[byte]*pending
+	prepared  bool
+	tables    *tableSink // that Prepare has written; nil: Commit writes one batch
+	step      func()
+	worked    int // bytes since the last step
 	done      bool
+}
+
+// stepBytes is what is gathered or written between two steps: less than a millisecond of work.
+const stepBytes = 32 << 10
+
+// Pace has step called again and again from then on, by what gathers and by Prepare, between small parts of the work: in
+// it a caller who is in no hurry can rest.
+func (b *Build) Pace(step func()) { b.step = step }
+
+// work notes how many bytes were handled.
+func (b *Build) work(bytes int) {
+	if b.worked += bytes; b.worked >= stepBytes && b.step != nil {
+		b.worked = 0
+		b.step()
+	}
 }
 
 // pending is what comes to a room.
@@ -92,6 +111,7 @@ func (b *Build) Change(room byte, key, old, value []byte) {
 	}
 	p := b.room(room)
 	p.changes = append(p.changes, change{key, old, value})
+	b.work(len(key) + len(old) + len(value))
 }
 
 // Remove says that a pair is no more, for a caller who does not know what it was: Commit looks it up. There need
@@ -105,6 +125,7 @@ func (b *Build) Remove(room byte, key []byte) {
 func (b *Build) Append(room byte, key, value []byte) {
 	p := b.room(room)
 	p.appended = append(p.appended, change{key: key, value: value})
+	b.work(len(key) + len(value))
 }
 
 // Drop says that a pair of an appending room is unused from this checkpoint on. It goes with the next one.
@@ -123,41 +144,73 @@ func (b *Build) Abort() {
 		return
 	}
 	b.done = true
+	if b.tables != nil {
+		b.tables.remove()
+	}
 	b.table.mu.Lock()
 	defer b.table.mu.Unlock()
 	delete(b.table.building, b.partition)
 }
 
-// Commit makes the checkpoint the partition's newest, and the one that was it the older, in one atomic step that
-// is on disk when it returns. Errors: what is wrong with what was gathered, wal.ErrCorrupt, wal.ErrFailed,
-// wal.ErrClosed, what the file system said; after the last three the checkpoint may be there, whole: List tells.
-func (b *Build) Commit() (Base, error) {
+// Prepare does the most of Commit's work, and changes nothing that can be seen. Commit does it where it was not called;
+// nothing may be gathered after it. Errors: what is wrong with what was gathered, wal.ErrCorrupt, wal.ErrFailed,
+// wal.ErrClosed, what the file system said.
+func (b *Build) Prepare() error {
 	if b.done {
-		return Base{}, errors.New("snapshot: commit after the end of the checkpoint")
+		return errors.New("snapshot: commit after the end of the checkpoint")
 	}
-	defer b.Abort()
+	if b.prepared {
+		return nil
+	}
 	if b.state == nil {
-		return Base{}, errors.New("snapshot: checkpoint without state")
+		return errors.New("snapshot: checkpoint without state")
 	}
 	if b.to.Position < b.from.Position {
-		return Base{}, fmt.Errorf("snapshot: checkpoint at position %d after one at %d", b.to.Position, b.from.Position)
+		return fmt.Errorf("snapshot: checkpoint at position %d after one at %d", b.to.Position, b.from.Position)
 	}
 	for _, room := range []byte{roomBase, roomDrop, roomUndo} {
 		if b.rooms[room] != nil {
-			return Base{}, fmt.Errorf("snapshot: room %q is the table's own", room)
+			return fmt.Errorf("snapshot: room %q is the table's own", room)
 		}
 	}
 	if err := b.table.View(b.partition, b.complete); err != nil {
-		return Base{}, err
+		return err
 	}
 	for room, p := range b.rooms {
-		if err := p.arrange(); err != nil {
-			return Base{}, fmt.Errorf("snapshot: room %q: %w", room, err)
+		if err := p.arrange(b.work); err != nil {
+			return fmt.Errorf("snapshot: room %q: %w", room, err)
 		}
 	}
-	if err := b.write(); err != nil {
+	if b.size() > b.table.batchBytes {
+		b.tables = &tableSink{build: b}
+		if err := b.writeTo(b.tables); err != nil {
+			return err
+		}
+		if err := b.tables.next(); err != nil {
+			return err
+		}
+	}
+	b.prepared = true
+	return nil
+}
+
+// Commit makes the checkpoint the partition's newest, and the one that was it the older, in one atomic step that
+// is on disk when it returns. Errors: Prepare's; after the last three the checkpoint may be there, whole: List tells.
+func (b *Build) Commit() (Base, error) {
+	defer b.Abort()
+	if err := b.Prepare(); err != nil {
 		return Base{}, err
 	}
+	var err error
+	if b.tables == nil {
+		err = b.table.store.Update(func(batch *pebble.Batch) error { return b.writeTo(batchSink{batch}) })
+	} else {
+		err = b.table.store.Ingest(b.tables.tables)
+	}
+	if err != nil {
+		return Base{}, err
+	}
+	b.tables = nil // they are the store's now
 	return b.to, nil
 }
 
@@ -208,14 +261,17 @@ func (b *Build) complete(v *View) error {
 	return nil
 }
 
-// arrange sorts what comes to a room, and checks it.
-func (p *pending) arrange() error {
+// arrange sorts what comes to a room, and checks it. work is told how many bytes were looked at.
+func (p *pending) arrange(work func(bytes int)) error {
 	if (len(p.changes) > 0 || len(p.removed) > 0) &&
 		(len(p.appended) > 0 || len(p.dropped) > 0 || p.cut != nil || len(p.dead) > 0 || p.deadCut != nil) {
 		return errors.New("changed and appended to")
 	}
 	for _, list := range [][]change{p.changes, p.appended} {
-		slices.SortFunc(list, func(a, b change) int { return bytes.Compare(a.key, b.key) })
+		slices.SortFunc(list, func(a, b change) int {
+			work(len(a.key))
+			return bytes.Compare(a.key, b.key)
+		})
 		for i := 1; i < len(list); i++ {
 			if bytes.Equal(list[i-1].key, list[i].key) {
 				return fmt.Errorf("key % x comes twice", list[i].key)
@@ -246,26 +302,6 @@ func (b *Build) size() int {
 		n += (len(p.dropped) + len(p.dead)) * overhead
 	}
 	return n
-}
-
-// write puts the checkpoint into the store, in one piece.
-func (b *Build) write() error {
-	store := b.table.store
-	if b.size() <= b.table.batchBytes {
-		return store.Update(func(batch *pebble.Batch) error { return b.writeTo(batchSink{batch}) })
-	}
-	s := &tableSink{store: store, most: b.table.tableBytes}
-	err := b.writeTo(s)
-	if err == nil {
-		err = s.next()
-	}
-	if err == nil {
-		err = store.Ingest(s.tables)
-	}
-	if err != nil {
-		s.remove()
-	}
-	return err
 }
 
 func (b *Build) writeTo(s sink) error {
@@ -390,27 +426,27 @@ func (s batchSink) next() error                       { return nil }
 
 // tableSink is sorted tables to be ingested. Each call of next begins another one, at the next write.
 type tableSink struct {
-	store  *wal.Store
-	most   int // bytes in a table
+	build  *Build
 	tables []*wal.Table
 	open   bool
 	filled int // bytes in the last table
 }
 
 func (s *tableSink) table(size int) (*wal.Table, error) {
-	if s.open && s.filled+size > s.most {
+	if s.open && s.filled+size > s.build.table.tableBytes {
 		if err := s.next(); err != nil {
 			return nil, err
 		}
 	}
 	if !s.open {
-		t, err := s.store.NewTable()
+		t, err := s.build.table.store.NewTable()
 		if err != nil {
 			return nil, err
 		}
 		s.tables, s.open, s.filled = append(s.tables, t), true, 0
 	}
 	s.filled += size
+	s.build.work(size)
 	return s.tables[len(s.tables)-1], nil
 }
 

@@ -300,6 +300,11 @@ func TestTableModel(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if rapid.Bool().Draw(t, "prepared") {
+					if err := errors.Join(b.Prepare(), h.check(table, p, rng)); err != nil { // nothing is seen of it
+						t.Fatal(err)
+					}
+				}
 				got, err := b.Commit()
 				if err != nil || got != next.newest.Base || got.ID != b.ID() {
 					t.Fatal(got, err)
@@ -312,7 +317,16 @@ func TestTableModel(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if rapid.Bool().Draw(t, "prepared") {
+					if err := b.Prepare(); err != nil {
+						t.Fatal(err)
+					}
+				}
 				b.Abort()
+				files, err := opts.FS.List(opts.FS.PathJoin(opts.Dir, "building"))
+				if err != nil || len(files) > 0 {
+					t.Fatal("tables of a checkpoint that was given up: ", files, err)
+				}
 			},
 			"reopen": func(t *rapid.T) {
 				if err := store.Close(); err != nil {
@@ -685,6 +699,39 @@ func TestTableReadersBesideCommits(t *testing.T) {
 	}
 	stop.Store(true)
 	readers.Wait()
+}
+
+// A checkpoint in no hurry can rest while it gathers, sorts and writes, and none of these goes on for long without.
+func TestTablePace(t *testing.T) {
+	store := open(t, tableOptions(vfs.NewMem()))
+	defer closeStore(t, store)
+	b, err := small(store).Begin(1)
+	must(t, err)
+	defer b.Abort()
+	b.State(1, nil)
+	steps := 0
+	b.Pace(func() { steps++ })
+	const pairs, bytes = 20_000, 100
+	value := make([]byte, bytes)
+	for i := range uint32(pairs) {
+		b.Change('w', binary.LittleEndian.AppendUint32(nil, i), nil, value)
+	}
+	least := pairs * bytes / stepBytes
+	gathered := steps
+	if gathered < least {
+		t.Errorf("%d steps while %d bytes were gathered", gathered, pairs*bytes)
+	}
+	must(t, b.Prepare())
+	compared := pairs * 8 * 4 / stepBytes // of a sort, at the least
+	if prepared := steps - gathered; prepared < least+compared {
+		t.Errorf("%d steps while they were sorted and written", prepared)
+	}
+	prepared := steps
+	_, err = b.Commit()
+	must(t, err)
+	if steps != prepared {
+		t.Error("rests while it is made the newest")
+	}
 }
 
 func TestTableMisuse(t *testing.T) {

@@ -59,7 +59,7 @@ func (n *Node) resideIn(ctx context.Context, p *partition) error {
 			}
 		}
 	}
-	n.inSlices(p, n.meters.loadPause, func() bool {
+	n.inSlices(p, n.meters.loadPause, runtime.Gosched, func() bool {
 		return ctx.Err() == nil && (p.machine.Sweep(jobSlice) || p.machine.Clean(jobSlice))
 	})
 	return nil
@@ -103,10 +103,11 @@ func (n *Node) holding(p *partition, pause *metrics.Histogram, do func()) {
 	pause.Update(time.Since(began).Seconds())
 }
 
-// inSlices does something long in parts, between which the partition goes on. It steps back after each: otherwise the
-// next part mostly has the lock before whoever waits for it has woken up, and one record passes between two parts.
-func (n *Node) inSlices(p *partition, pause *metrics.Histogram, slice func() (more bool)) {
-	for more := true; more; runtime.Gosched() {
+// inSlices does something long in parts, between which the partition goes on. It rests after each, with runtime.Gosched
+// at least: otherwise the next part mostly has the lock before whoever waits for it has woken up, and one record passes
+// between two parts.
+func (n *Node) inSlices(p *partition, pause *metrics.Histogram, rest func(), slice func() (more bool)) {
+	for more := true; more; rest() {
 		n.holding(p, pause, func() { more = slice() })
 	}
 }

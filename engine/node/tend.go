@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"runtime"
 	"sync"
 	"time"
 
@@ -235,9 +236,14 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		for _, p := range live {
 			records := n.applied.Load() - p.checkpoint.Load()
 			bytes := n.bytes.Load() - p.bytesAt.Load()
-			long := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || n.checkpointOld(p) || n.mostlyChanged(p)
-			if records > 0 && long || full && p.older.Load() < n.applied.Load() {
-				if err := n.takeCheckpoint(ctx, p); err != nil {
+			urgent := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || records > 0 && n.mostlyChanged(p) ||
+				full && p.older.Load() < n.applied.Load()
+			if urgent || records > 0 && n.checkpointOld(p) {
+				rest := runtime.Gosched
+				if !urgent {
+					rest = n.resting(ctx)
+				}
+				if err := n.checkpointWith(ctx, p, rest); err != nil {
 					return noRoom(err)
 				}
 				taken = true
@@ -322,6 +328,29 @@ func (n *Node) checkpointAll(ctx context.Context) error {
 // takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits for a slice at a
 // time, and for nothing that is written.
 func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
+	return n.checkpointWith(ctx, p, runtime.Gosched)
+}
+
+// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
+const restShare = 4
+
+// resting returns what such a checkpoint calls between parts of the work. Unless it rested it would hold one of few cores
+// for half a second, and those of eight partitions for four: what comes due meanwhile would be late.
+func (n *Node) resting(ctx context.Context) (rest func()) {
+	began := time.Now()
+	return func() {
+		worked := time.Since(began)
+		if worked < time.Millisecond || n.filling.mustFree() {
+			runtime.Gosched()
+			return
+		}
+		pause(ctx, restShare*worked)
+		began = time.Now()
+	}
+}
+
+// checkpointWith is takeCheckpoint, with rest called between small parts of the work.
+func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) error {
 	p.taking.Lock() // a snapshot asks for one beside those that are due
 	defer p.taking.Unlock()
 	began := time.Now()
@@ -349,11 +378,15 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 		return nil
 	}
 	defer n.holding(p, n.meters.checkpointPause, c.Abandon)
-	n.inSlices(p, n.meters.checkpointPause, func() bool { return ctx.Err() == nil && c.Next(jobSlice) })
+	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return ctx.Err() == nil && c.Next(jobSlice) })
 	if ctx.Err() != nil {
 		return nil
 	}
+	build.Pace(rest)
 	c.Write(build, position)
+	if err := build.Prepare(); err != nil {
+		return err
+	}
 	if err := n.commit(build); err != nil {
 		return err
 	}
@@ -365,7 +398,7 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	if err := before.Close(); err != nil {
 		return err
 	}
-	n.inSlices(p, n.meters.checkpointPause, func() bool { return p.machine.Clean(jobSlice) })
+	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return p.machine.Clean(jobSlice) })
 	p.older.Store(p.checkpoint.Load())
 	p.checkpoint.Store(position)
 	p.checkpointAt.Store(int64(n.clock.running()))
@@ -376,7 +409,7 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 
 // forget gives up the completed jobs that are gone, which the checkpoint then takes out of the table.
 func (n *Node) forget(p *partition) (err error) {
-	n.inSlices(p, n.meters.checkpointPause, func() (more bool) {
+	n.inSlices(p, n.meters.checkpointPause, runtime.Gosched, func() (more bool) {
 		more, err = p.machine.Forget(jobSlice)
 		return more && err == nil
 	})

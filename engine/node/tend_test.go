@@ -1,11 +1,13 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // A checkpoint that is only old waits while jobs that are due wait in any partition, but not for ever, and not for those
@@ -53,4 +55,33 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	if burst.stopped = errors.New("stopped"); !aged(2 * time.Minute) {
 		t.Error("it waits for a partition that has stopped")
 	}
+}
+
+// A checkpoint that is only old rests for a multiple of what it worked, unless the log has to be freed or the node ends.
+func TestResting(t *testing.T) {
+	n := new(Node)
+	rested := func(ctx context.Context) time.Duration {
+		rest := n.resting(ctx)
+		for began := time.Now(); time.Since(began) < 20*time.Millisecond; {
+		}
+		began := time.Now()
+		rest()
+		return time.Since(began)
+	}
+	if d := rested(t.Context()); d < restShare*20*time.Millisecond {
+		t.Errorf("it rested for %s", d)
+	}
+	goesOn := func(ctx context.Context, why string) {
+		for range 100 { // the machine may rest, too
+			if rested(ctx) < restShare*20*time.Millisecond {
+				return
+			}
+		}
+		t.Errorf("it rests though %s", why)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	goesOn(ended, "the node ends")
+	n.filling.asked(streams.Info{Bytes: 60, MaxBytes: 100}, 0)
+	goesOn(t.Context(), "the log has to be freed")
 }
