@@ -202,7 +202,8 @@ type settings struct {
 	PersistAsync              bool
 	Wrong                     time.Duration // the machine's clock is ahead by that
 
-	on *host // nil: this machine
+	on     *host  // nil: this machine
+	binary string // another build of this test; "": this one
 }
 
 func (s settings) options() node.Options {
@@ -269,7 +270,7 @@ func spawn(t testing.TB, s settings) (*process, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cmd: exec.Command(os.Args[0]), log: &logBuffer{}}
+	p := &process{cmd: exec.Command(cmp.Or(s.binary, os.Args[0])), log: &logBuffer{}}
 	p.cmd.Env = append(os.Environ(), asNode+"="+string(encoded))
 	p.cmd.Stderr = p.log
 	stdin, err := p.cmd.StdinPipe()

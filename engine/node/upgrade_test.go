@@ -1,0 +1,273 @@
+package node_test
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+// The newer build has the next logic, and a later tzdata in which one zone is a second ahead of UTC.
+const (
+	newerLogic  = engine.Logic + 1
+	newerTZData = "2099a"
+	movedZone   = "Europe/Paris"
+)
+
+// newerBinary builds this test by other rules. Its sources are ours but for what says the rules, and ours know nothing of
+// it.
+func newerBinary(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	replaced := make(map[string]string)
+	by := func(file string, content []byte) {
+		path, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replaced[path] = filepath.Join(dir, filepath.Base(file))
+		if err := os.WriteFile(replaced[path], content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	machine, err := os.ReadFile("../machine.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := fmt.Sprintf("const Logic = %d\n", engine.Logic), fmt.Sprintf("const Logic = %d\n", newerLogic)
+	if !bytes.Contains(machine, []byte(ours)) {
+		t.Fatalf("there is no %q in machine.go", ours)
+	}
+	by("../machine.go", bytes.Replace(machine, []byte(ours), []byte(theirs), 1))
+	by("../schedule/tzdata/VERSION", []byte(newerTZData))
+	by("../schedule/tzdata/zoneinfo.zip", newerZones(t))
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, bin := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "newer")
+	if err := os.WriteFile(file, overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", file, "-o", bin, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return bin
+}
+
+// newerZones are the zones of the newer build: those that the test has use for.
+func newerZones(t testing.TB) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := zip.NewWriter(&b)
+	for offset, name := range []string{"UTC", movedZone} {
+		f, err := w.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A TZif file (RFC 8536) without transitions, of one kind of time with a name of four bytes.
+		counts := strings.Repeat("\x00", 16) + "\x00\x00\x00\x01" + "\x00\x00\x00\x04"
+		kind := "\x00\x00\x00" + string(byte(offset)) + "\x00\x00"
+		if _, err := fmt.Fprint(f, "TZif\x00"+strings.Repeat("\x00", 15)+counts+kind+"NEW\x00"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// upgrade has a node started by another build from now on.
+func (f *fleet) upgrade(name, binary string) {
+	s := f.settings[name]
+	s.binary = binary
+	f.settings[name] = s
+}
+
+// forget removes what a stopped node knows, so that it takes another's state when it starts.
+func (f *fleet) forget(name string) {
+	f.t.Helper()
+	for _, dir := range []string{"log", "jobs"} {
+		if err := os.RemoveAll(filepath.Join(f.settings[name].Data, dir)); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// stops waits until a node has stopped all partitions, and has said why, of each.
+func (f *fleet) stops(name string, why ...string) {
+	f.t.Helper()
+	p := f.nodes[name]
+	eventually(f.t, name+" stops all partitions", func() bool {
+		return metric(f.t, p.HTTP, "carillon_partitions_stopped") == float64(f.partitions)
+	})
+	ready, says := readyz(f.t, p.HTTP)
+	for _, w := range why {
+		if ready || strings.Count(says, w) != f.partitions {
+			f.t.Errorf("/readyz of %s is %v, without %q for each partition: %s", name, ready, w, says)
+		}
+	}
+	for n := range f.partitions {
+		if !contains(p.log, append(why, "partition stopped; see docs/operations.md", fmt.Sprintf("partition=%d", n))...) {
+			f.t.Errorf("%s does not log why it stopped partition %d:\n%s", name, n, p.log.important())
+		}
+	}
+}
+
+// fireOn waits until all partitions have fired from now on, and says if any of these nodes has stopped one.
+func (f *fleet) fireOn(l *load, names ...string) {
+	f.t.Helper()
+	l.firesBeyond(f.partitions, time.Now())
+	for _, name := range names {
+		if n := metric(f.t, f.nodes[name].HTTP, "carillon_partitions_stopped"); n != 0 {
+			f.t.Errorf("%s has stopped %v partitions:\n%s", name, n, f.nodes[name].log.important())
+		}
+	}
+}
+
+// leaves stops a node, which still serves so many partitions when it goes.
+func (f *fleet) leaves(name string, left int) {
+	f.t.Helper()
+	f.nodes[name].terminate(f.t)
+	if !contains(f.nodes[name].log, "handed over", fmt.Sprintf("left=%d", left)) {
+		f.t.Errorf("%s left otherwise than with %d partitions", name, left)
+	}
+}
+
+// turned is a job that is due at even seconds by the older rules, and at odd ones by the newer.
+type turned struct{ *era }
+
+func (l *load) putTurned(c *carillon.Client) turned {
+	l.t.Helper()
+	r := put(l.t, c, carillon.Job{ID: "turned", Schedule: "*/2 * * * * *", Zone: movedZone, Misfire: carillon.FireAll})
+	first := millis(r.Next)
+	return turned{l.add(&era{job: "turned", version: 1, misfire: carillon.FireAll, mayFrom: first, mustFrom: first})}
+}
+
+// finish waits until it has fired by the newer rules, and deletes it: up to what it fired last, all is to be in the streams.
+func (o turned) finish(t testing.TB, c *carillon.Client) {
+	t.Helper()
+	eventually(t, "it fires by the newer rules", func() bool {
+		r, err := c.Get(t.Context(), o.job)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.LastScheduled.Unix()%2 == 1
+	})
+	r, err := c.Delete(t.Context(), o.job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.mustTo = millis(r.LastScheduled)
+	o.fireTo = o.mustTo
+}
+
+// judge has the oracle expect even seconds up to where the newer rules came into force, and odd ones from there on. The
+// older ones still were when the span began, and were not when it ended; the one fire that was planned then comes as it was.
+func (o turned) judge(t testing.TB, all []output, older span) {
+	t.Helper()
+	turn := forever
+	for _, out := range all {
+		if out.trigger != nil && out.trigger.Job == o.job && out.trigger.Scheduled.Unix()%2 == 1 {
+			turn = min(turn, out.trigger.Scheduled.UnixMilli())
+		}
+	}
+	even, odd := every(0, 2000), every(1000, 2000)
+	o.grid = func(from, to int64) []int64 {
+		return append(even(from, min(to, turn-1)), odd(max(from, turn), to)...)
+	}
+	if turn <= older.from || turn > older.to+4000 {
+		t.Errorf("it fires by the newer rules from %d on; the older ones ended between %d and %d", turn, older.from, older.to)
+	}
+	t.Logf("%d fires by the older rules for %s, %d by the newer ones", len(even(o.mayFrom, turn)), movedZone, len(odd(turn, o.mustTo)))
+}
+
+// An upgrade to other rules, as docs/operations.md has it, of nodes that fire. A newer one among the older ones computes
+// nothing and says so, and they go on. All of them stop, but for one that is frozen and misses it. The newer build goes on
+// from what the one has that stopped last. The one that was frozen wakes up, finds that out and stops before it differs;
+// and so does a newer one that starts from what an older one had earlier. With the state of another they serve again.
+// Each trigger is put out once, by the older rules or the newer ones.
+func TestUpgrade(t *testing.T) {
+	t.Parallel()
+	newer := newerBinary(t)
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	names := []string{"a", "b", "c"}
+	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))
+	f.startAll(c, names...)
+	l := startLoad(t, e.url, "u", true)
+	job := l.putTurned(c)
+	olderTicks := []string{
+		fmt.Sprintf("has ticks under logic %d and tzdata %s after its checkpoint; drain it with that version", engine.Logic, schedule.TZVersion()),
+		fmt.Sprintf("(this one has logic %d and tzdata %s)", newerLogic, newerTZData),
+	}
+	newerClaim := []string{
+		"the log goes on under other rules: node", "claimed partition",
+		fmt.Sprintf("with logic %d and tzdata %s; this binary has logic %d and tzdata %s", newerLogic, newerTZData, engine.Logic, schedule.TZVersion()),
+	}
+
+	f.settings["d"] = settings{Data: t.TempDir(), Name: "d", NATS: e.url, Partitions: f.partitions, binary: newer}
+	l.firesBeyond(f.partitions, time.Now()) // what has no tick yet it could claim
+	f.start("d")
+	f.stops("d", olderTicks...)
+	f.fireOn(l, names...)
+	f.leaves("d", 0)
+	f.shared(c, names...)
+
+	frozen := time.Now()
+	f.nodes["c"].signal(t, syscall.SIGSTOP)
+	l.firesBeyond(f.partitions, frozen.Add(time.Second)) // others serve its partitions
+	f.leaves("a", 0)
+	older := span{from: now()}
+	l.firesBeyond(f.partitions, time.UnixMilli(older.from)) // b alone serves
+	f.leaves("b", f.partitions)
+	older.to = now()
+	f.upgrade("b", newer)
+	f.start("b")
+	f.fireOn(l, "b")
+	f.nodes["c"].signal(t, syscall.SIGCONT)
+	f.stops("c", newerClaim...)
+	f.fireOn(l, "b")
+	f.leaves("c", 0)
+	_, err := spawn(t, f.settings["c"])
+	words(t, err, append(newerClaim, `node "b" claimed`)...)
+
+	f.upgrade("a", newer)
+	f.start("a") // older nodes have ticked since it stopped
+	f.stops("a", olderTicks...)
+	f.leaves("a", 0)
+	f.upgrade("c", newer)
+	cutBeyond(t, l.nc, 0)
+	for _, name := range []string{"a", "c"} {
+		f.forget(name)
+		f.start(name)
+		if !contains(f.nodes[name].log, "took the state of another node") {
+			t.Errorf("%s has not taken the state of another node", name)
+		}
+	}
+	f.shared(c, names...)
+	f.fireOn(l, names...)
+
+	job.finish(t, c)
+	h, end := l.finish()
+	h.downs = append(h.downs, span{from: frozen.UnixMilli(), to: end})
+	all := allOutputs(t, l.nc, f.partitions)
+	job.judge(t, all, older)
+	h.verify(t, all, end)
+	for _, name := range names {
+		f.nodes[name].terminate(t)
+	}
+}
