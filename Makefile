@@ -55,8 +55,8 @@ failover: ## kill -9, freeze and hand over owners among three loaded engines and
 	CARILLON_FAILOVERS=$(KILLS) CARILLON_HANDOVERS=10 CARILLON_FREEZES=3 CARILLON_FROZEN=20 \
 	  go test ./engine/node -run 'TestFailover|TestHandOver|TestFrozenOwner' -parallel 1 -v -timeout 0
 
-faults: ## kill, freeze, cut off and slow down three nats-servers and three engines, at random: make faults FAULTS=200
-	CARILLON_FAULTS=$(FAULTS) CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
+faults: ## kill, freeze, cut off and slow down three nats-servers and three engines, at random: make faults FAULTS=200 SEED=7
+	CARILLON_FAULTS=$(FAULTS) CARILLON_SEED=$(SEED) CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
 
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0

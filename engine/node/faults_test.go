@@ -82,6 +82,12 @@ type faulty struct {
 	hosts   []*host // of a server and an engine each, and the last of the clients; nil: all on this machine
 	nc      *nats.Conn
 	c       *carillon.Client
+	rng     *rand.Rand // what happens, and when
+}
+
+// upTo is a random time.
+func (f *faulty) upTo(most time.Duration) time.Duration {
+	return time.Duration(f.rng.Int64N(int64(most)))
 }
 
 // A fault begins, lasts for a while and ends. What it was is told before, for the log.
@@ -92,15 +98,15 @@ type fault struct {
 
 var processFaults = []fault{
 	{"server killed", func(f *faulty, tell func(string, ...any)) {
-		s := f.servers[rand.N(3)]
-		away := rand.N(2 * time.Second) // back at once, or after a while
+		s := f.servers[f.rng.IntN(3)]
+		away := f.upTo(2 * time.Second) // back at once, or after a while
 		tell("%s for %s", s.Name, away)
 		s.kill()
 		time.Sleep(away)
 		s.start()
 	}},
 	{"leader stepped down", func(f *faulty, tell func(string, ...any)) {
-		stream := []string{"CARILLON_LOG", fmt.Sprintf("CARILLON_OUT_%d", rand.N(f.partitions)), "KV_CARILLON_NODES"}[rand.N(3)]
+		stream := []string{"CARILLON_LOG", fmt.Sprintf("CARILLON_OUT_%d", f.rng.IntN(f.partitions)), "KV_CARILLON_NODES"}[f.rng.IntN(3)]
 		tell("of %s", stream)
 		if _, err := f.nc.Request("$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil, 5*time.Second); err != nil {
 			f.t.Log(err) // who should step down was not there any more
@@ -113,7 +119,7 @@ var processFaults = []fault{
 		f.start(victim)
 	}},
 	{"owner frozen", func(f *faulty, tell func(string, ...any)) {
-		victim, away := f.owner(), time.Second+rand.N(3*time.Second)
+		victim, away := f.owner(), time.Second+f.upTo(3*time.Second)
 		tell("%s for %s", victim, away)
 		f.nodes[victim].signal(f.t, syscall.SIGSTOP)
 		time.Sleep(away)
@@ -124,29 +130,29 @@ var processFaults = []fault{
 // networkFaults are of one host. Elections take nats-server four to nine seconds: some end before, some do not.
 var networkFaults = []fault{
 	{"cut off", func(f *faulty, tell func(string, ...any)) {
-		h, away := f.hosts[rand.N(3)], rand.N(9*time.Second)
+		h, away := f.hosts[f.rng.IntN(3)], f.upTo(9*time.Second)
 		tell("%s for %s", h.ip, away)
 		h.cut(true, true)
 		time.Sleep(away)
 		h.heal()
 	}},
 	{"cut one way", func(f *faulty, tell func(string, ...any)) {
-		h, away, out := f.hosts[rand.N(3)], rand.N(9*time.Second), rand.N(2) == 0
+		h, away, out := f.hosts[f.rng.IntN(3)], f.upTo(9*time.Second), f.rng.IntN(2) == 0
 		tell("%s for %s, outwards: %t", h.ip, away, out)
 		h.cut(out, !out)
 		time.Sleep(away)
 		h.heal()
 	}},
 	{"cut off from its peers", func(f *faulty, tell func(string, ...any)) {
-		i, away := rand.N(3), rand.N(9*time.Second)
+		i, away := f.rng.IntN(3), f.upTo(9*time.Second)
 		tell("%s for %s", f.hosts[i].ip, away)
 		f.hosts[i].sever(f.hosts[(i+1)%3], f.hosts[(i+2)%3]) // clients still reach it
 		time.Sleep(away)
 		f.hosts[i].heal()
 	}},
 	{"slow and lossy", func(f *faulty, tell func(string, ...any)) {
-		h, away := f.hosts[rand.N(3)], 2*time.Second+rand.N(6*time.Second)
-		delay, loss := 50*time.Millisecond+rand.N(150*time.Millisecond), 0.05+0.25*rand.Float64()
+		h, away := f.hosts[f.rng.IntN(3)], 2*time.Second+f.upTo(6*time.Second)
+		delay, loss := 50*time.Millisecond+f.upTo(150*time.Millisecond), 0.05+0.25*f.rng.Float64()
 		tell("%s for %s: %s, %.0f %% lost", h.ip, away, delay, 100*loss)
 		h.slow(delay, delay/4, loss)
 		time.Sleep(away)
@@ -155,7 +161,7 @@ var networkFaults = []fault{
 }
 
 // owner names a node that serves something.
-func (f *faulty) owner() string { return owners(status(f.t, f.c))[rand.N(f.partitions)] }
+func (f *faulty) owner() string { return owners(status(f.t, f.c))[f.rng.IntN(f.partitions)] }
 
 // round is what happened, and when.
 type round struct {
@@ -167,6 +173,9 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	servers, urls := startExternals(t, hosts...)
 	nc := dial(t, urls, from(hosts)...)
 	f := &faulty{fleet: newFleet(t, urls, 4), servers: servers, hosts: hosts, nc: nc, c: carillon.Connect(nc, carillon.WithTimeout(20*time.Second))}
+	seed := uint64(many(t, "CARILLON_SEED", rand.IntN(1_000_000)))
+	t.Logf("seed %d", seed)
+	f.rng = rand.New(rand.NewPCG(seed, 0))
 	names := []string{"a", "b", "c"}
 	for i, name := range names {
 		s := settings{Data: t.TempDir(), Name: name, NATS: urls, Partitions: f.partitions, Replicas: 3, CheckpointEvery: 2 * time.Second, OutMaxBytes: -1}
@@ -184,9 +193,9 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	if only := os.Getenv("CARILLON_FAULT"); only != "" {
 		faults = slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != only })
 	}
-	order := rand.Perm(len(faults)) // each kind as often as any other
+	order := f.rng.Perm(len(faults)) // each kind as often as any other
 	for n := range rounds {
-		time.Sleep(time.Second + rand.N(time.Second)) // a random moment
+		time.Sleep(time.Second + f.upTo(time.Second)) // a random moment
 		what := faults[order[n%len(order)]]
 		r := round{fault: what.name, from: time.Now()}
 		what.do(f, func(format string, v ...any) { t.Logf("round %d: %s: %s", n, what.name, fmt.Sprintf(format, v...)) })

@@ -128,12 +128,11 @@ var unavailable = &carillon.Error{Code: carillon.CodeUnavailable}
 func (l *load) sure(ask func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error)) (r carillon.JobReply, err error) {
 	same := carillon.RequestID(crand.Text())
 	ctx := context.WithoutCancel(l.ctx)
-	for range 10 {
-		if r, err = ask(ctx, same); !errors.Is(err, unavailable) {
+	for began := time.Now(); ; {
+		if r, err = ask(ctx, same); !errors.Is(err, unavailable) || time.Since(began) > time.Minute {
 			return r, err
 		}
 	}
-	return r, err
 }
 
 func (l *load) get(id string) (carillon.JobReply, error) {
