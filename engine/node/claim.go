@@ -91,7 +91,7 @@ func (n *Node) claim(p *partition) {
 		p.claiming = false
 		p.mu.Unlock()
 	}
-	if err := n.streams.Log.PublishAsync(n.layout.LogSubject(p.number, "claim"), nil, n.claimBody(), done); err != nil {
+	if err := n.streams.Log.PublishRepeated(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
 		done(0, err)
 	}
 }

@@ -165,7 +165,7 @@ type ticking struct {
 	sent   time.Time // of the tick on its way; zero: none
 	to     int64     // its partitions' time, to know it by
 	epoch  uint64
-	failed bool      // it was refused or could not be sent
+	failed error     // why it is not stored, or streams.ErrTimeout where that is not known
 	ended  bool      // no more are sent
 	since  time.Time // when the first of a row of unanswered ticks was sent
 	round  float64   // smoothed round trip, ms
@@ -176,17 +176,19 @@ func (t *ticking) busy(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	wait := tickTimeout
-	if t.failed {
+	if t.failed != nil {
 		wait = tickPause // appending a tick twice does no harm; waiting for it long is a misfire
 	}
 	return !t.sent.IsZero() && now.Sub(t.sent) < wait
 }
 
-// fail notes that the tick on its way was refused.
-func (t *ticking) fail() {
+// fail notes that the tick which was sent then was refused, or was not answered.
+func (t *ticking) fail(sent time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.failed = true
+	if t.sent == sent { // else another is on its way, or none
+		t.failed = err
+	}
 }
 
 // start notes that a tick goes out; none may when it says no.
@@ -199,7 +201,7 @@ func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	if t.sent.IsZero() {
 		t.since = now
 	}
-	t.sent, t.to, t.epoch, t.failed = now, first.To, first.Epoch, false
+	t.sent, t.to, t.epoch, t.failed = now, first.To, first.Epoch, nil
 	return true
 }
 
@@ -208,8 +210,11 @@ func (t *ticking) end() (away bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ended = true
-	return !t.sent.IsZero() && !t.failed
+	return !t.sent.IsZero() && !t.known()
 }
+
+// known tells whether the tick on its way is known not to be stored; its caller holds mu.
+func (t *ticking) known() bool { return t.failed != nil && !errors.Is(t.failed, streams.ErrTimeout) }
 
 // abort forgets a tick that was not sent.
 func (t *ticking) abort() {
@@ -244,14 +249,14 @@ func (t *ticking) back(sent, now time.Time) {
 func (t *ticking) refused() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.sent.IsZero() && t.failed
+	return !t.sent.IsZero() && t.known()
 }
 
 // silent is how long ticks have gone unanswered.
 func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sent.IsZero() || t.failed {
+	if t.sent.IsZero() || t.known() {
 		return 0
 	}
 	return now.Sub(t.since)
@@ -305,14 +310,16 @@ func (n *Node) tick(now int64) (wake int64) {
 	if !n.ticking.start(ticks[0], at) {
 		return math.MaxInt64
 	}
-	err := n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
-		if err != nil && !errors.Is(err, streams.ErrClosed) {
-			n.log.Warn("tick not stored", "error", err)
-			n.meters.ticksFailed.Inc()
-			if !errors.Is(err, streams.ErrTimeout) {
-				n.ticking.fail()
-			}
+	err := n.streams.Log.PublishRepeated(n.layout.LogSubject(partition, "tick"), engine.EncodeTicks(ticks), func(_ uint64, err error) {
+		if err == nil || errors.Is(err, streams.ErrClosed) {
+			return
 		}
+		n.log.Warn("tick not stored", "error", err)
+		if !errors.Is(err, streams.ErrTimeout) {
+			n.meters.ticksFailed.Inc()
+		}
+		n.ticking.fail(at, err)
+		n.bell.ring()
 	})
 	n.meters.ticks.Inc()
 	if err != nil {

@@ -11,43 +11,50 @@ import (
 )
 
 // acks publishes and routes the answers. All of them come back on one wildcard subscription: the last
-// token of the reply subject is the number of the publish in base 36. An answer, the timeout, a broken
-// connection and close race for each awaited publish; whoever takes it out of the map calls it back.
+// token of the reply subject is the number of the publish in base 36, the time when it went out. An answer,
+// the timeout, a broken connection and close race for each awaited publish; whoever takes it out of the map
+// calls it back.
 type acks struct {
 	nc      *nats.Conn
 	prefix  string // of the reply subjects, with the dot
 	timeout time.Duration
+	began   time.Time
 	sub     *nats.Subscription
 	status  chan nats.Status
 	done    sync.WaitGroup
 
 	mu      sync.Mutex
-	next    uint64
+	last    uint64 // µs since began, unless there are more than one in a µs
 	waiting map[uint64]func(uint64, error)
-	// Deadlines in the order of publishing, which is their order in time as the timeout is constant.
-	// Entries that were answered stay until their time; timer is set for the first.
-	deadlines []deadline
-	timer     *time.Timer
-	closed    bool
+	// Numbers in the order of publishing. Those that were answered stay until they are looked at, which is every
+	// ackLook while there are any.
+	sent   [2][]uint64
+	look   *time.Timer
+	rounds rounds
+	closed bool
 }
 
-type deadline struct {
-	at time.Time
-	id uint64
-}
+// ackLook is how often it is looked which answers have not come in time.
+const ackLook = 50 * time.Millisecond
+
+// The two kinds of publishes that are awaited.
+const (
+	once  = iota // its sender would not know what to do without an answer: it is waited for as long as allowed
+	again        // it is sent again where an answer does not come as soon as it should
+)
 
 func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 	a := &acks{
 		nc:      nc,
 		prefix:  nc.NewInbox() + ".",
 		timeout: timeout,
+		began:   time.Now(),
 		waiting: make(map[uint64]func(uint64, error)),
 	}
-	a.timer = time.AfterFunc(timeout, a.expire)
-	a.timer.Stop()
+	a.look = time.AfterFunc(ackLook, a.expire)
 	var err error
 	if a.sub, err = nc.Subscribe(a.prefix+"*", a.receive); err != nil {
-		a.timer.Stop()
+		a.look.Stop()
 		return nil, fmt.Errorf("streams: subscribe to acks: %w", err)
 	}
 	// Limits would drop answers, which are small and as many as there are publishes awaiting them.
@@ -69,11 +76,11 @@ func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 
 // publish sends m. With onAck it asks for an answer and calls onAck once, from another goroutine,
 // unless publish itself returns an error.
-func (a *acks) publish(m *nats.Msg, onAck func(uint64, error)) error {
+func (a *acks) publish(m *nats.Msg, kind int, onAck func(uint64, error)) error {
 	if onAck == nil {
 		return sendError(a.nc.PublishMsg(m))
 	}
-	id, err := a.await(onAck)
+	id, err := a.await(kind, onAck)
 	if err != nil {
 		return err
 	}
@@ -85,20 +92,30 @@ func (a *acks) publish(m *nats.Msg, onAck func(uint64, error)) error {
 }
 
 // await registers a publish whose answer is awaited.
-func (a *acks) await(onAck func(uint64, error)) (id uint64, err error) {
+func (a *acks) await(kind int, onAck func(uint64, error)) (id uint64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
 		return 0, ErrClosed
 	}
-	a.next++
-	id = a.next
-	a.waiting[id] = onAck
-	a.deadlines = append(a.deadlines, deadline{time.Now().Add(a.timeout), id})
-	if len(a.deadlines) == 1 {
-		a.timer.Reset(a.timeout)
+	a.last = max(a.last+1, uint64(a.passed().Microseconds()))
+	a.waiting[a.last] = onAck
+	if len(a.sent[once])+len(a.sent[again]) == 0 {
+		a.look.Reset(ackLook)
 	}
-	return id, nil
+	a.sent[kind] = append(a.sent[kind], a.last)
+	return a.last, nil
+}
+
+// passed is the time since the first number.
+func (a *acks) passed() time.Duration { return time.Since(a.began) }
+
+// patience is how long an answer is waited for; its caller holds mu.
+func (a *acks) patience(kind int) time.Duration {
+	if kind == once {
+		return a.timeout
+	}
+	return min(a.rounds.patience(), a.timeout)
 }
 
 // appendReply appends the subject to which the answer goes.
@@ -125,11 +142,20 @@ func (a *acks) take(id uint64) func(uint64, error) {
 	return f
 }
 
+// answered notes how long an answer took, be it too late.
+func (a *acks) answered(id uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.passed()
+	a.rounds.took(now-time.Duration(id)*time.Microsecond, now)
+}
+
 func (a *acks) receive(m *nats.Msg) {
 	id, err := strconv.ParseUint(m.Subject[len(a.prefix):], 36, 64)
 	if err != nil {
 		return // not a reply of ours
 	}
+	a.answered(id)
 	f := a.take(id)
 	if f == nil {
 		return // timed out before
@@ -149,19 +175,21 @@ func noResponders(m *nats.Msg) bool {
 func (a *acks) expire() {
 	var late []func(uint64, error)
 	a.mu.Lock()
-	now := time.Now()
-	for len(a.deadlines) > 0 {
-		d := a.deadlines[0]
-		f, awaited := a.waiting[d.id]
-		if awaited && d.at.After(now) {
-			a.timer.Reset(d.at.Sub(now))
-			break
+	for kind, sent := range a.sent {
+		since := a.passed() - a.patience(kind)
+		for ; len(sent) > 0; sent = sent[1:] {
+			if f, awaited := a.waiting[sent[0]]; awaited {
+				if since < time.Duration(sent[0])*time.Microsecond {
+					break
+				}
+				delete(a.waiting, sent[0])
+				late = append(late, f)
+			}
 		}
-		a.deadlines = a.deadlines[1:]
-		if awaited {
-			delete(a.waiting, d.id)
-			late = append(late, f)
-		}
+		a.sent[kind] = sent
+	}
+	if len(a.sent[once])+len(a.sent[again]) > 0 {
+		a.look.Reset(ackLook)
 	}
 	a.mu.Unlock()
 	for _, f := range late {
@@ -187,7 +215,7 @@ func (a *acks) close() {
 	}
 	a.closed = true
 	a.mu.Unlock()
-	a.timer.Stop()
+	a.look.Stop()
 	_ = a.sub.Unsubscribe() // fails only on a connection that is closed, and then nothing is left to do
 	a.nc.RemoveStatusListener(a.status)
 	a.done.Wait()

@@ -33,7 +33,7 @@ type Config struct {
 
 	Rights     Rights        // what the caller needs besides; Open refuses a user who lacks any of it
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
-	AckTimeout time.Duration // until a publish without an answer is ErrTimeout, default 5 s
+	AckTimeout time.Duration // until a publish without an answer is ErrTimeout at the latest, default 5 s
 	Wire       *Wire         // of the connection, when there is one
 	OnReset    func(error)   // told why a reader of the log starts over; called from Read, may be nil
 }

@@ -23,7 +23,13 @@ func (l *Log) Replicas() int { return l.cfg.Replicas }
 // PublishAsync appends a record and returns; onAck gets its sequence or an error as in
 // OutStream.PublishChained, and may be nil.
 func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, onAck)
+	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, once, onAck)
+}
+
+// PublishRepeated is PublishAsync of a record that its sender appends again where that fails, and that does no harm when
+// it is there twice: ErrTimeout comes once an answer should have come, as answers went of late.
+func (l *Log) PublishRepeated(subject string, data []byte, onAck func(seq uint64, err error)) error {
+	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, again, onAck)
 }
 
 // Publish appends a record and waits for its sequence. After ErrTimeout, ErrDisconnected or the

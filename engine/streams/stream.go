@@ -39,7 +39,7 @@ type stream struct {
 	name string
 }
 
-// request asks the JetStream API and decodes the answer into resp, or its error.
+// request asks the JetStream API and decodes the answer into resp, or its error. It may be carried out more than once.
 func (s *stream) request(ctx context.Context, subject string, req, resp any) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -50,7 +50,7 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 			return fmt.Errorf("streams: %s: %w", subject, err)
 		}
 	}
-	m, err := s.nc.RequestWithContext(ctx, "$JS.API."+subject, body)
+	m, err := s.ask(ctx, apiPrefix+subject, body)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("%w: JetStream does not answer", ErrDisconnected)
@@ -73,6 +73,41 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 		return fmt.Errorf("streams: %s: answer: %w", subject, err)
 	}
 	return nil
+}
+
+// askAgain is how long an answer is waited for before the question is asked again beside the first; then twice as long
+// each time.
+const askAgain = 250 * time.Millisecond
+
+// ask sends a request until one answer has come. One that is sent while there is no leader, or to one that dies, is lost
+// without a word: who waited for it would wait on when the next leader has long been there.
+func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	type answer struct {
+		m   *nats.Msg
+		err error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer)
+	for wait := askAgain; ; wait *= 2 {
+		go func() {
+			m, err := s.nc.RequestWithContext(ctx, subject, body)
+			select {
+			case answers <- answer{m, err}:
+			case <-ctx.Done():
+			}
+		}()
+		again := time.NewTimer(wait)
+		select {
+		case a := <-answers:
+			again.Stop()
+			return a.m, a.err
+		case <-ctx.Done():
+			again.Stop()
+			return nil, ctx.Err()
+		case <-again.C:
+		}
+	}
 }
 
 // group is what the answer about a stream in a cluster says of its replicas.
