@@ -23,6 +23,8 @@ const (
 	// Flow control lets up to 32 MiB be on the way (server/consumer.go, JsFlowControlMaxPending): this
 	// many messages of 128 bytes. If more come they are dropped, seen as a gap and read again.
 	readerQueue = 256 << 10
+	// While the consumer is not heard the stream is asked for what it holds, this often.
+	askEvery = 50 * time.Millisecond
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
 	resetWaitMax = 250 * time.Millisecond
@@ -76,12 +78,12 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 // scanFew is how many messages a scan asks for one by one.
 const scanFew = 64
 
-func (o *OutStream) scanFew(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
+func (s *stream) scanFew(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
 	found := make([]Message, last-after)
 	errs := make([]error, len(found))
 	var asked sync.WaitGroup
 	for i := range found {
-		asked.Go(func() { found[i], errs[i] = o.Get(ctx, after+1+uint64(i)) })
+		asked.Go(func() { found[i], errs[i] = s.Get(ctx, after+1+uint64(i)) })
 	}
 	asked.Wait()
 	batch := found[:0]
@@ -161,7 +163,9 @@ type reader struct {
 	cseq  uint64 // the consumer's own count of what it has sent
 }
 
-// session runs one consumer until something is wrong.
+// session runs one consumer until something is wrong. While that is being made, or is not heard, the stream is asked for
+// its messages one by one: a consumer is made by the leader of all JetStream, and runs on any of the servers. One that is
+// killed or cut off is not missed by a stream whose own leader is another.
 func (r *reader) session(ctx context.Context) error {
 	nc := r.nc
 	status := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
@@ -177,31 +181,89 @@ func (r *reader) session(ctx context.Context) error {
 		return sendError(err)
 	}
 	defer sub.Unsubscribe()
-	pending, err := r.create(ctx, inbox)
-	if err != nil {
-		return err
+	type consumer struct {
+		pending uint64
+		err     error
 	}
+	made := make(chan consumer, 1)
+	var making sync.WaitGroup
+	defer making.Wait() // the one of the next session has the same name
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	from := r.at.Seq + 1
+	making.Go(func() {
+		pending, err := r.create(ctx, inbox, from)
+		made <- consumer{pending, err}
+	})
 	r.cseq = 0
-	r.done = r.until > 0 && pending == 0
 	idle := time.NewTicker(heartbeat)
 	defer idle.Stop()
-	silent := 0
+	ask := time.NewTicker(askEvery)
+	defer ask.Stop()
+	running, silent := false, 0
 	for !r.done {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-status:
 			return fmt.Errorf("%w: the connection broke", errReset)
+		case m := <-made:
+			if m.err != nil {
+				return m.err
+			}
+			r.done = r.until > 0 && m.pending == 0
+			running = true
+			ask.Stop()
 		case <-idle.C:
-			if silent++; silent > 3 {
+			if running {
+				silent++
+			}
+			switch {
+			case silent > 3:
 				return fmt.Errorf("%w: the server is silent", errReset)
+			case silent > 1:
+				ask.Reset(askEvery)
+			}
+		case <-ask.C:
+			if err := r.ask(ctx); err != nil {
+				return err
 			}
 		case m := <-queue:
-			silent = 0
+			running, silent = true, 0
+			ask.Stop()
 			if err := r.take(m, queue); err != nil {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// ask delivers the next few messages that the stream holds, if it says which.
+func (r *reader) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, heartbeat)
+	defer cancel()
+	info, err := r.Info(ctx)
+	if err != nil {
+		return nil // it has no leader; it is asked again
+	}
+	last := info.Last
+	if r.until > 0 {
+		last = min(last, r.until)
+	}
+	after := max(r.at.Seq, info.First-min(info.First, 1))
+	if after >= last {
+		r.done = r.until > 0
+		return nil
+	}
+	last = min(last, after+scanFew)
+	err = r.scanFew(ctx, after, last, func(batch []Message) error {
+		r.batch = append(r.batch, batch...)
+		return r.hand()
+	})
+	var own deliverError
+	if errors.As(err, &own) {
+		return err
 	}
 	return nil
 }
@@ -251,10 +313,12 @@ func (r *reader) add(m *nats.Msg) error {
 		return fmt.Errorf("%w: delivery %d came after %d", errReset, d.consumerSeq, r.cseq)
 	}
 	r.cseq++
-	r.batch = append(r.batch, Message{
-		Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
-	})
-	r.bytes += len(m.Subject) + len(m.Data)
+	if d.streamSeq > r.at.Seq { // else the stream was asked for it meanwhile
+		r.batch = append(r.batch, Message{
+			Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
+		})
+		r.bytes += len(m.Subject) + len(m.Data)
+	}
 	r.done = r.until > 0 && (d.streamSeq >= r.until || d.pending == 0)
 	return nil
 }
@@ -327,9 +391,9 @@ type consumerConfig struct {
 	MemoryStorage     bool          `json:"mem_storage"`
 }
 
-// create makes the consumer and tells how many messages it has to deliver; one of the same name is left from
-// before and goes.
-func (r *reader) create(ctx context.Context, inbox string) (pending uint64, err error) {
+// create makes the consumer, which begins at a sequence, and tells how many messages it has to deliver; one of the same
+// name is left from before and goes.
+func (r *reader) create(ctx context.Context, inbox string, from uint64) (pending uint64, err error) {
 	req := consumerRequest{
 		Stream: r.stream.name,
 		Action: "create",
@@ -337,7 +401,7 @@ func (r *reader) create(ctx context.Context, inbox string) (pending uint64, err 
 			Name:              r.name,
 			DeliverSubject:    inbox,
 			DeliverPolicy:     "by_start_sequence",
-			OptStartSeq:       r.at.Seq + 1,
+			OptStartSeq:       from,
 			AckPolicy:         "none",
 			ReplayPolicy:      "instant",
 			MaxDeliver:        1,

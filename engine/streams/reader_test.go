@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -399,5 +401,68 @@ func TestScan(t *testing.T) {
 	cancel()
 	if err := out.Scan(gone, 100, 120, func([]Message) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that has ended: %v", err)
+	}
+}
+
+// Records come without a consumer, too: while none can be made, and when it is gone. None comes twice.
+func TestReadWithoutConsumer(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	s := open(t, nc, Config{Partitions: 1, Reader: "engine"})
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const create = "$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine"
+	if _, err := nc.SubscribeSync("astray"); err != nil { // requests arrive, and nobody answers
+		t.Fatal(err)
+	}
+	if err := account.AddMapping(create, "astray"); err != nil {
+		t.Fatal(err)
+	}
+	var applied atomic.Uint64
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+			for _, m := range batch {
+				if !applied.CompareAndSwap(m.Seq-1, m.Seq) {
+					t.Errorf("record %d came behind %d", m.Seq, applied.Load())
+				}
+			}
+			return nil
+		})
+	}()
+	come := func(what string, last uint64) {
+		t.Helper()
+		eventually(t, what, func() bool { return applied.Load() == last })
+	}
+	appendLog(t, s.Log, 2*scanFew)
+	come("records come before there is a consumer", 2*scanFew)
+
+	account.RemoveMapping(create)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a consumer is made", func() bool {
+		_, err := js.Consumer(t.Context(), "CARILLON_LOG", "engine")
+		return err == nil || errors.Is(err, jetstream.ErrNotPullConsumer)
+	})
+	appendLog(t, s.Log, 10)
+	come("records come by the consumer", 2*scanFew+10)
+
+	if err := account.AddMapping(create, "astray"); err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteConsumer(t.Context(), "CARILLON_LOG", "engine"); err != nil {
+		t.Fatal(err)
+	}
+	appendLog(t, s.Log, 10)
+	come("records come when it is gone", 2*scanFew+20)
+	account.RemoveMapping(create)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
 	}
 }
