@@ -75,6 +75,27 @@ func TestSplitViews(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
+// An engine whose nats-server is cut off from the others goes to one of them: to it the server is as well as ever.
+func TestServerCutOff(t *testing.T) {
+	t.Parallel()
+	hosts, ok := startHosts(t, 4)
+	if !ok {
+		return
+	}
+	servers, urls := startExternals(t, hosts...)
+	f := newFleet(t, urls, 4)
+	// It is told of one server, and of the others by that.
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: servers[0].url, Partitions: f.partitions, Replicas: 3, on: hosts[3]}
+	f.start("a")
+	hosts[0].sever(hosts[1], hosts[2])
+	eventually(t, "the engine leaves the server", func() bool {
+		return contains(f.nodes["a"].log, "going to another one", servers[0].url)
+	})
+	c := carillon.Connect(dial(t, servers[1].url, from(hosts)...), carillon.WithTimeout(20*time.Second))
+	fires(t, c, "elsewhere")
+	f.nodes["a"].terminate(t)
+}
+
 // faulty is a service that things happen to.
 type faulty struct {
 	*fleet

@@ -46,10 +46,11 @@ func (p *pulse) fresh(now time.Time) bool {
 	return now.Sub(p.last) <= pulseOld && now.Sub(p.ill) > pulseSettle
 }
 
-// feelPulse keeps the pulse of the node's connection going until ctx ends.
+// feelPulse keeps the pulse of the node's connection going until ctx ends, by way of a server that is not cut off.
 func (n *Node) feelPulse(ctx context.Context) {
 	t := time.NewTicker(pulseEvery)
 	defer t.Stop()
+	var left time.Duration
 	for {
 		sent := time.Now()
 		answer, cancel := context.WithTimeout(ctx, replyTimeout)
@@ -57,6 +58,7 @@ func (n *Node) feelPulse(ctx context.Context) {
 			n.pulse.beat(sent, time.Now())
 		}
 		cancel()
+		left = n.leaveCutOff(left)
 		select {
 		case <-ctx.Done():
 			return
