@@ -167,7 +167,7 @@ type ticking struct {
 	epoch  uint64
 	failed error     // why it is not stored, or streams.ErrTimeout where that is not known
 	ended  bool      // no more are sent
-	since  time.Time // when the first of a row of unanswered ticks was sent
+	since  time.Time // when the first of a row of ticks was sent of which none has come back
 	round  float64   // smoothed round trip, ms
 	spread float64   // smoothed deviation, ms
 }
@@ -257,6 +257,16 @@ func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.sent.IsZero() || t.known() {
+		return 0
+	}
+	return now.Sub(t.since)
+}
+
+// fruitless is how long ticks have been sent without one coming back, unless the log has no room: no node has it then.
+func (t *ticking) fruitless(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sent.IsZero() || errors.Is(t.failed, streams.ErrNoSpace) {
 		return 0
 	}
 	return now.Sub(t.since)

@@ -206,7 +206,7 @@ func (n *Node) leave() {
 
 // stuck tells whether ticks do not come back although the log stream answers: then it is this node.
 func (n *Node) stuck() bool {
-	return n.ticking.silent(time.Now()) > tickTimeout && n.clock.running()-time.Duration(n.answered.Load()) < tickTimeout
+	return n.ticking.fruitless(time.Now()) > tickTimeout && n.clock.running()-time.Duration(n.answered.Load()) < tickTimeout
 }
 
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can

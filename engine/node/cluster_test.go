@@ -643,9 +643,19 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// An owner whose ticks go astray is replaced. It takes its share again once they would arrive.
+// An owner whose ticks go astray is replaced, and so is one whose ticks are refused at once. It takes its share again once
+// they would arrive.
 func TestTicksGoAstray(t *testing.T) {
 	t.Parallel()
+	for name, refused := range map[string]bool{"unanswered": false, "refused": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			goAstray(t, refused)
+		})
+	}
+}
+
+func goAstray(t *testing.T, refused bool) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
@@ -656,8 +666,10 @@ func TestTicksGoAstray(t *testing.T) {
 	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
 	f.shared(c, "a", "b")
 	l := startLoad(t, e.url, "y", true)
-	if _, err := nc.SubscribeSync("*.tick"); err != nil { // they arrive, and nobody answers
-		t.Fatal(err)
+	if !refused {
+		if _, err := nc.SubscribeSync("*.tick"); err != nil { // they arrive, and nobody answers
+			t.Fatal(err)
+		}
 	}
 	w.divert("carillon.log.")
 	f.shared(c, "a")
