@@ -1,6 +1,9 @@
 package cluster
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // View is the cluster as one member sees it. Two members' views may differ for a while; nothing that must be
 // right depends on them (see the package's text).
@@ -41,8 +44,8 @@ func (v View) Serving(partition int) string {
 }
 
 // Claimant names the member that should serve a partition now: its owner, once that is caught up; until then
-// whoever serves it, or else the first standby that is caught up, or else who is furthest. Caught up is within so
-// many records of the log of the member that is furthest. "" when nobody is live.
+// whoever serves it and is not draining, or else the first standby that is caught up, or else whoever serves it, or who is
+// furthest. Caught up is within so many records of the log of the member that is furthest. "" when nobody is live.
 //
 // A member that finds its own name here, and does not serve the partition, claims it.
 func (v View) Claimant(partition int, within uint64) string {
@@ -64,16 +67,17 @@ func (v View) Claimant(partition int, within uint64) string {
 		seat = v.Placement[partition]
 	}
 	_, live := v.Member(seat.Owner)
+	server, _ := v.Member(serving)
 	switch {
 	case live && (ahead == "" || caughtUp(seat.Owner)):
 		return seat.Owner
-	case serving != "":
+	case serving != "" && !server.Draining: // a member that leaves is not kept by an owner-to-be that may never catch up
 		return serving
 	}
 	if i := slices.IndexFunc(seat.Standbys, caughtUp); i >= 0 {
 		return seat.Standbys[i]
 	}
-	return ahead
+	return cmp.Or(serving, ahead)
 }
 
 func (v View) equal(w View) bool {

@@ -7,6 +7,10 @@ func TestClaimant(t *testing.T) {
 		return Beat{Node: Node{Name: name}, Session: "s", Report: Report{Partitions: []Progress{{Partition: 0, Position: position, Epoch: epoch}}}}
 	}
 	idle := func(name string) Beat { return Beat{Node: Node{Name: name}, Session: "s"} }
+	drains := func(b Beat) Beat {
+		b.Draining = true
+		return b
+	}
 	seat := Placement{{Owner: "a", Standbys: []string{"b", "c"}}}
 	for _, c := range []struct {
 		what    string
@@ -18,6 +22,9 @@ func TestClaimant(t *testing.T) {
 		{"the owner serves", []Beat{follows("a", 100, 7), follows("b", 101, 0)}, "a"},
 		{"the owner catches up, another serves", []Beat{follows("a", 10, 0), follows("d", 100, 7)}, "d"},
 		{"the owner has not begun, another serves", []Beat{idle("a"), follows("d", 100, 7)}, "d"},
+		{"the owner has not begun, another drains", []Beat{idle("a"), follows("b", 9, 0), follows("c", 99, 0), drains(follows("d", 100, 7))}, "c"},
+		{"the owner has not begun, another drains, nobody else follows", []Beat{idle("a"), drains(follows("d", 100, 7)), follows("e", 101, 0)}, "d"},
+		{"the owner has caught up, another drains", []Beat{follows("a", 95, 0), follows("b", 99, 0), drains(follows("d", 100, 7))}, "a"},
 		{"the owner has caught up", []Beat{follows("a", 95, 0), follows("d", 100, 7)}, "a"},
 		{"the owner is gone", []Beat{follows("b", 99, 0), follows("c", 100, 0)}, "b"},
 		{"the owner is gone, the first standby is behind", []Beat{follows("b", 9, 0), follows("c", 100, 0)}, "c"},

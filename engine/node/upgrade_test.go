@@ -196,10 +196,10 @@ func (o turned) judge(t testing.TB, all []output, older span) {
 }
 
 // An upgrade to other rules, as docs/operations.md has it, of nodes that fire. A newer one among the older ones computes
-// nothing and says so, and they go on. All of them stop, but for one that is frozen and misses it. The newer build goes on
-// from what the one has that stopped last. The one that was frozen wakes up, finds that out and stops before it differs;
-// and so does a newer one that starts from what an older one had earlier. With the state of another they serve again.
-// Each trigger is put out once, by the older rules or the newer ones.
+// nothing and says so; they take each other's partitions as ever. All of them stop, but for one that is frozen and misses
+// it. The newer build goes on from what the one has that stopped last. The one that was frozen wakes up, finds that out and
+// stops before it differs; so does a newer one that starts from what an older one had earlier. With another's state they
+// serve again. Each trigger is put out once, by the older rules or the newer ones.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	newer := newerBinary(t)
@@ -224,13 +224,13 @@ func TestUpgrade(t *testing.T) {
 	f.start("d")
 	f.stops("d", olderTicks...)
 	f.fireOn(l, names...)
-	f.leaves("d", 0)
-	f.shared(c, names...)
 
 	frozen := time.Now()
 	f.nodes["c"].signal(t, syscall.SIGSTOP)
-	l.firesBeyond(f.partitions, frozen.Add(time.Second)) // others serve its partitions
+	l.firesBeyond(f.partitions, frozen.Add(time.Second)) // a and b serve its partitions
 	f.leaves("a", 0)
+	f.fireOn(l, "b")
+	f.leaves("d", 0)
 	older := span{from: now()}
 	l.firesBeyond(f.partitions, time.UnixMilli(older.from)) // b alone serves
 	f.leaves("b", f.partitions)
