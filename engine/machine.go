@@ -98,9 +98,11 @@ type Machine struct {
 	outcomes  []Outcome   // of the last import
 
 	bounds Bounds
-	due    func(slot uint32, deadline int64) // moves a timer's job to ready
-	left   int                               // outputs that the tick may still make
-	move   int                               // timers that the tick may still take off the wheel
+	due    func(slot uint32, deadline int64) // notes a timer's job in soon
+	soon   []uint32                          // jobs off the wheel that have yet to be made ready
+	ahead  prefetch
+	left   int // outputs that the tick may still make
+	move   int // timers that the tick may still take off the wheel
 }
 
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
@@ -128,7 +130,7 @@ func New(layout Layout, partition int) *Machine {
 	}
 	m.jobs.init()
 	m.residence.init()
-	m.due = m.makeReady
+	m.due = m.comesDue
 	return m
 }
 

@@ -87,16 +87,28 @@ func (m *Machine) gather(at int64) (done bool) {
 		}
 		m.ensure(rank, at, move)
 		done = w.Advance(at, move, m.due) && done
+		m.makeReady()
 	}
 	return done
 }
 
-func (m *Machine) makeReady(slot uint32, _ int64) {
+// comesDue takes a job that the wheel has let go.
+func (m *Machine) comesDue(slot uint32, _ int64) {
 	m.move--
-	m.touch(slot)
-	j := m.jobs.at(slot)
-	j.timer = 0
-	m.queue(slot, j)
+	if m.soon = append(m.soon, slot); len(m.soon) == fetchAhead {
+		m.makeReady()
+	}
+}
+
+func (m *Machine) makeReady() {
+	m.ahead.jobs(&m.jobs, m.soon)
+	for _, slot := range m.soon {
+		m.touch(slot)
+		j := m.jobs.at(slot)
+		j.timer = 0
+		m.queue(slot, j)
+	}
+	m.soon = m.soon[:0]
 }
 
 // dueAfter is the next time after at, up to now, when something comes due.
@@ -122,7 +134,10 @@ func (m *Machine) caughtUp() bool {
 
 // drain takes turns in order until nothing is ready or the tick's limit is reached.
 func (m *Machine) drain() {
-	for m.left > 0 {
+	for n := 0; m.left > 0; n++ {
+		if n%fetchAhead == 0 {
+			m.ahead.turns(&m.jobs, &m.ready, min(m.left, fetchAhead))
+		}
 		t, ok := m.ready.DeleteMin()
 		if !ok {
 			return

@@ -70,6 +70,27 @@ func (q *turns) DeleteMin() (first turn, ok bool) {
 	return first, true
 }
 
+// ahead visits the next n turns of the first rank that has any, and as many at most besides, in no order.
+func (q *turns) ahead(n int, visit func(turn)) {
+	for rank := range q.runs {
+		if r := &q.runs[rank]; len(r.list) > 0 {
+			left := n
+			for i := r.head; i < len(r.list) && left > 0; i++ {
+				if t := r.list[i]; !t.dead {
+					visit(t)
+					left--
+				}
+			}
+			break
+		}
+	}
+	q.rest.Ascend(func(t turn) bool {
+		visit(t)
+		n--
+		return n > 0
+	})
+}
+
 func (r *turnRun) push(t turn) {
 	if len(r.list) == cap(r.list) && r.head > len(r.list)/2 {
 		r.list = append(r.list[:0], r.list[r.head:]...)

@@ -49,6 +49,19 @@ func TestTurns(t *testing.T) {
 			if q.Len() != len(model) {
 				t.Fatalf("%d turns, want %d", q.Len(), len(model))
 			}
+			n := rapid.IntRange(1, 8).Draw(t, "ahead")
+			var soon []turn
+			q.ahead(n, func(one turn) { soon = append(soon, one) })
+			for i, one := range model[:min(n, len(model))] {
+				if one.rank == model[0].rank && !slices.Contains(soon, one) {
+					t.Fatalf("turn %d is not among the next %d: %+v", i, n, soon)
+				}
+			}
+			for _, one := range soon {
+				if !slices.Contains(model, one) {
+					t.Fatalf("%+v does not wait", one)
+				}
+			}
 		}
 		for _, want := range model {
 			if got, ok := q.DeleteMin(); !ok || got != want {
