@@ -118,6 +118,7 @@ const (
 	codeReplicasAlone        = 10074
 	codeNotEnabled           = 10076
 	codeStoreFailed          = 10077 // with "maximum bytes exceeded" and its like when discard is new
+	codeConsumerOffline      = 10119 // it has been given to a server that is away
 	codeMaxStreamBytes       = 10122
 	codeConsumerExists       = 10148
 	codeWrongLastSequenceX   = 10164 // 10071 without the number
@@ -134,7 +135,7 @@ func (e *APIError) class() error {
 		return &WrongSequenceError{}
 	case codeAccountResources, codeInsufficient, codeMemoryResources, codeStorageResources, codeStoreFailed:
 		return fmt.Errorf("%w: %s (%d)", ErrNoSpace, e.Description, e.ErrCode)
-	case codeNotAvailable:
+	case codeNotAvailable, codeConsumerOffline:
 		return fmt.Errorf("%w: %s (%d)", ErrDisconnected, e.Description, e.ErrCode)
 	case codeStreamNotFound:
 		return ErrNoStream

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -414,7 +415,12 @@ func TestReadWithoutConsumer(t *testing.T) {
 		t.Fatal(err)
 	}
 	const create = "$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine"
-	if _, err := nc.SubscribeSync("astray"); err != nil { // requests arrive, and nobody answers
+	var refused sync.Once // and nobody answers then
+	if _, err := nc.Subscribe("astray", func(m *nats.Msg) {
+		refused.Do(func() {
+			_ = m.Respond([]byte(`{"error":{"code":500,"err_code":10119,"description":"consumer is offline"}}`)) // what fails shows
+		})
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if err := account.AddMapping(create, "astray"); err != nil {
