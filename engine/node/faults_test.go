@@ -310,15 +310,18 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders) {
 	}
 }
 
-// leaders knows when the streams had one: when it answered.
+// leaders knows when the streams had one: when it answered, and when it had heard a replica. One that is cut off goes on
+// answering as the leader, until it finds that others no longer follow it.
 type leaders struct {
 	mu       sync.Mutex
 	answered map[string][]time.Time
+	heard    map[string][]time.Time
 }
 
 const (
 	leaderAsked  = 100 * time.Millisecond
-	leaderSilent = 400 * time.Millisecond // longer is without one
+	leaderSilent = 400 * time.Millisecond  // longer is without one
+	leaderAlone  = 2500 * time.Millisecond // the same; an idle leader asks the others every other second
 )
 
 // watchLeaders asks the leader of each stream how it is, again and again and by way of each server.
@@ -327,7 +330,7 @@ func watchLeaders(t *testing.T, servers []*external, hosts []*host, partitions i
 	for p := range partitions {
 		streams = append(streams, fmt.Sprintf("CARILLON_OUT_%d", p))
 	}
-	led := &leaders{answered: make(map[string][]time.Time)}
+	led := &leaders{answered: make(map[string][]time.Time), heard: make(map[string][]time.Time)}
 	for _, s := range servers {
 		nc := dial(t, s.url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
 		inbox := nats.NewInbox()
@@ -338,14 +341,26 @@ func watchLeaders(t *testing.T, servers []*external, hosts []*host, partitions i
 					Replicas []struct{ Active time.Duration }
 				}
 			}
-			if err := json.Unmarshal(m.Data, &info); err != nil || info.Cluster.Leader == "" || !slices.ContainsFunc(info.Cluster.Replicas,
-				func(r struct{ Active time.Duration }) bool { return r.Active > 0 && r.Active < 3*time.Second }) {
-				return // a replica that has no leader answers, too, and a leader that nobody follows any more
+			if err := json.Unmarshal(m.Data, &info); err != nil || info.Cluster.Leader == "" {
+				return // a replica that has no leader answers, too
+			}
+			heard := time.Hour // since it heard any of them
+			for _, r := range info.Cluster.Replicas {
+				if r.Active > 0 {
+					heard = min(heard, r.Active)
+				}
+			}
+			if heard > 3*time.Second {
+				return // nobody follows it any more
 			}
 			led.mu.Lock()
 			defer led.mu.Unlock()
-			stream := m.Subject[len(inbox)+1:]
-			led.answered[stream] = append(led.answered[stream], time.Now())
+			stream, now := m.Subject[len(inbox)+1:], time.Now()
+			led.answered[stream] = append(led.answered[stream], now)
+			at := now.Add(-heard)
+			if n := len(led.heard[stream]); n == 0 || at.After(led.heard[stream][n-1]) {
+				led.heard[stream] = append(led.heard[stream], at)
+			}
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -368,12 +383,16 @@ func (led *leaders) without(from, to time.Time, streams ...string) (total time.D
 	defer led.mu.Unlock()
 	type gap struct{ from, to time.Time }
 	var gaps []gap
-	for _, stream := range streams {
-		for i, at := range led.answered[stream][1:] {
-			if before := led.answered[stream][i]; at.Sub(before) > leaderSilent && at.After(from) && before.Before(to) {
+	find := func(times []time.Time, longer time.Duration) {
+		for i, at := range times[1:] {
+			if before := times[i]; at.Sub(before) > longer && at.After(from) && before.Before(to) {
 				gaps = append(gaps, gap{before, at})
 			}
 		}
+	}
+	for _, stream := range streams {
+		find(led.answered[stream], leaderSilent)
+		find(led.heard[stream], leaderAlone)
 	}
 	slices.SortFunc(gaps, func(a, b gap) int { return a.from.Compare(b.from) })
 	for _, g := range gaps {
