@@ -21,8 +21,9 @@ type rounds struct {
 const (
 	// patienceMin is more than what a busy machine's stalls take.
 	patienceMin = 500 * time.Millisecond
-	// roundsHalve is the time in which half of the longest is forgotten.
-	roundsHalve = 5 * time.Second
+	// roundsHalve is the time in which half of the longest is forgotten. A stream that always takes as long as this is
+	// still waited for when all others are quick; what an outage held up for long is forgotten soon after.
+	roundsHalve = 2 * time.Second
 )
 
 // took notes an answer that came at now, a time since some beginning.
