@@ -372,6 +372,22 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// More triggers a second may be a little later.
+func TestLatenessTargets(t *testing.T) {
+	f := Figures{{"received_p50_ms", 1.2}, {"received_p99_ms", 8}, {"received_p999_ms", 30}}
+	for _, c := range []struct {
+		rate  int
+		sleep float64
+		met   [3]bool
+	}{{5000, 0, [3]bool{}}, {5001, 0, [3]bool{true, true, false}}, {5000, 3, [3]bool{false, true, false}}, {5000, 10, [3]bool{false, true, true}}} {
+		for i, got := range latenessTargets(f, c.rate, func(float64) float64 { return c.sleep }) {
+			if got.Met != c.met[i] {
+				t.Errorf("%d/s, bare sleep %v: %s met: %t", c.rate, c.sleep, got.Figure, got.Met)
+			}
+		}
+	}
+}
+
 func TestTargets(t *testing.T) {
 	f := Figures{{"a_ms", 7}}
 	for _, v := range []struct {
