@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/url"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -234,14 +235,11 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		full := len(live) == len(n.partitions) && n.filling.mustFree() && n.knowsOthers()
 		taken := false
 		for _, p := range live {
-			records := n.applied.Load() - p.checkpoint.Load()
-			bytes := n.bytes.Load() - p.bytesAt.Load()
-			urgent := records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || records > 0 && n.mostlyChanged(p) ||
-				full && p.older.Load() < n.applied.Load()
-			if urgent || records > 0 && n.checkpointOld(p) {
+			urgent := full && p.older.Load() < n.applied.Load() || n.checkpointUrgent(p)
+			if urgent || n.newRecords(p) > 0 && n.checkpointOld(p) {
 				rest := runtime.Gosched
 				if !urgent {
-					rest = n.resting(ctx)
+					rest = n.resting(ctx, p)
 				}
 				if err := n.checkpointWith(ctx, p, rest); err != nil {
 					return noRoom(err)
@@ -259,12 +257,29 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	return nil
 }
 
+// newRecords counts those behind a partition's checkpoint.
+func (n *Node) newRecords(p *partition) uint64 { return n.applied.Load() - p.checkpoint.Load() }
+
+// checkpointUrgent tells whether a partition's replay would become long, or memory runs out.
+func (n *Node) checkpointUrgent(p *partition) bool {
+	records, bytes := n.newRecords(p), n.bytes.Load()-p.bytesAt.Load()
+	return records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || records > 0 && n.mostlyChanged(p)
+}
+
 // checkpointOld tells whether a partition's checkpoint should be renewed for its age. That waits while a burst
 // drains, be it in another partition: the log it would shorten grows little, each job that fired is one more to write,
 // and the first partition that is done would take the cores from the rest.
 func (n *Node) checkpointOld(p *partition) bool {
-	age := n.clock.running() - time.Duration(p.checkpointAt.Load())
-	return age >= n.o.CheckpointEvery && (age >= 4*n.o.CheckpointEvery || !n.draining())
+	return n.checkpointAge(p) >= n.o.CheckpointEvery && !n.checkpointWaits(p)
+}
+
+func (n *Node) checkpointAge(p *partition) time.Duration {
+	return n.clock.running() - time.Duration(p.checkpointAt.Load())
+}
+
+// checkpointWaits tells whether one that is old has to wait for a burst.
+func (n *Node) checkpointWaits(p *partition) bool {
+	return n.checkpointAge(p) < 4*n.o.CheckpointEvery && n.draining()
 }
 
 // draining tells whether something that is due waits in a partition that has not stopped.
@@ -331,22 +346,34 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	return n.checkpointWith(ctx, p, runtime.Gosched)
 }
 
-// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
-const restShare = 4
+const (
+	// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
+	restShare = 4
+	// restLook is how often it looks whether a burst has drained.
+	restLook = 20 * time.Millisecond
+)
 
 // resting returns what such a checkpoint calls between parts of the work. Unless it rested it would hold one of few cores
-// for half a second, and those of eight partitions for four: what comes due meanwhile would be late.
-func (n *Node) resting(ctx context.Context) (rest func()) {
+// for half a second, and those of eight partitions for four: what comes due meanwhile would be late. For a burst it stops.
+func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
 	began := time.Now()
 	return func() {
 		worked := time.Since(began)
-		if worked < time.Millisecond || n.filling.mustFree() {
+		if worked < time.Millisecond || n.checkpointsPress() {
 			runtime.Gosched()
 			return
 		}
-		pause(ctx, restShare*worked)
+		goesOn := pause(ctx, restShare*worked)
+		for goesOn && n.checkpointWaits(p) && !n.checkpointsPress() {
+			goesOn = pause(ctx, restLook)
+		}
 		began = time.Now()
 	}
+}
+
+// checkpointsPress tells whether another checkpoint cannot wait long.
+func (n *Node) checkpointsPress() bool {
+	return n.filling.mustFree() || slices.ContainsFunc(n.live(), n.checkpointUrgent)
 }
 
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.

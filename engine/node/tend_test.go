@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 // of a partition that has stopped.
 func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
-	n := &Node{o: Options{CheckpointEvery: time.Minute}}
+	n := &Node{o: Options{CheckpointEvery: time.Minute, CheckpointRecords: 1000, CheckpointBytes: 1 << 20, HotJobs: 1}}
 	n.clock.begin(false)
 	for i := range 2 {
 		n.partitions = append(n.partitions, &partition{number: i, machine: engine.New(layout, i)})
@@ -52,7 +53,25 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	if !aged(4 * time.Minute) {
 		t.Error("it waits for ever")
 	}
-	if burst.stopped = errors.New("stopped"); !aged(2 * time.Minute) {
+	// Nor does one go on that has begun.
+	aged(2 * time.Minute)
+	var drained atomic.Bool
+	rest, rested := n.resting(t.Context(), old), make(chan struct{})
+	go func() {
+		defer close(rested)
+		time.Sleep(time.Millisecond)
+		rest()
+		if !drained.Load() {
+			t.Error("it goes on while another partition drains")
+		}
+	}()
+	time.Sleep(5 * restLook)
+	drained.Store(true)
+	burst.mu.Lock()
+	burst.stopped = errors.New("stopped")
+	burst.mu.Unlock()
+	<-rested
+	if !aged(2 * time.Minute) {
 		t.Error("it waits for a partition that has stopped")
 	}
 }
@@ -61,7 +80,7 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 func TestResting(t *testing.T) {
 	n := new(Node)
 	rested := func(ctx context.Context) time.Duration {
-		rest := n.resting(ctx)
+		rest := n.resting(ctx, new(partition))
 		for began := time.Now(); time.Since(began) < 20*time.Millisecond; {
 		}
 		began := time.Now()
@@ -84,4 +103,9 @@ func TestResting(t *testing.T) {
 	goesOn(ended, "the node ends")
 	n.filling.asked(streams.Info{Bytes: 60, MaxBytes: 100}, 0)
 	goesOn(t.Context(), "the log has to be freed")
+	n.filling.asked(streams.Info{Bytes: 40, MaxBytes: 100}, 0)
+	n.o.CheckpointRecords, n.o.CheckpointBytes = 1000, 1<<20
+	n.partitions = []*partition{{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}}
+	n.applied.Store(1000)
+	goesOn(t.Context(), "another partition's checkpoint is urgent")
 }
