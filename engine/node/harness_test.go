@@ -680,15 +680,18 @@ func replace(t testing.TB, dir, by string) {
 }
 
 // contains tells whether some line of a log has all of the words.
-func contains(l *logBuffer, words ...string) bool {
+func contains(l *logBuffer, words ...string) bool { return line(l, words...) != "" }
+
+// line is the first one of a log that has all of the words; "" when there is none.
+func line(l *logBuffer, words ...string) string {
 	for line := range strings.SplitSeq(l.String(), "\n") {
 		found := true
 		for _, w := range words {
 			found = found && strings.Contains(line, w)
 		}
 		if found {
-			return true
+			return line
 		}
 	}
-	return false
+	return ""
 }

@@ -3,10 +3,8 @@ package node_test
 import (
 	"archive/zip"
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -25,46 +23,15 @@ const (
 	movedZone   = "Europe/Paris"
 )
 
-// newerBinary builds this test by other rules. Its sources are ours but for what says the rules, and ours know nothing of
-// it.
+// newerBinary builds this test by other rules.
 func newerBinary(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
-	replaced := make(map[string]string)
-	by := func(file string, content []byte) {
-		path, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		replaced[path] = filepath.Join(dir, filepath.Base(file))
-		if err := os.WriteFile(replaced[path], content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	machine, err := os.ReadFile("../machine.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ours, theirs := fmt.Sprintf("const Logic = %d\n", engine.Logic), fmt.Sprintf("const Logic = %d\n", newerLogic)
-	if !bytes.Contains(machine, []byte(ours)) {
-		t.Fatalf("there is no %q in machine.go", ours)
-	}
-	by("../machine.go", bytes.Replace(machine, []byte(ours), []byte(theirs), 1))
-	by("../schedule/tzdata/VERSION", []byte(newerTZData))
-	by("../schedule/tzdata/zoneinfo.zip", newerZones(t))
-	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, bin := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "newer")
-	if err := os.WriteFile(file, overlay, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	build := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", file, "-o", bin, ".")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return bin
+	return otherBinary(t, map[string][]byte{
+		"../machine.go": edited(t, "../machine.go",
+			fmt.Sprintf("const Logic = %d\n", engine.Logic), fmt.Sprintf("const Logic = %d\n", newerLogic)),
+		"../schedule/tzdata/VERSION":      []byte(newerTZData),
+		"../schedule/tzdata/zoneinfo.zip": newerZones(t),
+	})
 }
 
 // newerZones are the zones of the newer build: those that the test has use for.
@@ -110,17 +77,27 @@ func (f *fleet) forget(name string) {
 // stops waits until a node has stopped all partitions, and has said why, of each.
 func (f *fleet) stops(name string, why ...string) {
 	f.t.Helper()
+	all := make([]int, f.partitions)
+	for n := range all {
+		all[n] = n
+	}
+	f.stopsOnly(name, all, why...)
+}
+
+// stopsOnly is the same of some partitions; the others go on.
+func (f *fleet) stopsOnly(name string, those []int, why ...string) {
+	f.t.Helper()
 	p := f.nodes[name]
-	eventually(f.t, name+" stops all partitions", func() bool {
-		return metric(f.t, p.HTTP, "carillon_partitions_stopped") == float64(f.partitions)
+	eventually(f.t, fmt.Sprintf("%s stops partitions %v", name, those), func() bool {
+		return metric(f.t, p.HTTP, "carillon_partitions_stopped") >= float64(len(those))
 	})
 	ready, says := readyz(f.t, p.HTTP)
-	for _, w := range why {
-		if ready || strings.Count(says, w) != f.partitions {
-			f.t.Errorf("/readyz of %s is %v, without %q for each partition: %s", name, ready, w, says)
+	for _, w := range append(why, "stopped: ") {
+		if ready || strings.Count(says, w) != len(those) {
+			f.t.Errorf("/readyz of %s is %v, without %q for each of %v: %s", name, ready, w, those, says)
 		}
 	}
-	for n := range f.partitions {
+	for _, n := range those {
 		if !contains(p.log, append(why, "partition stopped; see docs/operations.md", fmt.Sprintf("partition=%d", n))...) {
 			f.t.Errorf("%s does not log why it stopped partition %d:\n%s", name, n, p.log.important())
 		}

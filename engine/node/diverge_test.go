@@ -1,0 +1,128 @@
+package node_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// mistaken is the topic of jobs that the wrong build has due a millisecond later.
+const mistaken = "mistaken"
+
+// wrongBinary builds this test with a mistake in its machine. Its rules are ours, so nothing but its state tells.
+func wrongBinary(t testing.TB) string {
+	t.Helper()
+	first := "\tnext := firstFire(plan, expr.Kind(), m.now, last)\n"
+	return otherBinary(t, map[string][]byte{
+		"../put.go": edited(t, "../put.go", first, first+fmt.Sprintf("\tif want.Topic == %q {\n\t\tnext++\n\t}\n", mistaken)),
+	})
+}
+
+// served is a partition that a node serves, and who that is.
+func (f *fleet) served(c *carillon.Client, by string) (partition int) {
+	f.t.Helper()
+	for p, owner := range owners(status(f.t, c)) {
+		if owner == by {
+			return p
+		}
+	}
+	f.t.Fatalf("%s serves nothing", by)
+	return 0
+}
+
+// putMistaken puts a job that is due at once, and a millisecond later for whom the wrong build decides. It returns where
+// the log has it, and since when.
+func (l *load) putMistaken(id string, later int64) (sequence uint64, stored time.Time) {
+	l.t.Helper()
+	due := now()
+	l.add(&era{job: id, version: 1, mustTo: forever, fireTo: forever, skipTo: forever, grid: at(due + later)})
+	job := carillon.Job{ID: id, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat), Topic: mistaken}
+	sequence, err := l.client.Send(l.t.Context(), carillon.Command{Verb: carillon.VerbPut, Job: id, Body: carillon.AppendPut(nil, &job, nil)})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	log, err := jetStream(l.t, l.nc).Stream(l.t.Context(), "CARILLON_LOG")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	m, err := log.GetMsg(l.t.Context(), sequence)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return sequence, m.Time
+}
+
+// logged tells when a node logged the first line that has these words.
+func logged(t testing.TB, l *logBuffer, words ...string) time.Time {
+	t.Helper()
+	text, _, _ := strings.Cut(strings.TrimPrefix(line(l, words...), "time="), " ")
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// diverge has the state of a partition differ, under load, between the node that serves it and the one that follows. The
+// follower stops it and nothing else, and the other one serves on. It returns where the log has what did it.
+func (f *fleet) diverge(c *carillon.Client, l *load, owner, follower string, later int64) (sequence uint64) {
+	f.t.Helper()
+	p := f.served(c, owner)
+	sequence, stored := l.putMistaken(idIn(p, f.partitions, "mistaken-by-"+follower), later)
+	differs := fmt.Sprintf("this replica's state differs from the owner's: partition %d at sequence", p)
+	f.stopsOnly(follower, []int{p}, differs)
+	f.t.Logf("%s found out that partition %d of %s differs in %s", follower, p, owner,
+		logged(f.t, f.nodes[follower].log, differs).Sub(stored).Round(time.Millisecond))
+	f.fireOn(l, owner)
+	if n := metric(f.t, f.nodes[follower].HTTP, "carillon_partitions_stopped"); n != 1 {
+		f.t.Errorf("%s has stopped %v partitions:\n%s", follower, n, f.nodes[follower].log.important())
+	}
+	eventually(f.t, owner+" says who serves", func() bool {
+		s := status(f.t, c)
+		if s.Node == owner && s.Partitions[p].Owner != owner {
+			f.t.Errorf("%s serves partition %d of %s", s.Partitions[p].Owner, p, owner)
+		}
+		return s.Node == owner
+	})
+	return sequence
+}
+
+// Two nodes compute different things from a moment on, by the same rules: one of them has a mistake that shows with one job.
+// Whichever of them follows that job's partition finds out by the owner's marks, and stops it; the owner goes on, and so
+// does all else. A follower that was wrong takes the owner's state and follows again. Where the owner is wrong, what it
+// put out counts.
+func TestDivergeLive(t *testing.T) {
+	t.Parallel()
+	wrong := wrongBinary(t)
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))
+	// The first one cuts the log soon, once the other has left.
+	f.settings["right"] = settings{Data: t.TempDir(), Name: "right", NATS: e.url, Partitions: f.partitions, CheckpointEvery: 100 * time.Millisecond}
+	f.start("right")
+	l := startLoad(t, e.url, "v", true)
+	f.settings["wrong"] = settings{Data: t.TempDir(), Name: "wrong", NATS: e.url, Partitions: f.partitions, binary: wrong}
+	f.start("wrong")
+	f.shared(c, "right", "wrong")
+	f.fireOn(l, "right", "wrong")
+
+	sequence := f.diverge(c, l, "right", "wrong", 0)
+	f.leaves("wrong", 0)
+	cutBeyond(t, l.nc, sequence)
+	f.forget("wrong")
+	f.start("wrong")
+	if !contains(f.nodes["wrong"].log, "took the state of another node") {
+		t.Error("it has not taken the state of the other node")
+	}
+	f.shared(c, "right", "wrong")
+	f.fireOn(l, "right", "wrong")
+
+	f.diverge(c, l, "wrong", "right", 1)
+	f.leaves("right", 0)
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	f.nodes["wrong"].terminate(t)
+}
