@@ -53,7 +53,6 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	if err := n.local.Append(b.stored); err != nil {
 		return err
 	}
-	n.bytes.Add(uint64(len(b.bytes)))
 	n.filling.took(b.stored)
 	for i := range b.records {
 		e := n.layout.Decode(&b.records[i])

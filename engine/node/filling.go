@@ -20,7 +20,7 @@ type filling struct {
 	last  uint64 // sequence of the last record in it then
 	since uint64 // bytes read of records behind that one
 	seq   uint64 // of the last record read
-	read  uint64 // bytes in all
+	read  uint64 // bytes read in this run
 	freed chan struct{}
 }
 
@@ -42,14 +42,15 @@ func (f *filling) took(records []wal.Record) {
 	}
 }
 
-// asks gives what asked needs; it is called before the stream is asked.
-func (f *filling) asks() (read uint64) {
+// bytes is how much was read in this run.
+func (f *filling) bytes() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.read
 }
 
-// asked takes the stream's answer. Where more than that was read meanwhile, all that was read meanwhile counts.
+// asked takes the stream's answer; read is what bytes was before the stream was asked. Where more than the answer has was
+// read meanwhile, all that was read meanwhile counts.
 func (f *filling) asked(info streams.Info, read uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

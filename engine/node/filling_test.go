@@ -18,7 +18,7 @@ func TestFilling(t *testing.T) {
 		}
 	}
 	is("never asked", false, false)
-	before := f.asks()
+	before := f.bytes()
 	take(1, 6) // while the stream is asked
 	f.asked(streams.Info{Bytes: 60, MaxBytes: 100, Last: 10}, before)
 	is("over half full", true, false)
@@ -26,13 +26,13 @@ func TestFilling(t *testing.T) {
 		take(2+seq, 6)
 	}
 	is("all of that is read", true, false)
-	before = f.asks()
+	before = f.bytes()
 	take(11, 10)
 	is("and a little more", true, false)
 	take(12, 10)
 	is("more than there is to spare", true, true)
 	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 11}, before)
 	is("freed, but for what was read since", true, false)
-	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 12}, f.asks())
+	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 12}, f.bytes())
 	is("freed", false, false)
 }

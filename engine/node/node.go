@@ -164,9 +164,8 @@ type Node struct {
 	bell       alarm
 	delivered  chan struct{} // rung when records were applied
 	replies    replies
-	calls      atomic.Int64  // requests in progress
-	imports    atomic.Int64  // those that are imports
-	bytes      atomic.Uint64 // of log records applied in this run
+	calls      atomic.Int64 // requests in progress
+	imports    atomic.Int64 // those that are imports
 	ticking    ticking
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
@@ -215,7 +214,7 @@ type partition struct {
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
 	older        atomic.Uint64 // position of the one before, 0 when there is none or it is not known
 	checkpointAt atomic.Int64  // ns since the clock began; 0: none was taken, or read
-	bytesAt      atomic.Uint64 // the node's bytes then
+	bytesAt      atomic.Uint64 // what the node had read of the log then, in bytes
 }
 
 func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (err error) {

@@ -119,7 +119,7 @@ func (n *Node) tellDisk() {
 
 // lookAtLog asks the log stream how full it is.
 func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
-	read, asked := n.filling.asks(), time.Now()
+	read, asked := n.filling.bytes(), time.Now()
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
 		n.filling.asked(info, read)
@@ -262,7 +262,7 @@ func (n *Node) newRecords(p *partition) uint64 { return n.applied.Load() - p.che
 
 // checkpointUrgent tells whether a partition's replay would become long, or memory runs out.
 func (n *Node) checkpointUrgent(p *partition) bool {
-	records, bytes := n.newRecords(p), n.bytes.Load()-p.bytesAt.Load()
+	records, bytes := n.newRecords(p), n.filling.bytes()-p.bytesAt.Load()
 	return records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || records > 0 && n.mostlyChanged(p)
 }
 
@@ -349,7 +349,8 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 const (
 	// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
 	restShare = 4
-	// restLook is how often it looks whether a burst has drained.
+	// restLook is how often it looks whether it still may rest, at the least: a part that waited for the disk takes
+	// seconds, and the log may be full after as many.
 	restLook = 20 * time.Millisecond
 )
 
@@ -363,7 +364,7 @@ func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
 			runtime.Gosched()
 			return
 		}
-		goesOn := pause(ctx, restShare*worked)
+		goesOn := pause(ctx, min(restShare*worked, restLook))
 		for goesOn && n.checkpointWaits(p) && !n.checkpointsPress() {
 			goesOn = pause(ctx, restLook)
 		}
@@ -398,7 +399,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 		// Every record up to applied that concerns this partition is in; some after it may be, and they are
 		// known to the machine by its own position. A log that was read again may not be that far.
 		position = max(n.applied.Load(), p.checkpoint.Load())
-		p.bytesAt.Store(n.bytes.Load())
+		p.bytesAt.Store(n.filling.bytes())
 		c = p.machine.BeginCheckpoint()
 	})
 	if c == nil {

@@ -76,36 +76,39 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	}
 }
 
-// A checkpoint that is only old rests for a multiple of what it worked, unless the log has to be freed or the node ends.
+// A checkpoint that is only old rests for a multiple of what it worked, but for no long time, and not if another one
+// presses, the log has to be freed or the node ends.
 func TestResting(t *testing.T) {
 	n := new(Node)
-	rested := func(ctx context.Context) time.Duration {
+	rested := func(ctx context.Context, after time.Duration) time.Duration {
 		rest := n.resting(ctx, new(partition))
-		for began := time.Now(); time.Since(began) < 20*time.Millisecond; {
+		for began := time.Now(); time.Since(began) < after; {
 		}
 		began := time.Now()
 		rest()
 		return time.Since(began)
 	}
-	if d := rested(t.Context()); d < restShare*20*time.Millisecond {
+	const short = restLook / restShare
+	if d := rested(t.Context(), short); d < restLook {
 		t.Errorf("it rested for %s", d)
 	}
-	goesOn := func(ctx context.Context, why string) {
+	lessThan := func(ctx context.Context, most, after time.Duration, why string) {
 		for range 100 { // the machine may rest, too
-			if rested(ctx) < restShare*20*time.Millisecond {
+			if rested(ctx, after) < most {
 				return
 			}
 		}
-		t.Errorf("it rests though %s", why)
+		t.Errorf("it rests for %s though %s", most, why)
 	}
+	lessThan(t.Context(), 10*restLook, 10*restLook/restShare, "it was the disk that took its time")
 	ended, end := context.WithCancel(t.Context())
 	end()
-	goesOn(ended, "the node ends")
+	lessThan(ended, restLook, short, "the node ends")
 	n.filling.asked(streams.Info{Bytes: 60, MaxBytes: 100}, 0)
-	goesOn(t.Context(), "the log has to be freed")
+	lessThan(t.Context(), restLook, short, "the log has to be freed")
 	n.filling.asked(streams.Info{Bytes: 40, MaxBytes: 100}, 0)
 	n.o.CheckpointRecords, n.o.CheckpointBytes = 1000, 1<<20
 	n.partitions = []*partition{{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}}
 	n.applied.Store(1000)
-	goesOn(t.Context(), "another partition's checkpoint is urgent")
+	lessThan(t.Context(), restLook, short, "another partition's checkpoint is urgent")
 }
