@@ -18,10 +18,10 @@ func (m *Member) takeName(ctx context.Context) error {
 		e, err := m.kv.Get(ctx, m.key)
 		switch {
 		case errors.Is(err, jetstream.ErrKeyNotFound):
-			m.revision, err = m.kv.Create(ctx, m.key, m.beat())
+			err = m.firstBeat(ctx, func(ctx context.Context) (uint64, error) { return m.kv.Create(ctx, m.key, m.beat()) })
 		case err != nil:
 		case m.now() > deadline:
-			m.revision, err = m.kv.Update(ctx, m.key, m.beat(), e.Revision())
+			err = m.firstBeat(ctx, func(ctx context.Context) (uint64, error) { return m.kv.Update(ctx, m.key, m.beat(), e.Revision()) })
 		default:
 			if e.Revision() != last && last != 0 {
 				changes++
@@ -46,6 +46,18 @@ func (m *Member) takeName(ctx context.Context) error {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
 	}
+}
+
+// writeTimeout bounds the first beat.
+const writeTimeout = 5 * time.Second
+
+// firstBeat writes it, and does not break off when ctx ends meanwhile: then it may be stored all the same, and nobody would
+// know that it is to be removed. Others would take that for a member that died.
+func (m *Member) firstBeat(ctx context.Context, write func(context.Context) (uint64, error)) (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	m.revision, err = write(ctx)
+	return err
 }
 
 func conflict(err error) bool {

@@ -247,6 +247,29 @@ func TestJoinAndLeave(t *testing.T) {
 	again.placedFor("a", "b")
 }
 
+// A context that ends while the first beat is on its way does not leave it behind: the member is there, to leave.
+func TestJoinEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	js, _ := h.connect()
+	ctx, cancel := context.WithCancel(t.Context())
+	o := options("a")
+	o.Report = func() Report { // it is asked right before the beat is written
+		cancel()
+		return Report{}
+	}
+	m, err := Join(ctx, js, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.kv.Get(t.Context(), m.key); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("the key after it left: %v", err)
+	}
+}
+
 func TestDrainingGetsNothing(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
