@@ -49,7 +49,7 @@ func TestReplicatedChain(t *testing.T) {
 	chainAll(t, out, n, n, 2*n)
 	<-down
 	seen := 0
-	if err := out.Scan(t.Context(), 0, 3*n, func(batch []Message) error {
+	if err := out.Scan(t.Context(), 0, 2*n, func(batch []Message) error {
 		for _, m := range batch {
 			if string(m.Data) != fmt.Sprint(seen) {
 				return fmt.Errorf("message %q at %d, want %d", m.Data, m.Seq, seen)

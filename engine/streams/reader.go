@@ -54,20 +54,29 @@ func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Mes
 	return r.read(ctx)
 }
 
-// Scan delivers what the stream holds above a sequence up to another, in order, in batches as Read does, and
-// returns once that is done. What is added meanwhile may be left out. Errors: as Read's.
+// Scan delivers what the stream holds above a sequence up to another that it has, in order, in batches as Read does, and
+// returns once that is done. Every sequence between the two has been delivered then, or the stream's leader said that it
+// is gone: who takes a part for the whole publishes the rest again. Errors: as Read's; *RewoundError also when the stream
+// does not reach that far.
 //
 // Few messages are asked for one by one, all at once: that takes as long as one question, a consumer that is made and
 // removed takes five, of which servers in a cluster must agree on two.
 func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
 	if after < last && last-after <= scanFew {
-		return o.scanFew(ctx, after, last, deliver)
+		upTo, err := o.few(ctx, after, last, deliver)
+		if err == nil && upTo < last {
+			err = fmt.Errorf("%w: %s does not give message %d", ErrDisconnected, o.name, upTo+1)
+		}
+		return err
 	}
 	info, err := o.Info(ctx)
 	if err != nil {
 		return err
 	}
-	after, last = max(after, info.First-min(info.First, 1)), min(last, info.Last)
+	if info.Last < last {
+		return &RewoundError{At: Position{Seq: last}, Last: info.Last}
+	}
+	after = max(after, info.First-min(info.First, 1))
 	if after >= last {
 		return nil
 	}
@@ -78,27 +87,36 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 // scanFew is how many messages a scan asks for one by one.
 const scanFew = 64
 
-func (s *stream) scanFew(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
+// few delivers the messages above a sequence up to another in one batch, as far as the stream has them all, and tells how
+// far that is. One that is not found may only be unknown to a leader that no longer is one.
+func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch []Message) error) (upTo uint64, err error) {
 	found := make([]Message, last-after)
 	errs := make([]error, len(found))
 	var asked sync.WaitGroup
 	for i := range found {
-		asked.Go(func() { found[i], errs[i] = s.Get(ctx, after+1+uint64(i)) })
+		asked.Go(func() { found[i], errs[i] = s.get(ctx, messageRequest{Seq: after + 1 + uint64(i)}) })
 	}
 	asked.Wait()
+	var lost *gaps
 	batch := found[:0]
-	for i, err := range errs {
-		switch {
-		case err == nil:
+	upTo = after
+	for i, failed := range errs {
+		if failed == nil {
 			batch = append(batch, found[i])
-		case !errors.Is(err, ErrNotFound):
-			return err
+		} else if !errors.Is(failed, ErrNotFound) {
+			err = failed
+		} else if lost == nil {
+			lost, err = s.gaps(ctx)
 		}
+		if err != nil || failed != nil && !lost.has(upTo+1) {
+			break
+		}
+		upTo++
 	}
-	if len(batch) == 0 {
-		return nil
+	if len(batch) > 0 {
+		err = errors.Join(deliver(batch), err)
 	}
-	return deliver(batch)
+	return upTo, err
 }
 
 func (r *reader) read(ctx context.Context) error {
@@ -153,7 +171,7 @@ type reader struct {
 	*stream
 	name    string // of its consumer
 	at      Position
-	until   uint64 // it ends here, or where the stream does; 0: it follows the stream
+	until   uint64 // it ends here; 0: it follows the stream
 	done    bool   // it has come that far
 	deliver func([]Message) error
 	onReset func(error)
@@ -181,39 +199,36 @@ func (r *reader) session(ctx context.Context) error {
 		return sendError(err)
 	}
 	defer sub.Unsubscribe()
-	type consumer struct {
-		pending uint64
-		err     error
-	}
-	made := make(chan consumer, 1)
+	made := make(chan error, 1)
 	var making sync.WaitGroup
 	defer making.Wait() // the one of the next session has the same name
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from := r.at.Seq + 1
-	making.Go(func() {
-		pending, err := r.create(ctx, inbox, from)
-		made <- consumer{pending, err}
-	})
+	making.Go(func() { made <- r.create(ctx, inbox, from) })
 	r.cseq = 0
 	idle := time.NewTicker(heartbeat)
 	defer idle.Stop()
 	ask := time.NewTicker(askEvery)
 	defer ask.Stop()
 	running, silent := false, 0
+	heard := func() {
+		running = true
+		if ask.Stop(); r.until > 0 { // a consumer on a replica that is behind does not come to the end
+			ask.Reset(askEvery)
+		}
+	}
 	for !r.done {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-status:
 			return fmt.Errorf("%w: the connection broke", errReset)
-		case m := <-made:
-			if m.err != nil {
-				return m.err
+		case err := <-made:
+			if err != nil {
+				return err
 			}
-			r.done = r.until > 0 && m.pending == 0
-			running = true
-			ask.Stop()
+			heard()
 		case <-idle.C:
 			if running {
 				silent++
@@ -229,8 +244,8 @@ func (r *reader) session(ctx context.Context) error {
 				return err
 			}
 		case m := <-queue:
-			running, silent = true, 0
-			ask.Stop()
+			silent = 0
+			heard()
 			if err := r.take(m, queue); err != nil {
 				return err
 			}
@@ -247,20 +262,23 @@ func (r *reader) ask(ctx context.Context) error {
 	if err != nil {
 		return nil // it has no leader; it is asked again
 	}
-	last := info.Last
+	after, last := r.at.Seq, info.Last
+	switch {
+	case r.until > 0:
+		after, last = max(after, info.First-min(info.First, 1)), min(last, r.until)
+	case info.First > after+1:
+		return fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, after)
+	}
+	if after < last {
+		after, err = r.few(ctx, after, min(last, after+scanFew), func(batch []Message) error {
+			r.batch = append(r.batch, batch...)
+			return r.hand()
+		})
+	}
 	if r.until > 0 {
-		last = min(last, r.until)
+		r.at.Seq = max(r.at.Seq, after)
+		r.done = r.at.Seq >= r.until
 	}
-	after := max(r.at.Seq, info.First-min(info.First, 1))
-	if after >= last {
-		r.done = r.until > 0
-		return nil
-	}
-	last = min(last, after+scanFew)
-	err = r.scanFew(ctx, after, last, func(batch []Message) error {
-		r.batch = append(r.batch, batch...)
-		return r.hand()
-	})
 	var own deliverError
 	if errors.As(err, &own) {
 		return err
@@ -319,7 +337,7 @@ func (r *reader) add(m *nats.Msg) error {
 		})
 		r.bytes += len(m.Subject) + len(m.Data)
 	}
-	r.done = r.until > 0 && (d.streamSeq >= r.until || d.pending == 0)
+	r.done = r.until > 0 && d.streamSeq >= r.until
 	return nil
 }
 
@@ -391,9 +409,8 @@ type consumerConfig struct {
 	MemoryStorage     bool          `json:"mem_storage"`
 }
 
-// create makes the consumer, which begins at a sequence, and tells how many messages it has to deliver; one of the same
-// name is left from before and goes.
-func (r *reader) create(ctx context.Context, inbox string, from uint64) (pending uint64, err error) {
+// create makes the consumer, which begins at a sequence; one of the same name is left from before and goes.
+func (r *reader) create(ctx context.Context, inbox string, from uint64) error {
 	req := consumerRequest{
 		Stream: r.stream.name,
 		Action: "create",
@@ -412,19 +429,16 @@ func (r *reader) create(ctx context.Context, inbox string, from uint64) (pending
 			MemoryStorage:     true,
 		},
 	}
-	var resp struct {
-		Pending uint64 `json:"num_pending"`
-	}
 	subject := "CONSUMER.CREATE." + r.stream.name + "." + r.name
-	err = r.request(ctx, subject, req, &resp)
+	err := r.request(ctx, subject, req, nil)
 	var api *APIError
 	if errors.As(err, &api) && api.ErrCode == codeConsumerExists {
 		if err := r.drop(ctx); err != nil {
-			return 0, err
+			return err
 		}
-		err = r.request(ctx, subject, req, &resp)
+		err = r.request(ctx, subject, req, nil)
 	}
-	return resp.Pending, err
+	return err
 }
 
 func (r *reader) drop(ctx context.Context) error {
@@ -446,7 +460,6 @@ func (r *reader) remove(ctx context.Context) {
 type delivery struct {
 	streamSeq, consumerSeq uint64
 	nanos                  int64
-	pending                uint64 // messages of the stream behind this one
 }
 
 // parseDelivery reads the reply subject of a consumer's message:
@@ -478,9 +491,8 @@ func parseDelivery(reply string) (d delivery, ok bool) {
 		return d, false
 	}
 	d.nanos = int64(nanos)
-	var err error
-	rest, _, _ = strings.Cut(rest, ".")
-	d.pending, err = strconv.ParseUint(rest, 10, 64)
+	pending, _, _ := strings.Cut(rest, ".")
+	_, err := strconv.ParseUint(pending, 10, 64)
 	return d, err == nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -299,7 +300,7 @@ func TestReaderSeesGaps(t *testing.T) {
 }
 
 func TestParseDelivery(t *testing.T) {
-	want := delivery{streamSeq: 12345, consumerSeq: 678, nanos: 1700000000123456789, pending: 9}
+	want := delivery{streamSeq: 12345, consumerSeq: 678, nanos: 1700000000123456789}
 	for _, reply := range []string{
 		"$JS.ACK.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9",
 		"$JS.ACK.dom.hash.CARILLON_LOG.engine.1.12345.678.1700000000123456789.9",
@@ -310,7 +311,7 @@ func TestParseDelivery(t *testing.T) {
 			t.Errorf("%s: %+v, %t", reply, got, ok)
 		}
 		meta, err := (&nats.Msg{Reply: reply, Sub: &nats.Subscription{}}).Metadata()
-		if err == nil && (meta.Sequence.Stream != got.streamSeq || meta.Sequence.Consumer != got.consumerSeq || meta.Timestamp.UnixNano() != got.nanos || meta.NumPending != got.pending) {
+		if err == nil && (meta.Sequence.Stream != got.streamSeq || meta.Sequence.Consumer != got.consumerSeq || meta.Timestamp.UnixNano() != got.nanos) {
 			t.Errorf("%s: nats.go reads %+v", reply, meta)
 		}
 	}
@@ -344,7 +345,7 @@ func TestReadBadHeaders(t *testing.T) {
 	}
 }
 
-// A scan ends where it is told to, or where the stream does, and begins where the stream does.
+// A scan ends where it is told to, and begins where the stream does.
 func TestScan(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1})
 	out := s.Out[0]
@@ -379,9 +380,13 @@ func TestScan(t *testing.T) {
 	}
 	whole(scan(0, messages+1), 1, messages+1)
 	whole(scan(17, 20), 18, 20)
-	whole(scan(messages, 1<<40), messages+1, messages+1)
-	if seqs := scan(messages+1, 1<<40); seqs != nil {
+	whole(scan(messages, messages+1), messages+1, messages+1)
+	if seqs := scan(messages+1, messages+1); seqs != nil {
 		t.Errorf("behind the end: %v", seqs)
+	}
+	var rewound *RewoundError
+	if err := out.Scan(t.Context(), messages, 1<<40, func([]Message) error { return nil }); !errors.As(err, &rewound) || rewound.Last != messages+1 {
+		t.Errorf("up to what the stream does not have: %v", err)
 	}
 	if err := out.purge(t.Context(), 100); err != nil {
 		t.Fatal(err)
@@ -402,6 +407,148 @@ func TestScan(t *testing.T) {
 	cancel()
 	if err := out.Scan(gone, 100, 120, func([]Message) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that has ended: %v", err)
+	}
+}
+
+// What was deleted is passed over, also at the end.
+func TestScanGaps(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1})
+	out := s.Out[0]
+	const messages = 3 * scanFew
+	gone := []uint64{7, messages - 10, messages - 1, messages}
+	for seq := uint64(1); seq <= messages; seq++ {
+		subject := "carillon.trigger.0.stays"
+		if slices.Contains(gone, seq) {
+			subject = "carillon.trigger.0.goes"
+		}
+		if _, err := publishChained(t, out, subject, nil, seq-1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), out.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject("carillon.trigger.0.goes")); err != nil {
+		t.Fatal(err)
+	}
+	for _, seq := range gone {
+		if _, err := out.Get(t.Context(), seq); !errors.Is(err, ErrNotFound) {
+			t.Errorf("message %d that was deleted: %v", seq, err)
+		}
+	}
+	for _, after := range []uint64{0, messages - scanFew} {
+		next := after
+		err := out.Scan(t.Context(), after, messages, func(batch []Message) error {
+			for _, m := range batch {
+				for next++; slices.Contains(gone, next); next++ {
+				}
+				if m.Seq != next {
+					t.Errorf("message %d, want %d", m.Seq, next)
+				}
+			}
+			return nil
+		})
+		if err != nil || next != messages-2 {
+			t.Errorf("above %d: up to %d, %v", after, next, err)
+		}
+	}
+}
+
+// A server that lacks what another one has acknowledged does not pass for the end of the stream: not as the leader that
+// it was, nor as the one that a consumer runs on.
+func TestScanBehind(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	s := open(t, nc, Config{Partitions: 1})
+	out := s.Out[0]
+	const messages, known = 10 * scanFew, 9*scanFew + 10
+	last := chainAll(t, out, 0, 0, messages)
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead, err := out.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	behind := fmt.Sprintf(`{"state":{"messages":%d,"first_seq":%d,"last_seq":%d}}`, known, ahead.First, known)
+	api := func(what string) string { return apiPrefix + what + "." + out.name }
+	var told atomic.Int32 // how many answers were of the one behind
+	answer := func(subject, with string) (end func()) {
+		t.Helper()
+		sub, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
+			told.Add(1)
+			_ = m.Respond([]byte(with)) // what fails shows
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := account.AddMapping(subject, sub.Subject); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			account.RemoveMapping(subject)
+			_ = sub.Unsubscribe() // of a connection that ends with the test
+		}
+	}
+	scan := func(after uint64) (upTo uint64, err error) {
+		upTo = after
+		err = out.Scan(t.Context(), after, last, func(batch []Message) error {
+			for _, m := range batch {
+				if upTo++; m.Seq != upTo {
+					t.Errorf("message %d came as the %d.", m.Seq, upTo)
+				}
+			}
+			return nil
+		})
+		return upTo, err
+	}
+
+	end := answer(api("STREAM.MSG.GET"), `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`)
+	if upTo, err := scan(known); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("messages are not found: up to %d, %v", upTo, err)
+	}
+	if _, err := out.Get(t.Context(), last); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("a message is not found: %v", err)
+	}
+	if err := out.holds(t.Context(), Position{Seq: last, Time: ahead.LastTime}); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("the message last read is not found: %v", err)
+	}
+	end()
+
+	end = answer(api("STREAM.INFO"), behind)
+	var rewound *RewoundError
+	if upTo, err := scan(0); !errors.As(err, &rewound) {
+		t.Errorf("the stream ends at %d: up to %d, %v", known, upTo, err)
+	}
+	end()
+
+	// The consumer has nothing. While it is waited for the stream is behind, and has all at last.
+	create := apiPrefix + "CONSUMER.CREATE." + out.name + ".*"
+	endConsumer := answer(create, `{"num_pending":0}`)
+	defer endConsumer()
+	made := told.Load() + 1
+	scanned := make(chan error, 1)
+	var reached atomic.Uint64
+	go func() {
+		upTo, err := scan(0)
+		reached.Store(upTo)
+		scanned <- err
+	}()
+	eventually(t, "the consumer is made", func() bool { return told.Load() >= made })
+	end = answer(api("STREAM.INFO"), behind)
+	asked := told.Load()
+	eventually(t, "the stream is asked again and again", func() bool {
+		return told.Load() > asked+known/scanFew+4 || len(scanned) > 0
+	})
+	end()
+	if err := <-scanned; err != nil || reached.Load() != last {
+		t.Errorf("up to %d of %d, %v", reached.Load(), last, err)
 	}
 }
 

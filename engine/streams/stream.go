@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -141,6 +142,15 @@ func (g *group) leads() bool {
 // Info asks what the stream holds: all that was acknowledged before, at least. Errors: ErrNoStream, ErrDisconnected, also
 // while there is no leader, the context's.
 func (s *stream) Info(ctx context.Context) (Info, error) {
+	info, _, err := s.info(ctx, false)
+	return info, err
+}
+
+// info tells as well, if asked, which messages between the first and the last are gone, ascending.
+func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []uint64, err error) {
+	req := struct {
+		Deletes bool `json:"deleted_details"`
+	}{deletes}
 	var resp struct {
 		Cluster *group `json:"cluster"`
 
@@ -155,22 +165,47 @@ func (s *stream) Info(ctx context.Context) (Info, error) {
 			First    uint64    `json:"first_seq"`
 			Last     uint64    `json:"last_seq"`
 			LastTime time.Time `json:"last_ts"`
+			Deleted  []uint64  `json:"deleted"`
 		} `json:"state"`
 	}
-	if err := s.request(ctx, "STREAM.INFO."+s.name, nil, &resp); err != nil {
-		return Info{}, err
+	if err := s.request(ctx, "STREAM.INFO."+s.name, req, &resp); err != nil {
+		return Info{}, nil, err
 	}
 	if !resp.Cluster.leads() {
-		return Info{}, fmt.Errorf("%w: %s has no leader whom its replicas follow", ErrDisconnected, s.name)
+		return Info{}, nil, fmt.Errorf("%w: %s has no leader whom its replicas follow", ErrDisconnected, s.name)
 	}
 	st := resp.State
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
 		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, LastTime: st.LastTime, Now: resp.Now,
-	}, nil
+	}, st.Deleted, nil
 }
 
-// Get reads one message. Errors: ErrNotFound, ErrNoStream, ErrDisconnected, the context's.
+// gaps is what a stream had and has no more.
+type gaps struct {
+	first, last uint64
+	deleted     []uint64 // between the two, ascending
+}
+
+func (s *stream) gaps(ctx context.Context) (*gaps, error) {
+	info, deleted, err := s.info(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	// The list ends with the newest message that is there (server/filestore.go, State); a power failure may take those behind.
+	for seq := info.First + info.Messages + uint64(len(deleted)); seq <= info.Last; seq++ {
+		deleted = append(deleted, seq)
+	}
+	return &gaps{first: info.First, last: info.Last, deleted: deleted}, nil
+}
+
+func (g *gaps) has(seq uint64) bool {
+	_, deleted := slices.BinarySearch(g.deleted, seq)
+	return seq < g.first || deleted
+}
+
+// Get reads one message. Errors: ErrNotFound when it is gone or the stream does not reach that far, ErrNoStream,
+// ErrDisconnected, the context's.
 //
 // It asks the API, not the direct get: that one writes the sequence and time into the message's own
 // headers, where a client may have put its own.
@@ -178,7 +213,19 @@ func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	if seq == 0 { // to the API it means "no sequence given"
 		return Message{}, ErrNotFound
 	}
-	return s.get(ctx, messageRequest{Seq: seq})
+	m, err := s.get(ctx, messageRequest{Seq: seq})
+	if !errors.Is(err, ErrNotFound) {
+		return m, err
+	}
+	// A leader that is cut off says so of what has been stored since.
+	gone, failed := s.gaps(ctx)
+	switch {
+	case failed != nil:
+		return Message{}, failed
+	case seq <= gone.last && !gone.has(seq):
+		return Message{}, fmt.Errorf("%w: the leader of %s has message %d, another server that answered has not", ErrDisconnected, s.name, seq)
+	}
+	return Message{}, err
 }
 
 // messageRequest asks for one message, in one of these ways.
