@@ -1,12 +1,14 @@
 package carillon
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"iter"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -203,13 +205,20 @@ func (f *ImportFail) read(r *reader) *Error {
 // are on their way.
 const importRequests = 6
 
+// importPatience is how long an import waits for room when the service has none for any of it, in timeouts of the client.
+// A service makes room in its log by checkpoints, which take longer the more jobs there are.
+const importPatience = 10
+
+var noRoom = &Error{Code: CodeLimitExceeded}
+
 // Import puts many jobs, packed into few requests, which costs a fraction of as many Puts. It calls done, one call
 // at a time, with the outcome of each job and its place in the sequence from 0; errors are those of Put. It returns
 // when all are done, or, with the context's error, when the context has ended; what was not sent by then is not
 // reported. Jobs are put in no particular order. A payload of JSON that holds line breaks becomes one of text.
 //
-// A request is tried again when its outcome is unknown, which is harmless. A service that does not know it is sent
-// Puts.
+// A request is tried again when its outcome is unknown, which is harmless. Jobs for which the service has no room
+// (CodeLimitExceeded) are sent again until it has taken none at all for ten times the client's timeout. A service that
+// does not know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
 	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch)}
 	if !c.imports(ctx) {
@@ -248,9 +257,10 @@ type importing struct {
 	batches chan *importBatch
 	senders sync.WaitGroup
 
-	mu   sync.Mutex
-	done func(i int, err error)
-	tell func(b *importBatch, reply ImportReply, err error) // of each request's outcome; its caller holds mu
+	mu    sync.Mutex
+	done  func(i int, err error)
+	tell  func(b *importBatch, reply ImportReply, err error) // of each request's outcome; its caller holds mu
+	taken time.Time                                          // when the service took any of it last
 }
 
 // importBatch is one request of it.
@@ -258,6 +268,10 @@ type importBatch struct {
 	body []byte
 	at   []int    // by line: the job's place in the sequence
 	ids  []string // and its id
+}
+
+func (b *importBatch) add(line []byte, at int, id string) {
+	b.body, b.at, b.ids = append(b.body, line...), append(b.at, at), append(b.ids, id)
 }
 
 func (im *importing) report(i int, err error) {
@@ -297,7 +311,7 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 				return err
 			}
 		}
-		b.body, b.at, b.ids = append(b.body, line...), append(b.at, i), append(b.ids, job.Job.ID)
+		b.add(line, i, job.Job.ID)
 	}
 	if len(b.at) == 0 {
 		return nil
@@ -305,18 +319,91 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 	return flush()
 }
 
-// send sends a request and reports its jobs.
+// send sends a request and reports its jobs. Those that the service has no room for are sent again.
 func (im *importing) send(b *importBatch) {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		reply, err := im.request(b)
+		full := b.full(reply, err)
+		if patient := im.patient(len(full) < len(b.at)); len(full) == 0 || !patient {
+			im.settle(b, reply, err)
+			return
+		}
+		var settled *importBatch
+		if settled, b = b.divide(full, &reply); len(settled.at) > 0 {
+			im.settle(settled, reply, nil)
+		}
+		select {
+		case <-time.After(pause):
+		case <-im.ctx.Done(): // the next request says so
+		}
+	}
+}
+
+func (im *importing) request(b *importBatch) (ImportReply, error) {
 	body, _, err := im.ask(im.ctx, request{
 		subject: im.names.API(VerbImport, ""), body: b.body, id: rand.Text()[:10], retry: true, within: im.timeout,
 	})
-	var reply ImportReply
-	if err == nil {
-		reply, err = ParseImportReply(body)
+	if err != nil {
+		return ImportReply{}, err
 	}
+	return ParseImportReply(body)
+}
+
+func (im *importing) settle(b *importBatch, reply ImportReply, err error) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
 	im.tell(b, reply, err)
+}
+
+// patient tells whether to go on where there was no room, or for some lines only.
+func (im *importing) patient(some bool) bool {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	if some || im.taken.IsZero() {
+		im.taken = time.Now()
+	}
+	return time.Since(im.taken) < importPatience*im.timeout
+}
+
+// full lists the lines, from 0, that the service had no room for.
+func (b *importBatch) full(reply ImportReply, err error) (lines map[int]bool) {
+	lines = make(map[int]bool)
+	if errors.Is(err, noRoom) {
+		for line := range b.at {
+			lines[line] = true
+		}
+	}
+	for _, f := range reply.Failed {
+		if errors.Is(f.Error, noRoom) {
+			lines[f.Line-1] = true
+		}
+	}
+	return lines
+}
+
+// divide takes out the lines that were full, and out of the reply as well.
+func (b *importBatch) divide(full map[int]bool, reply *ImportReply) (settled, rest *importBatch) {
+	settled, rest = &importBatch{}, &importBatch{}
+	moved := make(map[int]int) // what lines have become in settled
+	line := 0
+	for text := range bytes.Lines(b.body) {
+		to := settled
+		if full[line] {
+			to = rest
+		}
+		to.add(text, b.at[line], b.ids[line])
+		moved[line] = len(settled.at)
+		line++
+	}
+	failed := reply.Failed[:0]
+	for _, f := range reply.Failed {
+		if !full[f.Line-1] {
+			f.Line = moved[f.Line-1]
+			failed = append(failed, f)
+		}
+	}
+	reply.Failed = failed
+	return settled, rest
 }
 
 // refuse reports a job that is not sent.

@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -129,10 +130,10 @@ func TestClientImport(t *testing.T) {
 	}
 
 	// A refusal of the whole request is one of each job, and the context's end ends it.
-	s.answers("carillon.api.import", answer{body: (&ImportReply{}).AppendJSON(nil)}, answer{refusal: &Error{Code: CodeLimitExceeded, Message: "full"}})
+	s.answers("carillon.api.import", answer{body: (&ImportReply{}).AppendJSON(nil)}, answer{refusal: &Error{Code: CodeInvalidField, Message: "odd"}})
 	n := 0
 	err := c.Import(t.Context(), slices.Values(numbered(3000)), func(_ int, err error) {
-		if n++; !errors.Is(err, &Error{Code: CodeLimitExceeded}) {
+		if n++; !errors.Is(err, &Error{Code: CodeInvalidField}) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -149,6 +150,71 @@ func TestClientImport(t *testing.T) {
 	}
 	if err := c.Import(ctx, endless, func(int, error) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("an import without end ended with %v", err)
+	}
+}
+
+// What a service has no room for is sent again, and nothing else of the request; after a while without room for any it
+// is reported.
+func TestClientImportFull(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	full, odd := &Error{Code: CodeLimitExceeded, Message: "full"}, &Error{Code: CodeInvalidSchedule, Message: "odd"}
+	knows := answer{body: (&ImportReply{}).AppendJSON(nil)}
+	replies := func(r ImportReply) answer { return answer{body: r.AppendJSON(nil)} }
+	s.answers("carillon.api.import", knows,
+		answer{refusal: full},
+		replies(ImportReply{Imported: 2, Failed: []ImportFail{{2, "a-1", full}, {3, "a-2", odd}, {5, "a-4", full}}}),
+		replies(ImportReply{Failed: []ImportFail{{1, "a-1", full}, {2, "a-4", odd}}}),
+		replies(ImportReply{Imported: 1}))
+	outcome := make(map[int]error)
+	told := func(i int, err error) {
+		if _, twice := outcome[i]; twice {
+			t.Errorf("job %d was reported twice", i)
+		}
+		outcome[i] = err
+	}
+	c := Connect(nc, WithTimeout(3*time.Second))
+	if err := c.Import(t.Context(), slices.Values(numbered(5)), told); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []error{nil, nil, odd, nil, odd} {
+		if err, ok := outcome[i]; !ok || !errors.Is(err, want) {
+			t.Errorf("job %d: %v, want %v", i, err, want)
+		}
+	}
+	var sent []string
+	ids := make(map[string]bool)
+	for _, m := range s.requests("carillon.api.import")[1:] {
+		var jobs []string
+		for line := range bytes.Lines(m.Data) {
+			l, err := ParseImport(line)
+			if err != nil {
+				t.Fatal(err)
+			}
+			jobs = append(jobs, l.Job.ID)
+		}
+		sent = append(sent, strings.Join(jobs, " "))
+		ids[m.Header.Get(HeaderRequest)] = true
+	}
+	if diff := cmp.Diff([]string{"a-0 a-1 a-2 a-3 a-4", "a-0 a-1 a-2 a-3 a-4", "a-1 a-4", "a-1"}, sent); diff != "" {
+		t.Error(diff)
+	}
+	if len(ids) != len(sent) {
+		t.Errorf("%d requests have %d ids: lines that have moved are told apart by them", len(sent), len(ids))
+	}
+
+	s.answers("carillon.api.import", knows, answer{refusal: full})
+	before, n := len(s.requests("carillon.api.import")), 0
+	err := Connect(nc, WithTimeout(300*time.Millisecond)).Import(t.Context(), slices.Values(numbered(3000)), func(_ int, err error) {
+		if n++; !errors.Is(err, full) {
+			t.Errorf("%v", err)
+		}
+	})
+	if err != nil || n != 3000 {
+		t.Errorf("%d of 3000 were refused, %v", n, err)
+	}
+	if tries := len(s.requests("carillon.api.import")) - before; tries < 4 {
+		t.Errorf("two requests were tried %d times", tries)
 	}
 }
 
