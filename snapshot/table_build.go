@@ -114,7 +114,7 @@ func (b *Build) Change(room byte, key, old, value []byte) {
 	b.work(len(key) + len(old) + len(value))
 }
 
-// Remove says that a pair is no more, for a caller who does not know what it was: Commit looks it up. There need
+// Remove says that a pair is no more, for a caller who does not know what it was: Prepare looks it up. There need
 // not be one.
 func (b *Build) Remove(room byte, key []byte) {
 	p := b.room(room)

@@ -59,13 +59,13 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	rest, rested := n.resting(t.Context(), old), make(chan struct{})
 	go func() {
 		defer close(rested)
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // of work, of which it rests a multiple
 		rest()
 		if !drained.Load() {
 			t.Error("it goes on while another partition drains")
 		}
 	}()
-	time.Sleep(5 * restLook)
+	time.Sleep(5 * restLook) // in which it could go on
 	drained.Store(true)
 	burst.mu.Lock()
 	burst.stopped = errors.New("stopped")
