@@ -166,13 +166,21 @@ func resumed(t testing.TB, all []output, at time.Time) time.Duration {
 // An owner that is killed at any moment is replaced by another node. Nothing is lost or repeated, and nothing is early.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	rounds := many(t, "CARILLON_FAILOVERS", 2)
-	e := startExternal(t)
-	f := newFleet(t, e.url, 4)
+	rounds, replicas := many(t, "CARILLON_FAILOVERS", 2), many(t, "CARILLON_REPLICAS", 1)
+	var url string
+	if replicas > 1 {
+		_, url = startExternals(t)
+	} else {
+		url = startExternal(t).url
+	}
+	f := newFleet(t, url, 4)
+	f.replicas = replicas
 	names := []string{"a", "b", "c"}
-	c := client(t, e.url)
+	c := client(t, url)
 	f.startAll(c, names...)
-	l := startLoad(t, e.url, "f", true)
+	l := startLoad(t, url, "f", true)
+	l.steady(many(t, "CARILLON_STEADY", 0))
+	began := time.Now()
 	type kill struct {
 		at    time.Time
 		owned []int
@@ -195,9 +203,18 @@ func TestFailover(t *testing.T) {
 		f.start(victim)
 		f.shared(c, names...)
 	}
+	ended := time.Now()
 	h, end := l.finish()
 	h.downs = downs
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	all := allOutputs(t, l.nc, f.partitions)
+	h.verify(t, all, end)
+	during := 0
+	for _, o := range all {
+		if o.stored.After(began) && o.stored.Before(ended) {
+			during++
+		}
+	}
+	t.Logf("%.0f outputs a second", float64(during)/ended.Sub(began).Seconds())
 	var took []time.Duration
 	for _, k := range killed {
 		for _, p := range k.owned {

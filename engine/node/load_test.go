@@ -12,7 +12,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/carillon-scheduler/carillon"
 )
 
@@ -274,8 +273,34 @@ func (l *load) end(j *recurring, decided int64) {
 	e.mustTo, e.fireTo = decided, decided
 }
 
+// steady adds jobs that fire once a second and are left alone until the load ends.
+func (l *load) steady(n int) {
+	var work sync.WaitGroup
+	defer work.Wait()
+	for first := range loaders {
+		work.Go(func() {
+			for i := first; i < n; i += loaders {
+				j, start := &recurring{id: fmt.Sprintf("steady-%d", i)}, now()-rand.Int64N(1000)
+				job := carillon.Job{ID: j.id, Topic: "steady", Schedule: "@every 1s", Start: time.UnixMilli(start).UTC(), Misfire: carillon.FireAll}
+				if err := l.putAs(j, job, every(start, 1000), false); err != nil {
+					l.t.Error(err)
+					return
+				}
+				l.mu.Lock()
+				l.live = append(l.live, j)
+				l.mu.Unlock()
+			}
+		})
+	}
+}
+
 func (l *load) put(j *recurring, raw bool) error {
 	job, due := spec(j.id)
+	return l.putAs(j, job, due, raw)
+}
+
+// putAs puts a job that is due as a grid says.
+func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 	before := now()
 	var r carillon.JobReply
 	var err error
