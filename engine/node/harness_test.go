@@ -50,6 +50,29 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// startAs starts this test's binary, or another build of it, on a host as what one of these names makes it. It ends when
+// in is closed.
+func startAs(t testing.TB, cmd *exec.Cmd, on *host, as string, settings any) (in io.Closer, out *bufio.Reader) {
+	t.Helper()
+	encoded, err := json.Marshal(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Env = append(os.Environ(), as+"="+string(encoded))
+	in, err = cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := on.start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	return in, bufio.NewReader(stdout)
+}
+
 // asNATS makes the test binary a nats-server: its settings in JSON.
 const asNATS = "CARILLON_TEST_NATS"
 
@@ -147,26 +170,11 @@ func startExternals(t testing.TB, hosts ...*host) (all []*external, urls string)
 
 func (e *external) start() {
 	e.t.Helper()
-	encoded, err := json.Marshal(e.natsSettings)
-	if err != nil {
-		e.t.Fatal(err)
-	}
 	e.cmd = exec.Command(os.Args[0])
-	e.cmd.Env = append(os.Environ(), asNATS+"="+string(encoded))
 	e.cmd.Stderr = os.Stderr
-	stdin, err := e.cmd.StdinPipe()
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	stdin, stdout := startAs(e.t, e.cmd, e.on, asNATS, e.natsSettings)
 	e.stdin = stdin
-	stdout, err := e.cmd.StdoutPipe()
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	if err := e.on.start(e.cmd); err != nil {
-		e.t.Fatal(err)
-	}
-	line, err := bufio.NewReader(stdout).ReadString('\n')
+	line, err := stdout.ReadString('\n')
 	if err != nil {
 		e.t.Fatalf("nats-server did not start: %v", err)
 	}
@@ -266,25 +274,9 @@ type process struct {
 // spawn starts a node and waits until it is ready; it fails when the node ends before.
 func spawn(t testing.TB, s settings) (*process, error) {
 	t.Helper()
-	encoded, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &process{cmd: exec.Command(cmp.Or(s.binary, os.Args[0])), log: &logBuffer{}}
-	p.cmd.Env = append(os.Environ(), asNode+"="+string(encoded))
+	p := &process{cmd: exec.Command(cmp.Or(s.binary, os.Args[0])), log: &logBuffer{}, began: time.Now()}
 	p.cmd.Stderr = p.log
-	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.began = time.Now()
-	if err := s.on.start(p.cmd); err != nil {
-		t.Fatal(err)
-	}
+	stdin, stdout := startAs(t, p.cmd, s.on, asNode, s)
 	t.Cleanup(func() {
 		stdin.Close()
 		p.kill()
@@ -292,7 +284,7 @@ func spawn(t testing.TB, s settings) (*process, error) {
 			t.Logf("the node's log:\n%s", p.log.important())
 		}
 	})
-	line, err := bufio.NewReader(stdout).ReadBytes('\n')
+	line, err := stdout.ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(line, &p.Ready)
 	}

@@ -52,26 +52,11 @@ func runAsRestore(encoded string) int {
 // killed runs a restore and kills it after so many blocks and some time, or lets it end before.
 func (r restoring) killed(t *testing.T, blocks int, after time.Duration) {
 	t.Helper()
-	encoded, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), asRestore+"="+string(encoded))
 	var stderr logBuffer
 	c.Stderr = &stderr
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in, out := startAs(t, c, nil, asRestore, r)
 	defer in.Close()
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
 	lines := bufio.NewScanner(out)
 	for range blocks {
 		if !lines.Scan() {
