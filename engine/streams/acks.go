@@ -128,7 +128,8 @@ func sendError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed),
-		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrConnectionDraining):
+		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrConnectionDraining),
+		errors.Is(err, nats.ErrDisconnected):
 		return fmt.Errorf("%w: %w", ErrDisconnected, err)
 	}
 	return fmt.Errorf("streams: publish: %w", err)

@@ -52,12 +52,16 @@ func TestMissedSoon(t *testing.T) {
 	if err := s.Log.PublishAsync("hole", nil, nil, func(uint64, error) { waits.Store(false) }); err != nil {
 		t.Fatal(err)
 	}
-	errs := make(chan error, 1)
+	errs := make(chan error, 2)
 	missed := func(_ uint64, err error) { errs <- err }
 	if err := s.Log.PublishRepeated("hole", nil, missed); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is missed", func() bool { return len(errs) == cap(errs) })
+	if err := s.Out[0].PublishChained(chained("hole", nil, 0), missed); err != nil {
+		t.Fatal(err)
+	}
+	s.Flush()
+	eventually(t, "both are missed", func() bool { return len(errs) == cap(errs) })
 	for range cap(errs) {
 		if err := <-errs; !errors.Is(err, ErrTimeout) {
 			t.Errorf("it was missed with %v", err)
@@ -101,5 +105,29 @@ func TestAskedAgain(t *testing.T) {
 	s := stream{nc: nc}
 	if m, err := s.ask(t.Context(), "question", nil); err != nil || string(m.Data) != "answer" {
 		t.Errorf("the answer is %v (%v)", m, err)
+	}
+}
+
+// A question whose connection breaks before there is an answer fails as one that could not be sent: nats.go ends it.
+func TestAskedAndLeft(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	other := h.connect()
+	asked := make(chan *nats.Msg, 1)
+	_, err := other.ChanSubscribe(apiPrefix+"question", asked)
+	if err == nil {
+		err = other.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- (&stream{nc: nc}).request(t.Context(), "question", nil, nil) }()
+	<-asked
+	if err := nc.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answer; !errors.Is(err, ErrDisconnected) {
+		t.Errorf("it was answered with %v", err)
 	}
 }
