@@ -660,6 +660,39 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
+// Where NATS is well and its answers are late, what was given up once is waited for longer: a slow network does not make
+// itself slower by having everything sent again.
+func TestAnswersLate(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	f := newFleet(t, e.url, 4)
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4}
+	a := f.start("a")
+	l := startLoad(t, e.url, "z", true)
+	l.late = true
+	given := func() float64 {
+		return metric(t, a.Ready.HTTP, "carillon_chain_lost_total") + metric(t, a.Ready.HTTP, "carillon_ticks_failed_total")
+	}
+	passed(t, l.nc, f.partitions, now()+1000)
+	began, before := now(), given()
+	w.delay(400 * time.Millisecond)
+	passed(t, l.nc, f.partitions, began+3000)
+	first := given() - before
+	passed(t, l.nc, f.partitions, began+7000)
+	then := given() - before - first
+	if t.Logf("%.0f times something was given up, and %.0f times later", first, then); first == 0 || then >= float64(f.partitions) {
+		t.Error("want once at first, and then hardly ever")
+	}
+	w.delay(0)
+	passed(t, l.nc, f.partitions, now())
+	l.settled()
+	h, end := l.finish()
+	h.downs = append(h.downs, span{began, end})
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	a.terminate(t)
+}
+
 // An owner whose ticks go astray is replaced, and so is one whose ticks are refused at once. It takes its share again once
 // they would arrive.
 func TestTicksGoAstray(t *testing.T) {

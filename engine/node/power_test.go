@@ -280,9 +280,10 @@ type wire struct {
 	t        testing.TB
 	listener net.Listener
 	mu       sync.Mutex
-	address  string // "" while it is cut
-	deaf     bool   // what is sent is lost
-	astray   string // what is sent to this subject goes nowhere
+	address  string        // "" while it is cut
+	deaf     bool          // what is sent is lost
+	late     time.Duration // what is sent takes so long
+	astray   string        // what is sent to this subject goes nowhere
 	alias    alias
 	open     map[net.Conn]bool
 }
@@ -324,9 +325,19 @@ func (w *wire) connect(c net.Conn) {
 	w.open[c], w.open[d] = true, true
 	forward := func(to, from net.Conn) {
 		var renamed renamed
+		way, arrived := make(chan parcel, 4096), make(chan struct{})
+		go func() {
+			defer close(arrived)
+			for p := range way {
+				time.Sleep(time.Until(p.due))
+				if _, err := to.Write(p.b); err != nil {
+					from.Close()
+				}
+			}
+		}()
 		_, _ = io.Copy(writerFunc(func(b []byte) (int, error) { // ends when either is closed
 			w.mu.Lock()
-			deaf, astray, alias := w.deaf, w.astray, w.alias
+			deaf, late, astray, alias := w.deaf, w.late, w.astray, w.alias
 			w.mu.Unlock()
 			if to == c {
 				alias.here, alias.there = alias.there, alias.here
@@ -339,14 +350,22 @@ func (w *wire) connect(c net.Conn) {
 			if deaf {
 				return n, nil
 			}
-			_, err := to.Write(b)
-			return n, err
+			way <- parcel{time.Now().Add(late), slices.Clone(b)}
+			return n, nil
 		}), from)
+		close(way)
+		<-arrived
 		to.Close()
 		from.Close()
 	}
 	go forward(c, d)
 	go forward(d, c)
+}
+
+// parcel is what is on its way through a wire.
+type parcel struct {
+	due time.Time
+	b   []byte
 }
 
 type writerFunc func([]byte) (int, error)
@@ -387,6 +406,13 @@ func (w *wire) swallow() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.deaf = true
+}
+
+// delay has what either side sends from now on arrive later.
+func (w *wire) delay(late time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.late = late
 }
 
 // divert has requests to a subject go nowhere; "" ends it.
