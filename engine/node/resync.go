@@ -20,6 +20,10 @@ const (
 	ownerPause     = 10 * time.Millisecond // until the claim has come back
 )
 
+// verdictPause is how long an output stream with replicas has to say the same until a partition stops for it: a leader may
+// be one that no longer is for half as long.
+const verdictPause = 6 * time.Second
+
 // resync asks the output stream how far it is and resumes the chain from there; it tries until it
 // succeeds, the partition stops, or the node does. A chain that is lost again right after it was resumed
 // waits longer each time.
@@ -30,7 +34,9 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	}
 	before := p.pause
 	p.pause = min(max(2*p.pause, resumePauseMin), resumePauseMax)
+	replicated := p.chain.Confirms()
 	p.out.Unlock()
+	var against time.Time // since when the stream speaks against the log
 	for {
 		if before > 0 && !pause(ctx, before) {
 			return
@@ -40,8 +46,15 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		case err == nil || ctx.Err() != nil:
 			n.bell.ring()
 			return
-		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind), errors.Is(err, engine.ErrRules),
-			errors.Is(err, engine.ErrDiverged), errors.Is(err, wal.ErrCorrupt):
+		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
+			if against.IsZero() {
+				against = time.Now()
+			}
+			if !replicated || time.Since(against) > verdictPause {
+				n.stop(p, err)
+				return
+			}
+		case errors.Is(err, engine.ErrRules), errors.Is(err, engine.ErrDiverged), errors.Is(err, wal.ErrCorrupt):
 			n.stop(p, err)
 			return
 		case errors.Is(err, errStopped):
@@ -52,6 +65,8 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			}
 			before = ownerPause
 			continue
+		default:
+			against = time.Time{}
 		}
 		n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
 		before = min(max(2*before, resumePauseMin), resumePauseMax)
@@ -242,9 +257,12 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	p.mu.Lock()
 	s := p.machine.Survey(info.First, info.Last)
 	p.mu.Unlock()
-	err = n.streams.Out[p.number].Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
+	out := n.streams.Out[p.number]
+	from, found := max(acked.Seq+1, info.First), uint64(0)
+	err = out.Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		found += uint64(len(batch))
 		for i := range batch {
 			number, trigger := n.outputOf(&batch[i])
 			s.Add(number, batch[i].Seq, trigger)
@@ -253,6 +271,15 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	})
 	if err != nil {
 		return f, err
+	}
+	if from+found <= info.Last { // age may have taken what the survey takes for missing
+		now, err := out.Info(ctx)
+		if err == nil && now.First > from {
+			err = fmt.Errorf("node: the output stream began at %d, and begins at %d", info.First, now.First)
+		}
+		if err != nil {
+			return f, err
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -118,6 +118,7 @@ const (
 	codeReplicasAlone        = 10074
 	codeNotEnabled           = 10076
 	codeStoreFailed          = 10077 // with "maximum bytes exceeded" and its like when discard is new
+	codeStreamOffline        = 10118 // all servers that have it are away
 	codeConsumerOffline      = 10119 // it has been given to a server that is away
 	codeMaxStreamBytes       = 10122
 	codeConsumerExists       = 10148
@@ -135,7 +136,7 @@ func (e *APIError) class() error {
 		return &WrongSequenceError{}
 	case codeAccountResources, codeInsufficient, codeMemoryResources, codeStorageResources, codeStoreFailed:
 		return fmt.Errorf("%w: %s (%d)", ErrNoSpace, e.Description, e.ErrCode)
-	case codeNotAvailable, codeConsumerOffline:
+	case codeNotAvailable, codeStreamOffline, codeConsumerOffline:
 		return fmt.Errorf("%w: %s (%d)", ErrDisconnected, e.Description, e.ErrCode)
 	case codeStreamNotFound:
 		return ErrNoStream

@@ -138,8 +138,13 @@ func (r *reader) read(ctx context.Context) error {
 		if errors.As(err, &own) {
 			return own.error
 		}
-		if !transient(err) || r.nc.IsClosed() {
+		if r.nc.IsClosed() {
 			return err
+		}
+		if !verdict(err) {
+			r.against = time.Time{}
+		} else if fatal := r.confirm(err); fatal != nil {
+			return fatal
 		}
 		if r.onReset != nil {
 			r.onReset(err)
@@ -161,16 +166,32 @@ func (r *reader) read(ctx context.Context) error {
 // deliverError marks the caller's own, which ends Read whatever it is.
 type deliverError struct{ error }
 
-func transient(err error) bool {
-	var api *APIError
-	return errors.Is(err, errReset) || errors.Is(err, ErrDisconnected) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, nats.ErrTimeout) || errors.As(err, &api) && api.Code == 503
+// verdict tells whether an error says of the stream what another try will not change.
+func verdict(err error) bool {
+	var (
+		rewound *RewoundError
+		cut     *CutError
+		differs *DiffersError
+	)
+	return errors.As(err, &rewound) || errors.As(err, &cut) || errors.As(err, &differs) || errors.Is(err, ErrNoStream)
+}
+
+// confirm keeps a verdict back until it has been given for longer than a leader may have been none.
+func (r *reader) confirm(verdict error) error {
+	if r.against.IsZero() {
+		r.against = time.Now()
+	}
+	if r.replicas > 1 && time.Since(r.against) < 2*heard {
+		return nil
+	}
+	return verdict
 }
 
 type reader struct {
 	*stream
 	name    string // of its consumer
 	at      Position
+	passed  uint64 // the stream has nothing from there up to here
 	until   uint64 // it ends here; 0: it follows the stream
 	done    bool   // it has come that far
 	deliver func([]Message) error
@@ -179,6 +200,9 @@ type reader struct {
 	batch []Message
 	bytes int
 	cseq  uint64 // the consumer's own count of what it has sent
+
+	replicas int       // of the stream
+	against  time.Time // since when the stream speaks against the position
 }
 
 // session runs one consumer until something is wrong. While that is being made, or is not heard, the stream is asked for
@@ -188,7 +212,7 @@ func (r *reader) session(ctx context.Context) error {
 	nc := r.nc
 	status := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer nc.RemoveStatusListener(status)
-	if err := r.holds(ctx, r.at); err != nil {
+	if err := r.holds(ctx); err != nil {
 		return err
 	}
 
@@ -212,7 +236,7 @@ func (r *reader) session(ctx context.Context) error {
 	ask := time.NewTicker(askEvery)
 	defer ask.Stop()
 	running, silent := false, 0
-	heard := func() {
+	alive := func() {
 		running = true
 		if ask.Stop(); r.until > 0 { // a consumer on a replica that is behind does not come to the end
 			ask.Reset(askEvery)
@@ -228,7 +252,7 @@ func (r *reader) session(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			heard()
+			alive()
 		case <-idle.C:
 			if running {
 				silent++
@@ -245,8 +269,8 @@ func (r *reader) session(ctx context.Context) error {
 			}
 		case m := <-queue:
 			silent = 0
-			heard()
-			if err := r.take(m, queue); err != nil {
+			alive()
+			if err := r.take(ctx, m, queue); err != nil {
 				return err
 			}
 		}
@@ -262,23 +286,20 @@ func (r *reader) ask(ctx context.Context) error {
 	if err != nil {
 		return nil // it has no leader; it is asked again
 	}
-	after, last := r.at.Seq, info.Last
-	switch {
-	case r.until > 0:
-		after, last = max(after, info.First-min(info.First, 1)), min(last, r.until)
-	case info.First > after+1:
-		return fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, after)
+	if r.cut(info) {
+		return fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.at.Seq)
 	}
-	if after < last {
-		after, err = r.few(ctx, after, min(last, after+scanFew), func(batch []Message) error {
+	last := info.Last
+	if r.until > 0 {
+		last = min(last, r.until)
+	}
+	if after := max(r.at.Seq, r.passed, info.First-min(info.First, 1)); after < last {
+		r.passed, err = r.few(ctx, after, min(last, after+scanFew), func(batch []Message) error {
 			r.batch = append(r.batch, batch...)
 			return r.hand()
 		})
 	}
-	if r.until > 0 {
-		r.at.Seq = max(r.at.Seq, after)
-		r.done = r.at.Seq >= r.until
-	}
+	r.done = r.until > 0 && max(r.at.Seq, r.passed, info.First-min(info.First, 1)) >= r.until
 	var own deliverError
 	if errors.As(err, &own) {
 		return err
@@ -286,10 +307,16 @@ func (r *reader) ask(ctx context.Context) error {
 	return nil
 }
 
+// cut tells whether records that follow one that was read are gone. To a scan that is nothing new.
+func (r *reader) cut(info Info) bool {
+	read := max(r.at.Seq, r.passed)
+	return r.until == 0 && read > 0 && info.First > read+1
+}
+
 // take delivers m and what has arrived behind it.
-func (r *reader) take(m *nats.Msg, queue chan *nats.Msg) error {
+func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) error {
 	for {
-		if err := r.add(m); err != nil {
+		if err := r.add(ctx, m); err != nil {
 			return errors.Join(err, r.hand())
 		}
 		if len(r.batch) >= batchMessages || r.bytes >= batchBytes || r.done {
@@ -319,7 +346,7 @@ func (r *reader) hand() error {
 }
 
 // add puts m into the batch, or answers it when it is the server's own word.
-func (r *reader) add(m *nats.Msg) error {
+func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "100" && !strings.HasPrefix(m.Reply, "$JS.ACK.") {
 		return r.control(m)
 	}
@@ -331,6 +358,9 @@ func (r *reader) add(m *nats.Msg) error {
 		return fmt.Errorf("%w: delivery %d came after %d", errReset, d.consumerSeq, r.cseq)
 	}
 	r.cseq++
+	if err := r.follows(ctx, d.streamSeq); err != nil {
+		return err
+	}
 	if d.streamSeq > r.at.Seq { // else the stream was asked for it meanwhile
 		r.batch = append(r.batch, Message{
 			Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
@@ -338,6 +368,28 @@ func (r *reader) add(m *nats.Msg) error {
 		r.bytes += len(m.Subject) + len(m.Data)
 	}
 	r.done = r.until > 0 && d.streamSeq >= r.until
+	return nil
+}
+
+// follows tells whether nothing is between what was read last and a sequence. A consumer goes on where its stream begins
+// when that is cut before it, and says nothing of it.
+func (r *reader) follows(ctx context.Context, seq uint64) error {
+	last := max(r.at.Seq, r.passed)
+	if n := len(r.batch); n > 0 {
+		last = r.batch[n-1].Seq
+	}
+	if seq <= last+1 || last == 0 || r.until > 0 {
+		return nil
+	}
+	gone, err := r.gaps(ctx)
+	if err != nil {
+		return err
+	}
+	for missing := last + 1; missing < seq; missing++ {
+		if missing < gone.first || !gone.has(missing) {
+			return fmt.Errorf("%w: %d came behind %d, and the stream begins at %d", errReset, seq, last, gone.first)
+		}
+	}
 	return nil
 }
 
@@ -360,21 +412,23 @@ func (r *reader) control(m *nats.Msg) error {
 	return sendError(r.nc.Publish(reply, nil))
 }
 
-// holds compares the stream with a position that was read from it.
-func (s *stream) holds(ctx context.Context, at Position) error {
-	info, err := s.Info(ctx)
+// holds compares the stream with the position that was read from it.
+func (r *reader) holds(ctx context.Context) error {
+	at := r.at
+	info, err := r.Info(ctx)
 	if err != nil {
 		return err
 	}
+	r.replicas = info.Replicas
 	switch {
 	case info.Last < at.Seq:
 		return &RewoundError{At: at, Last: info.Last}
-	case at.Seq > 0 && info.First > at.Seq+1:
+	case r.cut(info):
 		return &CutError{At: at, First: info.First}
 	case at.Seq == 0 || at.Time.IsZero() || info.First > at.Seq:
 		return nil
 	}
-	m, err := s.Get(ctx, at.Seq)
+	m, err := r.Get(ctx, at.Seq)
 	if errors.Is(err, ErrNotFound) {
 		return &DiffersError{At: at}
 	}

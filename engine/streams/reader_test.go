@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -78,7 +79,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// What is appended while a reader waits comes at once, and holes are passed over.
+// What is appended while a reader waits comes at once. What is cut before it was read is not passed over.
 func TestReadLive(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
 	ctx, cancel := cancelled(t)
@@ -103,13 +104,73 @@ func TestReadLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	appendLog(t, s.Log, 1)
-	if seq := <-got; seq != 501 {
-		t.Errorf("behind the hole came %d, want 501", seq)
-	}
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	var cut *CutError
+	if err := <-ended; !errors.As(err, &cut) || cut.At.Seq != 20 || cut.First != 501 {
 		t.Errorf("Read ended with %v", err)
 	}
+	if len(got) > 0 {
+		t.Errorf("behind the cut came %d", <-got)
+	}
+}
+
+// Holes are passed over, by a consumer as by questions.
+func TestReadHoles(t *testing.T) {
+	s, nc, h := fresh(t, Config{Partitions: 1, Reader: "engine"})
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := js.Stream(t.Context(), s.Log.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const records = 2*scanFew + 20 // one hole is longer than what is asked for at once
+	for seq := 1; seq <= records; seq++ {
+		subject := "carillon.log.0.stays"
+		if seq%5 == 0 || seq > 10 && seq < scanFew+15 {
+			subject = "carillon.log.0.goes"
+		}
+		if _, err := s.Log.Publish(t.Context(), subject, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := Position{Seq: 1}
+	all, err := readTo(t, s.Log, first, records)
+	if err != nil || len(all) != records-1 {
+		t.Fatalf("%d records, %v", len(all), err)
+	}
+	if err := log.Purge(t.Context(), jetstream.WithPurgeSubject("carillon.log.0.goes")); err != nil {
+		t.Fatal(err)
+	}
+	var want []uint64
+	for _, m := range all {
+		if m.Subject == "carillon.log.0.stays" {
+			want = append(want, m.Seq)
+		}
+	}
+	holds := func(how string) {
+		t.Helper()
+		stay, err := readTo(t, s.Log, first, records)
+		var got []uint64
+		for _, m := range stay {
+			got = append(got, m.Seq)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s gives %v, %v, want %v", how, got, err, want)
+		}
+	}
+	holds("a consumer")
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.SubscribeSync("nobody"); err != nil {
+		t.Fatal(err)
+	}
+	if err := account.AddMapping("$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine", "nobody"); err != nil {
+		t.Fatal(err)
+	}
+	holds("the stream")
 }
 
 // The reader goes on by itself, without gap or repeat, when its consumer or the server goes away.
@@ -286,7 +347,7 @@ func TestReaderSeesGaps(t *testing.T) {
 		for _, m := range in[1:] {
 			queue <- m
 		}
-		if err := r.take(in[0], queue); !errors.Is(err, errReset) || !transient(err) {
+		if err := r.take(t.Context(), in[0], queue); !errors.Is(err, errReset) || verdict(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if fmt.Sprint(got) != "[11 12]" || r.at.Seq != 12 {
@@ -294,7 +355,7 @@ func TestReaderSeesGaps(t *testing.T) {
 		}
 	}
 	r := &reader{}
-	if err := r.take(heard("0"), make(chan *nats.Msg)); err != nil {
+	if err := r.take(t.Context(), heard("0"), make(chan *nats.Msg)); err != nil {
 		t.Errorf("a heartbeat: %v", err)
 	}
 }
@@ -516,7 +577,7 @@ func TestScanBehind(t *testing.T) {
 	if _, err := out.Get(t.Context(), last); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("a message is not found: %v", err)
 	}
-	if err := out.holds(t.Context(), Position{Seq: last, Time: ahead.LastTime}); !errors.Is(err, ErrDisconnected) {
+	if err := (&reader{stream: &out.stream, at: Position{Seq: last, Time: ahead.LastTime}}).holds(t.Context()); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("the message last read is not found: %v", err)
 	}
 	end()
@@ -617,5 +678,57 @@ func TestReadWithoutConsumer(t *testing.T) {
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Only what a stream says of itself ends a reader, and a stream with replicas must say it for a while: a leader that is
+// none any more lacks what the others have.
+func TestVerdicts(t *testing.T) {
+	broken := &net.OpError{Op: "write", Err: errors.New("broken pipe")}
+	for _, err := range []error{errReset, ErrDisconnected, ErrNoSpace, nats.ErrTimeout, context.DeadlineExceeded, broken, (&APIError{ErrCode: codeConsumerExists}).class()} {
+		if verdict(err) {
+			t.Errorf("%v ends a reader", err)
+		}
+	}
+	rewound := &RewoundError{At: Position{Seq: 2}, Last: 1}
+	if !verdict(rewound) || !verdict(&CutError{}) || !verdict(&DiffersError{}) || !verdict((&APIError{ErrCode: codeStreamNotFound}).class()) {
+		t.Error("a stream that is another one is read on")
+	}
+	if err := (&APIError{ErrCode: codeStreamOffline}).class(); !errors.Is(err, ErrDisconnected) {
+		t.Errorf("a stream whose servers are away: %v", err)
+	}
+	alone, one := &reader{replicas: 1}, &reader{replicas: 3}
+	if alone.confirm(rewound) == nil {
+		t.Error("the only server is not believed")
+	}
+	if one.confirm(rewound) != nil {
+		t.Error("one of three is believed at once")
+	}
+	one.against = one.against.Add(-2 * heard)
+	if one.confirm(rewound) == nil {
+		t.Error("a stream is never believed")
+	}
+}
+
+func TestLeads(t *testing.T) {
+	type replica = struct {
+		Name   string        `json:"name"`
+		Active time.Duration `json:"active"`
+	}
+	for _, c := range []struct {
+		what  string
+		g     *group
+		leads bool
+	}{
+		{"no cluster", nil, true},
+		{"alone", &group{Leader: "a"}, true},
+		{"no leader", &group{Replicas: []replica{{"b", 1}, {"c", 1}}}, false},
+		{"one of two follows", &group{Leader: "a", Replicas: []replica{{"b", time.Second}, {"c", time.Minute}}}, true},
+		{"none follows", &group{Leader: "a", Replicas: []replica{{"b", heard}, {"c", 0}}}, false},
+		{"a follower that has just heard of its leader", &group{Leader: "a", Replicas: []replica{{"a", 1}, {"c", 0}}}, false},
+	} {
+		if c.g.leads() != c.leads {
+			t.Errorf("%s: %t", c.what, !c.leads)
+		}
 	}
 }

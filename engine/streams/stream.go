@@ -30,6 +30,7 @@ type Info struct {
 	Bytes       uint64
 	MaxBytes    int64         // -1: no limit
 	MaxAge      time.Duration // 0: no limit
+	Replicas    int
 	LastTime    time.Time
 	Now         time.Time // by the clock that stamps the stream's messages
 }
@@ -115,12 +116,14 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 type group struct {
 	Leader   string `json:"leader"`
 	Replicas []struct {
+		Name   string        `json:"name"`
 		Active time.Duration `json:"active"` // since the leader heard of it; 0: it never did
 	} `json:"replicas"` // all others
 }
 
-// heard is the longest that a leader's word counts without one of most replicas. Followers elect another four seconds
-// after they heard the leader last, at the earliest; an idle leader asks them every other second (server/raft.go).
+// heard is the longest that a leader's word counts without one of most replicas: a follower that hears nothing elects another
+// after four seconds at the earliest, and an idle leader asks them every other second (server/raft.go). A follower that does
+// hear it votes for another all the same, so for as long as this a leader may be one that no longer is.
 const heard = 3 * time.Second
 
 // leads tells whether most replicas follow the one that answered. Where a group has no leader each replica answers with
@@ -132,6 +135,9 @@ func (g *group) leads() bool {
 	}
 	follow := 1
 	for _, r := range g.Replicas {
+		if r.Name == g.Leader { // it learned of a leader while it answered in place of one
+			return false
+		}
 		if r.Active > 0 && r.Active < heard {
 			follow++
 		}
@@ -158,6 +164,7 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 		Config struct {
 			MaxBytes int64         `json:"max_bytes"`
 			MaxAge   time.Duration `json:"max_age"`
+			Replicas int           `json:"num_replicas"`
 		} `json:"config"`
 		State struct {
 			Messages uint64    `json:"messages"`
@@ -177,7 +184,7 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	st := resp.State
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, LastTime: st.LastTime, Now: resp.Now,
+		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, LastTime: st.LastTime, Now: resp.Now,
 	}, st.Deleted, nil
 }
 
