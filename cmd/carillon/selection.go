@@ -103,7 +103,7 @@ func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, y
 		err = a.line("%d selected, %d %s, %d were so or gone already, %d failed", r.Matched, r.Changed, ch.past, r.Unchanged, r.Failed)
 	}
 	if err == nil && r.Failed > 0 {
-		err = &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("the outcome of %d jobs is unknown; the same command again does no harm", r.Failed)}
+		err = &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("of %d jobs the outcome is unknown, or there was no room to change them; the same command again does no harm", r.Failed)}
 	}
 	return err
 }

@@ -16,8 +16,9 @@ import (
 // Pauses between two tries to resume a chain.
 const (
 	resumePauseMin = 5 * time.Millisecond
-	resumePauseMax = time.Second
-	ownerPause     = 10 * time.Millisecond // until the claim has come back
+	resumePauseMax = time.Second            // where it is lost again and again
+	answerPauseMax = 250 * time.Millisecond // where the stream does not say how far it is
+	ownerPause     = 10 * time.Millisecond  // until the claim has come back
 )
 
 // verdictPause is how long an output stream with replicas has to say the same until a partition stops for it: a leader may
@@ -69,7 +70,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			against = time.Time{}
 		}
 		n.log.Warn("output stream does not say how far it is", "partition", p.number, "error", err)
-		before = min(max(2*before, resumePauseMin), resumePauseMax)
+		before = min(max(2*before, resumePauseMin), answerPauseMax)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// The server is silent no longer than this; three times it means the consumer is gone.
-	heartbeat = 500 * time.Millisecond
+	// The server is silent no longer than this. After twice that the stream is asked, after four times the consumer is gone.
+	heartbeat = 250 * time.Millisecond
 	// A batch ends here even when more has arrived: it bounds the caller's memory and its longest
 	// commit, and is far beyond what one fsync needs to be shared by.
 	batchMessages = 4096
@@ -24,7 +24,8 @@ const (
 	// many messages of 128 bytes. If more come they are dropped, seen as a gap and read again.
 	readerQueue = 256 << 10
 	// While the consumer is not heard the stream is asked for what it holds, this often.
-	askEvery = 50 * time.Millisecond
+	askEvery   = 50 * time.Millisecond
+	askTimeout = 500 * time.Millisecond
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
 	resetWaitMax = 250 * time.Millisecond
@@ -258,9 +259,9 @@ func (r *reader) session(ctx context.Context) error {
 				silent++
 			}
 			switch {
-			case silent > 3:
+			case silent > 4:
 				return fmt.Errorf("%w: the server is silent", errReset)
-			case silent > 1:
+			case silent > 2: // the first may be of the same moment as the last word
 				ask.Reset(askEvery)
 			}
 		case <-ask.C:
@@ -280,7 +281,7 @@ func (r *reader) session(ctx context.Context) error {
 
 // ask delivers the next few messages that the stream holds, if it says which.
 func (r *reader) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, heartbeat)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	info, err := r.Info(ctx)
 	if err != nil {
