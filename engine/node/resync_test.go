@@ -1,0 +1,76 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
+)
+
+// What an output stream loses by age between two looks at it is not taken for outputs that are missing in it: they would be
+// published again.
+func TestSurveyWhileMessagesGo(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{JetStream: true})
+	nc, err := nats.Connect(ns.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	out := s.Out[0]
+	const messages, gone = 10, 4
+	for expect := range uint64(messages) {
+		stored := make(chan error, 1)
+		m := streams.Chained{Subject: []byte("carillon.trigger.0.a"), Expect: expect}
+		if err := out.PublishChained(&m, func(_ uint64, err error) { stored <- err }); err != nil {
+			t.Fatal(err)
+		}
+		s.Flush()
+		if err := <-stored; err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := &Node{o: Options{Prefix: "carillon"}, streams: s}
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0), chain: engine.NewChain()}
+	survey := func(info streams.Info) error {
+		_, err := n.survey(t.Context(), p, info, engine.Acked{}, 0)
+		return err
+	}
+	before, err := out.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := survey(before); err != nil {
+		t.Errorf("a stream that stays as it is: %v", err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "CARILLON_OUT_0")
+	if err == nil {
+		err = stream.Purge(t.Context(), jetstream.WithPurgeSequence(gone+1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := survey(before); err == nil {
+		t.Error("the outputs that age took count as missing")
+	}
+	after, err := out.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := survey(after); err != nil || after.First != gone+1 {
+		t.Errorf("a stream that begins at %d: %v", after.First, err)
+	}
+}
