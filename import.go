@@ -374,7 +374,7 @@ func (b *importBatch) full(reply ImportReply, err error) (lines map[int]bool) {
 		}
 	}
 	for _, f := range reply.Failed {
-		if errors.Is(f.Error, noRoom) {
+		if f.Line <= len(b.at) && errors.Is(f.Error, noRoom) {
 			lines[f.Line-1] = true
 		}
 	}
