@@ -51,7 +51,7 @@ kill-cold: ## the same 200 times with jobs on disk, a checkpoint every 200 ms an
 kill-restore: ## kill -9 a restore, straight and into other partitions, KILLS times each: make kill-restore KILLS=100
 	CARILLON_KILLS=$(KILLS) go test ./engine/node -run 'TestKillWhileRestoring$$' -v -timeout 0
 
-failover: ## kill -9, freeze and hand over owners among three engines with 3 replicas and 3,000 triggers a second, and check every trigger: make failover KILLS=50
+failover: ## kill -9 owners with three replicas and 3,000 triggers a second, freeze and hand over others, and check every trigger: make failover KILLS=50
 	CARILLON_FAILOVERS=$(KILLS) CARILLON_REPLICAS=3 CARILLON_STEADY=1200 CARILLON_HANDOVERS=10 CARILLON_FREEZES=3 CARILLON_FROZEN=20 \
 	  go test ./engine/node -run 'TestFailover|TestHandOver|TestFrozenOwner' -parallel 1 -v -timeout 0
 

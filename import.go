@@ -324,7 +324,7 @@ func (im *importing) send(b *importBatch) {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		reply, err := im.request(b)
 		full := b.full(reply, err)
-		if patient := im.patient(len(full) < len(b.at)); len(full) == 0 || !patient {
+		if patient := im.patient(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
 			im.settle(b, reply, err)
 			return
 		}
@@ -355,7 +355,7 @@ func (im *importing) settle(b *importBatch, reply ImportReply, err error) {
 	im.tell(b, reply, err)
 }
 
-// patient tells whether to go on where there was no room, or for some lines only.
+// patient tells whether to go on where there was no room for some lines, or for all.
 func (im *importing) patient(some bool) bool {
 	im.mu.Lock()
 	defer im.mu.Unlock()

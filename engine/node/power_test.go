@@ -329,7 +329,7 @@ func (w *wire) connect(c net.Conn) {
 		go func() {
 			defer close(arrived)
 			for p := range way {
-				time.Sleep(time.Until(p.due))
+				time.Sleep(time.Until(p.due)) // the way takes so long
 				if _, err := to.Write(p.b); err != nil {
 					from.Close()
 				}

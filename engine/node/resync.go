@@ -21,10 +21,6 @@ const (
 	ownerPause     = 10 * time.Millisecond  // until the claim has come back
 )
 
-// verdictPause is how long an output stream with replicas has to say the same until a partition stops for it: a leader may
-// be one that no longer is for half as long.
-const verdictPause = 6 * time.Second
-
 // resync asks the output stream how far it is and resumes the chain from there; it tries until it
 // succeeds, the partition stops, or the node does. A chain that is lost again right after it was resumed
 // waits longer each time.
@@ -51,7 +47,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			if against.IsZero() {
 				against = time.Now()
 			}
-			if !replicated || time.Since(against) > verdictPause {
+			if !replicated || time.Since(against) > streams.Doubt {
 				n.stop(p, err)
 				return
 			}

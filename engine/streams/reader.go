@@ -77,7 +77,7 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 	if info.Last < last {
 		return &RewoundError{At: Position{Seq: last}, Last: info.Last}
 	}
-	after = max(after, info.First-min(info.First, 1))
+	after = max(after, info.before())
 	if after >= last {
 		return nil
 	}
@@ -182,7 +182,7 @@ func (r *reader) confirm(verdict error) error {
 	if r.against.IsZero() {
 		r.against = time.Now()
 	}
-	if r.replicas > 1 && time.Since(r.against) < 2*heard {
+	if r.replicas > 1 && time.Since(r.against) < Doubt {
 		return nil
 	}
 	return verdict
@@ -192,7 +192,7 @@ type reader struct {
 	*stream
 	name    string // of its consumer
 	at      Position
-	passed  uint64 // the stream has nothing from there up to here
+	passed  uint64 // what was read, and what the stream has no more, reaches at least up to here
 	until   uint64 // it ends here; 0: it follows the stream
 	done    bool   // it has come that far
 	deliver func([]Message) error
@@ -288,19 +288,20 @@ func (r *reader) ask(ctx context.Context) error {
 		return nil // it has no leader; it is asked again
 	}
 	if r.cut(info) {
-		return fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.at.Seq)
+		return fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.upTo())
 	}
+	r.passed = max(r.upTo(), info.before())
 	last := info.Last
 	if r.until > 0 {
 		last = min(last, r.until)
 	}
-	if after := max(r.at.Seq, r.passed, info.First-min(info.First, 1)); after < last {
+	if after := r.passed; after < last {
 		r.passed, err = r.few(ctx, after, min(last, after+scanFew), func(batch []Message) error {
 			r.batch = append(r.batch, batch...)
 			return r.hand()
 		})
 	}
-	r.done = r.until > 0 && max(r.at.Seq, r.passed, info.First-min(info.First, 1)) >= r.until
+	r.done = r.until > 0 && r.passed >= r.until
 	var own deliverError
 	if errors.As(err, &own) {
 		return err
@@ -308,10 +309,12 @@ func (r *reader) ask(ctx context.Context) error {
 	return nil
 }
 
+// upTo is how far the reader is.
+func (r *reader) upTo() uint64 { return max(r.at.Seq, r.passed) }
+
 // cut tells whether records that follow one that was read are gone. To a scan that is nothing new.
 func (r *reader) cut(info Info) bool {
-	read := max(r.at.Seq, r.passed)
-	return r.until == 0 && read > 0 && info.First > read+1
+	return r.until == 0 && r.upTo() > 0 && info.First > r.upTo()+1
 }
 
 // take delivers m and what has arrived behind it.
@@ -375,7 +378,7 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 // follows tells whether nothing is between what was read last and a sequence. A consumer goes on where its stream begins
 // when that is cut before it, and says nothing of it.
 func (r *reader) follows(ctx context.Context, seq uint64) error {
-	last := max(r.at.Seq, r.passed)
+	last := r.upTo()
 	if n := len(r.batch); n > 0 {
 		last = r.batch[n-1].Seq
 	}

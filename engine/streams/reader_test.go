@@ -554,7 +554,9 @@ func TestScanBehind(t *testing.T) {
 		}
 		return func() {
 			account.RemoveMapping(subject)
-			_ = sub.Unsubscribe() // of a connection that ends with the test
+			if err := sub.Unsubscribe(); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	scan := func(after uint64) (upTo uint64, err error) {
@@ -704,7 +706,7 @@ func TestVerdicts(t *testing.T) {
 	if one.confirm(rewound) != nil {
 		t.Error("one of three is believed at once")
 	}
-	one.against = one.against.Add(-2 * heard)
+	one.against = one.against.Add(-Doubt)
 	if one.confirm(rewound) == nil {
 		t.Error("a stream is never believed")
 	}

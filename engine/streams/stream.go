@@ -35,6 +35,9 @@ type Info struct {
 	Now         time.Time // by the clock that stamps the stream's messages
 }
 
+// before is the sequence below which the stream has nothing, that included.
+func (i *Info) before() uint64 { return i.First - min(i.First, 1) }
+
 // stream is what the log and the output streams have in common: requests about one stream.
 type stream struct {
 	nc   *nats.Conn
@@ -129,6 +132,10 @@ type group struct {
 // hear it votes for another all the same, so for as long as this a leader may be one that no longer is.
 const heard = 3 * time.Second
 
+// Doubt is how long what a stream with replicas says against a node has to be said before it counts: twice as long as a
+// leader that is none any more may be believed.
+const Doubt = 2 * heard
+
 // leads tells whether most replicas follow the one that answered. Where a group has no leader each replica answers with
 // what it has (server/jetstream_api.go, jsStreamInfoRequest), and a leader that is cut off from the others knows of that
 // after ten seconds and more: both may lack what has long been acknowledged.
@@ -157,9 +164,12 @@ func (s *stream) Info(ctx context.Context) (Info, error) {
 
 // info tells as well, if asked, which messages between the first and the last are gone, ascending.
 func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []uint64, err error) {
-	req := struct {
-		Deletes bool `json:"deleted_details"`
-	}{deletes}
+	var req any
+	if deletes {
+		req = struct {
+			Deletes bool `json:"deleted_details"`
+		}{true}
+	}
 	var resp struct {
 		Cluster *group `json:"cluster"`
 
