@@ -77,11 +77,12 @@ func (m *Machine) readJob(id string) (j job, skipped uint64, s []byte, err error
 }
 
 // Page walks the jobs with ids above after, in order, and collects those that match, at most limit of
-// them. It looks at no more than scan jobs: last is the id it got to, and more tells whether jobs follow.
+// them. It looks at no more than scan jobs in memory and scan in the table: last is the id it got to, and more
+// tells whether jobs may follow.
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (page []carillon.JobReply, last string, more bool) {
 	from := max(after, f.Prefix)
 	last = after
-	cold := m.coldIDs(from, from != after, scan+1)
+	rows, end := m.tableIDs(from, from != after, scan)
 	// consider looks at the next job, and tells whether to go on.
 	consider := func(id string, view func() (carillon.JobReply, bool)) bool {
 		switch {
@@ -100,11 +101,11 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 		}
 		return true
 	}
+	// considerCold looks at the jobs of the table that are not in memory, before an id or up to its part's end.
 	considerCold := func(before string) bool {
-		for len(cold) > 0 && (before == "" || cold[0] < before) {
-			id := cold[0]
-			cold = cold[1:]
-			if !consider(id, func() (carillon.JobReply, bool) { return m.coldJob(id, f.Status) }) {
+		for ; len(rows) > 0 && (before == "" || rows[0] < before); rows = rows[1:] {
+			id := rows[0]
+			if m.cold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.coldJob(id, f.Status) }) {
 				return false
 			}
 		}
@@ -113,6 +114,9 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 	stopped := false
 	m.jobs.from(from, func(slot uint32, j *job) bool {
 		id := string(m.jobs.id(j))
+		if end != "" && id > end {
+			return false
+		}
 		goOn := considerCold(id) && consider(id, func() (carillon.JobReply, bool) {
 			if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) || m.gone(slot, j) {
 				return carillon.JobReply{}, false
@@ -122,44 +126,44 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 		stopped = !goOn
 		return goOn
 	})
-	if !stopped {
-		considerCold("")
+	if !stopped && considerCold("") && end != "" {
+		return page, end, strings.HasPrefix(end, f.Prefix)
 	}
 	return page, last, more
 }
 
-// coldIDs returns the next n ids in the table, from one on or behind it, of jobs that are not in memory.
-func (m *Machine) coldIDs(from string, including bool, n int) (ids []string) {
+// tableIDs returns the next ids in the table, from one on or behind it: n, and that one. end is the last of them where
+// others follow. All of them may be of jobs in memory: whoever looks for n that are not reads the whole table.
+func (m *Machine) tableIDs(from string, including bool, n int) (ids []string, end string) {
 	r := &m.residence
 	if r.complete || r.err != nil {
-		return nil
-	}
-	add := func(id string) {
-		if _, j := m.jobs.find(id); j != nil {
-			return
-		}
-		if _, gone := r.absent[id]; !gone {
-			ids = append(ids, id)
-		}
+		return nil, ""
 	}
 	if including {
 		_, found, err := r.table.Get(roomIDs, []byte(from))
 		r.err = cmp.Or(r.err, err)
 		if found {
-			add(from)
+			ids = append(ids, from)
 		}
 	}
-	after := []byte(from)
-	for more := true; more && len(ids) < n && r.err == nil; {
-		var err error
-		more, err = r.table.Scan(roomIDs, after, nil, n, func(id, _ []byte) error {
-			after = append(after[:0:0], id...)
-			add(string(id))
-			return nil
-		})
-		r.err = cmp.Or(r.err, err)
+	more, err := r.table.Scan(roomIDs, []byte(from), nil, n, func(id, _ []byte) error {
+		ids = append(ids, string(id))
+		return nil
+	})
+	r.err = cmp.Or(r.err, err)
+	if more && err == nil {
+		end = ids[len(ids)-1]
 	}
-	return ids
+	return ids, end
+}
+
+// cold tells whether a job that the table has is there and not in memory.
+func (m *Machine) cold(id string) bool {
+	if _, j := m.jobs.find(id); j != nil {
+		return false
+	}
+	_, gone := m.residence.absent[id]
+	return !gone
 }
 
 // Stats are counts of a partition, for metrics and status.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -326,32 +325,46 @@ func (n *Node) apiList(c *call) error {
 	if err := n.current(n.partitions...); err != nil {
 		return err
 	}
-	var all []carillon.JobReply
-	more := false
-	for _, p := range n.partitions {
-		jobs, _, rest := p.page(&list, string(after), list.Limit)
-		all = append(all, jobs...)
-		more = more || rest
+	parts := make([]listing, len(n.partitions))
+	for i, p := range n.partitions {
+		parts[i] = listing{partition: p, after: string(after), more: true}
 	}
-	sort.Slice(all, func(i, j int) bool { return all[i].ID < all[j].ID })
-	if len(all) > list.Limit {
-		all, more = all[:list.Limit], true
-	}
+	// Ids are spread over the partitions by a hash. What is taken from one and not needed was read for nothing.
+	share := list.Limit/len(parts) + 8
+	var r carillon.JobsReply
 	// A page must fit into one message, whatever the payloads are.
-	size := 0
-	limit := min(int(n.nc.MaxPayload())-1024, carillon.MaxPageBytes)
-	for i := range all {
-		size += len(all[i].AppendJSON(nil)) + 1
-		if size > limit && i > 0 {
-			all, more = all[:i], true
+	size, limit := 0, min(int(n.nc.MaxPayload())-1024, carillon.MaxPageBytes)
+	for {
+		next := &listing{}
+		for i := range parts {
+			l := &parts[i]
+			if len(l.jobs) == 0 && l.more {
+				l.jobs, l.after, l.more = l.partition.page(&list, l.after, share)
+			}
+			if len(l.jobs) > 0 && (len(next.jobs) == 0 || l.jobs[0].ID < next.jobs[0].ID) {
+				next = l
+			}
+		}
+		if len(next.jobs) == 0 {
 			break
 		}
-	}
-	r := carillon.JobsReply{Jobs: all}
-	if more && len(all) > 0 {
-		r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(all[len(all)-1].ID))
+		job := next.jobs[0]
+		size += len(job.AppendJSON(nil)) + 1
+		if len(r.Jobs) == list.Limit || size > limit && len(r.Jobs) > 0 {
+			r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(r.Jobs[len(r.Jobs)-1].ID))
+			break
+		}
+		r.Jobs, next.jobs = append(r.Jobs, job), next.jobs[1:]
 	}
 	return c.answer(r.AppendJSON(nil))
+}
+
+// listing is what a page may take next from a partition.
+type listing struct {
+	partition *partition
+	jobs      []carillon.JobReply
+	after     string // the last id that was looked at
+	more      bool
 }
 
 func (n *Node) apiPreview(c *call) error {
