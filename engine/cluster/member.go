@@ -33,6 +33,7 @@ type Member struct {
 
 	revision uint64       // of the member's key, as it wrote it last; of run, then of Leave
 	putAt    atomic.Int64 // when a beat was stored last, by the monotonic clock
+	echoAt   atomic.Int64 // when one came back by the watch last, or the watch began
 	kick     chan struct{}
 	renewed  chan struct{} // the bucket may be another one
 	views    chan View
@@ -78,6 +79,7 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 	run, stop := context.WithCancel(context.Background())
 	m.stop = stop
 	m.work.Go(func() { m.watch(run) })
+	m.work.Go(func() { m.ask(run) })
 	m.work.Go(func() { m.beatOn(run) })
 	go func() {
 		m.work.Wait()

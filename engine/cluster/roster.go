@@ -54,6 +54,14 @@ func (r *roster) beat(now time.Duration, revision uint64, b Beat, first bool) {
 	}
 }
 
+// revision is that of a member's newest beat; 0: there is none.
+func (r *roster) revision(name string) uint64 {
+	if s := r.members[name]; s != nil {
+		return s.revision
+	}
+	return 0
+}
+
 func (r *roster) remove(name string) { delete(r.members, name) }
 
 // live lists the live members by name.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -35,7 +36,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 	}
 	defer m.dismiss(w)
 	first, placement := true, false
-	echo := m.now()
+	m.echoAt.Store(int64(m.now()))
 	ticker := time.NewTicker(m.o.Bound)
 	defer ticker.Stop()
 	for {
@@ -45,7 +46,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 		case <-m.renewed:
 			return errors.New("the bucket was made anew")
 		case <-ticker.C:
-			if stored := time.Duration(m.putAt.Load()); stored > echo+m.o.Bound {
+			if m.unheard() > m.o.Bound {
 				return errors.New("own beats do not come back")
 			}
 		case e, ok := <-w.Updates():
@@ -58,10 +59,81 @@ func (m *Member) watchOnce(ctx context.Context) error {
 			default:
 				placement = placement || e.Key() == placementKey
 				if m.take(e, first) {
-					echo = m.now()
+					m.echoAt.Store(int64(m.now()))
 				}
 			}
 		}
+	}
+}
+
+// unheard is for how long own beats have been stored and not come back by the watch.
+func (m *Member) unheard() time.Duration { return time.Duration(m.putAt.Load() - m.echoAt.Load()) }
+
+// ask reads what is known of the bucket key by key for as long as the watch does not tell, until the context ends. The
+// watch is a consumer: the leader of all JetStream makes it, and it runs on any server. When the one or the other is lost
+// the bucket may have its own leader all the while.
+func (m *Member) ask(ctx context.Context) {
+	ticker := time.NewTicker(m.o.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if m.unheard() > m.o.Bound/2 {
+				m.askOnce(ctx)
+			}
+		}
+	}
+}
+
+// askedAtOnce bounds the reads of a large cluster that are under way.
+const askedAtOnce = 16
+
+// askOnce reads the placement and each member's key. Nobody is known who joins meanwhile.
+func (m *Member) askOnce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	defer cancel()
+	var asked sync.WaitGroup
+	slots := make(chan struct{}, askedAtOnce)
+	for _, key := range m.keys() {
+		slots <- struct{}{}
+		asked.Go(func() {
+			defer func() { <-slots }()
+			if e, err := m.kv.Get(ctx, key); err == nil { // else it is asked again
+				m.takeNewer(e)
+			}
+		})
+	}
+	asked.Wait()
+}
+
+// keys are those of the bucket that are known.
+func (m *Member) keys() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	keys := []string{placementKey}
+	for name := range m.roster.members {
+		keys = append(keys, nodePrefix+name)
+	}
+	return keys
+}
+
+// takeNewer takes what was read of a key, unless more is known: a read goes to any replica, and that may be behind.
+func (m *Member) takeNewer(e jetstream.KeyValueEntry) {
+	m.mu.Lock()
+	known := m.placedRev
+	if name, node := strings.CutPrefix(e.Key(), nodePrefix); node {
+		known = m.roster.revision(name)
+	}
+	var err error
+	if e.Revision() > known {
+		_, err = m.takeKey(e, false)
+		m.changed()
+	}
+	m.mu.Unlock()
+	if err != nil {
+		m.o.OnTrouble(err)
 	}
 }
 

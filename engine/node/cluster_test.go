@@ -49,6 +49,11 @@ func (f *fleet) start(name string) *process {
 	return f.nodes[name]
 }
 
+// lost is how often a node lost a partition to another one.
+func (f *fleet) lost(name string) int {
+	return strings.Count(f.nodes[name].log.String(), "partition taken over by another node")
+}
+
 // startAll starts nodes, and waits until each has its share.
 func (f *fleet) startAll(c *carillon.Client, names ...string) {
 	f.t.Helper()
@@ -733,4 +738,57 @@ func goAstray(t *testing.T, refused bool) {
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	f.nodes["a"].terminate(t)
 	f.nodes["b"].terminate(t)
+}
+
+// An engine whose watch of the others is lost, while no consumer can be made, reads of them in the bucket: it takes none
+// of them for dead who is not, and takes over from one that is.
+func TestDeathWithoutAWatch(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	f := newFleet(t, e.url, 4)
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4}
+	f.start("a")
+	f.start("b")
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
+	f.shared(c, "a", "b")
+	moved := f.lost("a") + f.lost("b")
+
+	w.divert("$JS.API.CONSUMER.CREATE.KV_CARILLON_NODES")
+	bucket, err := jetStream(t, nc).Stream(t.Context(), "KV_CARILLON_NODES")
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumers := bucket.ConsumerNames(t.Context())
+	for name := range consumers.Name() {
+		if err := bucket.DeleteConsumer(t.Context(), name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			t.Fatal(err)
+		}
+	}
+	if err := consumers.Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the watch is missed", func() bool {
+		return contains(f.nodes["b"].log, "cluster: watch", "own beats do not come back")
+	})
+	began := writes(t, bucket)
+	eventually(t, "twenty beats of each", func() bool { return writes(t, bucket) > began+40 })
+	if n := f.lost("a") + f.lost("b") - moved; n > 0 {
+		t.Errorf("a live node was taken for dead: %d partitions moved", n)
+	}
+	f.nodes["a"].kill()
+	f.shared(c, "b")
+	fires(t, c, "elsewhere")
+	f.nodes["b"].terminate(t)
+}
+
+// writes is how many there have been to the bucket.
+func writes(t testing.TB, bucket jetstream.Stream) uint64 {
+	t.Helper()
+	info, err := bucket.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.State.LastSeq
 }
