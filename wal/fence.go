@@ -37,6 +37,8 @@ type fence struct {
 	failed chan struct{}
 	sink   *vfs.MemFS // files made after the failure, by their base names
 
+	pace pace // of tables
+
 	synced     atomic.Pointer[manifest] // what is on disk of the manifest in use
 	onManifest atomic.Pointer[func()]   // called after each change of synced
 }
@@ -103,7 +105,11 @@ func (f *fence) open(op, name string, open func() (vfs.File, error)) (vfs.File, 
 func (f *fence) sinkName(name string) string { return "/" + f.PathBase(name) }
 
 func (f *fence) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return f.open("create", name, func() (vfs.File, error) { return f.FS.Create(name, c) })
+	file, err := f.open("create", name, func() (vfs.File, error) { return f.FS.Create(name, c) })
+	if fenced, ok := file.(*fencedFile); ok {
+		fenced.step = f.pace.of(c)
+	}
+	return file, err
 }
 
 func (f *fence) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
@@ -182,6 +188,7 @@ type fencedFile struct {
 	fence    *fence
 	name     string
 	manifest *manifest // what was written, of a manifest
+	step     func()    // called after each write, if any
 }
 
 func (f *fencedFile) Write(p []byte) (int, error) {
@@ -190,6 +197,9 @@ func (f *fencedFile) Write(p []byte) (int, error) {
 		f.manifest.sum = crc32.Update(f.manifest.sum, castagnoli, p)
 	}
 	f.fence.do("write", f.name, func() error { _, err := f.File.Write(p); return err })
+	if f.step != nil {
+		f.step()
+	}
 	return len(p), nil
 }
 

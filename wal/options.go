@@ -37,6 +37,11 @@ type Options struct {
 	// It is for a caller who gets the records from elsewhere, and for the operator's way out.
 	AllowLoss bool
 
+	// Rest, if set, is called by compactions after each block that they write, one at a time and on their own goroutines:
+	// they go on when it returns. behind says that there is no time to rest, since the store closes or level 0 has grown
+	// too deep.
+	Rest func(behind bool)
+
 	// OnSync, if set, is told of each Append that reached the disk: the time from the call to the end of
 	// the fsync, the number of records, and their bytes. It runs on the goroutine that waited.
 	OnSync func(d time.Duration, records, bytes int)

@@ -79,6 +79,7 @@ func OpenStore(opts Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s := &Store{opts: opts, fence: newFence(opts.FS)}
+	s.fence.pace.rest = opts.Rest
 	defer func() {
 		if err != nil {
 			err = s.wrap(err)
@@ -141,6 +142,7 @@ func OpenStore(opts Options) (_ *Store, err error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
+	f.pace.store.Store(s)
 	return s, nil
 }
 

@@ -321,7 +321,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		}
 	}
 	o := n.o
-	if err := n.openJobs(); err != nil {
+	if err := n.openJobs(n.compactionRests(ctx)); err != nil {
 		return err
 	}
 	n.loadAhead()
@@ -385,10 +385,10 @@ func (n *Node) open(ctx context.Context) (err error) {
 }
 
 // openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it
-// reaches back so far is seen when both are open.
-func (n *Node) openJobs() (err error) {
+// reaches back so far is seen when both are open. rest is what its compactions call (wal.Options.Rest).
+func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	o := n.o.JobStore
-	o.Dir, o.Logger, o.Profile = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable
+	o.Dir, o.Logger, o.Profile, o.Rest = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable, rest
 	n.jobs, err = wal.OpenStore(o)
 	var loss *wal.LossError
 	if errors.As(err, &loss) {

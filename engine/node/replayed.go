@@ -115,7 +115,7 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 	o := Options{Data: dir, Logger: ro.Logger}.withDefaults()
 	n := &Node{o: o, log: cmp.Or(ro.Logger, slog.New(slog.DiscardHandler)), meters: newWeb().meters}
 	defer func() { err = errors.Join(err, n.close()) }()
-	if err := n.openJobs(); err != nil {
+	if err := n.openJobs(nil); err != nil {
 		return 0, 0, err
 	}
 	if n.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(log, "log"), Logger: n.log}); err != nil {

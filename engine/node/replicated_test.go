@@ -2,12 +2,17 @@ package node_test
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
@@ -88,4 +93,56 @@ func TestReplicatedRivals(t *testing.T) {
 	beats(t, c, 10)
 	unbroken(t, nc, c)
 	second.stop(t)
+}
+
+// What speaks against the log may be the word of a server that leads the stream no more. A partition does not stop for it
+// at once, and goes on when the stream speaks otherwise; it stops when the stream does not.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	servers, o := replicated(t)
+	first, _, _ := strings.Cut(servers.URL(), ",")
+	w := startWire(t, strings.TrimPrefix(first, "nats://"))
+	o.NATS = "nats://" + w.listener.Addr().String()
+	r := run(t, o)
+	nc := dial(t, servers.URL())
+	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
+	fires(t, c, in(1, "before"))
+
+	// A stream that is one output ahead of the log, and takes the place of the other at the engine's end of the wire.
+	js := jetStream(t, nc)
+	const ahead = 1000
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "CARILLON_OUT_X", Subjects: []string{"ahead"}, Replicas: 3, AllowDirect: true, FirstSeq: ahead,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	unknown := carillon.Event{Kind: carillon.EventCompleted, Job: "unknown"}
+	m := nats.NewMsg("ahead")
+	m.Data = unknown.AppendJSON(nil)
+	m.Header.Set(carillon.HeaderOutput, strconv.Itoa(ahead))
+	if _, err := js.PublishMsg(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	disagree := func(id string) {
+		t.Helper()
+		w.rename("CARILLON_OUT_1", "CARILLON_OUT_X")
+		foreign := nats.NewMsg("carillon.trigger.1.forged")
+		foreign.Header.Set(forged, "1")
+		if _, err := js.PublishMsg(t.Context(), foreign); err != nil { // the next output meets it, and the chain is lost
+			t.Fatal(err)
+		}
+		put(t, c, carillon.Job{ID: in(1, id), Schedule: "@in 1ms"})
+	}
+	doubts := func() int { return strings.Count(r.log.String(), engine.ErrAhead.Error()) }
+
+	disagree("in-doubt")
+	eventually(t, "the stream speaks against the log more than once", func() bool { return doubts() > 1 })
+	w.rename("", "")
+	fires(t, c, in(1, "after"))
+
+	disagree("never")
+	eventually(t, "the partition stops", func() bool {
+		return strings.Contains(status(t, c).Partitions[1].Stopped, engine.ErrAhead.Error())
+	})
+	r.stop(t)
 }

@@ -32,7 +32,7 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	defer lock.Close()
 	n := &Node{o: o, log: o.Logger, meters: newWeb().meters}
 	defer func() { err = errors.Join(err, n.close()) }()
-	if err := n.openJobs(); err != nil {
+	if err := n.openJobs(nil); err != nil {
 		return nil, err
 	}
 	store := o.LogStore

@@ -357,15 +357,38 @@ const (
 // resting returns what such a checkpoint calls between parts of the work. Unless it rested it would hold one of few cores
 // for half a second, and those of eight partitions for four: what comes due meanwhile would be late. For a burst it stops.
 func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
+	return restful(ctx, n.checkpointsPress, func() bool { return n.checkpointWaits(p) })
+}
+
+// compactionRests returns what compactions of the job table call between parts of the work (wal.Options.Rest): one takes a
+// core for seconds. While nothing comes by the log there is nobody to rest for, as before the partitions are there.
+func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
+	var behind bool
+	var applied uint64
+	press := func() bool {
+		before := applied
+		applied = n.applied.Load()
+		return behind || applied == before || n.checkpointsPress()
+	}
+	rest := restful(ctx, press, n.draining)
+	return func(is bool) {
+		behind = is
+		rest()
+	}
+}
+
+// restful returns what some work calls between small parts of it, in order to rest for a multiple of the time that it
+// worked: unless something presses, and for longer while it waits.
+func restful(ctx context.Context, press, waits func() bool) (rest func()) {
 	began := time.Now()
 	return func() {
 		worked := time.Since(began)
-		if worked < time.Millisecond || n.checkpointsPress() {
+		if worked < time.Millisecond || press() {
 			runtime.Gosched()
 			return
 		}
 		goesOn := pause(ctx, min(restShare*worked, restLook))
-		for goesOn && n.checkpointWaits(p) && !n.checkpointsPress() {
+		for goesOn && waits() && !press() {
 			goesOn = pause(ctx, restLook)
 		}
 		began = time.Now()

@@ -112,3 +112,42 @@ func TestResting(t *testing.T) {
 	n.applied.Store(1000)
 	lessThan(t.Context(), restLook, short, "another partition's checkpoint is urgent")
 }
+
+// A compaction rests while records come, unless it is behind or the node ends.
+func TestCompactionsRest(t *testing.T) {
+	const work = restLook / restShare
+	rested := func(ctx context.Context, behind, records bool) time.Duration {
+		n := new(Node)
+		rest := n.compactionRests(ctx)
+		for range 2 {
+			for began := time.Now(); time.Since(began) < work; {
+			}
+			if records {
+				n.applied.Add(1)
+			}
+			began := time.Now()
+			rest(behind)
+			if d := time.Since(began); d >= restLook {
+				return d
+			}
+		}
+		return 0
+	}
+	if rested(t.Context(), false, true) < restLook {
+		t.Error("it does not rest while records come")
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for why, d := range map[string]func() time.Duration{
+		"nothing comes": func() time.Duration { return rested(t.Context(), false, false) },
+		"it is behind":  func() time.Duration { return rested(t.Context(), true, true) },
+		"the node ends": func() time.Duration { return rested(ended, false, true) },
+	} {
+		tries := 0
+		for ; tries < 100 && d() > 0; tries++ { // the machine may rest, too
+		}
+		if tries == 100 {
+			t.Errorf("it rests though %s", why)
+		}
+	}
+}
