@@ -12,28 +12,25 @@ import (
 
 // takeName writes the first beat. A key of another session is taken over when it has not changed for the bound.
 func (m *Member) takeName(ctx context.Context) error {
-	deadline := m.now() + m.o.Bound + m.o.Interval
-	var last uint64
-	for changes := 0; ; {
+	other := holder{bound: m.o.Bound + m.o.Interval}
+	for {
 		e, err := m.kv.Get(ctx, m.key)
 		switch {
 		case errors.Is(err, jetstream.ErrKeyNotFound):
 			err = m.firstBeat(ctx, func(ctx context.Context) (uint64, error) { return m.kv.Create(ctx, m.key, m.beat()) })
 		case err != nil:
-		case m.now() > deadline:
-			err = m.firstBeat(ctx, func(ctx context.Context) (uint64, error) { return m.kv.Update(ctx, m.key, m.beat(), e.Revision()) })
 		default:
-			if e.Revision() != last && last != 0 {
-				changes++
-			}
-			// One change may be a replica's that was behind: such reads go to any of them.
-			if last = e.Revision(); changes > 1 {
+			other.read(m.now(), e.Revision())
+			if other.lives() {
 				return m.taken(e)
 			}
-			if err := pause(ctx, m.o.Interval); err != nil {
-				return fmt.Errorf("cluster: join: %w", err)
+			if !other.silent(m.now()) {
+				if err := pause(ctx, m.o.Interval); err != nil {
+					return fmt.Errorf("cluster: join: %w", err)
+				}
+				continue
 			}
-			continue
+			err = m.firstBeat(ctx, func(ctx context.Context) (uint64, error) { return m.kv.Update(ctx, m.key, m.beat(), e.Revision()) })
 		}
 		if err == nil {
 			return nil
@@ -41,12 +38,39 @@ func (m *Member) takeName(ctx context.Context) error {
 		if !conflict(err) {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
-		deadline = m.now() + m.o.Bound + m.o.Interval // somebody wrote it in this moment
+		other.since = m.now() // somebody wrote it in this moment
 		if err := pause(ctx, m.o.Interval); err != nil {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
 	}
 }
+
+// holder is who has a name, by the revisions of its key. Reads go to any replica: one that is behind gives older ones, and
+// those that it catches up with look like beats.
+type holder struct {
+	bound   time.Duration
+	newest  uint64
+	since   time.Duration // when that was read first
+	changes int
+}
+
+// changesOfLife are more than a replica that catches up shows between reads an interval apart.
+const changesOfLife = 5
+
+func (h *holder) read(now time.Duration, revision uint64) {
+	if revision <= h.newest {
+		return
+	}
+	if h.newest != 0 {
+		h.changes++
+	}
+	h.newest, h.since = revision, now
+}
+
+func (h *holder) lives() bool { return h.changes >= changesOfLife }
+
+// silent tells whether it has been for the bound.
+func (h *holder) silent(now time.Duration) bool { return now-h.since > h.bound }
 
 // writeTimeout bounds the first beat.
 const writeTimeout = 5 * time.Second

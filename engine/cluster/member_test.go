@@ -377,3 +377,29 @@ func TestOptionsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// Whoever has a name lives when its key goes on changing, and not when replicas differ in how far they are.
+func TestHolder(t *testing.T) {
+	const interval, bound = 200 * time.Millisecond, time.Second
+	for what, c := range map[string]struct {
+		revisions     []uint64
+		lives, silent bool
+	}{
+		"a dead one":                          {[]uint64{7, 7, 7, 7, 7, 7, 7}, false, true},
+		"a dead one, a replica far behind":    {[]uint64{3, 7, 3, 7, 3, 7, 3, 7}, false, true},
+		"a dead one, a replica catches up":    {[]uint64{3, 5, 7, 6, 7, 7, 7, 7, 7}, false, true},
+		"it caught up a moment ago":           {[]uint64{3, 3, 3, 3, 3, 3, 7, 7}, false, false},
+		"a live one":                          {[]uint64{7, 8, 9, 10, 11, 12}, true, false},
+		"a live one, and a replica is behind": {[]uint64{7, 3, 9, 10, 3, 12, 13, 14}, true, false},
+	} {
+		h := holder{bound: bound}
+		now := time.Minute
+		for _, revision := range c.revisions {
+			h.read(now, revision)
+			now += interval
+		}
+		if h.lives() != c.lives || h.silent(now) != c.silent {
+			t.Errorf("%s: it lives: %t, is silent: %t", what, h.lives(), h.silent(now))
+		}
+	}
+}
