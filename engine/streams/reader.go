@@ -16,6 +16,8 @@ import (
 const (
 	// The server is silent no longer than this. After twice that the stream is asked, after four times the consumer is gone.
 	heartbeat = 250 * time.Millisecond
+	// A server in this process does not go without a word, and each heartbeat wakes an idle engine several times.
+	heartbeatEmbedded = time.Second
 	// A batch ends here even when more has arrived: it bounds the caller's memory and its longest
 	// commit, and is far beyond what one fsync needs to be shared by.
 	batchMessages = 4096
@@ -51,7 +53,10 @@ var errReset = errors.New("streams: reader starts over")
 // to delivery at 500 a second against 52 µs (0.42 ms) by pulling (BenchmarkRead, BenchmarkReadLatency;
 // in process, two cores shared with the server).
 func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
-	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset}
+	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, heartbeat: heartbeat}
+	if l.cfg.Wire != nil {
+		r.heartbeat = heartbeatEmbedded
+	}
 	return r.read(ctx)
 }
 
@@ -81,7 +86,7 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 	if after >= last {
 		return nil
 	}
-	r := &reader{stream: &o.stream, at: Position{Seq: after}, until: last, deliver: deliver}
+	r := &reader{stream: &o.stream, at: Position{Seq: after}, until: last, deliver: deliver, heartbeat: heartbeat}
 	return r.read(ctx)
 }
 
@@ -198,6 +203,8 @@ type reader struct {
 	deliver func([]Message) error
 	onReset func(error)
 
+	heartbeat time.Duration // of its consumer
+
 	batch []Message
 	bytes int
 	cseq  uint64 // the consumer's own count of what it has sent
@@ -232,7 +239,7 @@ func (r *reader) session(ctx context.Context) error {
 	from := r.at.Seq + 1
 	making.Go(func() { made <- r.create(ctx, inbox, from) })
 	r.cseq = 0
-	idle := time.NewTicker(heartbeat)
+	idle := time.NewTicker(r.heartbeat)
 	defer idle.Stop()
 	ask := time.NewTicker(askEvery)
 	defer ask.Stop()
@@ -481,7 +488,7 @@ func (r *reader) create(ctx context.Context, inbox string, from uint64) error {
 			ReplayPolicy:      "instant",
 			MaxDeliver:        1,
 			FlowControl:       true,
-			Heartbeat:         heartbeat,
+			Heartbeat:         r.heartbeat,
 			InactiveThreshold: 30 * time.Second,
 			Replicas:          1,
 			MemoryStorage:     true,
