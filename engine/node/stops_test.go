@@ -46,13 +46,13 @@ func accept(o node.Options) node.Options {
 // churn has n jobs fire and waits until the log knows that all is stored for good.
 func churn(t testing.TB, c *carillon.Client, name string, n int) {
 	t.Helper()
-	completed := func() (jobs uint64) {
-		for _, p := range status(t, c).Partitions {
+	completed := func(s carillon.StatusReply) (jobs uint64) {
+		for _, p := range s.Partitions {
 			jobs += p.Jobs[carillon.StatusCompleted]
 		}
 		return jobs
 	}
-	want := completed() + uint64(n)
+	want := completed(status(t, c)) + uint64(n)
 	jobs := func(yield func(carillon.Job) bool) {
 		for i := range n {
 			if !yield(carillon.Job{ID: fmt.Sprintf("%s-%d", name, i), Schedule: "@in 1ms"}) {
@@ -68,7 +68,8 @@ func churn(t testing.TB, c *carillon.Client, name string, n int) {
 		t.Fatal(err)
 	}
 	eventually(t, "all is stored for good", func() bool {
-		for _, p := range status(t, c).Partitions {
+		s := status(t, c)
+		for _, p := range s.Partitions {
 			if p.Stopped != "" {
 				t.Fatalf("partition %d stopped: %s", p.Partition, p.Stopped)
 			}
@@ -76,7 +77,7 @@ func churn(t testing.TB, c *carillon.Client, name string, n int) {
 				return false
 			}
 		}
-		return completed() == want
+		return completed(s) == want
 	})
 }
 
