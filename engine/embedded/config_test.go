@@ -171,7 +171,7 @@ func TestConfigCluster(t *testing.T) {
 	file := writeConfig(t, `
 		listen: 127.0.0.1:-1
 		server_name: one
-		cluster { name: c, listen: 127.0.0.1:-1, routes: [ "nats://127.0.0.1:`+freePort(t)+`" ] }`)
+		cluster { name: c, listen: 127.0.0.1:-1, routes: [ "nats://`+natstest.FreeAddress(t)+`" ] }`)
 	s := start(t, Options{ConfigFile: file})
 	if s.Gated() {
 		t.Error("a clustered server says its clients wait for Listen")

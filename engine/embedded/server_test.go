@@ -14,6 +14,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 func TestMain(m *testing.M) {
@@ -292,12 +294,12 @@ func TestServerPublishesForAnyone(t *testing.T) {
 }
 
 func TestClientsWaitForListen(t *testing.T) {
-	port := freePort(t)
-	s := start(t, Options{Listen: "127.0.0.1:" + port})
+	address := natstest.FreeAddress(t)
+	s := start(t, Options{Listen: address})
 	if !s.Gated() {
 		t.Error("the default server says clients can come in early")
 	}
-	if c, err := net.Dial("tcp", "127.0.0.1:"+port); err == nil {
+	if c, err := net.Dial("tcp", address); err == nil {
 		c.Close()
 		t.Fatal("the port is open before Listen")
 	}
@@ -307,7 +309,7 @@ func TestClientsWaitForListen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if want := "nats://127.0.0.1:" + port; s.ClientURL() != want {
+	if want := "nats://" + address; s.ClientURL() != want {
 		t.Errorf("ClientURL is %s, want %s", s.ClientURL(), want)
 	}
 	client(t, s)
@@ -398,20 +400,6 @@ func TestOptions(t *testing.T) {
 	if err := (Options{Dir: "x"}).Validate(); err != nil {
 		t.Error(err)
 	}
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 func writeConfig(t *testing.T, text string) string {

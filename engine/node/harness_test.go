@@ -124,7 +124,7 @@ type external struct {
 }
 
 func startExternal(t testing.TB) *external {
-	e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Port: -1}}
+	e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Port: natstest.FreePort(t)}}
 	e.start()
 	t.Cleanup(e.kill)
 	return e
@@ -134,14 +134,9 @@ func startExternal(t testing.TB) *external {
 // each has one for its own, and the test is on the fourth.
 func startExternals(t testing.TB, hosts ...*host) (all []*external, urls string) {
 	t.Helper()
-	port := func() int {
-		_, p, _ := strings.Cut(natstest.FreeAddress(t), ":")
-		n, _ := strconv.Atoi(p)
-		return n
-	}
 	var routes, list []string
 	for i := range 3 {
-		e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Host: "127.0.0.1", Port: port(), Name: fmt.Sprintf("nats-%d", i), ClusterPort: port()}}
+		e := &external{t: t, natsSettings: natsSettings{Dir: t.TempDir(), Host: "127.0.0.1", Port: natstest.FreePort(t), Name: fmt.Sprintf("nats-%d", i), ClusterPort: natstest.FreePort(t)}}
 		if hosts != nil {
 			e.on, e.Host = hosts[i], hosts[i].ip
 		}

@@ -593,6 +593,11 @@ func (l *load) oneShot(id string) error {
 // finish ends the load, waits until all that is due was put out, and returns the history and its end.
 func (l *load) finish() (h *history, end int64) {
 	l.t.Helper()
+	eventually(l.t, "there is something to check", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.history.forced) > 0 || l.t.Failed() // forced fires come last, once a loader has all its jobs
+	})
 	l.stop()
 	l.work.Wait()
 	l.ctx = l.t.Context()

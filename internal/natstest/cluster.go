@@ -35,7 +35,7 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 			}
 		}
 		host, port := address(routes[i])
-		o.ServerName, o.Host, o.Port, o.NoLog, o.NoSigs = fmt.Sprintf("n%d", i+1), host, server.RANDOM_PORT, true, true
+		o.ServerName, o.Host, o.Port, o.NoLog, o.NoSigs = fmt.Sprintf("n%d", i+1), host, FreePort(t), true, true
 		o.JetStream, o.StoreDir = true, t.TempDir()
 		o.Cluster, o.Routes = server.ClusterOpts{Name: "C", Host: host, Port: port}, server.RoutesFromStr(strings.Join(routes, ","))
 		c.options = append(c.options, o)
@@ -61,7 +61,6 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 func (c *Cluster) Start(i int) {
 	c.t.Helper()
 	c.up[i] = up(c.t, c.options[i].Clone())
-	_, c.options[i].Port = address(c.up[i].ClientURL())
 }
 
 // Stop shuts a server down. It returns when that is done; of one that is down at once.

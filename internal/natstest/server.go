@@ -2,7 +2,11 @@
 package natstest
 
 import (
+	"errors"
+	"math/rand/v2"
 	"net"
+	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,16 +26,35 @@ func Start(t testing.TB, o *server.Options) *server.Server {
 	return ns
 }
 
-// FreeAddress is an address that nobody listens on just now.
+// Ports that systems give to nobody who does not ask for one of them: Linux gives those from 32768 on.
+const (
+	firstPort = 20_000
+	lastPort  = 32_000
+)
+
+// FreePort is one of 127.0.0.1 at which nobody listens just now, and which no connection gets before it is used.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	for {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		l, err := net.Listen("tcp", local(port))
+		switch {
+		case err == nil:
+			l.Close()
+			return port
+		case !errors.Is(err, syscall.EADDRINUSE):
+			t.Fatal(err)
+		}
+	}
+}
+
+// FreeAddress is FreePort's.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return local(FreePort(t))
 }
+
+func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 func up(t testing.TB, o *server.Options) *server.Server {
 	t.Helper()
