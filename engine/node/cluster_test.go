@@ -675,7 +675,7 @@ func TestAnswersLate(t *testing.T) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
-	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4}
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: w.url(), Partitions: 4}
 	a := f.start("a")
 	l := startLoad(t, e.url, "z", true)
 	l.late = true
@@ -719,7 +719,7 @@ func goAstray(t *testing.T, refused bool) {
 	w := startWire(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
 	f.start("a")
-	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4}
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4}
 	f.start("b")
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
@@ -747,7 +747,7 @@ func TestDeathWithoutAWatch(t *testing.T) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
-	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4}
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4}
 	f.start("a")
 	f.start("b")
 	nc := dial(t, e.url)

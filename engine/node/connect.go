@@ -1,8 +1,14 @@
 package node
 
 import (
+	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -29,7 +35,51 @@ func (o Options) connect(purpose string, more ...nats.Option) (*nats.Conn, error
 		nats.Name("carillon " + o.Name + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
 	}
-	return nats.Connect(o.NATS, append(append(options, more...), o.NATSOptions...)...)
+	options = append(append(options, more...), o.NATSOptions...)
+	return nats.Connect(o.NATS, append(options, nearestFirst)...)
+}
+
+// nearestFirst has a server of this machine tried first, one of them at random: there is no network between that could
+// break, and what takes the machine away takes both. Options that keep the servers' order keep it.
+func nearestFirst(o *nats.Options) error {
+	if o.NoRandomize || o.Url != "" || len(o.Servers) < 2 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), nats.DefaultTimeout)
+	defer cancel()
+	for _, i := range rand.Perm(len(o.Servers)) {
+		if onThisMachine(ctx, o.Servers[i]) {
+			o.Url = o.Servers[i] // the library tries it before the others
+			o.Servers = slices.Delete(slices.Clone(o.Servers), i, i+1)
+			return nil
+		}
+	}
+	return nil
+}
+
+// onThisMachine tells whether a server's name or address is one of this machine's. One that cannot be told is not.
+func onThisMachine(ctx context.Context, server string) bool {
+	if !strings.Contains(server, "://") {
+		server = "nats://" + server
+	}
+	u, err := url.Parse(server)
+	if err != nil {
+		return false // the library says what is wrong with it
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		return false
+	}
+	ours, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(found, func(ip netip.Addr) bool {
+		return ip.IsLoopback() || slices.ContainsFunc(ours, func(a net.Addr) bool {
+			prefix, err := netip.ParsePrefix(a.String())
+			return err == nil && prefix.Addr() == ip.Unmap()
+		})
+	})
 }
 
 // dialer makes connections that take with them what they have not sent when they are given up: the system would go on

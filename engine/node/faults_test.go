@@ -46,7 +46,7 @@ func TestSplitViews(t *testing.T) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
-	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: "nats://" + w.listener.Addr().String(), Partitions: 4, CheckpointEvery: 2 * time.Second}
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4, CheckpointEvery: 2 * time.Second}
 	f.start("a")
 	f.start("b")
 	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))

@@ -42,12 +42,15 @@ func TestSilentServer(t *testing.T) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	o := e.options(t)
-	o.NATS, o.NATSOptions = "nats://"+w.listener.Addr().String()+","+e.url, []nats.Option{nats.DontRandomize()}
+	o.NATS, o.NATSOptions = w.url()+","+e.url, []nats.Option{nats.DontRandomize()}
 	r := run(t, o)
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	put(t, c, beat)
 	beats(t, c, 5)
+	if !w.connected() {
+		t.Fatal("the engine goes to another server than the first")
+	}
 	w.swallow()
 	beats(t, c, 20)
 	unbroken(t, nc, c)
@@ -61,7 +64,7 @@ func TestTickSentAgain(t *testing.T) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	o := e.options(t)
-	o.NATS = "nats://" + w.listener.Addr().String()
+	o.NATS = w.url()
 	r := run(t, o)
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))

@@ -81,7 +81,7 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 	syncedDir(t, d.disk, filepath.Join(d.o.Data, "jobs"))
 	d.r = run(t, d.o)
 	d.wire = startWire(t, d.r.NATS[len("nats://"):])
-	l := startLoad(t, "nats://"+d.wire.listener.Addr().String(), "p", false)
+	l := startLoad(t, d.wire.url(), "p", false)
 	var downs []span
 	for _, kind := range kinds {
 		time.Sleep(300*time.Millisecond + d.upTo(700*time.Millisecond)) // a random moment
@@ -308,6 +308,16 @@ func startWire(t testing.TB, address string) *wire {
 		w.cut()
 	})
 	return w
+}
+
+// url is where clients find the server by way of the wire.
+func (w *wire) url() string { return "nats://" + w.listener.Addr().String() }
+
+// connected tells whether anybody goes by way of it.
+func (w *wire) connected() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.open) > 0
 }
 
 func (w *wire) connect(c net.Conn) {

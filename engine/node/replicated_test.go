@@ -102,7 +102,7 @@ func TestDoubt(t *testing.T) {
 	servers, o := replicated(t)
 	first, _, _ := strings.Cut(servers.URL(), ",")
 	w := startWire(t, strings.TrimPrefix(first, "nats://"))
-	o.NATS = "nats://" + w.listener.Addr().String()
+	o.NATS = w.url()
 	r := run(t, o)
 	nc := dial(t, servers.URL())
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))

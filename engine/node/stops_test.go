@@ -329,7 +329,7 @@ func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	e := startExternal(t)
 	w := startWire(t, e.url[len("nats://"):])
 	o := base(t)
-	o.NATS = "nats://" + w.listener.Addr().String()
+	o.NATS = w.url()
 	r := run(t, o)
 	nc := dial(t, e.url)
 	fires(t, carillon.Connect(nc), in(1, "before"))

@@ -1,0 +1,65 @@
+package node
+
+import (
+	"context"
+	"net"
+	"slices"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+)
+
+// An engine goes to a nats-server of its own machine first, whatever the order in which they were given; where there is
+// none, or the order is to be kept, the library chooses as ever.
+func TestNearestFirst(t *testing.T) {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := []string{"nats://127.0.0.1:4222", "nats://user:word@localhost", "127.0.0.1", "tls://[::1]:4222"}
+	for _, a := range addresses {
+		if ip, ok := a.(*net.IPNet); ok {
+			own = append(own, "nats://"+net.JoinHostPort(ip.IP.String(), "4222"))
+		}
+	}
+	away := []string{"nats://203.0.113.1:4222", "nats://203.0.113.2", "nats://203.0.113.3:bad"}
+	for _, near := range own {
+		for at := range len(away) + 1 {
+			servers := slices.Insert(slices.Clone(away), at, near)
+			o := nats.Options{Servers: slices.Clone(servers)}
+			if err := nearestFirst(&o); err != nil {
+				t.Fatal(err)
+			}
+			if o.Url != near || !slices.Equal(o.Servers, away) {
+				t.Errorf("of %q the first is %q, and %q are left", servers, o.Url, o.Servers)
+			}
+		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if onThisMachine(over, "nats://no.such.host.invalid") {
+		t.Error("a name that was not found in time is this machine's")
+	}
+	for name, o := range map[string]nats.Options{
+		"none is near":   {Servers: away},
+		"kept in order":  {Servers: append(slices.Clone(away), own[0]), NoRandomize: true},
+		"one and only":   {Servers: own[:1]},
+		"another is set": {Servers: append(slices.Clone(away), own[0]), Url: away[1]},
+	} {
+		before := o
+		if err := nearestFirst(&o); err != nil || o.Url != before.Url || !slices.Equal(o.Servers, before.Servers) {
+			t.Errorf("%s: the first is %q, and %q are left (%v)", name, o.Url, o.Servers, err)
+		}
+	}
+	chosen := make(map[string]bool)
+	for range 1000 { // of several all are taken, each by some engines
+		o := nats.Options{Servers: slices.Clone(own[:3])}
+		if err := nearestFirst(&o); err != nil {
+			t.Fatal(err)
+		}
+		chosen[o.Url] = true
+	}
+	if len(chosen) != 3 {
+		t.Errorf("of three on this machine only %v are ever first", chosen)
+	}
+}
