@@ -93,7 +93,7 @@ const (
 	scaleBytesPerJob     = 700    // of disk, at the most while they are imported
 	scaleRecurring       = 1000   // jobs of one second, for the restart
 	scaleRecurringPrefix = "bench-recurring-"
-	scaleSettle          = 15 * time.Second // an engine gives back its memory after 10 s
+	scaleSettle          = 75 * time.Second // an engine gives back its memory after 70 s
 	scaleSettleMiB       = 1                // written in that time, at the most
 	scaleSettleDirty     = 1000             // jobs that no checkpoint has yet: as good as none
 	scaleSettlePatience  = 10 * time.Minute

@@ -17,7 +17,7 @@ const (
 	roomBytes  = 384 << 20
 	roomLeast  = 50  // percent of the heap
 	roomMost   = 800 // percent
-	idleAfter  = 10 * time.Second
+	idleAfter  = 70 * time.Second // longer than a minute: cron comes again each, and pages given back are cleared anew
 	idleBytes  = 16 << 20 // less is not worth a collection
 )
 
