@@ -364,7 +364,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
 		Rights: n.rights(),
-		Reader: reader, Wire: wire, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
+		Reader: reader, Wire: wire, Gather: n.replies.gather, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
 	})
 	if err != nil {
 		return err

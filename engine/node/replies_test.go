@@ -87,6 +87,19 @@ func TestRepliesInVain(t *testing.T) {
 	inVain(<-a.told, "lost")
 }
 
+// The more commands are under way the longer a commit waits for them: not at all for few, and not for long for any number.
+func TestGather(t *testing.T) {
+	for open, want := range map[int64]time.Duration{
+		0: 0, 1: 0, 16: 0, 25: 100 * time.Microsecond, 100: 400 * time.Microsecond, 500: 2 * time.Millisecond, maxCalls: 2 * time.Millisecond,
+	} {
+		r := new(replies)
+		r.open.Store(open)
+		if got := r.gather(); got != want {
+			t.Errorf("with %d commands under way a commit waits %s, want %s", open, got, want)
+		}
+	}
+}
+
 // BenchmarkReply is the outcome of a put on its way back to who asked, as it is sent.
 func BenchmarkReply(b *testing.B) {
 	r := new(replies)

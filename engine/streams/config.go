@@ -36,6 +36,9 @@ type Config struct {
 	AckTimeout time.Duration // until a publish without an answer is ErrTimeout at the latest, default 5 s
 	Wire       *Wire         // of the connection, when there is one
 	OnReset    func(error)   // told why a reader of the log starts over; called from Read, may be nil
+	// Gather says for how long a reader of the log lets a batch grow once nothing more has arrived: whoever delivers it
+	// pays as much for few records as for many. Called from Read for each batch; nil is no time.
+	Gather func() time.Duration
 }
 
 // MaxPartitions is how many a service may have.

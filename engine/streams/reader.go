@@ -53,7 +53,7 @@ var errReset = errors.New("streams: reader starts over")
 // to delivery at 500 a second against 52 µs (0.42 ms) by pulling (BenchmarkRead, BenchmarkReadLatency;
 // in process, two cores shared with the server).
 func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
-	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, heartbeat: heartbeat}
+	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, gather: l.cfg.Gather, heartbeat: heartbeat}
 	if l.cfg.Wire != nil {
 		r.heartbeat = heartbeatEmbedded
 	}
@@ -202,6 +202,7 @@ type reader struct {
 	done    bool   // it has come that far
 	deliver func([]Message) error
 	onReset func(error)
+	gather  func() time.Duration // as in Config
 
 	heartbeat time.Duration // of its consumer
 
@@ -324,8 +325,9 @@ func (r *reader) cut(info Info) bool {
 	return r.until == 0 && r.upTo() > 0 && info.First > r.upTo()+1
 }
 
-// take delivers m and what has arrived behind it.
+// take delivers m, what has arrived behind it, and what arrives while more is worth waiting for.
 func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) error {
+	var enough <-chan time.Time // is waited for
 	for {
 		if err := r.add(ctx, m); err != nil {
 			return errors.Join(err, r.hand())
@@ -335,10 +337,34 @@ func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) er
 		}
 		select {
 		case m = <-queue:
+			continue
 		default:
+		}
+		if enough == nil {
+			wait := r.patience()
+			if wait == 0 {
+				return r.hand()
+			}
+			t := time.NewTimer(wait)
+			defer t.Stop()
+			enough = t.C
+		}
+		select {
+		case m = <-queue:
+		case <-enough:
 			return r.hand()
+		case <-ctx.Done():
+			return ctx.Err() // Read ends: what was not delivered is read again
 		}
 	}
+}
+
+// patience is for how long a batch may grow.
+func (r *reader) patience() time.Duration {
+	if r.gather == nil || len(r.batch) == 0 {
+		return 0
+	}
+	return r.gather()
 }
 
 func (r *reader) hand() error {

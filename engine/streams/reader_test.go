@@ -113,6 +113,47 @@ func TestReadLive(t *testing.T) {
 	}
 }
 
+// A batch grows while its reader says so, and no longer than until it is full; a reader that ends does not wait for it.
+func TestReadGathers(t *testing.T) {
+	asked := make(chan struct{}, 1)
+	s, _, _ := fresh(t, Config{Partitions: 1, Gather: func() time.Duration {
+		asked <- struct{}{}
+		return time.Hour
+	}})
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	batches, ended := make(chan int, 1), make(chan error, 1)
+	go func() {
+		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+			batches <- len(batch)
+			return nil
+		})
+	}()
+	send := func(n int) {
+		t.Helper()
+		for range n {
+			if err := s.Log.PublishAsync("carillon.log.0.tick", nil, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	send(1)
+	<-asked
+	send(batchMessages - 1)
+	if n := <-batches; n != batchMessages {
+		t.Errorf("%d records came together, want %d", n, batchMessages)
+	}
+	send(1)
+	<-asked
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Read ended with %v", err)
+	}
+	if len(batches) > 0 {
+		t.Errorf("%d records came when the reader had ended", <-batches)
+	}
+}
+
 // Holes are passed over, by a consumer as by questions.
 func TestReadHoles(t *testing.T) {
 	s, nc, h := fresh(t, Config{Partitions: 1, Reader: "engine"})
