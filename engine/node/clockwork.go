@@ -65,6 +65,10 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 		}
 		return math.MaxInt64
 	}
+	if p.overdue.upTo > 0 && !p.resyncing {
+		p.resyncing = true
+		n.work.Go(func() { n.awaitAnswers(ctx, p) })
+	}
 	for {
 		m, ok := p.chain.Next(now)
 		if !ok {
@@ -76,6 +80,7 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
 		}
 		n.write(&n.chained, p, m)
+		n.chained.Patient = true
 		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
 		if err != nil {
 			n.log.Warn("publish failed", "partition", p.number, "output", m.Output.Number, "error", err)
@@ -121,12 +126,13 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	p.out.Lock()
 	defer p.out.Unlock()
 	if err != nil {
-		if run == p.run && !p.chain.Lost() {
-			if !errors.Is(err, streams.ErrClosed) {
-				n.log.Warn("chain lost", "partition", p.number, "error", err)
-			}
-			n.meters.lost.Inc()
-			p.chain.Lose()
+		switch {
+		case run != p.run || p.chain.Lost():
+		case errors.Is(err, streams.ErrLate):
+			p.overdue.tell(p.chain.Stored().Seq + uint64(p.chain.InFlight()))
+			n.bell.ring()
+		default:
+			n.lose(p, err)
 			n.bell.ring()
 		}
 		return
@@ -142,6 +148,15 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	if _, sends := p.chain.HoldUntil(); waiting && (sends || p.chain.Room() > 0) {
 		n.bell.ring() // more can be sent, or made, now
 	}
+}
+
+// lose gives a chain up; its caller holds out.
+func (n *Node) lose(p *partition, why error) {
+	if !errors.Is(why, streams.ErrClosed) {
+		n.log.Warn("chain lost", "partition", p.number, "error", why)
+	}
+	n.meters.lost.Inc()
+	p.chain.Lose()
 }
 
 // lateness notes how late triggers are stored, all that are due in one millisecond together.

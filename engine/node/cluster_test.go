@@ -668,8 +668,8 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// Where NATS is well and its answers are late, what was given up once is waited for longer: a slow network does not make
-// itself slower by having everything sent again.
+// Where NATS is well and its answers are late they are waited for: a slow network does not make itself slower by having
+// everything sent again.
 func TestAnswersLate(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -685,19 +685,47 @@ func TestAnswersLate(t *testing.T) {
 	passed(t, l.nc, f.partitions, now()+1000)
 	began, before := now(), given()
 	w.delay(400 * time.Millisecond)
-	passed(t, l.nc, f.partitions, began+3000)
-	first := given() - before // none where the machine itself has just been as slow
 	passed(t, l.nc, f.partitions, began+7000)
-	then := given() - before - first
-	t.Logf("%.0f times something was given up, and %.0f times later", first, then)
-	if then >= float64(f.partitions) {
-		t.Error("it is given up again and again")
+	if n := given() - before; n > 0 {
+		t.Errorf("%.0f times something was given up that was only late", n)
 	}
 	w.delay(0)
 	passed(t, l.nc, f.partitions, now())
 	l.settled()
 	h, end := l.finish()
 	h.downs = append(h.downs, span{began, end})
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	a.terminate(t)
+}
+
+// Outputs that are lost on their way, on a connection that is well, are missed while the stream answers, and put out again.
+func TestOutputsGoAstray(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startWire(t, e.url[len("nats://"):])
+	f := newFleet(t, e.url, 4)
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: w.url(), Partitions: 4}
+	a := f.start("a")
+	l := startLoad(t, e.url, "o", true)
+	passed(t, l.nc, f.partitions, now())
+	lost := span{from: now()}
+	outputs := []string{"carillon.trigger", "carillon.event"}
+	for _, subject := range outputs { // they arrive, and nobody answers
+		if _, err := l.nc.SubscribeSync(nowhere(subject) + ".>"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.divert(outputs...)
+	eventually(t, "they are missed", func() bool {
+		return contains(a.log, "chain lost", "the output stream answers, but for the messages to it")
+	})
+	w.divert()
+	lost.to = now()
+	l.mu.Lock()
+	l.history.downs = append(l.history.downs, lost)
+	l.mu.Unlock()
+	passed(t, l.nc, f.partitions, now())
+	h, end := l.finish()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	a.terminate(t)
 }
@@ -732,7 +760,7 @@ func goAstray(t *testing.T, refused bool) {
 	}
 	w.divert("carillon.log.")
 	f.shared(c, "a")
-	w.divert("")
+	w.divert()
 	f.shared(c, "a", "b")
 	h, end := l.finish()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)

@@ -15,10 +15,10 @@ import (
 const (
 	memoryLook = 2 * time.Second
 	roomBytes  = 384 << 20
-	roomLeast  = 50  // percent of the heap
-	roomMost   = 800 // percent
+	roomLeast  = 50               // percent of the heap
+	roomMost   = 800              // percent
 	idleAfter  = 70 * time.Second // longer than a minute: cron comes again each, and pages given back are cleared anew
-	idleBytes  = 16 << 20 // less is not worth a collection
+	idleBytes  = 16 << 20         // less is not worth a collection
 )
 
 // tendMemory sets the collector's percentage to what fits the heap, unless the environment says otherwise.

@@ -205,7 +205,9 @@ type partition struct {
 	foreign   uint64
 	counted   uint64 // sequence up to which foreign messages were counted
 	marker    uint64 // the output that marks a loss that was accepted, or one before it
-	resyncing bool
+	resyncing bool   // one goroutine waits for late answers of the stream, or resumes the chain
+	overdue   overdue
+	leader    string        // of the stream when it was last asked for its end
 	lostSince time.Time     // when the chain was lost; zero while it is not
 	resumed   time.Time     // when the chain was last resumed
 	pause     time.Duration // before it is resumed again

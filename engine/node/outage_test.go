@@ -82,7 +82,7 @@ func TestTickSentAgain(t *testing.T) {
 	}
 	w.cut()
 	eventually(t, "the lost ticks are known", func() bool { return metric(t, r.HTTP, "carillon_ticks_failed_total") > 0 })
-	w.divert("")
+	w.divert()
 	w.to(e.url[len("nats://"):])
 	ready(t, r)
 	beats(t, c, 20)

@@ -283,7 +283,7 @@ type wire struct {
 	address  string        // "" while it is cut
 	deaf     bool          // what is sent is lost
 	late     time.Duration // what is sent takes so long
-	astray   string        // what is sent to this subject goes nowhere
+	astray   []string      // what is sent to these subjects goes nowhere
 	alias    alias
 	open     map[net.Conn]bool
 }
@@ -354,8 +354,10 @@ func (w *wire) connect(c net.Conn) {
 			}
 			n := len(b)
 			b = renamed.pass(b, alias)
-			if astray != "" && to == d { // what the server says of subjects stays as it is
-				b = bytes.ReplaceAll(b, []byte(astray), bytes.Repeat([]byte("x"), len(astray)))
+			if to == d { // what the server says of subjects stays as it is
+				for _, subject := range astray {
+					b = bytes.ReplaceAll(b, []byte(subject), []byte(nowhere(subject)))
+				}
 			}
 			if deaf {
 				return n, nil
@@ -425,12 +427,15 @@ func (w *wire) delay(late time.Duration) {
 	w.late = late
 }
 
-// divert has requests to a subject go nowhere; "" ends it.
-func (w *wire) divert(subject string) {
+// divert has requests to these subjects go nowhere, until it is called with others or none.
+func (w *wire) divert(subjects ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.astray = subject
+	w.astray = subjects
 }
+
+// nowhere is where requests to a subject go then.
+func nowhere(subject string) string { return strings.Repeat("x", len(subject)) }
 
 func (w *wire) cut() {
 	w.mu.Lock()

@@ -70,9 +70,10 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	}
 }
 
-var errStopped = errors.New("node: the partition stopped")
-
-var errNotOwner = errors.New("node: the partition is not this node's")
+var (
+	errStopped  = errors.New("node: the partition stopped")
+	errNotOwner = errors.New("node: the partition is not this node's")
+)
 
 // stillServing tells whether the chain is still this node's. If not, it is resumed when it is again.
 func (p *partition) stillServing() bool {
@@ -111,6 +112,9 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	if err != nil {
 		return err
 	}
+	p.out.Lock()
+	p.leader = info.Leader
+	p.out.Unlock()
 	found, number, err := n.judge(ctx, p, epoch, info, last, acked)
 	if errors.Is(err, engine.ErrAhead) {
 		if err := n.upToDate(ctx); err != nil {
@@ -172,7 +176,7 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	defer p.out.Unlock()
 	p.chain.Resume(lastSeq, number, outputs)
 	p.offered = number + uint64(len(outputs)) // replay may be ahead of the machine by what is stored but not applied
-	p.lostSince = time.Time{}
+	p.lostSince, p.overdue = time.Time{}, overdue{}
 	p.run++
 	p.foreign += foreign
 	p.counted = lastSeq

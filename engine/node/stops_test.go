@@ -346,7 +346,7 @@ func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	if ok, says := readyz(t, r.HTTP); ok || !strings.Contains(says, "partition 1 has yet to find whether there is a loss to accept") {
 		t.Errorf("/readyz is %v: %s", ok, says)
 	}
-	w.divert("")
+	w.divert()
 	ready(t, r)
 	fires(t, carillon.Connect(nc), in(1, "after"))
 }

@@ -3,6 +3,7 @@ package streams
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -28,7 +29,7 @@ type acks struct {
 	waiting map[uint64]func(uint64, error)
 	// Numbers in the order of publishing. Those that were answered stay until they are looked at, which is every
 	// ackLook while there are any.
-	sent   [2][]uint64
+	sent   [kinds][]uint64
 	look   *time.Timer
 	rounds rounds
 	closed bool
@@ -37,10 +38,13 @@ type acks struct {
 // ackLook is how often it is looked which answers have not come in time.
 const ackLook = 50 * time.Millisecond
 
-// The two kinds of publishes that are awaited.
+// The kinds of publishes that are awaited.
 const (
-	once  = iota // its sender would not know what to do without an answer: it is waited for as long as allowed
-	again        // it is sent again where an answer does not come as soon as it should
+	once    = iota // its sender would not know what to do without an answer: it is waited for as long as allowed
+	again          // it is sent again where an answer does not come as soon as it should
+	patient        // its sender is told then, and waits on: ErrLate
+	told           // a patient one whose sender was told
+	kinds
 )
 
 func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
@@ -100,11 +104,16 @@ func (a *acks) await(kind int, onAck func(uint64, error)) (id uint64, err error)
 	}
 	a.last = max(a.last+1, uint64(a.passed().Microseconds()))
 	a.waiting[a.last] = onAck
-	if len(a.sent[once])+len(a.sent[again]) == 0 {
+	if !a.awaits() {
 		a.look.Reset(ackLook)
 	}
 	a.sent[kind] = append(a.sent[kind], a.last)
 	return a.last, nil
+}
+
+// awaits tells whether there is anything to look at; its caller holds mu.
+func (a *acks) awaits() bool {
+	return slices.ContainsFunc(a.sent[:], func(sent []uint64) bool { return len(sent) > 0 })
 }
 
 // passed is the time since the first number.
@@ -112,10 +121,10 @@ func (a *acks) passed() time.Duration { return time.Since(a.began) }
 
 // patience is how long an answer is waited for; its caller holds mu.
 func (a *acks) patience(kind int) time.Duration {
-	if kind == once {
-		return a.timeout
+	if kind == again || kind == patient {
+		return min(a.rounds.patience(), a.timeout)
 	}
-	return min(a.rounds.patience(), a.timeout)
+	return a.timeout
 }
 
 // appendReply appends the subject to which the answer goes.
@@ -174,26 +183,36 @@ func noResponders(m *nats.Msg) bool {
 }
 
 func (a *acks) expire() {
-	var late []func(uint64, error)
+	var late, over []func(uint64, error)
 	a.mu.Lock()
-	for kind, sent := range a.sent {
-		since := a.passed() - a.patience(kind)
+	for kind := range a.sent {
+		sent, since := a.sent[kind], a.passed()-a.patience(kind)
 		for ; len(sent) > 0; sent = sent[1:] {
-			if f, awaited := a.waiting[sent[0]]; awaited {
-				if since < time.Duration(sent[0])*time.Microsecond {
-					break
-				}
-				delete(a.waiting, sent[0])
+			id := sent[0]
+			f, awaited := a.waiting[id]
+			if awaited && since < time.Duration(id)*time.Microsecond {
+				break
+			}
+			switch {
+			case !awaited:
+			case kind == patient:
+				a.sent[told] = append(a.sent[told], id)
 				late = append(late, f)
+			default:
+				delete(a.waiting, id)
+				over = append(over, f)
 			}
 		}
 		a.sent[kind] = sent
 	}
-	if len(a.sent[once])+len(a.sent[again]) > 0 {
+	if a.awaits() {
 		a.look.Reset(ackLook)
 	}
 	a.mu.Unlock()
 	for _, f := range late {
+		f(0, ErrLate)
+	}
+	for _, f := range over {
 		f(0, ErrTimeout)
 	}
 }

@@ -55,6 +55,15 @@ type Chained struct {
 	Header  []byte // lines, each ending in CR LF
 	Data    string
 	Expect  uint64 // the sequence behind which it belongs
+	Patient bool   // an answer that is late is ErrLate first
+}
+
+// kind is that of its publish.
+func (m *Chained) kind() int {
+	if m.Patient {
+		return patient
+	}
+	return again
 }
 
 // PublishChained sends a message that the stream takes only right behind sequence Expect, and then as
@@ -66,6 +75,9 @@ type Chained struct {
 // message's sequence or ErrWrongSequence, ErrNoSpace, ErrTimeout, ErrDisconnected, ErrNoStream,
 // ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
+//
+// ErrTimeout comes once an answer should have come, as answers went of late. For a Patient message ErrLate does, one call
+// more: the answer is still waited for, up to Config.AckTimeout, and may by then have come.
 func (o *OutStream) PublishChained(m *Chained, onAck func(seq uint64, err error)) error {
 	return o.press.publish(m, onAck)
 }

@@ -24,7 +24,7 @@ const pressBytes = 64 << 10
 
 func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
 	if p.wire == nil {
-		return p.acks.publish(message(m), again, onAck)
+		return p.acks.publish(message(m), m.kind(), onAck)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -32,7 +32,7 @@ func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
 	frame := append(append(p.frames, "HPUB "...), m.Subject...)
 	frame = append(frame, ' ')
 	if onAck != nil {
-		id, err := p.acks.await(again, onAck)
+		id, err := p.acks.await(m.kind(), onAck)
 		if err != nil {
 			return err
 		}

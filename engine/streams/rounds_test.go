@@ -3,7 +3,6 @@ package streams
 import (
 	"errors"
 	"math"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,21 +34,39 @@ func TestRounds(t *testing.T) {
 	want("a minute later", patienceMin)
 }
 
-// What can be sent again is missed as soon as it should have been answered, and what cannot be is not. An answer that
-// comes after that tells that it was too soon.
-func TestMissedSoon(t *testing.T) {
+// unanswered are streams whose messages to the subject "hole" arrive, and are answered by the test alone. An answer from
+// the log has come before.
+func unanswered(t *testing.T) (s *Streams, hole *nats.Subscription) {
+	t.Helper()
 	h := newHost(t)
 	nc := h.connect()
-	s := open(t, nc, Config{Partitions: 1, AckTimeout: time.Hour})
+	s = open(t, nc, Config{Partitions: 1, AckTimeout: time.Hour})
 	hole, err := nc.SubscribeSync("hole")
 	if err != nil {
 		t.Fatal(err)
 	}
 	appendLog(t, s.Log, 1)
+	return s, hole
+}
 
-	var waits atomic.Bool
-	waits.Store(true)
-	if err := s.Log.PublishAsync("hole", nil, nil, func(uint64, error) { waits.Store(false) }); err != nil {
+// answerNext answers the next message that has come there.
+func answerNext(t *testing.T, hole *nats.Subscription) {
+	t.Helper()
+	m, err := hole.NextMsg(time.Minute)
+	if err == nil {
+		err = m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":2}`))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What can be sent again is missed as soon as it should have been answered, and what cannot be is not. An answer that
+// comes after that tells that it was too soon.
+func TestMissedSoon(t *testing.T) {
+	s, hole := unanswered(t)
+	waits := make(chan error, 1)
+	if err := s.Log.PublishAsync("hole", nil, nil, func(_ uint64, err error) { waits <- err }); err != nil {
 		t.Fatal(err)
 	}
 	errs := make(chan error, 2)
@@ -61,14 +78,17 @@ func TestMissedSoon(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Flush()
-	eventually(t, "both are missed", func() bool { return len(errs) == cap(errs) })
 	for range cap(errs) {
 		if err := <-errs; !errors.Is(err, ErrTimeout) {
 			t.Errorf("it was missed with %v", err)
 		}
 	}
-	if !waits.Load() {
+	if len(waits) > 0 {
 		t.Error("what cannot be sent again is no longer waited for")
+	}
+	answerNext(t, hole)
+	if err := <-waits; err != nil {
+		t.Error(err)
 	}
 
 	patience := func() time.Duration {
@@ -77,17 +97,48 @@ func TestMissedSoon(t *testing.T) {
 		return s.acks.patience(again)
 	}
 	before := patience()
-	m, err := hole.NextMsg(time.Minute)
-	if err == nil {
-		m, err = hole.NextMsg(time.Minute) // the first is the one that is waited for
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":2}`)); err != nil {
-		t.Fatal(err)
-	}
+	answerNext(t, hole)
 	eventually(t, "the next is waited for longer", func() bool { return patience() > before })
+}
+
+// Who is patient is told once that an answer is late, and gets it when it comes; where none comes that is told in time.
+func TestLate(t *testing.T) {
+	s, hole := unanswered(t)
+	type answer struct {
+		seq uint64
+		err error
+	}
+	m := chained("hole", nil, 0)
+	m.Patient = true
+	publish := func() <-chan answer {
+		t.Helper()
+		answers := make(chan answer, 3)
+		if err := s.Out[0].PublishChained(m, func(seq uint64, err error) { answers <- answer{seq, err} }); err != nil {
+			t.Fatal(err)
+		}
+		s.Flush()
+		if a := <-answers; !errors.Is(a.err, ErrLate) {
+			t.Fatalf("the first word is %v", a.err)
+		}
+		return answers
+	}
+	answers := publish()
+	answerNext(t, hole)
+	if a := <-answers; a.err != nil || a.seq != 2 {
+		t.Errorf("the answer is %d, %v", a.seq, a.err)
+	}
+
+	answers = publish()
+	s.acks.mu.Lock()
+	s.acks.timeout = patienceMin
+	s.acks.mu.Unlock()
+	if a := <-answers; !errors.Is(a.err, ErrTimeout) {
+		t.Errorf("the last word is %v", a.err)
+	}
+	s.acks.expire() // nothing is left to tell
+	if len(answers) > 0 {
+		t.Errorf("one more word came: %v", (<-answers).err)
+	}
 }
 
 // A question that is lost is asked again.

@@ -31,6 +31,7 @@ type Info struct {
 	MaxBytes    int64         // -1: no limit
 	MaxAge      time.Duration // 0: no limit
 	Replicas    int
+	Leader      string // the server that answered for all of them; empty where there is no cluster
 	LastTime    time.Time
 	Now         time.Time // by the clock that stamps the stream's messages
 }
@@ -194,10 +195,13 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	if !resp.Cluster.leads() {
 		return Info{}, nil, fmt.Errorf("%w: %s has no leader whom its replicas follow", ErrDisconnected, s.name)
 	}
-	st := resp.State
+	st, leader := resp.State, ""
+	if resp.Cluster != nil {
+		leader = resp.Cluster.Leader
+	}
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, LastTime: st.LastTime, Now: resp.Now,
+		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now,
 	}, st.Deleted, nil
 }
 

@@ -1,0 +1,92 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+const (
+	overdueAsk  = 50 * time.Millisecond // between two questions
+	overdueMost = 2 * time.Second       // without any answer
+)
+
+var errNoAnswer = errors.New("node: the output stream answers, but for the messages to it")
+
+// overdue knows of the answers to a chain's messages that are late, and how long to wait for them.
+//
+// Over a network that loses packets an answer may take seconds, and resuming a chain takes several, one behind the other:
+// who gives a chain up whenever an answer is late hardly ever has one. So the chain goes on, and the stream is asked beside
+// it. It is given up where the stream's leader is another than when it was resumed, since the one that was to answer
+// is gone, or where the stream answers and no message is answered for long: the message was lost, or its answer was.
+type overdue struct {
+	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
+	heard uint64    // up to where messages were answered when it was last looked
+	since time.Time // no more were
+}
+
+// tell notes that one of the messages under way is not answered as soon as it should be. upTo is the newest of them.
+func (o *overdue) tell(upTo uint64) { o.upTo = max(o.upTo, upTo) }
+
+// verdict is what is to be done about answers that are late.
+type verdict int
+
+const (
+	waitOn verdict = iota
+	goOn           // all have come
+	giveUp
+)
+
+// judge says what to do at now, when messages are answered up to a sequence and the stream answers, through the leader who
+// led when the chain was resumed or another.
+func (o *overdue) judge(stored uint64, sameLeader bool, now time.Time) verdict {
+	if stored >= o.upTo {
+		return goOn
+	}
+	if o.since.IsZero() || stored > o.heard {
+		o.heard, o.since = stored, now
+	}
+	if !sameLeader || now.Sub(o.since) > overdueMost {
+		return giveUp
+	}
+	return waitOn
+}
+
+// awaitAnswers waits for answers that are late, and resumes the chain where they do not come.
+func (n *Node) awaitAnswers(ctx context.Context, p *partition) {
+	for {
+		info, err := n.streams.Out[p.number].Info(ctx)
+		switch n.judgeAnswers(p, info, err) {
+		case goOn:
+			return
+		case giveUp:
+			n.resync(ctx, p)
+			return
+		}
+		if !pause(ctx, overdueAsk) {
+			return
+		}
+	}
+}
+
+// judgeAnswers looks whether answers have come, after the stream was asked.
+func (n *Node) judgeAnswers(p *partition, info streams.Info, err error) verdict {
+	p.out.Lock()
+	defer p.out.Unlock()
+	if p.chain.Lost() {
+		return giveUp
+	}
+	if err != nil {
+		return waitOn // it says nothing of its messages either: these fail in time
+	}
+	v := p.overdue.judge(p.chain.Stored().Seq, info.Leader == p.leader, time.Now())
+	switch v {
+	case goOn:
+		p.overdue, p.resyncing = overdue{}, false
+	case giveUp:
+		n.lose(p, errNoAnswer)
+	}
+	return v
+}

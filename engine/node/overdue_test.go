@@ -1,0 +1,38 @@
+package node
+
+import (
+	"testing"
+	"time"
+)
+
+// Late answers are waited for while they come, for two seconds while none does, and not from a leader who is gone.
+func TestLateAnswers(t *testing.T) {
+	began := time.Now()
+	at := func(after time.Duration) time.Time { return began.Add(after) }
+	const step = overdueMost - overdueAsk
+	for name, looks := range map[string][]struct {
+		late   uint64 // told before: one of the messages up to here; 0: none
+		stored uint64
+		leader bool // the same
+		after  time.Duration
+		want   verdict
+	}{
+		"all come":            {{late: 9, stored: 5, leader: true, want: waitOn}, {stored: 9, leader: true, after: time.Hour, want: goOn}},
+		"they came before":    {{late: 9, stored: 12, leader: true, want: goOn}},
+		"more are late":       {{late: 9, stored: 5, leader: true, want: waitOn}, {late: 20, stored: 9, leader: true, want: waitOn}},
+		"one by one":          {{late: 9, stored: 5, leader: true, want: waitOn}, {stored: 6, leader: true, after: step, want: waitOn}, {stored: 7, leader: true, after: 2 * step, want: waitOn}, {stored: 9, leader: true, after: 3 * step, want: goOn}},
+		"no more come":        {{late: 9, stored: 5, leader: true, want: waitOn}, {stored: 6, leader: true, after: step, want: waitOn}, {stored: 6, leader: true, after: 2 * step, want: waitOn}, {stored: 6, leader: true, after: 2*step + 2*overdueAsk, want: giveUp}},
+		"none come":           {{late: 9, leader: true, want: waitOn}, {leader: true, after: overdueMost, want: waitOn}, {leader: true, after: overdueMost + 1, want: giveUp}},
+		"word after word":     {{late: 9, stored: 5, leader: true, want: waitOn}, {late: 20, stored: 5, leader: true, after: step, want: waitOn}, {late: 30, stored: 5, leader: true, after: overdueMost + 1, want: giveUp}},
+		"another leader":      {{late: 9, stored: 5, want: giveUp}},
+		"another, but it did": {{late: 9, stored: 9, want: goOn}},
+	} {
+		var o overdue
+		for i, look := range looks {
+			o.tell(look.late)
+			if got := o.judge(look.stored, look.leader, at(look.after)); got != look.want {
+				t.Errorf("%s: look %d says %d, want %d", name, i, got, look.want)
+			}
+		}
+	}
+}
