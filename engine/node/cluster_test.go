@@ -781,6 +781,7 @@ func TestDeathWithoutAWatch(t *testing.T) {
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Second))
 	f.shared(c, "a", "b")
+	eventually(t, "a has heard that b took its share", func() bool { return f.lost("a") >= f.partitions/2 })
 	moved := f.lost("a") + f.lost("b")
 
 	w.divert("$JS.API.CONSUMER.CREATE.KV_CARILLON_NODES")
