@@ -1,12 +1,10 @@
 package node_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -205,7 +203,8 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	f.shared(f.c, names...)
 	l := startLoad(t, urls, "r", true, from(hosts)...)
 	l.late = hosts != nil
-	led := watchLeaders(t, servers, hosts, f.partitions)
+	plain := startPlain(t, nc)
+	led := watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), plain.streams...))
 	var done []round
 	if only := os.Getenv("CARILLON_FAULT"); only != "" {
 		faults = slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != only })
@@ -230,11 +229,12 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 		}
 	}
 	h, end := l.finish()
+	plain.stop()
 	for _, p := range f.nodes {
 		p.terminate(t)
 	}
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	reportPauses(t, f, done, led)
+	reportPauses(t, f, done, led, plain)
 }
 
 // calm waits until no connection has to send again what a network lost: what was kept back has come by then.
@@ -267,146 +267,4 @@ func (f *faulty) firesAgain(l *load, name string) {
 			return err == nil && r.Status == carillon.StatusCompleted
 		})
 	}
-}
-
-// reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that
-// JetStream had no leader of a stream that they take.
-func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders) {
-	type worst struct {
-		rounds        int
-		pause, beyond time.Duration // the longest, and the longest without the time that there was no leader
-		where         string        // the latter
-	}
-	kinds := make(map[string]*worst)
-	for _, r := range rounds {
-		if kinds[r.fault] == nil {
-			kinds[r.fault] = &worst{}
-		}
-		kinds[r.fault].rounds++
-	}
-	for p := range f.partitions {
-		all := outputs(t, f.nc, p)
-		i := 0
-		for n, r := range rounds {
-			for i < len(all)-1 && all[i+1].stored.Before(r.from) {
-				i++
-			}
-			k := kinds[r.fault]
-			for ; i < len(all)-1 && all[i].stored.Before(r.to); i++ {
-				from, to := all[i].stored, all[i+1].stored
-				pause := to.Sub(from)
-				if pause <= 100*time.Millisecond {
-					continue
-				}
-				k.pause = max(k.pause, pause)
-				if beyond := pause - led.without(from, to, "CARILLON_LOG", "KV_CARILLON_NODES", fmt.Sprintf("CARILLON_OUT_%d", p)); beyond > k.beyond {
-					k.beyond, k.where = beyond, fmt.Sprintf("partition %d in round %d, from %s to %s", p, n, from.Format("15:04:05.000"), to.Format("15:04:05.000"))
-				}
-			}
-		}
-	}
-	for name, k := range kinds {
-		t.Logf("%s, %d rounds: outputs paused for %s at most, and for %s at most while there were leaders (%s)",
-			name, k.rounds, k.pause.Round(time.Millisecond), k.beyond.Round(time.Millisecond), k.where)
-	}
-}
-
-// leaders knows when the streams had one: when it answered, and when it had heard a replica. One that is cut off goes on
-// answering as the leader, until it finds that others no longer follow it.
-type leaders struct {
-	mu       sync.Mutex
-	answered map[string][]time.Time
-	heard    map[string][]time.Time
-}
-
-const (
-	leaderAsked  = 100 * time.Millisecond
-	leaderSilent = 400 * time.Millisecond  // longer is without one
-	leaderAlone  = 2500 * time.Millisecond // the same; an idle leader asks the others every other second
-)
-
-// watchLeaders asks the leader of each stream how it is, again and again and by way of each server.
-func watchLeaders(t *testing.T, servers []*external, hosts []*host, partitions int) *leaders {
-	streams := []string{"CARILLON_LOG", "KV_CARILLON_NODES"}
-	for p := range partitions {
-		streams = append(streams, fmt.Sprintf("CARILLON_OUT_%d", p))
-	}
-	led := &leaders{answered: make(map[string][]time.Time), heard: make(map[string][]time.Time)}
-	for _, s := range servers {
-		nc := dial(t, s.url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
-		inbox := nats.NewInbox()
-		if _, err := nc.Subscribe(inbox+".*", func(m *nats.Msg) {
-			var info struct {
-				Cluster struct {
-					Leader   string
-					Replicas []struct{ Active time.Duration }
-				}
-			}
-			if err := json.Unmarshal(m.Data, &info); err != nil || info.Cluster.Leader == "" {
-				return // a replica that has no leader answers, too
-			}
-			heard := time.Hour // since it heard any of them
-			for _, r := range info.Cluster.Replicas {
-				if r.Active > 0 {
-					heard = min(heard, r.Active)
-				}
-			}
-			if heard > 3*time.Second {
-				return // nobody follows it any more
-			}
-			led.mu.Lock()
-			defer led.mu.Unlock()
-			stream, now := m.Subject[len(inbox)+1:], time.Now()
-			led.answered[stream] = append(led.answered[stream], now)
-			at := now.Add(-heard)
-			if n := len(led.heard[stream]); n == 0 || at.After(led.heard[stream][n-1]) {
-				led.heard[stream] = append(led.heard[stream], at)
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			ask := time.NewTicker(leaderAsked)
-			defer ask.Stop()
-			for ; !nc.IsClosed(); <-ask.C {
-				for _, stream := range streams {
-					_ = nc.PublishRequest("$JS.API.STREAM.INFO."+stream, inbox+"."+stream, nil) // not while its server is away
-				}
-			}
-		}()
-	}
-	return led
-}
-
-// without is for how much of a time one or more of these streams had no leader.
-func (led *leaders) without(from, to time.Time, streams ...string) (total time.Duration) {
-	led.mu.Lock()
-	defer led.mu.Unlock()
-	type gap struct{ from, to time.Time }
-	var gaps []gap
-	find := func(times []time.Time, longer time.Duration) {
-		for i, at := range times[1:] {
-			if before := times[i]; at.Sub(before) > longer && at.After(from) && before.Before(to) {
-				gaps = append(gaps, gap{before, at})
-			}
-		}
-	}
-	for _, stream := range streams {
-		find(led.answered[stream], leaderSilent)
-		find(led.heard[stream], leaderAlone)
-	}
-	slices.SortFunc(gaps, func(a, b gap) int { return a.from.Compare(b.from) })
-	for _, g := range gaps {
-		if g.from.After(from) {
-			from = g.from
-		}
-		if g.to.After(to) {
-			g.to = to
-		}
-		if g.to.After(from) {
-			total += g.to.Sub(from)
-			from = g.to
-		}
-	}
-	return total
 }

@@ -1,0 +1,256 @@
+package node_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// needed are the streams that triggers take besides their own.
+var needed = []string{"CARILLON_LOG", "KV_CARILLON_NODES"}
+
+func outStream(p int) string { return fmt.Sprintf("CARILLON_OUT_%d", p) }
+
+func streamsOf(partitions int) []string {
+	all := slices.Clone(needed)
+	for p := range partitions {
+		all = append(all, outStream(p))
+	}
+	return all
+}
+
+// plainLoad goes to streams beside those of a service, with as many replicas and nothing of an engine in their way: what these
+// acknowledge is what JetStream and the network allow.
+type plainLoad struct {
+	streams []string
+	stop    func()
+
+	mu    sync.Mutex
+	acked [][]time.Time // by stream
+}
+
+const (
+	plainStreams = 3
+	plainEvery   = 20 * time.Millisecond
+)
+
+// startPlain publishes to them until it is stopped, whatever the answers.
+func startPlain(t *testing.T, nc *nats.Conn) *plainLoad {
+	t.Helper()
+	js := jetStream(t, nc)
+	p := &plainLoad{acked: make([][]time.Time, plainStreams)}
+	for i := range plainStreams {
+		p.streams = append(p.streams, fmt.Sprintf("PLAIN_%d", i))
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: p.streams[i], Subjects: []string{p.streams[i]}, Replicas: 3}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inbox := nc.NewInbox()
+	acks, err := nc.Subscribe(inbox+".*", func(m *nats.Msg) {
+		var ack struct{ Stream string }
+		i, err := strconv.Atoi(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
+		if err == nil {
+			err = json.Unmarshal(m.Data, &ack)
+		}
+		if err != nil || ack.Stream == "" {
+			return // there was nobody to take it
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.acked[i] = append(p.acked[i], time.Now())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	var work sync.WaitGroup
+	work.Go(func() {
+		next := time.NewTicker(plainEvery)
+		defer next.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-next.C:
+			}
+			for i, stream := range p.streams {
+				_ = nc.PublishRequest(stream, inbox+"."+strconv.Itoa(i), nil) // not while the connection is away
+			}
+		}
+	})
+	p.stop = sync.OnceFunc(func() {
+		close(over)
+		work.Wait()
+		_ = acks.Unsubscribe() // it fails only when the connection is closed
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+// worst is the longest time between two moments in rounds of one kind, and the longest without the time that there was no
+// leader.
+type worst struct {
+	pause, beyond time.Duration
+	where         string // the latter
+}
+
+// add takes the moments of a stream that are in a round.
+func (w *worst) add(moments []time.Time, r round, led *leaders, what string, streams ...string) {
+	from, _ := slices.BinarySearchFunc(moments, r.from, time.Time.Compare)
+	for i := max(from, 1); i < len(moments) && moments[i-1].Before(r.to); i++ {
+		from, to := moments[i-1], moments[i]
+		pause := to.Sub(from)
+		if pause <= 100*time.Millisecond {
+			continue
+		}
+		w.pause = max(w.pause, pause)
+		if beyond := pause - led.without(from, to, streams...); beyond > w.beyond {
+			w.beyond, w.where = beyond, fmt.Sprintf("%s, from %s to %s", what, from.Format("15:04:05.000"), to.Format("15:04:05.000"))
+		}
+	}
+}
+
+func (w *worst) String() string {
+	return fmt.Sprintf("%s at most, and %s at most while there were leaders (%s)",
+		w.pause.Round(time.Millisecond), w.beyond.Round(time.Millisecond), w.where)
+}
+
+// reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that JetStream had no
+// leader of a stream that they take. Beside it stands the same of the plain streams.
+func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *plainLoad) {
+	type kind struct {
+		rounds        int
+		outputs, bare worst
+	}
+	kinds := make(map[string]*kind)
+	for _, r := range rounds {
+		if kinds[r.fault] == nil {
+			kinds[r.fault] = &kind{}
+		}
+		kinds[r.fault].rounds++
+	}
+	for p := range f.partitions {
+		var stored []time.Time
+		for _, o := range outputs(t, f.nc, p) {
+			stored = append(stored, o.stored)
+		}
+		for n, r := range rounds {
+			kinds[r.fault].outputs.add(stored, r, led, fmt.Sprintf("partition %d in round %d", p, n), append(slices.Clone(needed), outStream(p))...)
+		}
+	}
+	plain.mu.Lock()
+	defer plain.mu.Unlock()
+	for i, acked := range plain.acked {
+		for n, r := range rounds {
+			kinds[r.fault].bare.add(acked, r, led, fmt.Sprintf("%s in round %d", plain.streams[i], n), plain.streams[i])
+		}
+	}
+	for name, k := range kinds {
+		t.Logf("%s, %d rounds: outputs paused for %s", name, k.rounds, &k.outputs)
+		t.Logf("%s, %d rounds: plain streams acknowledged nothing for %s", name, k.rounds, &k.bare)
+	}
+}
+
+// leaders knows when the streams had one: when it answered, and when it had heard a replica. One that is cut off goes on
+// answering as the leader, until it finds that others no longer follow it.
+type leaders struct {
+	mu       sync.Mutex
+	answered map[string][]time.Time
+	heard    map[string][]time.Time
+}
+
+const (
+	leaderAsked  = 100 * time.Millisecond
+	leaderSilent = 400 * time.Millisecond  // longer is without one
+	leaderAlone  = 2500 * time.Millisecond // the same; an idle leader asks the others every other second
+)
+
+// watchLeaders asks the leader of each stream how it is, again and again and by way of each server.
+func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []string) *leaders {
+	led := &leaders{answered: make(map[string][]time.Time), heard: make(map[string][]time.Time)}
+	for _, s := range servers {
+		nc := dial(t, s.url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
+		inbox := nats.NewInbox()
+		if _, err := nc.Subscribe(inbox+".*", func(m *nats.Msg) {
+			var info struct {
+				Cluster struct {
+					Leader   string
+					Replicas []struct{ Active time.Duration }
+				}
+			}
+			if err := json.Unmarshal(m.Data, &info); err != nil || info.Cluster.Leader == "" {
+				return // a replica that has no leader answers, too
+			}
+			heard := time.Hour // since it heard any of them
+			for _, r := range info.Cluster.Replicas {
+				if r.Active > 0 {
+					heard = min(heard, r.Active)
+				}
+			}
+			if heard > 3*time.Second {
+				return // nobody follows it any more
+			}
+			led.mu.Lock()
+			defer led.mu.Unlock()
+			stream, now := m.Subject[len(inbox)+1:], time.Now()
+			led.answered[stream] = append(led.answered[stream], now)
+			at := now.Add(-heard)
+			if n := len(led.heard[stream]); n == 0 || at.After(led.heard[stream][n-1]) {
+				led.heard[stream] = append(led.heard[stream], at)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			ask := time.NewTicker(leaderAsked)
+			defer ask.Stop()
+			for ; !nc.IsClosed(); <-ask.C {
+				for _, stream := range streams {
+					_ = nc.PublishRequest("$JS.API.STREAM.INFO."+stream, inbox+"."+stream, nil) // not while its server is away
+				}
+			}
+		}()
+	}
+	return led
+}
+
+// without is for how much of a time one or more of these streams had no leader.
+func (led *leaders) without(from, to time.Time, streams ...string) (total time.Duration) {
+	led.mu.Lock()
+	defer led.mu.Unlock()
+	type gap struct{ from, to time.Time }
+	var gaps []gap
+	find := func(times []time.Time, longer time.Duration) {
+		for i, at := range times[1:] {
+			if before := times[i]; at.Sub(before) > longer && at.After(from) && before.Before(to) {
+				gaps = append(gaps, gap{before, at})
+			}
+		}
+	}
+	for _, stream := range streams {
+		find(led.answered[stream], leaderSilent)
+		find(led.heard[stream], leaderAlone)
+	}
+	slices.SortFunc(gaps, func(a, b gap) int { return a.from.Compare(b.from) })
+	for _, g := range gaps {
+		if g.from.After(from) {
+			from = g.from
+		}
+		if g.to.After(to) {
+			g.to = to
+		}
+		if g.to.After(from) {
+			total += g.to.Sub(from)
+			from = g.to
+		}
+	}
+	return total
+}
