@@ -237,6 +237,9 @@ func (m *ceiling) async(ctx context.Context, mode jetstream.PersistModeType) (ra
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, m.remove(ctx, name)) }()
+	if err := recycle(ctx, m.Messages); err != nil {
+		return 0, err
+	}
 	began := time.Now()
 	for i := range m.Messages {
 		msg := &nats.Msg{Subject: subject(name), Header: m.header(i + 1), Data: m.payload}
@@ -322,6 +325,9 @@ func (m *ceiling) chained(ctx context.Context, c chains) (rate float64, err erro
 			return 0, err
 		}
 		defer func() { err = errors.Join(err, sub.Unsubscribe()) }()
+	}
+	if err := recycle(ctx, m.Messages); err != nil {
+		return 0, err
 	}
 	began := time.Now()
 	for i := range m.Messages {

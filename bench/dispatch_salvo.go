@@ -72,7 +72,12 @@ func (s *salvo) start(puts, pause time.Duration) {
 
 // put puts all jobs and returns when the first is due. perJob is how long one took in the salvo before, 0 for
 // the first; it is set.
-func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, perJob *time.Duration, pause time.Duration) error {
+func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, perJob *time.Duration, pause time.Duration) (err error) {
+	held, err := holdFor(s.triggers())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, held.giveBack()) }()
 	n := len(s.First)
 	allowed := beforeTimes * *perJob * time.Duration(n)
 	if *perJob == 0 {
@@ -99,7 +104,14 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 		return fmt.Errorf("bench: putting %d jobs took %s, too long for %s that the first of them allowed", n, took, allowed)
 	}
 	*perJob = took / time.Duration(n)
-	return waitUntil(ctx, s.progress, "waiting for the first", time.UnixMilli(s.From))
+	first := time.UnixMilli(s.From)
+	if err := waitUntil(ctx, s.progress, "waiting for the first", first.Add(-pagesBefore)); err != nil {
+		return err
+	}
+	if err := held.giveBack(); err != nil {
+		return err
+	}
+	return waitUntil(ctx, s.progress, "waiting for the first", first)
 }
 
 // putFirst puts the first n jobs and waits until every partition has applied them.

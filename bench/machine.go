@@ -34,12 +34,9 @@ const syncMode = "local log: fsync before a command counts; streams: page cache,
 // thisMachine is the machine that the run begins on; dir is where the engine keeps its data, "" when another
 // one knows.
 func thisMachine(dir string) Machine {
-	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, NATS: server.VERSION, CPU: runtime.GOARCH, Kernel: runtime.GOOS}
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, NATS: server.VERSION, CPU: runtime.GOARCH, Kernel: runtime.GOOS, MemoryMiB: memoryMiB()}
 	if v := field("/proc/cpuinfo", "model name"); v != "" {
 		m.CPU = v
-	}
-	if kb, err := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB")); err == nil {
-		m.MemoryMiB = kb >> 10
 	}
 	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		m.Kernel += " " + strings.TrimSpace(string(b))
@@ -59,6 +56,15 @@ func thisMachine(dir string) Machine {
 	}
 	m.Load[0] = load1()
 	return m
+}
+
+// memoryMiB is how much memory the machine has; 0 where that is not known.
+func memoryMiB() int {
+	kb, err := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"))
+	if err != nil {
+		return 0
+	}
+	return kb >> 10
 }
 
 // field finds the first "name : value" line of a file of /proc.
