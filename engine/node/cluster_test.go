@@ -668,16 +668,21 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
+// behindWire starts an engine that is alone and reaches NATS by way of a wire, and a load that does not.
+func behindWire(t *testing.T, name string) (w *wire, f *fleet, a *process, l *load) {
+	t.Helper()
+	e := startExternal(t)
+	w = startWire(t, e.url[len("nats://"):])
+	f = newFleet(t, e.url, 4)
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: w.url(), Partitions: f.partitions}
+	return w, f, f.start("a"), startLoad(t, e.url, name, true)
+}
+
 // Where NATS is well and its answers are late they are waited for: a slow network does not make itself slower by having
 // everything sent again.
 func TestAnswersLate(t *testing.T) {
 	t.Parallel()
-	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
-	f := newFleet(t, e.url, 4)
-	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: w.url(), Partitions: 4}
-	a := f.start("a")
-	l := startLoad(t, e.url, "z", true)
+	w, f, a, l := behindWire(t, "z")
 	l.late = true
 	given := func() float64 {
 		return metric(t, a.Ready.HTTP, "carillon_chain_lost_total") + metric(t, a.Ready.HTTP, "carillon_ticks_failed_total")
@@ -701,12 +706,7 @@ func TestAnswersLate(t *testing.T) {
 // Outputs that are lost on their way, on a connection that is well, are missed while the stream answers, and put out again.
 func TestOutputsGoAstray(t *testing.T) {
 	t.Parallel()
-	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
-	f := newFleet(t, e.url, 4)
-	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: w.url(), Partitions: 4}
-	a := f.start("a")
-	l := startLoad(t, e.url, "o", true)
+	w, f, a, l := behindWire(t, "o")
 	passed(t, l.nc, f.partitions, now())
 	lost := span{from: now()}
 	outputs := []string{"carillon.trigger", "carillon.event"}

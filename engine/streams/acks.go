@@ -42,7 +42,7 @@ const ackLook = 50 * time.Millisecond
 const (
 	once    = iota // its sender would not know what to do without an answer: it is waited for as long as allowed
 	again          // it is sent again where an answer does not come as soon as it should
-	patient        // its sender is told then, and waits on: ErrLate
+	patient        // its sender is told that it is late, and waits on: ErrLate
 	told           // a patient one whose sender was told
 	kinds
 )
@@ -119,10 +119,14 @@ func (a *acks) awaits() bool {
 // passed is the time since the first number.
 func (a *acks) passed() time.Duration { return time.Since(a.began) }
 
-// patience is how long an answer is waited for; its caller holds mu.
+// patience is how long an answer is waited for; its caller holds mu. To be told that one is late costs little, so that is
+// soon, however long answers took of late.
 func (a *acks) patience(kind int) time.Duration {
-	if kind == again || kind == patient {
+	switch kind {
+	case again:
 		return min(a.rounds.patience(), a.timeout)
+	case patient:
+		return min(patienceMin, a.timeout)
 	}
 	return a.timeout
 }

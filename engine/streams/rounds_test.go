@@ -128,6 +128,11 @@ func TestLate(t *testing.T) {
 		t.Errorf("the answer is %d, %v", a.seq, a.err)
 	}
 
+	s.acks.mu.Lock()
+	if s.acks.patience(again) <= patienceMin || s.acks.patience(patient) != patienceMin {
+		t.Errorf("after a late answer one is late after %s, and missed after %s", s.acks.patience(patient), s.acks.patience(again))
+	}
+	s.acks.mu.Unlock()
 	answers = publish()
 	s.acks.mu.Lock()
 	s.acks.timeout = patienceMin
