@@ -5,6 +5,7 @@ import "testing"
 // What is held has been written to, and is given back once.
 func TestPages(t *testing.T) {
 	for messages, want := range map[int]int{0: 0, 5: 5 * pagesPerMessage, 10_000: 10_000 * pagesPerMessage} {
+		want = min(want, memoryMiB()<<20/4) // none where the system does not say how much there is
 		p, err := holdFor(messages)
 		if err != nil {
 			t.Fatal(err)
