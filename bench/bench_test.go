@@ -6,6 +6,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/VictoriaMetrics/metrics"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
@@ -455,5 +458,24 @@ func TestBadConfigs(t *testing.T) {
 		if m, err := ParseMix(bad); err == nil {
 			t.Errorf("%q is read as %+v", bad, m)
 		}
+	}
+}
+
+func TestPauses(t *testing.T) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		s := metrics.NewSet()
+		for _, d := range []float64{0.0005, 0.00101, 0.0099, 0.0101, 0.02} {
+			s.GetOrCreateHistogram("other").Update(100 * d)
+			s.GetOrCreateHistogram("held").Update(d)
+		}
+		s.WritePrometheus(w)
+	}))
+	defer web.Close()
+	p, err := (&engine{http: web.URL}).pauses(t.Context(), "held")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Count != 5 || p.Over1 != 4 || p.Over10 != 2 || p.Max < 20*time.Millisecond || p.Max > 23*time.Millisecond {
+		t.Errorf("pauses are %+v", p)
 	}
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // metric reads one value of the engine's /metrics.
@@ -23,27 +25,26 @@ func (e *engine) metric(ctx context.Context, name string) (v float64, err error)
 	return 0, fmt.Errorf("bench: the engine has no metric %s", name)
 }
 
-// most reads the upper bound of the highest bucket of a histogram of the engine that has something; 0: none has. What
-// is in it is at most an eighth less.
-func (e *engine) most(ctx context.Context, name string) (v float64, err error) {
+// pauses reads a histogram of the engine's, of seconds. Its bounds are those of its buckets, so the longest is up to an
+// eighth less than told; 1 and 10 ms are bounds.
+func (e *engine) pauses(ctx context.Context, name string) (p pauses, err error) {
 	body, err := e.metrics(ctx)
 	if err != nil {
-		return 0, err
+		return p, err
 	}
 	for line := range strings.Lines(body) {
-		bounds, ok := strings.CutPrefix(line, name+`_bucket{vmrange="`)
+		bucket, ok := strings.CutPrefix(line, name+`_bucket{vmrange="`)
 		if !ok {
 			continue
 		}
-		bounds, _, _ = strings.Cut(bounds, `"`)
-		_, upper, _ := strings.Cut(bounds, "...")
-		bound, err := strconv.ParseFloat(upper, 64)
-		if err != nil {
-			return 0, fmt.Errorf("bench: %s: %w", name, err)
+		var lower, upper float64
+		var count int
+		if _, err := fmt.Sscanf(strings.NewReplacer("...", " ", `"}`, "").Replace(bucket), "%g %g %d", &lower, &upper, &count); err != nil {
+			return p, fmt.Errorf("bench: %s: %q: %w", name, line, err)
 		}
-		v = max(v, bound)
+		p.add(time.Duration(math.Round(lower*1e9)), time.Duration(math.Round(upper*1e9)), count)
 	}
-	return v, nil
+	return p, nil
 }
 
 func (e *engine) metrics(ctx context.Context) (string, error) {

@@ -124,6 +124,11 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.hasRoom(e); err != nil {
 		return r, err
 	}
+	floor, err := startWorker(c.WorkerCommand, e, workerStart{Pauses: true})
+	if err != nil {
+		return r, err
+	}
+	defer floor.stop()
 	empty, err := c.runLateness(ctx, e, &r)
 	if err != nil {
 		return r, err
@@ -154,11 +159,14 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 			return r, err
 		}
 	}
-	pauses := make(map[string]float64)
+	held := make(map[string]pauses)
 	for _, what := range []string{"checkpoint", "load"} {
-		if pauses[what], err = e.most(ctx, "carillon_"+what+"_pause_seconds"); err != nil {
+		if held[what], err = e.pauses(ctx, "carillon_"+what+"_pause_seconds"); err != nil {
 			return r, err
 		}
+	}
+	if held["floor"], err = floor.pauses(); err != nil {
+		return r, err
 	}
 	restart, err := c.restart(ctx, e, nc, &r)
 	if err != nil {
@@ -183,8 +191,12 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		r.Figures.add("lateness_"+q+"_empty_ms", empty.Figures.Get("received_"+q+"_ms"))
 	}
 	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
-	r.Figures.add("checkpoint_pause_max_ms", 1000*pauses["checkpoint"])
-	r.Figures.add("load_pause_max_ms", 1000*pauses["load"])
+	for _, what := range []string{"checkpoint", "load", "floor"} {
+		p := held[what]
+		r.Figures.add(what+"_pause_max_ms", p.Max.Seconds()*1000)
+		r.Figures.add(what+"_pauses_over_1_ms_per_million", p.perMillion(p.Over1))
+		r.Figures.add(what+"_pauses_over_10_ms_per_million", p.perMillion(p.Over10))
+	}
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
 	if c.Save {

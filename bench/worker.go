@@ -34,8 +34,9 @@ type workerStart struct {
 	Topic       string `json:"topic"`  // default that of every load; with one of its own no gaps are looked for
 	Partitions  int    `json:"partitions"`
 	Concurrency int    `json:"concurrency"`
-	Raw         string `json:"raw,omitempty"`  // file for every trigger as CSV
-	Soak        bool   `json:"soak,omitempty"` // plan after plan, see soakWork
+	Raw         string `json:"raw,omitempty"`    // file for every trigger as CSV
+	Soak        bool   `json:"soak,omitempty"`   // plan after plan, see soakWork
+	Pauses      bool   `json:"pauses,omitempty"` // no triggers at all, see pauseWork
 }
 
 type workerReady struct {
@@ -64,6 +65,9 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	var start workerStart
 	if err := input.Decode(&start); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
+	}
+	if start.Pauses {
+		return pauseWork(input, output)
 	}
 	if start.Soak {
 		return soakWork(ctx, nc, names, start, input, output)

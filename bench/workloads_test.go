@@ -258,7 +258,7 @@ func TestScale(t *testing.T) {
 	}
 	for _, name := range []string{
 		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
-		"restart_to_first_trigger_s", "save_jobs_per_s", "checkpoint_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms",
+		"restart_to_first_trigger_s", "save_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -65,6 +66,9 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		}
 		for _, p := range n.concerned(&e) {
 			n.apply(p, &e)
+		}
+		if e.Kind == engine.KindImport {
+			runtime.Gosched() // as in an import's body: a record of many jobs
 		}
 		if ours {
 			n.ticking.back(sent, now)

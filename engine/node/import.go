@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -13,6 +14,9 @@ import (
 
 // maxImports bounds the imports in progress, which take memory and are answered late.
 const maxImports = 64
+
+// importSlice is how many lines of an import are read, at some 3 µs each, before others get the core.
+const importSlice = 32
 
 // apiImport puts the jobs of the lines of a body, packed by partition.
 func (n *Node) apiImport(c *call) error {
@@ -82,7 +86,9 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 	}
 	number := 0
 	for line := range bytes.SplitSeq(body, []byte("\n")) {
-		number++
+		if number++; number%importSlice == 0 {
+			runtime.Gosched() // whoever waits for a core may have a partition in hand
+		}
 		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
 		}

@@ -1,0 +1,76 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// pauses is what a piece of work took by the clock, done again and again.
+type pauses struct {
+	Count  int           `json:"count"`
+	Over1  int           `json:"over_1_ms"`
+	Over10 int           `json:"over_10_ms"`
+	Max    time.Duration `json:"max_ns"`
+}
+
+// add counts some that took from lower to upper.
+func (p *pauses) add(lower, upper time.Duration, count int) {
+	p.Count += count
+	if lower >= time.Millisecond {
+		p.Over1 += count
+	}
+	if lower >= 10*time.Millisecond {
+		p.Over10 += count
+	}
+	p.Max = max(p.Max, upper)
+}
+
+func (p *pauses) perMillion(of int) float64 { return 1e6 * float64(of) / float64(max(1, p.Count)) }
+
+// Of the floor of pauses: about what an engine works while a partition waits, and seldom enough to be no load.
+const (
+	pauseWorks = 300 * time.Microsecond
+	pauseEvery = 10 * time.Millisecond
+)
+
+// pauseWork is Work for the floor of an engine's pauses: a process with nothing else to do spins for as long as an engine
+// holds a partition, and counts how long that takes it on a machine whose cores others want, too. It reports when its
+// input ends.
+func pauseWork(input *json.Decoder, output *json.Encoder) error {
+	if err := output.Encode(workerReady{true}); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = input.Decode(&struct{}{}) // nothing comes but its end
+	}()
+	runtime.LockOSThread()
+	var p pauses
+	t := time.NewTicker(pauseEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ended:
+			return output.Encode(p)
+		case <-t.C:
+		}
+		began := time.Now()
+		took := time.Duration(0)
+		for took < pauseWorks {
+			took = time.Since(began)
+		}
+		p.add(took, took, 1)
+	}
+}
+
+// pauses ends a worker that does pauseWork, and returns its report.
+func (w *workerProcess) pauses() (p pauses, err error) {
+	w.in.Close()
+	if err := w.out.Decode(&p); err != nil {
+		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
+	}
+	return p, nil
+}
