@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -17,9 +18,11 @@ import (
 
 // Bounds of the clockwork.
 const (
-	longestSleep = time.Second           // Go's monotonic clock stands still during suspend: look at the wall again
-	tickTimeout  = 2 * time.Second       // a tick not read back by then is appended again
-	tickPause    = 50 * time.Millisecond // after one that was refused
+	longestSleep = time.Second            // Go's monotonic clock stands still during suspend: look at the wall again
+	tickTimeout  = 2 * time.Second        // without a tick read back the node says so
+	tickPause    = 50 * time.Millisecond  // after one that was refused
+	tickAgain    = 250 * time.Millisecond // after one that has not come back
+	ticksAway    = 64                     // that are known when they come back, at the most
 	deadAfter    = 15 * time.Second
 	leadMin      = 2 // ms
 	leadMax      = 5 // ms
@@ -174,36 +177,65 @@ func (n *Node) lateness(stored []engine.Output, now int64) {
 	}
 }
 
-// ticking knows the node's one tick that is on its way, and how long ticks take.
+// ticking knows the node's ticks that are on their way, and how long ticks take.
+//
+// Mostly that is one, which comes back within milliseconds. Where it does not, because its leader died or the network is
+// slow, others follow it: with one at a time, what comes due after that was sent would wait for it to be missed, and then
+// for the whole way of the next. To append a tick twice does no harm.
 type ticking struct {
 	mu     sync.Mutex
-	sent   time.Time // of the tick on its way; zero: none
-	to     int64     // its partitions' time, to know it by
-	epoch  uint64
-	failed error     // why it is not stored, or streams.ErrTimeout where that is not known
-	ended  bool      // no more are sent
-	since  time.Time // when the first of a row of ticks was sent of which none has come back
-	round  float64   // smoothed round trip, ms
-	spread float64   // smoothed deviation, ms
+	away   []sentTick // oldest first; one that is behind another which came back is forgotten
+	ended  bool       // no more are sent
+	since  time.Time  // when the first of a row of ticks was sent of which none has come back
+	round  float64    // smoothed round trip, ms
+	spread float64    // smoothed deviation, ms
 }
 
-func (t *ticking) busy(now time.Time) bool {
+// sentTick is a tick on its way.
+type sentTick struct {
+	at     time.Time
+	to     int64 // its partitions' time, to know it by
+	epoch  uint64
+	failed error // why it is not stored, or streams.ErrTimeout where that is not known
+}
+
+// lost tells whether a tick is known not to be stored.
+func (s *sentTick) lost() bool { return s.failed != nil && !errors.Is(s.failed, streams.ErrTimeout) }
+
+// newest is the one sent last; nil: none is on its way. Its caller holds mu.
+func (t *ticking) newest() *sentTick {
+	if len(t.away) == 0 {
+		return nil
+	}
+	return &t.away[len(t.away)-1]
+}
+
+// until is when another tick may go out; in the past where one may at once.
+func (t *ticking) until() time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	wait := tickTimeout
-	if t.failed != nil {
-		wait = tickPause // appending a tick twice does no harm; waiting for it long is a misfire
+	switch last := t.newest(); {
+	case last == nil:
+		return time.Time{}
+	case last.failed != nil:
+		return last.at.Add(tickPause)
+	default:
+		return last.at.Add(tickAgain)
 	}
-	return !t.sent.IsZero() && now.Sub(t.sent) < wait
 }
 
 // fail notes that the tick which was sent then was refused, or was not answered.
 func (t *ticking) fail(sent time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sent == sent { // else another is on its way, or none
-		t.failed = err
+	if i := t.index(sent); i >= 0 {
+		t.away[i].failed = err
 	}
+}
+
+// index finds the tick that was sent then; -1: it is not waited for any more. Its caller holds mu.
+func (t *ticking) index(sent time.Time) int {
+	return slices.IndexFunc(t.away, func(s sentTick) bool { return s.at == sent })
 }
 
 // start notes that a tick goes out; none may when it says no.
@@ -213,10 +245,14 @@ func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	if t.ended {
 		return false
 	}
-	if t.sent.IsZero() {
+	if len(t.away) == 0 {
 		t.since = now
 	}
-	t.sent, t.to, t.epoch, t.failed = now, first.To, first.Epoch, nil
+	t.away = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() })
+	if len(t.away) == ticksAway {
+		t.away = slices.Delete(t.away, 0, 1)
+	}
+	t.away = append(t.away, sentTick{at: now, to: first.To, epoch: first.Epoch})
 	return true
 }
 
@@ -225,36 +261,36 @@ func (t *ticking) end() (away bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ended = true
-	return !t.sent.IsZero() && !t.known()
+	return slices.ContainsFunc(t.away, func(s sentTick) bool { return !s.lost() })
 }
 
-// known tells whether the tick on its way is known not to be stored; its caller holds mu.
-func (t *ticking) known() bool { return t.failed != nil && !errors.Is(t.failed, streams.ErrTimeout) }
-
-// abort forgets a tick that was not sent.
+// abort forgets the ticks on their way: none was sent, or none is waited for.
 func (t *ticking) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sent = time.Time{}
+	t.away = t.away[:0]
 }
 
-// ours tells whether a tick read from the log is the one on its way, and when that was sent.
+// ours tells whether a tick read from the log is one that is on its way, and when that was sent.
 func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
 	if len(e.Ticks) == 0 {
 		return time.Time{}, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.sent, !t.sent.IsZero() && e.Ticks[0].To == t.to && e.Ticks[0].Epoch == t.epoch
+	for _, s := range t.away {
+		if s.to == e.Ticks[0].To && s.epoch == e.Ticks[0].Epoch {
+			return s.at, true
+		}
+	}
+	return time.Time{}, false
 }
 
 // back notes that the tick that was sent then has come back.
 func (t *ticking) back(sent, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sent == sent { // else it was given up meanwhile
-		t.sent = time.Time{}
-	}
+	t.away, t.since = slices.Delete(t.away, 0, t.index(sent)+1), now
 	ms := float64(now.Sub(sent)) / 1e6
 	t.spread += (math.Abs(ms-t.round) - t.spread) / 16
 	t.round += (ms - t.round) / 16
@@ -264,14 +300,15 @@ func (t *ticking) back(sent, now time.Time) {
 func (t *ticking) refused() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.sent.IsZero() && t.known()
+	last := t.newest()
+	return last != nil && last.lost()
 }
 
 // silent is how long ticks have gone unanswered.
 func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sent.IsZero() || t.known() {
+	if last := t.newest(); last == nil || last.lost() {
 		return 0
 	}
 	return now.Sub(t.since)
@@ -281,7 +318,7 @@ func (t *ticking) silent(now time.Time) time.Duration {
 func (t *ticking) fruitless(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.sent.IsZero() || errors.Is(t.failed, streams.ErrNoSpace) {
+	if last := t.newest(); last == nil || errors.Is(last.failed, streams.ErrNoSpace) {
 		return 0
 	}
 	return now.Sub(t.since)
@@ -294,15 +331,15 @@ func (t *ticking) lead() int64 {
 	return min(max(int64(math.Ceil(t.round+4*t.spread)), leadMin), leadMax)
 }
 
-// tick appends one record with a tick for every partition that needs one, unless one is on its way, and
+// tick appends one record with a tick for every partition that needs one, unless one has just gone out, and
 // says when to look again.
 func (n *Node) tick(now int64) (wake int64) {
 	at := time.Now()
 	if n.holdTicks.Load() {
 		return math.MaxInt64
 	}
-	if n.ticking.busy(at) {
-		return now + tickPause.Milliseconds()
+	if wait := n.ticking.until().Sub(at); wait > 0 {
+		return now + 1 + wait.Milliseconds()
 	}
 	lead := n.ticking.lead()
 	full := n.outboxFull()
@@ -335,7 +372,7 @@ func (n *Node) tick(now int64) (wake int64) {
 	if !n.ticking.start(ticks[0], at) {
 		return math.MaxInt64
 	}
-	err := n.streams.Log.PublishRepeated(n.layout.LogSubject(partition, "tick"), engine.EncodeTicks(ticks), func(_ uint64, err error) {
+	err := n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
 		if err == nil || errors.Is(err, streams.ErrClosed) {
 			return
 		}
@@ -351,7 +388,7 @@ func (n *Node) tick(now int64) (wake int64) {
 		n.ticking.abort()
 		return now + 50 // the connection is down; publishing says so again
 	}
-	return now + tickTimeout.Milliseconds()
+	return now + tickAgain.Milliseconds()
 }
 
 // lastTick ends ticking, and waits until the tick that is on its way is applied, and all that other nodes appended, so

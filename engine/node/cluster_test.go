@@ -679,7 +679,7 @@ func behindWire(t *testing.T, name string) (w *wire, f *fleet, a *process, l *lo
 }
 
 // Where NATS is well and its answers are late they are waited for: a slow network does not make itself slower by having
-// everything sent again.
+// everything sent again. Ticks do not wait for each other: what comes due meanwhile would wait for two ways.
 func TestAnswersLate(t *testing.T) {
 	t.Parallel()
 	w, f, a, l := behindWire(t, "z")
@@ -694,6 +694,9 @@ func TestAnswersLate(t *testing.T) {
 	if n := given() - before; n > 0 {
 		t.Errorf("%.0f times something was given up that was only late", n)
 	}
+	if n := soonTicks(t, l.nc, began, 400*time.Millisecond); n < 4 {
+		t.Errorf("%d ticks went out before the one before them could have come back", n)
+	}
 	w.delay(0)
 	passed(t, l.nc, f.partitions, now())
 	l.settled()
@@ -701,6 +704,42 @@ func TestAnswersLate(t *testing.T) {
 	h.downs = append(h.downs, span{began, end})
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	a.terminate(t)
+}
+
+// soonTicks counts the ticks in the log that came less than a time after another, since a moment.
+func soonTicks(t testing.TB, nc *nats.Conn, since int64, less time.Duration) (n int) {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.UnixMilli(since)
+	c, err := js.OrderedConsumer(t.Context(), carillon.DefaultNames().LogStream(), jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{carillon.DefaultNames().Prefix + ".log.*.tick"}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := c.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before time.Time
+	for range info.NumPending {
+		m, err := c.Next()
+		if err != nil {
+			break // the log was cut meanwhile
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if meta.Timestamp.Sub(before) < less {
+			n++
+		}
+		before = meta.Timestamp
+	}
+	return n
 }
 
 // Outputs that are lost on their way, on a connection that is well, are missed while the stream answers, and put out again.

@@ -8,46 +8,67 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// A tick that is known or taken to be lost is not waited for, one that another has followed says nothing any more, and
-// ticks that are refused are as fruitless as those that nobody answers, unless the log is full.
+// Ticks follow one that does not come back, and one that is refused sooner. One that comes back says that those before it
+// are no longer waited for, whoever is missing. Ticks that are refused are as fruitless as those that nobody answers,
+// unless the log is full.
 func TestTicking(t *testing.T) {
 	began := time.Now()
 	after := func(d time.Duration) time.Time { return began.Add(d) }
 	var k ticking
+	tick := func(d time.Duration) engine.Tick { return engine.Tick{To: d.Milliseconds()} }
 	send := func(d time.Duration) {
 		t.Helper()
-		if k.busy(after(d)) || !k.start(engine.Tick{To: d.Milliseconds()}, after(d)) {
+		if k.until().After(after(d)) || !k.start(tick(d), after(d)) {
 			t.Fatalf("no tick goes out after %s", d)
 		}
 	}
+	waits := func(d time.Duration, want bool) {
+		t.Helper()
+		if _, got := k.ours(&engine.Entry{Ticks: []engine.Tick{tick(d)}}); got != want {
+			t.Errorf("the tick of %s is waited for: %t", d, got)
+		}
+	}
 	send(0)
-	if !k.busy(after(time.Second)) {
-		t.Error("a tick whose answer may yet come is not waited for")
+	if !k.until().After(after(tickAgain / 2)) {
+		t.Error("another tick may go out while the first can hardly have come back")
 	}
-	k.fail(began, streams.ErrTimeout)
-	send(time.Second)
-	k.fail(began, streams.ErrNoStream)
-	if !k.busy(after(2*time.Second)) || k.refused() {
-		t.Error("the word about a tick counts for the next")
-	}
-	if got := k.silent(after(2 * time.Second)); got != 2*time.Second {
+	send(tickAgain)
+	send(2 * tickAgain)
+	waits(0, true)
+	k.back(after(tickAgain), after(time.Second))
+	waits(0, false)
+	waits(tickAgain, false)
+	waits(2*tickAgain, true)
+	if got := k.silent(after(3 * time.Second)); got != 2*time.Second {
 		t.Errorf("ticks have been unanswered for %s", got)
 	}
-	k.fail(after(time.Second), streams.ErrNoStream)
+	k.fail(began, streams.ErrNoStream)
+	if k.refused() {
+		t.Error("the word about a tick counts for another")
+	}
+	k.fail(after(2*tickAgain), streams.ErrTimeout)
+	if k.refused() || k.silent(after(2*time.Second)) != time.Second || k.end() != true {
+		t.Error("a tick that was not answered counts as refused")
+	}
+	k.ended = false
+
+	send(2*tickAgain + tickPause)
+	k.fail(after(2*tickAgain+tickPause), streams.ErrNoStream)
 	if k.silent(after(2*time.Second)) != 0 || !k.refused() {
 		t.Error("a refusal is no answer")
 	}
-	if got := k.fruitless(after(2 * time.Second)); got != 2*time.Second {
+	if got := k.fruitless(after(2 * time.Second)); got != time.Second {
 		t.Errorf("ticks have been fruitless for %s", got)
 	}
-	send(2 * time.Second)
-	k.fail(after(2*time.Second), streams.ErrNoSpace)
+	send(2*tickAgain + 2*tickPause)
+	waits(2*tickAgain+tickPause, false)
+	k.fail(after(2*tickAgain+2*tickPause), streams.ErrNoSpace)
 	if k.fruitless(after(4*time.Second)) != 0 {
 		t.Error("a node counts as stuck for a log that is full")
 	}
 	send(4 * time.Second)
 	k.back(after(4*time.Second), after(5*time.Second))
-	if k.fruitless(after(6*time.Second)) != 0 || k.silent(after(6*time.Second)) != 0 {
+	if k.fruitless(after(6*time.Second)) != 0 || k.silent(after(6*time.Second)) != 0 || k.until().After(after(5*time.Second)) || k.end() {
 		t.Error("a tick that came back is still waited for")
 	}
 }
