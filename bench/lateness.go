@@ -144,6 +144,9 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	if err := c.before(ctx); err != nil {
 		return r, err
 	}
+	if late := time.Since(time.UnixMilli(l.plan.From)); late > 0 {
+		return r, fmt.Errorf("bench: the first job was due %s before the measurement could begin", late.Round(time.Millisecond))
+	}
 	if err := waitUntil(ctx, c.Progress, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
 		return r, err
 	}

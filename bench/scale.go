@@ -141,7 +141,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	settled, err := c.written(ctx, e)
+	settled, err := c.written(ctx, e, c.settle)
 	if err != nil {
 		return r, err
 	}
@@ -316,8 +316,8 @@ func randomPayloads(bytes int) (next func() []byte) {
 }
 
 // written waits until checkpoints have nearly all jobs, and what that leaves behind is compacted: the engine writes
-// nearly nothing any more.
-func (c *ScaleConfig) written(ctx context.Context, e *engine) (took time.Duration, err error) {
+// nearly nothing for so long.
+func (c *ScaleConfig) written(ctx context.Context, e *engine, settle time.Duration) (took time.Duration, err error) {
 	began := time.Now()
 	most, at, since := 0.0, e.usage().wroteMiB, began
 	for time.Since(began) < scaleSettlePatience {
@@ -330,7 +330,7 @@ func (c *ScaleConfig) written(ctx context.Context, e *engine) (took time.Duratio
 		if now := e.usage().wroteMiB; dirty > scaleSettleDirty || now > at+scaleSettleMiB {
 			at, since = now, time.Now()
 		}
-		if time.Since(since) > c.settle {
+		if time.Since(since) > settle {
 			return since.Sub(began), nil
 		}
 		select {
