@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -114,120 +113,29 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 	return waitUntil(ctx, s.progress, "waiting for the first", first)
 }
 
-// putFirst puts the first n jobs and waits until every partition has applied them.
+// applyTimeout is how long an answer is waited for that comes when jobs are applied.
+const applyTimeout = 2 * time.Minute
+
+// putFirst puts the first n jobs. They are imported: nats-server keeps an index of subjects, and the collector would go
+// through a million of the log's that are there until the next checkpoints let it go.
 func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
-	if err := putBare(ctx, nc, names, n, s.job, func(done int) { s.progress("putting jobs", done, n) }); err != nil {
-		return err
-	}
-	// A put that is repeated changes nothing, and its reply comes when all before it is applied.
-	client := carillon.Connect(nc, carillon.WithNames(names), carillon.WithTimeout(applyTimeout))
-	status, err := client.Status(ctx)
-	if err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
-	applied := make(map[int]bool)
-	for i := n - 1; i >= 0 && len(applied) < len(status.Partitions); i-- {
-		r, err := client.Put(ctx, s.job(i))
-		if err != nil {
-			return fmt.Errorf("bench: put %s: %w", s.id(i), err)
-		}
-		applied[r.Partition] = true
-	}
-	return nil
-}
-
-const (
-	putFlying    = 4000 // bare commands whose acks are awaited
-	ackTimeout   = 30 * time.Second
-	applyTimeout = 2 * time.Minute // until what is in the log is applied
-	refusedPause = 100 * time.Millisecond
-	refusedLimit = time.Minute // without one command taken
-)
-
-// putBare appends n puts to the log as bare commands and waits until it has them all: what is put in bulk
-// and asks for no replies. A refusal by the machine would be an event. While the log stream is full, which
-// checkpoints mend, commands are sent again.
-func putBare(ctx context.Context, nc *nats.Conn, names carillon.Names, n int, job func(i int) carillon.Job, progress func(done int)) error {
-	var mu sync.Mutex
-	var refused []*nats.Msg
-	var reason error
-	flying := make(chan struct{}, putFlying)
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(ackTimeout),
-		jetstream.WithPublishAsyncAckHandler(func(jetstream.JetStream, *nats.Msg, *jetstream.PubAck) { <-flying }),
-		jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, m *nats.Msg, err error) {
-			mu.Lock()
-			refused, reason = append(refused, m), err
-			mu.Unlock()
-			<-flying
-		}))
-	if err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
-	defer js.CleanupPublisher()
-	fly := func() error {
-		select {
-		case flying <- struct{}{}:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	// land waits for every answer.
-	land := func() error {
-		for range putFlying {
-			if err := fly(); err != nil {
-				return err
+	jobs := func(yield func(carillon.ImportJob) bool) {
+		for i := range n {
+			if !yield(carillon.ImportJob{Job: s.job(i)}) {
+				return
 			}
 		}
-		for range putFlying {
-			<-flying
-		}
-		return nil
 	}
-	send := func(m *nats.Msg) error {
-		if err := fly(); err != nil {
-			return err
+	done := 0
+	var failed error
+	err := carillon.Connect(nc, carillon.WithNames(names), carillon.WithTimeout(applyTimeout)).Import(ctx, jobs, func(i int, err error) {
+		if err != nil && failed == nil {
+			failed = fmt.Errorf("bench: put %s: %w", s.id(i), err)
 		}
-		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(stallWait)); err != nil {
-			return fmt.Errorf("bench: %s: %w", m.Subject, err)
-		}
-		return nil
-	}
-	for i := range n {
-		j := job(i)
-		if err := send(&nats.Msg{Subject: names.Command(carillon.VerbPut, j.ID), Data: carillon.AppendPut(nil, &j, nil)}); err != nil {
-			return err
-		}
-		progress(i + 1)
-	}
-	for progressed := time.Now(); ; {
-		if err := land(); err != nil {
-			return err
-		}
-		again := refused
-		if len(again) == 0 {
-			return nil
-		}
-		if refused = nil; time.Since(progressed) > refusedLimit {
-			return fmt.Errorf("bench: %d commands are not taken: %w", len(again), reason)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(refusedPause):
-		}
-		for _, m := range again {
-			if err := send(m); err != nil {
-				return err
-			}
-		}
-		if err := land(); err != nil {
-			return err
-		}
-		if len(refused) < len(again) {
-			progressed = time.Now()
-		}
-	}
+		done++
+		s.progress("putting jobs", done, n)
+	})
+	return errors.Join(err, failed)
 }
 
 // validateOwn refuses settings of an engine that runs already.

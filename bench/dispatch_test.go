@@ -240,51 +240,6 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// While the log stream is full, which is not for long, commands are sent again.
-func TestPutBareIntoAFullLog(t *testing.T) {
-	m, err := openCeiling(CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.close()
-	names := carillon.DefaultNames()
-	log, err := m.js.CreateStream(t.Context(), jetstream.StreamConfig{
-		Name: names.LogStream(), Subjects: []string{"carillon.cmd.>"}, MaxMsgs: 150, Discard: jetstream.DiscardNew,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	trimmed := make(chan error, 1)
-	go func() { // what checkpoints do
-		for {
-			info, err := log.Info(t.Context())
-			if err == nil && info.State.Msgs == 150 {
-				err = log.Purge(t.Context())
-				trimmed <- err
-				return
-			}
-			if err != nil {
-				trimmed <- err
-				return
-			}
-		}
-	}()
-	job := func(i int) carillon.Job { return carillon.Job{ID: carillon.FormatTriggerID("x", int64(i))} }
-	if err := putBare(t.Context(), m.nc, names, 250, job, func(int) {}); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-trimmed; err != nil {
-		t.Fatal(err)
-	}
-	info, err := log.Info(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.State.LastSeq != 250 {
-		t.Errorf("the log took %d commands, expected 250", info.State.LastSeq)
-	}
-}
-
 func TestSalvoStart(t *testing.T) {
 	for _, fires := range []int{1, 2, 60} {
 		s := newSalvo("x-", 1, fires)
