@@ -113,9 +113,6 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 	return waitUntil(ctx, s.progress, "waiting for the first", first)
 }
 
-// applyTimeout is how long an answer is waited for that comes when jobs are applied.
-const applyTimeout = 2 * time.Minute
-
 // putFirst puts the first n jobs. They are imported: nats-server keeps an index of subjects, and the collector would go
 // through a million of the log's that are there until the next checkpoints let it go.
 func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
@@ -126,16 +123,8 @@ func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Name
 			}
 		}
 	}
-	done := 0
-	var failed error
-	err := carillon.Connect(nc, carillon.WithNames(names), carillon.WithTimeout(applyTimeout)).Import(ctx, jobs, func(i int, err error) {
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("bench: put %s: %w", s.id(i), err)
-		}
-		done++
-		s.progress("putting jobs", done, n)
-	})
-	return errors.Join(err, failed)
+	progress := func(done int) { s.progress("putting jobs", done, n) }
+	return importJobs(ctx, carillon.Connect(nc, carillon.WithNames(names)), jobs, progress)
 }
 
 // validateOwn refuses settings of an engine that runs already.

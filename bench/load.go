@@ -247,3 +247,24 @@ func (p *plan) index(id string) (int, bool) {
 	i, err := strconv.Atoi(rest)
 	return i, err == nil && i >= 0 && i < len(p.First)
 }
+
+// importEach is how many jobs are imported between two words about it.
+const importEach = 1000
+
+// importJobs imports jobs; the service has applied them when it returns.
+func importJobs(ctx context.Context, client *carillon.Client, jobs iter.Seq[carillon.ImportJob], progress func(done int)) error {
+	done := 0
+	var failed error
+	err := client.Import(ctx, jobs, func(i int, err error) {
+		if done++; done%importEach == 0 {
+			progress(done)
+		}
+		if err != nil && failed == nil {
+			failed = fmt.Errorf("bench: import of job %d: %w", i, err)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("bench: import: %w", err)
+	}
+	return failed
+}

@@ -2,7 +2,9 @@ package bench
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"time"
 )
@@ -29,7 +31,7 @@ func (p *pauses) add(lower, upper time.Duration, count int) {
 
 func (p *pauses) perMillion(of int) float64 { return 1e6 * float64(of) / float64(max(1, p.Count)) }
 
-// Of the floor of pauses: about what an engine works while a partition waits, and seldom enough to be no load.
+// Of the floor of pauses: about what an engine works while a partition waits, and seldom enough to be little load: 3 % of a core.
 const (
 	pauseWorks = 300 * time.Microsecond
 	pauseEvery = 10 * time.Millisecond
@@ -42,18 +44,18 @@ func pauseWork(input *json.Decoder, output *json.Encoder) error {
 	if err := output.Encode(workerReady{true}); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = input.Decode(&struct{}{}) // nothing comes but its end
-	}()
+	ended := make(chan error, 1)
+	go func() { ended <- input.Decode(&struct{}{}) }()
 	runtime.LockOSThread()
 	var p pauses
 	t := time.NewTicker(pauseEvery)
 	defer t.Stop()
 	for {
 		select {
-		case <-ended:
+		case err := <-ended:
+			if !errors.Is(err, io.EOF) {
+				return fmt.Errorf("bench: worker: its input did not just end: %v", err)
+			}
 			return output.Encode(p)
 		case <-t.C:
 		}
@@ -68,7 +70,9 @@ func pauseWork(input *json.Decoder, output *json.Encoder) error {
 
 // pauses ends a worker that does pauseWork, and returns its report.
 func (w *workerProcess) pauses() (p pauses, err error) {
-	w.in.Close()
+	if err := w.in.Close(); err != nil {
+		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
+	}
 	if err := w.out.Decode(&p); err != nil {
 		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
 	}

@@ -286,16 +286,9 @@ func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (
 			}
 		}
 	}
-	done := 0
-	var failed error
-	err = carillon.Connect(nc, carillon.WithNames(e.Names)).Import(ctx, jobs, func(_ int, err error) {
-		if done++; done%1000 == 0 {
-			c.Progress("importing jobs", done, c.Jobs)
-		}
-		failed = cmp.Or(failed, err)
-	})
-	if err = cmp.Or(err, failed); err != nil {
-		return 0, fmt.Errorf("bench: import: %w", err)
+	progress := func(done int) { c.Progress("importing jobs", done, c.Jobs) }
+	if err := importJobs(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), jobs, progress); err != nil {
+		return 0, err
 	}
 	return time.Since(began), nil
 }

@@ -728,7 +728,8 @@ func soonTicks(t testing.TB, nc *nats.Conn, since int64, less time.Duration) (n 
 	for range info.NumPending {
 		m, err := c.Next()
 		if err != nil {
-			break // the log was cut meanwhile
+			t.Log("the log was cut meanwhile:", err)
+			break
 		}
 		meta, err := m.Metadata()
 		if err != nil {
