@@ -32,6 +32,7 @@ type meters struct {
 	ticksFailed     *metrics.Counter
 	lost            *metrics.Counter
 	lostOutputs     *metrics.Counter
+	blocksSynced    *metrics.Counter
 	triggers        *metrics.Counter
 	forced          *metrics.Counter
 	events          *metrics.Counter
@@ -54,6 +55,7 @@ func newMeters(running func() *Node) *meters {
 		ticksFailed:     s.NewCounter("carillon_ticks_failed_total"),
 		lost:            s.NewCounter("carillon_chain_lost_total"),
 		lostOutputs:     s.NewCounter("carillon_outputs_lost_total"),
+		blocksSynced:    s.NewCounter("carillon_output_blocks_synced_total"),
 		triggers:        s.NewCounter(`carillon_triggers_total{kind="scheduled"}`),
 		forced:          s.NewCounter(`carillon_triggers_total{kind="forced"}`),
 		events:          s.NewCounter("carillon_events_total"),

@@ -379,7 +379,9 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.local = n.store.Log()
 	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
 	if n.server != nil {
-		n.outputs = streams.NewFileSync(n.server.JetStreamDir(), o.Stream+"_OUT_")
+		if n.outputs, err = streams.NewFileSync(n.server.JetStreamDir(), o.Stream+"_OUT_", n.layout.Partitions); err != nil {
+			return err
+		}
 		// Streams that were made just now are to be there after a power failure.
 		return streams.Syncfs(n.server.JetStreamDir())
 	}

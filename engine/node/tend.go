@@ -67,10 +67,12 @@ func (n *Node) syncOutputs(context.Context) error {
 	if settled {
 		n.bell.ring()
 	}
-	if written {
-		return noRoom(n.outputs.Sync())
+	if !written {
+		return nil
 	}
-	return nil
+	blocks, err := n.outputs.Sync()
+	n.meters.blocksSynced.Add(blocks)
+	return noRoom(err)
 }
 
 // watch keeps an eye on the disk and on whether ticks come back.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -14,8 +15,8 @@ import (
 // blocks that changed since the last call. A syncfs would do the same, and would also wait for whatever
 // else anybody has written to the file system, seconds' worth on a busy machine.
 type FileSync struct {
-	pattern string
-	synced  map[string]stamp
+	dir, prefix string
+	synced      map[string]stamp
 }
 
 type stamp struct {
@@ -23,35 +24,71 @@ type stamp struct {
 	modified time.Time
 }
 
-// NewFileSync watches the streams whose names begin with prefix under the store directory of a server
-// (server/filestore.go: <store>/jetstream/<account>/streams/<stream>/msgs/<n>.blk).
-func NewFileSync(store, prefix string) *FileSync {
-	return &FileSync{
-		pattern: filepath.Join(store, "jetstream", "*", "streams", prefix+"*", "msgs"),
-		synced:  make(map[string]stamp),
+// NewFileSync watches the streams whose names begin with prefix under a server's JetStream directory
+// (server/filestore.go: <directory>/<account>/streams/<stream>/msgs/<n>.blk). Error: there are fewer than there should
+// be, since a server that keeps them elsewhere must not pass for one that has nothing to sync.
+func NewFileSync(dir, prefix string, many int) (*FileSync, error) {
+	s := &FileSync{dir: dir, prefix: prefix}
+	found, err := s.streams()
+	if err == nil && len(found) < many {
+		err = fmt.Errorf("%d streams %s* under %s, which should be %d", len(found), prefix, s.dir, many)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("streams: sync: %w", err)
+	}
+	return s, nil
 }
 
-// Sync returns when everything that was written before the call is on disk. It is for one goroutine.
-func (s *FileSync) Sync() error {
-	dirs, err := filepath.Glob(s.pattern)
+// streams lists the directories of message blocks.
+func (s *FileSync) streams() (dirs []string, err error) {
+	accounts, err := os.ReadDir(s.dir)
 	if err != nil {
-		return fmt.Errorf("streams: sync: %w", err)
+		return nil, err
+	}
+	for _, account := range accounts {
+		under := filepath.Join(s.dir, account.Name(), "streams")
+		entries, err := os.ReadDir(under)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), s.prefix) {
+				dirs = append(dirs, filepath.Join(under, e.Name(), "msgs"))
+			}
+		}
+	}
+	return dirs, nil
+}
+
+// Sync returns when everything that was written before the call is on disk, and tells how many blocks had to be brought
+// there. It is for one goroutine.
+func (s *FileSync) Sync() (blocks int, err error) {
+	dirs, err := s.streams()
+	if err != nil {
+		return 0, fmt.Errorf("streams: sync: %w", err)
 	}
 	present := make(map[string]stamp, len(s.synced))
 	for _, dir := range dirs {
-		if err := s.syncStream(dir, present); err != nil {
-			return fmt.Errorf("streams: sync: %w", err)
+		n, err := s.syncStream(dir, present)
+		if err != nil {
+			return blocks, fmt.Errorf("streams: sync: %w", err)
 		}
+		blocks += n
 	}
 	s.synced = present
-	return nil
+	return blocks, nil
 }
 
-func (s *FileSync) syncStream(dir string, present map[string]stamp) error {
+func (s *FileSync) syncStream(dir string, present map[string]stamp) (blocks int, err error) {
 	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil // the stream was deleted; what is published to it says so
+	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	created := false
 	for _, e := range entries {
@@ -64,7 +101,7 @@ func (s *FileSync) syncStream(dir string, present map[string]stamp) error {
 			continue // retention took it
 		}
 		if err != nil {
-			return err
+			return blocks, err
 		}
 		now := stamp{info.Size(), info.ModTime()}
 		before, known := s.synced[path]
@@ -75,16 +112,17 @@ func (s *FileSync) syncStream(dir string, present map[string]stamp) error {
 		if err := syncPath(path); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
-			return err
+			return blocks, err
 		}
 		// Stamped from before the fsync: what was written since is seen as a change the next time.
 		present[path] = now
+		blocks++
 		created = created || !known
 	}
 	if created {
-		return syncPath(dir)
+		return blocks, syncPath(dir)
 	}
-	return nil
+	return blocks, nil
 }
 
 func syncPath(path string) error {

@@ -8,8 +8,8 @@ import (
 
 func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	store := t.TempDir()
-	dir := filepath.Join(store, "jetstream", "$G", "streams", "CARILLON_OUT_0", "msgs")
-	other := filepath.Join(store, "jetstream", "$G", "streams", "ORDERS", "msgs")
+	dir := filepath.Join(store, "$G", "streams", "CARILLON_OUT_0", "msgs")
+	other := filepath.Join(store, "$G", "streams", "ORDERS", "msgs")
 	for _, d := range []string{dir, other} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -18,21 +18,26 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := NewFileSync(store, "CARILLON_OUT_")
-	sync := func() stamp {
+	s, err := NewFileSync(store, "CARILLON_OUT_", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sync := func(want int) stamp {
 		t.Helper()
-		if err := s.Sync(); err != nil {
-			t.Fatal(err)
+		blocks, err := s.Sync()
+		if err != nil || blocks != want {
+			t.Fatalf("synced %d blocks, %v, want %d", blocks, err, want)
 		}
 		return s.synced[filepath.Join(dir, "1.blk")]
 	}
-	if got := sync(); got.size != 3 {
+	if got := sync(1); got.size != 3 {
 		t.Fatalf("synced %+v, want the 3 bytes", got)
 	}
+	sync(0)
 	if err := os.WriteFile(filepath.Join(dir, "1.blk"), []byte("one and two"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := sync(); got.size != 11 {
+	if got := sync(1); got.size != 11 {
 		t.Fatalf("synced %+v, want the 11 bytes", got)
 	}
 	if len(s.synced) != 1 {
@@ -42,5 +47,27 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "1.blk")); err != nil {
 		t.Fatal(err)
 	}
-	sync()
+	sync(0)
+	// Nor is a stream that is deleted.
+	if err := os.RemoveAll(filepath.Dir(dir)); err != nil {
+		t.Fatal(err)
+	}
+	sync(0)
+}
+
+// Streams that are not where they are looked for are not taken for synced.
+func TestFileSyncFindsTheStreams(t *testing.T) {
+	store := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(store, "jetstream", "$G", "streams", "CARILLON_OUT_0", "msgs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewFileSync(store, "CARILLON_OUT_", 1); err == nil {
+		t.Error("no stream was found, and that is no error")
+	}
+	if _, err := NewFileSync(filepath.Join(store, "jetstream"), "CARILLON_OUT_", 2); err == nil {
+		t.Error("one of two streams was found, and that is no error")
+	}
+	if _, err := NewFileSync(filepath.Join(store, "jetstream"), "CARILLON_OUT_", 1); err != nil {
+		t.Error(err)
+	}
 }
