@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// FileSync makes what the server inside our process wrote to streams durable: it fsyncs the message
+// FileSync makes what the server inside our process wrote to streams durable: it syncs the message
 // blocks that changed since the last call. A syncfs would do the same, and would also wait for whatever
 // else anybody has written to the file system, seconds' worth on a busy machine.
 type FileSync struct {
@@ -109,7 +109,7 @@ func (s *FileSync) syncStream(dir string, present map[string]stamp) (blocks int,
 			present[path] = now
 			continue
 		}
-		if err := syncPath(path); errors.Is(err, fs.ErrNotExist) {
+		if err := syncPath(path, syncData); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
 			return blocks, err
@@ -120,16 +120,16 @@ func (s *FileSync) syncStream(dir string, present map[string]stamp) (blocks int,
 		created = created || !known
 	}
 	if created {
-		return blocks, syncPath(dir)
+		return blocks, syncPath(dir, (*os.File).Sync)
 	}
 	return blocks, nil
 }
 
-func syncPath(path string) error {
+func syncPath(path string, sync func(*os.File) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return f.Sync()
+	return sync(f)
 }
