@@ -38,8 +38,8 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// What the engine's own server stored is fsynced, soon, and the engine knows where it is: what is not counts as stored for
-// good after a power failure, and is not.
+// What the engine's own server stored is synced soon after: else it would count as stored for good, and be gone after a
+// power failure.
 func TestOutputsAreSynced(t *testing.T) {
 	r := run(t, base(t))
 	const synced = "carillon_output_blocks_synced_total"
