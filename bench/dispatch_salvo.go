@@ -114,7 +114,7 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 }
 
 // putFirst puts the first n jobs. They are imported: nats-server keeps an index of subjects, and the collector would go
-// through a million of the log's that are there until the next checkpoints let it go.
+// through that of all jobs put one by one since the checkpoint before the last.
 func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
 	jobs := func(yield func(carillon.ImportJob) bool) {
 		for i := range n {

@@ -57,7 +57,7 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 
 // Streams that are not where they are looked for are not taken for synced.
 func TestFileSyncFindsTheStreams(t *testing.T) {
-	store := t.TempDir()
+	store := filepath.Join(t.TempDir(), "data[1]") // no pattern
 	if err := os.MkdirAll(filepath.Join(store, "jetstream", "$G", "streams", "CARILLON_OUT_0", "msgs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
