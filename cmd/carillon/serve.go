@@ -87,7 +87,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.IntVar(&o.CompletedMax, "completed-max", 250_000, "a completed job of a partition stays until so many others have completed after it")
 	f.DurationVar(&o.KeepLog, "keep-log", 0, "how far back in time the local log is kept, for 'carillon snapshot restore --to-time'")
 	f.DurationVar(&o.CheckpointEvery, "checkpoint-every", time.Minute, "age at which a checkpoint is renewed while there is work; up to four times that while a burst drains")
-	f.Uint64Var(&o.CheckpointRecords, "checkpoint-records", 400_000, "log records after which a checkpoint is taken at the latest")
+	f.Uint64Var(&o.CheckpointRecords, "checkpoint-records", 400_000, "log records after which a checkpoint is taken; up to four times as many while a burst drains")
 	f.IntVar(&memory, "memory-jobs", 1024, "MiB that jobs in memory may take, about; the others are on disk until they are due")
 	f.IntSliceVar(&accept, "accept-loss", nil, "partitions that may go on after they stopped because outputs were lost or are unknown; see docs/operations.md")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")

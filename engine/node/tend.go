@@ -237,12 +237,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		full := len(live) == len(n.partitions) && n.filling.mustFree() && n.knowsOthers()
 		taken := false
 		for _, p := range live {
-			urgent := full && p.older.Load() < n.applied.Load() || n.checkpointUrgent(p)
-			if urgent || n.newRecords(p) > 0 && n.checkpointOld(p) {
-				rest := runtime.Gosched
-				if !urgent {
-					rest = n.resting(ctx, p)
-				}
+			if rest := n.due(ctx, p, full); rest != nil {
 				if err := n.checkpointWith(ctx, p, rest); err != nil {
 					return noRoom(err)
 				}
@@ -259,29 +254,53 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	return nil
 }
 
+// due returns what a partition's checkpoint calls between parts of its work, where one is due; nil where none is.
+func (n *Node) due(ctx context.Context, p *partition, full bool) (rest func()) {
+	switch {
+	case full && p.older.Load() < n.applied.Load() || n.checkpointUrgent(p):
+		return runtime.Gosched
+	case n.newRecords(p) == 0 || n.checkpointWaits(p):
+		return nil
+	case n.checkpointLong(p):
+		return n.waiting(ctx, p)
+	case n.checkpointOld(p):
+		return n.resting(ctx, p)
+	}
+	return nil
+}
+
 // newRecords counts those behind a partition's checkpoint.
 func (n *Node) newRecords(p *partition) uint64 { return n.applied.Load() - p.checkpoint.Load() }
 
-// checkpointUrgent tells whether a partition's replay would become long, or memory runs out.
+// burstTimes is how much longer than usual a partition's replay may become, and its checkpoint how much older, while a
+// burst drains.
+const burstTimes = 4
+
+// checkpointUrgent tells whether a partition's checkpoint can wait for nothing: memory runs out, or a burst that drains has
+// been waited for.
 func (n *Node) checkpointUrgent(p *partition) bool {
-	records, bytes := n.newRecords(p), n.filling.bytes()-p.bytesAt.Load()
-	return records >= n.o.CheckpointRecords || bytes >= n.o.CheckpointBytes || records > 0 && n.mostlyChanged(p)
+	return n.newRecords(p) > 0 && n.mostlyChanged(p) || n.replayed(p, burstTimes)
 }
 
-// checkpointOld tells whether a partition's checkpoint should be renewed for its age. That waits while a burst
-// drains, be it in another partition: the log it would shorten grows little, each job that fired is one more to write,
-// and the first partition that is done would take the cores from the rest.
-func (n *Node) checkpointOld(p *partition) bool {
-	return n.checkpointAge(p) >= n.o.CheckpointEvery && !n.checkpointWaits(p)
+// checkpointLong tells whether a partition's replay would become long.
+func (n *Node) checkpointLong(p *partition) bool { return n.replayed(p, 1) }
+
+// replayed tells whether a start would replay so many times as much as is to be between two checkpoints.
+func (n *Node) replayed(p *partition, times uint64) bool {
+	return n.newRecords(p) >= times*n.o.CheckpointRecords || n.filling.bytes()-p.bytesAt.Load() >= times*n.o.CheckpointBytes
 }
+
+// checkpointOld tells whether a partition's checkpoint should be renewed for its age.
+func (n *Node) checkpointOld(p *partition) bool { return n.checkpointAge(p) >= n.o.CheckpointEvery }
 
 func (n *Node) checkpointAge(p *partition) time.Duration {
 	return n.clock.running() - time.Duration(p.checkpointAt.Load())
 }
 
-// checkpointWaits tells whether one that is old has to wait for a burst.
+// checkpointWaits tells whether one that is not urgent waits while a burst drains, be it in another partition: the log it
+// would shorten grows little, each job that fired is one more to write, and it would take the cores from the burst.
 func (n *Node) checkpointWaits(p *partition) bool {
-	return n.checkpointAge(p) < 4*n.o.CheckpointEvery && n.draining()
+	return n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.draining()
 }
 
 // draining tells whether something that is due waits in a partition that has not stopped.
@@ -362,6 +381,12 @@ func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
 	return restful(ctx, n.checkpointsPress, func() bool { return n.checkpointWaits(p) })
 }
 
+// waiting returns what a checkpoint calls that is in a hurry, and stops for a burst alone.
+func (n *Node) waiting(ctx context.Context, p *partition) (rest func()) {
+	waits := func() bool { return n.checkpointWaits(p) }
+	return restful(ctx, func() bool { return !waits() || n.checkpointsPress() }, waits)
+}
+
 // compactionRests returns what compactions of the job table call between parts of the work (wal.Options.Rest): one takes a
 // core for seconds. While nothing comes by the log there is nobody to rest for, as before the partitions are there.
 func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
@@ -399,7 +424,9 @@ func restful(ctx context.Context, press, waits func() bool) (rest func()) {
 
 // checkpointsPress tells whether another checkpoint cannot wait long.
 func (n *Node) checkpointsPress() bool {
-	return n.filling.mustFree() || slices.ContainsFunc(n.live(), n.checkpointUrgent)
+	return n.filling.mustFree() || slices.ContainsFunc(n.live(), func(p *partition) bool {
+		return n.checkpointUrgent(p) || n.checkpointLong(p) && !n.checkpointWaits(p)
+	})
 }
 
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.

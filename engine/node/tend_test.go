@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,9 +12,9 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// A checkpoint that is only old waits while jobs that are due wait in any partition, but not for ever, and not for those
-// of a partition that has stopped.
-func TestOldCheckpointWaitsForBursts(t *testing.T) {
+// A checkpoint waits while jobs that are due wait in any partition, be it old or its log long; but not for ever, not where
+// the log has become very long or has to be freed, and not for the jobs of a partition that has stopped.
+func TestCheckpointWaitsForBursts(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
 	n := &Node{o: Options{CheckpointEvery: time.Minute, CheckpointRecords: 1000, CheckpointBytes: 1 << 20, HotJobs: 1}}
 	n.clock.begin(false)
@@ -23,8 +24,9 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	old, burst := n.partitions[0], n.partitions[1]
 	aged := func(age time.Duration) bool {
 		old.checkpointAt.Store(int64(n.clock.running() - age))
-		return n.checkpointOld(old)
+		return n.due(t.Context(), old, false) != nil
 	}
+	n.applied.Store(10)
 	if aged(30*time.Second) || !aged(2*time.Minute) {
 		t.Fatal("with nothing due an old checkpoint is to be renewed, and no other")
 	}
@@ -53,24 +55,41 @@ func TestOldCheckpointWaitsForBursts(t *testing.T) {
 	if !aged(4 * time.Minute) {
 		t.Error("it waits for ever")
 	}
+	n.applied.Store(1000)
+	if aged(time.Second) {
+		t.Error("one with a long log is taken while another partition drains")
+	}
+	if n.due(t.Context(), old, true) == nil {
+		t.Error("it waits though the log has to be freed")
+	}
+	n.applied.Store(burstTimes * 1000)
+	if !aged(time.Second) {
+		t.Error("the log grows for ever")
+	}
+	n.applied.Store(1000)
 	// Nor does one go on that has begun.
 	aged(2 * time.Minute)
 	var drained atomic.Bool
-	rest, rested := n.resting(t.Context(), old), make(chan struct{})
-	go func() {
-		defer close(rested)
-		time.Sleep(time.Millisecond) // of work, of which it rests a multiple
-		rest()
-		if !drained.Load() {
-			t.Error("it goes on while another partition drains")
-		}
-	}()
+	var going sync.WaitGroup
+	for name, rest := range map[string]func(){"resting": n.resting(t.Context(), old), "in a hurry": n.waiting(t.Context(), old)} {
+		going.Go(func() {
+			time.Sleep(time.Millisecond) // of work, of which it rests a multiple
+			rest()
+			if !drained.Load() {
+				t.Errorf("one that is %s goes on while another partition drains", name)
+			}
+		})
+	}
 	time.Sleep(5 * restLook) // in which it could go on
 	drained.Store(true)
 	burst.mu.Lock()
 	burst.stopped = errors.New("stopped")
 	burst.mu.Unlock()
-	<-rested
+	going.Wait()
+	if !aged(time.Second) {
+		t.Error("one with a long log waits for a partition that has stopped")
+	}
+	n.applied.Store(10)
 	if !aged(2 * time.Minute) {
 		t.Error("it waits for a partition that has stopped")
 	}
