@@ -298,9 +298,10 @@ func (n *Node) checkpointAge(p *partition) time.Duration {
 }
 
 // checkpointWaits tells whether one that is not urgent waits while a burst drains, be it in another partition: the log it
-// would shorten grows little, each job that fired is one more to write, and it would take the cores from the burst.
+// would shorten grows little, each job that fired is one more to write, and it would take the cores from the burst. Not where
+// somebody waits for its end to take one of his own.
 func (n *Node) checkpointWaits(p *partition) bool {
-	return n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.draining()
+	return p.wanted.Load() == 0 && n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.draining()
 }
 
 // draining tells whether something that is due waits in a partition that has not stopped.
@@ -431,8 +432,10 @@ func (n *Node) checkpointsPress() bool {
 
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.
 func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) error {
+	p.wanted.Add(1)
 	p.taking.Lock() // a snapshot asks for one beside those that are due
 	defer p.taking.Unlock()
+	p.wanted.Add(-1)
 	began := time.Now()
 	if err := n.forget(p); err != nil {
 		return err

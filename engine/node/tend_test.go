@@ -67,6 +67,11 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 		t.Error("the log grows for ever")
 	}
 	n.applied.Store(1000)
+	old.wanted.Add(1)
+	if n.checkpointWaits(old) {
+		t.Error("who waits for its end to take one of his own waits for the burst, too")
+	}
+	old.wanted.Add(-1)
 	// Nor does one go on that has begun.
 	aged(2 * time.Minute)
 	var drained atomic.Bool
