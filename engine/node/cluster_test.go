@@ -31,6 +31,13 @@ type fleet struct {
 	replicas   int
 	settings   map[string]settings
 	nodes      map[string]*process
+	runs       []nodeRun // all that were started
+}
+
+// nodeRun is a node from one start to its end.
+type nodeRun struct {
+	name string
+	log  *logBuffer
 }
 
 func newFleet(t testing.TB, url string, partitions int) *fleet {
@@ -46,7 +53,32 @@ func (f *fleet) start(name string) *process {
 		f.settings[name] = s
 	}
 	f.nodes[name] = mustSpawn(f.t, s)
+	f.runs = append(f.runs, nodeRun{name, f.nodes[name].log})
 	return f.nodes[name]
+}
+
+// said is what the nodes logged from one moment to another.
+func (f *fleet) said(from, to time.Time) string {
+	type entry struct {
+		at   time.Time
+		line string
+	}
+	var said []entry
+	for _, r := range f.runs {
+		for line := range strings.SplitSeq(r.log.String(), "\n") {
+			stamp, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+			at, err := time.Parse(time.RFC3339Nano, stamp)
+			if err == nil && !at.Before(from) && !at.After(to) {
+				said = append(said, entry{at, r.name + " " + line + "\n"})
+			}
+		}
+	}
+	slices.SortStableFunc(said, func(a, b entry) int { return a.at.Compare(b.at) })
+	var text strings.Builder
+	for _, e := range said {
+		text.WriteString(e.line)
+	}
+	return text.String()
 }
 
 // lost is how often a node lost a partition to another one.

@@ -99,7 +99,8 @@ func startPlain(t *testing.T, nc *nats.Conn) *plainLoad {
 // leader.
 type worst struct {
 	pause, beyond time.Duration
-	where         string // the latter
+	where         string    // the latter
+	from, to      time.Time // the same
 }
 
 // add takes the moments of a stream that are in a round.
@@ -113,6 +114,7 @@ func (w *worst) add(moments []time.Time, r round, led *leaders, what string, str
 		}
 		w.pause = max(w.pause, pause)
 		if beyond := pause - led.without(from, to, streams...); beyond > w.beyond {
+			w.from, w.to = from, to
 			w.beyond, w.where = beyond, fmt.Sprintf("%s, from %s to %s", what, from.Format("15:04:05.000"), to.Format("15:04:05.000"))
 		}
 	}
@@ -123,8 +125,11 @@ func (w *worst) String() string {
 		w.pause.Round(time.Millisecond), w.beyond.Round(time.Millisecond), w.where)
 }
 
+// longPause, while there were leaders, is one whose reason is worth looking for.
+const longPause = 4 * time.Second
+
 // reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that JetStream had no
-// leader of a stream that they take. Beside it stands the same of the plain streams.
+// leader of a stream that they take. Beside it stands the same of the plain streams, and what the engines said in a long one.
 func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *plainLoad) {
 	type kind struct {
 		rounds        int
@@ -155,6 +160,9 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 	}
 	for name, k := range kinds {
 		t.Logf("%s, %d rounds: outputs paused for %s", name, k.rounds, &k.outputs)
+		if k.outputs.beyond > longPause {
+			t.Logf("what the engines said then:\n%s", f.said(k.outputs.from.Add(-time.Second), k.outputs.to))
+		}
 		t.Logf("%s, %d rounds: plain streams acknowledged nothing for %s", name, k.rounds, &k.bare)
 	}
 }
