@@ -287,7 +287,7 @@ func (n *Node) checkpointLong(p *partition) bool { return n.replayed(p, 1) }
 
 // replayed tells whether a start would replay so many times as much as is to be between two checkpoints.
 func (n *Node) replayed(p *partition, times uint64) bool {
-	return n.newRecords(p) >= times*n.o.CheckpointRecords || n.filling.bytes()-p.bytesAt.Load() >= times*n.o.CheckpointBytes
+	return n.newRecords(p)/times >= n.o.CheckpointRecords || (n.filling.bytes()-p.bytesAt.Load())/times >= n.o.CheckpointBytes
 }
 
 // checkpointOld tells whether a partition's checkpoint should be renewed for its age.

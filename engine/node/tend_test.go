@@ -66,6 +66,11 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	if !aged(time.Second) {
 		t.Error("the log grows for ever")
 	}
+	n.o.CheckpointRecords = 1 << 62
+	if aged(time.Second) {
+		t.Error("there is no number of records that is never reached")
+	}
+	n.o.CheckpointRecords = 1000
 	n.applied.Store(1000)
 	old.wanted.Add(1)
 	if n.checkpointWaits(old) {
