@@ -66,8 +66,7 @@ func (f *fleet) said(from, to time.Time) string {
 	var said []entry
 	for _, r := range f.runs {
 		for line := range strings.SplitSeq(r.log.String(), "\n") {
-			stamp, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
-			at, err := time.Parse(time.RFC3339Nano, stamp)
+			at, err := lineTime(line)
 			if err == nil && !at.Before(from) && !at.After(to) {
 				said = append(said, entry{at, r.name + " " + line + "\n"})
 			}

@@ -2,7 +2,6 @@ package node_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -58,8 +57,7 @@ func (l *load) putMistaken(id string, later int64) (sequence uint64, stored time
 // logged tells when a node logged the first line that has these words.
 func logged(t testing.TB, l *logBuffer, words ...string) time.Time {
 	t.Helper()
-	text, _, _ := strings.Cut(strings.TrimPrefix(line(l, words...), "time="), " ")
-	at, err := time.Parse(time.RFC3339Nano, text)
+	at, err := lineTime(line(l, words...))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -682,3 +682,9 @@ func line(l *logBuffer, words ...string) string {
 	}
 	return ""
 }
+
+// lineTime is when a line of a log was written.
+func lineTime(line string) (time.Time, error) {
+	text, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+	return time.Parse(time.RFC3339Nano, text)
+}

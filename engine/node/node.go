@@ -213,7 +213,7 @@ type partition struct {
 	pause     time.Duration // before it is resumed again
 
 	taking       sync.Mutex    // held while a checkpoint is taken
-	wanted       atomic.Int32  // who waits to take one
+	wanted       atomic.Int32  // how many wait to take one
 	checkpoint   atomic.Uint64 // position of the newest checkpoint
 	older        atomic.Uint64 // position of the one before, 0 when there is none or it is not known
 	checkpointAt atomic.Int64  // ns since the clock began; 0: none was taken, or read

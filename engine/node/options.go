@@ -45,9 +45,8 @@ type Options struct {
 	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
 	// CheckpointRecords records, whichever comes first. Why not more often: a job that fires all the time is
 	// written each time. Why not less often: replay runs at about 200,000 records a second, and slower where it needs
-	// jobs from disk. The bytes keep the log
-	// stream, which holds the records back to the older of two checkpoints, well below its bound. While a burst drains
-	// all three are four times as much.
+	// jobs from disk. The bytes keep the log stream, which holds the records back to the older of two checkpoints, well
+	// below its bound. While a burst drains all three are four times as much, unless that stream becomes half full.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
 	CheckpointBytes   uint64        // default 48 MiB

@@ -237,7 +237,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		full := len(live) == len(n.partitions) && n.filling.mustFree() && n.knowsOthers()
 		taken := false
 		for _, p := range live {
-			if rest := n.due(ctx, p, full); rest != nil {
+			if rest := n.dueCheckpoint(ctx, p, full); rest != nil {
 				if err := n.checkpointWith(ctx, p, rest); err != nil {
 					return noRoom(err)
 				}
@@ -254,8 +254,8 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	return nil
 }
 
-// due returns what a partition's checkpoint calls between parts of its work, where one is due; nil where none is.
-func (n *Node) due(ctx context.Context, p *partition, full bool) (rest func()) {
+// dueCheckpoint returns what a partition's checkpoint calls between parts of its work, where one is due; nil where none is.
+func (n *Node) dueCheckpoint(ctx context.Context, p *partition, full bool) (rest func()) {
 	switch {
 	case full && p.older.Load() < n.applied.Load() || n.checkpointUrgent(p):
 		return runtime.Gosched

@@ -18,6 +18,3 @@ func Syncfs(dir string) error {
 	}
 	return nil
 }
-
-// syncData brings a file's data to disk.
-func syncData(f *os.File) error { return f.Sync() }

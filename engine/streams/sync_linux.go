@@ -1,0 +1,17 @@
+package streams
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// syncData brings a file's data to disk, and of what the file system knows of it what the data is found by: not the time
+// of its last write, which alone would cost a write of its inode, or a commit of the file system's journal.
+func syncData(f *os.File) error {
+	for {
+		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
+			return os.NewSyscallError("fdatasync", err)
+		}
+	}
+}
