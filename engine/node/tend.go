@@ -317,12 +317,15 @@ func (n *Node) draining() bool {
 	return false
 }
 
-// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it.
+// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it. Three quarters of a
+// partition's share are enough for that, but while a burst drains: a checkpoint that waits for it keeps what it copied, and
+// may itself be what the last quarter is for.
 func (n *Node) mostlyChanged(p *partition) bool {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	st := p.machine.Stats()
-	return st.Hot > n.o.HotJobs && st.Dirty > st.Hot/2 && p.machine.Memory() > n.o.MemoryForJobs/len(n.partitions)/4*3
+	st, used := p.machine.Stats(), p.machine.Memory()
+	p.mu.Unlock()
+	share := n.o.MemoryForJobs / len(n.partitions)
+	return st.Hot > n.o.HotJobs && st.Dirty > st.Hot/2 && (used > share || used > share/4*3 && !n.draining())
 }
 
 // live lists the partitions that have not stopped. Of the others the log is kept for the way out.

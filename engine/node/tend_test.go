@@ -72,6 +72,16 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	}
 	n.o.CheckpointRecords = 1000
 	n.applied.Store(1000)
+	// Of its share of memory a partition may use three quarters, and all of it while a burst drains.
+	n.o.HotJobs, n.o.MemoryForJobs = 0, len(n.partitions)*burst.machine.Memory()
+	if n.checkpointUrgent(burst) {
+		t.Error("it does not wait though there is memory left")
+	}
+	n.o.MemoryForJobs--
+	if !n.checkpointUrgent(burst) {
+		t.Error("it waits though memory has run out")
+	}
+	n.o.HotJobs = 1
 	old.wanted.Add(1)
 	if n.checkpointWaits(old) {
 		t.Error("who waits for its end to take one of his own waits for the burst, too")
@@ -97,6 +107,11 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	burst.stopped = errors.New("stopped")
 	burst.mu.Unlock()
 	going.Wait()
+	n.o.HotJobs, n.o.MemoryForJobs = 0, len(n.partitions)*burst.machine.Memory()
+	if !n.checkpointUrgent(burst) {
+		t.Error("with nothing to wait for memory may run out")
+	}
+	n.o.HotJobs = 1
 	if !aged(time.Second) {
 		t.Error("one with a long log waits for a partition that has stopped")
 	}
