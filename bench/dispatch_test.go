@@ -238,6 +238,11 @@ func TestTally(t *testing.T) {
 	if want := (Checks{Expected: 1, Early: 1}); err != nil || checks != want {
 		t.Errorf("checks are %+v, %v, expected %+v", checks, err, want)
 	}
+	for _, s := range o.streams {
+		if info, err := s.Info(t.Context()); err != nil || info.State.Consumers != 0 {
+			t.Errorf("%d consumers are left of reading, and slow down what is measured next; %v", info.State.Consumers, err)
+		}
+	}
 }
 
 func TestSalvoStart(t *testing.T) {

@@ -281,7 +281,7 @@ type from struct {
 }
 
 // readStream reads the headers of what a stream holds, up to its present end.
-func readStream(ctx context.Context, js jetstream.JetStream, name string, at from, each func(jetstream.Msg)) error {
+func readStream(ctx context.Context, js jetstream.JetStream, name string, at from, each func(jetstream.Msg)) (err error) {
 	s, err := js.Stream(ctx, name)
 	if err != nil {
 		return err
@@ -294,6 +294,13 @@ func readStream(ctx context.Context, js jetstream.JetStream, name string, at fro
 	if err != nil {
 		return err
 	}
+	// It would stay for five minutes, and the server would tell it of each message that is stored meanwhile.
+	defer func() {
+		gone := js.DeleteConsumer(context.WithoutCancel(ctx), name, consumer.CachedInfo().Name)
+		if !errors.Is(gone, jetstream.ErrConsumerNotFound) {
+			err = errors.Join(err, gone)
+		}
+	}()
 	messages, err := consumer.Messages()
 	if err != nil {
 		return err

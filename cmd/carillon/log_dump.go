@@ -146,7 +146,11 @@ func (d *dumper) stream(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	defer messages.Stop()
+	defer func() {
+		messages.Stop()
+		// Left alone it would stay for five minutes, and the server would tell it of each message that is stored meanwhile.
+		_ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
+	}()
 	for {
 		// What the stream held at its end may have been removed since; then nothing more would come.
 		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)

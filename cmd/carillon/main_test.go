@@ -2,17 +2,20 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -30,12 +33,13 @@ func TestScript(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"serve":   serveCommand,
-			"stop":    stopCommand,
-			"publish": publishCommand,
-			"until":   untilCommand,
-			"appears": appearsCommand,
-			"archive": archiveCommand,
+			"serve":     serveCommand,
+			"stop":      stopCommand,
+			"publish":   publishCommand,
+			"consumers": consumersCommand,
+			"until":     untilCommand,
+			"appears":   appearsCommand,
+			"archive":   archiveCommand,
 		},
 	})
 }
@@ -134,6 +138,25 @@ func publishCommand(ts *testscript.TestScript, neg bool, args []string) {
 	defer nc.Close()
 	ts.Check(nc.Publish(args[0], []byte(args[1])))
 	ts.Check(nc.FlushTimeout(10 * time.Second))
+}
+
+// consumersCommand is "consumers STREAM N": so many consumers are on a stream.
+func consumersCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: consumers stream n")
+	}
+	nc, err := nats.Connect(ts.Getenv("NATS_URL"))
+	ts.Check(err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	ts.Check(err)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	s, err := js.Stream(ctx, args[0])
+	ts.Check(err)
+	if n := s.CachedInfo().State.Consumers; strconv.Itoa(n) != args[1] {
+		ts.Fatalf("%d consumers are on %s, not %s", n, args[0], args[1])
+	}
 }
 
 // untilCommand is "until PATTERN ARGS": it runs carillon ARGS until its output matches.
