@@ -317,9 +317,9 @@ func (n *Node) draining() bool {
 	return false
 }
 
-// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it. Three quarters of a
-// partition's share are enough for that, but while a burst drains: a checkpoint that waits for it keeps what it copied, and
-// may itself be what the last quarter is for.
+// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it. That is so when three
+// quarters of a partition's share are used, and while a burst drains when all of it is: what a checkpoint copied that waits
+// for the burst counts, too, and must not be what makes it urgent.
 func (n *Node) mostlyChanged(p *partition) bool {
 	p.mu.Lock()
 	st, used := p.machine.Stats(), p.machine.Memory()
