@@ -142,15 +142,14 @@ func (d *dumper) stream(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
+	// It would stay for five minutes, and the server would tell it of each message that is stored meanwhile. Who may not
+	// remove it has its dump all the same.
+	defer func() { _ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name) }()
 	messages, err := consumer.Messages()
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	defer func() {
-		messages.Stop()
-		// Left alone it would stay for five minutes, and the server would tell it of each message that is stored meanwhile.
-		_ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name)
-	}()
+	defer messages.Stop()
 	for {
 		// What the stream held at its end may have been removed since; then nothing more would come.
 		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)

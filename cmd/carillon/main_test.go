@@ -128,13 +128,19 @@ func stopCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
+// connect connects to the script's engine.
+func connect(ts *testscript.TestScript) *nats.Conn {
+	nc, err := nats.Connect(ts.Getenv("NATS_URL"))
+	ts.Check(err)
+	return nc
+}
+
 // publishCommand is "publish SUBJECT BODY": what any NATS client can do.
 func publishCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: publish subject body")
 	}
-	nc, err := nats.Connect(ts.Getenv("NATS_URL"))
-	ts.Check(err)
+	nc := connect(ts)
 	defer nc.Close()
 	ts.Check(nc.Publish(args[0], []byte(args[1])))
 	ts.Check(nc.FlushTimeout(10 * time.Second))
@@ -145,8 +151,7 @@ func consumersCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: consumers stream n")
 	}
-	nc, err := nats.Connect(ts.Getenv("NATS_URL"))
-	ts.Check(err)
+	nc := connect(ts)
 	defer nc.Close()
 	js, err := jetstream.New(nc)
 	ts.Check(err)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -39,8 +38,7 @@ func archiveCommand(ts *testscript.TestScript, neg bool, args []string) {
 	n, err := strconv.Atoi(args[1])
 	ts.Check(err)
 	if name, ok := strings.CutPrefix(args[0], "bucket:"); ok {
-		nc, err := nats.Connect(ts.Getenv("NATS_URL"))
-		ts.Check(err)
+		nc := connect(ts)
 		defer nc.Close()
 		js, err := jetstream.New(nc)
 		ts.Check(err)
