@@ -376,7 +376,7 @@ func (n *Node) tick(now int64) (wake int64) {
 		if err == nil || errors.Is(err, streams.ErrClosed) {
 			return
 		}
-		n.log.Warn("tick not stored", "error", err)
+		n.ticksLost.tell(n.log, time.Now(), "tick not stored", "error", err)
 		if !errors.Is(err, streams.ErrTimeout) {
 			n.meters.ticksFailed.Inc()
 		}

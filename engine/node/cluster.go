@@ -140,11 +140,11 @@ func (n *Node) rights() streams.Rights {
 
 // membership are this node's options as a member.
 func (n *Node) membership() cluster.Options {
-	membership := &trouble{what: "membership"} // there may be some with every beat
+	var membership trouble // there may be some with every beat
 	return cluster.Options{
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
-		OnTrouble: func(err error) { membership.tell(n.log, time.Now(), err) },
+		OnTrouble: func(err error) { membership.tell(n.log, time.Now(), "membership", "error", err) },
 	}
 }
 

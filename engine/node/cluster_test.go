@@ -829,8 +829,13 @@ func goAstray(t *testing.T, refused bool) {
 			t.Fatal(err)
 		}
 	}
+	began := time.Now()
 	w.divert("carillon.log.")
 	f.shared(c, "a")
+	lines, most := strings.Count(f.nodes["b"].log.String(), "tick not stored"), 1+int(time.Since(began)/(10*time.Second)) // one in so long: trouble.go
+	if lines > most || refused && lines == 0 {
+		t.Errorf("%d lines tell of ticks that are not stored, want %d at the most", lines, most)
+	}
 	w.divert()
 	f.shared(c, "a", "b")
 	h, end := l.finish()

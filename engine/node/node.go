@@ -167,6 +167,7 @@ type Node struct {
 	calls      atomic.Int64 // requests in progress
 	imports    atomic.Int64 // those that are imports
 	ticking    ticking
+	ticksLost  trouble
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
@@ -211,6 +212,8 @@ type partition struct {
 	lostSince time.Time     // when the chain was lost; zero while it is not
 	resumed   time.Time     // when the chain was last resumed
 	pause     time.Duration // before it is resumed again
+
+	unsaid trouble // the output stream does not say how far it is
 
 	taking       sync.Mutex    // held while a checkpoint is taken
 	wanted       atomic.Int32  // how many wait to take one

@@ -11,21 +11,19 @@ const troublePause = 10 * time.Second
 
 // trouble is something that is tried again several times a second while it goes wrong. One line in a while says so.
 type trouble struct {
-	what string
-
 	mu   sync.Mutex
 	said time.Time
 	held int // since then
 }
 
-// tell logs an error, or only counts it.
-func (t *trouble) tell(log *slog.Logger, now time.Time, err error) {
+// tell logs what goes wrong, or only counts it. args are slog's.
+func (t *trouble) tell(log *slog.Logger, now time.Time, what string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.said.IsZero() && now.Sub(t.said) < troublePause {
 		t.held++
 		return
 	}
-	log.Warn(t.what, "error", err, "held_back", t.held)
+	log.Warn(what, append(args, "held_back", t.held)...)
 	t.said, t.held = now, 0
 }

@@ -23,12 +23,10 @@ func TestTrouble(t *testing.T) {
 	var shy trouble
 	start := time.Now()
 	lines.Reset()
-	shy.tell(n.log, start, errors.New("one"))
-	shy.tell(n.log, start.Add(troublePause-1), errors.New("two"))
-	shy.tell(n.log, start.Add(troublePause-1), errors.New("three"))
-	shy.tell(n.log, start.Add(troublePause), errors.New("four"))
-	shy.tell(n.log, start.Add(2*troublePause), errors.New("five"))
-	if got := lines.String(); strings.Count(got, "\n") != 3 || !strings.Contains(got, "error=four held_back=2") || !strings.Contains(got, "error=five held_back=0") {
+	for i, after := range []time.Duration{0, troublePause - 1, troublePause - 1, troublePause, 2 * troublePause} {
+		shy.tell(n.log, start.Add(after), "trouble", "number", i)
+	}
+	if got := lines.String(); strings.Count(got, "\n") != 3 || !strings.Contains(got, "msg=trouble number=3 held_back=2") || !strings.Contains(got, "number=4 held_back=0") {
 		t.Errorf("logged: %s", got)
 	}
 }
