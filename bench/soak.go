@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -72,7 +73,7 @@ const (
 	soakNearest  = 100 * time.Millisecond // between a change and the due time at the least
 	soakFarthest = 5 * time.Second        // and at most, or a quarter of a round
 	soakTry      = 6 * time.Second        // of the client, which asks three times in that
-	soakRetry    = 5 * time.Minute        // how long a command is repeated
+	soakRetry    = 5 * time.Minute        // how long a command is repeated, or a read of a stream
 	soakRecovers = 10 * time.Second       // how long after a kill lateness is told apart
 )
 
@@ -100,6 +101,7 @@ type soak struct {
 	commands *hdrhistogram.Histogram // µs, of this round
 
 	streams                          []soakStream        // by partition
+	repeated                         atomic.Int64        // reads of them that failed
 	ids, idsBefore                   map[uint64]struct{} // hashes of the triggers' ids read in this round and in the one before
 	received, afterKill, allCommands *hdrhistogram.Histogram
 	rounds                           []SoakRound

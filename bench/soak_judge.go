@@ -130,7 +130,7 @@ func (s *soak) follow(ctx context.Context, checks *Checks) error {
 	for p := range s.streams {
 		name, at := s.engine.Names.OutStream(p), &s.streams[p]
 		var lost error
-		err := readStream(ctx, js, name, from{seq: at.seq + 1}, func(m jetstream.Msg) {
+		each := func(m jetstream.Msg) {
 			meta, err := m.Metadata()
 			if err != nil {
 				return // no message of a stream
@@ -157,12 +157,25 @@ func (s *soak) follow(ctx context.Context, checks *Checks) error {
 				checks.Duplicate += bit(again || before)
 				s.ids[h] = struct{}{}
 			}
-		})
+		}
+		err := s.insist(ctx, func() error { return readStream(ctx, js, name, from{seq: at.seq + 1}, each) })
 		if err := cmp.Or(err, lost); err != nil {
 			return fmt.Errorf("bench: read %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// insist reads until that succeeds, for as long as a command is repeated: a disk that stands still is not to end a run of hours.
+func (s *soak) insist(ctx context.Context, read func() error) error {
+	patience := time.Now().Add(soakRetry)
+	for {
+		err := read()
+		if err == nil || time.Now().After(patience) || sleepUntil(ctx, time.Now().Add(time.Second)) != nil {
+			return err
+		}
+		s.repeated.Add(1)
+	}
 }
 
 // sum makes the figures of all rounds.
@@ -193,6 +206,7 @@ func (s *soak) sum() (err error) {
 	f.add("commands_per_s", float64(commands)/took.Seconds())
 	f.quantiles("received", s.received, 50, 90, 99, 99.9, 99.99, 100)
 	f.quantiles("command", s.allCommands, 50, 99, 99.9, 100)
+	f.add("reads_repeated", float64(s.repeated.Load()))
 	f.add("kills", float64(len(s.kills)))
 	if len(s.kills) > 0 {
 		f.add("ready_max_s", s.ready.Seconds())

@@ -7,7 +7,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -295,6 +297,41 @@ func TestSoak(t *testing.T) {
 	}
 	if len(r.Series["disk_mib"]) != 2 || r.Series["disk_mib"][1][0] != 4 {
 		t.Errorf("series are %v", r.Series)
+	}
+}
+
+// An engine that does not answer for a while does not end a run: a stream that could not be read is read again.
+func TestSoakInsists(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	e, nc := running(t)
+	s := &soak{engine: e, nc: nc}
+	if err := s.ends(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := carillon.Connect(nc).Put(t.Context(), carillon.Job{ID: "once", Schedule: "@every 1h"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := carillon.Connect(nc).Fire(t.Context(), "once"); err != nil {
+		t.Fatal(err)
+	}
+	signal := func(sig os.Signal) {
+		t.Helper()
+		if err := e.cmd.Process.Signal(sig); err != nil {
+			t.Error(err)
+		}
+	}
+	signal(syscall.SIGSTOP)
+	read := make(chan error, 1)
+	go func() { read <- s.follow(t.Context(), new(Checks)) }()
+	for s.repeated.Load() == 0 && t.Context().Err() == nil && len(read) == 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	signal(syscall.SIGCONT)
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+	if !slices.ContainsFunc(s.streams, func(at soakStream) bool { return at.output == 1 }) {
+		t.Errorf("the trigger was not read: %v", s.streams)
 	}
 }
 
