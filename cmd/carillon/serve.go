@@ -70,6 +70,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.StringVar(&o.Data, "data", "carillon-data", "directory of everything the engine owns")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server; port 0 chooses one")
 	f.StringVar(&o.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
+	f.BoolVar(&o.Profiles, "pprof", false, "serve Go's profiles at /debug/pprof/ of --http, too: what takes CPU and memory")
 	f.IntVar(&o.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default 8)")
 	f.StringVar(&o.Name, "name", "", "name of this node, one of the service (default the host's)")
 	f.StringVar(&o.NATSConfig, "nats-config", "", "nats-server configuration file for the embedded server: TLS, accounts, cluster")

@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"net/http"
+	"net/http/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,7 +51,9 @@ func (w *web) problem(list ...string) {
 //	/healthz  200 while the process lives
 //	/readyz   200 when jobs are taken and fired, else 503 with the reasons
 //	/metrics  Prometheus text
-func (w *web) handler() http.Handler {
+//
+// and, where profiles is set, Go's profiles at /debug/pprof/.
+func (w *web) handler(profiles bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprintln(rw, "ok") })
 	mux.HandleFunc("GET /readyz", func(rw http.ResponseWriter, _ *http.Request) {
@@ -62,6 +65,12 @@ func (w *web) handler() http.Handler {
 		http.Error(rw, strings.Join(problems, "\n"), http.StatusServiceUnavailable)
 	})
 	mux.HandleFunc("GET /metrics", func(rw http.ResponseWriter, _ *http.Request) { w.meters.write(rw) })
+	if profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
 	return mux
 }
 

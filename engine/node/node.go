@@ -57,7 +57,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 			return fmt.Errorf("node: http: %w", err)
 		}
 		httpURL = "http://" + listener.Addr().String()
-		server := &http.Server{Handler: web.handler(), ReadHeaderTimeout: 10 * time.Second}
+		server := &http.Server{Handler: web.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second}
 		go server.Serve(listener)
 		defer server.Close()
 	}

@@ -18,6 +18,7 @@ type Options struct {
 	Name       string // of this node in claims and status; default the host's name
 	Listen     string // address for NATS clients of the embedded server; default 127.0.0.1:4222
 	HTTP       string // address of /healthz, /readyz and /metrics; default 127.0.0.1:8080; "off" for none
+	Profiles   bool   // serve Go's profiles there, too
 	Partitions int    // fixed when the streams are made; default 8, or what they were made with
 	Prefix     string // of subjects; default "carillon"
 	Stream     string // of stream names; default "CARILLON"
