@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon"
@@ -152,5 +153,29 @@ func TestReadyIsBounded(t *testing.T) {
 	}
 	if s := f.m.Stats(); s.Timers+s.Ready != 0 || f.m.readyJobs != [priorities]int{} {
 		t.Errorf("%d timers, %d ready, by rank %v are left", s.Timers, s.Ready, f.m.readyJobs)
+	}
+}
+
+// Ids that are deleted and put again leave nothing behind, though one stands at the front that was deleted for good.
+func TestGravesAreBounded(t *testing.T) {
+	f := newFeed(t)
+	fireAndDelete := func(job string) {
+		t.Helper()
+		f.put(job, `{"schedule":"@every 50ms"}`)
+		f.now += 100
+		f.tick(10)
+		if err := f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: job}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fireAndDelete("first")
+	for range 20_000 {
+		fireAndDelete("again")
+	}
+	if len(f.m.graves) != 2 || len(f.m.buried) > 2*len(f.m.graves)+fifoSlack {
+		t.Errorf("%d graves, and %d in the list of them", len(f.m.graves), len(f.m.buried))
+	}
+	if f.m.buried[0] != f.m.graves["first"] || !slices.Contains(f.m.buried, f.m.graves["again"]) {
+		t.Error("a grave is not in the list")
 	}
 }

@@ -1,5 +1,7 @@
 package engine
 
+import "slices"
+
 // A grave remembers of a deleted job what its id must not do again: fire at or before the last scheduled
 // time that was fired under it. Triggers are named by id and scheduled time, and a name is unique. Graves
 // stay for the retention of completed jobs, and the newest maxGraves of them.
@@ -48,4 +50,7 @@ func (m *Machine) sweepGraves() {
 	}
 	clear(m.buried[:n])
 	m.buried = m.buried[n:]
+	if len(m.buried) > 2*len(m.graves)+fifoSlack { // those behind the first that stays
+		m.buried = slices.DeleteFunc(m.buried, func(g *grave) bool { return g.gone != 0 })
+	}
 }
