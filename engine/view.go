@@ -77,11 +77,12 @@ func (m *Machine) readJob(id string) (j job, skipped uint64, s []byte, err error
 }
 
 // Page walks the jobs with ids above after, in order, and collects those that match, at most limit of
-// them. It looks at no more than scan jobs in memory and scan in the table: last is the id it got to, and more
-// tells whether jobs may follow.
+// them, and no more than their payloads fill a page. It looks at no more than scan jobs in memory and scan in the table:
+// last is the id it got to, and more tells whether jobs may follow.
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (page []carillon.JobReply, last string, more bool) {
 	from := max(after, f.Prefix)
 	last = after
+	size := 0
 	rows, end := m.tableIDs(from, from != after, scan)
 	// consider looks at the next job, and tells whether to go on.
 	consider := func(id string, view func() (carillon.JobReply, bool)) bool {
@@ -90,7 +91,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 			return true
 		case f.Prefix != "" && !strings.HasPrefix(id, f.Prefix):
 			return false
-		case len(page) == limit || scan == 0:
+		case len(page) == limit || scan == 0 || size >= carillon.MaxPageBytes:
 			more = true
 			return false
 		}
@@ -98,6 +99,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 		last = id
 		if v, ok := view(); ok && f.Matches(&v) {
 			page = append(page, v)
+			size += len(v.Spec.Payload)
 		}
 		return true
 	}

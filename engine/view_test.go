@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon"
@@ -60,5 +61,31 @@ func TestPageIsBounded(t *testing.T) {
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("%d jobs in memory: pages have %d jobs: %v", hot, len(got), got)
 		}
+	}
+}
+
+// A page of large jobs ends where it is full.
+func TestPageFills(t *testing.T) {
+	f := newFeed(t)
+	const size = 300 << 10
+	for i := range 20 {
+		f.put(fmt.Sprintf("job-%03d", i), `{"payload":"`+strings.Repeat("x", size)+`"}`)
+	}
+	got := 0
+	for after, more := "", true; more; {
+		var page []carillon.JobReply
+		page, after, more = f.m.Page(&carillon.ListRequest{}, after, 100, 200)
+		if len(page) > carillon.MaxPageBytes/size+1 {
+			t.Errorf("a page has %d jobs of %d bytes", len(page), size)
+		}
+		for i := range page {
+			if want := fmt.Sprintf("job-%03d", got); page[i].ID != want {
+				t.Errorf("got %s, want %s", page[i].ID, want)
+			}
+			got++
+		}
+	}
+	if got != 20 {
+		t.Errorf("got %d of 20 jobs", got)
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -199,9 +200,16 @@ func (n *Node) checkPut(job *carillon.Job) error {
 	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
 }
 
+// maxSelections bounds the selections in progress, each of which has hundreds of commands under way.
+const maxSelections = 16
+
 // apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
 // a command of its own in the log.
 func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
+	defer n.selections.Add(-1)
+	if n.selections.Add(1) > maxSelections {
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d selections are in progress", maxSelections)}
+	}
 	s, err := carillon.ParseSelection(c.Data())
 	if err != nil {
 		return err
@@ -209,7 +217,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	if err := c.within(&s); err != nil {
 		return err
 	}
-	if err := n.current(n.partitions...); err != nil {
+	if err := cmp.Or(n.current(n.partitions...), n.readableAll()); err != nil {
 		return err
 	}
 	list := carillon.ListRequest{Selection: s}
@@ -242,6 +250,9 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 		}
 	}
 	work.Wait()
+	if err := n.readableAll(); err != nil {
+		return err // the selection was not seen whole
+	}
 	return c.answer(counts.AppendJSON(nil))
 }
 
@@ -277,8 +288,19 @@ func (n *Node) job(id string) (carillon.JobReply, bool) {
 }
 
 // readable says whether what is known of a job can be believed.
-func (n *Node) readable(id string) error {
-	p := n.partitionOf(id)
+func (n *Node) readable(id string) error { return n.partitionOf(id).readable() }
+
+// readableAll says the same of the jobs of all partitions.
+func (n *Node) readableAll() error {
+	for _, p := range n.partitions {
+		if err := p.readable(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *partition) readable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.machine.Err(); err != nil {
@@ -309,8 +331,13 @@ func (p *partition) page(list *carillon.ListRequest, after string, limit int) (j
 	return jobs, after, more
 }
 
+// maxLists bounds the lists that are put together at a time, in a MiB or so for each partition. Others wait for their turn.
+const maxLists = 32
+
 // apiList answers with a page in order of ids over all partitions. The cursor is the last id, encoded.
 func (n *Node) apiList(c *call) error {
+	n.lists <- struct{}{}
+	defer func() { <-n.lists }()
 	list, err := carillon.ParseList(c.Data())
 	if err != nil {
 		return err
@@ -355,6 +382,9 @@ func (n *Node) apiList(c *call) error {
 			break
 		}
 		r.Jobs, next.jobs = append(r.Jobs, job), next.jobs[1:]
+	}
+	if err := n.readableAll(); err != nil {
+		return err // jobs may be missing on the page
 	}
 	return c.answer(r.AppendJSON(nil))
 }

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
+	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -54,5 +58,57 @@ func TestListPages(t *testing.T) {
 				t.Errorf("limit %d, prefix %q: got %v", limit, prefix, got)
 			}
 		}
+	}
+}
+
+// Where the job table cannot be read, neither a list nor a selection passes for whole.
+func TestListUnreadable(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1
+	r := run(t, o)
+	c := client(t, r.NATS)
+	for i := range 6 {
+		put(t, c, carillon.Job{ID: in(1, "far"+strconv.Itoa(i)), Schedule: "@every 8000h"})
+	}
+	twoCheckpoints(t, c, "a")
+	r.stop(t)
+	damage(t, o.Data, "jobs", []byte{'t', 0, 1, 's'}, []byte{'t', 0, 1, 't'})
+
+	r = run(t, o)
+	c = carillon.Connect(dial(t, r.NATS), carillon.WithTimeout(time.Second))
+	far := carillon.Selection{Prefix: "far"}
+	for how, ask := range map[string]func() error{
+		"list":      func() error { _, err := c.ListPage(t.Context(), carillon.ListRequest{Selection: far}); return err },
+		"selection": func() error { _, err := c.PauseWhere(t.Context(), far); return err },
+	} {
+		if err := ask(); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+			t.Errorf("%s: %v", how, err)
+		} else {
+			words(t, err, "the jobs of partition 1 cannot be read")
+		}
+	}
+}
+
+// What a page costs has to do with what it holds, and not with how large the jobs are that follow.
+func TestListCost(t *testing.T) {
+	r := run(t, base(t)) // alone: all that the process allocates counts
+	c := client(t, r.NATS)
+	large, err := json.Marshal(strings.Repeat("x", 500<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		put(t, c, carillon.Job{ID: "large" + strconv.Itoa(i), Schedule: "@every 1h", Payload: large})
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	page, err := c.ListPage(t.Context(), carillon.ListRequest{Limit: carillon.MaxListLimit})
+	if err != nil || len(page.Jobs) == 0 {
+		t.Fatal(page, err)
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > 32<<20 {
+		t.Errorf("a page of %d jobs took %d MiB", len(page.Jobs), took>>20)
 	}
 }

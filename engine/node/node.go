@@ -62,7 +62,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		defer server.Close()
 	}
 	for {
-		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], delivered: make(chan struct{}, 1)}
+		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], delivered: make(chan struct{}, 1), lists: make(chan struct{}, maxLists)}
 		err := n.run(ctx, httpURL, ready)
 		web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
@@ -166,6 +166,8 @@ type Node struct {
 	replies    replies
 	calls      atomic.Int64 // requests in progress
 	imports    atomic.Int64 // those that are imports
+	selections atomic.Int64 // those that change a selection
+	lists      chan struct{}
 	ticking    ticking
 	ticksLost  trouble
 	filling    filling      // of the log stream

@@ -1,0 +1,47 @@
+package node
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// malformed is a request whose body is no JSON.
+type malformed struct{ micro.Request }
+
+func (malformed) Data() []byte { return []byte("{") }
+
+// Lists wait for those before them, and selections beyond the bound are refused: each takes memory.
+func TestListsAndSelectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{lists: make(chan struct{}, maxLists)}
+		for range maxLists {
+			n.lists <- struct{}{}
+		}
+		listed := make(chan error, 1)
+		go func() { listed <- n.apiList(&call{Request: malformed{}}) }()
+		synctest.Wait()
+		if len(listed) > 0 {
+			t.Error("a list does not wait")
+		}
+		<-n.lists
+		invalid := &carillon.Error{Code: carillon.CodeInvalidJSON}
+		if err := <-listed; !errors.Is(err, invalid) || len(n.lists) != maxLists-1 {
+			t.Errorf("the list ended with %v, and %d are in progress", err, len(n.lists))
+		}
+
+		n.selections.Store(maxSelections)
+		full := &carillon.Error{Code: carillon.CodeLimitExceeded}
+		if err := n.apiSelection(&call{Request: malformed{}}, carillon.VerbPause); !errors.Is(err, full) {
+			t.Errorf("one selection more: %v", err)
+		}
+		n.selections.Add(-1)
+		if err := n.apiSelection(&call{Request: malformed{}}, carillon.VerbPause); !errors.Is(err, invalid) {
+			t.Errorf("one selection less: %v", err)
+		}
+	})
+}
