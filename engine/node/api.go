@@ -186,8 +186,17 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	}
 }
 
-// checkPut checks what the machine would refuse, too, and whether there is room.
+// checkPut checks what the machine would refuse, too, what workers could not read, and whether there is room.
 func (n *Node) checkPut(job *carillon.Job) error {
+	for name := range job.Headers {
+		if strings.EqualFold(name, "Status") {
+			// Client libraries would end the consumer, or pass over the trigger, and nobody would acknowledge it.
+			return &carillon.Error{
+				Code: carillon.CodeInvalidField, Field: "headers",
+				Message: fmt.Sprintf("the name %q is reserved: to a worker a message that has it is the NATS server's own word", name),
+			}
+		}
+	}
 	if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
 		return err
 	}

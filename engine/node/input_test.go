@@ -523,3 +523,22 @@ func TestFireRepeated(t *testing.T) {
 	}
 	r.stop(t)
 }
+
+// A header by which a worker's library would take a trigger for the server's own word is refused.
+func TestHeaderStatus(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	job := carillon.Job{ID: "poison", Schedule: "@every 1h", Headers: map[string]string{"status": "409", "Description": "Consumer Deleted"}}
+	_, err := c.Put(t.Context(), job)
+	var refusal *carillon.Error
+	if !errors.As(err, &refusal) || refusal.Code != carillon.CodeInvalidField || refusal.Field != "headers" {
+		t.Errorf("put: %v", err)
+	}
+	words(t, err, `"status" is reserved`)
+	var failed error
+	err = c.Import(t.Context(), slices.Values([]carillon.ImportJob{{Job: job}}), func(_ int, err error) { failed = err })
+	if err != nil || !errors.As(failed, &refusal) || refusal.Field != "headers" {
+		t.Errorf("import: %v, %v", err, failed)
+	}
+}
