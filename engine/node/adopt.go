@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -44,6 +45,7 @@ const (
 	adoptPatience = 30 * time.Second // bounds the wait for a node that answers
 	adoptPause    = time.Second      // between two questions
 	adoptSay      = 10 * time.Second // between two lines of the log about it
+	stateLife     = time.Hour        // of a state that is not the newest: another node may be taking it
 )
 
 // adopted is where the state is put together, in the data directory.
@@ -92,11 +94,11 @@ func adopt(ctx context.Context, o Options, behind *leftBehindError) (err error) 
 	if err != nil {
 		return fmt.Errorf("node: bucket %s: %w", stateBucket(o.Stream), err)
 	}
-	bucket := archive.NewBucket(stateBucket(o.Stream), store)
+	bucket := archive.NewBucket(stateBucket(o.Stream), js, store)
 	if err := takeState(ctx, bucket, id, o); err != nil {
 		return fmt.Errorf("node: the state of another node: %w", err)
 	}
-	if _, err := archive.Prune(ctx, bucket, archive.PruneOptions{Keep: 1}); err != nil {
+	if _, err := archive.Prune(ctx, bucket, archive.PruneOptions{Keep: 1, OlderThan: stateLife}); err != nil {
 		o.Logger.Warn("the bucket keeps what is not needed", "bucket", stateBucket(o.Stream), "error", err)
 	}
 	o.Logger.Info("took the state of another node", "snapshot", id, "took", time.Since(began))
@@ -146,8 +148,13 @@ func takeState(ctx context.Context, t archive.Target, id string, o Options) erro
 	if m.Prefix != o.Prefix {
 		return fmt.Errorf("it is of a service with the prefix %q, not %q", m.Prefix, o.Prefix)
 	}
+	// What was there goes aside in one step each, as a store that is removed in part cannot be opened.
 	for _, old := range []string{"log", "jobs"} {
-		if err := os.RemoveAll(filepath.Join(o.Data, old)); err != nil {
+		err := os.Rename(filepath.Join(o.Data, old), filepath.Join(dir, old+".old"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := syncDir(o.Data); err != nil { // the log first: without it the jobs are no harm
 			return err
 		}
 	}

@@ -49,6 +49,10 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	defer lock.Close()
+	// What was left when taking another node's state was interrupted.
+	if err := errors.Join(os.RemoveAll(filepath.Join(o.Data, adopted)), os.RemoveAll(filepath.Join(o.Data, adopted+".tmp"))); err != nil {
+		return fmt.Errorf("node: data directory: %w", err)
+	}
 	web := newWeb()
 	var httpURL string
 	if o.HTTP != "off" {
@@ -114,7 +118,7 @@ func (n *Node) unreachable(err error) error {
 	if n.o.NATS == "" {
 		return err
 	}
-	var network net.Error
+	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
 	} {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -131,6 +133,49 @@ func TestOutageAtStart(t *testing.T) {
 	r.Ready = <-r.readies
 	fires(t, client(t, r.NATS), "after")
 	r.stop(t)
+}
+
+// A file that cannot be read is no NATS that is away: the node ends, and says which file.
+func TestFileIsNotNATS(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	r := run(t, o)
+	r.stop(t)
+	manifests, err := filepath.Glob(filepath.Join(o.Data, "jobs", "MANIFEST-*"))
+	if err != nil || len(manifests) == 0 {
+		t.Fatal(manifests, err)
+	}
+	for _, m := range manifests {
+		if err := os.Remove(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = launch(t, o)
+	select {
+	case <-r.readies:
+		t.Error("it starts")
+	case <-r.done:
+		words(t, r.err, "job table", "MANIFEST")
+	case <-waitsFor(r, "waiting for NATS"):
+		t.Error("it waits for NATS")
+	}
+}
+
+// waitsFor is closed when a node has said something.
+func waitsFor(r *running, what string) <-chan struct{} {
+	said := make(chan struct{})
+	go func() {
+		for !contains(r.log, what) {
+			select {
+			case <-r.done:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+		close(said)
+	}()
+	return said
 }
 
 // A second node on the same data directory is told so, whatever else they would fight about.
