@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -303,5 +304,41 @@ func TestLogKept(t *testing.T) {
 	}
 	if w.refused > 0 || metric(t, r.HTTP, "carillon_ticks_failed_total") > 0 {
 		t.Errorf("%d commands and %.0f ticks were refused", w.refused, metric(t, r.HTTP, "carillon_ticks_failed_total"))
+	}
+}
+
+// A member that needs all of the log keeps it above half full. The others do not take checkpoints as fast as they can
+// meanwhile: none of them would free anything.
+func TestCheckpointsWhileOthersNeedTheLog(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	o.LogMaxBytes, o.CheckpointEvery = 8<<20, time.Hour
+	r := run(t, o)
+	c := client(t, r.NATS)
+	newcomer, err := cluster.Join(t.Context(), jetStream(t, dial(t, r.NATS)), cluster.Options{
+		Bucket: "CARILLON_NODES", Name: "newcomer", Partitions: partitions,
+		Report: func() cluster.Report { return cluster.Report{Draining: true} }, // it needs the log from its first record on
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer newcomer.Close()
+	eventually(t, "the node knows of the newcomer", func() bool { return len(status(t, c).Nodes) == 2 })
+	large, err := json.Marshal(strings.Repeat("x", 40<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 120 { // 4.8 MiB
+		put(t, c, carillon.Job{ID: "large" + strconv.Itoa(i), Payload: large})
+	}
+	put(t, c, carillon.Job{ID: "busy", Schedule: "@every 10ms"})
+	taken := make(map[uint64]bool) // positions of checkpoints
+	eventually(t, "the log has gone on", func() bool {
+		taken[status(t, c).Partitions[0].Checkpoint] = true
+		return metric(t, r.HTTP, "carillon_log_records_total") > 500
+	})
+	if len(taken) > 5 {
+		t.Errorf("%d checkpoints were seen", len(taken))
 	}
 }

@@ -235,9 +235,12 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
 		full := len(live) == len(n.partitions) && n.filling.mustFree() && n.knowsOthers()
-		taken := false
+		upTo, taken := uint64(0), false
+		if full { // what others need stays, whatever is saved here
+			upTo = min(n.applied.Load(), n.neededElsewhere())
+		}
 		for _, p := range live {
-			if rest := n.dueCheckpoint(ctx, p, full); rest != nil {
+			if rest := n.dueCheckpoint(ctx, p, upTo); rest != nil {
 				if err := n.checkpointWith(ctx, p, rest); err != nil {
 					return noRoom(err)
 				}
@@ -255,9 +258,10 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 }
 
 // dueCheckpoint returns what a partition's checkpoint calls between parts of its work, where one is due; nil where none is.
-func (n *Node) dueCheckpoint(ctx context.Context, p *partition, full bool) (rest func()) {
+// The log is to be cut up to a position as soon as can be; 0: it has room.
+func (n *Node) dueCheckpoint(ctx context.Context, p *partition, upTo uint64) (rest func()) {
 	switch {
-	case full && p.older.Load() < n.applied.Load() || n.checkpointUrgent(p):
+	case p.older.Load() < upTo || n.checkpointUrgent(p):
 		return runtime.Gosched
 	case n.newRecords(p) == 0 || n.checkpointWaits(p):
 		return nil

@@ -24,7 +24,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	old, burst := n.partitions[0], n.partitions[1]
 	aged := func(age time.Duration) bool {
 		old.checkpointAt.Store(int64(n.clock.running() - age))
-		return n.dueCheckpoint(t.Context(), old, false) != nil
+		return n.dueCheckpoint(t.Context(), old, 0) != nil
 	}
 	n.applied.Store(10)
 	if aged(30*time.Second) || !aged(2*time.Minute) {
@@ -59,7 +59,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	if aged(time.Second) {
 		t.Error("one with a long log is taken while another partition drains")
 	}
-	if n.dueCheckpoint(t.Context(), old, true) == nil {
+	if n.dueCheckpoint(t.Context(), old, n.applied.Load()) == nil {
 		t.Error("it waits though the log has to be freed")
 	}
 	n.applied.Store(burstTimes * 1000)
