@@ -50,7 +50,7 @@ type replies struct {
 	mu        sync.Mutex
 	waiting   map[uint64]func(reply)
 	deadlines []replyDeadline // in order; those of answered ones stay until their time
-	early     []early
+	early     [2]earlies      // the newest, and the ones before
 	told      []outcome
 	wake      chan struct{}
 	over      bool
@@ -66,6 +66,20 @@ type early struct {
 	r   *reply
 }
 
+// earlies are outcomes that nobody waits for yet, each at its sequence's place. Of raw commands, and of those that other nodes
+// answer, nobody ever will. So there are about earlyMost bytes of them at most: no ack is so far behind the log.
+type earlies struct {
+	ring  []early
+	bytes int // about
+}
+
+const earlyMost = 32 << 20
+
+func (e *earlies) clear() {
+	clear(e.ring)
+	e.bytes = 0
+}
+
 type outcome struct {
 	done func(reply)
 	r    *reply
@@ -73,7 +87,9 @@ type outcome struct {
 
 func (r *replies) init() {
 	r.waiting = make(map[uint64]func(reply))
-	r.early = make([]early, 2*maxCalls) // more than can be waited for
+	for i := range r.early {
+		r.early[i].ring = make([]early, 2*maxCalls) // more than can be waited for
+	}
 	r.wake = make(chan struct{}, 1)
 }
 
@@ -106,17 +122,26 @@ func (r *replies) applied(seq uint64, result *reply) {
 		r.tell(done, result)
 		return
 	}
-	r.early[seq%uint64(len(r.early))] = early{seq, result}
+	if r.early[0].bytes > earlyMost {
+		r.early[0], r.early[1] = r.early[1], r.early[0]
+		r.early[0].clear()
+	}
+	e := &r.early[0]
+	e.ring[seq%uint64(len(e.ring))] = early{seq, result}
+	e.bytes += len(result.job.Spec.Payload) + answerBytes
 }
 
 // await has done told of the outcome of the command at seq.
 func (r *replies) await(seq uint64, done func(reply)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e := &r.early[seq%uint64(len(r.early))]; e.seq == seq {
-		r.tell(done, e.r)
-		*e = early{}
-		return
+	for i := range r.early {
+		ring := r.early[i].ring
+		if e := &ring[seq%uint64(len(ring))]; e.seq == seq {
+			r.tell(done, e.r)
+			*e = early{}
+			return
+		}
 	}
 	if r.over {
 		told := unknown("the engine stops")
