@@ -63,7 +63,7 @@ func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(a
 	if err != nil {
 		return fmt.Errorf("bucket %s: %w", f.bucket, err)
 	}
-	return do(archive.NewBucket(f.bucket, store))
+	return do(archive.NewBucket(f.bucket, js, store))
 }
 
 // size gives bytes for people: 1.5 MiB.

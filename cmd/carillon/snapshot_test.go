@@ -46,7 +46,7 @@ func archiveCommand(ts *testscript.TestScript, neg bool, args []string) {
 		defer cancel()
 		store, err := js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: name})
 		ts.Check(err)
-		ts.Check(fillArchive(archive.NewBucket(name, store), n))
+		ts.Check(fillArchive(archive.NewBucket(name, js, store), n))
 		return
 	}
 	ts.Check(fillArchive(archive.OpenDir(nil, ts.MkAbs(args[0])), n))

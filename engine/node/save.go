@@ -260,7 +260,7 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 			store, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket, Replicas: n.streams.Log.Replicas()})
 		}
 		if err == nil {
-			return archive.NewBucket(r.Bucket, store), nc.Close, nil
+			return archive.NewBucket(r.Bucket, js, store), nc.Close, nil
 		}
 	}
 	nc.Close()

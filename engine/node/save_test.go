@@ -420,7 +420,7 @@ func TestSnapshotBucket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, _ := restore(t, archive.NewBucket("saves", store))
+	o, _ := restore(t, archive.NewBucket("saves", js, store))
 	again := run(t, o)
 	if d := cmp.Diff(want, listJobs(t, client(t, again.NATS))); d != "" {
 		t.Fatal(d)

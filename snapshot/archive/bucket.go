@@ -2,6 +2,8 @@ package archive
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +19,7 @@ import (
 // its stream, which nothing names; JetStream has no way to find them.
 type Bucket struct {
 	name  string
+	js    jetstream.JetStream
 	store jetstream.ObjectStore
 	life  time.Duration // of a lock that is not renewed
 	beat  time.Duration // between two renewals
@@ -31,9 +34,9 @@ const (
 
 const locksFolder = "locks"
 
-// NewBucket returns a bucket as a Target.
-func NewBucket(name string, store jetstream.ObjectStore) *Bucket {
-	return &Bucket{name: name, store: store, life: lockLife, beat: lockBeat}
+// NewBucket returns a bucket as a Target; store is the one of that name.
+func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore) *Bucket {
+	return &Bucket{name: name, js: js, store: store, life: lockLife, beat: lockBeat}
 }
 
 func (b *Bucket) String() string { return "bucket " + b.name }
@@ -84,10 +87,36 @@ func (b *Bucket) List(ctx context.Context, folder string) ([]Object, error) {
 
 // Delete removes an object.
 func (b *Bucket) Delete(ctx context.Context, name string) error {
-	if err := b.store.Delete(ctx, name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+	err := b.store.Delete(ctx, name)
+	if err == nil {
+		err = b.forget(ctx, name)
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return fmt.Errorf("delete %s: %w", b.Path(name), err)
 	}
 	return nil
+}
+
+// forget removes what JetStream keeps of a deleted object: a message that says so, for ever. Names of objects are not used
+// again, so a bucket that is saved to and pruned would grow without end, and every List walks through all of it.
+func (b *Bucket) forget(ctx context.Context, name string) error {
+	s, err := b.js.Stream(ctx, "OBJ_"+b.name)
+	if err != nil {
+		return err
+	}
+	subject := "$O." + b.name + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
+	m, err := s.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil // somebody else removed it
+	}
+	if err != nil {
+		return err
+	}
+	var info jetstream.ObjectInfo
+	if err := json.Unmarshal(m.Data, &info); err != nil || !info.Deleted {
+		return err // it was put again
+	}
+	return s.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(m.Sequence+1))
 }
 
 // Clean has nothing to do; see Bucket.

@@ -1,7 +1,7 @@
 // Package archive saves the partitions' tables of package snapshot to where they survive the machine, and brings
 // them back. It never learns what is in them: rooms, keys, values, and a state row.
 //
-//	target := archive.OpenDir(nil, "/backup")         // or NewBucket(name, objectStore)
+//	target := archive.OpenDir(nil, "/backup")         // or NewBucket(name, js, objectStore)
 //	saved, err := archive.Save(ctx, table, target, archive.SaveOptions{Partitions: 8, Share: 0.5})
 //	list, err := archive.List(ctx, target)            // newest first
 //	report, err := archive.Verify(ctx, target, nil, nil)

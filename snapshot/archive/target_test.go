@@ -27,7 +27,7 @@ func startBucket(t *testing.T) *Bucket {
 	must(t, err)
 	store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "snapshots"})
 	must(t, err)
-	return NewBucket("snapshots", store)
+	return NewBucket("snapshots", js, store)
 }
 
 // A bucket does what a directory does: both on real ones.
@@ -162,7 +162,7 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	bucket.beat = time.Hour // as good as suspended
 	lock, err = bucket.Lock(ctx)
 	must(t, err)
-	other := NewBucket("snapshots", bucket.store)
+	other := NewBucket("snapshots", bucket.js, bucket.store)
 	other.life = 0
 	second, err := other.Lock(ctx)
 	must(t, err)
@@ -170,6 +170,45 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, second.Check(ctx))
 	must(t, lock.Release())
 	must(t, second.Release())
+}
+
+// A bucket that is saved to and pruned again and again does not grow where nothing changes.
+func TestBucketDoesNotGrow(t *testing.T) {
+	target := startBucket(t)
+	mem := vfs.NewMem()
+	fixture(t, mem, target, 60)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	defer store.Close()
+	var first uint64
+	for round := range 10 {
+		_, err = Save(t.Context(), table, target, SaveOptions{Partitions: 2, sizes: smallSizes})
+		must(t, err)
+		_, err = Prune(t.Context(), target, PruneOptions{Keep: 1})
+		must(t, err)
+		s, err := target.js.Stream(t.Context(), "OBJ_snapshots")
+		must(t, err)
+		if n := s.CachedInfo().State.Msgs; round == 0 {
+			first = n
+		} else if n != first {
+			t.Fatalf("there are %d messages after round %d, and were %d after the first", n, round, first)
+		}
+	}
+}
+
+// An object that is put again while it is being deleted stays.
+func TestBucketForgetsOnlyTheDeleted(t *testing.T) {
+	ctx, b := t.Context(), startBucket(t)
+	must(t, b.Put(ctx, "blocks/x", []byte("one")))
+	must(t, b.store.Delete(ctx, "blocks/x"))
+	must(t, b.Put(ctx, "blocks/x", []byte("two")))
+	must(t, b.forget(ctx, "blocks/x"))
+	if data, err := b.Get(ctx, "blocks/x"); string(data) != "two" || err != nil {
+		t.Errorf("it holds %q, %v", data, err)
+	}
+	must(t, b.Delete(ctx, "blocks/x"))
+	_, err := b.Get(ctx, "blocks/x")
+	wantErr(t, err, ErrNotFound)
 }
 
 func TestSaveRefuses(t *testing.T) {
