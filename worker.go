@@ -361,12 +361,17 @@ func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 func (w *worker) heartbeat(stop <-chan struct{}) {
 	beat := time.NewTicker(w.AckWait / 3)
 	defer beat.Stop()
-	for {
+	for kept := false; ; { // by the connection, while it is down: more than one beat would take the room of acks
 		select {
 		case <-stop:
 			return
 		case <-beat.C:
 		}
+		down := w.nc.IsReconnecting()
+		if down && kept {
+			continue
+		}
+		kept = down
 		err := w.held.each(func(m *nats.Msg) error { return w.nc.Publish(m.Reply, progress) })
 		if err != nil {
 			w.OnError(nil, fmt.Errorf("carillon: heartbeat: %w", err))

@@ -1,13 +1,19 @@
 package carillon
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // What waits is begun in its order, goes back by its pull, and is known to the heartbeat until it is answered.
@@ -90,5 +96,94 @@ func TestPullOutcome(t *testing.T) {
 	}
 	if ended, err := outcome(nats.Header{"Status": {"409"}, "Description": {"Leadership Change"}}); !ended || err == nil || err.Error() != "409 Leadership Change" {
 		t.Errorf("%v, %v", ended, err)
+	}
+}
+
+// newPuller is one of a worker that has its consumer.
+func newPuller(t *testing.T, nc *nats.Conn) *puller {
+	t.Helper()
+	w, err := Connect(nc).worker(WorkerOptions{Topic: "t", Name: "g", Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &puller{worker: w, inbox: nc.NewInbox(), size: pullSize{least: 8}, came: make(chan *nats.Msg, 16)}
+}
+
+// While the connection is down nothing is asked for: it would keep the requests, and all would be answered together.
+func TestPullWhileDisconnected(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{})
+	nc := dial(t, ns.ClientURL())
+	p := newPuller(t, nc)
+	ns.Shutdown()
+	eventually(t, "the connection down", nc.IsReconnecting)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.pull(ctx); err != nil {
+		t.Error(err)
+	}
+	if n, err := nc.Buffered(); err != nil || n > 0 {
+		t.Errorf("the connection keeps %d bytes, %v", n, err)
+	}
+}
+
+// A server that says nothing is asked for one message at a time: it may answer all requests when it comes back.
+func TestPullInSilence(t *testing.T) {
+	t.Parallel()
+	nc := dial(t, natstest.Start(t, &server.Options{}).ClientURL())
+	requests, err := nc.SubscribeSync("$JS.API.CONSUMER.MSG.NEXT.CARILLON_OUT_0.g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	w := newPuller(t, nc).worker
+	go func() {
+		defer close(ended)
+		w.pullAll(ctx, 0)
+	}()
+	for i, want := range []string{`"batch":8,`, `"batch":1,`, `"batch":8,`} {
+		m, err := requests.NextMsg(20 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(m.Data), want) {
+			t.Errorf("request %d is for %s; want %s", i, m.Data, want)
+		}
+		if i == 0 {
+			continue // it is lost
+		}
+		if err := m.RespondMsg(&nats.Msg{Header: nats.Header{"Status": {"408"}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	<-ended
+}
+
+// What comes late, while a worker has its hands full, is known to the heartbeat as well.
+func TestPullReceivesWhileItWaits(t *testing.T) {
+	t.Parallel()
+	p := newPuller(t, dial(t, natstest.Start(t, &server.Options{}).ClientURL()))
+	of := &pull{reply: p.inbox + ".1", most: 1, begun: make(chan struct{}, 1)}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.receive(of, done)
+	}()
+	held := func() (n int) {
+		if err := p.held.each(func(*nats.Msg) error { n++; return nil }); err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	for i := range 3 { // one was asked for
+		p.came <- &nats.Msg{Subject: "carillon.trigger.0.t", Reply: "answer"}
+		eventually(t, "it is held", func() bool { return held() == i+1 })
+	}
+	close(done)
+	<-ended
+	if held() != 0 {
+		t.Error("what was not begun is kept at the end")
 	}
 }

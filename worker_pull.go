@@ -26,6 +26,7 @@ type puller struct {
 	batch     []delivery // the memory of the latest
 	pulls     uint64
 	size      pullSize
+	silent    bool // the latest pull was lost, and nothing has come since
 }
 
 // pullAll pulls until ctx ends. A consumer that has gone is made anew: by then its acks are lost, and
@@ -87,16 +88,42 @@ type pull struct {
 // pull asks for messages once, hands them to the handlers as they come, so that the heartbeat knows of those
 // that wait, and returns when all have been begun. Once ctx has ended, what has not been begun goes back.
 func (p *puller) pull(ctx context.Context) error {
+	if !p.connected(ctx) {
+		return nil
+	}
 	of, err := p.ask()
 	if err != nil {
 		return err
 	}
+	p.receive(of, ctx.Done())
+	if of.came > 0 {
+		p.size.took(min(of.came, of.most), of.largest, time.Since(of.first))
+	}
+	return of.err
+}
+
+// connected waits until a request would go out; ok is false when ctx ends first. A connection that is down keeps what
+// is sent: pulls that are taken to be lost, one after the other, would all be answered together once it is back.
+func (p *puller) connected(ctx context.Context) (ok bool) {
+	for p.nc.IsReconnecting() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pullWait / 20):
+		}
+	}
+	return true
+}
+
+// receive hands over what comes until the pull is over and all of it has been begun. When done ends, that goes back.
+// What comes of an earlier pull meanwhile, which was taken to be lost, is treated as if it were of this one.
+func (p *puller) receive(of *pull, done <-chan struct{}) {
 	lost := time.NewTimer(2 * pullWait) // silence for so long means that the request or the reply is lost
 	defer lost.Stop()
-	done := ctx.Done()
-	for !of.ended && of.came < of.most {
+	for !of.over() || p.held.waits(of) {
 		select {
 		case m := <-p.came:
+			p.silent = false
 			lost.Reset(2 * pullWait)
 			if batch := p.take(of, m); done == nil {
 				p.giveBack(batch)
@@ -104,22 +131,25 @@ func (p *puller) pull(ctx context.Context) error {
 				p.held.add(batch)
 			}
 		case <-lost.C:
+			p.silent = !of.over()
 			of.ended = true
+		case <-of.begun:
 		case <-done:
 			p.giveBack(p.held.withdraw(of))
 			done = nil
 		}
 	}
-	p.await(of, done)
-	if of.came > 0 {
-		p.size.took(of.came, of.largest, time.Since(of.first))
-	}
-	return of.err
 }
+
+// over tells whether no more is to come.
+func (p *pull) over() bool { return p.ended || p.came >= p.most }
 
 func (p *puller) ask() (*pull, error) {
 	p.pulls++
 	of := &pull{reply: p.inbox + "." + strconv.FormatUint(p.pulls, 10), most: p.size.next(), begun: make(chan struct{}, 1)}
+	if p.silent {
+		of.most = 1 // the one before may still be answered, and the one before that
+	}
 	api := jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
 	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, of.most, pullWait.Nanoseconds()))
 }
@@ -147,17 +177,6 @@ func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 			return p.batch
 		}
 		m = <-p.came
-	}
-}
-
-// await returns when nothing of a pull waits for a handler any more; when done ends, that goes back.
-func (p *puller) await(of *pull, done <-chan struct{}) {
-	for p.held.waits(of) {
-		select {
-		case <-of.begun:
-		case <-done:
-			p.giveBack(p.held.withdraw(of))
-		}
 	}
 }
 
