@@ -104,7 +104,8 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // Work handles the triggers of a topic until ctx ends, from the output streams of all partitions, with
 // a durable consumer of the worker's name on each. When ctx ends it takes no more, gives back what it
 // has not begun, lets the handlers under way finish within Grace, and returns nil, or an error if some
-// had to be cancelled.
+// had to be cancelled. It ends in the same way when the connection is closed, with nats.ErrConnectionClosed:
+// nats.go closes one that it could not restore for two minutes, where nats.MaxReconnects says nothing else.
 //
 // A worker takes ahead what it begins within some hundredths of a second: of each partition at least
 // Concurrency triggers, at most 2,048 and no more than about 8 MiB. They are kept from being delivered
@@ -173,11 +174,14 @@ type worker struct {
 	js   jetstream.JetStream
 	do   Handler
 	held *deliveries
+	stop context.CancelFunc // of a worker that runs
 }
 
 // run takes triggers until ctx ends, and then winds down: pullers first, then handlers, and at last the
 // heartbeat that kept their triggers from going to others.
 func (w *worker) run(ctx context.Context, partitions int) error {
+	ctx, w.stop = context.WithCancel(ctx)
+	defer w.stop()
 	handlerCtx, cancelHandlers := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelHandlers()
 	var pullers, handlers, heart sync.WaitGroup

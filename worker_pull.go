@@ -60,9 +60,13 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 	}
 }
 
-// failed tells of an error and waits before the next try, unless ctx ends.
+// failed tells of an error and waits before the next try, unless ctx ends. A closed connection ends the worker: it does
+// not come back.
 func (p *puller) failed(ctx context.Context, err error) bool {
 	p.OnError(nil, fmt.Errorf("carillon: fetching from %s: %w", p.names.OutStream(p.partition), err))
+	if p.nc.IsClosed() {
+		p.stop()
+	}
 	select {
 	case <-ctx.Done():
 		return false

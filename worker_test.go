@@ -373,6 +373,27 @@ func TestWorkStartNew(t *testing.T) {
 	}
 }
 
+// A worker does not wait for a connection that is closed.
+func TestWorkEndsWithItsConnection(t *testing.T) {
+	nc, js := startNATS(t)
+	makeOutput(t, js, 2)
+	own := dial(t, nc.ConnectedUrl())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Connect(own).Work(t.Context(), WorkerOptions{Topic: "t", Name: "g"}, func(context.Context, *Trigger) error { return nil })
+	}()
+	eventually(t, "the consumers made", settled(t, js, "g", 2))
+	own.Close()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, nats.ErrConnectionClosed) {
+			t.Errorf("ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the worker goes on without a connection")
+	}
+}
+
 func TestWorkRefuses(t *testing.T) {
 	nc, js := startNATS(t)
 	c := Connect(nc)
