@@ -152,7 +152,7 @@ func (c *Client) worker(o WorkerOptions) (*worker, error) {
 		return nil, err
 	}
 	o = o.withDefaults()
-	return &worker{Client: c, WorkerOptions: o, js: js, held: newDeliveries(o.Concurrency)}, nil
+	return &worker{Client: c, WorkerOptions: o, js: js, held: newDeliveries(o.Concurrency), from: make(map[int]beginning)}, nil
 }
 
 func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) {
@@ -175,6 +175,24 @@ type worker struct {
 	do   Handler
 	held *deliveries
 	stop context.CancelFunc // of a worker that runs
+
+	mu   sync.Mutex
+	from map[int]beginning // of the consumers, by partition
+}
+
+// beginning is where a consumer begins in its stream.
+type beginning struct {
+	policy jetstream.DeliverPolicy
+	seq    uint64
+	at     *time.Time
+}
+
+// beginningOf is where one that is made in the place of this one begins, so that no trigger is left out in between.
+func beginningOf(c *jetstream.ConsumerInfo) beginning {
+	if c.Config.DeliverPolicy == jetstream.DeliverNewPolicy {
+		return beginning{policy: jetstream.DeliverByStartTimePolicy, at: &c.Created}
+	}
+	return beginning{c.Config.DeliverPolicy, c.Config.OptStartSeq, c.Config.OptStartTime}
 }
 
 // run takes triggers until ctx ends, and then winds down: pullers first, then handlers, and at last the
@@ -213,8 +231,11 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 	return nil
 }
 
-// makeConsumer finds or makes the durable consumer of one partition.
+// makeConsumer finds or makes the durable consumer of one partition. One that has been there and is gone begins where
+// that one did.
 func (w *worker) makeConsumer(ctx context.Context, p int) error {
+	w.mu.Lock() // the partition's two pullers may both miss it
+	defer w.mu.Unlock()
 	want := jetstream.ConsumerConfig{
 		Durable:       w.Name,
 		Description:   "Carillon: workers " + w.Name,
@@ -228,6 +249,9 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	if w.StartNew {
 		want.DeliverPolicy = jetstream.DeliverNewPolicy
 	}
+	if from, ok := w.from[p]; ok {
+		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
+	}
 	stream := w.names.OutStream(p)
 	consumer, err := w.js.Consumer(ctx, stream, w.Name)
 	if err == nil {
@@ -239,9 +263,10 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	} else if !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
-	if _, err = w.js.CreateOrUpdateConsumer(ctx, stream, want); err != nil {
+	if consumer, err = w.js.CreateOrUpdateConsumer(ctx, stream, want); err != nil {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
+	w.from[p] = beginningOf(consumer.CachedInfo())
 	return nil
 }
 

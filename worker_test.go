@@ -394,6 +394,39 @@ func TestWorkEndsWithItsConnection(t *testing.T) {
 	}
 }
 
+// A consumer that is made anew for workers that began with what was new leaves out nothing that came while there was none.
+func TestWorkStartNewAgain(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	out.trigger(0, "t", "old", 1, "")
+	var mu sync.Mutex
+	seen := make(map[string]bool)
+	has := func(job string) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return seen[job]
+		}
+	}
+	startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", StartNew: true}, func(_ context.Context, tr *Trigger) error {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[tr.Job] = true
+		return nil
+	})
+	eventually(t, "the consumer made", settled(t, js, "g", 1))
+	out.trigger(0, "t", "first", 2, "")
+	eventually(t, "the first trigger", has("first"))
+	if err := js.DeleteConsumer(t.Context(), "CARILLON_OUT_0", "g"); err != nil {
+		t.Fatal(err)
+	}
+	out.trigger(0, "t", "second", 3, "")
+	eventually(t, "the second trigger", has("second"))
+	if has("old")() {
+		t.Error("what the stream held before the worker began came, too")
+	}
+}
+
 func TestWorkRefuses(t *testing.T) {
 	nc, js := startNATS(t)
 	c := Connect(nc)
