@@ -142,12 +142,12 @@ func TestNoRoom(t *testing.T) {
 		"account's streams": {
 			`jetstream: {max_file_store: 10G}, accounts { A: { jetstream: {max_streams: 3}, ` + user,
 			Config{},
-			[]string{"CARILLON_OUT_2", "maximum number of streams", "9 of them", "may have 3 streams and has 3"},
+			[]string{"CARILLON_OUT_3", "maximum number of streams", "9 of them", "may have 3 streams and has 3"},
 		},
 		"server's storage": {
 			`jetstream: {max_file_store: 300M}`,
 			Config{},
-			[]string{"CARILLON_OUT_0", "with 1 replicas and 64 MiB", "need 1 × 768 MiB", "max_file_store leaves too little"},
+			[]string{"CARILLON_OUT_1", "with 1 replicas and 64 MiB", "need 1 × 768 MiB", "max_file_store leaves too little"},
 		},
 		"three replicas on one server": {
 			`server_name: lonely, jetstream: {max_file_store: 10G}`,

@@ -214,7 +214,8 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		return nil, err
 	}
 	cfg.Replicas = got.Replicas // and of the output streams that are still to be made
-	for p := range cfg.Partitions {
+	for i := range cfg.Partitions {
+		p := (i + 1) % cfg.Partitions // 0 comes last: who counts them from 0 on finds none, or all
 		want := cfg.outConfig(p)
 		got, err := cfg.ensure(ctx, js, want)
 		if err != nil {

@@ -252,6 +252,28 @@ func TestCommandSubjects(t *testing.T) {
 	}
 }
 
+// Workers count the output streams from 0 on: one that comes while they are being made must not take some for all.
+func TestFirstOutputStreamComesLast(t *testing.T) {
+	_, nc, _ := fresh(t, Config{Partitions: 4})
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var made [4]time.Time
+	for p := range made {
+		st, err := js.Stream(t.Context(), fmt.Sprintf("CARILLON_OUT_%d", p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		made[p] = st.CachedInfo().Created
+	}
+	for p, at := range made[1:] {
+		if !at.Before(made[0]) {
+			t.Errorf("CARILLON_OUT_%d was made at %s, the first one at %s", p+1, at, made[0])
+		}
+	}
+}
+
 func TestOpenAgain(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
