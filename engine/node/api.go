@@ -197,6 +197,9 @@ func (n *Node) checkPut(job *carillon.Job) error {
 			}
 		}
 	}
+	if err := checkBounds(job.Start, job.End); err != nil {
+		return err
+	}
 	if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
 		return err
 	}
@@ -207,6 +210,24 @@ func (n *Node) checkPut(job *carillon.Job) error {
 		return nil
 	}
 	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
+}
+
+// checkBounds refuses the one instant that the machine takes for none: a start of @every would be no anchor, and the end
+// no end.
+func checkBounds(start, end time.Time) error {
+	var field string
+	switch epoch := time.UnixMilli(0); {
+	case start.Equal(epoch):
+		field = "start"
+	case end.Equal(epoch):
+		field = "end"
+	default:
+		return nil
+	}
+	return &carillon.Error{
+		Code: carillon.CodeInvalidField, Field: field,
+		Message: "is 1970-01-01T00:00:00Z, which stands for no bound; expected a later time. For @every any later one of its times is the same start",
+	}
 }
 
 // maxSelections bounds the selections in progress, each of which has hundreds of commands under way.
@@ -409,6 +430,9 @@ type listing struct {
 func (n *Node) apiPreview(c *call) error {
 	p, err := carillon.ParsePreview(c.Data())
 	if err != nil {
+		return err
+	}
+	if err := checkBounds(p.Start, p.End); err != nil {
 		return err
 	}
 	expr, err := schedule.Parse(p.Schedule, p.Zone, p.Gap, p.Fold)

@@ -542,3 +542,26 @@ func TestHeaderStatus(t *testing.T) {
 		t.Errorf("import: %v, %v", err, failed)
 	}
 }
+
+// The instant that stands for no bound is refused as one: an end there would end nothing, and @every would not count from
+// a start there.
+func TestBoundsAtTheEpoch(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	epoch := time.UnixMilli(0)
+	for field, job := range map[string]carillon.Job{
+		"start": {ID: "aligned", Schedule: "@every 1h", Start: epoch},
+		"end":   {ID: "over", Schedule: "@every 1h", End: epoch},
+	} {
+		var failed error
+		_, put := c.Put(t.Context(), job)
+		_, preview := c.Preview(t.Context(), carillon.PreviewRequest{Schedule: job.Schedule, Start: job.Start, End: job.End})
+		done := c.Import(t.Context(), slices.Values([]carillon.ImportJob{{Job: job}}), func(_ int, err error) { failed = err })
+		for what, err := range map[string]error{"put": put, "preview": preview, "import": errors.Join(done, failed)} {
+			if !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidField, Field: field}) {
+				t.Errorf("%s with its %s at the epoch: %v", what, field, err)
+			}
+		}
+	}
+}
