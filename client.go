@@ -101,7 +101,7 @@ func optionsOf(options []CommandOption) commandOptions {
 // when the outcome is unknown, which is harmless.
 //
 // Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule and CodeInvalidZone;
-// CodeVersionConflict; CodeLimitExceeded.
+// CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
 func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
 	o := optionsOf(options)
 	if err := CheckJobID(job.ID); err != nil {
@@ -122,7 +122,8 @@ func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
 
 // Delete removes a job, with its fires that are still to come or waiting, and returns it as it last stood,
 // with StatusDeleted: LastScheduled is the latest fire that came before. When an earlier try of the same
-// call removed it, whose answer was lost, only its id is known.
+// call removed it, whose answer was lost, only its id is known; and a job that somebody else has put under the id
+// by then is removed, too.
 //
 // Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
 func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
@@ -133,6 +134,7 @@ func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption
 	reply, retried, err := c.ask(ctx, request{
 		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: true, within: c.timeout,
 	})
+	err = uncertain(retried, err)
 	if retried && errors.Is(err, &Error{Code: CodeNotFound}) {
 		return JobReply{ID: id, Status: StatusDeleted, Spec: Job{ID: id}}, nil
 	}
@@ -366,11 +368,20 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 	if err := CheckJobID(id); err != nil {
 		return JobReply{}, err
 	}
-	reply, _, err := c.ask(ctx, request{subject: c.names.API(verb, id), body: body, id: requestID, retry: retry, within: c.timeout})
-	if err != nil {
+	reply, retried, err := c.ask(ctx, request{subject: c.names.API(verb, id), body: body, id: requestID, retry: retry, within: c.timeout})
+	if err := uncertain(retried, err); err != nil {
 		return JobReply{}, err
 	}
 	return ParseJobReply(reply)
+}
+
+// uncertain gives the error of a conditional command. A conflict that only a later try met says nothing: an earlier one may
+// have been applied, and another command after it.
+func uncertain(retried bool, err error) error {
+	if !retried || !errors.Is(err, &Error{Code: CodeVersionConflict}) {
+		return err
+	}
+	return &Error{Code: CodeUnavailable, Message: "no answer in time, and now " + AsError(err).Message + "; the outcome is unknown"}
 }
 
 type request struct {

@@ -216,6 +216,27 @@ func TestClientVerbs(t *testing.T) {
 	}
 }
 
+// A condition that holds no longer says nothing of a try whose answer was lost: it may have been applied.
+func TestClientConflictOfRetry(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(3*time.Second))
+	conflict := answer{refusal: &Error{Code: CodeVersionConflict, Field: "if_version", Message: "job is at version 3, not 1"}}
+	for verb, call := range map[Verb]func() (JobReply, error){
+		VerbPut:    func() (JobReply, error) { return c.Put(t.Context(), Job{ID: "j", Schedule: "@hourly"}, IfVersion(1)) },
+		VerbPause:  func() (JobReply, error) { return c.Pause(t.Context(), "j", IfVersion(1)) },
+		VerbDelete: func() (JobReply, error) { return c.Delete(t.Context(), "j", IfVersion(1)) },
+	} {
+		s.answers(c.Names().API(verb, "j"), answer{}, conflict)
+		if _, err := call(); !errors.Is(err, &Error{Code: CodeUnavailable}) || errors.Is(err, &Error{Code: CodeVersionConflict}) {
+			t.Errorf("%s, after a try without an answer: %v; want unavailable", verb, err)
+		}
+		if _, err := call(); !errors.Is(err, &Error{Code: CodeVersionConflict}) {
+			t.Errorf("%s: %v; want version_conflict", verb, err)
+		}
+	}
+}
+
 func TestClientList(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
