@@ -201,7 +201,7 @@ func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error)
 // which is one of ListPage's. Jobs put or deleted meanwhile may or may not be seen.
 func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, error] {
 	return func(yield func(JobReply, error) bool) {
-		for {
+		for l := l; ; { // each walk begins anew
 			page, err := c.ListPage(ctx, l)
 			if err != nil {
 				yield(JobReply{}, err)

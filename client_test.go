@@ -237,6 +237,36 @@ func TestClientConflictOfRetry(t *testing.T) {
 	}
 }
 
+// A list that was left in the middle begins anew when it is walked again.
+func TestClientListAgain(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(3*time.Second))
+	page := func(id, cursor string) answer {
+		r := JobsReply{Jobs: []JobReply{{ID: id, Version: 1, Status: StatusScheduled, Spec: Job{ID: id}}}, Cursor: cursor}
+		return answer{body: r.AppendJSON(nil)}
+	}
+	s.answers("carillon.api.list", page("a", "a"), page("b", "b"), page("a", ""))
+	jobs := c.List(t.Context(), ListRequest{})
+	for j, err := range jobs {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if j.ID == "b" {
+			break
+		}
+	}
+	for _, err := range jobs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	requests := s.requests("carillon.api.list")
+	if len(requests) != 3 || string(requests[2].Data) != "{}" {
+		t.Errorf("%d requests, the last one for %s; want a third one for the beginning", len(requests), requests[len(requests)-1].Data)
+	}
+}
+
 func TestClientList(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
