@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -215,17 +216,21 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 	}
 
 	<-ctx.Done()
-	overtime := time.AfterFunc(w.Grace, cancelHandlers)
+	var cancelled atomic.Bool
+	overtime := time.AfterFunc(w.Grace, func() {
+		cancelled.Store(w.held.busy())
+		cancelHandlers()
+	})
 	pullers.Wait()
 	w.held.close()
 	handlers.Wait()
-	inTime := overtime.Stop()
+	overtime.Stop()
 	close(stopHeart)
 	heart.Wait()
 	if err := w.nc.FlushTimeout(pullWait); err != nil {
 		return fmt.Errorf("carillon: the last acks may be lost: %w", err)
 	}
-	if !inTime {
+	if cancelled.Load() {
 		return fmt.Errorf("carillon: handlers did not end within %s and were cancelled", w.Grace)
 	}
 	return nil

@@ -84,6 +84,13 @@ func (s *deliveries) let(h int) {
 	s.begun[h] = delivery{}
 }
 
+// busy tells whether any handler has something.
+func (s *deliveries) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.begun, func(d delivery) bool { return d.msg != nil })
+}
+
 // withdraw takes out what waits of a pull.
 func (s *deliveries) withdraw(of *pull) (out []delivery) {
 	s.mu.Lock()

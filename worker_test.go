@@ -306,6 +306,21 @@ func TestWorkGrace(t *testing.T) {
 	}
 }
 
+// A worker without handlers under way has nothing to cancel, whatever its grace: the pull on its way may take longer.
+func TestWorkGraceOfNobody(t *testing.T) {
+	nc, js := startNATS(t)
+	makeOutput(t, js, 1)
+	o := WorkerOptions{Topic: "t", Name: "g", Grace: time.Millisecond}
+	stop := startWorker(t, Connect(nc), o, func(context.Context, *Trigger) error { return nil })
+	eventually(t, "it pulls", func() bool {
+		c, err := js.Consumer(t.Context(), "CARILLON_OUT_0", "g")
+		return err == nil && c.CachedInfo().NumWaiting > 0
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Whatever else stands in the stream, and a consumer that is taken away, stop no worker.
 func TestWorkSurvives(t *testing.T) {
 	nc, js := startNATS(t)
