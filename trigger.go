@@ -23,7 +23,7 @@ const (
 // Trigger is one fire of a job, as a worker gets it.
 type Trigger struct {
 	Job       string    // id
-	ID        string    // <job>@<scheduled unix ms>, or <job>!<log sequence>: unique for ever, an idempotency key
+	ID        string    // <job>@<scheduled unix ms>, or <job>!<log sequence>: an idempotency key, see docs/protocol.md
 	Scheduled time.Time // when it was to fire, to the millisecond, UTC
 	Version   uint64    // of the job
 	Output    uint64    // number in the partition, without gaps

@@ -34,7 +34,7 @@ type WorkerOptions struct {
 
 	Concurrency int           // handlers at a time; default 16
 	AckWait     time.Duration // silence after which a trigger is taken to be lost and goes to another; default 30 s
-	MaxAttempts int           // deliveries before a failing trigger is given up; default no bound
+	MaxAttempts int           // deliveries before a failing trigger is given up, those that no handler began counted; default no bound
 	Grace       time.Duration // what handlers get to end in when the worker is stopped; default 30 s
 
 	// RetryDelay is how long a trigger waits after its attempt-th delivery failed with err; default a
@@ -110,7 +110,9 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 //
 // A worker takes ahead what it begins within some hundredths of a second: of each partition at least
 // Concurrency triggers, at most 2,048 and no more than about 8 MiB. They are kept from being delivered
-// again while they wait. Order between triggers is not kept.
+// again while they wait. Order between triggers is not kept. No more than 10,000 of a partition are unanswered at a time
+// among all workers of the name, those that wait for their RetryDelay included: until one of them is answered the others stay
+// in the stream.
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for options; CodeInvalidField when the name is in use
 // with another topic; CodeNotFound when the service has no streams; the errors of jetstream's

@@ -56,7 +56,7 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 	f := c.Flags()
 	f.StringVar(&w.options.Name, "name", "", "`name` shared by the workers of one kind (needed)")
 	f.IntVar(&w.options.Concurrency, "concurrency", 0, "how `many` triggers at a time (default 16)")
-	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give a trigger up after this `many` failures (default never)")
+	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give a trigger up that fails when it was delivered this `many` times (default never)")
 	f.DurationVar(&w.options.Grace, "grace", 0, "how long commands get to end (default 30s)")
 	f.BoolVar(&w.options.StartNew, "start-new", false, "where the name is new: leave out triggers that are there already")
 	f.BoolVar(&prepare, "prepare", false, "make the consumers, say how many there are, and end")
