@@ -357,6 +357,9 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 	if cmd.Request != "" {
 		msg.Header.Set(HeaderRequest, cmd.Request)
 	}
+	if !c.connected(ctx) {
+		return 0, c.connectionError(errNotSent)
+	}
 	ack, err := js.PublishMsg(ctx, msg, jetstream.WithExpectStream(c.names.LogStream()))
 	if err != nil {
 		return 0, c.connectionError(err)
@@ -392,8 +395,8 @@ type request struct {
 	within  time.Duration // of all tries
 }
 
-// ask sends a request until it is answered otherwise than with unavailable. Where nobody listens the
-// request was not applied and may always be sent again. uncertain tells whether a try before the one
+// ask sends a request until it is answered otherwise than with unavailable. Where nobody listens, or the connection is
+// down, the request was not applied and may always be sent again. uncertain tells whether a try before the one
 // that was answered may have been applied.
 func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.within)
@@ -418,7 +421,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 		} else if err = c.connectionError(err); !errors.Is(err, &Error{Code: CodeUnavailable}) {
 			return nil, uncertain, err
 		}
-		uncertain = uncertain || !errors.Is(err, nats.ErrNoResponders)
+		uncertain = uncertain || !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errNotSent)
 		if uncertain && !r.retry {
 			return nil, true, err
 		}
@@ -442,7 +445,25 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 		ctx, cancel = context.WithTimeout(ctx, r.within/3)
 		defer cancel()
 	}
+	if !c.connected(ctx) {
+		return nil, errNotSent
+	}
 	return c.nc.RequestMsgWithContext(ctx, msg)
+}
+
+var errNotSent = errors.New("the connection is down")
+
+// connected waits until what is sent goes out; ok is false when ctx ends first. A connection that is down keeps what is
+// sent until it is back: a command would be carried out when its caller has long gone on.
+func (c *Client) connected(ctx context.Context) (ok bool) {
+	for c.nc.IsReconnecting() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return true
 }
 
 // connectionError words an error of nats.go; one that a later try may get over is CodeUnavailable.
@@ -453,6 +474,8 @@ func (c *Client) connectionError(err error) error {
 	switch {
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
 		return unavailable("no Carillon service answers under the prefix " + quote(c.names.Prefix))
+	case errors.Is(err, errNotSent):
+		return unavailable("nothing was sent")
 	case errors.Is(err, nats.ErrMaxPayload):
 		return &Error{Code: CodePayloadTooLarge, Message: fmt.Sprintf("the request is larger than the %d bytes this NATS server takes", c.nc.MaxPayload())}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),

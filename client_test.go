@@ -14,8 +14,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // service answers requests by a script, so that answers can be lost, late and wrong.
@@ -213,6 +216,27 @@ func TestClientVerbs(t *testing.T) {
 	s.answers("carillon.api.status", answer{body: status.AppendJSON(nil)})
 	if got, err := c.Status(t.Context()); err != nil || !cmp.Equal(got, status) {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// Nothing is left with a connection that is down, to be carried out when it is back and nobody waits for it.
+func TestClientWithoutConnection(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{})
+	nc := dial(t, ns.ClientURL())
+	c := Connect(nc, WithTimeout(300*time.Millisecond))
+	ns.Shutdown()
+	eventually(t, "the connection down", nc.IsReconnecting)
+	_, put := c.Put(t.Context(), Job{ID: "j"})
+	_, fire := c.Fire(t.Context(), "j")
+	_, send := c.Send(t.Context(), Command{Verb: VerbFire, Job: "j"})
+	for what, err := range map[string]error{"put": put, "fire": fire, "send": send} {
+		if !errors.Is(err, &Error{Code: CodeUnavailable}) || !strings.Contains(err.Error(), "nothing was sent") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n, err := nc.Buffered(); err != nil || n > 0 {
+		t.Errorf("the connection keeps %d bytes, %v", n, err)
 	}
 }
 

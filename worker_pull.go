@@ -92,7 +92,7 @@ type pull struct {
 // pull asks for messages once, hands them to the handlers as they come, so that the heartbeat knows of those
 // that wait, and returns when all have been begun. Once ctx has ended, what has not been begun goes back.
 func (p *puller) pull(ctx context.Context) error {
-	if !p.connected(ctx) {
+	if !p.connected(ctx) { // pulls that are taken to be lost, one after the other, would all be answered together
 		return nil
 	}
 	of, err := p.ask()
@@ -104,19 +104,6 @@ func (p *puller) pull(ctx context.Context) error {
 		p.size.took(min(of.came, of.most), of.largest, time.Since(of.first))
 	}
 	return of.err
-}
-
-// connected waits until a request would go out; ok is false when ctx ends first. A connection that is down keeps what
-// is sent: pulls that are taken to be lost, one after the other, would all be answered together once it is back.
-func (p *puller) connected(ctx context.Context) (ok bool) {
-	for p.nc.IsReconnecting() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(pullWait / 20):
-		}
-	}
-	return true
 }
 
 // receive hands over what comes until the pull is over and all of it has been begun. When done ends, that goes back.
