@@ -10,8 +10,8 @@ import (
 
 // PruneOptions say which snapshots go. Without any, only blocks go that no snapshot names.
 type PruneOptions struct {
-	// Keep and OlderThan drop together: a snapshot goes that is not among the newest Keep, and older than
-	// OlderThan. Keep 0 with OlderThan 0 drops none.
+	// Keep and OlderThan drop together: a snapshot goes that is not among the newest Keep of those that Drop does not
+	// name, and older than OlderThan. Keep 0 with OlderThan 0 drops none.
 	Keep      int
 	OlderThan time.Duration
 
@@ -77,8 +77,13 @@ func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bo
 		}
 	}
 	pruned, used := new(Pruned), make(map[string]bool)
+	dropped := 0 // by Drop: Keep is of the others
 	for i, e := range entries {
-		if slices.Contains(o.Drop, e.ID) || o.expired(i, e) {
+		drop := slices.Contains(o.Drop, e.ID)
+		if drop {
+			dropped++
+		}
+		if drop || o.expired(i-dropped, e) {
 			pruned.Dropped = append(pruned.Dropped, e.ID)
 			continue
 		}
@@ -93,8 +98,8 @@ func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bo
 	return pruned, used, nil
 }
 
-// expired tells whether the rules drop the snapshot at a place among all, newest first. They never drop one that
-// cannot be read.
+// expired tells whether the rules drop the snapshot at a place among those that Drop does not name, newest first. They
+// never drop one that cannot be read.
 func (o *PruneOptions) expired(place int, e Entry) bool {
 	if e.Err != nil || o.Keep == 0 && o.OlderThan == 0 {
 		return false

@@ -115,6 +115,36 @@ func testTarget(t *testing.T, target Target) {
 	}
 }
 
+// Keep is of the snapshots that Drop does not name: to drop a damaged one costs no whole one.
+func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
+	ctx := t.Context()
+	mem := vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	for i := range int64(3) {
+		_, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Now: time.UnixMilli(1_800_000_001_000 + i), sizes: smallSizes})
+		must(t, err)
+	}
+	must(t, store.Close())
+	list, err := List(ctx, target)
+	must(t, err)
+	name := manifestName(list[0].ID)
+	file, err := target.Get(ctx, name)
+	must(t, err)
+	file[len(file)/2] ^= 4
+	must(t, target.Put(ctx, name, file))
+	pruned, err := Prune(ctx, target, PruneOptions{Keep: 1, Drop: []string{list[0].ID}})
+	must(t, err)
+	if !slices.Equal(pruned.Kept, []string{list[1].ID}) || len(pruned.Dropped) != 3 {
+		t.Errorf("%+v, want the newest that is whole, %s, kept", pruned, list[1].ID)
+	}
+	if v, err := clean(target); err != nil || v.Snapshots != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
 // Saves and prunes keep each other out, on both kinds of target.
 func TestLocks(t *testing.T) {
 	ctx := t.Context()
