@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -107,7 +108,8 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 
 // DeleteTopicQueue removes a topic queue with what it holds. The output streams keep their triggers.
 //
-// Errors: CodeInvalidTopic, CodeNotFound, the errors of jetstream's DeleteStream.
+// Errors: CodeInvalidTopic, CodeNotFound; CodeInvalidField for a stream of that name that holds something else, as that of
+// a.b beside a_b; the errors of jetstream's DeleteStream.
 func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	if err := CheckTopicFilter(topic); err != nil {
 		return err
@@ -116,11 +118,26 @@ func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	if err != nil {
 		return err
 	}
-	err = js.DeleteStream(ctx, c.names.TopicStream(topic))
+	name := c.names.TopicStream(topic)
+	stream, err := js.Stream(ctx, name)
+	if err == nil && !c.sources(stream.CachedInfo().Config, topic) {
+		return errField(CodeInvalidField, "topic", "the stream %s is there, but does not hold the triggers of %s", name, topic)
+	}
+	if err == nil {
+		err = js.DeleteStream(ctx, name)
+	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return &Error{Code: CodeNotFound, Message: "there is no topic queue " + c.names.TopicStream(topic)}
+		return &Error{Code: CodeNotFound, Message: "there is no topic queue " + name}
 	}
 	return err
+}
+
+// sources tells whether a stream takes in the triggers of a topic, of however many partitions.
+func (c *Client) sources(s jetstream.StreamConfig, topic string) bool {
+	destination := c.names.TopicSubject(destinationOf(topic))
+	return slices.ContainsFunc(s.Sources, func(from *jetstream.StreamSource) bool {
+		return slices.ContainsFunc(from.SubjectTransforms, func(t jetstream.SubjectTransformConfig) bool { return t.Destination == destination })
+	})
 }
 
 // TopicQueues returns the streams of all topic queues.

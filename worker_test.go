@@ -531,6 +531,9 @@ func TestTopicQueue(t *testing.T) {
 	if _, err := c.CreateTopicQueue(t.Context(), "a_b", TopicQueueOptions{}); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "topic"}) {
 		t.Errorf("two topics in one stream: %v", err)
 	}
+	if err := c.DeleteTopicQueue(t.Context(), "a_b"); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "topic"}) {
+		t.Errorf("the stream of another topic is deleted: %v", err)
+	}
 	if _, err := c.CreateTopicQueue(t.Context(), "a b", TopicQueueOptions{}); !errors.Is(err, &Error{Code: CodeInvalidTopic}) {
 		t.Errorf("%v", err)
 	}
