@@ -43,6 +43,9 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	if err != nil {
 		return nil, err
 	}
+	if dir, err = restoreInto(dir); err != nil {
+		return nil, err
+	}
 	done := &Restored{Manifest: m, Partitions: r.Partitions}
 	_, err = archive.Restore(ctx, t, m.ID, dir, archive.RestoreOptions{
 		Logger: o.Logger, Progress: o.Progress,

@@ -75,6 +75,9 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 		}
 	}
 	into := archive.RestoreOptions{Logger: o.Logger, Progress: o.Progress, Finish: r.write}
+	if dir, err = restoreInto(dir); err != nil {
+		return nil, err
+	}
 	done := &Restored{Manifest: m}
 	if o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{}) {
 		r.Partitions = cmp.Or(o.Partitions, r.Partitions)
@@ -101,6 +104,19 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 		return nil, err
 	}
 	return done, nil
+}
+
+// restoreInto is where a directory really is. The new one is built beside it, under its name with an end, and renamed: of
+// "new/" and "." that would be a place within, and of a link another file system than the link leads to.
+func restoreInto(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if there, err := filepath.EvalSymlinks(dir); err == nil {
+		return there, nil
+	}
+	return dir, nil // it is absent
 }
 
 // newRestored is the file, and the states that the partitions had. All come to stand at one position: above it the log
