@@ -44,7 +44,14 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			}
 			names := a.connection.names()
 			o.Prefix, o.Stream, o.NATSCreds = names.Prefix, names.Stream, a.connection.creds
-			if o.NATS != "" {
+			if o.NATS == "" {
+				// Passed over, they would leave an engine open that seems to ask for a password or a certificate.
+				for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca"} {
+					if cmd.Flags().Changed(name) {
+						return usagef("--%s goes with --nats; users and TLS of the embedded server are those of --nats-config", name)
+					}
+				}
+			} else {
 				options, err := a.connection.options()
 				if err != nil {
 					return err
