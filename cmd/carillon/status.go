@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -29,7 +30,11 @@ and again, with rates: triggers and events put out, and records of the log, a se
 			if every < time.Millisecond {
 				return usagef("--every is %s, must be at least 1ms", every)
 			}
-			nc, client, err := a.connect()
+			var options []nats.Option
+			if watch {
+				options = append(options, nats.MaxReconnects(-1)) // an outage is what one may be watching
+			}
+			nc, client, err := a.connect(options...)
 			if err != nil {
 				return err
 			}
