@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"testing"
@@ -239,6 +240,34 @@ func TestWatchEvents(t *testing.T) {
 
 // TestImportResumes holds an interrupted import to its word: all lines before the one it names are in.
 func TestImportResumes(t *testing.T) {
+// TestInterruptedWatchIsNoFailure ends a watch as a person does, and as main tells it.
+func TestInterruptedWatchIsNoFailure(t *testing.T) {
+	url := startEngine(t)
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
+	defer stop()
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"watch", "-s", url, "--events"}, strings.NewReader(""), w, &errOut)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	if !lines.Scan() {
+		t.Fatalf("watch ended: %s", errOut.String())
+	}
+	self, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := self.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-ended; code != exitOK || errOut.Len() > 0 {
+		t.Errorf("watch ended with %d, %q", code, errOut.String())
+	}
+}
+
 	url := startEngine(t)
 	var in bytes.Buffer
 	for i := range 300 {

@@ -80,7 +80,8 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 	loops.Go(func() { cancel(follow(triggers, w.showTrigger)) })
 	loops.Wait()
-	if cause := context.Cause(ctx); cause != context.Canceled && cause != errSeen {
+	// A signal is a cause of its own, which is a context.Canceled, too.
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && cause != errSeen {
 		return cause
 	}
 	return nil
