@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -120,6 +121,9 @@ func (a *app) connect(more ...nats.Option) (*nats.Conn, *carillon.Client, error)
 		return nil, nil, err
 	}
 	nc, err := nats.Connect(c.server, append(options, more...)...)
+	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
+		err = errors.New("it is no URL")
+	}
 	if err != nil {
 		return nil, nil, &carillon.Error{
 			Code: carillon.CodeUnavailable, Message: fmt.Sprintf("cannot connect to %s: %v", redacted(c.server), err),
@@ -128,12 +132,28 @@ func (a *app) connect(more ...nats.Option) (*nats.Conn, *carillon.Client, error)
 	return nc, carillon.Connect(nc, carillon.WithNames(c.names()), carillon.WithTimeout(c.timeout)), nil
 }
 
-// redacted gives a list of URLs without their passwords.
+// redacted gives a list of URLs without their passwords and tokens. It reads less into them than url.Parse does, which does
+// not take each that nats.go takes, and none with a mistake in its password.
 func redacted(servers string) string {
 	list := strings.Split(servers, ",")
 	for i, s := range list {
-		if u, err := url.Parse(strings.TrimSpace(s)); err == nil {
-			list[i] = u.Redacted()
+		scheme, rest, ok := strings.Cut(s, "://")
+		if !ok {
+			scheme, rest = "", s
+		}
+		at := strings.LastIndexByte(rest, '@')
+		if at < 0 {
+			continue
+		}
+		user, _, password := strings.Cut(rest[:at], ":")
+		if !password { // a token
+			user = "xxxxx"
+		} else {
+			user += ":xxxxx"
+		}
+		list[i] = user + rest[at:]
+		if ok {
+			list[i] = scheme + "://" + list[i]
 		}
 	}
 	return strings.Join(list, ",")

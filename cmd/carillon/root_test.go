@@ -314,9 +314,19 @@ func TestExcerpt(t *testing.T) {
 }
 
 func TestRedacted(t *testing.T) {
-	got := redacted("nats://u:secret@a:4222,nats://b:4222")
-	if strings.Contains(got, "secret") || !strings.Contains(got, "nats://b:4222") {
-		t.Errorf("got %s", got)
+	got := redacted("nats://u:secret@a:4222,nats://b:4222,u:secret@c:1,nats://secret@d:1,nats://u:secret%@e:1,tls://u:x@secret@f:1")
+	if want := "nats://u:xxxxx@a:4222,nats://b:4222,u:xxxxx@c:1,nats://xxxxx@d:1,nats://u:xxxxx@e:1,tls://u:xxxxx@f:1"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Neither what we say of a server nor what the library says has a password in it.
+func TestErrorsTellNoPassword(t *testing.T) {
+	for _, server := range []string{"nats://u:secret%@127.0.0.1:1", "u:secret@127.0.0.1:1", "nats://secret@127.0.0.1:1", "nats://u:sec ret@127.0.0.1:1"} {
+		code, _, errOut := run(t, "-s", server, "status", "--timeout", "1s")
+		if code != exitFailure || strings.Contains(errOut, "sec") {
+			t.Errorf("%s: %d, %s", server, code, errOut)
+		}
 	}
 }
 
