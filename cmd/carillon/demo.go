@@ -114,12 +114,15 @@ Ctrl-C stops the engine; its jobs are kept and go on at the next start.
 		if err != nil {
 			return err
 		}
-		showTrigger(a.stdout, &t)
+		if err := showTrigger(a.stdout, &t); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func showTrigger(w io.Writer, t *carillon.Trigger) {
-	fmt.Fprintf(w, "%s  %10s  %-24s %-16s %s\n", t.Scheduled.Local().Format("15:04:05.000"), milliseconds(t.Lateness()),
+func showTrigger(w io.Writer, t *carillon.Trigger) error {
+	_, err := fmt.Fprintf(w, "%s  %10s  %-24s %-16s %s\n", t.Scheduled.Local().Format("15:04:05.000"), milliseconds(t.Lateness()),
 		t.Job, t.Topic, excerpt(t.Payload, 60))
+	return err
 }

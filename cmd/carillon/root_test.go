@@ -10,7 +10,9 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
@@ -418,3 +420,44 @@ func TestDemo(t *testing.T) {
 		t.Errorf("demo ended with %d, rang %t: %s", code, rang, errOut.String())
 	}
 }
+// fullDisk takes no line the first time that there is one.
+type fullDisk struct {
+	full bool
+	to   io.Writer
+}
+
+func (d *fullDisk) Write(b []byte) (int, error) {
+	if d.full {
+		d.full = false
+		return 0, syscall.ENOSPC
+	}
+	return d.to.Write(b)
+}
+
+// TestWorkKeepsWhatItCannotPrint: a trigger is acknowledged once it is printed, and comes again until then.
+func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
+	url := startEngine(t)
+	for _, args := range [][]string{{"job", "put", "bell", "--topic", "work.a"}, {"job", "fire", "bell"}} {
+		if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
+			t.Fatalf("%v: %s", args, errOut)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"-s", url, "work", "work.>", "--name", "look"}, strings.NewReader(""), &fullDisk{full: true, to: w}, &errOut)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	if !lines.Scan() || !strings.Contains(lines.Text(), "bell") {
+		t.Errorf("it printed %q", lines.Text())
+	}
+	cancel()
+	if code := <-ended; code != exitOK || !strings.Contains(errOut.String(), "attempt 1: no space left on device") {
+		t.Errorf("work ended with %d, %q", code, errOut.String())
+	}
+}
+

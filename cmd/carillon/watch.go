@@ -109,12 +109,14 @@ func (w *watcher) showTrigger(t *carillon.Trigger) error {
 	if w.count > 0 && w.seen == w.count {
 		return errSeen
 	}
+	var err error
 	if w.app.json {
-		if err := w.app.marshal(newTriggerLine(t)); err != nil {
-			return err
-		}
+		err = w.app.marshal(newTriggerLine(t))
 	} else {
-		showTrigger(w.app.stdout, t)
+		err = showTrigger(w.app.stdout, t)
+	}
+	if err != nil {
+		return err
 	}
 	if w.seen++; w.seen == w.count {
 		return errSeen

@@ -147,7 +147,7 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 	case w.app.json:
 		err = w.app.marshal(newTriggerLine(t))
 	default:
-		showTrigger(w.app.stdout, t)
+		err = showTrigger(w.app.stdout, t)
 	}
 	return err
 }
