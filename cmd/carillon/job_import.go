@@ -79,6 +79,7 @@ type importer struct {
 
 	mu       sync.Mutex
 	result   importResult
+	next     int               // the first line that was not handed over
 	under    map[int]inputLine // handed over, by place
 	first    error             // of the lowest line that failed
 	firstAt  int               // that line; 0: none
@@ -102,17 +103,16 @@ type inputLine struct {
 
 func (im *importer) run(ctx context.Context, input io.Reader, size int64) error {
 	im.progress = im.app.newProgress("import", size, true)
+	im.next = im.from
 	stopped, stop := context.WithCancel(ctx) // no more lines are begun; those under way are finished
 	defer stop()
 	lines := make(chan inputLine)
-	var next int
-	var readErr error
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		next, readErr = im.read(stopped, input, lines)
+	read := make(chan error, 1)
+	go func() {
+		read <- im.read(stopped, input, lines)
 		close(lines)
-	})
-	sendErr := im.client.Import(ctx, im.jobs(lines, stop), func(i int, err error) {
+	}()
+	sendErr := im.client.Import(ctx, im.jobs(stopped, lines, stop), func(i int, err error) {
 		im.mu.Lock()
 		l := im.under[i]
 		delete(im.under, i)
@@ -120,10 +120,12 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 		im.done(l, err, stop)
 	})
 	stop()
-	for range lines {
-		// What was read and not sent.
+	var readErr error
+	select {
+	case readErr = <-read:
+	default: // it waits for a line that may never come, and hands out none any more
 	}
-	reading.Wait()
+	next := im.next
 	for _, l := range im.under { // handed over, and not sent when ctx ended
 		next = min(next, l.number)
 	}
@@ -140,6 +142,8 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 		return readErr
 	case im.firstAt > 0 && im.keepGoing && ctx.Err() == nil:
 		return fmt.Errorf("%d lines failed", im.result.Failed)
+	case im.firstAt > next: // it was refused before those that wait with others for a request
+		return fmt.Errorf("line %d: %w; interrupted; go on with --from %d", im.firstAt, im.first, next)
 	case im.firstAt > 0:
 		return fmt.Errorf("line %d: %w; all lines before it are in, go on with --from %d", im.firstAt, im.first, im.firstAt)
 	case ctx.Err() != nil:
@@ -148,11 +152,21 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	return sendErr
 }
 
-// jobs reads the lines' jobs. A line that is no good is done.
-func (im *importer) jobs(lines <-chan inputLine, stop func()) iter.Seq[carillon.ImportJob] {
+// jobs reads the lines' jobs, until they or ctx end. A line that is no good is done.
+func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func()) iter.Seq[carillon.ImportJob] {
 	return func(yield func(carillon.ImportJob) bool) {
 		i := 0
-		for l := range lines {
+		for {
+			var l inputLine
+			var ok bool
+			select {
+			case l, ok = <-lines:
+			case <-ctx.Done():
+			}
+			if !ok {
+				return
+			}
+			im.next = l.number + 1
 			line, err := carillon.ParseImport(l.text)
 			if err == nil && line.Status == carillon.StatusCompleted && line.State == nil {
 				err = errCompleted
@@ -172,35 +186,35 @@ func (im *importer) jobs(lines <-chan inputLine, stop func()) iter.Seq[carillon.
 	}
 }
 
-// read hands out lines until the input or ctx ends, and returns the number of the first that was not.
-func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inputLine) (next int, err error) {
+// read hands out lines until the input or ctx ends.
+func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inputLine) error {
 	s := bufio.NewScanner(input)
 	s.Buffer(make([]byte, 64<<10), maxLine)
 	number := 0
-	for s.Scan() {
+	for ctx.Err() == nil && s.Scan() {
 		number++
 		text := s.Bytes()
 		if number < im.from || len(text) == 0 {
 			if err := im.progress.skip(len(text) + 1); err != nil {
-				return number, err
+				return err
 			}
 			continue
 		}
 		select {
 		case lines <- inputLine{number, len(text) + 1, slices.Clone(text)}:
 		case <-ctx.Done():
-			return number, nil
+			return nil
 		}
 	}
 	if errors.Is(s.Err(), bufio.ErrTooLong) {
-		return number + 1, fmt.Errorf("line %d: %w", number+1, &carillon.Error{
+		return fmt.Errorf("line %d: %w", number+1, &carillon.Error{
 			Code: carillon.CodePayloadTooLarge, Message: fmt.Sprintf("is longer than %d bytes", maxLine),
 		})
 	}
 	if s.Err() != nil {
-		return number + 1, fmt.Errorf("line %d: %w", number+1, s.Err())
+		return fmt.Errorf("line %d: %w", number+1, s.Err())
 	}
-	return number + 1, nil
+	return nil
 }
 
 // errCompleted marks a job that is left out because it has no fire left.

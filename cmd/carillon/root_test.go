@@ -240,8 +240,6 @@ func TestWatchEvents(t *testing.T) {
 	}
 }
 
-// TestImportResumes holds an interrupted import to its word: all lines before the one it names are in.
-func TestImportResumes(t *testing.T) {
 // TestInterruptedWatchIsNoFailure ends a watch as a person does, and as main tells it.
 func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	url := startEngine(t)
@@ -270,6 +268,8 @@ func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	}
 }
 
+// TestImportResumes holds an interrupted import to its word: all lines before the one it names are in.
+func TestImportResumes(t *testing.T) {
 	url := startEngine(t)
 	var in bytes.Buffer
 	for i := range 300 {
@@ -290,6 +290,61 @@ func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	code, listed, _ := run(t, "-s", url, "job", "list", "--json")
 	if n := strings.Count(listed, `"id":"job-`); code != exitOK || n < 200 {
 		t.Errorf("code %d, %d jobs are in; the 200 before the bad line must be", code, n)
+	}
+}
+
+// interruptingReader gives its lines at once, and interrupts when more is asked for.
+type interruptingReader struct {
+	lines     io.Reader
+	interrupt func()
+}
+
+func (r interruptingReader) Read(b []byte) (int, error) {
+	n, err := r.lines.Read(b)
+	if err == io.EOF {
+		r.interrupt()
+	}
+	return n, err
+}
+
+// TestImportResumesBeforeWhatWasNotSent: a line that is refused by itself may be behind others that are still to be sent when
+// the import is interrupted.
+func TestImportResumesBeforeWhatWasNotSent(t *testing.T) {
+	url := startEngine(t)
+	for i := range 20 { // what is under way is sent by then, or not
+		ctx, cancel := context.WithCancel(t.Context())
+		id := "job-" + string(rune('a'+i))
+		in := interruptingReader{strings.NewReader(`{"id":"` + id + `"}` + "\n" + `{"id":"not an id"}` + "\n"), cancel}
+		var out, errOut bytes.Buffer
+		if code := Run(ctx, []string{"-s", url, "job", "import"}, in, &out, &errOut); code != exitFailure {
+			t.Errorf("code %d", code)
+		}
+		if code, _, _ := run(t, "-s", url, "job", "get", id); code != exitOK && !strings.HasSuffix(errOut.String(), "go on with --from 1\n") {
+			t.Fatalf("line 1 is not in, and it says %q", errOut.String())
+		}
+	}
+}
+
+// TestImportEndsBeforeItsInput: who feeds an import may wait for more to tell, and for ever.
+func TestImportEndsBeforeItsInput(t *testing.T) {
+	url := startEngine(t)
+	in, feed := io.Pipe()
+	defer feed.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan int, 1)
+	var out, errOut bytes.Buffer
+	go func() { ended <- Run(ctx, []string{"-s", url, "job", "import"}, in, &out, &errOut) }()
+	if _, err := io.WriteString(feed, `{"id":"a"}`+"\n"+`{"id":"not an id"}`+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case code := <-ended:
+		if code != exitFailure || !strings.HasSuffix(errOut.String(), "go on with --from 2\n") {
+			t.Errorf("%d, %s", code, errOut.String())
+		}
+	case <-ctx.Done():
+		t.Error("a refused line did not end it")
 	}
 }
 
@@ -399,27 +454,6 @@ func TestWorkPrints(t *testing.T) {
 	}
 }
 
-// TestDemo runs the demonstration until the first of its sample jobs rings.
-func TestDemo(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	r, w := io.Pipe()
-	ended := make(chan int, 1)
-	var errOut bytes.Buffer
-	go func() {
-		ended <- Run(ctx, []string{"demo", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.NewReader(""), w, &errOut)
-		w.Close()
-	}()
-	lines := bufio.NewScanner(r)
-	rang := false
-	for !rang && lines.Scan() {
-		rang = strings.Contains(lines.Text(), "heartbeat") && strings.Contains(lines.Text(), " ms  ")
-	}
-	cancel()
-	go io.Copy(io.Discard, r) // what it prints until it has stopped
-	if code := <-ended; code != exitOK || !rang {
-		t.Errorf("demo ended with %d, rang %t: %s", code, rang, errOut.String())
-	}
-}
 // fullDisk takes no line the first time that there is one.
 type fullDisk struct {
 	full bool
@@ -461,3 +495,24 @@ func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
 	}
 }
 
+// TestDemo runs the demonstration until the first of its sample jobs rings.
+func TestDemo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"demo", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.NewReader(""), w, &errOut)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	rang := false
+	for !rang && lines.Scan() {
+		rang = strings.Contains(lines.Text(), "heartbeat") && strings.Contains(lines.Text(), " ms  ")
+	}
+	cancel()
+	go io.Copy(io.Discard, r) // what it prints until it has stopped
+	if code := <-ended; code != exitOK || !rang {
+		t.Errorf("demo ended with %d, rang %t: %s", code, rang, errOut.String())
+	}
+}
