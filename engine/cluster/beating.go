@@ -131,6 +131,9 @@ func (m *Member) beatOn(ctx context.Context) {
 				m.end(m.taken(entry))
 				return
 			}
+			if err := m.bury(ctx); err != nil && ctx.Err() == nil {
+				m.o.OnTrouble(err)
+			}
 		}
 		if err := m.place(ctx, &unfitSince); err != nil && ctx.Err() == nil {
 			m.o.OnTrouble(err)
@@ -159,6 +162,26 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 	}
 	m.stored(revision)
 	return nil, nil
+}
+
+// bury removes the key of a member that is long dead: names of containers do not come back, and the bucket would fill with
+// them. The first of the live members does, one at a beat, which must not wait for many. One that was only frozen or cut off
+// finds its key gone when it beats again, and writes it anew.
+func (m *Member) bury(ctx context.Context) error {
+	m.mu.Lock()
+	live := m.roster.live()
+	name, revision, found := m.roster.abandoned()
+	m.mu.Unlock()
+	if !found || len(live) == 0 || live[0].Name != m.o.Name {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	defer cancel()
+	err := m.kv.Delete(ctx, nodePrefix+name, jetstream.LastRevision(revision))
+	if err != nil && !conflict(err) { // it lives, and the watch says so
+		return fmt.Errorf("cluster: remove the key of %s: %w", name, err)
+	}
+	return nil
 }
 
 func (m *Member) stored(revision uint64) {

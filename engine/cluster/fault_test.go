@@ -9,6 +9,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -251,4 +252,38 @@ func BenchmarkDeath(b *testing.B) {
 		second.Close()
 		first.placedFor("a")
 	}
+}
+
+// The key of a member that is long dead is removed, and nobody remembers it; of one that was only frozen for so long it
+// comes back with it, and harms nothing.
+func TestLongDeadAreForgotten(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b, c := h.join("a"), h.join("b"), h.child("c")
+	a.placedFor("a", "b", "c")
+	b.placedFor("a", "b", "c")
+	c.signal(syscall.SIGSTOP)
+	a.placedFor("a", "b")
+	b.placedFor("a", "b")
+	if _, err := a.kv.Get(t.Context(), nodePrefix+"c"); err != nil {
+		t.Fatalf("the key of one that died a moment ago: %v", err)
+	}
+	for _, j := range []*joined{a, b} { // an hour passes
+		j.Member.mu.Lock()
+		j.roster.members["c"].at -= abandonedAfter
+		j.Member.mu.Unlock()
+	}
+	remembered := func(j *joined) bool { return slices.Contains(j.keys(), nodePrefix+"c") }
+	for deadline := time.Now().Add(patience); remembered(a) || remembered(b); time.Sleep(beatEvery) {
+		if time.Now().After(deadline) {
+			t.Fatalf("c is remembered: by a %v, by b %v", remembered(a), remembered(b))
+		}
+	}
+	if _, err := a.kv.Get(t.Context(), nodePrefix+"c"); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("the key of one that is long dead: %v", err)
+	}
+	c.signal(syscall.SIGCONT)
+	v := a.placedFor("a", "b", "c")
+	b.placedFor("a", "b", "c")
+	c.until("it has the last placement", func(last View) bool { return last.Revision == v.Revision })
 }

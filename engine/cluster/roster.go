@@ -77,6 +77,19 @@ func (r *roster) silent() []Beat {
 	return r.list(func(s *seen) bool { return (!s.changed || r.heard-s.at > r.bound) && r.heard-s.at <= remembered })
 }
 
+// abandonedAfter is the silence after which a member's key is of no use: nothing has been expected of it for long.
+const abandonedAfter = time.Hour
+
+// abandoned finds a member that was silent for so long, and its revision.
+func (r *roster) abandoned() (name string, revision uint64, found bool) {
+	for _, s := range r.members {
+		if r.heard-s.at > abandonedAfter {
+			return s.Name, s.revision, true
+		}
+	}
+	return "", 0, false
+}
+
 func (r *roster) list(which func(*seen) bool) []Beat {
 	var list []Beat
 	for _, s := range r.members {
