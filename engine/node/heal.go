@@ -204,6 +204,8 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	theirs := stored.Time
 	if healed, err := engine.DecodeHeal(stored.Data); err == nil && isHeal(&stored) && healed.Seq == at {
 		theirs = healed.Time
+	} else if isHeal(&stored) && len(stored.Data) == 0 {
+		theirs = ours // it holds the place of one that was too large to be put back, and says nothing of it
 	}
 	if ours != theirs {
 		return &streams.DiffersError{At: streams.Position{Seq: at, Time: time.Unix(0, local.Time)}, Found: m.Time}

@@ -640,6 +640,42 @@ func TestHealedLogIsWhole(t *testing.T) {
 	whole(t, run(t, s.options()))
 }
 
+// A record that is too large to be wrapped leaves a hole where it is put back. A crash right after that, before the local
+// log has anything behind it, is like any other: the next start compares the two logs there.
+func TestHealedBehindLargest(t *testing.T) {
+	t.Parallel()
+	older, log := t.TempDir(), t.TempDir()
+	s := settings{Data: t.TempDir(), Partitions: partitions}
+	p := mustSpawn(t, s)
+	c := client(t, p.NATS)
+	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
+	copyTree(t, filepath.Join(s.Data, "nats"), older)
+	nc := dial(t, p.NATS)
+	largest := append([]byte("{}"), bytes.Repeat([]byte(" "), int(nc.MaxPayload())-64)...) // nothing is due, so no tick follows it
+	if _, err := jetStream(t, nc).Publish(t.Context(), "carillon.cmd.put.largest", largest); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is applied", func() bool {
+		_, err := c.Get(t.Context(), "largest")
+		return err == nil
+	})
+	p.kill()
+	copyTree(t, filepath.Join(s.Data, "log"), log)
+	replace(t, filepath.Join(s.Data, "nats"), older)
+	p = mustSpawn(t, s)
+	if !contains(p.log, "a record is too large to be put back") {
+		t.Fatal("there was nothing too large to heal")
+	}
+	p.kill()
+	replace(t, filepath.Join(s.Data, "log"), log)
+	p = mustSpawn(t, s)
+	c = client(t, p.NATS)
+	if _, err := c.Get(t.Context(), "largest"); err != nil {
+		t.Error(err)
+	}
+	fires(t, c, "after")
+}
+
 // The local log is gone, and the log stream was trimmed behind the checkpoints: with those it goes on, without them it
 // does not.
 func TestStopLocalStoreGone(t *testing.T) {
