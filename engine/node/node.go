@@ -337,6 +337,9 @@ func (n *Node) open(ctx context.Context) (err error) {
 		return err
 	}
 	n.loadAhead()
+	if err := n.expectSaved(&o); err != nil {
+		return err
+	}
 	store := o.LogStore
 	store.Dir, store.Logger, store.OnSync = filepath.Join(o.Data, "log"), n.log, n.meters.synced
 	var loss *wal.LossError
@@ -395,6 +398,23 @@ func (n *Node) open(ctx context.Context) (err error) {
 		// Streams that were made just now are to be there after a power failure.
 		return streams.Syncfs(n.server.JetStreamDir())
 	}
+	return nil
+}
+
+// expectSaved refuses a service of another shape than the one whose jobs are here, before streams are made for it: to that
+// one the jobs would look damaged.
+func (n *Node) expectSaved(o *Options) error {
+	saved := n.ahead.layout
+	switch {
+	case saved.Partitions == 0: // there are none, or they cannot be read
+		return nil
+	case saved.Prefix != o.Prefix:
+		return fmt.Errorf("node: data directory %s has the jobs of a service with the prefix %q, not %q", o.Data, saved.Prefix, o.Prefix)
+	case o.Partitions != 0 && o.Partitions != saved.Partitions:
+		return fmt.Errorf("node: data directory %s has the jobs of a service that was made with %d partitions, %d were asked for: the number cannot change",
+			o.Data, saved.Partitions, o.Partitions)
+	}
+	o.Partitions = saved.Partitions
 	return nil
 }
 

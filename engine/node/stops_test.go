@@ -719,6 +719,41 @@ func TestStopLocalStoreGone(t *testing.T) {
 	ready(t, r)
 }
 
+// A start with another prefix or number of partitions than the jobs in the data directory have says so, and makes no streams:
+// these would take room on the disk for good, and to them the jobs would look damaged.
+func TestStopOtherService(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	r := run(t, o)
+	put(t, client(t, r.NATS), carillon.Job{ID: "keeper", Schedule: "@every 1h"})
+	r.stop(t)
+	other := accept(o)
+	other.Prefix, other.Stream = "other", "OTHER"
+	words(t, refused(t, other), `has the jobs of a service with the prefix "carillon", not "other"`)
+	for _, fresh := range []bool{false, true} { // the streams were removed by hand
+		if fresh {
+			if err := os.RemoveAll(filepath.Join(o.Data, "nats")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other = accept(o)
+		other.Partitions = partitions + 1
+		words(t, refused(t, other), fmt.Sprintf("was made with %d partitions, %d were asked for", partitions, partitions+1))
+	}
+	o.Partitions = 0 // as many as there are, not the default
+	r = run(t, o)
+	c := client(t, r.NATS)
+	if _, err := c.Get(t.Context(), "keeper"); err != nil || len(status(t, c).Partitions) != partitions {
+		t.Errorf("%d partitions, %v", len(status(t, c).Partitions), err)
+	}
+	names := jetStream(t, dial(t, r.NATS)).StreamNames(t.Context())
+	for name := range names.Name() {
+		if !strings.HasPrefix(name, "CARILLON_") {
+			t.Errorf("there is a stream %s", name)
+		}
+	}
+}
+
 // The disk lost the end of the local log, which had been synced. While the stream has it, that is no loss.
 func TestStopLocalLogLoss(t *testing.T) {
 	t.Parallel()
