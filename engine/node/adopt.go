@@ -55,12 +55,12 @@ const adopted = "adopted"
 func stateBucket(stream string) string { return stream + "_STATE" }
 
 // adopt replaces what is in a data directory that no run uses by the state of another node. Its error is behind, with a
-// reason, where there is none.
+// reason, where there is none; errUnreachable where NATS is away.
 func adopt(ctx context.Context, o Options, behind *leftBehindError) (err error) {
 	began := time.Now()
 	nc, err := o.connect(" state")
 	if err != nil {
-		return err
+		return unreachable(err)
 	}
 	defer nc.Close()
 	js, err := jetstream.New(nc)
@@ -72,7 +72,7 @@ func adopt(ctx context.Context, o Options, behind *leftBehindError) (err error) 
 		Partitions: behind.partitions, Standbys: o.Standbys, Report: func() cluster.Report { return cluster.Report{Draining: true} },
 	})
 	if err != nil {
-		return fmt.Errorf("node: %w", err)
+		return unreachable(fmt.Errorf("node: %w", err))
 	}
 	defer func() {
 		if err == nil {
@@ -92,11 +92,11 @@ func adopt(ctx context.Context, o Options, behind *leftBehindError) (err error) 
 	}
 	store, err := js.ObjectStore(ctx, stateBucket(o.Stream))
 	if err != nil {
-		return fmt.Errorf("node: bucket %s: %w", stateBucket(o.Stream), err)
+		return unreachable(fmt.Errorf("node: bucket %s: %w", stateBucket(o.Stream), err))
 	}
 	bucket := archive.NewBucket(stateBucket(o.Stream), js, store)
 	if err := takeState(ctx, bucket, id, o); err != nil {
-		return fmt.Errorf("node: the state of another node: %w", err)
+		return unreachable(fmt.Errorf("node: the state of another node: %w", err))
 	}
 	if _, err := archive.Prune(ctx, bucket, archive.PruneOptions{Keep: 1, OlderThan: stateLife}); err != nil {
 		o.Logger.Warn("the bucket keeps what is not needed", "bucket", stateBucket(o.Stream), "error", err)
@@ -125,6 +125,8 @@ func requestState(ctx context.Context, nc *nats.Conn, o Options, alone func() bo
 			return r.ID, nil
 		case errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // one is being saved
 			began = time.Now()
+		case !nc.IsConnected(): // not for want of others
+			return "", fmt.Errorf("%w: %w", errUnreachable, err)
 		case alone(), time.Since(began) > adoptPatience:
 			return "", fmt.Errorf("%w: %w", errNobody, err)
 		}

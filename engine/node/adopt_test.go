@@ -8,6 +8,10 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -74,5 +78,31 @@ func TestTakeStateLeavesWholeStores(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(o.Data, adopted)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", adopted, err)
+	}
+}
+
+// A node that is to take another's state waits for a NATS that is away, whenever that goes; where NATS is there and no
+// other node is, it ends.
+func TestAdoptWaitsForNATS(t *testing.T) {
+	behind := &leftBehindError{at: 1, first: 9, partitions: 1}
+	o := Options{Data: t.TempDir(), Name: "late", NATS: "nats://" + natstest.FreeAddress(t)}.withDefaults()
+	if err := adopt(t.Context(), o, behind); !errors.Is(err, errUnreachable) {
+		t.Errorf("NATS is away from the start: %v", err)
+	}
+	ns := natstest.Start(t, &server.Options{JetStream: true})
+	o.NATS = ns.ClientURL()
+	if err := adopt(t.Context(), o, behind); !errors.Is(err, errNobody) || !errors.As(err, &behind) || errors.Is(err, errUnreachable) {
+		t.Errorf("nobody is there: %v", err)
+	}
+	closed := make(chan struct{})
+	nc, err := o.connect("", nats.NoReconnect(), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	ns.Shutdown()
+	<-closed
+	if id, err := requestState(t.Context(), nc, o, func() bool { return true }); !errors.Is(err, errUnreachable) {
+		t.Errorf("NATS went while a state was asked for: %q, %v", id, err)
 	}
 }

@@ -73,17 +73,17 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 			return nil
 		}
 		var behind *leftBehindError
-		switch {
-		case errors.As(err, &behind):
+		if errors.As(err, &behind) {
 			o.Logger.Warn("taking the state of another node", "reason", err)
 			web.problem("this node was left behind by the log, and takes the state of another node")
-			if err := adopt(ctx, o, behind); err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
+			if err = noRoom(adopt(ctx, o, behind)); err == nil {
+				continue
 			}
-			continue
+			if ctx.Err() != nil {
+				return nil
+			}
+		}
+		switch {
 		case errors.Is(err, errNoRoom):
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
 			o.Logger.Error("stopped firing, waiting for disk space", "error", err)
@@ -118,6 +118,11 @@ func (n *Node) unreachable(err error) error {
 	if n.o.NATS == "" {
 		return err
 	}
+	return unreachable(err)
+}
+
+// unreachable marks err if it says that NATS cannot be reached.
+func unreachable(err error) error {
 	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
@@ -266,7 +271,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		return n.unreachable(err)
 	}
 	if err := n.relieve(ctx); err != nil {
-		return err
+		return n.unreachable(err)
 	}
 	if err := n.watchOutputs(); err != nil {
 		return err
