@@ -85,7 +85,7 @@ func (n *Node) claim(p *partition) {
 		if err == nil {
 			n.own(p, seq)
 		} else if !errors.Is(err, streams.ErrClosed) {
-			n.log.Warn("claim not stored", "partition", p.number, "error", err) // if it was, it is made again
+			n.claimsLost.tell(n.log, time.Now(), "claim not stored", "partition", p.number, "error", err) // if it was, it is made again
 		}
 		p.mu.Lock()
 		p.claiming = false

@@ -65,6 +65,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		go server.Serve(listener)
 		defer server.Close()
 	}
+	var away trouble
 	for {
 		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], delivered: make(chan struct{}, 1), lists: make(chan struct{}, maxLists)}
 		err := n.run(ctx, httpURL, ready)
@@ -88,7 +89,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
 			o.Logger.Error("stopped firing, waiting for disk space", "error", err)
 		case errors.Is(err, errUnreachable):
-			o.Logger.Warn("waiting for NATS", "error", err)
+			away.tell(o.Logger, time.Now(), "waiting for NATS", "error", err)
 		default:
 			return err
 		}
@@ -179,6 +180,9 @@ type Node struct {
 	lists      chan struct{}
 	ticking    ticking
 	ticksLost  trouble
+	claimsLost trouble
+	unsaid     trouble // an output stream does not say how far it is
+	resets     trouble
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
@@ -223,8 +227,6 @@ type partition struct {
 	lostSince time.Time     // when the chain was lost; zero while it is not
 	resumed   time.Time     // when the chain was last resumed
 	pause     time.Duration // before it is resumed again
-
-	unsaid trouble // the output stream does not say how far it is
 
 	taking       sync.Mutex    // held while a checkpoint is taken
 	wanted       atomic.Int32  // how many wait to take one
@@ -384,7 +386,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
 		Rights: n.rights(),
-		Reader: reader, Wire: wire, Gather: n.replies.gather, OnReset: func(err error) { n.log.Warn("reading the log starts over", "error", err) },
+		Reader: reader, Wire: wire, Gather: n.replies.gather, OnReset: n.readerResets,
 	})
 	if err != nil {
 		return err
@@ -497,6 +499,11 @@ func (n *Node) close() error {
 		}
 	}
 	return err
+}
+
+// readerResets is told several times a second for as long as NATS is away.
+func (n *Node) readerResets(err error) {
+	n.resets.tell(n.log, time.Now(), "reading the log starts over", "error", err)
 }
 
 // stop ends one partition for good and says how to go on.

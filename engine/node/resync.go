@@ -65,7 +65,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		default:
 			against = time.Time{}
 		}
-		p.unsaid.tell(n.log, time.Now(), "output stream does not say how far it is", "partition", p.number, "error", err)
+		n.unsaid.tell(n.log, time.Now(), "output stream does not say how far it is", "partition", p.number, "error", err)
 		before = min(max(2*before, resumePauseMin), answerPauseMax)
 	}
 }

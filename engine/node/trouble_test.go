@@ -20,9 +20,16 @@ func TestTrouble(t *testing.T) {
 	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), "msg=membership error=first held_back=0") {
 		t.Errorf("%d lines are logged: %s", got, lines.String())
 	}
+	lines.Reset()
+	for range 1000 { // while NATS is away for four minutes
+		n.readerResets(errors.New("away"))
+	}
+	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), `msg="reading the log starts over" error=away held_back=0`) {
+		t.Errorf("%d lines are logged: %s", got, lines.String())
+	}
+	lines.Reset()
 	var shy trouble
 	start := time.Now()
-	lines.Reset()
 	for i, after := range []time.Duration{0, troublePause - 1, troublePause - 1, troublePause, 2 * troublePause} {
 		shy.tell(n.log, start.Add(after), "trouble", "number", i)
 	}
