@@ -25,6 +25,8 @@ const (
 	// Flow control lets up to 32 MiB be on the way (server/consumer.go, JsFlowControlMaxPending): this
 	// many messages of 128 bytes. If more come they are dropped, seen as a gap and read again.
 	readerQueue = 256 << 10
+	// scanSlack is the room in a scan's queue beside what it is to deliver: for heartbeats, and for what comes behind that.
+	scanSlack = 8 << 10
 	// While the consumer is not heard the stream is asked for what it holds, this often.
 	askEvery   = 50 * time.Millisecond
 	askTimeout = 500 * time.Millisecond
@@ -225,7 +227,7 @@ func (r *reader) session(ctx context.Context) error {
 		return err
 	}
 
-	queue := make(chan *nats.Msg, readerQueue)
+	queue := make(chan *nats.Msg, r.room())
 	inbox := nc.NewInbox()
 	sub, err := nc.ChanSubscribe(inbox, queue)
 	if err != nil {
@@ -285,6 +287,15 @@ func (r *reader) session(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// room is how many messages may be on the way. A queue of readerQueue takes 2 MiB, and there may be a scan of each of a
+// thousand output streams at once; what one has to deliver is known.
+func (r *reader) room() int {
+	if r.until == 0 {
+		return readerQueue
+	}
+	return int(min(readerQueue, r.until-min(r.at.Seq, r.until)+scanSlack))
 }
 
 // ask delivers the next few messages that the stream holds, if it says which.

@@ -515,6 +515,20 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// A scan has room for what it is to deliver, however many there are at a time.
+func TestScanRoom(t *testing.T) {
+	for _, c := range []struct{ after, last uint64 }{{0, 100}, {1 << 40, 1<<40 + 100}} {
+		if r := (&reader{at: Position{Seq: c.after}, until: c.last}); r.room() != 100+scanSlack {
+			t.Errorf("a scan of 100 messages has room for %d", r.room())
+		}
+	}
+	for name, r := range map[string]*reader{"the log": {at: Position{Seq: 5}}, "a long scan": {until: 1 << 40}} {
+		if r.room() != readerQueue {
+			t.Errorf("%s has room for %d", name, r.room())
+		}
+	}
+}
+
 // What was deleted is passed over, also at the end.
 func TestScanGaps(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1})
