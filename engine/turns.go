@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"sort"
 
 	"github.com/google/btree"
@@ -19,6 +20,7 @@ type turns struct {
 type turnRun struct {
 	list []turn // from head on; some may be dead, but not the one at head
 	head int
+	dead int // from head on
 }
 
 func newTurns() turns { return turns{rest: btree.NewG(64, turn.before)} }
@@ -106,7 +108,12 @@ func (r *turnRun) remove(t turn) bool {
 		return false
 	}
 	live[i].dead = true
+	r.dead++
 	r.settle()
+	if r.dead > len(r.list)/2+fifoSlack { // those behind the first that waits
+		r.list = slices.DeleteFunc(append(r.list[:0], r.list[r.head:]...), func(t turn) bool { return t.dead })
+		r.head, r.dead = 0, 0
+	}
 	return true
 }
 
@@ -114,6 +121,7 @@ func (r *turnRun) remove(t turn) bool {
 func (r *turnRun) settle() {
 	for r.head < len(r.list) && r.list[r.head].dead {
 		r.head++
+		r.dead--
 	}
 	if r.head == len(r.list) {
 		r.list, r.head = r.list[:0], 0

@@ -70,3 +70,29 @@ func TestTurns(t *testing.T) {
 		}
 	})
 }
+
+// What comes and goes behind a turn that has to wait leaves nothing: else each put and delete of a job that is due would
+// leave some, for as long as an output stream takes nothing.
+func TestTurnsAreBounded(t *testing.T) {
+	q := newTurns()
+	first, kept := turn{due: 1}, turn{due: 2, order: 1 << 20}
+	q.Insert(first)
+	for order := range uint64(1 << 20) {
+		one := turn{due: 2, order: order + 1}
+		q.Insert(one)
+		if one != kept {
+			q.Delete(one)
+		}
+	}
+	if n := len(q.runs[0].list); n > 4*fifoSlack {
+		t.Errorf("2 turns wait, and the run has %d", n)
+	}
+	for _, want := range []turn{first, kept} {
+		if got, _ := q.DeleteMin(); got != want {
+			t.Errorf("%+v comes, want %+v", got, want)
+		}
+	}
+	if q.Len() != 0 {
+		t.Errorf("%d are left", q.Len())
+	}
+}
