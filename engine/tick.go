@@ -289,15 +289,25 @@ func (m *Machine) complete(slot uint32, j *job) {
 func (m *Machine) fireForced(t turn) {
 	f := m.forced[t.order]
 	m.forget(f)
-	if rest := slices.DeleteFunc(m.forcedBy[t.slot], func(seq uint64) bool { return seq == t.order }); len(rest) > 0 {
-		m.forcedBy[t.slot] = rest
-	} else {
-		delete(m.forcedBy, t.slot)
-	}
+	m.leaves(t.slot, t.order)
 	j := m.jobs.at(t.slot)
 	m.emitForced(j, f)
 	if !m.free(t.slot, j) {
 		m.visit(t.slot)
+	}
+}
+
+// leaves takes a fire that was asked for from those of its job. They go in the order in which they came, so that it is the
+// first, and the others stay where they are: of one job there may be as many as the log holds.
+func (m *Machine) leaves(slot uint32, seq uint64) {
+	waits := m.forcedBy[slot]
+	if waits[0] == seq {
+		waits = waits[1:]
+	} else {
+		waits = slices.DeleteFunc(waits, func(other uint64) bool { return other == seq })
+	}
+	if m.forcedBy[slot] = waits; len(waits) == 0 {
+		delete(m.forcedBy, slot)
 	}
 }
 

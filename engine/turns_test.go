@@ -96,3 +96,22 @@ func TestTurnsAreBounded(t *testing.T) {
 		t.Errorf("%d are left", q.Len())
 	}
 }
+
+// Of many fires that were asked for of one job each leaves the others where they are.
+func TestForcedFiresLeaveInOrder(t *testing.T) {
+	m := New(Layout{Prefix: "carillon", Partitions: 1}, 0)
+	for seq := range uint64(4) {
+		m.forcedBy[7] = append(m.forcedBy[7], seq)
+	}
+	last := &m.forcedBy[7][3]
+	m.leaves(7, 0)
+	m.leaves(7, 1)
+	if waits := m.forcedBy[7]; len(waits) != 2 || &waits[1] != last {
+		t.Errorf("%d wait, and they were moved", len(waits))
+	}
+	m.leaves(7, 3) // as none does
+	m.leaves(7, 2)
+	if waits, ok := m.forcedBy[7]; ok {
+		t.Errorf("%d are left", len(waits))
+	}
+}
