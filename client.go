@@ -406,6 +406,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 	if r.id != "" {
 		msg.Header.Set(HeaderRequest, r.id)
 	}
+	began := time.Now()
 	var before error
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		answer, err := c.try(ctx, msg, r)
@@ -424,6 +425,9 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 		uncertain = uncertain || !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errNotSent)
 		if uncertain && !r.retry {
 			return nil, true, err
+		}
+		if !r.retry && time.Since(began) > c.timeout { // nobody listens: what would take long has not begun
+			return nil, false, err
 		}
 		if ctx.Err() != nil && before != nil { // the last try was cut short: what the one before met says more
 			return nil, uncertain, fmt.Errorf("%w; before that: %w", err, before)

@@ -368,6 +368,17 @@ func TestClientWithoutService(t *testing.T) {
 	}
 }
 
+// A change of many jobs may take minutes, but not where nobody has begun it.
+func TestSelectionWithoutServiceIsUnavailable(t *testing.T) {
+	nc, _ := startNATS(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := Connect(nc, WithTimeout(100*time.Millisecond)).PauseWhere(ctx, Selection{Owner: "acme"})
+	if !errors.Is(err, &Error{Code: CodeUnavailable}) || !errors.Is(err, nats.ErrNoResponders) || ctx.Err() != nil {
+		t.Errorf("%v, %v", err, ctx.Err())
+	}
+}
+
 func TestClientTooLarge(t *testing.T) {
 	nc, _ := startNATS(t)
 	startService(t, nc)
