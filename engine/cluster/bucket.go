@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -11,8 +12,28 @@ import (
 // bucketMaxBytes holds a thousand nodes that each tell of 1,024 partitions, and stops whoever else writes here.
 const bucketMaxBytes = 64 << 20
 
+// In a cluster of servers a bucket that was made a moment ago, be it by another node that starts at the same time, is
+// answered for by its own leader; the one that says what there is may hear of it later.
+const (
+	seenAgain = 50 * time.Millisecond
+	seenTries = 200
+)
+
 // openBucket makes the bucket, or checks the one that is there.
 func openBucket(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, error) {
+	for try := 1; ; try++ {
+		kv, err := openBucketOnce(ctx, js, o)
+		unseen := errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound)
+		if !unseen || try == seenTries {
+			return kv, err
+		}
+		if err := pause(ctx, seenAgain); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func openBucketOnce(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, o.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{

@@ -362,6 +362,45 @@ func TestBucketIsChecked(t *testing.T) {
 	}
 }
 
+// lateSight is a JetStream of several servers, the leader of which hears of a new bucket some questions late.
+type lateSight struct {
+	jetstream.JetStream
+	late int
+}
+
+func (j *lateSight) CreateKeyValue(ctx context.Context, cfg jetstream.KeyValueConfig) (jetstream.KeyValue, error) {
+	kv, err := j.JetStream.CreateKeyValue(ctx, cfg)
+	return unseenBucket{kv, j}, err
+}
+
+func (j *lateSight) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
+	kv, err := j.JetStream.KeyValue(ctx, bucket)
+	return unseenBucket{kv, j}, err
+}
+
+type unseenBucket struct {
+	jetstream.KeyValue
+	by *lateSight
+}
+
+func (b unseenBucket) Status(ctx context.Context) (jetstream.KeyValueStatus, error) {
+	if b.by.late--; b.by.late >= 0 {
+		return nil, jetstream.ErrStreamNotFound
+	}
+	return b.KeyValue.Status(ctx)
+}
+
+func TestJoinsWhereTheBucketIsNew(t *testing.T) {
+	t.Parallel()
+	js, _ := newHost(t).connect()
+	late := &lateSight{js, 3}
+	m, err := Join(t.Context(), late, options("a"))
+	if err != nil || late.late != -1 {
+		t.Fatalf("%v after %d more questions", err, late.late)
+	}
+	m.Close()
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	for field, change := range map[string]func(*Options){
 		"Name": func(o *Options) { o.Name = "a.b" }, "Bucket": func(o *Options) { o.Bucket = "a b" },
