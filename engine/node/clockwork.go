@@ -114,10 +114,11 @@ func (n *Node) write(c *streams.Chained, p *partition, m engine.Publish) {
 }
 
 // appendMessageID appends the name of one message of one run of a chain. It is not for de-duplication: the next message
-// expects it right before itself, so that a foreign message between the two is noticed.
+// expects it right before itself, so that a foreign message between the two is noticed. The partition is in it since a
+// topic queue does de-duplicate, and takes in the messages of all chains.
 func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 	dst = append(dst, n.session...)
-	for _, v := range [...]uint64{p.run, output} {
+	for _, v := range [...]uint64{uint64(p.number), p.run, output} {
 		dst = strconv.AppendUint(append(dst, '.'), v, 36)
 	}
 	return append(dst, "\r\n"...)

@@ -67,6 +67,34 @@ func TestReplicated(t *testing.T) {
 	words(t, refused(t, o), "CARILLON_LOG cannot be used", "it has 3 replicas, 5 are asked for")
 }
 
+// A topic queue takes in the triggers of all partitions, though outputs of several have one number at a time: on a NATS of
+// its own messages have ids, by which a stream that sources others drops what it takes for a second copy.
+func TestTopicQueueOfAllPartitions(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.NATS = natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	queue, err := c.CreateTopicQueue(t.Context(), "default", carillon.TopicQueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const jobs = 100 // in each partition
+	at := "@at " + time.Now().Add(time.Second).UTC().Format(carillon.TimeFormat)
+	for p := range partitions {
+		for i := range jobs {
+			put(t, c, carillon.Job{ID: in(p, fmt.Sprintf("job%d-", i)), Schedule: at})
+		}
+	}
+	eventually(t, "all have fired", func() bool { return len(allOutputs(t, nc, partitions)) == jobs*partitions })
+	eventually(t, "all triggers are in the queue", func() bool {
+		info, err := queue.Info(t.Context())
+		return err == nil && info.State.Msgs == jobs*partitions
+	})
+	r.stop(t)
+}
+
 // Engines that take the partitions from each other again and again publish the same outputs to replicated streams, and
 // none kills them: as when an owner that was taken for dead comes back.
 func TestReplicatedRivals(t *testing.T) {
