@@ -314,6 +314,16 @@ func TestSoakInsists(t *testing.T) {
 	if _, err := carillon.Connect(nc).Fire(t.Context(), "once"); err != nil {
 		t.Fatal(err)
 	}
+	stored := func() bool {
+		now := &soak{engine: e, nc: nc}
+		if err := now.ends(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(now.streams, func(at soakStream) bool { return at.seq > 0 })
+	}
+	for !stored() && t.Context().Err() == nil {
+		time.Sleep(10 * time.Millisecond)
+	}
 	signal := func(sig os.Signal) {
 		t.Helper()
 		if err := e.cmd.Process.Signal(sig); err != nil {

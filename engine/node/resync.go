@@ -51,6 +51,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 				n.stop(p, err)
 				return
 			}
+			n.log.Warn("output stream speaks against the log", "partition", p.number, "error", err) // for seconds at most
 		case errors.Is(err, engine.ErrRules), errors.Is(err, engine.ErrDiverged), errors.Is(err, wal.ErrCorrupt):
 			n.stop(p, err)
 			return
@@ -64,8 +65,8 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			continue
 		default:
 			against = time.Time{}
+			n.unsaid.tell(n.log, time.Now(), "output stream does not say how far it is", "partition", p.number, "error", err)
 		}
-		n.unsaid.tell(n.log, time.Now(), "output stream does not say how far it is", "partition", p.number, "error", err)
 		before = min(max(2*before, resumePauseMin), answerPauseMax)
 	}
 }
