@@ -188,6 +188,9 @@ func (m *Machine) Outbox(n uint64) (outputs []Output, ok bool) { return m.outbox
 // OutboxBytes is the memory that the outbox takes, about.
 func (m *Machine) OutboxBytes() int { return m.outbox.bytes }
 
+// LargestOutput is about how many bytes an output takes at the most, by the jobs that have been in memory.
+func (m *Machine) LargestOutput() int { return (&Output{}).size() + m.jobs.texts.largest }
+
 func (m *Machine) emit(o Output) {
 	held := m.outbox.add(o)
 	m.mix(held.Number, uint64(o.Scheduled), xxhash.Sum64String(o.Job))

@@ -18,6 +18,8 @@ type texts struct {
 	large [][]byte                // texts of more than smallUnits; nil: free
 	gaps  []textRef               // free places in large
 	bytes int                     // in use
+
+	largest int // of all that ever came, in bytes
 }
 
 // textRef names a text: the number of its first unit in the pages or, with largeRef, its place in large. 0
@@ -49,6 +51,7 @@ func textSize(n int) int {
 func (t *texts) alloc(size int) (textRef, []byte) {
 	units := (size + unit - 1) / unit
 	t.bytes += units * unit
+	t.largest = max(t.largest, size)
 	if units > smallUnits {
 		b := make([]byte, size)
 		if n := len(t.gaps); n > 0 {

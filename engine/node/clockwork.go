@@ -343,10 +343,10 @@ func (n *Node) tick(now int64) (wake int64) {
 		return now + 1 + wait.Milliseconds()
 	}
 	lead := n.ticking.lead()
-	full := n.outboxFull()
+	space := n.outboxSpace()
 	wake = math.MaxInt64
 	owns := false
-	n.owners(full, func(p *partition, room int, durable engine.Acked) {
+	n.owners(space, func(p *partition, room int, durable engine.Acked) {
 		owns, wake = true, min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
 	})
 	if !owns {
@@ -358,7 +358,7 @@ func (n *Node) tick(now int64) (wake int64) {
 	// One of them needs a tick: the record and its fsync are paid for, so it takes along what comes due in
 	// any partition within the longest lead. Outputs are held to their millisecond all the same.
 	var ticks []engine.Tick
-	n.owners(full, func(p *partition, room int, durable engine.Acked) {
+	n.owners(space, func(p *partition, room int, durable engine.Acked) {
 		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
 			ticks = append(ticks, t)
 		}
@@ -408,15 +408,18 @@ func (n *Node) lastTick(ctx context.Context) {
 	}
 }
 
-// owners visits the partitions that this node owns, with the room in their windows.
-func (n *Node) owners(full bool, visit func(p *partition, room int, durable engine.Acked)) {
+// owners visits the partitions that this node owns, with the room in their windows: no more than the space for a
+// partition's outputs holds of its largest. A tick is in the log, and whoever reads it makes what it allows.
+func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		p.out.Lock()
 		room, durable := p.chain.Room(), p.durable
 		p.out.Unlock()
-		if full {
+		if space <= 0 {
 			room = 0
+		} else {
+			room = min(room, max(1, space/p.machine.LargestOutput()))
 		}
 		if p.owner.Epoch != 0 {
 			visit(p, room, durable)
@@ -425,16 +428,16 @@ func (n *Node) owners(full bool, visit func(p *partition, room int, durable engi
 	}
 }
 
-// outboxFull tells whether outputs must wait because too many are not yet stored for good. Those of others are
-// bounded by their owners in the same way.
-func (n *Node) outboxFull() bool {
-	total := 0
+// outboxSpace is how many bytes of outputs each partition of this node may still make before some are stored for good.
+// Those of others are bounded by their owners in the same way.
+func (n *Node) outboxSpace() int {
+	total, owned := 0, 0
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		if p.owner.Epoch != 0 {
-			total += p.machine.OutboxBytes()
+			total, owned = total+p.machine.OutboxBytes(), owned+1
 		}
 		p.mu.Unlock()
 	}
-	return total > n.o.OutboxMax
+	return (n.o.OutboxMax - total) / max(1, owned)
 }
