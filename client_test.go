@@ -71,7 +71,7 @@ func (s *service) serve(m *nats.Msg) {
 	default:
 		return
 	}
-	if err := m.RespondMsg(reply); err != nil {
+	if err := m.RespondMsg(reply); err != nil && !errors.Is(err, nats.ErrConnectionClosed) { // else the test is over
 		s.t.Error(err)
 	}
 }
