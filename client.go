@@ -457,9 +457,12 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 
 var errNotSent = errors.New("the connection is down")
 
-// connected waits until what is sent goes out; ok is false when ctx ends first. A connection that is down keeps what is
-// sent until it is back: a command would be carried out when its caller has long gone on.
+// connected waits until what is sent goes out, for the client's timeout at the most; ok is false when that or ctx ends first.
+// A connection that is down keeps what is sent until it is back: a command would be carried out when its caller has long
+// gone on.
 func (c *Client) connected(ctx context.Context) (ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
 	for c.nc.IsReconnecting() {
 		select {
 		case <-ctx.Done():
