@@ -134,7 +134,7 @@ func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption
 	reply, retried, err := c.ask(ctx, request{
 		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: true, within: c.timeout,
 	})
-	err = uncertain(retried, err)
+	err = afterRetry(retried, err)
 	if retried && errors.Is(err, &Error{Code: CodeNotFound}) {
 		return JobReply{ID: id, Status: StatusDeleted, Spec: Job{ID: id}}, nil
 	}
@@ -372,15 +372,15 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 		return JobReply{}, err
 	}
 	reply, retried, err := c.ask(ctx, request{subject: c.names.API(verb, id), body: body, id: requestID, retry: retry, within: c.timeout})
-	if err := uncertain(retried, err); err != nil {
+	if err := afterRetry(retried, err); err != nil {
 		return JobReply{}, err
 	}
 	return ParseJobReply(reply)
 }
 
-// uncertain gives the error of a conditional command. A conflict that only a later try met says nothing: an earlier one may
+// afterRetry gives the error of a command that may have a condition. A conflict that only a later try met says nothing: an earlier one may
 // have been applied, and another command after it.
-func uncertain(retried bool, err error) error {
+func afterRetry(retried bool, err error) error {
 	if !retried || !errors.Is(err, &Error{Code: CodeVersionConflict}) {
 		return err
 	}

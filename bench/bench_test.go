@@ -90,6 +90,16 @@ func running(t *testing.T, flags ...string) (*engine, *nats.Conn) {
 	return e, nc
 }
 
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
 // putOther puts a job that no run has to do with. It fires beside them.
 func putOther(t *testing.T, nc *nats.Conn) {
 	t.Helper()

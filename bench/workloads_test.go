@@ -321,9 +321,7 @@ func TestSoakInsists(t *testing.T) {
 		}
 		return slices.ContainsFunc(now.streams, func(at soakStream) bool { return at.seq > 0 })
 	}
-	for !stored() && t.Context().Err() == nil {
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually(t, "the trigger is stored", stored)
 	signal := func(sig os.Signal) {
 		t.Helper()
 		if err := e.cmd.Process.Signal(sig); err != nil {
@@ -331,11 +329,10 @@ func TestSoakInsists(t *testing.T) {
 		}
 	}
 	signal(syscall.SIGSTOP)
+	defer signal(syscall.SIGCONT) // however it ends: a frozen engine does not stop
 	read := make(chan error, 1)
 	go func() { read <- s.follow(t.Context(), new(Checks)) }()
-	for s.repeated.Load() == 0 && t.Context().Err() == nil && len(read) == 0 {
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually(t, "a read has failed", func() bool { return s.repeated.Load() > 0 || len(read) > 0 })
 	signal(syscall.SIGCONT)
 	if err := <-read; err != nil {
 		t.Error(err)

@@ -190,18 +190,23 @@ func startEngine(t *testing.T) string {
 	return m[1]
 }
 
+// startWatch runs a watch until ctx ends, and gives what it prints, its exit code, and what it said on standard error by then.
+func startWatch(ctx context.Context, url string) (lines *bufio.Scanner, ended <-chan int, errOut *bytes.Buffer) {
+	r, w := io.Pipe()
+	code := make(chan int, 1)
+	errOut = new(bytes.Buffer)
+	go func() {
+		code <- Run(ctx, []string{"watch", "-s", url, "--events"}, strings.NewReader(""), w, errOut)
+		w.Close()
+	}()
+	return bufio.NewScanner(r), code, errOut
+}
+
 // TestWatchEvents sees a rejection and a trigger that were made after the watch said it was there.
 func TestWatchEvents(t *testing.T) {
 	url := startEngine(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	r, w := io.Pipe()
-	ended := make(chan int, 1)
-	var errOut bytes.Buffer
-	go func() {
-		ended <- Run(ctx, []string{"watch", "-s", url, "--events"}, strings.NewReader(""), w, &errOut)
-		w.Close()
-	}()
-	lines := bufio.NewScanner(r)
+	lines, ended, errOut := startWatch(ctx, url)
 	next := func() string {
 		if !lines.Scan() {
 			t.Fatalf("watch ended: %v, %s", lines.Err(), errOut.String())
@@ -245,14 +250,7 @@ func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	url := startEngine(t)
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
 	defer stop()
-	r, w := io.Pipe()
-	ended := make(chan int, 1)
-	var errOut bytes.Buffer
-	go func() {
-		ended <- Run(ctx, []string{"watch", "-s", url, "--events"}, strings.NewReader(""), w, &errOut)
-		w.Close()
-	}()
-	lines := bufio.NewScanner(r)
+	lines, ended, errOut := startWatch(ctx, url)
 	if !lines.Scan() {
 		t.Fatalf("watch ended: %s", errOut.String())
 	}

@@ -186,7 +186,8 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	}
 }
 
-// checkPut checks what the machine would refuse, too, what workers could not read, and whether there is room.
+// checkPut checks what the machine would refuse, too, and whether there is room. A header that workers could not read and a
+// bound that is none are refused here alone: the machine has taken them, and its rules are those of the logs that there are.
 func (n *Node) checkPut(job *carillon.Job) error {
 	for name := range job.Headers {
 		if strings.EqualFold(name, "Status") {

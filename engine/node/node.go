@@ -174,10 +174,10 @@ type Node struct {
 	bell       alarm
 	delivered  chan struct{} // rung when records were applied
 	replies    replies
-	calls      atomic.Int64 // requests in progress
-	imports    atomic.Int64 // those that are imports
-	selections atomic.Int64 // those that change a selection
-	lists      chan struct{}
+	calls      atomic.Int64  // requests in progress
+	imports    atomic.Int64  // those that are imports
+	selections atomic.Int64  // those that change a selection
+	lists      chan struct{} // holds one for each list that is put together
 	ticking    ticking
 	ticksLost  trouble
 	claimsLost trouble

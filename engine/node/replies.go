@@ -67,7 +67,7 @@ type early struct {
 }
 
 // earlies are outcomes that nobody waits for yet, each at its sequence's place. Of raw commands, and of those that other nodes
-// answer, nobody ever will. So there are about earlyMost bytes of them at most: no ack is so far behind the log.
+// answer, nobody ever will. So once there are earlyMost bytes of them, those before go: no ack is so far behind the log.
 type earlies struct {
 	ring  []early
 	bytes int // about

@@ -83,11 +83,7 @@ func testTarget(t *testing.T, target Target) {
 	// A manifest that cannot be read stops a prune that would leave it; Drop takes it.
 	list, err = List(ctx, target)
 	must(t, err)
-	name := manifestName(list[1].ID)
-	file, err := target.Get(ctx, name)
-	must(t, err)
-	file[len(file)/2] ^= 4
-	must(t, target.Put(ctx, name, file))
+	spoilManifest(t, target, list[1].ID)
 	_, err = Prune(ctx, target, PruneOptions{Keep: 1})
 	wantErr(t, err, wal.ErrCorrupt)
 	if _, err = Prune(ctx, target, PruneOptions{Drop: []string{list[1].ID}, DryRun: true}); err != nil {
@@ -115,6 +111,15 @@ func testTarget(t *testing.T, target Target) {
 	}
 }
 
+// spoilManifest flips a bit of a snapshot's manifest.
+func spoilManifest(t *testing.T, target Target, id string) {
+	t.Helper()
+	file, err := target.Get(t.Context(), manifestName(id))
+	must(t, err)
+	file[len(file)/2] ^= 4
+	must(t, target.Put(t.Context(), manifestName(id), file))
+}
+
 // Keep is of the snapshots that Drop does not name: to drop a damaged one costs no whole one.
 func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	ctx := t.Context()
@@ -130,11 +135,7 @@ func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	must(t, store.Close())
 	list, err := List(ctx, target)
 	must(t, err)
-	name := manifestName(list[0].ID)
-	file, err := target.Get(ctx, name)
-	must(t, err)
-	file[len(file)/2] ^= 4
-	must(t, target.Put(ctx, name, file))
+	spoilManifest(t, target, list[0].ID)
 	pruned, err := Prune(ctx, target, PruneOptions{Keep: 1, Drop: []string{list[0].ID}})
 	must(t, err)
 	if !slices.Equal(pruned.Kept, []string{list[1].ID}) || len(pruned.Dropped) != 3 {
