@@ -32,7 +32,7 @@ more that are due within a minute, first in memory, then on disk.`,
 	})
 	f := cmd.Flags()
 	f.IntVar(&c.Jobs, "jobs", 1_000_000, "jobs pending")
-	f.BoolVar(&c.Save, "save", false, "measure lateness while a snapshot is saved, too")
+	f.BoolVar(&c.Save, "save", false, "measure lateness while a snapshot is saved, too, and restore that")
 	f.IntVar(&c.Midnight, "midnight", 0, "more jobs that are due within a minute (default as many as --jobs, 1,000,000 at most; -1 for none)")
 	f.IntVar(&c.Rate, "rate", 5000, "triggers a second of other jobs, while lateness is measured")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "of each measurement")

@@ -3,9 +3,13 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -42,23 +46,45 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 				}
 				return w.Flush()
 			}
-			f, err := os.Create(output)
-			if err != nil {
-				return err
-			}
-			w := bufio.NewWriter(f)
-			if err = a.export(c.Context(), client, l, w); err == nil {
-				err = w.Flush()
-			}
-			if closeErr := f.Close(); err == nil {
-				err = closeErr
-			}
-			return err
+			return writeWhole(output, func(w *bufio.Writer) error { return a.export(c.Context(), client, l, w) })
 		},
 	}
 	l.flags(c)
 	c.Flags().StringVarP(&output, "output", "o", "", "`file` to write (default standard output)")
 	return c
+}
+
+// writeWhole writes a file beside the one that is meant and puts it in its place once it is whole: what was there stays
+// until then. What is no file, such as a pipe, is written as it is.
+func writeWhole(name string, write func(*bufio.Writer) error) (err error) {
+	part := name
+	switch there, err := filepath.EvalSymlinks(name); {
+	case err == nil:
+		name, part = there, there+".part"
+		if info, err := os.Stat(there); err == nil && !info.Mode().IsRegular() {
+			part = there
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		part += ".part"
+	default:
+		return err
+	}
+	f, err := os.Create(part)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	if err = write(w); err == nil {
+		err = w.Flush()
+	}
+	err = cmp.Or(err, f.Close())
+	if part == name {
+		return err
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(part))
+	}
+	return os.Rename(part, name)
 }
 
 func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer) error {

@@ -3,11 +3,14 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
 // commandPaths lists the commands that do something.
@@ -372,6 +376,55 @@ func TestRedacted(t *testing.T) {
 	got := redacted("nats://u:secret@a:4222,nats://b:4222,u:secret@c:1,nats://secret@d:1,nats://u:secret%@e:1,tls://u:x@secret@f:1")
 	if want := "nats://u:xxxxx@a:4222,nats://b:4222,u:xxxxx@c:1,nats://xxxxx@d:1,nats://u:xxxxx@e:1,tls://u:xxxxx@f:1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestReadyTellsNoPassword(t *testing.T) {
+	line := readyText(node.Ready{NATS: "nats://u:secret@a:4222", HTTP: "http://127.0.0.1:8080", Partitions: 8})
+	if want := "carillon ready nats=nats://u:xxxxx@a:4222 http=http://127.0.0.1:8080 partitions=8"; line != want {
+		t.Errorf("got %s, want %s", line, want)
+	}
+}
+
+// An export that fails leaves what was there, and one that does not takes its place.
+func TestWriteWhole(t *testing.T) {
+	dir := t.TempDir()
+	name, link := filepath.Join(dir, "jobs.ndjson"), filepath.Join(dir, "link")
+	if err := os.Symlink(name, link); err != nil {
+		t.Fatal(err)
+	}
+	failed := errors.New("failed")
+	for i, c := range []struct {
+		to, text string
+		err      error
+		want     string
+	}{
+		{name, "half", failed, ""},
+		{name, "first", nil, "first"},
+		{name, "half", failed, "first"},
+		{link, "second", nil, "second"},
+		{name, "", nil, ""},
+	} {
+		err := writeWhole(c.to, func(w *bufio.Writer) error {
+			_, _ = w.WriteString(c.text) // Flush tells
+			return cmp.Or(w.Flush(), c.err)
+		})
+		if err != c.err && !errors.Is(err, c.err) {
+			t.Errorf("%d: %v", i, err)
+		}
+		if got, _ := os.ReadFile(name); string(got) != c.want {
+			t.Errorf("%d: the file has %q, want %q", i, got, c.want)
+		}
+	}
+	if err := writeWhole(os.DevNull, func(*bufio.Writer) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 2 {
+		t.Errorf("%v, %v: want the file and the link", left, err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
+		t.Errorf("the link is %v, %v", info, err)
 	}
 }
 

@@ -105,7 +105,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 
 // readyText is what scripts wait for, and read addresses from.
 func readyText(r node.Ready) string {
-	line := "carillon ready nats=" + r.NATS
+	line := "carillon ready nats=" + redacted(r.NATS)
 	if r.HTTP != "" {
 		line += " http=" + r.HTTP
 	}

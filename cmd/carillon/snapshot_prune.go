@@ -15,7 +15,8 @@ func newSnapshotPruneCommand(a *app) *cobra.Command {
 		Use:   "prune [DIR]",
 		Short: "Drop old snapshots",
 		Long: `Drop snapshots, and then the blocks that none of the others names. With both --keep and --older-than a snapshot must
-meet both to go. Without any flag only blocks go that an interrupted save or prune left.
+meet both to go. Of services that share an archive each keeps its own. Without any flag only blocks go that an
+interrupted save or prune left.
 
 It can be interrupted at any moment. While it runs nobody saves into the archive, and it does not begin while somebody
 does. A snapshot that cannot be read ends it, as nobody knows what it names, unless --drop names it.`,
@@ -43,7 +44,7 @@ does. A snapshot that cannot be read ends it, as nobody knows what it names, unl
 		},
 	}
 	f.flags(c)
-	c.Flags().IntVar(&o.Keep, "keep", 0, "the newest so `many` stay")
+	c.Flags().IntVar(&o.Keep, "keep", 0, "the newest so `many` of each service stay")
 	c.Flags().DurationVar(&o.OlderThan, "older-than", 0, "drop what is older, e.g. 720h")
 	c.Flags().StringArrayVar(&o.Drop, "drop", nil, "drop this `snapshot`, also a damaged one; may be repeated")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what would go, and change nothing")

@@ -335,7 +335,7 @@ func (p *partition) readable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.machine.Err(); err != nil {
-		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("the jobs of partition %d cannot be read: %v", p.number, err)}
+		return &carillon.Error{Code: carillon.CodeUnavailable, Message: unreadable(p.number, err).Error()}
 	}
 	return nil
 }

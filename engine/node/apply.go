@@ -118,9 +118,12 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	result, err := p.machine.Apply(e)
 	if err != nil {
 		p.mu.Unlock()
-		if errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed) {
+		switch {
+		case errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed):
 			n.fail(noRoom(err))
-		} else {
+		case damaged(err):
+			n.stop(p, unreadable(p.number, err))
+		default:
 			n.stop(p, err)
 		}
 		return

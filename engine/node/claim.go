@@ -60,10 +60,7 @@ func (n *Node) claimAll(ctx context.Context) error {
 		return err
 	}
 	for _, p := range n.partitions {
-		p.mu.Lock()
-		stopped := p.stopped
-		p.mu.Unlock()
-		if errors.Is(stopped, engine.ErrRules) {
+		if stopped := p.whyStopped(); errors.Is(stopped, engine.ErrRules) {
 			return fmt.Errorf("node: %w", stopped)
 		}
 	}

@@ -82,7 +82,6 @@ func TestListUnreadable(t *testing.T) {
 		"list":      func() error { _, err := c.ListPage(t.Context(), carillon.ListRequest{Selection: far}); return err },
 		"selection": func() error { _, err := c.PauseWhere(t.Context(), far); return err },
 	} {
-		// It says that they cannot be read, or the node has ended for that.
 		if err := ask(); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
 			t.Errorf("%s: %v", how, err)
 		}

@@ -520,3 +520,10 @@ func (n *Node) stop(p *partition, err error) {
 		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 	}
 }
+
+// whyStopped is nil for a partition that goes on.
+func (p *partition) whyStopped() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stopped
+}

@@ -81,10 +81,7 @@ func (n *Node) current(read ...*partition) error {
 		return nil
 	}
 	for _, p := range read {
-		p.mu.Lock()
-		err := p.stopped
-		p.mu.Unlock()
-		if err != nil {
+		if err := p.whyStopped(); err != nil {
 			return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d stopped on node %s: %v", p.number, n.o.Name, err)}
 		}
 	}

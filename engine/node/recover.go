@@ -82,8 +82,8 @@ func (n *Node) applyAgain(e *engine.Entry) error {
 func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
 	m, position, err = n.newest(number)
 	if err != nil {
-		err = fmt.Errorf("node: the jobs of partition %d cannot be read: %w; see docs/operations.md", number, err)
-		if !n.o.AcceptLoss[number] || !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, engine.ErrCheckpoint) {
+		err = fmt.Errorf("node: %w; see docs/operations.md", unreadable(number, err))
+		if !n.o.AcceptLoss[number] || !damaged(err) {
 			return nil, 0, err
 		}
 		n.log.Error("accepting that jobs are lost", "error", err)

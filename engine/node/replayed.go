@@ -232,7 +232,12 @@ func (r *replayer) apply(ctx context.Context, e *engine.Entry) error {
 		return nil
 	}
 	r.records = 0
-	return n.checkpointAll(ctx)
+	for _, p := range n.partitions {
+		if err := n.takeCheckpoint(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // look sees what later ticks say of the outputs that were made, until they were all stored.

@@ -207,14 +207,12 @@ func (n *Node) checkpointForSave(ctx context.Context) error {
 	if n.holdTicks.Load() {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no checkpoint is taken", n.o.FreeForTicks>>20)}
 	}
+	if err := n.checkpointAll(ctx); err != nil {
+		n.fail(noRoom(err)) // as one that was due would
+		return err
+	}
 	if stopped := len(n.partitions) - len(n.live()); stopped > 0 {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("%d partitions have stopped; carillon status says why", stopped)}
-	}
-	for _, p := range n.partitions {
-		if err := n.takeCheckpoint(ctx, p); err != nil {
-			n.fail(noRoom(err)) // as one that was due would
-			return err
-		}
 	}
 	return ctx.Err()
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -551,6 +552,38 @@ func TestStopCorruptJobs(t *testing.T) {
 	r = run(t, o)
 	fires(t, client(t, r.NATS), in(1, "later"))
 	ready(t, r)
+}
+
+// Damage in the job table that is met later stops the partition at its next checkpoint, and no other.
+func TestStopCorruptJobsLater(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of the specs
+	r := run(t, o)
+	c := client(t, r.NATS)
+	for i := range 4 {
+		put(t, c, carillon.Job{ID: in(1, "far-"+strconv.Itoa(i)), Schedule: "@every 8000h"})
+	}
+	twoCheckpoints(t, c, "a")
+	r.stop(t)
+	damage(t, o.Data, "jobs", []byte{'t', 0, 1, 's'}, []byte{'t', 0, 1, 't'})
+
+	r = run(t, o)
+	c = client(t, r.NATS)
+	brief := carillon.Connect(dial(t, r.NATS), carillon.WithTimeout(time.Second))
+	if _, err := brief.ListPage(t.Context(), carillon.ListRequest{}); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+		t.Errorf("a list of what cannot be read: %v", err)
+	}
+	put(t, c, carillon.Job{ID: in(0, "zero"), Schedule: "@every 1h"}) // a new record makes checkpoints due
+	stopped(t, r, c, 1, "the jobs of partition 1 cannot be read", "checksum of the value does not match at key 74 00 01 73")
+	fires(t, c, in(0, "after"))
+	before := status(t, c).Partitions[0].Checkpoint
+	fires(t, c, in(0, "later"))
+	eventually(t, "a checkpoint of the other", func() bool { return status(t, c).Partitions[0].Checkpoint > before })
+	if _, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: t.TempDir()}, nil); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+		t.Errorf("a snapshot without the partition: %v", err)
+	}
+	r.stop(t)
 }
 
 // The job table alone is put back to a copy that is older than the local log reaches.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -13,6 +14,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // syncPause is how often outputs are made durable. What is written in a whole second of full drain, 100 MB,
@@ -168,9 +170,7 @@ func (n *Node) problems() []string {
 	}
 	list = append(list, n.joined.unserved()...)
 	for _, p := range n.partitions {
-		p.mu.Lock()
-		stopped := p.stopped
-		p.mu.Unlock()
+		stopped := p.whyStopped()
 		p.out.Lock()
 		lostSince, marking := p.lostSince, p.marker > p.chain.Stored().Output
 		accepting := n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number))
@@ -241,7 +241,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		}
 		for _, p := range live {
 			if rest := n.dueCheckpoint(ctx, p, upTo); rest != nil {
-				if err := n.checkpointWith(ctx, p, rest); err != nil {
+				if err := n.checkpointOrStop(ctx, p, rest); err != nil {
 					return noRoom(err)
 				}
 				taken = true
@@ -335,11 +335,9 @@ func (n *Node) mostlyChanged(p *partition) bool {
 // live lists the partitions that have not stopped. Of the others the log is kept for the way out.
 func (n *Node) live() (live []*partition) {
 	for _, p := range n.partitions {
-		p.mu.Lock()
-		if p.stopped == nil {
+		if p.whyStopped() == nil {
 			live = append(live, p)
 		}
-		p.mu.Unlock()
 	}
 	return live
 }
@@ -359,14 +357,34 @@ func (n *Node) relieve(ctx context.Context) error {
 	return n.trim(ctx)
 }
 
-// checkpointAll takes a checkpoint of every partition where it stands.
+// checkpointAll takes a checkpoint of every partition where it stands, but for those that have stopped.
 func (n *Node) checkpointAll(ctx context.Context) error {
 	for _, p := range n.partitions {
-		if err := n.takeCheckpoint(ctx, p); err != nil {
+		if err := n.checkpointOrStop(ctx, p, runtime.Gosched); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// checkpointOrStop is checkpointWith, but where a partition's jobs are damaged it stops that one, and the others go on.
+func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) error {
+	err := n.checkpointWith(ctx, p, rest)
+	if damaged(err) {
+		n.stop(p, unreadable(p.number, err))
+		return nil
+	}
+	return err
+}
+
+// unreadable words what was met in a partition's jobs.
+func unreadable(partition int, err error) error {
+	return fmt.Errorf("the jobs of partition %d cannot be read: %w", partition, err)
+}
+
+// damaged tells of an error of reading a partition's jobs whether they are not those that were written.
+func damaged(err error) bool {
+	return errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint)
 }
 
 // takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits for a slice at a
@@ -444,6 +462,9 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	defer p.taking.Unlock()
 	p.wanted.Add(-1)
 	began := time.Now()
+	if p.whyStopped() != nil {
+		return nil
+	}
 	if err := n.forget(p); err != nil {
 		return err
 	}

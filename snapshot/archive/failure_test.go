@@ -203,7 +203,7 @@ func acts(t *testing.T, before, after []content) map[string]act {
 			return err
 		}
 		_, err = Save(ctx, table, OpenDir(fsys, "archive"), SaveOptions{
-			Partitions: 2, sizes: smallSizes, Now: time.UnixMilli(1_900_000_000_000),
+			Partitions: 2, Prefix: "acme", sizes: smallSizes, Now: time.UnixMilli(1_900_000_000_000),
 		})
 		return errors.Join(err, store.Close())
 	}

@@ -10,8 +10,8 @@ import (
 
 // PruneOptions say which snapshots go. Without any, only blocks go that no snapshot names.
 type PruneOptions struct {
-	// Keep and OlderThan drop together: a snapshot goes that is not among the newest Keep of those that Drop does not
-	// name, and older than OlderThan. Keep 0 with OlderThan 0 drops none.
+	// Keep and OlderThan drop together: a snapshot goes that is not among the newest Keep of its service, by its prefix,
+	// of those that Drop does not name, and older than OlderThan. Keep 0 with OlderThan 0 drops none.
 	Keep      int
 	OlderThan time.Duration
 
@@ -77,18 +77,20 @@ func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bo
 		}
 	}
 	pruned, used := new(Pruned), make(map[string]bool)
-	dropped := 0 // by Drop: Keep is of the others
-	for i, e := range entries {
-		drop := slices.Contains(o.Drop, e.ID)
-		if drop {
-			dropped++
-		}
-		if drop || o.expired(i-dropped, e) {
+	newer := make(map[string]int) // of a prefix, without those of Drop
+	for _, e := range entries {
+		if slices.Contains(o.Drop, e.ID) {
 			pruned.Dropped = append(pruned.Dropped, e.ID)
 			continue
 		}
 		if e.Err != nil {
 			return nil, nil, fmt.Errorf("snapshot %s would stay, and cannot be read: %w", e.ID, e.Err)
+		}
+		place := newer[e.Manifest.Prefix]
+		newer[e.Manifest.Prefix]++
+		if o.expired(place, e.Manifest) {
+			pruned.Dropped = append(pruned.Dropped, e.ID)
+			continue
 		}
 		pruned.Kept = append(pruned.Kept, e.ID)
 		for b := range e.Manifest.blocks() {
@@ -98,13 +100,12 @@ func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bo
 	return pruned, used, nil
 }
 
-// expired tells whether the rules drop the snapshot at a place among those that Drop does not name, newest first. They
-// never drop one that cannot be read.
-func (o *PruneOptions) expired(place int, e Entry) bool {
-	if e.Err != nil || o.Keep == 0 && o.OlderThan == 0 {
+// expired tells whether the rules drop the snapshot that has so many newer ones beside it.
+func (o *PruneOptions) expired(newer int, m *Manifest) bool {
+	if o.Keep == 0 && o.OlderThan == 0 {
 		return false
 	}
-	return place >= o.Keep && (o.OlderThan == 0 || o.Now.Sub(e.Manifest.Time) > o.OlderThan)
+	return newer >= o.Keep && (o.OlderThan == 0 || o.Now.Sub(m.Time) > o.OlderThan)
 }
 
 // remove makes sure that a manifest is gone for good before the first of its blocks goes.

@@ -129,7 +129,7 @@ func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	store, table, err := openTable(mem, "db")
 	must(t, err)
 	for i := range int64(3) {
-		_, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Now: time.UnixMilli(1_800_000_001_000 + i), sizes: smallSizes})
+		_, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: "acme", Now: time.UnixMilli(1_800_000_001_000 + i), sizes: smallSizes})
 		must(t, err)
 	}
 	must(t, store.Close())
@@ -143,6 +143,28 @@ func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	}
 	if v, err := clean(target); err != nil || v.Snapshots != 1 {
 		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// Of an archive that two services share, each keeps its own.
+func TestKeepsOfEachService(t *testing.T) {
+	ctx := t.Context()
+	mem := vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	var saved []string
+	for i, prefix := range []string{"acme", "carillon", "carillon", "carillon"} {
+		s, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: prefix, Now: time.UnixMilli(1_800_000_001_000 + int64(i)), sizes: smallSizes})
+		must(t, err)
+		saved = append(saved, s.Manifest.ID)
+	}
+	must(t, store.Close())
+	pruned, err := Prune(ctx, target, PruneOptions{Keep: 1})
+	must(t, err)
+	if !slices.Contains(pruned.Kept, saved[0]) || !slices.Contains(pruned.Kept, saved[3]) || slices.Contains(pruned.Kept, saved[2]) {
+		t.Errorf("%+v, want the newest of acme, %s, and of carillon, %s", pruned, saved[0], saved[3])
 	}
 }
 
