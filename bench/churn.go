@@ -126,7 +126,7 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	}
 	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
 	defer stop()
-	floors := watchFloor(measuring, nc, e, run, l.payload)
+	floors := watchFloor(measuring, nc, e.dir, run, l.payload)
 	before := e.usage()
 	changes, latency := c.changes(l), newHistogram()
 	err = c.send(ctx, p, l, changes, latency)

@@ -36,6 +36,7 @@ type LatenessConfig struct {
 
 	lead   time.Duration                   // between the last put and the first due time; default settle
 	before func(ctx context.Context) error // called in that time
+	disk   string                          // a directory on the disk of a service that runs already; "": it is not looked at
 }
 
 func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
@@ -154,7 +155,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	before, window := e.usage(), time.Now()
 	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
 	defer stop()
-	floors := watchFloor(measuring, nc, e, run, l.payload)
+	floors := watchFloor(measuring, nc, cmp.Or(e.dir, c.disk), run, l.payload)
 	waited := waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
 	after := e.usage()
 	took := time.Since(window)

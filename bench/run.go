@@ -57,15 +57,15 @@ func defaultProgress(given progress) progress {
 	return given
 }
 
-// watchFloor measures the floor beside a run until ctx ends. wait gives what came of it.
-func watchFloor(ctx context.Context, nc *nats.Conn, e *engine, run string, payload []byte) (wait func() (floor, error)) {
+// watchFloor measures the floor beside a run until ctx ends, dir being on the engine's disk. wait gives what came of it.
+func watchFloor(ctx context.Context, nc *nats.Conn, dir, run string, payload []byte) (wait func() (floor, error)) {
 	type outcome struct {
 		floor
 		err error
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		f, err := measureFloor(ctx, nc, "BENCH_"+run, e.dir, payload)
+		f, err := measureFloor(ctx, nc, "BENCH_"+run, dir, payload)
 		done <- outcome{f, err}
 	}()
 	return func() (floor, error) {

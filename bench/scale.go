@@ -25,7 +25,7 @@ type ScaleConfig struct {
 	Duration     time.Duration `json:"-"`              // of each measurement; whole seconds; default 30 s
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
-	Save         bool          `json:"save"`           // measure lateness while a snapshot is saved, too
+	Save         bool          `json:"save"`           // measure lateness while a snapshot is saved, and restore that
 	// Midnight is how many are due within a minute, once hot and once cold; default Jobs, 1,000,000 at most; -1: none.
 	Midnight int `json:"midnight_jobs"`
 
@@ -60,6 +60,7 @@ func (c *ScaleConfig) lateness(e *engine) LatenessConfig {
 	s.Server = e.url
 	return LatenessConfig{
 		Service: s, WorkerCommand: c.WorkerCommand, Rate: c.Rate, Duration: c.Duration, PayloadBytes: c.PayloadBytes, Progress: c.Progress,
+		disk: e.dir,
 	}
 }
 
@@ -97,14 +98,15 @@ const (
 	scaleSettleMiB       = 1                // written in that time, at the most
 	scaleSettleDirty     = 1000             // jobs that no checkpoint has yet: as good as none
 	scaleSettlePatience  = 10 * time.Minute
-	limitScalePause      = 10  // ms
-	limitScaleSave       = 20  // ms later for it
-	limitScaleMidnight   = 1.5 // times the p99 of hot jobs: the same, as far as two runs are
+	limitScalePause      = 10      // ms
+	limitScaleSave       = 20      // ms later for it
+	limitScaleRestore    = 300_000 // jobs a second
+	limitScaleMidnight   = 1.5     // times the p99 of hot jobs: the same, as far as two runs are
 )
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing; where that is asked for, it runs lateness once more while a snapshot is saved. Then it kills the engine
+// doing nothing; where that is asked for, it runs lateness once more while a snapshot is saved, and restores that. Then it kills the engine
 // with kill -9 and measures from before exec to the first trigger of a due time after the kill in a client's hands. At
 // last two midnights come beside the jobs: so many one-shots due within a minute that are in memory since they were put,
 // and as many that the engine finds on disk, because it was killed when checkpoints had them.
@@ -168,6 +170,11 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if held["floor"], err = floor.pauses(); err != nil {
 		return r, err
 	}
+	if c.Save {
+		if err := c.restore(ctx, e, &saved, &r); err != nil {
+			return r, err
+		}
+	}
 	restart, err := c.restart(ctx, e, nc, &r)
 	if err != nil {
 		return r, err
@@ -200,12 +207,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
 	if c.Save {
-		r.Figures.add("save_s", saved.took.Seconds())
-		r.Figures.add("save_jobs_per_s", float64(c.Jobs)/saved.took.Seconds())
-		for _, q := range []string{"p50", "p99", "p999"} {
-			r.Figures.add("lateness_"+q+"_save_ms", saved.lateness.Figures.Get("received_"+q+"_ms"))
-		}
-		r.Figures.add("lateness_p999_for_save_ms", saved.lateness.Figures.Get("received_p999_ms")-full.Figures.Get("received_p999_ms"))
+		saved.figures(&r.Figures, c.Jobs, full.Figures)
 	}
 	if c.Midnight > 0 {
 		for _, q := range []string{"p50", "p99", "p999"} {
@@ -227,7 +229,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		newLeast(r.Figures, "imports_per_s", limitScaleImports),
 	}
 	if c.Save {
-		r.Targets = append(r.Targets, newTarget(r.Figures, "lateness_p999_for_save_ms", limitScaleSave, 0))
+		r.Targets = append(r.Targets,
+			newTarget(r.Figures, "lateness_p999_for_save_ms", limitScaleSave, 0),
+			newLeast(r.Figures, "restore_jobs_per_s", limitScaleRestore))
 	}
 	if c.Midnight > 0 {
 		r.Targets = append(r.Targets, newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0))
@@ -243,7 +247,7 @@ func (c *ScaleConfig) hasRoom(e *engine) error {
 	}
 	each := uint64(scaleBytesPerJob)
 	if c.Save {
-		each += scaleBytesPerJob / 2
+		each += scaleBytesPerJob // of the snapshot and of what is made of it
 	}
 	free, need := uint64(fs.Bsize)*fs.Bavail, uint64(c.Jobs)*each+4<<30
 	if free < need {
@@ -376,15 +380,5 @@ func (c *ScaleConfig) restart(ctx context.Context, e *engine, nc *nats.Conn, r *
 	if err != nil {
 		return run, err
 	}
-	status, err := carillon.Connect(nc, carillon.WithNames(e.Names)).Status(ctx)
-	if err != nil {
-		return run, fmt.Errorf("bench: %w", err)
-	}
-	r.Checks.Expected += c.Jobs
-	pending := -scaleRecurring
-	for _, p := range status.Partitions {
-		pending += int(p.Jobs[carillon.StatusScheduled])
-	}
-	r.Checks.Missing += max(0, c.Jobs-pending)
-	return run, nil
+	return run, c.countPending(ctx, e, nc, scaleRecurring, r)
 }

@@ -4,49 +4,145 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// saving is a snapshot that is saved while others fire.
+// saving is a snapshot that is saved while others fire, and what it is worth.
 type saving struct {
+	archive  string // the last
 	lateness Result
-	took     time.Duration
-	reply    carillon.SnapshotReply
+	saves    int           // all of them whole; one after the other, until lateness was measured
+	took     time.Duration // the first
+	verify   time.Duration // the last
+	restore  time.Duration // the same, into a new data directory
 }
 
-// save measures lateness once more while a snapshot of all jobs is saved, which may go on afterwards.
-func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (s saving, err error) {
+const archives = "archives" // in the run's directory
+
+// save measures lateness once more while a snapshot of all jobs is saved, which may go on afterwards. Where it is over
+// sooner another is saved, into an archive of its own: it is as large, and nothing is removed meanwhile.
+func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (saving, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan error, 1)
+	var s saving
+	measured, done := make(chan struct{}), make(chan error, 1)
 	l := c.lateness(e)
 	l.before = func(context.Context) error {
-		began := time.Now()
-		go func() {
-			client := carillon.Connect(nc, carillon.WithNames(e.Names))
-			var err error
-			s.reply, err = client.SaveSnapshot(ctx, carillon.SnapshotRequest{Dir: filepath.Join(e.dir, "archive")}, nil)
-			s.took = time.Since(began)
-			done <- err
-		}()
+		client := carillon.Connect(nc, carillon.WithNames(e.Names))
+		go func() { done <- s.again(ctx, client, e.dir, measured) }()
 		return nil
 	}
 	part, err := runPart(ctx, l, r)
 	if err != nil {
 		return s, err
 	}
+	s.lateness = part
+	close(measured)
 	c.Progress("waiting for the snapshot", 0, 1)
 	if err := <-done; err != nil {
 		return s, fmt.Errorf("bench: save: %w", err)
 	}
-	if s.reply.Rows == 0 {
-		return s, errors.New("bench: the snapshot is empty")
-	}
-	s.lateness = part
 	return s, nil
+}
+
+// again saves until lateness has been measured.
+func (s *saving) again(ctx context.Context, client *carillon.Client, dir string, measured <-chan struct{}) error {
+	for {
+		s.archive = filepath.Join(dir, archives, strconv.Itoa(s.saves))
+		began := time.Now()
+		reply, err := client.SaveSnapshot(ctx, carillon.SnapshotRequest{Dir: s.archive}, nil)
+		if err != nil {
+			return err
+		}
+		if reply.Rows == 0 {
+			return errors.New("the snapshot is empty")
+		}
+		if s.saves++; s.saves == 1 {
+			s.took = time.Since(began)
+		}
+		select {
+		case <-measured:
+			return nil
+		default:
+		}
+	}
+}
+
+// restore verifies the snapshot, makes a data directory of it as 'carillon snapshot restore' does, and starts an
+// engine there to see that it has the jobs. The engine that was saved stands by.
+func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Result) (err error) {
+	target := archive.OpenDir(nil, s.archive)
+	step := func(name string) func(archive.Progress) {
+		return func(p archive.Progress) { c.Progress(name, int(p.Done>>20), int(p.Total>>20)) }
+	}
+	began := time.Now()
+	found, err := archive.Verify(ctx, target, nil, step("verifying the snapshot"))
+	if err != nil {
+		return fmt.Errorf("bench: verify: %w", err)
+	}
+	if len(found.Problems) > 0 {
+		return fmt.Errorf("bench: verify: %w", found.Problems[0].Err)
+	}
+	s.verify = time.Since(began)
+
+	again := &engine{Service: e.Service, dir: filepath.Join(e.dir, "restored")}
+	defer func() { err = errors.Join(err, again.close(), os.RemoveAll(filepath.Join(e.dir, archives))) }()
+	if err := os.Mkdir(again.dir, 0o755); err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	began = time.Now()
+	if _, err := node.Restore(ctx, target, "", filepath.Join(again.dir, "data"), node.RestoreOptions{Progress: step("restoring it")}); err != nil {
+		return fmt.Errorf("bench: restore: %w", err)
+	}
+	s.restore = time.Since(began)
+	if err := again.start(ctx, "127.0.0.1:0", nil); err != nil {
+		return err
+	}
+	nc, err := again.Connect(again.url)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	defer nc.Close()
+	return c.countPending(ctx, again, nc, 0, r)
+}
+
+// countPending adds to the checks that all jobs are pending, beside so many others.
+func (c *ScaleConfig) countPending(ctx context.Context, e *engine, nc *nats.Conn, others int, r *Result) error {
+	status, err := carillon.Connect(nc, carillon.WithNames(e.Names)).Status(ctx)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	pending := -others
+	for _, p := range status.Partitions {
+		pending += int(p.Jobs[carillon.StatusScheduled])
+	}
+	r.Checks.Expected += c.Jobs
+	r.Checks.Missing += max(0, c.Jobs-pending)
+	return nil
+}
+
+// figures adds what came of it; without is lateness with nothing saved beside it.
+func (s *saving) figures(to *Figures, jobs int, without Figures) {
+	rate := func(d time.Duration) float64 { return float64(jobs) / d.Seconds() }
+	to.add("saves", float64(s.saves))
+	to.add("save_s", s.took.Seconds())
+	to.add("save_jobs_per_s", rate(s.took))
+	to.add("verify_jobs_per_s", rate(s.verify))
+	to.add("restore_s", s.restore.Seconds())
+	to.add("restore_jobs_per_s", rate(s.restore))
+	for _, q := range []string{"p50", "p99", "p999"} {
+		to.add("lateness_"+q+"_save_ms", s.lateness.Figures.Get("received_"+q+"_ms"))
+	}
+	to.add("fsync_max_ms", without.Get("fsync_max_ms"))
+	to.add("fsync_max_save_ms", s.lateness.Figures.Get("fsync_max_ms"))
+	to.add("lateness_p999_for_save_ms", s.lateness.Figures.Get("received_p999_ms")-without.Get("received_p999_ms"))
 }

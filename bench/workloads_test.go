@@ -254,20 +254,23 @@ func TestScale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Lateness three times, the jobs themselves, two midnights, and what fired around the kill.
-	if !r.Checks.clean() || r.Checks.Expected < 3*100+500+2*60 {
+	// Lateness three times, the jobs themselves, here and restored, two midnights, and what fired around the kill.
+	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+2*60 {
 		t.Errorf("checks are %+v", *r.Checks)
 	}
 	for _, name := range []string{
 		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
-		"restart_to_first_trigger_s", "save_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms",
+		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
-	if len(r.Targets) != 8 {
+	if len(r.Targets) != 9 {
 		t.Errorf("targets are %v", r.Targets)
+	}
+	if r.Figures.Get("saves") < 2 { // one of 500 jobs is over sooner than a second of lateness
+		t.Errorf("%v snapshots were saved", r.Figures.Get("saves"))
 	}
 }
 
