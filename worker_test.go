@@ -43,23 +43,52 @@ func startWorker(t *testing.T, c *Client, o WorkerOptions, h Handler) (stop func
 func pending(t *testing.T, js jetstream.JetStream, name string, partitions int) (waiting, unanswered int) {
 	t.Helper()
 	for p := range partitions {
-		c, err := js.Consumer(t.Context(), DefaultNames().OutStream(p), name)
-		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		info := consumerInfo(t, js, name, p)
+		if info == nil {
 			return 1, 1 // not made yet
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		waiting += int(c.CachedInfo().NumPending)
-		unanswered += c.CachedInfo().NumAckPending
+		waiting += int(info.NumPending)
+		unanswered += info.NumAckPending
 	}
 	return waiting, unanswered
 }
 
+// consumerInfo is nil where there is no consumer.
+func consumerInfo(t *testing.T, js jetstream.JetStream, name string, partition int) *jetstream.ConsumerInfo {
+	t.Helper()
+	c, err := js.Consumer(t.Context(), DefaultNames().OutStream(partition), name)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.CachedInfo()
+}
+
+// made tells whether the group has its consumers.
+func made(t *testing.T, js jetstream.JetStream, name string, partitions int) func() bool {
+	return func() bool {
+		for p := range partitions {
+			if consumerInfo(t, js, name, p) == nil {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// settled tells whether the consumers, each of which is to get something, have all of it answered. One that is being made
+// says for a moment that nothing waits.
 func settled(t *testing.T, js jetstream.JetStream, name string, partitions int) func() bool {
 	return func() bool {
-		waiting, unanswered := pending(t, js, name, partitions)
-		return waiting == 0 && unanswered == 0
+		for p := range partitions {
+			info := consumerInfo(t, js, name, p)
+			if info == nil || info.NumPending > 0 || info.NumAckPending > 0 || info.Delivered.Consumer == 0 {
+				return false
+			}
+		}
+		return true
 	}
 }
 
@@ -372,7 +401,7 @@ func TestWorkStartNew(t *testing.T) {
 	o := WorkerOptions{Topic: "t", Name: "g", StartNew: true}
 	h := func(_ context.Context, tr *Trigger) error { got <- tr.Job; return nil }
 	stop := startWorker(t, Connect(nc), o, h)
-	eventually(t, "the consumer made", settled(t, js, "g", 1))
+	eventually(t, "the consumer made", made(t, js, "g", 1))
 	out.trigger(0, "t", "new", 2, "")
 	if job := <-got; job != "new" {
 		t.Errorf("got %s", job)
@@ -397,7 +426,7 @@ func TestWorkEndsWithItsConnection(t *testing.T) {
 	go func() {
 		ended <- Connect(own).Work(t.Context(), WorkerOptions{Topic: "t", Name: "g"}, func(context.Context, *Trigger) error { return nil })
 	}()
-	eventually(t, "the consumers made", settled(t, js, "g", 2))
+	eventually(t, "the consumers made", made(t, js, "g", 2))
 	own.Close()
 	select {
 	case err := <-ended:
@@ -429,7 +458,7 @@ func TestWorkStartNewAgain(t *testing.T) {
 		seen[tr.Job] = true
 		return nil
 	})
-	eventually(t, "the consumer made", settled(t, js, "g", 1))
+	eventually(t, "the consumer made", made(t, js, "g", 1))
 	out.trigger(0, "t", "first", 2, "")
 	eventually(t, "the first trigger", has("first"))
 	if err := js.DeleteConsumer(t.Context(), "CARILLON_OUT_0", "g"); err != nil {
@@ -451,7 +480,7 @@ func TestWorkRefuses(t *testing.T) {
 	}
 	makeOutput(t, js, 1)
 	startWorker(t, c, WorkerOptions{Topic: "t", Name: "g"}, nothing)
-	eventually(t, "the consumer made", settled(t, js, "g", 1))
+	eventually(t, "the consumer made", made(t, js, "g", 1))
 	for _, o := range []struct {
 		WorkerOptions
 		want Error
