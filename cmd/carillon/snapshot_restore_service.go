@@ -44,6 +44,9 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 		return err
 	}
 	p.ID = p.jobs.Manifest.ID
+	if err := r.verify(ctx, t, p.ID); err != nil {
+		return err
+	}
 	if r.existing == existingFail {
 		if err := r.refuseExisting(ctx, client, p.jobs); err != nil {
 			return err
@@ -67,6 +70,19 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 		return fmt.Errorf("%d jobs failed, the first of them %w; the same command again goes on", p.Failed, p.first)
 	}
 	return nil
+}
+
+// verify reads all of a snapshot before the first job of it is put: a service cannot be put back to where it was.
+func (r *restorer) verify(ctx context.Context, t archive.Target, id string) error {
+	bar := r.app.newBlocksProgress("verify")
+	v, err := archive.Verify(ctx, t, []string{id}, bar.show)
+	if endErr := bar.end(); err == nil {
+		err = endErr
+	}
+	if err == nil && len(v.Problems) > 0 {
+		err = fmt.Errorf("nothing was restored: %w", v.Problems[0].Err)
+	}
+	return err
 }
 
 // putBack sends all jobs, until the service does not answer.
