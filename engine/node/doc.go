@@ -1,7 +1,7 @@
 // Package node is the I/O around the machine: one process that reads the log, stores it, applies it,
 // ticks the partitions it owns and publishes their outputs.
 //
-// A reading order: options.go, node.go (what starts in which order), recover.go and heal.go (how it
+// A reading order: options.go, node.go (what starts in which order), recover.go, replay.go and heal.go (how it
 // comes back), apply.go (the straight walk of a record: log → local log → machine → reply), clockwork.go
 // (the straight walk of a trigger: deadline → tick → log … outputs → due millisecond → stream),
 // resync.go (where the chain goes on), tend.go (what is done on a timer: outputs made durable, the disk

@@ -151,13 +151,12 @@ type Node struct {
 	log    *slog.Logger
 	web    *web
 	meters *meters
-	layout engine.Layout
+	layout engine.Layout // that of the checkpoints, where there are any; else the streams'
 
 	store   *wal.Store // of the log
 	local   *wal.Log
 	jobs    *wal.Store
 	saved   *snapshot.Table // in jobs: the checkpoints
-	ahead   loads           // of saved
 	server  *embedded.Server
 	url     string
 	nc      *nats.Conn
@@ -188,6 +187,7 @@ type Node struct {
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
+	recovered  func() error // has recover done once
 	joined     joined       // with an external NATS
 	pulse      pulse        // the same
 	reached    reached
@@ -254,6 +254,8 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	}
 	defer n.bell.close()
 	if err := n.open(ctx); err != nil {
+		cancel(nil)
+		n.work.Wait()
 		return noRoom(errors.Join(n.unreachable(err), n.close()))
 	}
 	if n.server == nil {
@@ -266,7 +268,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		n.saves.close()
 		err = noRoom(errors.Join(err, n.close()))
 	}()
-	if err := n.recover(ctx); err != nil {
+	if err := n.recovered(); err != nil {
 		return err
 	}
 	if err := n.heal(ctx); err != nil {
@@ -339,24 +341,28 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	// What takes long where there is much is done side by side: the stores are opened, and then the embedded server starts
+	// while the partitions recover, if there is a checkpoint that says in which layout. An external NATS may be away for long.
+	opened := sync.OnceValue(func() error { return n.openLog(false) })
+	n.recovered = sync.OnceValue(func() error { return n.recover(ctx) })
+	n.work.Go(func() { _ = opened() }) // asked again below
 	o := n.o
 	if err := n.openJobs(n.compactionRests(ctx)); err != nil {
 		return err
 	}
-	n.loadAhead()
+	n.layout, _ = n.savedLayout() // what cannot be read is left to recover
 	if err := n.expectSaved(&o); err != nil {
 		return err
 	}
-	store := o.LogStore
-	store.Dir, store.Logger, store.OnSync = filepath.Join(o.Data, "log"), n.log, n.meters.synced
-	var loss *wal.LossError
-	n.store, err = wal.OpenStore(store)
-	if err != nil && !errors.As(err, &loss) {
-		return err
-	}
-
 	var wire *streams.Wire
 	if o.NATS == "" {
+		if n.layout.Partitions > 0 {
+			n.work.Go(func() {
+				if opened() == nil {
+					_ = n.recovered() // run asks again
+				}
+			})
+		}
 		n.server, err = embedded.Start(embedded.Options{
 			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
 			Credentials: o.NATSCreds, Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Logger: n.log,
@@ -378,6 +384,10 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
 		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
 	}
+	var loss *wal.LossError
+	if err := opened(); err != nil && !errors.As(err, &loss) {
+		return err
+	}
 	reader := "engine" // protected from clients by the embedded server; elsewhere a random one
 	if n.server == nil {
 		reader = ""
@@ -392,12 +402,13 @@ func (n *Node) open(ctx context.Context) (err error) {
 		return err
 	}
 	if loss != nil {
-		if err := n.openWithLoss(ctx, store, loss); err != nil {
+		if err := n.openWithLoss(ctx, loss); err != nil {
 			return err
 		}
 	}
-	n.local = n.store.Log()
-	n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
+	if n.layout.Partitions == 0 {
+		n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
+	}
 	if n.server != nil {
 		if n.outputs, err = streams.NewFileSync(n.server.JetStreamDir(), o.Stream+"_OUT_", n.layout.Partitions); err != nil {
 			return err
@@ -411,7 +422,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 // expectSaved refuses a service of another shape than the one whose jobs are here, before streams are made for it: to that
 // one the jobs would look damaged.
 func (n *Node) expectSaved(o *Options) error {
-	saved := n.ahead.layout
+	saved := n.layout
 	switch {
 	case saved.Partitions == 0: // there are none, or they cannot be read
 		return nil
@@ -446,7 +457,7 @@ func (n *Node) openJobs(rest func(behind bool)) (err error) {
 
 // openWithLoss opens a local log that lost its end, which is no loss while the stream still has the
 // records: they are read again. It looks before it opens, since a store that was opened once forgets.
-func (n *Node) openWithLoss(ctx context.Context, store wal.Options, loss *wal.LossError) (err error) {
+func (n *Node) openWithLoss(ctx context.Context, loss *wal.LossError) error {
 	info, err := n.streams.Log.Info(ctx)
 	if err != nil {
 		return err
@@ -455,8 +466,16 @@ func (n *Node) openWithLoss(ctx context.Context, store wal.Options, loss *wal.Lo
 		return fmt.Errorf("node: %w; the log stream holds %d to %d, so not all of the lost records can be read again", loss, info.First, info.Last)
 	}
 	n.log.Warn("the local log lost its end; reading it again from the stream", "error", loss)
-	store.AllowLoss = true
-	n.store, err = wal.OpenStore(store)
+	return n.openLog(true)
+}
+
+// openLog opens the local log. Its errors are those of wal.OpenStore.
+func (n *Node) openLog(allowLoss bool) (err error) {
+	o := n.o.LogStore
+	o.Dir, o.Logger, o.OnSync, o.AllowLoss = filepath.Join(n.o.Data, "log"), n.log, n.meters.synced, allowLoss
+	if n.store, err = wal.OpenStore(o); err == nil {
+		n.local = n.store.Log()
+	}
 	return err
 }
 
@@ -484,7 +503,6 @@ func (n *Node) close() error {
 	if n.server != nil {
 		n.server.Shutdown()
 	}
-	n.ahead.work.Wait()
 	var err error
 	for _, p := range n.partitions {
 		if p != nil {

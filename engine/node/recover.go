@@ -19,7 +19,7 @@ func (n *Node) recover(ctx context.Context) error {
 		return err
 	}
 	from := n.oldest()
-	replayed, err := n.replay(ctx, from, n.applyAgain)
+	replayed, err := n.replayAll(ctx, from)
 	if err != nil {
 		return err
 	}
@@ -67,20 +67,10 @@ func (n *Node) oldest() uint64 {
 	return position
 }
 
-// applyAgain applies a record of the local log.
-func (n *Node) applyAgain(e *engine.Entry) error {
-	for _, p := range n.concerned(e) {
-		if _, err := p.machine.Apply(e); err != nil {
-			return fmt.Errorf("node: partition %d: %w", p.number, err)
-		}
-	}
-	return nil
-}
-
 // restore reads a partition's newest checkpoint, and tells its position: all records up to there are in it. The
 // machine's own position is that of the last one that concerned it.
 func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
-	m, position, err = n.newest(number)
+	m, position, err = n.readNewest(number)
 	if err != nil {
 		err = fmt.Errorf("node: %w; see docs/operations.md", unreadable(number, err))
 		if !n.o.AcceptLoss[number] || !damaged(err) {
@@ -104,17 +94,17 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 }
 
 // readNewest reads the newest checkpoint. If it has many jobs, the machine is to read them elsewhere from now on.
-func (n *Node) readNewest(layout engine.Layout, number int) (m *engine.Machine, position uint64, err error) {
+func (n *Node) readNewest(number int) (m *engine.Machine, position uint64, err error) {
 	err = n.saved.View(uint16(number), func(v *snapshot.View) error {
 		position = v.Position
-		m, err = n.openMachine(layout, number, v)
+		m, err = n.openMachine(number, v)
 		return err
 	})
 	return m, position, err
 }
 
 // openMachine opens a checkpoint. A machine of many jobs goes on reading it.
-func (n *Node) openMachine(layout engine.Layout, number int, v *snapshot.View) (*engine.Machine, error) {
+func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error) {
 	state, err := v.State()
 	if err != nil {
 		return nil, err
@@ -125,40 +115,10 @@ func (n *Node) openMachine(layout engine.Layout, number int, v *snapshot.View) (
 			return nil, err
 		}
 		if s.Jobs > n.o.HotJobs {
-			return engine.OpenCold(layout, number, v)
+			return engine.OpenCold(n.layout, number, v)
 		}
 	}
-	return engine.Open(layout, number, v)
-}
-
-// loads are the newest checkpoints of all partitions, being read while the server starts: both take long where there
-// is much.
-type loads struct {
-	layout engine.Layout
-	work   sync.WaitGroup
-	of     []loaded
-}
-
-type loaded struct {
-	machine  *engine.Machine
-	position uint64
-	err      error
-}
-
-// loadAhead begins to read the checkpoints, in the layout that they say. What cannot be read is left to who needs it.
-func (n *Node) loadAhead() {
-	layout, err := n.savedLayout()
-	if err != nil {
-		return
-	}
-	n.ahead.layout = layout
-	n.ahead.of = make([]loaded, n.ahead.layout.Partitions)
-	for p := range n.ahead.of {
-		n.ahead.work.Go(func() {
-			l := &n.ahead.of[p]
-			l.machine, l.position, l.err = n.readNewest(n.ahead.layout, p)
-		})
-	}
+	return engine.Open(n.layout, number, v)
 }
 
 // savedLayout is that of the service whose checkpoints the job table has.
@@ -180,16 +140,6 @@ func (n *Node) savedLayout() (l engine.Layout, err error) {
 	return l, err
 }
 
-// newest is a partition's newest checkpoint, read before or now.
-func (n *Node) newest(number int) (m *engine.Machine, position uint64, err error) {
-	n.ahead.work.Wait()
-	if n.ahead.layout != n.layout {
-		return n.readNewest(n.layout, number)
-	}
-	l := n.ahead.of[number]
-	return l.machine, l.position, l.err
-}
-
 // reachesBack tells whether the local log has all that came after a position. An empty one may: it then goes on
 // there.
 func (n *Node) reachesBack(position uint64) bool {
@@ -198,23 +148,6 @@ func (n *Node) reachesBack(position uint64) bool {
 		first = n.local.Last() + 1
 	}
 	return first <= position+1
-}
-
-// replay decodes the local log above a position.
-func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entry) error) (records int, err error) {
-	err = n.local.Read(after+1, func(stored wal.Record) error {
-		if records++; records%4096 == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
-		if err != nil {
-			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
-		}
-		r.Data = append([]byte(nil), r.Data...)
-		e := n.layout.Decode(&r)
-		return apply(&e)
-	})
-	return records, err
 }
 
 // concerned lists the partitions that a record is for.
@@ -240,7 +173,7 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []
 	defer n.logKept.RUnlock()
 	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.saved.View, n.saved.Older} {
 		err := view(uint16(number), func(v *snapshot.View) error {
-			m, err := n.openMachine(n.layout, number, v)
+			m, err := n.openMachine(number, v)
 			if err != nil {
 				return err
 			}

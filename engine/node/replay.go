@@ -1,0 +1,131 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// replay decodes the local log above a position.
+func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entry) error) (records int, err error) {
+	err = n.local.Read(after+1, func(stored wal.Record) error {
+		if records++; records%4096 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		if err != nil {
+			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+		}
+		r.Data = append([]byte(nil), r.Data...)
+		e := n.layout.Decode(&r)
+		return apply(&e)
+	})
+	return records, err
+}
+
+// applyAgain applies a record of the local log.
+func (n *Node) applyAgain(e *engine.Entry) error {
+	for _, p := range n.concerned(e) {
+		if err := p.applyAgain(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *partition) applyAgain(e *engine.Entry) error {
+	if _, err := p.machine.Apply(e); err != nil {
+		return fmt.Errorf("node: partition %d: %w", p.number, err)
+	}
+	return nil
+}
+
+// replayAll applies the local log above a position to all partitions, side by side: they share nothing but the log, and
+// each has its records in their order.
+func (n *Node) replayAll(ctx context.Context, after uint64) (records int, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	lanes := make([]lane, min(runtime.GOMAXPROCS(0), len(n.partitions)))
+	var work sync.WaitGroup
+	for i := range lanes {
+		lanes[i].queue = make(chan []step, laneAhead)
+		work.Go(func() {
+			if err := lanes[i].run(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	records, err = n.replay(ctx, after, func(e *engine.Entry) error {
+		for _, p := range n.concerned(e) {
+			if !lanes[p.number%len(lanes)].take(ctx, step{p, *e}) {
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	for i := range lanes {
+		lanes[i].end(ctx)
+	}
+	work.Wait()
+	return records, cmp.Or(context.Cause(ctx), err)
+}
+
+// lane applies the records of some of the partitions.
+type lane struct {
+	queue chan []step
+	batch []step // that is not in the queue yet
+}
+
+// step is a record for one partition.
+type step struct {
+	p *partition
+	e engine.Entry
+}
+
+const (
+	laneBatch = 256 // steps handed over at once
+	laneAhead = 4   // batches in a queue
+)
+
+// take hands a step over, and tells whether the replay goes on.
+func (l *lane) take(ctx context.Context, s step) bool {
+	if l.batch = append(l.batch, s); len(l.batch) < laneBatch {
+		return true
+	}
+	return l.flush(ctx)
+}
+
+func (l *lane) flush(ctx context.Context) bool {
+	select {
+	case l.queue <- l.batch:
+		l.batch = make([]step, 0, laneBatch)
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// end hands over the rest.
+func (l *lane) end(ctx context.Context) {
+	l.flush(ctx)
+	close(l.queue)
+}
+
+func (l *lane) run(ctx context.Context) error {
+	for batch := range l.queue {
+		for i := range batch {
+			if err := batch[i].p.applyAgain(&batch[i].e); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+	return nil
+}
