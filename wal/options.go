@@ -97,7 +97,7 @@ func (o *Options) Validate() error {
 
 // pebble is how a log wants Pebble: keys come in ascending order, are read on recovery only, and go from the
 // front by range deletion. What tables want otherwise is in forTables.
-func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebble.Options {
+func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache, compactions *scheduler) *pebble.Options {
 	po := &pebble.Options{
 		FS:     f,
 		Lock:   lock,
@@ -140,9 +140,7 @@ func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache) *pebb
 
 		MaxOpenFiles: 256,
 	}
-	// One compaction at a time, Pebble's default: who ends lets the next begin. The default scheduler looks ten times
-	// a second besides whether more may run at once, which costs an idle engine a tenth of a per cent of a core each.
-	po.Experimental.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
+	po.Experimental.CompactionScheduler = compactions
 	for i := range po.Levels {
 		// 32 KiB blocks: a sequential reader wants few and large ones. Compression stays Snappy, the
 		// default: records are mostly JSON, it halves them for a few per cent of a core.

@@ -3,10 +3,70 @@ package wal
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
+
+// compactsAt sublevels make a compaction of tables due.
+const compactsAt = 8
+
+// ingest adds a table that lies over all that are there already.
+func ingest(t *testing.T, s *Store) {
+	t.Helper()
+	random := rand.NewChaCha8([32]byte{byte(s.Metrics().Levels[0].Sublevels)})
+	tb, err := s.NewTable()
+	must(t, err)
+	for i := range 500 {
+		value := make([]byte, 200)
+		_, _ = random.Read(value) // so that blocks stay as large as they are
+		must(t, tb.Set(fmt.Appendf(nil, "c%04d", i), value))
+	}
+	must(t, tb.Close())
+	must(t, s.Ingest([]*Table{tb}))
+}
+
+// A store that was killed with a compaction due opens before that runs, and then it does.
+func TestOpensBeforeCompactions(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	goOn := make(chan struct{})
+	o := Options{Dir: "db", FS: mem, Profile: ProfileTable, Rest: func(bool) { <-goOn }}
+	s := open(t, o)
+	for s.Metrics().Levels[0].Sublevels < compactsAt {
+		ingest(t, s)
+	}
+	must(t, s.Update(func(b *pebble.Batch) error { return b.Set([]byte("c"), []byte("flushed at the start"), nil) }))
+	o.FS = mem.CrashClone(vfs.CrashCloneCfg{})
+	close(goOn)
+
+	runs, mayEnd := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	o.Rest = func(bool) {
+		once.Do(func() { close(runs) })
+		<-mayEnd
+	}
+	opened := make(chan error, 1)
+	go func() {
+		s, err := OpenStore(o)
+		if err == nil {
+			t.Cleanup(func() { must(t, s.Close()) })
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		must(t, err)
+		<-runs
+		close(mayEnd)
+	case <-time.After(20 * time.Second):
+		close(mayEnd)
+		must(t, <-opened)
+		t.Error("it waited for the compaction")
+	}
+}
 
 // A compaction rests while it may, and is told when it may not: since level 0 has grown too deep, or the store closes.
 func TestCompactionsRest(t *testing.T) {
@@ -18,20 +78,6 @@ func TestCompactionsRest(t *testing.T) {
 			<-goOn
 		},
 	})
-	random := rand.NewChaCha8([32]byte{})
-	n := 0
-	ingest := func() { // over all that is there already
-		tb, err := s.NewTable()
-		must(t, err)
-		for i := range 500 {
-			value := make([]byte, 200)
-			_, _ = random.Read(value) // so that blocks stay as large as they are
-			must(t, tb.Set(fmt.Appendf(nil, "c%04d", i), value))
-		}
-		n++
-		must(t, tb.Close())
-		must(t, s.Ingest([]*Table{tb}))
-	}
 	depth := func() int { return int(s.Metrics().Levels[0].Sublevels) }
 	next := func() bool {
 		s.fence.pace.looked.Store(0) // as if it was looked some time ago
@@ -39,8 +85,8 @@ func TestCompactionsRest(t *testing.T) {
 		return <-resting
 	}
 
-	for n < 2 || depth() < 8 { // as many as a compaction begins with
-		ingest()
+	for depth() < compactsAt {
+		ingest(t, s)
 	}
 	if <-resting {
 		t.Errorf("compactions are behind with %d sublevels", depth())
@@ -49,7 +95,7 @@ func TestCompactionsRest(t *testing.T) {
 		t.Errorf("compactions are behind with %d sublevels, after the first block", depth())
 	}
 	for depth() < behindSublevels {
-		ingest()
+		ingest(t, s)
 	}
 	if !next() {
 		t.Errorf("compactions are not behind with %d sublevels", depth())

@@ -102,7 +102,8 @@ func OpenStore(opts Options) (_ *Store, err error) {
 		}
 	}
 	s.cache = pebble.NewCache(opts.CacheBytes)
-	s.popts = opts.pebble(f, s.lock, s.cache)
+	compactions := newScheduler()
+	s.popts = opts.pebble(f, s.lock, s.cache, compactions)
 	s.popts.EnsureDefaults()
 	if s.db, err = pebble.Open(opts.Dir, s.popts); err != nil {
 		return nil, lockError(opts.Dir, err)
@@ -143,6 +144,7 @@ func OpenStore(opts Options) (_ *Store, err error) {
 		return nil, err
 	}
 	f.pace.store.Store(s)
+	compactions.open()
 	return s, nil
 }
 
