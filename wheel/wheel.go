@@ -67,6 +67,8 @@ import (
 // the slot. When it leaves 6 or fewer in a chunk that has 12 or fewer together with a neighbour, the
 // two become one. That bounds what removals can waste, and costs at most three moved records for each
 // written: a slot gets another chunk only when its last is full, which takes 4 writes after a merge.
+// A cascade reads what it is going to write a chunk ahead (fetch): 76 ns to expire instead of 123, on another machine than
+// the figures below, where to insert takes 83 and to remove 103 beside a floor of 26 (BenchmarkFloor).
 //
 // Tried, and rejected. Figures: ten million timers within an hour, ns to insert / to remove in random
 // order / to expire, best of 20 batches on the two-core machine, beside 62 / 52 / 73 for what is here.
@@ -81,6 +83,8 @@ import (
 //     4 bytes an id does not.
 //   - Headers beside their records, to have one page to look up: slower to remove, 150 against 115,
 //     as the headers of ten million timers on their own are 10 MB, and records are 160 MB.
+//   - Blocks as slices, so that Go need not read the first bytes of each in order to find that its pointer is not nil; a
+//     last chunk that is only looked at when it may be empty; huge pages (madvise): not told apart from noise.
 
 const (
 	digit    = 6
@@ -158,6 +162,8 @@ type Wheel struct {
 	busy  uint16         // levels with an occupied slot
 	level [levels]uint32 // the wheel's nodes
 	len   int
+
+	fetched uint32 // sum of what was read ahead: reads that nothing depends on are left out. It means nothing
 
 	chunks                         []*chunkBlock
 	ids                            []*idBlock
@@ -378,12 +384,27 @@ func (w *Wheel) scatter(s *slot) {
 		used, records := w.used(s, c), *w.recordsOf(c)
 		next := w.chunk(c).next
 		w.recycle(c)
+		w.fetch(&records, next)
 		for ; used != 0; used &= used - 1 {
 			r := &records[bits.TrailingZeros16(used)%chunkLen]
 			w.place(toKey(r.deadline), *r)
 		}
 		c = next
 	}
+}
+
+// fetch reads what moving some records writes, and what comes after them: asked for together it is on its way together,
+// where each would be waited for.
+func (w *Wheel) fetch(records *[chunkLen]record, next uint32) {
+	sum := w.fetched + uint32(w.chunk(next).live)
+	for i := range records {
+		sum += *w.pos(records[i].id)
+	}
+	ahead := w.recordsOf(next)
+	for i := 0; i < chunkLen; i += 4 {
+		sum += ahead[i].data
+	}
+	w.fetched = sum
 }
 
 // vacate empties slot i, and takes away its node if that was its last and it splits another slot.
