@@ -205,20 +205,23 @@ func (f *ImportFail) read(r *reader) *Error {
 // are on their way.
 const importRequests = 6
 
-// importPatience is how long an import waits for room when the service has none for any of it, in timeouts of the client.
-// A service makes room in its log by checkpoints, which take longer the more jobs there are.
+// importPatience is how long an import goes on while the service takes none of it, in timeouts of the client. A service makes
+// room in its log by checkpoints, which take longer the more jobs there are, and may answer too late meanwhile.
 const importPatience = 10
 
-var noRoom = &Error{Code: CodeLimitExceeded}
+var (
+	noRoom  = &Error{Code: CodeLimitExceeded}
+	unknown = &Error{Code: CodeUnavailable}
+)
 
 // Import puts many jobs, packed into few requests, which costs a fraction of as many Puts. It calls done, one call
 // at a time, with the outcome of each job and its place in the sequence from 0; errors are those of Put. It returns
 // when all are done, or, with the context's error, when the context has ended; what was not sent by then is not
 // reported. Jobs are put in no particular order. A payload of JSON that holds line breaks becomes one of text.
 //
-// A request is tried again when its outcome is unknown, which is harmless. Jobs for which the service has no room
-// (CodeLimitExceeded) are sent again until it has taken none at all for ten times the client's timeout. A service that
-// does not know imports is sent Puts.
+// Jobs for which the service has no room (CodeLimitExceeded), or whose outcome is unknown (CodeUnavailable), which it does no
+// harm to repeat, are sent again until it has taken none at all for ten times the client's timeout. A service that does not
+// know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
 	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch)}
 	if !c.imports(ctx) {
@@ -334,7 +337,7 @@ func (im *importing) send(b *importBatch) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-im.ctx.Done(): // the next request says so
+		case <-im.ctx.Done(): // the next request fails, and is the last
 		}
 	}
 }
@@ -362,13 +365,13 @@ func (im *importing) patient(some bool) bool {
 	if some || im.taken.IsZero() {
 		im.taken = time.Now()
 	}
-	return time.Since(im.taken) < importPatience*im.timeout
+	return im.ctx.Err() == nil && time.Since(im.taken) < importPatience*im.timeout
 }
 
-// full lists the lines, from 0, that the service had no room for.
+// full lists the lines, from 0, that the service had no room for, or all if it may not have taken them.
 func (b *importBatch) full(reply ImportReply, err error) (lines map[int]bool) {
 	lines = make(map[int]bool)
-	if errors.Is(err, noRoom) {
+	if errors.Is(err, noRoom) || errors.Is(err, unknown) {
 		for line := range b.at {
 			lines[line] = true
 		}

@@ -218,6 +218,26 @@ func TestClientImportFull(t *testing.T) {
 	}
 }
 
+// What is not answered in time is sent again for longer than one request would be.
+func TestClientImportUnanswered(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	script := []answer{{body: (&ImportReply{}).AppendJSON(nil)}}
+	for range 6 {
+		script = append(script, answer{}, answer{refusal: unknown})
+	}
+	s.answers("carillon.api.import", append(script, answer{body: (&ImportReply{Imported: 5}).AppendJSON(nil)})...)
+	n := 0
+	err := Connect(nc, WithTimeout(300*time.Millisecond)).Import(t.Context(), slices.Values(numbered(5)), func(i int, err error) {
+		if n++; err != nil {
+			t.Errorf("job %d: %v", i, err)
+		}
+	})
+	if err != nil || n != 5 {
+		t.Errorf("%d of 5 were put, %v", n, err)
+	}
+}
+
 // A service that knows no imports is sent a put for each job, and a paused one never has its schedule before.
 func TestClientImportByPuts(t *testing.T) {
 	nc, _ := startNATS(t)
