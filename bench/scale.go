@@ -106,10 +106,10 @@ const (
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing; where that is asked for, it runs lateness once more while a snapshot is saved, and restores that. Then it kills the engine
-// with kill -9 and measures from before exec to the first trigger of a due time after the kill in a client's hands. At
-// last two midnights come beside the jobs: so many one-shots due within a minute that are in memory since they were put,
-// and as many that the engine finds on disk, because it was killed when checkpoints had them.
+// doing nothing; where that is asked for, it runs lateness once more while a snapshot is saved, and restores that. Then it
+// kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
+// client's hands. At last two midnights come beside the jobs: so many one-shots due within a minute that are in memory
+// since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err

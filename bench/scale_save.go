@@ -26,8 +26,6 @@ type saving struct {
 	restore  time.Duration // the same, into a new data directory
 }
 
-const archives = "archives" // in the run's directory
-
 // save measures lateness once more while a snapshot of all jobs is saved, which may go on afterwards. Where it is over
 // sooner another is saved, into an archive of its own: it is as large, and nothing is removed meanwhile.
 func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (saving, error) {
@@ -57,7 +55,7 @@ func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, r *Res
 // again saves until lateness has been measured.
 func (s *saving) again(ctx context.Context, client *carillon.Client, dir string, measured <-chan struct{}) error {
 	for {
-		s.archive = filepath.Join(dir, archives, strconv.Itoa(s.saves))
+		s.archive = filepath.Join(dir, "archives", strconv.Itoa(s.saves))
 		began := time.Now()
 		reply, err := client.SaveSnapshot(ctx, carillon.SnapshotRequest{Dir: s.archive}, nil)
 		if err != nil {
@@ -95,7 +93,10 @@ func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Resu
 	s.verify = time.Since(began)
 
 	again := &engine{Service: e.Service, dir: filepath.Join(e.dir, "restored")}
-	defer func() { err = errors.Join(err, again.close(), os.RemoveAll(filepath.Join(e.dir, archives))) }()
+	defer func() {
+		again.dir = "" // removed with the rest at the end: what comes next is not to wait for a disk that frees gigabytes
+		err = errors.Join(err, again.close())
+	}()
 	if err := os.Mkdir(again.dir, 0o755); err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}
