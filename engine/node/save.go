@@ -155,8 +155,21 @@ func saveRefusal(err error) error {
 		return err
 	case errors.Is(err, archive.ErrLocked):
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: err.Error()}
+	case mayBeBack(err):
+		return &carillon.Error{Code: carillon.CodeUnavailable, Message: err.Error()}
 	}
 	return &carillon.Error{Code: carillon.CodeInternal, Message: err.Error()}
+}
+
+// noPeers is JetStream's code (JSClusterNoPeersErrF) for a cluster of which too few servers are there to place a stream.
+const noPeers = 10005
+
+// mayBeBack tells of an error whether NATS, or as much of it as is needed, is only away for now.
+func mayBeBack(err error) bool {
+	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
+		return api.Code == 503 || api.ErrorCode == noPeers
+	}
+	return errors.Is(unreachable(err), errUnreachable)
 }
 
 // say answers with the progress, until the save has ended.

@@ -1,0 +1,35 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// What may be otherwise in a moment is told apart from what is wrong here.
+func TestSaveRefusal(t *testing.T) {
+	odd := &carillon.Error{Code: carillon.CodeInvalidField, Field: "dir"}
+	for _, c := range []struct {
+		err  error
+		want carillon.Code
+	}{
+		{&jetstream.APIError{Code: 400, ErrorCode: noPeers, Description: "no suitable peers for placement, peer offline"}, carillon.CodeUnavailable},
+		{&jetstream.APIError{Code: 503, Description: "JetStream system temporarily unavailable"}, carillon.CodeUnavailable},
+		{&jetstream.APIError{Code: 400, ErrorCode: 10074, Description: "replicas > 1 not supported in non-clustered mode"}, carillon.CodeInternal},
+		{nats.ErrTimeout, carillon.CodeUnavailable},
+		{archive.ErrLocked, carillon.CodeLimitExceeded},
+		{odd, carillon.CodeInvalidField},
+		{fs.ErrPermission, carillon.CodeInternal},
+	} {
+		if got := saveRefusal(fmt.Errorf("bucket saves: %w", c.err)); !errors.Is(got, &carillon.Error{Code: c.want}) {
+			t.Errorf("%v is told as %v, want %s", c.err, got, c.want)
+		}
+	}
+}
