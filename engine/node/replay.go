@@ -87,9 +87,10 @@ type step struct {
 	e engine.Entry
 }
 
+// Bounds of what is read ahead. A step of an import has up to 128 KiB, so that a lane holds 32 MiB at the most.
 const (
-	laneBatch = 256 // steps handed over at once
-	laneAhead = 4   // batches in a queue
+	laneBatch = 64 // steps handed over at once
+	laneAhead = 2  // batches in a queue, beside the one that fills and the one that is applied
 )
 
 // take hands a step over, and tells whether the replay goes on.
