@@ -378,8 +378,8 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 	return ParseJobReply(reply)
 }
 
-// afterRetry gives the error of a command that may have a condition. A conflict that only a later try met says nothing: an earlier one may
-// have been applied, and another command after it.
+// afterRetry gives the error of a command that may have a condition. A conflict that only a later try met says nothing: an
+// earlier one may have been applied, and another command after it.
 func afterRetry(retried bool, err error) error {
 	if !retried || !errors.Is(err, &Error{Code: CodeVersionConflict}) {
 		return err

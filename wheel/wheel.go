@@ -84,7 +84,7 @@ import (
 //   - Headers beside their records, to have one page to look up: slower to remove, 150 against 115,
 //     as the headers of ten million timers on their own are 10 MB, and records are 160 MB.
 //   - Blocks as slices, so that Go need not read the first bytes of each in order to find that its pointer is not nil; a
-//     last chunk that is only looked at when it may be empty; huge pages (madvise): not told apart from noise.
+//     last chunk that is only looked at when it may be empty: not told apart from noise, on a machine that did other work.
 
 const (
 	digit    = 6

@@ -554,22 +554,28 @@ func TestStopCorruptJobs(t *testing.T) {
 	ready(t, r)
 }
 
-// Damage in the job table that is met later stops the partition at its next checkpoint, and no other.
-func TestStopCorruptJobsLater(t *testing.T) {
-	t.Parallel()
+// unreadable makes a data directory that a node starts on: of the jobs of partition 1, "far0" and so on, what their puts said
+// is damaged, and is read when somebody asks.
+func unreadable(t testing.TB) node.Options {
+	t.Helper()
 	o := base(t)
-	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of the specs
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of it
 	r := run(t, o)
 	c := client(t, r.NATS)
-	for i := range 4 {
-		put(t, c, carillon.Job{ID: in(1, "far-"+strconv.Itoa(i)), Schedule: "@every 8000h"})
+	for i := range 6 {
+		put(t, c, carillon.Job{ID: in(1, "far"+strconv.Itoa(i)), Schedule: "@every 8000h"})
 	}
 	twoCheckpoints(t, c, "a")
 	r.stop(t)
 	damage(t, o.Data, "jobs", []byte{'t', 0, 1, 's'}, []byte{'t', 0, 1, 't'})
+	return o
+}
 
-	r = run(t, o)
-	c = client(t, r.NATS)
+// Damage in the job table that is met later stops the partition at its next checkpoint, and no other.
+func TestStopCorruptJobsLater(t *testing.T) {
+	t.Parallel()
+	r := run(t, unreadable(t))
+	c := client(t, r.NATS)
 	brief := carillon.Connect(dial(t, r.NATS), carillon.WithTimeout(time.Second))
 	if _, err := brief.ListPage(t.Context(), carillon.ListRequest{}); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
 		t.Errorf("a list of what cannot be read: %v", err)

@@ -120,19 +120,27 @@ func spoilManifest(t *testing.T, target Target, id string) {
 	must(t, target.Put(t.Context(), manifestName(id), file))
 }
 
-// Keep is of the snapshots that Drop does not name: to drop a damaged one costs no whole one.
-func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
-	ctx := t.Context()
+// shared makes an archive of the fixture's snapshot, which is acme's, and of one for each prefix, in order of time.
+func shared(t *testing.T, prefixes ...string) (target *Dir, saved []string) {
+	t.Helper()
 	mem := vfs.NewMem()
-	target := OpenDir(mem, "archive")
+	target = OpenDir(mem, "archive")
 	fixture(t, mem, target, 60)
 	store, table, err := openTable(mem, "db")
 	must(t, err)
-	for i := range int64(3) {
-		_, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: "acme", Now: time.UnixMilli(1_800_000_001_000 + i), sizes: smallSizes})
+	for i, prefix := range prefixes {
+		s, err := Save(t.Context(), table, target, SaveOptions{Partitions: 2, Prefix: prefix, Now: time.UnixMilli(1_800_000_001_000 + int64(i)), sizes: smallSizes})
 		must(t, err)
+		saved = append(saved, s.Manifest.ID)
 	}
 	must(t, store.Close())
+	return target, saved
+}
+
+// Keep is of the snapshots that Drop does not name: to drop a damaged one costs no whole one.
+func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
+	ctx := t.Context()
+	target, _ := shared(t, "acme", "acme", "acme")
 	list, err := List(ctx, target)
 	must(t, err)
 	spoilManifest(t, target, list[0].ID)
@@ -148,20 +156,8 @@ func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 
 // Of an archive that two services share, each keeps its own.
 func TestKeepsOfEachService(t *testing.T) {
-	ctx := t.Context()
-	mem := vfs.NewMem()
-	target := OpenDir(mem, "archive")
-	fixture(t, mem, target, 60)
-	store, table, err := openTable(mem, "db")
-	must(t, err)
-	var saved []string
-	for i, prefix := range []string{"acme", "carillon", "carillon", "carillon"} {
-		s, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: prefix, Now: time.UnixMilli(1_800_000_001_000 + int64(i)), sizes: smallSizes})
-		must(t, err)
-		saved = append(saved, s.Manifest.ID)
-	}
-	must(t, store.Close())
-	pruned, err := Prune(ctx, target, PruneOptions{Keep: 1})
+	target, saved := shared(t, "acme", "carillon", "carillon", "carillon")
+	pruned, err := Prune(t.Context(), target, PruneOptions{Keep: 1})
 	must(t, err)
 	if !slices.Contains(pruned.Kept, saved[0]) || !slices.Contains(pruned.Kept, saved[3]) || slices.Contains(pruned.Kept, saved[2]) {
 		t.Errorf("%+v, want the newest of acme, %s, and of carillon, %s", pruned, saved[0], saved[3])
