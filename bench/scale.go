@@ -106,8 +106,8 @@ const (
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing; where that is asked for, it runs lateness once more while a snapshot is saved, and restores that. Then it
-// kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
+// doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
+// one. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
 // client's hands. At last two midnights come beside the jobs: so many one-shots due within a minute that are in memory
 // since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
@@ -157,7 +157,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	}
 	var saved saving
 	if c.Save {
-		if saved, err = c.save(ctx, e, nc, &r); err != nil {
+		if saved, err = c.save(ctx, e, nc, full, &r); err != nil {
 			return r, err
 		}
 	}
@@ -207,7 +207,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
 	if c.Save {
-		saved.figures(&r.Figures, c.Jobs, full.Figures)
+		saved.figures(&r.Figures, c.Jobs)
 	}
 	if c.Midnight > 0 {
 		for _, q := range []string{"p50", "p99", "p999"} {
@@ -247,7 +247,7 @@ func (c *ScaleConfig) hasRoom(e *engine) error {
 	}
 	each := uint64(scaleBytesPerJob)
 	if c.Save {
-		each += scaleBytesPerJob // of the snapshot and of what is made of it
+		each += (savePairs + 1) * scaleBytesPerJob / 2 // of the snapshots, and of what is made of one
 	}
 	free, need := uint64(fs.Bsize)*fs.Bavail, uint64(c.Jobs)*each+4<<30
 	if free < need {

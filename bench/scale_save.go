@@ -16,22 +16,44 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
+// savePairs is how often lateness is measured without a save beside it and with one, in turns: its tail is a few single
+// moments, most of which the disk or other work made.
+const savePairs = 3
+
 // saving is a snapshot that is saved while others fire, and what it is worth.
 type saving struct {
-	archive  string // the last
-	lateness Result
-	saves    int           // all of them whole; one after the other, until lateness was measured
-	took     time.Duration // the first
-	verify   time.Duration // the last
-	restore  time.Duration // the same, into a new data directory
+	archive string // the last
+	without []Result
+	with    []Result
+	saves   int           // all of them whole; one after the other, until lateness was measured
+	took    time.Duration // the first
+	verify  time.Duration // the last
+	restore time.Duration // the same, into a new data directory
 }
 
-// save measures lateness once more while a snapshot of all jobs is saved, which may go on afterwards. Where it is over
-// sooner another is saved, into an archive of its own: it is as large, and nothing is removed meanwhile.
-func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (saving, error) {
+// save measures lateness in pairs: without anything beside it, the first of which is given, and while a snapshot of all jobs is
+// saved.
+func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, without Result, r *Result) (s saving, err error) {
+	s.without = []Result{without}
+	for pair := range savePairs {
+		if pair > 0 {
+			if without, err = c.runLateness(ctx, e, r); err != nil {
+				return s, err
+			}
+			s.without = append(s.without, without)
+		}
+		if err := c.beside(ctx, e, nc, &s, r); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// beside measures lateness while a snapshot is saved, and waits for the end of that. Where it is over sooner another is saved,
+// into an archive of its own: it is as large, and nothing is removed meanwhile.
+func (c *ScaleConfig) beside(ctx context.Context, e *engine, nc *nats.Conn, s *saving, r *Result) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var s saving
 	measured, done := make(chan struct{}), make(chan error, 1)
 	l := c.lateness(e)
 	l.before = func(context.Context) error {
@@ -41,15 +63,15 @@ func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, r *Res
 	}
 	part, err := runPart(ctx, l, r)
 	if err != nil {
-		return s, err
+		return err
 	}
-	s.lateness = part
+	s.with = append(s.with, part)
 	close(measured)
 	c.Progress("waiting for the snapshot", 0, 1)
 	if err := <-done; err != nil {
-		return s, fmt.Errorf("bench: save: %w", err)
+		return fmt.Errorf("bench: save: %w", err)
 	}
-	return s, nil
+	return nil
 }
 
 // again saves until lateness has been measured.
@@ -131,8 +153,8 @@ func (c *ScaleConfig) countPending(ctx context.Context, e *engine, nc *nats.Conn
 	return nil
 }
 
-// figures adds what came of it; without is lateness with nothing saved beside it.
-func (s *saving) figures(to *Figures, jobs int, without Figures) {
+// figures adds what came of it: of lateness the medians of the pairs.
+func (s *saving) figures(to *Figures, jobs int) {
 	rate := func(d time.Duration) float64 { return float64(jobs) / d.Seconds() }
 	to.add("saves", float64(s.saves))
 	to.add("save_s", s.took.Seconds())
@@ -141,9 +163,24 @@ func (s *saving) figures(to *Figures, jobs int, without Figures) {
 	to.add("restore_s", s.restore.Seconds())
 	to.add("restore_jobs_per_s", rate(s.restore))
 	for _, q := range []string{"p50", "p99", "p999"} {
-		to.add("lateness_"+q+"_save_ms", s.lateness.Figures.Get("received_"+q+"_ms"))
+		to.add("lateness_"+q+"_without_ms", medianOf(s.without, "received_"+q+"_ms"))
+		to.add("lateness_"+q+"_save_ms", medianOf(s.with, "received_"+q+"_ms"))
 	}
-	to.add("fsync_max_ms", without.Get("fsync_max_ms"))
-	to.add("fsync_max_save_ms", s.lateness.Figures.Get("fsync_max_ms"))
-	to.add("lateness_p999_for_save_ms", s.lateness.Figures.Get("received_p999_ms")-without.Get("received_p999_ms"))
+	to.add("fsync_max_ms", medianOf(s.without, "fsync_max_ms"))
+	to.add("fsync_max_save_ms", medianOf(s.with, "fsync_max_ms"))
+	var more []float64
+	for i := range s.with {
+		more = append(more, s.with[i].Figures.Get("received_p999_ms")-s.without[i].Figures.Get("received_p999_ms"))
+		to.add(fmt.Sprintf("lateness_p999_for_save_%d_ms", i+1), more[i])
+	}
+	to.add("lateness_p999_for_save_ms", median(more))
+}
+
+// medianOf is the median of a figure of some runs.
+func medianOf(runs []Result, name string) float64 {
+	var all []float64
+	for i := range runs {
+		all = append(all, runs[i].Figures.Get(name))
+	}
+	return median(all)
 }
