@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -140,6 +141,23 @@ func (t *Table) Older(partition uint16, read func(*View) error) error {
 		}
 		return read(v)
 	})
+}
+
+// First returns the first partition that has a checkpoint; false: none has. Errors: wal.ErrFailed, wal.ErrClosed.
+func (t *Table) First() (partition uint16, found bool, err error) {
+	snap, err := t.store.Snapshot()
+	if err != nil {
+		return 0, false, err
+	}
+	defer func() { err = errors.Join(err, snap.Close()) }()
+	it, err := snap.NewIter(&pebble.IterOptions{LowerBound: partitionPrefix(0), UpperBound: []byte{wal.TableRoom + 1}})
+	if err != nil {
+		return 0, false, snap.Wrap(err)
+	}
+	if found = it.First(); found {
+		partition = binary.BigEndian.Uint16(it.Key()[1:])
+	}
+	return partition, found, snap.Wrap(it.Close())
 }
 
 // Clear gives up all of a partition's table: the way out when it cannot be read. Errors: ErrBusy, wal.ErrFailed,

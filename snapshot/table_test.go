@@ -821,3 +821,24 @@ func TestTableMisuse(t *testing.T) {
 	_, err = table.Begin(1)
 	wantErr(t, err, wal.ErrClosed)
 }
+
+func TestTableFirst(t *testing.T) {
+	table := OpenTable(open(t, tableOptions(vfs.NewMem())))
+	want := func(partition uint16, found bool) {
+		t.Helper()
+		if p, ok, err := table.First(); p != partition || ok != found || err != nil {
+			t.Errorf("%d, %t, %v; want %d, %t", p, ok, err, partition, found)
+		}
+	}
+	want(0, false)
+	for _, p := range []uint16{700, 3} {
+		b, err := table.Begin(p)
+		must(t, err)
+		b.State(1, nil)
+		_, err = b.Commit()
+		must(t, err)
+		want(p, true)
+	}
+	must(t, table.Clear(3))
+	want(700, true)
+}

@@ -45,7 +45,7 @@ func TestGolden(t *testing.T) {
 		t.Errorf("the page does not have the name %s", blockSum(file))
 	}
 	m := Manifest{
-		Format: FormatVersion, Time: time.UnixMilli(1_800_000_000_123).UTC(), Versions: Versions{"1.0.0", 2, "2026a"}, Prefix: "carillon",
+		Format: formatWhole, Time: time.UnixMilli(1_800_000_000_123).UTC(), Versions: Versions{"1.0.0", 2, "2026a"}, Prefix: "carillon",
 		Partitions: []Partition{{Position: 258, State: []byte("state"), Time: time.UnixMilli(1_800_000_000_000).UTC(), Rooms: []Room{{
 			Room: "w", Pairs: info.pairs, Raw: info.raw,
 			Blocks: []Block{{First: info.first, Pairs: info.pairs, Raw: info.raw, Bytes: int64(len(file)), Sum: blockSum(file)}},
@@ -67,7 +67,7 @@ func TestLaterVersions(t *testing.T) {
 	must(t, err)
 	_, err = decodeManifest("m", m.ID, text)
 	wantErr(t, err, wal.ErrVersion)
-	if want := "m has snapshot format 2, this binary reads 1"; !strings.Contains(err.Error(), want) {
+	if want := "m has snapshot format 3, this binary reads 2"; !strings.Contains(err.Error(), want) {
 		t.Errorf("%v", err)
 	}
 	b := builder{sizes: defaultSizes}

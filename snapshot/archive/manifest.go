@@ -16,8 +16,12 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// FormatVersion is that of the manifests this binary writes; it reads all up to it.
-const FormatVersion = 1
+// FormatVersion is the newest of the manifests that this binary writes and reads: those of parts. A whole snapshot has
+// formatWhole, which older binaries read as well.
+const (
+	FormatVersion = 2
+	formatWhole   = 1
+)
 
 // Folders of an archive.
 const (
@@ -32,7 +36,8 @@ type Manifest struct {
 	Format     int         `json:"format"`
 	Time       time.Time   `json:"time"` // when the save began
 	Versions   Versions    `json:"versions"`
-	Prefix     string      `json:"prefix"` // of the service's subjects
+	Prefix     string      `json:"prefix"`         // of the service's subjects
+	Part       bool        `json:"part,omitempty"` // some partitions of the service only: a node gives them to another
 	Partitions []Partition `json:"partitions"`
 }
 
@@ -194,7 +199,7 @@ func (m *Manifest) check(sum string) error {
 	}
 	for i := range m.Partitions {
 		p := &m.Partitions[i]
-		if int(p.Partition) != i {
+		if !m.Part && int(p.Partition) != i || m.Part && i > 0 && p.Partition <= m.Partitions[i-1].Partition {
 			return fmt.Errorf("partition %d is at the place of %d", p.Partition, i)
 		}
 		last := ""
@@ -245,21 +250,32 @@ func List(ctx context.Context, t Target) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get returns a snapshot's manifest; id "" is the newest. Errors: ErrNotFound, *Damage, wal.ErrVersion.
+// Get returns a snapshot's manifest; id "" is the newest. Errors: ErrNotFound, ErrPart, *Damage, wal.ErrVersion.
 func Get(ctx context.Context, t Target, id string) (*Manifest, error) {
-	if id != "" {
-		return get(ctx, t, id)
+	if id == "" {
+		var err error
+		if id, err = newest(ctx, t); err != nil {
+			return nil, err
+		}
 	}
+	m, err := get(ctx, t, id)
+	if err == nil && m.Part {
+		return nil, fmt.Errorf("%w: %s", ErrPart, t.Path(manifestName(id)))
+	}
+	return m, err
+}
+
+func newest(ctx context.Context, t Target) (id string, err error) {
 	objects, err := t.List(ctx, snapshotsFolder)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	for _, o := range slices.Backward(objects) {
 		if id, ok := strings.CutSuffix(path.Base(o.Name), manifestEnd); ok {
-			return get(ctx, t, id)
+			return id, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: no snapshot in %s", ErrNotFound, t)
+	return "", fmt.Errorf("%w: no snapshot in %s", ErrNotFound, t)
 }
 
 func get(ctx context.Context, t Target, id string) (*Manifest, error) {

@@ -17,6 +17,13 @@ type SaveOptions struct {
 	Versions   Versions
 	Now        time.Time // when the save begins; zero: now
 
+	// Only names the partitions to save, ascending, and makes the snapshot a part. nil: all.
+	Only []uint16
+
+	// Elsewhere names an archive and a part in it that has a partition which the table does not have: it is copied from
+	// there, block by block. A target of nil says that the table has it. nil: it has all.
+	Elsewhere func(ctx context.Context, partition uint16) (t Target, part string, err error)
+
 	// Time reads from a partition's state up to when it has fired. nil: the manifest does not say.
 	Time func(partition uint16, state []byte) (time.Time, error)
 
@@ -93,7 +100,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	s := &saver{ctx: ctx, target: t, o: o, pace: newPace(o.Share, o.Rate), there: make(map[string]int64)}
 	s.build.sizes = o.sizes
 	s.saved.Manifest = &Manifest{
-		Format: FormatVersion, Time: o.Now.UTC().Truncate(time.Millisecond), Versions: o.Versions, Prefix: o.Prefix,
+		Format: formatWhole, Time: o.Now.UTC().Truncate(time.Millisecond), Versions: o.Versions, Prefix: o.Prefix,
 	}
 	blocks, err := t.List(ctx, blocksFolder)
 	if err != nil {
@@ -105,8 +112,16 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	if before, err := Get(ctx, t, ""); err == nil { // only the bar's end depends on it
 		s.progress.Total = before.Totals().Raw
 	}
-	for p := range o.Partitions {
-		if err := table.View(uint16(p), s.partition); err != nil {
+	only := o.Only
+	if only == nil {
+		for p := range o.Partitions {
+			only = append(only, uint16(p))
+		}
+	} else {
+		s.saved.Manifest.Format, s.saved.Manifest.Part = FormatVersion, true
+	}
+	for _, p := range only {
+		if err := s.one(table, p); err != nil {
 			return nil, err
 		}
 	}
@@ -146,8 +161,53 @@ func (s *saver) finish(lock Lock) error {
 	return s.target.Sync(s.ctx)
 }
 
+// one saves a partition from where it is.
+func (s *saver) one(table *snapshot.Table, partition uint16) error {
+	if s.o.Elsewhere != nil {
+		t, part, err := s.o.Elsewhere(s.ctx, partition)
+		if err != nil {
+			return err
+		}
+		if t != nil {
+			return s.copy(t, part, partition)
+		}
+	}
+	return table.View(partition, func(v *snapshot.View) error { return s.partition(partition, v) })
+}
+
+// copy saves a partition of another archive's snapshot.
+func (s *saver) copy(from Target, id string, partition uint16) error {
+	m, p, err := partOf(s.ctx, from, id, partition)
+	if err != nil {
+		return err
+	}
+	if m.Prefix != s.o.Prefix {
+		return fmt.Errorf("snapshot archive: %s is of a service with the prefix %q, not %q", from.Path(manifestName(id)), m.Prefix, s.o.Prefix)
+	}
+	for r := range p.Rooms {
+		for i := range p.Rooms[r].Blocks {
+			b := &p.Rooms[r].Blocks[i]
+			file, err := from.Get(s.ctx, b.Name())
+			if err != nil {
+				return err
+			}
+			if blockSum(file) != b.Sum {
+				return damaged(from.Path(b.Name()), 0, "the sha256 is another")
+			}
+			if err := s.put(b, file); err != nil {
+				return err
+			}
+			if err := s.pace.step(s.ctx, int(b.Raw)); err != nil {
+				return err
+			}
+		}
+	}
+	s.saved.Manifest.Partitions = append(s.saved.Manifest.Partitions, *p)
+	return nil
+}
+
 // partition saves what a view sees.
-func (s *saver) partition(v *snapshot.View) error {
+func (s *saver) partition(number uint16, v *snapshot.View) error {
 	if v.ID == 0 {
 		return fmt.Errorf("%w: nothing to save", snapshot.ErrGone)
 	}
@@ -156,7 +216,7 @@ func (s *saver) partition(v *snapshot.View) error {
 		return err
 	}
 	m := s.saved.Manifest
-	p := Partition{Partition: uint16(len(m.Partitions)), Position: v.Position, State: state}
+	p := Partition{Partition: number, Position: v.Position, State: state}
 	if s.o.Time != nil {
 		if p.Time, err = s.o.Time(p.Partition, state); err != nil {
 			return err

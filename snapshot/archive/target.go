@@ -14,6 +14,7 @@ var (
 	ErrNotFound = errors.New("snapshot archive: not found")
 	ErrLocked   = errors.New("snapshot archive: in use by another save or prune")
 	ErrNotEmpty = errors.New("snapshot archive: the directory to restore into is not empty")
+	ErrPart     = errors.New("snapshot archive: not a whole snapshot, but what one node gave to another")
 )
 
 // Target is a place that keeps whole objects by name. Names are paths with slashes. It is safe for concurrent use.

@@ -1,0 +1,37 @@
+package archive
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/carillon-scheduler/carillon/snapshot"
+)
+
+// RestorePart fills a partition of a table that has nothing of it with what a snapshot has, and returns the position of
+// that. All of it is verified while it is read; the partition has it whole or not at all. Errors: ErrNotFound, *Damage,
+// wal.ErrVersion, snapshot.ErrFilled, snapshot.ErrBusy, wal.ErrFailed, wal.ErrClosed, what the target said.
+func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapshot.Table, partition uint16) (position uint64, err error) {
+	m, p, err := partOf(ctx, t, id, partition)
+	if err != nil {
+		return 0, err
+	}
+	if m.Prefix != prefix {
+		return 0, fmt.Errorf("snapshot archive: %s is of a service with the prefix %q, not %q", t.Path(manifestName(id)), m.Prefix, prefix)
+	}
+	r := &restorer{target: t, manifest: m}
+	return p.Position, r.partition(ctx, table, p, State{Position: p.Position, State: p.State})
+}
+
+// partOf finds a partition in a snapshot, whole or part.
+func partOf(ctx context.Context, t Target, id string, partition uint16) (*Manifest, *Partition, error) {
+	m, err := get(ctx, t, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range m.Partitions {
+		if m.Partitions[i].Partition == partition {
+			return m, &m.Partitions[i], nil
+		}
+	}
+	return nil, nil, fmt.Errorf("%w: partition %d in %s", ErrNotFound, partition, t.Path(manifestName(id)))
+}
