@@ -51,12 +51,12 @@ kill-cold: ## the same 200 times with jobs on disk, a checkpoint every 200 ms an
 kill-restore: ## kill -9 a restore, straight and into other partitions, KILLS times each: make kill-restore KILLS=100
 	CARILLON_KILLS=$(KILLS) go test ./engine/node -run 'TestKillWhileRestoring$$' -v -timeout 0
 
-failover: ## kill -9 owners with three replicas and 3,000 triggers a second, freeze and hand over others, and check every trigger: make failover KILLS=50
-	CARILLON_FAILOVERS=$(KILLS) CARILLON_REPLICAS=3 CARILLON_STEADY=1200 CARILLON_HANDOVERS=10 CARILLON_FREEZES=3 CARILLON_FROZEN=20 \
+failover: ## kill -9 owners with three replicas and 3,000 triggers a second, freeze and hand over others, and check every trigger: make failover KILLS=50 FOLLOW=placed
+	CARILLON_FOLLOW=$(FOLLOW) CARILLON_FAILOVERS=$(KILLS) CARILLON_REPLICAS=3 CARILLON_STEADY=1200 CARILLON_HANDOVERS=10 CARILLON_FREEZES=3 CARILLON_FROZEN=20 \
 	  go test ./engine/node -run 'TestFailover|TestHandOver|TestFrozenOwner' -parallel 1 -v -timeout 0
 
-faults: ## kill, freeze, cut off and slow down three nats-servers and three engines, at random: make faults FAULTS=200 SEED=7
-	CARILLON_FAULTS=$(FAULTS) CARILLON_SEED=$(SEED) CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
+faults: ## kill, freeze, cut off and slow down three nats-servers and three engines, at random: make faults FAULTS=200 SEED=7 FOLLOW=placed
+	CARILLON_FOLLOW=$(FOLLOW) CARILLON_FAULTS=$(FAULTS) CARILLON_SEED=$(SEED) CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
 
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0

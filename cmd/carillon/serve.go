@@ -85,6 +85,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.StringVar(&o.NATS, "nats", "", "URLs of an external NATS instead of the embedded server")
 	f.IntVar(&o.Weight, "weight", 1, "with --nats: this node's share of the partitions, beside those of others")
 	f.StringVar(&o.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
+	f.StringVar((*string)(&o.Follow), "follow", string(node.FollowAll), "with --nats: which partitions' jobs this node keeps: all, or placed, those that it owns or is a standby of")
 	f.IntVar(&o.Standbys, "standbys", 1, "with --nats: who takes a partition over first, how many; -1 for none. Set alike on all nodes")
 	f.IntVar(&o.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
 	f.Int64Var(&o.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream, when it is made (default 256 MiB)")

@@ -43,24 +43,38 @@ func (v View) Serving(partition int) string {
 	return serving
 }
 
+// Follower names a member that follows a partition: who serves it, or else who is furthest; "" when none does.
+func (v View) Follower(partition int) string {
+	if serving := v.Serving(partition); serving != "" {
+		return serving
+	}
+	return v.furthest(partition)
+}
+
+func (v View) furthest(partition int) (name string) {
+	var furthest uint64
+	for i := range v.Members {
+		p, ok := v.Members[i].Progress(partition)
+		if ok && (name == "" || p.Position > furthest) {
+			furthest, name = p.Position, v.Members[i].Name
+		}
+	}
+	return name
+}
+
 // Claimant names the member that should serve a partition now: its owner, once that is caught up; until then
 // whoever serves it and is not draining, or else the first standby that is caught up, or else whoever serves it, or who is
 // furthest. Caught up is within so many records of the log of the member that is furthest. "" when nobody is live.
 //
 // A member that finds its own name here, and does not serve the partition, claims it.
 func (v View) Claimant(partition int, within uint64) string {
-	var furthest uint64
-	serving, ahead := v.Serving(partition), ""
-	for i := range v.Members {
-		p, ok := v.Members[i].Progress(partition)
-		if ok && (ahead == "" || p.Position > furthest) {
-			furthest, ahead = p.Position, v.Members[i].Name
-		}
-	}
+	serving, ahead := v.Serving(partition), v.furthest(partition)
+	first, _ := v.Member(ahead)
+	front, _ := first.Progress(partition)
 	caughtUp := func(name string) bool {
 		b, live := v.Member(name)
 		p, ok := b.Progress(partition)
-		return live && ok && furthest-p.Position <= within
+		return live && ok && front.Position-p.Position <= within
 	}
 	var seat Seat
 	if partition < len(v.Placement) {

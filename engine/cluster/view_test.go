@@ -2,11 +2,31 @@ package cluster
 
 import "testing"
 
-func TestClaimant(t *testing.T) {
-	follows := func(name string, position, epoch uint64) Beat {
-		return Beat{Node: Node{Name: name}, Session: "s", Report: Report{Partitions: []Progress{{Partition: 0, Position: position, Epoch: epoch}}}}
+func follows(name string, position, epoch uint64) Beat {
+	return Beat{Node: Node{Name: name}, Session: "s", Report: Report{Partitions: []Progress{{Partition: 0, Position: position, Epoch: epoch}}}}
+}
+
+func idle(name string) Beat { return Beat{Node: Node{Name: name}, Session: "s"} }
+
+// Who is asked about a partition is who serves it, or else who knows most of it.
+func TestFollower(t *testing.T) {
+	for _, c := range []struct {
+		members []Beat
+		want    string
+	}{
+		{nil, ""},
+		{[]Beat{idle("a")}, ""},
+		{[]Beat{idle("a"), follows("b", 0, 0)}, "b"},
+		{[]Beat{follows("a", 9, 0), follows("b", 10, 0)}, "b"},
+		{[]Beat{follows("a", 9, 3), follows("b", 10, 0)}, "a"},
+	} {
+		if got := (View{Members: c.members}).Follower(0); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.members, got, c.want)
+		}
 	}
-	idle := func(name string) Beat { return Beat{Node: Node{Name: name}, Session: "s"} }
+}
+
+func TestClaimant(t *testing.T) {
 	drains := func(b Beat) Beat {
 		b.Draining = true
 		return b

@@ -14,14 +14,15 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// accounts is a nats-server that runs on the configuration that docs/operations.md gives, and an engine on it.
+// accounts is a nats-server that runs on the configuration that docs/operations.md gives, and two engines on it.
 type accounts struct {
-	url string
-	log *violations
-	run *running
+	url  string
+	log  *violations
+	runs []*running
 }
 
 // violations keeps what the server says of rights.
@@ -64,9 +65,28 @@ func startAccounts(t *testing.T) *accounts {
 	ns := natstest.Start(t, o)
 	a := &accounts{url: ns.ClientURL(), log: &violations{}}
 	ns.SetLoggerV2(a.log, false, false, false)
-	engine := base(t)
-	engine.NATS, engine.NATSOptions = a.url, []nats.Option{nats.UserInfo("engine", "engine")}
-	a.run = run(t, engine)
+	// Two engines, each with its own partitions alone: they pass on what they are asked about the others'.
+	for _, name := range []string{"one", "two"} {
+		engine := base(t)
+		engine.Name, engine.NATS, engine.NATSOptions = name, a.url, []nats.Option{nats.UserInfo("engine", "engine")}
+		engine.Follow, engine.Standbys, engine.Linger = node.FollowPlaced, -1, time.Millisecond
+		a.runs = append(a.runs, run(t, engine))
+	}
+	operator := a.dial(t, "operator")
+	eventually(t, "each partition is one engine's alone", func() bool {
+		one, two := 0, 0
+		for _, names := range followers(t, operator, partitions, []string{"one", "two"}) {
+			if len(names) != 1 {
+				return false
+			}
+			if names[0] == "one" {
+				one++
+			} else {
+				two++
+			}
+		}
+		return one > 0 && two > 0
+	})
 	return a
 }
 
@@ -111,7 +131,9 @@ func TestAccounts(t *testing.T) {
 	t.Run("operator", a.testOperator)
 
 	// All that an engine does, it may.
-	a.run.stop(t)
+	for _, run := range a.runs {
+		run.stop(t)
+	}
 	if lines := a.log.of("engine"); len(lines) > 0 {
 		t.Errorf("the engine met with refusals:\n%s", strings.Join(lines, "\n"))
 	}

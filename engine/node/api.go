@@ -16,6 +16,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
@@ -28,13 +29,20 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node: api: %w", err)
 	}
-	api, tenant := service.AddGroup(n.o.Prefix+".api"), service.AddGroup(n.o.Prefix+".tenant.*")
-	serve := func(name, subject string, handle micro.HandlerFunc) {
+	ours := n.nodeSubject(n.o.Name)
+	endpoint := func(group, name, subject string, handle micro.HandlerFunc) {
 		if err == nil {
-			err = api.AddEndpoint(name, handle, micro.WithEndpointSubject(subject))
+			err = service.AddGroup(group).AddEndpoint(name, handle, micro.WithEndpointSubject(subject))
 		}
-		if err == nil && tenants[name] {
-			err = tenant.AddEndpoint("tenant-"+name, handle, micro.WithEndpointSubject(subject))
+	}
+	serve := func(name, subject string, handle micro.HandlerFunc) {
+		endpoint(n.o.Prefix+".api", name, subject, handle)
+		if tenants[name] {
+			endpoint(n.o.Prefix+".tenant.*", "tenant-"+name, subject, handle)
+		}
+		if n.server == nil && passed[name] { // from other nodes
+			endpoint(ours+".api", "node-"+name, subject, handle)
+			endpoint(ours+".tenant.*", "node-tenant-"+name, subject, handle)
 		}
 	}
 	// A command needs no goroutine: what takes long is its way through the log, and nobody stands waiting.
@@ -55,6 +63,12 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	add("status", "status", n.apiStatus)
 	if n.joined.takes.Load() {
 		add("drain", "drain."+n.o.Name, n.apiDrain)
+		for subject, do := range map[string]func(*call) error{
+			"give.*": n.apiGive, "page": n.apiPage, "select.*": n.apiSelect, "pack.*": n.apiPack, "partitions": n.apiPartitions,
+		} {
+			name, _, _ := strings.Cut(subject, ".")
+			endpoint(ours, "node-"+name, subject, func(r micro.Request) { go n.handleNode(r, do) })
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
@@ -64,10 +78,14 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	return service, nil
 }
 
+// passed are the endpoints whose requests are passed on to a node that follows the job's partition.
+var passed = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}
+
 // call is one request.
 type call struct {
 	micro.Request
 	nc     *nats.Conn
+	passed bool   // by another node
 	tenant string // who asks, where the request came as a tenant's (tenant.go)
 	job    string // the rest of the subject after the verb
 }
@@ -95,7 +113,7 @@ const maxCalls = 8192
 // begin admits a request; it is nil for one that must not be answered. end is to be called when it is over.
 func (n *Node) begin(r micro.Request) (c *call, err error) {
 	// The server publishes an answer for anyone, with the engine's rights: not to where only engines may.
-	for _, room := range []string{".log.", ".trigger.", ".event.", ".cmd."} {
+	for _, room := range []string{".log.", ".trigger.", ".event.", ".cmd.", ".node."} {
 		if strings.HasPrefix(r.Reply(), n.o.Prefix+room) {
 			return nil, nil
 		}
@@ -141,6 +159,10 @@ const answerBytes = 512
 func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	c, err := n.begin(r)
 	if c == nil {
+		return
+	}
+	if p := n.partitionOf(c.job); err == nil && !p.follows.Load() {
+		go func() { n.end(c, n.passOn(c, p)) }()
 		return
 	}
 	if err == nil {
@@ -204,7 +226,7 @@ func (n *Node) checkPut(job *carillon.Job) error {
 	if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
 		return err
 	}
-	if !n.refuseJobs.Load() {
+	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // else who follows it knows what there is room for
 		return nil
 	}
 	if _, exists := n.job(job.ID); exists {
@@ -248,15 +270,36 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	if err := c.within(&s); err != nil {
 		return err
 	}
-	if err := cmp.Or(n.current(n.partitions...), n.readableAll()); err != nil {
+	here, there, err := n.whoFollows()
+	if err != nil {
 		return err
 	}
-	list := carillon.ListRequest{Selection: s}
-	var counts carillon.SelectionReply
+	var elsewhere carillon.SelectionReply
+	var failed error
+	var work sync.WaitGroup
+	work.Go(func() { elsewhere, failed = n.askSelections(there, verb, &s) })
+	counts, err := n.commandEach(here, verb, &s)
+	work.Wait()
+	if err := cmp.Or(err, failed); err != nil {
+		return err // the selection was not seen whole
+	}
+	counts.Matched += elsewhere.Matched
+	counts.Changed += elsewhere.Changed
+	counts.Unchanged += elsewhere.Unchanged
+	counts.Failed += elsewhere.Failed
+	return c.answer(counts.AppendJSON(nil))
+}
+
+// commandEach carries a command out on each job of a selection in partitions that this node follows.
+func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Selection) (counts carillon.SelectionReply, err error) {
+	if err := cmp.Or(n.current(ps...), readable(ps)); err != nil {
+		return counts, err
+	}
+	list := carillon.ListRequest{Selection: *s}
 	var mu sync.Mutex
 	var work sync.WaitGroup
 	slots := make(chan struct{}, 256)
-	for _, p := range n.partitions {
+	for _, p := range ps {
 		for after, more := "", true; more; {
 			var page []carillon.JobReply
 			page, after, more = p.page(&list, after, carillon.MaxListLimit)
@@ -281,10 +324,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 		}
 	}
 	work.Wait()
-	if err := n.readableAll(); err != nil {
-		return err // the selection was not seen whole
-	}
-	return c.answer(counts.AppendJSON(nil))
+	return counts, readable(ps) // else they were not seen whole
 }
 
 func (n *Node) apiGet(c *call) error {
@@ -294,11 +334,14 @@ func (n *Node) apiGet(c *call) error {
 	if err := c.mayID(c.job); err != nil {
 		return err
 	}
+	if p := n.partitionOf(c.job); !p.follows.Load() {
+		return n.passOn(c, p)
+	}
 	if err := n.current(n.partitionOf(c.job)); err != nil {
 		return err
 	}
 	job, ok := n.job(c.job)
-	if err := n.readable(c.job); err != nil {
+	if err := n.partitionOf(c.job).readable(); err != nil {
 		return err
 	}
 	if !ok {
@@ -318,12 +361,9 @@ func (n *Node) job(id string) (carillon.JobReply, bool) {
 	return p.machine.Job(id)
 }
 
-// readable says whether what is known of a job can be believed.
-func (n *Node) readable(id string) error { return n.partitionOf(id).readable() }
-
-// readableAll says the same of the jobs of all partitions.
-func (n *Node) readableAll() error {
-	for _, p := range n.partitions {
+// readable says whether what is known of the jobs of some partitions can be believed.
+func readable(ps []*partition) error {
+	for _, p := range ps {
 		if err := p.readable(); err != nil {
 			return err
 		}
@@ -331,9 +371,13 @@ func (n *Node) readableAll() error {
 	return nil
 }
 
+// readable says the same of one partition: also, whether it is still followed.
 func (p *partition) readable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.follows.Load() {
+		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d is not followed here any more", p.number)}
+	}
 	if err := p.machine.Err(); err != nil {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: unreadable(p.number, err).Error()}
 	}
@@ -380,24 +424,22 @@ func (n *Node) apiList(c *call) error {
 	if err != nil || len(after) > carillon.MaxJobIDLength {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
 	}
-	if err := n.current(n.partitions...); err != nil {
+	here, there, err := n.whoFollows()
+	if err != nil {
 		return err
 	}
-	parts := make([]listing, len(n.partitions))
-	for i, p := range n.partitions {
-		parts[i] = listing{partition: p, after: string(after), more: true}
+	if err := n.current(here...); err != nil {
+		return err
 	}
-	// Ids are spread over the partitions by a hash. What is taken from one and not needed was read for nothing.
-	share := list.Limit/len(parts) + 8
+	parts := n.listings(here, there, &list, string(after))
 	var r carillon.JobsReply
-	// A page must fit into one message, whatever the payloads are.
-	size, limit := 0, min(int(n.nc.MaxPayload())-1024, carillon.MaxPageBytes)
+	size, limit := 0, n.pageBytes()
 	for {
 		next := &listing{}
 		for i := range parts {
 			l := &parts[i]
-			if len(l.jobs) == 0 && l.more {
-				l.jobs, l.after, l.more = l.partition.page(&list, l.after, share)
+			if l.read(); l.err != nil {
+				return l.err
 			}
 			if len(l.jobs) > 0 && (len(next.jobs) == 0 || l.jobs[0].ID < next.jobs[0].ID) {
 				next = l
@@ -414,18 +456,54 @@ func (n *Node) apiList(c *call) error {
 		}
 		r.Jobs, next.jobs = append(r.Jobs, job), next.jobs[1:]
 	}
-	if err := n.readableAll(); err != nil {
+	if err := readable(here); err != nil {
 		return err // jobs may be missing on the page
 	}
 	return c.answer(r.AppendJSON(nil))
 }
 
+// pageBytes is how many bytes of jobs a page may have, so that it fits into one message whatever the payloads are.
+func (n *Node) pageBytes() int { return min(int(n.nc.MaxPayload())-1024, carillon.MaxPageBytes) }
+
 // listing is what a page may take next from a partition.
 type listing struct {
-	partition *partition
-	jobs      []carillon.JobReply
-	after     string // the last id that was looked at
-	more      bool
+	page  func(after string) (jobs []carillon.JobReply, last string, more bool, err error)
+	jobs  []carillon.JobReply
+	after string // the last id that was looked at
+	more  bool
+	err   error
+}
+
+// read has a job at hand, if there is one.
+func (l *listing) read() {
+	for len(l.jobs) == 0 && l.more && l.err == nil {
+		l.jobs, l.after, l.more, l.err = l.page(l.after)
+	}
+}
+
+// listings are what a page may take from all partitions. Other nodes have been asked for theirs.
+func (n *Node) listings(here []*partition, there map[string][]*partition, list *carillon.ListRequest, after string) (parts []listing) {
+	// Ids are spread over the partitions by a hash. What is taken from one and not needed was read for nothing.
+	share := list.Limit/len(n.partitions) + 8
+	for name, ps := range there {
+		for _, p := range ps {
+			parts = append(parts, listing{after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
+				return n.askPage(name, p.number, list, after, share)
+			}})
+		}
+	}
+	var asking sync.WaitGroup
+	for i := range parts {
+		asking.Go(parts[i].read)
+	}
+	asking.Wait()
+	for _, p := range here {
+		parts = append(parts, listing{after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
+			jobs, last, more := p.page(list, after, share)
+			return jobs, last, more, nil
+		}})
+	}
+	return parts
 }
 
 func (n *Node) apiPreview(c *call) error {
@@ -465,10 +543,8 @@ func (n *Node) apiPreview(c *call) error {
 }
 
 func (n *Node) apiStatus(c *call) error {
-	now := n.clock.ms()
-	head := n.head.Load()
 	s := carillon.StatusReply{
-		Node: n.o.Name, Time: time.UnixMilli(now).UTC(), Problems: n.problems(),
+		Node: n.o.Name, Time: time.UnixMilli(n.clock.ms()).UTC(), Problems: n.problems(),
 		Versions: carillon.Versions{
 			Carillon: Version(), Logic: engine.Logic, Tzdata: schedule.TZVersion(), NATS: n.nc.ConnectedServerVersion(), Go: runtime.Version(),
 		},
@@ -477,42 +553,59 @@ func (n *Node) apiStatus(c *call) error {
 	s.Ready = len(s.Problems) == 0
 	view := n.view()
 	s.Nodes = n.nodes(view)
-	for _, p := range n.partitions {
-		p.mu.Lock()
-		st := p.machine.Stats()
-		lag := p.lag(now)
-		paused := st.Paused
-		stopped := p.stopped
-		p.mu.Unlock()
-		p.out.Lock()
-		stored, foreign := p.chain.Stored(), p.foreign
-		p.out.Unlock()
-		status := carillon.PartitionStatus{
-			Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch,
-			Position: st.Position, Lag: head - min(head, n.applied.Load()),
-			TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
-			Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
-			Jobs: map[carillon.Status]uint64{
-				carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
-				carillon.StatusCompleted: uint64(st.Completed),
-			},
-			Skipped: map[string]uint64{}, Rejected: st.Rejected,
+	s.Partitions = make([]carillon.PartitionStatus, len(n.partitions))
+	there := make(map[string][]*partition)
+	for i, p := range n.partitions {
+		if s.Partitions[i] = n.partitionStatus(p, view); !p.follows.Load() {
+			there[view.Follower(p.number)] = append(there[view.Follower(p.number)], p)
 		}
-		for _, reason := range []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused} {
-			if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
-				status.Skipped[reason] = v
-			}
-		}
-		if st.To > 0 {
-			status.Now = time.UnixMilli(st.To).UTC()
-		}
-		if at := p.checkpointAt.Load(); at > 0 {
-			status.CheckpointAt = time.UnixMilli(now - (n.clock.running() - time.Duration(at)).Milliseconds()).UTC()
-		}
-		if stopped != nil {
-			status.Stopped = stopped.Error()
-		}
-		s.Partitions = append(s.Partitions, status)
+	}
+	delete(there, "") // of these nobody can tell
+	if err := n.askPartitions(there, func(p carillon.PartitionStatus) { s.Partitions[p.Partition] = p }); err != nil {
+		s.Problems = append(s.Problems, err.Error())
 	}
 	return c.answer(s.AppendJSON(nil))
+}
+
+// partitionStatus tells of a partition as this node knows it; of one that it does not follow, who serves it.
+func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.PartitionStatus {
+	now, head := n.clock.ms(), n.head.Load()
+	p.mu.Lock()
+	st := p.machine.Stats()
+	lag := p.lag(now)
+	paused := st.Paused
+	stopped := p.stopped
+	p.mu.Unlock()
+	p.out.Lock()
+	stored, foreign := p.chain.Stored(), p.foreign
+	p.out.Unlock()
+	status := carillon.PartitionStatus{
+		Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch,
+		Position: st.Position, Lag: head - min(head, n.applied.Load()),
+		TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
+		Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
+		Jobs: map[carillon.Status]uint64{
+			carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
+			carillon.StatusCompleted: uint64(st.Completed),
+		},
+		Skipped: map[string]uint64{}, Rejected: st.Rejected,
+	}
+	for _, reason := range []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused} {
+		if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
+			status.Skipped[reason] = v
+		}
+	}
+	if st.To > 0 {
+		status.Now = time.UnixMilli(st.To).UTC()
+	}
+	if at := p.checkpointAt.Load(); at > 0 {
+		status.CheckpointAt = time.UnixMilli(now - (n.clock.running() - time.Duration(at)).Milliseconds()).UTC()
+	}
+	if stopped != nil {
+		status.Stopped = stopped.Error()
+	}
+	if !p.follows.Load() {
+		status.Owner, status.Lag = view.Serving(p.number), 0
+	}
+	return status
 }

@@ -28,7 +28,7 @@ func (n *Node) read(ctx context.Context) {
 		err = n.streams.Log.Read(ctx, streams.Position{Seq: cut.First - 1}, deliver)
 	}
 	if n.server == nil && errors.As(err, &cut) {
-		err = &leftBehindError{at: cut.At.Seq, first: cut.First, partitions: n.layout.Partitions, cause: err}
+		err = n.leftBehind(cut.At.Seq, cut.First, err)
 	}
 	if ctx.Err() == nil {
 		n.fail(fmt.Errorf("node: reading the log: %w", noRoom(err)))
@@ -102,6 +102,14 @@ func record(m *streams.Message) engine.Record {
 // waits for it.
 func (n *Node) apply(p *partition, e *engine.Entry) {
 	p.mu.Lock()
+	if !p.follows.Load() || e.Seq <= p.upTo {
+		p.mu.Unlock()
+		if answered(e) && n.replies.expected() {
+			told := unknown(fmt.Sprintf("partition %d was given up, or taken, by this node just now", p.number))
+			n.replies.applied(e.Seq, &told)
+		}
+		return
+	}
 	if err := p.stopped; err != nil {
 		p.mu.Unlock()
 		if answered(e) && n.replies.expected() {

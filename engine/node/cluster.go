@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,8 +18,8 @@ import (
 
 // Several nodes over one NATS
 //
-// Every node reads the whole log, stores it and applies it, so each of them has every partition's state and could
-// serve it. Which one does is said by the latest claim in the log: the machine ignores ticks of any epoch but that
+// Every node reads the whole log, stores it, and applies what is of the partitions that it follows: all, if nothing else was
+// said (follow.go). It has their state and could serve them. Which one does is said by the latest claim in the log: the machine ignores ticks of any epoch but that
 // claim's, on every node alike, and an output stream takes output n once, whoever publishes it. So none of what
 // follows has to be right for the triggers to be; it has to be quick.
 //
@@ -133,8 +132,9 @@ func (n *Node) rights() streams.Rights {
 	r.Publish = []string{
 		"$KV." + nodesBucket(n.o.Stream) + ".>", "$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.CREATE." + bucket,
 		"$JS.API.DIRECT.GET." + bucket + ".>", "$JS.API.CONSUMER.CREATE." + bucket + ".>", "$JS.API.CONSUMER.DELETE." + bucket + ".*",
-		n.o.Prefix + ".api.snapshot", n.cancels(), // to take another's state, and to pass on that one is given up
+		n.nodeSubject("*") + ".>", n.cancels(),
 	}
+	r.Subscribe = append(r.Subscribe, n.nodeSubject(n.o.Name)+".>")
 	return r
 }
 
@@ -182,6 +182,11 @@ func (n *Node) takePart(ctx context.Context) error {
 	}
 	n.joined.takes.Store(true)
 	n.work.Go(func() { n.takeSeats(ctx) })
+	n.work.Go(func() {
+		if err := n.followSeats(ctx); err != nil {
+			n.fail(err)
+		}
+	})
 	return nil
 }
 
@@ -223,7 +228,7 @@ func (n *Node) report() cluster.Report {
 	position := n.applied.Load()
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		if p.stopped == nil {
+		if p.stopped == nil && p.follows.Load() {
 			r.Partitions = append(r.Partitions, cluster.Progress{Partition: p.number, Position: position, Epoch: p.owned()})
 		}
 		p.mu.Unlock()
@@ -276,7 +281,7 @@ func (n *Node) takeDue(ctx context.Context, v cluster.View) {
 func (n *Node) mayClaim(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && time.Since(p.claimed) >= claimAgain
+	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && time.Since(p.claimed) >= claimAgain
 }
 
 // nearEnd tells whether nearly all that the log has is applied.
@@ -352,14 +357,14 @@ func (n *Node) knowsOthers() bool { return n.server != nil || len(n.view().Membe
 
 // neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
 // minutes and until the stream is half full, one that lives but lags until requests have to wait for room: the log is
-// never held for ever. Who comes too late takes another node's state (adopt). While it is not known who is there, all
-// of the log is needed.
+// never held for ever. Who comes too late takes another node's state (beginAnew). But one who follows each partition
+// is always waited for. While it is not known who is there, all of the log is needed.
 func (n *Node) neededElsewhere() uint64 {
 	if !n.knowsOthers() {
 		return 0
 	}
-	needed := uint64(math.MaxUint64 - 1)
 	v := n.view()
+	needed := n.neededToFollow(v)
 	if !n.filling.mustFree() {
 		for i := range v.Silent {
 			needed = min(needed, v.Silent[i].Needs)

@@ -20,6 +20,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -29,6 +30,7 @@ type fleet struct {
 	url        string
 	partitions int
 	replicas   int
+	follow     node.Follow // by default as CARILLON_FOLLOW says, so that all of this can be tested with either
 	settings   map[string]settings
 	nodes      map[string]*process
 	runs       []nodeRun // all that were started
@@ -41,7 +43,7 @@ type nodeRun struct {
 }
 
 func newFleet(t testing.TB, url string, partitions int) *fleet {
-	return &fleet{t: t, url: url, partitions: partitions, settings: make(map[string]settings), nodes: make(map[string]*process)}
+	return &fleet{t: t, url: url, partitions: partitions, follow: node.Follow(os.Getenv("CARILLON_FOLLOW")), settings: make(map[string]settings), nodes: make(map[string]*process)}
 }
 
 // start starts a node, anew or again, and waits until it is ready.
@@ -49,7 +51,7 @@ func (f *fleet) start(name string) *process {
 	f.t.Helper()
 	s, known := f.settings[name]
 	if !known {
-		s = settings{Data: f.t.TempDir(), Name: name, NATS: f.url, Partitions: f.partitions, Replicas: f.replicas, CheckpointEvery: 2 * time.Second}
+		s = settings{Data: f.t.TempDir(), Name: name, NATS: f.url, Partitions: f.partitions, Replicas: f.replicas, CheckpointEvery: 2 * time.Second, Follow: f.follow, Linger: time.Second}
 		f.settings[name] = s
 	}
 	f.nodes[name] = mustSpawn(f.t, s)
@@ -519,7 +521,7 @@ func cutBeyond(t testing.TB, nc *nats.Conn, position uint64) {
 	})
 }
 
-// A node that comes when the log no longer has its beginning takes the state of another, and so does one that was away
+// A node that comes when the log no longer has its beginning takes the partitions from another, and so does one that was away
 // for too long. Then it can serve alone.
 func TestTakeState(t *testing.T) {
 	t.Parallel()
@@ -535,7 +537,7 @@ func TestTakeState(t *testing.T) {
 	cutBeyond(t, nc, 3000)
 	for round, name := range []string{"b", "b"} {
 		b := f.start(name)
-		if !contains(b.log, "took the state of another node") {
+		if !contains(b.log, "giving up what this node has") {
 			t.Errorf("in round %d the node has all from the log", round)
 		}
 		f.shared(c, "a", "b")
@@ -553,7 +555,7 @@ func TestTakeState(t *testing.T) {
 	// Where nobody has the state, a node says so, and what it was told by the log.
 	f.settings["c"] = settings{Data: t.TempDir(), Name: "c", NATS: e.url, Partitions: 4}
 	_, err := spawn(t, f.settings["c"])
-	words(t, err, "the log stream begins at", "this node is at 0", "no other node gives its state", "docs/operations.md")
+	words(t, err, "the log stream begins at", "this node is at 0", "no other node follows any partition", "docs/operations.md")
 }
 
 // Two nodes of one name are one too many: the second is told.

@@ -112,8 +112,8 @@ func TestDivergeLive(t *testing.T) {
 	cutBeyond(t, l.nc, sequence)
 	f.forget("wrong")
 	f.start("wrong")
-	if !contains(f.nodes["wrong"].log, "took the state of another node") {
-		t.Error("it has not taken the state of the other node")
+	if !contains(f.nodes["wrong"].log, "giving up what this node has") {
+		t.Error("it has not given up its own state")
 	}
 	f.shared(c, "right", "wrong")
 	f.fireOn(l, "right", "wrong")

@@ -197,11 +197,14 @@ type settings struct {
 	Data, Listen, NATS        string
 	Name, Zone                string
 	Partitions, Replicas      int
+	Follow                    node.Follow
+	Standbys                  int
+	Linger                    time.Duration
 	CheckpointEvery           time.Duration
 	HotJobs                   int
 	LoadAhead                 time.Duration
 	FreeForJobs, FreeForTicks uint64
-	OutMaxBytes               int64
+	OutMaxBytes, LogMaxBytes  int64
 	PersistAsync              bool
 	Wrong                     time.Duration // the machine's clock is ahead by that
 
@@ -212,8 +215,9 @@ type settings struct {
 func (s settings) options() node.Options {
 	o := node.Options{
 		Data: s.Data, Name: cmp.Or(s.Name, "test"), Zone: s.Zone, Replicas: s.Replicas, Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
+		Follow: s.Follow, Standbys: s.Standbys, Linger: s.Linger,
 		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
-		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead, OutMaxBytes: s.OutMaxBytes,
+		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead, OutMaxBytes: s.OutMaxBytes, LogMaxBytes: s.LogMaxBytes,
 	}
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"

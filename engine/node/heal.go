@@ -32,7 +32,10 @@ func (n *Node) heal(ctx context.Context) error {
 	}
 	n.head.Store(info.Last)
 	if n.server == nil && info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {
-		return &leftBehindError{at: n.applied.Load(), first: info.First, partitions: n.layout.Partitions}
+		if !n.anew {
+			return n.leftBehind(n.applied.Load(), info.First, nil)
+		}
+		n.beginEmpty(info.Last)
 	}
 	last := n.local.Last()
 	for _, p := range n.partitions {

@@ -31,7 +31,11 @@ func (n *Node) apiImport(c *call) error {
 	for p := range im.packs {
 		for _, pack := range im.packs[p] {
 			im.under.Add(1)
-			n.submitPack(p, pack.jobs, func(r reply) {
+			send := func(done func(reply)) { n.submitPack(p, pack.jobs, done) }
+			if of := n.partitions[p]; !of.follows.Load() {
+				send = func(done func(reply)) { n.passPack(of, pack.jobs, done) }
+			}
+			send(func(r reply) {
 				im.done(pack, r)
 				im.under.Done()
 			})

@@ -112,7 +112,8 @@ func newMeters(running func() *Node) *meters {
 	})
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
 	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return n.clock.wrong().Seconds() })
-	gauge("carillon_partitions_stopped", func(n *Node) float64 { return float64(len(n.partitions) - len(n.live())) })
+	gauge("carillon_partitions_stopped", func(n *Node) float64 { return float64(n.stoppedHere()) })
+	gauge("carillon_partitions_followed", func(n *Node) float64 { return float64(len(n.followed())) })
 	gauge("carillon_foreign_outputs", func(n *Node) (foreign float64) {
 		for _, p := range n.partitions {
 			p.out.Lock()

@@ -35,7 +35,7 @@ type Ready struct {
 // Run runs a node until ctx ends, then stops it cleanly: what it serves is handed over, where there is somebody to take
 // it, and a checkpoint stands at the head of the log. ready is called each time it begins to take jobs. A node whose disk
 // was full, or a store of which failed, is started again in place once there is room; so is one that an external NATS
-// keeps waiting, and one that the log left behind, with the state of another. Any other error ends Run.
+// keeps waiting, and one that the log left behind, with nothing. Any other error ends Run.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -49,8 +49,8 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	defer lock.Close()
-	// What was left when taking another node's state was interrupted.
-	if err := errors.Join(os.RemoveAll(filepath.Join(o.Data, adopted)), os.RemoveAll(filepath.Join(o.Data, adopted+".tmp"))); err != nil {
+	// What was left when giving up a state was interrupted.
+	if err := os.RemoveAll(filepath.Join(o.Data, setAside)); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	web := newWeb()
@@ -66,8 +66,8 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		defer server.Close()
 	}
 	var away trouble
-	for {
-		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], delivered: make(chan struct{}, 1), lists: make(chan struct{}, maxLists)}
+	for anew := false; ; {
+		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew, delivered: make(chan struct{}, 1), lists: make(chan struct{}, maxLists)}
 		err := n.run(ctx, httpURL, ready)
 		web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
@@ -75,15 +75,17 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		}
 		var behind *leftBehindError
 		if errors.As(err, &behind) {
-			o.Logger.Warn("taking the state of another node", "reason", err)
-			web.problem("this node was left behind by the log, and takes the state of another node")
-			if err = noRoom(adopt(ctx, o, behind)); err == nil {
+			o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
+			web.problem("this node was left behind by the log, and takes what it missed from others")
+			if err = noRoom(beginAnew(ctx, o, behind)); err == nil {
+				anew = true
 				continue
 			}
 			if ctx.Err() != nil {
 				return nil
 			}
 		}
+		anew = false
 		switch {
 		case errors.Is(err, errNoRoom):
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
@@ -166,6 +168,9 @@ type Node struct {
 	chained    streams.Chained // of the clockwork, for the next message
 	session    string          // of this run, in the ids of its messages
 	partitions []*partition
+	anew       bool          // it has nothing, and others have all
+	idle       time.Duration // when the log was cut last by a node that follows nothing, since the clock began
+	from       uint64        // position at which the local log of a node that had nothing begins
 	applied    atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
 	appliedAt  time.Time     // its timestamp; the reader's
 	head       atomic.Uint64 // the log's last sequence, as far as known
@@ -182,6 +187,7 @@ type Node struct {
 	claimsLost trouble
 	unsaid     trouble // an output stream does not say how far it is
 	resets     trouble
+	unfollowed trouble
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
@@ -193,7 +199,9 @@ type Node struct {
 	reached    reached
 	logEnd     ends
 	saves      saves
-	restored   *restored // at the first start after a restore
+	gives      saves        // of partitions, for other nodes
+	given      sync.RWMutex // held by who reads what partitions have saved; written to give one up
+	restored   *restored    // at the first start after a restore
 
 	fail func(error)    // ends the run
 	work sync.WaitGroup // goroutines that use what close closes
@@ -210,6 +218,10 @@ type partition struct {
 	claiming bool      // a claim is on its way
 	claimed  time.Time // when the last one was sent
 	stopped  error     // why the partition stopped for good
+	upTo     uint64    // records up to here are in a machine that began to follow during this run
+
+	follows atomic.Bool   // the machine has the partition's jobs; else it is empty. Written under mu
+	needs   atomic.Uint64 // a position from which the log is wanted in order to follow; 0: none
 
 	out       sync.Mutex // guards chain and what follows
 	chain     *engine.Chain
@@ -266,6 +278,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		n.leave()
 		n.work.Wait()
 		n.saves.close()
+		n.gives.close()
 		err = noRoom(errors.Join(err, n.close()))
 	}()
 	if err := n.recovered(); err != nil {
@@ -308,6 +321,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		n.url = n.server.ClientURL()
 	}
 	n.saves.open(ctx)
+	n.gives.open(ctx)
 	n.web.ready.Store(true)
 	ready(Ready{NATS: n.url, HTTP: httpURL, Partitions: n.layout.Partitions})
 
@@ -317,6 +331,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.leave()
 	n.work.Wait()
 	n.saves.close()
+	n.gives.close()
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
 		return err
 	}

@@ -34,6 +34,8 @@ type Options struct {
 	Weight   int           // this node's share, beside those of others; default 1
 	Zone     string        // what fails together with it, e.g. a rack: owner and standby are in different ones
 	Standbys int           // of each partition, who takes it over first; default 1, -1 none
+	Follow   Follow        // which partitions this node has the jobs of; default FollowAll
+	Linger   time.Duration // how long it keeps those of one that is placed elsewhere by now; default 1 min
 	HandOver time.Duration // bound on how long a stopping node waits for others to take over; default 10 s
 
 	LogMaxBytes  int64
@@ -101,6 +103,12 @@ func (o Options) withDefaults() Options {
 	if o.HandOver == 0 {
 		o.HandOver = 10 * time.Second
 	}
+	if o.Linger == 0 {
+		o.Linger = time.Minute
+	}
+	if o.Follow == "" {
+		o.Follow = FollowAll
+	}
 	set(&o.Listen, "127.0.0.1:4222")
 	set(&o.HTTP, "127.0.0.1:8080")
 	set(&o.Prefix, "carillon")
@@ -154,7 +162,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: a data directory is required")
 	case o.NATS != "" && o.NATSConfig != "":
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
-	case o.Retention < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0 || o.KeepLog < 0 || o.HandOver < 0:
+	case o.Retention < 0 || o.Linger < 0 || o.CheckpointEvery < 0 || o.LoadAhead < 0 || o.KeepLog < 0 || o.HandOver < 0:
 		return fmt.Errorf("node: durations must not be negative")
 	case o.CompletedMax < 0 || o.OutboxMax < 0 || o.MemoryForJobs < 0 || o.HotJobs < 0:
 		return fmt.Errorf("node: bounds must not be negative")
@@ -162,6 +170,10 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))
 	case o.NATS == "" && (o.Weight > 1 || o.Zone != "" || o.Standbys > 1):
 		return fmt.Errorf("node: a weight, a zone and standbys are for nodes that share an external NATS")
+	case o.Follow != "" && o.Follow != FollowAll && o.Follow != FollowPlaced:
+		return fmt.Errorf("node: what to follow is %q, must be %s or %s", o.Follow, FollowAll, FollowPlaced)
+	case o.NATS == "" && o.Follow == FollowPlaced:
+		return fmt.Errorf("node: to follow what is placed is for nodes that share an external NATS")
 	case o.NATS != "" && o.Name != "" && nodeName(o.Name) != o.Name:
 		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
 	case o.Weight < 0 || o.Weight > cluster.MaxWeight:

@@ -28,14 +28,18 @@ func (n *Node) recover(ctx context.Context) error {
 		n.applied.Store(last)
 	}
 	jobs := 0
-	for _, p := range n.partitions {
+	for _, p := range n.followed() {
 		jobs += p.machine.Stats().Jobs
 		p.checkpointAt.Store(int64(n.clock.running()))
-		// Called while the partition applies, under mu.
-		p.machine.Listen(n.meters.listener(p.number, func() bool { return n.server != nil || p.owner.Epoch != 0 }))
+		n.listen(p, p.machine)
 	}
 	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
 	return nil
+}
+
+// listen has a partition's machine tell what it does, while it applies, under mu.
+func (n *Node) listen(p *partition, m *engine.Machine) {
+	m.Listen(n.meters.listener(p.number, func() bool { return n.server != nil || p.owner.Epoch != 0 }))
 }
 
 // openPartitions reads the newest checkpoint of each.
@@ -47,8 +51,13 @@ func (n *Node) openPartitions() error {
 		work.Go(func() {
 			p := &partition{number: i, chain: engine.NewChain(), table: table{saved: n.saved, number: uint16(i)}}
 			var position uint64
-			if p.machine, position, errs[i] = n.restore(i); errs[i] == nil {
+			p.machine, position, errs[i] = n.restore(i)
+			switch {
+			case p.machine != nil:
 				p.machine.Attach(&p.table)
+				p.follows.Store(true)
+			case errs[i] == nil:
+				p.machine = engine.New(n.layout, i)
 			}
 			p.checkpoint.Store(position)
 			n.partitions[i] = p
@@ -60,15 +69,20 @@ func (n *Node) openPartitions() error {
 
 // oldest is the position of the oldest of the newest checkpoints: the log above it is to be replayed.
 func (n *Node) oldest() uint64 {
-	position := n.partitions[0].checkpoint.Load()
-	for _, p := range n.partitions {
+	followed := n.followed()
+	if len(followed) == 0 {
+		return n.local.Last()
+	}
+	position := followed[0].checkpoint.Load()
+	for _, p := range followed {
 		position = min(position, p.checkpoint.Load())
 	}
 	return position
 }
 
 // restore reads a partition's newest checkpoint, and tells its position: all records up to there are in it. The
-// machine's own position is that of the last one that concerned it.
+// machine's own position is that of the last one that concerned it. No machine and no error says that the node does not
+// follow the partition.
 func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
 	m, position, err = n.readNewest(number)
 	if err != nil {
@@ -84,6 +98,9 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 	}
 	if n.reachesBack(position) {
 		return m, position, nil
+	}
+	if position == 0 && (n.o.NATS != "" || n.o.Follow == FollowPlaced) && !n.o.AcceptLoss[number] {
+		return nil, 0, nil
 	}
 	err = fmt.Errorf("node: the jobs of partition %d are as of %d, and the local log begins at %d: %w; see docs/operations.md", number, position, n.local.First(), wal.ErrCorrupt)
 	if !n.o.AcceptLoss[number] {
@@ -123,13 +140,17 @@ func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error
 
 // savedLayout is that of the service whose checkpoints the job table has.
 func (n *Node) savedLayout() (l engine.Layout, err error) {
-	err = n.saved.View(0, func(v *snapshot.View) error {
+	first, found, err := n.saved.First()
+	if err == nil && !found {
+		err = fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
+	}
+	if err != nil {
+		return l, err
+	}
+	err = n.saved.View(first, func(v *snapshot.View) error {
 		state, err := v.State()
 		if err != nil {
 			return err
-		}
-		if state == nil {
-			return fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
 		}
 		s, err := engine.ReadState(state)
 		if err == nil {
@@ -145,7 +166,7 @@ func (n *Node) savedLayout() (l engine.Layout, err error) {
 func (n *Node) reachesBack(position uint64) bool {
 	first := n.local.First()
 	if first == 0 {
-		first = n.local.Last() + 1
+		first = max(n.local.Last(), n.from) + 1
 	}
 	return first <= position+1
 }

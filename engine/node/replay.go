@@ -39,6 +39,9 @@ func (n *Node) applyAgain(e *engine.Entry) error {
 }
 
 func (p *partition) applyAgain(e *engine.Entry) error {
+	if !p.follows.Load() {
+		return nil
+	}
 	if _, err := p.machine.Apply(e); err != nil {
 		return fmt.Errorf("node: partition %d: %w", p.number, err)
 	}

@@ -27,12 +27,15 @@ func (n *Node) reside(ctx context.Context) error {
 }
 
 func (n *Node) resideIn(ctx context.Context, p *partition) error {
-	share := n.o.MemoryForJobs / len(n.partitions)
+	share := n.share()
 	ahead := n.clock.ms() + n.o.LoadAhead.Milliseconds()
 	var unused *snapshot.View
 	var used, hot int
 	var ends [3]engine.Reading
 	n.holding(p, n.meters.loadPause, func() {
+		if !p.follows.Load() {
+			return
+		}
 		unused = p.table.rest()
 		used, hot, ends = p.machine.Memory(), p.machine.Stats().Hot, p.machine.Readings()
 	})
@@ -69,8 +72,10 @@ func (n *Node) resideIn(ctx context.Context, p *partition) error {
 func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64, room int) error {
 	for ctx.Err() == nil {
 		var r engine.Reading
+		var m *engine.Machine
 		full := false
 		n.holding(p, n.meters.loadPause, func() {
+			m = p.machine
 			r = p.machine.Readings()[rank]
 			full = p.machine.Memory() > room && p.machine.Stats().Hot > n.o.HotJobs
 		})
@@ -86,7 +91,11 @@ func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64
 			return err
 		}
 		// A checkpoint may have come between, or a tick that could not wait; then it is read again.
-		n.holding(p, n.meters.loadPause, func() { _, err = p.machine.Load(rows) })
+		n.holding(p, n.meters.loadPause, func() {
+			if p.machine == m { // else the partition was given up
+				_, err = m.Load(rows)
+			}
+		})
 		if err != nil {
 			return err
 		}

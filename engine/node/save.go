@@ -196,10 +196,16 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 		return nil, "", err
 	}
 	defer release()
+	n.given.RLock()
+	defer n.given.RUnlock()
+	here := n.followed()
 	if err := n.checkpointForSave(ctx); err != nil {
 		return nil, "", err
 	}
+	gather := gathering{n: n, here: here}
+	defer gather.end(ctx)
 	o := saveOptions(len(n.partitions), n.o.Prefix)
+	o.Elsewhere = gather.find
 	o.Share, o.Recheck = saveShare, r.Recheck
 	o.Progress = func(p archive.Progress) {
 		one.mu.Lock()
@@ -224,7 +230,7 @@ func (n *Node) checkpointForSave(ctx context.Context) error {
 		n.fail(noRoom(err)) // as one that was due would
 		return err
 	}
-	if stopped := len(n.partitions) - len(n.live()); stopped > 0 {
+	if stopped := n.stoppedHere(); stopped > 0 {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("%d partitions have stopped; carillon status says why", stopped)}
 	}
 	return ctx.Err()

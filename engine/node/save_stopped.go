@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -25,6 +26,7 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 		return nil, err // opening would make it
 	}
 	o = o.withDefaults()
+	o.Follow = FollowPlaced // it may have done
 	lock, err := lockData(o.Data)
 	if err != nil {
 		return nil, err
@@ -46,6 +48,9 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	}
 	if err := n.recover(ctx); err != nil {
 		return nil, err
+	}
+	if has := len(n.followed()); has < len(n.partitions) {
+		return nil, fmt.Errorf("node: %s has %d of %d partitions, those that were placed on its engine: save a snapshot of the running service", o.Data, has, len(n.partitions))
 	}
 	for _, p := range n.partitions {
 		if p.checkpoint.Load() == n.applied.Load() {

@@ -26,10 +26,20 @@ var tenants = map[string]bool{
 // tenantName has no ':', which ends a tenant in a job id, so no tenant's ids are another's.
 var tenantName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// split takes a request's subject apart: <prefix>.api.<verb>[.<job>] or <prefix>.tenant.<tenant>.<verb>[.<job>].
+// split takes a request's subject apart: <prefix>.api.<verb>[.<job>] or <prefix>.tenant.<tenant>.<verb>[.<job>]; between nodes
+// the same behind <prefix>.node.<name>, or <prefix>.node.<name>.<verb>[.<rest>].
 func (c *call) split(prefix string) error {
 	rest := strings.TrimPrefix(c.Subject(), prefix+".")
 	room, rest, _ := strings.Cut(rest, ".")
+	if room == "node" { // from another node, which passes it on or asks for itself
+		c.passed = true
+		_, rest, _ = strings.Cut(rest, ".")
+		if !strings.HasPrefix(rest, "api.") && !strings.HasPrefix(rest, "tenant.") {
+			_, c.job, _ = strings.Cut(rest, ".")
+			return nil
+		}
+		room, rest, _ = strings.Cut(rest, ".")
+	}
 	if room == "tenant" {
 		c.tenant, rest, _ = strings.Cut(rest, ".")
 	}

@@ -169,6 +169,7 @@ func (n *Node) problems() []string {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
 	list = append(list, n.joined.unserved()...)
+	list = append(list, n.toFollow(n.view())...)
 	for _, p := range n.partitions {
 		stopped := p.whyStopped()
 		p.out.Lock()
@@ -178,7 +179,7 @@ func (n *Node) problems() []string {
 		switch {
 		case stopped != nil:
 			list = append(list, fmt.Sprintf("partition %d stopped: %v", p.number, stopped))
-		case accepting:
+		case accepting && p.follows.Load():
 			list = append(list, fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number))
 		case marking:
 			list = append(list, fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number))
@@ -232,9 +233,13 @@ func (n *Node) checkpoints(ctx context.Context) error {
 // checkpointDue takes a checkpoint of the partitions whose replay would have become long. A log that is
 // filling up is freed before anything else: it can be cut below the older of two checkpoints.
 func (n *Node) checkpointDue(ctx context.Context) error {
+	if len(n.followed()) == 0 && n.clock.running()-n.idle >= n.o.CheckpointEvery {
+		n.idle = n.clock.running()
+		return n.trim(ctx) // no checkpoint does it
+	}
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
-		full := len(live) == len(n.partitions) && n.filling.mustFree() && n.knowsOthers()
+		full := n.stoppedHere() == 0 && n.filling.mustFree() && n.knowsOthers()
 		upTo, taken := uint64(0), false
 		if full { // what others need stays, whatever is saved here
 			upTo = min(n.applied.Load(), n.neededElsewhere())
@@ -274,7 +279,10 @@ func (n *Node) dueCheckpoint(ctx context.Context, p *partition, upTo uint64) (re
 }
 
 // newRecords counts those behind a partition's checkpoint.
-func (n *Node) newRecords(p *partition) uint64 { return n.applied.Load() - p.checkpoint.Load() }
+func (n *Node) newRecords(p *partition) uint64 {
+	applied := n.applied.Load()
+	return applied - min(applied, p.checkpoint.Load()) // a checkpoint that was taken from another node may be ahead
+}
 
 // burstTimes is how much longer than usual a partition's replay may become, and its checkpoint how much older, while a
 // burst drains.
@@ -328,14 +336,14 @@ func (n *Node) mostlyChanged(p *partition) bool {
 	p.mu.Lock()
 	st, used := p.machine.Stats(), p.machine.Memory()
 	p.mu.Unlock()
-	share := n.o.MemoryForJobs / len(n.partitions)
+	share := n.share()
 	return st.Hot > n.o.HotJobs && st.Dirty > st.Hot/2 && (used > share || used > share/4*3 && !n.draining())
 }
 
-// live lists the partitions that have not stopped. Of the others the log is kept for the way out.
+// live lists the partitions that are followed and have not stopped. Of those that have the log is kept for the way out.
 func (n *Node) live() (live []*partition) {
 	for _, p := range n.partitions {
-		if p.whyStopped() == nil {
+		if p.follows.Load() && p.whyStopped() == nil {
 			live = append(live, p)
 		}
 	}
@@ -462,7 +470,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	defer p.taking.Unlock()
 	p.wanted.Add(-1)
 	began := time.Now()
-	if p.whyStopped() != nil {
+	if !p.follows.Load() || p.whyStopped() != nil {
 		return nil
 	}
 	if err := n.forget(p); err != nil {

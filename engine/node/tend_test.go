@@ -20,6 +20,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	n.clock.begin(false)
 	for i := range 2 {
 		n.partitions = append(n.partitions, &partition{number: i, machine: engine.New(layout, i)})
+		n.partitions[i].follows.Store(true)
 	}
 	old, burst := n.partitions[0], n.partitions[1]
 	aged := func(age time.Duration) bool {
@@ -154,6 +155,7 @@ func TestResting(t *testing.T) {
 	n.filling.asked(streams.Info{Bytes: 40, MaxBytes: 100}, 0)
 	n.o.CheckpointRecords, n.o.CheckpointBytes = 1000, 1<<20
 	n.partitions = []*partition{{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}}
+	n.partitions[0].follows.Store(true)
 	n.applied.Store(1000)
 	lessThan(t.Context(), restLook, short, "the log of another partition is long")
 }

@@ -12,7 +12,7 @@ import (
 // needs is the position from which this node would go on after a crash.
 func (n *Node) needs() uint64 {
 	needs := n.applied.Load()
-	for _, p := range n.partitions {
+	for _, p := range n.followed() {
 		position := p.older.Load()
 		if position == 0 {
 			position = p.checkpoint.Load()
@@ -48,10 +48,17 @@ func (n *Node) trim(ctx context.Context) error {
 	return nil
 }
 
-// needed is the first record that the older checkpoints need; 0 while a partition has none.
+// needed is the first record that the older checkpoints need, or what is about to be followed; 0 while a partition has no
+// older checkpoint.
 func (n *Node) needed() (uint64, error) {
 	oldest := n.applied.Load()
 	for _, p := range n.partitions {
+		if wanted := p.needs.Load(); wanted > 0 {
+			oldest = min(oldest, wanted)
+		}
+		if !p.follows.Load() {
+			continue
+		}
 		list, err := n.saved.List(uint16(p.number))
 		if err != nil {
 			return 0, err

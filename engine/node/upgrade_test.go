@@ -231,8 +231,8 @@ func TestUpgrade(t *testing.T) {
 	for _, name := range []string{"a", "c"} {
 		f.forget(name)
 		f.start(name)
-		if !contains(f.nodes[name].log, "took the state of another node") {
-			t.Errorf("%s has not taken the state of another node", name)
+		if !contains(f.nodes[name].log, "giving up what this node has") {
+			t.Errorf("%s has not given up its own state", name)
 		}
 	}
 	f.shared(c, names...)

@@ -1,0 +1,360 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// Any node answers any request. What is about one job is passed on to a node that follows the job's partition, and its answer
+// is passed back: nats-server lets nobody pass on a request of another account with the reply subject that it made for it. What
+// is about many jobs is put together: of the partitions that this node does not follow it asks others. All of that goes by
+// subjects that only engines have, <prefix>.node.<name>.…, and is not passed on again.
+
+// nodeSubject is where one node is asked.
+func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }
+
+// passOn has a node that follows a partition answer a request.
+func (n *Node) passOn(c *call, p *partition) error {
+	to := n.view().Follower(p.number)
+	switch {
+	case to == "":
+		return unfollowed(p.number)
+	case c.passed, to == n.o.Name:
+		return n.moved(p.number)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+	defer cancel()
+	answer, err := n.nc.RequestMsgWithContext(ctx, &nats.Msg{
+		Subject: n.nodeSubject(to) + strings.TrimPrefix(c.Subject(), n.o.Prefix), Header: nats.Header(c.Headers()), Data: c.Data(),
+	})
+	if err != nil {
+		return unanswered(to, err)
+	}
+	return c.publish(&nats.Msg{Header: answer.Header, Data: answer.Data})
+}
+
+// unfollowed is the refusal of what concerns a partition that nobody knows.
+func unfollowed(partition int) error {
+	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("no live node follows partition %d", partition)}
+}
+
+// moved is the refusal of what concerns a partition that somebody believed to be here.
+func (n *Node) moved(partition int) error {
+	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not follow partition %d just now", n.o.Name, partition)}
+}
+
+// unanswered is the outcome of what another node was asked for.
+func unanswered(name string, err error) error {
+	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s did not answer, so the outcome is unknown: %v", name, err)}
+}
+
+// Some of what a node is asked for takes long. So while it is at it, it says so now and then, with an answer that has no body.
+const (
+	stillEvery = 2 * time.Second
+	stillMost  = 10 * time.Second // of silence, and it is not waited for any longer
+)
+
+// askNode asks another node.
+func (n *Node) askNode(ctx context.Context, name, what string, header nats.Header, body []byte) (*nats.Msg, error) {
+	inbox := n.nc.NewInbox()
+	sub, err := n.nc.SubscribeSync(inbox)
+	if err == nil {
+		defer func() { _ = sub.Unsubscribe() }() // fails on a closed connection, which has none
+		err = n.nc.PublishMsg(&nats.Msg{Subject: n.nodeSubject(name) + "." + what, Reply: inbox, Header: header, Data: body})
+	}
+	for err == nil {
+		var answer *nats.Msg
+		still, cancel := context.WithTimeout(ctx, stillMost)
+		answer, err = sub.NextMsgWithContext(still)
+		cancel()
+		switch {
+		case err != nil:
+		case answer.Header.Get(micro.ErrorCodeHeader) != "":
+			return nil, carillon.ParseError(answer.Data)
+		case len(answer.Data) > 0:
+			return answer, nil
+		}
+	}
+	return nil, unanswered(name, err)
+}
+
+// handleNode is handle for what another node asks.
+func (n *Node) handleNode(r micro.Request, do func(*call) error) {
+	n.handle(r, func(c *call) error {
+		over := make(chan struct{})
+		var saying sync.WaitGroup
+		saying.Go(func() {
+			t := time.NewTicker(stillEvery)
+			defer t.Stop()
+			for {
+				select {
+				case <-over:
+					return
+				case <-t.C:
+					_ = c.answer(nil) // who does not hear it asks again
+				}
+			}
+		})
+		defer saying.Wait()
+		defer close(over)
+		return do(c)
+	})
+}
+
+// followedHere finds a partition by its number in a request between nodes.
+func (n *Node) followedHere(number string) (*partition, error) {
+	i, err := strconv.Atoi(number)
+	if err != nil || i < 0 || i >= len(n.partitions) {
+		return nil, &carillon.Error{Code: carillon.CodeInvalidField, Field: "partition", Message: fmt.Sprintf("%q is none of %d", number, len(n.partitions))}
+	}
+	if p := n.partitions[i]; p.follows.Load() {
+		return p, nil
+	}
+	return nil, n.moved(i)
+}
+
+// whoFollows tells which partitions are followed here, and of the others who is to be asked about them.
+func (n *Node) whoFollows() (here []*partition, there map[string][]*partition, err error) {
+	v := n.view()
+	there = make(map[string][]*partition)
+	for _, p := range n.partitions {
+		if p.follows.Load() {
+			here = append(here, p)
+			continue
+		}
+		name := v.Follower(p.number)
+		if name == "" {
+			return nil, nil, unfollowed(p.number)
+		}
+		there[name] = append(there[name], p)
+	}
+	return here, there, nil
+}
+
+// The headers of requests between nodes, and of their answers.
+const (
+	headerPartitions = "Carillon-Partitions" // numbers, with commas between
+	headerAfter      = "Carillon-After"      // the last job id that was looked at
+	headerMore       = "Carillon-More"       // there are jobs behind it
+)
+
+func numbers(ps []*partition) string {
+	all := make([]string, len(ps))
+	for i, p := range ps {
+		all[i] = strconv.Itoa(p.number)
+	}
+	return strings.Join(all, ",")
+}
+
+// named are the partitions that a request between nodes names.
+func (n *Node) named(c *call) (ps []*partition, err error) {
+	for number := range strings.SplitSeq(c.Headers().Get(headerPartitions), ",") {
+		p, err := n.followedHere(number)
+		if err != nil {
+			return nil, err
+		}
+		ps = append(ps, p)
+	}
+	return ps, nil
+}
+
+// askPage asks for a page of a partition's jobs, like partition.page.
+func (n *Node) askPage(name string, partition int, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool, err error) {
+	ask := *list
+	ask.Limit, ask.Cursor = min(limit, carillon.MaxListLimit), ""
+	body, err := json.Marshal(&ask)
+	if err != nil {
+		return nil, "", false, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+	defer cancel()
+	answer, err := n.askNode(ctx, name, "page", nats.Header{headerPartitions: {strconv.Itoa(partition)}, headerAfter: {after}}, body)
+	if err != nil {
+		return nil, "", false, err
+	}
+	r, err := carillon.ParseJobsReply(answer.Data)
+	return r.Jobs, answer.Header.Get(headerAfter), answer.Header.Get(headerMore) != "", err
+}
+
+// apiPage answers with a page of a partition's jobs.
+func (n *Node) apiPage(c *call) error {
+	list, err := carillon.ParseList(c.Data())
+	if err != nil {
+		return err
+	}
+	ps, err := n.named(c)
+	if err != nil {
+		return err
+	}
+	p := ps[0]
+	if err := n.current(p); err != nil {
+		return err
+	}
+	jobs, after, more := p.page(&list, c.Headers().Get(headerAfter), list.Limit)
+	if err := p.readable(); err != nil {
+		return err
+	}
+	var r carillon.JobsReply
+	size := 0
+	for i := range jobs {
+		size += len(jobs[i].AppendJSON(nil)) + 1
+		if i > 0 && size > n.pageBytes() {
+			after, more = jobs[i-1].ID, true
+			break
+		}
+		r.Jobs = append(r.Jobs, jobs[i])
+	}
+	header := nats.Header{headerAfter: {after}}
+	if more {
+		header.Set(headerMore, "true")
+	}
+	return c.publish(&nats.Msg{Header: header, Data: r.AppendJSON(nil)})
+}
+
+// askSelections has other nodes carry out a command on the jobs of a selection that are in their partitions.
+func (n *Node) askSelections(there map[string][]*partition, verb carillon.Verb, s *carillon.Selection) (sum carillon.SelectionReply, err error) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return sum, err
+	}
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	for name, ps := range there {
+		work.Go(func() {
+			var r carillon.SelectionReply
+			answer, aerr := n.askNode(context.Background(), name, "select."+string(verb), nats.Header{headerPartitions: {numbers(ps)}}, body)
+			if aerr == nil {
+				aerr = json.Unmarshal(answer.Data, &r)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			err = errors.Join(err, aerr)
+			sum.Matched += r.Matched
+			sum.Changed += r.Changed
+			sum.Unchanged += r.Unchanged
+			sum.Failed += r.Failed
+		})
+	}
+	work.Wait()
+	return sum, err
+}
+
+// apiSelect is apiSelection for some partitions.
+func (n *Node) apiSelect(c *call) error {
+	s, err := carillon.ParseSelection(c.Data())
+	if err != nil {
+		return err
+	}
+	ps, err := n.named(c)
+	if err != nil {
+		return err
+	}
+	counts, err := n.commandEach(ps, carillon.Verb(c.job), &s)
+	if err != nil {
+		return err
+	}
+	return c.answer(counts.AppendJSON(nil))
+}
+
+// passPack has a node that follows a partition put the jobs of a pack. done is called once, with the outcome.
+func (n *Node) passPack(p *partition, pack []engine.PackedJob, done func(reply)) {
+	to := n.view().Follower(p.number)
+	if to == "" {
+		done(reply{err: carillon.AsError(unfollowed(p.number))})
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+		defer cancel()
+		answer, err := n.askNode(ctx, to, "pack."+strconv.Itoa(p.number), nil, engine.EncodePack(pack))
+		var outcomes []engine.Outcome
+		if err == nil {
+			err = json.Unmarshal(answer.Data, &outcomes)
+		}
+		if err == nil && len(outcomes) != len(pack) {
+			err = fmt.Errorf("node %s told of %d of %d jobs", to, len(outcomes), len(pack))
+		}
+		done(reply{err: carillon.AsError(err), jobs: outcomes})
+	}()
+}
+
+// apiPack puts the jobs of a pack that another node made.
+func (n *Node) apiPack(c *call) error {
+	p, err := n.followedHere(c.job)
+	if err != nil {
+		return err
+	}
+	pack, err := engine.DecodePack(c.Data())
+	if err != nil {
+		return &carillon.Error{Code: carillon.CodeInvalidField, Message: err.Error()}
+	}
+	outcome := make(chan reply, 1)
+	n.submitPack(p.number, pack, func(r reply) { outcome <- r })
+	r := <-outcome
+	if r.err != nil {
+		return r.err
+	}
+	body, err := json.Marshal(r.jobs)
+	if err != nil {
+		return err
+	}
+	return c.answer(body)
+}
+
+// askPartitions has other nodes tell of partitions. What is not told is left as it is.
+func (n *Node) askPartitions(there map[string][]*partition, tell func(carillon.PartitionStatus)) (err error) {
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	for name, ps := range there {
+		work.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+			defer cancel()
+			var told []carillon.PartitionStatus
+			answer, aerr := n.askNode(ctx, name, "partitions", nats.Header{headerPartitions: {numbers(ps)}}, nil)
+			if aerr == nil {
+				aerr = json.Unmarshal(answer.Data, &told)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			err = errors.Join(err, aerr)
+			for _, s := range told {
+				tell(s)
+			}
+		})
+	}
+	work.Wait()
+	return err
+}
+
+// statusTimeout is how long a status waits for other nodes: whoever asks for one wants to know why they do not answer.
+const statusTimeout = time.Second
+
+// apiPartitions tells of partitions.
+func (n *Node) apiPartitions(c *call) error {
+	ps, err := n.named(c)
+	if err != nil {
+		return err
+	}
+	told := make([]carillon.PartitionStatus, len(ps))
+	view := n.view()
+	for i, p := range ps {
+		told[i] = n.partitionStatus(p, view)
+	}
+	body, err := json.Marshal(told)
+	if err != nil {
+		return err
+	}
+	return c.answer(body)
+}

@@ -1,0 +1,295 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// What a node follows
+//
+// A node follows a partition when it has its jobs: it applies the partition's records, takes its checkpoints, and could
+// serve it at once. With FollowAll that is every partition. With FollowPlaced it is those on which the placement seats the
+// node, as owner or standby: jobs, memory and the work for them are shared among the nodes, and what the nodes do not share
+// is the log, which each reads and stores whole. So the log is at hand for whatever comes to be followed:
+//
+//   - A partition that is placed on a node which does not follow it is taken from one that does (follow). That one saves it
+//     into a bucket (give.go), what it saved goes into the job table, and the local log above that is applied.
+//   - A partition that is placed elsewhere is given up once all whom it is placed on follow it closely (giveUp).
+//   - A request about a partition is passed on to a node that follows it (elsewhere.go).
+//
+// The log is not cut beyond what somebody who follows a partition needs, whatever becomes of the others (neededToFollow).
+const (
+	followLook = 250 * time.Millisecond
+	// followAfter is how long a partition has been placed here before it is taken: a node that is started again soon gets
+	// its seats back, and nothing need be moved.
+	followAfter = 2 * time.Second
+	// followNear is how many records a partition may lack when the node's reader waits for it to apply them.
+	followNear = 64
+)
+
+// Follow says which partitions a node follows.
+type Follow string
+
+// What a node may follow.
+const (
+	FollowAll    Follow = "all"    // every partition: any one node could serve the whole service
+	FollowPlaced Follow = "placed" // those that it owns, or is a standby of
+)
+
+// followSeats keeps what the node follows in step with the placement, until ctx ends.
+func (n *Node) followSeats(ctx context.Context) error {
+	since := make([]time.Time, len(n.partitions)) // since when a partition is followed and should not be, or the other way round
+	for pause(ctx, followLook) {
+		v := n.view()
+		if len(v.Placement) != len(n.partitions) {
+			continue
+		}
+		for i, p := range n.partitions {
+			wanted := n.shouldFollow(v, p)
+			switch {
+			case wanted == p.follows.Load():
+				since[i] = time.Time{}
+				continue
+			case since[i].IsZero():
+				since[i] = time.Now()
+			}
+			var err error
+			switch asked := time.Since(since[i]); {
+			case wanted && asked >= followAfter:
+				err = n.follow(ctx, p, v)
+			case !wanted && asked >= n.o.Linger && n.followedBySeats(v, p.number):
+				err = n.giveUp(p)
+			}
+			switch err = noRoom(err); {
+			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // others are at it
+			case errors.Is(err, errNoRoom):
+				return err
+			default:
+				since[i] = time.Now()
+				n.unfollowed.tell(n.log, time.Now(), "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
+			}
+		}
+	}
+	return nil
+}
+
+// shouldFollow tells whether a view has this node follow a partition. One that it serves it follows, and one that stopped
+// stays for people to look at.
+func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
+	if n.o.Follow == FollowAll {
+		return true
+	}
+	p.mu.Lock()
+	busy := p.owner.Epoch != 0 || p.claiming || p.stopped != nil
+	p.mu.Unlock()
+	seat := v.Placement[p.number]
+	return busy || seat.Owner == n.o.Name || slices.Contains(seat.Standbys, n.o.Name)
+}
+
+// toFollow says which partitions are to be followed and are not yet.
+func (n *Node) toFollow(v cluster.View) (problems []string) {
+	if len(v.Placement) != len(n.partitions) {
+		return nil
+	}
+	for _, p := range n.partitions {
+		if !p.follows.Load() && n.shouldFollow(v, p) {
+			problems = append(problems, fmt.Sprintf("partition %d is placed here and not followed yet", p.number))
+		}
+	}
+	return problems
+}
+
+// followedBySeats tells whether all those on whom a partition is placed follow it closely, and one of them serves it.
+func (n *Node) followedBySeats(v cluster.View, partition int) bool {
+	seat := v.Placement[partition]
+	applied := n.applied.Load()
+	for _, name := range append([]string{seat.Owner}, seat.Standbys...) {
+		b, _ := v.Member(name)
+		p, ok := b.Progress(partition)
+		if !ok || applied > p.Position+caughtUp {
+			return false
+		}
+	}
+	serving := v.Serving(partition)
+	return serving == seat.Owner || slices.Contains(seat.Standbys, serving)
+}
+
+// follow takes a partition from a node that follows it, and follows it from then on.
+func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
+	from := v.Follower(p.number)
+	if from == "" {
+		return errors.New("no live node follows it")
+	}
+	began := time.Now()
+	p.needs.Store(max(1, n.applied.Load())) // what is given is of a later position (give)
+	defer p.needs.Store(0)
+	part, err := n.askPart(ctx, from, p.number)
+	if err != nil {
+		return fmt.Errorf("node %s: %w", from, err)
+	}
+	bucket, release, err := n.archive(ctx, &carillon.SnapshotRequest{Bucket: stateBucket(n.o.Stream)})
+	if err != nil {
+		return err
+	}
+	defer release()
+	defer n.dropParts(ctx, bucket, part.ID)
+	if !n.reachesBack(part.Position) {
+		return fmt.Errorf("node %s has it as of %d, and the local log begins at %d", from, part.Position, n.local.First())
+	}
+	if err := n.saved.Clear(uint16(p.number)); err != nil {
+		return err
+	}
+	if _, err := archive.RestorePart(ctx, bucket, part.ID, n.o.Prefix, n.saved, uint16(p.number)); err != nil {
+		return err
+	}
+	records, err := n.keepUp(ctx, p)
+	if err != nil {
+		return errors.Join(err, n.saved.Clear(uint16(p.number))) // the next start is not to find it without its log
+	}
+	n.log.Info("follows a partition", "partition", p.number, "from", from, "position", part.Position, "records", records, "took", time.Since(began))
+	ring(n.joined.changed)
+	return nil
+}
+
+// keepUp has a partition whose checkpoint has just come into the job table follow the log.
+func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error) {
+	p.mu.Lock()
+	before := p.table.renew() // of a try that failed
+	p.mu.Unlock()
+	if err := before.Close(); err != nil {
+		return 0, err
+	}
+	m, position, err := n.readNewest(p.number)
+	if err != nil {
+		return 0, err
+	}
+	m.Attach(&p.table)
+	at := position
+	again := func() error {
+		read, err := n.replay(ctx, at, func(e *engine.Entry) error {
+			at = e.Seq
+			for _, of := range n.concerned(e) {
+				if of != p {
+					continue
+				}
+				if _, err := m.Apply(e); err != nil {
+					return fmt.Errorf("node: partition %d: %w", p.number, err)
+				}
+			}
+			return nil
+		})
+		records += read
+		return err
+	}
+	for ctx.Err() == nil && n.local.Last() > at+followNear {
+		if err := again(); err != nil {
+			return records, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// What the reader has passed by is in the local log; what it has not waits for mu, and is passed by where it was applied.
+	if err := again(); err != nil {
+		return records, err
+	}
+	if !n.reachesBack(position) {
+		return records, fmt.Errorf("the local log was cut to %d meanwhile, and the partition is as of %d", n.local.First(), position)
+	}
+	if ctx.Err() != nil {
+		return records, ctx.Err()
+	}
+	p.out.Lock()
+	p.offered, p.durable, p.settling = m.Made(), engine.Acked{}, engine.Acked{}
+	p.out.Unlock()
+	n.listen(p, m)
+	p.machine, p.owner, p.upTo = m, engine.Owner{}, at
+	p.checkpoint.Store(position)
+	p.older.Store(0)
+	p.checkpointAt.Store(int64(n.clock.running()))
+	p.bytesAt.Store(n.filling.bytes())
+	p.follows.Store(true)
+	return records, nil
+}
+
+// giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it.
+func (n *Node) giveUp(p *partition) error {
+	if !n.given.TryLock() {
+		return nil // until the next look
+	}
+	defer n.given.Unlock()
+	p.wanted.Add(1)
+	p.taking.Lock()
+	defer p.taking.Unlock()
+	p.wanted.Add(-1)
+	p.mu.Lock()
+	if p.owner.Epoch != 0 || p.claiming || p.stopped != nil {
+		p.mu.Unlock()
+		return nil
+	}
+	p.needs.Store(1) // until the table has forgotten it, a start would go on with it
+	p.follows.Store(false)
+	p.machine = engine.New(n.layout, p.number)
+	p.checkpoint.Store(0)
+	p.older.Store(0)
+	before := p.table.renew()
+	p.mu.Unlock()
+	if err := errors.Join(before.Close(), n.saved.Clear(uint16(p.number))); err != nil {
+		return err
+	}
+	p.needs.Store(0)
+	n.log.Info("follows a partition no more", "partition", p.number)
+	return nil
+}
+
+// beginEmpty has a node that has nothing go on from the log's end: what it is to follow it takes from others.
+func (n *Node) beginEmpty(end uint64) {
+	for _, p := range n.partitions {
+		p.follows.Store(false)
+	}
+	n.from = end
+	n.applied.Store(end)
+}
+
+// followed lists the partitions that this node follows.
+func (n *Node) followed() (list []*partition) {
+	for _, p := range n.partitions {
+		if p.follows.Load() {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// share is the part of the memory for jobs that each partition has.
+func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
+
+// stoppedHere counts the partitions that have stopped.
+func (n *Node) stoppedHere() int { return len(n.followed()) - len(n.live()) }
+
+// neededToFollow is the position above which the log is needed so that each partition which this node does not follow is
+// followed by somebody: 0 where no live node does, since who did will go on from where he left it.
+func (n *Node) neededToFollow(v cluster.View) uint64 {
+	needed := uint64(math.MaxUint64 - 1)
+	for _, p := range n.partitions {
+		if p.follows.Load() {
+			continue
+		}
+		var most uint64
+		for i := range v.Members {
+			if _, follows := v.Members[i].Progress(p.number); follows {
+				most = max(most, v.Members[i].Needs)
+			}
+		}
+		needed = min(needed, most)
+	}
+	return needed
+}

@@ -1,0 +1,335 @@
+package node_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+)
+
+// followers says who of some nodes follows each partition, as they say themselves.
+func followers(t testing.TB, nc *nats.Conn, partitions int, of []string) [][]string {
+	t.Helper()
+	bucket, err := jetStream(t, nc).KeyValue(t.Context(), "CARILLON_NODES")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := bucket.ListKeys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([][]string, partitions)
+	for key := range keys.Keys() {
+		if name, ok := strings.CutPrefix(key, "node."); !ok || !slices.Contains(of, name) {
+			continue
+		}
+		e, err := bucket.Get(t.Context(), key)
+		if err != nil {
+			continue // it has just left
+		}
+		var b cluster.Beat
+		if err := json.Unmarshal(e.Value(), &b); err != nil {
+			t.Fatal(err)
+		}
+		for p := range all {
+			if _, ok := b.Progress(p); ok {
+				all[p] = append(all[p], b.Name)
+			}
+		}
+	}
+	for _, names := range all {
+		slices.Sort(names)
+	}
+	return all
+}
+
+// placed waits until each partition is followed by those on whom it is placed, by nobody else, and served by its owner.
+func (f *fleet) placed(c *carillon.Client, nc *nats.Conn, placed *placements, among ...string) {
+	f.t.Helper()
+	f.settled(c, placed, among...)
+	eventually(f.t, "each partition is followed by those on whom it is placed alone", func() bool {
+		_, seats := placed.latest()
+		for p, names := range followers(f.t, nc, f.partitions, among) {
+			want := append([]string{seats[p].Owner}, seats[p].Standbys...)
+			slices.Sort(want)
+			if !slices.Equal(names, want) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// Nodes that follow what is placed on them have the jobs of those partitions alone. Each of them answers whatever it is asked,
+// and partitions go along when nodes come, leave and die.
+func TestFollowPlaced(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 8)
+	f.follow = node.FollowPlaced
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	f.startAll(c, "a", "b", "c")
+	seats := watchPlacements(t, nc)
+	f.placed(c, nc, seats, "a", "b", "c")
+	preload(t, e.url, 3000)
+	l := startLoad(t, e.url, "p", true)
+	l.far = 3000
+	f.start("d")
+	f.placed(c, nc, seats, "a", "b", "c", "d")
+
+	// No answer goes where only nodes may ask.
+	forged, err := nc.SubscribeSync("carillon.node.*.forged")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishRequest("carillon.api.get.nothing", "carillon.node.a.forged", nil); err != nil {
+		t.Fatal(err)
+	}
+
+	// Each question goes to any of the four.
+	for round := range 12 {
+		askAll(t, c, f.partitions, round)
+	}
+	saveAll(t, nc, f.partitions)
+	if n, _, err := forged.Pending(); err != nil || n > 0 {
+		t.Errorf("%d answers, %v", n, err)
+	}
+
+	// One leaves, one is killed, both come back.
+	f.nodes["b"].terminate(t)
+	f.placed(c, nc, seats, "a", "c", "d")
+	f.nodes["c"].kill()
+	f.placed(c, nc, seats, "a", "d")
+	f.start("b")
+	f.start("c")
+	f.placed(c, nc, seats, "a", "b", "c", "d")
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+
+	// What one of them has is no snapshot of the service.
+	one := node.Options{Data: f.settings["a"].Data}
+	_, err = node.SaveStopped(t.Context(), one, archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive")), node.SaveOptions{})
+	words(t, err, "of 8 partitions", "save a snapshot of the running service")
+}
+
+// saveAll saves snapshots, one beside the other, and has all of them be whole, and nothing be left that one node gave to
+// another for it.
+func saveAll(t *testing.T, nc *nats.Conn, partitions int) {
+	t.Helper()
+	js := jetStream(t, nc)
+	store, err := js.ObjectStore(t.Context(), "CARILLON_STATE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := func() int {
+		t.Helper()
+		list, err := archive.List(t.Context(), archive.NewBucket("CARILLON_STATE", js, store))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	before := given()
+	for range 4 {
+		saveWhole(t, c, filepath.Join(t.TempDir(), "archive"), partitions)
+	}
+	if after := given(); after > before {
+		t.Errorf("%d parts are left, %d were there", after, before)
+	}
+	var work sync.WaitGroup
+	for range 2 {
+		work.Go(func() { saveWhole(t, c, filepath.Join(t.TempDir(), "archive"), partitions) })
+	}
+	work.Wait()
+}
+
+func saveWhole(t *testing.T, c *carillon.Client, dir string, partitions int) {
+	t.Helper()
+	for {
+		_, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir}, nil)
+		if err == nil {
+			break
+		}
+		if !strings.Contains(err.Error(), "another snapshot is being saved") { // by the node that was asked
+			t.Error(err)
+			return
+		}
+	}
+	target := archive.OpenDir(nil, dir)
+	m, err := archive.Get(t.Context(), target, "")
+	if err != nil || len(m.Partitions) != partitions {
+		t.Errorf("%v, %+v", err, m)
+	}
+	if v, err := archive.Verify(t.Context(), target, nil, nil); err != nil || len(v.Problems) > 0 {
+		t.Errorf("%v, %+v", err, v)
+	}
+}
+
+// A node that follows nothing stores the log, too, and cuts it.
+func TestIdleNodeCutsItsLog(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 1)
+	for _, name := range []string{"a", "b"} {
+		f.settings[name] = settings{
+			Data: t.TempDir(), Name: name, NATS: e.url, Partitions: 1, CheckpointEvery: time.Millisecond,
+			Follow: node.FollowPlaced, Standbys: -1, Linger: time.Millisecond,
+		}
+		f.start(name)
+	}
+	nc := dial(t, e.url)
+	c := client(t, e.url)
+	var idle string
+	settle := func() {
+		t.Helper()
+		eventually(t, "one of them follows nothing", func() bool {
+			of := followers(t, nc, 1, []string{"a", "b"})[0]
+			idle = map[string]string{"a": "b", "b": "a"}[strings.Join(of, "")]
+			return idle != ""
+		})
+	}
+	eventually(t, "its log is cut", func() bool {
+		settle()
+		put(t, c, carillon.Job{ID: "job", Schedule: "@at 2038-01-01T00:00:00Z"})
+		f.nodes[idle].terminate(t)
+		store := openStore(t, f.settings[idle].Data, "log")
+		first := store.Log().First()
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.start(idle)
+		return first != 1
+	})
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+}
+
+// askAll puts jobs, and has all that is answered about them be true.
+func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
+	t.Helper()
+	const jobs = 64
+	prefix := fmt.Sprintf("ask:%d:", round)
+	var want []string
+	err := c.Import(t.Context(), func(yield func(carillon.ImportJob) bool) {
+		for i := range jobs {
+			id := fmt.Sprintf("%s%02d", prefix, i)
+			want = append(want, id)
+			if !yield(carillon.ImportJob{Job: carillon.Job{ID: id, Schedule: "@at 2038-01-01T00:00:00Z", Payload: make([]byte, 100)}}) {
+				return
+			}
+		}
+	}, func(i int, err error) {
+		if err != nil {
+			t.Errorf("round %d: job %d was not imported: %v", round, i, err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for page := (carillon.ListRequest{Selection: carillon.Selection{Prefix: prefix}, Limit: 10}); ; {
+		r, err := c.ListPage(t.Context(), page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, job := range r.Jobs {
+			got = append(got, job.ID)
+		}
+		if page.Cursor = r.Cursor; page.Cursor == "" {
+			break
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("round %d: listed %v", round, got)
+	}
+	for p := range partitions {
+		id := idIn(p, partitions, prefix+"one")
+		if r := put(t, c, carillon.Job{ID: id, Schedule: "@at 2038-01-01T00:00:00Z"}); r.Partition != p {
+			t.Errorf("round %d: %s is in partition %d, not %d", round, id, r.Partition, p)
+		}
+		if r, err := c.Pause(t.Context(), id); err != nil || r.Status != carillon.StatusPaused {
+			t.Errorf("round %d: pause of %s: %+v, %v", round, id, r, err)
+		}
+		if r, err := c.Get(t.Context(), id); err != nil || r.Status != carillon.StatusPaused {
+			t.Errorf("round %d: %s: %+v, %v", round, id, r, err)
+		}
+		if _, err := c.Get(t.Context(), id+"-not"); !errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
+			t.Errorf("round %d: a job that is not there: %v", round, err)
+		}
+	}
+	s := status(t, c)
+	for p, of := range s.Partitions {
+		if of.Partition != p || of.Owner == "" || of.Epoch == 0 || of.Jobs[carillon.StatusPaused] == 0 || of.Jobs[carillon.StatusScheduled] == 0 {
+			t.Errorf("round %d: node %s tells of partition %d: %+v", round, s.Node, p, of)
+		}
+	}
+	r, err := c.DeleteWhere(t.Context(), carillon.Selection{Prefix: prefix})
+	if n := uint64(jobs + partitions); err != nil || r.Matched != n || r.Changed != n {
+		t.Errorf("round %d: delete of %d: %+v, %v", round, n, r, err)
+	}
+}
+
+// As long as nobody live follows a partition, the log is kept for who did, whatever comes: requests have to wait for room
+// instead, and he goes on where he was.
+func TestLogIsKeptForWhoIsMissed(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 2)
+	for _, name := range []string{"a", "b"} {
+		f.settings[name] = settings{
+			Data: t.TempDir(), Name: name, NATS: e.url, Partitions: 2, CheckpointEvery: 100 * time.Millisecond, LogMaxBytes: 4 << 20,
+			Follow: node.FollowPlaced, Standbys: -1, Linger: time.Millisecond,
+		}
+	}
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	f.startAll(c, "a", "b")
+	seats := watchPlacements(t, nc)
+	f.placed(c, nc, seats, "a", "b")
+	of := map[string]int{}
+	for p, owner := range owners(status(t, c)) {
+		of[owner] = p
+	}
+	kept := put(t, c, carillon.Job{ID: idIn(of["b"], 2, "kept"), Schedule: "@at 2038-01-01T00:00:00Z"})
+	f.nodes["b"].kill()
+
+	full := false
+	for i := 0; !full; i++ {
+		job := carillon.Job{ID: idIn(of["a"], 2, fmt.Sprint("flood-", i)), Schedule: "@at 2038-01-01T00:00:00Z", Payload: make([]byte, 16<<10)}
+		_, err := c.Put(t.Context(), job)
+		full = errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
+		if err != nil && !full {
+			t.Fatal(err)
+		}
+	}
+	f.start("b")
+	if r, err := c.Get(t.Context(), kept.ID); err != nil || r.Version != kept.Version {
+		t.Errorf("%+v, %v", r, err)
+	}
+	f.shared(c, "a", "b")
+	eventually(t, "there is room again", func() bool {
+		_, err := c.Put(t.Context(), carillon.Job{ID: idIn(of["a"], 2, "more")})
+		return err == nil
+	})
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+}

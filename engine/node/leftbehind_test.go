@@ -1,0 +1,107 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
+)
+
+// A node that is killed while it gives up its state leaves stores that are whole or not there: at no moment does one lack
+// some of its files.
+func TestEmptyLeavesWholeStores(t *testing.T) {
+	o := Options{Data: t.TempDir()}
+	const files = 10_000 // so that their removal takes a while
+	jobs := filepath.Join(o.Data, "jobs")
+	if err := os.MkdirAll(jobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := range files {
+		if err := os.WriteFile(filepath.Join(jobs, "old-"+strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	emptied := make(chan error, 1)
+	go func() { emptied <- empty(o) }()
+	for done := false; !done; {
+		select {
+		case err := <-emptied:
+			if err != nil {
+				t.Fatal(err)
+			}
+			done = true
+		default:
+		}
+		old, err := filepath.Glob(filepath.Join(jobs, "old-*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(old); n > 0 && n < files {
+			t.Fatalf("%d of %d files are left", n, files)
+		}
+	}
+	left, err := os.ReadDir(o.Data)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// A node that was left behind waits for a NATS that is away; where NATS is there and no other node is, it ends, and keeps what
+// it has.
+func TestBeginAnewWaitsForNATS(t *testing.T) {
+	behind := &leftBehindError{at: 1, first: 9, partitions: 1, followed: []int{0}}
+	o := Options{Data: t.TempDir(), Name: "late", NATS: "nats://" + natstest.FreeAddress(t)}.withDefaults()
+	jobs := filepath.Join(o.Data, "jobs")
+	if err := os.Mkdir(jobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := beginAnew(t.Context(), o, behind); !errors.Is(err, errUnreachable) {
+		t.Errorf("NATS is away from the start: %v", err)
+	}
+	ns := natstest.Start(t, &server.Options{JetStream: true})
+	o.NATS = ns.ClientURL()
+	if err := beginAnew(t.Context(), o, behind); !errors.As(err, &behind) || errors.Is(err, errUnreachable) || !strings.Contains(err.Error(), "no other node follows partition 0") {
+		t.Errorf("nobody is there: %v", err)
+	}
+	if _, err := os.Stat(jobs); err != nil {
+		t.Errorf("it has given up what nobody else has: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- beginAnew(t.Context(), o, behind) }()
+	bucketUpdates(t, ns.ClientURL(), nodesBucket(o.Stream)) // it has joined
+	ns.Shutdown()
+	if err := <-ended; !errors.Is(err, errUnreachable) {
+		t.Errorf("NATS went while others were waited for: %v", err)
+	}
+}
+
+// bucketUpdates waits until a key of a bucket is written.
+func bucketUpdates(t *testing.T, url, bucket string) {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := js.KeyValue(t.Context(), bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := kv.WatchAll(t.Context(), jetstream.UpdatesOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-w.Updates()
+}

@@ -1,0 +1,77 @@
+package node
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+)
+
+// What a node makes of a view: which partitions it is to follow, whether others do, and how much of the log they need.
+func TestSeats(t *testing.T) {
+	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
+	n := &Node{o: Options{Name: "a", Follow: FollowPlaced}}
+	for i := range layout.Partitions {
+		n.partitions = append(n.partitions, &partition{number: i, machine: engine.New(layout, i)})
+	}
+	n.partitions[0].follows.Store(true)
+	n.partitions[2].follows.Store(true)
+	n.applied.Store(100_000)
+	beat := func(name string, needs uint64, follows ...cluster.Progress) cluster.Beat {
+		return cluster.Beat{Node: cluster.Node{Name: name}, Report: cluster.Report{Needs: needs, Partitions: follows}}
+	}
+	seats := cluster.Placement{{Owner: "a", Standbys: []string{"b"}}, {Owner: "b", Standbys: []string{"a"}}, {Owner: "b", Standbys: []string{"c"}}}
+	v := cluster.View{Placement: seats, Members: []cluster.Beat{
+		beat("b", 70, cluster.Progress{Partition: 1, Position: 99_000, Epoch: 5}, cluster.Progress{Partition: 2, Position: 99_000, Epoch: 6}),
+		beat("c", 90, cluster.Progress{Partition: 1, Position: 98_000}, cluster.Progress{Partition: 2, Position: 99_500}),
+	}}
+
+	if got, want := n.toFollow(v), []string{"partition 1 is placed here and not followed yet"}; !slices.Equal(got, want) {
+		t.Errorf("to follow: %q", got)
+	}
+	if n.shouldFollow(v, n.partitions[2]) {
+		t.Error("one that is placed elsewhere is to be followed")
+	}
+	n.partitions[2].owner.Epoch = 4
+	if !n.shouldFollow(v, n.partitions[2]) {
+		t.Error("one that is served is not to be followed")
+	}
+	n.o.Follow = FollowAll
+	n.partitions[2].owner.Epoch = 0
+	if !n.shouldFollow(v, n.partitions[2]) {
+		t.Error("of all partitions one is not to be followed")
+	}
+	if got := n.toFollow(cluster.View{}); got != nil {
+		t.Errorf("without a placement: %q", got)
+	}
+
+	if !n.followedBySeats(v, 2) {
+		t.Error("those on whom a partition is placed follow it, and it may not be given up")
+	}
+	for what, spoil := range map[string]func(b *cluster.Beat){
+		"its owner does not follow it": func(b *cluster.Beat) { b.Partitions = b.Partitions[:1] },
+		"its owner is far behind":      func(b *cluster.Beat) { b.Partitions[1].Position = 100_000 - caughtUp - 1 },
+		"nobody serves it":             func(b *cluster.Beat) { b.Partitions[1].Epoch = 0 },
+	} {
+		w := v
+		w.Members = slices.Clone(v.Members)
+		w.Members[0].Partitions = slices.Clone(v.Members[0].Partitions)
+		spoil(&w.Members[0])
+		if n.followedBySeats(w, 2) {
+			t.Errorf("%s, and it may be given up", what)
+		}
+	}
+
+	if got := n.neededToFollow(v); got != 90 {
+		t.Errorf("of partition 1 the log above %d is kept for one who follows it, want 90", got)
+	}
+	if got := n.neededToFollow(cluster.View{Placement: seats}); got != 0 {
+		t.Errorf("of a partition that nobody follows the log above %d is kept", got)
+	}
+	n.partitions[1].follows.Store(true)
+	if got := n.neededToFollow(cluster.View{}); got != math.MaxUint64-1 {
+		t.Errorf("who follows all keeps what is above %d for others", got)
+	}
+}
