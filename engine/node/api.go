@@ -550,7 +550,6 @@ func (n *Node) apiStatus(c *call) error {
 		},
 		Lateness: n.meters.latenessSummary(),
 	}
-	s.Ready = len(s.Problems) == 0
 	view := n.view()
 	s.Nodes = n.nodes(view)
 	s.Partitions = make([]carillon.PartitionStatus, len(n.partitions))
@@ -561,9 +560,15 @@ func (n *Node) apiStatus(c *call) error {
 		}
 	}
 	delete(there, "") // of these nobody can tell
-	if err := n.askPartitions(there, func(p carillon.PartitionStatus) { s.Partitions[p.Partition] = p }); err != nil {
+	err := n.askPartitions(there, func(p carillon.PartitionStatus) {
+		if p.Partition >= 0 && p.Partition < len(s.Partitions) {
+			s.Partitions[p.Partition] = p
+		}
+	})
+	if err != nil {
 		s.Problems = append(s.Problems, err.Error())
 	}
+	s.Ready = len(s.Problems) == 0
 	return c.answer(s.AppendJSON(nil))
 }
 
