@@ -85,6 +85,11 @@ import (
 //     as the headers of ten million timers on their own are 10 MB, and records are 160 MB.
 //   - Blocks as slices, so that Go need not read the first bytes of each in order to find that its pointer is not nil; a
 //     last chunk that is only looked at when it may be empty: not told apart from noise, on a machine that did other work.
+//   - A slot of level 1 lined up by millisecond in a table, its records left where they are: 56 to expire for 70 in turns, on
+//     the other machine, but 202 for 181 for a life of a timer that is inserted again, for another hundred lines.
+//   - Insertions and removals carried out 64 at a time, so that what they wait for is waited for together: there 79 / 54 / 53,
+//     lined up as well. But what removes one and asks for the next waits 94 for 44, and one call may make 64 splits.
+//   - Huge pages: the kernel gave them, and a read that nothing waits for took 9.3 for 10.4, one that is waited for 158 for 182.
 
 const (
 	digit    = 6
