@@ -104,7 +104,44 @@ func (p *pair) agree(t failer) {
 func check(t failer, w *Wheel) {
 	t.Helper()
 	var timers, chunks int
-	first := map[uint32]bool{} // slots with a timer that is the next one due
+	first := map[uint32]bool{}       // slots with a timer that is the next one due
+	lastOfRow := map[uint32]uint32{} // data
+	rowChunks := map[uint32]uint16{} // records in rows
+	for g := range uint32(fan) {
+		left, low := uint16(0), w.now/fan*fan+uint64(g)
+		for e := w.rows.first[g]; left < w.rows.left[g]; e = w.rows.next[e] {
+			pos := w.rows.pos[e]
+			c, bit := pos/chunkLen, uint16(1)<<(pos%chunkLen)
+			if h := w.chunk(c); h.slot != inRows || h.live&bit == 0 {
+				continue
+			}
+			r := w.record(pos)
+			if *w.pos(r.id) != pos || toKey(r.deadline) != low || low < w.now || rowChunks[c]&bit != 0 {
+				t.Fatalf("timer %+v at %d (pos %d), in the row of %d at %d", *r, pos, *w.pos(r.id), low, w.now)
+			}
+			if lastOfRow[g] >= r.data {
+				t.Fatalf("#%d before #%d, both due %d", lastOfRow[g], r.data, low)
+			}
+			lastOfRow[g] = r.data
+			rowChunks[c] |= bit
+			left++
+		}
+		if left == 0 && w.rows.first[g] != 0 {
+			t.Fatalf("row %d of no timer begins at %d", g, w.rows.first[g])
+		}
+		timers += int(left)
+		if left > 0 && low == w.next {
+			first[w.level[0]*fan+g] = true
+		}
+		if left > 0 && low < w.next && w.first != 0 {
+			t.Fatalf("next due %d, but #%d is due %d", w.next, lastOfRow[g], low)
+		}
+	}
+	for c, records := range rowChunks {
+		if chunks++; w.chunk(c).live != records {
+			t.Fatalf("chunk %d: %b in use, %b in rows", c, w.chunk(c).live, records)
+		}
+	}
 	nodes := map[uint32]bool{}
 	var visit func(n, level, up uint32, from uint64)
 	visit = func(n, level, up uint32, from uint64) {
@@ -115,7 +152,8 @@ func check(t failer, w *Wheel) {
 		nodes[n] = true
 		for g := range uint32(fan) {
 			s, i := nd.slots[g], n*fan+g
-			if (s.head != 0) != (nd.occupied>>g&1 == 1) {
+			row := n == w.level[0] && w.rows.left[g] > 0
+			if (s.head != 0 || row) != (nd.occupied>>g&1 == 1) {
 				t.Fatalf("slot %d.%d: occupied %b, head %d", level, g, nd.occupied, s.head)
 			}
 			if s.head == 0 {
@@ -134,6 +172,9 @@ func check(t failer, w *Wheel) {
 			}
 			live, prev := uint32(0), uint32(0)
 			last := map[uint64]uint32{}
+			if row {
+				last[low] = lastOfRow[g]
+			}
 			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
 				h := w.chunk(c)
 				chunks++
@@ -392,6 +433,38 @@ func TestNextAcrossSplit(t *testing.T) {
 	}
 	if p.w.nodeCount == levels+1 {
 		t.Fatal("no slot was split")
+	}
+}
+
+// When now reaches a slot of level 1 its records stay where they are, also while some of them are removed.
+func TestRowsMoveNoRecord(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	p := newPair(0)
+	for range 500 {
+		p.insert(fan + rng.Int64N(fan))
+	}
+	pos := map[uint32]uint32{}
+	for _, m := range p.model {
+		pos[m.seq] = *p.w.pos(m.id)
+	}
+	p.advance(t, fan, 1, func() {})
+	for len(p.model) > 0 {
+		check(t, p.w)
+		for range min(40, len(p.model)) {
+			p.remove(rng.IntN(len(p.model)))
+		}
+		p.insert(p.now + rng.Int64N(fan))
+		p.agree(t)
+		for _, m := range p.model {
+			if was, ok := pos[m.seq]; ok && *p.w.pos(m.id) != was {
+				t.Fatalf("#%d moved from %d to %d", m.seq, was, *p.w.pos(m.id))
+			}
+		}
+		p.advance(t, p.now+5, 20, func() {})
+	}
+	check(t, p.w)
+	if used := p.w.chunkCount - 1 - p.w.freeChunkCount; used != 0 {
+		t.Fatalf("%d chunks are not free", used)
 	}
 }
 
