@@ -19,9 +19,9 @@ import (
 // Several nodes over one NATS
 //
 // Every node reads the whole log, stores it, and applies what is of the partitions that it follows: all, if nothing else was
-// said (follow.go). It has their state and could serve them. Which one does is said by the latest claim in the log: the machine ignores ticks of any epoch but that
-// claim's, on every node alike, and an output stream takes output n once, whoever publishes it. So none of what
-// follows has to be right for the triggers to be; it has to be quick.
+// said (follow.go). It has their state and could serve them. Which one does is said by the latest claim in the log: the
+// machine ignores ticks of any epoch but that claim's, on every node alike, and an output stream takes output n once, whoever
+// publishes it. So none of what follows has to be right for the triggers to be; it has to be quick.
 //
 //   - A node that is named by View.Claimant and does not serve appends a claim (takeSeats). It ticks from the moment
 //     when that comes back in the log, and not before: then all that the former owner did under its epoch has been
@@ -357,8 +357,8 @@ func (n *Node) knowsOthers() bool { return n.server != nil || len(n.view().Membe
 
 // neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
 // minutes and until the stream is half full, one that lives but lags until requests have to wait for room: the log is
-// never held for ever. Who comes too late takes another node's state (beginAnew). But one who follows each partition
-// is always waited for. While it is not known who is there, all of the log is needed.
+// never held for ever. Who comes too late begins with nothing (beginAnew). But one who follows each partition is
+// always waited for. While it is not known who is there, all of the log is needed.
 func (n *Node) neededElsewhere() uint64 {
 	if !n.knowsOthers() {
 		return 0
