@@ -4,12 +4,16 @@ package embedded
 
 import (
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
+
+	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
 // A stream that could not be written once stays dead, without an answer to anyone, until the server is
@@ -70,4 +74,32 @@ func TestWriteError(t *testing.T) {
 	if err := s.Health(); err != nil {
 		t.Errorf("after a restart: %v", err)
 	}
+}
+
+// A server that starts while others, or its own streams, have nearly filled the disk stores what there is room for.
+func TestStartOnFullDisk(t *testing.T) {
+	disk, ok := smalldisk.Mount(t, 64)
+	if !ok {
+		return
+	}
+	dir := filepath.Join(disk, "nats")
+	publish := func(nc *nats.Conn) {
+		t.Helper()
+		m, err := nc.Request("carillon.log.0.tick", make([]byte, 1<<20-1<<10), 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(m.Data), `"seq":`) || strings.Contains(string(m.Data), "error") {
+			t.Fatalf("the answer is %s", m.Data)
+		}
+	}
+	s := start(t, Options{Dir: dir})
+	nc := engine(t, s)
+	stream(t, nc, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}, MaxBytes: 32 << 20})
+	for range 20 {
+		publish(nc)
+	}
+	s.Shutdown()
+	smalldisk.Fill(t, disk, 4<<20)
+	publish(engine(t, start(t, Options{Dir: dir})))
 }

@@ -29,7 +29,6 @@ type Options struct {
 
 	SyncInterval time.Duration // between nats-server's own fsyncs of a stream, default its own 2 minutes
 	MaxMemory    int64         // bytes of JetStream memory storage, default 1 GiB
-	MaxStore     int64         // bytes of JetStream file storage, default 3/4 of (free + what it holds)
 
 	Logger *slog.Logger // of the server's own lines; default slog.Default()
 }
@@ -78,8 +77,6 @@ func (o Options) Validate() error {
 		return fmt.Errorf("embedded: SyncInterval %s is negative", o.SyncInterval)
 	case o.MaxMemory < 0:
 		return fmt.Errorf("embedded: MaxMemory %d is negative", o.MaxMemory)
-	case o.MaxStore < 0:
-		return fmt.Errorf("embedded: MaxStore %d is negative", o.MaxStore)
 	case o.ConfigFile == "" && (o.Account != "" || o.Credentials != ""):
 		return fmt.Errorf("embedded: Account and Credentials need a ConfigFile")
 	}

@@ -63,6 +63,11 @@ func Start(o Options) (_ *Server, err error) {
 			s.Shutdown()
 		}
 	}()
+	if so.JetStreamMaxStore <= 0 {
+		// The server's own bound, 3/4 of what is free and of what it holds when it starts, is for good: after a start on a disk
+		// that is nearly full it refuses everything, whatever becomes free.
+		so.JetStreamMaxStore = diskBytes(so.StoreDir)
+	}
 	s.dir = filepath.Join(so.StoreDir, server.JetStreamStoreDir)
 	s.hp = net.JoinHostPort(so.Host, strconv.Itoa(so.Port))
 	s.early = !so.DontListen
@@ -113,11 +118,6 @@ func (s *Server) serverOptions() (*server.Options, error) {
 	}
 	if so.JetStreamMaxMemory <= 0 {
 		so.JetStreamMaxMemory = o.MaxMemory
-	}
-	if so.JetStreamMaxStore <= 0 {
-		// 0 lets the server take 3/4 of the free space and add what it has recovered, so that a full
-		// disk cannot keep the streams from being opened.
-		so.JetStreamMaxStore = o.MaxStore
 	}
 	if o.SyncInterval > 0 {
 		so.SyncInterval = o.SyncInterval

@@ -387,7 +387,6 @@ func TestOptions(t *testing.T) {
 		`Listen "h:70000"`:               {Dir: "x", Listen: "h:70000"},
 		"SyncInterval":                   {Dir: "x", SyncInterval: -1},
 		"MaxMemory":                      {Dir: "x", MaxMemory: -1},
-		"MaxStore":                       {Dir: "x", MaxStore: -1},
 		"need a ConfigFile":              {Dir: "x", Account: "A"},
 	} {
 		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {

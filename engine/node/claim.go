@@ -48,6 +48,7 @@ func (n *Node) claimAll(ctx context.Context) error {
 	for _, p := range n.partitions {
 		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
 		for errors.Is(err, streams.ErrNoSpace) && pause(ctx, claimPause) {
+			n.claimsLost.tell(n.log, time.Now(), "claim not stored", "partition", p.number, "error", err)
 			seq, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
 		}
 		if err != nil {

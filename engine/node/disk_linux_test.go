@@ -154,7 +154,8 @@ func TestDiskFull(t *testing.T) {
 	put(t, c, beat)
 	beats(t, c, 5)
 
-	drop := smalldisk.Fill(t, dir, 12<<20)
+	drop := smalldisk.Fill(t, dir, 13<<20)
+	sliver := smalldisk.Fill(t, dir, 12<<20)
 	var accepted []string
 	payload := make([]byte, 100<<10)
 	eventually(t, "the disk is full", func() bool {
@@ -167,8 +168,10 @@ func TestDiskFull(t *testing.T) {
 		return !ok
 	})
 	eventually(t, "a store fails", func() bool { return contains(r.log, "stopped firing, waiting for disk space") })
+	sliver() // the node starts again on a disk that is nearly full
+	eventually(t, "nats-server starts again", func() bool { return strings.Count(r.log.String(), "Server is ready") > 1 })
 	drop()
-	<-r.readies // again
+	r.again(t)
 	c = carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	for _, id := range accepted {
 		if _, err := c.Get(t.Context(), id); err != nil {
@@ -213,7 +216,7 @@ func TestDiskFullAtCheckpoint(t *testing.T) {
 		return contains(r.log, "stopped firing, waiting for disk space", "no space left on device")
 	})
 	full.Store(false)
-	<-r.readies // again
+	r.again(t)
 	ready(t, r)
 	beats(t, c, 10)
 	twoCheckpoints(t, c, "b")
@@ -242,7 +245,7 @@ func TestDiskFullCold(t *testing.T) {
 	full.Store(true)
 	eventually(t, "a checkpoint fails", func() bool { return contains(r.log, "stopped firing, waiting for disk space") })
 	full.Store(false)
-	<-r.readies // again
+	r.again(t)
 	eventually(t, "all jobs have fired", func() bool {
 		var done, waiting uint64
 		for _, p := range status(t, c).Partitions {

@@ -353,12 +353,18 @@ func launch(t testing.TB, o node.Options) *running {
 func run(t testing.TB, o node.Options) *running {
 	t.Helper()
 	r := launch(t, o)
+	r.again(t)
+	return r
+}
+
+// again waits until a node that starts is ready.
+func (r *running) again(t testing.TB) {
+	t.Helper()
 	select {
 	case r.Ready = <-r.readies:
 	case <-r.done:
 		t.Fatalf("the node ended: %v", r.err)
 	}
-	return r
 }
 
 // refused starts a node that ends by itself, and gives its words.

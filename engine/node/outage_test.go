@@ -130,7 +130,7 @@ func TestOutageAtStart(t *testing.T) {
 	eventually(t, "it says what it waits for", func() bool { return contains(r.log, "waiting for NATS") })
 	notReady(t, "http://"+o.HTTP, "NATS cannot be reached")
 	e.start()
-	r.Ready = <-r.readies
+	r.again(t)
 	fires(t, client(t, r.NATS), "after")
 	r.stop(t)
 }

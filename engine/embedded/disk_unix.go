@@ -1,0 +1,14 @@
+//go:build linux || darwin
+
+package embedded
+
+import "golang.org/x/sys/unix"
+
+// diskBytes is how large the file system of dir is, 0 when that is not known.
+func diskBytes(dir string) int64 {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return 0
+	}
+	return int64(st.Blocks) * int64(st.Bsize)
+}
