@@ -283,10 +283,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	if err := cmp.Or(err, failed); err != nil {
 		return err // the selection was not seen whole
 	}
-	counts.Matched += elsewhere.Matched
-	counts.Changed += elsewhere.Changed
-	counts.Unchanged += elsewhere.Unchanged
-	counts.Failed += elsewhere.Failed
+	addCounts(&counts, &elsewhere)
 	return c.answer(counts.AppendJSON(nil))
 }
 

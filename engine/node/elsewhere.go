@@ -241,14 +241,19 @@ func (n *Node) askSelections(there map[string][]*partition, verb carillon.Verb, 
 			mu.Lock()
 			defer mu.Unlock()
 			err = errors.Join(err, aerr)
-			sum.Matched += r.Matched
-			sum.Changed += r.Changed
-			sum.Unchanged += r.Unchanged
-			sum.Failed += r.Failed
+			addCounts(&sum, &r)
 		})
 	}
 	work.Wait()
 	return sum, err
+}
+
+// addCounts adds what a selection came to in some partitions.
+func addCounts(sum, of *carillon.SelectionReply) {
+	sum.Matched += of.Matched
+	sum.Changed += of.Changed
+	sum.Unchanged += of.Unchanged
+	sum.Failed += of.Failed
 }
 
 // apiSelect is apiSelection for some partitions.

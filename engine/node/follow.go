@@ -175,19 +175,8 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	m.Attach(&p.table)
 	at := position
 	again := func() error {
-		read, err := n.replay(ctx, at, func(e *engine.Entry) error {
-			at = e.Seq
-			for _, of := range n.concerned(e) {
-				if of != p {
-					continue
-				}
-				if _, err := m.Apply(e); err != nil {
-					return fmt.Errorf("node: partition %d: %w", p.number, err)
-				}
-			}
-			return nil
-		})
-		records += read
+		last, read, err := n.replayInto(ctx, m, p, at)
+		at, records = last, records+read
 		return err
 	}
 	for ctx.Err() == nil && n.local.Last() > at+followNear {

@@ -225,14 +225,6 @@ func (n *Node) remakeFrom(ctx context.Context, m *engine.Machine, number int, po
 			outputs = append(outputs, *o)
 		}
 	}})
-	_, err := n.replay(ctx, position, func(e *engine.Entry) error {
-		for _, p := range n.concerned(e) {
-			if p.number == number {
-				_, err := m.Apply(e)
-				return err
-			}
-		}
-		return nil
-	})
+	_, _, err := n.replayInto(ctx, m, n.partitions[number], position)
 	return outputs, err
 }

@@ -28,6 +28,24 @@ func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entr
 	return records, err
 }
 
+// replayInto brings a machine that nothing else knows yet up to date with the local log, from the position it is at.
+func (n *Node) replayInto(ctx context.Context, m *engine.Machine, p *partition, after uint64) (last uint64, records int, err error) {
+	last = after
+	records, err = n.replay(ctx, after, func(e *engine.Entry) error {
+		last = e.Seq
+		for _, of := range n.concerned(e) {
+			if of != p {
+				continue
+			}
+			if _, err := m.Apply(e); err != nil {
+				return fmt.Errorf("node: partition %d: %w", p.number, err)
+			}
+		}
+		return nil
+	})
+	return last, records, err
+}
+
 // applyAgain applies a record of the local log.
 func (n *Node) applyAgain(e *engine.Entry) error {
 	for _, p := range n.concerned(e) {

@@ -336,8 +336,11 @@ func (n *Node) mostlyChanged(p *partition) bool {
 	p.mu.Lock()
 	st, used := p.machine.Stats(), p.machine.Memory()
 	p.mu.Unlock()
+	if st.Hot <= n.o.HotJobs || st.Dirty <= st.Hot/2 {
+		return false
+	}
 	share := n.share()
-	return st.Hot > n.o.HotJobs && st.Dirty > st.Hot/2 && (used > share || used > share/4*3 && !n.draining())
+	return used > share || used > share/4*3 && !n.draining()
 }
 
 // live lists the partitions that are followed and have not stopped. Of those that have the log is kept for the way out.
