@@ -1,6 +1,6 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill kill-cold kill-restore failover faults power flood fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill kill-cold kill-restore failover faults moving power flood fuzz bench clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
@@ -8,6 +8,7 @@ SEEDS ?= 20000
 KILLS ?= 100
 COLD_KILLS ?= 200
 FAULTS ?= 200
+MOVES ?= 100
 POWER ?= 100
 FLOOD ?= 1000000
 FUZZTIME ?= 10m
@@ -57,6 +58,9 @@ failover: ## kill -9 owners with three replicas and 3,000 triggers a second, fre
 
 faults: ## kill, freeze, cut off and slow down three nats-servers and three engines, at random: make faults FAULTS=200 SEED=7 FOLLOW=placed
 	CARILLON_FOLLOW=$(FOLLOW) CARILLON_FAULTS=$(FAULTS) CARILLON_SEED=$(SEED) CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
+
+moving: ## kill nodes, and fill their disks, at any write while partitions are taken and given up: make moving MOVES=100 SEED=7
+	CARILLON_MOVES=$(MOVES) CARILLON_SEED=$(SEED) go test ./engine/node -run TestMoving -v -timeout 0
 
 power: ## cut the power of a loaded engine, 100 seeds of it, and check every trigger: make power POWER=100
 	CARILLON_POWER=$(POWER) go test ./engine/node -run TestPowerLoss -v -timeout 0

@@ -108,14 +108,18 @@ func (n *Node) toFollow(v cluster.View) (problems []string) {
 	return problems
 }
 
-// followedBySeats tells whether all those on whom a partition is placed follow it closely, and one of them serves it.
+// followedBySeats tells whether all those on whom a partition is placed follow it closely, and one of them serves it. None
+// may be where the log can have been cut already, because this node follows the partition and needs no more (neededToFollow).
 func (n *Node) followedBySeats(v cluster.View, partition int) bool {
+	if len(v.Placement) != len(n.partitions) {
+		return false
+	}
 	seat := v.Placement[partition]
-	applied := n.applied.Load()
+	applied, needs := n.applied.Load(), n.needs()
 	for _, name := range append([]string{seat.Owner}, seat.Standbys...) {
 		b, _ := v.Member(name)
 		p, ok := b.Progress(partition)
-		if !ok || applied > p.Position+caughtUp {
+		if !ok || applied > p.Position+caughtUp || p.Position < needs {
 			return false
 		}
 	}
@@ -136,19 +140,19 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 	if err != nil {
 		return fmt.Errorf("node %s: %w", from, err)
 	}
-	bucket, release, err := n.archive(ctx, &carillon.SnapshotRequest{Bucket: stateBucket(n.o.Stream)})
+	bucket, release, err := n.stateBucket(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	defer n.dropParts(ctx, bucket, part.ID)
+	defer n.dropParts(ctx, bucket, part)
 	if !n.reachesBack(part.Position) {
 		return fmt.Errorf("node %s has it as of %d, and the local log begins at %d", from, part.Position, n.local.First())
 	}
 	if err := n.saved.Clear(uint16(p.number)); err != nil {
 		return err
 	}
-	if _, err := archive.RestorePart(ctx, bucket, part.ID, n.o.Prefix, n.saved, uint16(p.number)); err != nil {
+	if _, err := archive.RestorePart(ctx, bucket.In(part.Folder), part.ID, n.o.Prefix, n.saved, uint16(p.number)); err != nil {
 		return err
 	}
 	records, err := n.keepUp(ctx, p)
@@ -219,6 +223,9 @@ func (n *Node) giveUp(p *partition) error {
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.wanted.Add(-1)
+	if !n.followedBySeats(n.view(), p.number) { // no more, after a checkpoint that was waited for
+		return nil
+	}
 	p.mu.Lock()
 	if p.owner.Epoch != 0 || p.claiming || p.stopped != nil {
 		p.mu.Unlock()

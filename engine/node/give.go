@@ -2,12 +2,15 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"runtime"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
@@ -16,18 +19,21 @@ import (
 // A node gives a partition to another by saving it, as a part, into a bucket of the same NATS: to one that is to follow it, and
 // to one that saves a snapshot of all partitions. Who has taken a part removes it.
 
-// stateBucket is where nodes save partitions for each other.
-func stateBucket(stream string) string { return stream + "_STATE" }
+// stateLife is how long a partition stays there that nobody came for, and bounds how long it may take to save and read it.
+const stateLife = 6 * time.Hour
 
-// stateLife is how long a partition stays there that nobody came for, and bounds how long it may take to read it.
-const stateLife = time.Hour
-
-// gatherPatience bounds the wait for nodes that give partitions to others, one after the other. The bucket's lock of one that
-// was killed is void after a minute.
+// gatherPatience bounds the wait for a node that gives partitions to others, one after the other.
 const gatherPatience = 5 * time.Minute
 
-// part is a partition that was saved for another node.
+// stateBucket is where nodes save partitions for each other.
+func (n *Node) stateBucket(ctx context.Context) (*archive.Bucket, func(), error) {
+	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: n.o.Stream + "_STATE", TTL: stateLife})
+}
+
+// part is a partition that was saved for another node. It has a folder of its own, so that whoever is killed with a lock there
+// holds nobody up.
 type part struct {
+	Folder   string `json:"folder"`
 	ID       string `json:"id"`
 	Position uint64 `json:"position"`
 }
@@ -70,7 +76,7 @@ func (n *Node) give(ctx context.Context, p *partition) (part, error) {
 	if err := n.current(p); err != nil {
 		return part{}, err
 	}
-	bucket, release, err := n.archive(ctx, &carillon.SnapshotRequest{Bucket: stateBucket(n.o.Stream)})
+	bucket, release, err := n.stateBucket(ctx)
 	if err != nil {
 		return part{}, err
 	}
@@ -84,20 +90,23 @@ func (n *Node) give(ctx context.Context, p *partition) (part, error) {
 	}
 	o := saveOptions(len(n.partitions), n.o.Prefix)
 	o.Share, o.Only = saveShare, []uint16{uint16(p.number)}
-	saved, err := archive.Save(ctx, n.saved, bucket, o)
+	got := part{Folder: rand.Text()}
+	saved, err := archive.Save(ctx, n.saved, bucket.In(got.Folder), o)
 	if err != nil {
+		n.dropParts(ctx, bucket, got)
 		return part{}, err
 	}
-	return part{saved.Manifest.ID, saved.Manifest.Partitions[0].Position}, nil
+	got.ID, got.Position = saved.Manifest.ID, saved.Manifest.Partitions[0].Position
+	return got, nil
 }
 
 // gathering finds the partitions that this node does not follow, for a snapshot of all of them.
 type gathering struct {
 	n       *Node
 	here    []*partition // those that it follows, as of a checkpoint that was taken for the snapshot
-	bucket  archive.Target
+	bucket  *archive.Bucket
 	release func()
-	taken   []string // parts in the bucket
+	taken   []part
 }
 
 // find is archive.SaveOptions.Elsewhere.
@@ -107,7 +116,7 @@ func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, 
 		return nil, "", nil
 	}
 	if g.bucket == nil {
-		g.bucket, g.release, err = g.n.archive(ctx, &carillon.SnapshotRequest{Bucket: stateBucket(g.n.o.Stream)})
+		g.bucket, g.release, err = g.n.stateBucket(ctx)
 		if err != nil {
 			return nil, "", err
 		}
@@ -116,8 +125,8 @@ func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, 
 	if err != nil {
 		return nil, "", err
 	}
-	g.taken = append(g.taken, got.ID)
-	return g.bucket, got.ID, nil
+	g.taken = append(g.taken, got)
+	return g.bucket.In(got.Folder), got.ID, nil
 }
 
 // ask has a node that follows a partition save it, once it is not busy with another one.
@@ -131,7 +140,7 @@ func (g *gathering) ask(ctx context.Context, p *partition) (part, error) {
 			return part{}, unfollowed(p.number)
 		}
 		got, err := g.n.askPart(ctx, from, p.number)
-		busy := errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) || errors.Is(err, archive.ErrLocked)
+		busy := errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
 		if !busy || time.Since(began) > gatherPatience || !pause(ctx, followLook) {
 			return got, err
 		}
@@ -143,16 +152,15 @@ func (g *gathering) end(ctx context.Context) {
 	if g.bucket == nil {
 		return
 	}
-	if len(g.taken) > 0 {
-		g.n.dropParts(ctx, g.bucket, g.taken...)
-	}
+	g.n.dropParts(ctx, g.bucket, g.taken...)
 	g.release()
 }
 
-// dropParts removes what has been taken. What stays, since somebody else has the bucket, goes with a later one.
-func (n *Node) dropParts(ctx context.Context, bucket archive.Target, ids ...string) {
-	o := archive.PruneOptions{Drop: ids, OlderThan: stateLife}
-	if _, err := archive.Prune(ctx, bucket, o); err != nil && !errors.Is(err, archive.ErrLocked) && ctx.Err() == nil {
-		n.log.Warn("the bucket keeps what is not needed", "bucket", stateBucket(n.o.Stream), "error", err)
+// dropParts removes what has been taken. What stays goes with its age.
+func (n *Node) dropParts(ctx context.Context, bucket *archive.Bucket, parts ...part) {
+	for _, p := range parts {
+		if err := bucket.In(p.Folder).Empty(ctx); err != nil && ctx.Err() == nil {
+			n.log.Warn("a partition that was taken stays in its bucket for a while", "bucket", bucket, "error", err)
+		}
 	}
 }

@@ -207,6 +207,7 @@ type settings struct {
 	OutMaxBytes, LogMaxBytes  int64
 	PersistAsync              bool
 	Wrong                     time.Duration // the machine's clock is ahead by that
+	Fault                     string        // file that says what befalls its disk (faultyDisk)
 
 	on     *host  // nil: this machine
 	binary string // another build of this test; "": this one
@@ -253,6 +254,9 @@ func runAsNode(encoded string) int {
 		}()
 	}
 	o := s.options()
+	if s.Fault != "" {
+		o.JobStore.FS = faultyDisk(s.Fault)
+	}
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	err := node.Run(ctx, o, func(r node.Ready) { _ = json.NewEncoder(os.Stdout).Encode(r) })
 	if err != nil {

@@ -260,6 +260,11 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 		}
 		return archive.OpenDir(nil, filepath.Clean(r.Dir)), func() {}, nil
 	}
+	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket})
+}
+
+// bucket opens a bucket, and makes it where there is none.
+func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *archive.Bucket, release func(), err error) {
 	var nc *nats.Conn
 	if n.server != nil {
 		nc, err = n.server.Connect(nats.Name("carillon " + n.o.Name + " snapshot"))
@@ -272,16 +277,17 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 	js, err := jetstream.New(nc)
 	if err == nil {
 		var store jetstream.ObjectStore
-		store, err = js.ObjectStore(ctx, r.Bucket)
+		store, err = js.ObjectStore(ctx, o.Bucket)
 		if errors.Is(err, jetstream.ErrBucketNotFound) {
-			store, err = js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket, Replicas: n.streams.Log.Replicas()})
+			o.Replicas = n.streams.Log.Replicas()
+			store, err = js.CreateObjectStore(ctx, o)
 		}
 		if err == nil {
-			return archive.NewBucket(r.Bucket, js, store), nc.Close, nil
+			return archive.NewBucket(o.Bucket, js, store), nc.Close, nil
 		}
 	}
 	nc.Close()
-	return nil, nil, fmt.Errorf("bucket %s: %w", r.Bucket, err)
+	return nil, nil, fmt.Errorf("bucket %s: %w", o.Bucket, err)
 }
 
 // checkArchiveDir refuses a directory that is somebody else's: any client may ask, and this process writes.

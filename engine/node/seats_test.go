@@ -64,6 +64,16 @@ func TestSeats(t *testing.T) {
 		}
 	}
 
+	n.partitions[0].checkpoint.Store(99_200)
+	n.partitions[2].checkpoint.Store(99_001)
+	if n.followedBySeats(v, 2) {
+		t.Error("the log may be cut beyond where its owner is, and it may be given up")
+	}
+	n.partitions[2].checkpoint.Store(99_000)
+	if !n.followedBySeats(v, 2) {
+		t.Error("its owner has all that may be cut, and it may not be given up")
+	}
+
 	if got := n.neededToFollow(v); got != 90 {
 		t.Errorf("of partition 1 the log above %d is kept for one who follows it, want 90", got)
 	}

@@ -18,11 +18,12 @@ import (
 // Bucket is a JetStream Object Store as a Target. A write that is interrupted may leave up to a block's chunks in
 // its stream, which nothing names; JetStream has no way to find them.
 type Bucket struct {
-	name  string
-	js    jetstream.JetStream
-	store jetstream.ObjectStore
-	life  time.Duration // of a lock that is not renewed
-	beat  time.Duration // between two renewals
+	name   string
+	folder string // with a slash, or ""
+	js     jetstream.JetStream
+	store  jetstream.ObjectStore
+	life   time.Duration // of a lock that is not renewed
+	beat   time.Duration // between two renewals
 }
 
 // Why a minute: a save must notice that it was suspended before another one takes over; why not less: a server
@@ -39,14 +40,26 @@ func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore)
 	return &Bucket{name: name, js: js, store: store, life: lockLife, beat: lockBeat}
 }
 
-func (b *Bucket) String() string { return "bucket " + b.name }
+// In returns a folder of a bucket as a Target of its own: no lock in it has to do with those outside.
+func (b *Bucket) In(folder string) *Bucket {
+	in := *b
+	in.folder += folder + "/"
+	return &in
+}
+
+func (b *Bucket) String() string {
+	if b.folder != "" {
+		return "bucket " + b.Path("")
+	}
+	return "bucket " + b.name
+}
 
 // Path names bucket and object.
-func (b *Bucket) Path(name string) string { return b.name + ":" + name }
+func (b *Bucket) Path(name string) string { return b.name + ":" + b.folder + name }
 
 // Put stores an object; it has no name before it is whole.
 func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
-	if _, err := b.store.PutBytes(ctx, name, data); err != nil {
+	if _, err := b.store.PutBytes(ctx, b.folder+name, data); err != nil {
 		return fmt.Errorf("write %s: %w", b.Path(name), err)
 	}
 	return nil
@@ -57,7 +70,7 @@ func (b *Bucket) Sync(context.Context) error { return nil }
 
 // Get reads an object.
 func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
-	data, err := b.store.GetBytes(ctx, name)
+	data, err := b.store.GetBytes(ctx, b.folder+name)
 	switch {
 	case errors.Is(err, jetstream.ErrObjectNotFound):
 		return nil, fmt.Errorf("%w: %s", ErrNotFound, b.Path(name))
@@ -69,25 +82,49 @@ func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 	return data, nil
 }
 
-// List asks for all objects: JetStream gives no part of them.
+// List asks for all names, and then for what is to be listed: JetStream finds no part of them. A watch of the bucket, which
+// nats.go lists with, ends only when it has seen an object that may be deleted meanwhile.
 func (b *Bucket) List(ctx context.Context, folder string) ([]Object, error) {
-	infos, err := b.store.List(ctx)
-	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+	return b.list(ctx, folder+"/")
+}
+
+func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err error) {
+	s, err := b.js.Stream(ctx, b.stream())
+	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", b, err)
 	}
-	var objects []Object
-	for _, o := range infos {
-		if strings.HasPrefix(o.Name, folder+"/") {
-			objects = append(objects, Object{Name: o.Name, Bytes: int64(o.Size), Time: o.ModTime})
+	all, err := s.Info(ctx, jetstream.WithSubjectFilter(b.subject("*")))
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", b, err)
+	}
+	for subject := range all.State.Subjects {
+		name, err := base64.URLEncoding.DecodeString(strings.TrimPrefix(subject, b.subject("")))
+		if err != nil {
+			return nil, fmt.Errorf("list %s: subject %q: %w", b, subject, err)
 		}
+		if !strings.HasPrefix(string(name), b.folder+prefix) {
+			continue
+		}
+		o, err := b.store.GetInfo(ctx, string(name))
+		if errors.Is(err, jetstream.ErrObjectNotFound) {
+			continue // it was deleted
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %s: %w", b, name, err)
+		}
+		objects = append(objects, Object{Name: strings.TrimPrefix(o.Name, b.folder), Bytes: int64(o.Size), Time: o.ModTime})
 	}
 	slices.SortFunc(objects, func(a, b Object) int { return strings.Compare(a.Name, b.Name) })
 	return objects, nil
 }
 
+// stream is the stream of a bucket, and subject where it has what is known of an object.
+func (b *Bucket) stream() string                { return "OBJ_" + b.name }
+func (b *Bucket) subject(encoded string) string { return "$O." + b.name + ".M." + encoded }
+
 // Delete removes an object.
 func (b *Bucket) Delete(ctx context.Context, name string) error {
-	err := b.store.Delete(ctx, name)
+	err := b.store.Delete(ctx, b.folder+name)
 	if err == nil {
 		err = b.forget(ctx, name)
 	}
@@ -100,11 +137,11 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 // forget removes what JetStream keeps of a deleted object: a message that says so, for ever. Names of objects are not used
 // again, so a bucket that is saved to and pruned would grow without end, and every List walks through all of it.
 func (b *Bucket) forget(ctx context.Context, name string) error {
-	s, err := b.js.Stream(ctx, "OBJ_"+b.name)
+	s, err := b.js.Stream(ctx, b.stream())
 	if err != nil {
 		return err
 	}
-	subject := "$O." + b.name + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
+	subject := b.subject(base64.URLEncoding.EncodeToString([]byte(b.folder + name)))
 	m, err := s.GetLastMsgForSubject(ctx, subject)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return nil // somebody else removed it
@@ -117,6 +154,17 @@ func (b *Bucket) forget(ctx context.Context, name string) error {
 		return err // it was put again
 	}
 	return s.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(m.Sequence+1))
+}
+
+// Empty removes all objects, whoever has a lock.
+func (b *Bucket) Empty(ctx context.Context) error {
+	objects, err := b.list(ctx, "")
+	for i := range objects {
+		if derr := b.Delete(ctx, objects[i].Name); err == nil {
+			err = derr
+		}
+	}
+	return err
 }
 
 // Clean has nothing to do; see Bucket.
@@ -197,7 +245,7 @@ func (l *bucketLock) renew() {
 
 // Check says ErrLocked when another has taken over.
 func (l *bucketLock) Check(ctx context.Context) error {
-	_, err := l.bucket.store.GetInfo(ctx, l.name)
+	_, err := l.bucket.store.GetInfo(ctx, l.bucket.folder+l.name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return l.lost()
 	}

@@ -30,11 +30,40 @@ func startBucket(t *testing.T) *Bucket {
 	return NewBucket("snapshots", js, store)
 }
 
+// A folder of a bucket is emptied whoever holds its lock, and nothing else is.
+func TestEmptyFolder(t *testing.T) {
+	ctx := t.Context()
+	bucket := startBucket(t)
+	for _, b := range []*Bucket{bucket, bucket.In("a"), bucket.In("b")} {
+		lock, err := b.Lock(ctx)
+		must(t, err)
+		t.Cleanup(func() { must(t, lock.Release()) })
+		must(t, b.Put(ctx, "blocks/x", []byte(b.String())))
+	}
+	must(t, bucket.In("a").Empty(ctx))
+	if left, err := bucket.In("a").list(ctx, ""); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	must(t, bucket.In("none").Empty(ctx))
+	for _, b := range []*Bucket{bucket, bucket.In("b")} {
+		if data, err := b.Get(ctx, "blocks/x"); err != nil || string(data) != b.String() {
+			t.Errorf("%s: %q, %v", b, data, err)
+		}
+	}
+}
+
 // A bucket does what a directory does: both on real ones.
 func TestTargets(t *testing.T) {
 	targets := map[string]func(t *testing.T) Target{
 		"directory": func(t *testing.T) Target { return OpenDir(nil, t.TempDir()+"/archive") },
 		"bucket":    func(t *testing.T) Target { return startBucket(t) },
+		"folder of a bucket": func(t *testing.T) Target {
+			bucket := startBucket(t)
+			lock, err := bucket.Lock(t.Context()) // it has nothing to do with the folder
+			must(t, err)
+			t.Cleanup(func() { must(t, lock.Release()) })
+			return bucket.In("folder")
+		},
 	}
 	for name, open := range targets {
 		t.Run(name, func(t *testing.T) { testTarget(t, open(t)) })

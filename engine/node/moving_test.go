@@ -1,0 +1,175 @@
+package node_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+// diskFault is what befalls a node's process at one of its next writes to the job table.
+type diskFault struct {
+	After int64 // writes; 0: nothing does
+	Full  bool  // the disk is full, for a while; else the process is killed
+}
+
+// fullFor is how long a disk that fills up stays full.
+const fullFor = 700 * time.Millisecond
+
+// faultyDisk is the file system of a process that reads from a file what befalls it: when it starts, and at SIGUSR2.
+func faultyDisk(file string) vfs.FS {
+	var left atomic.Int64
+	var full atomic.Bool
+	var fullUntil atomic.Int64 // unix ns
+	read := func() {
+		var f diskFault
+		if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &f) != nil {
+			panic("not a fault: " + string(data))
+		}
+		full.Store(f.Full)
+		left.Store(f.After)
+		fmt.Fprintf(os.Stderr, "ahead: %+v\n", f)
+	}
+	read()
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGUSR2)
+	go func() {
+		for range again {
+			read()
+		}
+	}()
+	return errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+			return nil
+		}
+		if left.Load() > 0 && left.Add(-1) == 0 {
+			fmt.Fprintln(os.Stderr, "fault at", op.Kind, filepath.Base(op.Path))
+			if !full.Load() {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}
+			fullUntil.Store(time.Now().Add(fullFor).UnixNano())
+		}
+		if time.Now().UnixNano() < fullUntil.Load() {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+}
+
+// Nodes are killed, and their disks fill up, at any write to the job table while partitions are taken and given up: nothing is
+// missing, doubled or early, and all are where they belong in the end.
+func TestMoving(t *testing.T) {
+	t.Parallel()
+	rounds := many(t, "CARILLON_MOVES", 4)
+	seed := uint64(many(t, "CARILLON_SEED", rand.IntN(1_000_000)))
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	e := startExternal(t)
+	f := newFleet(t, e.url, 8)
+	for _, name := range []string{"a", "b", "c"} {
+		dir := t.TempDir()
+		f.settings[name] = settings{
+			Data: filepath.Join(dir, "data"), Name: name, NATS: e.url, Partitions: f.partitions, CheckpointEvery: time.Second,
+			Follow: node.FollowPlaced, Linger: 200 * time.Millisecond, Fault: filepath.Join(dir, "fault"),
+		}
+	}
+	befall := func(name string) { // what its file says
+		t.Helper()
+		if p := f.nodes[name]; p != nil {
+			if err := p.cmd.Process.Signal(syscall.SIGUSR2); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				t.Fatal(err)
+			}
+		}
+	}
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	f.startAll(c, "a", "b")
+	seats := watchPlacements(t, nc)
+	f.placed(c, nc, seats, "a", "b")
+	preload(t, e.url, 3000)
+	l := startLoad(t, e.url, "m", true)
+	l.far = 3000
+	faults := 0
+	for round := range rounds {
+		joins := round%2 == 0
+		among, victims := []string{"a", "b"}, []string{"a", "b"}
+		if joins {
+			among, victims = []string{"a", "b", "c"}, []string{"a", "b", "c", "c"}
+		}
+		victim := victims[rng.IntN(len(victims))]
+		fault := diskFault{After: int64(math.Exp(rng.Float64() * math.Log(600))), Full: rng.IntN(2) == 0}
+		before := 0
+		if victim == "c" {
+			f.nodes["c"] = nil
+		} else {
+			before = strings.Count(f.nodes[victim].log.String(), "fault at")
+		}
+		data, err := json.Marshal(fault)
+		if err == nil {
+			err = os.WriteFile(f.settings[victim].Fault, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		befall(victim)
+		if joins {
+			p, err := spawn(t, f.settings["c"])
+			if f.nodes["c"] = p; err != nil && !contains(p.log, "fault at") {
+				t.Fatal(err)
+			}
+		} else {
+			f.nodes["c"].terminate(t)
+		}
+		where := "nowhere"
+		strikes := func() bool {
+			said := strings.Split(f.nodes[victim].log.String(), "fault at ")
+			if len(said)-1 == before {
+				return false
+			}
+			where, _, _ = strings.Cut(said[len(said)-1], "\n")
+			return true
+		}
+		eventually(t, "a fault strikes, or all is where it belongs", func() bool { return strikes() || f.followedAsPlaced(nc, seats, among) })
+		if err := os.Remove(f.settings[victim].Fault); err != nil {
+			t.Fatal(err)
+		}
+		befall(victim)
+		none := fmt.Sprintf("ahead: %+v", diskFault{})
+		eventually(t, "nothing is ahead", func() bool {
+			log := f.nodes[victim].log.String()
+			return strikes() || strings.LastIndex(log, none) > strings.LastIndex(log, fmt.Sprintf("ahead: %+v", fault))
+		})
+		struck := strikes()
+		t.Logf("round %d: c joins: %t; %s, %+v: %s", round, joins, victim, fault, where)
+		if struck {
+			faults++
+		}
+		if struck && !fault.Full {
+			f.nodes[victim].kill()
+			f.start(victim)
+		}
+		f.placed(c, nc, seats, among...)
+	}
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	t.Logf("%d faults in %d rounds", faults, rounds)
+	for _, name := range []string{"a", "b"} {
+		f.nodes[name].terminate(t)
+	}
+}
