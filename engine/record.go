@@ -135,7 +135,20 @@ func (l Layout) LogSubject(partition int, kind string) string {
 }
 
 // Decode says what a record is. It never fails: what is no known record is KindGarbage, and harmless.
-func (l Layout) Decode(r *Record) Entry {
+func (l Layout) Decode(r *Record) Entry { return l.decode(r, false) }
+
+// Healed returns the record that another one puts back, if it is a heal record.
+func (l Layout) Healed(r *Record) (healed Record, ok bool) {
+	rest, ok := strings.CutPrefix(r.Subject, l.Prefix+".log.")
+	if _, kind, _ := strings.Cut(rest, "."); !ok || kind != "heal" {
+		return Record{}, false
+	}
+	healed, err := DecodeHeal(r.Data)
+	return healed, err == nil && healed.Seq <= r.Seq
+}
+
+// decode reads a record of the stream, or one that was put back. What is no heal record when it is read is none later.
+func (l Layout) decode(r *Record, healed bool) Entry {
 	e := Entry{Seq: r.Seq, Time: floorMilli(r.Time), Partition: Everyone}
 	rest, ok := strings.CutPrefix(r.Subject, l.Prefix+".")
 	if !ok {
@@ -152,7 +165,7 @@ func (l Layout) Decode(r *Record) Entry {
 			l.command(&e, r, token[2], token[3])
 		}
 	case token[0] == "log" && len(token) == 3:
-		l.record(&e, r, token[1], token[2])
+		l.record(&e, r, token[1], token[2], healed)
 	}
 	return e
 }
@@ -166,7 +179,7 @@ func (l Layout) command(e *Entry, r *Record, verb, job string) {
 	e.Request = r.Get("Carillon-Request")
 }
 
-func (l Layout) record(e *Entry, r *Record, partition, kind string) {
+func (l Layout) record(e *Entry, r *Record, partition, kind string, healed bool) {
 	var ok bool
 	if partition != "_" {
 		if e.Partition, ok = l.partition(partition); !ok {
@@ -191,8 +204,8 @@ func (l Layout) record(e *Entry, r *Record, partition, kind string) {
 			e.Kind, e.Pack = KindImport, pack
 		}
 	case "heal":
-		if healed, err := DecodeHeal(r.Data); err == nil && !strings.HasSuffix(healed.Subject, ".heal") && healed.Seq <= r.Seq {
-			*e = l.Decode(&healed)
+		if before, ok := l.Healed(r); ok && !healed {
+			*e = l.decode(&before, true)
 		}
 	}
 }

@@ -129,9 +129,12 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	now := n.clock.ns()
 	p.out.Lock()
 	defer p.out.Unlock()
+	if run != p.run {
+		return // it speaks for a message that may stand for another output now
+	}
 	if err != nil {
 		switch {
-		case run != p.run || p.chain.Lost():
+		case p.chain.Lost():
 		case errors.Is(err, streams.ErrLate):
 			p.overdue.tell(p.chain.Stored().Seq + uint64(p.chain.InFlight()))
 			n.bell.ring()
@@ -140,9 +143,6 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 			n.bell.ring()
 		}
 		return
-	}
-	if run != p.run && p.chain.Confirms() {
-		return // it speaks for a message that may stand for another output now
 	}
 	waiting := p.chain.Room() == 0
 	n.lateness(p.chain.Acked(seq, now/1e6), now)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -121,7 +120,7 @@ func (n *Node) heal(ctx context.Context) error {
 // for the wrapping; it leaves a hole, as it is applied here already.
 func (n *Node) wrapped(r *engine.Record) []byte {
 	const subject = 1 << 10 // and the rest of the protocol line
-	if _, err := engine.DecodeHeal(r.Data); err == nil && strings.HasSuffix(r.Subject, ".heal") {
+	if _, ok := n.layout.Healed(r); ok {
 		return r.Data // it was put back before: wrapped twice it would be garbage
 	}
 	body := engine.EncodeHeal(r)
@@ -201,13 +200,13 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 		return err
 	}
 	stored, ours := record(&m), local.Time
-	if healed, err := engine.DecodeHeal(local.Data); err == nil && isHeal(&local) && healed.Seq == at {
+	if healed, ok := n.layout.Healed(&local); ok && healed.Seq == at {
 		ours = healed.Time
 	}
 	theirs := stored.Time
-	if healed, err := engine.DecodeHeal(stored.Data); err == nil && isHeal(&stored) && healed.Seq == at {
+	if healed, ok := n.layout.Healed(&stored); ok && healed.Seq == at {
 		theirs = healed.Time
-	} else if isHeal(&stored) && len(stored.Data) == 0 {
+	} else if stored.Subject == n.layout.LogSubject(engine.Everyone, "heal") && len(stored.Data) == 0 {
 		theirs = ours // it holds the place of one that was too large to be put back, and says nothing of it
 	}
 	if ours != theirs {
@@ -218,8 +217,6 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	}
 	return nil
 }
-
-func isHeal(r *engine.Record) bool { return strings.HasSuffix(r.Subject, ".heal") }
 
 // healHoles appends the records that the stream lost but kept the sequences of. They cannot go to their
 // old places; readers that have them ignore them, and others take them as they were.

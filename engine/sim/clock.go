@@ -129,7 +129,11 @@ func (w *world) beOnTime() {
 // fired judges whether a job that was to fire once has done so, if it was taken.
 func (w *world) fired(id string) {
 	p := engine.PartitionOf(id, w.layout.Partitions)
-	job, ok := w.nodes[0].parts[p].machine.Job(id)
+	part := w.nodes[p%len(w.nodes)].parts[p]
+	if part == nil { // it has stopped for good
+		return
+	}
+	job, ok := part.machine.Job(id)
 	if ok && job.Status != carillon.StatusCompleted && !w.loud[p] {
 		w.fail("%s is due at %s, it is %s", id, job.Next.Format(carillon.TimeFormat), millis(w.truth+w.skew).Format(carillon.TimeFormat))
 	}
@@ -140,7 +144,11 @@ func (w *world) fired(id string) {
 func (w *world) diverge() {
 	p := w.clocks.rng.IntN(len(w.out))
 	owner, follower := w.nodes[p%len(w.nodes)], w.nodes[(p+1)%len(w.nodes)]
-	if owner == follower || owner.parts[p].stopped != nil || follower.parts[p].stopped != nil {
+	if owner == follower {
+		return
+	}
+	w.seat(follower, p)
+	if w.err != nil || follower.parts[p] == nil || owner.parts[p] == nil || owner.parts[p].stopped != nil || follower.parts[p].stopped != nil {
 		return
 	}
 	id := "diverged"

@@ -10,7 +10,7 @@
 // calms down, drains, and is judged (judge.go) by a model of the partition that has no wheel, no queue and no
 // checkpoint (reference.go). The table that checkpoints go to checks what they say of the one before.
 //
-// A reading order: world.go, node.go, clock.go, client.go, stream.go, reference.go, judge.go.
+// A reading order: world.go, node.go, follow.go, clock.go, client.go, stream.go, reference.go, judge.go.
 //
 // What the simulator showed about a host of the machine, beyond the page of package engine:
 //   - Where the chain goes on is decided only once the machine has applied the log up to a last sequence
@@ -18,4 +18,7 @@
 //     another owner for outputs that were never made (engine.ErrAhead). And it is asked again when what
 //     the machine knows to be stored has changed meanwhile.
 //   - A heal record that is put back once more goes back as it is, not wrapped again.
+//   - An answer to what was published before the chain was resumed says nothing about the chain that goes on now.
+//   - Who gives a partition up for others that follow it sees to it that they are beyond what it would itself go on from:
+//     up to there the log may have been cut.
 package sim

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,6 +20,7 @@ type node struct {
 	// On disk.
 	local  []engine.Record // of the log, as read; those up to synced survive a crash
 	synced int
+	base   uint64            // the local log has all above it
 	tables []*memtable.Table // by partition: its two checkpoints
 
 	drift  int64 // of its clock from the truth, ms
@@ -30,7 +32,9 @@ type node struct {
 	up      bool
 	session int
 	applied uint64
-	parts   []*part
+	parts   []*part // by partition; nil: it does not follow it
+	gave    []*part // given up in this session
+	taking  map[int]*taking
 
 	mistakes string // a job that it takes for another
 }
@@ -53,6 +57,8 @@ type part struct {
 	durable engine.Acked
 	sentAt  int64 // when the chain last moved, ms of the truth
 	stopped error
+	claimed uint64 // the node's last claim
+	upTo    uint64 // records up to here were in it when it was taken
 
 	saving   *engine.Checkpoint
 	savingAt uint64 // position
@@ -88,11 +94,10 @@ func (n *node) now() int64 {
 // start recovers from what is on disk.
 func (n *node) start() {
 	w := n.world
-	n.up = true
 	n.session++
 	n.synced = len(n.local)
 	n.applied = 0
-	n.parts = nil
+	n.parts, n.gave, n.taking = nil, make([]*part, w.layout.Partitions), make(map[int]*taking)
 	if n.known, n.sent = (engine.Offset{}), (sentTick{}); w.clocks.apart > 0 {
 		n.ask()
 	}
@@ -101,6 +106,10 @@ func (n *node) start() {
 	}
 	replay := n.end()
 	for p := range w.layout.Partitions {
+		if !n.has(p) {
+			n.parts = append(n.parts, nil)
+			continue
+		}
 		m, position := n.restore(p, 0)
 		m.Attach(newest{n, p})
 		n.parts = append(n.parts, &part{machine: m, chain: engine.NewChain(), offered: m.Made()})
@@ -110,22 +119,18 @@ func (n *node) start() {
 		}
 		replay = min(replay, position)
 	}
-	n.applied = replay
+	n.up, n.applied = true, replay
 	n.apply(1 << 30)
 	n.applied = max(n.applied, n.end())
-	w.note("%s starts at %d, made %d", n.name(), n.applied, n.parts[0].machine.Made())
+	w.note("%s starts at %d", n.name(), n.applied)
 }
 
-// end is the last sequence that the node has on disk, in its log or below a checkpoint.
+// end is the last sequence that the node has on disk, in its log or below that.
 func (n *node) end() uint64 {
-	var end uint64
 	if k := len(n.local); k > 0 {
-		end = n.local[k-1].Seq
+		return n.local[k-1].Seq
 	}
-	for _, t := range n.tables {
-		end = max(end, t.View().Position)
-	}
-	return end
+	return n.base
 }
 
 // restore reads a partition's checkpoint, 0 being the newest; without one it is a new machine.
@@ -149,7 +154,13 @@ func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 // oldest is the position that the node could have to go back to.
 func (n *node) oldest() uint64 {
 	oldest := n.end()
+	for _, t := range n.taking {
+		oldest = min(oldest, t.needs)
+	}
 	for p := range n.world.layout.Partitions {
+		if n.world.placed && n.parts[p] == nil {
+			continue
+		}
 		list := n.tables[p].List()
 		if len(list) < 2 {
 			return 0
@@ -166,7 +177,7 @@ func (n *node) crash() {
 	w.note("%s crashes, keeps %d of %d records", n.name(), keep, len(n.local))
 	n.local = slices.Clone(n.local[:keep])
 	n.synced = keep
-	n.up, n.parts = false, nil
+	n.up, n.parts, n.gave, n.taking = false, nil, nil, nil
 	if w.watched { // the server was in the same process
 		w.wire, w.acks, w.words = nil, nil, nil
 	}
@@ -175,6 +186,9 @@ func (n *node) crash() {
 // putBack gives the node an older state of its disk: fewer records, and not the newest checkpoint.
 func (n *node) putBack() {
 	w := n.world
+	if w.placed && n.alone() { // it would lose what nobody else has
+		return
+	}
 	if n.up {
 		n.crash()
 	}
@@ -201,6 +215,10 @@ func (n *node) after(seq uint64) int {
 // adopt takes another node's disk, the way out for one that the log has left behind.
 func (n *node) adopt() {
 	w := n.world
+	if w.placed {
+		n.beginAnew()
+		return
+	}
 	best := n
 	for _, other := range w.nodes {
 		if other.end() > best.end() {
@@ -212,7 +230,7 @@ func (n *node) adopt() {
 		return
 	}
 	n.local = slices.Clone(best.local[:best.synced])
-	n.synced = len(n.local)
+	n.synced, n.base = len(n.local), best.base
 	for p := range best.tables {
 		n.tables[p] = best.tables[p].Clone()
 	}
@@ -242,7 +260,7 @@ func (n *node) heal(budget int) int {
 			break
 		}
 		m := Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.Everyone, "heal"), Data: r.Data}
-		if r.Subject != m.Subject {
+		if _, ok := w.layout.Healed(&r); !ok {
 			m.Data = engine.EncodeHeal(&r)
 		}
 		w.store(m)
@@ -293,8 +311,8 @@ func (n *node) apply(k int) {
 		if s := n.sent; len(e.Ticks) > 0 && w.clocks.apart > 0 && e.Ticks[0].To == s.to && e.Ticks[0].Epoch == s.epoch {
 			n.learn(s.at*1e6, n.own(), r.Time)
 		}
-		for p, part := range n.parts {
-			if concerns(&e, p) && part.stopped == nil {
+		for p, part := range n.followed() {
+			if concerns(&e, p) && part.stopped == nil && r.Seq > part.upTo {
 				n.applyTo(p, part, &e)
 			}
 		}
@@ -386,7 +404,7 @@ func (n *node) tick() {
 	w := n.world
 	var ticks []engine.Tick
 	lead := w.rng.Int64N(6)
-	for _, part := range n.parts {
+	for _, part := range n.followed() {
 		if part.stopped != nil {
 			continue
 		}
@@ -409,9 +427,13 @@ func (n *node) tick() {
 // claim takes a partition. How long completed jobs are kept changes with it.
 func (n *node) claim(p int) {
 	w := n.world
+	if n.parts[p] == nil {
+		return
+	}
 	c := engine.Rules()
 	c.Node, c.RetentionMS, c.CompletedMax = n.name(), w.rng.Int64N(20_000), 1+w.rng.IntN(6)
 	seq := w.append(w.layout.LogSubject(p, "claim"), nil, c.Encode())
+	n.parts[p].claimed = seq
 	w.note("%s claims partition %d at %d", n.name(), p, seq)
 }
 
@@ -419,6 +441,9 @@ func (n *node) claim(p int) {
 func (n *node) disk() {
 	w := n.world
 	p := w.rng.IntN(len(n.parts))
+	if n.parts[p] == nil {
+		return
+	}
 	if d := (engine.Disk{Epoch: n.parts[p].owner.Epoch, Low: w.chance(60)}); d.Epoch != 0 {
 		seq := w.append(w.layout.LogSubject(p, "disk"), nil, d.Encode())
 		w.note("%s says of partition %d %+v at %d", n.name(), p, d, seq)
@@ -429,7 +454,7 @@ func (n *node) disk() {
 // publishes on, and one that knows may still do so: it makes no difference.
 func (n *node) publish(most int) {
 	w := n.world
-	for p, part := range n.parts {
+	for p, part := range n.followed() {
 		now := n.now()
 		if w.o.Sabotage.Hold {
 			now += 2000
@@ -468,14 +493,13 @@ func (n *node) messageID(part *part, number uint64) string {
 }
 
 func (n *node) acked(a ack) {
-	part := n.parts[a.partition]
-	if a.err == nil {
-		if a.gen != part.gen && part.chain.Confirms() {
-			return
-		}
+	part := cmp.Or(n.parts[a.partition], n.gave[a.partition])
+	switch {
+	case a.gen != part.gen: // it speaks for a message that may stand for another output now
+	case a.err == nil:
 		part.chain.Acked(a.seq, n.now())
 		part.sentAt = n.world.truth
-	} else if a.gen == part.gen {
+	default:
 		part.chain.Lose()
 	}
 }
@@ -491,7 +515,7 @@ func (n *node) heard(part *part) {
 
 // timeout gives up chains whose acks do not come.
 func (n *node) timeout() {
-	for p, part := range n.parts {
+	for p, part := range n.followed() {
 		if !part.chain.Lost() && part.chain.InFlight() > 0 && n.world.truth-part.sentAt > 500 {
 			n.world.note("%s waits no longer for acks of partition %d", n.name(), p)
 			part.chain.Lose()
@@ -500,7 +524,7 @@ func (n *node) timeout() {
 }
 
 func (n *node) disconnected() {
-	for _, part := range n.parts {
+	for _, part := range n.followed() {
 		part.chain.Lose()
 		part.question = nil
 	}
@@ -510,7 +534,7 @@ func (n *node) disconnected() {
 // machine, the answer waits until that has come as far as the log was by then.
 func (n *node) resume() {
 	w := n.world
-	for p, part := range n.parts {
+	for p, part := range n.followed() {
 		if !part.chain.Lost() || part.stopped != nil {
 			continue
 		}
@@ -629,7 +653,7 @@ func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
 	w := n.world
 	for which := 0; which <= len(n.tables[p].List()); which++ {
 		m, position := n.restore(p, which)
-		if len(n.local) > 0 && n.local[0].Seq > position+1 {
+		if !n.reaches(position) {
 			break // the local log does not reach back so far
 		}
 		held, ok := m.Outbox(number)
@@ -661,14 +685,18 @@ func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
 // checkpoint begins one.
 func (n *node) checkpoint() {
 	p := n.world.rng.IntN(len(n.parts))
-	part := n.parts[p]
-	if part.stopped != nil {
-		return
+	if part := n.parts[p]; part != nil && part.stopped == nil {
+		n.beginCheckpoint(p)
 	}
+}
+
+func (n *node) beginCheckpoint(p int) {
+	part := n.parts[p]
 	if part.written {
 		part.saving.Committed()
 	}
-	part.saving, part.savingAt, part.written = part.machine.BeginCheckpoint(), n.applied, false
+	part.saving, part.written = part.machine.BeginCheckpoint(), false
+	part.savingAt = max(n.applied, n.tables[p].View().Position) // a partition may be taken from a node that is further
 	n.checkpointSlice()
 }
 
@@ -676,13 +704,14 @@ func (n *node) checkpoint() {
 // once; a crash may come before the machine knows of it, and the log is cut below what the older checkpoint needs.
 func (n *node) checkpointSlice() {
 	w := n.world
-	for p, part := range n.parts {
+	for p, part := range n.followed() {
 		switch {
 		case part.saving == nil:
 		case part.written:
 			part.saving.Committed()
 			part.saving, part.written = nil, false
-			if from := n.after(n.oldest()); from <= n.synced {
+			if from := n.after(n.oldest()); from > 0 && from <= n.synced {
+				n.base = n.local[from-1].Seq
 				n.local = slices.Clone(n.local[from:])
 				n.synced -= from
 			}

@@ -43,7 +43,7 @@ func (w *world) reside() {
 	}
 	p := w.unseen.IntN(len(n.parts))
 	part := n.parts[p]
-	if part.stopped != nil {
+	if part == nil || part.stopped != nil {
 		return
 	}
 	var err error

@@ -10,11 +10,13 @@ func TestSabotage(t *testing.T) {
 	}{
 		{"chain", Sabotage{Chain: true}},
 		{"clock", Sabotage{Clock: true}},
+		{"cut", Sabotage{Cut: true}},
 		{"epoch", Sabotage{Epoch: true}},
 		{"hold", Sabotage{Hold: true}},
 		{"watch", Sabotage{Watch: true}},
 		{"save", Sabotage{Save: true}},
 		{"table", Sabotage{Table: true}},
+		{"take", Sabotage{Take: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seed, err := firstFailure(1, 4000, Options{Sabotage: c.broken})

@@ -26,6 +26,8 @@ type Sabotage struct {
 	Table bool // machines read the checkpoint before the newest
 	Save  bool // machines take checkpoints for written that are not
 	Clock bool // nodes take their own clocks for the streams'
+	Take  bool // nodes take partitions without the log above the checkpoint
+	Cut   bool // nodes cut the log as if somebody followed each partition
 }
 
 // Failure is what a run ends with when the engine broke a promise.
@@ -63,6 +65,7 @@ type world struct {
 	rng    *rand.Rand
 	unseen *rand.Rand // of what no history may show
 	cold   bool       // jobs come into memory and leave it
+	placed bool       // nodes follow some of the partitions
 	o      Options
 	trace  strings.Builder
 	layout engine.Layout
@@ -167,6 +170,7 @@ func newWorld(seed uint64, o Options) *world {
 	if w.watched {
 		nodes = 1
 	}
+	w.placeSome(seed, nodes)
 	w.clocks.init(seed, nodes == 1)
 	for i := range nodes {
 		n := &node{world: w, id: i, drift: w.rng.Int64N(2000) - 1000}
@@ -225,7 +229,7 @@ func (w *world) store(m Message) uint64 {
 	if err != nil {
 		panic(err) // nothing was expected
 	}
-	r := unwrap(record(m, seq))
+	r := w.unwrap(record(m, seq))
 	if before, ok := w.records[seq]; ok && string(engine.AppendRecord(nil, &before)) != string(engine.AppendRecord(nil, &r)) {
 		w.fail("record %d is put back as another", seq)
 	}
@@ -238,11 +242,9 @@ func record(m Message, seq uint64) engine.Record {
 }
 
 // unwrap gives the record that a heal record stands for.
-func unwrap(r engine.Record) engine.Record {
-	if strings.HasSuffix(r.Subject, "._.heal") {
-		if healed, err := engine.DecodeHeal(r.Data); err == nil {
-			return healed
-		}
+func (w *world) unwrap(r engine.Record) engine.Record {
+	if healed, ok := w.layout.Healed(&r); ok {
+		return healed
 	}
 	return r
 }
@@ -298,6 +300,12 @@ func (w *world) run() error {
 		{1, f.leap, w.leap},
 		{2, f.disk, n((*node).disk)},
 		{5, f.lose, w.losePacket},
+		{12, w.placed, n((*node).checkpoint)}, // the log is cut behind the second
+		{12, w.placed, n((*node).checkpointSlice)},
+		{4, w.placed, w.trim},
+		{5, w.placed, n(func(n *node) { n.giveUp(w.rng.IntN(w.layout.Partitions)) })},
+		{8, w.placed, n(func(n *node) { n.askFor(w.rng.IntN(w.layout.Partitions)) })},
+		{8, w.placed, n(func(n *node) { n.take(w.rng.IntN(w.layout.Partitions)) })},
 	}
 	total := 0
 	for _, e := range events {
@@ -482,6 +490,9 @@ func (w *world) syncOutputs() {
 			continue
 		}
 		part := n.parts[p]
+		if part == nil {
+			continue
+		}
 		part.durable = part.synced
 		if !part.chain.Lost() { // what a lost one believed need not be so
 			part.synced = part.chain.Stored()
@@ -490,11 +501,19 @@ func (w *world) syncOutputs() {
 	w.out[p].Sync()
 }
 
-// trim cuts the log below what every node could need.
+// trim cuts the log below what every node could need; where nodes follow some partitions, below what one of them leaves.
 func (w *world) trim() {
 	from := w.log.Last() + 1
-	for _, n := range w.nodes {
-		from = min(from, n.oldest()+1)
+	if w.placed {
+		n := w.nodes[w.rng.IntN(len(w.nodes))]
+		if !n.up {
+			return
+		}
+		from = min(from, n.cut()+1)
+	} else {
+		for _, n := range w.nodes {
+			from = min(from, n.oldest()+1)
+		}
 	}
 	if from > 1 {
 		w.log.Purge(from)
@@ -606,7 +625,9 @@ func (w *world) cutLog(cut uint64) {
 	cut = min(cut, w.log.Last())
 	var held uint64 // by some node: it will be put back, or lies below a checkpoint
 	for _, n := range w.nodes {
-		held = max(held, n.end())
+		if held = max(held, n.end()); w.placed { // else what is below one's log would be lost to others who have yet to read it
+			cut = max(cut, n.base)
+		}
 	}
 	for seq := max(cut, held) + 1; seq <= w.log.Last(); seq++ {
 		delete(w.records, seq)
@@ -633,14 +654,14 @@ func (w *world) calmDown() {
 		if !n.up {
 			n.start()
 		}
+	}
+	for _, n := range w.nodes {
+		n.follow() // a tick of its own may come from before the streams' clock was set, so it asks afterwards
 		if w.clocks.apart > 0 {
 			n.ask()
 		} else {
 			n.drift, n.offset = 0, w.skew
 		}
-	}
-	for _, n := range w.nodes {
-		n.follow()
 	}
 	w.comeToRest()
 	if w.clocks.apart > 0 && w.err == nil {
@@ -656,6 +677,7 @@ func (w *world) calmDown() {
 // comeToRest gives the partitions out and runs until nothing is left to do.
 func (w *world) comeToRest() {
 	for p := range w.out {
+		w.seat(w.nodes[p%len(w.nodes)], p)
 		w.nodes[p%len(w.nodes)].claim(p)
 	}
 	const rounds = 4000 // a narrow machine takes a few moves in each
@@ -697,7 +719,7 @@ func (w *world) unrest() string {
 	for p := range w.out {
 		n := w.nodes[p%len(w.nodes)]
 		r := n.parts[p]
-		if r.stopped != nil {
+		if r == nil || r.stopped != nil {
 			continue
 		}
 		s := r.machine.Stats()

@@ -66,6 +66,9 @@ func (t *Table) View() View { return View{t.newest} }
 // Older returns the checkpoint before the newest.
 func (t *Table) Older() View { return View{t.older} }
 
+// Table returns a table with nothing but this checkpoint.
+func (v View) Table() *Table { return &Table{newest: v.version} }
+
 // State returns what Build.State was given.
 func (v View) State() ([]byte, error) { return v.state, nil }
 
