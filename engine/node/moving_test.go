@@ -60,8 +60,10 @@ func faultyDisk(file string) vfs.FS {
 		if left.Load() > 0 && left.Add(-1) == 0 {
 			fmt.Fprintln(os.Stderr, "fault at", op.Kind, filepath.Base(op.Path))
 			if !full.Load() {
-				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-				select {}
+				if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+					panic(err)
+				}
+				select {} // nothing comes after the write
 			}
 			fullUntil.Store(time.Now().Add(fullFor).UnixNano())
 		}

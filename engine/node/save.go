@@ -251,8 +251,7 @@ func saveOptions(partitions int, prefix string) archive.SaveOptions {
 	}
 }
 
-// archive opens what a request names. A bucket has a connection of its own: what goes over the engine's is awaited
-// by triggers.
+// archive opens what a request names.
 func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t archive.Target, release func(), err error) {
 	if r.Dir != "" {
 		if err := n.checkArchiveDir(r.Dir); err != nil {
@@ -263,7 +262,8 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket})
 }
 
-// bucket opens a bucket, and makes it where there is none.
+// bucket opens a bucket, and makes it where there is none. It has a connection of its own: what goes over the engine's is
+// awaited by triggers.
 func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *archive.Bucket, release func(), err error) {
 	var nc *nats.Conn
 	if n.server != nil {
