@@ -27,7 +27,7 @@ import (
 
 // The test binary is the engine and the worker, too: real processes, killed for real.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "work") {
+	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "work" || os.Args[1] == "bench") {
 		if err := child(os.Args[1], os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -47,6 +47,19 @@ func child(role string, args []string) error {
 		}
 		defer nc.Close()
 		return Work(ctx, nc, carillon.DefaultNames(), os.Stdin, os.Stdout)
+	}
+	if role == "bench" { // one that does nothing with its engine, in a directory
+		s, err := Service{Command: []string{os.Args[0], "serve"}, Data: args[0]}.withDefaults()
+		if err != nil {
+			return err
+		}
+		e, err := s.open(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println(e.cmd.Process.Pid)
+		<-ctx.Done()
+		return e.close()
 	}
 	var o node.Options
 	f := flag.NewFlagSet(role, flag.ContinueOnError)

@@ -222,15 +222,13 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 		return err
 	}
 	before := b.engine.usage()
-	sleep := newHistogram()
 	measuring, stop := context.WithCancel(ctx)
-	slept := make(chan struct{})
-	go func() { sleepUntilDone(measuring, sleep); close(slept) }()
+	floors := watchMachine(measuring, b.engine.dir, payload)
 	awaited := b.out.await(ctx, s)
 	stop()
-	<-slept
-	if awaited != nil {
-		return awaited
+	beside, err := floors()
+	if err := errors.Join(awaited, err); err != nil {
+		return err
 	}
 	used := b.engine.usage()
 
@@ -263,8 +261,11 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 			return err
 		}
 	}
-	f.quantiles("sleep", sleep, 50, 99, 100)
-	if b.result.Histograms["sleep_us"], err = encode(sleep); err != nil {
+	f.quantiles("sleep", beside.sleep, 50, 99, 100)
+	if beside.sync.TotalCount() > 0 {
+		f.quantiles("fsync", beside.sync, 50, 99, 100)
+	}
+	if b.result.Histograms["sleep_us"], err = encode(beside.sleep); err != nil {
 		return err
 	}
 	if b.engine.cmd != nil {

@@ -109,6 +109,7 @@ func (e *engine) start(ctx context.Context, listen string, began func(time.Time)
 	args := append(e.Command[1:len(e.Command):len(e.Command)],
 		"--data", filepath.Join(e.dir, "data"), "--listen", listen, "--http", "127.0.0.1:0")
 	e.cmd = exec.Command(e.Command[0], args...)
+	endWithUs(e.cmd)
 	log, err := os.OpenFile(filepath.Join(e.dir, "bench.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("bench: %w", err)

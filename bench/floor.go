@@ -32,17 +32,15 @@ const (
 
 // measureFloor measures until ctx ends. dir is the engine's; without one no disk is looked at.
 func measureFloor(ctx context.Context, nc *nats.Conn, stream, dir string, payload []byte) (f floor, err error) {
-	f = floor{newHistogram(), newHistogram(), newHistogram()}
-	var others sync.WaitGroup
-	others.Go(func() { sleepUntilDone(ctx, f.sleep) })
-	var syncErr error
-	if dir != "" {
-		others.Go(func() { syncErr = syncUntilDone(ctx, filepath.Join(dir, "bench.sync"), payload, f.sync) })
-	}
+	ctx, stop := context.WithCancel(ctx)
+	machine := watchMachine(ctx, dir, payload)
 	defer func() {
-		others.Wait()
-		err = errors.Join(err, syncErr)
+		stop()
+		beside, e := machine()
+		f.sleep, f.sync = beside.sleep, beside.sync
+		err = errors.Join(err, e)
 	}()
+	f.round = newHistogram()
 
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -76,6 +74,21 @@ func measureFloor(ctx context.Context, nc *nats.Conn, stream, dir string, payloa
 			return f, fmt.Errorf("bench: side stream: %w", err)
 		}
 		record(f.round, int64(time.Since(began)))
+	}
+}
+
+// watchMachine measures sleeps and, where there is a dir, syncs until ctx ends; the result waits for that.
+func watchMachine(ctx context.Context, dir string, payload []byte) (end func() (floor, error)) {
+	f := floor{sleep: newHistogram(), sync: newHistogram()}
+	var work sync.WaitGroup
+	work.Go(func() { sleepUntilDone(ctx, f.sleep) })
+	var err error
+	if dir != "" {
+		work.Go(func() { err = syncUntilDone(ctx, filepath.Join(dir, "bench.sync"), payload, f.sync) })
+	}
+	return func() (floor, error) {
+		work.Wait()
+		return f, err
 	}
 }
 

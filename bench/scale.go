@@ -26,12 +26,13 @@ type ScaleConfig struct {
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
 	Save         bool          `json:"save"`           // measure lateness while a snapshot is saved, and restore that
-	// Midnight is how many are due within a minute, once hot and once cold; default Jobs, 1,000,000 at most; -1: none.
+	// Midnight is how many are due within a minute, hot and cold, in pairs; default Jobs, 1,000,000 at most; -1: none.
 	Midnight int `json:"midnight_jobs"`
 
 	Progress func(step string, done, total int) `json:"-"`
 
 	settle, midnightTime, midnightLead time.Duration // defaults are the constants
+	midnightPairs                      int           // the same
 }
 
 func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
@@ -50,6 +51,7 @@ func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
 	c.Midnight = max(0, cmp.Or(c.Midnight, min(c.Jobs, 1_000_000)))
 	c.Progress = defaultProgress(c.Progress)
 	c.settle = cmp.Or(c.settle, scaleSettle)
+	c.midnightPairs = cmp.Or(c.midnightPairs, midnightPairs)
 	c.midnightTime, c.midnightLead = cmp.Or(c.midnightTime, midnightTime), cmp.Or(c.midnightLead, midnightLead)
 	return c, nil
 }
@@ -108,7 +110,7 @@ const (
 // lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
 // doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
 // one. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
-// client's hands. At last two midnights come beside the jobs: so many one-shots due within a minute that are in memory
+// client's hands. At last midnights come beside the jobs, in pairs: so many one-shots due within a minute that are in memory
 // since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
@@ -179,7 +181,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	hot, cold, err := c.midnights(ctx, e, nc, &r)
+	nights, err := c.midnights(ctx, e, nc, &r)
 	if err != nil {
 		return r, err
 	}
@@ -210,11 +212,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		saved.figures(&r.Figures, c.Jobs)
 	}
 	if c.Midnight > 0 {
-		for _, q := range []string{"p50", "p99", "p999"} {
-			r.Figures.add("midnight_"+q+"_ms", cold.Figures.Get("received_"+q+"_ms"))
-			r.Figures.add("midnight_"+q+"_hot_ms", hot.Figures.Get("received_"+q+"_ms"))
-		}
-		r.Figures.add("midnight_p99_ratio", cold.Figures.Get("received_p99_ms")/hot.Figures.Get("received_p99_ms"))
+		nights.figures(&r.Figures)
 	}
 	limit := float64(limitScaleResident)
 	if c.Jobs > limitScaleJobs {

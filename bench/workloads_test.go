@@ -248,19 +248,19 @@ func TestScale(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ScaleConfig{
 		Service: service(t, "--checkpoint-every", "200ms"), WorkerCommand: []string{os.Args[0], "work"},
-		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second,
+		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second, midnightPairs: 2,
 	}
 	r, err := RunScale(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Lateness three times, the jobs themselves, here and restored, two midnights, and what fired around the kill.
-	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+2*60 {
+	// Lateness three times, the jobs themselves, here and restored, four midnights, and what fired around the kill.
+	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+4*60 {
 		t.Errorf("checks are %+v", *r.Checks)
 	}
 	for _, name := range []string{
 		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
-		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms",
+		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms", "midnight_p99_2_ms",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))

@@ -152,7 +152,7 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 	if err := n.saved.Clear(uint16(p.number)); err != nil {
 		return err
 	}
-	if _, err := archive.RestorePart(ctx, bucket.In(part.Folder), part.ID, n.o.Prefix, n.saved, uint16(p.number)); err != nil {
+	if _, err := archive.RestorePart(ctx, bucket.In(part.Folder), part.ID, n.o.Prefix, n.saved, uint16(p.number), saveShare); err != nil {
 		return err
 	}
 	records, err := n.keepUp(ctx, p)

@@ -108,7 +108,7 @@ func TestMoving(t *testing.T) {
 	l := startLoad(t, e.url, "m", true)
 	l.far = 3000
 	faults := 0
-	for round := range rounds {
+	for round := 0; round < rounds || faults == 0; round++ {
 		joins := round%2 == 0
 		among, victims := []string{"a", "b"}, []string{"a", "b"}
 		if joins {

@@ -19,7 +19,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// saveShare is the part of one core that a save takes beside firing.
+// saveShare is the part of one core that a save takes beside firing, and who fills a partition with what another node saved.
 const saveShare = 0.5
 
 // saveWord is how often a save that is under way says so.

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pace holds a save back, so that what runs beside it does not wait for a core or the disk.
+// pace holds a save back, or a partition that is taken, so that what runs beside it does not wait for a core or the disk.
 type pace struct {
 	share, rate float64
 	begun       time.Time

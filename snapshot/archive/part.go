@@ -8,9 +8,10 @@ import (
 )
 
 // RestorePart fills a partition of a table that has nothing of it with what a snapshot has, and returns the position of
-// that. All of it is verified while it is read; the partition has it whole or not at all. Errors: ErrNotFound, *Damage,
-// wal.ErrVersion, snapshot.ErrFilled, snapshot.ErrBusy, wal.ErrFailed, wal.ErrClosed, what the target said.
-func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapshot.Table, partition uint16) (position uint64, err error) {
+// that. All of it is verified while it is read; the partition has it whole or not at all. Share is the part of the time in
+// which it works, as in SaveOptions: above 0, and at most 1. Errors: ErrNotFound, *Damage, wal.ErrVersion,
+// snapshot.ErrFilled, snapshot.ErrBusy, wal.ErrFailed, wal.ErrClosed, what the target said.
+func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapshot.Table, partition uint16, share float64) (position uint64, err error) {
 	m, p, err := partOf(ctx, t, id, partition)
 	if err != nil {
 		return 0, err
@@ -18,7 +19,7 @@ func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapsh
 	if m.Prefix != prefix {
 		return 0, fmt.Errorf("snapshot archive: %s is of a service with the prefix %q, not %q", t.Path(manifestName(id)), m.Prefix, prefix)
 	}
-	r := &restorer{target: t, manifest: m}
+	r := &restorer{target: t, manifest: m, pace: newPace(share, 0)}
 	return p.Position, r.partition(ctx, table, p, State{Position: p.Position, State: p.State})
 }
 

@@ -46,18 +46,18 @@ func TestParts(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, less.Close()) }()
 	for p := range last {
-		position, err := RestorePart(ctx, parts, part(p), m.Prefix, lacks, p)
+		position, err := RestorePart(ctx, parts, part(p), m.Prefix, lacks, p, 1)
 		must(t, err)
 		if position != all[p].Position {
 			t.Errorf("partition %d is at %d, want %d", p, position, all[p].Position)
 		}
 	}
-	_, err = RestorePart(ctx, parts, first, m.Prefix, lacks, 0)
+	_, err = RestorePart(ctx, parts, first, m.Prefix, lacks, 0, 1)
 	wantErr(t, err, ErrNotFound) // another partition
-	if _, err := RestorePart(ctx, parts, first, "other", lacks, last); err == nil {
+	if _, err := RestorePart(ctx, parts, first, "other", lacks, last, 1); err == nil {
 		t.Error("a part of another service was taken")
 	}
-	_, err = RestorePart(ctx, parts, part(0), m.Prefix, lacks, 0)
+	_, err = RestorePart(ctx, parts, part(0), m.Prefix, lacks, 0, 1)
 	wantErr(t, err, snapshot.ErrFilled)
 
 	elsewhere := func(_ context.Context, p uint16) (Target, string, error) {
@@ -85,7 +85,7 @@ func TestParts(t *testing.T) {
 	must(t, err)
 	file[len(file)/2] ^= 1
 	must(t, parts.Put(ctx, block.Name(), file))
-	_, err = RestorePart(ctx, parts, first, m.Prefix, lacks, last)
+	_, err = RestorePart(ctx, parts, first, m.Prefix, lacks, last, 1)
 	wantErr(t, err, wal.ErrCorrupt)
 	if there, err := lacks.List(last); err != nil || len(there) > 0 {
 		t.Errorf("of a damaged part there is %v, %v", there, err)

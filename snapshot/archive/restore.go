@@ -180,6 +180,7 @@ type restorer struct {
 	manifest *Manifest
 	o        RestoreOptions
 	tell     func(*Block) // of each block read; nil: nobody
+	pace     *pace        // nil: as fast as can be
 
 	mu       sync.Mutex
 	progress Progress
@@ -269,7 +270,9 @@ func (r *restorer) partition(ctx context.Context, table *snapshot.Table, p *Part
 	for i := range p.Rooms {
 		st := r.open(ctx, p.Partition, &p.Rooms[i])
 		for st.next() && err == nil {
-			err = fill.Set(st.room.Room[0], st.key, st.value)
+			if err = fill.Set(st.room.Room[0], st.key, st.value); err == nil && r.pace != nil {
+				err = r.pace.step(ctx, len(st.key)+len(st.value))
+			}
 		}
 		if err = errors.Join(err, st.close()); err != nil {
 			return err

@@ -1,0 +1,38 @@
+package bench
+
+import (
+	"bufio"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// An engine ends with the bench that started it, though that is killed with -9.
+func TestEngineEndsWithBench(t *testing.T) {
+	t.Parallel()
+	bench := exec.Command(os.Args[0], "bench", t.TempDir())
+	bench.Stderr = os.Stderr
+	out, err := bench.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bench.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err := bench.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = bench.Wait() // "signal: killed" is what was asked for
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine := "/proc/" + strings.TrimSpace(line) + "/cmdline"
+	eventually(t, engine+" is empty", func() bool {
+		command, err := os.ReadFile(engine)
+		return errors.Is(err, fs.ErrNotExist) || len(command) == 0 // of a process that nobody has waited for yet
+	})
+}
