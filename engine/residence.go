@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -316,41 +315,6 @@ func (m *Machine) Sweep(n int) (more bool) {
 	return r.shrinks
 }
 
-// Forget gives up completed jobs of the table that are gone, after a look at about n of them, and tells whether there
-// may be more. It comes before a checkpoint, which then takes them out. Errors: the table's, ErrCheckpoint.
-func (m *Machine) Forget(n int) (more bool, err error) {
-	r := &m.residence
-	if r.complete || r.err != nil {
-		return false, r.err
-	}
-	more, err = r.table.Scan(roomCompleted, r.forgot, nil, n, func(key, value []byte) error {
-		if len(key) != keySize(roomCompleted) || len(value) < 2 {
-			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomCompleted, key, errShort)
-		}
-		k := decoder{b: key}
-		if gone := (job{status: statusCompleted, next: k.time(), armed: k.number()}); !m.expired.passed(&gone) {
-			return errEnough
-		}
-		r.forgot = append(r.forgot[:0], key...)
-		m.scratch = append(append(append(m.scratch[:0], roomCompleted), key...), value...)
-		_, id := row(m.scratch).names()
-		if _, j := m.jobs.find(string(id)); j != nil {
-			return nil
-		}
-		if _, gone := r.absent[string(id)]; gone {
-			return nil
-		}
-		m.changes.add(entry{slot: noSlot, old: m.changes.rows.add(m.scratch)})
-		m.missID(string(id))
-		m.counts[statusCompleted]--
-		return nil
-	})
-	if errors.Is(err, errEnough) {
-		return false, nil
-	}
-	return more, err
-}
-
 // What a job in memory takes beside its texts, about: itself, its places in the table and on the wheel.
 const jobBytes = int(unsafe.Sizeof(job{})) + 64
 
@@ -385,6 +349,3 @@ func (m *Machine) Nearest(n int) (end Key, ok bool) {
 	}
 	return keys[i], true
 }
-
-// errEnough ends a scan.
-var errEnough = errors.New("enough")

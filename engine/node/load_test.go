@@ -338,7 +338,7 @@ func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 		e.mayFrom, e.mustFrom = millis(r.Next), millis(r.Next)
 		// What an earlier version fired within the lead, a few ms ahead, this one does not fire again.
 		if between := due(max(after, millis(r.LastScheduled))+1, e.mayFrom-1); e.mayFrom < before || len(between) > 0 {
-			return fmt.Errorf("%s was put between %d and %d and fires first at %d, after %v", e, before, after, e.mayFrom, between)
+			return fmt.Errorf("%s was put between %d and %d and fires first at %d, after %v: %+v", e, before, after, e.mayFrom, between, r)
 		}
 	}
 	j.era = l.add(e)

@@ -529,13 +529,34 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	return nil
 }
 
-// forget gives up the completed jobs that are gone, which the checkpoint then takes out of the table.
-func (n *Node) forget(p *partition) (err error) {
-	n.inSlices(p, n.meters.checkpointPause, runtime.Gosched, func() (more bool) {
-		more, err = p.machine.Forget(jobSlice)
-		return more && err == nil
-	})
-	return err
+// forget gives up the completed jobs that are gone, which the checkpoint then takes out of the table. No other checkpoint may
+// be taken meanwhile. The partition does not wait for the disk.
+func (n *Node) forget(p *partition) error {
+	for more := true; more; runtime.Gosched() {
+		var m *engine.Machine
+		var f engine.Forgetting
+		var ok bool
+		var err error
+		n.holding(p, n.meters.checkpointPause, func() {
+			m = p.machine
+			f, ok, err = m.Forgetting()
+		})
+		if err != nil || !ok {
+			return err
+		}
+		var gone *engine.Gone
+		err = n.saved.View(uint16(p.number), func(v *snapshot.View) (err error) {
+			gone, err = f.Read(v, jobSlice)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		n.holding(p, n.meters.checkpointPause, func() {
+			more = p.machine == m && m.Forget(gone) // else the partition was given up
+		})
+	}
+	return nil
 }
 
 func (n *Node) commit(build *snapshot.Build) error {

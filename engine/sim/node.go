@@ -64,6 +64,7 @@ type part struct {
 	savingAt uint64 // position
 	written  bool   // it is on disk, which the machine does not know yet
 	rows     *engine.Rows
+	gone     *engine.Gone
 	question *question
 }
 

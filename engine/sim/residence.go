@@ -48,7 +48,7 @@ func (w *world) reside() {
 	}
 	var err error
 	m, few := part.machine, 1+w.unseen.IntN(20)
-	switch w.unseen.IntN(8) {
+	switch w.unseen.IntN(9) {
 	case 0:
 		m.Shrink(engine.Key{Due: w.truth + w.unseen.Int64N(20_000) - 2000, Armed: w.unseen.Uint64N(1 + 2*m.Stats().Armed)})
 	case 1, 2:
@@ -64,7 +64,16 @@ func (w *world) reside() {
 			part.rows = nil
 		}
 	case 7:
-		_, err = m.Forget(few)
+		if f, ok, broken := m.Forgetting(); ok && part.gone == nil {
+			part.gone, err = f.Read(newest{n, p}, few)
+		} else {
+			err = broken
+		}
+	case 8: // the same, and mostly it is
+		if part.gone != nil && w.unseen.IntN(4) == 0 {
+			m.Forget(part.gone)
+			part.gone = nil
+		}
 	}
 	if err = cmp.Or(err, m.Err()); err != nil {
 		w.fail("%s cannot read its table of partition %d: %v", n.name(), p, err)

@@ -1,0 +1,76 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Forgetting is where the table is to be read on for completed jobs that are gone.
+type Forgetting struct {
+	after []byte // key of the last one that was looked at
+	gone  watermark
+	base  int
+}
+
+// Gone are completed jobs of the table that a Forgetting found to be gone.
+type Gone struct {
+	Forgetting
+	rows []row
+	more bool
+}
+
+// errEnough ends a scan.
+var errEnough = errors.New("enough")
+
+// Forgetting says where to read on. ok is false where nothing is to be forgotten, as all jobs are in memory.
+// Errors: what made the machine be of no use.
+func (m *Machine) Forgetting() (f Forgetting, ok bool, err error) {
+	r := &m.residence
+	return Forgetting{slices.Clone(r.forgot), m.expired, r.bases}, !r.complete && r.err == nil, r.err
+}
+
+// Read reads the next completed jobs, about n. It may run beside the machine, on a table that was opened after the
+// machine was asked for the Forgetting. Errors: the table's, ErrCheckpoint.
+func (f Forgetting) Read(t Table, n int) (*Gone, error) {
+	g := &Gone{Forgetting: f}
+	var err error
+	g.more, err = t.Scan(roomCompleted, f.after, nil, n, func(key, value []byte) error {
+		if len(key) != keySize(roomCompleted) || len(value) < 2 {
+			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomCompleted, key, errShort)
+		}
+		if !f.gone.hasPassed(key) {
+			return errEnough
+		}
+		g.rows = append(g.rows, slices.Concat([]byte{roomCompleted}, key, value))
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		g.more, err = false, nil
+	}
+	return g, err
+}
+
+// Forget gives up completed jobs that were read, and tells whether there may be more. Where they were read too long ago
+// nothing is done: they are to be read again. It comes before a checkpoint, which then takes them out, and between records.
+func (m *Machine) Forget(g *Gone) (more bool) {
+	r := &m.residence
+	if g.base != r.bases || !bytes.Equal(g.after, r.forgot) {
+		return true
+	}
+	for _, gone := range g.rows {
+		r.forgot = append(r.forgot[:0], gone.key()...)
+		_, id := gone.names()
+		if _, j := m.jobs.find(string(id)); j != nil {
+			continue
+		}
+		if _, absent := r.absent[string(id)]; absent {
+			continue
+		}
+		m.changes.add(entry{slot: noSlot, old: m.changes.rows.add(gone)})
+		m.missID(string(id))
+		m.counts[statusCompleted]--
+	}
+	return g.more
+}
