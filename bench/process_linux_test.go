@@ -26,7 +26,10 @@ func TestEngineEndsWithBench(t *testing.T) {
 	if err := bench.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	_ = bench.Wait() // "signal: killed" is what was asked for
+	var killed *exec.ExitError
+	if ended := bench.Wait(); !errors.As(ended, &killed) {
+		t.Errorf("the bench ended with %v", ended)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func (m *Machine) Forgetting() (f Forgetting, ok bool, err error) {
 	return Forgetting{slices.Clone(r.forgot), m.expired, r.bases}, !r.complete && r.err == nil, r.err
 }
 
-// Read reads the next completed jobs, about n. It may run beside the machine, on a table that was opened after the
+// Read reads the next completed jobs, at most n. It may run beside the machine, on a table that was opened after the
 // machine was asked for the Forgetting. Errors: the table's, ErrCheckpoint.
 func (f Forgetting) Read(t Table, n int) (*Gone, error) {
 	g := &Gone{Forgetting: f}
