@@ -71,6 +71,7 @@ type CommandOption func(*commandOptions)
 type commandOptions struct {
 	ifVersion *uint64
 	request   string
+	once      bool
 	payload   []byte
 	form      PayloadForm
 	payloaded bool
@@ -83,6 +84,12 @@ func IfVersion(n uint64) CommandOption { return func(o *commandOptions) { o.ifVe
 // RequestID names the command itself, in the Carillon-Request header. A job takes a put or a fire twice
 // in a row under one name only once. Without this option each call makes up a name for its own retries.
 func RequestID(id string) CommandOption { return func(o *commandOptions) { o.request = id } }
+
+// NoRetry has a command not sent again once its outcome is unknown; CodeUnavailable tells the caller so. What was sent before
+// may still be carried out by then, or come late: a first try that a network kept back is applied after the answer to the
+// second. That changes nothing as long as no other command for the job comes between the two; a job that is paused and soon
+// resumed may end up paused. Fire is always so.
+func NoRetry() CommandOption { return func(o *commandOptions) { o.once = true } }
 
 // FirePayload is delivered by one Fire in place of the job's own payload. PayloadNone chooses the form.
 func FirePayload(payload []byte, form PayloadForm) CommandOption {
@@ -98,7 +105,7 @@ func optionsOf(options []CommandOption) commandOptions {
 }
 
 // Put creates or replaces a job and returns it as it stands once that is durable. It is tried again
-// when the outcome is unknown, which is harmless.
+// when the outcome is unknown, but for NoRetry, which says what that may bring.
 //
 // Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule and CodeInvalidZone;
 // CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
@@ -110,7 +117,7 @@ func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (Jo
 	if err := job.Validate(); err != nil {
 		return JobReply{}, err
 	}
-	return c.askJob(ctx, VerbPut, job.ID, AppendPut(nil, &job, o.ifVersion), o.request, true)
+	return c.askJob(ctx, VerbPut, job.ID, AppendPut(nil, &job, o.ifVersion), o.request, !o.once)
 }
 
 // Get returns a job.
@@ -132,7 +139,7 @@ func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption
 		return JobReply{}, err
 	}
 	reply, retried, err := c.ask(ctx, request{
-		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: true, within: c.timeout,
+		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: !o.once, within: c.timeout,
 	})
 	err = afterRetry(retried, err)
 	if retried && errors.Is(err, &Error{Code: CodeNotFound}) {
@@ -160,7 +167,7 @@ func (c *Client) Resume(ctx context.Context, id string, options ...CommandOption
 
 func (c *Client) change(ctx context.Context, verb Verb, id string, options []CommandOption) (JobReply, error) {
 	o := optionsOf(options)
-	return c.askJob(ctx, verb, id, AppendCondition(nil, o.ifVersion), o.request, true)
+	return c.askJob(ctx, verb, id, AppendCondition(nil, o.ifVersion), o.request, !o.once)
 }
 
 // Fire makes one trigger of a job now, outside its schedule; its id is in the reply. IfVersion does not

@@ -189,13 +189,21 @@ func TestClientVerbs(t *testing.T) {
 		t.Errorf("delete: %v; want not_found", err)
 	}
 
-	// A fire whose outcome is unknown is not sent again.
-	s.answers("carillon.api.fire.lost", answer{refusal: &Error{Code: CodeUnavailable, Message: "x"}})
-	if _, err := c.Fire(t.Context(), "lost"); !errors.Is(err, &Error{Code: CodeUnavailable}) {
-		t.Errorf("fire: %v", err)
-	}
-	if n := len(s.requests("carillon.api.fire.lost")); n != 1 {
-		t.Errorf("fired %d times", n)
+	// A fire whose outcome is unknown is not sent again, and nor is what is asked for once.
+	for verb, call := range map[Verb]func() (JobReply, error){
+		VerbFire:   func() (JobReply, error) { return c.Fire(t.Context(), "lost") },
+		VerbPut:    func() (JobReply, error) { return c.Put(t.Context(), Job{ID: "lost", Schedule: "@hourly"}, NoRetry()) },
+		VerbResume: func() (JobReply, error) { return c.Resume(t.Context(), "lost", NoRetry()) },
+		VerbDelete: func() (JobReply, error) { return c.Delete(t.Context(), "lost", NoRetry()) },
+	} {
+		subject := c.Names().API(verb, "lost")
+		s.answers(subject, answer{refusal: &Error{Code: CodeUnavailable, Message: "x"}})
+		if _, err := call(); !errors.Is(err, &Error{Code: CodeUnavailable}) {
+			t.Errorf("%s: %v", verb, err)
+		}
+		if n := len(s.requests(subject)); n != 1 {
+			t.Errorf("%s was sent %d times", verb, n)
+		}
 	}
 
 	s.answers("carillon.api.pause", answer{body: (&SelectionReply{Matched: 5, Changed: 3, Unchanged: 1, Failed: 1}).AppendJSON(nil)})

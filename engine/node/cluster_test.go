@@ -716,7 +716,7 @@ func behindWire(t *testing.T, name string) (w *wire, f *fleet, a *process, l *lo
 func TestAnswersLate(t *testing.T) {
 	t.Parallel()
 	w, f, a, l := behindWire(t, "z")
-	l.late = true
+	l.late.Store(true)
 	given := func() float64 {
 		return metric(t, a.Ready.HTTP, "carillon_chain_lost_total") + metric(t, a.Ready.HTTP, "carillon_ticks_failed_total")
 	}

@@ -202,7 +202,7 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	}
 	f.shared(f.c, names...)
 	l := startLoad(t, urls, "r", true, from(hosts)...)
-	l.late = hosts != nil
+	l.late.Store(hosts != nil)
 	plain := startPlain(t, nc)
 	led := watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), plain.streams...))
 	var done []round

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,7 +25,8 @@ type load struct {
 	client *carillon.Client
 	far    uint64 // jobs that are there beside it, due in years
 	raw    bool   // raw commands too: their acks promise less than replies when power fails
-	late   bool   // a network may keep commands back: who asked again does not know when the first one comes
+
+	late atomic.Bool // a network may keep commands back: who asked again does not know when the first one comes
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -124,26 +126,39 @@ func (l *load) add(e *era) *era {
 var unavailable = &carillon.Error{Code: carillon.CodeUnavailable}
 
 // sure asks until there is an answer, whether the load ends meanwhile or not: every outcome is known. What
-// is asked must be harmless to ask again.
-func (l *load) sure(ask func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error)) (r carillon.JobReply, err error) {
+// is asked must be harmless to ask again. A job whose command may come once more, late, rests: the same one again changes
+// nothing, as long as nothing else has happened to the job; after that it does.
+func (l *load) sure(j *recurring, ask func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error)) (r carillon.JobReply, err error) {
 	same := carillon.RequestID(crand.Text())
 	ctx := context.WithoutCancel(l.ctx)
-	for began := time.Now(); ; {
+	began := time.Now()
+	if l.late.Load() {
+		if r, err = ask(timeout(ctx, tryFor/3), same, carillon.NoRetry()); !errors.Is(err, unavailable) {
+			return r, err
+		}
+		l.mu.Lock()
+		j.rests = true
+		l.mu.Unlock()
+	}
+	for {
 		if r, err = ask(ctx, same); !errors.Is(err, unavailable) || time.Since(began) > time.Minute {
 			return r, err
 		}
 	}
 }
 
-func (l *load) get(id string) (carillon.JobReply, error) {
-	return l.sure(func(ctx context.Context, _ carillon.CommandOption) (carillon.JobReply, error) {
-		return l.client.Get(ctx, id)
-	})
+func (l *load) get(id string) (r carillon.JobReply, err error) {
+	ctx := context.WithoutCancel(l.ctx)
+	for began := time.Now(); ; {
+		if r, err = l.client.Get(ctx, id); !errors.Is(err, unavailable) || time.Since(began) > time.Minute {
+			return r, err
+		}
+	}
 }
 
-func (l *load) ask(job carillon.Job) (carillon.JobReply, error) {
-	return l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
-		return l.client.Put(ctx, job, same)
+func (l *load) ask(j *recurring, job carillon.Job) (carillon.JobReply, error) {
+	return l.sure(j, func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Put(ctx, job, options...)
 	})
 }
 
@@ -173,7 +188,6 @@ func (l *load) recurring(name string) {
 		}
 		j := jobs[i]
 		var err error
-		began := time.Now()
 		switch op := rand.N(10); {
 		case j != nil && l.resting(j):
 		case j == nil:
@@ -198,23 +212,9 @@ func (l *load) recurring(name string) {
 			l.t.Errorf("%s: %v", name, err)
 			return
 		}
-		l.mayRest(jobs[i], began)
 		if !l.pace(opPause) {
 			return
 		}
-	}
-}
-
-// certain is how quick an answer must be to be that of the only try.
-const certain = 300 * time.Millisecond
-
-// mayRest has a job rest whose command may have been sent twice. The same one again changes nothing, as long as nothing
-// else has happened to the job; after that it does.
-func (l *load) mayRest(j *recurring, began time.Time) {
-	if l.late && j != nil && time.Since(began) > certain {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		j.rests = true
 	}
 }
 
@@ -308,7 +308,7 @@ func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 	if raw {
 		r, err = l.putRaw(j, job)
 	} else {
-		r, err = l.ask(job)
+		r, err = l.ask(j, job)
 	}
 	if err != nil {
 		return err
@@ -353,8 +353,8 @@ func millis(t time.Time) int64 {
 }
 
 // send publishes a raw command until it is acknowledged.
-func (l *load) send(cmd carillon.Command) error {
-	_, err := l.sure(func(ctx context.Context, _ carillon.CommandOption) (carillon.JobReply, error) {
+func (l *load) send(j *recurring, cmd carillon.Command) error {
+	_, err := l.sure(j, func(ctx context.Context, _ ...carillon.CommandOption) (carillon.JobReply, error) {
 		_, err := l.client.Send(ctx, cmd)
 		return carillon.JobReply{}, err
 	})
@@ -363,7 +363,7 @@ func (l *load) send(cmd carillon.Command) error {
 
 // putRaw sends a put as a raw command and asks until it was applied.
 func (l *load) putRaw(j *recurring, job carillon.Job) (carillon.JobReply, error) {
-	if err := l.send(carillon.Command{Verb: carillon.VerbPut, Job: j.id, Body: carillon.AppendPut(nil, &job, nil)}); err != nil {
+	if err := l.send(j, carillon.Command{Verb: carillon.VerbPut, Job: j.id, Body: carillon.AppendPut(nil, &job, nil)}); err != nil {
 		return carillon.JobReply{}, err
 	}
 	for {
@@ -375,21 +375,20 @@ func (l *load) putRaw(j *recurring, job carillon.Job) (carillon.JobReply, error)
 }
 
 func (l *load) pause(j *recurring) error {
-	began := time.Now()
-	r, err := l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
-		return l.client.Pause(ctx, j.id, same)
+	r, err := l.sure(j, func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Pause(ctx, j.id, options...)
 	})
 	if err != nil {
 		return err
 	}
 	l.learn(j, r)
 	paused := span{from: j.known + 1} // what was due and not yet decided is paused, too
-	for l.mayRest(j, began); l.resting(j) && l.ctx.Err() == nil; {
+	for l.resting(j) && l.ctx.Err() == nil {
 		l.pace(opPause)
 	}
 	l.pace(opPause)
-	if r, err = l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
-		return l.client.Resume(ctx, j.id, same)
+	if r, err = l.sure(j, func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Resume(ctx, j.id, options...)
 	}); err != nil {
 		return err
 	}
@@ -402,8 +401,8 @@ func (l *load) pause(j *recurring) error {
 }
 
 func (l *load) delete(j *recurring) error {
-	r, err := l.sure(func(ctx context.Context, same carillon.CommandOption) (carillon.JobReply, error) {
-		return l.client.Delete(ctx, j.id, same)
+	r, err := l.sure(j, func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error) {
+		return l.client.Delete(ctx, j.id, options...)
 	})
 	decided := int64(-1)
 	switch {
@@ -526,7 +525,7 @@ func (l *load) importSurely(body []byte, request string) error {
 // oneShot puts a one-shot. Whatever happens to it, it fires once, unless its deletion is answered before.
 func (l *load) oneShot(id string) error {
 	ctx := context.WithoutCancel(l.ctx) // its outcome is always known
-	began := time.Now()
+	j := &recurring{id: id}
 	due := now() + 20 + rand.Int64N(1500)
 	job := carillon.Job{ID: id, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat), Topic: "once"}
 	e := &era{job: id, version: 1, mustTo: forever, fireTo: forever, skipTo: forever}
@@ -536,14 +535,14 @@ func (l *load) oneShot(id string) error {
 	kind := rand.N(10)
 	switch {
 	case kind < 6 && l.raw:
-		if err := l.send(carillon.Command{Verb: carillon.VerbPut, Job: id, Body: carillon.AppendPut(nil, &job, nil), Request: id}); err != nil {
+		if err := l.send(j, carillon.Command{Verb: carillon.VerbPut, Job: id, Body: carillon.AppendPut(nil, &job, nil), Request: id}); err != nil {
 			return err
 		}
 	case kind < 7:
 		delay := 1 + rand.Int64N(1500)
 		job.Schedule = fmt.Sprintf("@in %dms", delay)
 		before := now()
-		r, err := l.ask(job)
+		r, err := l.ask(j, job)
 		if err != nil {
 			return err
 		}
@@ -560,7 +559,7 @@ func (l *load) oneShot(id string) error {
 			return fmt.Errorf("%s in %d ms, put at %d, is due at %d", id, delay, before, due)
 		}
 	default:
-		if _, err := l.ask(job); err != nil {
+		if _, err := l.ask(j, job); err != nil {
 			return err
 		}
 	}
@@ -569,7 +568,7 @@ func (l *load) oneShot(id string) error {
 	l.mu.Lock()
 	l.last = max(l.last, due)
 	l.mu.Unlock()
-	if kind != 9 || e.expires || l.late && time.Since(began) > certain || !l.pace(200*time.Millisecond) {
+	if kind != 9 || e.expires || l.resting(j) || !l.pace(200*time.Millisecond) {
 		return nil
 	}
 	r, err := l.client.Delete(timeout(ctx, time.Second), id)
