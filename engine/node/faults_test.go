@@ -203,8 +203,8 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	f.shared(f.c, names...)
 	l := startLoad(t, urls, "r", true, from(hosts)...)
 	l.late.Store(hosts != nil)
-	plain := startPlain(t, nc)
-	led := watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), plain.streams...))
+	plain := startPlain(t, nc, urls, hosts)
+	led := watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), append(plain.streams, relayFrom, relayTo)...))
 	var done []round
 	if only := os.Getenv("CARILLON_FAULT"); only != "" {
 		faults = slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != only })

@@ -545,21 +545,16 @@ type output struct {
 // forged is the header of messages in output streams that tests wrote.
 const forged = "Forged"
 
-// outputs reads an output stream whole, without what is forged.
-func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
+// read gives all messages of a stream, as it is now.
+func read(t testing.TB, nc *nats.Conn, name string, message func(jetstream.Msg, *jetstream.MsgMetadata)) {
 	t.Helper()
-	names := carillon.DefaultNames()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), names.OutStream(partition))
+	stream, err := jetStream(t, nc).Stream(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	left := stream.CachedInfo().State.Msgs
 	if left == 0 {
-		return nil
+		return
 	}
 	consumer, err := stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
 	if err != nil {
@@ -579,9 +574,18 @@ func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		message(m, meta)
+	}
+}
+
+// outputs reads an output stream whole, without what is forged.
+func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
+	t.Helper()
+	names := carillon.DefaultNames()
+	read(t, nc, names.OutStream(partition), func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
 		o := output{seq: meta.Sequence.Stream, stored: meta.Timestamp}
 		if m.Headers().Get(forged) != "" {
-			continue
+			return
 		}
 		if _, err := fmt.Sscan(m.Headers().Get(carillon.HeaderOutput), &o.number); err != nil {
 			t.Fatalf("message %d of partition %d has no output number", o.seq, partition)
@@ -600,7 +604,7 @@ func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
 			o.trigger = &trigger
 		}
 		all = append(all, o)
-	}
+	})
 	return all
 }
 

@@ -40,12 +40,51 @@ type plainLoad struct {
 const (
 	plainStreams = 3
 	plainEvery   = 20 * time.Millisecond
+
+	// A trigger takes two streams, one after the other. So do relays, with the least that can be done there: one on each host
+	// publishes to the first, which passes on what it has stored to whoever listens, without a consumer, and each publishes
+	// that to the second. Nothing is in order and nothing is awaited, so one host that is well is enough.
+	relayFrom, relayTo = "PLAIN_FROM", "PLAIN_TO"
+	relayStored        = "plain.stored"
+	relayEvery         = 50 * time.Millisecond
 )
 
-// startPlain publishes to them until it is stopped, whatever the answers.
-func startPlain(t *testing.T, nc *nats.Conn) *plainLoad {
+// startRelays publishes from each host until its connections are closed.
+func startRelays(t *testing.T, js jetstream.JetStream, urls string, hosts []*host) {
+	t.Helper()
+	for _, s := range []jetstream.StreamConfig{
+		{Name: relayFrom, Subjects: []string{relayFrom}, RePublish: &jetstream.RePublish{Source: relayFrom, Destination: relayStored}},
+		{Name: relayTo, Subjects: []string{relayTo}},
+	} {
+		s.Replicas = 3
+		if _, err := js.CreateStream(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		var on []*host
+		if hosts != nil {
+			on = hosts[:i+1]
+		}
+		nc := dial(t, urls, from(on)...)
+		if _, err := nc.Subscribe(relayStored, func(*nats.Msg) { _ = nc.Publish(relayTo, nil) }); err != nil { // not while the connection is away
+			t.Fatal(err)
+		}
+		go func() {
+			next := time.NewTicker(relayEvery)
+			defer next.Stop()
+			for ; !nc.IsClosed(); <-next.C {
+				_ = nc.Publish(relayFrom, nil)
+			}
+		}()
+	}
+}
+
+// startPlain publishes to all of them until it is stopped, whatever the answers.
+func startPlain(t *testing.T, nc *nats.Conn, urls string, hosts []*host) *plainLoad {
 	t.Helper()
 	js := jetStream(t, nc)
+	startRelays(t, js, urls, hosts)
 	p := &plainLoad{acked: make([][]time.Time, plainStreams)}
 	for i := range plainStreams {
 		p.streams = append(p.streams, fmt.Sprintf("PLAIN_%d", i))
@@ -132,8 +171,8 @@ const longPause = 4 * time.Second
 // leader of a stream that they take. Beside it stands the same of the plain streams, and what the engines said in a long one.
 func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *plainLoad) {
 	type kind struct {
-		rounds        int
-		outputs, bare worst
+		rounds                 int
+		outputs, bare, relayed worst
 	}
 	kinds := make(map[string]*kind)
 	for _, r := range rounds {
@@ -151,6 +190,11 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 			kinds[r.fault].outputs.add(stored, r, led, fmt.Sprintf("partition %d in round %d", p, n), append(slices.Clone(needed), outStream(p))...)
 		}
 	}
+	var relayed []time.Time
+	read(t, f.nc, relayTo, func(_ jetstream.Msg, meta *jetstream.MsgMetadata) { relayed = append(relayed, meta.Timestamp) })
+	for n, r := range rounds {
+		kinds[r.fault].relayed.add(relayed, r, led, fmt.Sprintf("round %d", n), relayFrom, relayTo)
+	}
 	plain.mu.Lock()
 	defer plain.mu.Unlock()
 	for i, acked := range plain.acked {
@@ -164,6 +208,7 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 			t.Logf("what the engines said then:\n%s", f.said(k.outputs.from.Add(-time.Second), k.outputs.to))
 		}
 		t.Logf("%s, %d rounds: plain streams acknowledged nothing for %s", name, k.rounds, &k.bare)
+		t.Logf("%s, %d rounds: plain relays over two streams stored nothing for %s", name, k.rounds, &k.relayed)
 	}
 }
 
