@@ -205,7 +205,8 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 	for name, k := range kinds {
 		t.Logf("%s, %d rounds: outputs paused for %s", name, k.rounds, &k.outputs)
 		if k.outputs.beyond > longPause {
-			t.Logf("what the engines said then:\n%s", f.said(k.outputs.from.Add(-time.Second), k.outputs.to))
+			from := k.outputs.from.Add(-time.Second)
+			t.Logf("%s\nwhat the engines said then:\n%s", led.said(from, k.outputs.to, streamsOf(f.partitions)...), f.said(from, k.outputs.to))
 		}
 		t.Logf("%s, %d rounds: plain streams acknowledged nothing for %s", name, k.rounds, &k.bare)
 		t.Logf("%s, %d rounds: plain relays over two streams stored nothing for %s", name, k.rounds, &k.relayed)
@@ -217,6 +218,7 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 type leaders struct {
 	mu       sync.Mutex
 	answered map[string][]time.Time
+	who      map[string][]string // answered, by name
 	heard    map[string][]time.Time
 }
 
@@ -228,7 +230,7 @@ const (
 
 // watchLeaders asks the leader of each stream how it is, again and again and by way of each server.
 func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []string) *leaders {
-	led := &leaders{answered: make(map[string][]time.Time), heard: make(map[string][]time.Time)}
+	led := &leaders{answered: make(map[string][]time.Time), who: make(map[string][]string), heard: make(map[string][]time.Time)}
 	for _, s := range servers {
 		nc := dial(t, s.url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
 		inbox := nats.NewInbox()
@@ -255,6 +257,7 @@ func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []st
 			defer led.mu.Unlock()
 			stream, now := m.Subject[len(inbox)+1:], time.Now()
 			led.answered[stream] = append(led.answered[stream], now)
+			led.who[stream] = append(led.who[stream], info.Cluster.Leader)
 			at := now.Add(-heard)
 			if n := len(led.heard[stream]); n == 0 || at.After(led.heard[stream][n-1]) {
 				led.heard[stream] = append(led.heard[stream], at)
@@ -273,6 +276,32 @@ func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []st
 		}()
 	}
 	return led
+}
+
+// said is who answered for these streams, and from when until when.
+func (led *leaders) said(from, to time.Time, streams ...string) string {
+	led.mu.Lock()
+	defer led.mu.Unlock()
+	var text strings.Builder
+	for _, stream := range streams {
+		fmt.Fprintf(&text, "%s was answered for by", stream)
+		last, who := time.Time{}, ""
+		for i, at := range led.answered[stream] {
+			if at.Before(from) || at.After(to) {
+				continue
+			}
+			if who != led.who[stream][i] || at.Sub(last) > leaderSilent {
+				if who != "" {
+					fmt.Fprintf(&text, " until %s,", last.Format("05.000"))
+				}
+				who = led.who[stream][i]
+				fmt.Fprintf(&text, " %s from %s", who, at.Format("05.000"))
+			}
+			last = at
+		}
+		fmt.Fprintf(&text, " until %s\n", last.Format("05.000"))
+	}
+	return text.String()
 }
 
 // without is for how much of a time one or more of these streams had no leader.
