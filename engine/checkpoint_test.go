@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"weak"
 
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
@@ -123,4 +124,25 @@ func TestCheckpointIncremental(t *testing.T) {
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-6"}) // row deleted
 	f.put("job-6", `{"schedule":"@every 1h"}`)                      // row, id; spec
 	write(3+3+2+1+3+0+3, 2, 3)
+}
+
+// What a checkpoint wrote leaves memory once the table has it, and Clean has been through.
+func TestCommittedLeavesMemory(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.m.Attach(s.table.View())
+	for i := range 50 {
+		f.put(fmt.Sprint("job-", i), `{"schedule":"@every 24h"}`)
+	}
+	written := weak.Make(f.m.changes)
+	if err := s.checkpoint(7); err != nil {
+		t.Fatal(err)
+	}
+	for f.m.Clean(7) {
+	}
+	runtime.GC()
+	if written.Value() != nil {
+		t.Error("all that was written is still in memory")
+	}
+	runtime.KeepAlive(f)
 }

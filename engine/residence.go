@@ -266,7 +266,7 @@ func (m *Machine) Clean(n int) (more bool) {
 			continue
 		}
 		if s.cursor == s.n || r.complete {
-			r.settling = r.settling[1:]
+			r.settling = slices.Delete(r.settling, 0, 1) // cut off in front it would stay reachable, with all its rows
 			continue
 		}
 		if slot := s.at(uint32(s.cursor)).slot; slot != noSlot {
