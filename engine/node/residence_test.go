@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -138,4 +139,80 @@ func TestCold(t *testing.T) {
 		t.Fatalf("%v jobs came into memory at the start", left)
 	}
 	check()
+}
+
+// More jobs come due within the time for which they are loaded than memory is for: those due last leave it, come back as
+// others fire, and every one fires once.
+func TestMemoryBudget(t *testing.T) {
+	t.Parallel()
+	const n, budget = 6000, 2 << 20
+	o := base(t)
+	o.Partitions, o.HotJobs, o.MemoryForJobs, o.CheckpointEvery = 2, 1, budget, 200*time.Millisecond
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	payload := strings.Repeat("x", 1000) // so that the jobs are three times the budget
+	expected := 0
+	for lead := 10 * time.Second; ; lead *= 2 { // on a slow machine they are due before they have left memory
+		first, set := time.Now().Add(lead), fmt.Sprintf("within-%s-", lead)
+		for from := 0; from < n; from += 250 {
+			var lines []string
+			for i := from; i < from+250; i++ {
+				due := first.Add(time.Duration(i) * time.Millisecond).UTC().Format(carillon.TimeFormat)
+				lines = append(lines, fmt.Sprintf(`{"id":"%s%04d","schedule":"@at %s","payload":"%s"}`, set, i, due, payload))
+			}
+			if got := importLines(t, nc, "", lines...); got.Imported != 250 {
+				t.Fatalf("%+v", got)
+			}
+		}
+		expected += n
+		eventually(t, "those due last have left memory", func() bool { return metric(t, r.HTTP, "carillon_jobs_hot") < n/2 })
+		if time.Now().Before(first) {
+			break
+		}
+	}
+	if used := metric(t, r.HTTP, "carillon_jobs_memory_bytes"); used <= 0 || used > budget {
+		t.Errorf("jobs take %v bytes of %d", used, budget)
+	}
+	if all := metric(t, r.HTTP, "carillon_jobs"); all != float64(expected) {
+		t.Errorf("%v jobs are known, not %d", all, expected)
+	}
+	// All are due within half a minute or so, and would be in memory for half an hour.
+	if ahead := metric(t, r.HTTP, "carillon_loaded_ahead_seconds"); ahead > time.Minute.Seconds() {
+		t.Errorf("jobs are said to be loaded for %v s", ahead)
+	}
+	if age := metric(t, r.HTTP, "carillon_checkpoint_age_seconds"); age > 30 {
+		t.Errorf("the oldest checkpoint is %v s old", age)
+	}
+	if checkpoints := metric(t, r.HTTP, "carillon_checkpoint_seconds_count"); checkpoints < 1 {
+		t.Errorf("%v checkpoints were timed", checkpoints)
+	}
+	eventually(t, "all have fired", func() bool {
+		done, err := c.Status(t.Context())
+		if err != nil {
+			return false
+		}
+		fired := 0
+		for _, p := range done.Partitions {
+			fired += int(p.Jobs[carillon.StatusCompleted])
+		}
+		return fired == expected
+	})
+	if loaded := metric(t, r.HTTP, "carillon_jobs_loaded_total"); loaded < n/2 {
+		t.Errorf("%v jobs came back into memory", loaded)
+	}
+	fired := make(map[string]int)
+	for _, output := range allOutputs(t, nc, o.Partitions) {
+		if output.trigger != nil {
+			fired[output.trigger.Job]++
+		}
+	}
+	for id, times := range fired {
+		if times != 1 {
+			t.Errorf("%s fired %d times", id, times)
+		}
+	}
+	if len(fired) != expected {
+		t.Errorf("%d of %d jobs fired", len(fired), expected)
+	}
 }
