@@ -63,8 +63,7 @@ func (s *system) begin(ctx context.Context, at *site, workload string, p params)
 		return nil, errors.Join(err, e.close())
 	}
 	p.System, p.Tuned, p.Settings, p.PayloadBytes = s.name, s.tuned, s.settings, payloadBytes
-	m := bench.ThisMachine(at.dir)
-	m.Sync = s.durability
+	m := bench.ThisMachine(at.dir, s.durability)
 	e.result = bench.Result{Workload: workload, Params: p, Machine: m}
 	return e, nil
 }
@@ -139,7 +138,7 @@ func (e *session) describe(f fired) {
 }
 
 // ended notes the load at the end.
-func (e *session) ended() { e.result.Machine.Load[1] = bench.ThisMachine("").Load[0] }
+func (e *session) ended() { e.result.Machine.Load[1] = bench.ThisMachine("", "").Load[0] }
 
 // fire creates jobs, due over a span of time, and has the worker take them.
 func (e *session) fire(ctx context.Context, jobs int, span time.Duration) (f fired, err error) {
