@@ -107,7 +107,7 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	r = Result{Workload: "burst", Params: c, Machine: thisMachine(e.dir), Checks: &Checks{}, Histograms: make(map[string]string)}
+	r = Result{Workload: "burst", Params: c, Machine: thisMachine(e.dir, e.sync()), Checks: &Checks{}, Histograms: make(map[string]string)}
 	o, err := e.outputs(ctx)
 	if err != nil {
 		return r, err

@@ -24,7 +24,7 @@ import (
 
 // CeilingConfig says how RunCeiling runs. The zero value of a field is its default.
 type CeilingConfig struct {
-	Service      Service `json:"-"`             // only Data, Server and Connect count
+	Service      Service `json:"-"`             // only Data, Server, NATS and Connect count
 	Messages     int     `json:"messages"`      // of each measurement of a rate; default 500,000
 	Streams      int     `json:"streams"`       // that are published to at once; default 8
 	PayloadBytes int     `json:"payload_bytes"` // default 200
@@ -72,7 +72,7 @@ func (c CeilingConfig) Validate() error {
 // RunCeiling measures, without an engine, what one could at best reach here: bare messages with the payload
 // and headers of a trigger, published in the usual way and in chains; an append to a log stream read back;
 // a bare time.Sleep; a synced commit to the local log. The server is embedded in this process as it is in
-// `carillon serve`, or, with Service.Server, one that runs already, over TCP.
+// `carillon serve`, or, with Service.Server or NATS, one that runs already, over TCP.
 func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -85,7 +85,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir)}
+	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir, c.Service.sync())}
 	r.Machine.NATS = m.nc.ConnectedServerVersion()
 
 	figures := []struct {
@@ -169,9 +169,9 @@ func openCeiling(c CeilingConfig) (m *ceiling, err error) {
 	if m.dir, err = os.MkdirTemp(c.Service.Data, "carillon-bench-"); err != nil {
 		return m, fmt.Errorf("bench: %w", err)
 	}
-	if c.Service.Server != "" {
-		if m.nc, err = c.Service.Connect(c.Service.Server); err != nil {
-			return m, fmt.Errorf("bench: connect to %s: %w", c.Service.Server, err)
+	if there := cmp.Or(c.Service.Server, c.Service.NATS); there != "" {
+		if m.nc, err = c.Service.Connect(there); err != nil {
+			return m, fmt.Errorf("bench: connect: %w", err)
 		}
 	} else {
 		m.server, err = embedded.Start(embedded.Options{Dir: filepath.Join(m.dir, "nats"), Logger: slog.New(slog.DiscardHandler)})

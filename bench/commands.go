@@ -141,7 +141,7 @@ func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Machine = thisMachine(e.dir)
+	r.Machine = thisMachine(e.dir, e.sync())
 	defer func() { err = errors.Join(err, e.close()) }()
 	nc, err := e.Connect(e.url)
 	if err != nil {

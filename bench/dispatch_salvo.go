@@ -138,6 +138,8 @@ func (s Service) validateOwn(partitions int, persistAsync bool) error {
 	return nil
 }
 
+const persistAsyncFlag = "--persist-async"
+
 // unbounded is an engine that keeps all that it makes, so that all can be counted.
 func (s Service) unbounded(partitions int, persistAsync bool) Service {
 	s.Command = append(slices.Clone(s.Command), "--out-max-bytes", "-1", "--log-max-bytes", "-1")
@@ -145,7 +147,7 @@ func (s Service) unbounded(partitions int, persistAsync bool) Service {
 		s.Command = append(s.Command, "--partitions", strconv.Itoa(partitions))
 	}
 	if persistAsync {
-		s.Command = append(s.Command, "--persist-async")
+		s.Command = append(s.Command, persistAsyncFlag)
 	}
 	return s
 }

@@ -15,17 +15,21 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 )
 
 // Service says which engine is measured: one that is started for the run, or one that runs already.
 type Service struct {
-	// Command runs an engine; --data, --listen and --http are added to it. It must print the ready line of
+	// Command runs an engine; --data, --http, and --listen or --nats are added to it. It must print the ready line of
 	// `carillon serve`. Default: this binary's own serve.
 	Command []string
 	Data    string // directory in which the data directory is made, and removed afterwards; default the system's
 	Server  string // URL of a service that runs already; nothing is started then
+	// NATS is the URL of a server that runs already, for the engine that is started. It must have none of the streams of
+	// Names, which the run makes there and removes again.
+	NATS string
 
 	Connect func(url string) (*nats.Conn, error) // default nats.Connect
 	Names   carillon.Names                       // default those of the prefix "carillon"
@@ -68,6 +72,7 @@ type engine struct {
 	dir        string // its data directory, with what it said on standard error in bench.log
 	cmd        *exec.Cmd
 	exited     chan error
+	reserved   bool // the streams on the NATS are the run's
 }
 
 // startTimeout is beyond what ten million jobs take. An engine that ends is not waited for.
@@ -97,6 +102,11 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
 	e.dir = dir
+	if s.NATS != "" {
+		if err := e.reserve(ctx); err != nil {
+			return nil, errors.Join(err, os.RemoveAll(dir))
+		}
+	}
 	if err := e.start(ctx, "127.0.0.1:0", nil); err != nil {
 		return nil, errors.Join(err, e.close())
 	}
@@ -106,8 +116,12 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 // start runs the engine's process until it says that it is ready. began, where there is one, is told when
 // the process was started.
 func (e *engine) start(ctx context.Context, listen string, began func(time.Time)) error {
-	args := append(e.Command[1:len(e.Command):len(e.Command)],
-		"--data", filepath.Join(e.dir, "data"), "--listen", listen, "--http", "127.0.0.1:0")
+	args := append(e.Command[1:len(e.Command):len(e.Command)], "--data", filepath.Join(e.dir, "data"), "--http", "127.0.0.1:0")
+	if e.NATS != "" {
+		args = append(args, "--nats", e.NATS)
+	} else {
+		args = append(args, "--listen", listen)
+	}
 	e.cmd = exec.Command(e.Command[0], args...)
 	endWithUs(e.cmd)
 	log, err := os.OpenFile(filepath.Join(e.dir, "bench.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -184,6 +198,9 @@ func (e *engine) parseReady(line string) error {
 	if e.url == "" || e.partitions == 0 {
 		return fmt.Errorf("its ready line is %q", line)
 	}
+	if e.NATS != "" {
+		e.url = e.NATS // the ready line keeps its secrets
+	}
 	return nil
 }
 
@@ -220,10 +237,65 @@ func (e *engine) close() error {
 		}
 		e.cmd = nil
 	}
+	if e.reserved {
+		err = errors.Join(err, e.removeStreams())
+	}
 	if e.dir != "" {
 		err = errors.Join(err, os.RemoveAll(e.dir))
 	}
 	return err
+}
+
+// reserve refuses a NATS on which a service has streams already, be it one that does not run now.
+func (e *engine) reserve(ctx context.Context) error {
+	return e.atNATS(func(js jetstream.JetStream) error {
+		found, err := e.streams(ctx, js)
+		if err == nil && len(found) > 0 {
+			err = fmt.Errorf("it has %d streams of %s, such as %s: take a prefix of the run's own", len(found), e.Names.Prefix, found[0])
+		}
+		e.reserved = err == nil
+		return err
+	})
+}
+
+// removeStreams leaves the NATS as it was.
+func (e *engine) removeStreams() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // also of a run that was stopped
+	defer cancel()
+	return e.atNATS(func(js jetstream.JetStream) error {
+		found, err := e.streams(ctx, js)
+		for _, name := range found {
+			err = errors.Join(err, js.DeleteStream(ctx, name))
+		}
+		return err
+	})
+}
+
+func (e *engine) atNATS(do func(jetstream.JetStream) error) error {
+	nc, err := e.Connect(e.NATS)
+	if err == nil {
+		defer nc.Close()
+		var js jetstream.JetStream
+		if js, err = jetstream.New(nc); err == nil {
+			err = do(js)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("bench: the NATS that the engine is to use: %w", err)
+	}
+	return nil
+}
+
+// streams are those of the service, with its buckets.
+func (e *engine) streams(ctx context.Context, js jetstream.JetStream) (found []string, err error) {
+	names := js.StreamNames(ctx)
+	for name := range names.Name() {
+		bare := strings.TrimPrefix(strings.TrimPrefix(name, "KV_"), "OBJ_")
+		if strings.HasPrefix(bare, e.Names.Stream+"_") {
+			found = append(found, name)
+		}
+	}
+	return found, names.Err()
 }
 
 // usage is what the engine's process has taken so far; zero where the system does not say, or where the

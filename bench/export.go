@@ -4,8 +4,9 @@ import "github.com/HdrHistogram/hdrhistogram-go"
 
 // What follows is for harnesses in other modules, such as bench/peers, whose results are of the same shape.
 
-// ThisMachine describes the machine that the run begins on; dir is where the measured service keeps its data.
-func ThisMachine(dir string) Machine { return thisMachine(dir) }
+// ThisMachine describes the machine that the run begins on; dir is where the measured service keeps its data, and sync
+// says what is on disk when.
+func ThisMachine(dir, sync string) Machine { return thisMachine(dir, sync) }
 
 // NewHistogram is of µs, up to ten minutes, to three digits: the kind that a Result holds.
 func NewHistogram() *hdrhistogram.Histogram { return newHistogram() }

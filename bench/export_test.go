@@ -36,7 +36,7 @@ func TestHarnessOfAnotherModule(t *testing.T) {
 	if h.Min() != 0 || got.Get("received_max_ms") < 99 {
 		t.Errorf("from %d µs to %v ms, want 0 to 99", h.Min(), got.Get("received_max_ms"))
 	}
-	if m := bench.ThisMachine(t.TempDir()); m.Cores != runtime.NumCPU() || m.Go != runtime.Version() || m.Storage == "" {
+	if m := bench.ThisMachine(t.TempDir(), "on disk"); m.Cores != runtime.NumCPU() || m.Go != runtime.Version() || m.Storage == "" || m.Sync != "on disk" {
 		t.Errorf("the machine is %+v", m)
 	}
 }

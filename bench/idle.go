@@ -17,7 +17,7 @@ import (
 // Kinds of jobs of IdleConfig.
 const (
 	IdleIntervals = "intervals" // @every 24h
-	IdleCron      = "cron"      // a six-field expression that is due once a year, with a spread
+	IdleCron      = "cron"      // a six-field expression that is due once a day, with a spread
 	IdleOneShots  = "one_shots" // @at
 )
 
@@ -25,8 +25,12 @@ const (
 type IdleConfig struct {
 	Service Service `json:"-"` // one that is started for the run
 
-	Jobs         int           `json:"jobs"`          // default 1,000,000
-	Kind         string        `json:"kind"`          // default IdleIntervals
+	Jobs int    `json:"jobs"` // default 1,000,000
+	Kind string `json:"kind"` // default IdleIntervals
+	// Ahead is when the first job is due, the last one half as far again. An engine keeps in memory what is due within
+	// half an hour; jobs beyond that leave it for disk. Default 20 min: all stay hot, and nothing is due during the run.
+	Ahead        time.Duration `json:"-"`
+	AheadSeconds float64       `json:"ahead_s"`       // Ahead, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"` // default 200
 	Duration     time.Duration `json:"-"`             // of the measurement of CPU; default 30 s
 	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
@@ -49,9 +53,10 @@ func (c IdleConfig) withDefaults() (IdleConfig, error) {
 		c.Kind = IdleIntervals
 	}
 	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Ahead = cmp.Or(c.Ahead, 20*time.Minute)
 	c.Duration = cmp.Or(c.Duration, 30*time.Second)
 	c.Settle = cmp.Or(c.Settle, 250*time.Second)
-	c.Seconds, c.SettleSeconds = c.Duration.Seconds(), c.Settle.Seconds()
+	c.AheadSeconds, c.Seconds, c.SettleSeconds = c.Ahead.Seconds(), c.Duration.Seconds(), c.Settle.Seconds()
 	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
@@ -62,7 +67,7 @@ func (c IdleConfig) Validate() error {
 	switch {
 	case err != nil:
 		return err
-	case c.Service.Server != "":
+	case c.Service.Server != "" || c.Service.NATS != "":
 		return errors.New("bench: idle looks at the engine's process, so it must be one of its own")
 	case c.Jobs < 1:
 		return fmt.Errorf("bench: Jobs is %d, must be 1 or more", c.Jobs)
@@ -70,6 +75,8 @@ func (c IdleConfig) Validate() error {
 		return fmt.Errorf("bench: Kind is %q, must be %s, %s or %s", c.Kind, IdleIntervals, IdleCron, IdleOneShots)
 	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
 		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
+	case c.Ahead < time.Minute || c.Ahead > 12*time.Hour:
+		return fmt.Errorf("bench: Ahead is %s, must be 1m to 12h", c.Ahead)
 	case c.Duration < 0:
 		return fmt.Errorf("bench: Duration %s is negative", c.Duration)
 	case c.Settle < 0:
@@ -81,11 +88,13 @@ func (c IdleConfig) Validate() error {
 // Limits of idle.
 const (
 	limitIdleCPU  = 1   // percent of a core
-	limitJobBytes = 200 // of a recurring job beyond its payload
+	limitJobBytes = 200 // of a recurring job in memory, beyond its payload
+
+	hotWithin = 30 * time.Minute // what is due within it is in memory, by default
 )
 
 // RunIdle measures what jobs cost that are pending while nothing is due: CPU of a core, and resident bytes
-// a job. The bytes are what the process holds once its memory has settled, less what it held when it had no
+// a job; as they are in memory, or, with Ahead beyond what the engine keeps there, on disk. The bytes are what the process holds once its memory has settled, less what it held when it had no
 // job, less the payloads, shared out among the jobs: everything counts that came with them, be it a job's
 // entry, a cache, or garbage that the collector leaves in the process.
 func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
@@ -131,6 +140,10 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 		return r, err
 	}
 	window := time.Since(before).Seconds()
+	hot, err := e.metric(ctx, "carillon_jobs_hot")
+	if err != nil {
+		return r, err
+	}
 	r.Machine.Load[1] = load1()
 	if r.Checks, err = c.check(ctx, e, nc); err != nil {
 		return r, err
@@ -144,14 +157,18 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 	r.Figures.add("wakeups_per_s", float64(last.switches-first.switches)/window)
 	r.Figures.add("resident_bytes_per_job", perJob(last.residentMiB*(1<<20), empty.residentMiB*(1<<20)))
 	r.Figures.add("heap_bytes_per_job", perJob(last.heap, empty.heap))
+	r.Figures.add("hot_jobs", hot)
 	r.Figures.add("payload_bytes", float64(c.PayloadBytes))
 	r.Figures.add("resident_mib", last.residentMiB)
 	r.Figures.add("resident_empty_mib", empty.residentMiB)
 	r.Figures.add("disk_bytes_per_job", (last.diskMiB-empty.diskMiB)*(1<<20)/float64(c.Jobs))
 	r.Figures.add("puts_per_s", float64(c.Jobs)/put.Seconds())
 	r.Targets = []Target{newTarget(r.Figures, "cpu_percent", limitIdleCPU, 0)}
-	if c.Kind != IdleOneShots {
-		r.Targets = append(r.Targets, newTarget(r.Figures, "resident_bytes_per_job", limitJobBytes, 0))
+	if c.Ahead*3/2 <= hotWithin {
+		r.Targets = append(r.Targets, newLeast(r.Figures, "hot_jobs", float64(c.Jobs)))
+		if c.Kind != IdleOneShots {
+			r.Targets = append(r.Targets, newTarget(r.Figures, "resident_bytes_per_job", limitJobBytes, 0))
+		}
 	}
 	return r, nil
 }
@@ -159,13 +176,13 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 func (c *IdleConfig) job(i int, now time.Time, payload []byte) carillon.Job {
 	j := carillon.Job{ID: "bench-idle-" + strconv.Itoa(i), Topic: topic, Payload: payload}
 	// Due times lie apart, as those of real jobs do, and the nearest of them a good while ahead.
-	due := now.Add(12*time.Hour + time.Duration(i)*12*time.Hour/time.Duration(c.Jobs)).Truncate(time.Millisecond).UTC()
+	due := now.Add(c.Ahead + time.Duration(float64(c.Ahead/2)*float64(i)/float64(c.Jobs))).Truncate(time.Millisecond).UTC()
 	switch c.Kind {
 	case IdleIntervals:
 		j.Schedule, j.Start = "@every 24h", due
 	case IdleCron:
-		month := now.AddDate(0, 6, 0).UTC().Month()
-		j.Schedule, j.Spread = fmt.Sprintf("0 0 0 1 %d *", month), 24*time.Hour
+		from := now.Add(c.Ahead).UTC()
+		j.Schedule, j.Spread = fmt.Sprintf("%d %d %d * * *", from.Second(), from.Minute(), from.Hour()), c.Ahead/2
 	default:
 		j.Schedule = "@at " + due.Format(carillon.TimeFormat)
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,7 +19,7 @@ type Machine struct {
 	Cores     int    `json:"cores"`
 	MemoryMiB int    `json:"memory_mib"`
 	Kernel    string `json:"kernel"`
-	Storage   string `json:"storage"`  // file system of the data directory
+	Storage   string `json:"storage"`  // file system of the data directory; "" of a service that runs already
 	Carillon  string `json:"carillon"` // the bench's own; a service that runs already may have another
 	Go        string `json:"go"`
 	NATS      string `json:"nats_server"`
@@ -29,12 +30,29 @@ type Machine struct {
 	Load [2]float64 `json:"load"`
 }
 
-const syncMode = "local log: fsync before a command counts; streams: page cache, made durable four times a second"
+// syncMode is what an embedded server and the engine around it do; asyncMode, with output streams of persist_mode async.
+const (
+	syncMode  = "local log: fsync before a command counts; streams: page cache, made durable four times a second"
+	asyncMode = "local log: fsync before a command counts; output streams: acknowledged before they are written"
+)
+
+// sync says what is on disk when.
+func (s Service) sync() string {
+	switch {
+	case s.Server != "":
+		return "as the service has it that runs already"
+	case s.NATS != "":
+		return "local log: fsync before a command counts; streams: as the NATS has it that runs already"
+	case slices.Contains(s.Command, persistAsyncFlag):
+		return asyncMode
+	}
+	return syncMode
+}
 
 // thisMachine is the machine that the run begins on; dir is where the engine keeps its data, "" when another
-// one knows.
-func thisMachine(dir string) Machine {
-	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: syncMode, NATS: server.VERSION, CPU: runtime.GOARCH, Kernel: runtime.GOOS, MemoryMiB: memoryMiB()}
+// one knows, and sync what is on disk when.
+func thisMachine(dir, sync string) Machine {
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: sync, NATS: server.VERSION, CPU: runtime.GOARCH, Kernel: runtime.GOOS, MemoryMiB: memoryMiB()}
 	if v := field("/proc/cpuinfo", "model name"); v != "" {
 		m.CPU = v
 	}

@@ -50,7 +50,7 @@ func (c RecoveryConfig) Validate() error {
 	switch {
 	case err != nil:
 		return err
-	case c.Service.Server != "":
+	case c.Service.Server != "" || c.Service.NATS != "":
 		return errors.New("bench: recovery kills the engine, so it must be one of its own")
 	case c.Rate < 1 || c.Jobs < c.Rate:
 		return fmt.Errorf("bench: %d jobs cannot make %d triggers a second: each is due once a second at most", c.Jobs, c.Rate)
@@ -93,7 +93,7 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Machine = thisMachine(e.dir)
+	r.Machine = thisMachine(e.dir, e.sync())
 	defer func() { err = errors.Join(err, e.close()) }()
 
 	m := &recovery{RecoveryConfig: c}

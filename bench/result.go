@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -53,12 +54,16 @@ func (f *Figures) add(name string, value float64) { *f = append(*f, Figure{name,
 
 // Get returns the figure of a name, 0 when there is none.
 func (f Figures) Get(name string) float64 {
-	for _, v := range f {
-		if v.Name == name {
-			return v.Value
-		}
+	v, _ := f.find(name)
+	return v
+}
+
+func (f Figures) find(name string) (v float64, ok bool) {
+	i := slices.IndexFunc(f, func(v Figure) bool { return v.Name == name })
+	if i < 0 {
+		return 0, false
 	}
-	return 0
+	return f[i].Value, true
 }
 
 // MarshalJSON keeps the order.
@@ -146,14 +151,16 @@ type Target struct {
 	Met   bool    `json:"met"`
 }
 
-// newTarget is a figure that must not exceed limit, or floor where that is more.
+// newTarget is a figure that must not exceed limit, or floor where that is more. One that was not measured misses it.
 func newTarget(f Figures, name string, limit, floor float64) Target {
-	return Target{Figure: name, Limit: limit, Floor: floor, Met: f.Get(name) <= max(limit, floor)}
+	v, ok := f.find(name)
+	return Target{Figure: name, Limit: limit, Floor: floor, Met: ok && v <= max(limit, floor)}
 }
 
 // newLeast is a figure that must reach limit.
 func newLeast(f Figures, name string, limit float64) Target {
-	return Target{Figure: name, Limit: limit, AtLeast: true, Met: f.Get(name) >= limit}
+	v, ok := f.find(name)
+	return Target{Figure: name, Limit: limit, AtLeast: true, Met: ok && v >= limit}
 }
 
 // Table writes the result for people.

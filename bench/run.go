@@ -18,7 +18,7 @@ func (s Service) begin(ctx context.Context, r *Result) (e *engine, nc *nats.Conn
 	if e, err = s.open(ctx); err != nil {
 		return nil, nil, nil, err
 	}
-	r.Machine = thisMachine(e.dir)
+	r.Machine = thisMachine(e.dir, e.sync())
 	if nc, err = e.Connect(e.url); err != nil {
 		return nil, nil, nil, errors.Join(fmt.Errorf("bench: connect to %s: %w", e.url, err), e.close())
 	}

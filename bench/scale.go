@@ -59,7 +59,7 @@ func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
 // lateness is the run of RunLateness on the engine.
 func (c *ScaleConfig) lateness(e *engine) LatenessConfig {
 	s := e.Service
-	s.Server = e.url
+	s.Server, s.NATS = e.url, ""
 	return LatenessConfig{
 		Service: s, WorkerCommand: c.WorkerCommand, Rate: c.Rate, Duration: c.Duration, PayloadBytes: c.PayloadBytes, Progress: c.Progress,
 		disk: e.dir,
@@ -72,7 +72,7 @@ func (c ScaleConfig) Validate() error {
 	switch {
 	case err != nil:
 		return err
-	case c.Service.Server != "":
+	case c.Service.Server != "" || c.Service.NATS != "":
 		return errors.New("bench: scale looks at the engine's process and kills it, so it must be one of its own")
 	case c.Jobs < 1 || c.Jobs > 1_000_000_000:
 		return fmt.Errorf("bench: Jobs is %d, must be 1 to 1,000,000,000", c.Jobs)
@@ -194,6 +194,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("resident_empty_bytes", before.residentMiB*(1<<20))
 	r.Figures.add("resident_peak_bytes", at.peakMiB*(1<<20))
 	r.Figures.add("disk_bytes_per_job", (at.diskMiB-before.diskMiB)*(1<<20)/float64(c.Jobs))
+	written := (at.wroteMiB - before.wroteMiB) * (1 << 20) / float64(c.Jobs)
+	r.Figures.add("disk_written_bytes_per_job", written)
+	r.Figures.add("write_amplification_ratio", written/r.Figures.Get("disk_bytes_per_job"))
 	r.Figures.add("idle_cpu_percent", idle)
 	for _, q := range []string{"p50", "p99", "p999"} {
 		r.Figures.add("lateness_"+q+"_ms", full.Figures.Get("received_"+q+"_ms"))
@@ -232,7 +235,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 			newLeast(r.Figures, "restore_jobs_per_s", limitScaleRestore))
 	}
 	if c.Midnight > 0 {
-		r.Targets = append(r.Targets, newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0))
+		r.Targets = append(r.Targets,
+			newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0),
+			newTarget(r.Figures, "midnight_loaded_late_jobs", 0, 0))
 	}
 	return r, nil
 }

@@ -28,7 +28,11 @@ func (c *ScaleConfig) midnight(e *engine) LatenessConfig {
 }
 
 // midnights are pairs of them, in turns: with jobs that were in memory all the time, and with jobs that were on disk.
-type midnights struct{ hot, cold []Result }
+type midnights struct {
+	hot, cold []Result
+	// loaded are jobs that came from disk for the cold ones, late those of them that a tick had to wait for.
+	loaded, late float64
+}
 
 func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (m midnights, err error) {
 	if c.Midnight == 0 {
@@ -47,6 +51,15 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 		if err != nil {
 			return m, err
 		}
+		loaded, err := e.metric(ctx, "carillon_jobs_loaded_total") // since it was started for them
+		if err != nil {
+			return m, err
+		}
+		late, err := e.metric(ctx, "carillon_jobs_loaded_late_total")
+		if err != nil {
+			return m, err
+		}
+		m.loaded, m.late = m.loaded+loaded, m.late+late
 		m.hot, m.cold = append(m.hot, hot), append(m.cold, cold)
 	}
 	return m, nil
@@ -83,4 +96,6 @@ func (m *midnights) figures(to *Figures) {
 		ratios = append(ratios, cold/hot)
 	}
 	to.add("midnight_p99_ratio", median(ratios))
+	to.add("midnight_loaded_jobs", m.loaded)
+	to.add("midnight_loaded_late_jobs", m.late)
 }

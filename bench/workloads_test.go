@@ -238,7 +238,15 @@ func TestIdle(t *testing.T) {
 				t.Errorf("%s: %s is %v", kind, name, r.Figures.Get(name))
 			}
 		}
-		if want := 2 - bit(kind == IdleOneShots); len(r.Targets) != want || len(r.Series["resident_mib"]) < 2 {
+		for _, name := range []string{"cpu_percent", "resident_bytes_per_job"} { // which may well be 0, and less, of 500 jobs
+			if _, ok := r.Figures.find(name); !ok {
+				t.Errorf("%s: %s is missing", kind, name)
+			}
+		}
+		if hot := r.Figures.Get("hot_jobs"); hot != 500 {
+			t.Errorf("%s: %v jobs are hot", kind, hot)
+		}
+		if want := 3 - bit(kind == IdleOneShots); len(r.Targets) != want || len(r.Series["resident_mib"]) < 2 {
 			t.Errorf("%s: targets %v, series %v", kind, r.Targets, r.Series)
 		}
 	}
@@ -247,7 +255,7 @@ func TestIdle(t *testing.T) {
 func TestScale(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ScaleConfig{
-		Service: service(t, "--checkpoint-every", "200ms"), WorkerCommand: []string{os.Args[0], "work"},
+		Service: service(t, "--checkpoint-every", "200ms", "--hot-jobs", "1"), WorkerCommand: []string{os.Args[0], "work"},
 		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second, midnightPairs: 2,
 	}
 	r, err := RunScale(t.Context(), c)
@@ -261,13 +269,20 @@ func TestScale(t *testing.T) {
 	for _, name := range []string{
 		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
 		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms", "midnight_p99_2_ms",
+		"disk_written_bytes_per_job", "write_amplification_ratio",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
-	if len(r.Targets) != 9 {
+	if len(r.Targets) != 10 {
 		t.Errorf("targets are %v", r.Targets)
+	}
+	if _, ok := r.Figures.find("idle_cpu_percent"); !ok { // 0 of 500 jobs, mostly
+		t.Error("idle_cpu_percent is missing")
+	}
+	if loaded, late := r.Figures.Get("midnight_loaded_jobs"), r.Figures.Get("midnight_loaded_late_jobs"); loaded < 2*60 || late != 0 {
+		t.Errorf("%v jobs came from disk for two midnights, a tick waited for %v", loaded, late)
 	}
 	if r.Figures.Get("saves") < 2 { // one of 500 jobs is over sooner than a second of lateness
 		t.Errorf("%v snapshots were saved", r.Figures.Get("saves"))
@@ -372,6 +387,7 @@ func TestBadWorkloads(t *testing.T) {
 		"own":              IdleConfig{Service: server}.Validate(),
 		"Kind":             IdleConfig{Kind: "weekly"}.Validate(),
 		"Settle":           IdleConfig{Settle: -1}.Validate(),
+		"Ahead":            IdleConfig{Ahead: time.Second}.Validate(),
 		"Round":            SoakConfig{Round: time.Second}.Validate(),
 		"whole rounds":     SoakConfig{Duration: 90 * time.Second}.Validate(),
 		"KillEvery":        SoakConfig{Service: server, KillEvery: 1}.Validate(),

@@ -28,23 +28,29 @@ func newBenchCommand(a *app) *cobra.Command {
 	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.
 
 Without --server, whatever $NATS_URL says, an engine is started for the run, on ports of its own and in a
-directory that is removed afterwards. A run ends with exit code 1 when a check or a target failed.`
+directory that is removed afterwards; with --nats it has its streams on a NATS that runs already. A run ends with exit code 1 when a check or a target failed.`
 	return c
 }
 
 // service says which engine is measured, from the flags of the connection.
-func (a *app) service(data string) (bench.Service, error) {
+func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, error) {
 	given := a.connection.server != "" // the flag alone: $NATS_URL may well point at what must not be loaded
 	if err := a.connection.resolve(); err != nil {
 		return bench.Service{}, err
 	}
-	s := bench.Service{Data: data, Connect: a.dial, Names: a.connection.names()}
+	s := bench.Service{Data: data, Connect: a.dial, Names: a.connection.names(), NATS: natsURL}
+	if given && natsURL != "" {
+		return s, usagef("--server is of a service that runs already, --nats of an engine that is started: give one of them")
+	}
 	if given {
 		s.Server = a.connection.server
 		return s, nil
 	}
 	exe, err := os.Executable()
 	s.Command = []string{exe, "serve", "--prefix", a.connection.prefix}
+	if natsURL != "" {
+		s.Command = append(s.Command, a.childFlags(cmd)...)
+	}
 	return s, err
 }
 
@@ -86,6 +92,10 @@ func ownService(data string) (bench.Service, error) {
 
 func dataFlag(f *pflag.FlagSet, data *string) {
 	f.StringVar(data, "data", "", "`directory` to make the engine's data directory in (default the system's for temporary files)")
+}
+
+func natsFlag(f *pflag.FlagSet, url *string) {
+	f.StringVar(url, "nats", "", "`URL`s of a NATS that runs already, for the engine that is started; the run removes what it makes there")
 }
 
 func payloadFlag(f *pflag.FlagSet, bytes *int) {
@@ -161,7 +171,7 @@ func (a *app) steps() func(step string, done, total int) {
 
 func newBenchLatenessCommand(a *app) *cobra.Command {
 	var c bench.LatenessConfig
-	var data, mix string
+	var data, natsURL, mix string
 	cmd := &cobra.Command{
 		Use:   "lateness",
 		Short: "How late triggers reach a worker, at a fixed rate for a time",
@@ -173,7 +183,7 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 			if c.Mix, err = bench.ParseMix(mix); err != nil {
 				return usagef("--mix: %w", err)
 			}
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
@@ -191,6 +201,7 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 	handlersFlag(f, &c.Concurrency)
 	f.StringVar(&c.Raw, "raw", "", "`file` for every trigger as CSV")
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }
 
@@ -223,7 +234,7 @@ func newBenchRecoveryCommand(a *app) *cobra.Command {
 
 func newBenchCeilingCommand(a *app) *cobra.Command {
 	var c bench.CeilingConfig
-	var data string
+	var data, natsURL string
 	cmd := &cobra.Command{
 		Use:   "ceiling",
 		Short: "What the transport, the disk and the timers of this machine allow",
@@ -231,7 +242,7 @@ func newBenchCeilingCommand(a *app) *cobra.Command {
   carillon bench ceiling --messages 100000 --rounds 1 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Progress = a.steps()
@@ -244,6 +255,7 @@ func newBenchCeilingCommand(a *app) *cobra.Command {
 	payloadFlag(f, &c.PayloadBytes)
 	f.IntVar(&c.Rounds, "rounds", 3, "rounds; each figure is their median")
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }
 

@@ -8,7 +8,7 @@ import (
 
 func newBenchBurstCommand(a *app) *cobra.Command {
 	var c bench.BurstConfig
-	var data string
+	var data, natsURL string
 	cmd := &cobra.Command{
 		Use:   "burst",
 		Short: "How fast jobs drain that are all due in one millisecond, and what that does to others",
@@ -21,7 +21,7 @@ With --server, the streams must hold all triggers (serve --out-max-bytes).`,
   carillon bench burst --jobs 333000 --persist-async`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
@@ -38,5 +38,6 @@ With --server, the streams must hold all triggers (serve --out-max-bytes).`,
 	outputFlags(f, &c.Partitions, &c.PersistAsync)
 	f.IntVar(&c.Rounds, "rounds", 2, "rounds of the ceiling before the burst, and again after it")
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }

@@ -10,7 +10,7 @@ import (
 
 func newBenchChurnCommand(a *app) *cobra.Command {
 	var c bench.ChurnConfig
-	var data string
+	var data, natsURL string
 	cmd := &cobra.Command{
 		Use:   "churn",
 		Short: "Jobs that are cancelled or moved just before they are due, while others fire",
@@ -18,7 +18,7 @@ func newBenchChurnCommand(a *app) *cobra.Command {
   carillon bench churn --rate 20000 --nearest 5ms --farthest 100ms`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
@@ -36,5 +36,6 @@ func newBenchChurnCommand(a *app) *cobra.Command {
 	payloadFlag(f, &c.PayloadBytes)
 	handlersFlag(f, &c.Concurrency)
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }

@@ -14,7 +14,7 @@ import (
 
 func newBenchCommandsCommand(a *app) *cobra.Command {
 	var c bench.CommandsConfig
-	var data string
+	var data, natsURL string
 	cmd := &cobra.Command{
 		Use:   "commands",
 		Short: "Durable creates, updates and deletes a second, and their latency",
@@ -26,7 +26,7 @@ reply is there, and every job is read back at the end.`,
   carillon bench commands --jobs 20000 --imports 20000 --json > commands.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			if c.ClientsCommand, err = a.childCommand(cmd, "bench", "clients"); err != nil {
@@ -49,6 +49,7 @@ reply is there, and every job is read back at the end.`,
 	f.IntVar(&c.Rounds, "rounds", 3, "rounds of the single client")
 	payloadFlag(f, &c.PayloadBytes)
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }
 

@@ -8,7 +8,7 @@ import (
 
 func newBenchDispatchCommand(a *app) *cobra.Command {
 	var c bench.DispatchConfig
-	var data string
+	var data, natsURL string
 	cmd := &cobra.Command{
 		Use:   "dispatch",
 		Short: "How many triggers a second are stored when more are due than can be published",
@@ -22,7 +22,7 @@ With --server, the streams must hold a turn's triggers (serve --out-max-bytes).`
   carillon bench dispatch --persist-async --json > dispatch.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Progress = a.steps()
@@ -36,5 +36,6 @@ With --server, the streams must hold a turn's triggers (serve --out-max-bytes).`
 	payloadFlag(f, &c.PayloadBytes)
 	outputFlags(f, &c.Partitions, &c.PersistAsync)
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }

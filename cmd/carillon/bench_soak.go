@@ -11,7 +11,7 @@ import (
 
 func newBenchSoakCommand(a *app) *cobra.Command {
 	var c bench.SoakConfig
-	var data string
+	var data, natsURL string
 	cmd := &cobra.Command{
 		Use:   "soak",
 		Short: "Mixed load for hours, with every trigger checked, and memory and disk over time",
@@ -21,7 +21,7 @@ on standard error. A run that is interrupted ends with the figures so far.`,
   carillon bench soak --duration 12h --rate 5000 --kill-every 10m --json > soak.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(data); err != nil {
+			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
 			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
@@ -39,5 +39,6 @@ on standard error. A run that is interrupted ends with the figures so far.`,
 	payloadFlag(f, &c.PayloadBytes)
 	handlersFlag(f, &c.Concurrency)
 	dataFlag(f, &data)
+	natsFlag(f, &natsURL)
 	return cmd
 }

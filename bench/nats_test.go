@@ -1,0 +1,87 @@
+package bench
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
+)
+
+// An engine of the run's own uses a NATS that runs already, and leaves it as it was; one with a service's streams is
+// left alone.
+func TestExternalNATS(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	url := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams := func() (names []string) {
+		t.Helper()
+		list := js.StreamNames(t.Context())
+		for name := range list.Name() {
+			names = append(names, name)
+		}
+		if err := list.Err(); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(names)
+		return names
+	}
+	for _, name := range []string{"OTHERS", "CARILLONS_LOG"} {
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := service(t)
+	s.NATS = url
+	c := LatenessConfig{Service: s, WorkerCommand: []string{os.Args[0], "work"}, Rate: 200, Duration: time.Second}
+	r, err := RunLateness(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Checks.clean() || r.Checks.Expected != 200 {
+		t.Errorf("checks are %+v", *r.Checks)
+	}
+	if !strings.Contains(r.Machine.Sync, "as the NATS has it") {
+		t.Errorf("what is synced is said to be %q", r.Machine.Sync)
+	}
+	if left := streams(); !slices.Equal(left, []string{"CARILLONS_LOG", "OTHERS"}) {
+		t.Errorf("the run left %v", left)
+	}
+
+	log := carillon.DefaultNames().LogStream()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: log, Subjects: []string{"x"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := RunLateness(t.Context(), c); err == nil || !strings.Contains(err.Error(), log) {
+		t.Errorf("beside the streams of a service: %v", err)
+	}
+	if left := streams(); !slices.Contains(left, log) {
+		t.Error("the run removed a service's stream")
+	}
+}
+
+func TestSyncMode(t *testing.T) {
+	own := Service{Command: []string{"carillon", "serve"}}
+	seen := make(map[string]bool)
+	for _, s := range []Service{own, own.unbounded(0, true), {Server: "nats://x"}, {NATS: "nats://x"}} {
+		seen[s.sync()] = true
+	}
+	if len(seen) != 4 || own.unbounded(0, false).sync() != own.sync() {
+		t.Errorf("sync modes are %v", seen)
+	}
+}
