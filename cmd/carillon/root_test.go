@@ -249,6 +249,36 @@ func TestWatchEvents(t *testing.T) {
 	}
 }
 
+// TestStatusWatch looks again and again, tells rates from the second look on, and ends when it is told to.
+func TestStatusWatch(t *testing.T) {
+	url := startEngine(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{"status", "-s", url, "--watch", "--every", "10ms"}, strings.NewReader(""), w, &errOut)
+		w.Close()
+	}()
+	looks := 0
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		words := strings.Fields(lines.Text())
+		if len(words) == 0 || words[0] != "PARTITION" {
+			continue
+		}
+		if looks++; slices.Contains(words, "OUTPUTS/S") != (looks > 1) {
+			t.Errorf("look %d shows %v", looks, words)
+		}
+		if looks == 3 {
+			cancel()
+		}
+	}
+	if code := <-ended; code != exitOK || errOut.Len() > 0 || looks < 3 {
+		t.Errorf("after %d looks it ended with %d, %q", looks, code, errOut.String())
+	}
+}
+
 // TestInterruptedWatchIsNoFailure ends a watch as a person does, and as main tells it.
 func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	url := startEngine(t)

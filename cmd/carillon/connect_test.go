@@ -1,0 +1,113 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/nats-io/jwt/v2"
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nkeys"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
+)
+
+// key is a pair of keys, and its public part.
+func key(t *testing.T, pair nkeys.KeyPair, err error) (nkeys.KeyPair, string) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair, public
+}
+
+// secret is a file of a user's that holds what make makes of the user's seed.
+func secret(t *testing.T, pair nkeys.KeyPair, make func(seed []byte) ([]byte, error)) string {
+	t.Helper()
+	seed, err := pair.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := make(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// connects tells whether a command line reaches a server.
+func connects(t *testing.T, flags ...string) bool {
+	t.Helper()
+	a := &app{}
+	c := newRootCommand(a)
+	if err := c.ParseFlags(flags); err != nil {
+		t.Fatal(err)
+	}
+	nc, _, err := a.connect()
+	if err != nil {
+		t.Log(err)
+		return false
+	}
+	nc.Close()
+	return true
+}
+
+func TestConnectWithNKey(t *testing.T) {
+	pair, err := nkeys.CreateUser()
+	user, public := key(t, pair, err)
+	pair, err = nkeys.CreateUser()
+	stranger, _ := key(t, pair, err)
+	url := natstest.Start(t, &natsserver.Options{Nkeys: []*natsserver.NkeyUser{{Nkey: public}}}).ClientURL()
+	same := func(seed []byte) ([]byte, error) { return seed, nil }
+	if !connects(t, "--server", url, "--nkey", secret(t, user, same)) {
+		t.Error("the user is not let in")
+	}
+	if connects(t, "--server", url, "--nkey", secret(t, stranger, same)) || connects(t, "--server", url) {
+		t.Error("somebody else is let in")
+	}
+}
+
+func TestConnectWithCredentials(t *testing.T) {
+	pair, err := nkeys.CreateOperator()
+	operator, _ := key(t, pair, err)
+	pair, err = nkeys.CreateAccount()
+	account, accountID := key(t, pair, err)
+	pair, err = nkeys.CreateUser()
+	user, userID := key(t, pair, err)
+
+	accountJWT, err := jwt.NewAccountClaims(accountID).Encode(operator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, operatorID := key(t, operator, nil)
+	resolver := &natsserver.MemAccResolver{}
+	if err := resolver.Store(accountID, accountJWT); err != nil {
+		t.Fatal(err)
+	}
+	url := natstest.Start(t, &natsserver.Options{TrustedKeys: []string{operatorID}, AccountResolver: resolver}).ClientURL()
+	creds := func(of nkeys.KeyPair) func([]byte) ([]byte, error) {
+		return func(seed []byte) ([]byte, error) {
+			token, err := jwt.NewUserClaims(userID).Encode(of)
+			if err != nil {
+				return nil, err
+			}
+			return jwt.FormatUserConfig(token, seed)
+		}
+	}
+	if !connects(t, "--server", url, "--creds", secret(t, user, creds(account))) {
+		t.Error("the user is not let in")
+	}
+	pair, err = nkeys.CreateAccount()
+	other, _ := key(t, pair, err)
+	if connects(t, "--server", url, "--creds", secret(t, user, creds(other))) || connects(t, "--server", url) {
+		t.Error("somebody else is let in")
+	}
+}
