@@ -58,7 +58,7 @@ failover: ## kill -9 owners with three replicas and 3,000 triggers a second, fre
 	  go test ./engine/node -run 'TestFailover|TestHandOver|TestFrozenOwner' -parallel 1 -v -timeout 0
 
 faults: ## kill, freeze, cut off and slow down three nats-servers and three engines, at random: make faults FAULTS=200 SEED=7 FOLLOW=placed
-	CARILLON_FOLLOW=$(FOLLOW) CARILLON_FAULTS=$(FAULTS) CARILLON_SEED=$(SEED) CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
+	CARILLON_FOLLOW=$(FOLLOW) CARILLON_FAULTS=$(FAULTS) CARILLON_SEED=$(SEED) CARILLON_REPLICAS=3 CARILLON_SPLIT=60 go test ./engine/node -run 'TestFaults/network|TestSplitViews' -v -timeout 0
 
 moving: ## kill nodes, and fill their disks, at any write while partitions are taken and given up: make moving MOVES=100 SEED=7
 	CARILLON_MOVES=$(MOVES) CARILLON_SEED=$(SEED) go test ./engine/node -run TestMoving -v -timeout 0

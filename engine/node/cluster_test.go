@@ -46,6 +46,16 @@ func newFleet(t testing.TB, url string, partitions int) *fleet {
 	return &fleet{t: t, url: url, partitions: partitions, follow: node.Follow(os.Getenv("CARILLON_FOLLOW")), settings: make(map[string]settings), nodes: make(map[string]*process)}
 }
 
+// startNATS starts one nats-server, or three where CARILLON_REPLICAS says that streams are to have replicas.
+func startNATS(t testing.TB) (url string, replicas int) {
+	t.Helper()
+	if replicas = many(t, "CARILLON_REPLICAS", 1); replicas > 1 {
+		_, url = startExternals(t)
+		return url, replicas
+	}
+	return startExternal(t).url, replicas
+}
+
 // start starts a node, anew or again, and waits until it is ready.
 func (f *fleet) start(name string) *process {
 	f.t.Helper()
@@ -204,13 +214,8 @@ func resumed(t testing.TB, all []output, at time.Time) time.Duration {
 // An owner that is killed at any moment is replaced by another node. Nothing is lost or repeated, and nothing is early.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	rounds, replicas := many(t, "CARILLON_FAILOVERS", 2), many(t, "CARILLON_REPLICAS", 1)
-	var url string
-	if replicas > 1 {
-		_, url = startExternals(t)
-	} else {
-		url = startExternal(t).url
-	}
+	rounds := many(t, "CARILLON_FAILOVERS", 2)
+	url, replicas := startNATS(t)
 	f := newFleet(t, url, 4)
 	f.replicas = replicas
 	names := []string{"a", "b", "c"}
@@ -375,6 +380,7 @@ func handOver(t *testing.T, url string, replicas int) {
 	c := client(t, url)
 	f.startAll(c, names...)
 	moves, placed := watchClaims(t, dial(t, url)), watchPlacements(t, dial(t, url))
+	answers := watchAnswers(t, dial(t, url))
 	l := startLoad(t, url, "h", true)
 	var quiet []span
 	for round := range rounds {
@@ -412,6 +418,7 @@ func handOver(t *testing.T, url string, replicas int) {
 		f.shared(c, names...)
 	}
 	passed(t, l.nc, f.partitions, now())
+	answers.stop()
 	h, end := l.finish()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	var of [][]output
@@ -422,6 +429,8 @@ func handOver(t *testing.T, url string, replicas int) {
 			calm = append(calm, latest(of[p], second))
 		}
 	}
+	t.Logf("the API answered a put after %s; a get after %s; a list after %s; a delete after %s",
+		spread(answers.puts), spread(answers.gets), spread(answers.lists), spread(answers.deletes))
 	moved, beside, because := moves.lateness(of)
 	t.Logf("latest trigger of a partition: in a quiet second %s; in half a second in which it moved %s; in one in which others moved %s; later than those just then by %s",
 		spread(calm), spread(moved), spread(beside), spread(because))
@@ -433,6 +442,53 @@ func handOver(t *testing.T, url string, replicas int) {
 			p.terminate(t)
 		}
 	}
+}
+
+// answers are how long the API took, asked all the time: each has to be answered, and before its client gives up.
+type answers struct {
+	puts, gets, lists, deletes []time.Duration
+	stop                       func() // ends the asking
+}
+
+// watchAnswers puts a job, reads it, lists some and deletes it, one after the other, fifty times a second at most.
+func watchAnswers(t testing.TB, nc *nats.Conn) *answers {
+	a := &answers{}
+	ctx, c := t.Context(), carillon.Connect(nc)
+	enough, done := make(chan struct{}), make(chan struct{})
+	timed := func(of *[]time.Duration, ask func() error) {
+		began := time.Now()
+		if err := ask(); err != nil && ctx.Err() == nil {
+			t.Errorf("the API did not answer: %v", err)
+		}
+		*of = append(*of, time.Since(began))
+	}
+	go func() {
+		defer close(done)
+		pause := time.NewTicker(20 * time.Millisecond)
+		defer pause.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-enough:
+				return
+			case <-ctx.Done():
+				return
+			case <-pause.C:
+			}
+			id := fmt.Sprintf("asked-%d", n)
+			timed(&a.puts, func() error {
+				_, err := c.Put(ctx, carillon.Job{ID: id, Schedule: "@in 1h"})
+				return err
+			})
+			timed(&a.gets, func() error { _, err := c.Get(ctx, id); return err })
+			timed(&a.lists, func() error { _, err := c.ListPage(ctx, carillon.ListRequest{Limit: 10}); return err })
+			timed(&a.deletes, func() error { _, err := c.Delete(ctx, id); return err })
+		}
+	}()
+	a.stop = func() {
+		close(enough)
+		<-done
+	}
+	return a
 }
 
 // lateness tells how late the triggers of a partition were that were due while it moved, beside those of the partitions
@@ -470,12 +526,13 @@ func spread(of []time.Duration) string {
 func TestFrozenOwner(t *testing.T) {
 	t.Parallel()
 	frozen := time.Duration(many(t, "CARILLON_FROZEN", 2)) * time.Second
-	e := startExternal(t)
-	f := newFleet(t, e.url, 4)
+	url, replicas := startNATS(t)
+	f := newFleet(t, url, 4)
+	f.replicas = replicas
 	names := []string{"a", "b", "c"}
-	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
+	c := carillon.Connect(dial(t, url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
 	f.startAll(c, names...)
-	l := startLoad(t, e.url, "z", true)
+	l := startLoad(t, url, "z", true)
 	for range many(t, "CARILLON_FREEZES", 1) {
 		l.firesBeyond(f.partitions, time.Now())
 		victim := owners(status(t, c))[rand.N(f.partitions)]
@@ -495,7 +552,12 @@ func TestFrozenOwner(t *testing.T) {
 		f.shared(c, names...)
 	}
 	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	all := allOutputs(t, l.nc, f.partitions)
+	h.verify(t, all, end)
+	for _, down := range h.downs {
+		t.Logf("frozen for %s: the latest trigger came %s late, and in the five seconds from when it went on %s",
+			time.Duration(down.to-down.from)*time.Millisecond, latest(all, down), latest(all, span{from: down.to, to: down.to + 5000}))
+	}
 	for _, p := range f.nodes {
 		p.terminate(t)
 	}

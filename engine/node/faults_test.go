@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -41,15 +42,17 @@ func TestFaults(t *testing.T) {
 func TestSplitViews(t *testing.T) {
 	t.Parallel()
 	apart := time.Duration(many(t, "CARILLON_SPLIT", 3)) * time.Second
-	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
-	f := newFleet(t, e.url, 4)
-	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4, CheckpointEvery: 2 * time.Second}
+	url, replicas := startNATS(t)
+	last := url[strings.LastIndex(url, ",")+1:]
+	w := startWire(t, strings.TrimPrefix(last, "nats://"))
+	f := newFleet(t, url, 4)
+	f.replicas = replicas
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4, Replicas: replicas, CheckpointEvery: 2 * time.Second}
 	f.start("a")
 	f.start("b")
-	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))
+	c := carillon.Connect(dial(t, url), carillon.WithTimeout(10*time.Second))
 	f.shared(c, "a", "b")
-	l := startLoad(t, e.url, "v", true)
+	l := startLoad(t, url, "v", true)
 	before := map[string]int{"a": f.lost("a"), "b": f.lost("b")}
 	split := time.Now()
 	w.rename("CARILLON_NODES", "CARILLON_NODEZ") // b meets the others in a bucket of its own: there is nobody
