@@ -119,12 +119,13 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 	}
 
 	run := runName()
-	m, err := openCeiling(CeilingConfig{Service: c.Service, Messages: c.Jobs, PayloadBytes: c.PayloadBytes})
+	m, err := openCeiling(ctx, CeilingConfig{Service: c.Service, Messages: c.Jobs, PayloadBytes: c.PayloadBytes})
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
 	m.job = run + "b-123456"
+	r.Machine.Replicas = m.replicas
 	var ceilings []float64
 	measureCeiling := func() error {
 		for range c.Rounds {

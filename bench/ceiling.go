@@ -72,7 +72,8 @@ func (c CeilingConfig) Validate() error {
 // RunCeiling measures, without an engine, what one could at best reach here: bare messages with the payload
 // and headers of a trigger, published in the usual way and in chains; an append to a log stream read back;
 // a bare time.Sleep; a synced commit to the local log. The server is embedded in this process as it is in
-// `carillon serve`, or, with Service.Server or NATS, one that runs already, over TCP.
+// `carillon serve`, or, with Service.Server or NATS, one that runs already, over TCP; its streams have as many replicas as
+// the output streams of a service there.
 func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -80,13 +81,13 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return r, err
 	}
-	m, err := openCeiling(c)
+	m, err := openCeiling(ctx, c)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
 	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir, c.Service.sync())}
-	r.Machine.NATS = m.nc.ConnectedServerVersion()
+	r.Machine.NATS, r.Machine.Replicas = m.nc.ConnectedServerVersion(), m.replicas
 
 	figures := []struct {
 		name    string
@@ -153,11 +154,13 @@ type ceiling struct {
 	payload []byte
 	job     string // in the headers
 	made    int    // streams so far
+
+	replicas int // of each stream: as many as the output streams have of the service that runs already
 }
 
 // openCeiling embeds a server, or reaches one. c has its defaults.
-func openCeiling(c CeilingConfig) (m *ceiling, err error) {
-	m = &ceiling{CeilingConfig: c, payload: payloadOf(c.PayloadBytes), job: "invoice-12345678"}
+func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
+	m = &ceiling{CeilingConfig: c, payload: payloadOf(c.PayloadBytes), job: "invoice-12345678", replicas: 1}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
@@ -185,6 +188,16 @@ func openCeiling(c CeilingConfig) (m *ceiling, err error) {
 	if m.js, err = jetstream.New(m.nc, jetstream.WithPublishAsyncMaxPending(4000)); err != nil {
 		return m, fmt.Errorf("bench: %w", err)
 	}
+	if c.Service.Server != "" {
+		name := c.Service.Names.OutStream(0)
+		s, err := m.js.Stream(ctx, name)
+		switch {
+		case err == nil:
+			m.replicas = s.CachedInfo().Config.Replicas
+		case !errors.Is(err, jetstream.ErrStreamNotFound): // a bare server
+			return m, fmt.Errorf("bench: %s: %w", name, err)
+		}
+	}
 	return m, nil
 }
 
@@ -203,7 +216,7 @@ func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (s
 	m.made++
 	name := fmt.Sprintf("BENCH_%d_%d", os.Getpid(), m.made)
 	_, err := m.js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: name, Subjects: []string{name + ".>"}, Storage: jetstream.FileStorage, PersistMode: mode,
+		Name: name, Subjects: []string{name + ".>"}, Storage: jetstream.FileStorage, PersistMode: mode, Replicas: m.replicas,
 		MaxBytes: 1 << 30, Duplicates: 100 * time.Millisecond, DenyDelete: true, AllowDirect: true,
 	})
 	return name, err

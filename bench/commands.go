@@ -201,11 +201,12 @@ func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" 
 // single is one client with one command at a time, beside what the machine needs for the least that a
 // durable command consists of.
 func (m *commands) single(ctx context.Context) (err error) {
-	ground, err := openCeiling(CeilingConfig{Service: m.Service, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime})
+	ground, err := openCeiling(ctx, CeilingConfig{Service: m.Service, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, ground.close()) }()
+	m.result.Machine.Replicas = ground.replicas
 	client := carillon.Connect(m.nc, carillon.WithNames(m.engine.Names))
 	prefix, payload := m.prefix("single"), payloadOf(m.PayloadBytes)
 	creates, updates, deletes := newHistogram(), newHistogram(), newHistogram()

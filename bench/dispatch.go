@@ -87,13 +87,13 @@ func RunDispatch(ctx context.Context, c DispatchConfig) (r Result, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return r, err
 	}
-	m, err := openCeiling(CeilingConfig{Service: c.Service, Messages: c.Triggers, PayloadBytes: c.PayloadBytes})
+	m, err := openCeiling(ctx, CeilingConfig{Service: c.Service, Messages: c.Triggers, PayloadBytes: c.PayloadBytes})
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
 	r = Result{Workload: "dispatch", Params: c, Machine: thisMachine(m.dir, c.Service.unbounded(c.Partitions, c.PersistAsync).sync()), Checks: &Checks{}}
-	r.Machine.NATS = m.nc.ConnectedServerVersion()
+	r.Machine.NATS, r.Machine.Replicas = m.nc.ConnectedServerVersion(), m.replicas
 	var p pairs
 	for n := range c.Pairs {
 		if err := c.pair(ctx, n, m, &p, r.Checks); err != nil {

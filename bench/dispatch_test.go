@@ -167,7 +167,7 @@ func TestPairs(t *testing.T) {
 
 // What is wrong with the streams must show, or a check that found nothing says nothing.
 func TestTally(t *testing.T) {
-	m, err := openCeiling(CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
+	m, err := openCeiling(t.Context(), CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,8 @@ type Machine struct {
 	NATS      string `json:"nats_server"`
 	Pebble    string `json:"pebble"`
 	Sync      string `json:"sync"` // what is on disk when
+	// Replicas is how many the output streams have, and the ceiling's; 0 where there is no ceiling.
+	Replicas int `json:"replicas,omitempty"`
 	// Load is the load average of the last minute when the run began and when it ended. What it is above
 	// the run's own shows who else was at work.
 	Load [2]float64 `json:"load"`
@@ -108,8 +110,12 @@ func load1() (v float64) {
 }
 
 func (m Machine) String() string {
-	return fmt.Sprintf("%s, %d cores, %d MiB, %s, %s, carillon %s, %s, nats-server %s, pebble %s, load %.1f to %.1f; %s",
+	s := fmt.Sprintf("%s, %d cores, %d MiB, %s, %s, carillon %s, %s, nats-server %s, pebble %s, load %.1f to %.1f; %s",
 		m.CPU, m.Cores, m.MemoryMiB, m.Kernel, m.Storage, m.Carillon, m.Go, m.NATS, m.Pebble, m.Load[0], m.Load[1], m.Sync)
+	if m.Replicas > 1 {
+		s += fmt.Sprintf("; %d replicas", m.Replicas)
+	}
+	return s
 }
 
 // fileSystem is the type of the file system that holds a directory, "" where the system does not say.

@@ -75,6 +75,55 @@ func TestExternalNATS(t *testing.T) {
 	}
 }
 
+// A service whose streams have replicas is measured beside a ceiling that has as many.
+func TestReplicatedCeiling(t *testing.T) {
+	t.Parallel()
+	c := natstest.StartCluster(t, 3, "")
+	nc, err := nats.Connect(c.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := CeilingConfig{Service: Service{Server: c.URL(), Data: t.TempDir()}}
+	if config, err = config.withDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{1, 3} { // a bare server; a service's
+		if want > 1 {
+			out := jetstream.StreamConfig{Name: config.Service.Names.OutStream(0), Subjects: []string{"x"}, Replicas: want}
+			if _, err := js.CreateStream(t.Context(), out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, err := openCeiling(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.close()
+		name, err := m.stream(t.Context(), jetstream.DefaultPersistMode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := js.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.CachedInfo().Config.Replicas; got != want || m.replicas != want {
+			t.Errorf("the ceiling's stream has %d replicas and says %d, expected %d", got, m.replicas, want)
+		}
+		if err := m.remove(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := (Machine{Replicas: 3}).String(); !strings.HasSuffix(s, "; 3 replicas") {
+		t.Errorf("the machine is said to be %q", s)
+	}
+}
+
 func TestSyncMode(t *testing.T) {
 	own := Service{Command: []string{"carillon", "serve"}}
 	seen := make(map[string]bool)
