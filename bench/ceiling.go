@@ -211,8 +211,13 @@ func (m *ceiling) close() error {
 	return os.RemoveAll(m.dir)
 }
 
+// streamTimeout is for a stream that is made or removed: with replicas their leader has others to do beside it.
+const streamTimeout = 30 * time.Second
+
 // stream makes an empty stream of its own name and subject, and returns that.
 func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
+	defer cancel()
 	m.made++
 	name := fmt.Sprintf("BENCH_%d_%d", os.Getpid(), m.made)
 	_, err := m.js.CreateStream(ctx, jetstream.StreamConfig{
@@ -224,7 +229,7 @@ func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (s
 
 // remove removes a stream, also when the run was ended.
 func (m *ceiling) remove(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), streamTimeout)
 	defer cancel()
 	return m.js.DeleteStream(ctx, name)
 }
