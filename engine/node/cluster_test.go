@@ -533,9 +533,17 @@ func TestFrozenOwner(t *testing.T) {
 	c := carillon.Connect(dial(t, url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
 	f.startAll(c, names...)
 	l := startLoad(t, url, "z", true)
+	var owned [][]int // by the frozen one
 	for range many(t, "CARILLON_FREEZES", 1) {
 		l.firesBeyond(f.partitions, time.Now())
-		victim := owners(status(t, c))[rand.N(f.partitions)]
+		serve := owners(status(t, c))
+		victim := serve[rand.N(f.partitions)]
+		owned = append(owned, nil)
+		for p, owner := range serve {
+			if owner == victim {
+				owned[len(owned)-1] = append(owned[len(owned)-1], p)
+			}
+		}
 		at := time.Now()
 		down := span{from: at.UnixMilli()}
 		f.nodes[victim].signal(t, syscall.SIGSTOP)
@@ -552,11 +560,18 @@ func TestFrozenOwner(t *testing.T) {
 		f.shared(c, names...)
 	}
 	h, end := l.finish()
-	all := allOutputs(t, l.nc, f.partitions)
-	h.verify(t, all, end)
-	for _, down := range h.downs {
-		t.Logf("frozen for %s: the latest trigger came %s late, and in the five seconds from when it went on %s",
-			time.Duration(down.to-down.from)*time.Millisecond, latest(all, down), latest(all, span{from: down.to, to: down.to + 5000}))
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	for i, down := range h.downs {
+		var took, back []time.Duration
+		for p := range f.partitions {
+			of := outputs(t, l.nc, p)
+			if slices.Contains(owned[i], p) {
+				took = append(took, resumed(t, of, time.UnixMilli(down.from)))
+			}
+			back = append(back, resumed(t, of, time.UnixMilli(down.to)))
+		}
+		t.Logf("frozen for %s; its partitions went on after: %s; when it was back, all did after: %s",
+			time.Duration(down.to-down.from)*time.Millisecond, spread(took), spread(back))
 	}
 	for _, p := range f.nodes {
 		p.terminate(t)
