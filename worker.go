@@ -115,8 +115,8 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // in the stream.
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for options; CodeInvalidField when the name is in use
-// with another topic; CodeNotFound when the service has no streams; the errors of jetstream's
-// CreateConsumer.
+// with another topic; CodeNotFound when the service has no streams; context.DeadlineExceeded when the servers did not
+// answer about a consumer for half a minute; the errors of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -164,11 +164,33 @@ func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) 
 		return 0, err
 	}
 	for p := range outputs {
-		if err := w.makeConsumer(ctx, p); err != nil {
+		if err := w.insistConsumer(ctx, p); err != nil {
 			return 0, err
 		}
 	}
 	return len(outputs), nil
+}
+
+// How long a worker that begins waits for the consumer of one partition, and for one answer about it: a replicated
+// consumer has no leader when another worker of the name has only just made it, and a question that no leader hears
+// goes without an answer.
+const (
+	consumerTimeout = 30 * time.Second
+	consumerAnswer  = 2 * time.Second
+)
+
+// insistConsumer is makeConsumer until it is answered, for consumerTimeout.
+func (w *worker) insistConsumer(ctx context.Context, p int) error {
+	whole, cancel := context.WithTimeout(ctx, consumerTimeout)
+	defer cancel()
+	for {
+		asking, cancel := context.WithTimeout(whole, consumerAnswer)
+		err := w.makeConsumer(asking, p)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || whole.Err() != nil {
+			return err
+		}
+	}
 }
 
 type worker struct {

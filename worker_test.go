@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // startWorker runs a worker until the test ends or the returned stop, which gives Work's error.
@@ -498,6 +501,40 @@ func TestWorkRefuses(t *testing.T) {
 		if err := c.Work(t.Context(), o.WorkerOptions, nothing); !errors.Is(err, &o.want) {
 			t.Errorf("%v; want %v", err, &o.want)
 		}
+	}
+}
+
+// A question about a consumer that has no leader yet is lost: the worker asks again.
+func TestWorkAsksAgain(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{JetStream: true})
+	nc := dial(t, ns.ClientURL())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := makeOutput(t, js, 1)
+	out.trigger(0, "t", "j", 1000, "")
+	account := ns.GlobalAccount()
+	question := "$JS.API.CONSUMER.INFO." + DefaultNames().OutStream(0) + ".g"
+	var lost atomic.Int32
+	if _, err := nc.Subscribe("lost", func(*nats.Msg) { // and never answered
+		lost.Add(1)
+		account.RemoveMapping(question)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := account.AddMapping(question, "lost"); err != nil {
+		t.Fatal(err)
+	}
+	var handled atomic.Int32
+	startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g"}, func(context.Context, *Trigger) error {
+		handled.Add(1)
+		return nil
+	})
+	eventually(t, "the trigger handled", func() bool { return handled.Load() == 1 })
+	if lost.Load() != 1 {
+		t.Errorf("%d questions were lost; want 1", lost.Load())
 	}
 }
 

@@ -115,20 +115,26 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	return output.Encode(report)
 }
 
-// awaitConsumers waits until the worker's consumers are there and each has a pull waiting.
+// awaitConsumers waits until the worker's consumers are there and each has a pull waiting. Nobody answers for a consumer
+// whose leader has yet to be elected.
 func awaitConsumers(ctx context.Context, nc *nats.Conn, names carillon.Names, start workerStart, ended <-chan error) error {
 	js, err := nc.JetStream()
 	if err != nil {
 		return err
 	}
+	began := time.Now()
 	for p := 0; p < start.Partitions; {
-		info, err := js.ConsumerInfo(names.OutStream(p), start.Name, nats.Context(ctx))
+		asking, cancel := context.WithTimeout(ctx, time.Second)
+		info, err := js.ConsumerInfo(names.OutStream(p), start.Name, nats.Context(asking))
+		cancel()
 		switch {
 		case err == nil && info.NumWaiting > 0:
 			p++
+			began = time.Now()
 			continue
-		case err != nil && !errors.Is(err, nats.ErrConsumerNotFound):
-			return err
+		case err != nil && !errors.Is(err, nats.ErrConsumerNotFound) && !errors.Is(err, context.DeadlineExceeded),
+			time.Since(began) > streamTimeout:
+			return fmt.Errorf("consumer %s on %s has no pull waiting: %w", start.Name, names.OutStream(p), cmp.Or(err, errors.New("the worker does not ask")))
 		}
 		select {
 		case err := <-ended:
