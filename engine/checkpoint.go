@@ -101,7 +101,7 @@ func (c *Checkpoint) take(i uint32) (copied int) {
 	j := m.jobs.at(e.slot)
 	m.scratch = m.appendRow(m.scratch[:0], j)
 	e.row = rows.add(m.scratch)
-	if j.put > c.from.position {
+	if m.jobs.fixed(j).put > c.from.position {
 		s := m.jobs.spec(j)
 		e.spec = rows.add(s)
 		copied = len(s)

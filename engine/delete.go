@@ -32,7 +32,7 @@ func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
 	if e.Kind != KindDelete && e.Request != "" && string(m.jobs.request(j)) == e.Request {
 		return slot, j, nil
 	}
-	return slot, j, checkVersion(e.Job, j, ifVersion)
+	return slot, j, m.checkVersion(e.Job, j, ifVersion)
 }
 
 func noJob(id string) *carillon.Error {

@@ -61,12 +61,12 @@ const (
 
 // Pack makes a put of a job for an import record. The job must be a valid one; an ID of it is taken along.
 func Pack(job *carillon.Job, ifVersion *uint64, request string) PackedJob {
-	return PackedJob{ID: job.ID, Request: request, IfVersion: ifVersion, Spec: []byte(encodeSpec(job))}
+	return PackedJob{ID: job.ID, Request: request, IfVersion: ifVersion, Spec: encodeSpec(job)}
 }
 
-// Job decodes the job that is put.
+// Job decodes the job that is put. Its payload aliases Spec.
 func (p *PackedJob) Job() (carillon.Job, error) {
-	job, err := decodeSpec(spec(p.Spec))
+	job, err := decodeSpec(p.Spec)
 	job.ID = p.ID
 	return job, err
 }
@@ -215,7 +215,7 @@ func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carill
 		}
 		return want, ifVersion, refusal
 	}
-	want, err := decodeSpec(spec(e.packed.Spec))
+	want, err := decodeSpec(e.packed.Spec)
 	if err != nil {
 		return want, nil, &carillon.Error{Code: carillon.CodeInvalidField, Field: "spec", Message: "cannot be read"}
 	}
@@ -238,9 +238,13 @@ func (e *Entry) state() *JobState {
 }
 
 // has tells whether a job already stands where an entry's state would put it, or further on.
-func (e *Entry) has(j *job) bool {
+func (m *Machine) has(e *Entry, j *job) bool {
 	s := e.state()
-	return s == nil || j.version >= s.Version && j.accepted == s.Accepted && j.last >= s.Last
+	if s == nil {
+		return true
+	}
+	f := m.jobs.fixed(j)
+	return f.version >= s.Version && f.accepted == s.Accepted && j.last >= s.Last
 }
 
 // firstFire is the first fire of a restored job: what is due already is late, and no fire is repeated.
@@ -254,7 +258,7 @@ func (s *JobState) firstFire(plan schedule.Plan, last int64, maxFires uint64) in
 
 // restore gives a job the counts of its life elsewhere. What was due there long enough before now was missed.
 func (t *jobTable) restore(j *job, s *JobState, next, now int64) {
-	j.version, j.fires = max(j.version, s.Version), s.Fires
+	j.fires = s.Fires
 	if s.Skipped > 0 {
 		t.rare(j).skipped = s.Skipped
 	}

@@ -135,7 +135,7 @@ func TestForgedPack(t *testing.T) {
 	change := func(f func(j *carillon.Job)) spec {
 		j := valid
 		f(&j)
-		return encodeSpec(&j)
+		return spec(encodeSpec(&j))
 	}
 	lines := strings.Replace(string(encodeSpec(&valid)), "A: b\r\n", "A b\r\n\x20", 1)
 	for name, c := range map[string]struct {

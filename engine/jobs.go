@@ -36,34 +36,27 @@ const (
 	inLater // beyond what is on the wheel
 )
 
-// job is one job's state. A job is in one place at a time: its earliest fire not yet decided is on the
-// wheel, or ready, and the fires after it are computed when its turn comes. It holds no pointer, and what
-// few jobs have is kept aside, in rare.
+// job is one job's state, but for its texts and what is fixed. A job is in one place at a time: its earliest fire not yet
+// decided is on the wheel, or ready, and the fires after it are computed when its turn comes. It holds no pointer, and what
+// few jobs have is kept aside, in rare. It fills a line of the cache, and TestJobIsALine holds it to that.
 type job struct {
-	text textRef // id, request of the last applied command, spec
-	peer uint32  // the next job under the same hash, its slot + 1
+	text textRef // id, what is fixed, request of the last applied command, spec
 	rare uint32  // place of what few jobs have; 0: nothing
 	expr exprRef
 
-	version  uint64
-	accepted int64  // when this version was, ms
-	order    uint64 // of creation, in this partition
-	from     int64  // of its plan, ms
+	timer wheel.ID
+	entry uint32 // in the generation of changes that it is in, if it is in one
 
-	next  int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
-	last  int64 // the latest fire decided, ms; 0: none
-	fires uint64
-
-	armed   uint64 // order of arming; of a completed job: order of completion
-	put     uint64 // sequence of the put that made this version; with index the key of its spec
-	timer   wheel.ID
-	entry   uint32 // in the generation of changes that it is in, if it is in one
-	index   uint16
 	status  status
 	place   place
 	rank    uint8 // 0 goes first
 	misfire carillon.Misfire
-	kind    schedule.Kind
+
+	from  int64 // of its plan, ms
+	next  int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
+	last  int64 // the latest fire decided, ms; 0: none
+	fires uint64
+	armed uint64 // order of arming; of a completed job: order of completion
 }
 
 // rare is what few jobs have.
@@ -82,8 +75,6 @@ type rare struct {
 
 const none = math.MaxInt64
 
-func (j *job) recurring() bool { return j.kind == schedule.Every || j.kind == schedule.Cron }
-
 const (
 	chunkBits  = 12
 	chunkSlots = 1 << chunkBits
@@ -91,7 +82,7 @@ const (
 
 // jobTable holds the jobs in slots that never move, finds them by id, and walks them in order of id.
 type jobTable struct {
-	byHash map[uint32]uint32 // the first slot of each hash of ids
+	byHash index // of ids
 	sorted *btree.BTreeG[uint32]
 	chunks []*[chunkSlots]job
 	free   []uint32
@@ -99,6 +90,7 @@ type jobTable struct {
 	probe  []byte // the id that slot probeSlot stands for in comparisons
 
 	texts texts
+	whole []byte // the last spec that was asked for
 	rares []rare // from 1
 	spare []uint32
 	exprs exprs
@@ -108,14 +100,12 @@ type jobTable struct {
 const probeSlot = math.MaxUint32
 
 func (t *jobTable) init() {
-	t.byHash = make(map[uint32]uint32)
+	t.byHash = newIndex()
 	t.sorted = btree.NewG(64, func(a, b uint32) bool { return bytes.Compare(t.idAt(a), t.idAt(b)) < 0 })
 	t.rares = make([]rare, 1)
 	t.exprs.init()
+	t.texts.frames.init()
 }
-
-// reserve makes room for so many jobs.
-func (t *jobTable) reserve(jobs int) { t.byHash = make(map[uint32]uint32, jobs) }
 
 func (t *jobTable) idAt(slot uint32) []byte {
 	if slot == probeSlot {
@@ -124,10 +114,19 @@ func (t *jobTable) idAt(slot uint32) []byte {
 	return t.id(t.at(slot))
 }
 
-// id and request and spec are where the table has them: to be read before the job changes.
-func (t *jobTable) id(j *job) []byte      { return t.texts.id(j.text) }
-func (t *jobTable) request(j *job) []byte { _, request, _ := t.texts.get(j.text); return request }
-func (t *jobTable) spec(j *job) []byte    { _, _, s := t.texts.get(j.text); return s }
+func (t *jobTable) fixed(j *job) fixed { return t.texts.fixed(j.text) }
+
+// id and request are where the table has them: to be read before the job changes.
+func (t *jobTable) id(j *job) []byte { return t.texts.id(j.text) }
+
+func (t *jobTable) request(j *job) []byte { _, _, request, _ := t.texts.get(j.text); return request }
+
+// spec is valid until the next call.
+func (t *jobTable) spec(j *job) []byte {
+	_, _, _, s := t.texts.get(j.text)
+	t.whole = s.append(t.whole[:0])
+	return t.whole
+}
 
 func (t *jobTable) at(slot uint32) *job { return &t.chunks[slot>>chunkBits][slot&(chunkSlots-1)] }
 
@@ -135,20 +134,17 @@ func (t *jobTable) at(slot uint32) *job { return &t.chunks[slot>>chunkBits][slot
 func hashOf[T string | []byte](id T) uint32 { return uint32(xxhash.Sum64String(string(id))) }
 
 func (t *jobTable) find(id string) (uint32, *job) {
-	slot, ok := t.byHash[hashOf(id)]
-	for ok {
-		j := t.at(slot)
-		if string(t.id(j)) == id {
+	for slot := range t.byHash.slots(hashOf(id)) {
+		if j := t.at(slot); string(t.id(j)) == id {
 			return slot, j
 		}
-		slot, ok = j.peer-1, j.peer != 0
 	}
 	return 0, nil
 }
 
-// add gives a new job a slot, with its id and nothing else.
-func (t *jobTable) add(id string) (uint32, *job) {
-	slot, j := t.insert(addText(&t.texts, id, "", ""))
+// add gives a new job a slot, with its texts and nothing else.
+func (t *jobTable) add(id string, f fixed, request string, spec []byte) (uint32, *job) {
+	slot, j := t.insert(addText(&t.texts, id, f, request, spec))
 	t.sorted.ReplaceOrInsert(slot)
 	return slot, j
 }
@@ -168,57 +164,41 @@ func (t *jobTable) insert(text textRef) (uint32, *job) {
 	}
 	j := t.at(slot)
 	*j = job{text: text, entry: noEntry}
-	h := hashOf(t.id(j))
-	if first, ok := t.byHash[h]; ok {
-		j.peer = first + 1
-	}
-	t.byHash[h] = slot
+	t.byHash.insert(hashOf(t.id(j)), slot)
 	return slot, j
 }
 
 func (t *jobTable) remove(slot uint32) {
 	t.sorted.Delete(slot)
 	j := t.at(slot)
-	h := hashOf(t.id(j))
-	switch first := t.byHash[h]; {
-	case first != slot:
-		before := t.at(first)
-		for before.peer != slot+1 {
-			before = t.at(before.peer - 1)
-		}
-		before.peer = j.peer
-	case j.peer != 0:
-		t.byHash[h] = j.peer - 1
-	default:
-		delete(t.byHash, h)
-	}
+	t.byHash.remove(hashOf(t.id(j)), slot)
 	t.clear(j)
 	t.texts.remove(j.text)
 	*j = job{}
 	t.free = append(t.free, slot)
 }
 
-// clear drops all of a job but its text, its places and its order: what stays when another version replaces it.
+// clear drops all of a job but its text and its places: what stays when another version replaces it.
 func (t *jobTable) clear(j *job) {
 	t.exprs.release(j.expr)
 	if j.rare != 0 {
 		t.rares[j.rare] = rare{}
 		t.spare = append(t.spare, j.rare)
 	}
-	*j = job{text: j.text, peer: j.peer, entry: j.entry, order: j.order}
+	*j = job{text: j.text, entry: j.entry}
 }
 
 // write replaces a job's texts.
-func (t *jobTable) write(j *job, request string, s spec) {
+func (t *jobTable) write(j *job, f fixed, request string, spec []byte) {
 	before := j.text
 	id := t.id(j)
-	j.text = addText(&t.texts, id, request, s)
+	j.text = addText(&t.texts, id, f, request, spec)
 	t.texts.remove(before)
 }
 
 // describe gives a job what its spec says.
 func (t *jobTable) describe(j *job, want *carillon.Job, expr *schedule.Expr, plan schedule.Plan) {
-	j.kind, j.rank, j.misfire = expr.Kind(), rankOf(want.Priority), want.Misfire
+	j.rank, j.misfire = rankOf(want.Priority), want.Misfire
 	j.expr = t.exprs.acquire(keyOf(want), expr)
 	if want.MaxFires > 0 || want.Expires > 0 {
 		r := t.rare(j)
@@ -235,6 +215,13 @@ func (t *jobTable) describe(j *job, want *carillon.Job, expr *schedule.Expr, pla
 func (t *jobTable) plan(j *job) schedule.Plan {
 	r := t.rares[j.rare]
 	return t.exprs.at(j.expr).Plan(j.from, cmp.Or(r.end, schedule.Horizon), r.offset)
+}
+
+func (t *jobTable) kind(j *job) schedule.Kind { return t.exprs.at(j.expr).Kind() }
+
+func (t *jobTable) recurring(j *job) bool {
+	k := t.kind(j)
+	return k == schedule.Every || k == schedule.Cron
 }
 
 // next is the job's first fire after a time.

@@ -90,6 +90,7 @@ type Machine struct {
 	outbox  outbox
 	text    []byte // of the next output
 	scratch []byte // a row
+	spec    []byte // of the put that is being decided
 
 	residence residence
 	base      base        // the checkpoint that changes are counted from

@@ -18,7 +18,7 @@ import (
 
 // sortedRanges are the functions of pure rooms that range over a map, and why its order does not show.
 var sortedRanges = map[string]string{
-	"encodeSpec":  "collects the names and sorts them",
+	"appendSpec":  "collects the names and sorts them",
 	"headerLines": "collects the names and sorts them",
 }
 

@@ -136,7 +136,6 @@ func (l *loader) rows() error {
 
 // specs goes through the specs and gives each to its row.
 func (l *loader) specs() error {
-	l.m.jobs.reserve(len(l.found))
 	order := make([]uint32, len(l.found))
 	for i := range order {
 		order[i] = uint32(i)
@@ -174,7 +173,7 @@ func (l *loader) specs() error {
 
 // admit takes a job into memory. It has no place in the order of ids yet, and does not wait anywhere.
 func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
-	restored, few, id, request, err := decodeRow(r)
+	restored, err := decodeRow(r)
 	if err != nil {
 		return 0, err
 	}
@@ -190,14 +189,15 @@ func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 		r.room() == roomWaiting && restored.rank != rankOf(want.Priority) {
 		return 0, errValue
 	}
-	slot, j := m.jobs.insert(addText(&m.jobs.texts, id, request, s))
-	restored.text, restored.peer, restored.entry = j.text, j.peer, j.entry
-	*j = restored
-	if few != (rare{}) {
-		*m.jobs.rare(j) = few
+	offset := schedule.Offset(string(restored.id), want.Spread.Milliseconds())
+	plan := expr.Bind(restored.accepted, unixMilli(want.Start), unixMilli(want.End), offset)
+	slot, j := m.jobs.insert(addText(&m.jobs.texts, restored.id, restored.fixed, restored.request, s))
+	restored.text, restored.entry = j.text, j.entry
+	*j = restored.job
+	if restored.few != (rare{}) {
+		*m.jobs.rare(j) = restored.few
 	}
-	offset := schedule.Offset(string(id), want.Spread.Milliseconds())
-	m.jobs.describe(j, &want, expr, expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), offset))
+	m.jobs.describe(j, &want, expr, plan)
 	return slot, nil
 }
 
@@ -211,7 +211,7 @@ func (l *loader) ids() error {
 		if j == nil {
 			return errors.New("it has no row")
 		}
-		if b = appendPointer(b[:0], j); !bytes.Equal(b, pointer) {
+		if b = appendPointer(b[:0], j, m.jobs.texts.order(j.text)); !bytes.Equal(b, pointer) {
 			return fmt.Errorf("it leads to % x, the row is at % x", pointer, b)
 		}
 		if err := carillon.CheckJobID(string(id)); err != nil {

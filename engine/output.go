@@ -203,25 +203,25 @@ func (m *Machine) emit(o Output) {
 }
 
 func (m *Machine) emitTrigger(j *job, missed uint64) {
-	id, s := m.copied(j)
+	id, version, s := m.copied(j)
 	m.emit(Output{
-		Kind: OutputTrigger, Due: j.last, Job: id, Scheduled: j.last, Version: j.version, Missed: missed, spec: s,
+		Kind: OutputTrigger, Due: j.last, Job: id, Scheduled: j.last, Version: version, Missed: missed, spec: s,
 	})
 }
 
 func (m *Machine) emitForced(j *job, f *forcedFire) {
-	id, s := m.copied(j)
+	id, version, s := m.copied(j)
 	m.emit(Output{
-		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: j.version, Asked: f.seq, Body: f.body, OwnBody: f.own, spec: s,
+		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: version, Asked: f.seq, Body: f.body, OwnBody: f.own, spec: s,
 	})
 }
 
 // copied is what an output takes along of its job, which may be another by the time it is published.
-func (m *Machine) copied(j *job) (id string, s spec) {
-	from, _, rest := m.jobs.texts.get(j.text)
-	m.text = append(append(m.text[:0], from...), rest...)
+func (m *Machine) copied(j *job) (id string, version uint64, s spec) {
+	from, f, _, rest := m.jobs.texts.get(j.text)
+	m.text = rest.append(append(m.text[:0], from...))
 	both := string(m.text)
-	return both[:len(from)], spec(both[len(from):])
+	return both[:len(from)], f.version, spec(both[len(from):])
 }
 
 func (m *Machine) emitEvent(e carillon.Event) {
@@ -235,14 +235,14 @@ func (m *Machine) emitEvent(e carillon.Event) {
 
 func (m *Machine) emitSkipped(j *job, reason string, n uint64, first, last int64) {
 	m.emitEvent(carillon.Event{
-		Kind: carillon.EventSkipped, Job: string(m.jobs.id(j)), Version: j.version, Reason: reason, Count: n,
+		Kind: carillon.EventSkipped, Job: string(m.jobs.id(j)), Version: m.jobs.fixed(j).version, Reason: reason, Count: n,
 		First: time.UnixMilli(first), Last: time.UnixMilli(last), Time: time.UnixMilli(m.to),
 	})
 }
 
 func (m *Machine) emitCompleted(j *job) {
 	m.emitEvent(carillon.Event{
-		Kind: carillon.EventCompleted, Job: string(m.jobs.id(j)), Version: j.version, Last: fromMilli(j.last), Time: time.UnixMilli(m.to),
+		Kind: carillon.EventCompleted, Job: string(m.jobs.id(j)), Version: m.jobs.fixed(j).version, Last: fromMilli(j.last), Time: time.UnixMilli(m.to),
 	})
 }
 

@@ -34,7 +34,7 @@ func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 	if j.next <= m.now {
 		m.jobs.rare(j).skipTo = m.now
 	}
-	if j.kind != schedule.None {
+	if m.jobs.kind(j) != schedule.None {
 		m.arm(slot, j, j.next)
 	}
 	m.remember(slot, j, e.Request)

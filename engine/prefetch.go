@@ -18,8 +18,7 @@ const (
 func (f *prefetch) jobs(t *jobTable, slots []uint32) {
 	sum := f.sum
 	for _, slot := range slots {
-		j := t.at(slot) // two or three lines
-		sum += uint32(j.text) + uint32(j.order) + j.entry
+		sum += uint32(t.at(slot).text)
 	}
 	for _, slot := range slots {
 		j := t.at(slot)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/carillon-scheduler/carillon"
@@ -17,14 +18,14 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	if err != nil {
 		return false, asError(err)
 	}
-	s := encodeSpec(&want)
+	m.spec = appendSpec(m.spec[:0], &want)
 	slot, j := m.find(e.Job)
 	if j != nil && e.absentOnly() {
 		return false, nil
 	}
 	if j != nil {
 		repeated := e.Request != "" && string(m.jobs.request(j)) == e.Request
-		if repeated || j.status != statusCompleted && string(m.jobs.spec(j)) == string(s) && e.has(j) {
+		if repeated || j.status != statusCompleted && bytes.Equal(m.jobs.spec(j), m.spec) && m.has(e, j) {
 			if repeated || !e.paused() || j.status == statusPaused {
 				return false, nil
 			}
@@ -32,12 +33,13 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 			return true, nil
 		}
 	}
-	if refusal := checkVersion(e.Job, j, ifVersion); refusal != nil {
+	if refusal := m.checkVersion(e.Job, j, ifVersion); refusal != nil {
 		return false, refusal
 	}
+	var f fixed
 	var last int64
 	if j != nil {
-		last = j.last
+		f, last = m.jobs.fixed(j), j.last
 	} else if g := m.graves[e.Job]; g != nil {
 		last = g.last
 	}
@@ -58,25 +60,28 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		return false, &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the engine's disk is nearly full: no new jobs are taken"}
 	}
 
+	f.version, f.put, f.index, f.accepted = f.version+1, e.Seq, uint16(e.Index), accepted
+	if state != nil {
+		f.version = max(f.version, state.Version)
+	}
 	paused := e.paused()
 	if j == nil {
 		m.unbury(e.Job)
-		slot, j = m.jobs.add(e.Job)
-		m.touchNew(slot)
 		m.created++
-		j.order = m.created
+		f.order = m.created
+		slot, j = m.jobs.add(e.Job, f, e.Request, m.spec)
+		m.touchNew(slot)
 	} else {
 		m.touch(slot)
 		m.disarm(slot, j)
 		paused = paused || j.status == statusPaused
 		m.rerank(slot, j, rankOf(want.Priority))
+		m.become(j, statusFree)
+		m.jobs.clear(j)
+		m.jobs.write(j, f, e.Request, m.spec)
 	}
-	version := j.version
-	m.become(j, statusFree)
-	m.jobs.clear(j)
-	m.jobs.write(j, e.Request, s)
 	m.jobs.describe(j, &want, expr, plan)
-	j.version, j.accepted, j.last, j.put, j.index = version+1, accepted, last, e.Seq, uint16(e.Index)
+	j.last = last
 	if state != nil {
 		m.jobs.restore(j, state, next, m.now)
 	}
@@ -98,7 +103,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 
 // announce has the next tick tell that a recurring job was complete as soon as it was put.
 func (m *Machine) announce(slot uint32, j *job) {
-	if j.recurring() {
+	if m.jobs.recurring(j) {
 		m.queue(slot, j)
 	}
 }
@@ -118,7 +123,7 @@ func firstFire(plan schedule.Plan, kind schedule.Kind, now, last int64) int64 {
 }
 
 // checkVersion holds a command's condition against the job, which is nil when there is none.
-func checkVersion(id string, j *job, ifVersion *uint64) *carillon.Error {
+func (m *Machine) checkVersion(id string, j *job, ifVersion *uint64) *carillon.Error {
 	switch {
 	case ifVersion == nil:
 		return nil
@@ -126,17 +131,19 @@ func checkVersion(id string, j *job, ifVersion *uint64) *carillon.Error {
 		return nil
 	case j == nil:
 		return noJob(id)
-	case j.version != *ifVersion:
-		return &carillon.Error{Code: carillon.CodeVersionConflict, Field: "if_version", Message: fmt.Sprintf("job is at version %d, not %d", j.version, *ifVersion)}
+	}
+	if version := m.jobs.fixed(j).version; version != *ifVersion {
+		return &carillon.Error{Code: carillon.CodeVersionConflict, Field: "if_version", Message: fmt.Sprintf("job is at version %d, not %d", version, *ifVersion)}
 	}
 	return nil
 }
 
 // remember keeps the request id of the last applied command, so that its retry is known.
 func (m *Machine) remember(slot uint32, j *job, request string) {
-	if before := m.jobs.request(j); string(before) != request {
+	if _, f, before, s := m.jobs.texts.get(j.text); string(before) != request {
 		m.touch(slot)
-		m.jobs.write(j, request, spec(m.jobs.spec(j)))
+		m.spec = s.append(m.spec[:0])
+		m.jobs.write(j, f, request, m.spec)
 	}
 }
 

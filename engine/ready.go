@@ -59,7 +59,7 @@ func (t turn) before(o turn) bool {
 }
 
 func (m *Machine) turnOf(slot uint32, j *job) turn {
-	return turn{due: j.next, order: j.order, slot: slot, rank: j.rank, kind: turnJob}
+	return turn{due: j.next, order: m.jobs.texts.order(j.text), slot: slot, rank: j.rank, kind: turnJob}
 }
 
 // queue makes a job's turn one of those that wait.

@@ -178,7 +178,7 @@ func (r *Reroute) scoutSpec(s *rerouted, key, value []byte) error {
 	if err != nil || at == nil || at.to == leftOut {
 		return err
 	}
-	want, err := decodeSpec(spec(value))
+	want, err := decodeSpec(value)
 	if err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func (r *Reroute) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err e
 		return false, nil
 	}
 	s.scratch = append(append(append(s.scratch[:0], room), to.Key...), to.Value...)
-	j, few, id, request, err := decodeRow(s.scratch)
+	j, err := decodeRow(s.scratch)
 	if err != nil {
 		return false, err
 	}
@@ -310,9 +310,9 @@ func (r *Reroute) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err e
 		j.place = onWheel
 	}
 	j.order, j.armed = r.renumbered(s, j.order), r.renumbered(s, j.armed)
-	r.b = appendRow(r.b[:0], &j, few, id, request)
+	r.b = appendRow(r.b[:0], &j.job, &j.fixed, j.few, j.id, j.request)
 	out := row(r.b)
-	to.Partition, to.Key, to.Value = PartitionOf(string(id), r.partitions), out.key(), out.value()
+	to.Partition, to.Key, to.Value = PartitionOf(string(j.id), r.partitions), out.key(), out.value()
 	r.to[to.Partition].counts[j.status]++
 	if room == roomCompleted {
 		r.least[to.Partition] = min(r.least[to.Partition], j.armed)
@@ -343,7 +343,7 @@ func (r *Reroute) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
 	}
 	var want carillon.Job
 	if o.spec != "" && r.bySpec() {
-		if want, err = decodeSpec(o.spec); err != nil {
+		if want, err = decodeSpec([]byte(o.spec)); err != nil {
 			return false, err
 		}
 	}

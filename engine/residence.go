@@ -316,7 +316,7 @@ func (m *Machine) Sweep(n int) (more bool) {
 }
 
 // What a job in memory takes beside its texts, about: itself, its places in the table and on the wheel.
-const jobBytes = int(unsafe.Sizeof(job{})) + 64
+const jobBytes = int(unsafe.Sizeof(job{})) + 48
 
 // Memory is about how many bytes the jobs in memory take, with what is kept of the changed ones until a checkpoint has
 // them.

@@ -123,27 +123,35 @@ func (r row) names() (specKey, []byte) {
 	return specKey{d.uvarint(), uint16(d.uvarint())}, d.bytes()
 }
 
-// appendPointer appends the room and the key of a job's row.
-func appendPointer(b []byte, j *job) []byte {
+// appendPointer appends the room and the key of a job's row; order is that of its creation.
+func appendPointer(b []byte, j *job, order uint64) []byte {
 	switch {
 	case j.status == statusCompleted:
 		return appendNumber(appendTime(append(b, roomCompleted), j.next), j.armed)
 	case j.status == statusPaused || j.next == none:
-		return appendNumber(append(b, roomIdle), j.order)
+		return appendNumber(append(b, roomIdle), order)
 	}
 	return appendNumber(appendTime(append(b, roomWaiting, j.rank), j.next), j.armed)
 }
 
+// stored is a job as its row has it. What its spec says is not in it.
+type stored struct {
+	job
+	fixed
+	few         rare
+	id, request []byte // of a row that was decoded: they alias it
+}
+
 // appendRow appends a job's row.
 func (m *Machine) appendRow(b []byte, j *job) row {
-	id, request, _ := m.jobs.texts.get(j.text)
-	return appendRow(b, j, m.jobs.has(j), id, request)
+	id, f, request, _ := m.jobs.texts.get(j.text)
+	return appendRow(b, j, &f, m.jobs.has(j), id, request)
 }
 
 // appendRow is the inverse of decodeRow.
-func appendRow(b []byte, j *job, few rare, id, request []byte) row {
+func appendRow(b []byte, j *job, f *fixed, few rare, id, request []byte) row {
 	room := len(b)
-	b = appendPointer(b, j)
+	b = appendPointer(b, j, f.order)
 	back := few.recovery
 	few = rare{skipped: few.skipped, counted: few.counted, countedFirst: few.countedFirst, skipTo: few.skipTo}
 	flags := byte(j.status)
@@ -157,17 +165,17 @@ func appendRow(b []byte, j *job, few rare, id, request []byte) row {
 		flags |= rowBack
 	}
 	b = append(b, rowVersion, flags)
-	b = binary.AppendUvarint(b, j.put)
-	b = binary.AppendUvarint(b, uint64(j.index))
+	b = binary.AppendUvarint(b, f.put)
+	b = binary.AppendUvarint(b, uint64(f.index))
 	b = appendString(b, id)
-	b = binary.AppendUvarint(b, j.version)
+	b = binary.AppendUvarint(b, f.version)
 	b = binary.AppendUvarint(b, j.fires)
-	b = binary.AppendVarint(b, j.accepted)
+	b = binary.AppendVarint(b, f.accepted)
 	b = binary.AppendVarint(b, j.last)
 	if b[room] == roomIdle {
 		b = binary.AppendVarint(b, j.next)
 	} else {
-		b = binary.AppendUvarint(b, j.order)
+		b = binary.AppendUvarint(b, f.order)
 	}
 	if flags&rowRare != 0 {
 		b = binary.AppendUvarint(b, few.skipped)
@@ -181,8 +189,8 @@ func appendRow(b []byte, j *job, few rare, id, request []byte) row {
 	return appendString(b, request)
 }
 
-// decodeRow reads a row into a job, which gets what its spec does not say. id and request alias the row.
-func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
+// decodeRow reads a row.
+func decodeRow(r row) (j stored, err error) {
 	room := r.room()
 	k := decoder{b: r.key()}
 	switch room {
@@ -200,7 +208,7 @@ func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
 	j.put = d.uvarint()
 	index := d.uvarint()
 	j.index = uint16(index)
-	id = d.bytes()
+	j.id = d.bytes()
 	j.version, j.fires, j.accepted, j.last = d.uvarint(), d.uvarint(), d.varint(), d.varint()
 	if room == roomIdle {
 		j.next = d.varint()
@@ -208,12 +216,12 @@ func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
 		j.order = d.uvarint()
 	}
 	if flags&rowRare != 0 {
-		few = rare{skipped: d.uvarint(), counted: d.uvarint(), countedFirst: d.varint(), skipTo: d.varint()}
+		j.few = rare{skipped: d.uvarint(), counted: d.uvarint(), countedFirst: d.varint(), skipTo: d.varint()}
 	}
 	if flags&rowBack != 0 {
-		few.recovery = d.recovery()
+		j.few.recovery = d.recovery()
 	}
-	request = d.bytes()
+	j.request = d.bytes()
 	switch {
 	case flags&rowReady != 0:
 		j.place = inReady
@@ -229,10 +237,10 @@ func decodeRow(r row) (j job, few rare, id, request []byte, err error) {
 	case statusCompleted:
 		known = room == roomCompleted
 	}
-	if !known || flags&^(rowStatus|rowReady|rowRare|rowBack) != 0 || index > 1<<16-1 || j.rank >= priorities || len(request) > carillon.MaxJobIDLength {
+	if !known || flags&^(rowStatus|rowReady|rowRare|rowBack) != 0 || index > 1<<16-1 || j.rank >= priorities || len(j.request) > carillon.MaxJobIDLength {
 		d.fail(errValue)
 	}
-	return j, few, id, request, d.end()
+	return j, d.end()
 }
 
 func (m *Machine) appendState(b []byte) []byte {

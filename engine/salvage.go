@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -80,8 +81,8 @@ func (s *Salvage) takeRow(room byte, key, value []byte) error {
 		return nil
 	}
 	r := row(slices.Concat([]byte{room}, key, value))
-	_, _, id, _, err := decodeRow(r)
-	if err != nil || !strings.HasPrefix(string(id), s.only.Prefix) {
+	j, err := decodeRow(r)
+	if err != nil || !strings.HasPrefix(string(j.id), s.only.Prefix) {
 		return err
 	}
 	spec, _ := r.names()
@@ -91,27 +92,27 @@ func (s *Salvage) takeRow(room byte, key, value []byte) error {
 
 // portable is a job as an import has it.
 func portable(r row, s []byte) (p carillon.ImportJob, err error) {
-	j, few, id, _, err := decodeRow(r)
+	j, err := decodeRow(r)
 	if err != nil {
 		return p, err
 	}
-	if p.Job, err = decodeSpec(spec(s)); err != nil {
+	if p.Job, err = decodeSpec(bytes.Clone(s)); err != nil {
 		return p, err
 	}
-	p.Job.ID, p.Paused = string(id), j.status == statusPaused
+	p.Job.ID, p.Paused = string(j.id), j.status == statusPaused
 	from := j.next
 	switch {
 	case j.status == statusCompleted:
 		from++ // it is when that was
 	case j.next == none:
 		from = 0
-	case few.skipTo > 0: // those missed while paused are settled
-		from = max(from, few.skipTo+1)
-	case few.counted > 0:
-		from = few.countedFirst
+	case j.few.skipTo > 0: // those missed while paused are settled
+		from = max(from, j.few.skipTo+1)
+	case j.few.counted > 0:
+		from = j.few.countedFirst
 	}
 	p.State = &carillon.JobState{
-		Version: j.version, Accepted: fromMilli(j.accepted), From: fromMilli(from), Last: fromMilli(j.last), Fires: j.fires, Skipped: few.skipped,
+		Version: j.version, Accepted: fromMilli(j.accepted), From: fromMilli(from), Last: fromMilli(j.last), Fires: j.fires, Skipped: j.few.skipped,
 	}
 	return p, nil
 }

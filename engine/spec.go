@@ -17,8 +17,9 @@ type spec string
 
 const specVersion = 1
 
-func encodeSpec(j *carillon.Job) spec {
-	b := make([]byte, 0, 96+len(j.Payload))
+func encodeSpec(j *carillon.Job) []byte { return appendSpec(make([]byte, 0, 96+len(j.Payload)), j) }
+
+func appendSpec(b []byte, j *carillon.Job) []byte {
 	b = append(b, specVersion)
 	b = appendString(b, j.Topic)
 	b = appendString(b, headerLines(j.Headers))
@@ -42,7 +43,7 @@ func encodeSpec(j *carillon.Job) spec {
 		b = appendString(b, name)
 		b = appendString(b, j.Labels[name])
 	}
-	return spec(b)
+	return b
 }
 
 // headerLines renders a job's own headers as they stand in a NATS header block, sorted by name.
@@ -65,9 +66,9 @@ func headerLines(headers map[string]string) string {
 	return s.String()
 }
 
-// decodeSpec is the inverse of encodeSpec.
-func decodeSpec(s spec) (carillon.Job, error) {
-	d := decoder{b: []byte(s)}
+// decodeSpec is the inverse of encodeSpec. The job's payload aliases s.
+func decodeSpec(s []byte) (carillon.Job, error) {
+	d := decoder{b: s}
 	if d.byte() != specVersion {
 		d.fail(errValue)
 	}

@@ -5,7 +5,8 @@ import (
 	"math/bits"
 )
 
-// texts holds what a job has of bytes: its id, the request of its last command and its spec. They lie in
+// texts holds what a job has of bytes: its id, what is fixed while it keeps its version, the request of its last command and
+// its spec. They lie in
 // pages without pointers, so that a million jobs are as little work for the garbage collector as none, and
 // cost no more than their length and half a unit each.
 //
@@ -19,7 +20,8 @@ type texts struct {
 	gaps  []textRef               // free places in large
 	bytes int                     // in use
 
-	largest int // of all that ever came, in bytes
+	largest int // of all that ever came, in bytes, with its frame
+	frames  frames
 }
 
 // textRef names a text: the number of its first unit in the pages or, with largeRef, its place in large. 0
@@ -33,13 +35,61 @@ const (
 	largeRef   = 1 << 31
 )
 
-// addText stores a text: its three parts, each after its length.
-func addText[A, B, C ~string | ~[]byte](t *texts, id A, request B, s C) textRef {
-	size := textSize(len(id)) + textSize(len(request)) + textSize(len(s))
+// fixed is what stays as it is while a job keeps its version. It is needed with the texts, or seldom, so it lies with them.
+type fixed struct {
+	order    uint64 // of creation, in this partition
+	version  uint64
+	accepted int64  // when this version was, ms
+	put      uint64 // sequence of the put that made this version; with index the key of its spec
+	index    uint16
+}
+
+// fixedMax is the most that append adds.
+const fixedMax = 4*binary.MaxVarintLen64 + binary.MaxVarintLen16
+
+func (f *fixed) append(b []byte) []byte {
+	b = binary.AppendUvarint(b, f.order)
+	b = binary.AppendUvarint(b, f.version)
+	b = binary.AppendVarint(b, f.accepted)
+	b = binary.AppendUvarint(b, f.put)
+	return binary.AppendUvarint(b, uint64(f.index))
+}
+
+// cutFixed takes it off the front.
+func cutFixed(b []byte) (f fixed, rest []byte) {
+	f.order, b = cutUvarint(b)
+	f.version, b = cutUvarint(b)
+	accepted, b := cutUvarint(b)
+	f.accepted = int64(accepted>>1) ^ -int64(accepted&1) // as varints have signs
+	f.put, b = cutUvarint(b)
+	index, b := cutUvarint(b)
+	f.index = uint16(index)
+	return f, b
+}
+
+func cutUvarint(b []byte) (v uint64, rest []byte) {
+	if b[0] < 0x80 {
+		return uint64(b[0]), b[1:]
+	}
+	v, n := binary.Uvarint(b)
+	return v, b[n:]
+}
+
+// addText stores a text: its parts, the strings each after its length, and the spec without its frame.
+func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []byte) textRef {
+	frame, rest := t.frames.acquire(spec)
+	var buffer [fixedMax + binary.MaxVarintLen32]byte
+	head := f.append(buffer[:0])
+	n := len(head)
+	head = binary.AppendUvarint(head, uint64(frame))
+	size := textSize(len(id)) + len(head) + textSize(len(request)) + textSize(len(rest))
+	t.largest = max(t.largest, size+len(spec)-len(rest))
 	ref, b := t.alloc(size)
 	b = appendString(b[:0], id)
+	b = append(b, head[:n]...)
 	b = appendString(b, request)
-	appendString(b, s)
+	b = append(b, head[n:]...)
+	appendString(b, rest)
 	return ref
 }
 
@@ -51,7 +101,6 @@ func textSize(n int) int {
 func (t *texts) alloc(size int) (textRef, []byte) {
 	units := (size + unit - 1) / unit
 	t.bytes += units * unit
-	t.largest = max(t.largest, size)
 	if units > smallUnits {
 		b := make([]byte, size)
 		if n := len(t.gaps); n > 0 {
@@ -88,8 +137,9 @@ func (t *texts) cell(ref textRef, units int) []byte {
 
 // remove gives a text's memory back. What get returned of it must not be used any more.
 func (t *texts) remove(ref textRef) {
-	id, request, s := t.get(ref)
-	units := (textSize(len(id)) + textSize(len(request)) + textSize(len(s)) + unit - 1) / unit
+	size, frame := t.measure(ref)
+	t.frames.release(frame)
+	units := (size + unit - 1) / unit
 	t.bytes -= units * unit
 	if ref&largeRef != 0 {
 		t.large[ref&^largeRef] = nil
@@ -100,19 +150,45 @@ func (t *texts) remove(ref textRef) {
 	t.free[units] = ref
 }
 
-// get returns the parts of a text, where they lie: they are the caller's to read until the text is removed.
-func (t *texts) get(ref textRef) (id, request []byte, s []byte) {
+// measure returns the length of a text, and its spec's frame.
+func (t *texts) measure(ref textRef) (size int, frame frameRef) {
 	b := t.at(ref)
-	id, b = cutText(b)
+	_, rest := cutText(b)
+	_, rest = cutFixed(rest)
+	_, rest = cutText(rest)
+	n, rest := cutUvarint(rest)
+	_, rest = cutText(rest)
+	return len(b) - len(rest), frameRef(n)
+}
+
+// get returns the parts of a text, where they lie: they are the caller's to read until the text is removed.
+func (t *texts) get(ref textRef) (id []byte, f fixed, request []byte, s framed) {
+	id, b := cutText(t.at(ref))
+	f, b = cutFixed(b)
 	request, b = cutText(b)
-	s, _ = cutText(b)
-	return id, request, s
+	frame, b := cutUvarint(b)
+	middle, _ := cutText(b)
+	return id, f, request, t.frames.frame(frameRef(frame), middle)
 }
 
 // id returns the first part alone.
 func (t *texts) id(ref textRef) []byte {
 	id, _ := cutText(t.at(ref))
 	return id
+}
+
+// fixed returns the second one alone.
+func (t *texts) fixed(ref textRef) fixed {
+	_, b := cutText(t.at(ref))
+	f, _ := cutFixed(b)
+	return f
+}
+
+// order returns the first of what is fixed.
+func (t *texts) order(ref textRef) uint64 {
+	_, b := cutText(t.at(ref))
+	order, _ := cutUvarint(b)
+	return order
 }
 
 func (t *texts) at(ref textRef) []byte {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"pgregory.net/rapid"
 
@@ -18,36 +19,58 @@ import (
 func TestJobTableIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type content struct {
+			fixed   fixed
 			request string
-			spec    spec
+			spec    []byte
 			rare    rare
 			expr    string
 		}
 		var table jobTable
 		table.init()
 		model := make(map[string]content)
-		id := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("j", rapid.IntRange(0, 60).Draw(t, "n")) })
+		anyFixed := rapid.Custom(func(t *rapid.T) fixed {
+			return fixed{
+				version: rapid.Uint64().Draw(t, "version"), put: rapid.Uint64().Draw(t, "put"), index: rapid.Uint16().Draw(t, "index"),
+				order: rapid.Uint64().Draw(t, "order"), accepted: rapid.Int64().Draw(t, "accepted"),
+			}
+		})
 		text := rapid.Custom(func(t *rapid.T) string {
 			length := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(4000, 4200), rapid.IntRange(100_000, 130_000)).Draw(t, "length")
 			return strings.Repeat(rapid.StringMatching("[a-z]").Draw(t, "letter"), length)
 		})
+		anySpec := rapid.Custom(func(t *rapid.T) []byte {
+			if !rapid.Bool().Draw(t, "real") {
+				return []byte(text.Draw(t, "junk"))
+			}
+			return encodeSpec(&carillon.Job{
+				Topic:    rapid.SampledFrom([]string{"", "a", "a.b"}).Draw(t, "topic"),
+				Owner:    rapid.SampledFrom([]string{"", "acme"}).Draw(t, "owner"),
+				Payload:  []byte(text.Draw(t, "payload")),
+				MaxFires: rapid.Uint64().Draw(t, "fires"),
+				Start:    fromMilli(rapid.Int64Range(0, 1<<47).Draw(t, "start")),
+			})
+		})
+		id := rapid.Custom(func(t *rapid.T) string { return fmt.Sprint("j", rapid.IntRange(0, 60).Draw(t, "n")) })
 		t.Repeat(map[string]func(*rapid.T){
 			"put": func(t *rapid.T) {
 				id := id.Draw(t, "id")
-				c := content{request: text.Draw(t, "request"), spec: spec(text.Draw(t, "spec"))}
+				c := content{request: text.Draw(t, "request"), spec: anySpec.Draw(t, "spec")}
 				want := carillon.Job{Schedule: rapid.SampledFrom([]string{"", "@in 1s", "@every 1s", "@every 2s", "@hourly"}).Draw(t, "schedule")}
 				want.MaxFires = rapid.Uint64Range(0, 1).Draw(t, "max")
 				expr, err := table.exprs.parse(&want)
 				if err != nil {
 					t.Fatal(err)
 				}
+				plan := expr.Bind(1000, 0, 0, int64(want.MaxFires)*7)
+				c.fixed = anyFixed.Draw(t, "fixed")
 				_, j := table.find(id)
 				if j == nil {
-					_, j = table.add(id)
+					_, j = table.add(id, c.fixed, c.request, c.spec)
+				} else {
+					table.clear(j)
+					table.write(j, c.fixed, c.request, c.spec)
 				}
-				table.clear(j)
-				table.write(j, c.request, c.spec)
-				table.describe(j, &want, expr, expr.Bind(1000, 0, 0, int64(want.MaxFires)*7))
+				table.describe(j, &want, expr, plan)
 				c.expr, c.rare = want.Schedule, table.has(j)
 				if c.rare.maxFires != want.MaxFires {
 					t.Fatalf("maxFires is %d, want %d", c.rare.maxFires, want.MaxFires)
@@ -83,7 +106,7 @@ func TestJobTableIsAMap(t *testing.T) {
 					if j == nil {
 						t.Fatalf("%s is not there", id)
 					}
-					if string(table.id(j)) != id || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), []byte(want.spec)) || table.has(j) != want.rare {
+					if string(table.id(j)) != id || table.fixed(j) != want.fixed || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), want.spec) || table.has(j) != want.rare {
 						t.Fatalf("%s has other content", id)
 					}
 					expr, err := schedule.Parse(want.expr, "", 0, 0)
@@ -131,7 +154,7 @@ func TestJobTableCollisions(t *testing.T) {
 	}
 	for _, first := range []int{0, 1} {
 		for _, id := range pair {
-			table.add(id)
+			table.add(id, fixed{}, "", nil)
 		}
 		for _, i := range []int{first, 1 - first} {
 			slot, j := table.find(pair[i])
@@ -144,8 +167,8 @@ func TestJobTableCollisions(t *testing.T) {
 			}
 		}
 	}
-	if len(table.byHash) != 0 {
-		t.Errorf("%d hashes are left", len(table.byHash))
+	if n := table.byHash.n; n != 0 {
+		t.Errorf("%d hashes are left", n)
 	}
 }
 
@@ -155,8 +178,7 @@ func TestTextsAreUsedAgain(t *testing.T) {
 	table.init()
 	for i := range 200_000 {
 		id := fmt.Sprintf("job-%06d", i)
-		_, j := table.add(id)
-		table.write(j, "", spec(strings.Repeat("x", 100+i%50)))
+		table.add(id, fixed{}, "", []byte(strings.Repeat("x", 100+i%50)))
 		if i >= 100 {
 			slot, _ := table.find(fmt.Sprintf("job-%06d", i-100))
 			table.remove(slot)
@@ -177,7 +199,7 @@ func TestExprsAreLetGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slot, j := table.add("j")
+		slot, j := table.add("j", fixed{}, "", nil)
 		table.describe(j, &want, expr, expr.Bind(1000, 0, 0, 0))
 		table.remove(slot)
 	}
@@ -186,5 +208,44 @@ func TestExprsAreLetGo(t *testing.T) {
 	}
 	if n := len(table.exprs.all); n > unusedMax+len(once)+1 {
 		t.Errorf("%d places for schedules", n)
+	}
+}
+
+// What specs have in common is kept once, from the second of them on, and as long as a job has it. Specs that
+// have nothing in common have no frames.
+func TestFrames(t *testing.T) {
+	spec := func(topic string, i int) []byte {
+		return encodeSpec(&carillon.Job{
+			Topic: topic, Schedule: "@every 24h", Owner: "acme", Labels: map[string]string{"team": "billing"},
+			Payload: fmt.Appendf(nil, "%d", i), Start: fromMilli(int64(i)),
+		})
+	}
+	var table jobTable
+	table.init()
+	for i := range 1000 {
+		table.add(fmt.Sprintf("same-%d", i), fixed{}, "", spec("renewals", i))
+		table.add(fmt.Sprintf("other-%d", i), fixed{}, "", spec(fmt.Sprintf("topic-%d", i), i))
+	}
+	frames := &table.texts.frames
+	if n := len(frames.byEnds); n != 1 {
+		t.Errorf("%d frames", n)
+	}
+	for i := range 1000 {
+		for id, want := range map[string][]byte{fmt.Sprintf("same-%d", i): spec("renewals", i), fmt.Sprintf("other-%d", i): spec(fmt.Sprintf("topic-%d", i), i)} {
+			slot, j := table.find(id)
+			if got := table.spec(j); !bytes.Equal(got, want) {
+				t.Fatalf("%s has the spec %q, want %q", id, got, want)
+			}
+			table.remove(slot)
+		}
+	}
+	if len(frames.byEnds) != 0 || len(frames.free) != 1 || table.texts.bytes != 0 {
+		t.Errorf("without jobs there are %d frames, and %d bytes of texts", len(frames.byEnds), table.texts.bytes)
+	}
+}
+
+func TestJobIsALine(t *testing.T) {
+	if size := unsafe.Sizeof(job{}); size != cacheLine {
+		t.Errorf("a job takes %d bytes, want %d", size, cacheLine)
 	}
 }

@@ -178,7 +178,7 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 	}
 	counted, first := uint64(1), j.next
 	missedUntil, policy, missed := m.missed(j)
-	if missed && policy != carillon.FireAll && (j.recurring() || policy == carillon.Skip) {
+	if missed && policy != carillon.FireAll && (m.jobs.recurring(j) || policy == carillon.Skip) {
 		last, done := m.count(slot, j, missedUntil)
 		switch {
 		case !done:
@@ -214,9 +214,14 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 // missed tells whether a job's earliest undecided fire was missed, up to when others were with it, and what is to
 // become of them. Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
 func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool) {
-	if j.next < j.accepted {
+	if until, policy, ok = m.away(j); ok && j.next < m.jobs.fixed(j).accepted {
 		return 0, 0, false
 	}
+	return until, policy, ok
+}
+
+// away tells whether nobody was there for a job's earliest undecided fire.
+func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if r := m.jobs.has(j).recovery; j.next < r.until {
 		return r.until - 1, r.policy.or(j.misfire), true
 	}
@@ -279,7 +284,7 @@ func (m *Machine) advance(slot uint32, j *job, after int64) {
 
 // complete ends a job that has no fire left, and tells of it if it was a recurring one.
 func (m *Machine) complete(slot uint32, j *job) {
-	if j.recurring() {
+	if m.jobs.recurring(j) {
 		m.emitCompleted(j)
 	}
 	m.finish(slot, j)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"strings"
@@ -24,17 +25,18 @@ func (m *Machine) Job(id string) (carillon.JobReply, bool) {
 }
 
 func (m *Machine) view(j *job) carillon.JobReply {
-	want, err := decodeSpec(spec(m.jobs.spec(j)))
+	id, f, _, s := m.jobs.texts.get(j.text)
+	want, err := decodeSpec(s.append(nil))
 	if err != nil {
 		panic(err) // the machine encoded it, and jobs are checked when they come into memory
 	}
-	want.ID = string(m.jobs.id(j))
-	return m.viewAs(j, m.jobs.has(j).skipped, want)
+	want.ID = string(id)
+	return m.viewAs(j, f.version, m.jobs.has(j).skipped, want)
 }
 
-func (m *Machine) viewAs(j *job, skipped uint64, want carillon.Job) carillon.JobReply {
+func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) carillon.JobReply {
 	r := carillon.JobReply{
-		ID: want.ID, Version: j.version, Status: carillon.Status(statusNames[j.status]), Fires: j.fires, Skipped: skipped,
+		ID: want.ID, Version: version, Status: carillon.Status(statusNames[j.status]), Fires: j.fires, Skipped: skipped,
 		LastScheduled: fromMilli(j.last), Partition: m.partition, Spec: want,
 	}
 	if j.status == statusScheduled && j.next != none {
@@ -46,34 +48,33 @@ func (m *Machine) viewAs(j *job, skipped uint64, want carillon.Job) carillon.Job
 // coldJob returns a job that is not in memory, and does not bring it there. only is the status that it must have; "" is
 // any.
 func (m *Machine) coldJob(id string, only carillon.Status) (carillon.JobReply, bool) {
-	j, skipped, s, err := m.readJob(id)
+	j, s, err := m.readJob(id)
 	if err != nil {
 		m.residence.err = cmp.Or(m.residence.err, err)
 	}
-	if err != nil || s == nil || m.expired.passed(&j) || only != "" && only != carillon.Status(statusNames[j.status]) {
+	if err != nil || s == nil || m.expired.passed(&j.job) || only != "" && only != carillon.Status(statusNames[j.status]) {
 		return carillon.JobReply{}, false
 	}
-	want, err := decodeSpec(spec(s))
+	want, err := decodeSpec(bytes.Clone(s))
 	if err != nil {
 		m.residence.err = cmp.Or(m.residence.err, fmt.Errorf("%w: spec of job %q: %w", ErrCheckpoint, id, err))
 		return carillon.JobReply{}, false
 	}
 	want.ID = id
-	return m.viewAs(&j, skipped, want), true
+	return m.viewAs(&j.job, j.version, j.few.skipped, want), true
 }
 
 // readJob reads a job that is not in memory, and its spec: nil if there is none.
-func (m *Machine) readJob(id string) (j job, skipped uint64, s []byte, err error) {
+func (m *Machine) readJob(id string) (j stored, s []byte, err error) {
 	r, err := m.readRow(id)
 	if err != nil || r == nil {
-		return job{}, 0, nil, err
+		return stored{}, nil, err
 	}
-	j, few, _, _, err := decodeRow(r)
-	if err != nil {
-		return job{}, 0, nil, fmt.Errorf("%w: job %q: %w", ErrCheckpoint, id, err)
+	if j, err = decodeRow(r); err != nil {
+		return stored{}, nil, fmt.Errorf("%w: job %q: %w", ErrCheckpoint, id, err)
 	}
 	s, err = readSpec(m.residence.table, r)
-	return j, few.skipped, s, err
+	return j, s, err
 }
 
 // Page walks the jobs with ids above after, in order, and collects those that match, at most limit of

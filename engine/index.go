@@ -1,0 +1,184 @@
+package engine
+
+import (
+	"iter"
+	"slices"
+)
+
+// index finds jobs' slots by the hashes of their ids. It is a table of segments that each grow, or are split in two, by
+// themselves: an insertion moves at most a segment's cells, where a table in one piece would have to move all of them at once.
+// A cell keeps the hash, so nothing of a job is read when it moves. It takes some 10 bytes a job where a map of Go's took 29.
+//
+// The first bits of a hash choose the segment. What follows them says how far into the segment its cell belongs; one that
+// is taken pushes what comes behind. So cells stand in the order of hashes, in runs without a gap from where they belong, and
+// a search, too, ends at the first greater hash.
+type index struct {
+	directory []*segment // by the first bits of a hash; segments of fewer bits are there more than once
+	bits      uint8
+	n         int
+}
+
+type segment struct {
+	cells []cell
+	n     int
+	bits  uint8 // that all of its hashes have in common
+}
+
+type cell struct {
+	hash uint32
+	slot uint32 // + 1; 0: free
+}
+
+// segmentMax cells are split: in some 5 µs. Not more, as an insertion waits for it; not fewer, as each segment, and its place in
+// the directory, takes 48 bytes.
+const segmentMax = 1024
+
+func newIndex() index { return index{directory: []*segment{{}}} }
+
+func (x *index) segment(hash uint32) *segment { return x.directory[uint64(hash)<<x.bits>>32] }
+
+// slots yields those of a hash. Nothing must change meanwhile.
+func (x *index) slots(hash uint32) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		s := x.segment(hash)
+		for i := s.search(hash); i < len(s.cells) && s.cells[i].slot != 0 && s.cells[i].hash == hash; i++ {
+			if !yield(s.cells[i].slot - 1) {
+				return
+			}
+		}
+	}
+}
+
+// insert adds a slot that is not there.
+func (x *index) insert(hash, slot uint32) {
+	x.n++
+	s := x.segment(hash)
+	if s.n >= segmentMax && x.split(s, hash) {
+		s = x.segment(hash)
+	}
+	if s.n >= len(s.cells)-len(s.cells)/8 {
+		s.resize(roomFor(s.n))
+	}
+	for !s.insert(cell{hash, slot + 1}) {
+		s.resize(roomFor(len(s.cells)))
+	}
+}
+
+// remove takes a slot out that is there.
+func (x *index) remove(hash, slot uint32) {
+	x.n--
+	s := x.segment(hash)
+	i := s.search(hash)
+	for s.cells[i].slot != slot+1 {
+		i++
+	}
+	s.remove(i)
+	if s.n&(s.n-1) == 0 && s.n < len(s.cells)/2 && len(s.cells) > 32 {
+		s.resize(roomFor(s.n))
+	}
+}
+
+// split makes two segments of the one of a hash, unless the directory is much larger than so many jobs need: ids whose hashes are alike,
+// which can be made, would have it doubled again and again. Then the segment grows.
+func (x *index) split(s *segment, hash uint32) bool {
+	if s.bits == x.bits {
+		if len(x.directory) > 8*(1+x.n/segmentMax) {
+			return false
+		}
+		twice := make([]*segment, 0, 2*len(x.directory))
+		for _, s := range x.directory {
+			twice = append(twice, s, s)
+		}
+		x.directory = twice
+		x.bits++
+	}
+	middle := slices.IndexFunc(s.cells, func(c cell) bool { return c.slot != 0 && c.hash<<s.bits>>31 == 1 })
+	if middle < 0 {
+		middle = len(s.cells)
+	}
+	halves := [2]*segment{{cells: s.cells[:middle], bits: s.bits + 1}, {cells: s.cells[middle:], bits: s.bits + 1}}
+	for _, half := range halves {
+		for _, c := range half.cells {
+			if c.slot != 0 {
+				half.n++
+			}
+		}
+		half.resize(roomFor(half.n))
+	}
+	each := 1 << (x.bits - s.bits - 1)
+	first := int(uint64(hash)<<s.bits>>32) * 2 * each
+	for i := range 2 * each {
+		x.directory[first+i] = halves[i/each]
+	}
+	return true
+}
+
+// belongs is the first cell that a hash may have. The last sixteenth is for those that are pushed.
+func (s *segment) belongs(hash uint32) int {
+	room := len(s.cells) - len(s.cells)/16
+	return int(uint64(hash<<s.bits) * uint64(room) >> 32)
+}
+
+// search finds the first cell of a hash, or the place for it.
+func (s *segment) search(hash uint32) int {
+	i := s.belongs(hash)
+	for i < len(s.cells) && s.cells[i].slot != 0 && s.cells[i].hash < hash {
+		i++
+	}
+	return i
+}
+
+// insert fails if there is no room behind where the cell belongs.
+func (s *segment) insert(c cell) bool {
+	at := s.search(c.hash)
+	free := at
+	for free < len(s.cells) && s.cells[free].slot != 0 {
+		free++
+	}
+	if free == len(s.cells) {
+		return false
+	}
+	copy(s.cells[at+1:free+1], s.cells[at:free])
+	s.cells[at] = c
+	s.n++
+	return true
+}
+
+func (s *segment) remove(i int) {
+	s.n--
+	for ; i+1 < len(s.cells) && s.cells[i+1].slot != 0 && s.belongs(s.cells[i+1].hash) <= i; i++ {
+		s.cells[i] = s.cells[i+1]
+	}
+	s.cells[i] = cell{}
+}
+
+// roomFor so many cells is a quarter more.
+func roomFor(n int) int { return n + n/4 + 4 }
+
+// resize gives the segment so many cells, or as many as memory comes in; more where those at the end need it.
+func (s *segment) resize(room int) {
+	old := s.cells
+	for ; ; room = roomFor(room) {
+		s.cells = slices.Grow([]cell(nil), room)
+		s.cells = s.cells[:cap(s.cells)]
+		if s.refill(old) {
+			return
+		}
+	}
+}
+
+// refill puts cells, which ascend, into empty ones, and fails where the last of them would be pushed out.
+func (s *segment) refill(from []cell) bool {
+	at := 0
+	for _, c := range from {
+		if c.slot == 0 {
+			continue
+		}
+		if at = max(at, s.belongs(c.hash)); at == len(s.cells) {
+			return false
+		}
+		s.cells[at] = c
+		at++
+	}
+	return true
+}
