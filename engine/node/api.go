@@ -151,8 +151,19 @@ func (n *Node) handle(r micro.Request, do func(*call) error) {
 	n.end(c, err)
 }
 
-// answerBytes are more than most answers take beside the payload, so that they need not grow.
+// answerBytes are more than most answers take beside the payload.
 const answerBytes = 512
+
+// answerBuffers are for answers to commands. The client library copies what it is given.
+var answerBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// answerJob answers with a job.
+func (c *call) answerJob(job *carillon.JobReply) error {
+	b := answerBuffers.Get().(*[]byte)
+	defer answerBuffers.Put(b)
+	*b = job.AppendJSON((*b)[:0])
+	return c.answer(*b)
+}
 
 // handleCommand checks a command before it goes into the log, so that a refusal costs nothing there, and
 // answers when it has come back.
@@ -177,7 +188,7 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 			n.end(c, r.err)
 			return
 		}
-		n.end(c, c.answer(r.job.AppendJSON(make([]byte, 0, answerBytes+len(r.job.Spec.Payload)))))
+		n.end(c, c.answerJob(&r.job))
 	})
 }
 
