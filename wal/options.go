@@ -27,9 +27,10 @@ type Options struct {
 	// their filters, since an absent id costs one read of a filter, or, without it, of a block.
 	CacheBytes int64
 
-	// MemTableBytes is the size of a memtable, 32 MiB by default. Why not larger: what is in memtables is
-	// replayed at the start of the process, and up to four of them stand in memory. Why not smaller: each
-	// flush is a file in level 0, and at 30 MB/s of records there should be a second between two flushes.
+	// MemTableBytes is the size of a memtable, 16 MiB by default. Why not larger: what is in memtables is
+	// replayed at the start of the process, up to four of them stand in memory, and two for good: Pebble keeps
+	// one to use again. Why not smaller: each flush is a file in level 0, and at 30 MB/s of records there
+	// should be half a second between two flushes.
 	// With ProfileTable it is 4 MiB: most bytes come by Ingest, past it, and an Ingest waits for its flush.
 	MemTableBytes uint64
 
@@ -75,7 +76,7 @@ func (o *Options) Validate() error {
 	if o.Profile > ProfileTable {
 		return fmt.Errorf("wal: Options.Profile is %d, must be ProfileLog or ProfileTable", o.Profile)
 	}
-	cache, memTable := int64(8<<20), uint64(32<<20)
+	cache, memTable := int64(8<<20), uint64(16<<20)
 	if o.Profile == ProfileTable {
 		cache, memTable = 64<<20, 4<<20
 	}

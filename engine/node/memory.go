@@ -11,7 +11,8 @@ import (
 // The collector's default lets the heap double before it looks at it again. With few jobs that is every few
 // megabytes, hundreds of times a second under load; with millions it is gigabytes that nothing needs. What
 // suits an engine is a room of about one size, and a share of the heap where that is larger. And an engine
-// that has nothing to do gives back what its last burst took.
+// that has nothing to do gives back what its last burst took: at once what is free by then, and what a later collection
+// frees after it. nats-server keeps the blocks of its streams for a while, and pools live through two collections.
 const (
 	memoryLook = 2 * time.Second
 	roomBytes  = 384 << 20
@@ -31,7 +32,7 @@ func (n *Node) tendMemory(ctx context.Context) {
 	}
 	var since time.Time // when the log was last seen to grow
 	var last uint64
-	given := false // back, since then
+	given := false // back what was garbage, since then
 	t := time.NewTicker(memoryLook)
 	defer t.Stop()
 	for {
@@ -44,11 +45,11 @@ func (n *Node) tendMemory(ctx context.Context) {
 		if applied := n.applied.Load(); applied != last || since.IsZero() {
 			since, last, given = now, applied, false
 		}
-		if !given && now.Sub(since) >= idleAfter {
-			given = true
-			if free+objects-min(objects, live) > idleBytes {
+		if now.Sub(since) >= idleAfter {
+			if toGive(given, live, free, objects) > idleBytes {
 				debug.FreeOSMemory()
 			}
+			given = true
 		}
 		select {
 		case <-ctx.Done():
@@ -56,6 +57,15 @@ func (n *Node) tendMemory(ctx context.Context) {
 		case <-t.C:
 		}
 	}
+}
+
+// toGive is how many bytes a collection would give back: what is free, and at first what is garbage by now. What becomes garbage
+// in an idle process later, the runtime collects every two minutes.
+func toGive(given bool, live, free, objects uint64) uint64 {
+	if given {
+		return free
+	}
+	return free + objects - min(objects, live)
 }
 
 // gcPercent is how much a heap may grow before it is collected again.

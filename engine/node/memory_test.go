@@ -10,3 +10,21 @@ func TestGCPercent(t *testing.T) {
 		}
 	}
 }
+
+// An idle engine gives garbage back once, and what is free again and again.
+func TestToGive(t *testing.T) {
+	for _, c := range []struct {
+		given               bool
+		live, free, objects uint64
+		want                uint64
+	}{
+		{false, 100, 5, 130, 35},
+		{false, 100, 5, 90, 5}, // the collector has seen what is gone since
+		{true, 100, 5, 130, 5},
+		{true, 100, 0, 130, 0},
+	} {
+		if got := toGive(c.given, c.live, c.free, c.objects); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
