@@ -11,7 +11,7 @@ import (
 // there then.
 //
 // A stream that is full refuses ticks as it refuses commands, so it must not come to that. Half full, it is
-// freed before anything else; at three quarters, requests wait. The last quarter is for the ticks, and
+// freed, at five eighths before anything else; at three quarters, requests wait. The last quarter is for the ticks, and
 // for raw commands, which nobody can hold up: a flood of those can fill it, until it is freed.
 type filling struct {
 	mu    sync.Mutex
@@ -25,8 +25,9 @@ type filling struct {
 }
 
 const (
-	fillingFree = 2 // quarters from which the stream is freed
-	fillingWait = 3 // quarters from which requests wait
+	fillingFree  = 4 // eighths from which the stream is freed
+	fillingHurry = 5 // eighths from which that rests no more
+	fillingWait  = 6 // eighths from which requests wait
 )
 
 // took is told of what was read. A node that comes back reads much that the stream holds already.
@@ -64,9 +65,9 @@ func (f *filling) asked(info streams.Info, read uint64) {
 	}
 }
 
-// above tells whether more than so many quarters are in use; its caller holds mu.
-func (f *filling) above(quarters uint64) bool {
-	return f.limit > 0 && f.held+f.since > f.limit/4*quarters
+// above tells whether more than so many eighths are in use; its caller holds mu.
+func (f *filling) above(eighths uint64) bool {
+	return f.limit > 0 && (f.held+f.since)*8 > f.limit*eighths
 }
 
 // mustFree tells whether the stream must be freed.
@@ -74,6 +75,13 @@ func (f *filling) mustFree() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.above(fillingFree)
+}
+
+// mustHurry tells whether it must be freed before anything else.
+func (f *filling) mustHurry() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.above(fillingHurry)
 }
 
 // tight tells whether requests have to wait.

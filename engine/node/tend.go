@@ -245,8 +245,8 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 			upTo = min(n.applied.Load(), n.neededElsewhere())
 		}
 		for _, p := range live {
-			if rest := n.dueCheckpoint(ctx, p, upTo); rest != nil {
-				if err := n.checkpointOrStop(ctx, p, rest); err != nil {
+			if n.dueCheckpoint(p, upTo) {
+				if err := n.checkpointOrStop(ctx, p, n.resting(ctx, p)); err != nil {
 					return noRoom(err)
 				}
 				taken = true
@@ -262,20 +262,16 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	return nil
 }
 
-// dueCheckpoint returns what a partition's checkpoint calls between parts of its work, where one is due; nil where none is.
-// The log is to be cut up to a position as soon as can be; 0: it has room.
-func (n *Node) dueCheckpoint(ctx context.Context, p *partition, upTo uint64) (rest func()) {
+// dueCheckpoint tells whether a partition is to have a checkpoint. The log is to be cut up to a position as soon as can be; 0:
+// it has room.
+func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
-		return runtime.Gosched
+		return true
 	case n.newRecords(p) == 0 || n.checkpointWaits(p):
-		return nil
-	case n.checkpointLong(p):
-		return n.waiting(ctx, p)
-	case n.checkpointOld(p):
-		return n.resting(ctx, p)
+		return false
 	}
-	return nil
+	return n.checkpointLong(p) || n.checkpointOld(p)
 }
 
 // newRecords counts those behind a partition's checkpoint.
@@ -407,21 +403,18 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 const (
 	// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
 	restShare = 4
+	// restLess is the same of one that is needed soon: it takes half a core. Without a rest the eight of a flood of creates took
+	// one of two cores for 0.6 s every three seconds, and what came meanwhile waited for 0.2 s.
+	restLess = 1
 	// restLook is how often it looks whether it still may rest, at the least: a part that waited for the disk takes
 	// seconds, and the log may be full after as many.
 	restLook = 20 * time.Millisecond
 )
 
-// resting returns what such a checkpoint calls between parts of the work. Unless it rested it would hold one of few cores
+// resting returns what a partition's checkpoint calls between parts of the work. Unless it rested it would hold one of few cores
 // for half a second, and those of eight partitions for four: what comes due meanwhile would be late. For a burst it stops.
 func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
-	return restful(ctx, n.checkpointsPress, func() bool { return n.checkpointWaits(p) })
-}
-
-// waiting returns what a checkpoint calls that is in a hurry, and stops for a burst alone.
-func (n *Node) waiting(ctx context.Context, p *partition) (rest func()) {
-	waits := func() bool { return n.checkpointWaits(p) }
-	return restful(ctx, func() bool { return !waits() || n.checkpointsPress() }, waits)
+	return restful(ctx, n.restTimes, func() bool { return n.checkpointWaits(p) })
 }
 
 // compactionRests returns what compactions of the job table call between parts of the work (wal.Options.Rest): one takes a
@@ -429,41 +422,52 @@ func (n *Node) waiting(ctx context.Context, p *partition) (rest func()) {
 func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
 	var behind bool
 	var applied uint64
-	press := func() bool {
+	times := func() time.Duration {
 		before := applied
-		applied = n.applied.Load()
-		return behind || applied == before || n.checkpointsPress()
+		if applied = n.applied.Load(); behind || applied == before {
+			return 0
+		}
+		return n.restTimes()
 	}
-	rest := restful(ctx, press, n.draining)
+	rest := restful(ctx, times, n.draining)
 	return func(is bool) {
 		behind = is
 		rest()
 	}
 }
 
-// restful returns what some work calls between small parts of it, in order to rest for a multiple of the time that it
-// worked: unless something presses, and for longer while it waits.
-func restful(ctx context.Context, press, waits func() bool) (rest func()) {
+// restful returns what some work calls between small parts of it, in order to rest for some times as long as it worked; and
+// for longer while it waits and nothing presses.
+func restful(ctx context.Context, times func() time.Duration, waits func() bool) (rest func()) {
 	began := time.Now()
 	return func() {
-		worked := time.Since(began)
-		if worked < time.Millisecond || press() {
+		worked, share := time.Since(began), time.Duration(0)
+		if worked >= time.Millisecond {
+			share = times()
+		}
+		if share == 0 {
 			runtime.Gosched()
 			return
 		}
-		goesOn := pause(ctx, min(restShare*worked, restLook))
-		for goesOn && waits() && !press() {
+		goesOn := pause(ctx, min(share*worked, restLook))
+		for goesOn && waits() && times() == restShare {
 			goesOn = pause(ctx, restLook)
 		}
 		began = time.Now()
 	}
 }
 
-// checkpointsPress tells whether another checkpoint cannot wait long.
-func (n *Node) checkpointsPress() bool {
-	return n.filling.mustFree() || slices.ContainsFunc(n.live(), func(p *partition) bool {
-		return n.checkpointUrgent(p) || n.checkpointLong(p) && !n.checkpointWaits(p)
-	})
+// restTimes is for how many times as long as it worked a checkpoint, or a compaction, rests: the less the sooner another
+// checkpoint is needed.
+func (n *Node) restTimes() time.Duration {
+	live := n.live()
+	switch {
+	case n.filling.mustHurry() || slices.ContainsFunc(live, n.checkpointUrgent):
+		return 0
+	case n.filling.mustFree() || slices.ContainsFunc(live, func(p *partition) bool { return n.checkpointLong(p) && !n.checkpointWaits(p) }):
+		return restLess
+	}
+	return restShare
 }
 
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.

@@ -25,7 +25,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	old, burst := n.partitions[0], n.partitions[1]
 	aged := func(age time.Duration) bool {
 		old.checkpointAt.Store(int64(n.clock.running() - age))
-		return n.dueCheckpoint(t.Context(), old, 0) != nil
+		return n.dueCheckpoint(old, 0)
 	}
 	n.applied.Store(10)
 	if aged(30*time.Second) || !aged(2*time.Minute) {
@@ -60,7 +60,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	if aged(time.Second) {
 		t.Error("one with a long log is taken while another partition drains")
 	}
-	if n.dueCheckpoint(t.Context(), old, n.applied.Load()) == nil {
+	if !n.dueCheckpoint(old, n.applied.Load()) {
 		t.Error("it waits though the log has to be freed")
 	}
 	n.applied.Store(burstTimes * 1000)
@@ -92,16 +92,15 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	aged(2 * time.Minute)
 	var drained atomic.Bool
 	var going sync.WaitGroup
-	for name, rest := range map[string]func(){"resting": n.resting(t.Context(), old), "in a hurry": n.waiting(t.Context(), old)} {
-		going.Go(func() {
-			for began := time.Now(); time.Since(began) < time.Millisecond; { // of work, of which it rests a multiple
-			}
-			rest()
-			if !drained.Load() {
-				t.Errorf("one that is %s goes on while another partition drains", name)
-			}
-		})
-	}
+	rest := n.resting(t.Context(), old)
+	going.Go(func() {
+		for began := time.Now(); time.Since(began) < time.Millisecond; { // of work, of which it rests a multiple
+		}
+		rest()
+		if !drained.Load() {
+			t.Error("one that has begun goes on while another partition drains")
+		}
+	})
 	time.Sleep(5 * restLook) // in which it could go on
 	drained.Store(true)
 	burst.mu.Lock()
@@ -152,6 +151,13 @@ func TestResting(t *testing.T) {
 	lessThan(ended, restLook, short, "the node ends")
 	n.filling.asked(streams.Info{Bytes: 60, MaxBytes: 100}, 0)
 	lessThan(t.Context(), restLook, short, "the log has to be freed")
+	if d := rested(t.Context(), short); d < restLess*short {
+		t.Errorf("it rested for %s while the log has to be freed", d)
+	}
+	n.filling.asked(streams.Info{Bytes: 70, MaxBytes: 100}, 0)
+	if n.restTimes() != 0 {
+		t.Error("it rests while the log is nearly full")
+	}
 	n.filling.asked(streams.Info{Bytes: 40, MaxBytes: 100}, 0)
 	n.o.CheckpointRecords, n.o.CheckpointBytes = 1000, 1<<20
 	n.partitions = []*partition{{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}}
