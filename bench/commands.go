@@ -115,7 +115,7 @@ func (c *CommandsConfig) offers() int { return int(float64(c.Offered) * c.Durati
 const (
 	leastCreates     = 30_000
 	limitCreateP99   = 50 // ms, at the offered rate
-	limitSingleRatio = 2  // of the sum of a log round trip and a synced commit, at p50
+	limitSingleRatio = 2  // of the sum of a log round trip, as far as the command's, and a synced commit, at p50
 )
 
 // RunCommands measures durable commands: each counts when its reply has arrived, which says that it is in
@@ -199,18 +199,28 @@ type group struct {
 func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" }
 
 // single is one client with one command at a time, beside what the machine needs for the least that a
-// durable command consists of.
+// durable command consists of: the log's round trip, on a connection like the client's to the engine's own server, and a
+// synced commit. The round trip inside a process, as an engine's reader has it, stands beside that.
 func (m *commands) single(ctx context.Context) (err error) {
-	ground, err := openCeiling(ctx, CeilingConfig{Service: m.Service, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime})
+	own := m.Service
+	own.Server = m.engine.url
+	ground, err := openCeiling(ctx, CeilingConfig{Service: own, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, ground.close()) }()
+	var inside *ceiling
+	if m.Service.Server == "" && m.Service.NATS == "" {
+		if inside, err = openCeiling(ctx, CeilingConfig{Service: m.Service, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, inside.close()) }()
+	}
 	m.result.Machine.Replicas = ground.replicas
 	client := carillon.Connect(m.nc, carillon.WithNames(m.engine.Names))
 	prefix, payload := m.prefix("single"), payloadOf(m.PayloadBytes)
 	creates, updates, deletes := newHistogram(), newHistogram(), newHistogram()
-	var ratios, trips, commits []float64
+	var ratios, trips, commits, insideRatios, insideTrips []float64
 	made, kept := 0, 0
 	// timed runs do for i = from, from+1, … until to, or, where that is 0, until the round's time is over.
 	timed := func(total *hdrhistogram.Histogram, from, to int, do func(i int) error) (next int, p50 float64, err error) {
@@ -238,6 +248,13 @@ func (m *commands) single(ctx context.Context) (err error) {
 		if err != nil {
 			return fmt.Errorf("bench: log round trip: %w", err)
 		}
+		if inside != nil {
+			trip, err := inside.logRoundTrip(ctx)
+			if err != nil {
+				return fmt.Errorf("bench: log round trip in this process: %w", err)
+			}
+			insideTrips = append(insideTrips, float64(trip.ValueAtQuantile(50))/1000)
+		}
 		var f Figures
 		if err := ground.commits(ctx, filepath.Join(ground.dir, strconv.Itoa(round)), &f); err != nil {
 			return err
@@ -250,6 +267,9 @@ func (m *commands) single(ctx context.Context) (err error) {
 			return err
 		}
 		ratios = append(ratios, p50/(trips[round]+commits[round]))
+		if inside != nil {
+			insideRatios = append(insideRatios, p50/(insideTrips[round]+commits[round]))
+		}
 		updated, _, err := timed(updates, from, made, put(1))
 		if err != nil {
 			return err
@@ -278,6 +298,10 @@ func (m *commands) single(ctx context.Context) (err error) {
 	f.quantiles("single_update_latency", updates, 50, 99)
 	f.quantiles("single_delete_latency", deletes, 50, 99)
 	f.add("single_latency_ratio", median(ratios))
+	if inside != nil {
+		f.add("log_round_trip_in_process_p50_ms", median(insideTrips))
+		f.add("single_latency_in_process_ratio", median(insideRatios))
+	}
 	m.result.Histograms["single_latency_us"], err = encode(creates)
 	return err
 }
