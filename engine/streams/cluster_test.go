@@ -135,6 +135,49 @@ func TestReplicatedLink(t *testing.T) {
 	}
 }
 
+// The leader of a stream steps down for the server that is named; asked again, for one that leads already, nobody does.
+func TestStepDown(t *testing.T) {
+	t.Parallel()
+	c := natstest.StartCluster(t, 3, "")
+	nc := connectTo(t, c.URL())
+	s := open(t, nc, Config{Partitions: 1, Replicas: 3})
+	leaderOf := func() (leader string, followers []string) {
+		eventually(t, "the stream has a leader", func() (ok bool) {
+			var err error
+			leader, followers, err = s.LeaderOf(t.Context(), s.Log.Name())
+			return err == nil
+		})
+		return leader, followers
+	}
+	first, followers := leaderOf()
+	if len(followers) != 2 {
+		t.Fatalf("%s is followed by %v", first, followers)
+	}
+	refusals, err := nc.SubscribeSync("$JS.EVENT.ADVISORY.API")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{followers[0], followers[1], first} {
+		if err := StepDown(nc, s.Log.Name(), to); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, to+" leads", func() bool { leader, _ := leaderOf(); return leader == to })
+		if err := StepDown(nc, s.Log.Name(), to); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the second time is refused", func() bool {
+			m, err := refusals.NextMsg(5 * time.Second)
+			return err == nil && strings.Contains(string(m.Data), "STEPDOWN") && strings.Contains(string(m.Data), "already leader")
+		})
+		if leader, _ := leaderOf(); leader != to {
+			t.Errorf("%s leads, not %s", leader, to)
+		}
+	}
+	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // A replica that is left alone says nothing of what the stream holds: others may have gone on without it. nats-server
 // lets it answer, first as the leader that it was, and later because it has none.
 func TestAloneOfThree(t *testing.T) {

@@ -3,6 +3,7 @@ package streams
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
 )
@@ -10,8 +11,22 @@ import (
 // Log is the stream of commands and engine's records.
 type Log struct {
 	stream
-	acks *acks
-	cfg  Config
+	acks  *acks
+	cfg   Config
+	known atomic.Uint64 // the newest sequence that an answer told of
+}
+
+// learn has the log know of what answers tell.
+func (l *Log) learn(onAck func(uint64, error)) func(uint64, error) {
+	if onAck == nil {
+		return nil
+	}
+	return func(seq uint64, err error) {
+		for known := l.known.Load(); err == nil && seq > known && !l.known.CompareAndSwap(known, seq); known = l.known.Load() {
+			continue
+		}
+		onAck(seq, err)
+	}
 }
 
 // Partitions is the number the log was made with.
@@ -23,13 +38,13 @@ func (l *Log) Replicas() int { return l.cfg.Replicas }
 // PublishAsync appends a record and returns; onAck gets its sequence or an error as in
 // OutStream.PublishChained, and may be nil.
 func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, once, onAck)
+	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
 }
 
 // PublishRepeated is PublishAsync of a record that its sender appends again where that fails, and that does no harm when
 // it is there twice: ErrTimeout comes once an answer should have come, as answers went of late.
 func (l *Log) PublishRepeated(subject string, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, again, onAck)
+	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, again, l.learn(onAck))
 }
 
 // Publish appends a record and waits for its sequence. After ErrTimeout, ErrDisconnected or the

@@ -29,7 +29,10 @@ const (
 	scanSlack = 8 << 10
 	// While the consumer is not heard the stream is asked for what it holds, this often.
 	askEvery   = 50 * time.Millisecond
+	askAtOnce  = time.Millisecond
 	askTimeout = 500 * time.Millisecond
+	// A record that was stored before the last look, and has not come by this one though nothing else has, is late.
+	lateLook = 100 * time.Millisecond
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
 	resetWaitMax = 250 * time.Millisecond
@@ -58,6 +61,8 @@ func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Mes
 	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, gather: l.cfg.Gather, heartbeat: heartbeat}
 	if l.cfg.Wire != nil {
 		r.heartbeat = heartbeatEmbedded
+	} else {
+		r.known = l.known.Load // a server in this process does not keep anything back
 	}
 	return r.read(ctx)
 }
@@ -205,6 +210,7 @@ type reader struct {
 	deliver func([]Message) error
 	onReset func(error)
 	gather  func() time.Duration // as in Config
+	known   func() uint64        // a sequence that the stream has; nil: it is not said
 
 	heartbeat time.Duration // of its consumer
 
@@ -218,7 +224,8 @@ type reader struct {
 
 // session runs one consumer until something is wrong. While that is being made, or is not heard, the stream is asked for
 // its messages one by one: a consumer is made by the leader of all JetStream, and runs on any of the servers. One that is
-// killed or cut off is not missed by a stream whose own leader is another.
+// killed or cut off is not missed by a stream whose own leader is another; nor is one that is slow, and tells of records that
+// were long acknowledged.
 func (r *reader) session(ctx context.Context) error {
 	nc := r.nc
 	status := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
@@ -246,11 +253,19 @@ func (r *reader) session(ctx context.Context) error {
 	defer idle.Stop()
 	ask := time.NewTicker(askEvery)
 	defer ask.Stop()
-	running, silent := false, 0
+	look := time.NewTicker(lateLook)
+	defer look.Stop()
+	if r.known == nil {
+		look.Stop()
+	}
+	running, silent, late, known := false, 0, false, uint64(0)
 	alive := func() {
 		running = true
-		if ask.Stop(); r.until > 0 { // a consumer on a replica that is behind does not come to the end
+		switch {
+		case r.until > 0: // a consumer on a replica that is behind does not come to the end
 			ask.Reset(askEvery)
+		case !late:
+			ask.Stop()
 		}
 	}
 	for !r.done {
@@ -274,9 +289,19 @@ func (r *reader) session(ctx context.Context) error {
 			case silent > 2: // the first may be of the same moment as the last word
 				ask.Reset(askEvery)
 			}
+		case <-look.C:
+			if late, known = known > r.upTo() && len(queue) == 0, r.known(); late {
+				ask.Reset(askEvery)
+			}
 		case <-ask.C:
-			if err := r.ask(ctx); err != nil {
+			more, err := r.ask(ctx)
+			switch {
+			case err != nil:
 				return err
+			case more && late: // it may be long until the consumer is of use
+				ask.Reset(askAtOnce)
+			case late:
+				ask.Reset(askEvery)
 			}
 		case m := <-queue:
 			silent = 0
@@ -298,16 +323,16 @@ func (r *reader) room() int {
 	return int(min(readerQueue, r.until-min(r.at.Seq, r.until)+scanSlack))
 }
 
-// ask delivers the next few messages that the stream holds, if it says which.
-func (r *reader) ask(ctx context.Context) error {
+// ask delivers the next few messages that the stream holds, if it says which, and tells whether there are more.
+func (r *reader) ask(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	info, err := r.Info(ctx)
 	if err != nil {
-		return nil // it has no leader; it is asked again
+		return false, nil // it has no leader; it is asked again
 	}
 	if r.cut(info) {
-		return fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.upTo())
+		return false, fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.upTo())
 	}
 	r.passed = max(r.upTo(), info.before())
 	last := info.Last
@@ -323,9 +348,9 @@ func (r *reader) ask(ctx context.Context) error {
 	r.done = r.until > 0 && r.passed >= r.until
 	var own deliverError
 	if errors.As(err, &own) {
-		return err
+		return false, err
 	}
-	return nil
+	return err == nil && r.passed < last, nil
 }
 
 // upTo is how far the reader is.

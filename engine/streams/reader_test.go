@@ -673,6 +673,52 @@ func TestScanBehind(t *testing.T) {
 	}
 }
 
+// A consumer that lives and keeps back what the stream has acknowledged does not keep it from the reader.
+func TestReadBesideLateConsumer(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	s := open(t, nc, Config{Partitions: 1, Reader: "engine", OnReset: func(err error) { t.Errorf("the reader starts over: %v", err) }})
+	var applied atomic.Uint64
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+			for _, m := range batch {
+				if !applied.CompareAndSwap(m.Seq-1, m.Seq) {
+					t.Errorf("record %d came behind %d", m.Seq, applied.Load())
+				}
+			}
+			return nil
+		})
+	}()
+	come := func(what string, last uint64) {
+		t.Helper()
+		eventually(t, what, func() bool { return applied.Load() == last })
+	}
+	appendLog(t, s.Log, 10)
+	come("records come", 10)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := uint64(1); n <= 3; n++ {
+		if _, err := js.PauseConsumer(t.Context(), "CARILLON_LOG", "engine", time.Now().Add(time.Hour)); err != nil { // it sends heartbeats
+			t.Fatal(err)
+		}
+		appendLog(t, s.Log, 2*scanFew)
+		come("records come while the consumer sends none", 10+n*(2*scanFew+10)-10)
+		if _, err := js.ResumeConsumer(t.Context(), "CARILLON_LOG", "engine"); err != nil {
+			t.Fatal(err)
+		}
+		appendLog(t, s.Log, 10)
+		come("records come when it does", 10+n*(2*scanFew+10))
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 // Records come without a consumer, too: while none can be made, and when it is gone. None comes twice.
 func TestReadWithoutConsumer(t *testing.T) {
 	h := newHost(t)

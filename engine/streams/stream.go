@@ -45,6 +45,9 @@ type stream struct {
 	name string
 }
 
+// Name is the stream's.
+func (s *stream) Name() string { return s.name }
+
 // request asks the JetStream API and decodes the answer into resp, or its error. It may be carried out more than once.
 func (s *stream) request(ctx context.Context, subject string, req, resp any) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -136,6 +139,43 @@ const heard = 3 * time.Second
 // Doubt is how long what a stream with replicas says against a node has to be said before it counts: twice as long as a
 // leader that is none any more may be believed.
 const Doubt = 2 * heard
+
+// LeaderOf names the server that leads a stream, and those that follow it. Errors: as Info's.
+func (s *Streams) LeaderOf(ctx context.Context, name string) (leader string, followers []string, err error) {
+	one := stream{nc: s.Log.nc, name: name}
+	var resp struct {
+		Cluster *group `json:"cluster"`
+	}
+	if err := one.request(ctx, "STREAM.INFO."+name, nil, &resp); err != nil {
+		return "", nil, err
+	}
+	if resp.Cluster == nil {
+		return "", nil, nil
+	}
+	if !resp.Cluster.leads() {
+		return "", nil, fmt.Errorf("%w: %s has no leader whom its replicas follow", ErrDisconnected, name)
+	}
+	for _, r := range resp.Cluster.Replicas {
+		followers = append(followers, r.Name)
+	}
+	return resp.Cluster.Leader, followers, nil
+}
+
+// StepDown asks the leader of a stream, by way of a connection to it, to leave that to another server. Asked twice it does so
+// once: who leads already refuses. It does not wait for that.
+func StepDown(nc *nats.Conn, name, to string) error {
+	var req struct {
+		Placement struct {
+			Preferred string `json:"preferred"`
+		} `json:"placement"`
+	}
+	req.Placement.Preferred = to
+	body, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	return sendError(nc.Publish(apiPrefix+stepDown+name, body))
+}
 
 // leads tells whether most replicas follow the one that answered. Where a group has no leader each replica answers with
 // what it has (server/jetstream_api.go, jsStreamInfoRequest), and a leader that is cut off from the others knows of that
