@@ -22,6 +22,8 @@ type Beat struct {
 type Report struct {
 	// Draining members stay live and get nothing: what they serve goes to others as these catch up.
 	Draining bool `json:"draining,omitempty"`
+	// Server is the name of the nats-server that the member is connected to. It is told, not used.
+	Server string `json:"server,omitempty"`
 	// ClockOffsetMS is the stream's clock less the member's own, as the member measures it. It is told, not used.
 	ClockOffsetMS int64 `json:"clock_offset_ms"`
 	// Needs is the position from which the member would go on after a crash: the log above it is to stay. 0: all of it.

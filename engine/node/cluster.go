@@ -132,6 +132,7 @@ func (n *Node) rights() streams.Rights {
 	r.Publish = []string{
 		"$KV." + nodesBucket(n.o.Stream) + ".>", "$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.CREATE." + bucket,
 		"$JS.API.DIRECT.GET." + bucket + ".>", "$JS.API.CONSUMER.CREATE." + bucket + ".>", "$JS.API.CONSUMER.DELETE." + bucket + ".*",
+		"$JS.API.STREAM.LEADER.STEPDOWN." + bucket,
 		n.nodeSubject("*") + ".>", n.cancels(),
 	}
 	r.Subscribe = append(r.Subscribe, n.nodeSubject(n.o.Name)+".>")
@@ -181,6 +182,9 @@ func (n *Node) takePart(ctx context.Context) error {
 		return fmt.Errorf("node: %w", err)
 	}
 	n.joined.takes.Store(true)
+	n.work.Go(func() { n.servers.ask(ctx) })
+	n.work.Go(func() { n.every(ctx, seatLook, n.lookAtServers) })
+	n.work.Go(func() { n.every(ctx, leadersLook, n.lookAtLeaders) })
 	n.work.Go(func() { n.takeSeats(ctx) })
 	n.work.Go(func() {
 		if err := n.followSeats(ctx); err != nil {
@@ -217,7 +221,7 @@ func (n *Node) stuck() bool {
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can
 // are to take them.
 func (n *Node) report() cluster.Report {
-	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.wrong().Milliseconds()}
+	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
 	if !n.joined.follows.Load() {
 		return r
 	}
@@ -256,19 +260,26 @@ func (n *Node) takeSeats(ctx context.Context) {
 			ring(n.joined.changed)
 		case <-t.C:
 		}
-		n.takeDue(ctx, n.joined.member.View())
+		v := n.joined.member.View()
+		n.joined.look(v, len(n.partitions))
+		slow := n.servers.slow()
+		n.takeDue(ctx, slow.without(v, n.o.Name), slow)
 	}
 }
 
-// takeDue claims the partitions that a view gives to this node.
-func (n *Node) takeDue(ctx context.Context, v cluster.View) {
-	n.joined.look(v, len(n.partitions))
+// takeDue claims the partitions that a view gives to this node. While its own network is slow it claims nothing, as who seems
+// dead may not be; and for a while after that nothing which somebody serves.
+func (n *Node) takeDue(ctx context.Context, v cluster.View, slow slowness) {
 	near := false // the log's end; asked for once
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
-		if serving := v.Serving(p.number); serving != "" && serving != n.o.Name && !near {
+		serving := v.Serving(p.number)
+		if slow.now || slow.self && serving != "" {
+			continue
+		}
+		if serving != "" && serving != n.o.Name && !near {
 			if near = n.nearEnd(ctx); !near {
 				return
 			}

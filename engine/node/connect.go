@@ -31,12 +31,17 @@ const (
 
 // connect connects to an external NATS. What the connection is for is in its name.
 func (o Options) connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return o.connectTo(o.NATS, purpose, more...)
+}
+
+// connectTo connects to some servers.
+func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name("carillon " + o.Name + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
 	}
 	options = append(append(options, more...), o.NATSOptions...)
-	return nats.Connect(o.NATS, append(options, nearestFirst)...)
+	return nats.Connect(servers, append(options, nearestFirst)...)
 }
 
 // nearestFirst has a server of this machine tried first, one of them at random: there is no network between that could
@@ -101,11 +106,15 @@ func (dialer) Dial(network, address string) (net.Conn, error) {
 }
 
 // leaveCutOff goes to another server where the one that this node is connected to lives, but the log stream's leader has
-// not answered by way of it for long: it is cut off from the others. The library knows of no reason to leave it. left is
-// when the node last did, by its clock, and so it gives back.
+// not answered by way of it for long: it is cut off from the others. The library knows of no reason to leave it. Where it is
+// the node's own network that is slow, it would not be better off elsewhere. left is when the node last did, by its clock,
+// and so it gives back.
 func (n *Node) leaveCutOff(left time.Duration) time.Duration {
 	now := n.clock.running()
 	if now-max(left, time.Duration(n.answered.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
+		return left
+	}
+	if n.servers.slow().self {
 		return left
 	}
 	n.log.Warn("the log stream does not answer by way of this nats-server; going to another one", "server", n.nc.ConnectedUrlRedacted())

@@ -183,19 +183,20 @@ func (h *host) Dial(network, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// stalled tells whether some connection of the host still has to send again what was lost.
-func (h *host) stalled() (is bool, err error) {
+// connections are those of the host, and whether each has sent all that it had, and has read what came.
+func (h *host) connections() (idle map[string]bool, err error) {
+	idle = make(map[string]bool)
 	err = h.do(func() error {
 		connections, err := os.ReadFile("/proc/thread-self/net/tcp")
 		for line := range strings.Lines(string(connections)) {
-			const state, retransmits, synSent = 3, 6, "02"
-			if f := strings.Fields(line); len(f) > retransmits && f[0] != "sl" && f[state] != synSent {
-				is = is || f[retransmits] != "00000000"
+			const local, remote, state, queues, established = 1, 2, 3, 4, "01"
+			if f := strings.Fields(line); len(f) > queues && f[state] == established {
+				idle[f[local]+" "+f[remote]] = f[queues] == "00000000:00000000"
 			}
 		}
 		return err
 	})
-	return is, err
+	return idle, err
 }
 
 // packet is one that was sent, and when it is to arrive.

@@ -23,4 +23,4 @@ func (*host) cut(out, in bool)                               {}
 func (*host) sever(...*host)                                 {}
 func (*host) slow(delay, jitter time.Duration, loss float64) {}
 func (*host) heal()                                          {}
-func (*host) stalled() (bool, error)                         { return false, nil }
+func (*host) connections() (map[string]bool, error)          { return nil, nil }

@@ -196,6 +196,8 @@ type Node struct {
 	recovered  func() error // has recover done once
 	joined     joined       // with an external NATS
 	pulse      pulse        // the same
+	servers    servers      // the same
+	leaders    leaders      // the same
 	reached    reached
 	logEnd     ends
 	saves      saves
@@ -393,6 +395,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Warn("NATS", "error", err) }))
 		n.url = o.NATS
 	}
+	n.servers.o, n.servers.main = n.o, n.nc
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
 	}

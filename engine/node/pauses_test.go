@@ -134,12 +134,13 @@ func startPlain(t *testing.T, nc *nats.Conn, urls string, hosts []*host) *plainL
 	return p
 }
 
-// worst is the longest time between two moments in rounds of one kind, and the longest without the time that there was no
-// leader.
+// worst is the longest time between two moments in rounds of one kind, the longest without the time that there was no
+// leader, and all of them together.
 type worst struct {
 	pause, beyond time.Duration
-	where         string    // the latter
-	from, to      time.Time // the same
+	all           time.Duration // of what is worth a word together
+	where         string        // the latter
+	from, to      time.Time     // the same
 }
 
 // add takes the moments of a stream that are in a round.
@@ -152,6 +153,9 @@ func (w *worst) add(moments []time.Time, r round, led *leaders, what string, str
 			continue
 		}
 		w.pause = max(w.pause, pause)
+		if pause > shortPause {
+			w.all += pause
+		}
 		if beyond := pause - led.without(from, to, streams...); beyond > w.beyond {
 			w.from, w.to = from, to
 			w.beyond, w.where = beyond, fmt.Sprintf("%s, from %s to %s", what, from.Format("15:04:05.000"), to.Format("15:04:05.000"))
@@ -160,12 +164,15 @@ func (w *worst) add(moments []time.Time, r round, led *leaders, what string, str
 }
 
 func (w *worst) String() string {
-	return fmt.Sprintf("%s at most, and %s at most while there were leaders (%s)",
-		w.pause.Round(time.Millisecond), w.beyond.Round(time.Millisecond), w.where)
+	return fmt.Sprintf("%s at most, and %s at most while there were leaders (%s); %s in all, by pauses of %s and more",
+		w.pause.Round(time.Millisecond), w.beyond.Round(time.Millisecond), w.where, w.all.Round(100*time.Millisecond), shortPause)
 }
 
-// longPause, while there were leaders, is one whose reason is worth looking for.
-const longPause = 4 * time.Second
+const (
+	shortPause = 300 * time.Millisecond
+	// longPause, while there were leaders, is one whose reason is worth looking for.
+	longPause = 2 * time.Second
+)
 
 // reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that JetStream had no
 // leader of a stream that they take. Beside it stands the same of the plain streams, and what the engines said in a long one.

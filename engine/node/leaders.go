@@ -1,0 +1,156 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// leaders knows which servers lead the streams that this node's triggers take, so that it can have one that is slow give
+// that up at once. To ask only then would take as long as the answers of a slow server take.
+type leaders struct {
+	next int // of the partitions that are asked about in turn
+
+	mu    sync.Mutex
+	known map[string]*led // by stream
+}
+
+// led is who leads a stream, and what may take its place.
+type led struct {
+	by        string
+	followers []string
+	deposed   time.Time // when it was asked to step down last
+}
+
+const (
+	leadersLook = time.Second     // for who leads
+	leadersMost = 64              // output streams that are asked about then
+	deposeAgain = 2 * time.Second // an election takes milliseconds where the way to the leader is not lost
+	deposedLook = 50 * time.Millisecond
+)
+
+var errDeposed = errors.New("node: the output stream has another leader")
+
+// lookAtLeaders asks who leads the log, the nodes' bucket, and what this node follows, a part of that each time.
+func (n *Node) lookAtLeaders(ctx context.Context) error {
+	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
+	l := &n.leaders
+	for range min(len(n.partitions), leadersMost) {
+		if p := n.partitions[l.next%len(n.partitions)]; p.follows.Load() {
+			names = append(names, n.streams.Out[p.number].Name())
+		}
+		l.next++
+	}
+	var asked sync.WaitGroup
+	for _, name := range names {
+		asked.Go(func() { n.lookAtLeader(ctx, name) })
+	}
+	asked.Wait()
+	return nil
+}
+
+// lookAtLeader asks who leads a stream.
+func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
+	ctx, cancel := context.WithTimeout(ctx, leadersLook)
+	defer cancel()
+	leader, followers, err := n.streams.LeaderOf(ctx, name)
+	if err != nil {
+		return "" // it has none just now, or that is slow
+	}
+	l := &n.leaders
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.known == nil {
+		l.known = make(map[string]*led)
+	}
+	if l.known[name] == nil {
+		l.known[name] = &led{}
+	}
+	l.known[name].by, l.known[name].followers = leader, followers
+	return leader
+}
+
+// lookAtServers judges how they answer, and has those that are slow lead no more.
+func (n *Node) lookAtServers(ctx context.Context) error {
+	before := n.servers.slow().String()
+	slow := n.servers.judge(n.nc.ConnectedServerName(), time.Now())
+	if now := slow.String(); now != before {
+		n.log.Warn("nats-servers that are slow to answer", "which", now)
+	}
+	n.evade(ctx, slow, slow.without(n.joined.member.View(), n.o.Name))
+	return nil
+}
+
+// evade has the servers that are slow lead no more what this node serves, nor, where it is the first of those who are well,
+// what all need.
+func (n *Node) evade(ctx context.Context, slow slowness, well cluster.View) {
+	if len(slow.silent) == 0 {
+		return
+	}
+	if len(well.Members) > 0 && well.Members[0].Name == n.o.Name {
+		n.depose(ctx, n.streams.Log.Name(), slow, nil)
+		n.depose(ctx, "KV_"+nodesBucket(n.o.Stream), slow, nil)
+	}
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		owns := p.owner.Epoch != 0
+		p.mu.Unlock()
+		if owns || well.Claimant(p.number, caughtUp) == n.o.Name { // the claim itself may have to wait for a leader of the log
+			n.depose(ctx, n.streams.Out[p.number].Name(), slow, p)
+		}
+	}
+}
+
+// depose asks the leader of a stream to step down if it is slow: for this node's server, or else another that is not. What
+// was on its way to it is lost, or its answer is: a partition's chain is given up once there is another leader.
+func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partition) {
+	l := &n.leaders
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.known[name]
+	if s == nil || slow.silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
+		return
+	}
+	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.lately[f] })
+	if len(heirs) == 0 {
+		return
+	}
+	to := heirs[0]
+	if own := n.nc.ConnectedServerName(); slices.Contains(heirs, own) {
+		to = own
+	}
+	by := s.by
+	s.deposed = time.Now()
+	if err := streams.StepDown(slow.silent[by], name, to); err != nil {
+		n.log.Warn("a slow nats-server was not asked to lead a stream no longer", "stream", name, "server", by, "error", err)
+		return
+	}
+	n.log.Info("a slow nats-server is to lead a stream no longer", "stream", name, "server", by, "to", to)
+	n.work.Go(func() {
+		until := time.Now().Add(deposeAgain)
+		for time.Now().Before(until) && pause(ctx, deposedLook) {
+			if now := n.lookAtLeader(ctx, name); now != "" && now != by {
+				n.succeeded(p, now)
+				return
+			}
+		}
+	})
+}
+
+// succeeded gives up a chain that was resumed under another leader, and waits for answers of that.
+func (n *Node) succeeded(p *partition, leader string) {
+	if p == nil {
+		return
+	}
+	p.out.Lock()
+	defer p.out.Unlock()
+	if !p.chain.Lost() && p.chain.InFlight() > 0 && p.leader != leader {
+		n.lose(p, errDeposed)
+		n.bell.ring()
+	}
+}

@@ -1,0 +1,161 @@
+package node
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+)
+
+// Who is slow is told by when each server answered in time last; where most are silent it is this node's own network.
+func TestSlowness(t *testing.T) {
+	const silent, doubtful, well = silentAfter + time.Millisecond, doubtfulAfter + time.Millisecond, doubtfulAfter
+	for name, c := range map[string]struct {
+		ages map[string]time.Duration // since an answer came in time
+		died []string
+		want string
+		now  []string // are asked to lead no longer
+	}{
+		"all are well":                {ages: map[string]time.Duration{"own": well, "b": well, "c": well}, want: "none"},
+		"one is slow":                 {ages: map[string]time.Duration{"own": well, "b": silent, "c": well}, want: "b", now: []string{"b"}},
+		"one is, another may be":      {ages: map[string]time.Duration{"own": well, "b": silent, "c": doubtful}, want: "none"},
+		"both others":                 {ages: map[string]time.Duration{"own": well, "b": silent, "c": silent}, want: "this node's own network"},
+		"its own server":              {ages: map[string]time.Duration{"own": stallMost + 1, "b": well, "c": well}, want: "this node's own network"},
+		"all stall":                   {ages: map[string]time.Duration{"own": silent, "b": silent, "c": silent}, want: "none"},
+		"all may, and one does":       {ages: map[string]time.Duration{"own": doubtful, "b": silent, "c": well}, want: "none"},
+		"the only other one":          {ages: map[string]time.Duration{"own": well, "b": silent}, want: "this node's own network"},
+		"its own is the only one":     {ages: map[string]time.Duration{"own": silent}, want: "none"},
+		"two of four":                 {ages: map[string]time.Duration{"own": well, "b": silent, "c": silent, "d": well, "e": well}, want: "b, c", now: []string{"b", "c"}},
+		"three of four":               {ages: map[string]time.Duration{"own": well, "b": silent, "c": silent, "d": silent, "e": well}, want: "this node's own network"},
+		"one died":                    {ages: map[string]time.Duration{"own": well, "b": silent, "c": well}, died: []string{"b"}, want: "none"},
+		"one has been away for long":  {ages: map[string]time.Duration{"own": well, "b": goneAfter + 1, "c": well}, want: "none"},
+		"one is slow, the other died": {ages: map[string]time.Duration{"own": well, "b": silent, "c": silent}, died: []string{"c"}, want: "this node's own network"},
+	} {
+		now := time.Now()
+		s := servers{all: make(map[string]*natsServer)}
+		for server, age := range c.ages {
+			s.all["nats://"+server] = &natsServer{name: server, died: slices.Contains(c.died, server), promptness: promptness{quick: now.Add(-age)}}
+		}
+		slow := s.judge("own", now)
+		if asked := slices.Sorted(maps.Keys(slow.silent)); slow.String() != c.want || !slices.Equal(asked, c.now) {
+			t.Errorf("%s: slow is %s, asked are %v", name, slow, asked)
+		}
+	}
+}
+
+// A server that was slow counts as slow for a while; to itself a node does so for longer, and so nothing moves back and forth.
+func TestSlownessLasts(t *testing.T) {
+	began := time.Now()
+	at := func(after time.Duration, ages map[string]time.Duration, s *servers) slowness {
+		now := began.Add(after)
+		for server, age := range ages {
+			s.all[server].quick = now.Add(-age)
+		}
+		return s.judge("own", now)
+	}
+	make3 := func() *servers {
+		return &servers{all: map[string]*natsServer{"own": {name: "own"}, "b": {name: "b"}, "c": {name: "c"}}}
+	}
+	const silent = time.Second
+	is := func(what string, slow slowness, want string, now bool) {
+		t.Helper()
+		if slow.String() != want || slow.now != now {
+			t.Errorf("%s: slow is %s, now: %t", what, slow, slow.now)
+		}
+	}
+	other := make3()
+	is("it is slow", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, other), "b", false)
+	was := at(slowFor-1, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, other)
+	is("it was", was, "b", false)
+	if len(was.silent) > 0 {
+		t.Error("one that answers is asked to lead no longer")
+	}
+	is("it is well", at(slowFor, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, other), "none", false)
+
+	self := make3()
+	const own = "this node's own network"
+	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
+	is("one answers first", at(settleFor-1, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), own, false)
+	is("all answer", at(selfSlowFor-1, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, self), own, false)
+	is("all have answered for long", at(selfSlowFor, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, self), "none", false)
+
+	self = make3()
+	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
+	is("one never answers", at(settleFor, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), "b", false)
+}
+
+// What is late depends on what is usual: a server far away is not slow, one that came nearer is soon held to that.
+func TestPromptness(t *testing.T) {
+	var p promptness
+	now := time.Now()
+	answer := func(took time.Duration) (inTime bool) {
+		now = now.Add(answerEvery)
+		p.came(now, now.Add(took))
+		return p.quick.Equal(now)
+	}
+	is := func(what string, inTime, want bool) {
+		t.Helper()
+		if inTime != want {
+			t.Errorf("%s: in time is %t", what, inTime)
+		}
+	}
+	is("the first of a server far away", answer(200*time.Millisecond), true)
+	is("as usual", answer(300*time.Millisecond), true)
+	is("ten times as long", answer(2*time.Second), false)
+	for range 50 {
+		answer(time.Millisecond)
+	}
+	is("no longer usual", answer(200*time.Millisecond), false)
+	is("a busy machine", answer(answerLate), true)
+	for range int(time.Minute / answerEvery) {
+		answer(200 * time.Millisecond)
+	}
+	is("for a minute", answer(200*time.Millisecond), false)
+	for range int(30 * time.Minute / answerEvery) {
+		answer(200 * time.Millisecond)
+	}
+	is("for half an hour", answer(200*time.Millisecond), true)
+}
+
+// A connection that breaks while its server is slow leaves it slow; else the server died.
+func TestSlownessOfBroken(t *testing.T) {
+	var s servers
+	now := time.Now()
+	well, slow := &natsServer{promptness: promptness{quick: now}}, &natsServer{promptness: promptness{quick: now.Add(-time.Second)}}
+	s.broke(well)
+	s.broke(slow)
+	if !well.died || slow.died {
+		t.Errorf("died: %t and %t", well.died, slow.died)
+	}
+}
+
+// A view is without those whose server is slow, and never without the node itself.
+func TestViewWithoutSlow(t *testing.T) {
+	v := cluster.View{Members: []cluster.Beat{
+		{Node: cluster.Node{Name: "a"}, Report: cluster.Report{Server: "x"}},
+		{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Server: "x"}},
+		{Node: cluster.Node{Name: "c"}, Report: cluster.Report{Server: "y"}},
+		{Node: cluster.Node{Name: "old"}},
+	}}
+	var left []string
+	for _, m := range (slowness{lately: map[string]bool{"x": true}}).without(v, "b").Members {
+		left = append(left, m.Name)
+	}
+	if !slices.Equal(left, []string{"b", "c", "old"}) || len(v.Members) != 4 {
+		t.Errorf("left are %v", left)
+	}
+}
+
+func TestWithUser(t *testing.T) {
+	for _, c := range []struct{ found, given, want string }{
+		{"nats://10.0.0.2:4222", "nats://10.0.0.1:4222", "nats://10.0.0.2:4222"},
+		{"nats://10.0.0.2:4222", "nats://e:p@10.0.0.1:4222, nats://10.0.0.3:4222", "nats://e:p@10.0.0.2:4222"},
+		{"nats://me@10.0.0.2:4222", "nats://e:p@10.0.0.1:4222", "nats://me@10.0.0.2:4222"},
+	} {
+		if got := withUser(c.found, c.given); got != c.want {
+			t.Errorf("%s beside %s became %s", c.found, c.given, got)
+		}
+	}
+}
