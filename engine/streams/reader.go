@@ -32,7 +32,10 @@ const (
 	askAtOnce  = time.Millisecond
 	askTimeout = 500 * time.Millisecond
 	// A record that was stored before the last look, and has not come by this one though nothing else has, is late.
+	// A consumer that is late for as long as lateMost is made anew, maybe on another server: without a leader of all JetStream
+	// the log's leader gives no message by its number.
 	lateLook = 100 * time.Millisecond
+	lateMost = 2 * time.Second
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
 	resetWaitMax = 250 * time.Millisecond
@@ -217,6 +220,7 @@ type reader struct {
 	batch []Message
 	bytes int
 	cseq  uint64 // the consumer's own count of what it has sent
+	told  uint64 // how far that reached
 
 	replicas int       // of the stream
 	against  time.Time // since when the stream speaks against the position
@@ -247,6 +251,7 @@ func (r *reader) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from := r.at.Seq + 1
+	r.told = r.at.Seq
 	making.Go(func() { made <- r.create(ctx, inbox, from) })
 	r.cseq = 0
 	idle := time.NewTicker(r.heartbeat)
@@ -259,6 +264,7 @@ func (r *reader) session(ctx context.Context) error {
 		look.Stop()
 	}
 	running, silent, late, known := false, 0, false, uint64(0)
+	var since time.Time // it is late
 	alive := func() {
 		running = true
 		switch {
@@ -290,8 +296,14 @@ func (r *reader) session(ctx context.Context) error {
 				ask.Reset(askEvery)
 			}
 		case <-look.C:
-			if late, known = known > r.upTo() && len(queue) == 0, r.known(); late {
+			was := late
+			late, known = known > r.told && len(queue) == 0, r.known()
+			switch {
+			case late && !was:
+				since = time.Now()
 				ask.Reset(askEvery)
+			case late && running && time.Since(since) > lateMost:
+				return fmt.Errorf("%w: the consumer is late", errReset)
 			}
 		case <-ask.C:
 			more, err := r.ask(ctx)
@@ -431,6 +443,7 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 		return fmt.Errorf("%w: delivery %d came after %d", errReset, d.consumerSeq, r.cseq)
 	}
 	r.cseq++
+	r.told = d.streamSeq
 	if err := r.follows(ctx, d.streamSeq); err != nil {
 		return err
 	}
