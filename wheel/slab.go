@@ -6,20 +6,20 @@ import (
 )
 
 func (w *Wheel) chunk(c uint32) *chunk {
-	return &w.chunks[c/blockChunks].heads[c%blockChunks]
+	return &w.heads[c/headBlockLen][c%headBlockLen]
 }
 
 func (w *Wheel) record(pos uint32) *record {
-	return &w.chunks[pos/blockLen].records[pos%blockLen]
+	return &w.records[pos/blockLen][pos%blockLen]
 }
 
 func (w *Wheel) recordsOf(c uint32) *[chunkLen]record {
 	at := c * chunkLen % blockLen
-	return (*[chunkLen]record)(w.chunks[c/blockChunks].records[at : at+chunkLen])
+	return (*[chunkLen]record)(w.records[c/blockChunks][at : at+chunkLen])
 }
 
 func (w *Wheel) pos(id ID) *uint32 {
-	return &w.ids[id/blockLen].pos[id%blockLen]
+	return &w.ids[id/idBlockLen][id%idBlockLen]
 }
 
 func (w *Wheel) node(n uint32) *node {
@@ -30,47 +30,91 @@ func (w *Wheel) slot(i uint32) *slot {
 	return &w.node(i / fan).slots[i%fan]
 }
 
-// find returns where the record of a live id is.
-func (w *Wheel) find(id ID) (pos uint32) {
-	if uint32(id) < w.idCount {
-		pos = *w.pos(id)
+// find returns where the position of a live id is kept.
+func (w *Wheel) find(id ID) (pos *uint32) {
+	if b := id / idBlockLen; int(b) < len(w.ids) {
+		if pos = &w.ids[b][id%idBlockLen]; *pos-1 < freeBit-1 {
+			return pos
+		}
 	}
-	if pos == 0 {
-		panic("wheel: no live timer has this id")
-	}
-	return pos
+	panic("wheel: no live timer has this id")
 }
 
 func (w *Wheel) newID() ID {
-	if w.freeIDCount > 0 {
-		w.freeIDCount--
-		return w.ids[w.freeIDCount/blockLen].free[w.freeIDCount%blockLen]
+	if w.free.count > 0 {
+		return w.popID()
 	}
 	id := w.idCount
-	if int(id/blockLen) == len(w.ids) {
-		w.ids = append(w.ids, new(idBlock))
+	if id == freeBit {
+		panic("wheel: no id is left for another timer")
+	}
+	if int(id/idBlockLen) == len(w.ids) {
+		w.ids = append(w.ids, new(posBlock))
 	}
 	w.idCount++
 	return ID(id)
 }
 
-func (w *Wheel) freeID(id ID) {
-	*w.pos(id) = 0
-	w.ids[w.freeIDCount/blockLen].free[w.freeIDCount%blockLen] = id
-	w.freeIDCount++
+// freeID puts id, whose position is kept at pos, on the stack of free ones.
+func (w *Wheel) freeID(id ID, pos *uint32) {
+	f := &w.free
+	k := f.count % freeRow
+	if k == 0 {
+		f.below, f.belowRead = f.top, true
+	}
+	*pos = freeBit | uint32(f.below[k])
+	f.top[k] = id
+	f.count++
 }
 
-// addChunk gives slot i another chunk at its end.
-func (w *Wheel) addChunk(s *slot, i uint32) {
+// popID takes the last id off the stack of free ones.
+func (w *Wheel) popID() ID {
+	f := &w.free
+	f.count--
+	k := f.count % freeRow
+	if k == freeRow-1 && !f.belowRead {
+		for i, id := range f.top {
+			f.below[i] = ID(*w.pos(id) &^ freeBit)
+		}
+		f.belowRead = true
+	}
+	id := f.top[k]
+	if k == 0 {
+		f.top, f.belowRead = f.below, false
+	}
+	return id
+}
+
+// stepTo is what the next timer takes at the end of slot s: wide if it must be, or if the last chunk is. A last chunk
+// that is not, but must be, is written no more.
+func (w *Wheel) stepTo(s *slot, must bool) uint32 {
+	for s.end%chunkLen != 0 {
+		c := s.end / chunkLen
+		h := w.chunk(c)
+		if !must || h.step == wide {
+			return uint32(h.step)
+		}
+		h.live = w.used(s, c)
+		s.end = (c + 1) * chunkLen
+		if h.live == 0 {
+			w.dropChunk(s, c)
+		}
+	}
+	if must {
+		return wide
+	}
+	return 1
+}
+
+// addChunk gives slot i another chunk at its end, for timers that take step records each.
+func (w *Wheel) addChunk(s *slot, i, step uint32) {
 	c := w.freeChunk
 	if c != 0 {
 		w.freeChunk = w.chunk(c).next
 		w.freeChunkCount--
 	} else {
 		c = w.chunkCount
-		if int(c/blockChunks) == len(w.chunks) {
-			w.addBlock()
-		}
+		w.growChunks(uint64(c) + 1)
 		w.chunkCount++
 	}
 	prev := uint32(0)
@@ -80,15 +124,21 @@ func (w *Wheel) addChunk(s *slot, i uint32) {
 		prev = s.end/chunkLen - 1
 		w.chunk(prev).next = c
 	}
-	*w.chunk(c) = chunk{slot: i, prev: prev, live: ^uint16(0)}
+	*w.chunk(c) = chunk{slot: i, prev: prev, live: ones[step], step: uint16(step)}
 	s.end = c * chunkLen
 }
 
-func (w *Wheel) addBlock() {
-	if len(w.chunks) == 1<<32/blockLen-1 {
+// growChunks takes memory for count chunks in all, with number 0.
+func (w *Wheel) growChunks(count uint64) {
+	if count > freeBit/chunkLen {
 		panic("wheel: no position is left for another timer")
 	}
-	w.chunks = append(w.chunks, new(chunkBlock))
+	for uint64(len(w.heads))*headBlockLen < count {
+		w.heads = append(w.heads, new(headBlock))
+	}
+	for uint64(len(w.records))*blockChunks < count {
+		w.records = append(w.records, new(recordBlock))
+	}
 }
 
 // used is the records in use of chunk c of slot s.
@@ -100,26 +150,31 @@ func (w *Wheel) used(s *slot, c uint32) uint16 {
 	return h.live & (1<<(s.end-c*chunkLen) - 1) // the last
 }
 
-// dropChunk takes chunk c, which holds no record any more, out of slot s.
+// dropChunk takes chunk c, which holds no timer any more, out of slot s; and one behind it that holds none and is then alone.
 func (w *Wheel) dropChunk(s *slot, c uint32) {
 	h := w.chunk(c)
-	if h.prev != 0 {
-		w.chunk(h.prev).next = h.next
+	prev, next := h.prev, h.next
+	if prev != 0 {
+		w.chunk(prev).next = next
 	} else {
-		s.head = h.next
+		s.head = next
 	}
 	switch {
-	case h.next != 0:
-		w.chunk(h.next).prev = h.prev
-	case h.prev != 0:
-		last := w.chunk(h.prev)
-		n := uint32(bits.Len16(last.live))
-		last.live |= ^uint16(0) << n
-		s.end = h.prev*chunkLen + n
+	case next != 0:
+		w.chunk(next).prev = prev
+	case prev != 0:
+		last := w.chunk(prev)
+		step := uint32(last.step)
+		n := (uint32(bits.Len16(last.live)) + step - 1) / step * step
+		last.live |= ones[step] << n
+		s.end = prev*chunkLen + n
 	default:
 		w.vacate(h.slot)
 	}
 	w.recycle(c)
+	if prev == 0 && next != 0 && w.used(s, next) == 0 {
+		w.dropChunk(s, next)
+	}
 }
 
 // recycle puts chunk c, which is in no slot, on the free list.
@@ -129,38 +184,51 @@ func (w *Wheel) recycle(c uint32) {
 	w.freeChunkCount++
 }
 
-// shrink frees chunk c if no record of it is in use, or merges it with a neighbour.
-func (w *Wheel) shrink(c uint32) {
+// removed does for chunk c what removing the timer at pos asks for: to free the chunk if that was its last, or to merge it.
+func (w *Wheel) removed(c, pos uint32) {
 	h := w.chunk(c)
+	if h.slot == inRows {
+		w.leaveRow(w.record(pos).low%fan, c)
+		return
+	}
+	if h.slot == w.first && w.deadline(pos) == w.next { // not if it was late: what is left there has the same key
+		w.first = 0
+	}
 	s := w.slot(h.slot)
-	if n := bits.OnesCount16(w.used(s, c)); n == 0 {
+	if used := w.used(s, c); used == 0 {
 		w.dropChunk(s, c)
-	} else if n <= mergeMax/2 && !w.merge(s, h.prev, c) {
+	} else if !w.merge(s, h.prev, c) {
 		w.merge(s, c, h.next)
 	}
 }
 
-// merge moves the records of chunk b of slot s behind those of chunk a, its predecessor, if both exist
-// and hold few enough.
+// merge moves the timers of chunk b of slot s behind those of chunk a, its predecessor, if both exist and hold few enough.
 func (w *Wheel) merge(s *slot, a, b uint32) bool {
-	if a == 0 || b == 0 || bits.OnesCount16(w.used(s, a))+bits.OnesCount16(w.used(s, b)) > mergeMax {
+	if a == 0 || b == 0 {
 		return false
 	}
-	to, n := w.chunk(a), uint32(0)
+	to, step := w.chunk(a), uint32(w.chunk(a).step)
+	timers := bits.OnesCount16(w.used(s, a)) + bits.OnesCount16(w.used(s, b))
+	if w.chunk(b).step != to.step || timers*int(step) > mergeMax {
+		return false
+	}
+	n := uint32(0)
 	for _, c := range [...]uint32{a, b} {
 		for used := w.used(s, c); used != 0; used &= used - 1 {
-			r := *w.record(c*chunkLen + uint32(bits.TrailingZeros16(used)))
-			*w.record(a*chunkLen + n) = r
-			*w.pos(r.id) = a*chunkLen + n
-			n++
+			from := c*chunkLen + uint32(bits.TrailingZeros16(used))
+			for i := range step {
+				*w.record(a*chunkLen + n + i) = *w.record(from + i)
+			}
+			*w.pos(w.record(a*chunkLen + n).id) = a*chunkLen + n
+			n += step
 		}
 	}
-	to.live = 1<<n - 1
+	to.live = ones[step] & (1<<n - 1)
 	w.dropChunk(s, b)
 	return true
 }
 
-func (w *Wheel) newNode(level, up uint32) uint32 {
+func (w *Wheel) newNode(level, up uint32, from uint64) uint32 {
 	n := w.freeNode
 	if n != 0 {
 		w.freeNode = w.node(n).up
@@ -172,7 +240,7 @@ func (w *Wheel) newNode(level, up uint32) uint32 {
 		w.nodeCount++
 	}
 	nd := w.node(n) // its slots are empty
-	nd.level, nd.up = level, up
+	nd.level, nd.up, nd.from = level, up, from
 	return n
 }
 
@@ -184,19 +252,17 @@ func (w *Wheel) dropNode(n uint32) {
 
 // Grow takes the memory for n more timers now, a quarter more than they fill when they are spread evenly.
 func (w *Wheel) Grow(n int) {
-	for uint64(len(w.ids))*blockLen < uint64(w.idCount-w.freeIDCount)+uint64(n) {
-		w.ids = append(w.ids, new(idBlock))
+	for uint64(len(w.ids))*idBlockLen < uint64(w.idCount-w.free.count)+uint64(n) {
+		w.ids = append(w.ids, new(posBlock))
 	}
-	need := uint64(n+n/4)/chunkLen + levels*fan
-	for uint64(len(w.chunks))*blockChunks < uint64(w.chunkCount-w.freeChunkCount)+need {
-		w.addBlock()
-	}
+	w.growChunks(uint64(w.chunkCount-w.freeChunkCount) + uint64(n+n/4)/chunkLen + levels*fan)
 }
 
 // Bytes is the memory held, in bytes, for timers present and past: it is used again but not given back.
 func (w *Wheel) Bytes() int {
 	return int(unsafe.Sizeof(*w)) +
-		len(w.chunks)*int(unsafe.Sizeof(chunkBlock{})) + cap(w.chunks)*int(unsafe.Sizeof((*chunkBlock)(nil))) +
-		len(w.ids)*int(unsafe.Sizeof(idBlock{})) + cap(w.ids)*int(unsafe.Sizeof((*idBlock)(nil))) +
+		len(w.heads)*int(unsafe.Sizeof(headBlock{})) + cap(w.heads)*int(unsafe.Sizeof((*headBlock)(nil))) +
+		len(w.records)*int(unsafe.Sizeof(recordBlock{})) + cap(w.records)*int(unsafe.Sizeof((*recordBlock)(nil))) +
+		len(w.ids)*int(unsafe.Sizeof(posBlock{})) + cap(w.ids)*int(unsafe.Sizeof((*posBlock)(nil))) +
 		len(w.nodes)*int(unsafe.Sizeof(nodeBlock{})) + cap(w.nodes)*int(unsafe.Sizeof((*nodeBlock)(nil)))
 }

@@ -99,6 +99,16 @@ func (p *pair) agree(t failer) {
 	}
 }
 
+// deadlines compares what Deadline says of every timer.
+func (p *pair) deadlines(t failer) {
+	t.Helper()
+	for _, m := range p.model {
+		if d := p.w.Deadline(m.id); d != m.deadline {
+			t.Fatalf("Deadline of #%d %d, want %d; now %d", m.seq, d, m.deadline, p.now)
+		}
+	}
+}
+
 // check verifies the invariants that the essay in wheel.go states, and that nothing leaks. Data must
 // be numbered from 1 in the order of insertion.
 func check(t failer, w *Wheel) {
@@ -109,14 +119,14 @@ func check(t failer, w *Wheel) {
 	rowChunks := map[uint32]uint16{} // records in rows
 	for g := range uint32(fan) {
 		left, low := uint16(0), w.now/fan*fan+uint64(g)
-		for e := w.rows.first[g]; left < w.rows.left[g]; e = w.rows.next[e] {
+		for e := w.rows.next[g]; left < w.rows.left[g]; e = w.rows.next[e] {
 			pos := w.rows.pos[e]
 			c, bit := pos/chunkLen, uint16(1)<<(pos%chunkLen)
 			if h := w.chunk(c); h.slot != inRows || h.live&bit == 0 {
 				continue
 			}
 			r := w.record(pos)
-			if *w.pos(r.id) != pos || toKey(r.deadline) != low || low < w.now || rowChunks[c]&bit != 0 {
+			if *w.pos(r.id) != pos || w.deadline(pos) != low || low < w.now || rowChunks[c]&bit != 0 {
 				t.Fatalf("timer %+v at %d (pos %d), in the row of %d at %d", *r, pos, *w.pos(r.id), low, w.now)
 			}
 			if lastOfRow[g] >= r.data {
@@ -126,8 +136,8 @@ func check(t failer, w *Wheel) {
 			rowChunks[c] |= bit
 			left++
 		}
-		if left == 0 && w.rows.first[g] != 0 {
-			t.Fatalf("row %d of no timer begins at %d", g, w.rows.first[g])
+		if left == 0 && w.rows.last[g] != uint16(g) {
+			t.Fatalf("row %d of no timer ends at %d", g, w.rows.last[g])
 		}
 		timers += int(left)
 		if left > 0 && low == w.next {
@@ -178,13 +188,14 @@ func check(t failer, w *Wheel) {
 			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
 				h := w.chunk(c)
 				chunks++
-				if h.slot != i || h.prev != prev || w.used(&s, c) == 0 {
+				empty := w.used(&s, c) == 0 && (h.prev == 0 || h.next != 0) // a last one may be, if it is not alone
+				if h.slot != i || h.prev != prev || empty || h.next != 0 && h.live&^ones[h.step] != 0 {
 					t.Fatalf("chunk %d after %d in slot %d: slot %d, prev %d, live %b", c, prev, i, h.slot, h.prev, h.live)
 				}
 				for used := w.used(&s, c); used != 0; used &= used - 1 {
 					pos := c*chunkLen + uint32(bits.TrailingZeros16(used))
 					r := w.record(pos)
-					key := w.keyOf(r)
+					key := max(w.deadline(pos), w.now)
 					if *w.pos(r.id) != pos || key>>(level*digit)<<(level*digit) != low {
 						t.Fatalf("timer %+v at %d (pos %d), slot of %d at level %d", *r, pos, *w.pos(r.id), low, level)
 					}
@@ -220,25 +231,33 @@ func check(t failer, w *Wheel) {
 	if w.first != 0 && !first[w.first] {
 		t.Fatalf("the next one due is not in slot %d", w.first)
 	}
-	freeChunks, freeNodes := 0, 0
+	freeChunks, freeNodes, freeIDs := 0, 0, 0
+	for k, id := range w.free.top {
+		if at := w.free.count % freeRow; at != 0 && uint32(k) >= at {
+			id = w.free.below[k]
+		}
+		for ; id != 0; id = ID(*w.pos(id) &^ freeBit) {
+			freeIDs++
+		}
+	}
 	for c := w.freeChunk; c != 0; c = w.chunk(c).next {
 		freeChunks++
 	}
 	for n := w.freeNode; n != 0; n = w.node(n).up {
 		freeNodes++
 	}
-	if timers != w.len || timers+int(w.freeIDCount) != int(w.idCount)-1 ||
+	if timers != w.Len() || timers+int(w.free.count) != int(w.idCount)-1 || freeIDs != int(w.free.count) ||
 		freeChunks != int(w.freeChunkCount) || chunks+freeChunks != int(w.chunkCount)-1 ||
 		len(nodes)+freeNodes != int(w.nodeCount)-1 {
-		t.Fatalf("%d timers of %d, ids %d free of %d; chunks %d + %d free (%d) of %d; nodes %d + %d free of %d",
-			timers, w.len, w.freeIDCount, w.idCount-1, chunks, freeChunks, w.freeChunkCount, w.chunkCount-1,
+		t.Fatalf("%d timers of %d, ids %d (%d) free of %d; chunks %d + %d free (%d) of %d; nodes %d + %d free of %d",
+			timers, w.Len(), freeIDs, w.free.count, w.idCount-1, chunks, freeChunks, w.freeChunkCount, w.chunkCount-1,
 			len(nodes), freeNodes, w.nodeCount-1)
 	}
 }
 
 // spans are distances in time that reach every level, with the edges of slots among them.
 func drawSpan(t *rapid.T, label string) int64 {
-	switch rapid.IntRange(0, 5).Draw(t, label+" kind") {
+	switch rapid.IntRange(0, 6).Draw(t, label+" kind") {
 	case 0:
 		return rapid.Int64Range(-5, 70).Draw(t, label)
 	case 1:
@@ -249,6 +268,8 @@ func drawSpan(t *rapid.T, label string) int64 {
 		return rapid.Int64Range(0, 300*year).Draw(t, label)
 	case 4:
 		return int64(1)<<(digit*rapid.IntRange(0, 7).Draw(t, label+" level")) + rapid.Int64Range(-1, 1).Draw(t, label)
+	case 5:
+		return -int64(1)<<rapid.SampledFrom([]int{5, 31, 32, 33, 42}).Draw(t, label+" late") + rapid.Int64Range(-1, 1).Draw(t, label)
 	}
 	return rapid.Int64Range(0, 100).Draw(t, label) * hour / 60 // many at the same time
 }
@@ -291,7 +312,7 @@ func TestWheelAgainstSortedList(t *testing.T) {
 			})
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"":        func(t *rapid.T) { p.agree(t); check(t, p.w) },
+			"":        func(t *rapid.T) { p.agree(t); p.deadlines(t); check(t, p.w) },
 			"insert":  func(t *rapid.T) { p.insert(deadline(t)) },
 			"advance": advance,
 			"run":     advance,
@@ -360,6 +381,7 @@ func TestChurn(t *testing.T) {
 		})
 		p.agree(t)
 		if round%5 == 0 {
+			p.deadlines(t)
 			check(t, p.w)
 		}
 	}
@@ -468,6 +490,123 @@ func TestRowsMoveNoRecord(t *testing.T) {
 	}
 }
 
+// A record has half a deadline. What the other is has to be clear also of one late by any time, beside those that are not;
+// and stays so when its slot's level becomes another.
+func TestBothHalvesOfDeadlines(t *testing.T) {
+	for _, start := range []int64{0, 1<<32 - 1, 1<<32 + 5, y2k, -1 << 33} {
+		p := newPair(start)
+		rng := rand.New(rand.NewPCG(13, 14))
+		for range 40 {
+			for range rng.IntN(30) { // of different kinds in turn, some chunks long
+				p.insert(p.now)
+			}
+			for _, late := range []int64{1, 1<<32 - 1, 1 << 32, 1<<32 + 1, 1 << 40} {
+				p.insert(p.now - late)
+				for e := range 43 {
+					p.insert(p.now + 1<<e - rng.Int64N(2))
+				}
+				if rng.IntN(2) == 0 {
+					p.remove(rng.IntN(len(p.model)))
+				}
+			}
+			p.deadlines(t)
+			check(t, p.w)
+			p.agree(t)
+		}
+		for len(p.model) > 0 {
+			p.advance(t, p.model[min(300, len(p.model)-1)].key, 299, func() {})
+			p.deadlines(t)
+			p.agree(t)
+		}
+		check(t, p.w)
+	}
+}
+
+// The last chunk of a slot may hold no timer, if it is not alone. However the rest of the slot goes, it goes as well.
+func TestLastChunkWithoutTimers(t *testing.T) {
+	for name, rest := range map[string]func(t *testing.T, p *pair){
+		"removed": func(t *testing.T, p *pair) {
+			for len(p.model) > 0 {
+				p.remove(0)
+			}
+		},
+		"merged": func(t *testing.T, p *pair) {
+			for len(p.model) > 1 {
+				p.remove(1)
+				check(t, p.w)
+			}
+			if used := p.w.chunkCount - 1 - p.w.freeChunkCount; used != 1 {
+				t.Fatalf("one timer is in %d chunks", used)
+			}
+			p.remove(0)
+		},
+		"expired": func(t *testing.T, p *pair) { p.advance(t, p.model[0].key, math.MaxInt, func() {}) },
+		"expired by one": func(t *testing.T, p *pair) {
+			for len(p.model) > 0 {
+				p.advance(t, p.model[0].key, 1, func() {})
+				check(t, p.w)
+			}
+		},
+		"closed": func(t *testing.T, p *pair) { // if it is the slot of now, by one that needs a wide chunk
+			p.insert(p.now - 1<<33)
+			check(t, p.w)
+			p.deadlines(t)
+			p.advance(t, math.MaxInt64, math.MaxInt, func() {})
+		},
+	} {
+		for _, in := range []int64{0, 10, 100, 10_000, 1 << 40} {
+			t.Run(fmt.Sprintf("%s in %d", name, in), func(t *testing.T) {
+				p := newPair(0)
+				for range chunkLen + 5 {
+					p.insert(in)
+				}
+				for len(p.model) > chunkLen/2 { // as many as a wide chunk holds
+					p.remove(len(p.model) - 1)
+					check(t, p.w)
+					if len(p.model) == chunkLen && in < 1<<36 {
+						if used := p.w.chunkCount - 1 - p.w.freeChunkCount; used != 2 {
+							t.Fatalf("%d chunks, want a second without timers", used)
+						}
+						break
+					}
+				}
+				p.deadlines(t)
+				rest(t, p)
+				p.agree(t)
+				check(t, p.w)
+				if used := p.w.chunkCount - 1 - p.w.freeChunkCount; used != 0 || len(p.model) != 0 {
+					t.Fatalf("%d chunks are not free", used)
+				}
+			})
+		}
+	}
+}
+
+// Ids come back the last one first, and take no memory meanwhile.
+func TestFreeIDs(t *testing.T) {
+	const n = idBlockLen + 100
+	w := New(0)
+	ids := make([]ID, n)
+	for i := range ids {
+		ids[i] = w.Insert(hour+int64(i), 0)
+	}
+	held := w.Bytes()
+	for range 3 {
+		for _, id := range ids {
+			w.Remove(id)
+		}
+		for i := range ids {
+			if id := w.Insert(hour+int64(i), 0); id != ids[n-1-i] {
+				t.Fatalf("id %d, want %d", id, ids[n-1-i])
+			}
+		}
+		slices.Reverse(ids)
+	}
+	if w.Bytes() != held {
+		t.Errorf("%d bytes held, %d before", w.Bytes(), held)
+	}
+}
+
 func TestLateTimers(t *testing.T) {
 	w := New(1000)
 	w.Insert(1000, 1)
@@ -563,6 +702,13 @@ func TestBoundedWork(t *testing.T) {
 
 // Removals cannot make the rest hold much more memory than it needs.
 func TestRemovalsGiveRoom(t *testing.T) {
+	removalsGiveRoom(t, hour, 2.5)
+	removalsGiveRoom(t, 1<<50, 3.5) // in wide chunks
+}
+
+// In each chunk there is room for 16 records; most is how many of them a timer may hold.
+func removalsGiveRoom(t *testing.T, width int64, most float64) {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(7, 8))
 	w := New(0)
 	const keep, rounds = 4_000, 200
@@ -571,7 +717,7 @@ func TestRemovalsGiveRoom(t *testing.T) {
 		var ids []ID
 		for range keep / rounds * 50 {
 			seq++
-			ids = append(ids, w.Insert(hour+rng.Int64N(hour), seq))
+			ids = append(ids, w.Insert(width+rng.Int64N(width), seq))
 		}
 		for j, id := range ids {
 			if j%50 != 0 {
@@ -583,14 +729,13 @@ func TestRemovalsGiveRoom(t *testing.T) {
 	if w.Len() != keep {
 		t.Fatalf("Len %d", w.Len())
 	}
-	chunks := int(w.chunkCount-1-w.freeChunkCount) * chunkLen
-	if chunks > 5*keep/2 {
-		t.Errorf("%d timers hold room for %d", keep, chunks)
+	if room := float64(w.chunkCount-1-w.freeChunkCount) * chunkLen / keep; room > most {
+		t.Errorf("a timer holds %.1f records", room)
 	}
 }
 
 func TestMemory(t *testing.T) {
-	for _, v := range []any{chunkBlock{}, idBlock{}, nodeBlock{}} {
+	for _, v := range []any{headBlock{}, recordBlock{}, posBlock{}, nodeBlock{}} {
 		if typ := reflect.TypeOf(v); hasPointer(typ) {
 			t.Errorf("%v holds a pointer for the collector to follow", typ)
 		}
@@ -598,8 +743,21 @@ func TestMemory(t *testing.T) {
 	if !hasPointer(reflect.TypeOf(struct{ a [2]struct{ p *int } }{})) {
 		t.Error("hasPointer does not see one")
 	}
-	if size := float64(unsafe.Sizeof(chunkBlock{})+unsafe.Sizeof(idBlock{})) / blockLen; size > 32 {
-		t.Errorf("%.1f bytes a timer, over 32", size)
+	if size := float64(unsafe.Sizeof(chunk{}))/chunkLen + float64(unsafe.Sizeof(record{})+unsafe.Sizeof(uint32(0))); size > 17 {
+		t.Errorf("%.1f bytes a timer, over 17", size)
+	}
+	for _, c := range []struct {
+		width int64
+		most  float64
+	}{{40_000, 18}, {1 << 30, 18}, {1 << 50, 32}} {
+		w, rng := New(0), rand.New(rand.NewPCG(15, 16))
+		for range 100_000 {
+			w.Insert(1+rng.Int64N(c.width), 0)
+		}
+		chunks := float64(w.chunkCount) * float64(unsafe.Sizeof(chunk{})+chunkLen*unsafe.Sizeof(record{}))
+		if per := chunks/100_000 + 4; per > c.most {
+			t.Errorf("%.1f bytes a timer within %d, over %.0f", per, c.width, c.most)
+		}
 	}
 	w := New(0)
 	w.Grow(100_000)
