@@ -6,9 +6,8 @@ import (
 )
 
 // texts holds what a job has of bytes: its id, what is fixed while it keeps its version, the request of its last command and
-// its spec. They lie in
-// pages without pointers, so that a million jobs are as little work for the garbage collector as none, and
-// cost no more than their length and half a unit each.
+// its spec. They lie in pages without pointers, so that a million jobs are as little work for the garbage collector as none,
+// and cost no more than their length and half a unit each.
 //
 // Freed cells are used again for texts of their own size only: sizes of jobs seldom differ much over time,
 // and nothing has to be moved.
