@@ -84,7 +84,7 @@ func (f *full) shuffle(count int) []ID {
 	return f.ids[len(f.ids)-count:]
 }
 
-// The machine's own floor: a timer's memory is somewhere in 250 MB, and to remove it is to read where it is, and to
+// The machine's own floor: a timer's memory is somewhere in 170 MB, and to remove it is to read where it is, and to
 // read there. Nothing is written, and nothing depends on what was read.
 func BenchmarkFloor(b *testing.B) {
 	eachSize(b, func(b *testing.B, n int) {

@@ -33,7 +33,7 @@ func (w *Wheel) slot(i uint32) *slot {
 // find returns where the position of a live id is kept.
 func (w *Wheel) find(id ID) (pos *uint32) {
 	if b := id / idBlockLen; int(b) < len(w.ids) {
-		if pos = &w.ids[b][id%idBlockLen]; *pos-1 < freeBit-1 {
+		if pos = &w.ids[b][id%idBlockLen]; int32(*pos) > 0 {
 			return pos
 		}
 	}
@@ -72,7 +72,7 @@ func (w *Wheel) popID() ID {
 	f := &w.free
 	f.count--
 	k := f.count % freeRow
-	if k == freeRow-1 && !f.belowRead {
+	if !f.belowRead {
 		for i, id := range f.top {
 			f.below[i] = ID(*w.pos(id) &^ freeBit)
 		}
@@ -250,7 +250,8 @@ func (w *Wheel) dropNode(n uint32) {
 	w.freeNode = n
 }
 
-// Grow takes the memory for n more timers now, a quarter more than they fill when they are spread evenly.
+// Grow takes the memory for n more timers now, a quarter more than they fill when they are spread evenly and take a record
+// each.
 func (w *Wheel) Grow(n int) {
 	for uint64(len(w.ids))*idBlockLen < uint64(w.idCount-w.free.count)+uint64(n) {
 		w.ids = append(w.ids, new(posBlock))

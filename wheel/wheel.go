@@ -72,23 +72,31 @@ import (
 // written: a slot gets another chunk only when its last is full, which takes 4 writes after a merge. Chunks
 // in rows do not merge: they hold what one slot did, and are free within its 64 ms.
 //
-// What a timer takes: a record of 12 bytes, 4 for the position of its id, and its share of a header; 17.65 with ten
-// million. The record has the low half of the deadline: what is narrower than 32 bits of time, as slots below farLevel are, says
-// the rest (deadlineIn). In wider slots, and where one is late by more than that, a timer takes two records, and its
-// chunk is wide; a chunk has timers of one kind. Free ids are a stack that takes no memory: the position of one names the
-// one that lies freeRow below it, so that what taking an id waits for is read a row at a time.
+// How many records of a slot's last chunk were written, only the slot knows. Remove asks it when the chunk is alone. Else
+// it goes by those that are not in use any more, and a last chunk may be left without a timer; it goes with the one before.
 //
-// With 16 bytes a record, a stack of 4 bytes an id, and headers among the records, one of ten million took 25.81 bytes, and 51 ns to
-// insert, 72 to remove and 60 to expire; 49, 53 and 44 since, medians of six turns on a quiet two-core machine, beside a
-// floor of 15 (BenchmarkFloor).
+// A record is 12 bytes: it has the low 32 bits of its deadline only. In a slot of levels 1 to 5, which is no wider than 2^30,
+// the others are those of the slot; at level 0 a deadline is the slot's millisecond, or late, and then the last one before it
+// with these bits, if it is late by less than 2^32 ms (49 days). A timer later than that, or at level 6 and above (two years
+// ahead, until a crowd splits its slot or time comes near), takes two records, and its chunk, with 8 of them, is wide.
+//
+// An id that is free is an entry of pos that is not needed, and holds the id 32 below it in the stack of free ids, which
+// therefore takes no memory. Remove has this entry at hand. To take an id is to wait for its entry, which
+// says what comes after it; so they are read 32 at a time, before the first of them is needed.
 //
 // Rows are a table of positions, 12 kB, instead of a last move within 64 ms of the end: a record and its pos are not
-// written once more, and no chunk is taken for it. To expire one of ten million takes 56 ns instead of 70, median of six
-// turns beside a floor of 24 (BenchmarkFloor), on another machine than the figures below. A cascade reads a chunk ahead what
-// it is going to write, and the making of rows what expiry will (fetch); without that the 56 were 84 at best.
+// written once more, and no chunk is taken for it. That is 56 ns instead of 70 to expire one of ten million, on another machine
+// than the figures below. A cascade reads a chunk ahead what it is going to write; the making of rows reads first, for all of
+// the slot, what it and expiry will (fetch). Without that the 56 were 84 at best; with both in one pass over the chunks
+// what is 44 now was 52.
 //
-// Tried, and rejected. Figures: ten million timers within an hour, ns to insert / to remove in random
-// order / to expire, best of 20 batches on the two-core machine, beside 62 / 52 / 73 for what was here then.
+// What ten million timers within an hour cost, ns to insert / to remove in random order / to expire, median of nine turns on a
+// two-core machine that did other work, beside a floor of 16 (BenchmarkFloor): 50 / 54 / 45, and 17.7 bytes a timer. With 16 bytes a
+// record, a stack of free ids, headers in one block with their records, a look at the slot for every
+// last chunk, one pass to make rows: 51 / 75 / 62 in the turns between, and 25.8 bytes. What pays for the stack: a million
+// insertions after as many removals, out of order, take 86 each for 76.
+//
+// Tried, and rejected. Figures: as above, but best of 20 batches on an earlier machine, beside 62 / 52 / 73 for what was here then.
 //
 //   - The simple version with a doubly linked list a slot, 24 bytes a timer: 131 / 41 / 428. A cascade
 //     follows links through memory, each a miss that has to end before the next begins.
@@ -96,11 +104,14 @@ import (
 //     how many timers an Advance yields then depends on where they lie, against (2).
 //   - The earliest deadline kept for each slot: exact until that timer is removed. Then a slot of a
 //     million is searched, at each removal of its first.
-//   - Free ids linked through pos, each to the next: taking one waits for memory, each for the one before.
+//   - Free ids linked through pos one by one: taking one waits for memory, each for the one before. In eight lists in turn
+//     such an insertion took 127. A stack beside pos, 4 bytes an id: but each line of it is waited for before it is
+//     written, and a removal took 8 more.
 //   - Headers beside their records, to have one page to look up: slower to remove, 150 against 115,
-//     as the headers of ten million timers on their own are 10 MB, and records many times that.
-//   - Blocks as slices, so that Go need not read the first bytes of each in order to find that its pointer is not nil; a
-//     last chunk that is only looked at when it may be empty: not told apart from noise, on a machine that did other work.
+//     as the headers of ten million timers on their own are 10 MB, and records are 120 MB. In blocks that have 8 kB of
+//     headers before their records it is 65 against 61 for 64 kB.
+//   - Blocks as slices or by unsafe pointers, so that Go need not read the first bytes of each in order to find that its
+//     pointer is not nil: not told apart from noise.
 //   - Insertions and removals carried out 64 at a time, so that what they wait for is waited for together: on the other machine
 //     79 / 54 / 53, with rows as well. But what removes one and asks for the next waits 94 for 44, and one call may make 64 splits.
 //   - Huge pages: the kernel gave them, and a read that nothing waits for took 9.3 for 10.4, one that is waited for 158 for 182.
@@ -113,7 +124,7 @@ const (
 
 	// slotMax bounds a cascade and a search for the earliest: 2,048 records are moved in some 20 µs and
 	// searched in two. Not less: just after a split each of the 64 new slots has 32 timers on average
-	// and half a chunk to spare; with 512 it would be 8 and half a chunk, and 40 bytes a timer. Not
+	// and half a chunk to spare; with 512 it would be 8 and half a chunk, and 30 bytes a timer. Not
 	// more: a split and a cascade are work that a single Insert or Advance has to do at once.
 	slotMax = fan * 2 * chunkLen
 
@@ -340,9 +351,9 @@ func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline
 func (w *Wheel) pop(s *slot) (data uint32, deadline int64) {
 	c := s.head
 	h, used := w.chunk(c), w.used(s, c)
-	pos := c*chunkLen + uint32(bits.TrailingZeros16(used))
-	r := w.record(pos)
-	data, deadline = r.data, toTime(w.deadline(pos))
+	records, j := w.recordsOf(c), bits.TrailingZeros16(used)%chunkLen
+	r := &records[j]
+	data, deadline = r.data, toTime(deadlineIn(records, j, h.step, w.now))
 	w.freeID(r.id, w.pos(r.id))
 	h.live &= h.live - 1
 	if used&(used-1) == 0 {

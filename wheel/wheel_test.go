@@ -584,23 +584,43 @@ func TestLastChunkWithoutTimers(t *testing.T) {
 
 // Ids come back the last one first, and take no memory meanwhile.
 func TestFreeIDs(t *testing.T) {
-	const n = idBlockLen + 100
-	w := New(0)
+	const n = 5*freeRow + 3
+	w, rng := New(0), rand.New(rand.NewPCG(17, 18))
 	ids := make([]ID, n)
 	for i := range ids {
-		ids[i] = w.Insert(hour+int64(i), 0)
+		ids[i] = w.Insert(hour+int64(i), uint32(i+1))
 	}
-	held := w.Bytes()
-	for range 3 {
-		for _, id := range ids {
-			w.Remove(id)
+	held, seq := w.Bytes(), uint32(n)
+	var free []ID
+	insert := func() {
+		seq++
+		id := w.Insert(hour, seq)
+		if last := len(free) - 1; id != free[last] {
+			t.Fatalf("id %d, want %d, of %d", id, free[last], len(free))
 		}
-		for i := range ids {
-			if id := w.Insert(hour+int64(i), 0); id != ids[n-1-i] {
-				t.Fatalf("id %d, want %d", id, ids[n-1-i])
+		ids, free = append(ids, id), free[:len(free)-1]
+	}
+	remove := func() {
+		i := rng.IntN(len(ids))
+		w.Remove(ids[i])
+		free = append(free, ids[i])
+		ids = slices.Delete(ids, i, i+1)
+	}
+	for range 300 {
+		for to := rng.IntN(n + 1); len(free) < to; {
+			remove()
+		}
+		for range rng.IntN(4) { // up and down, perhaps at the end of a row
+			if len(free) > 0 {
+				insert()
 			}
+			remove()
 		}
-		slices.Reverse(ids)
+		check(t, w)
+		for to := rng.IntN(n); len(free) > to; {
+			insert()
+		}
+		check(t, w)
 	}
 	if w.Bytes() != held {
 		t.Errorf("%d bytes held, %d before", w.Bytes(), held)
