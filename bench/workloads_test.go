@@ -41,7 +41,7 @@ func TestCommands(t *testing.T) {
 	for _, name := range []string{
 		"creates_per_s", "updates_per_s", "deletes_per_s", "imports_per_s", "latency_p50_ms", "latency_p99_ms", "saturated_latency_p99_ms",
 		"single_creates_per_s", "single_latency_p50_ms", "single_update_latency_p50_ms", "single_delete_latency_p50_ms",
-		"log_round_trip_p50_ms", "commit_p50_ms", "single_latency_ratio", "log_round_trip_in_process_p50_ms", "single_latency_in_process_ratio",
+		"log_round_trip_p50_ms", "commit_p50_ms", "single_latency_ratio", "log_round_trip_in_process_p50_ms", "single_latency_tcp_ratio",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))

@@ -403,8 +403,8 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 const (
 	// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
 	restShare = 4
-	// restLess is the same of one that is needed soon: it takes half a core. Without a rest the eight of a flood of creates took
-	// one of two cores for 0.6 s every three seconds, and what came meanwhile waited for 0.2 s.
+	// restLess is the same of one that is needed soon: it takes half a core. By their CPU, the eight of a flood of
+	// creates would take one of two cores for 0.6 s every three seconds.
 	restLess = 1
 	// restLook is how often it looks whether it still may rest, at the least: a part that waited for the disk takes
 	// seconds, and the log may be full after as many.
