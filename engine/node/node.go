@@ -162,6 +162,7 @@ type Node struct {
 	server  *embedded.Server
 	url     string
 	nc      *nats.Conn
+	wire    *streams.Wire // of nc, to the embedded server
 	streams *streams.Streams
 	outputs *streams.FileSync // of the embedded server's output streams
 
@@ -371,7 +372,6 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.expectSaved(&o); err != nil {
 		return err
 	}
-	var wire *streams.Wire
 	if o.NATS == "" {
 		if n.layout.Partitions > 0 {
 			n.work.Go(func() {
@@ -387,8 +387,8 @@ func (n *Node) open(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		wire = streams.NewWire(n.server)
-		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(wire), nats.NoEcho())
+		n.wire = streams.NewWire(n.server)
+		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
 	} else {
 		n.nc, err = o.connect("",
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1),
@@ -414,7 +414,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
 		Rights: n.rights(),
-		Reader: reader, Wire: wire, Gather: n.replies.gather, OnReset: n.readerResets,
+		Reader: reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
 	})
 	if err != nil {
 		return err

@@ -104,6 +104,10 @@ const (
 	gatherMost  = 2 * time.Millisecond
 )
 
+// few tells whether so few commands are under way that each is sent, and answered, at once: to gather many takes another
+// goroutine, for which each waits.
+func (r *replies) few() bool { return r.open.Load() <= 4 }
+
 // gather is how long that is now.
 func (r *replies) gather() time.Duration {
 	wait := min(time.Duration(r.open.Load())*gatherEach, gatherMost)
@@ -251,7 +255,11 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 		if request != "" {
 			header = nats.Header{carillon.HeaderRequest: []string{request}}
 		}
-		err := n.streams.Log.PublishAsync(subject, header, body, func(seq uint64, err error) {
+		publish := n.streams.Log.PublishAsync
+		if n.replies.few() {
+			publish = n.streams.Log.PublishNow
+		}
+		err := publish(subject, header, body, func(seq uint64, err error) {
 			if err != nil {
 				n.replies.failed(done, notTaken(err))
 				return

@@ -81,15 +81,20 @@ func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 // publish sends m. With onAck it asks for an answer and calls onAck once, from another goroutine,
 // unless publish itself returns an error.
 func (a *acks) publish(m *nats.Msg, kind int, onAck func(uint64, error)) error {
+	return a.publishBy(a.nc.PublishMsg, m, kind, onAck)
+}
+
+// publishBy is publish with a way to send.
+func (a *acks) publishBy(send func(*nats.Msg) error, m *nats.Msg, kind int, onAck func(uint64, error)) error {
 	if onAck == nil {
-		return sendError(a.nc.PublishMsg(m))
+		return sendError(send(m))
 	}
 	id, err := a.await(kind, onAck)
 	if err != nil {
 		return err
 	}
 	m.Reply = string(a.appendReply(make([]byte, 0, len(a.prefix)+13), id))
-	if err := sendError(a.nc.PublishMsg(m)); err != nil && a.take(id) != nil {
+	if err := sendError(send(m)); err != nil && a.take(id) != nil {
 		return err
 	}
 	return nil
@@ -138,8 +143,8 @@ func (a *acks) appendReply(dst []byte, id uint64) []byte {
 
 func sendError(err error) error {
 	switch {
-	case err == nil:
-		return nil
+	case err == nil, errors.Is(err, ErrDisconnected):
+		return err
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionClosed),
 		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrConnectionDraining),
 		errors.Is(err, nats.ErrDisconnected):

@@ -2,7 +2,11 @@ package streams
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go"
@@ -47,6 +51,66 @@ func (w *Wire) Write(frames []byte) error {
 		return ErrDisconnected
 	}
 	return c.writeFrames(frames)
+}
+
+// Publish sends one message at once. The library gathers what is published, and has another goroutine send it: the better way
+// for many, but one that somebody waits for waits for that, too. What cannot be a frame now is left to the library, whose
+// connection nc is. Errors: ErrDisconnected, and the message may have arrived; the library's.
+func (w *Wire) Publish(nc *nats.Conn, m *nats.Msg) error {
+	b := frameBuffers.Get().(*[]byte)
+	defer frameBuffers.Put(b)
+	*b = appendFrame((*b)[:0], m)
+	// The server ends a connection that sends too much. While there is none, answers could not come.
+	if int64(len(*b)) > nc.MaxPayload() || !nc.IsConnected() || !plain(m.Header) {
+		return nc.PublishMsg(m)
+	}
+	return w.Write(*b)
+}
+
+// plain tells whether the library would send the values as they are.
+func plain(h nats.Header) bool {
+	for _, values := range h {
+		for _, v := range values {
+			if strings.ContainsAny(v, "\r\n") || v != strings.TrimSpace(v) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// frameBuffers hold one frame each.
+var frameBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// appendFrame renders a message as the library does.
+func appendFrame(dst []byte, m *nats.Msg) []byte {
+	verb, head := "PUB ", 0
+	if len(m.Header) > 0 {
+		verb, head = "HPUB ", len(headerVersion)+len("\r\n")
+		for name, values := range m.Header {
+			for _, v := range values {
+				head += len(name) + len(": ") + len(v) + len("\r\n")
+			}
+		}
+	}
+	dst = append(append(append(dst, verb...), m.Subject...), ' ')
+	if m.Reply != "" {
+		dst = append(append(dst, m.Reply...), ' ')
+	}
+	if head > 0 {
+		dst = append(strconv.AppendInt(dst, int64(head), 10), ' ')
+	}
+	dst = append(strconv.AppendInt(dst, int64(head+len(m.Data)), 10), "\r\n"...)
+	if head > 0 {
+		dst = append(dst, headerVersion...)
+		for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+			for _, v := range m.Header[name] {
+				dst = append(append(append(append(dst, name...), ": "...), v...), "\r\n"...)
+			}
+		}
+		dst = append(dst, "\r\n"...)
+	}
+	return append(append(dst, m.Data...), "\r\n"...)
 }
 
 // wireConn takes turns between two writers. The library, too, writes whole frames at a time: those that its

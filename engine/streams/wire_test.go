@@ -57,6 +57,65 @@ func TestWireSendsWhatTheLibrarySends(t *testing.T) {
 	}
 }
 
+// The same of a single message that is sent at once.
+func TestWirePublishesWhatTheLibraryPublishes(t *testing.T) {
+	messages := []nats.Msg{
+		{Subject: "carillon.log.0.put.a"},
+		{Subject: "carillon.log.0.put.b", Data: []byte("PUB x 0\r\n")},
+		{Subject: "carillon.log.0.put.c", Header: nats.Header{"Carillon-Request": {"r: 1"}, "A": {"x", "", "z"}}},
+		{Subject: "carillon.log.0.put.c", Header: nats.Header{"Carillon-Request": {"a\rb"}, "A": {"x\r\nB: y"}, "C": {" \tz "}}},
+		{Subject: "carillon.log.0.put.d", Header: nats.Header{"Carillon-Request": {"r"}}, Data: []byte(strings.Repeat("x", 200_000))},
+	}
+	stored := func(s *Streams) (all []string) {
+		for _, m := range messages {
+			a := publishNow(t, s, m)
+			if a.err != nil {
+				t.Fatal(a.err)
+			}
+			got, err := s.Log.Get(t.Context(), a.seq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, fmt.Sprint(got.Subject, got.Header, string(got.Data)))
+		}
+		return all
+	}
+	library, _, _ := fresh(t, Config{Partitions: 1})
+	wire, nc, _ := wired(t, Config{Partitions: 1})
+	sent := nc.Stats().OutMsgs
+	want, got := stored(library), stored(wire)
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("message %d is %.300q, want %.300q", i, got[i], want[i])
+		}
+	}
+	if counted := nc.Stats().OutMsgs - sent; counted != uint64(len(messages))+1 { // one question each, and what it words otherwise
+		t.Errorf("the library sent %d messages, want %d", counted, len(messages)+1)
+	}
+	tooLarge := make([]byte, nc.MaxPayload()+1)
+	if a := publishNow(t, wire, nats.Msg{Subject: "carillon.log.0.put.e", Data: tooLarge}); !errors.Is(a.err, nats.ErrMaxPayload) {
+		t.Errorf("what is too large for the server: %v, want %v", a.err, nats.ErrMaxPayload)
+	}
+	if !nc.IsConnected() {
+		t.Error("the server ended the connection")
+	}
+}
+
+// stored is the answer to a record.
+type stored struct {
+	seq uint64
+	err error
+}
+
+func publishNow(t *testing.T, s *Streams, m nats.Msg) (a stored) {
+	t.Helper()
+	answer := make(chan stored, 1)
+	if err := s.Log.PublishNow(m.Subject, m.Header, m.Data, func(seq uint64, err error) { answer <- stored{seq, err} }); err != nil {
+		return stored{err: err}
+	}
+	return <-answer
+}
+
 // Frames and what the library sends share one connection, and neither breaks the other.
 func TestWireBesideTheLibrary(t *testing.T) {
 	s, nc, _ := wired(t, Config{Partitions: 1})
