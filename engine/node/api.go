@@ -84,7 +84,7 @@ var passed = map[string]bool{"put": true, "delete": true, "pause": true, "resume
 // call is one request.
 type call struct {
 	micro.Request
-	send   func(*nats.Msg) error
+	node   *Node
 	passed bool   // by another node
 	tenant string // who asks, where the request came as a tenant's (tenant.go)
 	job    string // the rest of the subject after the verb
@@ -104,7 +104,7 @@ func (c *call) publish(m *nats.Msg) error {
 	if m.Subject = c.Reply(); m.Subject == "" {
 		return nil // nobody waits
 	}
-	return c.send(m)
+	return c.node.send(m)
 }
 
 // send publishes an answer.
@@ -129,7 +129,7 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	if n.server == nil && !n.pulse.fresh(time.Now()) {
 		return nil, nil // who asks again gets an answer from another node
 	}
-	c = &call{Request: r, send: n.send}
+	c = &call{Request: r, node: n}
 	err = c.split(n.o.Prefix)
 	if n.calls.Add(1) > maxCalls {
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}

@@ -190,9 +190,9 @@ func (s *servers) judge(own string, now time.Time) (slow slowness) {
 		s.self = now
 	}
 	slow.now, slow.self = mostly || home != nil && home.silent(now), now.Sub(s.self) < selfSlowFor
-	settling := now.Sub(s.self) < settleFor
+	settling := now.Sub(s.self) < settleFor // so it is where most are silent and its own server is not
 	for name, one := range by {
-		if slices.Contains(silent, one) && !mostly && !doubtful && !stalls && !settling {
+		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
 			one.slow, slow.silent[name] = now, one.nc
 		}
 		if now.Sub(one.slow) < slowFor && !settling {

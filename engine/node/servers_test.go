@@ -45,6 +45,21 @@ func TestSlowness(t *testing.T) {
 	}
 }
 
+// A server that is known by several addresses is as quick as by the best of them.
+func TestSlownessByTheBestWay(t *testing.T) {
+	for range 20 { // the order of a map is another each time
+		now := time.Now()
+		well, silent := promptness{quick: now}, promptness{quick: now.Add(-time.Second)}
+		s := servers{all: map[string]*natsServer{
+			"nats://own": {name: "own", promptness: well}, "nats://c": {name: "c", promptness: well},
+			"nats://b": {name: "b", promptness: silent}, "nats://b.example": {name: "b", promptness: well},
+		}}
+		if slow := s.judge("own", now); slow.String() != "none" {
+			t.Fatalf("slow is %s", slow)
+		}
+	}
+}
+
 // A server that was slow counts as slow for a while; to itself a node does so for longer, and so nothing moves back and forth.
 func TestSlownessLasts(t *testing.T) {
 	began := time.Now()
@@ -77,9 +92,19 @@ func TestSlownessLasts(t *testing.T) {
 	self := make3()
 	const own = "this node's own network"
 	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
-	is("one answers first", at(settleFor-1, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), own, false)
+	was = at(settleFor-1, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self)
+	is("one answers first", was, own, false)
+	if len(was.silent) > 0 {
+		t.Error("one that may yet answer is asked to lead no longer")
+	}
 	is("all answer", at(selfSlowFor-1, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, self), own, false)
 	is("all have answered for long", at(selfSlowFor, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, self), "none", false)
+
+	both := make3()
+	is("it is slow", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, both), "b", false)
+	is("then all are silent", at(time.Second, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, both), own, true)
+
+	is("its own stalls", at(0, map[string]time.Duration{"own": silentAfter + 1, "b": 0, "c": 0}, make3()), "none", true)
 
 	self = make3()
 	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)

@@ -81,23 +81,30 @@ func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 // publish sends m. With onAck it asks for an answer and calls onAck once, from another goroutine,
 // unless publish itself returns an error.
 func (a *acks) publish(m *nats.Msg, kind int, onAck func(uint64, error)) error {
-	return a.publishBy(a.nc.PublishMsg, m, kind, onAck)
+	return a.publishBy(nil, m, kind, onAck)
 }
 
-// publishBy is publish with a way to send.
-func (a *acks) publishBy(send func(*nats.Msg) error, m *nats.Msg, kind int, onAck func(uint64, error)) error {
+// publishBy is publish by a wire, unless that is nil.
+func (a *acks) publishBy(w *Wire, m *nats.Msg, kind int, onAck func(uint64, error)) error {
 	if onAck == nil {
-		return sendError(send(m))
+		return sendError(a.send(w, m))
 	}
 	id, err := a.await(kind, onAck)
 	if err != nil {
 		return err
 	}
 	m.Reply = string(a.appendReply(make([]byte, 0, len(a.prefix)+13), id))
-	if err := sendError(send(m)); err != nil && a.take(id) != nil {
+	if err := sendError(a.send(w, m)); err != nil && a.take(id) != nil {
 		return err
 	}
 	return nil
+}
+
+func (a *acks) send(w *Wire, m *nats.Msg) error {
+	if w != nil {
+		return w.Publish(a.nc, m)
+	}
+	return a.nc.PublishMsg(m)
 }
 
 // await registers a publish whose answer is awaited.

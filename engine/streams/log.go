@@ -44,11 +44,7 @@ func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAc
 // PublishNow is PublishAsync of a record that is sent at once where there is a wire: the quicker way for one, and more work
 // for many.
 func (l *Log) PublishNow(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
-	if l.cfg.Wire == nil {
-		return l.PublishAsync(subject, header, data, onAck)
-	}
-	send := func(m *nats.Msg) error { return l.cfg.Wire.Publish(l.nc, m) }
-	return l.acks.publishBy(send, &nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
+	return l.acks.publishBy(l.cfg.Wire, &nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
 }
 
 // PublishRepeated is PublishAsync of a record that its sender appends again where that fails, and that does no harm when
