@@ -107,9 +107,9 @@ func (c *call) publish(m *nats.Msg) error {
 	return c.node.send(m)
 }
 
-// send publishes an answer.
+// send publishes an answer: at once where few requests, of whatever kind, are in progress.
 func (n *Node) send(m *nats.Msg) error {
-	if n.wire != nil && n.replies.few() {
+	if n.wire != nil && n.calls.Load() <= few {
 		return n.wire.Publish(n.nc, m)
 	}
 	return n.nc.PublishMsg(m)

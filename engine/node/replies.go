@@ -104,9 +104,9 @@ const (
 	gatherMost  = 2 * time.Millisecond
 )
 
-// few tells whether so few commands are under way that each is sent, and answered, at once: to gather many takes another
-// goroutine, for which each waits.
-func (r *replies) few() bool { return r.open.Load() <= 4 }
+// few commands under way are sent, and few requests answered, each at once: to gather many takes another goroutine, for which
+// each waits.
+const few = 4
 
 // gather is how long that is now.
 func (r *replies) gather() time.Duration {
@@ -256,7 +256,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 			header = nats.Header{carillon.HeaderRequest: []string{request}}
 		}
 		publish := n.streams.Log.PublishAsync
-		if n.replies.few() {
+		if n.replies.open.Load() <= few {
 			publish = n.streams.Log.PublishNow
 		}
 		err := publish(subject, header, body, func(seq uint64, err error) {
