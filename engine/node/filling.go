@@ -17,6 +17,7 @@ type filling struct {
 	mu    sync.Mutex
 	held  uint64 // bytes in the stream when it was asked
 	limit uint64 // 0: none
+	first uint64 // sequence of the first record in it then
 	last  uint64 // sequence of the last record in it then
 	since uint64 // bytes read of records behind that one
 	seq   uint64 // of the last record read
@@ -55,7 +56,7 @@ func (f *filling) bytes() uint64 {
 func (f *filling) asked(info streams.Info, read uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.held, f.limit, f.last, f.since = info.Bytes, uint64(max(info.MaxBytes, 0)), info.Last, 0
+	f.held, f.limit, f.first, f.last, f.since = info.Bytes, uint64(max(info.MaxBytes, 0)), info.First, info.Last, 0
 	if f.seq > f.last {
 		f.since = f.read - read
 	}
@@ -68,6 +69,13 @@ func (f *filling) asked(info streams.Info, read uint64) {
 // above tells whether more than so many eighths are in use; its caller holds mu.
 func (f *filling) above(eighths uint64) bool {
 	return f.limit > 0 && (f.held+f.since)*8 > f.limit*eighths
+}
+
+// holds tells whether the stream, when it was asked, had a record at a sequence or below.
+func (f *filling) holds(seq uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.first <= seq
 }
 
 // mustFree tells whether the stream must be freed.

@@ -342,3 +342,49 @@ func TestCheckpointsWhileOthersNeedTheLog(t *testing.T) {
 		t.Errorf("%d checkpoints were seen", len(taken))
 	}
 }
+
+// A member needed all of a log that is over half full, and needs less of it than there are checkpoints for when nothing comes
+// any more: it is cut though no checkpoint is due.
+func TestLogIsCutAtRest(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	o.LogMaxBytes, o.CheckpointEvery = 4<<20, time.Millisecond
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c, js := carillon.Connect(nc), jetStream(t, nc)
+	var needs atomic.Uint64
+	slow, err := cluster.Join(t.Context(), js, cluster.Options{Name: "slow", Partitions: partitions, Report: func() cluster.Report {
+		return cluster.Report{Draining: true, Needs: needs.Load()}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	eventually(t, "the node knows of the slow one", func() bool { return len(status(t, c).Nodes) == 2 })
+	large := []byte(`"` + strings.Repeat("x", 8<<10) + `"`)
+	for i := 0; logState(t, js).State.Bytes < uint64(o.LogMaxBytes)*9/16; i++ {
+		put(t, c, carillon.Job{ID: fmt.Sprint("large-", i), Schedule: "@at 2038-01-01T00:00:00Z", Payload: large})
+	}
+	eventually(t, "no checkpoint is due", func() bool {
+		for _, p := range status(t, c).Partitions {
+			if p.Checkpoint < logState(t, js).State.LastSeq {
+				return false
+			}
+		}
+		return true
+	})
+	if first := logState(t, js).State.FirstSeq; first != 1 {
+		t.Errorf("the log is cut: it begins at %d", first)
+	}
+	eventually(t, "the node says what it needs itself", func() bool {
+		v := slow.View()
+		for i := range v.Members {
+			if v.Members[i].Name == o.Name {
+				needs.Store(v.Members[i].Needs)
+			}
+		}
+		return needs.Load() > 1
+	})
+	cutBeyond(t, nc, 1)
+}

@@ -368,9 +368,9 @@ func (r *reader) ask(ctx context.Context) (more bool, err error) {
 // upTo is how far the reader is.
 func (r *reader) upTo() uint64 { return max(r.at.Seq, r.passed) }
 
-// cut tells whether records that follow one that was read are gone. To a scan that is nothing new.
+// cut tells whether records that were not read are gone. To a scan that is nothing new.
 func (r *reader) cut(info Info) bool {
-	return r.until == 0 && r.upTo() > 0 && info.First > r.upTo()+1
+	return r.until == 0 && info.First > r.upTo()+1
 }
 
 // take delivers m, what has arrived behind it, and what arrives while more is worth waiting for.
@@ -464,7 +464,7 @@ func (r *reader) follows(ctx context.Context, seq uint64) error {
 	if n := len(r.batch); n > 0 {
 		last = r.batch[n-1].Seq
 	}
-	if seq <= last+1 || last == 0 || r.until > 0 {
+	if seq <= last+1 || r.until > 0 {
 		return nil
 	}
 	gone, err := r.gaps(ctx)

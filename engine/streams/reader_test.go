@@ -80,6 +80,34 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// What is cut while a reader that has read nothing waits is not passed over.
+func TestReadNothingYet(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+			return fmt.Errorf("%d was read", batch[0].Seq)
+		})
+	}()
+	for made := false; !made; {
+		m, err := nc.Request("$JS.API.CONSUMER.INFO.CARILLON_LOG.engine", nil, 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made = !strings.Contains(string(m.Data), `"error"`)
+	}
+	if err := s.Log.Bump(t.Context(), 500); err != nil {
+		t.Fatal(err)
+	}
+	appendLog(t, s.Log, 1)
+	var cut *CutError
+	if err := <-ended; !errors.As(err, &cut) || cut.At.Seq != 0 || cut.First != 501 {
+		t.Errorf("Read ended with %v", err)
+	}
+}
+
 // What is appended while a reader waits comes at once. What is cut before it was read is not passed over.
 func TestReadLive(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
@@ -312,6 +340,9 @@ func TestReadStops(t *testing.T) {
 	if err := read(at[5]); !errors.As(err, &cut) || cut.First != 8 || cut.At != at[5] {
 		t.Errorf("cut: %v", err)
 	}
+	if err := read(Position{}); !errors.As(err, &cut) || cut.First != 8 || cut.At.Seq != 0 {
+		t.Errorf("cut before anything was read: %v", err)
+	}
 	// Position 7 is gone, and everything behind it is there.
 	if all, err := readTo(t, s.Log, at[6], 10); err != nil || len(all) != 3 {
 		t.Errorf("behind the cut: %d records, %v", len(all), err)
@@ -382,7 +413,7 @@ func TestReaderSeesGaps(t *testing.T) {
 		"not a delivery":        {delivered(1), delivered(2), {Reply: "_INBOX.x"}},
 	} {
 		var got []uint64
-		r := &reader{deliver: func(batch []Message) error {
+		r := &reader{at: Position{Seq: 10}, deliver: func(batch []Message) error {
 			for _, m := range batch {
 				got = append(got, m.Seq)
 			}
