@@ -298,6 +298,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	}
 	n.web.serve(n)
 
+	n.work.Go(func() { n.heedStores(ctx) })
 	n.work.Go(func() { n.read(ctx) })
 	n.work.Go(func() { n.clockwork(ctx) })
 	n.work.Go(func() { n.tend(ctx) })

@@ -31,6 +31,18 @@ func (n *Node) tend(ctx context.Context) {
 	work.Wait()
 }
 
+// heedStores ends the run when a store has failed. Pebble writes in the background as well, and whoever uses the store
+// next may be long in coming.
+func (n *Node) heedStores(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-n.store.Failed():
+		n.fail(noRoom(n.store.Err()))
+	case <-n.jobs.Failed():
+		n.fail(noRoom(n.jobs.Err()))
+	}
+}
+
 // every does something again and again, with a pause of d between.
 func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Context) error) {
 	t := time.NewTicker(d)

@@ -3,14 +3,58 @@ package node
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
 )
+
+// A store that fails when nobody waits for it ends the run: here by the note of a commit that is on disk, and done.
+func TestStoresHeeded(t *testing.T) {
+	for i, name := range []string{"log", "jobs"} {
+		var full atomic.Bool
+		disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if full.Load() && filepath.Base(op.Path) == "SYNCED" {
+				return syscall.ENOSPC
+			}
+			return nil
+		}))
+		var stores [2]*wal.Store
+		for j := range stores {
+			o := wal.Options{Dir: "store"}
+			if o.FS = vfs.NewMem(); i == j {
+				o.FS = disk
+			}
+			s, err := wal.OpenStore(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			stores[j] = s
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		n := &Node{store: stores[0], jobs: stores[1], fail: func(err error) { cancel(err) }}
+		n.work.Go(func() { n.heedStores(ctx) })
+		full.Store(true)
+		if err := stores[i].SetMeta("k", nil); err != nil {
+			t.Errorf("%s: the commit itself: %v", name, err)
+		}
+		<-ctx.Done()
+		if err := context.Cause(ctx); !errors.Is(err, errNoRoom) || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%s: the run ends with %v", name, err)
+		}
+		n.work.Wait()
+	}
+}
 
 // A checkpoint waits while jobs that are due wait in any partition, be it old or its log long; but not for ever, not where
 // the log has become very long or has to be freed, and not for the jobs of a partition that has stopped.
