@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -33,8 +32,6 @@ const (
 	deposeAgain = 2 * time.Second // an election takes milliseconds where the way to the leader is not lost
 	deposedLook = 50 * time.Millisecond
 )
-
-var errDeposed = errors.New("node: the output stream has another leader")
 
 // lookAtLeaders asks who leads the log, the nodes' bucket, and what this node follows, a part of that each time.
 func (n *Node) lookAtLeaders(ctx context.Context) error {
@@ -149,8 +146,8 @@ func (n *Node) succeeded(p *partition, leader string) {
 	}
 	p.out.Lock()
 	defer p.out.Unlock()
-	if !p.chain.Lost() && p.chain.InFlight() > 0 && p.leader != leader {
-		n.lose(p, errDeposed)
+	if !p.chain.Lost() && p.chain.InFlight() > 0 && p.leader.Name != leader {
+		n.lose(p, errElected)
 		n.bell.ring()
 	}
 }

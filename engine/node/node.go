@@ -238,10 +238,10 @@ type partition struct {
 	marker    uint64 // the output that marks a loss that was accepted, or one before it
 	resyncing bool   // one goroutine waits for late answers of the stream, or resumes the chain
 	overdue   overdue
-	leader    string        // of the stream when it was last asked for its end
-	lostSince time.Time     // when the chain was lost; zero while it is not
-	resumed   time.Time     // when the chain was last resumed
-	pause     time.Duration // before it is resumed again
+	leader    streams.Leader // of the stream when it was last asked for its end
+	lostSince time.Time      // when the chain was lost; zero while it is not
+	resumed   time.Time      // when the chain was last resumed
+	pause     time.Duration  // before it is resumed again
 
 	taking       sync.Mutex    // held while a checkpoint is taken
 	wanted       atomic.Int32  // how many wait to take one

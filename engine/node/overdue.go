@@ -13,14 +13,17 @@ const (
 	overdueMost = 2 * time.Second       // without any answer
 )
 
-var errNoAnswer = errors.New("node: the output stream answers, but for the messages to it")
+var (
+	errNoAnswer = errors.New("node: the output stream answers, but for the messages to it")
+	errElected  = errors.New("node: the output stream has had an election since it was last read")
+)
 
 // overdue knows of the answers to a chain's messages that are late, and how long to wait for them.
 //
 // Over a network that loses packets an answer may take seconds, and resuming a chain takes several, one behind the other:
 // who gives a chain up whenever an answer is late hardly ever has one. So the chain goes on, and the stream is asked beside
-// it. It is given up where the stream's leader is another than when it was resumed, since the one that was to answer
-// is gone, or where the stream answers and no message is answered for long: the message was lost, or its answer was.
+// it. It is given up where the stream has had an election since it was resumed, as the leader that was to answer is gone, be
+// it that it leads once more; or where the stream answers and no message is answered for long: the message was lost, or its answer was.
 type overdue struct {
 	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
 	heard uint64    // up to where messages were answered when it was last looked
@@ -40,7 +43,7 @@ const (
 )
 
 // judge says what to do at now, when messages are answered up to a sequence and the stream answers, through the leader who
-// led when the chain was resumed or another.
+// has led since the chain was resumed or another.
 func (o *overdue) judge(stored uint64, sameLeader bool, now time.Time) verdict {
 	if stored >= o.upTo {
 		return goOn
@@ -81,12 +84,15 @@ func (n *Node) judgeAnswers(p *partition, info streams.Info, err error) verdict 
 	if err != nil {
 		return waitOn // it says nothing of its messages either: these fail in time
 	}
-	v := p.overdue.judge(p.chain.Stored().Seq, info.Leader == p.leader, time.Now())
-	switch v {
-	case goOn:
+	same := info.Leader.Same(p.leader)
+	v := p.overdue.judge(p.chain.Stored().Seq, same, time.Now())
+	switch {
+	case v == goOn:
 		p.overdue, p.resyncing = overdue{}, false
-	case giveUp:
+	case v == giveUp && same:
 		n.lose(p, errNoAnswer)
+	case v == giveUp:
+		n.lose(p, errElected)
 	}
 	return v
 }

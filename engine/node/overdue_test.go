@@ -1,8 +1,12 @@
 package node
 
 import (
+	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // Late answers are waited for while they come, for two seconds while none does, and not from a leader who is gone.
@@ -33,6 +37,34 @@ func TestLateAnswers(t *testing.T) {
 			if got := o.judge(look.stored, look.leader, at(look.after)); got != look.want {
 				t.Errorf("%s: look %d says %d, want %d", name, i, got, look.want)
 			}
+		}
+	}
+}
+
+// A chain is given up at once when its stream answers after an election, also one that the same server won; but not for messages
+// that were answered before.
+func TestLateAcrossElections(t *testing.T) {
+	for name, look := range map[string]struct {
+		leader streams.Leader
+		late   uint64
+		err    error
+		want   verdict
+	}{
+		"none":              {leader: streams.Leader{Name: "a", Since: "1"}, late: 1, want: waitOn},
+		"another server":    {leader: streams.Leader{Name: "b", Since: "2"}, late: 1, want: giveUp},
+		"the same":          {leader: streams.Leader{Name: "a", Since: "2"}, late: 1, want: giveUp},
+		"all were answered": {leader: streams.Leader{Name: "a", Since: "2"}, want: goOn},
+		"no answer":         {leader: streams.Leader{Name: "b", Since: "2"}, late: 1, err: streams.ErrDisconnected, want: waitOn},
+	} {
+		n := &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
+		p := &partition{chain: engine.NewChain(), leader: streams.Leader{Name: "a", Since: "1"}, resyncing: true}
+		p.chain.Resume(0, 0, nil)
+		p.overdue.tell(look.late)
+		if got := n.judgeAnswers(p, streams.Info{Leader: look.leader}, look.err); got != look.want {
+			t.Errorf("%s: the verdict is %d, want %d", name, got, look.want)
+		}
+		if lost, going := p.chain.Lost(), !p.resyncing; lost != (look.want == giveUp) || going != (look.want == goOn) {
+			t.Errorf("%s: the chain is lost: %t, and nobody waits any more: %t", name, lost, going)
 		}
 	}
 }

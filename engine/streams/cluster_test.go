@@ -153,6 +153,10 @@ func TestStepDown(t *testing.T) {
 	if len(followers) != 2 {
 		t.Fatalf("%s is followed by %v", first, followers)
 	}
+	before := mustInfo(t, s).Leader
+	if now := mustInfo(t, s).Leader; before.Name != first || before.Since == "" || !now.Same(before) {
+		t.Errorf("%v leads, and then %v", before, now)
+	}
 	refusals, err := nc.SubscribeSync("$JS.EVENT.ADVISORY.API")
 	if err != nil {
 		t.Fatal(err)
@@ -176,6 +180,19 @@ func TestStepDown(t *testing.T) {
 	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
 		t.Error(err)
 	}
+	if again := mustInfo(t, s).Leader; again.Name != first || again.Same(before) {
+		t.Errorf("%v leads once more, as %v did", again, before)
+	}
+}
+
+// mustInfo asks a log that has a leader how it is.
+func mustInfo(t testing.TB, s *Streams) Info {
+	t.Helper()
+	info, err := s.Log.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
 }
 
 // A replica that is left alone says nothing of what the stream holds: others may have gone on without it. nats-server

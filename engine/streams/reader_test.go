@@ -851,6 +851,16 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// A server that says nothing of since when it leads is known by its name.
+func TestSameLeader(t *testing.T) {
+	since := Leader{"a", "2026-01-01T00:00:00Z"}
+	for l, same := range map[Leader]bool{since: true, {"a", ""}: true, {"a", "2026-01-01T00:00:01Z"}: false, {"b", since.Since}: false, {"b", ""}: false, {}: false} {
+		if l.Same(since) != same || since.Same(l) != same {
+			t.Errorf("%v leads as %v does: %t", l, since, !same)
+		}
+	}
+}
+
 func TestLeads(t *testing.T) {
 	type replica = struct {
 		Name   string        `json:"name"`

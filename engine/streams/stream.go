@@ -31,9 +31,20 @@ type Info struct {
 	MaxBytes    int64         // -1: no limit
 	MaxAge      time.Duration // 0: no limit
 	Replicas    int
-	Leader      string // the server that answered for all of them; empty where there is no cluster
+	Leader      Leader // that answered for all of them; none where there is no cluster
 	LastTime    time.Time
 	Now         time.Time // by the clock that stamps the stream's messages
+}
+
+// Leader is a server that leads a stream, and since when.
+type Leader struct {
+	Name  string
+	Since string // by its own clock, as it writes it; empty where it does not say
+}
+
+// Same tells whether l still leads as o did. One that was elected again answers nothing that came to it in between.
+func (l Leader) Same(o Leader) bool {
+	return l.Name == o.Name && (l.Since == o.Since || l.Since == "" || o.Since == "")
 }
 
 // before is the sequence below which the stream has nothing, that included.
@@ -125,6 +136,7 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 // group is what the answer about a stream in a cluster says of its replicas.
 type group struct {
 	Leader   string `json:"leader"`
+	Since    string `json:"leader_since"`
 	Replicas []struct {
 		Name   string        `json:"name"`
 		Active time.Duration `json:"active"` // since the leader heard of it; 0: it never did
@@ -235,9 +247,9 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	if !resp.Cluster.leads() {
 		return Info{}, nil, fmt.Errorf("%w: %s has no leader whom its replicas follow", ErrDisconnected, s.name)
 	}
-	st, leader := resp.State, ""
+	st, leader := resp.State, Leader{}
 	if resp.Cluster != nil {
-		leader = resp.Cluster.Leader
+		leader = Leader{resp.Cluster.Leader, resp.Cluster.Since}
 	}
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
