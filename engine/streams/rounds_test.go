@@ -65,16 +65,21 @@ func answerNext(t *testing.T, hole *nats.Subscription) {
 // comes after that tells that it was too soon.
 func TestMissedSoon(t *testing.T) {
 	s, hole := unanswered(t)
-	waits := make(chan error, 1)
-	if err := s.Log.PublishAsync("hole", nil, nil, func(_ uint64, err error) { waits <- err }); err != nil {
-		t.Fatal(err)
+	patience := func() time.Duration {
+		s.acks.mu.Lock()
+		defer s.acks.mu.Unlock()
+		return s.acks.patience(again)
 	}
-	errs := make(chan error, 2)
+	before := patience()
+	waits, errs := make(chan error, 1), make(chan error, 2)
 	missed := func(_ uint64, err error) { errs <- err }
 	if err := s.Log.PublishRepeated("hole", nil, missed); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Out[0].PublishChained(chained("hole", nil, 0), missed); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Log.PublishAsync("hole", nil, nil, func(_ uint64, err error) { waits <- err }); err != nil {
 		t.Fatal(err)
 	}
 	s.Flush()
@@ -83,22 +88,16 @@ func TestMissedSoon(t *testing.T) {
 			t.Errorf("it was missed with %v", err)
 		}
 	}
-	if len(waits) > 0 {
-		t.Error("what cannot be sent again is no longer waited for")
+	if now := patience(); len(waits) > 0 || now != before {
+		t.Errorf("what cannot be sent again is waited for: %t; without an answer the next is waited for for %s, not %s", len(waits) == 0, now, before)
 	}
+	answerNext(t, hole)
+	eventually(t, "the next is waited for longer", func() bool { return patience() > before })
+	answerNext(t, hole)
 	answerNext(t, hole)
 	if err := <-waits; err != nil {
 		t.Error(err)
 	}
-
-	patience := func() time.Duration {
-		s.acks.mu.Lock()
-		defer s.acks.mu.Unlock()
-		return s.acks.patience(again)
-	}
-	before := patience()
-	answerNext(t, hole)
-	eventually(t, "the next is waited for longer", func() bool { return patience() > before })
 }
 
 // Who is patient is told once that an answer is late, and gets it when it comes; where none comes that is told in time.
@@ -129,7 +128,8 @@ func TestLate(t *testing.T) {
 	}
 
 	s.acks.mu.Lock()
-	if s.acks.patience(again) <= patienceMin || s.acks.patience(patient) != patienceMin {
+	s.acks.rounds.took(time.Minute, s.acks.passed())
+	if s.acks.patience(patient) != patienceMin || s.acks.patience(again) < time.Minute {
 		t.Errorf("after a late answer one is late after %s, and missed after %s", s.acks.patience(patient), s.acks.patience(again))
 	}
 	s.acks.mu.Unlock()
