@@ -36,6 +36,8 @@ const (
 	// the log's leader gives no message by its number.
 	lateLook = 100 * time.Millisecond
 	lateMost = 2 * time.Second
+	// A consumer that is not removed by then ends by itself.
+	removeTimeout = 5 * time.Second
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
 	resetWaitMax = 250 * time.Millisecond
@@ -138,8 +140,10 @@ func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch
 func (r *reader) read(ctx context.Context) error {
 	if r.name == "" {
 		r.name = "engine-" + nuid.Next()
+		defer func() { go r.remove(ctx) }() // nobody has the name again; and nobody answers while JetStream has no leader
+	} else {
+		defer r.remove(ctx)
 	}
-	defer r.remove(ctx)
 	wait := resetWaitMin
 	for {
 		before := r.at.Seq
@@ -310,7 +314,7 @@ func (r *reader) session(ctx context.Context) error {
 			switch {
 			case err != nil:
 				return err
-			case more && late: // it may be long until the consumer is of use
+			case more && (late || r.until > 0): // it may be long until the consumer is of use
 				ask.Reset(askAtOnce)
 			case late:
 				ask.Reset(askEvery)
@@ -592,7 +596,7 @@ func (r *reader) drop(ctx context.Context) error {
 
 // remove ends the consumer. When that fails the server does it by itself after a while of no interest.
 func (r *reader) remove(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	_ = r.drop(ctx)
 }

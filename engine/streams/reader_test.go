@@ -547,6 +547,43 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// A scan takes no longer for a consumer that is not made, and that nobody removes: without a leader of all JetStream.
+func TestScanWithoutConsumer(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	s := open(t, nc, Config{Partitions: 1})
+	const messages = 5 * scanFew
+	chainAll(t, s.Out[0], 0, 0, messages)
+	astray, err := nc.SubscribeSync("astray.*.*") // they arrive, and nobody answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err == nil {
+		err = account.AddMapping("$JS.API.CONSUMER.*.CARILLON_OUT_0.*", "astray.$1.$2")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	seen := 0
+	if err := s.Out[0].Scan(t.Context(), 0, messages, func(batch []Message) error { seen += len(batch); return nil }); err != nil || seen != messages {
+		t.Errorf("%d messages, want %d: %v", seen, messages, err)
+	}
+	if took := time.Since(began); took >= removeTimeout {
+		t.Errorf("it waited for what nobody answers: %s", took)
+	}
+	for _, verb := range []string{"CREATE", "DELETE"} {
+		for ok := false; !ok; {
+			m, err := astray.NextMsg(time.Minute)
+			if err != nil {
+				t.Fatalf("no consumer was to be made, and removed: %v: %v", verb, err)
+			}
+			ok = strings.HasPrefix(m.Subject, "astray."+verb)
+		}
+	}
+}
+
 // A scan has room for what it is to deliver, however many there are at a time.
 func TestScanRoom(t *testing.T) {
 	for _, c := range []struct{ after, last uint64 }{{0, 100}, {1 << 40, 1<<40 + 100}} {
