@@ -15,7 +15,7 @@ const (
 
 var (
 	errNoAnswer = errors.New("node: the output stream answers, but for the messages to it")
-	errElected  = errors.New("node: the output stream has had an election since it was last read")
+	errElected  = errors.New("node: the output stream has had an election since its chain was resumed")
 )
 
 // overdue knows of the answers to a chain's messages that are late, and how long to wait for them.

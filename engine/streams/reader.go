@@ -36,8 +36,6 @@ const (
 	// the log's leader gives no message by its number.
 	lateLook = 100 * time.Millisecond
 	lateMost = 2 * time.Second
-	// A consumer that is not removed by then ends by itself.
-	removeTimeout = 5 * time.Second
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
 	resetWaitMax = 250 * time.Millisecond
@@ -140,7 +138,8 @@ func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch
 func (r *reader) read(ctx context.Context) error {
 	if r.name == "" {
 		r.name = "engine-" + nuid.Next()
-		defer func() { go r.remove(ctx) }() // nobody has the name again; and nobody answers while JetStream has no leader
+		// Nobody takes the name again, so nobody waits: while JetStream has no leader there is no answer.
+		defer func() { go r.drop(context.WithoutCancel(ctx)) }()
 	} else {
 		defer r.remove(ctx)
 	}
@@ -339,7 +338,8 @@ func (r *reader) room() int {
 	return int(min(readerQueue, r.until-min(r.at.Seq, r.until)+scanSlack))
 }
 
-// ask delivers the next few messages that the stream holds, if it says which, and tells whether there are more.
+// ask delivers the next few messages that the stream holds, if it says which, and tells whether there are more to be had at
+// once: one that has no message to give now is not to be pressed for it.
 func (r *reader) ask(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -351,11 +351,11 @@ func (r *reader) ask(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.upTo())
 	}
 	r.passed = max(r.upTo(), info.before())
-	last := info.Last
+	after, last := r.passed, info.Last
 	if r.until > 0 {
 		last = min(last, r.until)
 	}
-	if after := r.passed; after < last {
+	if after < last {
 		r.passed, err = r.few(ctx, after, min(last, after+scanFew), func(batch []Message) error {
 			r.batch = append(r.batch, batch...)
 			return r.hand()
@@ -366,7 +366,7 @@ func (r *reader) ask(ctx context.Context) (more bool, err error) {
 	if errors.As(err, &own) {
 		return false, err
 	}
-	return err == nil && r.passed < last, nil
+	return err == nil && after < r.passed && r.passed < last, nil
 }
 
 // upTo is how far the reader is.
@@ -596,7 +596,7 @@ func (r *reader) drop(ctx context.Context) error {
 
 // remove ends the consumer. When that fails the server does it by itself after a while of no interest.
 func (r *reader) remove(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = r.drop(ctx)
 }
