@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -135,6 +136,15 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
 	}
 	return c, err
+}
+
+// lastAnswers waits, for a moment at most, until those who asked before the API was stopped have their answers.
+func (n *Node) lastAnswers() {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	for n.calls.Load() > 0 && pause(ctx, time.Millisecond) {
+		continue
+	}
 }
 
 // end answers with an error where there is one.

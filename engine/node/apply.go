@@ -17,6 +17,7 @@ import (
 
 // read follows the log until the node stops.
 func (n *Node) read(ctx context.Context) {
+	defer n.reached.end()
 	var b batch
 	at := streams.Position{Seq: n.applied.Load(), Time: n.appliedAt}
 	deliver := func(messages []streams.Message) error { return n.deliver(&b, messages) }

@@ -50,7 +50,7 @@ const (
 	handOverLag = 200
 	// claimAgain is the least time between two claims of a partition by one node.
 	claimAgain = time.Second
-	// leaveTimeout bounds the last word to the others.
+	// leaveTimeout bounds the last word to the others, and the last answers.
 	leaveTimeout = time.Second
 )
 

@@ -336,6 +336,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.work.Wait()
 	n.saves.close()
 	n.gives.close()
+	n.lastAnswers()
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
 		return err
 	}

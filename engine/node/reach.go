@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,13 +14,16 @@ import (
 type reached struct {
 	mu      sync.Mutex
 	waiting []awaited
+	over    bool // no more is applied
 }
 
-// awaited is closed when the log has been applied up to a sequence.
+// awaited is told nil when the log has been applied up to a sequence, and errStops when it will not be.
 type awaited struct {
 	seq  uint64
-	done chan struct{}
+	done chan error
 }
+
+var errStops = errors.New("node: the engine stops")
 
 // told is called when all up to seq has been applied.
 func (r *reached) told(seq uint64) {
@@ -27,25 +31,38 @@ func (r *reached) told(seq uint64) {
 	defer r.mu.Unlock()
 	r.waiting = slices.DeleteFunc(r.waiting, func(w awaited) bool {
 		if w.seq <= seq {
-			close(w.done)
+			w.done <- nil
 		}
 		return w.seq <= seq
 	})
 }
 
-// reach waits until the log has been applied up to a sequence.
-func (n *Node) reach(ctx context.Context, seq uint64) error {
-	w := awaited{seq, make(chan struct{})}
-	n.reached.mu.Lock()
-	if n.applied.Load() >= seq { // told comes after it was set
-		n.reached.mu.Unlock()
-		return nil
+// end is called when no more is applied: who waits is to ask another node, and not to wait in vain.
+func (r *reached) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.waiting {
+		w.done <- errStops
 	}
-	n.reached.waiting = append(n.reached.waiting, w)
+	r.waiting, r.over = nil, true
+}
+
+// reach waits until the log has been applied up to a sequence. Errors: errStops, the context's.
+func (n *Node) reach(ctx context.Context, seq uint64) error {
+	w := awaited{seq, make(chan error, 1)}
+	n.reached.mu.Lock()
+	switch {
+	case n.applied.Load() >= seq: // told comes after it was set
+		w.done <- nil
+	case n.reached.over:
+		w.done <- errStops
+	default:
+		n.reached.waiting = append(n.reached.waiting, w)
+	}
 	n.reached.mu.Unlock()
 	select {
-	case <-w.done:
-		return nil
+	case err := <-w.done:
+		return err
 	case <-ctx.Done():
 		return ctx.Err() // it stays in the list until its time
 	}
