@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -387,4 +388,45 @@ func TestLogIsCutAtRest(t *testing.T) {
 		return needs.Load() > 1
 	})
 	cutBeyond(t, nc, 1)
+}
+
+// A log that rests is emptied, and not before: nats-server keeps each subject in it in memory. Who is killed then has lost
+// nothing, and the log goes on with the next number.
+func TestRestingLogIsEmptied(t *testing.T) {
+	t.Parallel()
+	s := settings{Data: t.TempDir(), Partitions: partitions, CheckpointEvery: time.Millisecond, EmptyLogAfter: time.Hour}
+	const rounds, each = 3, 20
+	var last uint64
+	for round := range rounds {
+		p := mustSpawn(t, s)
+		nc := dial(t, p.NATS)
+		c, js := carillon.Connect(nc), jetStream(t, nc)
+		for i := range each {
+			put(t, c, carillon.Job{ID: fmt.Sprint("job-", round*each+i), Schedule: "@at 2038-01-01T00:00:00Z"})
+		}
+		for i := range (round + 1) * each {
+			if _, err := c.Get(t.Context(), fmt.Sprint("job-", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s.EmptyLogAfter == time.Hour {
+			eventually(t, "all of it is in checkpoints", func() bool {
+				return !slices.ContainsFunc(status(t, c).Partitions, func(p carillon.PartitionStatus) bool {
+					return p.Checkpoint < logState(t, js).State.LastSeq
+				})
+			})
+			if logState(t, js).State.Msgs == 0 {
+				t.Error("the log is emptied at once")
+			}
+		} else {
+			eventually(t, "the log is empty", func() bool { return logState(t, js).State.Msgs == 0 })
+		}
+		state := logState(t, js).State
+		if state.LastSeq < last+each {
+			t.Errorf("the log is at %d after %d commands, was at %d", state.LastSeq, each, last)
+		}
+		last = state.LastSeq
+		p.kill()
+		s.EmptyLogAfter = time.Millisecond
+	}
 }

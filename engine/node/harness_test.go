@@ -201,6 +201,7 @@ type settings struct {
 	Standbys                  int
 	Linger                    time.Duration
 	CheckpointEvery           time.Duration
+	EmptyLogAfter             time.Duration
 	HotJobs                   int
 	LoadAhead                 time.Duration
 	FreeForJobs, FreeForTicks uint64
@@ -218,7 +219,7 @@ func (s settings) options() node.Options {
 		Data: s.Data, Name: cmp.Or(s.Name, "test"), Zone: s.Zone, Replicas: s.Replicas, Listen: s.Listen, HTTP: "127.0.0.1:0", NATS: s.NATS, Partitions: s.Partitions,
 		Follow: s.Follow, Standbys: s.Standbys, Linger: s.Linger,
 		CheckpointEvery: s.CheckpointEvery, FreeForJobs: s.FreeForJobs, FreeForTicks: s.FreeForTicks, PersistAsync: s.PersistAsync,
-		HotJobs: s.HotJobs, LoadAhead: s.LoadAhead, OutMaxBytes: s.OutMaxBytes, LogMaxBytes: s.LogMaxBytes,
+		EmptyLogAfter: s.EmptyLogAfter, HotJobs: s.HotJobs, LoadAhead: s.LoadAhead, OutMaxBytes: s.OutMaxBytes, LogMaxBytes: s.LogMaxBytes,
 	}
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"

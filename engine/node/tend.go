@@ -243,7 +243,8 @@ func (n *Node) checkpoints(ctx context.Context) error {
 }
 
 // checkpointDue takes a checkpoint of the partitions whose replay would have become long. A log that is
-// filling up is freed before anything else: it can be cut below the older of two checkpoints.
+// filling up is freed before anything else: it can be cut below the older of two checkpoints. One that rests is emptied: what
+// the last minute brought would stay for as long as nothing follows it.
 func (n *Node) checkpointDue(ctx context.Context) error {
 	if len(n.followed()) == 0 && n.clock.running()-n.idle >= n.o.CheckpointEvery {
 		n.idle = n.clock.running()
@@ -251,9 +252,9 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	}
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
-		full := n.stoppedHere() == 0 && n.filling.mustFree() && n.knowsOthers()
+		free := n.stoppedHere() == 0 && (n.filling.mustFree() || n.atRest(live)) && n.knowsOthers()
 		upTo, taken := uint64(0), false
-		if full { // what others need stays, whatever is saved here
+		if free { // what others need stays, whatever is saved here
 			upTo = min(n.applied.Load(), n.neededElsewhere())
 		}
 		for _, p := range live {
@@ -264,11 +265,11 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 				taken = true
 			}
 		}
-		if !taken && !(full && n.filling.holds(upTo)) {
+		if !taken && !(free && n.filling.holds(upTo)) {
 			return nil
 		}
 		// Where no checkpoint was due, others may need less of the log than before.
-		if err := n.trim(ctx); err != nil || !full || !taken {
+		if err := n.trim(ctx); err != nil || !free || !taken {
 			return err
 		}
 	}
@@ -291,6 +292,13 @@ func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 func (n *Node) newRecords(p *partition) uint64 {
 	applied := n.applied.Load()
 	return applied - min(applied, p.checkpoint.Load()) // a checkpoint that was taken from another node may be ahead
+}
+
+// atRest tells whether nothing has come by the log since the last checkpoints, and those are old enough.
+func (n *Node) atRest(live []*partition) bool {
+	return len(live) > 0 && !slices.ContainsFunc(live, func(p *partition) bool {
+		return n.newRecords(p) > 0 || n.checkpointAge(p) < n.o.EmptyLogAfter
+	})
 }
 
 // burstTimes is how much longer than usual a partition's replay may become, and its checkpoint how much older, while a
