@@ -27,11 +27,10 @@ type Options struct {
 	// their filters, since an absent id costs one read of a filter, or, without it, of a block.
 	CacheBytes int64
 
-	// MemTableBytes is the size of a memtable, 16 MiB by default. Why not larger: what is in memtables is
-	// replayed at the start of the process, up to four of them stand in memory, and two for good: Pebble keeps
-	// one to use again. Why not smaller: each flush is a file in level 0, and at 30 MB/s of records there
-	// should be half a second between two flushes.
-	// With ProfileTable it is 4 MiB: most bytes come by Ingest, past it, and an Ingest waits for its flush.
+	// MemTableBytes is the size of a memtable, 4 MiB by default. Why not larger: Pebble keeps one to use again, so two stand
+	// in memory for good, and with 16 MiB a log was no faster. Why not smaller: each flush is a file in level 0, and at
+	// 30 MB/s of records there are seven a second; with ProfileTable most bytes come by Ingest, past it, and an Ingest waits
+	// for its flush.
 	MemTableBytes uint64
 
 	// AllowLoss opens a store from which synced batches are missing (see LossError) instead of refusing.
@@ -76,9 +75,9 @@ func (o *Options) Validate() error {
 	if o.Profile > ProfileTable {
 		return fmt.Errorf("wal: Options.Profile is %d, must be ProfileLog or ProfileTable", o.Profile)
 	}
-	cache, memTable := int64(8<<20), uint64(16<<20)
+	cache := int64(8 << 20)
 	if o.Profile == ProfileTable {
-		cache, memTable = 64<<20, 4<<20
+		cache = 64 << 20
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = cache
@@ -87,7 +86,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("wal: Options.CacheBytes is %d, must not be negative", o.CacheBytes)
 	}
 	if o.MemTableBytes == 0 {
-		o.MemTableBytes = memTable
+		o.MemTableBytes = 4 << 20
 	}
 	if o.MemTableBytes < minMemTableBytes || o.MemTableBytes > maxMemTableBytes {
 		return fmt.Errorf("wal: Options.MemTableBytes is %d, must be %d to %d",
@@ -118,9 +117,9 @@ func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache, compa
 		FormatMajorVersion: pebble.FormatTableFormatV6,
 
 		MemTableSize: o.MemTableBytes,
-		// Three full memtables may wait for their flush before writes do. Why not two, the default: a
-		// flush beside a checkpoint's fsync takes longer than filling one memtable.
-		MemTableStopWritesThreshold: 4,
+		// Fifteen full memtables may wait for their flush before writes do: two seconds of a flood. A flush beside
+		// a checkpoint's fsync takes longer than filling some.
+		MemTableStopWritesThreshold: 16,
 
 		// Level 0 files of ascending log keys do not overlap and mostly move down without being
 		// rewritten, and nobody reads while we run: a burst may pile up some sublevels before
@@ -170,6 +169,9 @@ func forTables(po *pebble.Options) {
 
 	// Tens of gigabytes are thousands of tables; reading by key must not open files again and again.
 	po.MaxOpenFiles = 4096
+
+	// An ingest waits for what is in memtables.
+	po.MemTableStopWritesThreshold = 4
 
 	// An ingest is in the manifest, whose loss the mark shows, and never in Pebble's log alone.
 	po.Experimental.DisableIngestAsFlushable = func() bool { return true }
