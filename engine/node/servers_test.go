@@ -6,7 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // Who is slow is told by when each server answered in time last; where most are silent it is this node's own network.
@@ -109,6 +113,51 @@ func TestSlownessLasts(t *testing.T) {
 	self = make3()
 	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
 	is("one never answers", at(settleFor, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), "b", false)
+}
+
+// A server that ended while all was well is not slow, and one that comes back, or that nothing was known of, has as long to answer
+// as any. One that was slow when its connection broke stays slow until it answers.
+func TestServerComesBack(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{ServerName: "b"})
+	nc, err := nats.Connect(ns.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	var s servers
+	var one natsServer
+	s.connected(&one, nc)
+	if one.name != "b" || one.died || one.silent(time.Now()) {
+		t.Errorf("one that is new: %+v", &one)
+	}
+	s.broke(&one)
+	if !one.died {
+		t.Error("one that was well when it broke did not die")
+	}
+	one.quick = time.Now().Add(-time.Second)
+	s.connected(&one, nc)
+	if one.died || one.silent(time.Now()) {
+		t.Error("one that died and is back is held to what it did not answer while it was away")
+	}
+	slow := time.Now().Add(-time.Second)
+	one.quick = slow
+	s.broke(&one)
+	s.connected(&one, nc)
+	if one.died || !one.quick.Equal(slow) {
+		t.Error("one that was slow is well again because its connection broke")
+	}
+	one.quick = time.Now().Add(-goneAfter - time.Second)
+	s.connected(&one, nc)
+	if one.silent(time.Now()) {
+		t.Error("one that was away for long is held to that")
+	}
+	one.quick = slow
+	one.died = true
+	nc.Close()
+	s.connected(&one, nc)
+	if !one.died {
+		t.Error("one is back that is not connected")
+	}
 }
 
 // What is late depends on what is usual: a server far away is not slow, one that came nearer is soon held to that.
