@@ -635,6 +635,46 @@ func TestTakeState(t *testing.T) {
 	words(t, err, "the log stream begins at", "this node is at 0", "no other node follows any partition", "docs/operations.md")
 }
 
+// A node that comes to a log that was emptied at rest takes the partitions, too.
+func TestTakeStateOfEmptyLog(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	for _, name := range []string{"a", "b"} {
+		f.settings[name] = settings{
+			Data: t.TempDir(), Name: name, NATS: e.url, Partitions: 4, CheckpointEvery: time.Millisecond, EmptyLogAfter: time.Millisecond,
+		}
+	}
+	f.start("a")
+	const jobs = 300
+	preload(t, e.url, jobs)
+	nc := dial(t, e.url)
+	c, js := carillon.Connect(nc), jetStream(t, nc)
+	empty := func(who string) {
+		eventually(t, "the log of "+who+" is empty", func() bool {
+			s := logState(t, js).State
+			return s.LastSeq >= jobs && s.Msgs == 0
+		})
+	}
+	empty("one node")
+	f.start("b")
+	f.shared(c, "a", "b")
+	empty("two nodes")
+	f.nodes["a"].terminate(t)
+	f.shared(c, "b")
+	n := 0
+	for _, err := range c.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	if n != jobs {
+		t.Errorf("%d jobs are there, not %d", n, jobs)
+	}
+	fires(t, c, "since")
+}
+
 // Two nodes of one name are one too many: the second is told.
 func TestNameTaken(t *testing.T) {
 	t.Parallel()

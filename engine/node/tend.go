@@ -252,13 +252,18 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	}
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
-		free := n.stoppedHere() == 0 && (n.filling.mustFree() || n.atRest(live)) && n.knowsOthers()
-		upTo, taken := uint64(0), false
-		if free { // what others need stays, whatever is saved here
+		rests := n.atRest(live)
+		free := n.stoppedHere() == 0 && (n.filling.mustFree() || rests) && n.knowsOthers()
+		upTo, save, taken := uint64(0), uint64(0), false
+		if free {
 			upTo = min(n.applied.Load(), n.neededElsewhere())
+			save = upTo // what others need stays, whatever is saved here
+		}
+		if free && rests { // so do the others, and they wait for what this node needs
+			save = n.applied.Load()
 		}
 		for _, p := range live {
-			if n.dueCheckpoint(p, upTo) {
+			if n.dueCheckpoint(p, save) {
 				if err := n.checkpointOrStop(ctx, p, n.resting(ctx, p)); err != nil {
 					return noRoom(err)
 				}
