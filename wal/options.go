@@ -28,9 +28,9 @@ type Options struct {
 	CacheBytes int64
 
 	// MemTableBytes is the size of a memtable, 4 MiB by default. Why not larger: Pebble keeps one to use again, so two stand
-	// in memory for good, and with 16 MiB a log was no faster. Why not smaller: each flush is a file in level 0, and at
-	// 30 MB/s of records there are seven a second; with ProfileTable most bytes come by Ingest, past it, and an Ingest waits
-	// for its flush.
+	// in memory for good, and with 16 MiB a log was no faster; with ProfileTable most bytes come by Ingest, past it, and an
+	// Ingest waits for its flush. Why not smaller: each flush is a file in level 0, and at 30 MB/s of records there are
+	// seven a second.
 	MemTableBytes uint64
 
 	// AllowLoss opens a store from which synced batches are missing (see LossError) instead of refusing.

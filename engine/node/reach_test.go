@@ -4,30 +4,16 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
-
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine/streams"
-	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // Who reads jobs from a node that is behind the log, and stops before it has caught up, is told so at once, as is who comes later:
 // another node has the answer.
 func TestReadsEndWithTheNode(t *testing.T) {
-	ns := natstest.Start(t, &server.Options{JetStream: true})
-	nc, err := nats.Connect(ns.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	_, s := openStreams(t)
 	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -54,15 +40,27 @@ func TestReadsEndWithTheNode(t *testing.T) {
 	}
 }
 
-// A node that stops does not go before those who asked have their answers.
+// A node that stops does not go before those who asked have their answers, and does not wait for ever.
 func TestLastAnswers(t *testing.T) {
-	n := &Node{}
-	n.calls.Store(1)
-	go func() {
-		time.Sleep(20 * time.Millisecond)
-		n.calls.Add(-1)
-	}()
-	if n.lastAnswers(); n.calls.Load() > 0 {
-		t.Error("it goes while somebody waits for an answer")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{}
+		n.calls.Store(1)
+		gone := make(chan struct{})
+		go func() { n.lastAnswers(); close(gone) }()
+		select {
+		case <-gone:
+			t.Error("it goes while somebody waits for an answer")
+		case <-time.After(leaveTimeout / 2):
+		}
+		answered := time.Now()
+		n.calls.Store(0)
+		if <-gone; time.Since(answered) >= leaveTimeout/2 {
+			t.Error("it stays when all have their answers")
+		}
+		n.calls.Store(1)
+		asked := time.Now()
+		if n.lastAnswers(); time.Since(asked) != leaveTimeout {
+			t.Errorf("it waits for %s", time.Since(asked))
+		}
+	})
 }

@@ -12,20 +12,27 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// What an output stream loses by age between two looks at it is not taken for outputs that are missing in it: they would be
-// published again.
-func TestSurveyWhileMessagesGo(t *testing.T) {
+// openStreams makes the streams of one partition on a server of their own.
+func openStreams(t *testing.T) (*nats.Conn, *streams.Streams) {
+	t.Helper()
 	ns := natstest.Start(t, &server.Options{JetStream: true})
 	nc, err := nats.Connect(ns.ClientURL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
+	t.Cleanup(nc.Close)
 	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	t.Cleanup(s.Close)
+	return nc, s
+}
+
+// What an output stream loses by age between two looks at it is not taken for outputs that are missing in it: they would be
+// published again.
+func TestSurveyWhileMessagesGo(t *testing.T) {
+	nc, s := openStreams(t)
 	out := s.Out[0]
 	const messages, gone = 10, 4
 	for expect := range uint64(messages) {

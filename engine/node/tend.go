@@ -259,7 +259,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 			upTo = min(n.applied.Load(), n.neededElsewhere())
 			save = upTo // what others need stays, whatever is saved here
 		}
-		if free && rests { // so do the others, and they wait for what this node needs
+		if free && rests { // but at rest others wait for this node, as it does for them
 			save = n.applied.Load()
 		}
 		for _, p := range live {
