@@ -490,6 +490,35 @@ func TestRowsMoveNoRecord(t *testing.T) {
 	}
 }
 
+// A slot never holds more timers than rows have room for, wherever in a chunk its last one ends: who comes next splits it.
+func TestSlotMax(t *testing.T) {
+	p := newPair(0)
+	fill := func(n int) {
+		for range n {
+			p.insert(fan + int64(p.seq)%fan)
+		}
+	}
+	fill(slotMax)
+	for range slotMax/2 + 100 {
+		p.remove(0)
+	}
+	fill(1) // the slot is counted again, and need not be split
+	fill(slotMax - len(p.model))
+	i := p.w.level[1]*fan + 1
+	if s := p.w.slot(i); s.split() || s.count != slotMax || s.end%chunkLen == 0 {
+		t.Fatalf("%d timers, split %v, end at %d of a chunk; want %d, in the midst of one", s.count, s.split(), s.end%chunkLen, slotMax)
+	}
+	fill(1)
+	if !p.w.slot(i).split() {
+		t.Errorf("%d timers are in one slot", len(p.model))
+	}
+	for len(p.model) > 0 {
+		p.advance(t, p.now+10, 500, func() {})
+		p.agree(t)
+	}
+	check(t, p.w)
+}
+
 // A record has half a deadline. What the other is has to be clear also of one late by any time, beside those that are not;
 // and stays so when its slot's level becomes another.
 func TestBothHalvesOfDeadlines(t *testing.T) {
