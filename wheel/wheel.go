@@ -98,8 +98,8 @@ import (
 //
 // Most insertions go to a slot that is there and has room in its last chunk; they write that record, its pos, and the slot's
 // end and count, and nothing else (place). When one way did for all (placeIn), what a call might need was saved on the
-// stack each time, and writes that miss the cache wait behind these. In seven turns on an EPYC with such a neighbour in its
-// cache that the floor was 17 to 30: 61 to insert instead of 85, and in no turn but the first more.
+// stack each time, and a write that misses the cache most likely held these up. In seven turns on an EPYC whose floor went from
+// 17 to 30, as others use its cache: 61 to insert instead of 85, and in no turn but the first more.
 //
 // Tried, and rejected. Figures: as above, but best of 20 batches on an earlier machine, beside 62 / 52 / 73 for what was here then.
 //
