@@ -106,6 +106,7 @@ func runAsNATS(encoded string) int {
 	}
 	ns.Start()
 	if !ns.ReadyForConnections(10 * time.Second) {
+		fmt.Fprintf(os.Stderr, "nats-server is not ready at port %d, and %d for routes\n", s.Port, s.ClusterPort)
 		return 1
 	}
 	fmt.Println(ns.ClientURL())

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,15 +33,23 @@ const (
 	lastPort  = 32_000
 )
 
-// FreePort is one of 127.0.0.1 at which nobody listens just now, and which no connection gets before it is used.
+// given are the ports that tests of this process have: one may not listen yet, or not just now.
+var given sync.Map
+
+// FreePort is one of 127.0.0.1 at which nobody listens just now, and which no connection, nor another test of this process,
+// gets before it is used.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for {
 		port := firstPort + rand.IntN(lastPort-firstPort)
+		if _, taken := given.LoadOrStore(port, true); taken {
+			continue
+		}
 		l, err := net.Listen("tcp", local(port))
 		switch {
 		case err == nil:
 			l.Close()
+			t.Cleanup(func() { given.Delete(port) })
 			return port
 		case !errors.Is(err, syscall.EADDRINUSE):
 			t.Fatal(err)
