@@ -45,11 +45,11 @@ func FreePort(t testing.TB) int {
 		if _, taken := given.LoadOrStore(port, true); taken {
 			continue
 		}
+		t.Cleanup(func() { given.Delete(port) })
 		l, err := net.Listen("tcp", local(port))
 		switch {
 		case err == nil:
 			l.Close()
-			t.Cleanup(func() { given.Delete(port) })
 			return port
 		case !errors.Is(err, syscall.EADDRINUSE):
 			t.Fatal(err)
