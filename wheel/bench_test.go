@@ -93,14 +93,14 @@ func BenchmarkFloor(b *testing.B) {
 		for i := range n {
 			pos[i], order[i] = uint32(rng.IntN(len(heads))), uint32(rng.IntN(n))
 		}
-		at, live := 0, uint16(0)
+		at, sum := 0, uint32(0)
 		for b.Loop() {
-			live ^= heads[pos[order[at]]].live
+			sum ^= heads[pos[order[at]]].slot
 			if at++; at == n {
 				at = 0
 			}
 		}
-		runtime.KeepAlive(live)
+		runtime.KeepAlive(sum)
 	})
 }
 

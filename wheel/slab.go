@@ -9,6 +9,10 @@ func (w *Wheel) chunk(c uint32) *chunk {
 	return &w.heads[c/headBlockLen][c%headBlockLen]
 }
 
+func (w *Wheel) use(c uint32) *use {
+	return &w.uses[c/useBlockLen][c%useBlockLen]
+}
+
 func (w *Wheel) record(pos uint32) *record {
 	return &w.records[pos/blockLen][pos%blockLen]
 }
@@ -90,13 +94,13 @@ func (w *Wheel) popID() ID {
 func (w *Wheel) stepTo(s *slot, must bool) uint32 {
 	for s.end%chunkLen != 0 {
 		c := s.end / chunkLen
-		h := w.chunk(c)
-		if !must || h.step == wide {
-			return uint32(h.step)
+		u := w.use(c)
+		if !must || u.step == wide {
+			return uint32(u.step)
 		}
-		h.live = w.used(s, c)
+		u.live = w.used(s, c)
 		s.end = (c + 1) * chunkLen
-		if h.live == 0 {
+		if u.live == 0 {
 			w.dropChunk(s, c)
 		}
 	}
@@ -123,8 +127,10 @@ func (w *Wheel) addChunk(s *slot, i, step uint32) {
 	} else {
 		prev = s.end/chunkLen - 1
 		w.chunk(prev).next = c
+		w.use(prev).alone = false
 	}
-	*w.chunk(c) = chunk{slot: i, prev: prev, live: ones[step], step: uint16(step)}
+	*w.chunk(c) = chunk{slot: i, prev: prev}
+	*w.use(c) = use{live: ones[step], step: uint8(step), alone: prev == 0}
 	s.end = c * chunkLen
 }
 
@@ -136,6 +142,9 @@ func (w *Wheel) growChunks(count uint64) {
 	for uint64(len(w.heads))*headBlockLen < count {
 		w.heads = append(w.heads, new(headBlock))
 	}
+	for uint64(len(w.uses))*useBlockLen < count {
+		w.uses = append(w.uses, new(useBlock))
+	}
 	for uint64(len(w.records))*blockChunks < count {
 		w.records = append(w.records, new(recordBlock))
 	}
@@ -143,11 +152,11 @@ func (w *Wheel) growChunks(count uint64) {
 
 // used is the records in use of chunk c of slot s.
 func (w *Wheel) used(s *slot, c uint32) uint16 {
-	h := w.chunk(c)
-	if h.next != 0 {
-		return h.live
+	live := w.use(c).live
+	if w.chunk(c).next != 0 {
+		return live
 	}
-	return h.live & (1<<(s.end-c*chunkLen) - 1) // the last
+	return live & (1<<(s.end-c*chunkLen) - 1) // the last
 }
 
 // dropChunk takes chunk c, which holds no timer any more, out of slot s; and one behind it that holds none and is then alone.
@@ -162,11 +171,13 @@ func (w *Wheel) dropChunk(s *slot, c uint32) {
 	switch {
 	case next != 0:
 		w.chunk(next).prev = prev
+		w.use(next).alone = prev|w.chunk(next).next == 0
 	case prev != 0:
-		last := w.chunk(prev)
+		last := w.use(prev)
 		step := uint32(last.step)
 		n := (uint32(bits.Len16(last.live)) + step - 1) / step * step
 		last.live |= ones[step] << n
+		last.alone = w.chunk(prev).prev == 0
 		s.end = prev*chunkLen + n
 	default:
 		w.vacate(h.slot)
@@ -184,15 +195,13 @@ func (w *Wheel) recycle(c uint32) {
 	w.freeChunkCount++
 }
 
-// removed does for chunk c what removing the timer at pos asks for: to free the chunk if that was its last, or to merge it.
-func (w *Wheel) removed(c, pos uint32) {
+// removed does for its chunk what removing the timer at pos asks for: to free it if that was its last, or to merge it.
+func (w *Wheel) removed(pos uint32) {
+	c := pos / chunkLen
 	h := w.chunk(c)
 	if h.slot == inRows {
 		w.leaveRow(w.record(pos).low%fan, c)
 		return
-	}
-	if h.slot == w.first && w.deadline(pos) == w.next { // not if it was late: what is left there has the same key
-		w.first = 0
 	}
 	s := w.slot(h.slot)
 	if used := w.used(s, c); used == 0 {
@@ -207,9 +216,9 @@ func (w *Wheel) merge(s *slot, a, b uint32) bool {
 	if a == 0 || b == 0 {
 		return false
 	}
-	to, step := w.chunk(a), uint32(w.chunk(a).step)
+	to, step := w.use(a), uint32(w.use(a).step)
 	timers := bits.OnesCount16(w.used(s, a)) + bits.OnesCount16(w.used(s, b))
-	if w.chunk(b).step != to.step || timers*int(step) > mergeMax {
+	if w.use(b).step != to.step || timers*int(step) > mergeMax {
 		return false
 	}
 	n := uint32(0)
@@ -224,6 +233,9 @@ func (w *Wheel) merge(s *slot, a, b uint32) bool {
 		}
 	}
 	to.live = ones[step] & (1<<n - 1)
+	if w.chunk(a).slot == w.first {
+		w.first, w.least = 0, 0 // it may have been moved
+	}
 	w.dropChunk(s, b)
 	return true
 }
@@ -263,6 +275,7 @@ func (w *Wheel) Grow(n int) {
 func (w *Wheel) Bytes() int {
 	return int(unsafe.Sizeof(*w)) +
 		len(w.heads)*int(unsafe.Sizeof(headBlock{})) + cap(w.heads)*int(unsafe.Sizeof((*headBlock)(nil))) +
+		len(w.uses)*int(unsafe.Sizeof(useBlock{})) + cap(w.uses)*int(unsafe.Sizeof((*useBlock)(nil))) +
 		len(w.records)*int(unsafe.Sizeof(recordBlock{})) + cap(w.records)*int(unsafe.Sizeof((*recordBlock)(nil))) +
 		len(w.ids)*int(unsafe.Sizeof(posBlock{})) + cap(w.ids)*int(unsafe.Sizeof((*posBlock)(nil))) +
 		len(w.nodes)*int(unsafe.Sizeof(nodeBlock{})) + cap(w.nodes)*int(unsafe.Sizeof((*nodeBlock)(nil)))

@@ -66,8 +66,8 @@ import (
 // How a slot holds its timers. As a list of chunks of 16 records, in order; pos says where the record
 // of an id is. Reading a slot is then reading memory in runs whose misses the processor overlaps, and
 // to move a record is two writes that nobody waits for. Only the last chunk of a slot is added to.
-// Remove clears a bit in the header of the record's chunk, and touches neither the record nor, mostly,
-// the slot. When it leaves 6 or fewer in a chunk that has 12 or fewer together with a neighbour, the
+// Remove clears a bit in four bytes that are kept for each chunk (use), and touches neither the record nor, mostly, the
+// chunk's header or the slot. When it leaves 6 or fewer in a chunk that has 12 or fewer together with a neighbour, the
 // two become one. That bounds what removals can waste, and costs at most three moved records for each
 // written: a slot gets another chunk only when its last is full, which takes 4 writes after a merge. Chunks
 // in rows do not merge: they hold what one slot did, and are free within its 64 ms.
@@ -154,8 +154,13 @@ type record struct {
 type chunk struct {
 	slot       uint32 // node and index
 	prev, next uint32 // in the slot; next also links the free ones
-	live       uint16 // records in use; also all those not written yet, so that writing leaves it alone
-	step       uint16 // records a timer takes: 1, or wide
+}
+
+// use is what Remove looks at of a chunk.
+type use struct {
+	live  uint16 // records in use; also all those not written yet, so that writing leaves it alone
+	step  uint8  // records a timer takes: 1, or wide
+	alone bool   // in its slot, or in rows
 }
 
 // ones is the live of a chunk to which nothing was written, by step.
@@ -209,12 +214,14 @@ const (
 	blockLen     = 1 << 13 // records
 	blockChunks  = blockLen / chunkLen
 	headBlockLen = 1 << 12
+	useBlockLen  = 1 << 14
 	idBlockLen   = 1 << 14
 	nodeBlockLen = 1 << 4
 )
 
 type (
 	headBlock   [headBlockLen]chunk
+	useBlock    [useBlockLen]use
 	recordBlock [blockLen]record   // a position is a chunk and an index in it: chunk * chunkLen + index
 	posBlock    [idBlockLen]uint32 // where the record of an id is; or freeBit, and the id below it
 	nodeBlock   [nodeBlockLen]node
@@ -223,8 +230,9 @@ type (
 // Wheel holds timers, each a deadline (unix ms) and 32 bits of data for its owner. Make one with New.
 type Wheel struct {
 	now   uint64         // as a key: order-preserving, the earliest int64 is 0
-	next  uint64         // the least key, if known
-	first uint32         // the slot it is in, or 0 if not known
+	next  uint64         // no key is less
+	first uint32         // the slot in which one is equal, or 0 if not known
+	least uint32         // where that timer is, if above level 0, where all of a slot have one key
 	busy  uint16         // levels with an occupied slot
 	level [levels]uint32 // the wheel's nodes
 
@@ -233,6 +241,7 @@ type Wheel struct {
 	fetched uint32 // sum of what was read ahead: reads that nothing depends on are left out. It means nothing
 
 	heads                          []*headBlock
+	uses                           []*useBlock
 	records                        []*recordBlock
 	ids                            []*posBlock
 	nodes                          []*nodeBlock
@@ -269,14 +278,8 @@ func (w *Wheel) Len() int { return int(w.idCount - 1 - w.free.count) }
 // Insert adds a timer. A deadline (unix ms) that is not after Now counts as Now: the timer is the last
 // of those due now, and still reports its own deadline.
 func (w *Wheel) Insert(deadline int64, data uint32) ID {
-	key := max(toKey(deadline), w.now)
-	least := w.Len() == 0 || w.first != 0 && key < w.next
 	id := w.newID()
-	i := w.place(key, toKey(deadline), data, id)
-	if least {
-		w.next, w.first = key, i
-	}
-	return id
+	return w.place(max(toKey(deadline), w.now), toKey(deadline), data, id)
 }
 
 // Remove takes a timer out. It panics if id is not live.
@@ -284,12 +287,13 @@ func (w *Wheel) Remove(id ID) {
 	p := w.find(id)
 	pos := *p
 	w.freeID(id, p)
-	c := pos / chunkLen
-	h := w.chunk(c)
-	live := h.live &^ (1 << (pos % chunkLen))
-	h.live = live
-	if h.slot == w.first || h.prev|h.next == 0 || bits.OnesCount16(live) <= mergeMax/2 {
-		w.removed(c, pos)
+	u := w.use(pos / chunkLen)
+	u.live &^= 1 << (pos % chunkLen)
+	if pos == w.least {
+		w.first, w.least = 0, 0
+	}
+	if u.alone || bits.OnesCount16(u.live) <= mergeMax/2 {
+		w.removed(pos)
 	}
 }
 
@@ -308,7 +312,7 @@ func (w *Wheel) Next() (deadline int64, ok bool) {
 		return 0, false
 	}
 	if w.first == 0 {
-		w.next, w.first = w.earliest()
+		w.next, w.first, w.least = w.earliest()
 	}
 	return toTime(w.next), true
 }
@@ -355,12 +359,12 @@ func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline
 // pop takes out the first timer of slot s of level 0, which is due now.
 func (w *Wheel) pop(s *slot) (data uint32, deadline int64) {
 	c := s.head
-	h, used := w.chunk(c), w.used(s, c)
+	u, used := w.use(c), w.used(s, c)
 	records, j := w.recordsOf(c), bits.TrailingZeros16(used)%chunkLen
 	r := &records[j]
-	data, deadline = r.data, toTime(deadlineIn(records, j, h.step, w.now))
+	data, deadline = r.data, toTime(deadlineIn(records, j, u.step, w.now))
 	w.freeID(r.id, w.pos(r.id))
-	h.live &= h.live - 1
+	u.live &= u.live - 1
 	if used&(used-1) == 0 {
 		w.dropChunk(s, c)
 	}
@@ -373,11 +377,11 @@ func (w *Wheel) popRow(g uint32) (data uint32) {
 		e := w.rows.next[g]
 		w.rows.next[g] = w.rows.next[e]
 		pos := w.rows.pos[e]
-		h, bit := w.chunk(pos/chunkLen), uint16(1)<<(pos%chunkLen)
-		if h.slot != inRows || h.live&bit == 0 {
+		u, bit := w.use(pos/chunkLen), uint16(1)<<(pos%chunkLen)
+		if w.chunk(pos/chunkLen).slot != inRows || u.live&bit == 0 {
 			continue // removed, and its chunk perhaps used again
 		}
-		h.live &^= bit
+		u.live &^= bit
 		r := w.record(pos)
 		data = r.data
 		w.freeID(r.id, w.pos(r.id))
@@ -388,7 +392,7 @@ func (w *Wheel) popRow(g uint32) (data uint32) {
 
 // leaveRow counts out a timer of row g that was in chunk c.
 func (w *Wheel) leaveRow(g, c uint32) {
-	if w.chunk(c).live == 0 {
+	if w.use(c).live == 0 {
 		w.recycle(c)
 	}
 	if w.rows.left[g]--; w.rows.left[g] == 0 {
@@ -399,9 +403,9 @@ func (w *Wheel) leaveRow(g, c uint32) {
 	}
 }
 
-// place puts a timer at the end of the slot its key belongs to. It returns that slot, or 0 if it
-// was split by it.
-func (w *Wheel) place(key, deadline uint64, data uint32, id ID) uint32 {
+// place puts a timer at the end of the slot its key belongs to, and returns its id: what Insert need not keep meanwhile is
+// not saved on the stack.
+func (w *Wheel) place(key, deadline uint64, data uint32, id ID) ID {
 	k := levelOf(w.now ^ key)
 	for n := w.level[k]; ; k-- {
 		nd := w.node(n)
@@ -420,12 +424,20 @@ func (w *Wheel) place(key, deadline uint64, data uint32, id ID) uint32 {
 		s.count++
 		*w.record(pos) = record{uint32(deadline), data, id}
 		*w.pos(id) = pos
-		return i
+		w.placed(key, i, pos)
+		return id
+	}
+}
+
+// placed heeds that a timer may be the next one due.
+func (w *Wheel) placed(key uint64, i, pos uint32) {
+	if key < w.next {
+		w.next, w.first, w.least = key, i, pos
 	}
 }
 
 // placeIn is place for slot i, which may have no chunk with room, or none of the right step, or too many timers.
-func (w *Wheel) placeIn(i uint32, key, deadline uint64, data uint32, id ID) uint32 {
+func (w *Wheel) placeIn(i uint32, key, deadline uint64, data uint32, id ID) ID {
 	nd, s := w.node(i/fan), w.slot(i)
 	w.busy |= 1 << levelOf(w.now^key)
 	nd.occupied |= 1 << (i % fan)
@@ -443,11 +455,11 @@ func (w *Wheel) placeIn(i uint32, key, deadline uint64, data uint32, id ID) uint
 		w.record(pos + 1).low = uint32(deadline >> 32)
 	}
 	*w.pos(id) = pos
+	w.placed(key, i, pos)
 	if s.count++; s.count > slotMax && k > 0 && w.recount(s) > slotMax/2 {
 		w.split(i)
-		return 0
 	}
-	return i
+	return id
 }
 
 // recount counts the timers of slot s again: Remove does not, as the slot would be one more place in
@@ -502,15 +514,15 @@ func (w *Wheel) enter(t uint64) {
 // its chunks. None of them is late: those lie at level 0, which is neither split nor entered.
 func (w *Wheel) scatter(s *slot, last uint64) {
 	for c := s.head; c != 0; {
-		h, used, records := *w.chunk(c), w.used(s, c), *w.recordsOf(c)
+		next, step, used, records := w.chunk(c).next, w.use(c).step, w.used(s, c), *w.recordsOf(c)
 		w.recycle(c)
-		w.fetch(&records, h.next)
+		w.fetch(&records, next)
 		for ; used != 0; used &= used - 1 {
 			j := bits.TrailingZeros16(used) % chunkLen
-			key := deadlineIn(&records, j, h.step, last)
+			key := deadlineIn(&records, j, step, last)
 			w.place(key, key, records[j].data, records[j].id)
 		}
-		c = h.next
+		c = next
 	}
 }
 
@@ -526,7 +538,8 @@ func (w *Wheel) lineUp(s *slot) {
 	for c := s.head; c != 0; {
 		h, records, used := w.chunk(c), w.recordsOf(c), w.used(s, c)
 		next := h.next
-		h.slot, h.live, h.prev, h.next = inRows, used, 0, 0
+		*h = chunk{slot: inRows}
+		*w.use(c) = use{live: used, step: 1, alone: true}
 		if used == 0 {
 			w.recycle(c)
 		}
@@ -549,7 +562,7 @@ func (w *Wheel) lineUp(s *slot) {
 // fetch reads what moving some records writes, and first what comes after them: asked for together it is on its way
 // together, where each would be waited for.
 func (w *Wheel) fetch(records *[chunkLen]record, next uint32) {
-	sum := w.fetched + uint32(w.chunk(next).live)
+	sum := w.fetched + w.chunk(next).slot + uint32(w.use(next).live)
 	ahead := w.recordsOf(next)
 	for i := 0; i < chunkLen; i += 6 {
 		sum += ahead[i].data
@@ -614,12 +627,12 @@ func (w *Wheel) deadline(pos uint32) uint64 {
 	if h.slot != inRows {
 		last = w.lastOf(h.slot)
 	}
-	return deadlineIn(w.recordsOf(c), int(pos%chunkLen), h.step, last)
+	return deadlineIn(w.recordsOf(c), int(pos%chunkLen), w.use(c).step, last)
 }
 
 // deadlineIn is that of record j in a chunk of a slot whose last time is last: the last deadline until then of which it is
 // the low half, unless the other half is there, too. So it is also for one that is late.
-func deadlineIn(records *[chunkLen]record, j int, step uint16, last uint64) uint64 {
+func deadlineIn(records *[chunkLen]record, j int, step uint8, last uint64) uint64 {
 	low := records[j].low
 	if step == wide {
 		return uint64(records[j+1].low)<<32 | uint64(low)
@@ -627,26 +640,29 @@ func deadlineIn(records *[chunkLen]record, j int, step uint16, last uint64) uint
 	return last - uint64(uint32(last)-low)
 }
 
-// earliest finds the least key and the slot it is in. There must be one.
-func (w *Wheel) earliest() (key uint64, i uint32) {
+// earliest finds the least key, the slot it is in, and, above level 0, where the timer is. There must be one.
+func (w *Wheel) earliest() (key uint64, i, at uint32) {
 	n := w.level[bits.TrailingZeros16(w.busy)]
 	for {
 		i = w.firstOf(n)
 		if w.node(n).level == 0 {
-			return w.startOf(i), i
+			return w.startOf(i), i, 0
 		}
 		s := w.slot(i)
 		if s.split() {
 			n = s.head
 			continue
 		}
-		least, last := uint64(math.MaxUint64), w.lastOf(i)
+		last := w.lastOf(i)
 		for c := s.head; c != 0; c = w.chunk(c).next {
-			step, records := w.chunk(c).step, w.recordsOf(c)
+			step, records := w.use(c).step, w.recordsOf(c)
 			for used := w.used(s, c); used != 0; used &= used - 1 {
-				least = min(least, deadlineIn(records, bits.TrailingZeros16(used), step, last))
+				j := bits.TrailingZeros16(used)
+				if d := deadlineIn(records, j, step, last); at == 0 || d < key {
+					key, at = d, c*chunkLen+uint32(j)
+				}
 			}
 		}
-		return least, i
+		return key, i, at
 	}
 }

@@ -122,7 +122,7 @@ func check(t failer, w *Wheel) {
 		for e := w.rows.next[g]; left < w.rows.left[g]; e = w.rows.next[e] {
 			pos := w.rows.pos[e]
 			c, bit := pos/chunkLen, uint16(1)<<(pos%chunkLen)
-			if h := w.chunk(c); h.slot != inRows || h.live&bit == 0 {
+			if w.chunk(c).slot != inRows || w.use(c).live&bit == 0 {
 				continue
 			}
 			r := w.record(pos)
@@ -143,13 +143,13 @@ func check(t failer, w *Wheel) {
 		if left > 0 && low == w.next {
 			first[w.level[0]*fan+g] = true
 		}
-		if left > 0 && low < w.next && w.first != 0 {
+		if left > 0 && low < w.next {
 			t.Fatalf("next due %d, but #%d is due %d", w.next, lastOfRow[g], low)
 		}
 	}
 	for c, records := range rowChunks {
-		if chunks++; w.chunk(c).live != records {
-			t.Fatalf("chunk %d: %b in use, %b in rows", c, w.chunk(c).live, records)
+		if chunks++; *w.use(c) != (use{live: records, step: 1, alone: true}) {
+			t.Fatalf("chunk %d: %+v, %b in rows", c, *w.use(c), records)
 		}
 	}
 	nodes := map[uint32]bool{}
@@ -186,11 +186,12 @@ func check(t failer, w *Wheel) {
 				last[low] = lastOfRow[g]
 			}
 			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
-				h := w.chunk(c)
+				h, u := w.chunk(c), w.use(c)
 				chunks++
 				empty := w.used(&s, c) == 0 && (h.prev == 0 || h.next != 0) // a last one may be, if it is not alone
-				if h.slot != i || h.prev != prev || empty || h.next != 0 && h.live&^ones[h.step] != 0 {
-					t.Fatalf("chunk %d after %d in slot %d: slot %d, prev %d, live %b", c, prev, i, h.slot, h.prev, h.live)
+				if h.slot != i || h.prev != prev || empty || h.next != 0 && u.live&^ones[u.step] != 0 ||
+					u.alone != (h.prev == 0 && h.next == 0) {
+					t.Fatalf("chunk %d after %d in slot %d: %+v, %+v", c, prev, i, *h, *u)
 				}
 				for used := w.used(&s, c); used != 0; used &= used - 1 {
 					pos := c*chunkLen + uint32(bits.TrailingZeros16(used))
@@ -207,7 +208,7 @@ func check(t failer, w *Wheel) {
 					if key == w.next {
 						first[i] = true
 					}
-					if key < w.next && w.first != 0 {
+					if key < w.next {
 						t.Fatalf("next due %d, but #%d is due %d", w.next, r.data, key)
 					}
 				}
@@ -230,6 +231,12 @@ func check(t failer, w *Wheel) {
 	}
 	if w.first != 0 && !first[w.first] {
 		t.Fatalf("the next one due is not in slot %d", w.first)
+	}
+	if i := w.first; i != 0 && w.node(i/fan).level > 0 {
+		c, bit := w.least/chunkLen, uint16(1)<<(w.least%chunkLen)
+		if *w.pos(w.record(w.least).id) != w.least || w.chunk(c).slot != i || w.used(w.slot(i), c)&bit == 0 || w.deadline(w.least) != w.next {
+			t.Fatalf("at %d of slot %d is no timer due %d", w.least, i, w.next)
+		}
 	}
 	freeChunks, freeNodes, freeIDs := 0, 0, 0
 	for k, id := range w.free.top {
@@ -455,6 +462,29 @@ func TestNextAcrossSplit(t *testing.T) {
 	}
 	if p.w.nodeCount == levels+1 {
 		t.Fatal("no slot was split")
+	}
+}
+
+// The next one due is moved by a merge, and then it goes.
+func TestNextAcrossMerge(t *testing.T) {
+	p := newPair(0)
+	for i := range int64(3 * chunkLen) {
+		p.insert(1<<20 - i) // the last chunk has the earliest
+	}
+	p.agree(t)
+	least := p.w.least
+	for least == p.w.least && len(p.model) > 2 {
+		p.remove(len(p.model) / 2)
+		p.agree(t)
+		check(t, p.w)
+	}
+	if least == p.w.least {
+		t.Fatal("no merge moved it")
+	}
+	for len(p.model) > 0 {
+		p.remove(0)
+		p.agree(t)
+		check(t, p.w)
 	}
 }
 
@@ -784,7 +814,7 @@ func removalsGiveRoom(t *testing.T, width int64, most float64) {
 }
 
 func TestMemory(t *testing.T) {
-	for _, v := range []any{headBlock{}, recordBlock{}, posBlock{}, nodeBlock{}} {
+	for _, v := range []any{headBlock{}, useBlock{}, recordBlock{}, posBlock{}, nodeBlock{}} {
 		if typ := reflect.TypeOf(v); hasPointer(typ) {
 			t.Errorf("%v holds a pointer for the collector to follow", typ)
 		}
