@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -218,4 +221,65 @@ func TestAloneOfThree(t *testing.T) {
 		_, err := s.Out[0].Info(ctx)
 		return errors.Is(err, ErrDisconnected) && strings.Contains(err.Error(), "CARILLON_OUT_0 has no leader whom its replicas follow")
 	})
+}
+
+// The API gives no message while JetStream has no leader of all servers; a stream that has one of its own is read all the same.
+func TestReadWithoutLeaderOfAll(t *testing.T) {
+	t.Parallel()
+	const messages, more = 10, 5
+	c := natstest.StartCluster(t, 5, "")
+	nc := connectTo(t, c.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectBufSize(-1))
+	s := open(t, nc, Config{Partitions: 1, Replicas: 3})
+	out := s.Out[0]
+	chainAll(t, out, 0, 0, messages)
+	before := scanned(t, out, messages)
+	leader, followers, err := s.LeaderOf(t.Context(), out.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stay := []string{leader, followers[0]} // most of the stream's three, and not of all five
+	for i := range 5 {
+		if !slices.Contains(stay, fmt.Sprintf("n%d", i+1)) {
+			c.Stop(i)
+		}
+	}
+	eventually(t, "the stream has a leader, and the API gives no message", func() bool {
+		before, err := out.Info(t.Context())
+		if err != nil {
+			return false
+		}
+		m, err := nc.Request(apiPrefix+"STREAM.MSG.GET."+out.Name(), []byte(`{"seq":1}`), time.Second)
+		if err != nil || !strings.Contains(string(m.Data), strconv.Itoa(codeNotAvailable)) {
+			return false
+		}
+		now, err := out.Info(t.Context())
+		return err == nil && now.Leader.Same(before.Leader)
+	})
+
+	info, last, err := out.Last(t.Context())
+	if err != nil || info.Last != messages || !reflect.DeepEqual(*last, before[messages-1]) {
+		t.Errorf("the last of %d is %+v (%v), want %+v", info.Last, last, err, before[messages-1])
+	}
+	if again := scanned(t, out, messages); !reflect.DeepEqual(again, before) {
+		t.Errorf("read %+v, and before %+v", again, before)
+	}
+	chainAll(t, out, messages, messages, messages+more)
+	if now := scanned(t, out, messages+more); !reflect.DeepEqual(now[:messages], before) {
+		t.Errorf("with %d more read %+v, and before %+v", more, now, before)
+	}
+	// Of one that no replica has nothing is said, once the last server knows that the leader of all is gone.
+	eventually(t, "nothing is said", func() bool {
+		_, err := out.Get(t.Context(), messages+more+1)
+		return errors.Is(err, ErrDisconnected)
+	})
+}
+
+// scanned is all of a stream that holds so many messages.
+func scanned(t testing.TB, out *OutStream, messages uint64) (all []Message) {
+	t.Helper()
+	err := out.Scan(t.Context(), 0, messages, func(batch []Message) error { all = append(all, batch...); return nil })
+	if err != nil || len(all) != int(messages) {
+		t.Fatalf("%d messages, want %d: %v", len(all), messages, err)
+	}
+	return all
 }

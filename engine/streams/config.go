@@ -56,6 +56,8 @@ const (
 	duplicateWindow = 100 * time.Millisecond
 	// requestTimeout bounds one request to the JetStream API.
 	requestTimeout = 5 * time.Second
+	// directTimeout bounds a question whose answer does without the API, which is asked again behind it.
+	directTimeout = time.Second
 )
 
 func (c Config) withDefaults() Config {

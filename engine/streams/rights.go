@@ -40,7 +40,7 @@ func (c Config) rights(inbox string) Rights {
 		names = append(names, c.outName(p))
 	}
 	for _, name := range names {
-		for _, verb := range []string{"STREAM.INFO.%s", "STREAM.CREATE.%s", "STREAM.MSG.GET.%s", "CONSUMER.CREATE.%s.*", "CONSUMER.DELETE.%s.*", stepDown + "%s"} {
+		for _, verb := range []string{"STREAM.INFO.%s", "STREAM.CREATE.%s", "STREAM.MSG.GET.%s", directGet + "%s", "CONSUMER.CREATE.%s.*", "CONSUMER.DELETE.%s.*", stepDown + "%s"} {
 			r.Publish = append(r.Publish, apiPrefix+fmt.Sprintf(verb, name))
 		}
 	}
@@ -52,6 +52,7 @@ const (
 	userInfo  = "$SYS.REQ.USER.INFO" // the server tells anyone what they may do, from 2.10 on
 	apiPrefix = "$JS.API."
 	apiInfo   = apiPrefix + "INFO"
+	directGet = "DIRECT.GET."             // and the stream
 	stepDown  = "STREAM.LEADER.STEPDOWN." // and the stream
 )
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -283,8 +284,8 @@ func (g *gaps) has(seq uint64) bool {
 // Get reads one message. Errors: ErrNotFound when it is gone or the stream does not reach that far, ErrNoStream,
 // ErrDisconnected, the context's.
 //
-// It asks the API, not the direct get: that one writes the sequence and time into the message's own
-// headers, where a client may have put its own.
+// It asks the API: of that the stream's leader answers, which knows of a message that it is gone. Only where the API is not to
+// be had a direct get stands in.
 func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	if seq == 0 { // to the API it means "no sequence given"
 		return Message{}, ErrNotFound
@@ -320,7 +321,13 @@ func (s *stream) get(ctx context.Context, req messageRequest) (Message, error) {
 			Data    []byte    `json:"data"`
 		} `json:"message"`
 	}
-	if err := s.request(ctx, "STREAM.MSG.GET."+s.name, req, &resp); err != nil {
+	err := s.request(ctx, "STREAM.MSG.GET."+s.name, req, &resp)
+	if errors.Is(err, ErrDisconnected) && req.Seq > 0 {
+		if m, err := s.direct(ctx, req.Seq); err == nil {
+			return m, nil
+		}
+	}
+	if err != nil {
 		return Message{}, err
 	}
 	m := resp.Message
@@ -329,6 +336,49 @@ func (s *stream) get(ctx context.Context, req messageRequest) (Message, error) {
 		out.Header = h // nats-server stores any bytes as headers; a reader gets none of those either
 	}
 	return out, nil
+}
+
+// direct gets one message from any of the replicas. While JetStream has no leader of all servers the API gives none, though the
+// stream may have a leader and take more (server/jetstream_api.go, jsMsgGetRequest). What a replica has is what was agreed
+// on; what it has not may only not have come to it yet, so that is no answer.
+func (s *stream) direct(ctx context.Context, seq uint64) (Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, directTimeout)
+	defer cancel()
+	body, err := json.Marshal(messageRequest{Seq: seq})
+	if err != nil {
+		return Message{}, err
+	}
+	m, err := s.ask(ctx, apiPrefix+directGet+s.name, body)
+	if err != nil {
+		return Message{}, fmt.Errorf("streams: %s%s: %w", directGet, s.name, sendError(err))
+	}
+	return directMessage(m)
+}
+
+// directMessage takes what the server wrote into the headers of a message out of them. It wrote that behind the message's own.
+func directMessage(m *nats.Msg) (Message, error) {
+	take := func(key string) (value string) {
+		if values := m.Header[key]; len(values) > 1 {
+			value, m.Header[key] = values[len(values)-1], values[:len(values)-1]
+		} else {
+			value = m.Header.Get(key)
+			delete(m.Header, key)
+		}
+		return value
+	}
+	if status := m.Header.Get("Status"); status != "" && m.Header.Get(nats.JSSequence) == "" {
+		return Message{}, fmt.Errorf("streams: a direct get: %s %s", status, m.Header.Get("Description"))
+	}
+	take(nats.JSStream)
+	out := Message{Subject: take(nats.JSSubject), Data: m.Data}
+	number, at := take(nats.JSSequence), take(nats.JSTimeStamp)
+	var err, badTime error
+	out.Seq, err = strconv.ParseUint(number, 10, 64)
+	out.Time, badTime = time.Parse(time.RFC3339Nano, at)
+	if len(m.Header) > 0 {
+		out.Header = m.Header
+	}
+	return out, errors.Join(err, badTime)
 }
 
 // purge removes every message below seq. Beyond the last sequence it also raises that to seq - 1

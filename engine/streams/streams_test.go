@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -792,4 +793,38 @@ func TestDisk(t *testing.T) {
 func cancelled(t testing.TB) (context.Context, context.CancelFunc) {
 	t.Helper()
 	return context.WithTimeout(t.Context(), 30*time.Second)
+}
+
+// A direct get gives what the API gives, whatever headers a message has; and says nothing of one that is not there.
+func TestDirect(t *testing.T) {
+	nc := newHost(t).connect()
+	s := open(t, nc, Config{Partitions: 1})
+	out := s.Out[0]
+	for _, header := range []nats.Header{
+		nil,
+		{"Plain": {"one"}},
+		{"Plain": {"one", "two"}, nats.JSStream: {"OTHER"}, nats.JSSequence: {"7", "8"}, nats.JSTimeStamp: {"never"}, nats.JSSubject: {""}},
+		{"Status": {"404"}, "Description": {"Message Not Found"}},
+	} {
+		m := nats.NewMsg("carillon.trigger.0.topic")
+		m.Header, m.Data = header, []byte{0, '\r', '\n', 0xff}
+		ack, err := nc.RequestMsg(m, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seq, err := parseAck(ack.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := out.Get(t.Context(), seq)
+		if err != nil || !reflect.DeepEqual(want.Header, header) {
+			t.Fatalf("stored with %v, and is %+v (%v)", header, want, err)
+		}
+		if got, err := out.direct(t.Context(), seq); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("direct %+v (%v), want %+v", got, err, want)
+		}
+	}
+	if m, err := out.direct(t.Context(), 100); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("a message that is not there: %+v, %v", m, err)
+	}
 }
