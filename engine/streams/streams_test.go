@@ -169,7 +169,7 @@ func publishChained(t testing.TB, o *OutStream, subject string, data []byte, exp
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
+	for end := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
