@@ -225,6 +225,9 @@ func (w *Wheel) merge(s *slot, a, b uint32) bool {
 	for _, c := range [...]uint32{a, b} {
 		for used := w.used(s, c); used != 0; used &= used - 1 {
 			from := c*chunkLen + uint32(bits.TrailingZeros16(used))
+			if from == w.least {
+				w.least = a*chunkLen + n
+			}
 			for i := range step {
 				*w.record(a*chunkLen + n + i) = *w.record(from + i)
 			}
@@ -233,9 +236,6 @@ func (w *Wheel) merge(s *slot, a, b uint32) bool {
 		}
 	}
 	to.live = ones[step] & (1<<n - 1)
-	if w.chunk(a).slot == w.first {
-		w.first, w.least = 0, 0 // it may have been moved
-	}
 	w.dropChunk(s, b)
 	return true
 }

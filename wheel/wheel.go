@@ -236,7 +236,7 @@ type Wheel struct {
 	now   uint64         // as a key: order-preserving, the earliest int64 is 0
 	next  uint64         // no key is less
 	first uint32         // the slot in which one is equal, or 0 if not known
-	least uint32         // where that timer is, if above level 0, where all of a slot have one key
+	least uint32         // where that timer is, if above level 0: there all of a slot have one key
 	busy  uint16         // levels with an occupied slot
 	level [levels]uint32 // the wheel's nodes
 

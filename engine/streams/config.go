@@ -56,7 +56,8 @@ const (
 	duplicateWindow = 100 * time.Millisecond
 	// requestTimeout bounds one request to the JetStream API.
 	requestTimeout = 5 * time.Second
-	// directTimeout bounds a question whose answer does without the API, which is asked again behind it.
+	// directTimeout bounds a direct get, which stands in for the API where that does not answer. Whoever is told of that asks
+	// again.
 	directTimeout = time.Second
 )
 

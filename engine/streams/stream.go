@@ -284,8 +284,8 @@ func (g *gaps) has(seq uint64) bool {
 // Get reads one message. Errors: ErrNotFound when it is gone or the stream does not reach that far, ErrNoStream,
 // ErrDisconnected, the context's.
 //
-// It asks the API: of that the stream's leader answers, which knows of a message that it is gone. Only where the API is not to
-// be had a direct get stands in.
+// It asks the API, where the stream's leader answers, which knows when a message is gone. A direct get stands in for it only
+// while nobody answers there.
 func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	if seq == 0 { // to the API it means "no sequence given"
 		return Message{}, ErrNotFound
