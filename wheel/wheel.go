@@ -103,7 +103,8 @@ import (
 //
 // Since then a removal reads four bytes of a chunk (use) instead of its header: some 75 instructions, so that no more than four
 // are under way at once, each with two reads that wait. And place notes what may be the next one due, so that Insert need
-// not keep it on the stack. In seven turns on a quiet EPYC beside a floor of 15 to 17: 50 / 52 / 49 instead of 54 / 64 / 46.
+// not keep it on the stack. In seven turns on a quiet EPYC beside a floor of 15 to 17: 50 / 52 / 49 instead of 54 / 64 / 46; in
+// nine half an hour later 62 / 58 / 57 instead of 75 / 73 / 50.
 //
 // Tried, and rejected. Figures: as above, but best of 20 batches on an earlier machine, beside 62 / 52 / 73 for what was here then.
 //
