@@ -31,6 +31,8 @@ const (
 	askEvery   = 50 * time.Millisecond
 	askAtOnce  = time.Millisecond
 	askTimeout = 500 * time.Millisecond
+	// A consumer that nobody makes, for want of a leader of all JetStream, is asked for again this soon.
+	createAgain = 250 * time.Millisecond
 	// A record that was stored before the last look, and has not come by this one though nothing else has, is late.
 	// A consumer that is late for as long as lateMost is made anew, maybe on another server: without a leader of all JetStream
 	// the log's leader gives no message by its number.
@@ -253,10 +255,13 @@ func (r *reader) session(ctx context.Context) error {
 	defer making.Wait() // the one of the next session has the same name
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	from := r.at.Seq + 1
-	r.told = r.at.Seq
-	making.Go(func() { made <- r.create(ctx, inbox, from) })
-	r.cseq = 0
+	create := func() {
+		from := r.at.Seq + 1
+		r.told, r.cseq = r.at.Seq, 0
+		making.Go(func() { made <- r.create(ctx, inbox, from) })
+	}
+	create()
+	var again <-chan time.Time // it is to be created
 	idle := time.NewTicker(r.heartbeat)
 	defer idle.Stop()
 	ask := time.NewTicker(askEvery)
@@ -284,10 +289,16 @@ func (r *reader) session(ctx context.Context) error {
 		case <-status:
 			return fmt.Errorf("%w: the connection broke", errReset)
 		case err := <-made:
-			if err != nil {
+			switch {
+			case errors.Is(err, ErrDisconnected): // nobody leads all of JetStream; somebody may lead the stream
+				again = time.After(createAgain)
+			case err != nil:
 				return err
+			default:
+				alive()
 			}
-			alive()
+		case <-again:
+			create()
 		case <-idle.C:
 			if running {
 				silent++

@@ -804,6 +804,18 @@ func TestReadBesideLateConsumer(t *testing.T) {
 
 // Records come without a consumer, too: while none can be made, and when it is gone. None comes twice.
 func TestReadWithoutConsumer(t *testing.T) {
+	t.Run("refused once, and then without an answer", func(t *testing.T) {
+		const offline = `{"error":{"code":500,"err_code":10119,"description":"consumer is offline"}}`
+		var once sync.Once
+		testReadWithoutConsumer(t, func(m *nats.Msg) { once.Do(func() { _ = m.Respond([]byte(offline)) }) }) // what fails shows
+	})
+	t.Run("refused at once, again and again", func(t *testing.T) { // there is no leader of all JetStream
+		const unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
+		testReadWithoutConsumer(t, func(m *nats.Msg) { _ = m.Respond([]byte(unavailable)) })
+	})
+}
+
+func testReadWithoutConsumer(t *testing.T, refuse nats.MsgHandler) {
 	h := newHost(t)
 	nc := h.connect()
 	s := open(t, nc, Config{Partitions: 1, Reader: "engine"})
@@ -812,12 +824,7 @@ func TestReadWithoutConsumer(t *testing.T) {
 		t.Fatal(err)
 	}
 	const create = "$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine"
-	var refused sync.Once // and nobody answers then
-	if _, err := nc.Subscribe("astray", func(m *nats.Msg) {
-		refused.Do(func() {
-			_ = m.Respond([]byte(`{"error":{"code":500,"err_code":10119,"description":"consumer is offline"}}`)) // what fails shows
-		})
-	}); err != nil {
+	if _, err := nc.Subscribe("astray", refuse); err != nil {
 		t.Fatal(err)
 	}
 	if err := account.AddMapping(create, "astray"); err != nil {

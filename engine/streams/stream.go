@@ -96,12 +96,9 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 	return nil
 }
 
-// How long an answer is waited for before the question is asked again beside the first, and beside the others: whoever
-// waits for a leader is to know of it soon after there is one.
-const (
-	askAgain      = 250 * time.Millisecond
-	askAgainLater = 500 * time.Millisecond
-)
+// askAgain is how long an answer is waited for before the question is asked again beside the first, and beside the others:
+// whoever waits for a leader is to know of it soon after there is one.
+const askAgain = 250 * time.Millisecond
 
 // ask sends a request until one answer has come. One that is sent while there is no leader, or to one that dies, is lost
 // without a word: who waited for it would wait on when the next leader has long been there.
@@ -113,7 +110,7 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answer)
-	for wait := askAgain; ; wait = askAgainLater {
+	for {
 		go func() {
 			m, err := s.nc.RequestWithContext(ctx, subject, body)
 			select {
@@ -121,7 +118,7 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 			case <-ctx.Done():
 			}
 		}()
-		again := time.NewTimer(wait)
+		again := time.NewTimer(askAgain)
 		select {
 		case a := <-answers:
 			again.Stop()
