@@ -40,6 +40,9 @@ func (o *Owner) Tick(m *Machine, now, lead int64, room int, durable Acked) (Tick
 // Wake is when Tick should be asked again at the latest, unless something changes before.
 func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64 {
 	at := int64(none)
+	if o.Epoch == 0 || o.Epoch != m.epoch {
+		return at // the log tells when that changes
+	}
 	if deadline, ok := m.NextDeadline(); ok {
 		at = deadline - lead
 		if room <= 0 {

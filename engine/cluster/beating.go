@@ -158,7 +158,15 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 		return m.lookAgain(brief)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cluster: beat: %w", errors.Join(err, m.reopen(ctx)))
+		if m.reopening.CompareAndSwap(false, true) { // beside the beats: where there is no leader that is a question without an answer
+			m.work.Go(func() {
+				defer m.reopening.Store(false)
+				if err := m.reopen(ctx); err != nil && ctx.Err() == nil {
+					m.o.OnTrouble(err)
+				}
+			})
+		}
+		return nil, fmt.Errorf("cluster: beat: %w", err)
 	}
 	m.stored(revision)
 	return nil, nil

@@ -35,11 +35,14 @@ type Member struct {
 	putAt    atomic.Int64 // when a beat was stored last, by the monotonic clock
 	echoAt   atomic.Int64 // when one came back by the watch last, or the watch began
 	kick     chan struct{}
-	renewed  chan struct{} // the bucket may be another one
-	views    chan View
-	stop     context.CancelFunc
-	work     sync.WaitGroup
-	done     chan struct{} // closed behind views, when work has ended
+
+	reopening atomic.Bool // the bucket is looked for
+
+	renewed chan struct{} // the bucket may be another one
+	views   chan View
+	stop    context.CancelFunc
+	work    sync.WaitGroup
+	done    chan struct{} // closed behind views, when work has ended
 
 	mu        sync.Mutex
 	roster    *roster

@@ -87,6 +87,9 @@ func (n *Node) claim(p *partition) {
 		}
 		p.mu.Lock()
 		p.claiming = false
+		if err != nil {
+			p.claimed = time.Time{} // the log may have a leader again any moment
+		}
 		p.mu.Unlock()
 	}
 	if err := n.streams.Log.PublishRepeated(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
@@ -118,6 +121,7 @@ func (n *Node) claimApplied(p *partition) {
 	switch {
 	case st.Epoch == mine:
 		p.serving = true
+		n.bell.ring() // there may be ticks to make
 		return
 	case st.Epoch > mine:
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)

@@ -124,6 +124,8 @@ func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 	return append(dst, "\r\n"...)
 }
 
+var errLeftOut = errors.New("node: an answer came without those before it")
+
 // acked takes the answer to a publish.
 func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	now := n.clock.ns()
@@ -144,8 +146,16 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		}
 		return
 	}
+	if p.chain.Lost() {
+		return
+	}
 	waiting := p.chain.Room() == 0
 	n.lateness(p.chain.Acked(seq, now/1e6), now)
+	if p.chain.Lost() { // the leader that owed the answers before this one is gone
+		n.lose(p, errLeftOut)
+		n.bell.ring()
+		return
+	}
 	if n.server == nil {
 		p.durable = p.chain.Stored() // a replicated stream's ack is its word
 	}

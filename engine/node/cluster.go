@@ -48,7 +48,10 @@ const (
 	// handOverLag is how many records an owner-to-be may be behind the log's end when it claims from one that
 	// serves: they are applied in a millisecond or two.
 	handOverLag = 200
-	// claimAgain is the least time between two claims of a partition by one node.
+	// handOverAsk bounds the question for the log's end. A slow answer is a reason to leave things as they are, and those
+	// whom nobody serves wait behind it.
+	handOverAsk = time.Second
+	// claimAgain is the least time between two claims of a partition by one node, unless the first was not stored.
 	claimAgain = time.Second
 	// leaveTimeout bounds the last word to the others, and the last answers.
 	leaveTimeout = time.Second
@@ -260,32 +263,48 @@ func (n *Node) takeSeats(ctx context.Context) {
 			ring(n.joined.changed)
 		case <-t.C:
 		}
-		v := n.joined.member.View()
-		n.joined.look(v, len(n.partitions))
-		slow := n.servers.slow()
-		n.takeDue(ctx, slow.without(v, n.o.Name), slow)
+		n.joined.look(n.joined.member.View(), len(n.partitions))
+		n.takeDue(ctx)
 	}
 }
 
-// takeDue claims the partitions that a view gives to this node. While its own network is slow it claims nothing, as who seems
-// dead may not be; and for a while after that nothing which somebody serves.
-func (n *Node) takeDue(ctx context.Context, v cluster.View, slow slowness) {
-	near := false // the log's end; asked for once
+// takeDue claims what is due to this node: at once where nobody serves, and else if nearly all of the log is applied. What
+// seemed right before that was asked for may not be so any more.
+func (n *Node) takeDue(ctx context.Context) {
+	unserved, served := n.due()
+	for _, p := range unserved {
+		n.claim(p)
+	}
+	if len(served) == 0 || !n.nearEnd(ctx) {
+		return
+	}
+	_, served = n.due()
+	for _, p := range served {
+		n.claim(p)
+	}
+}
+
+// due are the partitions that this node is to claim, those that nobody else serves apart. While its own network is slow there
+// are none, as who seems dead may not be; and for a while after that none that somebody serves.
+func (n *Node) due() (unserved, served []*partition) {
+	slow := n.servers.slow()
+	if slow.now {
+		return nil, nil
+	}
+	v := slow.without(n.joined.member.View(), n.o.Name)
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
-		serving := v.Serving(p.number)
-		if slow.now || slow.self && serving != "" {
-			continue
+		switch serving := v.Serving(p.number); {
+		case serving != "" && slow.self:
+		case serving != "" && serving != n.o.Name:
+			served = append(served, p)
+		default:
+			unserved = append(unserved, p)
 		}
-		if serving != "" && serving != n.o.Name && !near {
-			if near = n.nearEnd(ctx); !near {
-				return
-			}
-		}
-		n.claim(p)
 	}
+	return unserved, served
 }
 
 // mayClaim tells whether a claim of a partition makes sense.
@@ -297,6 +316,8 @@ func (n *Node) mayClaim(p *partition) bool {
 
 // nearEnd tells whether nearly all that the log has is applied.
 func (n *Node) nearEnd(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, handOverAsk)
+	defer cancel()
 	end, err := n.logEnd.ask(ctx, n.askLogEnd)
 	return err == nil && end-min(end, n.applied.Load()) <= handOverLag
 }

@@ -39,6 +39,7 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 	options := []nats.Option{
 		nats.Name("carillon " + o.Name + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
+		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
 	}
 	options = append(append(options, more...), o.NATSOptions...)
 	return nats.Connect(servers, append(options, nearestFirst)...)

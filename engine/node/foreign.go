@@ -10,9 +10,10 @@ import (
 // watchOutputs has the node hear of every message in its output streams that it did not publish itself, so
 // that its chains need no links. It can where the embedded server stands alone: under a configuration file
 // it may be part of a cluster, and then the word may come long after the message. In a cluster a stream may be, or
-// become, replicated, and such a one must not be asked for links.
+// become, replicated, and such a one must not be asked for links. The connection, which knows of no cluster while it is down,
+// is not asked alone.
 func (n *Node) watchOutputs() error {
-	if n.nc.ConnectedClusterName() != "" {
+	if n.nc.ConnectedClusterName() != "" || n.streams.Log.Replicas() > 1 {
 		for _, p := range n.partitions {
 			p.chain.Confirm()
 		}

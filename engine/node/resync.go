@@ -17,7 +17,7 @@ import (
 const (
 	resumePauseMin = 5 * time.Millisecond
 	resumePauseMax = time.Second            // where it is lost again and again
-	answerPauseMax = 250 * time.Millisecond // where the stream does not say how far it is
+	answerPauseMax = 100 * time.Millisecond // where the stream does not say how far it is
 	ownerPause     = 10 * time.Millisecond  // until the claim has come back
 )
 
