@@ -271,27 +271,31 @@ func (n *Node) takeSeats(ctx context.Context) {
 // takeDue claims what is due to this node: at once where nobody serves, and else if nearly all of the log is applied. What
 // seemed right before that was asked for may not be so any more.
 func (n *Node) takeDue(ctx context.Context) {
-	unserved, served := n.due()
+	unserved, served := n.due(n.seats())
 	for _, p := range unserved {
 		n.claim(p)
 	}
 	if len(served) == 0 || !n.nearEnd(ctx) {
 		return
 	}
-	_, served = n.due()
+	_, served = n.due(n.seats())
 	for _, p := range served {
 		n.claim(p)
 	}
 }
 
+// seats is the view that claims go by: without those whose network is slow.
+func (n *Node) seats() (cluster.View, slowness) {
+	slow := n.servers.slow()
+	return slow.without(n.joined.member.View(), n.o.Name), slow
+}
+
 // due are the partitions that this node is to claim, those that nobody else serves apart. While its own network is slow there
 // are none, as who seems dead may not be; and for a while after that none that somebody serves.
-func (n *Node) due() (unserved, served []*partition) {
-	slow := n.servers.slow()
+func (n *Node) due(v cluster.View, slow slowness) (unserved, served []*partition) {
 	if slow.now {
 		return nil, nil
 	}
-	v := slow.without(n.joined.member.View(), n.o.Name)
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
