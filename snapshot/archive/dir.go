@@ -84,7 +84,27 @@ func (d *Dir) Sync(context.Context) error {
 			return err
 		}
 	}
-	return syncDir(d.fs, d.fs.PathDir(d.root))
+	return syncAbove(d.fs, d.root)
+}
+
+// syncAbove syncs the directory that has an entry, and those above that: they may have been made for its sake, and what is
+// below an entry that is lost is lost with it. From a directory on that this user may not open, or that cannot be synced,
+// they were there before.
+func syncAbove(fsys vfs.FS, entry string) error {
+	for first := true; ; first = false {
+		above := fsys.PathDir(entry)
+		if above == entry || entry == "" {
+			return nil
+		}
+		err := syncDir(fsys, above)
+		if !first && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported)) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		entry = above
+	}
 }
 
 func syncDir(fsys vfs.FS, dir string) error {

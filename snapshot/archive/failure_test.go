@@ -287,6 +287,26 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
+// What a save and a restore have returned from is there after a loss of power, also where they made the directories above.
+func TestPowerLossBelowNewDirectories(t *testing.T) {
+	ctx := t.Context()
+	mem := vfs.NewCrashableMem()
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	want, err := content{Pairs: map[string]string{}}.mutate(table, 0, rand.New(rand.NewPCG(5, 5)), 40)
+	must(t, err)
+	_, err = Save(ctx, table, OpenDir(mem, "a/b/archive"), SaveOptions{Partitions: 1, sizes: smallSizes})
+	must(t, errors.Join(err, store.Close()))
+	disk := mem.CrashClone(vfs.CrashCloneCfg{})
+	_, err = Restore(ctx, OpenDir(disk, "a/b/archive"), "", "c/d/new", RestoreOptions{FS: disk})
+	must(t, err)
+	got, err := restored(disk.CrashClone(vfs.CrashCloneCfg{}), "c/d/new", 1)
+	must(t, err)
+	if d := cmp.Diff([]content{want}, got); d != "" {
+		t.Fatal(d)
+	}
+}
+
 // The disk is full from the n-th write on, and then has room again.
 func TestDiskFull(t *testing.T) {
 	mem, before, after := scene(t)

@@ -168,7 +168,7 @@ func commit(fsys vfs.FS, tmp, dir string) error {
 	if err := fsys.Rename(tmp, dir); err != nil {
 		return err
 	}
-	if err := syncDir(fsys, fsys.PathDir(dir)); err != nil {
+	if err := syncAbove(fsys, dir); err != nil {
 		return err
 	}
 	return fsys.Remove(fsys.PathJoin(dir, lockFile))
