@@ -184,8 +184,10 @@ func (r *recent) record(us int64, n int) {
 }
 
 func (r *recent) turn() {
-	if r.now == nil || time.Since(r.turned) > recentSpan {
-		r.past, r.turned = r.now, time.Now()
+	if age := time.Since(r.turned); r.now == nil || age > recentSpan {
+		if r.past, r.turned = r.now, time.Now(); age > 2*recentSpan {
+			r.past = nil
+		}
 		r.now = hdrhistogram.New(0, (24 * time.Hour).Microseconds(), 3)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
 )
@@ -22,6 +23,18 @@ func TestLatenessOfStored(t *testing.T) {
 	n.meters.write(&text)
 	if !strings.Contains(text.String(), "carillon_lateness_seconds_count 3\n") {
 		t.Error(text.String())
+	}
+}
+
+// The lateness of the last minutes is none of an hour ago.
+func TestLatenessOfLongAgo(t *testing.T) {
+	n := &Node{meters: newMeters(func() *Node { return nil })}
+	for _, ago := range []time.Duration{0, recentSpan + time.Second, time.Hour} {
+		n.lateness([]engine.Output{{Due: 100}}, 105e6)
+		n.meters.recent.turned = time.Now().Add(-ago)
+		if got := n.meters.latenessSummary(); (got == nil) != (ago > 2*recentSpan) {
+			t.Errorf("%s ago: %+v", ago, got)
+		}
 	}
 }
 
