@@ -118,9 +118,10 @@ func parseTime(words []string) (int64, *carillon.Error) {
 	if len(words) != 1 {
 		return 0, invalid("@at takes one time, such as @at 2026-12-01T09:00:00.250Z")
 	}
-	var t time.Time
-	// UnmarshalText is stricter than time.Parse, which lets some times pass that RFC 3339 does not.
-	if t.UnmarshalText([]byte(words[0])) != nil {
+	// It lets pass what RFC 3339 does not, such as hours of one digit. Not UnmarshalText, which does so for now: a later Go
+	// that no longer does would read something else in an old log.
+	t, err := time.Parse(time.RFC3339, words[0])
+	if err != nil {
 		return 0, invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z", quote(words[0]))
 	}
 	if t.Nanosecond()%int(time.Millisecond) != 0 {
