@@ -7,9 +7,11 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 // maxImports bounds the imports in progress, which take memory and are answered late.
@@ -107,6 +109,9 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 		if err == nil {
 			err = n.checkPut(&l.Job)
 		}
+		if err == nil && l.State != nil {
+			err = checkState(l.State)
+		}
 		if err != nil {
 			im.failed(number, l.Job.ID, carillon.AsError(err))
 			continue
@@ -115,6 +120,22 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 			im.add(&l.ImportJob, "", number)
 		} else {
 			im.add(&l.ImportJob, fmt.Sprintf("%s.%d", request, number), number)
+		}
+	}
+	return nil
+}
+
+// checkState refuses what no record of the log holds. A record with such a state in it would be garbage, with all jobs in it.
+func checkState(s *carillon.JobState) error {
+	for _, t := range [...]struct {
+		field string
+		at    time.Time
+	}{{"accepted", s.Accepted}, {"from", s.From}, {"last", s.Last}} {
+		if !t.at.IsZero() && t.at.UnixMilli() > schedule.Horizon {
+			return &carillon.Error{
+				Code: carillon.CodeInvalidField, Field: t.field,
+				Message: fmt.Sprintf("is %s; of a job's state no time is after %s", t.at.Format(carillon.TimeFormat), time.UnixMilli(schedule.Horizon).UTC().Format(carillon.TimeFormat)),
+			}
 		}
 	}
 	return nil

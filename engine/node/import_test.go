@@ -75,6 +75,9 @@ func TestImport(t *testing.T) {
 		`{"id":"no.id"}`,
 		`{`,
 		`{"id":"late","schedule":"@daily","end":"2020-01-01T00:00:00Z"}`,
+		`{"id":"accepted","spec":{},"state":{"accepted":"2500-01-01T00:00:00.001Z"}}`,
+		`{"id":"from","spec":{},"state":{"from":"3000-01-01T00:00:00Z"}}`,
+		`{"id":"last","spec":{},"state":{"last":"9999-12-31T23:59:59.999Z"}}`,
 	}
 	got := importLines(t, nc, "r", lines...)
 	codes := map[int]carillon.Code{}
@@ -83,11 +86,12 @@ func TestImport(t *testing.T) {
 		codes[f.Line] = f.Error.Code
 		order = append(order, f.Line)
 	}
-	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9}) {
+	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12}) {
 		t.Errorf("%+v", got)
 	}
 	for line, want := range map[int]carillon.Code{
 		6: carillon.CodeInvalidSchedule, 7: carillon.CodeInvalidJobID, 8: carillon.CodeInvalidJSON, 9: carillon.CodeInvalidField,
+		10: carillon.CodeInvalidField, 11: carillon.CodeInvalidField, 12: carillon.CodeInvalidField,
 	} {
 		if codes[line] != want {
 			t.Errorf("line %d: %s, not %s", line, codes[line], want)
