@@ -437,6 +437,9 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 			return nil, false, err
 		}
 		if ctx.Err() != nil && before != nil { // the last try was cut short: what the one before met says more
+			if !errors.Is(err, ctx.Err()) {
+				err = fmt.Errorf("%w (%w)", err, ctx.Err())
+			}
 			return nil, uncertain, fmt.Errorf("%w; before that: %w", err, before)
 		}
 		before = err

@@ -63,7 +63,7 @@ func (s *service) serve(m *nats.Msg) {
 	reply := nats.NewMsg(m.Reply)
 	switch a := answers[0]; {
 	case a.refusal != nil:
-		reply.Header.Set(headerServiceError, a.refusal.Message)
+		reply.Header.Set(headerServiceError, string(a.refusal.Code))
 		reply.Header.Set(headerServiceErrorCode, strconv.Itoa(a.refusal.Code.Status()))
 		reply.Data = a.refusal.AppendJSON(nil)
 	case a.body != nil:
@@ -245,6 +245,33 @@ func TestClientWithoutConnection(t *testing.T) {
 	}
 	if n, err := nc.Buffered(); err != nil || n > 0 {
 		t.Errorf("the connection keeps %d bytes, %v", n, err)
+	}
+	if _, err := c.Watch(t.Context(), ">"); !errors.Is(err, context.DeadlineExceeded) || nc.NumSubscriptions() > 0 {
+		t.Errorf("watch: %v, %d subscriptions are left", err, nc.NumSubscriptions())
+	}
+
+	patient := Connect(nc, WithTimeout(time.Minute))
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	if _, err := patient.Watch(ctx, ">"); !errors.Is(err, context.Canceled) || nc.NumSubscriptions() > 0 {
+		t.Errorf("watch: %v, %d subscriptions are left", err, nc.NumSubscriptions())
+	}
+}
+
+// Who gives up while the connection is down is told that he did, in whichever try.
+func TestClientGivesUp(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{})
+	nc := dial(t, ns.ClientURL())
+	c := Connect(nc, WithTimeout(900*time.Millisecond)) // 300 ms a try
+	ns.Shutdown()
+	eventually(t, "the connection down", nc.IsReconnecting)
+	for _, after := range []time.Duration{0, 100 * time.Millisecond, 450 * time.Millisecond} {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(after, cancel)
+		if _, err := c.Get(ctx, "j"); !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) {
+			t.Errorf("after %s: %v", after, err)
+		}
 	}
 }
 

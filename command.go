@@ -79,6 +79,30 @@ func AppendCondition(dst []byte, ifVersion *uint64) []byte {
 	return append(appendUint(append(dst, `{"if_version":`...), *ifVersion), '}')
 }
 
+// DrainRequest is the body of a drain: whether the node is to have no partition, or its share again.
+type DrainRequest struct {
+	Undo bool `json:"undo,omitempty"`
+}
+
+var drainFields = []string{"undo"}
+
+// ParseDrain reads the body of a drain; nothing is {}. The error is an *Error of CodeInvalidJSON, CodeUnknownField or
+// CodeInvalidField.
+func ParseDrain(body []byte) (d DrainRequest, err error) {
+	r := reader{b: body}
+	if r.space(); r.i == len(body) {
+		return d, nil
+	}
+	e := r.document(drainFields, func(name string) (e *Error) {
+		d.Undo, e = r.bool(name)
+		return e
+	})
+	if e != nil {
+		return DrainRequest{}, e
+	}
+	return d, nil
+}
+
 // ParseFire reads the body of a fire: nothing, or an object with one of payload, payload_text and
 // payload_base64, to be delivered in place of the job's own; has tells whether there was one. The error
 // is an *Error of CodeInvalidJSON, CodeUnknownField, CodeInvalidField or CodePayloadTooLarge.

@@ -1,10 +1,12 @@
 package carillon
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +53,21 @@ func TestParseCondition(t *testing.T) {
 		{`{"ifVersion":1}`, CodeUnknownField, "ifVersion"},
 		{`{"if_version":"1"}`, CodeInvalidField, "if_version"},
 		{`{"if_version":1.5}`, CodeInvalidField, "if_version"},
+	})
+}
+
+func TestParseDrain(t *testing.T) {
+	for body, undo := range map[string]bool{"": false, " \n": false, "{}": false, `{"undo":null}`: false, `{"undo":false}`: false, ` {"undo": true} `: true} {
+		if d, err := ParseDrain([]byte(body)); err != nil || d.Undo != undo {
+			t.Errorf("%q: %+v, %v", body, d, err)
+		}
+	}
+	checkRefusals(t, func(b []byte) error { _, err := ParseDrain(b); return err }, []refusal{
+		{"true", CodeInvalidJSON, ""},
+		{`{"undo":true}x`, CodeInvalidJSON, ""},
+		{`{"undo":true,"undo":false}`, CodeInvalidJSON, "undo"},
+		{`{"UNDO":true}`, CodeUnknownField, "UNDO"},
+		{`{"undo":1}`, CodeInvalidField, "undo"},
 	})
 }
 
@@ -272,6 +289,27 @@ func TestReplies(t *testing.T) {
 		`"last_scheduled":"1970-01-01T00:00:00.001Z","fires":3,"skipped":4,"partition":5,"trigger":"a!9","spec":{"payload":{ }}}`
 	if s := string(golden.AppendJSON(nil)); s != want {
 		t.Errorf("got %s\nwant %s", s, want)
+	}
+}
+
+// A job that was put must be there in a reply, whatever its text is made of: a reply is no longer than a message.
+func TestLongTextInReply(t *testing.T) {
+	for text, field := range map[string]string{
+		strings.Repeat("x", MaxPayload):                  "payload_text",
+		strings.Repeat("\n", MaxPayload/4):               "payload_text",
+		strings.Repeat("\n", MaxPayload):                 "payload_base64",
+		strings.Repeat("\x01", MaxPayload/2):             "payload_base64",
+		strings.Repeat(strconv.Quote("a"), MaxPayload/3): "payload_base64",
+	} {
+		want := JobReply{ID: "j", Status: StatusScheduled, Spec: Job{ID: "j", Payload: []byte(text), Form: PayloadText}}
+		b := want.AppendJSON(nil)
+		got, err := ParseJobReply(b)
+		if err != nil || string(got.Spec.Payload) != text || !bytes.Contains(b[:150], []byte(field)) {
+			t.Errorf("%q…: %v, %d bytes of payload in %s…", text[:3], err, len(got.Spec.Payload), b[:150])
+		}
+		if most := 1<<20 - 1024; len(b) > most || want.Spec.Form != PayloadText {
+			t.Errorf("%q…: %d bytes, most %d", text[:3], len(b), most)
+		}
 	}
 }
 

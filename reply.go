@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"encoding/base64"
 	"fmt"
 	"strconv"
 	"time"
@@ -69,7 +70,15 @@ func (r *JobReply) AppendJSON(dst []byte) []byte {
 	if r.Trigger != "" {
 		dst = appendString(append(dst, `,"trigger":`...), r.Trigger)
 	}
-	dst = r.Spec.AppendJSON(append(dst, `,"spec":`...))
+	dst = append(dst, `,"spec":`...)
+	from := len(dst)
+	dst = r.Spec.AppendJSON(dst)
+	if r.Spec.form() == PayloadText && len(dst)-from > base64.StdEncoding.EncodedLen(MaxPayload) {
+		// Mostly escapes. A command may be as long as a message, and then there would be no room for what else is in a reply.
+		spec := r.Spec
+		spec.Form = PayloadBase64
+		dst = spec.AppendJSON(dst[:from])
+	}
 	return append(dst, '}')
 }
 
@@ -262,11 +271,6 @@ type NodeStatus struct {
 	Position    uint64    `json:"position"`        // the last record of the log that it has applied
 	Lag         uint64    `json:"lag"`             // records behind the node that answers; beats are a fifth of a second apart
 	ClockOffset int64     `json:"clock_offset_ms"` // the stream's clock less the node's own
-}
-
-// DrainRequest is the body of a drain: whether the node is to have no partition, or its share again.
-type DrainRequest struct {
-	Undo bool `json:"undo,omitempty"`
 }
 
 // DrainReply answers a drain, at once: that partitions have gone is seen in the status.

@@ -2,6 +2,7 @@ package carillon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"time"
@@ -22,7 +23,7 @@ func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, er
 	if err := CheckTopicFilter(topic); err != nil {
 		return nil, err
 	}
-	return watch(ctx, c.nc, c.names.AllTriggers(topic), func(m *nats.Msg) (Trigger, error) {
+	return watch(ctx, c, c.names.AllTriggers(topic), func(m *nats.Msg) (Trigger, error) {
 		t, err := c.names.ParseTrigger(m.Subject, m.Header, m.Data)
 		t.Received = time.Now()
 		return t, err
@@ -31,25 +32,26 @@ func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, er
 
 // WatchEvents looks at all events as Watch does at triggers.
 func (c *Client) WatchEvents(ctx context.Context) (iter.Seq2[Event, error], error) {
-	return watch(ctx, c.nc, c.names.AllEvents(), func(m *nats.Msg) (Event, error) { return ParseEvent(m.Data) })
+	return watch(ctx, c, c.names.AllEvents(), func(m *nats.Msg) (Event, error) { return ParseEvent(m.Data) })
 }
 
 // watch subscribes and yields what parse makes of each message. What it makes nothing of is passed over:
 // anyone with the right may publish there.
-func watch[T any](ctx context.Context, nc *nats.Conn, subject string, parse func(*nats.Msg) (T, error)) (iter.Seq2[T, error], error) {
-	sub, err := nc.SubscribeSync(subject)
+func watch[T any](ctx context.Context, c *Client, subject string, parse func(*nats.Msg) (T, error)) (iter.Seq2[T, error], error) {
+	sub, err := c.nc.SubscribeSync(subject)
 	if err != nil {
 		return nil, fmt.Errorf("carillon: %w", err)
 	}
-	if err := sub.SetPendingLimits(-1, watchBuffer); err != nil {
+	if err := listening(ctx, c, sub); err != nil {
+		_ = sub.Unsubscribe()
 		return nil, fmt.Errorf("carillon: %w", err)
 	}
-	if err := nc.FlushTimeout(DefaultTimeout); err != nil {
-		return nil, fmt.Errorf("carillon: %w", err)
-	}
-	context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() }) // also where the sequence is never walked
+	forget := context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() }) // also where the sequence is never walked
 	return func(yield func(T, error) bool) {
-		defer func() { _ = sub.Unsubscribe() }() // fails only when that is done already
+		defer func() {
+			forget()
+			_ = sub.Unsubscribe() // fails only when that is done already
+		}()
 		for {
 			m, err := sub.NextMsgWithContext(ctx)
 			if ctx.Err() != nil {
@@ -65,4 +67,11 @@ func watch[T any](ctx context.Context, nc *nats.Conn, subject string, parse func
 			}
 		}
 	}, nil
+}
+
+// listening waits until the server knows of a subscription.
+func listening(ctx context.Context, c *Client, sub *nats.Subscription) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	return errors.Join(sub.SetPendingLimits(-1, watchBuffer), c.nc.FlushWithContext(ctx))
 }

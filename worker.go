@@ -20,8 +20,13 @@ import (
 // for one: Trigger.ID is the key to notice it by.
 type Handler func(ctx context.Context, t *Trigger) error
 
-// Permanent marks an error that no retry will mend.
-func Permanent(err error) error { return permanentError{err} }
+// Permanent marks an error that no retry will mend. Of nil it is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return permanentError{err}
+}
 
 type permanentError struct{ error }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"slices"
 	"strings"
@@ -615,6 +616,15 @@ func TestTopicQueue(t *testing.T) {
 	}
 	if err := c.DeleteTopicQueue(t.Context(), "billing.*"); !errors.Is(err, &Error{Code: CodeNotFound}) {
 		t.Errorf("deleted twice: %v", err)
+	}
+}
+
+func TestPermanent(t *testing.T) {
+	if err := Permanent(nil); err != nil {
+		t.Errorf("no error has become %T", err)
+	}
+	if err := Permanent(io.EOF); !errors.Is(err, io.EOF) || err.Error() != "EOF" {
+		t.Errorf("%v", err)
 	}
 }
 

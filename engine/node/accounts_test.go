@@ -329,6 +329,10 @@ func (a *accounts) testTenant(t *testing.T) {
 		t.Errorf("the other's job is at version %d", v)
 	}
 	a.job(t, "acme:two")
+	// A job without a topic has one that is called default.
+	if m, err := a.dial(t, "operator").Request("carillon.tenant.default.put.default:x", []byte(`{}`), 5*time.Second); err != nil || m.Header.Get("Nats-Service-Error") != "" {
+		t.Errorf("the tenant of the default topic: %v, %+v", err, m)
+	}
 	if _, err := a.dial(t, "operator").Request("carillon.tenant.a:b.get.a:b:c", nil, 5*time.Second); err != nil {
 		t.Error(err)
 	}

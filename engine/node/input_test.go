@@ -137,6 +137,9 @@ func TestBadCommands(t *testing.T) {
 		if got := m.Header.Get("Nats-Service-Error-Code"); got != strconv.Itoa(b.code.Status()) {
 			t.Errorf("%s: the service's error code is %q", b.name, got)
 		}
+		if got := m.Header.Get("Nats-Service-Error"); got != string(b.code) {
+			t.Errorf("%s: the service's error is %q", b.name, got)
+		}
 		if b.code == carillon.CodeNotFound || b.code == carillon.CodeVersionConflict || b.field == "end" && strings.Contains(b.name, "past") {
 			event(b.name) // known only behind the log
 		}

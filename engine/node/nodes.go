@@ -1,8 +1,6 @@
 package node
 
 import (
-	"cmp"
-	"encoding/json"
 	"slices"
 	"strings"
 
@@ -47,11 +45,9 @@ func (n *Node) nodes(v cluster.View) (list []carillon.NodeStatus) {
 
 // apiDrain has this node hand over what it serves, or take its share again.
 func (n *Node) apiDrain(c *call) error {
-	var r carillon.DrainRequest
-	d := json.NewDecoder(strings.NewReader(cmp.Or(string(c.Data()), "{}")))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
-		return &carillon.Error{Code: carillon.CodeInvalidJSON, Message: err.Error()}
+	r, err := carillon.ParseDrain(c.Data())
+	if err != nil {
+		return err
 	}
 	if n.joined.draining.Swap(!r.Undo) == r.Undo {
 		n.log.Info("asked to drain", "undo", r.Undo)

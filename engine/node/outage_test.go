@@ -119,6 +119,43 @@ func TestMaxPayload(t *testing.T) {
 	}
 }
 
+// A job whose command fills a message is in every answer, though that says more than the command.
+func TestLongestCommand(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	c := carillon.Connect(nc)
+	put := func(subject string) {
+		t.Helper()
+		body := []byte(`{"payload_text":"` + strings.Repeat(`\n`, carillon.MaxPayload-64) + `"}`)
+		m, err := nc.RequestMsg(&nats.Msg{Subject: subject, Data: body}, 10*time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", subject, err)
+		}
+		if code := m.Header.Get("Nats-Service-Error"); code != "" {
+			t.Errorf("%s: %s", subject, m.Data)
+		}
+	}
+	put("carillon.api.put.a")
+	put("carillon.cmd.put.b") // the stream answers
+	eventually(t, "both are there", func() bool {
+		_, err := c.Get(t.Context(), "b")
+		return err == nil
+	})
+	n := 0
+	for job, err := range c.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n++; len(job.Spec.Payload) != carillon.MaxPayload-64 {
+			t.Errorf("%s has %d bytes", job.ID, len(job.Spec.Payload))
+		}
+	}
+	if n != 2 {
+		t.Errorf("%d jobs", n)
+	}
+}
+
 // A node that starts before its nats-server waits for it.
 func TestOutageAtStart(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -69,12 +70,13 @@ func (c *call) mayPut(job *carillon.Job) error {
 	if err := c.mayID(job.ID); err != nil {
 		return err
 	}
-	if c.tenant == "" || job.Topic == c.tenant || strings.HasPrefix(job.Topic, c.tenant+".") {
+	topic := cmp.Or(job.Topic, carillon.DefaultTopic)
+	if c.tenant == "" || topic == c.tenant || strings.HasPrefix(topic, c.tenant+".") {
 		return nil
 	}
 	return &carillon.Error{
 		Code: carillon.CodeInvalidTopic, Field: "topic",
-		Message: fmt.Sprintf("%q is no topic of the tenant %s: %q, or one that begins with %q", job.Topic, c.tenant, c.tenant, c.tenant+"."),
+		Message: fmt.Sprintf("%q is no topic of the tenant %s: %q, or one that begins with %q", topic, c.tenant, c.tenant, c.tenant+"."),
 	}
 }
 
