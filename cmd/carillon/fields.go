@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -57,6 +58,9 @@ func (f *fields) body(own map[string]any) ([]byte, error) {
 			continue
 		}
 		text := given.Value.String()
+		if !utf8.ValidString(text) { // the encoder would put something else in its place
+			return nil, usagef("--%s %q is not UTF-8", d.flag, text)
+		}
 		members[d.name] = text
 		if _, err := strconv.ParseFloat(text, 64); d.number && err == nil && json.Valid([]byte(text)) {
 			members[d.name] = json.RawMessage(text)

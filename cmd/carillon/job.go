@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -45,6 +46,9 @@ func pairs(flag string, given []string) (map[string]string, error) {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok {
 			return nil, usagef("--%s %q is not of the form name=value", flag, s)
+		}
+		if !utf8.ValidString(s) {
+			return nil, usagef("--%s %q is not UTF-8", flag, s)
 		}
 		if _, twice := m[name]; twice {
 			return nil, usagef("--%s gives %q twice", flag, name)

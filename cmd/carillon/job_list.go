@@ -50,17 +50,17 @@ type listFlags struct {
 func (l *listFlags) flags(c *cobra.Command) {
 	selectionFlags(c, &l.request.Selection)
 	f := c.Flags()
-	f.StringVar(&l.request.Topic, "topic", "", "of this `topic`, which may hold wildcards")
-	f.StringVar((*string)(&l.request.Status), "status", "", "with this `status`: scheduled, paused or completed")
+	f.Var((*filled)(&l.request.Topic), "topic", "of this `topic`, which may hold wildcards")
+	f.Var((*filled)(&l.request.Status), "status", "with this `status`: scheduled, paused or completed")
 	f.UintVar(&l.limit, "limit", 0, "stop after this `many` jobs")
 }
 
 // selectionFlags add the flags of a selection.
 func selectionFlags(c *cobra.Command, s *carillon.Selection) {
 	f := c.Flags()
-	f.StringVar(&s.Prefix, "prefix", "", "whose ids begin with a `prefix`")
-	f.StringVar(&s.Label, "label", "", "with a label, `name=value` or name")
-	f.StringVar(&s.Owner, "owner", "", "that belong to an `owner`")
+	f.Var((*filled)(&s.Prefix), "prefix", "whose ids begin with a `prefix`")
+	f.Var((*filled)(&s.Label), "label", "with a label, `name=value` or name")
+	f.Var((*filled)(&s.Owner), "owner", "that belong to an `owner`")
 }
 
 // pages calls show with one page of jobs after the other. Only one is held at a time.

@@ -74,7 +74,7 @@ type putFlags struct {
 func (p *putFlags) flags(c *cobra.Command) {
 	p.command, p.fields = c, newFields(c)
 	f := c.Flags()
-	f.StringVarP(&p.file, "file", "f", "", "read the job's JSON from a `file`, - for standard input")
+	f.VarP((*filled)(&p.file), "file", "f", "read the job's JSON from a `file`, - for standard input")
 	p.fields.text("schedule", "schedule", "any schedule: @at, @in, @every, @daily …, or cron")
 	f.StringVar(&p.at, "at", "", "fire once, at a `time` (RFC 3339)")
 	f.StringVar(&p.in, "in", "", "fire once, a `duration` from now")

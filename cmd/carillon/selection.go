@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -10,6 +11,21 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 )
+
+// filled is the value of a flag that may not be empty. A shell makes that of a variable that is not set, and without it a
+// selection is of more jobs, or a job has nothing in it.
+type filled string
+
+func (v *filled) String() string { return string(*v) }
+func (v *filled) Type() string   { return "string" }
+
+func (v *filled) Set(s string) error {
+	if s == "" {
+		return errors.New("is empty")
+	}
+	*v = filled(s)
+	return nil
+}
 
 // change is a command on one job or on all of a selection.
 type change struct {

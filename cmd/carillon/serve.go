@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,9 +43,20 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			if err := a.connection.resolve(); err != nil {
 				return err
 			}
+			for _, name := range []string{"retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs"} {
+				if f := cmd.Flags().Lookup(name); f.Changed && strings.TrimSuffix(f.Value.String(), "s") == "0" { // to the options 0 is the default
+					return usagef("--%s is 0, must be more", name)
+				}
+			}
 			names := a.connection.names()
 			o.Prefix, o.Stream, o.NATSCreds = names.Prefix, names.Stream, a.connection.creds
 			if o.NATS == "" {
+				if o.NATSConfig == "" {
+					if cmd.Flags().Changed("creds") {
+						return usagef("--creds goes with --nats, or with a --nats-config of operator mode")
+					}
+					o.NATSCreds = "" // those in the environment are a client's
+				}
 				// Passed over, they would leave an engine open that seems to ask for a password or a certificate.
 				for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca"} {
 					if cmd.Flags().Changed(name) {

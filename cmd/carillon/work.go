@@ -130,7 +130,8 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 			"CARILLON_JOB="+t.Job, "CARILLON_TRIGGER="+t.ID, "CARILLON_SCHEDULED="+when(t.Scheduled), "CARILLON_TOPIC="+t.Topic,
 			"CARILLON_VERSION="+strconv.FormatUint(t.Version, 10), "CARILLON_MISSED="+strconv.FormatUint(t.Missed, 10),
 			"CARILLON_ATTEMPT="+strconv.Itoa(t.Attempt))
-		cmd.WaitDelay = time.Second // a grandchild may hold the pipes
+		setGroup(cmd)
+		cmd.WaitDelay = time.Second // who has left the group may hold the pipes
 		err = cmd.Run()
 	}
 	w.mu.Lock()
