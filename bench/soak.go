@@ -24,7 +24,8 @@ import (
 // are fired by command. All output streams are read, and their numbers must go on without a gap or a repeat.
 //
 // A fire that a command was to prevent, but was not acknowledged in time to be sure, may come or not. When
-// the engine is killed, commands are repeated until they are answered.
+// the engine is killed, commands are repeated until they are answered. What was received counts over all rounds, those with a kill,
+// too; apart from each other rounds with a kill and rounds without one are told beside that.
 //
 // A run that is ended early returns the figures of the rounds so far with the context's error.
 func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
@@ -55,7 +56,7 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 		SoakConfig: c, engine: e, nc: nc, worker: w,
 		client: carillon.Connect(nc, carillon.WithNames(e.Names), carillon.WithTimeout(soakTry)), run: run, fail: fail,
 		payload: payloadOf(c.PayloadBytes), room: make(chan struct{}, soakWindow), commands: newHistogram(), result: &r,
-		received: newHistogram(), afterKill: newHistogram(), allCommands: newHistogram(),
+		received: newHistogram(), afterKill: newHistogram(), withoutKills: newHistogram(), allCommands: newHistogram(),
 	}
 	err = s.carryOut(ctx)
 	if err != nil && context.Cause(ctx) != nil {
@@ -100,13 +101,14 @@ type soak struct {
 	mu       sync.Mutex
 	commands *hdrhistogram.Histogram // µs, of this round
 
-	streams                          []soakStream        // by partition
-	repeated                         atomic.Int64        // reads of them that failed
-	ids, idsBefore                   map[uint64]struct{} // hashes of the triggers' ids read in this round and in the one before
-	received, afterKill, allCommands *hdrhistogram.Histogram
-	rounds                           []SoakRound
-	cpu                              time.Duration // of the engine's process when it was looked at
-	looked                           time.Time
+	streams                 []soakStream        // by partition
+	repeated                atomic.Int64        // reads of them that failed
+	ids, idsBefore          map[uint64]struct{} // hashes of the triggers' ids read in this round and in the one before
+	received, allCommands   *hdrhistogram.Histogram
+	afterKill, withoutKills *hdrhistogram.Histogram // of received: rounds with a kill, and the others
+	rounds                  []SoakRound
+	cpu                     time.Duration // of the engine's process when it was looked at
+	looked                  time.Time
 }
 
 // at is when a round begins.

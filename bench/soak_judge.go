@@ -65,10 +65,11 @@ func (s *soak) judgeRound(ctx context.Context, b *soakBatch) error {
 	s.commands = newHistogram()
 	s.mu.Unlock()
 	s.allCommands.Merge(commands)
+	s.received.Merge(received)
 	if round.Killed {
 		s.afterKill.Merge(received)
 	} else {
-		s.received.Merge(received)
+		s.withoutKills.Merge(received)
 	}
 	ms := func(h *hdrhistogram.Histogram, q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1000 }
 	round.Triggers, round.P50, round.P99, round.Max = int(received.TotalCount()), ms(received, 50), ms(received, 99), ms(received, 100)
@@ -211,6 +212,9 @@ func (s *soak) sum() (err error) {
 	if len(s.kills) > 0 {
 		f.add("ready_max_s", s.ready.Seconds())
 		f.quantiles("received_after_kill", s.afterKill, 50, 99, 100)
+		if s.withoutKills.TotalCount() > 0 { // else zeros would pass for punctual
+			f.quantiles("received_without_kills", s.withoutKills, 50, 90, 99, 99.9, 99.99, 100)
+		}
 	}
 	if s.engine.dir != "" {
 		f.add("resident_first_mib", resident[0])
@@ -224,7 +228,11 @@ func (s *soak) sum() (err error) {
 		f.add("engine_cpu_percent", median(cpu))
 	}
 	r.Histograms = make(map[string]string)
-	for name, h := range map[string]*hdrhistogram.Histogram{"received_us": s.received, "received_after_kill_us": s.afterKill, "command_us": s.allCommands} {
+	histograms := map[string]*hdrhistogram.Histogram{"received_us": s.received, "command_us": s.allCommands}
+	if len(s.kills) > 0 {
+		histograms["received_after_kill_us"], histograms["received_without_kills_us"] = s.afterKill, s.withoutKills
+	}
+	for name, h := range histograms {
 		if h.TotalCount() == 0 {
 			continue
 		}

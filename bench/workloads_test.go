@@ -294,13 +294,14 @@ func TestScale(t *testing.T) {
 
 func TestSoak(t *testing.T) {
 	t.Parallel() // it waits for most of its time
-	rounds := 0
+	rounds, triggers := 0, 0
 	c := SoakConfig{
 		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
 		Rate: 200, Duration: 4 * time.Second, Round: 2 * time.Second, KillEvery: 3 * time.Second,
 	}
 	c.Report = func(r SoakRound) {
 		rounds++
+		triggers += r.Triggers
 		if !strings.Contains(r.String(), "missing 0") {
 			t.Error(r)
 		}
@@ -315,6 +316,24 @@ func TestSoak(t *testing.T) {
 	}
 	if r.Figures.Get("kills") < 1 || r.Figures.Get("ready_max_s") <= 0 || r.Figures.Get("commands_per_s") < 100 || r.Figures.Get("resident_max_mib") <= 0 {
 		t.Errorf("figures are %v", r.Figures)
+	}
+	// What was received is that of all rounds, and each round is of one of the two kinds.
+	count := func(name string) int {
+		if r.Histograms[name] == "" {
+			return 0
+		}
+		h, err := decode(r.Histograms[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(h.TotalCount())
+	}
+	all, without, after := count("received_us"), count("received_without_kills_us"), count("received_after_kill_us")
+	if all != triggers || without+after != all || after == 0 {
+		t.Errorf("of %d triggers %d are told of, %d without kills and %d after one", triggers, all, without, after)
+	}
+	if most := max(r.Figures.Get("received_without_kills_max_ms"), r.Figures.Get("received_after_kill_max_ms")); r.Figures.Get("received_max_ms") != most {
+		t.Errorf("the latest trigger of all came after %v ms, of the parts after %v", r.Figures.Get("received_max_ms"), most)
 	}
 	if len(r.Series["disk_mib"]) != 2 || r.Series["disk_mib"][1][0] != 4 {
 		t.Errorf("series are %v", r.Series)

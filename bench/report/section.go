@@ -149,6 +149,9 @@ func (s *section) latencies() (plots []*lines) {
 				if rest, ok := strings.CutSuffix(label, " "+kind); ok {
 					label, what = rest, kind
 				}
+				if rest, ok := strings.CutPrefix(label, kind+" "); ok { // a part of them, as "received after kill"
+					label, what = rest, kind
+				}
 			}
 			d := by[what]
 			if d == nil {
