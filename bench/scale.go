@@ -107,8 +107,8 @@ const (
 )
 
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
-// lateness; between it imports them, waits until checkpoints have them all, and looks at memory, disk and the CPU of
-// doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
+// lateness; between it waits until the engine has settled, imports them, waits until checkpoints have them all, and looks at memory,
+// disk and the CPU of doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
 // one. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
 // client's hands. At last midnights come beside the jobs, in pairs: so many one-shots due within a minute that are in memory
 // since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them.
@@ -135,6 +135,10 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	defer floor.stop()
 	empty, err := c.runLateness(ctx, e, &r)
 	if err != nil {
+		return r, err
+	}
+	// As settled as with the jobs: right after thousands of triggers a second an engine holds what they took.
+	if _, err := c.written(ctx, e, c.settle); err != nil {
 		return r, err
 	}
 	before, err := look(ctx, e)
@@ -294,6 +298,7 @@ func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (
 		}
 	}
 	progress := func(done int) { c.Progress("importing jobs", done, c.Jobs) }
+	progress(0)
 	if err := importJobs(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), jobs, progress); err != nil {
 		return 0, err
 	}
@@ -339,7 +344,7 @@ func (c *ScaleConfig) written(ctx context.Context, e *engine, settle time.Durati
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
-	return 0, fmt.Errorf("bench: jobs were still written %s after the import", scaleSettlePatience)
+	return 0, fmt.Errorf("bench: jobs were still written %s on", scaleSettlePatience)
 }
 
 // idle measures CPU in percent of a core while nothing is due.

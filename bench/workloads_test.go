@@ -258,9 +258,19 @@ func TestScale(t *testing.T) {
 		Service: service(t, "--checkpoint-every", "200ms", "--hot-jobs", "1"), WorkerCommand: []string{os.Args[0], "work"},
 		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second, midnightPairs: 2,
 	}
+	var steps []string
+	c.Progress = func(step string, _, _ int) {
+		if len(steps) == 0 || steps[len(steps)-1] != step {
+			steps = append(steps, step)
+		}
+	}
 	r, err := RunScale(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
+	}
+	// The empty engine is looked at when it has settled, as the one with the jobs is.
+	if i := slices.Index(steps, "importing jobs"); i < 1 || steps[i-1] != "waiting for checkpoints" {
+		t.Errorf("steps were %q", steps)
 	}
 	// Lateness three times, the jobs themselves, here and restored, four midnights, and what fired around the kill.
 	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+4*60 {
