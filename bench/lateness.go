@@ -36,6 +36,7 @@ type LatenessConfig struct {
 
 	lead   time.Duration                   // between the last put and the first due time; default settle
 	before func(ctx context.Context) error // called in that time
+	after  func(ctx context.Context) error // called when all has arrived, before a service that goes on is cleared of the run
 	disk   string                          // a directory on the disk of a service that runs already; "": it is not looked at
 }
 
@@ -57,8 +58,12 @@ func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
 	c.Concurrency = cmp.Or(c.Concurrency, 64)
 	c.Progress = defaultProgress(c.Progress)
 	c.lead = cmp.Or(c.lead, settle)
+	none := func(context.Context) error { return nil }
 	if c.before == nil {
-		c.before = func(context.Context) error { return nil }
+		c.before = none
+	}
+	if c.after == nil {
+		c.after = none
 	}
 	return c, nil
 }
@@ -169,6 +174,9 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
+	if err := c.after(ctx); err != nil {
+		return r, err
+	}
 
 	received, err := decode(report.Received)
 	if err != nil {

@@ -98,7 +98,7 @@ const (
 	scaleRecurringPrefix = "bench-recurring-"
 	scaleSettle          = 75 * time.Second // an engine gives back its memory after 70 s
 	scaleSettleMiB       = 1                // written in that time, at the most
-	scaleSettleDirty     = 1000             // jobs that no checkpoint has yet: as good as none
+	scaleSettleDirty     = 1000             // jobs that no checkpoint has yet: as good as none, where they are a hundredth at most
 	scaleSettlePatience  = 10 * time.Minute
 	limitScalePause      = 10      // ms
 	limitScaleSave       = 20      // ms later for it
@@ -111,7 +111,8 @@ const (
 // disk and the CPU of doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
 // one. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
 // client's hands. At last midnights come beside the jobs, in pairs: so many one-shots due within a minute that are in memory
-// since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them.
+// since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them. Both wait for
+// those checkpoints, and as long.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -241,7 +242,8 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if c.Midnight > 0 {
 		r.Targets = append(r.Targets,
 			newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0),
-			newTarget(r.Figures, "midnight_loaded_late_jobs", 0, 0))
+			newTarget(r.Figures, "midnight_loaded_late_jobs", 0, 0),
+			newTarget(r.Figures, "midnight_hot_loaded_jobs", 0, 0)) // else it was not hot
 	}
 	return r, nil
 }
@@ -320,11 +322,12 @@ func randomPayloads(bytes int) (next func() []byte) {
 	}
 }
 
-// written waits until checkpoints have nearly all jobs, and what that leaves behind is compacted: the engine writes
-// nearly nothing for so long.
+// written waits until checkpoints have nearly all jobs, and, where it is to settle, what that leaves behind is compacted: the engine
+// writes nearly nothing for so long.
 func (c *ScaleConfig) written(ctx context.Context, e *engine, settle time.Duration) (took time.Duration, err error) {
 	began := time.Now()
 	most, at, since := 0.0, e.usage().wroteMiB, began
+	few := float64(min(scaleSettleDirty, c.Jobs/100, cmp.Or(c.Midnight, c.Jobs)/100))
 	for time.Since(began) < scaleSettlePatience {
 		dirty, err := e.metric(ctx, "carillon_jobs_dirty")
 		if err != nil {
@@ -332,10 +335,9 @@ func (c *ScaleConfig) written(ctx context.Context, e *engine, settle time.Durati
 		}
 		most = max(most, dirty)
 		c.Progress("waiting for checkpoints", int(most-dirty), int(most))
-		if now := e.usage().wroteMiB; dirty > scaleSettleDirty || now > at+scaleSettleMiB {
+		if now := e.usage().wroteMiB; dirty > few || settle > 0 && now > at+scaleSettleMiB {
 			at, since = now, time.Now()
-		}
-		if time.Since(since) > settle {
+		} else if time.Since(since) >= settle {
 			return since.Sub(began), nil
 		}
 		select {

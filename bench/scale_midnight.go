@@ -15,9 +15,10 @@ const (
 	// midnightPairs is how often the two are compared: where a checkpoint falls decides the tail of one.
 	midnightPairs = 3
 	midnightTime  = time.Minute
-	// midnightLead is the time for a checkpoint, at the latest a minute after the last put, and for a restart. The
-	// last part of it is what the engine has to bring the jobs into memory.
-	midnightLead = 2 * time.Minute
+	// midnightLead is the time for checkpoints, which begin a minute after the last put at the latest and rest between their parts,
+	// and for a restart. The last part of it is what the engine has to bring the jobs into memory. Hot ones have as long, and stay
+	// there meanwhile: all that is due within half an hour does.
+	midnightLead = 4 * time.Minute
 )
 
 // midnight is lateness with one-shots that are due within a minute.
@@ -30,8 +31,9 @@ func (c *ScaleConfig) midnight(e *engine) LatenessConfig {
 // midnights are pairs of them, in turns: with jobs that were in memory all the time, and with jobs that were on disk.
 type midnights struct {
 	hot, cold []Result
-	// loaded are jobs that came from disk for the cold ones, late those of them that a tick had to wait for.
-	loaded, late float64
+	// loaded are jobs that came from disk for the cold ones, late those of them that a tick had to wait for; hotLoaded came from
+	// there for the hot ones, and none should.
+	loaded, late, hotLoaded float64
 }
 
 func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (m midnights, err error) {
@@ -43,43 +45,56 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 		return m, fmt.Errorf("bench: %w", err)
 	}
 	for range c.midnightPairs {
-		hot, err := runPart(ctx, c.midnight(e), r)
+		hot, loaded, _, err := c.runMidnight(ctx, e, false, r)
 		if err != nil {
 			return m, err
 		}
-		cold, err := c.coldMidnight(ctx, e, r)
+		m.hot, m.hotLoaded = append(m.hot, hot), m.hotLoaded+loaded
+		cold, loaded, late, err := c.runMidnight(ctx, e, true, r)
 		if err != nil {
 			return m, err
 		}
-		loaded, err := e.metric(ctx, "carillon_jobs_loaded_total") // since it was started for them
-		if err != nil {
-			return m, err
-		}
-		late, err := e.metric(ctx, "carillon_jobs_loaded_late_total")
-		if err != nil {
-			return m, err
-		}
-		m.loaded, m.late = m.loaded+loaded, m.late+late
-		m.hot, m.cold = append(m.hot, hot), append(m.cold, cold)
+		m.cold, m.loaded, m.late = append(m.cold, cold), m.loaded+loaded, m.late+late
 	}
 	return m, nil
 }
 
-// coldMidnight kills the engine once checkpoints have the jobs, so that the next one finds them on disk.
-func (c *ScaleConfig) coldMidnight(ctx context.Context, e *engine, r *Result) (Result, error) {
+// runMidnight waits until checkpoints have the jobs. Before a cold one it then kills the engine, so that the next one finds them on
+// disk. loaded is how many jobs came from there between the last put and the last trigger, late those that a tick had to wait for.
+func (c *ScaleConfig) runMidnight(ctx context.Context, e *engine, cold bool, r *Result) (night Result, loaded, late float64, err error) {
+	count := func(ctx context.Context) (loaded, late float64, err error) {
+		if loaded, err = e.metric(ctx, "carillon_jobs_loaded_total"); err != nil {
+			return 0, 0, err
+		}
+		late, err = e.metric(ctx, "carillon_jobs_loaded_late_total")
+		return loaded, late, err
+	}
+	var loadedBefore, lateBefore float64 // of what the puts had to read, too
 	l := c.midnight(e)
 	l.lead = c.midnightLead
-	l.before = func(ctx context.Context) error {
+	l.before = func(ctx context.Context) (err error) {
+		if loadedBefore, lateBefore, err = count(ctx); err != nil {
+			return err
+		}
 		if _, err := c.written(ctx, e, 0); err != nil { // beside very many jobs compactions take longer than there is
 			return err
 		}
+		if !cold {
+			return nil
+		}
+		loadedBefore, lateBefore = 0, 0 // the next one counts from its start
 		listen := strings.TrimPrefix(e.url, "nats://")
 		if err := e.kill(); err != nil {
 			return err
 		}
 		return e.start(ctx, listen, nil)
 	}
-	return runPart(ctx, l, r)
+	l.after = func(ctx context.Context) (err error) { // deleting the jobs reads them again
+		loaded, late, err = count(ctx)
+		return err
+	}
+	night, err = runPart(ctx, l, r)
+	return night, loaded - loadedBefore, late - lateBefore, err
 }
 
 // figures adds the medians of the pairs, and the p99 of each.
@@ -98,4 +113,5 @@ func (m *midnights) figures(to *Figures) {
 	to.add("midnight_p99_ratio", median(ratios))
 	to.add("midnight_loaded_jobs", m.loaded)
 	to.add("midnight_loaded_late_jobs", m.late)
+	to.add("midnight_hot_loaded_jobs", m.hotLoaded)
 }

@@ -272,6 +272,17 @@ func TestScale(t *testing.T) {
 	if i := slices.Index(steps, "importing jobs"); i < 1 || steps[i-1] != "waiting for checkpoints" {
 		t.Errorf("steps were %q", steps)
 	}
+	// Hot midnights are prepared as cold ones are, and their jobs stay in memory.
+	prepared := 0
+	for i, step := range steps[1:] {
+		prepared += bit(steps[i] == "putting jobs" && step == "waiting for checkpoints")
+	}
+	if prepared != 2*c.midnightPairs {
+		t.Errorf("%d midnights waited for checkpoints, expected %d; steps were %q", prepared, 2*c.midnightPairs, steps)
+	}
+	if loaded, ok := r.Figures.find("midnight_hot_loaded_jobs"); !ok || loaded > 0 {
+		t.Errorf("%v jobs of hot midnights came from disk, %t", loaded, ok)
+	}
 	// Lateness three times, the jobs themselves, here and restored, four midnights, and what fired around the kill.
 	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+4*60 {
 		t.Errorf("checks are %+v", *r.Checks)
@@ -285,14 +296,14 @@ func TestScale(t *testing.T) {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
-	if len(r.Targets) != 10 {
+	if len(r.Targets) != 11 {
 		t.Errorf("targets are %v", r.Targets)
 	}
 	if _, ok := r.Figures.find("idle_cpu_percent"); !ok { // 0 of 500 jobs, mostly
 		t.Error("idle_cpu_percent is missing")
 	}
-	if loaded := r.Figures.Get("midnight_loaded_jobs"); loaded < 2*60 {
-		t.Errorf("%v jobs came from disk for two midnights", loaded)
+	if loaded := r.Figures.Get("midnight_loaded_jobs"); loaded != 2*60 {
+		t.Errorf("%v jobs came from disk for two midnights of 60", loaded)
 	}
 	if _, ok := r.Figures.find("midnight_loaded_late_jobs"); !ok { // 0 on a machine that is not busy
 		t.Error("midnight_loaded_late_jobs is missing")
