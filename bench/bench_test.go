@@ -494,16 +494,27 @@ func TestPauses(t *testing.T) {
 		s := metrics.NewSet()
 		for _, d := range []float64{0.0005, 0.00101, 0.0099, 0.0101, 0.02} {
 			s.GetOrCreateHistogram("other").Update(100 * d)
-			s.GetOrCreateHistogram("held").Update(d)
+			s.GetOrCreateHistogram("carillon_load_pause_seconds").Update(d)
 		}
 		s.WritePrometheus(w)
 	}))
 	defer web.Close()
-	p, err := (&engine{http: web.URL}).pauses(t.Context(), "held")
+	e := &engine{http: web.URL}
+	p, err := e.pauses(t.Context(), "carillon_load_pause_seconds")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if p.Count != 5 || p.Over1 != 4 || p.Over10 != 2 || p.Max < 20*time.Millisecond || p.Max > 23*time.Millisecond {
 		t.Errorf("pauses are %+v", p)
+	}
+	// Those of one process after the other count together.
+	held := map[string]pauses{"load": {Count: 7, Over1: 2, Over10: 1, Max: time.Second}}
+	for range 2 {
+		if err := e.held(t.Context(), held); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := (pauses{Count: 17, Over1: 10, Over10: 5, Max: time.Second}); held["load"] != want || held["checkpoint"].Count != 0 {
+		t.Errorf("those of three processes are %+v, expected %+v", held, want)
 	}
 }

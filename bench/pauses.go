@@ -29,6 +29,14 @@ func (p *pauses) add(lower, upper time.Duration, count int) {
 	p.Max = max(p.Max, upper)
 }
 
+// merge counts those of another process, too.
+func (p *pauses) merge(o pauses) {
+	p.Count += o.Count
+	p.Over1 += o.Over1
+	p.Over10 += o.Over10
+	p.Max = max(p.Max, o.Max)
+}
+
 func (p *pauses) perMillion(of int) float64 { return 1e6 * float64(of) / float64(max(1, p.Count)) }
 
 // Of the floor of pauses: about what an engine works while a partition waits, and seldom enough to be little load: 3 % of a core.

@@ -169,10 +169,8 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		}
 	}
 	held := make(map[string]pauses)
-	for _, what := range []string{"checkpoint", "load"} {
-		if held[what], err = e.pauses(ctx, "carillon_"+what+"_pause_seconds"); err != nil {
-			return r, err
-		}
+	if err := e.held(ctx, held); err != nil {
+		return r, err
 	}
 	if held["floor"], err = floor.pauses(); err != nil {
 		return r, err
@@ -210,6 +208,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
 	for _, what := range []string{"checkpoint", "load", "floor"} {
 		p := held[what]
+		p.merge(nights.held[what])
 		r.Figures.add(what+"_pause_max_ms", p.Max.Seconds()*1000)
 		r.Figures.add(what+"_pauses_over_1_ms_per_million", p.perMillion(p.Over1))
 		r.Figures.add(what+"_pauses_over_10_ms_per_million", p.perMillion(p.Over10))
@@ -239,8 +238,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 			newTarget(r.Figures, "lateness_p999_for_save_ms", limitScaleSave, 0),
 			newLeast(r.Figures, "restore_jobs_per_s", limitScaleRestore))
 	}
-	if c.Midnight > 0 {
+	if c.Midnight > 0 { // else no job was brought into memory
 		r.Targets = append(r.Targets,
+			newTarget(r.Figures, "load_pause_max_ms", limitScalePause, 0),
 			newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0),
 			newTarget(r.Figures, "midnight_loaded_late_jobs", 0, 0),
 			newTarget(r.Figures, "midnight_hot_loaded_jobs", 0, 0)) // else it was not hot

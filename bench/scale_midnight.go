@@ -34,34 +34,70 @@ type midnights struct {
 	// loaded are jobs that came from disk for the cold ones, late those of them that a tick had to wait for; hotLoaded came from
 	// there for the hot ones, and none should.
 	loaded, late, hotLoaded float64
+	// held are the pauses of all engines that had a midnight, and those of the floor meanwhile.
+	held map[string]pauses
 }
 
 func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (m midnights, err error) {
+	m.held = make(map[string]pauses)
 	if c.Midnight == 0 {
 		return m, nil
 	}
+	floor, err := startWorker(c.WorkerCommand, e, workerStart{Pauses: true})
+	if err != nil {
+		return m, err
+	}
+	defer floor.stop()
 	client := carillon.Connect(nc, carillon.WithNames(e.Names))
 	if _, err := client.DeleteWhere(ctx, carillon.Selection{Prefix: scaleRecurringPrefix}); err != nil {
 		return m, fmt.Errorf("bench: %w", err)
 	}
+	kill := func(ctx context.Context) error {
+		if err := e.held(ctx, m.held); err != nil {
+			return err
+		}
+		listen := strings.TrimPrefix(e.url, "nats://")
+		if err := e.kill(); err != nil {
+			return err
+		}
+		return e.start(ctx, listen, nil)
+	}
 	for range c.midnightPairs {
-		hot, loaded, _, err := c.runMidnight(ctx, e, false, r)
+		hot, loaded, _, err := c.runMidnight(ctx, e, nil, r)
 		if err != nil {
 			return m, err
 		}
 		m.hot, m.hotLoaded = append(m.hot, hot), m.hotLoaded+loaded
-		cold, loaded, late, err := c.runMidnight(ctx, e, true, r)
+		cold, loaded, late, err := c.runMidnight(ctx, e, kill, r)
 		if err != nil {
 			return m, err
 		}
 		m.cold, m.loaded, m.late = append(m.cold, cold), m.loaded+loaded, m.late+late
 	}
-	return m, nil
+	if err := e.held(ctx, m.held); err != nil {
+		return m, err
+	}
+	m.held["floor"], err = floor.pauses()
+	return m, err
 }
 
-// runMidnight waits until checkpoints have the jobs. Before a cold one it then kills the engine, so that the next one finds them on
-// disk. loaded is how many jobs came from there between the last put and the last trigger, late those that a tick had to wait for.
-func (c *ScaleConfig) runMidnight(ctx context.Context, e *engine, cold bool, r *Result) (night Result, loaded, late float64, err error) {
+// held adds the pauses of an engine's process.
+func (e *engine) held(ctx context.Context, to map[string]pauses) error {
+	for _, what := range []string{"checkpoint", "load"} {
+		p, err := e.pauses(ctx, "carillon_"+what+"_pause_seconds")
+		if err != nil {
+			return err
+		}
+		p.merge(to[what])
+		to[what] = p
+	}
+	return nil
+}
+
+// runMidnight waits until checkpoints have the jobs. Before a cold one it then has the engine killed, so that the next one finds
+// them on disk. loaded is how many jobs came from there between the last put and the last trigger, late those of them that a tick
+// had to wait for.
+func (c *ScaleConfig) runMidnight(ctx context.Context, e *engine, kill func(context.Context) error, r *Result) (night Result, loaded, late float64, err error) {
 	count := func(ctx context.Context) (loaded, late float64, err error) {
 		if loaded, err = e.metric(ctx, "carillon_jobs_loaded_total"); err != nil {
 			return 0, 0, err
@@ -79,15 +115,11 @@ func (c *ScaleConfig) runMidnight(ctx context.Context, e *engine, cold bool, r *
 		if _, err := c.written(ctx, e, 0); err != nil { // beside very many jobs compactions take longer than there is
 			return err
 		}
-		if !cold {
+		if kill == nil {
 			return nil
 		}
 		loadedBefore, lateBefore = 0, 0 // the next one counts from its start
-		listen := strings.TrimPrefix(e.url, "nats://")
-		if err := e.kill(); err != nil {
-			return err
-		}
-		return e.start(ctx, listen, nil)
+		return kill(ctx)
 	}
 	l.after = func(ctx context.Context) (err error) { // deleting the jobs reads them again
 		loaded, late, err = count(ctx)
