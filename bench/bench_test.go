@@ -319,7 +319,7 @@ func judged() (*plan, []arrival) {
 func TestJudge(t *testing.T) {
 	for name, v := range map[string]struct {
 		spoil  func(a []arrival) []arrival
-		others map[numbered]struct{}
+		others map[sighting]struct{}
 		want   Checks
 	}{
 		"clean": {func(a []arrival) []arrival { return a }, nil, Checks{Expected: 3}},
@@ -335,16 +335,46 @@ func TestJudge(t *testing.T) {
 		"another holds the number": {func(a []arrival) []arrival {
 			a[3].output, a[4].output = 10, 13
 			return a
-		}, map[numbered]struct{}{{0, 9}: {}}, Checks{Expected: 3}},
+		}, map[sighting]struct{}{{numbered{0, 9}, 1}: {}}, Checks{Expected: 3}},
 		"nobody holds the number": {func(a []arrival) []arrival {
 			a[3].output = 11
 			return a
-		}, map[numbered]struct{}{{1, 9}: {}, {0, 10}: {}}, Checks{Expected: 3, Gaps: 1}},
+		}, map[sighting]struct{}{{numbered{1, 9}, 1}: {}, {numbered{0, 10}, 1}: {}}, Checks{Expected: 3, Gaps: 1}},
 		"same fire twice": {func(a []arrival) []arrival {
 			b := a[3]
 			b.output = 10
 			return append(a, b)
 		}, nil, Checks{Expected: 3, Duplicate: 1}},
+		"two fires of one number": {func(a []arrival) []arrival {
+			a[3].output = 8
+			return a
+		}, nil, Checks{Expected: 3, Duplicate: 1}},
+		"another's fire has the number": {func(a []arrival) []arrival {
+			b := a[2]
+			b.job, b.stored = -1, b.stored+1
+			return append(a, b)
+		}, nil, Checks{Expected: 3, Duplicate: 1}},
+		"the same fire in another message of the number": {func(a []arrival) []arrival {
+			b := a[2]
+			b.stored++
+			return append(a, b)
+		}, nil, Checks{Expected: 3, Duplicate: 1}},
+		"another's message twice": {func(a []arrival) []arrival {
+			b := a[0]
+			b.output, b.scheduled, b.stored = 10, 10_700, 10_701*1e6
+			a[3].output = 11
+			again := b
+			again.again = true
+			return append(a, b, again)
+		}, map[sighting]struct{}{{numbered{0, 9}, 1}: {}}, Checks{Expected: 3, Redelivered: 1}},
+		"a message that did not arrive has the number": {func(a []arrival) []arrival { return a }, map[sighting]struct{}{
+			{numbered{0, 8}, 10_501 * 1e6}: {}, {numbered{0, 9}, 1}: {}, // the first is the one that arrived
+		}, Checks{Expected: 3, Duplicate: 1}},
+		"a number twice after the window": {func(a []arrival) []arrival {
+			b := a[4]
+			b.stored++
+			return append(a, b)
+		}, nil, Checks{Expected: 3}},
 		"same number twice":    {func(a []arrival) []arrival { return append(a, a[2]) }, nil, Checks{Expected: 3, Duplicate: 1}},
 		"same message twice":   {func(a []arrival) []arrival { b := a[2]; b.again = true; return append(a, b) }, nil, Checks{Expected: 3, Redelivered: 1}},
 		"first delivery lost":  {func(a []arrival) []arrival { a[2].again = true; return a }, nil, Checks{Expected: 3, Redelivered: 1}},

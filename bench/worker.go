@@ -93,9 +93,9 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	if err := input.Decode(&p); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	var stored func() (map[numbered]struct{}, error)
+	var stored func() (map[sighting]struct{}, error)
 	if start.Topic == "" {
-		stored = func() (map[numbered]struct{}, error) {
+		stored = func() (map[sighting]struct{}, error) {
 			return inStreams(ctx, nc, names, start.Partitions, time.UnixMilli(p.From))
 		}
 	}
@@ -221,9 +221,9 @@ func (w *worker) fail(err error) {
 }
 
 // await reports when all that was planned has arrived, or the patience is over. Where output numbers are
-// missing between those that arrived, stored tells which the streams hold: events, or triggers of others;
+// missing between those that arrived, stored tells what the streams hold: events, or triggers of others;
 // without it no gaps are counted.
-func (w *worker) await(ctx context.Context, p *plan, stored func() (map[numbered]struct{}, error)) (workerReport, error) {
+func (w *worker) await(ctx context.Context, p *plan, stored func() (map[sighting]struct{}, error)) (workerReport, error) {
 	select { // looking earlier would only be in the way of what arrives
 	case <-ctx.Done():
 		return workerReport{}, ctx.Err()
@@ -238,7 +238,7 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[numbered
 			report.Checks.Gaps = 0
 		}
 		if err == nil && report.Checks.Gaps > 0 && (report.Checks.Missing == 0 || over) {
-			var others map[numbered]struct{}
+			var others map[sighting]struct{}
 			if others, err = stored(); err == nil {
 				report, err = judge(p, arrivals, others)
 			}
@@ -260,17 +260,19 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[numbered
 	}
 }
 
-// inStreams reads the output numbers that the streams hold since a time.
-func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[numbered]struct{}, error) {
+// inStreams reads the outputs that the streams hold since a time.
+func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[sighting]struct{}, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	found := make(map[numbered]struct{})
+	found := make(map[sighting]struct{})
 	for p := range partitions {
 		err := readStream(ctx, js, names.OutStream(p), from{time: since}, func(m jetstream.Msg) {
-			if output, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64); err == nil {
-				found[numbered{int32(p), output}] = struct{}{}
+			output, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64)
+			meta, err2 := m.Metadata()
+			if err == nil && err2 == nil {
+				found[sighting{numbered{int32(p), output}, meta.Timestamp.UnixNano()}] = struct{}{}
 			}
 		})
 		if err != nil {
@@ -327,8 +329,43 @@ func readStream(ctx context.Context, js jetstream.JetStream, name string, at fro
 	}
 }
 
-// judge holds what arrived against the plan. others are outputs known to be stored without having arrived.
-func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerReport, err error) {
+// message is one that a stream holds: an output, by when it was stored and by what fires in it, as far as that is known.
+type message struct {
+	output    uint64
+	stored    int64 // unix ns
+	scheduled int64 // unix ms
+	job       int32
+	twice     bool // its fire is known to be in another message, too
+}
+
+// again counts the messages that have the number of another one, up to a number; no message counts as a duplicate twice. They are in
+// order of their numbers, and each is there once.
+func again(messages []message, last uint64) (n int) {
+	for at := 0; at < len(messages) && messages[at].output <= last; {
+		end, counted := at, 0
+		for ; end < len(messages) && messages[end].output == messages[at].output; end++ {
+			counted += bit(messages[end].twice)
+		}
+		n += max(0, end-at-1-counted)
+		at = end
+	}
+	return n
+}
+
+// distinct sorts messages by their numbers and leaves each of them once, however often it was delivered.
+func distinct(messages []message) []message {
+	slices.SortFunc(messages, func(a, b message) int {
+		return cmp.Or(cmp.Compare(a.output, b.output), cmp.Compare(a.stored, b.stored), cmp.Compare(a.scheduled, b.scheduled),
+			cmp.Compare(a.job, b.job), bit(b.twice)-bit(a.twice))
+	})
+	return slices.CompactFunc(messages, func(a, b message) bool {
+		a.twice, b.twice = false, false
+		return a == b
+	})
+}
+
+// judge holds what arrived against the plan. others are messages known to be stored, whether they have arrived or not.
+func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerReport, err error) {
 	base := make([]int, len(p.First)+1)
 	var c Checks
 	for i := range p.First {
@@ -336,18 +373,19 @@ func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerR
 		c.Expected += p.fires(i)
 	}
 	seen := make([]sighting, base[len(p.First)]) // in which message; outputs begin with 1
-	outputs := make(map[int32][]uint64)          // by partition, up to the last of the window
-	for n := range others {
-		outputs[n.partition] = append(outputs[n.partition], n.output)
-	}
+	outputs := make(map[int32][]message)         // by partition
+	arrived := make(map[sighting]struct{}, min(len(arrivals), len(others)))
 	received, stored := newHistogram(), newHistogram()
 	last := make(map[int32]uint64) // the window's greatest output by partition
 	for _, a := range arrivals {
 		if a.again {
 			c.Redelivered++
 		}
-		n := numbered{a.partition, a.output}
-		outputs[a.partition] = append(outputs[a.partition], a.output)
+		s := sighting{numbered{a.partition, a.output}, a.stored}
+		if len(others) > 0 {
+			arrived[s] = struct{}{}
+		}
+		outputs[a.partition] = append(outputs[a.partition], message{output: a.output, stored: a.stored, scheduled: a.scheduled, job: a.job})
 		i := int(a.job)
 		if i < 0 || i >= len(p.First) || a.scheduled < p.From || a.scheduled >= p.To {
 			continue
@@ -361,12 +399,13 @@ func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerR
 		at := &seen[base[i]+k]
 		switch {
 		case at.output == 0:
-			*at = sighting{n, a.stored}
-		case *at == sighting{n, a.stored} && (a.again || p.Kills):
+			*at = s
+		case *at == s && (a.again || p.Kills):
 			c.Redelivered += bit(!a.again) // the same message once more
 			continue
 		default:
 			c.Duplicate++ // another message, of the same number or of another one
+			outputs[a.partition][len(outputs[a.partition])-1].twice = true
 			continue
 		}
 		due := a.scheduled * 1e6
@@ -386,11 +425,16 @@ func judge(p *plan, arrivals []arrival, others map[numbered]struct{}) (r workerR
 			}
 		}
 	}
-	for partition, numbers := range outputs {
-		slices.Sort(numbers)
-		numbers = slices.Compact(numbers)
-		for i := 1; i < len(numbers) && numbers[i] <= last[partition]; i++ {
-			c.Gaps += int(numbers[i] - numbers[i-1] - 1)
+	for s := range others {
+		if _, known := arrived[s]; !known {
+			outputs[s.partition] = append(outputs[s.partition], message{output: s.output, stored: s.stored, job: -1})
+		}
+	}
+	for partition, messages := range outputs {
+		messages = distinct(messages)
+		c.Duplicate += again(messages, last[partition])
+		for i := 1; i < len(messages) && messages[i].output <= last[partition]; i++ {
+			c.Gaps += int(messages[i].output - min(messages[i].output, messages[i-1].output+1))
 		}
 	}
 	r.Checks = c
