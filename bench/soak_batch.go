@@ -21,6 +21,7 @@ type soakBatch struct {
 	ops            []soakOp      // in order of time
 	open           atomic.Int64  // commands to come that have to do with a plan
 	judged         chan struct{} // closed when its triggers have arrived, or are missing
+	judgedAt       time.Time     // once that is closed
 }
 
 // newBatch plans a batch: nothing of it has been carried out.
@@ -98,13 +99,14 @@ func (s *soak) ops(b *soakBatch) (ops []soakOp) {
 	return ops
 }
 
-// over waits until the batch is judged: a delete takes what is due and has not been put out with it.
-func (b *soakBatch) over(ctx context.Context) error {
+// over waits until the batch is judged: a delete takes what is due and has not been put out with it. It tells from when on what was
+// planned for a time could be done.
+func (b *soakBatch) over(ctx context.Context, planned time.Time) (time.Time, error) {
 	select {
 	case <-b.judged:
-		return nil
+		return later(planned, b.judgedAt), nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return planned, ctx.Err()
 	}
 }
 

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	cryptorand "crypto/rand"
 	"errors"
@@ -15,7 +14,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// drive carries out what is done with a batch, each command at its time, whatever the answers.
+// drive carries out what is done with a batch, each command at its time, whatever the answers. One that has to wait for room counts
+// from that time all the same.
 func (s *soak) drive(ctx context.Context, b *soakBatch) {
 	err := pace(ctx, len(b.ops), func(i int) time.Time { return time.Unix(0, b.ops[i].at) }, func(i int, _ time.Time) error {
 		select {
@@ -40,29 +40,31 @@ func (s *soak) drive(ctx context.Context, b *soakBatch) {
 func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 	i := int(op.job)
 	shot, forced := b.shots.Prefix+strconv.Itoa(i), b.forced.Prefix+strconv.Itoa(i)
-	due := s.due(b, i)
+	due, planned := s.due(b, i), time.Unix(0, op.at)
 	if op.kind.planned() {
 		defer b.open.Add(-1)
 	}
 	switch op.kind {
 	case soakPut:
-		err := s.put(ctx, s.shot(shot, due, s.payload))
+		err := s.put(ctx, planned, s.shot(shot, due, s.payload))
 		b.put[i].Store(err == nil)
 		return err
 	case soakDelete:
-		if err := b.over(ctx); err != nil {
+		planned, err := b.over(ctx, planned)
+		if err != nil {
 			return err
 		}
-		return s.delete(ctx, shot)
+		return s.delete(ctx, planned, shot)
 	case soakPutForced:
-		err := s.put(ctx, carillon.Job{ID: forced, Topic: topic, Payload: s.payload})
+		err := s.put(ctx, planned, carillon.Job{ID: forced, Topic: topic, Payload: s.payload})
 		b.putForced[i].Store(err == nil)
 		return err
 	case soakDeleteForced:
-		if err := b.over(ctx); err != nil {
+		planned, err := b.over(ctx, planned)
+		if err != nil {
 			return err
 		}
-		return s.delete(ctx, forced)
+		return s.delete(ctx, planned, forced)
 	}
 	if op.kind == soakForce {
 		if !b.putForced[i].Load() {
@@ -71,7 +73,7 @@ func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 			b.forced.First[i] = -1
 			return nil
 		}
-		return s.persist(ctx, func(request string) error {
+		return s.persist(ctx, planned, func(request string) error {
 			_, err := s.client.Fire(ctx, forced, carillon.RequestID(request))
 			return err
 		})
@@ -81,30 +83,34 @@ func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 	}
 	switch op.kind {
 	case soakCancel:
-		err := s.delete(ctx, shot)
+		err := s.delete(ctx, planned, shot)
 		b.prevented(i, due)
 		return err
 	case soakMove:
 		to := due + 1 + rand.N(s.Round.Milliseconds()/2-1)
-		err := s.put(ctx, s.shot(shot, to, s.payload))
+		err := s.put(ctx, planned, s.shot(shot, to, s.payload))
 		b.prevented(i, due)
 		b.moved(i, to)
 		return err
 	case soakReplace: // due as before
 		payload := slices.Clone(s.payload)
 		payload[1] = 'y'
-		return s.put(ctx, s.shot(shot, due, payload))
+		return s.put(ctx, planned, s.shot(shot, due, payload))
 	case soakPauseOver:
-		if err := s.change(ctx, s.client.Pause, shot); err != nil {
+		if err := s.change(ctx, planned, s.client.Pause, shot); err != nil {
 			return err
 		}
 		b.prevented(i, due)
-		if err := sleepUntil(ctx, time.UnixMilli(due).Add(soakNearest/2)); err != nil {
+		resume := later(time.Now(), time.UnixMilli(due).Add(soakNearest/2))
+		if err := sleepUntil(ctx, resume); err != nil {
 			return err
 		}
-		return s.change(ctx, s.client.Resume, shot)
+		return s.change(ctx, resume, s.client.Resume, shot)
 	}
-	err := cmp.Or(s.change(ctx, s.client.Pause, shot), s.change(ctx, s.client.Resume, shot))
+	err := s.change(ctx, planned, s.client.Pause, shot)
+	if err == nil {
+		err = s.change(ctx, time.Now(), s.client.Resume, shot)
+	}
 	if !inTime(due) { // the fire may have been skipped
 		b.prevented(i, due)
 	}
@@ -115,16 +121,24 @@ func (s *soak) shot(id string, due int64, payload []byte) carillon.Job {
 	return carillon.Job{ID: id, Topic: topic, Payload: payload, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat)}
 }
 
-func (s *soak) put(ctx context.Context, job carillon.Job) error {
-	return s.persist(ctx, func(request string) error {
+// later is the later of two times: a command that follows another one is planned for when that is answered, at the earliest.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func (s *soak) put(ctx context.Context, planned time.Time, job carillon.Job) error {
+	return s.persist(ctx, planned, func(request string) error {
 		_, err := s.client.Put(ctx, job, carillon.RequestID(request))
 		return err
 	})
 }
 
 // delete takes a job that is not there any more for deleted.
-func (s *soak) delete(ctx context.Context, id string) error {
-	return s.persist(ctx, func(request string) error {
+func (s *soak) delete(ctx context.Context, planned time.Time, id string) error {
+	return s.persist(ctx, planned, func(request string) error {
 		_, err := s.client.Delete(ctx, id, carillon.RequestID(request))
 		if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
 			return nil
@@ -134,15 +148,16 @@ func (s *soak) delete(ctx context.Context, id string) error {
 }
 
 // change pauses or resumes.
-func (s *soak) change(ctx context.Context, do func(context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error), id string) error {
-	return s.persist(ctx, func(request string) error {
+func (s *soak) change(ctx context.Context, planned time.Time, do func(context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error), id string) error {
+	return s.persist(ctx, planned, func(request string) error {
 		_, err := do(ctx, id, carillon.RequestID(request))
 		return err
 	})
 }
 
-// persist repeats a command, under one name, until the service has answered it.
-func (s *soak) persist(ctx context.Context, do func(request string) error) error {
+// persist repeats a command, under one name, until the service has answered it. Its latency counts from when it was planned, so that
+// those count that waited behind others; how long it is repeated, from when it was sent first.
+func (s *soak) persist(ctx context.Context, planned time.Time, do func(request string) error) error {
 	request, began := cryptorand.Text(), time.Now()
 	for {
 		err := do(request)
@@ -153,7 +168,7 @@ func (s *soak) persist(ctx context.Context, do func(request string) error) error
 		if err == nil || answered && !isTransient(err) || time.Since(began) > soakRetry {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			record(s.commands, int64(time.Since(began)))
+			record(s.commands, int64(time.Since(planned)))
 			return err
 		}
 	}

@@ -56,6 +56,7 @@ func (s *soak) judgeRound(ctx context.Context, b *soakBatch) error {
 		}
 		received.Merge(h)
 	}
+	b.judgedAt = time.Now()
 	close(b.judged)
 	if err := s.look(ctx, &round); err != nil {
 		return err

@@ -403,6 +403,31 @@ func TestSoakInsists(t *testing.T) {
 	}
 }
 
+// A command that waited behind others is as late as that; but it is repeated as long as one that did not.
+func TestSoakPersists(t *testing.T) {
+	s := &soak{commands: newHistogram()}
+	sent := 0
+	err := s.persist(t.Context(), time.Now().Add(-soakRetry-time.Minute), func(string) error {
+		if sent++; sent < 3 {
+			return errors.New("nobody answers")
+		}
+		return nil
+	})
+	if err != nil || sent != 3 {
+		t.Errorf("sent %d times: %v", sent, err)
+	}
+	if at, least := s.commands.Max(), (soakRetry + time.Minute).Microseconds(); s.commands.TotalCount() != 1 || at < least {
+		t.Errorf("%d commands are told of, the latest after %d µs, expected one after %d", s.commands.TotalCount(), at, least)
+	}
+	b := &soakBatch{judged: make(chan struct{}), judgedAt: time.UnixMilli(2000)}
+	close(b.judged)
+	for _, planned := range []int64{1000, 3000} { // a delete of a batch that is not judged yet cannot be late
+		if from, err := b.over(t.Context(), time.UnixMilli(planned)); err != nil || from.UnixMilli() != max(2000, planned) {
+			t.Errorf("what was planned for %d counts from %d, %v", planned, from.UnixMilli(), err)
+		}
+	}
+}
+
 func TestSlope(t *testing.T) {
 	for _, v := range []struct {
 		values []float64
