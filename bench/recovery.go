@@ -62,7 +62,7 @@ func (c RecoveryConfig) Validate() error {
 	return nil
 }
 
-// limitFirst is how soon after the process was started the first due trigger must come, s; 0: nothing is
+// limitFirst is how soon after the process was started the first trigger must come, s; 0: nothing is
 // said about so many jobs.
 func limitFirst(jobs int) float64 {
 	switch {
@@ -75,7 +75,7 @@ func limitFirst(jobs int) float64 {
 }
 
 // RunRecovery kills an engine with kill -9 while it fires, starts it again on the same directory, and
-// measures from before exec to the first trigger of a due time after the kill in a client's hands. It
+// measures from before exec to the first trigger stored after the kill, whenever it was due, in a client's hands. It
 // reports the median and the worst of the kills, the least that streams and local log held, and checks that
 // the output numbers go on without a gap or a repeat over all of them.
 //

@@ -109,7 +109,7 @@ const (
 // RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
 // lateness; between it waits until the engine has settled, imports them, waits until checkpoints have them all, and looks at memory,
 // disk and the CPU of doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
-// one. Then it kills the engine with kill -9 and measures from before exec to the first trigger of a due time after the kill in a
+// one. Then it kills the engine with kill -9 and measures from before exec to the first trigger stored after the kill in a
 // client's hands. At last midnights come beside the jobs, in pairs: so many one-shots due within a minute that are in memory
 // since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them. Both wait for
 // those checkpoints, and as long.

@@ -146,7 +146,7 @@ var workloads = []struct {
 	{"burst", "Burst", true, "All jobs due in one millisecond: how fast they drain, and how late others are that come due meanwhile."},
 	{"commands", "Commands", true, "Commands whose reply has arrived: applied, and synced to disk."},
 	{"churn", "Churn", false, "Jobs cancelled or moved just before they are due, while others fire."},
-	{"recovery", "Recovery", false, "From before exec, after kill -9, to the first trigger of a due time after the kill, in a client's hands."},
+	{"recovery", "Recovery", false, "From before exec, after kill -9, to the first trigger stored after the kill, whenever it was due, in a client's hands."},
 	{"idle", "Idle", false, "Jobs pending, and nothing due."},
 	{"scale", "Scale", false, "A great many pending jobs, on disk: what they do to memory, lateness and restart."},
 	{"soak", "Soak", false, "Mixed load for long, with every check on."},
