@@ -19,6 +19,7 @@ import (
 
 	"github.com/VictoriaMetrics/metrics"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
 	"github.com/carillon-scheduler/carillon"
@@ -278,6 +279,42 @@ func TestCeiling(t *testing.T) {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
+	}
+}
+
+// A ceiling's streams keep what they take, and a rate of one that dropped some is none.
+func TestCeilingKeepsAll(t *testing.T) {
+	m, err := openCeiling(t.Context(), CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	name, err := m.stream(t.Context(), jetstream.DefaultPersistMode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := m.js.Publish(t.Context(), subject(name), m.payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.stored(t.Context(), name, 3); err != nil {
+		t.Error(err)
+	}
+	s, err := m.js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.CachedInfo().Config
+	if c.MaxBytes != -1 || c.MaxMsgs != -1 || c.MaxAge != 0 {
+		t.Errorf("the stream drops what is beyond %d bytes, %d messages or %s", c.MaxBytes, c.MaxMsgs, c.MaxAge)
+	}
+	c.MaxMsgs = 2
+	if _, err := m.js.UpdateStream(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.stored(t.Context(), name, 3); err == nil || !strings.Contains(err.Error(), "dropped 1 of 3") {
+		t.Errorf("of a stream that dropped a message: %v", err)
 	}
 }
 

@@ -214,7 +214,8 @@ func (m *ceiling) close() error {
 // streamTimeout is for a stream that is made or removed: with replicas their leader has others to do beside it.
 const streamTimeout = 30 * time.Second
 
-// stream makes an empty stream of its own name and subject, and returns that.
+// stream makes an empty stream of its own name and subject, and returns that. It has no bound, as the engine's have none beside which
+// it is measured: dropping the oldest is work.
 func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 	defer cancel()
@@ -222,7 +223,7 @@ func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (s
 	name := fmt.Sprintf("BENCH_%d_%d", os.Getpid(), m.made)
 	_, err := m.js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: name, Subjects: []string{name + ".>"}, Storage: jetstream.FileStorage, PersistMode: mode, Replicas: m.replicas,
-		MaxBytes: 1 << 30, Duplicates: 100 * time.Millisecond, DenyDelete: true, AllowDirect: true,
+		MaxBytes: -1, Duplicates: 100 * time.Millisecond, DenyDelete: true, AllowDirect: true,
 	})
 	return name, err
 }
@@ -281,13 +282,17 @@ func (m *ceiling) rate(began time.Time) float64 {
 	return float64(m.Messages) / time.Since(began).Seconds()
 }
 
+// stored checks that a stream has all messages, and still has.
 func (m *ceiling) stored(ctx context.Context, name string, want int) error {
 	s, err := m.js.Stream(ctx, name)
 	if err != nil {
 		return err
 	}
-	if got := s.CachedInfo().State.LastSeq; got != uint64(want) {
-		return fmt.Errorf("%s ends at %d, expected %d", name, got, want)
+	switch state := s.CachedInfo().State; {
+	case state.LastSeq != uint64(want):
+		return fmt.Errorf("%s ends at %d, expected %d", name, state.LastSeq, want)
+	case state.Msgs != uint64(want):
+		return fmt.Errorf("%s dropped %d of %d messages", name, uint64(want)-min(state.Msgs, uint64(want)), want)
 	}
 	return nil
 }
