@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	runtimemetrics "runtime/metrics"
 	"slices"
 	"strings"
 	"syscall"
@@ -315,6 +316,36 @@ func TestCeilingKeepsAll(t *testing.T) {
 	}
 	if err := m.stored(t.Context(), name, 3); err == nil || !strings.Contains(err.Error(), "dropped 1 of 3") {
 		t.Errorf("of a stream that dropped a message: %v", err)
+	}
+}
+
+// The process of a ceiling is collected as an engine's is, for as long as there is one, and then as before.
+func TestCeilingIsCollectedAsEngine(t *testing.T) {
+	if _, set := os.LookupEnv("GOGC"); set {
+		t.Skip("GOGC is set")
+	}
+	percent := func() uint64 {
+		v := []runtimemetrics.Sample{{Name: "/gc/gogc:percent"}}
+		runtimemetrics.Read(v)
+		return v[0].Value.Uint64()
+	}
+	before := percent()
+	var ceilings []*ceiling
+	for range 2 {
+		m, err := openCeiling(t.Context(), CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ceilings = append(ceilings, m)
+	}
+	for _, m := range ceilings { // the first one ends first
+		eventually(t, "the collector is tended", func() bool { return percent() != before })
+		if err := m.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := percent(); got != before {
+		t.Errorf("%d %% afterwards, want %d", got, before)
 	}
 }
 

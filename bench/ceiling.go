@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -72,7 +74,7 @@ func (c CeilingConfig) Validate() error {
 // RunCeiling measures, without an engine, what one could at best reach here: bare messages with the payload
 // and headers of a trigger, published in the usual way and in chains; an append to a log stream read back;
 // a bare time.Sleep; a synced commit to the local log. The server is embedded in this process as it is in
-// `carillon serve`, or, with Service.Server or NATS, one that runs already, over TCP; its streams have as many replicas as
+// `carillon serve`, which is collected by the same rule, or, with Service.Server or NATS, one that runs already, over TCP; its streams have as many replicas as
 // the output streams of a service there.
 func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
@@ -150,6 +152,7 @@ type ceiling struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	server  *embedded.Server // nil where one runs already
+	untend  func()           // ends the care of the collector for it
 	dir     string
 	payload []byte
 	job     string // in the headers
@@ -177,6 +180,7 @@ func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 			return m, fmt.Errorf("bench: connect: %w", err)
 		}
 	} else {
+		m.untend = tendCollector()
 		m.server, err = embedded.Start(embedded.Options{Dir: filepath.Join(m.dir, "nats"), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return m, err
@@ -201,12 +205,42 @@ func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 	return m, nil
 }
 
+// tended are the ceilings in this process that embed a server: several share one collector.
+var tended struct {
+	sync.Mutex
+	ceilings int
+	end      func()
+}
+
+// tendCollector has this process collected as an engine's is, until end. An embedded server allocates with each message, and how often
+// that is collected is a good part of what one costs: the ceiling's is to be no more and no less than the engine's.
+func tendCollector() (end func()) {
+	tended.Lock()
+	defer tended.Unlock()
+	if tended.ceilings++; tended.ceilings == 1 {
+		ctx, cancel := context.WithCancel(context.Background())
+		var tending sync.WaitGroup
+		tending.Go(func() { node.TendCollector(ctx) })
+		tended.end = func() { cancel(); tending.Wait() }
+	}
+	return sync.OnceFunc(func() {
+		tended.Lock()
+		defer tended.Unlock()
+		if tended.ceilings--; tended.ceilings == 0 {
+			tended.end()
+		}
+	})
+}
+
 func (m *ceiling) close() error {
 	if m.nc != nil {
 		m.nc.Close()
 	}
 	if m.server != nil {
 		m.server.Shutdown()
+	}
+	if m.untend != nil {
+		m.untend()
 	}
 	return os.RemoveAll(m.dir)
 }

@@ -20,13 +20,45 @@ const (
 	roomMost   = 800              // percent
 	idleAfter  = 70 * time.Second // longer than a minute: cron comes again each, and pages given back are cleared anew
 	idleBytes  = 16 << 20         // less is not worth a collection
+
+	heapLive = "/gc/heap/live:bytes"
 )
+
+// collectorSet tells whether the environment says what the collector's percentage is.
+func collectorSet() bool {
+	_, set := os.LookupEnv("GOGC")
+	return set
+}
+
+// TendCollector has this process collected as one that is a node's alone (OwnProcess) until ctx ends, and then as before. It is for
+// what a node is measured beside, and gives back no memory. Where the environment sets GOGC it does nothing. One at
+// a time: each ends with the percentage that it found.
+func TendCollector(ctx context.Context) {
+	if collectorSet() {
+		return
+	}
+	live := []metrics.Sample{{Name: heapLive}}
+	metrics.Read(live)
+	before := debug.SetGCPercent(gcPercent(live[0].Value.Uint64()))
+	defer debug.SetGCPercent(before)
+	t := time.NewTicker(memoryLook)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		metrics.Read(live)
+		debug.SetGCPercent(gcPercent(live[0].Value.Uint64()))
+	}
+}
 
 // tendMemory sets the collector's percentage to what fits the heap, unless the environment says otherwise.
 func (n *Node) tendMemory(ctx context.Context) {
-	_, set := os.LookupEnv("GOGC")
+	set := collectorSet()
 	samples := []metrics.Sample{
-		{Name: "/gc/heap/live:bytes"},
+		{Name: heapLive},
 		{Name: "/memory/classes/heap/free:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"},
 	}

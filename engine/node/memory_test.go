@@ -1,6 +1,12 @@
 package node
 
-import "testing"
+import (
+	"context"
+	"os"
+	"runtime/metrics"
+	"testing"
+	"time"
+)
 
 // The room is of one size, whatever the heap's, between half of a large one and eight times a small one.
 func TestGCPercent(t *testing.T) {
@@ -25,6 +31,44 @@ func TestToGive(t *testing.T) {
 	} {
 		if got := toGive(c.given, c.live, c.free, c.objects); got != c.want {
 			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
+// What is measured beside a node is collected as a node is, and afterwards as before.
+func TestTendCollector(t *testing.T) {
+	percent := func() uint64 {
+		v := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		metrics.Read(v)
+		return v[0].Value.Uint64()
+	}
+	before := percent()
+	for _, set := range []bool{true, false} {
+		if t.Setenv("GOGC", "77"); !set { // which also has it be as it was in the end
+			if err := os.Unsetenv("GOGC"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			TendCollector(ctx)
+		}()
+		if set {
+			<-ended // at once
+		} else {
+			for deadline := time.Now().Add(time.Minute); percent() == before && time.Now().Before(deadline); {
+				time.Sleep(time.Millisecond)
+			}
+			if got := percent(); got == before || got < roomLeast || got > roomMost {
+				t.Errorf("%d %% while it is tended", got)
+			}
+		}
+		cancel()
+		<-ended
+		if got := percent(); got != before {
+			t.Errorf("set in the environment %t: %d %% afterwards, want %d", set, got, before)
 		}
 	}
 }
