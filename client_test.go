@@ -263,10 +263,10 @@ func TestClientGivesUp(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Start(t, &server.Options{})
 	nc := dial(t, ns.ClientURL())
-	c := Connect(nc, WithTimeout(900*time.Millisecond)) // 300 ms a try
+	c := Connect(nc, WithTimeout(6*time.Second)) // 2 s a try
 	ns.Shutdown()
 	eventually(t, "the connection down", nc.IsReconnecting)
-	for _, after := range []time.Duration{0, 100 * time.Millisecond, 450 * time.Millisecond} {
+	for _, after := range []time.Duration{0, 100 * time.Millisecond, 3 * time.Second} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(after, cancel)
 		if _, err := c.Get(ctx, "j"); !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) {

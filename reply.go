@@ -73,7 +73,7 @@ func (r *JobReply) AppendJSON(dst []byte) []byte {
 	dst = append(dst, `,"spec":`...)
 	from := len(dst)
 	dst = r.Spec.AppendJSON(dst)
-	if r.Spec.form() == PayloadText && len(dst)-from > base64.StdEncoding.EncodedLen(MaxPayload) {
+	if len(dst)-from > base64.StdEncoding.EncodedLen(MaxPayload) && r.Spec.form() == PayloadText {
 		// Mostly escapes. A command may be as long as a message, and then there would be no room for what else is in a reply.
 		spec := r.Spec
 		spec.Form = PayloadBase64

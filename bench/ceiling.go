@@ -218,10 +218,7 @@ func tendCollector() (end func()) {
 	tended.Lock()
 	defer tended.Unlock()
 	if tended.ceilings++; tended.ceilings == 1 {
-		ctx, cancel := context.WithCancel(context.Background())
-		var tending sync.WaitGroup
-		tending.Go(func() { node.TendCollector(ctx) })
-		tended.end = func() { cancel(); tending.Wait() }
+		tended.end = node.TendCollector()
 	}
 	return sync.OnceFunc(func() {
 		tended.Lock()

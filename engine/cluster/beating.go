@@ -158,9 +158,9 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 		return m.lookAgain(brief)
 	}
 	if err != nil {
-		if m.reopening.CompareAndSwap(false, true) { // beside the beats: where there is no leader that is a question without an answer
+		if m.looking.CompareAndSwap(false, true) { // beside the beats: where there is no leader that is a question without an answer
 			m.work.Go(func() {
-				defer m.reopening.Store(false)
+				defer m.looking.Store(false)
 				if err := m.reopen(ctx); err != nil && ctx.Err() == nil {
 					m.o.OnTrouble(err)
 				}

@@ -34,15 +34,13 @@ type Member struct {
 	revision uint64       // of the member's key, as it wrote it last; of run, then of Leave
 	putAt    atomic.Int64 // when a beat was stored last, by the monotonic clock
 	echoAt   atomic.Int64 // when one came back by the watch last, or the watch began
+	looking  atomic.Bool  // whether the bucket is still there
 	kick     chan struct{}
-
-	reopening atomic.Bool // the bucket is looked for
-
-	renewed chan struct{} // the bucket may be another one
-	views   chan View
-	stop    context.CancelFunc
-	work    sync.WaitGroup
-	done    chan struct{} // closed behind views, when work has ended
+	renewed  chan struct{} // the bucket may be another one
+	views    chan View
+	stop     context.CancelFunc
+	work     sync.WaitGroup
+	done     chan struct{} // closed behind views, when work has ended
 
 	mu        sync.Mutex
 	roster    *roster

@@ -124,7 +124,6 @@ func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partit
 	by := s.by
 	s.deposed = time.Now()
 	if err := streams.StepDown(slow.silent[by], name, to); err != nil {
-		s.deposed = time.Time{}
 		n.log.Warn("a slow nats-server was not asked to lead a stream no longer", "stream", name, "server", by, "error", err)
 		return
 	}

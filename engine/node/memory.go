@@ -30,27 +30,37 @@ func collectorSet() bool {
 	return set
 }
 
-// TendCollector has this process collected as one that is a node's alone (OwnProcess) until ctx ends, and then as before. It is for
+// TendCollector has this process collected as one that is a node's alone (OwnProcess) until end, and then as before. It is for
 // what a node is measured beside, and gives back no memory. Where the environment sets GOGC it does nothing. One at
 // a time: each ends with the percentage that it found.
-func TendCollector(ctx context.Context) {
+func TendCollector() (end func()) {
 	if collectorSet() {
-		return
+		return func() {}
 	}
 	live := []metrics.Sample{{Name: heapLive}}
-	metrics.Read(live)
-	before := debug.SetGCPercent(gcPercent(live[0].Value.Uint64()))
-	defer debug.SetGCPercent(before)
-	t := time.NewTicker(memoryLook)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	fit := func() (before int) {
 		metrics.Read(live)
-		debug.SetGCPercent(gcPercent(live[0].Value.Uint64()))
+		return debug.SetGCPercent(gcPercent(live[0].Value.Uint64()))
+	}
+	before := fit()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		t := time.NewTicker(memoryLook)
+		defer t.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-t.C:
+				fit()
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-stopped
+		debug.SetGCPercent(before)
 	}
 }
 

@@ -1,11 +1,9 @@
 package node
 
 import (
-	"context"
 	"os"
 	"runtime/metrics"
 	"testing"
-	"time"
 )
 
 // The room is of one size, whatever the heap's, between half of a large one and eight times a small one.
@@ -49,24 +47,11 @@ func TestTendCollector(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			TendCollector(ctx)
-		}()
-		if set {
-			<-ended // at once
-		} else {
-			for deadline := time.Now().Add(time.Minute); percent() == before && time.Now().Before(deadline); {
-				time.Sleep(time.Millisecond)
-			}
-			if got := percent(); got == before || got < roomLeast || got > roomMost {
-				t.Errorf("%d %% while it is tended", got)
-			}
+		end := TendCollector()
+		if got := percent(); (got == before) != set || !set && (got < roomLeast || got > roomMost) {
+			t.Errorf("set in the environment %t: %d %% while it is tended, %d before", set, got, before)
 		}
-		cancel()
-		<-ended
+		end()
 		if got := percent(); got != before {
 			t.Errorf("set in the environment %t: %d %% afterwards, want %d", set, got, before)
 		}
