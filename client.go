@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"iter"
 	"net"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,7 +29,7 @@ const (
 	headerServiceErrorCode = "Nats-Service-Error-Code"
 )
 
-// Client asks a Carillon service over NATS. It keeps nothing but the connection, and any number of
+// Client asks a Carillon service over NATS. It keeps the connection, and a count for the names of its commands. Any number of
 // goroutines may use it.
 //
 // Its calls return an *Error for every refusal, to be told apart with errors.Is:
@@ -42,6 +44,9 @@ type Client struct {
 	nc      *nats.Conn
 	names   Names
 	timeout time.Duration
+
+	name     string // of this client, random
+	commands atomic.Uint64
 }
 
 // ClientOption changes a default of Connect.
@@ -55,7 +60,7 @@ func WithTimeout(d time.Duration) ClientOption { return func(c *Client) { c.time
 
 // Connect makes a client on a connection, which stays the caller's to close.
 func Connect(nc *nats.Conn, options ...ClientOption) *Client {
-	c := &Client{nc: nc, names: DefaultNames(), timeout: DefaultTimeout}
+	c := &Client{nc: nc, names: DefaultNames(), timeout: DefaultTimeout, name: rand.Text()[:16]}
 	for _, o := range options {
 		o(c)
 	}
@@ -96,8 +101,14 @@ func FirePayload(payload []byte, form PayloadForm) CommandOption {
 	return func(o *commandOptions) { o.payload, o.form, o.payloaded = payload, form, true }
 }
 
-func optionsOf(options []CommandOption) commandOptions {
-	o := commandOptions{request: rand.Text()}
+// newRequest names a command. The service keeps it with the job, and what the names of a client have in common up to their last
+// dash, once for all of them.
+func (c *Client) newRequest() string {
+	return c.name + "-" + strconv.FormatUint(c.commands.Add(1), 36)
+}
+
+func (c *Client) optionsOf(options []CommandOption) commandOptions {
+	o := commandOptions{request: c.newRequest()}
 	for _, set := range options {
 		set(&o)
 	}
@@ -110,7 +121,7 @@ func optionsOf(options []CommandOption) commandOptions {
 // Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule and CodeInvalidZone;
 // CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
 func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
-	o := optionsOf(options)
+	o := c.optionsOf(options)
 	if err := CheckJobID(job.ID); err != nil {
 		return JobReply{}, err
 	}
@@ -134,7 +145,7 @@ func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
 //
 // Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
 func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
-	o := optionsOf(options)
+	o := c.optionsOf(options)
 	if err := CheckJobID(id); err != nil {
 		return JobReply{}, err
 	}
@@ -166,7 +177,7 @@ func (c *Client) Resume(ctx context.Context, id string, options ...CommandOption
 }
 
 func (c *Client) change(ctx context.Context, verb Verb, id string, options []CommandOption) (JobReply, error) {
-	o := optionsOf(options)
+	o := c.optionsOf(options)
 	return c.askJob(ctx, verb, id, AppendCondition(nil, o.ifVersion), o.request, !o.once)
 }
 
@@ -176,7 +187,7 @@ func (c *Client) change(ctx context.Context, verb Verb, id string, options []Com
 // Errors: CodeInvalidJobID, CodeNotFound, CodePayloadTooLarge, CodeInvalidJSON for a payload said to be
 // JSON.
 func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
-	o := optionsOf(options)
+	o := c.optionsOf(options)
 	var body []byte
 	if o.payloaded {
 		job := Job{Payload: o.payload, Form: o.form}
@@ -249,7 +260,7 @@ func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r Selection
 	if err != nil {
 		return r, err
 	}
-	reply, _, err := c.ask(ctx, request{subject: c.names.API(verb, ""), body: body, id: rand.Text(), within: selectionTimeout})
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(verb, ""), body: body, id: c.newRequest(), within: selectionTimeout})
 	if err != nil {
 		return r, err
 	}

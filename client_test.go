@@ -141,6 +141,24 @@ func TestClientPut(t *testing.T) {
 	}
 }
 
+// No two commands have one name, be they of one client or of two; a client's begin alike, since a service keeps that once.
+func TestCommandsAreNamed(t *testing.T) {
+	seen := make(map[string]bool)
+	for range 2 {
+		c := Connect(nil)
+		for range 100 {
+			name := c.newRequest()
+			if seen[name] {
+				t.Fatalf("%s is the name of two commands", name)
+			}
+			seen[name] = true
+			if !strings.HasPrefix(name, c.name+"-") {
+				t.Errorf("%s does not begin with the client's name %s", name, c.name)
+			}
+		}
+	}
+}
+
 func TestClientVerbs(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)

@@ -2,10 +2,11 @@ package engine
 
 import "github.com/cespare/xxhash/v2"
 
-// frames keeps once what the specs of many jobs say alike: topic and headers in front of the payload; schedule, zone, owner and
-// labels behind it. A job then has its payload, and the numbers that stand next to that.
+// frames keeps once what many texts say alike. Of jobs' specs that is topic and headers in front of the payload, what is between
+// payload and start, and schedule, zone, owner and labels behind that: a job has its payload, its start, and the number of its frame.
+// Of requests it is what a client's begin with.
 //
-// A spec's ends become a frame when they come for the second time of late: jobs that have nothing in common with
+// What a text has beside its own becomes a frame when it comes for the second time of late: jobs that have nothing in common with
 // others, such as one-shots with a time each, get none, and pay nothing for it.
 type frames struct {
 	byEnds map[string]frameRef
@@ -15,25 +16,29 @@ type frames struct {
 	ends   []byte
 }
 
-// frame is the two ends of some jobs' specs.
+// frame is what some jobs' texts have around their own, in one string.
 type frame struct {
-	ends  string
-	front int // length of the first
-	jobs  int // 0: free
+	ends   string
+	middle int // where it begins, and
+	back   int // where what follows the start does
+	jobs   int // 0: free
 }
 
 // frameRef is a place among the frames; 0 is none.
 type frameRef uint32
 
-// framed is a spec in parts.
+// framed is a text in parts. One without a frame is all own.
 type framed struct {
 	front  string
-	middle []byte
+	own    []byte // of a spec: the payload, with its length
+	middle string
+	start  []byte
 	back   string
 }
 
 func (s *framed) append(b []byte) []byte {
-	return append(append(append(b, s.front...), s.middle...), s.back...)
+	b = append(append(b, s.front...), s.own...)
+	return append(append(append(b, s.middle...), s.start...), s.back...)
 }
 
 func (x *frames) init() {
@@ -41,24 +46,53 @@ func (x *frames) init() {
 	x.all = make([]frame, 1)
 }
 
-// acquire returns the frame that a spec fits into, and what is not in it.
-func (x *frames) acquire(spec []byte) (ref frameRef, middle []byte) {
-	front, back, ok := endsOf(spec)
+// acquireSpec returns the frame that a spec fits into, and what is not in it.
+func (x *frames) acquireSpec(spec []byte) (ref frameRef, payload, start []byte) {
+	at, ok := cutsOf(spec)
 	if !ok {
-		return 0, spec
+		return 0, spec, nil
 	}
-	x.ends = append(append(x.ends[:0], spec[:front]...), spec[back:]...)
+	x.ends = append(append(append(x.ends[:0], spec[:at.payload]...), spec[at.middle:at.start]...), spec[at.back:]...)
+	middle := at.payload
+	if ref = x.acquire(middle, middle+at.start-at.middle); ref == 0 {
+		return 0, spec, nil
+	}
+	return ref, spec[at.payload:at.middle], spec[at.start:at.back]
+}
+
+// clientLeast is what requests must have in common to be worth a frame.
+const clientLeast = 8
+
+// acquireRequest returns the frame of a request's client, and what is not in it. A client names itself up to the last dash, and
+// counts behind it.
+func acquireRequest[T ~string | ~[]byte](x *frames, request T) (ref frameRef, own T) {
+	n := len(request)
+	for n > 0 && request[n-1] != '-' {
+		n--
+	}
+	if n < clientLeast {
+		return 0, request
+	}
+	x.ends = append(x.ends[:0], request[:n]...)
+	if ref = x.acquire(n, n); ref == 0 {
+		return 0, request
+	}
+	return ref, request[n:]
+}
+
+// acquire returns the frame whose ends x.ends has, 0 if it is not worth one.
+func (x *frames) acquire(middle, back int) frameRef {
 	ref, known := x.byEnds[string(x.ends)]
 	if !known {
 		h := xxhash.Sum64(x.ends)
 		if last := &x.late[h%uint64(len(x.late))]; *last != uint32(h>>32) {
 			*last = uint32(h >> 32)
-			return 0, spec
+			return 0
 		}
-		ref = x.add(frame{ends: string(x.ends), front: front})
+		ref = x.add(frame{ends: string(x.ends), middle: middle, back: back})
 	}
 	x.all[ref].jobs++
-	return ref, spec[front:back]
+	return ref
 }
 
 func (x *frames) add(f frame) (ref frameRef) {
@@ -88,25 +122,32 @@ func (x *frames) release(ref frameRef) {
 	x.free = append(x.free, ref)
 }
 
-// frame returns a spec in its parts.
-func (x *frames) frame(ref frameRef, middle []byte) framed {
+// framed puts a text's own in its frame.
+func (x *frames) framed(ref frameRef, own, start []byte) framed {
 	f := &x.all[ref]
-	return framed{front: f.ends[:f.front], middle: middle, back: f.ends[f.front:]}
+	return framed{front: f.ends[:f.middle], own: own, middle: f.ends[f.middle:f.back], start: start, back: f.ends[f.back:]}
 }
 
-// endsOf says where the first end of a spec ends, and where the second begins.
-func endsOf(spec []byte) (front, back int, ok bool) {
+// cuts are where parts of a spec begin.
+type cuts struct{ payload, middle, start, back int }
+
+func cutsOf(spec []byte) (at cuts, ok bool) {
 	d := decoder{b: spec}
+	here := func() int { return len(spec) - len(d.b) }
 	d.byte()  // version
 	d.bytes() // topic
 	d.bytes() // header lines
-	front = len(spec) - len(d.b)
-	d.bytes() // payload
+	at.payload = here()
+	d.bytes()
+	at.middle = here()
 	for range 5 {
 		d.byte()
 	}
-	for range 4 { // most fires, spread, expires, start
+	for range 3 { // most fires, spread, expires
 		d.uvarint()
 	}
-	return front, len(spec) - len(d.b), d.err == nil
+	at.start = here()
+	d.uvarint()
+	at.back = here()
+	return at, d.err == nil
 }

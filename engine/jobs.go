@@ -91,6 +91,7 @@ type jobTable struct {
 
 	texts texts
 	whole []byte // the last spec that was asked for
+	asked []byte // and the last request
 	rares []rare // from 1
 	spare []uint32
 	exprs exprs
@@ -104,7 +105,8 @@ func (t *jobTable) init() {
 	t.sorted = btree.NewG(64, func(a, b uint32) bool { return bytes.Compare(t.idAt(a), t.idAt(b)) < 0 })
 	t.rares = make([]rare, 1)
 	t.exprs.init()
-	t.texts.frames.init()
+	t.texts.specs.init()
+	t.texts.clients.init()
 }
 
 func (t *jobTable) idAt(slot uint32) []byte {
@@ -116,14 +118,19 @@ func (t *jobTable) idAt(slot uint32) []byte {
 
 func (t *jobTable) fixed(j *job) fixed { return t.texts.fixed(j.text) }
 
-// id and request are where the table has them: to be read before the job changes.
+// id is where the table has it: to be read before the job changes.
 func (t *jobTable) id(j *job) []byte { return t.texts.id(j.text) }
 
-func (t *jobTable) request(j *job) []byte { _, _, request, _ := t.texts.get(j.text); return request }
+// request is valid until the next call.
+func (t *jobTable) request(j *job) []byte {
+	r := t.texts.request(j.text)
+	t.asked = r.append(t.asked[:0])
+	return t.asked
+}
 
 // spec is valid until the next call.
 func (t *jobTable) spec(j *job) []byte {
-	_, _, _, s := t.texts.get(j.text)
+	_, _, s := t.texts.get(j.text)
 	t.whole = s.append(t.whole[:0])
 	return t.whole
 }

@@ -218,7 +218,7 @@ func (m *Machine) emitForced(j *job, f *forcedFire) {
 
 // copied is what an output takes along of its job, which may be another by the time it is published.
 func (m *Machine) copied(j *job) (id string, version uint64, s spec) {
-	from, f, _, rest := m.jobs.texts.get(j.text)
+	from, f, rest := m.jobs.texts.get(j.text)
 	m.text = rest.append(append(m.text[:0], from...))
 	both := string(m.text)
 	return both[:len(from)], f.version, spec(both[len(from):])

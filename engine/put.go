@@ -140,8 +140,9 @@ func (m *Machine) checkVersion(id string, j *job, ifVersion *uint64) *carillon.E
 
 // remember keeps the request id of the last applied command, so that its retry is known.
 func (m *Machine) remember(slot uint32, j *job, request string) {
-	if _, f, before, s := m.jobs.texts.get(j.text); string(before) != request {
+	if string(m.jobs.request(j)) != request {
 		m.touch(slot)
+		_, f, s := m.jobs.texts.get(j.text)
 		m.spec = s.append(m.spec[:0])
 		m.jobs.write(j, f, request, m.spec)
 	}

@@ -144,8 +144,8 @@ type stored struct {
 
 // appendRow appends a job's row.
 func (m *Machine) appendRow(b []byte, j *job) row {
-	id, f, request, _ := m.jobs.texts.get(j.text)
-	return appendRow(b, j, &f, m.jobs.has(j), id, request)
+	f := m.jobs.fixed(j)
+	return appendRow(b, j, &f, m.jobs.has(j), m.jobs.id(j), m.jobs.request(j))
 }
 
 // appendRow is the inverse of decodeRow.

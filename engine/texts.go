@@ -6,8 +6,8 @@ import (
 )
 
 // texts holds what a job has of bytes: its id, what is fixed while it keeps its version, the request of its last command and
-// its spec. They lie in pages without pointers, so that a million jobs are as little work for the garbage collector as none,
-// and cost no more than their length and half a unit each.
+// its spec; what many have alike of the last two is kept once (frames). They lie in pages without pointers, so that a million
+// jobs are as little work for the garbage collector as none, and cost no more than their length and half a unit each.
 //
 // Freed cells are used again for texts of their own size only: sizes of jobs seldom differ much over time,
 // and nothing has to be moved.
@@ -15,12 +15,13 @@ type texts struct {
 	pages [][]byte
 	next  int                     // unused units of the last page begin here
 	free  [smallUnits + 1]textRef // first free cell of each size; its first bytes are the next one's ref
-	large [][]byte                // texts of more than smallUnits; nil: free
+	large [][]byte                // texts of more than smallUnits, or for which no page is left; nil: free
 	gaps  []textRef               // free places in large
 	bytes int                     // in use
 
 	largest int // of all that ever came, in bytes, with its frame
-	frames  frames
+	specs   frames
+	clients frames // of requests
 }
 
 // textRef names a text: the number of its first unit in the pages or, with largeRef, its place in large. 0
@@ -28,10 +29,11 @@ type texts struct {
 type textRef uint32
 
 const (
-	unit       = 8       // bytes
-	pageUnits  = 1 << 17 // 1 MiB
-	smallUnits = 512     // 4 KiB
+	unit       = 4       // bytes
+	pageUnits  = 1 << 16 // 256 KiB
+	smallUnits = 1024    // 4 KiB
 	largeRef   = 1 << 31
+	pagesMost  = largeRef / pageUnits // 8 GiB
 )
 
 // fixed is what stays as it is while a job keeps its version. It is needed with the texts, or seldom, so it lies with them.
@@ -74,21 +76,30 @@ func cutUvarint(b []byte) (v uint64, rest []byte) {
 	return v, b[n:]
 }
 
-// addText stores a text: its parts, the strings each after its length, and the spec without its frame.
+// addText stores a text: the id and what is fixed, then request and spec, of each the number of its frame and what is not in it.
 func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []byte) textRef {
-	frame, rest := t.frames.acquire(spec)
-	var buffer [fixedMax + binary.MaxVarintLen32]byte
+	client, count := acquireRequest(&t.clients, request)
+	frame, payload, start := t.specs.acquireSpec(spec)
+	var buffer [fixedMax + 2*binary.MaxVarintLen32]byte
 	head := f.append(buffer[:0])
+	head = binary.AppendUvarint(head, uint64(client))
 	n := len(head)
 	head = binary.AppendUvarint(head, uint64(frame))
-	size := textSize(len(id)) + len(head) + textSize(len(request)) + textSize(len(rest))
-	t.largest = max(t.largest, size+len(spec)-len(rest))
+	size := textSize(len(id)) + len(head) + textSize(len(count)) + len(payload) + len(start)
+	if frame == 0 {
+		size += textSize(len(spec)) - len(spec)
+	}
+	t.largest = max(t.largest, size+len(request)-len(count)+len(spec)-len(payload)-len(start))
 	ref, b := t.alloc(size)
 	b = appendString(b[:0], id)
 	b = append(b, head[:n]...)
-	b = appendString(b, request)
+	b = appendString(b, count)
 	b = append(b, head[n:]...)
-	appendString(b, rest)
+	if frame == 0 {
+		appendString(b, spec)
+	} else {
+		_ = append(append(b, payload...), start...)
+	}
 	return ref
 }
 
@@ -101,15 +112,7 @@ func (t *texts) alloc(size int) (textRef, []byte) {
 	units := (size + unit - 1) / unit
 	t.bytes += units * unit
 	if units > smallUnits {
-		b := make([]byte, size)
-		if n := len(t.gaps); n > 0 {
-			ref := t.gaps[n-1]
-			t.gaps = t.gaps[:n-1]
-			t.large[ref&^largeRef] = b
-			return ref, b
-		}
-		t.large = append(t.large, b)
-		return textRef(len(t.large)-1) | largeRef, b
+		return t.allocLarge(size)
 	}
 	if ref := t.free[units]; ref != 0 {
 		b := t.cell(ref, units)
@@ -117,6 +120,9 @@ func (t *texts) alloc(size int) (textRef, []byte) {
 		return ref, b
 	}
 	if len(t.pages) == 0 || t.next+units > pageUnits {
+		if len(t.pages) == pagesMost {
+			return t.allocLarge(size)
+		}
 		t.pages = append(t.pages, make([]byte, pageUnits*unit))
 		t.next = 0
 		if len(t.pages) == 1 {
@@ -128,6 +134,18 @@ func (t *texts) alloc(size int) (textRef, []byte) {
 	return ref, t.cell(ref, units)
 }
 
+func (t *texts) allocLarge(size int) (textRef, []byte) {
+	b := make([]byte, size)
+	if n := len(t.gaps); n > 0 {
+		ref := t.gaps[n-1]
+		t.gaps = t.gaps[:n-1]
+		t.large[ref&^largeRef] = b
+		return ref, b
+	}
+	t.large = append(t.large, b)
+	return textRef(len(t.large)-1) | largeRef, b
+}
+
 func (t *texts) cell(ref textRef, units int) []byte {
 	from := int(ref%pageUnits) * unit
 	to := from + units*unit
@@ -136,8 +154,9 @@ func (t *texts) cell(ref textRef, units int) []byte {
 
 // remove gives a text's memory back. What get returned of it must not be used any more.
 func (t *texts) remove(ref textRef) {
-	size, frame := t.measure(ref)
-	t.frames.release(frame)
+	size, client, frame := t.measure(ref)
+	t.clients.release(client)
+	t.specs.release(frame)
 	units := (size + unit - 1) / unit
 	t.bytes -= units * unit
 	if ref&largeRef != 0 {
@@ -149,25 +168,31 @@ func (t *texts) remove(ref textRef) {
 	t.free[units] = ref
 }
 
-// measure returns the length of a text, and its spec's frame.
-func (t *texts) measure(ref textRef) (size int, frame frameRef) {
+// measure returns the length of a text, and its frames.
+func (t *texts) measure(ref textRef) (size int, client, frame frameRef) {
 	b := t.at(ref)
 	_, rest := cutText(b)
 	_, rest = cutFixed(rest)
-	_, rest = cutText(rest)
-	n, rest := cutUvarint(rest)
-	_, rest = cutText(rest)
-	return len(b) - len(rest), frameRef(n)
+	client, _, rest = cutRequest(rest)
+	frame, _, _, rest = cutSpec(rest)
+	return len(b) - len(rest), client, frame
 }
 
-// get returns the parts of a text, where they lie: they are the caller's to read until the text is removed.
-func (t *texts) get(ref textRef) (id []byte, f fixed, request []byte, s framed) {
+// get returns id and spec of a text, where they lie: they are the caller's to read until the text is removed.
+func (t *texts) get(ref textRef) (id []byte, f fixed, s framed) {
 	id, b := cutText(t.at(ref))
 	f, b = cutFixed(b)
-	request, b = cutText(b)
-	frame, b := cutUvarint(b)
-	middle, _ := cutText(b)
-	return id, f, request, t.frames.frame(frameRef(frame), middle)
+	_, _, b = cutRequest(b)
+	frame, own, start, _ := cutSpec(b)
+	return id, f, t.specs.framed(frame, own, start)
+}
+
+// request returns that part alone.
+func (t *texts) request(ref textRef) framed {
+	_, b := cutText(t.at(ref))
+	_, b = cutFixed(b)
+	client, own, _ := cutRequest(b)
+	return t.clients.framed(client, own, nil)
 }
 
 // id returns the first part alone.
@@ -205,4 +230,23 @@ func cutText(b []byte) (part, rest []byte) {
 	}
 	end := size + int(n)
 	return b[size:end:end], b[end:]
+}
+
+func cutRequest(b []byte) (client frameRef, own, rest []byte) {
+	n, b := cutUvarint(b)
+	own, rest = cutText(b)
+	return frameRef(n), own, rest
+}
+
+// cutSpec takes off a payload with its length, and a start; without a frame, the whole.
+func cutSpec(b []byte) (frame frameRef, own, start, rest []byte) {
+	n, b := cutUvarint(b)
+	own, rest = cutText(b)
+	if n == 0 {
+		return 0, own, nil, rest
+	}
+	own = b[: len(b)-len(rest) : len(b)-len(rest)]
+	b = rest
+	_, rest = cutUvarint(b)
+	return frameRef(n), own, b[: len(b)-len(rest) : len(b)-len(rest)], rest
 }

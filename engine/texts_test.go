@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unsafe"
@@ -38,6 +39,10 @@ func TestJobTableIsAMap(t *testing.T) {
 			length := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(4000, 4200), rapid.IntRange(100_000, 130_000)).Draw(t, "length")
 			return strings.Repeat(rapid.StringMatching("[a-z]").Draw(t, "letter"), length)
 		})
+		anyRequest := rapid.OneOf(text, rapid.Custom(func(t *rapid.T) string {
+			client := rapid.SampledFrom([]string{"X5OODMZHH7DCJZUX-", "1234567-", "123456-", "-", ""}).Draw(t, "client")
+			return client + rapid.StringMatching("-?[0-9a-z]{0,4}").Draw(t, "count")
+		}))
 		anySpec := rapid.Custom(func(t *rapid.T) []byte {
 			if !rapid.Bool().Draw(t, "real") {
 				return []byte(text.Draw(t, "junk"))
@@ -54,7 +59,7 @@ func TestJobTableIsAMap(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"put": func(t *rapid.T) {
 				id := id.Draw(t, "id")
-				c := content{request: text.Draw(t, "request"), spec: anySpec.Draw(t, "spec")}
+				c := content{request: anyRequest.Draw(t, "request"), spec: anySpec.Draw(t, "spec")}
 				want := carillon.Job{Schedule: rapid.SampledFrom([]string{"", "@in 1s", "@every 1s", "@every 2s", "@hourly"}).Draw(t, "schedule")}
 				want.MaxFires = rapid.Uint64Range(0, 1).Draw(t, "max")
 				expr, err := table.exprs.parse(&want)
@@ -226,7 +231,7 @@ func TestFrames(t *testing.T) {
 		table.add(fmt.Sprintf("same-%d", i), fixed{}, "", spec("renewals", i))
 		table.add(fmt.Sprintf("other-%d", i), fixed{}, "", spec(fmt.Sprintf("topic-%d", i), i))
 	}
-	frames := &table.texts.frames
+	frames := &table.texts.specs
 	if n := len(frames.byEnds); n != 1 {
 		t.Errorf("%d frames", n)
 	}
@@ -241,6 +246,68 @@ func TestFrames(t *testing.T) {
 	}
 	if len(frames.byEnds) != 0 || len(frames.free) != 1 || table.texts.bytes != 0 {
 		t.Errorf("without jobs there are %d frames, and %d bytes of texts", len(frames.byEnds), table.texts.bytes)
+	}
+}
+
+// What the requests of a client begin with is kept once, and as long as a job has one of them.
+func TestRequestsOfAClient(t *testing.T) {
+	var table jobTable
+	table.init()
+	request := func(i int) string { return fmt.Sprint("X5OODMZHH7DCJZUX-", i) }
+	for i := range 1000 {
+		table.add(fmt.Sprint("job-", i), fixed{}, request(i), nil)
+		table.add(fmt.Sprint("other-", i), fixed{}, fmt.Sprintf("%016d-1", i), nil)
+	}
+	clients := &table.texts.clients
+	if n := len(clients.byEnds); n != 1 {
+		t.Errorf("%d clients have a frame, of one that comes again", n)
+	}
+	for i := range 1000 {
+		slot, j := table.find(fmt.Sprint("job-", i))
+		if got := table.request(j); string(got) != request(i) {
+			t.Fatalf("the request is %q, want %q", got, request(i))
+		}
+		table.remove(slot)
+	}
+	if len(clients.byEnds) != 0 || len(clients.free) != 1 {
+		t.Errorf("without a job of theirs there are %d frames of clients", len(clients.byEnds))
+	}
+}
+
+// A recurring job as the Go client puts it, with a ten-byte id and a start of its own, takes this much of the pages beyond its
+// payload: id 11, fixed 14, request 5 or 6, frames 2, length of the payload 2, start 6.
+func TestTextsOfARecurringJob(t *testing.T) {
+	const n, payload = 10_000, 200
+	var table jobTable
+	table.init()
+	for i := range n {
+		spec := encodeSpec(&carillon.Job{Topic: "renewals", Schedule: "@every 24h", Payload: bytes.Repeat([]byte("x"), payload), Start: fromMilli(1_800_000_000_000 + int64(i))})
+		f := fixed{order: 100_000 + uint64(i), version: 1, accepted: 1_800_000_000_000, put: 100_000 + uint64(i)}
+		table.add(fmt.Sprintf("job-%06d", i), f, fmt.Sprintf("X5OODMZHH7DCJZUX-%s", strconv.FormatUint(uint64(i), 36)), spec)
+	}
+	if each := float64(table.texts.bytes)/n - payload; each > 41 {
+		t.Errorf("%.1f bytes a job", each)
+	}
+}
+
+// A table whose pages have all the places that a ref can name goes on, with texts that stand alone.
+func TestTextsBeyondTheLastPage(t *testing.T) {
+	var table jobTable
+	table.init()
+	table.texts.pages = make([][]byte, pagesMost) // as if they were full
+	table.texts.next = pageUnits
+	for i := range 10 {
+		table.add(fmt.Sprint("job-", i), fixed{order: uint64(i)}, "", fmt.Append(nil, i))
+	}
+	for i := range 10 {
+		slot, j := table.find(fmt.Sprint("job-", i))
+		if j == nil || table.fixed(j).order != uint64(i) || string(table.spec(j)) != fmt.Sprint(i) {
+			t.Fatalf("job %d is not what was added", i)
+		}
+		table.remove(slot)
+	}
+	if n := table.texts.bytes; n != 0 || len(table.texts.pages) != pagesMost {
+		t.Errorf("%d bytes and %d pages without jobs", n, len(table.texts.pages))
 	}
 }
 

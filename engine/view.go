@@ -25,7 +25,7 @@ func (m *Machine) Job(id string) (carillon.JobReply, bool) {
 }
 
 func (m *Machine) view(j *job) carillon.JobReply {
-	id, f, _, s := m.jobs.texts.get(j.text)
+	id, f, s := m.jobs.texts.get(j.text)
 	want, err := decodeSpec(s.append(nil))
 	if err != nil {
 		panic(err) // the machine encoded it, and jobs are checked when they come into memory
