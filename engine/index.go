@@ -13,7 +13,8 @@ import (
 // is taken pushes what comes behind. So cells stand in the order of hashes, in runs without a gap from where they belong, and
 // a search, too, ends at the first greater hash.
 type index struct {
-	directory []*segment // by the first bits of a hash; segments of fewer bits are there more than once
+	directory []uint32  // of segments, by the first bits of a hash; those of fewer bits are there more than once
+	segments  []segment // together: a small object each, they kept most of a page of the heap for themselves
 	bits      uint8
 	n         int
 }
@@ -29,13 +30,16 @@ type cell struct {
 	slot uint32 // + 1; 0: free
 }
 
-// segmentMax cells are split: in some 5 µs. Not more, as an insertion waits for it; not fewer, as each segment, and its place in
-// the directory, takes 48 bytes.
+// segmentMax cells are split: in some 5 µs. Not more, as an insertion waits for it; not fewer, as each segment, and its places in
+// the directory, take some 48 bytes.
 const segmentMax = 1024
 
-func newIndex() index { return index{directory: []*segment{{}}} }
+func newIndex() index { return index{directory: []uint32{0}, segments: make([]segment, 1)} }
 
-func (x *index) segment(hash uint32) *segment { return x.directory[uint64(hash)<<x.bits>>32] }
+// segment is valid until the next split.
+func (x *index) segment(hash uint32) *segment {
+	return &x.segments[x.directory[uint64(hash)<<x.bits>>32]]
+}
 
 // slots yields those of a hash. Nothing must change meanwhile.
 func (x *index) slots(hash uint32) iter.Seq[uint32] {
@@ -53,7 +57,7 @@ func (x *index) slots(hash uint32) iter.Seq[uint32] {
 func (x *index) insert(hash, slot uint32) {
 	x.n++
 	s := x.segment(hash)
-	if s.n >= segmentMax && x.split(s, hash) {
+	if s.n >= segmentMax && x.split(hash) {
 		s = x.segment(hash)
 	}
 	if s.n >= len(s.cells)-len(s.cells)/8 {
@@ -80,14 +84,16 @@ func (x *index) remove(hash, slot uint32) {
 
 // split makes two segments of the one of a hash, unless the directory is much larger than so many jobs need: ids whose hashes
 // are alike, which can be made, would have it doubled again and again. Then the segment grows.
-func (x *index) split(s *segment, hash uint32) bool {
+func (x *index) split(hash uint32) bool {
+	at := x.directory[uint64(hash)<<x.bits>>32]
+	s := x.segments[at]
 	if s.bits == x.bits {
 		if len(x.directory) > 8*(1+x.n/segmentMax) {
 			return false
 		}
-		twice := make([]*segment, 0, 2*len(x.directory))
-		for _, s := range x.directory {
-			twice = append(twice, s, s)
+		twice := make([]uint32, 0, 2*len(x.directory))
+		for _, at := range x.directory {
+			twice = append(twice, at, at)
 		}
 		x.directory = twice
 		x.bits++
@@ -96,8 +102,9 @@ func (x *index) split(s *segment, hash uint32) bool {
 	if middle < 0 {
 		middle = len(s.cells)
 	}
-	halves := [2]*segment{{cells: s.cells[:middle], bits: s.bits + 1}, {cells: s.cells[middle:], bits: s.bits + 1}}
-	for _, half := range halves {
+	halves := [2]segment{{cells: s.cells[:middle], bits: s.bits + 1}, {cells: s.cells[middle:], bits: s.bits + 1}}
+	for i := range halves {
+		half := &halves[i]
 		for _, c := range half.cells {
 			if c.slot != 0 {
 				half.n++
@@ -105,10 +112,13 @@ func (x *index) split(s *segment, hash uint32) bool {
 		}
 		half.resize(roomFor(half.n))
 	}
+	second := uint32(len(x.segments))
+	x.segments[at] = halves[0]
+	x.segments = append(x.segments, halves[1])
 	each := 1 << (x.bits - s.bits - 1)
-	first := int(uint64(hash)<<s.bits>>32) * 2 * each
-	for i := range 2 * each {
-		x.directory[first+i] = halves[i/each]
+	first := int(uint64(hash)<<s.bits>>32)*2*each + each
+	for i := range each {
+		x.directory[first+i] = second
 	}
 	return true
 }

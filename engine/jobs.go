@@ -76,7 +76,7 @@ type rare struct {
 const none = math.MaxInt64
 
 const (
-	chunkBits  = 12
+	chunkBits  = 10
 	chunkSlots = 1 << chunkBits
 )
 
@@ -97,12 +97,16 @@ type jobTable struct {
 	exprs exprs
 }
 
+// orderDegree makes nodes of some thousand slots. With 64 it was as fast, and each of 16,000 small nodes kept a page of the heap for
+// itself, near enough: 5 MB with a million jobs.
+const orderDegree = 2048
+
 // probeSlot is no job: it lets the tree be searched for an id that has no slot.
 const probeSlot = math.MaxUint32
 
 func (t *jobTable) init() {
 	t.byHash = newIndex()
-	t.sorted = btree.NewG(64, func(a, b uint32) bool { return bytes.Compare(t.idAt(a), t.idAt(b)) < 0 })
+	t.sorted = btree.NewG(orderDegree, func(a, b uint32) bool { return bytes.Compare(t.idAt(a), t.idAt(b)) < 0 })
 	t.rares = make([]rare, 1)
 	t.exprs.init()
 	t.texts.specs.init()

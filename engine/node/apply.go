@@ -43,6 +43,9 @@ type batch struct {
 	bytes   []byte
 }
 
+// batchKept is how many bytes a batch keeps for the next one in any case.
+const batchKept = 256 << 10
+
 // deliver carries out all that has arrived: one fsync for all of it, then one record after the other.
 func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	b.records, b.stored, b.bytes = b.records[:0], b.stored[:0], b.bytes[:0]
@@ -84,6 +87,10 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	n.reached.told(last)
 	n.bell.ring()
 	ring(n.delivered)
+	clear(b.records) // what they hold of messages is let go
+	if cap(b.bytes) > batchKept && len(b.bytes) < batchKept/8 {
+		b.bytes = nil // of a burst that is over
+	}
 	return nil
 }
 
