@@ -28,9 +28,9 @@ type Options struct {
 	CacheBytes int64
 
 	// MemTableBytes is the size of a memtable, 4 MiB by default. Why not larger: Pebble keeps one to use again, so two stand
-	// in memory for good, and with 16 MiB a log was no faster; with ProfileTable most bytes come by Ingest, past it, and an
-	// Ingest waits for its flush. Why not smaller: each flush is a file in level 0, and at 30 MB/s of records there are
-	// seven a second.
+	// in memory for good, and with 16 MiB a log was no faster. Why not smaller: each flush is a file in level 0, and at 30
+	// MB/s of records there are seven a second. With ProfileTable it is 2 MiB: most bytes come by Ingest, past it, and an
+	// Ingest waits for its flush.
 	MemTableBytes uint64
 
 	// AllowLoss opens a store from which synced batches are missing (see LossError) instead of refusing.
@@ -75,9 +75,9 @@ func (o *Options) Validate() error {
 	if o.Profile > ProfileTable {
 		return fmt.Errorf("wal: Options.Profile is %d, must be ProfileLog or ProfileTable", o.Profile)
 	}
-	cache := int64(8 << 20)
+	cache, memTable := int64(8<<20), uint64(4<<20)
 	if o.Profile == ProfileTable {
-		cache = 64 << 20
+		cache, memTable = 64<<20, 2<<20
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = cache
@@ -86,7 +86,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("wal: Options.CacheBytes is %d, must not be negative", o.CacheBytes)
 	}
 	if o.MemTableBytes == 0 {
-		o.MemTableBytes = 4 << 20
+		o.MemTableBytes = memTable
 	}
 	if o.MemTableBytes < minMemTableBytes || o.MemTableBytes > maxMemTableBytes {
 		return fmt.Errorf("wal: Options.MemTableBytes is %d, must be %d to %d",

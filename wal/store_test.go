@@ -258,7 +258,7 @@ func TestTablesDelete(t *testing.T) {
 func TestTableProfile(t *testing.T) {
 	opts := Options{Dir: "db", FS: vfs.NewMem(), Profile: ProfileTable}
 	s := open(t, opts)
-	if s.opts.CacheBytes != 64<<20 || s.opts.MemTableBytes != 4<<20 {
+	if s.opts.CacheBytes != 64<<20 || s.opts.MemTableBytes != 2<<20 {
 		t.Errorf("defaults are %d and %d bytes", s.opts.CacheBytes, s.opts.MemTableBytes)
 	}
 	must(t, s.Log().Append([]Record{{1, []byte("x")}}))

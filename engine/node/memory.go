@@ -90,6 +90,7 @@ func (n *Node) tendMemory(ctx context.Context) {
 		if now.Sub(since) >= idleAfter {
 			if toGive(given, live, free, objects) > idleBytes {
 				debug.FreeOSMemory()
+				trimC()
 			}
 			given = true
 		}
