@@ -112,6 +112,62 @@ func TestChainFitsItsWindow(t *testing.T) {
 	}
 }
 
+// While outputs overtake others that were due before them, three quarters of the window are open; not where messages are confirmed. An event
+// is not due, and overtakes nothing.
+func TestChainHurries(t *testing.T) {
+	const hurried = windowMin * 3 / 4
+	for _, confirms := range []bool{false, true} {
+		c := NewChain()
+		open := func(want int) {
+			t.Helper()
+			if confirms {
+				want = windowMin
+			}
+			if room := c.Room() + len(c.queue); room != want {
+				t.Errorf("%d outputs may be under way, want %d (confirms: %t)", room, want, confirms)
+			}
+		}
+		if confirms {
+			c.Confirm()
+		}
+		c.Resume(0, 0, nil)
+		var number uint64
+		var now int64
+		offer := func(due int64) {
+			number++
+			c.Offer([]Output{{Number: number, Due: due}})
+		}
+		drain := func(ms int64) {
+			for until := now + ms; now < until; now++ {
+				offer(now)
+				for {
+					if _, ok := c.Next(now); !ok {
+						break
+					}
+				}
+				for c.InFlight() > 1 { // never none: this is a drain
+					c.Acked(c.Stored().Seq+1, now)
+				}
+			}
+		}
+		now = 1000
+		offer(now)
+		c.Next(now)
+		c.Acked(1, now) // the first one goes alone where messages are confirmed
+		drain(20 * windowTime)
+		open(windowMin)
+		offer(0)
+		offer(now)
+		open(windowMin)
+		offer(now - 500) // it waits, behind one of high priority that is due now
+		open(hurried)
+		drain(4 * windowTime)
+		open(hurried)
+		drain(20 * windowTime)
+		open(windowMin)
+	}
+}
+
 // A chain whose messages are confirmed one by one: no ids, an ack each, the first one alone, and nothing counts behind
 // an answer that did not come.
 func TestChainConfirms(t *testing.T) {
