@@ -46,6 +46,15 @@ type batch struct {
 // batchKept is how many bytes a batch keeps for the next one in any case.
 const batchKept = 256 << 10
 
+// letGo frees what nobody needs once a batch is carried out: the messages that its records are of, and the bytes of a burst
+// that is over.
+func (b *batch) letGo() {
+	clear(b.records)
+	if cap(b.bytes) > batchKept && len(b.bytes) < batchKept/8 {
+		b.bytes = nil
+	}
+}
+
 // deliver carries out all that has arrived: one fsync for all of it, then one record after the other.
 func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	b.records, b.stored, b.bytes = b.records[:0], b.stored[:0], b.bytes[:0]
@@ -87,10 +96,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	n.reached.told(last)
 	n.bell.ring()
 	ring(n.delivered)
-	clear(b.records) // what they hold of messages is let go
-	if cap(b.bytes) > batchKept && len(b.bytes) < batchKept/8 {
-		b.bytes = nil // of a burst that is over
-	}
+	b.letGo()
 	return nil
 }
 

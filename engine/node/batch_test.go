@@ -1,0 +1,30 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine"
+)
+
+// What a batch had of messages is let go once it is carried out, and the memory of a burst with the first small batch behind
+// it; what batches take all the time is kept.
+func TestBatchLetsGo(t *testing.T) {
+	b := batch{records: []engine.Record{{Seq: 1, Data: []byte("x")}}, bytes: make([]byte, 4*batchKept)}
+	b.letGo()
+	if b.records[0].Data != nil {
+		t.Error("a record keeps its message")
+	}
+	if b.bytes == nil {
+		t.Error("the bytes of a large batch are not kept for the next one")
+	}
+	b.bytes = b.bytes[:100]
+	b.letGo()
+	if b.bytes != nil {
+		t.Errorf("a small batch keeps %d bytes", cap(b.bytes))
+	}
+	b.bytes = make([]byte, 100, batchKept)
+	b.letGo()
+	if b.bytes == nil {
+		t.Error("few bytes are not kept")
+	}
+}
