@@ -35,7 +35,7 @@
 // # A million jobs
 //
 // A job is a line of the cache, 64 bytes without a pointer, in a slot that never moves. Its id, what is fixed, the request
-// of its last command and its spec lie in pages of bytes (texts.go), but for what many specs say alike (frames.go). Its
+// of its last command and its spec lie in pages of bytes (texts.go), but for what many specs, or requests, say alike (frames.go). Its
 // parsed schedule is one for all jobs with that expression (exprs.go), what few jobs have is kept aside, and its id is found
 // through a table that grows bit by bit (index.go). So there is next to nothing for the garbage collector to
 // follow: it takes 3 ms with half a million jobs, where jobs with two strings, a pointer and a map entry each took

@@ -14,7 +14,7 @@ import (
 // a search, too, ends at the first greater hash.
 type index struct {
 	directory []uint32  // of segments, by the first bits of a hash; those of fewer bits are there more than once
-	segments  []segment // together: a small object each, they kept most of a page of the heap for themselves
+	segments  []segment // together: small objects each, they held pages of the heap on which little else lived
 	bits      uint8
 	n         int
 }

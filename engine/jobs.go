@@ -97,8 +97,8 @@ type jobTable struct {
 	exprs exprs
 }
 
-// orderDegree makes nodes of some thousand slots. With 64 it was as fast, and each of 16,000 small nodes kept a page of the heap for
-// itself, near enough: 5 MB with a million jobs.
+// orderDegree makes nodes of some thousand slots. With 64 it was as fast, and after a million puts 16,000 small nodes lay on pages
+// of the heap on which little else lived: 5 MB.
 const orderDegree = 2048
 
 // probeSlot is no job: it lets the tree be searched for an id that has no slot.

@@ -19,7 +19,7 @@ type texts struct {
 	gaps  []textRef               // free places in large
 	bytes int                     // in use
 
-	largest int // of all that ever came, in bytes, with its frame
+	largest int // of all that ever came, in bytes, with its frames
 	specs   frames
 	clients frames // of requests
 }
@@ -98,7 +98,8 @@ func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []
 	if frame == 0 {
 		appendString(b, spec)
 	} else {
-		_ = append(append(b, payload...), start...)
+		own := b[len(b):size]
+		copy(own[copy(own, payload):], start)
 	}
 	return ref
 }
