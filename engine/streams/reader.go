@@ -40,7 +40,7 @@ const (
 	lateMost = 2 * time.Second
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
-	resetWaitMax = 250 * time.Millisecond
+	resetWaitMax = 100 * time.Millisecond
 )
 
 // errReset ends a consumer that missed something; Read makes another one.
@@ -228,6 +228,7 @@ type reader struct {
 	told  uint64 // how far that reached
 
 	replicas int       // of the stream
+	behind   bool      // it held more than had been read when the session began
 	against  time.Time // since when the stream speaks against the position
 }
 
@@ -250,15 +251,15 @@ func (r *reader) session(ctx context.Context) error {
 		return sendError(err)
 	}
 	defer sub.Unsubscribe()
-	made := make(chan error, 1)
-	var making sync.WaitGroup
-	defer making.Wait() // the one of the next session has the same name
+	made, answers := make(chan error, 1), make(chan answer, 1)
+	var beside sync.WaitGroup
+	defer beside.Wait() // the consumer of the next session has the same name
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	create := func() {
 		from := r.at.Seq + 1
 		r.told, r.cseq = r.at.Seq, 0
-		making.Go(func() { made <- r.create(ctx, inbox, from) })
+		beside.Go(func() { made <- r.create(ctx, inbox, from) })
 	}
 	create()
 	var again <-chan time.Time // it is to be created
@@ -266,12 +267,15 @@ func (r *reader) session(ctx context.Context) error {
 	defer idle.Stop()
 	ask := time.NewTicker(askEvery)
 	defer ask.Stop()
+	if r.behind && r.replicas > 1 {
+		ask.Reset(askAtOnce)
+	}
 	look := time.NewTicker(lateLook)
 	defer look.Stop()
 	if r.known == nil {
 		look.Stop()
 	}
-	running, silent, late, known := false, 0, false, uint64(0)
+	running, asking, silent, late, known := false, false, 0, false, uint64(0)
 	var since time.Time // it is late
 	alive := func() {
 		running = true
@@ -320,13 +324,20 @@ func (r *reader) session(ctx context.Context) error {
 				return fmt.Errorf("%w: the consumer is late", errReset)
 			}
 		case <-ask.C:
-			more, err := r.ask(ctx)
+			if !asking {
+				asking = true
+				after := r.upTo()
+				beside.Go(func() { answers <- r.next(ctx, after, r.until) })
+			}
+		case a := <-answers:
+			asking = false
+			more, err := r.answered(a)
 			switch {
 			case err != nil:
 				return err
 			case more && (late || r.until > 0): // it may be long until the consumer is of use
 				ask.Reset(askAtOnce)
-			case late:
+			case late || r.until > 0 || !running:
 				ask.Reset(askEvery)
 			}
 		case m := <-queue:
@@ -349,35 +360,61 @@ func (r *reader) room() int {
 	return int(min(readerQueue, r.until-min(r.at.Seq, r.until)+scanSlack))
 }
 
-// ask delivers the next few messages that the stream holds, if it says which, and tells whether there are more to be had at
-// once: one that has no message to give now is not to be pressed for it.
-func (r *reader) ask(ctx context.Context) (more bool, err error) {
+// answer is what the stream said of its messages behind a sequence.
+type answer struct {
+	err   error // it did not say: it is asked again
+	info  Info
+	batch []Message // the next few that it holds
+	upTo  uint64    // what it holds up to here is in the batch
+}
+
+// next asks the stream for its next few messages behind a sequence. It takes as long as a leader that was lost does not
+// answer; meanwhile the reader goes on.
+func (s *stream) next(ctx context.Context, after, until uint64) (a answer) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	info, err := r.Info(ctx)
-	if err != nil {
-		return false, nil // it has no leader; it is asked again
+	if a.info, a.err = s.Info(ctx); a.err != nil {
+		return a
 	}
-	if r.cut(info) {
-		return false, fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, info.First, r.upTo())
-	}
-	r.passed = max(r.upTo(), info.before())
-	after, last := r.passed, info.Last
-	if r.until > 0 {
-		last = min(last, r.until)
-	}
-	if after < last {
-		r.passed, err = r.few(ctx, after, min(last, after+scanFew), func(batch []Message) error {
-			r.batch = append(r.batch, batch...)
-			return r.hand()
+	a.upTo = max(after, a.info.before())
+	if last := min(a.last(until), a.upTo+scanFew); a.upTo < last {
+		a.upTo, a.err = s.few(ctx, a.upTo, last, func(batch []Message) error {
+			a.batch = batch
+			return nil
 		})
 	}
-	r.done = r.until > 0 && r.passed >= r.until
-	var own deliverError
-	if errors.As(err, &own) {
+	return a
+}
+
+// last is up to where there are messages of interest to who reads up to a sequence, or on and on if that is 0.
+func (a *answer) last(until uint64) uint64 {
+	if until > 0 {
+		return min(a.info.Last, until)
+	}
+	return a.info.Last
+}
+
+// answered delivers what the stream gave, but for what has come by the consumer meanwhile, and tells whether there is more to
+// be had at once: one that has no message to give now is not to be pressed for it.
+func (r *reader) answered(a answer) (more bool, err error) {
+	if a.info.Last == 0 { // it has no leader, or nothing
+		return false, nil
+	}
+	if r.cut(a.info) {
+		return false, fmt.Errorf("%w: the stream begins at %d, behind %d", errReset, a.info.First, r.upTo())
+	}
+	before := r.upTo()
+	for _, m := range a.batch {
+		if m.Seq > before {
+			r.batch = append(r.batch, m)
+		}
+	}
+	if err := r.hand(); err != nil {
 		return false, err
 	}
-	return err == nil && after < r.passed && r.passed < last, nil
+	r.passed = max(r.upTo(), a.upTo)
+	r.done = r.until > 0 && r.passed >= r.until
+	return a.err == nil && before < r.passed && r.passed < a.last(r.until), nil
 }
 
 // upTo is how far the reader is.
@@ -520,7 +557,7 @@ func (r *reader) holds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.replicas = info.Replicas
+	r.replicas, r.behind = info.Replicas, info.Last > at.Seq
 	switch {
 	case info.Last < at.Seq:
 		return &RewoundError{At: at, Last: info.Last}

@@ -704,11 +704,12 @@ func TestScanBehind(t *testing.T) {
 	}
 
 	scanning := &reader{stream: &out.stream, until: last, deliver: func([]Message) error { return nil }}
-	if more, err := scanning.ask(t.Context()); !more || err != nil || scanning.passed != scanFew {
+	ask := func() (more bool, err error) { return scanning.answered(out.next(t.Context(), scanning.upTo(), last)) }
+	if more, err := ask(); !more || err != nil || scanning.passed != scanFew {
 		t.Errorf("up to %d, and more: %t, %v", scanning.passed, more, err)
 	}
 	end := answer(api("STREAM.MSG.GET"), `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`)
-	if more, err := scanning.ask(t.Context()); more || err != nil || scanning.passed != scanFew {
+	if more, err := ask(); more || err != nil || scanning.passed != scanFew {
 		t.Errorf("no message is found: up to %d, and more: %t, %v", scanning.passed, more, err)
 	}
 	if upTo, err := scan(known); !errors.Is(err, ErrDisconnected) {
@@ -874,6 +875,59 @@ func testReadWithoutConsumer(t *testing.T, refuse nats.MsgHandler) {
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Records of the consumer come while a question to the stream has no answer, and the answer counts when it
+// comes.
+func TestReadWhileTheStreamIsAsked(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	s := open(t, nc, Config{Partitions: 1})
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	questions, err := nc.SubscribeSync("questions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := account.AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", "questions"); err != nil {
+		t.Fatal(err)
+	}
+	var applied atomic.Uint64
+	r := &reader{stream: &s.Log.stream, until: 1000, heartbeat: time.Minute, deliver: func(batch []Message) error {
+		applied.Store(batch[len(batch)-1].Seq)
+		return nil
+	}}
+	ended := make(chan error, 1)
+	go func() { ended <- r.read(t.Context()) }()
+	asked, err := questions.NextMsg(time.Minute) // whether it is still the stream it was
+	if err == nil {
+		err = asked.Respond([]byte(`{"state":{"first_seq":1}}`))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := func() bool { return len(ended) > 0 }
+	eventually(t, "an answer counts after a record came", func() bool { // on a busy machine it may come too late
+		asked, err := questions.NextMsg(time.Millisecond)
+		if errors.Is(err, nats.ErrTimeout) {
+			return over()
+		}
+		last := applied.Load() + 1
+		appendLog(t, s.Log, 1)
+		eventually(t, "a record comes", func() bool { return applied.Load() == last || over() })
+		if err == nil {
+			err = asked.Respond([]byte(`{"state":{"first_seq":2001,"last_seq":2001}}`))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return over()
+	})
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
