@@ -108,29 +108,44 @@ func (m *Member) beat() []byte {
 	return data
 }
 
-// beatOn beats every interval and places when something changed, until the context ends or the name is lost.
+// beatOn beats every interval, until the context ends or the name is lost.
 func (m *Member) beatOn(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
-	var lostSince, unfitSince time.Duration
+	var lostSince time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		entry, err := m.beatOnce(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			m.o.OnTrouble(err)
+		case entry == nil:
+			lostSince = 0
+		case lostSince == 0:
+			lostSince = m.now()
+		case m.now()-lostSince > m.o.Bound: // no read of a replica that is behind
+			m.end(m.taken(entry))
+			return
+		}
+	}
+}
+
+// placeOn places when something changed, and looks every interval what else there is to do for all, until the context ends. It
+// does so beside the beats, which must not wait for it.
+func (m *Member) placeOn(ctx context.Context) {
+	ticker := time.NewTicker(m.o.Interval)
+	defer ticker.Stop()
+	var unfitSince time.Duration
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.kick:
 		case <-ticker.C:
-			entry, err := m.beatOnce(ctx)
-			switch {
-			case err != nil && ctx.Err() == nil:
-				m.o.OnTrouble(err)
-			case entry == nil:
-				lostSince = 0
-			case lostSince == 0:
-				lostSince = m.now()
-			case m.now()-lostSince > m.o.Bound: // no read of a replica that is behind
-				m.end(m.taken(entry))
-				return
-			}
 			if err := m.bury(ctx); err != nil && ctx.Err() == nil {
 				m.o.OnTrouble(err)
 			}
@@ -230,6 +245,12 @@ func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error)
 		return e, nil
 	}
 	m.revision = e.Revision()
+	switch revision, err := m.kv.Update(ctx, m.key, m.beat(), m.revision); { // others have waited for it
+	case err == nil:
+		m.stored(revision)
+	case !conflict(err): // else it was read of a replica that is behind
+		return nil, fmt.Errorf("cluster: beat: %w", err)
+	}
 	return nil, nil
 }
 

@@ -287,3 +287,24 @@ func TestLongDeadAreForgotten(t *testing.T) {
 	b.placedFor("a", "b", "c")
 	c.until("it has the last placement", func(last View) bool { return last.Revision == v.Revision })
 }
+
+// A beat that was stored and not answered is followed by another at once: others wait for it.
+func TestBeatAgain(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a := h.join("a", func(o *Options) { o.Interval, o.Bound = time.Hour, 4*time.Hour })
+	unanswered, err := a.kv.Update(t.Context(), a.key, a.beat(), a.revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err := a.beatOnce(t.Context()); other != nil || err != nil {
+		t.Fatalf("the name is another's: %v, %v", other, err)
+	}
+	e, err := a.kv.Get(t.Context(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Revision() <= unanswered || e.Revision() != a.revision {
+		t.Errorf("the beat after %d is %d, and taken for %d", unanswered, e.Revision(), a.revision)
+	}
+}

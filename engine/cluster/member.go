@@ -82,6 +82,7 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 	m.work.Go(func() { m.watch(run) })
 	m.work.Go(func() { m.ask(run) })
 	m.work.Go(func() { m.beatOn(run) })
+	m.work.Go(func() { m.placeOn(run) })
 	go func() {
 		m.work.Wait()
 		close(m.views)

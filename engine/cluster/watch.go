@@ -80,7 +80,7 @@ func (m *Member) ask(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if m.unheard() > m.o.Bound/2 {
+			if m.unheard() > m.o.Interval*3/2 {
 				m.askOnce(ctx)
 			}
 		}

@@ -74,10 +74,15 @@ func newerRules(p *partition, st engine.Stats) error {
 		engine.ErrRules, p.number, st.Owner, rules.Logic, rules.TZData)
 }
 
-// claim appends a claim of one partition, whose outcome the log tells.
+// claim appends a claim of one partition, unless one is on its way. The log tells its outcome: one whose answer is late is made
+// again, as it may be lost, and does no harm when it is not.
 func (n *Node) claim(p *partition) {
 	p.mu.Lock()
-	p.claiming, p.claimed = true, time.Now()
+	if p.claiming {
+		p.mu.Unlock()
+		return
+	}
+	p.claiming, p.claims, p.claimed = true, true, time.Now()
 	p.mu.Unlock()
 	done := func(seq uint64, err error) {
 		if err == nil {
@@ -92,7 +97,7 @@ func (n *Node) claim(p *partition) {
 		}
 		p.mu.Unlock()
 	}
-	if err := n.streams.Log.PublishRepeated(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
+	if err := n.streams.Log.PublishPatient(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
 		done(0, err)
 	}
 }
@@ -101,7 +106,7 @@ func (n *Node) claim(p *partition) {
 func (n *Node) own(p *partition, epoch uint64) {
 	p.mu.Lock()
 	if p.stopped == nil {
-		p.owner.Epoch = epoch
+		p.owner.Epoch = max(p.owner.Epoch, epoch)
 		n.claimApplied(p) // its record may have come before the word about it
 	}
 	p.mu.Unlock()
@@ -110,14 +115,20 @@ func (n *Node) own(p *partition, epoch uint64) {
 
 // claimApplied begins to serve a partition that this node's claim has made its own, and gives up one that somebody else
 // has claimed since: ticks and outputs end here, at once. Its caller holds mu.
+//
+// A claim in this node's name is its own once it has sent one, also one that was not answered, or that comes behind a later one:
+// no other node has the name.
 func (n *Node) claimApplied(p *partition) {
+	st := p.machine.Stats()
+	if p.claims && st.Owner == n.o.Name {
+		p.owner.Epoch = max(p.owner.Epoch, st.Epoch)
+	}
 	mine := p.owner.Epoch
 	if mine == 0 {
 		return
 	}
 	p.out.Lock()
 	defer p.out.Unlock()
-	st := p.machine.Stats()
 	switch {
 	case st.Epoch == mine:
 		p.serving = true

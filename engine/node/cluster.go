@@ -48,8 +48,7 @@ const (
 	// handOverLag is how many records an owner-to-be may be behind the log's end when it claims from one that
 	// serves: they are applied in a millisecond or two.
 	handOverLag = 200
-	// handOverAsk bounds the question for the log's end. A slow answer is a reason to leave things as they are, and those
-	// whom nobody serves wait behind it.
+	// handOverAsk bounds the question for the log's end. A slow answer is a reason to leave things as they are.
 	handOverAsk = time.Second
 	// claimAgain is the least time between two claims of a partition by one node, unless the first was not stored.
 	claimAgain = time.Second
@@ -66,6 +65,7 @@ type joined struct {
 	takes    atomic.Bool // it claims, and is among those who are asked
 	draining atomic.Bool
 	follows  atomic.Bool   // partitions are there to tell of
+	nearing  atomic.Bool   // it is asked whether nearly all of the log is applied
 	changed  chan struct{} // rung when who serves may have changed, or who could
 
 	mu    sync.Mutex
@@ -216,9 +216,11 @@ func (n *Node) leave() {
 	})
 }
 
-// stuck tells whether ticks do not come back although the log stream answers: then it is this node.
+// stuck tells whether ticks do not come back although the log stream has answered all the while: then it is this node.
 func (n *Node) stuck() bool {
-	return n.ticking.fruitless(time.Now()) > tickTimeout && n.clock.running()-time.Duration(n.answered.Load()) < tickTimeout
+	now := n.clock.running()
+	return n.ticking.fruitless(time.Now()) > tickTimeout &&
+		now-time.Duration(n.answered.Load()) < tickTimeout && now-time.Duration(n.answers.Load()) > tickTimeout
 }
 
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can
@@ -268,20 +270,26 @@ func (n *Node) takeSeats(ctx context.Context) {
 	}
 }
 
-// takeDue claims what is due to this node: at once where nobody serves, and else if nearly all of the log is applied. What
-// seemed right before that was asked for may not be so any more.
+// takeDue claims what is due to this node: at once where nobody serves, and else if nearly all of the log is applied. That is
+// asked for beside it, as somebody may die meanwhile; and what seemed right before may not be so any more.
 func (n *Node) takeDue(ctx context.Context) {
 	unserved, served := n.due(n.seats())
 	for _, p := range unserved {
 		n.claim(p)
 	}
-	if len(served) == 0 || !n.nearEnd(ctx) {
+	if len(served) == 0 || !n.joined.nearing.CompareAndSwap(false, true) {
 		return
 	}
-	_, served = n.due(n.seats())
-	for _, p := range served {
-		n.claim(p)
-	}
+	n.work.Go(func() {
+		defer n.joined.nearing.Store(false)
+		if !n.nearEnd(ctx) {
+			return
+		}
+		_, served := n.due(n.seats())
+		for _, p := range served {
+			n.claim(p)
+		}
+	})
 }
 
 // seats is the view that claims go by: without those whose network is slow.

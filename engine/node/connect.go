@@ -39,6 +39,8 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 	options := []nats.Option{
 		nats.Name("carillon " + o.Name + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
+		nats.ReconnectOnFlusherError(), // what was to be written is lost, and nobody would know
+		nats.SkipHostLookup(),          // the dialer looks it up, within its time
 		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
 	}
 	options = append(append(options, more...), o.NATSOptions...)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"log/slog"
+	"runtime"
 	"testing"
 	"time"
 
@@ -73,6 +74,109 @@ func TestClaimAgain(t *testing.T) {
 	n.claim(p)
 	if !n.mayClaim(p) {
 		t.Errorf("it may not be claimed, claiming: %t, claimed %s", p.claiming, p.claimed)
+	}
+}
+
+// A node whose ticks do not come back is to blame for it where the log stream has answered all the while, and not where that has had
+// no leader and has one again.
+func TestStuck(t *testing.T) {
+	for name, c := range map[string]struct {
+		ticks   time.Duration   // since the first that has not come back
+		answers []time.Duration // ago
+		stuck   bool
+	}{
+		"all the while":         {3 * time.Second, []time.Duration{5 * time.Second, 4 * time.Second, 3 * time.Second, 2 * time.Second, time.Second, 0}, true},
+		"not for long":          {time.Second, []time.Duration{3 * time.Second, 2 * time.Second, time.Second, 0}, false},
+		"no answers either":     {4 * time.Second, []time.Duration{7 * time.Second, 6 * time.Second, 5 * time.Second}, false},
+		"there is a leader":     {4 * time.Second, []time.Duration{6 * time.Second, 5 * time.Second, 0}, false},
+		"and has been, a while": {6 * time.Second, []time.Duration{8 * time.Second, 3 * time.Second, 2 * time.Second, time.Second, 0}, true},
+	} {
+		n := &Node{}
+		n.clock.began = time.Now().Add(-time.Hour)
+		n.ticking.start(engine.Tick{To: 1}, time.Now().Add(-c.ticks))
+		for _, ago := range c.answers {
+			n.logAnswered(n.clock.running() - ago)
+		}
+		if n.stuck() != c.stuck {
+			t.Errorf("%s: it is stuck: %t", name, !c.stuck)
+		}
+	}
+}
+
+// A claim that this node has sent makes a partition its own when it comes, whatever became of the answers, and which of several comes
+// last does not matter. Of one that an earlier run has sent, or another node, that is not so.
+func TestOwnClaims(t *testing.T) {
+	bell, err := newAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bell.close)
+	n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), bell: bell, meters: newMeters(nil)}
+	n.joined.changed = make(chan struct{}, 1)
+	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
+	p.follows.Store(true)
+	var seq uint64
+	comes := func(what, of string, epoch uint64) {
+		t.Helper()
+		seq++
+		claim := engine.Rules()
+		claim.Node = of
+		e := n.layout.Decode(&engine.Record{Seq: seq, Time: int64(seq), Subject: n.layout.LogSubject(0, "claim"), Data: claim.Encode()})
+		n.apply(p, &e)
+		if p.owner.Epoch != epoch || p.serving != (epoch > 0) || p.chain.Lost() != (epoch == 0) {
+			t.Errorf("%s: it is ours since %d, want %d; it is served: %t, its chain is lost: %t", what, p.owner.Epoch, epoch, p.serving, p.chain.Lost())
+		}
+	}
+	comes("a claim of an earlier run", "a", 0)
+	p.claims = true
+	p.chain.Resume(0, 0, nil)
+	comes("one without an answer", "a", 2)
+	n.own(p, 2)
+	comes("a later one", "a", 3)
+	n.own(p, 2)
+	comes("one behind that, and then the answer to the first", "a", 4)
+	comes("another node's", "b", 0)
+	n.own(p, 4)
+	comes("the same, and then an answer to one before it", "b", 0)
+}
+
+// A claim whose answer is late is due again, and the answer counts when it comes.
+func TestClaimLate(t *testing.T) {
+	nc, s := openStreams(t)
+	bell, err := newAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bell.close)
+	layout := engine.Layout{Prefix: "elsewhere", Partitions: 1} // no stream takes what goes there
+	n := &Node{streams: s, layout: layout, log: slog.New(slog.DiscardHandler), bell: bell}
+	claims, err := nc.SubscribeSync(n.layout.LogSubject(0, "claim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
+	p.follows.Store(true)
+	n.claim(p)
+	if n.mayClaim(p) {
+		t.Error("a claim on its way does not count")
+	}
+	m, err := claims.NextMsg(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !n.mayClaim(p) {
+		runtime.Gosched()
+	}
+	if err := m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":7}`)); err != nil {
+		t.Fatal(err)
+	}
+	epoch := func() uint64 {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.owner.Epoch
+	}
+	for epoch() != 7 {
+		runtime.Gosched()
 	}
 }
 

@@ -11,6 +11,11 @@ import (
 const (
 	overdueAsk  = 50 * time.Millisecond // between two questions
 	overdueMost = 2 * time.Second       // without any answer
+	// noneFor is for how long the stream may say, again and again and quickly, that it has none of what is under way. A
+	// message takes the same way as the question behind it: a new leader says what its stream holds a moment before it takes
+	// messages, and what comes in that moment is lost without a word.
+	noneFor     = 500 * time.Millisecond
+	quickAnswer = 100 * time.Millisecond
 )
 
 var (
@@ -28,6 +33,7 @@ type overdue struct {
 	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
 	heard uint64    // up to where messages were answered when it was last looked
 	since time.Time // no more were
+	none  time.Time // since when the stream says quickly that it has no more than that
 }
 
 // tell notes that one of the messages under way is not answered as soon as it should be. upTo is the newest of them.
@@ -42,16 +48,28 @@ const (
 	giveUp
 )
 
-// judge says what to do at now, when messages are answered up to a sequence and the stream answers, through the leader who
-// has led since the chain was resumed or another.
-func (o *overdue) judge(stored uint64, sameLeader bool, now time.Time) verdict {
+// lookedAt is what the stream said when it was asked beside its messages.
+type lookedAt struct {
+	last       uint64        // sequence that it has
+	sameLeader bool          // who has led since the chain was resumed
+	took       time.Duration // to say so
+}
+
+// judge says what to do at now, when messages are answered up to a sequence.
+func (o *overdue) judge(stored uint64, l lookedAt, now time.Time) verdict {
 	if stored >= o.upTo {
 		return goOn
 	}
 	if o.since.IsZero() || stored > o.heard {
-		o.heard, o.since = stored, now
+		o.heard, o.since, o.none = stored, now, time.Time{}
 	}
-	if !sameLeader || now.Sub(o.since) > overdueMost {
+	switch {
+	case l.last > stored || l.took > quickAnswer:
+		o.none = time.Time{}
+	case o.none.IsZero():
+		o.none = now
+	}
+	if !l.sameLeader || now.Sub(o.since) > overdueMost || !o.none.IsZero() && now.Sub(o.none) > noneFor {
 		return giveUp
 	}
 	return waitOn
@@ -60,8 +78,9 @@ func (o *overdue) judge(stored uint64, sameLeader bool, now time.Time) verdict {
 // awaitAnswers waits for answers that are late, and resumes the chain where they do not come.
 func (n *Node) awaitAnswers(ctx context.Context, p *partition) {
 	for {
+		asked := time.Now()
 		info, err := n.streams.Out[p.number].Info(ctx)
-		switch n.judgeAnswers(p, info, err) {
+		switch n.judgeAnswers(p, info, time.Since(asked), err) {
 		case goOn:
 			return
 		case giveUp:
@@ -75,17 +94,18 @@ func (n *Node) awaitAnswers(ctx context.Context, p *partition) {
 }
 
 // judgeAnswers looks whether answers have come, after the stream was asked.
-func (n *Node) judgeAnswers(p *partition, info streams.Info, err error) verdict {
+func (n *Node) judgeAnswers(p *partition, info streams.Info, took time.Duration, err error) verdict {
 	p.out.Lock()
 	defer p.out.Unlock()
 	if p.chain.Lost() {
 		return giveUp
 	}
 	if err != nil {
+		p.overdue.none = time.Time{}
 		return waitOn // it says nothing of its messages either: these fail in time
 	}
 	same := info.Leader.Same(p.leader)
-	v := p.overdue.judge(p.chain.Stored().Seq, same, time.Now())
+	v := p.overdue.judge(p.chain.Stored().Seq, lookedAt{info.Last, same, took}, time.Now())
 	switch {
 	case v == goOn:
 		p.overdue, p.resyncing = overdue{}, false

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"log/slog"
 	"testing"
 	"time"
@@ -9,7 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// Late answers are waited for while they come, for two seconds while none does, and not from a leader who is gone.
+// Late answers are waited for while they come, for two seconds while none does, for less where the stream says that it has none of
+// what they are awaited for, and not from a leader who is gone.
 func TestLateAnswers(t *testing.T) {
 	began := time.Now()
 	at := func(after time.Duration) time.Time { return began.Add(after) }
@@ -17,6 +19,8 @@ func TestLateAnswers(t *testing.T) {
 	for name, looks := range map[string][]struct {
 		late   uint64 // told before: one of the messages up to here; 0: none
 		stored uint64
+		last   uint64 // of the stream; 0: beyond all
+		took   time.Duration
 		leader bool // the same
 		after  time.Duration
 		want   verdict
@@ -28,13 +32,18 @@ func TestLateAnswers(t *testing.T) {
 		"no more come":        {{late: 9, stored: 5, leader: true, want: waitOn}, {stored: 6, leader: true, after: step, want: waitOn}, {stored: 6, leader: true, after: 2 * step, want: waitOn}, {stored: 6, leader: true, after: 2*step + 2*overdueAsk, want: giveUp}},
 		"none come":           {{late: 9, leader: true, want: waitOn}, {leader: true, after: overdueMost, want: waitOn}, {leader: true, after: overdueMost + 1, want: giveUp}},
 		"word after word":     {{late: 9, stored: 5, leader: true, want: waitOn}, {late: 20, stored: 5, leader: true, after: step, want: waitOn}, {late: 30, stored: 5, leader: true, after: overdueMost + 1, want: giveUp}},
+		"it has none of them": {{late: 9, stored: 5, last: 5, leader: true, want: waitOn}, {stored: 5, last: 5, leader: true, after: noneFor, want: waitOn}, {stored: 5, last: 5, leader: true, after: noneFor + 1, want: giveUp}},
+		"it had none before":  {{late: 9, stored: 5, last: 5, leader: true, want: waitOn}, {stored: 5, last: 6, leader: true, after: noneFor, want: waitOn}, {stored: 5, last: 5, leader: true, after: noneFor + 1, want: waitOn}},
+		"it has none of more": {{late: 9, stored: 5, last: 5, leader: true, want: waitOn}, {stored: 6, last: 6, leader: true, after: noneFor + 1, want: waitOn}},
+		"none, it says late":  {{late: 9, stored: 5, last: 5, took: quickAnswer + 1, leader: true, want: waitOn}, {stored: 5, last: 5, leader: true, after: noneFor + 1, want: waitOn}},
 		"another leader":      {{late: 9, stored: 5, want: giveUp}},
 		"another, but it did": {{late: 9, stored: 9, want: goOn}},
 	} {
 		var o overdue
 		for i, look := range looks {
 			o.tell(look.late)
-			if got := o.judge(look.stored, look.leader, at(look.after)); got != look.want {
+			said := lookedAt{cmp.Or(look.last, 99), look.leader, look.took}
+			if got := o.judge(look.stored, said, at(look.after)); got != look.want {
 				t.Errorf("%s: look %d says %d, want %d", name, i, got, look.want)
 			}
 		}
@@ -60,7 +69,7 @@ func TestLateAcrossElections(t *testing.T) {
 		p := &partition{chain: engine.NewChain(), leader: streams.Leader{Name: "a", Since: "1"}, resyncing: true}
 		p.chain.Resume(0, 0, nil)
 		p.overdue.tell(look.late)
-		if got := n.judgeAnswers(p, streams.Info{Leader: look.leader}, look.err); got != look.want {
+		if got := n.judgeAnswers(p, streams.Info{Leader: look.leader}, 0, look.err); got != look.want {
 			t.Errorf("%s: the verdict is %d, want %d", name, got, look.want)
 		}
 		if lost, going := p.chain.Lost(), !p.resyncing; lost != (look.want == giveUp) || going != (look.want == goOn) {

@@ -114,10 +114,10 @@ func (s *servers) connected(one *natsServer, nc *nats.Conn) {
 	if !nc.IsConnected() {
 		return
 	}
-	now := time.Now()
+	now, name := time.Now(), nc.ConnectedServerName() // which may wait for a connection that breaks in this moment
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	one.name = nc.ConnectedServerName()
+	one.name = name
 	if one.died || one.gone(now) {
 		one.died, one.quick = false, now
 	}

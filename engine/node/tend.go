@@ -140,10 +140,17 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	if err == nil {
 		n.filling.asked(info, read)
 		n.clock.measured(asked, time.Now(), info.Now)
-		n.answered.Store(int64(n.clock.running()))
+		n.logAnswered(n.clock.running())
 		n.bell.ring() // what it sleeps for may be due by now
 	}
 	return info, err
+}
+
+// logAnswered notes that the log stream has answered.
+func (n *Node) logAnswered(now time.Duration) {
+	if now-time.Duration(n.answered.Swap(int64(now))) > tickTimeout {
+		n.answers.Store(int64(now))
+	}
 }
 
 // chainLost tells whether a partition of this node cannot publish now.

@@ -31,18 +31,18 @@ type acks struct {
 	// ackLook while there are any.
 	sent   [kinds][]uint64
 	look   *time.Timer
-	rounds rounds
 	closed bool
 }
 
-// ackLook is how often it is looked which answers have not come in time.
-const ackLook = 50 * time.Millisecond
+const (
+	ackLook   = 50 * time.Millisecond  // between two looks which answers have not come in time
+	lateAfter = 500 * time.Millisecond // which is more than what a busy machine's stalls take
+)
 
 // The kinds of publishes that are awaited.
 const (
-	once    = iota // its sender would not know what to do without an answer: it is waited for as long as allowed
-	again          // it is sent again where an answer does not come as soon as it should
-	patient        // its sender is told that it is late, and waits on: ErrLate
+	once    = iota // it is waited for as long as allowed
+	patient        // the same, and its sender is told that it is late: ErrLate
 	told           // a patient one whose sender was told
 	kinds
 )
@@ -131,14 +131,10 @@ func (a *acks) awaits() bool {
 // passed is the time since the first number.
 func (a *acks) passed() time.Duration { return time.Since(a.began) }
 
-// patience is how long an answer is waited for; its caller holds mu. To be told that one is late costs little, so that is
-// soon, however long answers took of late.
+// patience is how long an answer is waited for, or for how long nothing is said of it; its caller holds mu.
 func (a *acks) patience(kind int) time.Duration {
-	switch kind {
-	case again:
-		return min(a.rounds.patience(), a.timeout)
-	case patient:
-		return min(patienceMin, a.timeout)
+	if kind == patient {
+		return min(lateAfter, a.timeout)
 	}
 	return a.timeout
 }
@@ -168,20 +164,11 @@ func (a *acks) take(id uint64) func(uint64, error) {
 	return f
 }
 
-// answered notes how long an answer took, be it too late.
-func (a *acks) answered(id uint64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := a.passed()
-	a.rounds.took(now-time.Duration(id)*time.Microsecond, now)
-}
-
 func (a *acks) receive(m *nats.Msg) {
 	id, err := strconv.ParseUint(m.Subject[len(a.prefix):], 36, 64)
 	if err != nil {
 		return // not a reply of ours
 	}
-	a.answered(id)
 	f := a.take(id)
 	if f == nil {
 		return // timed out before

@@ -2,37 +2,11 @@ package streams
 
 import (
 	"errors"
-	"math"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 )
-
-func TestRounds(t *testing.T) {
-	const ms = time.Millisecond
-	var r rounds
-	want := func(what string, want time.Duration) {
-		t.Helper()
-		if got := r.patience(); got != want {
-			t.Errorf("%s an answer is waited for for %s, want %s", what, got, want)
-		}
-	}
-	want("before the first", math.MaxInt64)
-	r.took(ms, time.Second)
-	want("after a quick one", patienceMin)
-	r.took(2*time.Second, 3*time.Second)
-	want("after a slow one", 4*time.Second)
-	for i := range 1000 { // they are no reason to forget it
-		r.took(ms, 3*time.Second+time.Duration(i)*roundsHalve/1000)
-	}
-	r.took(ms, 3*time.Second+roundsHalve)
-	if got := r.patience(); (got - 2*time.Second).Abs() > ms {
-		t.Errorf("after many quick ones an answer is waited for for %s, want half of what it was", got)
-	}
-	r.took(ms, time.Minute)
-	want("a minute later", patienceMin)
-}
 
 // unanswered are streams whose messages to the subject "hole" arrive, and are answered by the test alone. An answer from
 // the log has come before.
@@ -58,45 +32,6 @@ func answerNext(t *testing.T, hole *nats.Subscription) {
 	}
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// What can be sent again is missed as soon as it should have been answered, and what cannot be is not. An answer that
-// comes after that tells that it was too soon.
-func TestMissedSoon(t *testing.T) {
-	s, hole := unanswered(t)
-	patience := func() time.Duration {
-		s.acks.mu.Lock()
-		defer s.acks.mu.Unlock()
-		return s.acks.patience(again)
-	}
-	before := patience()
-	waits, errs := make(chan error, 1), make(chan error, 2)
-	missed := func(_ uint64, err error) { errs <- err }
-	if err := s.Log.PublishRepeated("hole", nil, missed); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Out[0].PublishChained(chained("hole", nil, 0), missed); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Log.PublishAsync("hole", nil, nil, func(_ uint64, err error) { waits <- err }); err != nil {
-		t.Fatal(err)
-	}
-	s.Flush()
-	for range cap(errs) {
-		if err := <-errs; !errors.Is(err, ErrTimeout) {
-			t.Errorf("it was missed with %v", err)
-		}
-	}
-	if now := patience(); len(waits) > 0 || now != before {
-		t.Errorf("what cannot be sent again is waited for: %t; without an answer the next is waited for for %s, not %s", len(waits) == 0, now, before)
-	}
-	answerNext(t, hole)
-	eventually(t, "the next is waited for longer", func() bool { return patience() > before })
-	answerNext(t, hole)
-	answerNext(t, hole)
-	if err := <-waits; err != nil {
-		t.Error(err)
 	}
 }
 
@@ -126,16 +61,22 @@ func TestLate(t *testing.T) {
 	if a := <-answers; a.err != nil || a.seq != 2 {
 		t.Errorf("the answer is %d, %v", a.seq, a.err)
 	}
-
-	s.acks.mu.Lock()
-	s.acks.rounds.took(time.Minute, s.acks.passed())
-	if s.acks.patience(patient) != patienceMin || s.acks.patience(again) < time.Minute {
-		t.Errorf("after a late answer one is late after %s, and missed after %s", s.acks.patience(patient), s.acks.patience(again))
+	records := make(chan answer, 2)
+	if err := s.Log.PublishPatient("hole", nil, func(seq uint64, err error) { records <- answer{seq, err} }); err != nil {
+		t.Fatal(err)
 	}
-	s.acks.mu.Unlock()
+	s.Flush()
+	if a := <-records; !errors.Is(a.err, ErrLate) {
+		t.Errorf("the first word about a record is %v", a.err)
+	}
+	answerNext(t, hole)
+	if a := <-records; a.err != nil || a.seq != 2 {
+		t.Errorf("the answer about a record is %d, %v", a.seq, a.err)
+	}
+
 	answers = publish()
 	s.acks.mu.Lock()
-	s.acks.timeout = patienceMin
+	s.acks.timeout = lateAfter
 	s.acks.mu.Unlock()
 	if a := <-answers; !errors.Is(a.err, ErrTimeout) {
 		t.Errorf("the last word is %v", a.err)

@@ -47,10 +47,10 @@ func (l *Log) PublishNow(subject string, header nats.Header, data []byte, onAck 
 	return l.acks.publishBy(l.cfg.Wire, &nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
 }
 
-// PublishRepeated is PublishAsync of a record that its sender appends again where that fails, and that does no harm when
-// it is there twice: ErrTimeout comes once an answer should have come, as answers went of late.
-func (l *Log) PublishRepeated(subject string, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, again, l.learn(onAck))
+// PublishPatient is PublishAsync of a record that its sender may append again where the answer is late, as it does no harm when
+// it is there twice: onAck gets ErrLate first then, and what comes later as well.
+func (l *Log) PublishPatient(subject string, data []byte, onAck func(seq uint64, err error)) error {
+	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, patient, l.learn(onAck))
 }
 
 // Publish appends a record and waits for its sequence. After ErrTimeout, ErrDisconnected or the

@@ -63,7 +63,7 @@ func (m *Chained) kind() int {
 	if m.Patient {
 		return patient
 	}
-	return again
+	return once
 }
 
 // PublishChained sends a message that the stream takes only right behind sequence Expect, and then as
@@ -76,8 +76,8 @@ func (m *Chained) kind() int {
 // ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
 //
-// ErrTimeout comes once an answer should have come, as answers went of late. For a Patient message ErrLate comes after half a
-// second, one call more: the answer is still waited for, up to Config.AckTimeout, and may by then have come.
+// For a Patient message ErrLate comes after half a second, one call more: the answer is still waited for, up to Config.AckTimeout,
+// and may by then have come.
 func (o *OutStream) PublishChained(m *Chained, onAck func(seq uint64, err error)) error {
 	return o.press.publish(m, onAck)
 }
