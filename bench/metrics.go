@@ -25,24 +25,33 @@ func (e *engine) metric(ctx context.Context, name string) (v float64, err error)
 	return 0, fmt.Errorf("bench: the engine has no metric %s", name)
 }
 
-// pauses reads a histogram of the engine's, of seconds. Its bounds are those of its buckets, so the longest is up to an
-// eighth less than told; 1 and 10 ms are bounds.
+// pauses reads a histogram of the engine's, of seconds. Its bounds are those of its buckets, so the longest is up to a
+// fifth less than told; 1 and 10 ms are bounds.
 func (e *engine) pauses(ctx context.Context, name string) (p pauses, err error) {
 	body, err := e.metrics(ctx)
 	if err != nil {
 		return p, err
 	}
+	var lower time.Duration
+	counted := 0
 	for line := range strings.Lines(body) {
-		bucket, ok := strings.CutPrefix(line, name+`_bucket{vmrange="`)
+		bucket, ok := strings.CutPrefix(line, name+`_bucket{le="`)
 		if !ok {
 			continue
 		}
-		var lower, upper float64
-		var count int
-		if _, err := fmt.Sscanf(strings.NewReplacer("...", " ", `"}`, "").Replace(bucket), "%g %g %d", &lower, &upper, &count); err != nil {
+		var bound float64
+		var upTo int
+		if _, err := fmt.Sscanf(strings.Replace(bucket, `"}`, "", 1), "%g %d", &bound, &upTo); err != nil {
 			return p, fmt.Errorf("bench: %s: %q: %w", name, line, err)
 		}
-		p.add(time.Duration(math.Round(lower*1e9)), time.Duration(math.Round(upper*1e9)), count)
+		upper := lower // of the last bucket, which has no other
+		if !math.IsInf(bound, 1) {
+			upper = time.Duration(math.Round(bound * 1e9))
+		}
+		if n := upTo - counted; n > 0 {
+			p.add(lower, upper, n)
+		}
+		lower, counted = upper, upTo
 	}
 	return p, nil
 }

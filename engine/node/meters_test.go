@@ -21,8 +21,10 @@ func TestLatenessOfStored(t *testing.T) {
 	}
 	var text bytes.Buffer
 	n.meters.write(&text)
-	if !strings.Contains(text.String(), "carillon_lateness_seconds_count 3\n") {
-		t.Error(text.String())
+	for _, want := range []string{`_bucket{le="0.004"} 0`, `_bucket{le="0.005"} 2`, `_bucket{le="0.0063"} 3`, `_bucket{le="+Inf"} 3`, "_count 3"} {
+		if !strings.Contains(text.String(), "carillon_lateness_seconds"+want+"\n") {
+			t.Errorf("there is no %s in\n%s", want, text.String())
+		}
 	}
 }
 

@@ -104,7 +104,7 @@ func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64
 }
 
 // holding does a part of something for which the partition waits, and notes for how long.
-func (n *Node) holding(p *partition, pause *metrics.Histogram, do func()) {
+func (n *Node) holding(p *partition, pause *metrics.PrometheusHistogram, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	began := time.Now()
@@ -115,7 +115,7 @@ func (n *Node) holding(p *partition, pause *metrics.Histogram, do func()) {
 // inSlices does something long in parts, between which the partition goes on. It rests after each, with runtime.Gosched
 // at least: otherwise the next part mostly has the lock before whoever waits for it has woken up, and one record passes
 // between two parts.
-func (n *Node) inSlices(p *partition, pause *metrics.Histogram, rest func(), slice func() (more bool)) {
+func (n *Node) inSlices(p *partition, pause *metrics.PrometheusHistogram, rest func(), slice func() (more bool)) {
 	for more := true; more; rest() {
 		n.holding(p, pause, func() { more = slice() })
 	}
