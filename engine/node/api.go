@@ -328,7 +328,7 @@ func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Sele
 	for _, p := range ps {
 		for after, more := "", true; more; {
 			var page []carillon.JobReply
-			page, after, more = p.page(&list, after, carillon.MaxListLimit)
+			page, after, more = n.page(p, &list, after, carillon.MaxListLimit)
 			for _, job := range page {
 				slots <- struct{}{}
 				work.Go(func() {
@@ -416,10 +416,16 @@ const pageScan = 200
 // pageJobs is how many jobs are taken out of a partition at once.
 const pageJobs = 100
 
-// page collects up to limit jobs that match after an id, and no more than fill a message.
-func (p *partition) page(list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
+// pageLooks is how many jobs a list looks at in all partitions together before it answers with what it has: some tenths of a
+// second in memory, a second on disk.
+const pageLooks = 100_000
+
+// page collects up to limit jobs that match after an id, no more than fill a message, and no more than are found among a
+// partition's share of pageLooks.
+func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
 	size := 0
-	for more = true; more && len(jobs) < limit && size < carillon.MaxPageBytes; {
+	more = true
+	for looked := 0; more && len(jobs) < limit && size < carillon.MaxPageBytes && looked*len(n.partitions) < pageLooks; looked += pageScan {
 		var part []carillon.JobReply
 		p.mu.Lock()
 		part, after, more = p.machine.Page(list, after, min(limit-len(jobs), pageJobs), pageScan)
@@ -461,15 +467,24 @@ func (n *Node) apiList(c *call) error {
 	var r carillon.JobsReply
 	size, limit := 0, n.pageBytes()
 	for {
-		next := &listing{}
+		next, short := &listing{}, &listing{}
 		for i := range parts {
 			l := &parts[i]
 			if l.read(); l.err != nil {
 				return l.err
 			}
-			if len(l.jobs) > 0 && (len(next.jobs) == 0 || l.jobs[0].ID < next.jobs[0].ID) {
-				next = l
+			switch {
+			case len(l.jobs) > 0:
+				if len(next.jobs) == 0 || l.jobs[0].ID < next.jobs[0].ID {
+					next = l
+				}
+			case l.more && (!short.more || l.after < short.after):
+				short = l
 			}
+		}
+		if short.more && (len(next.jobs) == 0 || short.after < next.jobs[0].ID) {
+			r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(short.after))
+			break
 		}
 		if len(next.jobs) == 0 {
 			break
@@ -495,15 +510,18 @@ func (n *Node) pageBytes() int { return min(int(n.nc.MaxPayload())-1024, carillo
 type listing struct {
 	page  func(after string) (jobs []carillon.JobReply, last string, more bool, err error)
 	jobs  []carillon.JobReply
+	limit int    // of what it takes at once
 	after string // the last id that was looked at
-	more  bool
+	more  bool   // there are jobs behind that
+	over  bool   // but enough was looked at for this page
 	err   error
 }
 
-// read has a job at hand, if there is one.
+// read has a job at hand, if one was found.
 func (l *listing) read() {
-	for len(l.jobs) == 0 && l.more && l.err == nil {
+	if len(l.jobs) == 0 && l.more && !l.over && l.err == nil {
 		l.jobs, l.after, l.more, l.err = l.page(l.after)
+		l.over = len(l.jobs) < l.limit
 	}
 }
 
@@ -513,7 +531,7 @@ func (n *Node) listings(here []*partition, there map[string][]*partition, list *
 	share := list.Limit/len(n.partitions) + 8
 	for name, ps := range there {
 		for _, p := range ps {
-			parts = append(parts, listing{after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
+			parts = append(parts, listing{limit: share, after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
 				return n.askPage(name, p.number, list, after, share)
 			}})
 		}
@@ -524,8 +542,8 @@ func (n *Node) listings(here []*partition, there map[string][]*partition, list *
 	}
 	asking.Wait()
 	for _, p := range here {
-		parts = append(parts, listing{after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
-			jobs, last, more := p.page(list, after, share)
+		parts = append(parts, listing{limit: share, after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
+			jobs, last, more := n.page(p, list, after, share)
 			return jobs, last, more, nil
 		}})
 	}

@@ -170,7 +170,7 @@ func (n *Node) named(c *call) (ps []*partition, err error) {
 	return ps, nil
 }
 
-// askPage asks for a page of a partition's jobs, like partition.page.
+// askPage asks for a page of a partition's jobs, like page.
 func (n *Node) askPage(name string, partition int, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool, err error) {
 	ask := *list
 	ask.Limit, ask.Cursor = min(limit, carillon.MaxListLimit), ""
@@ -202,7 +202,7 @@ func (n *Node) apiPage(c *call) error {
 	if err := n.current(p); err != nil {
 		return err
 	}
-	jobs, after, more := p.page(&list, c.Headers().Get(headerAfter), list.Limit)
+	jobs, after, more := n.page(p, &list, c.Headers().Get(headerAfter), list.Limit)
 	if err := p.readable(); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strconv"
@@ -58,6 +59,50 @@ func TestListPages(t *testing.T) {
 				t.Errorf("limit %d, prefix %q: got %v", limit, prefix, got)
 			}
 		}
+	}
+}
+
+// A filter that hardly any job matches is answered in pages that may be empty, and has every job that it matches once.
+func TestListFew(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	const jobs, each = 150_000, 60_000
+	var want []string
+	rare := func(yield func(carillon.ImportJob) bool) {
+		for i := range jobs {
+			j := carillon.ImportJob{Job: carillon.Job{ID: fmt.Sprintf("job-%06d", i), Schedule: "@every 24h"}}
+			if i%each == each-1 {
+				j.Job.Owner = "rare"
+				want = append(want, j.Job.ID)
+			}
+			if !yield(j) {
+				return
+			}
+		}
+	}
+	err := c.Import(t.Context(), rare, func(i int, err error) {
+		if err != nil {
+			t.Errorf("job %d: %v", i, err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	pages, cursor := 0, ""
+	for ; pages == 0 || cursor != ""; pages++ {
+		page, err := c.ListPage(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Owner: "rare"}, Cursor: cursor})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range page.Jobs {
+			got = append(got, page.Jobs[i].ID)
+		}
+		cursor = page.Cursor
+	}
+	if !slices.Equal(got, want) || pages < 2 {
+		t.Errorf("%d pages have %v, want %v", pages, got, want)
 	}
 }
 
