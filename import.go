@@ -219,8 +219,8 @@ var (
 // when all are done, or, with the context's error, when the context has ended; what was not sent by then is not
 // reported. Jobs are put in no particular order. A payload of JSON that holds line breaks becomes one of text.
 //
-// Jobs for which the service has no room (CodeLimitExceeded), or whose outcome is unknown (CodeUnavailable), which it does no
-// harm to repeat, are sent again until it has taken none at all for ten times the client's timeout. A service that does not
+// Jobs for which the service has no room (CodeLimitExceeded), or whose outcome is unknown (CodeUnavailable), which under the same
+// Carillon-Request it does no harm to repeat, are sent again until it has taken none at all for ten times the client's timeout. A service that does not
 // know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
 	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch)}
@@ -268,6 +268,7 @@ type importing struct {
 
 // importBatch is one request of it.
 type importBatch struct {
+	id   string // of the request: the same for as long as the lines are
 	body []byte
 	at   []int    // by line: the job's place in the sequence
 	ids  []string // and its id
@@ -325,14 +326,18 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 // send sends a request and reports its jobs. Those that the service has no room for are sent again.
 func (im *importing) send(b *importBatch) {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		if b.id == "" {
+			b.id = rand.Text()[:10]
+		}
 		reply, err := im.request(b)
 		full := b.full(reply, err)
 		if patient := im.patient(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
 			im.settle(b, reply, err)
 			return
 		}
-		var settled *importBatch
-		if settled, b = b.divide(full, &reply); len(settled.at) > 0 {
+		if len(full) < len(b.at) {
+			var settled *importBatch
+			settled, b = b.divide(full, &reply)
 			im.settle(settled, reply, nil)
 		}
 		select {
@@ -344,7 +349,7 @@ func (im *importing) send(b *importBatch) {
 
 func (im *importing) request(b *importBatch) (ImportReply, error) {
 	body, _, err := im.ask(im.ctx, request{
-		subject: im.names.API(VerbImport, ""), body: b.body, id: rand.Text()[:10], retry: true, within: im.timeout,
+		subject: im.names.API(VerbImport, ""), body: b.body, id: b.id, retry: true, within: im.timeout,
 	})
 	if err != nil {
 		return ImportReply{}, err
