@@ -6,13 +6,13 @@ import "github.com/cespare/xxhash/v2"
 // payload and start, and schedule, zone, owner and labels behind that: a job has its payload, its start, and the number of its frame.
 // Of requests it is what a client's begin with.
 //
-// What a text has beside its own becomes a frame when it comes for the second time of late: jobs that have nothing in common with
-// others, such as one-shots with a time each, get none, and pay nothing for it.
+// What a text has beside its own becomes a frame when it comes for the fourth time of late, as a frame costs what some four texts
+// save by it: jobs that have nothing in common with others, such as one-shots with a time each, get none, and pay nothing for it.
 type frames struct {
 	byEnds map[string]frameRef
 	all    []frame // from 1
 	free   []frameRef
-	late   [256]uint32 // of the ends that came of late and have no frame: half of their hash, at the place that the other half says
+	late   [1024]uint32 // of the ends that came of late and have no frame: half of their hash, at the place that the other half says
 	ends   []byte
 }
 
@@ -60,6 +60,9 @@ func (x *frames) acquireSpec(spec []byte) (ref frameRef, payload, start []byte) 
 	return ref, spec[at.payload:at.middle], spec[at.start:at.back]
 }
 
+// frameTimes is how many times more than once ends come before they get a frame. Its bits are all set.
+const frameTimes = 3
+
 // clientLeast is what requests must have in common to be worth a frame.
 const clientLeast = 8
 
@@ -84,15 +87,29 @@ func acquireRequest[T ~string | ~[]byte](x *frames, request T) (ref frameRef, ow
 func (x *frames) acquire(middle, back int) frameRef {
 	ref, known := x.byEnds[string(x.ends)]
 	if !known {
-		h := xxhash.Sum64(x.ends)
-		if last := &x.late[h%uint64(len(x.late))]; *last != uint32(h>>32) {
-			*last = uint32(h >> 32)
+		if x.seldom() {
 			return 0
 		}
 		ref = x.add(frame{ends: string(x.ends), middle: middle, back: back})
 	}
 	x.all[ref].jobs++
 	return ref
+}
+
+// seldom counts that ends came, in the last bits of what is kept of them, and tells whether that was not often enough.
+func (x *frames) seldom() bool {
+	h := xxhash.Sum64(x.ends)
+	last := &x.late[h%uint64(len(x.late))]
+	switch ends := uint32(h>>32) &^ frameTimes; {
+	case *last&^frameTimes != ends:
+		*last = ends
+	case *last&frameTimes < frameTimes-1:
+		*last++
+	default:
+		*last = 0
+		return false
+	}
+	return true
 }
 
 func (x *frames) add(f frame) (ref frameRef) {

@@ -14,7 +14,7 @@ import (
 
 const (
 	// batchBytes is the size below which a checkpoint is written as one batch. Why not larger: Pebble's log
-	// and memtable take it, a quarter of a memtable's 4 MiB. Why not smaller: tables of appended rooms sink
+	// and memtable take it, half of a memtable's 2 MiB. Why not smaller: tables of appended rooms sink
 	// to the bottom and stay as they are, and a few hundred kilobytes are the least that is worth a file.
 	batchBytes = 1 << 20
 

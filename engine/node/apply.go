@@ -50,6 +50,7 @@ const batchKept = 256 << 10
 // that is over.
 func (b *batch) letGo() {
 	clear(b.records)
+	clear(b.stored)
 	if cap(b.bytes) > batchKept && len(b.bytes) < batchKept/8 {
 		b.bytes = nil
 	}

@@ -4,15 +4,20 @@ import (
 	"testing"
 
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // What a batch had of messages is let go once it is carried out, and the memory of a burst with the first small batch behind
 // it; what batches take all the time is kept.
 func TestBatchLetsGo(t *testing.T) {
 	b := batch{records: []engine.Record{{Seq: 1, Data: []byte("x")}}, bytes: make([]byte, 4*batchKept)}
+	b.stored = []wal.Record{{Seq: 1, Data: b.bytes[:1]}}
 	b.letGo()
 	if b.records[0].Data != nil {
 		t.Error("a record keeps its message")
+	}
+	if b.stored[0].Data != nil {
+		t.Error("a record keeps the batch's bytes")
 	}
 	if b.bytes == nil {
 		t.Error("the bytes of a large batch are not kept for the next one")

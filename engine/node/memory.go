@@ -88,8 +88,11 @@ func (n *Node) tendMemory(ctx context.Context) {
 			since, last, given = now, applied, false
 		}
 		if now.Sub(since) >= idleAfter {
-			if toGive(given, live, free, objects) > idleBytes {
+			give := toGive(given, live, free, objects) > idleBytes
+			if give {
 				debug.FreeOSMemory()
+			}
+			if give || !given {
 				trimC()
 			}
 			given = true
