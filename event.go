@@ -27,7 +27,7 @@ type Event struct {
 	Version uint64    `json:"version,omitempty"` // of the job, when skipped or completed
 	Error   *Error    `json:"error,omitempty"`   // rejected
 	Reason  string    `json:"reason,omitempty"`  // skipped
-	Count   uint64    `json:"count,omitempty"`   // of fires skipped, or of equal rejections in a row
+	Count   uint64    `json:"count,omitempty"`   // of fires skipped, or of equal rejections that waited together
 	First   time.Time `json:"first,omitzero"`    // skipped: the first scheduled time
 	Last    time.Time `json:"last,omitzero"`     // skipped: the last one
 	Time    time.Time `json:"time,omitzero"`     // when it was decided, by the partition's time

@@ -45,7 +45,7 @@ type JobReply struct {
 	Version       uint64
 	Status        Status
 	Next          time.Time // the next fire; zero: none
-	LastScheduled time.Time // scheduled time of the latest fire already decided; zero: none
+	LastScheduled time.Time // scheduled time of the latest fire that became a trigger; zero: none
 	Fires         uint64    // scheduled fires of this version, without skips and forced ones
 	Skipped       uint64
 	Partition     int
@@ -224,7 +224,7 @@ type SelectionReply struct {
 	Matched   uint64 `json:"matched"`
 	Changed   uint64 `json:"changed"`
 	Unchanged uint64 `json:"unchanged"` // already so, or gone by the time
-	Failed    uint64 `json:"failed"`    // outcome unknown
+	Failed    uint64 `json:"failed"`    // refused for want of room, or the outcome is unknown
 }
 
 // AppendJSON appends a carillon.v1.selection reply.

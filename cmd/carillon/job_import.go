@@ -34,8 +34,8 @@ func newJobImportCommand(a *app) *cobra.Command {
 The first form is what 'carillon job export' writes. A job whose status is paused is paused here, too,
 without a fire in between; one that is completed is left out, since putting it would fire it again.
 
-An import may be repeated as a whole: what is there already stays as it is. One that ends early names
-the line to go on from.`,
+An import may be repeated as a whole: what is there already stays as it is, but for an @in that has
+fired by then, which fires again. One that ends early names the line to go on from.`,
 		Example: `  carillon job import jobs.ndjson
   carillon job import jobs.ndjson --from 120001 --keep-going
   carillon -s old job export | carillon -s new job import`,
