@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -228,6 +229,17 @@ func TestStopCutLog(t *testing.T) {
 	ready(t, r)
 }
 
+// marked tells whether a partition's output stream says where a loss was accepted.
+func marked(t *testing.T, r *running, partition int) {
+	t.Helper()
+	mark := func(o output) bool {
+		return o.event != nil && o.event.Kind == carillon.EventRejected && o.event.Verb == "accept-loss"
+	}
+	if !slices.ContainsFunc(outputs(t, dial(t, r.NATS), partition), mark) {
+		t.Errorf("partition %d does not mark the loss", partition)
+	}
+}
+
 // The local store and the log stream are both older than the output streams.
 func TestStopAhead(t *testing.T) {
 	t.Parallel()
@@ -273,6 +285,7 @@ func TestStopAhead(t *testing.T) {
 	}
 	churn(t, c, "after", 20)
 	ready(t, r)
+	marked(t, r, 1)
 	r.stop(t)
 	o.AcceptLoss = nil
 	r = run(t, o)
@@ -316,6 +329,9 @@ func TestStopBehind(t *testing.T) {
 	c = client(t, r.NATS)
 	fires(t, c, "after")
 	ready(t, r)
+	for p := range partitions {
+		marked(t, r, p)
+	}
 	r.stop(t)
 	r = run(t, o) // at once: the new end of the stream tells where it goes on
 	fires(t, client(t, r.NATS), "later")
