@@ -99,11 +99,17 @@ func olderServer(t *testing.T, ns *server.Server, version string) (url string) {
 				out.Close()
 			}()
 			go func() {
+				defer in.Close()
 				r := bufio.NewReader(out)
-				info, _ := r.ReadString('\n')
-				_, _ = io.WriteString(in, strings.Replace(info, `"version":"`+server.VERSION+`"`, `"version":"`+version+`"`, 1))
-				_, _ = io.Copy(in, r)
-				in.Close()
+				for {
+					line, err := r.ReadString('\n')
+					if strings.HasPrefix(line, "INFO ") { // more of them may come later
+						line = strings.Replace(line, `"version":"`+server.VERSION+`"`, `"version":"`+version+`"`, 1)
+					}
+					if _, failed := io.WriteString(in, line); err != nil || failed != nil {
+						return
+					}
+				}
 			}()
 		}
 	}()
