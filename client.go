@@ -37,9 +37,9 @@ const (
 //	if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) { … }
 //
 // Every call that asks may return CodeLimitExceeded, where the service had no room for the request, and did nothing; and
-// CodeUnavailable, where nobody answered in time; the outcome is then unknown, and context.Canceled or context.DeadlineExceeded is wrapped beside it when the context
-// ended the wait. CodeInternal is the service's own fault. An error of the connection, such as
-// nats.ErrConnectionClosed, is wrapped as it is.
+// CodeUnavailable, where nobody answered in time; the outcome is then unknown, and context.Canceled or
+// context.DeadlineExceeded is wrapped beside it when the context ended the wait. CodeInternal is the service's own fault. An
+// error of the connection, such as nats.ErrConnectionClosed, is wrapped as it is.
 type Client struct {
 	nc      *nats.Conn
 	names   Names
@@ -59,7 +59,7 @@ func WithNames(n Names) ClientOption { return func(c *Client) { c.names = n } }
 func WithTimeout(d time.Duration) ClientOption { return func(c *Client) { c.timeout = d } }
 
 // Connect makes a client on a connection, which stays the caller's to close. It has a name of its own, by which its commands are
-// told from those of others: what goes on in two copies of a process connects anew.
+// told from those of others: a process that goes on as two copies of itself connects anew in each.
 func Connect(nc *nats.Conn, options ...ClientOption) *Client {
 	c := &Client{nc: nc, names: DefaultNames(), timeout: DefaultTimeout, name: rand.Text()[:16]}
 	for _, o := range options {
@@ -119,9 +119,8 @@ func (c *Client) optionsOf(options []CommandOption) commandOptions {
 // Put creates or replaces a job and returns it as it stands once that is durable. It is tried again
 // when the outcome is unknown, but for NoRetry, which says what that may bring.
 //
-// Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule, CodeInvalidZone and CodeInvalidField, for what
-// the service alone finds;
-// CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
+// Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule, CodeInvalidZone and CodeInvalidField, for
+// what the service alone finds; CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
 func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
 	o := c.optionsOf(options)
 	if err := CheckJobID(job.ID); err != nil {

@@ -219,9 +219,9 @@ var (
 // when all are done, or, with the context's error, when the context has ended; what was not sent by then is not
 // reported. Jobs are put in no particular order. A payload of JSON that holds line breaks becomes one of text.
 //
-// Jobs for which the service has no room (CodeLimitExceeded), or whose outcome is unknown (CodeUnavailable), which under the same
-// Carillon-Request it does no harm to repeat, are sent again until it has taken none at all for ten times the client's timeout. A service that does not
-// know imports is sent Puts.
+// Jobs for which the service has no room (CodeLimitExceeded), or whose outcome is unknown (CodeUnavailable), which it does no
+// harm to repeat under the same Carillon-Request, are sent again until it has taken none at all for ten times the client's
+// timeout. A service that does not know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
 	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch)}
 	if !c.imports(ctx) {

@@ -6,13 +6,14 @@ import "github.com/cespare/xxhash/v2"
 // payload and start, and schedule, zone, owner and labels behind that: a job has its payload, its start, and the number of its frame.
 // Of requests it is what a client's begin with.
 //
-// What a text has beside its own becomes a frame when it comes for the fourth time of late, as a frame costs what some four texts
-// save by it: jobs that have nothing in common with others, such as one-shots with a time each, get none, and pay nothing for it.
+// What a text has beside its own becomes a frame when it comes for the fourth time of late, as a frame costs what some four to six
+// texts save by it: jobs that have nothing in common with others, such as one-shots with a time each, get none, and pay nothing
+// for it.
 type frames struct {
 	byEnds map[string]frameRef
 	all    []frame // from 1
 	free   []frameRef
-	late   [1024]uint32 // of the ends that came of late and have no frame: half of their hash, at the place that the other half says
+	late   [1024]uint32 // of the ends that came of late and have no frame: half of their hash, at the place that the other half says; its last bits count
 	ends   []byte
 }
 
@@ -60,8 +61,8 @@ func (x *frames) acquireSpec(spec []byte) (ref frameRef, payload, start []byte) 
 	return ref, spec[at.payload:at.middle], spec[at.start:at.back]
 }
 
-// frameTimes is how many times more than once ends come before they get a frame. Its bits are all set.
-const frameTimes = 3
+// framedAt is the time that ends come at which they get a frame, a power of two.
+const framedAt = 4
 
 // clientLeast is what requests must have in common to be worth a frame.
 const clientLeast = 8
@@ -96,14 +97,15 @@ func (x *frames) acquire(middle, back int) frameRef {
 	return ref
 }
 
-// seldom counts that ends came, in the last bits of what is kept of them, and tells whether that was not often enough.
+// seldom counts that ends came, and tells whether that was not often enough.
 func (x *frames) seldom() bool {
+	const times = framedAt - 1 // the bits that count
 	h := xxhash.Sum64(x.ends)
 	last := &x.late[h%uint64(len(x.late))]
-	switch ends := uint32(h>>32) &^ frameTimes; {
-	case *last&^frameTimes != ends:
-		*last = ends
-	case *last&frameTimes < frameTimes-1:
+	switch ends := uint32(h>>32) &^ times; {
+	case *last&^times != ends:
+		*last = ends | 1
+	case *last&times < times:
 		*last++
 	default:
 		*last = 0

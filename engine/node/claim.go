@@ -82,7 +82,7 @@ func (n *Node) claim(p *partition) {
 		p.mu.Unlock()
 		return
 	}
-	p.claiming, p.claims, p.claimed = true, true, time.Now()
+	p.claiming, p.sentClaim, p.claimed = true, true, time.Now()
 	p.mu.Unlock()
 	done := func(seq uint64, err error) {
 		if err == nil {
@@ -120,7 +120,7 @@ func (n *Node) own(p *partition, epoch uint64) {
 // no other node has the name.
 func (n *Node) claimApplied(p *partition) {
 	st := p.machine.Stats()
-	if p.claims && st.Owner == n.o.Name {
+	if p.sentClaim && st.Owner == n.o.Name {
 		p.owner.Epoch = max(p.owner.Epoch, st.Epoch)
 	}
 	mine := p.owner.Epoch

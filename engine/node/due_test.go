@@ -2,7 +2,6 @@ package node
 
 import (
 	"log/slog"
-	"runtime"
 	"testing"
 	"time"
 
@@ -128,7 +127,7 @@ func TestOwnClaims(t *testing.T) {
 		}
 	}
 	comes("a claim of an earlier run", "a", 0)
-	p.claims = true
+	p.sentClaim = true
 	p.chain.Resume(0, 0, nil)
 	comes("one without an answer", "a", 2)
 	n.own(p, 2)
@@ -165,7 +164,7 @@ func TestClaimLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for !n.mayClaim(p) {
-		runtime.Gosched()
+		time.Sleep(time.Millisecond)
 	}
 	if err := m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":7}`)); err != nil {
 		t.Fatal(err)
@@ -176,7 +175,7 @@ func TestClaimLate(t *testing.T) {
 		return p.owner.Epoch
 	}
 	for epoch() != 7 {
-		runtime.Gosched()
+		time.Sleep(time.Millisecond)
 	}
 }
 

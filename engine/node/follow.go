@@ -233,7 +233,7 @@ func (n *Node) giveUp(p *partition) error {
 	}
 	p.needs.Store(1) // until the table has forgotten it, a start would go on with it
 	p.follows.Store(false)
-	p.claims = false // when it is followed again, older ones may be read again
+	p.sentClaim = false // when it is followed again, older ones may be read again
 	p.machine = engine.New(n.layout, p.number)
 	p.checkpoint.Store(0)
 	p.older.Store(0)

@@ -191,7 +191,7 @@ type Node struct {
 	unfollowed trouble
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
-	answers    atomic.Int64 // since when it has said so again and again, the same
+	answering  atomic.Int64 // since when it has said so again and again, the same
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
@@ -215,15 +215,15 @@ type Node struct {
 type partition struct {
 	number int
 
-	mu       sync.Mutex // guards machine, owner and what follows
-	machine  *engine.Machine
-	table    table // that the machine reads
-	owner    engine.Owner
-	claiming bool      // a claim is on its way
-	claims   bool      // this run has sent one
-	claimed  time.Time // when the last one was sent
-	stopped  error     // why the partition stopped for good
-	upTo     uint64    // records up to here are in a machine that began to follow during this run
+	mu        sync.Mutex // guards machine, owner and what follows
+	machine   *engine.Machine
+	table     table // that the machine reads
+	owner     engine.Owner
+	claiming  bool      // a claim is on its way
+	sentClaim bool      // this run has sent one
+	claimed   time.Time // when the last one was sent
+	stopped   error     // why the partition stopped for good
+	upTo      uint64    // records up to here are in a machine that began to follow during this run
 
 	follows atomic.Bool   // the machine has the partition's jobs; else it is empty. Written under mu
 	needs   atomic.Uint64 // a position from which the log is wanted in order to follow; 0: none

@@ -28,7 +28,8 @@ var (
 // Over a network that loses packets an answer may take seconds, and resuming a chain takes several, one behind the other:
 // who gives a chain up whenever an answer is late hardly ever has one. So the chain goes on, and the stream is asked beside
 // it. It is given up where the stream has had an election since it was resumed, as the leader that was to answer is gone, be
-// it that it leads once more; or where the stream answers and no message is answered for long: the message was lost, or its answer was.
+// it that it leads once more; where the stream says that it has none of the messages: they were lost; or where it answers and no
+// message is answered for long: the message was lost, or its answer was.
 type overdue struct {
 	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
 	heard uint64    // up to where messages were answered when it was last looked

@@ -149,7 +149,7 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 // logAnswered notes that the log stream has answered.
 func (n *Node) logAnswered(now time.Duration) {
 	if now-time.Duration(n.answered.Swap(int64(now))) > tickTimeout {
-		n.answers.Store(int64(now))
+		n.answering.Store(int64(now))
 	}
 }
 
