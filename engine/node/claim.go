@@ -106,7 +106,7 @@ func (n *Node) claim(p *partition) {
 func (n *Node) own(p *partition, epoch uint64) {
 	p.mu.Lock()
 	if p.stopped == nil {
-		p.owner.Epoch = max(p.owner.Epoch, epoch)
+		p.owner.Epoch = epoch
 		n.claimApplied(p) // its record may have come before the word about it
 	}
 	p.mu.Unlock()
