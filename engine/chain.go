@@ -50,7 +50,7 @@ package engine
 // output of high priority that becomes due waits behind no more than that; it is never so small that a
 // single round trip starves it, nor so large that a loss costs seconds.
 //
-// Three quarters of it are open while outputs overtake others that were due before: then some are mostly of high priority, whose
+// Three quarters of it are open while outputs overtake others that were due before: those are mostly of high priority, whose
 // wait counts. Not always, as a drain of one priority loses a twentieth of its rate by it; not where messages are confirmed, by
 // several servers, as a round trip to these is longer. With half of it open high priorities waited less, but the drain beside
 // them lost a twentieth, too.
@@ -220,7 +220,6 @@ func (c *Chain) Acked(seq uint64, now int64) []Output {
 func (c *Chain) measure(n int, now int64) {
 	if c.sent == 0 {
 		c.drainedFrom = 0
-		c.hurried, c.overtaken = false, false
 		return
 	}
 	if c.drainedFrom == 0 {

@@ -165,17 +165,6 @@ func TestChainHurries(t *testing.T) {
 		open(hurried)
 		drain(20 * windowTime)
 		open(windowMin)
-		offer(now - 500)
-		open(hurried)
-		for {
-			if _, ok := c.Next(now); !ok {
-				break
-			}
-		}
-		for c.InFlight() > 0 {
-			c.Acked(c.Stored().Seq+1, now)
-		}
-		open(windowMin) // the drain is over
 	}
 }
 
