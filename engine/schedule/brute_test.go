@@ -39,11 +39,11 @@ func randomField(r *rand.Rand, lowest, highest, usual int, names []string) strin
 		}
 		return fmt.Sprintf(pick(r, "%d", "%02d"), v)
 	}
-	step := func() string { return fmt.Sprint(1 + r.IntN(min(highest, 59)-lowest)) }
+	step := func() string { return fmt.Sprint(pick(r, 1, 1, 1, 1+r.IntN(100)) * (1 + r.IntN(min(highest, 59)-lowest))) }
 	item := func() string {
 		switch r.IntN(8) {
 		case 0:
-			return "*/" + step()
+			return pick(r, "*/", "*/", "?/") + step()
 		case 1:
 			return value() + "-" + value() // which may run over the field's end
 		case 2:
@@ -89,7 +89,7 @@ func randomCron(r *rand.Rand, near time.Time) string {
 		w[0] = randomField(r, 0, 59, 0, nil)
 	}
 	if r.IntN(8) == 0 {
-		w[0] = "*"
+		w[0] = pick(r, "*", "?")
 	}
 	if r.IntN(4) != 0 {
 		w[1] = randomField(r, 0, 59, 30, nil)
@@ -97,7 +97,7 @@ func randomCron(r *rand.Rand, near time.Time) string {
 	switch r.IntN(8) {
 	case 0:
 	case 1, 2:
-		w[2] = fmt.Sprintf("*/%d", 1+r.IntN(23))
+		w[2] = fmt.Sprintf("%s/%d", pick(r, "*", "?"), 1+r.IntN(30))
 	default:
 		w[2] = randomField(r, 0, 23, (near.Hour()+22+r.IntN(4))%24, nil)
 	}

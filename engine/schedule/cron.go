@@ -76,7 +76,7 @@ func parseCron(words []string, gap carillon.Gap, fold carillon.Fold) (*cron, *ca
 		shift:   gap == carillon.GapShift,
 		fold:    fold,
 	}
-	if hour := words[2]; hour == "*" || hour[0] == '*' && !strings.Contains(hour, ",") {
+	if hour := words[2]; strings.ContainsAny(hour[:1], "*?") && !strings.Contains(hour, ",") {
 		// By elapsed time. Every hour: whatever hour it is called. Every n hours: no local time twice,
 		// and none lost.
 		if c.shift, c.fold = true, carillon.FoldFirst; c.hours == 1<<24-1 {
@@ -102,29 +102,24 @@ func parseCron(words []string, gap carillon.Gap, fold carillon.Fold) (*cron, *ca
 	return c, nil
 }
 
-// parseItem reads an item of a list: *, a, a-b, each with an optional /step. The result has a bit for
+// parseItem reads an item of a list: *, which may be written ?, a, a-b, each with an optional /step. The result has a bit for
 // each value.
 func (f field) parseItem(item string) (uint64, *carillon.Error) {
 	body, stepText, stepped := strings.Cut(item, "/")
 	count := f.max - f.min + 1
 	step := 1
 	if stepped {
-		n, err := strconv.ParseUint(stepText, 10, 16)
+		n, err := strconv.ParseUint(stepText, 10, 31)
 		if err != nil || n == 0 {
 			return 0, f.invalid(item, "the step is not a number from 1")
-		}
-		if int(n) >= count {
-			return 0, f.invalid(item, "a step over "+strconv.Itoa(count-1)+" would match one value only: steps do not reach over the field's end")
 		}
 		step = int(n)
 	}
 	var lo, hi int
 	low, high, ranged := strings.Cut(body, "-")
 	switch {
-	case body == "*":
+	case body == "*" || body == "?":
 		lo, hi = f.min, f.max
-	case body == "?":
-		return 0, f.invalid(item, "? stands alone, in a day field")
 	default:
 		var err *carillon.Error
 		if lo, err = f.parseValue(item, low); err != nil {
@@ -189,9 +184,6 @@ func (f field) invalid(item, message string) *carillon.Error {
 // parseDays reads a day field. special tries the forms that a plain field does not have, and returns nil
 // where the item is not one of them.
 func parseDays(word string, f field, special func(item string) (monthDays, *carillon.Error)) (monthDays, *carillon.Error) {
-	if word == "?" {
-		word = "*"
-	}
 	var plain uint64
 	var rules []monthDays
 	for item := range strings.SplitSeq(word, ",") {

@@ -142,7 +142,7 @@ func parseDuration(words []string) (int64, *carillon.Error) {
 	d, err := time.ParseDuration(words[1])
 	switch {
 	case err != nil:
-		return 0, invalid("%s is not a duration such as 250ms, 1m30s or 24h", quote(words[1]))
+		return 0, invalid("%s is not a duration such as 250ms, 1m30s or 24h, from 1ms to 10 years", quote(words[1]))
 	case d < carillon.MinInterval:
 		return 0, invalid("%s %s: the shortest duration is 1ms", words[0], quote(words[1]))
 	case d > carillon.MaxInterval:

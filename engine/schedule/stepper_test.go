@@ -39,9 +39,9 @@ func readNaive(text string, gap carillon.Gap, fold carillon.Fold) *naive {
 		n.month[v] = naiveIn(strings.ToUpper(w[4]), v, 1, 12, "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC")
 	}
 	switch {
-	case w[2] == "*" || w[2] == "*/1":
+	case w[2] == "*" || w[2] == "*/1" || w[2] == "?" || w[2] == "?/1":
 		n.mode = "every hour"
-	case strings.HasPrefix(w[2], "*/") && !strings.Contains(w[2], ","):
+	case (strings.HasPrefix(w[2], "*/") || strings.HasPrefix(w[2], "?/")) && !strings.Contains(w[2], ","):
 		n.mode = "every n hours"
 	default:
 		n.mode = "by the clock"
