@@ -102,8 +102,9 @@ type Machine struct {
 	due    func(slot uint32, deadline int64) // notes a timer's job in soon
 	soon   []uint32                          // jobs off the wheel that have yet to be made ready
 	ahead  prefetch
-	left   int // outputs that the tick may still make
-	move   int // timers that the tick may still take off the wheel
+	left   int   // outputs that the tick may still make
+	move   int   // timers that the tick may still take off the wheel
+	until  int64 // ms: the time of the tick's own record; what is due later, within the lead, is not late
 }
 
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
@@ -219,11 +220,11 @@ func (m *Machine) command(e *Entry) Result {
 }
 
 func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
-	if e.Kind == KindUnknown {
-		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: "verb", Message: fmt.Sprintf("%q is no command: put, delete, pause, resume, fire", cut(e.Verb))}
-	}
 	if err := carillon.CheckJobID(e.Job); err != nil {
 		return false, asError(err)
+	}
+	if e.Kind == KindUnknown {
+		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: "verb", Message: fmt.Sprintf("%q is no command: put, delete, pause, resume, fire", cut(e.Verb))}
 	}
 	if p := PartitionOf(e.Job, m.layout.Partitions); p != m.partition {
 		return false, &carillon.Error{Code: carillon.CodeInvalidJobID, Field: "id", Message: fmt.Sprintf("job belongs to partition %d, not %d", p, m.partition)}

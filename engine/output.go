@@ -226,7 +226,7 @@ func (m *Machine) copied(j *job) (id string, version uint64, s spec) {
 
 func (m *Machine) emitEvent(e carillon.Event) {
 	o := Output{Kind: OutputEvent, Event: e.Kind, Job: e.Job, Body: string(e.AppendJSON(nil))}
-	if carillon.CheckJobID(e.Job) != nil {
+	if e.Error != nil && e.Error.Code == carillon.CodeInvalidJobID { // as it is cut it may look like another job's
 		o.Job = ""
 	}
 	m.left--

@@ -54,7 +54,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		next = state.firstFire(plan, last, want.MaxFires)
 	}
 	if next == none && expr.Kind() != schedule.None && last == 0 && state == nil {
-		return false, &carillon.Error{Code: carillon.CodeInvalidField, Field: "end", Message: "the schedule has no fire between now and the end"}
+		return false, neverFires(&want)
 	}
 	if j == nil && m.diskLow {
 		return false, &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the engine's disk is nearly full: no new jobs are taken"}
@@ -160,4 +160,12 @@ func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 	for _, seq := range m.forcedBy[slot] {
 		m.ready.Insert(m.forcedTurn(m.forced[seq]))
 	}
+}
+
+// neverFires names the bound that leaves a new job no fire.
+func neverFires(job *carillon.Job) *carillon.Error {
+	if job.End.IsZero() {
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "start", Message: "the schedule has no fire from the start on"}
+	}
+	return &carillon.Error{Code: carillon.CodeInvalidField, Field: "end", Message: "the schedule has no fire between now and the end"}
 }

@@ -269,7 +269,7 @@ func (s *script) emitted() string {
 		s.printed = o.Number
 		switch o.Kind {
 		case OutputEvent:
-			fmt.Fprintf(&b, "#%d event %s %s\n", o.Number, o.Event, o.Body)
+			fmt.Fprintf(&b, "#%d %s %s\n", o.Number, o.Subject(oneOfOne, 0), o.Body)
 		default:
 			fmt.Fprintf(&b, "#%d %s %s v%d due=%s", o.Number, o.Subject(oneOfOne, 0), strings.Replace(o.ID(), strconv.FormatInt(o.Scheduled, 10), clockTime(time.UnixMilli(o.Scheduled)), 1), o.Version, clockTime(time.UnixMilli(o.Due)))
 			if o.Missed > 0 {
