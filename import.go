@@ -35,16 +35,17 @@ var besideFields = []string{"id", "spec", "status", "state", "if_absent", "type"
 // writes, {"id":…,"spec":{…},"status":…}. The fields of a reply that only a running job has are passed over, so
 // that the output of 'job get --json' is a line, too. Errors are those of ParseLine.
 func ParseImport(line []byte) (l ImportLine, err error) {
-	var spec []byte
+	var spec reader
 	exported := false
 	look := reader{b: line}
 	look.space()
-	e := look.members(func(name []byte, _ int) (e *Error) {
+	e := look.members(func(name []byte, _ int) *Error {
 		if string(name) != "spec" {
 			return look.skip(1)
 		}
-		exported = true
-		spec, e = look.raw()
+		exported, spec.i = true, look.i
+		e := look.skip(1)
+		spec.b = line[:look.i] // so that errors tell where in the line
 		return e
 	})
 	switch {
@@ -75,11 +76,11 @@ func ParseImport(line []byte) (l ImportLine, err error) {
 	if e != nil {
 		return ImportLine{}, e
 	}
-	if err := CheckJobID(id); err != nil {
-		return ImportLine{}, err
+	if e := checkID(id); e != nil {
+		return ImportLine{}, e
 	}
-	if l.Job, err = ParseJob(spec); err != nil {
-		return ImportLine{}, err
+	if e := l.Job.parse(&spec, jobFields, nil); e != nil {
+		return ImportLine{}, e
 	}
 	l.Job.ID, l.Paused = id, l.Status == StatusPaused
 	return l, nil

@@ -32,6 +32,9 @@ const (
 // DefaultTopic is the topic of a job that names none.
 const DefaultTopic = "default"
 
+// defaultZone is the zone of a job that names none.
+const defaultZone = "UTC"
+
 // Misfire says what happens to fires that were missed by over a second because no engine was ticking.
 type Misfire uint8
 
@@ -144,6 +147,9 @@ func (j *Job) Validate() error {
 func (j *Job) check(syntax bool) *Error {
 	if j.Topic == DefaultTopic {
 		j.Topic = ""
+	}
+	if j.Zone == defaultZone {
+		j.Zone = ""
 	}
 	if j.Topic != "" {
 		if e := checkTopic("topic", j.Topic, false); e != nil {

@@ -48,10 +48,21 @@ func ParseLine(line []byte) (Job, error) {
 	if e := j.parse(&reader{b: line}, lineFields, nil); e != nil {
 		return Job{}, e
 	}
-	if err := CheckJobID(j.ID); err != nil {
-		return Job{}, err
+	if e := checkID(j.ID); e != nil {
+		return Job{}, e
 	}
 	return j, nil
+}
+
+// checkID is CheckJobID of a field.
+func checkID(id string) *Error {
+	err := CheckJobID(id)
+	if err == nil {
+		return nil
+	}
+	e := AsError(err)
+	e.Field = "id"
+	return e
 }
 
 func (j *Job) parse(r *reader, fields []string, ifVersion **uint64) *Error {
@@ -153,16 +164,22 @@ func (r *reader) instant(field string) (t time.Time, e *Error) {
 	if e != nil {
 		return t, e
 	}
-	if !rfc3339(s) || t.UnmarshalText(s) != nil || t.IsZero() {
+	if !rfc3339(s) || t.UnmarshalText(s) != nil {
 		return t, errField(CodeInvalidField, field, "is %s; expected %s", quote(string(s)), expected)
+	}
+	if t.IsZero() { // checkInstant takes it for none
+		return t, errField(CodeInvalidField, field, "is %s; expected 1970 to 9999 (UTC)", quote(string(s)))
 	}
 	return t, checkInstant(field, &t)
 }
 
-// rfc3339 checks what the time package lets pass: hours of one digit, a comma for the point, and
-// offsets of a day or more.
+// rfc3339 checks what the time package lets pass: hours of one digit, a comma for the point, digits beyond the ninth of a
+// second's fraction, and offsets of a day or more.
 func rfc3339(s []byte) bool {
 	if len(s) < len("2006-01-02T15:04:05Z") || s[13] != ':' || bytes.IndexByte(s, ',') >= 0 {
+		return false
+	}
+	if fraction, ok := bytes.CutPrefix(s[len("2006-01-02T15:04:05"):], []byte(".")); ok && len(fraction)-len(bytes.TrimLeft(fraction, "0123456789")) > 9 {
 		return false
 	}
 	offset := s[len(s)-len("+00:00"):]
@@ -179,8 +196,8 @@ func (r *reader) duration(field string, least, most time.Duration) (time.Duratio
 		return 0, e
 	}
 	d, err := time.ParseDuration(string(s))
-	if err != nil {
-		return 0, errField(CodeInvalidField, field, "is %s; expected %s", quote(string(s)), expected)
+	if err != nil { // it is out of every range, too
+		return 0, errField(CodeInvalidField, field, "is %s; expected %s, from %s to %s", quote(string(s)), expected, durationText(least), durationText(most))
 	}
 	return d, checkDuration(field, d, least, most)
 }
@@ -257,7 +274,9 @@ func (j *Job) appendMembers(dst []byte, line bool) []byte {
 		}
 	}
 	text("schedule", j.Schedule, "")
-	text("zone", j.Zone, "")
+	if j.Zone != defaultZone {
+		text("zone", j.Zone, "")
+	}
 	text("dst_gap", j.Gap.String(), gapWords[0])
 	text("dst_fold", j.Fold.String(), foldWords[0])
 	if !j.Start.IsZero() {

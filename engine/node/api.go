@@ -504,7 +504,9 @@ func (n *Node) apiList(c *call) error {
 }
 
 // pageBytes is how many bytes of jobs a page may have, so that it fits into one message whatever the payloads are.
-func (n *Node) pageBytes() int { return min(int(n.nc.MaxPayload())-1024, carillon.MaxPageBytes) }
+func (n *Node) pageBytes() int {
+	return min(int(n.nc.MaxPayload()), carillon.MaxPageBytes) - 1024 // for the rest of the page
+}
 
 // listing is what a page may take next from a partition.
 type listing struct {

@@ -286,10 +286,9 @@ func (n *Node) passPack(p *partition, pack []engine.PackedJob, done func(reply))
 		answer, err := n.askNode(ctx, to, "pack."+strconv.Itoa(p.number), nil, engine.EncodePack(pack))
 		var outcomes []engine.Outcome
 		if err == nil {
-			err = json.Unmarshal(answer.Data, &outcomes)
-		}
-		if err == nil && len(outcomes) != len(pack) {
-			err = fmt.Errorf("node %s told of %d of %d jobs", to, len(outcomes), len(pack))
+			if bad := json.Unmarshal(answer.Data, &outcomes); bad != nil || len(outcomes) != len(pack) {
+				err = unanswered(to, fmt.Errorf("it told of %d of %d jobs (%v)", len(outcomes), len(pack), bad))
+			}
 		}
 		done(reply{err: carillon.AsError(err), jobs: outcomes})
 	}()

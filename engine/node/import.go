@@ -125,8 +125,15 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 	return nil
 }
 
-// checkState refuses what no record of the log holds. A record with such a state in it would be garbage, with all jobs in it.
+// checkState refuses a state that lacks what a job's schedule goes on from, and one that no record of the log holds: with such a
+// state in it a record would be garbage, with all jobs in it.
 func checkState(s *carillon.JobState) error {
+	switch {
+	case s.Accepted.IsZero():
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "accepted", Message: "is not given; a state says when its job was accepted"}
+	case s.From.IsZero():
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "from", Message: "is not given; a state says what may be its earliest fire not yet decided"}
+	}
 	for _, t := range [...]struct {
 		field string
 		at    time.Time
