@@ -12,8 +12,11 @@ func TestProfiles(t *testing.T) {
 		o := base(t)
 		o.Profiles = asked
 		r := run(t, o)
-		want := map[bool]int{true: http.StatusOK, false: http.StatusNotFound}[asked]
-		for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/pprof/trace?seconds=0.1"} {
+		profiles := map[bool]int{true: http.StatusOK, false: http.StatusNotFound}[asked]
+		for path, want := range map[string]int{
+			"/healthz": http.StatusOK, "/debug/pprof/": profiles, "/debug/pprof/heap": profiles,
+			"/debug/pprof/profile?seconds=1": profiles, "/debug/pprof/trace?seconds=0.1": profiles,
+		} {
 			resp, err := http.Get(r.HTTP + path)
 			if err != nil {
 				t.Fatal(err)

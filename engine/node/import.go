@@ -110,7 +110,7 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 			err = n.checkPut(&l.Job)
 		}
 		if err == nil && l.State != nil {
-			err = checkState(l.State)
+			err = checkState(&l.ImportJob)
 		}
 		if err != nil {
 			im.failed(number, l.Job.ID, carillon.AsError(err))
@@ -127,8 +127,10 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 
 // checkState refuses a state that lacks what a job's schedule goes on from, and one that no record of the log holds: with such a
 // state in it a record would be garbage, with all jobs in it.
-func checkState(s *carillon.JobState) error {
+func checkState(job *carillon.ImportJob) error {
+	s := job.State
 	switch {
+	case job.Job.Schedule == "":
 	case s.Accepted.IsZero():
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "accepted", Message: "is not given; a state says when its job was accepted"}
 	case s.From.IsZero():

@@ -78,23 +78,31 @@ func TestImport(t *testing.T) {
 		`{"id":"accepted","spec":{},"state":{"accepted":"2500-01-01T00:00:00.001Z"}}`,
 		`{"id":"from","spec":{},"state":{"from":"3000-01-01T00:00:00Z"}}`,
 		`{"id":"last","spec":{},"state":{"last":"9999-12-31T23:59:59.999Z"}}`,
+		`{"id":"since","spec":{"schedule":"@in 1h"},"state":{"version":3,"from":"2026-12-01T00:00:00Z"}}`,
+		`{"id":"upto","spec":{"schedule":"@in 1h"},"state":{"version":3,"accepted":"2026-12-01T00:00:00Z"}}`,
 	}
 	got := importLines(t, nc, "r", lines...)
-	codes := map[int]carillon.Code{}
+	codes, fields := map[int]carillon.Code{}, map[int]string{}
 	var order []int
 	for _, f := range got.Failed {
-		codes[f.Line] = f.Error.Code
+		codes[f.Line], fields[f.Line] = f.Error.Code, f.Error.Field
 		order = append(order, f.Line)
 	}
-	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12}) {
+	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12, 13, 14}) {
 		t.Errorf("%+v", got)
 	}
 	for line, want := range map[int]carillon.Code{
 		6: carillon.CodeInvalidSchedule, 7: carillon.CodeInvalidJobID, 8: carillon.CodeInvalidJSON, 9: carillon.CodeInvalidField,
 		10: carillon.CodeInvalidField, 11: carillon.CodeInvalidField, 12: carillon.CodeInvalidField,
+		13: carillon.CodeInvalidField, 14: carillon.CodeInvalidField,
 	} {
 		if codes[line] != want {
 			t.Errorf("line %d: %s, not %s", line, codes[line], want)
+		}
+	}
+	for line, want := range map[int]string{6: "schedule", 7: "id", 8: "", 9: "end", 10: "accepted", 11: "from", 12: "last", 13: "accepted", 14: "from"} {
+		if fields[line] != want {
+			t.Errorf("line %d: field %q, not %q", line, fields[line], want)
 		}
 	}
 	fired := func(version uint64) {
@@ -117,6 +125,17 @@ func TestImport(t *testing.T) {
 	}
 	if job, err := c.Get(t.Context(), "flat"); err != nil || string(job.Spec.Payload) != `{"a": 1}` {
 		t.Errorf("%+v, %v", job, err)
+	}
+
+	longest := strings.Repeat("r", 120)
+	if r := importLines(t, nc, longest, lines[0]); r.Unchanged != 1 {
+		t.Errorf("a request of 120 bytes: %+v", r)
+	}
+	m := nats.NewMsg("carillon.api.import")
+	m.Data = []byte(lines[0])
+	m.Header.Set(carillon.HeaderRequest, longest+"r")
+	if answer, err := nc.RequestMsg(m, time.Minute); err != nil || !errors.Is(carillon.ParseError(answer.Data), &carillon.Error{Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest}) {
+		t.Errorf("a request of 121 bytes: %v", err)
 	}
 
 	many := bytes.Repeat([]byte("{}\n"), carillon.MaxImportLines+1)

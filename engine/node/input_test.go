@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -566,5 +567,39 @@ func TestBoundsAtTheEpoch(t *testing.T) {
 				t.Errorf("%s with its %s at the epoch: %v", what, field, err)
 			}
 		}
+	}
+}
+
+// The verbs are a NATS micro service, which 'nats service info' shows to whoever may ask for them.
+func TestMicroService(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	answer, err := dial(t, r.NATS).Request("$SRV.INFO.carillon", nil, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info micro.Info
+	if err := json.Unmarshal(answer.Data, &info); err != nil {
+		t.Fatal(err)
+	}
+	var subjects []string
+	for _, e := range info.Endpoints {
+		subjects = append(subjects, e.Subject)
+	}
+	for _, want := range []string{"carillon.api.put.>", "carillon.api.get.>", "carillon.api.list", "carillon.api.status"} {
+		if !slices.Contains(subjects, want) {
+			t.Errorf("%s is not among %v", want, subjects)
+		}
+	}
+}
+
+// A preview gives the fires behind its "after", ten where it is not said how many.
+func TestPreview(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	midnight := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	next, err := client(t, r.NATS).Preview(t.Context(), carillon.PreviewRequest{Schedule: "@daily", After: midnight})
+	if err != nil || len(next) != 10 || !next[0].Equal(midnight.AddDate(0, 0, 1)) || !next[9].Equal(midnight.AddDate(0, 0, 10)) {
+		t.Errorf("%v, %v", next, err)
 	}
 }

@@ -39,7 +39,9 @@ func randomField(r *rand.Rand, lowest, highest, usual int, names []string) strin
 		}
 		return fmt.Sprintf(pick(r, "%d", "%02d"), v)
 	}
-	step := func() string { return fmt.Sprint(pick(r, 1, 1, 1, 1+r.IntN(100)) * (1 + r.IntN(min(highest, 59)-lowest))) }
+	step := func() string {
+		return fmt.Sprint(pick(r, 1, 1, 1, 1+r.IntN(100)) * (1 + r.IntN(min(highest, 59)-lowest)))
+	}
 	item := func() string {
 		switch r.IntN(8) {
 		case 0:
