@@ -179,34 +179,43 @@ func TestClaimLate(t *testing.T) {
 	}
 }
 
-// A chain that is lost by an answer that leaves one out is taken up again by whoever sleeps, and counts.
-func TestAnswerLeftOut(t *testing.T) {
+// confirming is a partition whose chain has messages confirmed, for a node that hears the answers; rang tells whether they woke
+// whoever sleeps.
+func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, rang func() bool) {
+	t.Helper()
 	bell, err := newAlarm()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(bell.close)
-	n := &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil), bell: bell}
-	rang := func() bool {
+	n = &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil), bell: bell}
+	p = &partition{chain: engine.NewChain()}
+	p.chain.Confirm()
+	p.chain.Resume(0, 0, outputs)
+	return n, p, func() bool {
 		select {
-		case <-n.bell.rang:
+		case <-bell.rang:
 			return true
 		default:
 			return false
 		}
 	}
-	p := &partition{chain: engine.NewChain()}
-	p.chain.Confirm()
-	p.chain.Resume(0, 0, []engine.Output{{Number: 1}, {Number: 2}, {Number: 3}})
-	send := func() {
-		if _, ok := p.chain.Next(0); !ok {
-			t.Fatal("nothing is sent")
-		}
+}
+
+func sendNext(t *testing.T, p *partition) {
+	t.Helper()
+	if _, ok := p.chain.Next(0); !ok {
+		t.Fatal("nothing is sent")
 	}
-	send()
+}
+
+// A chain that is lost by an answer that leaves one out is taken up again by whoever sleeps, and counts.
+func TestAnswerLeftOut(t *testing.T) {
+	n, p, rang := confirming(t, engine.Output{Number: 1}, engine.Output{Number: 2}, engine.Output{Number: 3})
+	sendNext(t, p)
 	n.acked(p, p.run, 1, nil)
-	send()
-	send()
+	sendNext(t, p)
+	sendNext(t, p)
 	rang() // for that
 	n.acked(p, p.run, 3, nil)
 	if !rang() {
@@ -215,5 +224,18 @@ func TestAnswerLeftOut(t *testing.T) {
 	n.acked(p, p.run, 2, streams.ErrDisconnected) // too late to count once more
 	if !p.chain.Lost() || n.meters.lost.Get() != 1 {
 		t.Errorf("lost: %t, %d times", p.chain.Lost(), n.meters.lost.Get())
+	}
+}
+
+// The first message of a chain goes alone. Its answer wakes whoever sleeps to send the others, few as they are, or to hold them.
+func TestFirstAnswer(t *testing.T) {
+	n, p, rang := confirming(t, engine.Output{Number: 1}, engine.Output{Number: 2, Due: 5})
+	sendNext(t, p)
+	if _, ok := p.chain.HoldUntil(); ok {
+		t.Fatal("the second is not held back by the first")
+	}
+	n.acked(p, p.run, 1, nil)
+	if at, ok := p.chain.HoldUntil(); !ok || at != 5 || !rang() {
+		t.Errorf("the second is due at %d (%t), and nobody is woken", at, ok)
 	}
 }
