@@ -289,6 +289,9 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if err := n.recovered(); err != nil {
 		return err
 	}
+	if err := n.streams.Log.Await(ctx); err != nil { // what was recovered need not be read again for an election
+		return n.unreachable(err)
+	}
 	if err := n.heal(ctx); err != nil {
 		return n.unreachable(err)
 	}

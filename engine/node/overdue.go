@@ -15,6 +15,7 @@ const (
 	// message takes the same way as the question behind it: a new leader says what its stream holds a moment before it takes
 	// messages, and what comes in that moment is lost without a word.
 	noneFor     = 500 * time.Millisecond
+	allFor      = 150 * time.Millisecond // the same of all that is under way: their answers left before those words, and were lost
 	quickAnswer = 100 * time.Millisecond
 )
 
@@ -28,13 +29,14 @@ var (
 // Over a network that loses packets an answer may take seconds, and resuming a chain takes several, one behind the other:
 // who gives a chain up whenever an answer is late hardly ever has one. So the chain goes on, and the stream is asked beside
 // it. It is given up where the stream has had an election since it was resumed, as the leader that was to answer is gone, be
-// it that it leads once more; where the stream says that it has none of the messages: they were lost; or where it answers and no
-// message is answered for long: the message was lost, or its answer was.
+// it that it leads once more; where the stream says that it has none of the messages, or all: they were lost, or their answers;
+// or where it answers and no message is answered for long.
 type overdue struct {
 	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
 	heard uint64    // up to where messages were answered when it was last looked
 	since time.Time // no more were
 	none  time.Time // since when the stream says quickly that it has no more than that
+	all   time.Time // since when it says quickly that it has all of them
 }
 
 // tell notes that one of the messages under way is not answered as soon as it should be. upTo is the newest of them.
@@ -62,18 +64,29 @@ func (o *overdue) judge(stored uint64, l lookedAt, now time.Time) verdict {
 		return goOn
 	}
 	if o.since.IsZero() || stored > o.heard {
-		o.heard, o.since, o.none = stored, now, time.Time{}
+		o.heard, o.since, o.none, o.all = stored, now, time.Time{}, time.Time{}
 	}
-	switch {
-	case l.last > stored || l.took > quickAnswer:
-		o.none = time.Time{}
-	case o.none.IsZero():
-		o.none = now
-	}
-	if !l.sameLeader || now.Sub(o.since) > overdueMost || !o.none.IsZero() && now.Sub(o.none) > noneFor {
+	quick := l.took <= quickAnswer
+	noted(&o.none, quick && l.last <= stored, now)
+	noted(&o.all, quick && l.last >= o.upTo, now)
+	if !l.sameLeader || now.Sub(o.since) > overdueMost || longer(o.none, noneFor, now) || longer(o.all, allFor, now) {
 		return giveUp
 	}
 	return waitOn
+}
+
+// noted keeps since when something is so; zero: it is not.
+func noted(since *time.Time, is bool, now time.Time) {
+	switch {
+	case !is:
+		*since = time.Time{}
+	case since.IsZero():
+		*since = now
+	}
+}
+
+func longer(since time.Time, than time.Duration, now time.Time) bool {
+	return !since.IsZero() && now.Sub(since) > than
 }
 
 // awaitAnswers waits for answers that are late, and resumes the chain where they do not come.
@@ -102,7 +115,7 @@ func (n *Node) judgeAnswers(p *partition, info streams.Info, took time.Duration,
 		return giveUp
 	}
 	if err != nil {
-		p.overdue.none = time.Time{}
+		p.overdue.none, p.overdue.all = time.Time{}, time.Time{}
 		return waitOn // it says nothing of its messages either: these fail in time
 	}
 	same := info.Leader.Same(p.leader)

@@ -11,7 +11,7 @@ import (
 )
 
 // Late answers are waited for while they come, for two seconds while none does, for less where the stream says that it has none of
-// what they are awaited for, and not from a leader who is gone.
+// what they are awaited for, or all, and not from a leader who is gone.
 func TestLateAnswers(t *testing.T) {
 	began := time.Now()
 	at := func(after time.Duration) time.Time { return began.Add(after) }
@@ -19,7 +19,7 @@ func TestLateAnswers(t *testing.T) {
 	for name, looks := range map[string][]struct {
 		late   uint64 // told before: one of the messages up to here; 0: none
 		stored uint64
-		last   uint64 // of the stream; 0: beyond all
+		last   uint64 // of the stream; 0: one more than was answered
 		took   time.Duration
 		leader bool // the same
 		after  time.Duration
@@ -36,13 +36,17 @@ func TestLateAnswers(t *testing.T) {
 		"it had none before":  {{late: 9, stored: 5, last: 5, leader: true, want: waitOn}, {stored: 5, last: 6, leader: true, after: noneFor, want: waitOn}, {stored: 5, last: 5, leader: true, after: noneFor + 1, want: waitOn}},
 		"it has none of more": {{late: 9, stored: 5, last: 5, leader: true, want: waitOn}, {stored: 6, last: 6, leader: true, after: noneFor + 1, want: waitOn}},
 		"none, it says late":  {{late: 9, stored: 5, last: 5, took: quickAnswer + 1, leader: true, want: waitOn}, {stored: 5, last: 5, leader: true, after: noneFor + 1, want: waitOn}},
+		"it has all of them":  {{late: 9, stored: 5, last: 9, leader: true, want: waitOn}, {stored: 5, last: 9, leader: true, after: allFor, want: waitOn}, {stored: 5, last: 9, leader: true, after: allFor + 1, want: giveUp}},
+		"all but one":         {{late: 9, stored: 5, last: 8, leader: true, want: waitOn}, {stored: 5, last: 8, leader: true, after: allFor + 1, want: waitOn}},
+		"all, and they come":  {{late: 9, stored: 5, last: 9, leader: true, want: waitOn}, {stored: 6, last: 9, leader: true, after: allFor + 1, want: waitOn}},
+		"all, it says late":   {{late: 9, stored: 5, last: 9, leader: true, want: waitOn}, {stored: 5, last: 9, took: quickAnswer + 1, leader: true, after: allFor + 1, want: waitOn}},
 		"another leader":      {{late: 9, stored: 5, want: giveUp}},
 		"another, but it did": {{late: 9, stored: 9, want: goOn}},
 	} {
 		var o overdue
 		for i, look := range looks {
 			o.tell(look.late)
-			said := lookedAt{cmp.Or(look.last, 99), look.leader, look.took}
+			said := lookedAt{cmp.Or(look.last, look.stored+1), look.leader, look.took}
 			if got := o.judge(look.stored, said, at(look.after)); got != look.want {
 				t.Errorf("%s: look %d says %d, want %d", name, i, got, look.want)
 			}

@@ -36,7 +36,7 @@ type acks struct {
 
 const (
 	ackLook   = 50 * time.Millisecond  // between two looks which answers have not come in time
-	lateAfter = 500 * time.Millisecond // which is more than what a busy machine's stalls take
+	lateAfter = 250 * time.Millisecond // a busy machine's stalls take less, mostly; who is told asks, and goes on
 )
 
 // The kinds of publishes that are awaited.

@@ -16,7 +16,7 @@ var (
 	// ErrTimeout: no answer came; the message may be stored or not. nats-server does not answer at all
 	// when a file stream cannot be written, so a full disk looks like this.
 	ErrTimeout = errors.New("streams: no publish ack")
-	// ErrLate: the answer has not come for half a second, and is waited for on.
+	// ErrLate: the answer has not come for a quarter of a second, and is waited for on.
 	ErrLate = errors.New("streams: the publish ack is late")
 	// ErrDisconnected: the connection broke, or there is no leader; a message that was sent may be stored or not.
 	ErrDisconnected = errors.New("streams: disconnected")

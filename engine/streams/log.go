@@ -2,10 +2,17 @@ package streams
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go"
+)
+
+const (
+	awaitMost = 15 * time.Second // an election takes nats-server four to nine
+	awaitLook = 100 * time.Millisecond
 )
 
 // Log is the stream of commands and engine's records.
@@ -34,6 +41,31 @@ func (l *Log) Partitions() int { return l.cfg.Partitions }
 
 // Replicas is how many the log has.
 func (l *Log) Replicas() int { return l.cfg.Replicas }
+
+// here tells whether the log is served by a server in this process that is part of no cluster: that one keeps nothing back, and
+// does not go without the process.
+func (l *Log) here() bool {
+	return l.cfg.Wire != nil && l.nc.ConnectedClusterName() == "" && l.Replicas() <= 1
+}
+
+// Await waits until somebody leads the log, for as long as an election may take. Errors: Info's.
+func (l *Log) Await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, awaitMost)
+	defer cancel()
+	for {
+		_, err := l.Info(ctx)
+		if !errors.Is(err, ErrDisconnected) && !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		t := time.NewTimer(awaitLook)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
+	}
+}
 
 // PublishAsync appends a record and returns; onAck gets its sequence or an error as in
 // OutStream.PublishChained, and may be nil.

@@ -76,7 +76,7 @@ func (m *Chained) kind() int {
 // ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
 //
-// For a Patient message ErrLate comes after half a second, one call more: the answer is still waited for, up to Config.AckTimeout,
+// For a Patient message ErrLate comes after a quarter of a second, one call more: the answer is still waited for, up to Config.AckTimeout,
 // and may by then have come.
 func (o *OutStream) PublishChained(m *Chained, onAck func(seq uint64, err error)) error {
 	return o.press.publish(m, onAck)

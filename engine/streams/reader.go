@@ -64,10 +64,10 @@ var errReset = errors.New("streams: reader starts over")
 // in process, two cores shared with the server).
 func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
 	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, gather: l.cfg.Gather, heartbeat: heartbeat}
-	if l.cfg.Wire != nil {
+	if l.here() {
 		r.heartbeat = heartbeatEmbedded
 	} else {
-		r.known = l.known.Load // a server in this process does not keep anything back
+		r.known = l.known.Load
 	}
 	return r.read(ctx)
 }
@@ -294,12 +294,12 @@ func (r *reader) session(ctx context.Context) error {
 			return fmt.Errorf("%w: the connection broke", errReset)
 		case err := <-made:
 			switch {
-			case errors.Is(err, ErrDisconnected): // nobody leads all of JetStream; somebody may lead the stream
-				again = time.After(createAgain)
-			case err != nil:
-				return err
-			default:
+			case err == nil:
 				alive()
+			case errors.Is(err, ErrNoStream):
+				return err
+			default: // nobody leads all of JetStream, or no more are allowed; the stream can be asked
+				again = time.After(createAgain)
 			}
 		case <-again:
 			create()

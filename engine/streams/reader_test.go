@@ -803,6 +803,46 @@ func TestReadBesideLateConsumer(t *testing.T) {
 	}
 }
 
+// Who waits for the log's leader waits for the end of an election, and not for what will never be.
+func TestAwait(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	s := open(t, nc, Config{Partitions: 1})
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const info = "$JS.API.STREAM.INFO.CARILLON_LOG"
+	asked := make(chan struct{}, 100)
+	if _, err := nc.Subscribe("astray", func(m *nats.Msg) {
+		asked <- struct{}{}
+		_ = m.Respond([]byte(`{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`)) // what fails shows
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := account.AddMapping(info, "astray"); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Log.Await(t.Context()) }()
+	<-asked
+	<-asked
+	account.RemoveMapping(info)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), "CARILLON_LOG"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Log.Await(t.Context()); !errors.Is(err, ErrNoStream) {
+		t.Errorf("of a log that is not there: %v", err)
+	}
+}
+
 // Records come without a consumer, too: while none can be made, and when it is gone. None comes twice.
 func TestReadWithoutConsumer(t *testing.T) {
 	t.Run("refused once, and then without an answer", func(t *testing.T) {
@@ -813,6 +853,10 @@ func TestReadWithoutConsumer(t *testing.T) {
 	t.Run("refused at once, again and again", func(t *testing.T) { // there is no leader of all JetStream
 		const unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
 		testReadWithoutConsumer(t, func(m *nats.Msg) { _ = m.Respond([]byte(unavailable)) })
+	})
+	t.Run("refused, as there are too many", func(t *testing.T) {
+		const most = `{"error":{"code":400,"err_code":10026,"description":"maximum consumers limit reached"}}`
+		testReadWithoutConsumer(t, func(m *nats.Msg) { _ = m.Respond([]byte(most)) })
 	})
 }
 
