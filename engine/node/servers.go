@@ -38,6 +38,7 @@ type servers struct {
 // natsServer is one that is asked.
 type natsServer struct {
 	nc   *nats.Conn
+	end  context.CancelFunc // of asking it
 	name string
 	died bool // the connection broke while all was well: that is not slowness
 	promptness
@@ -66,6 +67,7 @@ func (s *servers) ask(ctx context.Context) {
 				s.add(ctx, u)
 			}
 		}
+		s.forget(s.main.Servers(), time.Now())
 		select {
 		case <-ctx.Done():
 			return
@@ -85,7 +87,8 @@ func (s *servers) add(ctx context.Context, url string) {
 	if err != nil {
 		return // the URL is none, or its server refuses: nothing is known of it
 	}
-	one.nc = nc
+	ctx, end := context.WithCancel(ctx)
+	one.nc, one.end = nc, end
 	s.mu.Lock()
 	s.all[url] = one
 	s.mu.Unlock()
@@ -94,6 +97,19 @@ func (s *servers) add(ctx context.Context, url string) {
 		defer nc.Close()
 		s.askOne(ctx, one)
 	})
+}
+
+// forget ends the connections to servers of which others tell no more and that are gone: one that comes back elsewhere, as pods do,
+// would leave one behind each time.
+func (s *servers) forget(known []string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for u, one := range s.all {
+		if one.gone(now) && !slices.Contains(known, u) {
+			one.end()
+			delete(s.all, u)
+		}
+	}
 }
 
 // withUser gives the URL of a server that others told of the user of those that were given.

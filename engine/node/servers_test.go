@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"testing"
@@ -231,5 +232,29 @@ func TestWithUser(t *testing.T) {
 		if got := withUser(c.found, c.given); got != c.want {
 			t.Errorf("%s beside %s became %s", c.found, c.given, got)
 		}
+	}
+}
+
+// A server that is gone, and of which others no longer tell, is asked no more. One that is known is, and one that was there a
+// moment ago.
+func TestForgetServers(t *testing.T) {
+	known, other := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
+	s := servers{o: Options{Name: "a", NATS: known}, all: make(map[string]*natsServer)}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer s.work.Wait()
+	defer cancel()
+	s.add(ctx, known)
+	s.add(ctx, other)
+	gone := s.all[other].nc
+	s.forget([]string{known}, time.Now())
+	if len(s.all) != 2 {
+		t.Fatalf("%d are asked", len(s.all))
+	}
+	s.forget([]string{known}, time.Now().Add(2*goneAfter))
+	if s.all[known] == nil || len(s.all) != 1 {
+		t.Errorf("%d are asked, and the known one: %t", len(s.all), s.all[known] != nil)
+	}
+	for !gone.IsClosed() {
+		time.Sleep(time.Millisecond)
 	}
 }
