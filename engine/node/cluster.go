@@ -54,6 +54,8 @@ const (
 	claimAgain = time.Second
 	// leaveTimeout bounds the last word to the others, and the last answers.
 	leaveTimeout = time.Second
+	// reconnectSoon is how long a hand-over waits for a connection that broke.
+	reconnectSoon = time.Second
 )
 
 // joined is this node among those over the same NATS.
@@ -358,7 +360,7 @@ func (n *Node) handOver(ctx context.Context, patience time.Duration) {
 	defer n.nc.RemoveStatusListener(broken)
 	n.joined.draining.Store(true)
 	began := time.Now()
-	for n.serves() > 0 && n.heirs() && n.nc.IsConnected() && ctx.Err() == nil {
+	for n.serves() > 0 && n.heirs() && n.connectsSoon(ctx) && ctx.Err() == nil {
 		select {
 		case <-n.joined.changed:
 		case <-broken:
@@ -366,6 +368,19 @@ func (n *Node) handOver(ctx context.Context, patience time.Duration) {
 		}
 	}
 	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
+}
+
+// connectsSoon waits for a connection that has just broken: with its server a host may stop this node, and the next server is
+// milliseconds away.
+func (n *Node) connectsSoon(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, reconnectSoon)
+	defer cancel()
+	for !n.nc.IsConnected() && !n.nc.IsClosed() {
+		if !pause(ctx, 5*time.Millisecond) {
+			break
+		}
+	}
+	return n.nc.IsConnected()
 }
 
 // heirs tells whether somebody else could serve.

@@ -258,3 +258,27 @@ func TestForgetServers(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+// A connection that breaks and is made again ends no hand-over; one whose server is gone does.
+func TestConnectsSoon(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	nc, err := Options{Name: "a"}.connectTo(ns.ClientURL(), "", nats.MaxReconnects(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	n := &Node{nc: nc}
+	broken := nc.StatusChanged(nats.RECONNECTING)
+	if err := nc.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	<-broken
+	if !n.connectsSoon(t.Context()) {
+		t.Error("it is connected again, and that was not waited for")
+	}
+	ns.Shutdown()
+	<-broken
+	if n.connectsSoon(t.Context()) {
+		t.Error("there is no server")
+	}
+}
