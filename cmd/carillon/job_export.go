@@ -101,22 +101,17 @@ func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, 
 	}
 	bar := a.newProgress("export", total, false)
 	var line []byte
-	err := l.pages(ctx, client, func(page []carillon.JobReply) error {
+	defer bar.end()
+	return l.pages(ctx, client, func(page []carillon.JobReply) error {
 		for i := range page {
 			line = append(appendExport(line[:0], &page[i]), '\n')
 			if _, err := w.Write(line); err != nil {
 				return err
 			}
-			if err := bar.step(1); err != nil {
-				return err
-			}
+			bar.step(1)
 		}
 		return nil
 	})
-	if _, endErr := bar.end(); err == nil {
-		err = endErr
-	}
-	return err
 }
 
 // appendExport appends a job's line. A payload of JSON that holds line breaks is given as text: the

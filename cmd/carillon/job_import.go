@@ -129,10 +129,9 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	for _, l := range im.under { // handed over, and not sent when ctx ended
 		next = min(next, l.number)
 	}
-	elapsed, err := im.progress.end()
-	im.result.Elapsed = elapsed.Seconds()
-	if err = errors.Join(err, im.writeErr); err != nil {
-		return err
+	im.result.Elapsed = im.progress.end().Seconds()
+	if im.writeErr != nil {
+		return im.writeErr
 	}
 	if err := im.summary(); err != nil {
 		return err
@@ -195,9 +194,7 @@ func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inpu
 		number++
 		text := s.Bytes()
 		if number < im.from || len(text) == 0 {
-			if err := im.progress.skip(len(text) + 1); err != nil {
-				return err
-			}
+			im.progress.skip(len(text) + 1)
 			continue
 		}
 		select {
@@ -243,7 +240,7 @@ func (im *importer) done(l inputLine, err error, stop func()) {
 			return err
 		}))
 	}
-	im.writeErr = cmp.Or(im.writeErr, im.progress.step(l.size))
+	im.progress.step(l.size)
 }
 
 func (im *importer) summary() error {

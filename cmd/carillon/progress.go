@@ -1,8 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -12,10 +12,12 @@ import (
 )
 
 // progress shows on a terminal how far a long command is, at which rate, and the time left where the
-// whole is known. Elsewhere it is silent. Any goroutine may call it.
+// whole is known. Elsewhere it is silent. Any goroutine may call it. It is only a drawing: what goes wrong
+// with it is no concern of the command.
 type progress struct {
 	mu        sync.Mutex
 	bar       *progressbar.ProgressBar // nil: silent
+	left      int                      // to the end of the bar
 	verb      string
 	began     time.Time
 	described time.Time
@@ -26,12 +28,16 @@ type progress struct {
 // redraw is how often a bar is drawn: as often as an eye follows, and far from the cost of a job.
 const redraw = 100 * time.Millisecond
 
-// newProgress begins a bar. total is in the unit of step's size, -1 when unknown; bytes says that this
-// unit is bytes and not jobs.
+// newProgress begins a bar. total is in the unit of step's size, 0 or less when unknown; bytes says that
+// this unit is bytes and not jobs.
 func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
 	p := &progress{verb: verb, unit: "jobs", began: time.Now()}
 	if !isTerminal(a.stderr) {
 		return p
+	}
+	p.left = int(total)
+	if total <= 0 {
+		total, p.left = -1, math.MaxInt // a spinner, which has no end
 	}
 	p.bar = progressbar.NewOptions64(total,
 		progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(verb), progressbar.OptionThrottle(redraw),
@@ -42,31 +48,38 @@ func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
 }
 
 // step counts one job, of this size.
-func (p *progress) step(size int) error { return p.advance(1, size) }
+func (p *progress) step(size int) { p.advance(1, size) }
 
 // advance counts some, of this size together.
-func (p *progress) advance(jobs, size int) error {
+func (p *progress) advance(jobs, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.jobs += jobs
 	if p.bar == nil {
-		return nil
+		return
 	}
 	if now := time.Now(); now.Sub(p.described) >= redraw {
 		p.described = now
 		p.bar.Describe(fmt.Sprintf("%s %d %s, %.0f/s", p.verb, p.jobs, p.unit, p.rate(now)))
 	}
-	return p.bar.Add(size)
+	p.move(size)
 }
 
 // skip moves the bar on without counting a job.
-func (p *progress) skip(size int) error {
+func (p *progress) skip(size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bar == nil {
-		return nil
+	if p.bar != nil {
+		p.move(size)
 	}
-	return p.bar.Add(size)
+}
+
+// move stops at the bar's end, as what was the whole at the beginning may have grown: a bar that is past it stays on
+// the screen.
+func (p *progress) move(size int) {
+	size = min(size, p.left)
+	p.left -= size
+	_ = p.bar.Add(size)
 }
 
 func (p *progress) rate(now time.Time) float64 {
@@ -78,22 +91,19 @@ func (p *progress) print(write func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.bar != nil {
-		if err := p.bar.Clear(); err != nil {
-			return err
-		}
+		_ = p.bar.Clear()
 	}
 	return write()
 }
 
 // end takes the bar away and returns how long it all took.
-func (p *progress) end() (time.Duration, error) {
+func (p *progress) end() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	took := time.Since(p.began)
-	if p.bar == nil {
-		return took, nil
+	if p.bar != nil {
+		_ = p.bar.Finish()
 	}
-	return took, p.bar.Finish()
+	return time.Since(p.began)
 }
 
 // blocksProgress shows how far a walk over an archive's blocks is, whose size is known only once it has begun.
@@ -104,7 +114,6 @@ type blocksProgress struct {
 	last archive.Progress
 	log  *progress
 	done uint64 // of the log
-	err  error
 }
 
 func (a *app) newBlocksProgress(verb string) *blocksProgress {
@@ -114,16 +123,10 @@ func (a *app) newBlocksProgress(verb string) *blocksProgress {
 // show is called by one goroutine at a time.
 func (p *blocksProgress) show(now archive.Progress) {
 	if p.bar == nil {
-		total := int64(-1)
-		if now.Total > 0 {
-			total = int64(now.Total)
-		}
-		p.bar = p.app.newProgress(p.verb, total, true)
+		p.bar = p.app.newProgress(p.verb, int64(now.Total), true)
 		p.bar.unit = "blocks"
 	}
-	if err := p.bar.advance(int(now.Blocks-p.last.Blocks), int(now.Done-p.last.Done)); p.err == nil {
-		p.err = err
-	}
+	p.bar.advance(int(now.Blocks-p.last.Blocks), int(now.Done-p.last.Done))
 	p.last = now
 }
 
@@ -133,20 +136,14 @@ func (p *blocksProgress) replayed(done, total uint64) {
 		p.log = p.app.newProgress("log", int64(total), false)
 		p.log.unit = "records"
 	}
-	if err := p.log.advance(int(done-p.done), int(done-p.done)); p.err == nil {
-		p.err = err
-	}
+	p.log.advance(int(done-p.done), int(done-p.done))
 	p.done = done
 }
 
-func (p *blocksProgress) end() error {
-	if p.log != nil {
-		_, err := p.log.end()
-		p.err = errors.Join(p.err, err)
+func (p *blocksProgress) end() {
+	for _, bar := range []*progress{p.log, p.bar} {
+		if bar != nil {
+			bar.end()
+		}
 	}
-	if p.bar == nil {
-		return p.err
-	}
-	_, err := p.bar.end()
-	return errors.Join(p.err, err)
 }

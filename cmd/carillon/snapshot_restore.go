@@ -146,9 +146,7 @@ func (r *restorer) toData(ctx context.Context, t archive.Target) error {
 		r.options.Replayed = bar.replayed
 		done, err = node.RestoreToTime(ctx, t, r.id, r.data, r.at, r.log, r.options)
 	}
-	if endErr := bar.end(); err == nil {
-		err = endErr
-	}
+	bar.end()
 	if err != nil {
 		return err
 	}

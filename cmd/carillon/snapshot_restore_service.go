@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
@@ -76,9 +75,7 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 func (r *restorer) verify(ctx context.Context, t archive.Target, id string) error {
 	bar := r.app.newBlocksProgress("verify")
 	v, err := archive.Verify(ctx, t, []string{id}, bar.show)
-	if endErr := bar.end(); err == nil {
-		err = endErr
-	}
+	bar.end()
 	if err == nil && len(v.Problems) > 0 {
 		err = fmt.Errorf("nothing was restored: %w", v.Problems[0].Err)
 	}
@@ -94,7 +91,7 @@ func (r *restorer) putBack(ctx context.Context, client *carillon.Client, p *putB
 		total = -1
 	}
 	bar := r.app.newProgress("restore", total, false)
-	var readErr, barErr error
+	var readErr error
 	jobs := func(yield func(carillon.ImportJob) bool) {
 		readErr = p.jobs.All(ctx, r.options.Only, func(j carillon.ImportJob) error {
 			j.State.Missed, j.IfAbsent = r.options.Missed, r.existing != existingReplace
@@ -104,24 +101,18 @@ func (r *restorer) putBack(ctx context.Context, client *carillon.Client, p *putB
 			return nil
 		})
 	}
-	began := time.Now()
 	err := client.Restore(ctx, jobs, func(done carillon.Restored) {
 		p.take(done)
 		if p.offline {
 			cancel()
 		}
-		if err := bar.advance(done.Jobs, done.Jobs); barErr == nil {
-			barErr = err
-		}
+		bar.advance(done.Jobs, done.Jobs)
 	})
-	p.Elapsed = time.Since(began).Seconds()
-	if _, endErr := bar.end(); barErr == nil {
-		barErr = endErr
-	}
+	p.Elapsed = bar.end().Seconds()
 	if ctx.Err() != nil { // the service is gone, or this was interrupted: both are told with the counts
-		return barErr
+		return nil
 	}
-	return errors.Join(err, readErr, barErr)
+	return errors.Join(err, readErr)
 }
 
 // take counts what became of some jobs.

@@ -90,9 +90,7 @@ func (s *saver) ask(ctx context.Context, bucket string, args []string) error {
 			bar.show(archive.Progress{Done: now.Done, Total: now.Total, Pairs: now.Rows, Blocks: now.Blocks})
 		}
 	})
-	if endErr := bar.end(); err == nil {
-		err = endErr
-	}
+	bar.end()
 	if err != nil {
 		return err
 	}
@@ -106,9 +104,7 @@ func (s *saver) stopped(ctx context.Context, dir string) error {
 	bar := s.app.newBlocksProgress("save")
 	t := archive.OpenDir(nil, dir)
 	saved, err := node.SaveStopped(ctx, node.Options{Data: s.data}, t, node.SaveOptions{Recheck: s.recheck, Progress: bar.show})
-	if endErr := bar.end(); err == nil {
-		err = endErr
-	}
+	bar.end()
 	if err != nil {
 		return err
 	}

@@ -25,9 +25,7 @@ problem; each is told with file and offset, and the exit code is 1. What is dama
 			return f.use(c.Context(), a, args, func(t archive.Target) error {
 				bar := a.newBlocksProgress("verify")
 				v, err := archive.Verify(c.Context(), t, ids, bar.show)
-				if endErr := bar.end(); err == nil {
-					err = endErr
-				}
+				bar.end()
 				if err != nil {
 					return err
 				}
