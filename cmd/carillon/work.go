@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -132,7 +133,9 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 			"CARILLON_ATTEMPT="+strconv.Itoa(t.Attempt))
 		setGroup(cmd)
 		cmd.WaitDelay = time.Second // who has left the group may hold the pipes
-		err = cmd.Run()
+		if err = cmd.Run(); errors.Is(err, exec.ErrWaitDelay) {
+			err = nil // it has ended with 0; what it left behind holds the pipes
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
