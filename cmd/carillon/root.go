@@ -51,12 +51,23 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitOK
 	}
 	message := strings.Join(strings.Fields(err.Error()), " ")
+	if ctx.Err() != nil {
+		message = interrupted(ctx, message)
+	}
 	if _, usage := errors.AsType[usageError](err); usage || !began {
 		fmt.Fprintf(stderr, "carillon: %s (see '%s --help')\n", message, c.CommandPath())
 		return exitUsage
 	}
 	fmt.Fprintf(stderr, "carillon: %s\n", message)
 	return exitFailure
+}
+
+// interrupted has an error that the end of ctx made say so in plain words, and once.
+func interrupted(ctx context.Context, message string) string {
+	for _, end := range []error{context.Cause(ctx), ctx.Err()} { // a signal is a cause of its own
+		message = strings.ReplaceAll(message, end.Error(), "interrupted")
+	}
+	return strings.ReplaceAll(message, "(interrupted) (interrupted)", "(interrupted)")
 }
 
 // usageError is a command line that cannot be carried out, found by a command itself.

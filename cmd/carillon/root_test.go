@@ -22,6 +22,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
 // commandPaths lists the commands that do something.
@@ -288,6 +289,14 @@ func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	if !lines.Scan() {
 		t.Fatalf("watch ended: %s", errOut.String())
 	}
+	interruptSelf(t)
+	if code := <-ended; code != exitOK || errOut.Len() > 0 {
+		t.Errorf("watch ended with %d, %q", code, errOut.String())
+	}
+}
+
+func interruptSelf(t *testing.T) {
+	t.Helper()
 	self, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -295,8 +304,35 @@ func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	if err := self.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if code := <-ended; code != exitOK || errOut.Len() > 0 {
-		t.Errorf("watch ended with %d, %q", code, errOut.String())
+}
+
+// An interrupted command says so, and not in a library's words.
+func TestInterrupted(t *testing.T) {
+	url, dir := startEngine(t), t.TempDir()
+	if err := fillArchive(archive.OpenDir(nil, dir), 1); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
+	defer stop()
+	interruptSelf(t)
+	<-ctx.Done()
+	unknown := "carillon: unavailable: no answer in time; the outcome is unknown (interrupted)\n"
+	for _, c := range []struct{ args, want string }{
+		{"snapshot save " + dir, "carillon: interrupted\n"},
+		{"snapshot list " + dir, "carillon: interrupted\n"},
+		{"snapshot verify " + dir, "carillon: interrupted\n"},
+		{"snapshot prune " + dir, "carillon: interrupted\n"},
+		{"snapshot restore " + dir, "carillon: interrupted\n"},
+		{"log dump", "carillon: stream CARILLON_LOG: interrupted\n"},
+		{"job list", unknown},
+		{"job export", unknown},
+		{"node drain engine-2", unknown},
+	} {
+		var out, errOut bytes.Buffer
+		code := Run(ctx, append([]string{"-s", url}, strings.Fields(c.args)...), strings.NewReader(""), &out, &errOut)
+		if code != exitFailure || errOut.String() != c.want {
+			t.Errorf("%s: %d, %q, want %q", c.args, code, errOut.String(), c.want)
+		}
 	}
 }
 
