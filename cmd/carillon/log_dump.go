@@ -40,7 +40,7 @@ local copy of an engine that is stopped.`,
 			d.app = a
 			var err error
 			if d.data != "" {
-				err = d.local()
+				err = d.local(c.Context())
 			} else {
 				err = d.stream(c.Context())
 			}
@@ -83,7 +83,7 @@ type dumper struct {
 var errLimit = errors.New("limit reached")
 
 // local reads the store of a stopped engine.
-func (d *dumper) local() error {
+func (d *dumper) local(ctx context.Context) error {
 	if err := d.app.connection.resolve(); err != nil {
 		return err
 	}
@@ -97,6 +97,9 @@ func (d *dumper) local() error {
 		return err
 	}
 	err = store.Log().Read(d.from, func(rec wal.Record) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		r, err := engine.DecodeRecord(rec.Seq, rec.Data)
 		if err != nil {
 			return err
