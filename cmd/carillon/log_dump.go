@@ -18,6 +18,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -34,8 +35,8 @@ local copy of an engine that is stopped.`,
   carillon log dump --data /var/lib/carillon`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if d.partition < everyPartition || d.partition >= maxPartitions {
-				return usagef("--partition is %d; expected 0 to %d", d.partition, maxPartitions-1)
+			if d.partition < everyPartition || d.partition >= node.MaxPartitions {
+				return usagef("--partition is %d; expected 0 to %d", d.partition, node.MaxPartitions-1)
 			}
 			d.app = a
 			var err error
@@ -60,12 +61,7 @@ local copy of an engine that is stopped.`,
 	return c
 }
 
-const (
-	everyPartition = -1
-	// maxPartitions is the most there can be. A dump decodes by it, and so shows what each record says
-	// it is, whatever the service was made with.
-	maxPartitions = 1024
-)
+const everyPartition = -1
 
 type dumper struct {
 	app       *app
@@ -75,7 +71,7 @@ type dumper struct {
 	limit     uint64
 	data      string
 
-	layout engine.Layout
+	layout engine.Layout // of the most partitions there can be, and so it shows what each record says it is
 	shown  uint64
 }
 
@@ -87,7 +83,7 @@ func (d *dumper) local(ctx context.Context) error {
 	if err := d.app.connection.resolve(); err != nil {
 		return err
 	}
-	d.layout = engine.Layout{Prefix: d.app.connection.prefix, Partitions: maxPartitions}
+	d.layout = engine.Layout{Prefix: d.app.connection.prefix, Partitions: node.MaxPartitions}
 	dir := filepath.Join(d.data, "log")
 	if _, err := os.Stat(dir); err != nil {
 		return err // opening would make it
@@ -119,7 +115,7 @@ func (d *dumper) stream(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
-	d.layout = engine.Layout{Prefix: client.Names().Prefix, Partitions: maxPartitions}
+	d.layout = engine.Layout{Prefix: client.Names().Prefix, Partitions: node.MaxPartitions}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return err
