@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -39,14 +41,11 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 				return err
 			}
 			defer nc.Close()
+			write := func(w *bufio.Writer) error { return a.export(c.Context(), client, l, w) }
 			if output == "" || output == "-" {
-				w := bufio.NewWriter(a.stdout)
-				if err := a.export(c.Context(), client, l, w); err != nil {
-					return err
-				}
-				return w.Flush()
+				return flushed(a.stdout, write)
 			}
-			return writeWhole(output, func(w *bufio.Writer) error { return a.export(c.Context(), client, l, w) })
+			return writeWhole(output, write)
 		},
 	}
 	l.flags(c)
@@ -54,37 +53,56 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 	return c
 }
 
-// writeWhole writes a file beside the one that is meant and puts it in its place once it is whole: what was there stays
-// until then. What is no file, such as a pipe, is written as it is.
-func writeWhole(name string, write func(*bufio.Writer) error) (err error) {
-	part := name
+// writeWhole writes a file so that what was there stays until the new one is whole. What is no file, such as a pipe, is
+// written as it is.
+func writeWhole(name string, write func(*bufio.Writer) error) error {
 	switch there, err := filepath.EvalSymlinks(name); {
 	case err == nil:
-		name, part = there, there+".part"
+		name = there
 		if info, err := os.Stat(there); err == nil && !info.Mode().IsRegular() {
-			part = there
+			f, err := os.Create(there)
+			if err != nil {
+				return err
+			}
+			return cmp.Or(flushed(f, write), f.Close())
 		}
-	case errors.Is(err, fs.ErrNotExist):
-		part += ".part"
-	default:
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	f, err := os.Create(part)
+	return replace(vfs.Default, name, write)
+}
+
+// replace writes a file beside the one that is meant and puts it in its place once it is on disk: not even a loss of power
+// leaves half of one there.
+func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
+	part := name + ".part"
+	f, err := files.Create(part, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
-	w := bufio.NewWriter(f)
-	if err = write(w); err == nil {
-		err = w.Flush()
+	if err = flushed(f, write); err == nil {
+		err = f.Sync()
 	}
-	err = cmp.Or(err, f.Close())
-	if part == name {
-		return err
+	if err = cmp.Or(err, f.Close()); err == nil {
+		err = files.Rename(part, name)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(part))
+		return errors.Join(err, files.Remove(part))
 	}
-	return os.Rename(part, name)
+	dir, err := files.OpenDir(filepath.Dir(name))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// flushed writes through a buffer.
+func flushed(to io.Writer, write func(*bufio.Writer) error) error {
+	w := bufio.NewWriter(to)
+	if err := write(w); err != nil {
+		return err
+	}
+	return w.Flush()
 }
 
 func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer) error {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
@@ -491,6 +492,26 @@ func TestWriteWhole(t *testing.T) {
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
 		t.Errorf("the link is %v, %v", info, err)
+	}
+}
+
+// An export that has ended is there after a loss of power.
+func TestReplaceIsDurable(t *testing.T) {
+	files := vfs.NewCrashableMem()
+	for _, text := range []string{"first", "second"} {
+		if err := replace(files, "jobs.ndjson", func(w *bufio.Writer) error {
+			_, err := w.WriteString(text)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		f, err := files.CrashClone(vfs.CrashCloneCfg{}).Open("jobs.ndjson")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(f); err != nil || string(got) != text {
+			t.Errorf("the file has %q (%v), want %q", got, err, text)
+		}
 	}
 }
 
