@@ -28,6 +28,9 @@ arrives, with its lateness: from its due millisecond to this process, over TCP.`
   carillon demo --data /tmp/carillon-demo --listen 127.0.0.1:14222`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if a.json {
+				return usagef("--json is no flag of %q: 'carillon serve' and 'carillon watch' have it", cmd.CommandPath())
+			}
 			if err := os.MkdirAll(o.Data, 0o755); err != nil {
 				return err
 			}

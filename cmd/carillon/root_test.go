@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -446,10 +447,32 @@ func TestRedacted(t *testing.T) {
 	}
 }
 
+// What serve prints with --json is JSON, too.
+func TestServeJSON(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, errOut bytes.Buffer
+	shown := writerFunc(func(b []byte) (int, error) {
+		cancel() // it has nothing more to say
+		return out.Write(b)
+	})
+	code := Run(ctx, []string{"serve", "--json", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "off"}, strings.NewReader(""), shown, &errOut)
+	want := regexp.MustCompile(`^{"type":"ready","nats":"nats://127\.0\.0\.1:\d+","partitions":8}\n$`)
+	if code != exitOK || !want.Match(out.Bytes()) {
+		t.Errorf("serve ended with %d, it printed %q, %s", code, out.String(), errOut.String())
+	}
+}
+
 func TestReadyTellsNoPassword(t *testing.T) {
-	line := readyText(node.Ready{NATS: "nats://u:secret@a:4222", HTTP: "http://127.0.0.1:8080", Partitions: 8})
-	if want := "carillon ready nats=nats://u:xxxxx@a:4222 http=http://127.0.0.1:8080 partitions=8"; line != want {
-		t.Errorf("got %s, want %s", line, want)
+	for asJSON, want := range map[bool]string{
+		false: "carillon ready nats=nats://u:xxxxx@a:4222 http=http://127.0.0.1:8080 partitions=8\n",
+		true:  `{"type":"ready","nats":"nats://u:xxxxx@a:4222","http":"http://127.0.0.1:8080","partitions":8}` + "\n",
+	} {
+		var out bytes.Buffer
+		a := &app{stdout: &out, json: asJSON}
+		if err := a.tellReady(node.Ready{NATS: "nats://u:secret@a:4222", HTTP: "http://127.0.0.1:8080", Partitions: 8}); err != nil || out.String() != want {
+			t.Errorf("got %s (%v), want %s", out.String(), err, want)
+		}
 	}
 }
 

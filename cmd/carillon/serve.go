@@ -80,9 +80,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			for _, p := range accept {
 				o.AcceptLoss[p] = true
 			}
-			return node.Run(cmd.Context(), o, func(r node.Ready) {
-				fmt.Fprintln(cmd.OutOrStdout(), readyText(r))
-			})
+			return node.Run(cmd.Context(), o, func(r node.Ready) { _ = a.tellReady(r) }) // an engine goes on unheard
 		},
 	}
 	f := cmd.Flags()
@@ -114,6 +112,22 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&format, "log-format", "text", "text or json")
 	return cmd
+}
+
+// tellReady says that the engine takes jobs, and where.
+func (a *app) tellReady(r node.Ready) error {
+	if !a.json {
+		return a.line("%s", readyText(r))
+	}
+	return a.marshal(readyLine{Type: "ready", NATS: redacted(r.NATS), HTTP: r.HTTP, Partitions: r.Partitions})
+}
+
+// readyLine is the same in JSON.
+type readyLine struct {
+	Type       string `json:"type"`
+	NATS       string `json:"nats"`
+	HTTP       string `json:"http,omitempty"`
+	Partitions int    `json:"partitions"`
 }
 
 // readyText is what scripts wait for, and read addresses from.

@@ -63,7 +63,7 @@ func (a *app) watchStatus(ctx context.Context, client *carillon.Client, every ti
 		if ctx.Err() != nil {
 			return nil
 		}
-		if isTerminal(a.stdout) {
+		if isTerminal(a.stdout) && !a.json {
 			fmt.Fprint(a.stdout, "\x1b[H\x1b[J")
 		}
 		if err != nil {
