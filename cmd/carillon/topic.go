@@ -45,11 +45,11 @@ already nothing changes.`,
 			if err != nil {
 				return err
 			}
-			name, subject := stream.CachedInfo().Config.Name, client.Names().TopicSubject(args[0])
+			info, subject := stream.CachedInfo(), client.Names().TopicSubject(args[0])
 			if a.json {
-				return a.marshal(topicQueue{Stream: name, Subject: subject})
+				return a.marshal(topicQueue{Stream: info.Config.Name, Subject: subject, Messages: info.State.Msgs, Bytes: info.State.Bytes})
 			}
-			return a.line("stream %s has the triggers of %s on %s", name, args[0], subject)
+			return a.line("stream %s has the triggers of %s on %s", info.Config.Name, args[0], subject)
 		},
 	}
 	f := c.Flags()
