@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -14,8 +15,19 @@ func newTopicCommand(a *app) *cobra.Command {
 	c.Short = "Make a queue of one topic's triggers, for workers in any language"
 	c.Example = `  carillon topic billing.renewals
   carillon topic list`
+	c.Args = topicNoCommand
 	c.AddCommand(newTopicCreateCommand(a), newTopicListCommand(a), newTopicDeleteCommand(a))
 	return c
+}
+
+// commandWords are no topics to 'carillon topic': who gives one means a command, and would be given a stream.
+var commandWords = []string{"add", "del", "get", "help", "info", "ls", "make", "new", "remove", "rm", "show"}
+
+func topicNoCommand(c *cobra.Command, args []string) error {
+	if len(args) > 0 && slices.Contains(commandWords, args[0]) {
+		return fmt.Errorf("unknown command %q for %q; 'carillon topic create %s' makes a queue of that topic", args[0], c.CommandPath(), args[0])
+	}
+	return cobra.ExactArgs(1)(c, args)
 }
 
 func newTopicCreateCommand(a *app) *cobra.Command {
