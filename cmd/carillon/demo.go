@@ -106,13 +106,13 @@ func (a *app) showTriggers(ctx context.Context, url string) error {
 	fmt.Fprintf(a.stdout, `
 Sample jobs are in. Put one of your own from another terminal:
 
-  bin/carillon -s %[1]s job put hello --every 2s --topic demo.hello --payload '{"hello":"world"}'
+  %[7]s -s %[1]s job put hello --every 2s --topic demo.hello --payload '{"hello":"world"}'
   nats -s %[1]s pub carillon.cmd.put.hello '{"schedule":"@every 2s","topic":"demo.hello","payload":{"hello":"world"}}'
 
 Ctrl-C stops the engine; its jobs are kept and go on at the next start.
 
 %[2]s  %10[3]s  %-24[4]s %-16[5]s %[6]s
-`, url, "due         ", "lateness", "job", "topic", "payload")
+`, url, "due         ", "lateness", "job", "topic", "payload", os.Args[0])
 	for t, err := range triggers {
 		if err != nil {
 			return err

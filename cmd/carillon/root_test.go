@@ -667,13 +667,15 @@ func TestDemo(t *testing.T) {
 		w.Close()
 	}()
 	lines := bufio.NewScanner(r)
-	rang := false
+	hint := "  " + os.Args[0] + " -s nats://" // as it was called itself
+	rang, told := false, false
 	for !rang && lines.Scan() {
+		told = told || strings.HasPrefix(lines.Text(), hint)
 		rang = strings.Contains(lines.Text(), "heartbeat") && strings.Contains(lines.Text(), " ms  ")
 	}
 	cancel()
 	go io.Copy(io.Discard, r) // what it prints until it has stopped
-	if code := <-ended; code != exitOK || !rang {
-		t.Errorf("demo ended with %d, rang %t: %s", code, rang, errOut.String())
+	if code := <-ended; code != exitOK || !rang || !told {
+		t.Errorf("demo ended with %d, rang %t, told how to put %t: %s", code, rang, told, errOut.String())
 	}
 }
