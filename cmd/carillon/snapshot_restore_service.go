@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,7 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 		return err
 	}
 	if r.existing == existingFail {
-		if err := r.refuseExisting(ctx, client, p.jobs); err != nil {
+		if err := r.refuseExisting(ctx, client, p.jobs, existingBatch); err != nil {
 			return err
 		}
 	}
@@ -131,25 +132,38 @@ func (p *putBack) take(done carillon.Restored) {
 	}
 }
 
-// refuseExisting looks before anything is put whether the service has any of the jobs.
-func (r *restorer) refuseExisting(ctx context.Context, client *carillon.Client, jobs *node.SnapshotJobs) error {
-	there := make(map[string]bool)
-	list := carillon.ListRequest{Selection: carillon.Selection{Prefix: r.options.Only.Prefix}, Limit: carillon.MaxListLimit}
-	for j, err := range client.List(ctx, list) {
-		if err != nil {
-			return err
-		}
-		there[j.ID] = true
-	}
+// existingBatch is how many ids are looked for in one walk through the service's jobs: about 100 MB of memory.
+const existingBatch = 1 << 20
+
+// refuseExisting looks before anything is put whether the service has any of the jobs. Only ids that would be restored are
+// in memory, a batch of them, however many jobs the service has.
+func (r *restorer) refuseExisting(ctx context.Context, client *carillon.Client, jobs *node.SnapshotJobs, batch int) error {
+	wanted := make(map[string]bool)
 	found, example := 0, ""
-	err := jobs.All(ctx, r.options.Only, func(j carillon.ImportJob) error {
-		if there[j.Job.ID] {
-			if found++; example == "" {
-				example = j.Job.ID
+	look := func() error {
+		list := carillon.ListRequest{Selection: carillon.Selection{Prefix: r.options.Only.Prefix}, Limit: carillon.MaxListLimit}
+		for j, err := range client.List(ctx, list) {
+			if err != nil {
+				return err
+			}
+			if wanted[j.ID] {
+				found++
+				example = cmp.Or(example, j.ID)
 			}
 		}
+		clear(wanted)
 		return nil
+	}
+	err := jobs.All(ctx, r.options.Only, func(j carillon.ImportJob) error {
+		wanted[j.Job.ID] = true
+		if len(wanted) < batch {
+			return nil
+		}
+		return look()
 	})
+	if err == nil && len(wanted) > 0 {
+		err = look()
+	}
 	if err == nil && found > 0 {
 		err = fmt.Errorf("the service has %d of the jobs already, such as %s; nothing was restored", found, example)
 	}

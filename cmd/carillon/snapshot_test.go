@@ -12,9 +12,12 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -92,6 +95,44 @@ func fillArchive(target archive.Target, n int) error {
 		}
 	}
 	return store.Close()
+}
+
+// What a service has of a snapshot is found in batches of ids, whatever the jobs are labelled now.
+func TestRefuseExistingInBatches(t *testing.T) {
+	url, dir := startEngine(t), t.TempDir()
+	must := func(args ...string) {
+		t.Helper()
+		if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
+			t.Fatalf("%v: %s", args, errOut)
+		}
+	}
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		must("job", "put", id, "--label", "team=billing")
+	}
+	must("job", "put", "f")
+	must("snapshot", "save", dir)
+	must("job", "delete", "b")
+	must("job", "put", "d")
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	jobs, err := node.OpenJobs(t.Context(), archive.OpenDir(nil, dir), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := restorer{options: node.RestoreOptions{Only: carillon.Selection{Label: "team=billing"}}}
+	for batch := 1; batch < 7; batch++ {
+		err := r.refuseExisting(t.Context(), carillon.Connect(nc), jobs, batch)
+		if err == nil || !strings.HasPrefix(err.Error(), "the service has 4 of the jobs already, such as ") {
+			t.Errorf("in batches of %d: %v", batch, err)
+		}
+	}
+	r.options.Only = carillon.Selection{Prefix: "b"}
+	if err := r.refuseExisting(t.Context(), carillon.Connect(nc), jobs, 1); err != nil {
+		t.Errorf("it has none of these: %v", err)
+	}
 }
 
 func TestSize(t *testing.T) {
