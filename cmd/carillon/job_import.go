@@ -34,8 +34,9 @@ func newJobImportCommand(a *app) *cobra.Command {
 The first form is what 'carillon job export' writes. A job whose status is paused is paused here, too,
 without a fire in between; one that is completed is left out, since putting it would fire it again.
 
-An import may be repeated as a whole: what is there already stays as it is, but for an @in that has
-fired by then, which fires again. One that ends early names the line to go on from.`,
+Repeated, an import leaves alone what is there and has fires left. A job that has completed meanwhile gets a
+new version, and so an @in fires again, and one with max_fires as often as before; other one-shots do once
+they are not kept any more. An import that ends early names the line to go on from.`,
 		Example: `  carillon job import jobs.ndjson
   carillon job import jobs.ndjson --from 120001 --keep-going
   carillon -s old job export | carillon -s new job import`,
