@@ -156,7 +156,7 @@ type triggerLine struct {
 	Attempt   int         `json:"attempt,omitempty"`
 	Headers   nats.Header `json:"headers,omitempty"`
 
-	// One of these, as in a job.
+	// One of these, as in a job, but for the white space of JSON, which is left out.
 	Payload json.RawMessage `json:"payload,omitempty"`
 	Text    string          `json:"payload_text,omitempty"`
 	Base64  []byte          `json:"payload_base64,omitempty"`
