@@ -16,10 +16,16 @@ const (
 	jobSlice      = 256 // jobs that are handled while a partition waits: half a millisecond
 )
 
-// reside brings jobs into memory that come due, and lets go of others.
+// reside brings jobs into memory that come due, and lets go of others. Where a partition's jobs are damaged it stops that
+// one, and the others go on.
 func (n *Node) reside(ctx context.Context) error {
 	for _, p := range n.live() {
-		if err := n.resideIn(ctx, p); err != nil {
+		err := n.resideIn(ctx, p)
+		if damaged(err) {
+			n.stop(p, unreadable(p.number, err))
+			continue
+		}
+		if err != nil {
 			return noRoom(err)
 		}
 	}

@@ -608,6 +608,18 @@ func TestStopCorruptJobsLater(t *testing.T) {
 	r.stop(t)
 }
 
+// Damage in the job table that is met while jobs come into memory stops the partition, and no other.
+func TestStopCorruptJobsAhead(t *testing.T) {
+	t.Parallel()
+	o := unreadable(t)
+	o.LoadAhead = 10_000 * time.Hour // so they are due soon
+	r := run(t, o)
+	c := client(t, r.NATS)
+	stopped(t, r, c, 1, "the jobs of partition 1 cannot be read", "checksum of the value does not match at key 74 00 01 73")
+	fires(t, c, in(0, "after"))
+	r.stop(t)
+}
+
 // The job table alone is put back to a copy that is older than the local log reaches.
 func TestStopOlderJobs(t *testing.T) {
 	t.Parallel()
