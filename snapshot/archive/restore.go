@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -62,8 +63,8 @@ type State struct {
 
 // Restore makes dir a data directory with a snapshot's table; id "" is the newest. dir must be empty or absent, and
 // becomes the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
-// synced, and renamed. What an interrupted one left there goes with the next. Errors: ErrNotEmpty, ErrLocked for
-// another one into the same directory, ErrNotFound, *Damage, wal.ErrVersion, wal.ErrFailed with what the file system
+// synced, and renamed. What an interrupted one left there goes with the next. Errors: ErrNotEmpty, also for something
+// else in dir+".tmp", ErrLocked for another one into the same directory, ErrNotFound, *Damage, wal.ErrVersion, wal.ErrFailed with what the file system
 // said, those of Prepare, Route, States and Finish.
 func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_ *Manifest, err error) {
 	if o.FS == nil {
@@ -120,8 +121,23 @@ func wantEmpty(fsys vfs.FS, dir string) error {
 	return err
 }
 
+// wantLeft refuses a directory that no restore has left: those have the lock's file as long as they have anything.
+func wantLeft(fsys vfs.FS, tmp string) error {
+	names, err := fsys.List(tmp)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && len(names) > 0 && !slices.Contains(names, lockFile) {
+		err = fmt.Errorf("%w: %s, where it would be built, is not what a restore left", ErrNotEmpty, tmp)
+	}
+	return err
+}
+
 // claim makes an empty directory that nobody else restores into.
 func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
+	if err := wantLeft(fsys, tmp); err != nil {
+		return nil, err
+	}
 	if err := fsys.MkdirAll(tmp, dirPerm); err != nil {
 		return nil, err
 	}
@@ -129,14 +145,14 @@ func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := clear(fsys, tmp); err != nil {
+	if err := empty(fsys, tmp); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
 	return lock, nil
 }
 
-// clear empties a directory but for the lock.
-func clear(fsys vfs.FS, tmp string) error {
+// empty empties a directory but for the lock.
+func empty(fsys vfs.FS, tmp string) error {
 	names, err := fsys.List(tmp)
 	for _, name := range names {
 		if name != lockFile {
@@ -148,7 +164,9 @@ func clear(fsys vfs.FS, tmp string) error {
 
 // abandon removes what was being built. It has no error: what cannot be removed now goes with the next restore.
 func abandon(fsys vfs.FS, tmp string) {
-	_ = clear(fsys, tmp)
+	if empty(fsys, tmp) != nil {
+		return // the lock's file says whose the rest is
+	}
 	_ = fsys.Remove(fsys.PathJoin(tmp, lockFile))
 	_ = fsys.Remove(tmp)
 }

@@ -122,6 +122,12 @@ func TestRestoreRefuses(t *testing.T) {
 	_, err := Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
 	wantErr(t, err, ErrNotEmpty)
 	must(t, mem.RemoveAll("new/x"))
+	must(t, mem.MkdirAll("new.tmp/x", 0o755)) // somebody else's
+	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
+	wantErr(t, err, ErrNotEmpty)
+	_, err = mem.Stat("new.tmp/x")
+	must(t, err)
+	must(t, mem.RemoveAll("new.tmp"))
 	lock, err := claim(mem, "new.tmp")
 	must(t, err)
 	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
