@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nuid"
 )
 
-// Bucket is a JetStream Object Store as a Target. A write that is interrupted may leave up to a block's chunks in
-// its stream, which nothing names; JetStream has no way to find them.
+// Bucket is a JetStream Object Store as a Target. A write or a delete that is interrupted may leave up to
+// a block's chunks in its stream, which nothing names; JetStream has no way to find them.
 type Bucket struct {
 	name   string
 	folder string // with a slash, or ""
@@ -73,7 +73,7 @@ func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 	data, err := b.store.GetBytes(ctx, b.folder+name)
 	switch {
 	case errors.Is(err, jetstream.ErrObjectNotFound):
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, b.Path(name))
+		return nil, b.absent(ctx, name)
 	case errors.Is(err, jetstream.ErrDigestMismatch):
 		return nil, damaged(b.Path(name), 0, "%v", err)
 	case err != nil:
@@ -105,14 +105,13 @@ func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err
 		if !strings.HasPrefix(string(name), b.folder+prefix) {
 			continue
 		}
-		o, err := b.store.GetInfo(ctx, string(name))
-		if errors.Is(err, jetstream.ErrObjectNotFound) {
-			continue // it was deleted
-		}
+		o, err := b.last(ctx, strings.TrimPrefix(string(name), b.folder))
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %s: %w", b, name, err)
 		}
-		objects = append(objects, Object{Name: strings.TrimPrefix(o.Name, b.folder), Bytes: int64(o.Size), Time: o.ModTime})
+		if o.there() {
+			objects = append(objects, Object{Name: strings.TrimPrefix(o.info.Name, b.folder), Bytes: int64(o.info.Size), Time: o.time})
+		}
 	}
 	slices.SortFunc(objects, func(a, b Object) int { return strings.Compare(a.Name, b.Name) })
 	return objects, nil
@@ -121,39 +120,88 @@ func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err
 // stream is the stream of a bucket, and subject where it has what is known of an object.
 func (b *Bucket) stream() string                { return "OBJ_" + b.name }
 func (b *Bucket) subject(encoded string) string { return "$O." + b.name + ".M." + encoded }
+func (b *Bucket) subjectOf(name string) string {
+	return b.subject(base64.URLEncoding.EncodeToString([]byte(b.folder + name)))
+}
 
-// Delete removes an object.
-func (b *Bucket) Delete(ctx context.Context, name string) error {
-	err := b.store.Delete(ctx, b.folder+name)
-	if err == nil {
-		err = b.forget(ctx, name)
+// known is the newest message of what is known of an object.
+type known struct {
+	sequence uint64 // 0: there is none
+	time     time.Time
+	info     jetstream.ObjectInfo
+}
+
+func (k *known) there() bool { return k.sequence > 0 && !k.info.Deleted }
+
+// last asks the leader of the bucket's stream what is known of an object. The object store does not: it makes direct gets,
+// which any replica answers, also one that is behind.
+func (b *Bucket) last(ctx context.Context, name string) (k known, err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.js.Options().DefaultTimeout)
+	defer cancel()
+	ask, err := json.Marshal(map[string]string{"last_by_subj": b.subjectOf(name)})
+	if err != nil {
+		return k, err
 	}
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+	m, err := b.js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+b.stream(), ask)
+	if err != nil {
+		return k, err
+	}
+	var reply struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Sequence uint64    `json:"seq"`
+			Time     time.Time `json:"time"`
+			Data     []byte    `json:"data"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(m.Data, &reply); err != nil {
+		return k, err
+	}
+	switch {
+	case reply.Error == nil:
+		k.sequence, k.time = reply.Message.Sequence, reply.Message.Time
+		return k, json.Unmarshal(reply.Message.Data, &k.info)
+	case reply.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return k, nil
+	}
+	return k, reply.Error
+}
+
+// absent is the error for an object that some replica does not have: ErrNotFound, unless that one is behind.
+func (b *Bucket) absent(ctx context.Context, name string) error {
+	k, err := b.last(ctx, name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read %s: %w", b.Path(name), err)
+	case k.there():
+		return fmt.Errorf("read %s: a replica of the bucket that is behind does not have it", b.Path(name))
+	}
+	return fmt.Errorf("%w: %s", ErrNotFound, b.Path(name))
+}
+
+// Delete removes an object. Not as JetStream deletes one, which leaves a message that says so, for ever: names of objects are
+// not used again, so a bucket that is saved to and pruned would grow without end, and every List walks through all of it.
+func (b *Bucket) Delete(ctx context.Context, name string) error {
+	k, err := b.last(ctx, name)
+	if err == nil && k.sequence > 0 {
+		err = b.purge(ctx, name, k)
+	}
+	if err != nil {
 		return fmt.Errorf("delete %s: %w", b.Path(name), err)
 	}
 	return nil
 }
 
-// forget removes what JetStream keeps of a deleted object: a message that says so, for ever. Names of objects are not used
-// again, so a bucket that is saved to and pruned would grow without end, and every List walks through all of it.
-func (b *Bucket) forget(ctx context.Context, name string) error {
+// purge removes what is known of an object, but for what was put since, and then the chunks.
+func (b *Bucket) purge(ctx context.Context, name string, k known) error {
 	s, err := b.js.Stream(ctx, b.stream())
 	if err != nil {
 		return err
 	}
-	subject := b.subject(base64.URLEncoding.EncodeToString([]byte(b.folder + name)))
-	m, err := s.GetLastMsgForSubject(ctx, subject)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil // somebody else removed it
-	}
-	if err != nil {
+	if err := s.Purge(ctx, jetstream.WithPurgeSubject(b.subjectOf(name)), jetstream.WithPurgeSequence(k.sequence+1)); err != nil {
 		return err
 	}
-	var info jetstream.ObjectInfo
-	if err := json.Unmarshal(m.Data, &info); err != nil || !info.Deleted {
-		return err // it was put again
-	}
-	return s.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(m.Sequence+1))
+	return s.Purge(ctx, jetstream.WithPurgeSubject("$O."+b.name+".C."+k.info.NUID))
 }
 
 // Empty removes all objects, whoever has a lock.
@@ -245,8 +293,8 @@ func (l *bucketLock) renew() {
 
 // Check says ErrLocked when another has taken over.
 func (l *bucketLock) Check(ctx context.Context) error {
-	_, err := l.bucket.store.GetInfo(ctx, l.bucket.folder+l.name)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
+	k, err := l.bucket.last(ctx, l.name)
+	if err == nil && !k.there() {
 		return l.lost()
 	}
 	return err

@@ -227,6 +227,13 @@ type Entry struct {
 
 // List returns the snapshots of an archive, newest first. It looks at manifests only. Errors: what the target said.
 func List(ctx context.Context, t Target) ([]Entry, error) {
+	entries, err := listed(ctx, t)
+	pruned := func(e Entry) bool { return errors.Is(e.Err, ErrNotFound) } // meanwhile
+	return slices.DeleteFunc(entries, pruned), err
+}
+
+// listed is List, with an ErrNotFound for what went meanwhile. Under the archive's lock nothing does.
+func listed(ctx context.Context, t Target) ([]Entry, error) {
 	objects, err := t.List(ctx, snapshotsFolder)
 	if err != nil {
 		return nil, err
@@ -238,10 +245,7 @@ func List(ctx context.Context, t Target) ([]Entry, error) {
 			continue
 		}
 		m, err := get(ctx, t, id)
-		if errors.Is(err, ErrNotFound) {
-			continue // pruned meanwhile
-		}
-		if err != nil && !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, wal.ErrVersion) {
+		if err != nil && !errors.Is(err, wal.ErrCorrupt) && !errors.Is(err, wal.ErrVersion) && !errors.Is(err, ErrNotFound) {
 			return nil, err
 		}
 		entries = append(entries, Entry{ID: id, Manifest: m, Err: err})

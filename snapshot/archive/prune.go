@@ -46,7 +46,7 @@ func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error)
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lock.Release()) }()
-	entries, err := List(ctx, t)
+	entries, err := listed(ctx, t)
 	if err != nil {
 		return nil, err
 	}

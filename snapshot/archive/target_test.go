@@ -2,7 +2,10 @@ package archive
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -275,18 +278,129 @@ func TestBucketDoesNotGrow(t *testing.T) {
 }
 
 // An object that is put again while it is being deleted stays.
-func TestBucketForgetsOnlyTheDeleted(t *testing.T) {
+func TestBucketKeepsWhatIsPutAgain(t *testing.T) {
 	ctx, b := t.Context(), startBucket(t)
 	must(t, b.Put(ctx, "blocks/x", []byte("one")))
-	must(t, b.store.Delete(ctx, "blocks/x"))
+	one, err := b.last(ctx, "blocks/x")
+	must(t, err)
 	must(t, b.Put(ctx, "blocks/x", []byte("two")))
-	must(t, b.forget(ctx, "blocks/x"))
+	must(t, b.purge(ctx, "blocks/x", one))
 	if data, err := b.Get(ctx, "blocks/x"); string(data) != "two" || err != nil {
 		t.Errorf("it holds %q, %v", data, err)
 	}
 	must(t, b.Delete(ctx, "blocks/x"))
-	_, err := b.Get(ctx, "blocks/x")
+	_, err = b.Get(ctx, "blocks/x")
 	wantErr(t, err, ErrNotFound)
+	s, err := b.js.Stream(ctx, b.stream())
+	must(t, err)
+	if n := s.CachedInfo().State.Msgs; n > 0 {
+		t.Errorf("%d messages are left", n)
+	}
+}
+
+// behindWith has direct gets of a bucket answered as by a replica that does not have an object yet.
+func behindWith(t *testing.T, b *Bucket, name string) {
+	t.Helper()
+	ctx := t.Context()
+	s, err := b.js.Stream(ctx, b.stream())
+	must(t, err)
+	config := s.CachedInfo().Config
+	config.AllowDirect = false // so the server answers none, and what asks it goes by what it knew before
+	s, err = b.js.UpdateStream(ctx, config)
+	must(t, err)
+	direct := "$JS.API.DIRECT.GET." + b.stream() + "."
+	_, err = b.js.Conn().Subscribe(direct+">", func(m *nats.Msg) {
+		subject := strings.TrimPrefix(m.Subject, direct)
+		reply := nats.NewMsg(m.Reply)
+		found, err := s.GetLastMsgForSubject(ctx, subject)
+		if err != nil || subject == b.subjectOf(name) {
+			reply.Header.Set("Status", "404")
+		} else {
+			reply.Data = found.Data
+			reply.Header.Set(jetstream.StreamHeader, b.stream())
+			reply.Header.Set(jetstream.SubjectHeader, subject)
+			reply.Header.Set(jetstream.SequenceHeader, strconv.FormatUint(found.Sequence, 10))
+			reply.Header.Set(jetstream.TimeStampHeaer, found.Time.Format(time.RFC3339Nano))
+		}
+		_ = b.js.Conn().PublishMsg(reply)
+	})
+	must(t, err)
+}
+
+// In a bucket of several replicas one that is behind answers direct gets, too. What it does not have counts as no deleted
+// snapshot: its blocks stay.
+func TestBucketReplicaBehind(t *testing.T) {
+	ctx, b := t.Context(), startBucket(t)
+	mem := vfs.NewMem()
+	fixture(t, mem, b, 60)
+	list, err := List(ctx, b)
+	must(t, err)
+	name := manifestName(list[0].ID)
+	behindWith(t, b, name)
+
+	if objects, err := b.List(ctx, snapshotsFolder); err != nil || len(objects) != 1 {
+		t.Errorf("listed: %v, %v", objects, err)
+	}
+	if _, err := List(ctx, b); err == nil {
+		t.Error("a snapshot that is there is not listed, without an error")
+	}
+	if _, err := Prune(ctx, b, PruneOptions{}); err == nil || errors.Is(err, ErrNotFound) {
+		t.Errorf("a prune that cannot read a snapshot: %v", err)
+	}
+	for block := range list[0].Manifest.blocks() {
+		if _, err := b.Get(ctx, block.Name()); err != nil {
+			t.Error(err)
+		}
+	}
+	must(t, b.Delete(ctx, name))
+	if objects, err := b.List(ctx, snapshotsFolder); err != nil || len(objects) != 0 {
+		t.Errorf("listed after it was deleted: %v, %v", objects, err)
+	}
+}
+
+// listsOnly is an archive with an object that is listed and then not there.
+type listsOnly struct {
+	Target
+	name string
+}
+
+func (l listsOnly) Get(ctx context.Context, name string) ([]byte, error) {
+	if name == l.name {
+		return nil, ErrNotFound
+	}
+	return l.Target.Get(ctx, name)
+}
+
+// A snapshot that is gone when a List reads it was pruned. A prune knows that none was, and touches nothing.
+func TestListedAndGone(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	list, err := List(ctx, target)
+	must(t, err)
+	gone := listsOnly{target, manifestName(list[0].ID)}
+	if list, err := List(ctx, gone); err != nil || len(list) != 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	_, err = Prune(ctx, gone, PruneOptions{})
+	wantErr(t, err, ErrNotFound)
+	_, err = clean(target)
+	must(t, err)
+}
+
+// A lock that a replica does not have yet is not lost.
+func TestBucketLockReplicaBehind(t *testing.T) {
+	ctx, b := t.Context(), startBucket(t)
+	lock, err := b.Lock(ctx)
+	must(t, err)
+	behindWith(t, b, lock.(*bucketLock).name)
+	must(t, lock.Check(ctx))
+	_, err = b.Lock(ctx)
+	wantErr(t, err, ErrLocked)
+	must(t, lock.Release())
+	if locks, err := b.List(ctx, locksFolder); err != nil || len(locks) != 0 {
+		t.Errorf("locks are left: %v, %v", locks, err)
+	}
 }
 
 func TestSaveRefuses(t *testing.T) {
