@@ -152,7 +152,7 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 
 // checkReach tells whether the log has everything from a position to a time.
 func (n *Node) checkReach(position uint64, until int64, log string) error {
-	if n.local.Last() == 0 {
+	if n.local.First() == 0 { // its last stays what it was when it is emptied
 		return fmt.Errorf("%w: the log in %s is empty", ErrOutOfLog, log)
 	}
 	first, seq, err := n.timeFrom(n.local.First())

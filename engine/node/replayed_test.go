@@ -110,4 +110,9 @@ func TestRestoreToTime(t *testing.T) {
 	twoCheckpoints(t, client(t, r.NATS), "once-more")
 	r.stop(t)
 	refused("the log is gone", first.ID, at, r.data, "see carillon serve --keep-log")
+	log := openStore(t, r.data, "log")
+	if err := errors.Join(log.Log().Truncate(log.Log().Last()+1), log.Close()); err != nil {
+		t.Fatal(err)
+	}
+	refused("the log was emptied at rest", first.ID, at, r.data, "is empty")
 }
