@@ -23,8 +23,10 @@ import (
 //   - Specs do not say whose they are. What the rows say of that is kept: 24 bytes a job.
 //   - Numbers are unique in a partition only. Of creation, arming, completion and burial, number n of partition p
 //     becomes n·P + p: unique among all, in the order in which they were in each, and a formula, so that what an id
-//     says of where its row is can be rewritten by itself. Outputs are numbered anew, since theirs have no gaps. What
-//     has the log's sequences for keys keeps them.
+//     says of where its row is can be rewritten by itself. Of completions and burials n is first raised by what the
+//     partition has had fewer of than the one with the most: the newest of each stay the newest, and what is kept of
+//     many is not the busiest one's alone. Outputs are numbered anew, since theirs have no gaps. What has the log's
+//     sequences for keys keeps them.
 //   - Time is the earliest that ticks had reached in any partition in which something was due by then; partitions
 //     with nothing due come along. So all that came due after the checkpoint is missed, or not, by what happens next.
 //     What of the others was ready already and is due later waits again.
@@ -47,7 +49,9 @@ type Reroute struct {
 // rerouted is a partition that is rerouted.
 type rerouted struct {
 	*Machine
-	number   int
+	number int
+	raise  struct{ finished, deaths uint64 } // of the numbers of completions and burials
+
 	earliest int64          // when the first of its fires is due that is not decided
 	specs    []reroutedSpec // by key, once sorted
 	sorted   bool
@@ -84,11 +88,23 @@ func NewReroute(states []*SavedState, partitions int, position uint64, only cari
 		}
 		r.from = append(r.from, &rerouted{Machine: m, number: i, earliest: none, asked: make(map[string]uint64)})
 	}
+	r.align()
 	for i := range partitions {
 		r.to = append(r.to, New(Layout{Prefix: states[0].Prefix, Partitions: partitions}, i))
 		r.least = append(r.least, math.MaxUint64)
 	}
 	return r, nil
+}
+
+// align has the completions and burials of all partitions end with the same number.
+func (r *Reroute) align() {
+	var finished, deaths uint64
+	for _, s := range r.from {
+		finished, deaths = max(finished, s.finished), max(deaths, s.deaths)
+	}
+	for _, s := range r.from {
+		s.raise.finished, s.raise.deaths = finished-s.finished, deaths-s.deaths
+	}
 }
 
 // Rooms are those to be scouted, in this order, in each partition.
@@ -246,6 +262,14 @@ func (r *Reroute) renumbered(s *rerouted, n uint64) uint64 {
 	return n*uint64(len(r.from)) + uint64(s.number)
 }
 
+// rearmed is what the number in the key of a row becomes: that of a completion, or of an arming.
+func (r *Reroute) rearmed(s *rerouted, room byte, n uint64) uint64 {
+	if room == roomCompleted {
+		n += s.raise.finished
+	}
+	return r.renumbered(s, n)
+}
+
 // renumberedMax is a number above what all those up to n become.
 func (r *Reroute) renumberedMax(n uint64) uint64 { return (n + 1) * uint64(len(r.from)) }
 
@@ -283,7 +307,7 @@ func (r *Reroute) Route(from int, room byte, key, value []byte) (to Routed, keep
 		var g *grave
 		if g, err = decodeGrave(key, value); err == nil {
 			to.Partition, keep = PartitionOf(g.id, r.partitions), strings.HasPrefix(g.id, r.only.Prefix)
-			r.b = appendNumber(r.b[:0], r.renumbered(s, g.number))
+			r.b = appendNumber(r.b[:0], r.renumbered(s, g.number+s.raise.deaths))
 			to.Key = r.b
 		}
 	case roomOutputs:
@@ -309,7 +333,7 @@ func (r *Reroute) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err e
 	if j.place == inReady && room == roomWaiting && j.next > r.time {
 		j.place = onWheel
 	}
-	j.order, j.armed = r.renumbered(s, j.order), r.renumbered(s, j.armed)
+	j.order, j.armed = r.renumbered(s, j.order), r.rearmed(s, room, j.armed)
 	r.b = appendRow(r.b[:0], &j.job, &j.fixed, j.few, j.id, j.request)
 	out := row(r.b)
 	to.Partition, to.Key, to.Value = PartitionOf(string(j.id), r.partitions), out.key(), out.value()
@@ -330,7 +354,7 @@ func (r *Reroute) routeID(s *rerouted, to *Routed) (keep bool, err error) {
 	}
 	n := len(pointer) - 8
 	r.b = append(r.b[:0], pointer[:n]...)
-	r.b = appendNumber(r.b, r.renumbered(s, binary.BigEndian.Uint64(pointer[n:])))
+	r.b = appendNumber(r.b, r.rearmed(s, pointer[0], binary.BigEndian.Uint64(pointer[n:])))
 	to.Partition, to.Value = PartitionOf(string(to.Key), r.partitions), r.b
 	return true, nil
 }

@@ -295,6 +295,47 @@ func goOn(t *testing.T, w, restored *town) {
 	sameFires(t, w, restored)
 }
 
+// A partition in which little completed and was deleted keeps what it knows of that beside one in which much did.
+func TestRerouteUneven(t *testing.T) {
+	w := newTown(t, 2)
+	id := func(partition int, name string, n int) string {
+		for n = 1000 * n; PartitionOf(fmt.Sprintf("%s-%d", name, n), 2) != partition; n++ {
+		}
+		return fmt.Sprintf("%s-%d", name, n)
+	}
+	for i := range 50 {
+		w.put(id(0, "busy", i), `{"schedule":"@in 1s"}`)
+		w.put(id(0, "gone", i), `{"schedule":"@in 1s"}`)
+	}
+	for i := range 5 {
+		w.put(id(1, "quiet", i), `{"schedule":"@in 2s"}`)
+	}
+	w.put(id(1, "gone", 0), `{"schedule":"@in 1s"}`)
+	for range 3 {
+		w.now += 1000
+		w.tick(1000, false)
+	}
+	for i := range 50 {
+		w.do(KindDelete, "delete", id(0, "gone", i), "")
+	}
+	w.do(KindDelete, "delete", id(1, "gone", 0), "")
+	other := w.moved(1, carillon.Selection{}, true)
+	m := other.ms[0]
+	if last := m.buried[len(m.buried)-1]; last.id != id(1, "gone", 0) {
+		t.Errorf("the last of %d graves is that of %s", len(m.buried), last.id)
+	}
+	other.begin()
+	c := Rules()
+	c.Node, c.RetentionMS, c.CompletedMax = "n", 40*time.Hour.Milliseconds(), 60 // more than there are
+	other.apply(m, &Entry{Kind: KindClaim, Claim: c})
+	other.tick(1000, false)
+	for i := range 5 {
+		if _, ok := m.Job(id(1, "quiet", i)); !ok {
+			t.Errorf("%s is gone", id(1, "quiet", i))
+		}
+	}
+}
+
 // Some of the jobs only: those of a prefix, a label, an owner.
 func TestRerouteSelection(t *testing.T) {
 	for _, only := range []carillon.Selection{{Prefix: "cron-1"}, {Label: "team=t1"}, {Owner: "o1"}, {Prefix: "every"}, {Prefix: "cron-2", Label: "team"}, {Prefix: "x"}} {
