@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -333,6 +334,13 @@ func TestRerouteUneven(t *testing.T) {
 		if _, ok := m.Job(id(1, "quiet", i)); !ok {
 			t.Errorf("%s is gone", id(1, "quiet", i))
 		}
+	}
+}
+
+// What a restore into other partitions takes of memory for each job is what the docs say.
+func TestReroutedSpecSize(t *testing.T) {
+	if size := unsafe.Sizeof(reroutedSpec{}); size != 24 {
+		t.Errorf("%d bytes a job, not 24", size)
 	}
 }
 
