@@ -118,12 +118,22 @@ func syncDir(fsys vfs.FS, dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Get reads a file.
+// Get reads a file. A disk that cannot give all of it back has it damaged: whoever finds such a file goes on with the others.
 func (d *Dir) Get(_ context.Context, name string) ([]byte, error) {
-	f, err := d.fs.Open(d.Path(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, d.Path(name))
+	file := d.Path(name)
+	data, err := readFile(d.fs, file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: %s", ErrNotFound, file)
+	case errors.Is(err, syscall.EIO), errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, damaged(file, len(data), "%v", err)
 	}
+	return data, err
+}
+
+// readFile returns what it has read with an error, too.
+func readFile(fsys vfs.FS, file string) ([]byte, error) {
+	f, err := fsys.Open(file)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +147,11 @@ func readAll(f vfs.File) ([]byte, error) {
 		return nil, err
 	}
 	data := make([]byte, info.Size())
-	_, err = io.ReadFull(f, data)
-	return data, err
+	n, err := io.ReadFull(f, data)
+	if err == io.EOF { // which says that nothing was left, not that all was read
+		err = io.ErrUnexpectedEOF
+	}
+	return data[:n], err
 }
 
 // list returns the names in a directory, ascending; none when it is absent.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -343,6 +344,50 @@ func TestDiskFull(t *testing.T) {
 			}
 			t.Logf("full %d times among %d writes", full, n)
 		})
+	}
+}
+
+// A file that the disk does not give back is damage like any other: a verification and a list go on behind it, a prune can
+// drop the snapshot, and a save mends a block.
+func TestUnreadable(t *testing.T) {
+	ctx := t.Context()
+	for _, of := range []func(*Manifest) string{
+		func(m *Manifest) string { return manifestName(m.ID) },
+		func(m *Manifest) string { return m.Partitions[1].Rooms[0].Blocks[0].Name() },
+	} {
+		disk := vfs.NewMem()
+		fixture(t, disk, OpenDir(disk, "archive"), 60)
+		m, err := Get(ctx, OpenDir(disk, "archive"), "")
+		must(t, err)
+		name := of(m)
+		bad := true
+		target := OpenDir(errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+			switch {
+			case !bad || path.Base(op.Path) != path.Base(name):
+			case op.Kind == errorfs.OpFileRead:
+				return syscall.EIO
+			case op.Kind == errorfs.OpCreate:
+				bad = false // what is written anew is elsewhere
+			}
+			return nil
+		})), "archive")
+		v, err := Verify(ctx, target, nil, nil)
+		must(t, err)
+		if len(v.Problems) != 1 || !strings.Contains(v.Problems[0].Err.Error(), name) {
+			t.Errorf("%s: problems %v", name, v.Problems)
+		}
+		if list, err := List(ctx, target); err != nil || len(list) != 1 {
+			t.Errorf("%s: listed %v, %v", name, list, err)
+		}
+		store, table, err := openTable(disk, "db")
+		must(t, err)
+		_, err = Save(ctx, table, target, SaveOptions{Partitions: 2, Recheck: true, sizes: smallSizes})
+		must(t, err)
+		must(t, store.Close())
+		_, err = Prune(ctx, target, PruneOptions{Drop: []string{m.ID}})
+		must(t, err)
+		_, err = clean(target)
+		must(t, err)
 	}
 }
 
