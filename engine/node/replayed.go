@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
@@ -22,7 +23,7 @@ var ErrOutOfLog = errors.New("node: the time is out of reach")
 
 // RestoreToTime makes dir a data directory with the jobs as they were at a time: those of a snapshot before it, and
 // what the local log of a data directory says since then. No process may run on that one, and its log must go back to
-// the snapshot (Options.KeepLog); it stays as it is. id "" is the newest snapshot before the time. What had fired
+// the snapshot (Options.KeepLog); it stays as it is. id "" is the service's newest snapshot before the time. What had fired
 // by then does not fire again, but for what the log does not know to be stored: that of its last second, at most.
 //
 // Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where log and snapshot are of two services, those of Restore.
@@ -35,7 +36,11 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 		return nil, err
 	}
 	defer lock.Close()
-	m, err := snapshotBefore(ctx, t, id, at)
+	prefix, err := prefixOfLog(log, o.Logger)
+	if err != nil {
+		return nil, err
+	}
+	m, err := snapshotBefore(ctx, t, id, prefix, at)
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +67,37 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	return done, nil
 }
 
-// snapshotBefore is the newest snapshot that holds nothing younger than a time; or the one that is named, if it does
-// not.
-func snapshotBefore(ctx context.Context, t archive.Target, id string, at time.Time) (*archive.Manifest, error) {
+// prefixOfLog is that of the service whose local log a data directory has.
+func prefixOfLog(log string, logger *slog.Logger) (prefix string, err error) {
+	store, err := openLog(log, logger)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	err = store.Log().Read(store.Log().First(), func(stored wal.Record) error {
+		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		if err != nil {
+			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+		}
+		prefix, _, _ = strings.Cut(r.Subject, ".")
+		return errFound
+	})
+	switch {
+	case errors.Is(err, errFound):
+		return prefix, nil
+	case err == nil:
+		err = fmt.Errorf("%w: the log in %s is empty", ErrOutOfLog, log)
+	}
+	return "", err
+}
+
+func openLog(data string, logger *slog.Logger) (*wal.Store, error) {
+	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
+}
+
+// snapshotBefore is a service's newest snapshot that holds nothing younger than a time; or the one that is named, if it
+// does not.
+func snapshotBefore(ctx context.Context, t archive.Target, id, prefix string, at time.Time) (*archive.Manifest, error) {
 	entries, err := archive.List(ctx, t)
 	if err != nil {
 		return nil, err
@@ -77,6 +110,10 @@ func snapshotBefore(ctx context.Context, t archive.Target, id string, at time.Ti
 		case e.Err != nil:
 			damaged = cmp.Or(damaged, e.Err)
 			continue
+		case id == "" && e.Manifest.Prefix != prefix:
+			continue
+		case e.Manifest.Prefix != prefix:
+			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, prefix)
 		}
 		latest, err := latestOf(e.Manifest)
 		if err != nil {
@@ -95,7 +132,7 @@ func snapshotBefore(ctx context.Context, t archive.Target, id string, at time.Ti
 	case id != "":
 		return nil, fmt.Errorf("%w: snapshot %s in %s", archive.ErrNotFound, id, t)
 	}
-	return nil, fmt.Errorf("%w: %s has no snapshot from before %s", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat))
+	return nil, fmt.Errorf("%w: %s has no snapshot from before %s of the service with the prefix %q", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat), prefix)
 }
 
 // latestOf is the time up to which a snapshot knows what happened, unix ms.
@@ -121,7 +158,7 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 	if err := n.openJobs(nil); err != nil {
 		return 0, 0, err
 	}
-	if n.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(log, "log"), Logger: n.log}); err != nil {
+	if n.store, err = openLog(log, n.log); err != nil {
 		return 0, 0, err
 	}
 	n.local = n.store.Log()
@@ -152,9 +189,6 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 
 // checkReach tells whether the log has everything from a position to a time.
 func (n *Node) checkReach(position uint64, until int64, log string) error {
-	if n.local.First() == 0 { // its last stays what it was when it is emptied
-		return fmt.Errorf("%w: the log in %s is empty", ErrOutOfLog, log)
-	}
 	first, seq, err := n.timeFrom(n.local.First())
 	if err != nil {
 		return err

@@ -116,3 +116,41 @@ func TestRestoreToTime(t *testing.T) {
 	}
 	refused("the log was emptied at rest", first.ID, at, r.data, "is empty")
 }
+
+// Of an archive that several services save to a restore takes no other's snapshot for the newest: one to a time goes by whose
+// the log is, and else one is to be named.
+func TestRestoreSharedArchive(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "archive")
+	begin := func(prefix, stream string) (*running, *carillon.Client) {
+		o := base(t)
+		o.Prefix, o.Stream, o.KeepLog = prefix, stream, time.Hour
+		r := run(t, o)
+		c := carillon.Connect(dial(t, r.NATS), carillon.WithNames(carillon.Names{Prefix: prefix, Stream: stream}))
+		put(t, c, carillon.Job{ID: "keeper", Schedule: "@yearly"})
+		return r, c
+	}
+	r, c := begin("carillon", "CARILLON")
+	ours := save(t, c, dir).ID
+	other, otherClient := begin("other", "OTHER")
+	newer := save(t, otherClient, dir).ID
+	at := apart(t)
+	put(t, c, carillon.Job{ID: "later", Schedule: "@yearly"})
+	r.stop(t)
+	other.stop(t)
+
+	target := archive.OpenDir(nil, dir)
+	into := func() string { return filepath.Join(t.TempDir(), "new") }
+	_, err := node.Restore(t.Context(), target, "", into(), node.RestoreOptions{})
+	words(t, err, archive.ErrSeveral.Error(), `["carillon" "other"]`, dir)
+	_, err = node.OpenJobs(t.Context(), target, "")
+	words(t, err, archive.ErrSeveral.Error())
+	if m, err := node.Restore(t.Context(), target, ours, into(), node.RestoreOptions{}); err != nil || m.Manifest.ID != ours {
+		t.Errorf("the one that is named: %+v, %v", m, err)
+	}
+	if m, err := node.RestoreToTime(t.Context(), target, "", into(), at, r.data, node.RestoreOptions{}); err != nil || m.Manifest.ID != ours || m.Jobs != 1 {
+		t.Errorf("to a time: %+v, %v", m, err)
+	}
+	_, err = node.RestoreToTime(t.Context(), target, newer, into(), at, r.data, node.RestoreOptions{})
+	words(t, err, `is of a service with the prefix "other", and the log of one with "carillon"`)
+}

@@ -459,7 +459,7 @@ func TestRecheckMends(t *testing.T) {
 	must(t, err)
 	save := func(recheck bool, want int) {
 		t.Helper()
-		s, err := Save(ctx, table, target, SaveOptions{Partitions: 2, sizes: smallSizes, Recheck: recheck})
+		s, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: "acme", sizes: smallSizes, Recheck: recheck})
 		must(t, err)
 		if s.Rewritten != want || s.Written != want {
 			t.Fatalf("%d rewritten, %d written, want %d", s.Rewritten, s.Written, want)

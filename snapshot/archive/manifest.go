@@ -254,32 +254,57 @@ func listed(ctx context.Context, t Target) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get returns a snapshot's manifest; id "" is the newest. Errors: ErrNotFound, ErrPart, *Damage, wal.ErrVersion.
+// Get returns a snapshot's manifest; id "" is the newest of an archive that one service saves to. Errors: ErrNotFound,
+// ErrSeveral, ErrPart, *Damage, wal.ErrVersion.
 func Get(ctx context.Context, t Target, id string) (*Manifest, error) {
-	if id == "" {
-		var err error
-		if id, err = newest(ctx, t); err != nil {
-			return nil, err
-		}
-	}
-	m, err := get(ctx, t, id)
+	m, err := getOrNewest(ctx, t, id)
 	if err == nil && m.Part {
-		return nil, fmt.Errorf("%w: %s", ErrPart, t.Path(manifestName(id)))
+		return nil, fmt.Errorf("%w: %s", ErrPart, t.Path(manifestName(m.ID)))
 	}
 	return m, err
 }
 
-func newest(ctx context.Context, t Target) (id string, err error) {
-	objects, err := t.List(ctx, snapshotsFolder)
-	if err != nil {
-		return "", err
+func getOrNewest(ctx context.Context, t Target, id string) (*Manifest, error) {
+	if id != "" {
+		return get(ctx, t, id)
 	}
-	for _, o := range slices.Backward(objects) {
-		if id, ok := strings.CutSuffix(path.Base(o.Name), manifestEnd); ok {
-			return id, nil
+	entries, err := List(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	if prefixes := prefixesOf(entries); len(prefixes) > 1 {
+		return nil, fmt.Errorf("%w, with the prefixes %q: %s", ErrSeveral, prefixes, t)
+	}
+	if len(entries) == 0 {
+		return nil, fmt.Errorf("%w: no snapshot in %s", ErrNotFound, t)
+	}
+	return entries[0].Manifest, entries[0].Err
+}
+
+// prefixesOf are those of the services that snapshots are of, ascending.
+func prefixesOf(entries []Entry) (prefixes []string) {
+	for _, e := range entries {
+		if e.Err == nil {
+			prefixes = append(prefixes, e.Manifest.Prefix)
 		}
 	}
-	return "", fmt.Errorf("%w: no snapshot in %s", ErrNotFound, t)
+	slices.Sort(prefixes)
+	return slices.Compact(prefixes)
+}
+
+// newestOf returns the newest snapshot of a service, by its prefix; nil where there is none that can be read.
+func newestOf(ctx context.Context, t Target, prefix string) *Manifest {
+	objects, err := t.List(ctx, snapshotsFolder)
+	if err != nil {
+		return nil
+	}
+	for _, o := range slices.Backward(objects) {
+		m, err := get(ctx, t, strings.TrimSuffix(path.Base(o.Name), manifestEnd))
+		if err == nil && m.Prefix == prefix {
+			return m
+		}
+	}
+	return nil
 }
 
 func get(ctx context.Context, t Target, id string) (*Manifest, error) {

@@ -64,8 +64,8 @@ type State struct {
 // Restore makes dir a data directory with a snapshot's table; id "" is the newest. dir must be empty or absent, and
 // becomes the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
 // synced, and renamed. What an interrupted one left there goes with the next. Errors: ErrNotEmpty, also for something
-// else in dir+".tmp", ErrLocked for another one into the same directory, ErrNotFound, *Damage, wal.ErrVersion, wal.ErrFailed with what the file system
-// said, those of Prepare, Route, States and Finish.
+// else in dir+".tmp"; ErrLocked for another one into the same directory, ErrNotFound, ErrSeveral, *Damage,
+// wal.ErrVersion, wal.ErrFailed with what the file system said, those of Prepare, Route, States and Finish.
 func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_ *Manifest, err error) {
 	if o.FS == nil {
 		o.FS = vfs.Default

@@ -109,7 +109,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	for _, b := range blocks {
 		s.there[b.Name] = b.Bytes
 	}
-	if before, err := Get(ctx, t, ""); err == nil { // only the bar's end depends on it
+	if before := newestOf(ctx, t, o.Prefix); before != nil { // only the bar's end depends on it
 		s.progress.Total = before.Totals().Raw
 	}
 	only := o.Only

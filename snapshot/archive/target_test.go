@@ -89,7 +89,7 @@ func testTarget(t *testing.T, target Target) {
 	all := fixture(t, mem, target, 60)
 	store, table, err := openTable(mem, "db")
 	must(t, err)
-	second, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Now: time.UnixMilli(1_800_000_001_000), sizes: smallSizes})
+	second, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: "acme", Now: time.UnixMilli(1_800_000_001_000), sizes: smallSizes})
 	must(t, err)
 	must(t, store.Close())
 	if second.Written != 0 || second.Reused == 0 {
