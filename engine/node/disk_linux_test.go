@@ -301,6 +301,32 @@ func TestDiskFullAtSave(t *testing.T) {
 	r.stop(t)
 }
 
+// A save is given up when the disk that it fills is that of the data directory, and has no room for new jobs any more: firing
+// will need what is left. On another disk it goes on.
+func TestSaveLeavesRoomForFiring(t *testing.T) {
+	other, ok := smalldisk.Mount(t, 64)
+	if !ok {
+		return
+	}
+	o := base(t)
+	r := run(t, o)
+	put(t, client(t, r.NATS), beat)
+	r.stop(t)
+	o.FreeForJobs = 1 << 60
+	r = run(t, o)
+	c := client(t, r.NATS)
+	notReady(t, r.HTTP, "no new jobs are taken")
+	for _, to := range []carillon.SnapshotRequest{{Dir: filepath.Join(t.TempDir(), "archive")}, {Bucket: "saves"}} {
+		_, err := c.SaveSnapshot(t.Context(), to, nil)
+		if !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) || !strings.Contains(err.Error(), "no snapshot is saved there") {
+			t.Errorf("%+v: %v", to, err)
+		}
+	}
+	save(t, c, filepath.Join(other, "archive"))
+	beats(t, c, 5)
+	r.stop(t)
+}
+
 // A disk that has no room for what is restored, or runs out of it on the way: that is told, nothing is left behind, and
 // it works once there is room.
 func TestDiskFullAtRestore(t *testing.T) {

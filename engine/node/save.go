@@ -16,6 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
@@ -207,18 +208,44 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 	o := saveOptions(len(n.partitions), n.o.Prefix)
 	o.Elsewhere = gather.find
 	o.Share, o.Recheck = saveShare, r.Recheck
+	writing, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	o.Progress = func(p archive.Progress) {
+		if err := n.noRoomToSave(r); err != nil {
+			giveUp(err)
+		}
 		one.mu.Lock()
 		defer one.mu.Unlock()
 		one.progress = carillon.SnapshotReply{Phase: carillon.SnapshotWrite, Done: p.Done, Total: p.Total, Rows: p.Pairs, Blocks: p.Blocks}
 	}
 	began := time.Now()
-	saved, err = archive.Save(ctx, n.saved, target, o)
+	saved, err = archive.Save(writing, n.saved, target, o)
+	if cause := context.Cause(writing); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
 	if err != nil {
 		return nil, "", err
 	}
 	n.log.Info("saved a snapshot", "id", saved.Manifest.ID, "archive", target.String(), "blocks", saved.Written, "bytes", saved.Bytes, "took", time.Since(began))
 	return saved, target.String(), nil
+}
+
+// noRoomToSave is an error while a save that goes to the disk of the data directory would take room that firing will need.
+func (n *Node) noRoomToSave(r *carillon.SnapshotRequest) error {
+	if !n.refuseJobs.Load() {
+		return nil
+	}
+	here := n.server != nil // whose bucket is in the data directory
+	if r.Dir != "" {
+		var err error
+		if here, err = streams.SameDisk(r.Dir, n.o.Data); err != nil {
+			return err
+		}
+	}
+	if !here {
+		return nil
+	}
+	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB are free on the disk of the data directory: no snapshot is saved there", n.o.FreeForJobs>>20)}
 }
 
 // checkpointForSave takes a checkpoint of every partition, so that all that was answered is in the snapshot.

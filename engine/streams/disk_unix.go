@@ -16,3 +16,15 @@ func FreeBytes(dir string) (uint64, error) {
 	}
 	return st.Bavail * uint64(st.Bsize), nil
 }
+
+// SameDisk tells whether two directories are on one file system.
+func SameDisk(a, b string) (bool, error) {
+	var at, bt unix.Stat_t
+	if err := unix.Stat(a, &at); err != nil {
+		return false, fmt.Errorf("streams: file system of %s: %w", a, err)
+	}
+	if err := unix.Stat(b, &bt); err != nil {
+		return false, fmt.Errorf("streams: file system of %s: %w", b, err)
+	}
+	return at.Dev == bt.Dev, nil
+}
