@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -19,11 +20,11 @@ type SaveOptions struct {
 
 // SaveStopped saves a snapshot of a data directory that no process runs on. What its local log has beyond its
 // checkpoints is applied and checkpointed first, as a start would. Of a service that was killed, raw commands that
-// only the log stream had are not in it. Of o only Data and Logger count. Errors: ErrDataInUse, those of
+// only the log stream had are not in it. Of o only Data and Logger count. Errors: ErrDataInUse, fs.ErrNotExist, those of
 // archive.Save.
 func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOptions) (_ *archive.Saved, err error) {
-	if _, err := os.Stat(filepath.Join(o.Data, "jobs")); err != nil {
-		return nil, err // opening would make it
+	if err := wantStores(o.Data); err != nil {
+		return nil, err
 	}
 	o = o.withDefaults()
 	o.Follow = FollowPlaced // it may have done
@@ -63,4 +64,19 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	save := saveOptions(n.layout.Partitions, n.layout.Prefix)
 	save.Recheck, save.Progress = so.Recheck, so.Progress
 	return archive.Save(ctx, n.saved, t, save)
+}
+
+// wantStores refuses a data directory that has not both of its stores: opening would make them. Without the log, what it has
+// beyond the checkpoints would be missing without a word; only one that was restored has none before its first start.
+func wantStores(data string) error {
+	if _, err := os.Stat(filepath.Join(data, "jobs")); err != nil {
+		return err
+	}
+	_, err := os.Stat(filepath.Join(data, "log"))
+	if errors.Is(err, fs.ErrNotExist) {
+		if r, rerr := readRestored(data); rerr != nil || r != nil {
+			return rerr
+		}
+	}
+	return err
 }

@@ -595,3 +595,26 @@ func TestKillWhileSaving(t *testing.T) {
 		t.Fatal(d)
 	}
 }
+
+// A directory whose local log is gone is not saved: what only the log had would be missing without a word. One that was
+// restored has none before its first start.
+func TestSaveStoppedWithoutLog(t *testing.T) {
+	t.Parallel()
+	target, _ := saved(t, 10)
+	o, _ := restore(t, target)
+	if _, err := node.SaveStopped(t.Context(), o, target, node.SaveOptions{}); err != nil {
+		t.Errorf("a directory that was restored: %v", err)
+	}
+	run(t, o).stop(t)
+	log := filepath.Join(o.Data, "log")
+	if err := os.RemoveAll(log); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // nor is one made
+		_, err := node.SaveStopped(t.Context(), o, target, node.SaveOptions{})
+		words(t, err, log, "no such file")
+	}
+	if list, err := archive.List(t.Context(), target); err != nil || len(list) != 2 {
+		t.Errorf("%v, %v", list, err)
+	}
+}
