@@ -52,11 +52,13 @@ func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(a
 		return err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := archive.JetStream(nc, a.connection.timeout)
 	if err != nil {
 		return err
 	}
-	store, err := js.ObjectStore(ctx, f.bucket)
+	opening, cancel := context.WithTimeout(ctx, a.connection.timeout)
+	defer cancel()
+	store, err := js.ObjectStore(opening, f.bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		return fmt.Errorf("there is no bucket %s", f.bucket)
 	}

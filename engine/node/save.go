@@ -301,7 +301,7 @@ func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *ar
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect for the bucket: %w", err)
 	}
-	js, err := jetstream.New(nc)
+	js, err := archive.JetStream(nc, 0)
 	if err == nil {
 		var store jetstream.ObjectStore
 		store, err = js.ObjectStore(ctx, o.Bucket)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 )
@@ -35,7 +36,16 @@ const (
 
 const locksFolder = "locks"
 
-// NewBucket returns a bucket as a Target; store is the one of that name.
+// objectTime is how long an object of a few MiB may take on a slow link.
+const objectTime = time.Minute
+
+// JetStream is that of a connection as a Bucket needs it: what JetStream waits for an answer by default, five seconds, it
+// waits for a whole object. The timeout is the least that it is to be.
+func JetStream(nc *nats.Conn, timeout time.Duration) (jetstream.JetStream, error) {
+	return jetstream.New(nc, jetstream.WithDefaultTimeout(max(timeout, objectTime)))
+}
+
+// NewBucket returns a bucket as a Target; js is one of JetStream's, and store the one of that name.
 func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore) *Bucket {
 	return &Bucket{name: name, js: js, store: store, life: lockLife, beat: lockBeat}
 }

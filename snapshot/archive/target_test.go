@@ -1,11 +1,14 @@
 package archive
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,16 +24,50 @@ import (
 )
 
 // startBucket runs a nats-server and makes a bucket.
-func startBucket(t *testing.T) *Bucket {
+func startBucket(t *testing.T, o ...nats.Option) *Bucket {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Start(t, &server.Options{JetStream: true}).ClientURL())
+	nc, err := nats.Connect(natstest.Start(t, &server.Options{JetStream: true}).ClientURL(), o...)
 	must(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := JetStream(nc, 0)
 	must(t, err)
 	store, err := js.CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "snapshots"})
 	must(t, err)
 	return NewBucket("snapshots", js, store)
+}
+
+// standstill is a link on which nothing comes for a while, once.
+type standstill struct {
+	net.Conn
+	next *atomic.Bool
+}
+
+func (s standstill) Dial(network, address string) (net.Conn, error) {
+	c, err := net.Dial(network, address)
+	return standstill{c, s.next}, err
+}
+
+func (s standstill) Read(p []byte) (int, error) {
+	n, err := s.Conn.Read(p)
+	if s.next.CompareAndSwap(true, false) {
+		time.Sleep(6 * time.Second) // more than JetStream's own timeout
+	}
+	return n, err
+}
+
+// An object on a slow link may take longer than an answer of JetStream.
+func TestBucketOnSlowLink(t *testing.T) {
+	t.Parallel()
+	var still atomic.Bool
+	b := startBucket(t, nats.SetCustomDialer(standstill{next: &still}))
+	data := make([]byte, 1<<20)
+	must(t, b.Put(t.Context(), "blocks/x", data))
+	still.Store(true)
+	got, err := b.Get(t.Context(), "blocks/x")
+	must(t, err)
+	if !bytes.Equal(got, data) {
+		t.Error("it is another object")
+	}
 }
 
 // A folder of a bucket is emptied whoever holds its lock, and nothing else is.
