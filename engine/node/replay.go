@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// replay decodes the local log above a position.
-func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entry) error) (records int, err error) {
+// replay decodes the local log above a position, and says how many bytes a record has there.
+func (n *Node) replay(ctx context.Context, after uint64, apply func(e *engine.Entry, size int) error) (records int, err error) {
 	err = n.local.Read(after+1, func(stored wal.Record) error {
 		if records++; records%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
@@ -23,7 +23,7 @@ func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entr
 		}
 		r.Data = append([]byte(nil), r.Data...)
 		e := n.layout.Decode(&r)
-		return apply(&e)
+		return apply(&e, len(stored.Data))
 	})
 	return records, err
 }
@@ -31,7 +31,7 @@ func (n *Node) replay(ctx context.Context, after uint64, apply func(*engine.Entr
 // replayInto brings a machine that nothing else knows yet up to date with the local log, from the position it is at.
 func (n *Node) replayInto(ctx context.Context, m *engine.Machine, p *partition, after uint64) (last uint64, records int, err error) {
 	last = after
-	records, err = n.replay(ctx, after, func(e *engine.Entry) error {
+	records, err = n.replay(ctx, after, func(e *engine.Entry, _ int) error {
 		last = e.Seq
 		for _, of := range n.concerned(e) {
 			if of != p {
@@ -81,7 +81,7 @@ func (n *Node) replayAll(ctx context.Context, after uint64) (records int, err er
 			}
 		})
 	}
-	records, err = n.replay(ctx, after, func(e *engine.Entry) error {
+	records, err = n.replay(ctx, after, func(e *engine.Entry, _ int) error {
 		for _, p := range n.concerned(e) {
 			if !lanes[p.number%len(lanes)].take(ctx, step{p, *e}) {
 				return ctx.Err()

@@ -234,16 +234,17 @@ type replayer struct {
 
 	position uint64   // of the last record up to then
 	records  uint64   // since the last checkpoint
+	bytes    uint64   // of those
 	past     bool     // all up to then is applied
 	stored   []uint64 // by partition: outputs up to here were stored, says what came after it
 }
 
 func (r *replayer) run(ctx context.Context) error {
-	_, err := r.n.replay(ctx, r.from, func(e *engine.Entry) error {
+	_, err := r.n.replay(ctx, r.from, func(e *engine.Entry, size int) error {
 		if r.past = r.past || e.Time > r.until; r.past {
 			return r.look(e)
 		}
-		return r.apply(ctx, e)
+		return r.apply(ctx, e, size)
 	})
 	if errors.Is(err, errFound) {
 		err = nil
@@ -251,23 +252,33 @@ func (r *replayer) run(ctx context.Context) error {
 	return err
 }
 
-// apply takes checkpoints on the way, so that memory does not hold all that changed.
-func (r *replayer) apply(ctx context.Context, e *engine.Entry) error {
+func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
 	n := r.n
 	if err := n.applyAgain(e); err != nil {
 		return err
 	}
 	r.position = max(r.position, e.Seq)
 	n.applied.Store(e.Seq)
-	if r.records++; r.progress != nil && r.records%4096 == 0 {
+	r.records, r.bytes = r.records+1, r.bytes+uint64(size)
+	due := r.records >= n.o.CheckpointRecords || r.bytes >= n.o.CheckpointBytes
+	if r.progress != nil && (due || r.records%4096 == 0) {
 		r.progress(e.Seq-r.from, n.local.Last()-r.from)
 	}
-	if r.records < n.o.CheckpointRecords {
+	if !due {
 		return nil
 	}
-	r.records = 0
-	for _, p := range n.partitions {
-		if err := n.takeCheckpoint(ctx, p); err != nil {
+	r.records, r.bytes = 0, 0
+	return r.unload(ctx, e.Time)
+}
+
+// unload takes checkpoints on the way, and lets go of jobs as a running node does, so that memory holds neither all that
+// changed nor all there is.
+func (r *replayer) unload(ctx context.Context, now int64) error {
+	for _, p := range r.n.partitions {
+		if err := r.n.takeCheckpoint(ctx, p); err != nil {
+			return err
+		}
+		if err := r.n.resideIn(ctx, p, now); err != nil {
 			return err
 		}
 	}

@@ -20,7 +20,7 @@ const (
 // one, and the others go on.
 func (n *Node) reside(ctx context.Context) error {
 	for _, p := range n.live() {
-		err := n.resideIn(ctx, p)
+		err := n.resideIn(ctx, p, n.clock.ms())
 		if damaged(err) {
 			n.stop(p, unreadable(p.number, err))
 			continue
@@ -32,9 +32,10 @@ func (n *Node) reside(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) resideIn(ctx context.Context, p *partition) error {
+// resideIn does so in one partition, at a time.
+func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	share := n.share()
-	ahead := n.clock.ms() + n.o.LoadAhead.Milliseconds()
+	ahead := now + n.o.LoadAhead.Milliseconds()
 	var unused *snapshot.View
 	var used, hot int
 	var ends [3]engine.Reading
