@@ -47,7 +47,7 @@ func wantFailed(t testing.TB, s *Store, cause error) {
 	for range 200 { // enough to fill Pebble's log buffers, where a second write used to panic
 		wantErr(t, s.Log().Append([]Record{{1 << 60, make([]byte, 1000)}}), first)
 	}
-	wantErr(t, s.SetMeta("k", nil), ErrFailed)
+	wantErr(t, s.Update(func(*pebble.Batch) error { return nil }), ErrFailed)
 	_, err := readAll(s)
 	wantErr(t, err, ErrFailed)
 	_, err = s.Log().Get(1)
@@ -77,7 +77,7 @@ func fill(s *Store, from uint64, max int) (acked, tried map[uint64]string, err e
 			acked[r.Seq] = string(r.Data)
 		}
 		if i%20 == 19 {
-			if err := s.SetMeta("k", []byte(fmt.Sprint(i))); err != nil {
+			if err := s.Update(func(b *pebble.Batch) error { return b.Set([]byte("t"), fmt.Append(nil, i), nil) }); err != nil {
 				return acked, tried, err
 			}
 		}

@@ -5,11 +5,10 @@ import "encoding/binary"
 // The first byte of a key is its room.
 const (
 	roomLog   = 'l' // l <sequence>
-	roomMeta  = 'm' // m 0 <own name>, m 1 <caller's key>
 	TableRoom = 't' // belongs to package snapshot, in a store with ProfileTable
 )
 
-// Own names in the meta room.
+// What the store knows of itself: m 0 <name>.
 var (
 	formatKey = []byte("m\x00format") // version of this layout, one byte
 	lastKey   = []byte("m\x00last")   // the log's last sequence at its last truncation
@@ -37,5 +36,3 @@ func logKey(seq uint64) []byte {
 	putLogKey(key, seq)
 	return key
 }
-
-func metaKey(key string) []byte { return append([]byte{roomMeta, 1}, key...) }

@@ -298,16 +298,3 @@ func (l *Log) firstFrom(from uint64) (first uint64, err error) {
 	}
 	return first, errors.Join(err, it.Error(), it.Close())
 }
-
-// Size estimates the bytes that the log takes on disk: its tables and what stands in Pebble's own log.
-func (l *Log) Size() (uint64, error) {
-	if err := l.store.enter(); err != nil {
-		return 0, err
-	}
-	defer l.store.leave()
-	n, err := l.store.db.EstimateDiskUsage(logStart, logEnd)
-	if err != nil {
-		return 0, l.store.wrap(err)
-	}
-	return n + l.store.db.Metrics().WAL.Size, nil
-}

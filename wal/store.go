@@ -24,7 +24,7 @@ var (
 	ErrVersion  = errors.New("wal: written by another version")           // a version byte beyond what this binary reads, or a store's before that
 	ErrFailed   = errors.New("wal: store failed, close it and open it")   // a write or sync failed; wraps the cause, e.g. syscall.ENOSPC
 	ErrClosed   = errors.New("wal: store is closed")                      // Close was called
-	ErrNotFound = errors.New("wal: not found")                            // no such record or meta key
+	ErrNotFound = errors.New("wal: not found")                            // no such record
 	ErrConflict = errors.New("wal: another record has the same sequence") // a record was appended again with other bytes
 	ErrOrder    = errors.New("wal: sequences of an append must ascend")   // or a sequence is 0
 )
@@ -35,7 +35,7 @@ type LossError struct {
 	Dir        string
 	Last       uint64 // the log's last sequence now
 	SyncedLast uint64 // the log's last sequence when the newest missing batch was synced
-	Lost       uint64 // how many synced batches are missing: appends, truncations, meta
+	Lost       uint64 // how many synced batches are missing: appends, truncations, updates
 }
 
 func (e *LossError) Error() string {
@@ -357,24 +357,6 @@ func (s *Store) uint64At(key []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(v), nil
 }
 
-// Meta returns the value of a key. Errors: ErrNotFound, ErrCorrupt, ErrFailed, ErrClosed.
-func (s *Store) Meta(key string) ([]byte, error) {
-	if err := s.enter(); err != nil {
-		return nil, err
-	}
-	defer s.leave()
-	v, err := s.get(metaKey(key))
-	if err != nil {
-		return nil, fmt.Errorf("%w: meta key %q", err, key)
-	}
-	return v, s.fence.err()
-}
-
-// SetMeta stores a value and returns when it is on disk. Errors: ErrFailed, ErrClosed.
-func (s *Store) SetMeta(key string, value []byte) error {
-	return s.Update(func(b *pebble.Batch) error { return b.Set(metaKey(key), value, nil) })
-}
-
 // Update writes, in one atomic batch, what fill puts into it, and returns when it is on disk. It is for the
 // rooms beside the log. Errors: fill's, ErrFailed, ErrClosed.
 func (s *Store) Update(fill func(*pebble.Batch) error) error {
@@ -387,20 +369,6 @@ func (s *Store) Update(fill func(*pebble.Batch) error) error {
 		return errors.Join(err, b.Close())
 	}
 	return s.commit(b, nil)()
-}
-
-// View lets read look at the rooms beside the log, all in one state; next says, before each use of what was
-// read, whether to go on. Errors: read's, with Pebble's given their class; ErrFailed, ErrClosed.
-func (s *Store) View(read func(r pebble.Reader, next func() error) error) error {
-	v, err := s.Snapshot()
-	if err != nil {
-		return err
-	}
-	err = read(v.Reader, v.Next)
-	if cerr := v.Close(); err == nil {
-		err = cerr
-	}
-	return v.Wrap(err)
 }
 
 // Snapshot is what the store holds at one moment. Until Close, the store does not close.

@@ -65,46 +65,23 @@ func readAll(s *Store) (map[uint64]string, error) {
 	return got, err
 }
 
-func TestMeta(t *testing.T) {
-	opts := Options{Dir: t.TempDir()}
-	s := open(t, opts)
-	_, err := s.Meta("absent")
-	wantErr(t, err, ErrNotFound)
-	for k, v := range map[string]string{"": "empty key", "a": "", "a\x00b": "zero", "format": "not ours"} {
-		must(t, s.SetMeta(k, []byte(v)))
-	}
-	must(t, s.SetMeta("a", []byte("again")))
-	must(t, s.Close())
-	s = open(t, opts)
-	for k, v := range map[string]string{"": "empty key", "a": "again", "a\x00b": "zero", "format": "not ours"} {
-		got, err := s.Meta(k)
-		must(t, err)
-		if string(got) != v {
-			t.Errorf("Meta(%q) = %q, want %q", k, got, v)
-		}
-	}
-}
-
 func TestClosed(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir()})
 	wait := s.Log().Submit([]Record{{1, []byte("x")}})
 	must(t, s.Close())
 	must(t, s.Close())
 	must(t, wait()) // Close ends the syncs under way
-	_, err := s.Meta("x")
-	wantErr(t, err, ErrClosed)
-	wantErr(t, s.SetMeta("x", nil), ErrClosed)
+	wantErr(t, s.Update(func(*pebble.Batch) error { return nil }), ErrClosed)
 	wantErr(t, s.Log().Append([]Record{{2, nil}}), ErrClosed)
 	wantErr(t, s.Log().Read(0, func(Record) error { return nil }), ErrClosed)
-	_, err = s.Log().Get(1)
+	_, err := s.Log().Get(1)
 	wantErr(t, err, ErrClosed)
 	wantErr(t, s.Log().Truncate(2), ErrClosed)
-	_, err = s.Log().Size()
-	wantErr(t, err, ErrClosed)
 	_, err = s.NewTable()
 	wantErr(t, err, ErrClosed)
 	wantErr(t, s.Ingest(nil), ErrClosed)
-	wantErr(t, s.View(nil), ErrClosed)
+	_, err = s.Snapshot()
+	wantErr(t, err, ErrClosed)
 	if s.Metrics() != nil {
 		t.Error("a closed store has metrics")
 	}
@@ -209,19 +186,16 @@ func TestOtherFormat(t *testing.T) {
 // tableKeys are the keys of the room that is used for tables here.
 func tableKeys(t *testing.T, s *Store) (keys []string) {
 	t.Helper()
-	must(t, s.View(func(r pebble.Reader, next func() error) error {
-		it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{TableRoom}, UpperBound: []byte{TableRoom + 1}})
-		if err != nil {
-			return err
-		}
-		for ok := it.First(); ok; ok = it.Next() {
-			if err := next(); err != nil {
-				return err
-			}
-			keys = append(keys, string(it.Key()))
-		}
-		return it.Close()
-	}))
+	v, err := s.Snapshot()
+	must(t, err)
+	it, err := v.NewIter(&pebble.IterOptions{LowerBound: []byte{TableRoom}, UpperBound: []byte{TableRoom + 1}})
+	must(t, err)
+	for ok := it.First(); ok; ok = it.Next() {
+		must(t, v.Next())
+		keys = append(keys, string(it.Key()))
+	}
+	must(t, it.Close())
+	must(t, v.Close())
 	return keys
 }
 
@@ -272,18 +246,17 @@ func TestTableProfile(t *testing.T) {
 	if bottom := s.Metrics().Levels[6]; bottom.TablesCount != 1 {
 		t.Fatalf("the bottom level has %d tables", bottom.TablesCount)
 	}
-	must(t, s.View(func(r pebble.Reader, _ func() error) error {
-		it, err := r.NewIter(&pebble.IterOptions{UseL6Filters: true})
-		if err != nil {
-			return err
+	v, err := s.Snapshot()
+	must(t, err)
+	it, err := v.NewIter(&pebble.IterOptions{UseL6Filters: true})
+	must(t, err)
+	for i := range 1000 {
+		if it.SeekPrefixGE(fmt.Appendf(nil, "c%04d", 2*i+1)) {
+			t.Errorf("%d is there", 2*i+1)
 		}
-		for i := range 1000 {
-			if it.SeekPrefixGE(fmt.Appendf(nil, "c%04d", 2*i+1)) {
-				t.Errorf("%d is there", 2*i+1)
-			}
-		}
-		return it.Close()
-	}))
+	}
+	must(t, it.Close())
+	must(t, v.Close())
 	if hits := s.Metrics().Filter.Hits; hits < 900 {
 		t.Errorf("filters knew %d of 1000 absent keys", hits)
 	}
@@ -335,7 +308,6 @@ func TestGolden(t *testing.T) {
 	}{
 		{"log key", logKey(258), "6c 00 00 00 00 00 00 01 02"},
 		{"record", value, goldenRecord},
-		{"meta key", metaKey("k"), "6d 01 6b"},
 		{"format key", formatKey, "6d 00 66 6f 72 6d 61 74"},
 		{"last key", lastKey, "6d 00 6c 61 73 74"},
 		{"count key", countKey, "6d 00 73 79 6e 63 65 64"},

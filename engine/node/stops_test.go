@@ -508,16 +508,18 @@ func damage(t testing.TB, data, dir string, lower, upper []byte) {
 	t.Helper()
 	store := openStore(t, data, dir)
 	var keys, values [][]byte
-	if err := store.View(func(r pebble.Reader, _ func() error) error {
-		it, err := r.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
-		if err != nil {
-			return err
-		}
-		for ok := it.First(); ok; ok = it.Next() {
-			keys, values = append(keys, bytes.Clone(it.Key())), append(values, bytes.Clone(it.Value()))
-		}
-		return it.Close()
-	}); err != nil {
+	v, err := store.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	it, err := v.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		keys, values = append(keys, bytes.Clone(it.Key())), append(values, bytes.Clone(it.Value()))
+	}
+	if err := errors.Join(it.Close(), v.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if len(keys) == 0 {

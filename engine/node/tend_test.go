@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
@@ -45,7 +46,7 @@ func TestStoresHeeded(t *testing.T) {
 		n := &Node{store: stores[0], jobs: stores[1], fail: func(err error) { cancel(err) }}
 		n.work.Go(func() { n.heedStores(ctx) })
 		full.Store(true)
-		if err := stores[i].SetMeta("k", nil); err != nil {
+		if err := stores[i].Update(func(b *pebble.Batch) error { return b.Set([]byte("t"), nil, nil) }); err != nil {
 			t.Errorf("%s: the commit itself: %v", name, err)
 		}
 		<-ctx.Done()
