@@ -241,6 +241,74 @@ func TestLatenessOfARunningService(t *testing.T) {
 	onlyOther(t, nc)
 }
 
+// Jobs that are due before all is ready for them are taken back and put again: what fired of them does not count.
+func TestLatenessBeginsAgain(t *testing.T) {
+	t.Parallel() // it mostly waits
+	e, nc := running(t)
+	putOther(t, nc) // its triggers stand between those that do not count
+	c := smallLateness(t)
+	c.Service = Service{Server: e.url}
+	client := carillon.Connect(nc)
+	fired := func() (jobs int) {
+		for job, err := range client.List(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "bench"}}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			jobs += bit(job.Fires > 0 && time.Now().After(job.LastScheduled)) // it counts some milliseconds before
+		}
+		return jobs
+	}
+	began := 0
+	c.before = func(context.Context) error {
+		if began++; began == 1 {
+			eventually(t, "it is too late", func() bool { return fired() > 100 })
+		}
+		return nil
+	}
+	r, err := RunLateness(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Checks.clean() || r.Checks.Expected != 200 || began < 2 {
+		t.Errorf("checks are %+v, expected 200 triggers and nothing wrong; it began %d times", r.Checks, began)
+	}
+	onlyOther(t, nc)
+}
+
+// Jobs the putting of which took too long are put again, too.
+func TestPutTooSlowly(t *testing.T) {
+	t.Parallel() // it mostly waits
+	_, nc := running(t)
+	client := carillon.Connect(nc)
+	l := newLoad("slow-", Mix{Intervals: 2, Cron: 1, OneShots: 1}, 200, time.Second, 10)
+	slowly := true
+	if err := l.put(t.Context(), client, time.Second, func(int) {
+		if slowly {
+			slowly = false
+			eventually(t, "the first is due", func() bool { return time.Now().UnixMilli() > l.plan.From })
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	jobs := 0
+	for job, err := range client.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs++
+		i, ok := l.plan.index(job.ID)
+		if due := job.Next.UnixMilli() - l.plan.From; job.Fires == 0 && (!ok || due != l.plan.First[i]) {
+			t.Errorf("%s is due %d ms after the first", job.ID, due)
+		}
+		if at := job.LastScheduled.UnixMilli(); job.Fires > 0 && at < l.plan.From {
+			t.Errorf("%s fired %d ms before the first is due", job.ID, l.plan.From-at)
+		}
+	}
+	if jobs != len(l.plan.First) {
+		t.Errorf("%d jobs of %d are there", jobs, len(l.plan.First))
+	}
+}
+
 func TestRecovery(t *testing.T) {
 	const outBytes = 64 << 10
 	c := RecoveryConfig{

@@ -139,19 +139,31 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
-	began := time.Now()
-	if err := l.put(ctx, client, c.lead, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
-		return r, err
+	var puts time.Duration
+	for try, lead := 1, c.lead; ; try++ {
+		began := time.Now()
+		if err := l.put(ctx, client, lead, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
+			return r, err
+		}
+		puts = time.Since(began)
+		if err := c.before(ctx); err != nil {
+			return r, err
+		}
+		late := time.Since(time.UnixMilli(l.plan.From))
+		if late <= 0 {
+			break
+		}
+		if try == putTries {
+			return r, fmt.Errorf("bench: the first job was due %s before the measurement could begin", late.Round(time.Millisecond))
+		}
+		c.Progress(beginAgain, try, putTries)
+		if err := l.takeBack(ctx, client); err != nil {
+			return r, err
+		}
+		lead = 2*lead + late
 	}
-	puts := time.Since(began)
 	if err := w.send(&l.plan); err != nil {
 		return r, err
-	}
-	if err := c.before(ctx); err != nil {
-		return r, err
-	}
-	if late := time.Since(time.UnixMilli(l.plan.From)); late > 0 {
-		return r, fmt.Errorf("bench: the first job was due %s before the measurement could begin", late.Round(time.Millisecond))
 	}
 	if err := waitUntil(ctx, c.Progress, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
 		return r, err
@@ -213,6 +225,9 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	}
 	return r, nil
 }
+
+// beginAgain is the step of a run whose first job was due too early.
+const beginAgain = "beginning again"
 
 // waitUntil waits until a time and tells how far it is.
 func waitUntil(ctx context.Context, progress func(step string, done, total int), step string, until time.Time) error {

@@ -96,7 +96,12 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	var stored func() (map[sighting]struct{}, error)
 	if start.Topic == "" {
 		stored = func() (map[sighting]struct{}, error) {
-			return inStreams(ctx, nc, names, start.Partitions, time.UnixMilli(p.From))
+			since := p.From * 1e6
+			arrivals, _ := w.arrived()
+			for _, a := range arrivals { // also before the window, where jobs were put again for a later one
+				since = min(since, a.stored)
+			}
+			return inStreams(ctx, nc, names, start.Partitions, time.Unix(0, since))
 		}
 	}
 	report, err := w.await(ctx, &p, stored)
