@@ -107,6 +107,7 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 		if err != nil {
 			return r, err
 		}
+		run.filledMiB = m.filledMiB
 		runs = append(runs, run)
 	}
 	r.Machine.Load[1] = load1()
@@ -128,6 +129,9 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 		r.Figures.add(name+"_min_mib", v)
 	}
 	least("log", func(r recovered) float64 { return r.logMiB })
+	if c.Fill { // a checkpoint may have cut it before the kill
+		least("log_filled", func(r recovered) float64 { return r.filledMiB })
+	}
 	least("outputs", func(r recovered) float64 { return r.outMiB })
 	least("local_log", func(r recovered) float64 { return r.localMiB })
 	r.Checks = &Checks{}
@@ -146,6 +150,8 @@ type recovery struct {
 	start time.Time     // from which the jobs' intervals count
 	round int           // of updates so far
 	puts  time.Duration // that putting all jobs took
+
+	filledMiB float64 // the most that the log was seen to hold while it was filled last
 }
 
 // prepare puts the jobs, and fills the streams where that is asked for. After the first kill they hold
@@ -261,6 +267,7 @@ func (c *recovery) fillLog(ctx context.Context, p *pipe, nc *nats.Conn, e *engin
 	part := min(c.Jobs, fillPart)
 	var before, grown, most int64
 	cuts := 0
+	c.filledMiB = 0
 	for n := 0; ; n++ {
 		s, err := js.Stream(ctx, e.Names.LogStream())
 		if err != nil {
@@ -268,6 +275,7 @@ func (c *recovery) fillLog(ctx context.Context, p *pipe, nc *nats.Conn, e *engin
 		}
 		held, room := int64(s.CachedInfo().State.Bytes), s.CachedInfo().Config.MaxBytes
 		c.Progress("filling the log", int(held>>10), int(room>>10))
+		c.filledMiB = max(c.filledMiB, float64(held)/(1<<20))
 		if n > 0 && held < before {
 			cuts, most = cuts+1, max(most, before)
 		} else if n > 0 {
@@ -292,8 +300,8 @@ func (c *recovery) fillLog(ctx context.Context, p *pipe, nc *nats.Conn, e *engin
 type recovered struct {
 	ready, stored, received, caughtUp time.Duration
 
-	logMiB, outMiB, localMiB float64
-	checks                   Checks
+	logMiB, filledMiB, outMiB, localMiB float64
+	checks                              Checks
 }
 
 // caughtUpLateness is how late a partition's triggers are when it is no longer behind.
