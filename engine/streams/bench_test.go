@@ -41,7 +41,7 @@ func BenchmarkPublishAsync(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		m := &nats.Msg{Subject: "carillon.trigger.0.x", Header: triggerHeader(i), Data: data}
-		if _, err := js.PublishMsgAsync(m); err != nil {
+		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -167,7 +167,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 	data := make([]byte, 300)
 	for range n {
-		if _, err := js.PublishAsync("carillon.log.0.tick", data); err != nil {
+		if _, err := js.PublishAsync("carillon.log.0.tick", data, jetstream.WithStallWait(time.Minute)); err != nil {
 			b.Fatal(err)
 		}
 	}

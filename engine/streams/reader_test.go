@@ -50,7 +50,7 @@ func TestRead(t *testing.T) {
 		m := nats.NewMsg("carillon.cmd.put." + strconv.Itoa(i))
 		m.Header.Set("K", strconv.Itoa(i))
 		m.Data = fmt.Appendf(nil, "%0300d", i)
-		if _, err := js.PublishMsgAsync(m); err != nil {
+		if _, err := js.PublishMsgAsync(m, nats.StallWait(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
