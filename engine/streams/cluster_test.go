@@ -117,7 +117,7 @@ func TestReplicatedLink(t *testing.T) {
 	t.Parallel()
 	c := natstest.StartCluster(t, 3, "")
 	nc := connectTo(t, c.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectBufSize(-1))
-	s := open(t, nc, Config{Partitions: 1, Replicas: 3, AckTimeout: time.Second})
+	s := open(t, nc, Config{Partitions: 1, Replicas: 3, AckTimeout: 10 * time.Second})
 	out := s.Out[0]
 	last := chainAll(t, out, 0, 0, 1)
 	refused := make(chan error)
