@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -173,12 +174,13 @@ func saveAll(t *testing.T, nc *nats.Conn, partitions int) {
 
 func saveWhole(t *testing.T, c *carillon.Client, dir string, partitions int) {
 	t.Helper()
-	for {
+	for began := time.Now(); ; {
 		_, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir}, nil)
 		if err == nil {
 			break
 		}
-		if !strings.Contains(err.Error(), "another snapshot is being saved") { // by the node that was asked
+		late := errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) && time.Since(began) < time.Minute
+		if !late && !strings.Contains(err.Error(), "another snapshot is being saved") { // by the node that was asked
 			t.Error(err)
 			return
 		}
@@ -216,18 +218,20 @@ func TestIdleNodeCutsItsLog(t *testing.T) {
 			return idle != ""
 		})
 	}
-	eventually(t, "its log is cut", func() bool {
+	for round, first := 0, uint64(1); first == 1; round++ {
+		if round == 20 { // of two starts and stops each: counted, as a slow machine takes its time for them
+			t.Fatal("its log is not cut")
+		}
 		settle()
 		put(t, c, carillon.Job{ID: "job", Schedule: "@at 2038-01-01T00:00:00Z"})
 		f.nodes[idle].terminate(t)
 		store := openStore(t, f.settings[idle].Data, "log")
-		first := store.Log().First()
+		first = store.Log().First()
 		if err := store.Close(); err != nil {
 			t.Fatal(err)
 		}
 		f.start(idle)
-		return first != 1
-	})
+	}
 	for _, p := range f.nodes {
 		p.terminate(t)
 	}
@@ -286,16 +290,43 @@ func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
 			t.Errorf("round %d: a job that is not there: %v", round, err)
 		}
 	}
-	s := status(t, c)
+	var s carillon.StatusReply
+	eventually(t, "every node tells of its partitions", func() bool {
+		s = status(t, c)
+		return !slices.ContainsFunc(s.Partitions, func(p carillon.PartitionStatus) bool { return p.Owner == "" })
+	})
 	for p, of := range s.Partitions {
 		if of.Partition != p || of.Owner == "" || of.Epoch == 0 || of.Jobs[carillon.StatusPaused] == 0 || of.Jobs[carillon.StatusScheduled] == 0 {
 			t.Errorf("round %d: node %s tells of partition %d: %+v", round, s.Node, p, of)
 		}
 	}
-	r, err := c.DeleteWhere(t.Context(), carillon.Selection{Prefix: prefix})
-	if n := uint64(jobs + partitions); err != nil || r.Matched != n || r.Changed != n {
-		t.Errorf("round %d: delete of %d: %+v, %v", round, n, r, err)
+	r, again := selected(t, c.DeleteWhere, carillon.Selection{Prefix: prefix})
+	n := uint64(jobs + partitions)
+	if !again && (r.Matched != n || r.Changed != n) || r.Changed > n {
+		t.Errorf("round %d: delete of %d: %+v", round, n, r)
 	}
+	for job, err := range c.List(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: prefix}}) {
+		t.Errorf("round %d: %s is left, %v", round, job.ID, err)
+	}
+}
+
+// selected has a command carried out on a selection, and sends it again until it is done on all of it: a node may not answer
+// another one in time. Who sends it again does not know what was changed before.
+func selected(t testing.TB, command func(context.Context, carillon.Selection) (carillon.SelectionReply, error), s carillon.Selection) (r carillon.SelectionReply, again bool) {
+	t.Helper()
+	eventually(t, "a command is carried out on a selection", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		var err error
+		r, err = command(ctx, s)
+		if err != nil && !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+			t.Fatal(err)
+		}
+		done := err == nil && r.Failed == 0
+		again = again || !done
+		return done
+	})
+	return r, again
 }
 
 // As long as nobody live follows a partition, the log is kept for who did, whatever comes: requests have to wait for room

@@ -391,9 +391,7 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 		}
 		return true
 	})
-	if _, err := c.PauseWhere(t.Context(), carillon.Selection{Prefix: "mass-"}); err != nil {
-		t.Fatal(err)
-	}
+	selected(t, c.PauseWhere, carillon.Selection{Prefix: "mass-"})
 	for p := range partitions {
 		fires(t, c, in(p, "behind")) // the last forgery is met, at the latest
 	}

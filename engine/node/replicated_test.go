@@ -115,9 +115,7 @@ func TestReplicatedRivals(t *testing.T) {
 		beats(t, c, 10)
 	}
 	r.stop(t)
-	if _, err := c.DeleteWhere(t.Context(), carillon.Selection{Prefix: "other"}); err != nil {
-		t.Fatal(err)
-	}
+	selected(t, c.DeleteWhere, carillon.Selection{Prefix: "other"})
 	beats(t, c, 10)
 	unbroken(t, nc, c)
 	second.stop(t)
