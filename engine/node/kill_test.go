@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // many is a number from the environment, or a few.
@@ -65,24 +66,25 @@ func TestKill(t *testing.T) {
 	if rounds >= 100 {
 		present = 100_000
 	}
-	killed(t, settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second}, rounds, present)
+	killed(t, settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second}, rounds, present, nil, nil)
 }
 
 // The same with output streams that acknowledge before they write: a kill takes their end, which is made
 // again with the same numbers.
 func TestKillPersistAsync(t *testing.T) {
-	killed(t, settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second, PersistAsync: true}, kills(t, 3), 0)
+	killed(t, settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second, PersistAsync: true}, kills(t, 3), 0, nil, nil)
 }
 
-// killed is a load on a process that is killed again and again, while something else is done beside it.
-func killed(t *testing.T, s settings, rounds, present int, beside ...func(l *load)) {
+// killed is a load on a process that is killed again and again, while something else is done beside it, where there is
+// such a thing; what is to come after the last kill is waited for.
+func killed(t *testing.T, s settings, rounds, present int, beside func(l *load), last func()) {
+	s.Listen = natstest.FreeAddress(t) // nobody else gets it while the process is away
 	p := mustSpawn(t, s)
 	preload(t, p.NATS, present)
-	s.Listen = p.NATS[len("nats://"):] // the same port again
 	l := startLoad(t, p.NATS, "k", true)
 	l.far = uint64(present)
-	for _, do := range beside {
-		l.work.Go(func() { do(l) })
+	if beside != nil {
+		l.work.Go(func() { beside(l) })
 	}
 	var downs []span
 	var began []time.Time
@@ -96,6 +98,9 @@ func killed(t *testing.T, s settings, rounds, present int, beside ...func(l *loa
 		p = mustSpawn(t, s)
 		down.to = now()
 		downs, began = append(downs, down), append(began, p.began)
+	}
+	if last != nil {
+		last()
 	}
 	h, end := l.finish()
 	h.downs = downs
@@ -137,9 +142,8 @@ func firstTriggers(t testing.TB, all []output, began []time.Time) (median, longe
 func TestOlderCopy(t *testing.T) {
 	for name, dirs := range map[string][]string{"nats": {"nats"}, "log": {"log"}, "jobs": {"jobs"}, "both": {"log", "jobs"}} {
 		t.Run(name, func(t *testing.T) {
-			s := settings{Data: t.TempDir(), Partitions: 4}
+			s := settings{Data: t.TempDir(), Partitions: 4, Listen: natstest.FreeAddress(t)}
 			p := mustSpawn(t, s)
-			s.Listen = p.NATS[len("nats://"):]
 			l := startLoad(t, p.NATS, name, false)
 			time.Sleep(500*time.Millisecond + rand.N(time.Second)) // a random moment
 			p.kill()
