@@ -135,7 +135,7 @@ func beServer(dir, triggers string) error {
 	s.Start()
 	defer s.WaitForShutdown()
 	defer s.Shutdown()
-	if !s.ReadyForConnections(10 * time.Second) {
+	if !s.ReadyForConnections(time.Minute) {
 		return errors.New("nats-server is not ready")
 	}
 	if err := fill(s.ClientURL(), n); err != nil {

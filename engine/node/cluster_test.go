@@ -680,11 +680,21 @@ func TestNameTaken(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
 	f := newFleet(t, e.url, partitions)
-	f.start("a")
-	_, err := spawn(t, settings{Data: t.TempDir(), Name: "a", NATS: e.url})
-	words(t, err, "the name is taken", `"a" is another live node of bucket CARILLON_NODES`, "give this one another name")
+	first := f.start("a")
+	for tries := 1; ; tries++ {
+		second, err := spawn(t, settings{Data: t.TempDir(), Name: "a", NATS: e.url})
+		if err != nil {
+			words(t, err, "the name is taken", `"a" is another live node of bucket CARILLON_NODES`, "give this one another name")
+			break
+		}
+		// The first was silent for so long that it was taken for dead, on a machine that stood still: it is the one that is told.
+		eventually(t, "the first is told", func() bool { return contains(first.log, "the name is taken") })
+		if first = second; tries == 5 {
+			t.Fatal("the second has the name each time")
+		}
+	}
 	fires(t, client(t, e.url), "undisturbed")
-	f.nodes["a"].terminate(t)
+	first.terminate(t)
 }
 
 // rewriteLog changes records of a stopped node's local log, below its checksums.
@@ -837,12 +847,22 @@ func TestAnswersLate(t *testing.T) {
 	given := func() float64 {
 		return metric(t, a.Ready.HTTP, "carillon_chain_lost_total") + metric(t, a.Ready.HTTP, "carillon_ticks_failed_total")
 	}
+	probe := prober(t, l.nc, w)
 	passed(t, l.nc, f.partitions, now()+1000)
-	began, before := now(), given()
+	began := now()
 	w.delay(400 * time.Millisecond)
-	passed(t, l.nc, f.partitions, began+7000)
-	if n := given() - before; n > 0 {
-		t.Errorf("%.0f times something was given up that was only late", n)
+	for tries := 1; ; tries++ {
+		before, longest := given(), probe()
+		passed(t, l.nc, f.partitions, now()+7000)
+		slow, n := longest(), given()-before
+		if n == 0 {
+			break
+		}
+		// Where the machine stood still answers may be later than any that is waited for.
+		if slow < 1500*time.Millisecond || tries == 5 {
+			t.Errorf("%.0f times something was given up that was only late; the slowest of other answers took %s", n, slow)
+			break
+		}
 	}
 	if n := soonTicks(t, l.nc, began, 400*time.Millisecond); n < 4 {
 		t.Errorf("%d ticks went out before the one before them could have come back", n)
@@ -854,6 +874,36 @@ func TestAnswersLate(t *testing.T) {
 	h.downs = append(h.downs, span{began, end})
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	a.terminate(t)
+}
+
+// prober measures, from a call to the call of what that returns, how long other messages take to be stored and acknowledged by
+// way of a wire at the longest. The connection is another than the one that is measured with, which goes by no wire.
+func prober(t testing.TB, direct *nats.Conn, w *wire) (begin func() (end func() time.Duration)) {
+	t.Helper()
+	if _, err := jetStream(t, direct).CreateStream(t.Context(), jetstream.StreamConfig{Name: "PROBE", Subjects: []string{"probe"}}); err != nil {
+		t.Fatal(err)
+	}
+	js := jetStream(t, dial(t, w.url()))
+	return func() func() time.Duration {
+		over, longest := make(chan struct{}), make(chan time.Duration)
+		go func() {
+			var most time.Duration
+			for {
+				began := time.Now()
+				if _, err := js.Publish(t.Context(), "probe", nil); err != nil {
+					t.Error(err)
+				}
+				most = max(most, time.Since(began))
+				select {
+				case <-over:
+					longest <- most
+					return
+				default:
+				}
+			}
+		}()
+		return func() time.Duration { close(over); return <-longest }
+	}
 }
 
 // soonTicks counts the ticks in the log that came less than a time after another, since a moment.

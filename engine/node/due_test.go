@@ -163,9 +163,7 @@ func TestClaimLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for !n.mayClaim(p) {
-		time.Sleep(time.Millisecond)
-	}
+	within(t, "the claim is due again", func() bool { return n.mayClaim(p) })
 	if err := m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":7}`)); err != nil {
 		t.Fatal(err)
 	}
@@ -174,8 +172,16 @@ func TestClaimLate(t *testing.T) {
 		defer p.mu.Unlock()
 		return p.owner.Epoch
 	}
-	for epoch() != 7 {
-		time.Sleep(time.Millisecond)
+	within(t, "the answer counts", func() bool { return epoch() == 7 })
+}
+
+// within waits for a condition, for a minute at the most.
+func within(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
 	}
 }
 

@@ -105,7 +105,7 @@ func runAsNATS(encoded string) int {
 		return 1
 	}
 	ns.Start()
-	if !ns.ReadyForConnections(10 * time.Second) {
+	if !ns.ReadyForConnections(time.Minute) {
 		fmt.Fprintf(os.Stderr, "nats-server is not ready at port %d, and %d for routes\n", s.Port, s.ClusterPort)
 		return 1
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+	"github.com/nats-io/nuid"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -21,17 +23,24 @@ func importLines(t testing.TB, nc *nats.Conn, request string, lines ...string) c
 	t.Helper()
 	m := nats.NewMsg("carillon.api.import")
 	m.Data = []byte(strings.Join(lines, "\n"))
-	if request != "" {
-		m.Header.Set(carillon.HeaderRequest, request)
+	if request == "" {
+		request = nuid.Next()
 	}
-	answer, err := nc.RequestMsg(m, 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := carillon.ParseImportReply(answer.Data)
-	if err != nil {
-		t.Fatalf("%v: %s", err, answer.Data)
-	}
+	m.Header.Set(carillon.HeaderRequest, request)
+	var r carillon.ImportReply
+	eventually(t, "an import is answered", func() bool {
+		answer, err := nc.RequestMsg(m, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.Header.Get(micro.ErrorHeader) == string(carillon.CodeUnavailable) {
+			return false // it does no harm to ask again for the same
+		}
+		if r, err = carillon.ParseImportReply(answer.Data); err != nil {
+			t.Fatalf("%v: %s", err, answer.Data)
+		}
+		return true
+	})
 	return r
 }
 

@@ -137,15 +137,17 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	aged(2 * time.Minute)
 	var drained atomic.Bool
 	var going sync.WaitGroup
-	rest := n.resting(t.Context(), old)
+	rest, rests := n.resting(t.Context(), old), make(chan struct{})
 	going.Go(func() {
 		for began := time.Now(); time.Since(began) < time.Millisecond; { // of work, of which it rests a multiple
 		}
+		close(rests)
 		rest()
 		if !drained.Load() {
 			t.Error("one that has begun goes on while another partition drains")
 		}
 	})
+	<-rests
 	time.Sleep(5 * restLook) // in which it could go on
 	drained.Store(true)
 	burst.mu.Lock()

@@ -126,7 +126,7 @@ func (r *real) start() {
 	s, err := server.NewServer(&server.Options{JetStream: true, StoreDir: r.dir, DontListen: true, NoSigs: true})
 	r.must(err)
 	s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
+	if !s.ReadyForConnections(time.Minute) {
 		r.t.Fatal("the server does not start")
 	}
 	r.server = s

@@ -72,7 +72,7 @@ func up(t testing.TB, o *server.Options) *server.Server {
 		t.Fatal(err)
 	}
 	ns.Start()
-	if !ns.ReadyForConnections(10 * time.Second) {
+	if !ns.ReadyForConnections(time.Minute) {
 		t.Fatalf("nats-server %s is not ready", ns.Name())
 	}
 	return ns
