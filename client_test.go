@@ -91,7 +91,7 @@ func (s *service) requests(subject string) []*nats.Msg {
 func TestClientPut(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
 	job := Job{ID: "renew-1", Schedule: "@every 1m", Payload: []byte("{\"a\":\n 1}"), Headers: map[string]string{"Tenant": "acme"}}
 	spec := job
 	spec.Form = PayloadJSON
@@ -162,7 +162,7 @@ func TestCommandsAreNamed(t *testing.T) {
 func TestClientVerbs(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(time.Minute))
 	job := JobReply{ID: "j", Version: 1, Status: StatusPaused, LastScheduled: time.UnixMilli(7).UTC(), Skipped: 9, Trigger: "j!44", Spec: Job{ID: "j"}}
 	notFound := answer{refusal: &Error{Code: CodeNotFound, Message: `there is no job "j"`}}
 	ok := answer{body: job.AppendJSON(nil)}
@@ -195,7 +195,8 @@ func TestClientVerbs(t *testing.T) {
 	// A delete is done when it is found to have been done by a try whose answer was lost.
 	s.answers("carillon.api.delete.j", answer{}, notFound)
 	gone := JobReply{ID: "j", Status: StatusDeleted, Spec: Job{ID: "j"}}
-	if got, err := c.Delete(t.Context(), "j"); err != nil || !cmp.Equal(got, gone) {
+	brief := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
+	if got, err := brief.Delete(t.Context(), "j"); err != nil || !cmp.Equal(got, gone) {
 		t.Errorf("delete: %+v, %v", got, err)
 	}
 	gone.Version, gone.LastScheduled, gone.Fires = 3, time.UnixMilli(9).UTC(), 2
@@ -297,28 +298,32 @@ func TestClientGivesUp(t *testing.T) {
 func TestClientConflictOfRetry(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
 	conflict := answer{refusal: &Error{Code: CodeVersionConflict, Field: "if_version", Message: "job is at version 3, not 1"}}
+	var work sync.WaitGroup
 	for verb, call := range map[Verb]func() (JobReply, error){
 		VerbPut:    func() (JobReply, error) { return c.Put(t.Context(), Job{ID: "j", Schedule: "@hourly"}, IfVersion(1)) },
 		VerbPause:  func() (JobReply, error) { return c.Pause(t.Context(), "j", IfVersion(1)) },
 		VerbDelete: func() (JobReply, error) { return c.Delete(t.Context(), "j", IfVersion(1)) },
 	} {
 		s.answers(c.Names().API(verb, "j"), answer{}, conflict)
-		if _, err := call(); !errors.Is(err, &Error{Code: CodeUnavailable}) || errors.Is(err, &Error{Code: CodeVersionConflict}) {
-			t.Errorf("%s, after a try without an answer: %v; want unavailable", verb, err)
-		}
-		if _, err := call(); !errors.Is(err, &Error{Code: CodeVersionConflict}) {
-			t.Errorf("%s: %v; want version_conflict", verb, err)
-		}
+		work.Go(func() {
+			if _, err := call(); !errors.Is(err, &Error{Code: CodeUnavailable}) || errors.Is(err, &Error{Code: CodeVersionConflict}) {
+				t.Errorf("%s, after a try without an answer: %v; want unavailable", verb, err)
+			}
+			if _, err := call(); !errors.Is(err, &Error{Code: CodeVersionConflict}) {
+				t.Errorf("%s: %v; want version_conflict", verb, err)
+			}
+		})
 	}
+	work.Wait()
 }
 
 // A list that was left in the middle begins anew when it is walked again.
 func TestClientListAgain(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(time.Minute))
 	page := func(id, cursor string) answer {
 		r := JobsReply{Jobs: []JobReply{{ID: id, Version: 1, Status: StatusScheduled, Spec: Job{ID: id}}}, Cursor: cursor}
 		return answer{body: r.AppendJSON(nil)}
@@ -347,7 +352,7 @@ func TestClientListAgain(t *testing.T) {
 func TestClientList(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(time.Minute))
 	page := func(cursor string, ids ...string) answer {
 		r := JobsReply{Cursor: cursor}
 		for _, id := range ids {
@@ -385,9 +390,9 @@ func TestClientList(t *testing.T) {
 
 func TestClientWithoutService(t *testing.T) {
 	nc, _ := startNATS(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	_, err := Connect(nc).Get(ctx, "j")
+	_, err := Connect(nc, WithTimeout(time.Minute)).Get(ctx, "j")
 	if !errors.Is(err, &Error{Code: CodeUnavailable}) || !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, nats.ErrNoResponders) {
 		t.Errorf("%v", err)
 	}
@@ -396,7 +401,7 @@ func TestClientWithoutService(t *testing.T) {
 	}
 
 	// A service that comes up in time is found, and even a fire is sent again: nobody had heard it.
-	c := Connect(nc, WithNames(NamesFor("carillon")))
+	c := Connect(nc, WithNames(NamesFor("carillon")), WithTimeout(time.Minute))
 	result := make(chan error, 1)
 	go func() {
 		_, err := c.Fire(t.Context(), "j")
@@ -474,8 +479,8 @@ func TestClientPutAll(t *testing.T) {
 
 func TestClientSend(t *testing.T) {
 	nc, js := startNATS(t)
-	c := Connect(nc, WithTimeout(2*time.Second))
-	if _, err := c.Send(t.Context(), Command{Verb: VerbPut, Job: "j"}); !errors.Is(err, &Error{Code: CodeUnavailable}) {
+	c := Connect(nc, WithTimeout(time.Minute))
+	if _, err := Connect(nc, WithTimeout(2*time.Second)).Send(t.Context(), Command{Verb: VerbPut, Job: "j"}); !errors.Is(err, &Error{Code: CodeUnavailable}) {
 		t.Errorf("without a log: %v", err)
 	}
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.cmd.*.*"}})

@@ -104,7 +104,7 @@ func numbered(n int) (jobs []ImportJob) {
 func TestClientImport(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
 	jobs := numbered(5)
 	jobs[1].Job.ID = "no id"
 	refusal := &Error{Code: CodeInvalidSchedule, Message: "odd"}
@@ -177,7 +177,7 @@ func TestClientImportFull(t *testing.T) {
 		}
 		outcome[i] = err
 	}
-	c := Connect(nc, WithTimeout(3*time.Second))
+	c := Connect(nc, WithTimeout(time.Minute))
 	if err := c.Import(t.Context(), slices.Values(numbered(5)), told); err != nil {
 		t.Fatal(err)
 	}
@@ -211,18 +211,25 @@ func TestClientImportFull(t *testing.T) {
 		t.Errorf("%d ids, of three requests whose lines differ", n)
 	}
 
-	s.answers("carillon.api.import", knows, answer{refusal: full})
-	before, n := len(s.requests("carillon.api.import")), 0
-	err := Connect(nc, WithTimeout(300*time.Millisecond)).Import(t.Context(), slices.Values(numbered(3000)), func(_ int, err error) {
-		if n++; !errors.Is(err, full) {
-			t.Errorf("%v", err)
+	for again := 5; again > 0; again-- {
+		s.answers("carillon.api.import", knows, answer{refusal: full})
+		before, n, late := len(s.requests("carillon.api.import")), 0, false
+		err := Connect(nc, WithTimeout(300*time.Millisecond)).Import(t.Context(), slices.Values(numbered(3000)), func(_ int, err error) {
+			n++
+			unsure := errors.Is(err, unknown)
+			if late = late || unsure; !errors.Is(err, full) && (!unsure || again == 1) {
+				t.Errorf("%v", err)
+			}
+		})
+		if err != nil || n != 3000 {
+			t.Errorf("%d of 3000 were refused, %v", n, err)
 		}
-	})
-	if err != nil || n != 3000 {
-		t.Errorf("%d of 3000 were refused, %v", n, err)
-	}
-	if tries := len(s.requests("carillon.api.import")) - before; tries < 4 {
-		t.Errorf("two requests were tried %d times", tries)
+		if tries := len(s.requests("carillon.api.import")) - before; tries < 4 && !late {
+			t.Errorf("two requests were tried %d times", tries)
+		}
+		if !late { // else the last answer came too late, on a machine that stood still, and it is tried once more
+			break
+		}
 	}
 }
 
@@ -236,7 +243,7 @@ func TestClientImportUnanswered(t *testing.T) {
 	}
 	s.answers("carillon.api.import", append(script, answer{body: (&ImportReply{Imported: 5}).AppendJSON(nil)})...)
 	n := 0
-	err := Connect(nc, WithTimeout(300*time.Millisecond)).Import(t.Context(), slices.Values(numbered(5)), func(i int, err error) {
+	err := Connect(nc, WithTimeout(time.Second)).Import(t.Context(), slices.Values(numbered(5)), func(i int, err error) {
 		if n++; err != nil {
 			t.Errorf("job %d: %v", i, err)
 		}

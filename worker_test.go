@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -211,15 +212,21 @@ func TestWorkRetriesAndGivesUp(t *testing.T) {
 }
 
 // A handler that takes longer than AckWait keeps its trigger, and so does what waits behind it in the
-// worker's hands. AckWait is long enough here for a heartbeat to come in time on a busy machine.
+// worker's hands. AckWait is long enough here for a heartbeat to come in time on a busy machine, and what takes long is over
+// when there were more of them than fit into it.
 func TestWorkHeartbeat(t *testing.T) {
 	nc, js := startNATS(t)
 	out := makeOutput(t, js, 1)
 	for i := range 2 {
 		out.trigger(0, "t", fmt.Sprint("job", i), 1, "")
 	}
-	const ackWait = 2 * time.Second
+	const ackWait, beats = 15 * time.Second, 4
+	acks, err := nc.SubscribeSync("$JS.ACK.>")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var calls, again atomic.Int32
+	over := make(chan struct{})
 	startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", Concurrency: 1, AckWait: ackWait}, func(_ context.Context, tr *Trigger) error {
 		if tr.Attempt > 1 {
 			again.Add(1)
@@ -231,9 +238,25 @@ func TestWorkHeartbeat(t *testing.T) {
 			_, unanswered := pending(t, js, "g", 1)
 			return unanswered == 2
 		})
-		<-time.After(2 * ackWait) // the work
+		defer close(over)
+		seen := make(map[string]int) // by delivery
+		for len(seen) < 2 || slices.Min(slices.Collect(maps.Values(seen))) < beats {
+			m, err := acks.NextMsg(time.Minute)
+			if err != nil {
+				t.Errorf("after %v heartbeats: %v", seen, err)
+				return nil
+			}
+			if string(m.Data) != "+WPI" {
+				t.Errorf("an answer while the work goes on: %s %s", m.Subject, m.Data)
+			}
+			if seen[m.Subject]++; seen[m.Subject] > 3*beats {
+				t.Errorf("heartbeats are %v", seen)
+				return nil
+			}
+		}
 		return nil
 	})
+	<-over
 	eventually(t, "all acknowledged", settled(t, js, "g", 1))
 	if calls.Load() != 2 || again.Load() != 0 {
 		t.Errorf("%d calls, %d of them redeliveries; want 2 and none", calls.Load(), again.Load())

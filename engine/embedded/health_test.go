@@ -23,11 +23,12 @@ func TestWriteError(t *testing.T) {
 	s := start(t, Options{Dir: dir})
 	nc := engine(t, s)
 	stream(t, nc, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
-	publish := func() error {
-		_, err := nc.Request("carillon.log.0.tick", make([]byte, 100<<10), 300*time.Millisecond)
+	publish := func(patience time.Duration) error {
+		_, err := nc.Request("carillon.log.0.tick", make([]byte, 100<<10), patience)
 		return err
 	}
-	if err := publish(); err != nil {
+	const answered, unanswered = 20 * time.Second, 300 * time.Millisecond
+	if err := publish(answered); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Health(); err != nil {
@@ -52,23 +53,29 @@ func TestWriteError(t *testing.T) {
 	}
 	defer roomy()
 	taken := 1
-	for publish() == nil {
-		if taken++; taken > 20 {
+	for end := time.Now().Add(time.Minute); s.Health() == nil; { // an answer that does not come soon may be late alone
+		if publish(unanswered) == nil {
+			taken++
+		}
+		if taken > 20 {
 			t.Fatal("the limit on files has no effect")
+		}
+		if time.Now().After(end) {
+			t.Fatalf("nothing is said of it after %d messages", taken)
 		}
 	}
 	if err := s.Health(); err == nil || !strings.Contains(err.Error(), "CARILLON_LOG") {
 		t.Errorf("health is %v", err)
 	}
 	roomy()
-	if publish() == nil {
+	if publish(unanswered) == nil {
 		t.Error("the stream came back by itself: no restart is needed")
 	}
 	nc.Close()
 	s.Shutdown()
 	s = start(t, Options{Dir: dir})
 	nc = engine(t, s)
-	if err := publish(); err != nil {
+	if err := publish(answered); err != nil {
 		t.Errorf("after a restart: %v", err)
 	}
 	if err := s.Health(); err != nil {
