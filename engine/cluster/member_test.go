@@ -66,6 +66,9 @@ func options(name string) Options {
 	}
 }
 
+// patiently has a member take nobody for dead on a machine that stands still for seconds.
+func patiently(o *Options) { o.Bound = 4 * time.Second }
+
 // host is a server on a port of its own that can be stopped and started under its clients.
 type host struct {
 	t    testing.TB
@@ -293,12 +296,12 @@ func TestReports(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	var position atomic.Uint64
-	a := h.join("a", func(o *Options) {
+	a := h.join("a", patiently, func(o *Options) {
 		o.Report = func() Report {
 			return Report{ClockOffsetMS: 3_600_000, Partitions: []Progress{{Partition: 3, Position: position.Add(1), Epoch: 9}}}
 		}
 	})
-	b := h.join("b", func(o *Options) { o.Report = func() Report { return Report{ClockOffsetMS: -3_600_000} } })
+	b := h.join("b", patiently, func(o *Options) { o.Report = func() Report { return Report{ClockOffsetMS: -3_600_000} } })
 	b.placedFor("a", "b")
 	a.placedFor("a", "b")
 	told := len(b.told())
