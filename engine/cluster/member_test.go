@@ -17,6 +17,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
+
+	"github.com/carillon-scheduler/carillon/internal/leaktest"
 )
 
 const patience = 30 * time.Second
@@ -25,7 +27,7 @@ func TestMain(m *testing.M) {
 	if name := os.Getenv("CLUSTER_TEST_NAME"); name != "" {
 		member(name, os.Getenv("CLUSTER_TEST_URL"))
 	}
-	goleak.VerifyTestMain(m,
+	leaktest.Main(m,
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.init.0.func1"))
 }
 

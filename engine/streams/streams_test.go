@@ -20,13 +20,15 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
+
+	"github.com/carillon-scheduler/carillon/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("STREAMS_TEST_SERVER"); dir != "" {
 		serve(dir)
 	}
-	goleak.VerifyTestMain(m,
+	leaktest.Main(m,
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.init.0.func1"))
 }
 
@@ -55,7 +57,7 @@ func run(dir string, port int) (*server.Server, error) {
 		return nil, err
 	}
 	ns.Start()
-	if !ns.ReadyForConnections(10 * time.Second) {
+	if !ns.ReadyForConnections(time.Minute) {
 		return nil, errors.New("server is not ready")
 	}
 	return ns, nil

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/carillon-scheduler/carillon/internal/leaktest"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	// nats.go's: of an object's Put that ends before the goroutine it made has begun, one waits on a nil channel for ever.
-	goleak.VerifyTestMain(m,
+	leaktest.Main(m,
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"))
 }
 
