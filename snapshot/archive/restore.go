@@ -133,7 +133,7 @@ func wantLeft(fsys vfs.FS, tmp string) error {
 	return err
 }
 
-// claim makes an empty directory that nobody else restores into.
+// claim makes an empty directory that nobody else restores into. The lock's file is on disk before anything else is there.
 func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 	if err := wantLeft(fsys, tmp); err != nil {
 		return nil, err
@@ -145,7 +145,10 @@ func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := empty(fsys, tmp); err != nil {
+	if err = empty(fsys, tmp); err == nil {
+		err = syncDir(fsys, tmp)
+	}
+	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
 	return lock, nil
@@ -164,7 +167,7 @@ func empty(fsys vfs.FS, tmp string) error {
 
 // abandon removes what was being built. It has no error: what cannot be removed now goes with the next restore.
 func abandon(fsys vfs.FS, tmp string) {
-	if empty(fsys, tmp) != nil {
+	if empty(fsys, tmp) != nil || syncDir(fsys, tmp) != nil {
 		return // the lock's file says whose the rest is
 	}
 	_ = fsys.Remove(fsys.PathJoin(tmp, lockFile))
