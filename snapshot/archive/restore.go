@@ -167,9 +167,10 @@ func empty(fsys vfs.FS, tmp string) error {
 
 // abandon removes what was being built. It has no error: what cannot be removed now goes with the next restore.
 func abandon(fsys vfs.FS, tmp string) {
-	if empty(fsys, tmp) != nil || syncDir(fsys, tmp) != nil {
+	if empty(fsys, tmp) != nil {
 		return // the lock's file says whose the rest is
 	}
+	_ = syncDir(fsys, tmp) // on a full disk the lock goes all the same
 	_ = fsys.Remove(fsys.PathJoin(tmp, lockFile))
 	_ = fsys.Remove(tmp)
 }
