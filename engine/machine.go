@@ -104,7 +104,7 @@ type Machine struct {
 	ahead  prefetch
 	left   int   // outputs that the tick may still make
 	move   int   // timers that the tick may still take off the wheel
-	until  int64 // ms: the time of the tick's own record; what is due later, within the lead, is not late
+	logged int64 // ms: when the tick was logged; what is due later, within the lead, is not late
 }
 
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.

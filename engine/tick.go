@@ -39,8 +39,8 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	// What is due by the record's own time waits, and goes by priority. What comes due only within the
 	// lead goes by due time: it is held until then, and must not hold up what is due before it.
 	finished := m.finished
-	m.left, m.move, m.until = int(min(t.Limit, maxLimit)), m.bounds.Moves, min(max(e.Time, before), m.to)
-	for at := m.until; ; at = m.dueAfter(at) {
+	m.left, m.move, m.logged = int(min(t.Limit, maxLimit)), m.bounds.Moves, min(max(e.Time, before), m.to)
+	for at := m.logged; ; at = m.dueAfter(at) {
 		caughtUp := m.gather(at)
 		m.drain()
 		if at == m.to || !caughtUp || m.left <= 0 {
@@ -191,7 +191,7 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 		j.next, counted, first = last, r.counted, r.countedFirst
 	}
 	few := m.jobs.has(j)
-	if few.expires > 0 && m.until-j.next > few.expires {
+	if few.expires > 0 && m.logged-j.next > few.expires {
 		r := m.jobs.rare(j)
 		r.counted, r.countedFirst = counted, first
 		m.skip(slot, j, carillon.ReasonExpired, j.next)

@@ -149,7 +149,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	if p.chain.Lost() {
 		return
 	}
-	_, sent := p.chain.HoldUntil()
+	_, sending := p.chain.HoldUntil()
 	full := p.chain.Room() == 0
 	n.lateness(p.chain.Acked(seq, now/1e6), now)
 	if p.chain.Lost() { // the leader that owed the answers before this one is gone
@@ -160,7 +160,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	if n.server == nil {
 		p.durable = p.chain.Stored() // a replicated stream's ack is its word
 	}
-	if _, sends := p.chain.HoldUntil(); sends && !sent || full && p.chain.Room() > 0 {
+	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.Room() > 0 {
 		n.bell.ring() // more can be sent, or made, now
 	}
 }

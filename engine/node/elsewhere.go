@@ -286,8 +286,12 @@ func (n *Node) passPack(p *partition, pack []engine.PackedJob, done func(reply))
 		answer, err := n.askNode(ctx, to, "pack."+strconv.Itoa(p.number), nil, engine.EncodePack(pack))
 		var outcomes []engine.Outcome
 		if err == nil {
-			if bad := json.Unmarshal(answer.Data, &outcomes); bad != nil || len(outcomes) != len(pack) {
-				err = unanswered(to, fmt.Errorf("it told of %d of %d jobs (%v)", len(outcomes), len(pack), bad))
+			err = json.Unmarshal(answer.Data, &outcomes)
+			if err == nil && len(outcomes) != len(pack) {
+				err = fmt.Errorf("it told of %d of %d jobs", len(outcomes), len(pack))
+			}
+			if err != nil {
+				err = unanswered(to, err)
 			}
 		}
 		done(reply{err: carillon.AsError(err), jobs: outcomes})

@@ -254,9 +254,7 @@ func TestForgetServers(t *testing.T) {
 	if s.all[known] == nil || len(s.all) != 1 {
 		t.Errorf("%d are asked, and the known one: %t", len(s.all), s.all[known] != nil)
 	}
-	for !gone.IsClosed() {
-		time.Sleep(time.Millisecond)
-	}
+	within(t, "its connection is closed", gone.IsClosed)
 }
 
 // A connection that breaks and is made again ends no hand-over; one whose server is gone does.

@@ -38,7 +38,7 @@ type reference struct {
 	outputs  []expected
 	lives    []*life
 	left     int
-	until    int64 // the time of the tick's own record
+	logged   int64 // when the tick was
 	moves    int
 }
 
@@ -476,7 +476,7 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 	}
 	r.left, r.moves = int(min(t.Limit, 1<<16)), r.bounds.Moves
 	at := min(max(e.Time, before), r.to)
-	r.until = at
+	r.logged = at
 	for {
 		all := r.gather(at)
 		for r.left > 0 && r.turn() {
@@ -675,7 +675,7 @@ func (r *reference) takeTurn(j *refJob) {
 	} else {
 		j.counted, j.countedFirst = 1, j.next
 	}
-	if j.spec.Expires != "" && r.until-j.next > duration(j.spec.Expires) {
+	if j.spec.Expires != "" && r.logged-j.next > duration(j.spec.Expires) {
 		r.skip(j, carillon.ReasonExpired, j.next)
 		return
 	}

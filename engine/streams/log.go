@@ -57,11 +57,9 @@ func (l *Log) Await(ctx context.Context) error {
 		if !errors.Is(err, ErrDisconnected) && !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return err
 		}
-		t := time.NewTimer(awaitLook)
 		select {
-		case <-t.C:
+		case <-time.After(awaitLook):
 		case <-ctx.Done():
-			t.Stop()
 			return err
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -233,10 +232,7 @@ func TestReadHoles(t *testing.T) {
 		}
 	}
 	holds("a consumer")
-	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	account := h.account()
 	if _, err := nc.SubscribeSync("nobody"); err != nil {
 		t.Fatal(err)
 	}
@@ -558,11 +554,7 @@ func TestScanWithoutConsumer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
-	if err == nil {
-		err = account.AddMapping("$JS.API.CONSUMER.*.CARILLON_OUT_0.*", "astray.$1.$2")
-	}
-	if err != nil {
+	if err := h.account().AddMapping("$JS.API.CONSUMER.*.CARILLON_OUT_0.*", "astray.$1.$2"); err != nil {
 		t.Fatal(err)
 	}
 	seen := 0
@@ -660,10 +652,7 @@ func TestScanBehind(t *testing.T) {
 	out := s.Out[0]
 	const messages, known = 10 * scanFew, 9*scanFew + 10
 	last := chainAll(t, out, 0, 0, messages)
-	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	account := h.account()
 	ahead, err := out.Info(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -808,10 +797,7 @@ func TestAwait(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
 	s := open(t, nc, Config{Partitions: 1})
-	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	account := h.account()
 	const info = "$JS.API.STREAM.INFO.CARILLON_LOG"
 	asked := make(chan struct{}, 100)
 	if _, err := nc.Subscribe("astray", func(m *nats.Msg) {
@@ -864,10 +850,7 @@ func testReadWithoutConsumer(t *testing.T, refuse nats.MsgHandler) {
 	h := newHost(t)
 	nc := h.connect()
 	s := open(t, nc, Config{Partitions: 1, Reader: "engine"})
-	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	account := h.account()
 	const create = "$JS.API.CONSUMER.CREATE.CARILLON_LOG.engine"
 	if _, err := nc.Subscribe("astray", refuse); err != nil {
 		t.Fatal(err)
@@ -928,10 +911,7 @@ func TestReadWhileTheStreamIsAsked(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
 	s := open(t, nc, Config{Partitions: 1})
-	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
-	if err != nil {
-		t.Fatal(err)
-	}
+	account := h.account()
 	questions, err := nc.SubscribeSync("questions")
 	if err != nil {
 		t.Fatal(err)

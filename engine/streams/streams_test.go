@@ -78,6 +78,16 @@ func (h *host) InProcessConn() (net.Conn, error) {
 	return ns.InProcessConn()
 }
 
+// account is that of all clients, in which what is asked of JetStream can be led astray.
+func (h *host) account() *server.Account {
+	h.t.Helper()
+	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return account
+}
+
 func (h *host) start() {
 	h.t.Helper()
 	ns, err := run(h.dir, -1)
