@@ -45,11 +45,13 @@ const (
 	// caughtUp is how many records of the log a member may be behind the one that is furthest, and count as caught
 	// up. Positions are as of each one's last beat, so it is what a busy log takes up in one interval.
 	caughtUp = 20_000
-	// handOverLag is how many records an owner-to-be may be behind the log's end when it claims from one that
+	// handOverLag is how many records an owner-to-be may be behind the log's end and wait for them to claim from one that
 	// serves: they are applied in a millisecond or two.
 	handOverLag = 200
 	// handOverAsk bounds the question for the log's end. A slow answer is a reason to leave things as they are.
 	handOverAsk = time.Second
+	// neglectedFor is how long something may wait to be fired before nobody can be serving it: an election, and what follows.
+	neglectedFor = 3 * time.Second
 	// claimAgain is the least time between two claims of a partition by one node, unless the first was not stored.
 	claimAgain = time.Second
 	// leaveTimeout bounds the last word to the others, and the last answers.
@@ -272,23 +274,23 @@ func (n *Node) takeSeats(ctx context.Context) {
 	}
 }
 
-// takeDue claims what is due to this node: at once where nobody serves, and else if nearly all of the log is applied. That is
-// asked for beside it, as somebody may die meanwhile; and what seemed right before may not be so any more.
+// takeDue claims what is due to this node: at once, or else once all of the log is applied. That is asked for beside it, as
+// somebody may die meanwhile; and what seemed right before may not be so any more.
 func (n *Node) takeDue(ctx context.Context) {
-	unserved, served := n.due(n.seats())
-	for _, p := range unserved {
+	atOnce, upToDate := n.due(n.seats())
+	for _, p := range atOnce {
 		n.claim(p)
 	}
-	if len(served) == 0 || !n.joined.nearing.CompareAndSwap(false, true) {
+	if len(upToDate) == 0 || !n.joined.nearing.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() {
 		defer n.joined.nearing.Store(false)
-		if !n.nearEnd(ctx) {
+		if !n.reachEnd(ctx) {
 			return
 		}
-		_, served := n.due(n.seats())
-		for _, p := range served {
+		_, upToDate := n.due(n.seats())
+		for _, p := range upToDate {
 			n.claim(p)
 		}
 	})
@@ -300,25 +302,36 @@ func (n *Node) seats() (cluster.View, slowness) {
 	return slow.without(n.joined.member.View(), n.o.Name), slow
 }
 
-// due are the partitions that this node is to claim, those that nobody else serves apart. While its own network is slow there
-// are none, as who seems dead may not be; and for a while after that none that somebody serves.
-func (n *Node) due(v cluster.View, slow slowness) (unserved, served []*partition) {
-	if slow.now {
-		return nil, nil
-	}
+// due are the partitions that this node is to claim: those that nobody serves at once, and those that somebody hands over once
+// it has caught up. For a while after its own network was slow it takes the former alone. While that is slow who seems dead
+// may not be, and it may be alone with that or not: what it knows to be neglected once it has caught up is due then.
+func (n *Node) due(v cluster.View, slow slowness) (atOnce, upToDate []*partition) {
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
 		switch serving := v.Serving(p.number); {
+		case slow.now:
+			if serving == "" && n.neglected(p) {
+				upToDate = append(upToDate, p)
+			}
 		case serving != "" && slow.self:
 		case serving != "" && serving != n.o.Name:
-			served = append(served, p)
+			upToDate = append(upToDate, p)
 		default:
-			unserved = append(unserved, p)
+			atOnce = append(atOnce, p)
 		}
 	}
-	return unserved, served
+	return atOnce, upToDate
+}
+
+// neglected tells whether something has been due in a partition for so long that nobody can be serving it, by what this node has
+// of the log.
+func (n *Node) neglected(p *partition) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, ok := p.machine.NextDeadline()
+	return ok && n.clock.ms()-at > neglectedFor.Milliseconds()
 }
 
 // mayClaim tells whether a claim of a partition makes sense.
@@ -328,12 +341,12 @@ func (n *Node) mayClaim(p *partition) bool {
 	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && time.Since(p.claimed) >= claimAgain
 }
 
-// nearEnd tells whether nearly all that the log has is applied.
-func (n *Node) nearEnd(ctx context.Context) bool {
+// reachEnd tells whether all is applied that the log has, or nearly so, in a moment.
+func (n *Node) reachEnd(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, handOverAsk)
 	defer cancel()
 	end, err := n.logEnd.ask(ctx, n.askLogEnd)
-	return err == nil && end-min(end, n.applied.Load()) <= handOverLag
+	return err == nil && end-min(end, n.applied.Load()) <= handOverLag && n.reach(ctx, end) == nil
 }
 
 // serves counts the partitions that this node has claimed and nobody else since.

@@ -331,8 +331,14 @@ type claimed struct {
 func watchClaims(t testing.TB, nc *nats.Conn) *claims {
 	t.Helper()
 	c := &claims{}
-	consumer, err := jetStream(t, nc).OrderedConsumer(t.Context(), "CARILLON_LOG", jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{"carillon.log.*.claim"}, DeliverPolicy: jetstream.DeliverNewPolicy,
+	log, err := jetStream(t, nc).Stream(t.Context(), "CARILLON_LOG")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not DeliverNewPolicy: a consumer that is made anew before it had one would leave out what came between.
+	consumer, err := log.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{"carillon.log.*.claim"},
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: log.CachedInfo().State.LastSeq + 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -356,6 +362,15 @@ func watchClaims(t testing.TB, nc *nats.Conn) *claims {
 	}
 	t.Cleanup(reading.Stop)
 	return c
+}
+
+// within tells whether a partition was claimed in a time, or shortly before: the owner until then may have had outputs under way.
+func (c *claims) within(partition int, from, to time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.all, func(one claimed) bool {
+		return one.partition == partition && one.at.After(from.Add(-500*time.Millisecond)) && one.at.Before(to)
+	})
 }
 
 // Nodes come and go as they are told to: each time the partitions that move are handed over, and fire on.

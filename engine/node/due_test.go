@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/streams"
@@ -16,8 +17,9 @@ import (
 // network is slow fewer or none.
 func TestDue(t *testing.T) {
 	n := &Node{o: Options{Name: "a"}}
+	layout := engine.Layout{Prefix: "carillon", Partitions: 4}
 	for i := range 4 {
-		p := &partition{number: i}
+		p := &partition{number: i, machine: engine.New(layout, i)}
 		p.follows.Store(true)
 		n.partitions = append(n.partitions, p)
 	}
@@ -36,29 +38,46 @@ func TestDue(t *testing.T) {
 		Placement: cluster.Placement{mine, mine, {Owner: "b"}, mine},
 		Members:   []cluster.Beat{beat("a", 0, 0, 0, 9), beat("b", 7, 0, 8, 0)},
 	}
-	type numbers struct{ Unserved, Served []int }
+	type numbers struct{ AtOnce, UpToDate []int }
 	for name, c := range map[string]struct {
 		slow slowness
 		want numbers
 	}{
-		"quick":             {slowness{}, numbers{Unserved: []int{1}, Served: []int{0}}},
-		"slow a moment ago": {slowness{self: true}, numbers{Unserved: []int{1}}},
+		"quick":             {slowness{}, numbers{AtOnce: []int{1}, UpToDate: []int{0}}},
+		"slow a moment ago": {slowness{self: true}, numbers{AtOnce: []int{1}}},
 		"slow":              {slowness{now: true, self: true}, numbers{}},
 	} {
 		var got numbers
-		unserved, served := n.due(v, c.slow)
-		for _, p := range unserved {
-			got.Unserved = append(got.Unserved, p.number)
+		atOnce, upToDate := n.due(v, c.slow)
+		for _, p := range atOnce {
+			got.AtOnce = append(got.AtOnce, p.number)
 		}
-		for _, p := range served {
-			got.Served = append(got.Served, p.number)
+		for _, p := range upToDate {
+			got.UpToDate = append(got.UpToDate, p.number)
 		}
 		if d := cmp.Diff(c.want, got); d != "" {
 			t.Errorf("%s: %s", name, d)
 		}
 	}
+	job := "j"
+	for engine.PartitionOf(job, layout.Partitions) != 1 {
+		job += "j"
+	}
+	for waits, want := range map[time.Duration]int{neglectedFor / 2: 0, 2 * neglectedFor: 1} {
+		at := time.Now().Add(-waits)
+		put := engine.Entry{Seq: 1, Time: at.UnixMilli() - 1, Kind: engine.KindPut, Partition: 1, Verb: "put", Job: job,
+			Body: []byte(`{"schedule":"@at ` + at.UTC().Format(carillon.TimeFormat) + `"}`)}
+		m := engine.New(layout, 1)
+		if r, err := m.Apply(&put); err != nil || r.Err != nil {
+			t.Fatal(err, r.Err)
+		}
+		n.partitions[1].machine = m
+		if atOnce, upToDate := n.due(v, slowness{now: true, self: true}); len(atOnce) > 0 || len(upToDate) != want {
+			t.Errorf("with a job that has been due for %s, while the network is slow, %d are due at once and %d once it has caught up", waits, len(atOnce), len(upToDate))
+		}
+	}
 	n.partitions[1].claimed = time.Now()
-	if unserved, _ := n.due(v, slowness{}); len(unserved) > 0 {
+	if atOnce, _ := n.due(v, slowness{}); len(atOnce) > 0 {
 		t.Error("one that was claimed a moment ago is due again")
 	}
 }

@@ -148,6 +148,53 @@ func TestSlowHost(t *testing.T) {
 	}
 }
 
+// Where the network between all hosts is slow nobody is well enough to judge who is dead. An owner that is killed then is replaced all
+// the same: what is due is not fired, by all that the log has.
+func TestSlowEverywhere(t *testing.T) {
+	t.Parallel()
+	hosts, ok := startHosts(t, 4)
+	if !ok {
+		return
+	}
+	servers, urls := startExternals(t, hosts...)
+	f := newFleet(t, urls, 4)
+	names := []string{"a", "b", "c"}
+	for i, name := range names {
+		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: servers[i].url, Partitions: f.partitions, Replicas: 3, on: hosts[i]}
+		f.start(name)
+	}
+	l := startLoad(t, urls, "s", true, from(hosts)...)
+	c := carillon.Connect(dial(t, urls, from(hosts)...), carillon.WithTimeout(20*time.Second))
+	f.shared(c, names...)
+	l.firesBeyond(f.partitions, time.Now())
+	for _, h := range hosts[:3] {
+		h.slow(25*time.Millisecond, 5*time.Millisecond, 0)
+	}
+	for _, name := range names {
+		eventually(t, name+" finds its network slow", func() bool { return contains(f.nodes[name].log, "slow to answer", "this node's own network") })
+	}
+	f.nodes["c"].kill()
+	eventually(t, "others serve all partitions", func() bool {
+		by := owners(status(t, c))
+		return !slices.Contains(by, "c") && !slices.Contains(by, "")
+	})
+	for _, name := range []string{"a", "b"} {
+		log := f.nodes[name].log.String()
+		finding, _, _ := strings.Cut(log[strings.LastIndex(log, "slow to answer"):], "\n")
+		if !strings.Contains(finding, "this node's own network") {
+			t.Errorf("%s no longer found its network slow: %s", name, finding)
+		}
+	}
+	l.firesBeyond(f.partitions, time.Now())
+	for _, h := range hosts {
+		h.heal()
+	}
+	h, end := l.finish()
+	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	f.nodes["a"].terminate(t)
+	f.nodes["b"].terminate(t)
+}
+
 // leaderOf asks who leads a stream; "" where nobody says so at once.
 func leaderOf(nc *nats.Conn, stream string) string {
 	var info struct{ Cluster struct{ Leader string } }
@@ -163,6 +210,7 @@ type faulty struct {
 	*fleet
 	servers []*external
 	hosts   []*host // of a server and an engine each, and the last of the clients; nil: all on this machine
+	led     *leaders
 	nc      *nats.Conn
 	c       *carillon.Client
 	rng     *rand.Rand // what happens, and when
@@ -229,6 +277,7 @@ var networkFaults = []fault{
 	{"cut off from its peers", func(f *faulty, tell func(string, ...any)) {
 		i, away := f.rng.IntN(3), f.upTo(9*time.Second)
 		tell("%s for %s", f.hosts[i].ip, away)
+		defer f.led.leadsNobody(f.servers[i].Name)()
 		f.hosts[i].sever(f.hosts[(i+1)%3], f.hosts[(i+2)%3]) // clients still reach it
 		time.Sleep(away)
 		f.hosts[i].heal()
@@ -272,7 +321,8 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	l := startLoad(t, urls, "r", true, from(hosts)...)
 	l.late.Store(hosts != nil)
 	plain := startPlain(t, nc, urls, hosts)
-	led := watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), append(plain.streams, relayFrom, relayTo)...))
+	taken := watchClaims(t, nc)
+	f.led = watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), append(plain.streams, relayFrom, relayTo)...))
 	var done []round
 	if only := os.Getenv("CARILLON_FAULT"); only != "" {
 		faults = slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != only })
@@ -302,7 +352,7 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 		p.terminate(t)
 	}
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	reportPauses(t, f, done, led, plain)
+	reportPauses(t, f, done, f.led, plain, taken)
 }
 
 // calm waits until each connection has had nothing to send for a moment: what a network kept back has come by then.

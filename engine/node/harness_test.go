@@ -550,18 +550,22 @@ const forged = "Forged"
 // read gives all messages of a stream, as it is now.
 func read(t testing.TB, nc *nats.Conn, name string, message func(jetstream.Msg, *jetstream.MsgMetadata)) {
 	t.Helper()
-	stream, err := jetStream(t, nc).Stream(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := jetStream(t, nc)
+	var stream jetstream.Stream
+	var err error
+	eventually(t, "there is a leader to read "+name+" from", func() bool {
+		stream, err = js.Stream(t.Context(), name)
+		return err == nil
+	})
 	left := stream.CachedInfo().State.Msgs
 	if left == 0 {
 		return
 	}
-	consumer, err := stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var consumer jetstream.Consumer
+	eventually(t, "there is a leader of all to read "+name+" by", func() bool {
+		consumer, err = stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
+		return err == nil
+	})
 	messages, err := consumer.Messages()
 	if err != nil {
 		t.Fatal(err)

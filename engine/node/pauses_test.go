@@ -143,13 +143,13 @@ type worst struct {
 	from, to      time.Time     // the same
 }
 
-// add takes the moments of a stream that are in a round.
-func (w *worst) add(moments []time.Time, r round, led *leaders, what string, streams ...string) {
+// add takes the moments of a stream that are in a round. Only pauses count that are chosen, nil: all.
+func (w *worst) add(moments []time.Time, r round, led *leaders, what string, streams []string, chosen func(from, to time.Time) bool) {
 	from, _ := slices.BinarySearchFunc(moments, r.from, time.Time.Compare)
 	for i := max(from, 1); i < len(moments) && moments[i-1].Before(r.to); i++ {
 		from, to := moments[i-1], moments[i]
 		pause := to.Sub(from)
-		if pause <= 100*time.Millisecond {
+		if pause <= 100*time.Millisecond || chosen != nil && !chosen(from, to) {
 			continue
 		}
 		w.pause = max(w.pause, pause)
@@ -170,16 +170,19 @@ func (w *worst) String() string {
 
 const (
 	shortPause = 300 * time.Millisecond
-	// longPause, while there were leaders, is one whose reason is worth looking for.
-	longPause = 2 * time.Second
+	// longPause and longClaim, while there were leaders, are of pauses whose reason is worth looking for: that an owner is gone
+	// may take 1.5 s.
+	longPause = 500 * time.Millisecond
+	longClaim = 1500 * time.Millisecond
 )
 
 // reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that JetStream had no
-// leader of a stream that they take. Beside it stands the same of the plain streams, and what the engines said in a long one.
-func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *plainLoad) {
+// leader of a stream that they take. Pauses in which a partition was claimed stand apart: somebody had to find out first that its
+// owner is gone. Beside it stands the same of the plain streams, and what the engines said in a long one.
+func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *plainLoad, taken *claims) {
 	type kind struct {
-		rounds                 int
-		outputs, bare, relayed worst
+		rounds                     int
+		kept, moved, bare, relayed worst
 	}
 	kinds := make(map[string]*kind)
 	for _, r := range rounds {
@@ -194,39 +197,64 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 			stored = append(stored, o.stored)
 		}
 		for n, r := range rounds {
-			kinds[r.fault].outputs.add(stored, r, led, fmt.Sprintf("partition %d in round %d", p, n), append(slices.Clone(needed), outStream(p))...)
+			k, what, takes := kinds[r.fault], fmt.Sprintf("partition %d in round %d", p, n), append(slices.Clone(needed), outStream(p))
+			k.kept.add(stored, r, led, what, takes, func(from, to time.Time) bool { return !taken.within(p, from, to) })
+			k.moved.add(stored, r, led, what, takes, func(from, to time.Time) bool { return taken.within(p, from, to) })
 		}
 	}
 	var relayed []time.Time
 	read(t, f.nc, relayTo, func(_ jetstream.Msg, meta *jetstream.MsgMetadata) { relayed = append(relayed, meta.Timestamp) })
 	for n, r := range rounds {
-		kinds[r.fault].relayed.add(relayed, r, led, fmt.Sprintf("round %d", n), relayFrom, relayTo)
+		kinds[r.fault].relayed.add(relayed, r, led, fmt.Sprintf("round %d", n), []string{relayFrom, relayTo}, nil)
 	}
 	plain.mu.Lock()
 	defer plain.mu.Unlock()
 	for i, acked := range plain.acked {
 		for n, r := range rounds {
-			kinds[r.fault].bare.add(acked, r, led, fmt.Sprintf("%s in round %d", plain.streams[i], n), plain.streams[i])
+			kinds[r.fault].bare.add(acked, r, led, fmt.Sprintf("%s in round %d", plain.streams[i], n), plain.streams[i:i+1], nil)
 		}
 	}
 	for name, k := range kinds {
-		t.Logf("%s, %d rounds: outputs paused for %s", name, k.rounds, &k.outputs)
-		if k.outputs.beyond > longPause {
-			from := k.outputs.from.Add(-time.Second)
-			t.Logf("%s\nwhat the engines said then:\n%s", led.said(from, k.outputs.to, streamsOf(f.partitions)...), f.said(from, k.outputs.to))
+		for _, w := range []struct {
+			*worst
+			of   string
+			long time.Duration
+		}{{&k.kept, "nobody claimed", longPause}, {&k.moved, "was claimed", longClaim}} {
+			t.Logf("%s, %d rounds: outputs of a partition that %s paused for %s", name, k.rounds, w.of, w.worst)
+			if from := w.from.Add(-time.Second); w.beyond > w.long {
+				t.Logf("%s\nwhat the engines said then:\n%s", led.said(from, w.to, streamsOf(f.partitions)...), f.said(from, w.to))
+			}
 		}
 		t.Logf("%s, %d rounds: plain streams acknowledged nothing for %s", name, k.rounds, &k.bare)
 		t.Logf("%s, %d rounds: plain relays over two streams stored nothing for %s", name, k.rounds, &k.relayed)
 	}
 }
 
-// leaders knows when the streams had one: when it answered, and when it had heard a replica. One that is cut off goes on
-// answering as the leader, until it finds that others no longer follow it.
+// leaders knows when the streams had one: when it answered, and when it had heard a replica. One that is cut off from the
+// others goes on answering as the leader, until it finds that nobody follows it any more: it is none.
 type leaders struct {
 	mu       sync.Mutex
 	answered map[string][]time.Time
 	who      map[string][]string // answered, by name
 	heard    map[string][]time.Time
+	alone    map[string][]span // servers, by name, that were cut off from the others
+}
+
+// leadsNobody is told before a server is cut off from the others; what it gives is called when it no longer is.
+func (led *leaders) leadsNobody(server string) (over func()) {
+	led.mu.Lock()
+	defer led.mu.Unlock()
+	led.alone[server] = append(led.alone[server], span{from: now(), to: forever})
+	return func() {
+		led.mu.Lock()
+		defer led.mu.Unlock()
+		led.alone[server][len(led.alone[server])-1].to = now()
+	}
+}
+
+// followed tells whether others can follow a server at a time.
+func (led *leaders) followed(server string, at time.Time) bool {
+	return !slices.ContainsFunc(led.alone[server], func(s span) bool { return s.from <= at.UnixMilli() && at.UnixMilli() < s.to })
 }
 
 const (
@@ -237,7 +265,9 @@ const (
 
 // watchLeaders asks the leader of each stream how it is, again and again and by way of each server.
 func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []string) *leaders {
-	led := &leaders{answered: make(map[string][]time.Time), who: make(map[string][]string), heard: make(map[string][]time.Time)}
+	led := &leaders{
+		answered: make(map[string][]time.Time), who: make(map[string][]string), heard: make(map[string][]time.Time), alone: make(map[string][]span),
+	}
 	for _, s := range servers {
 		nc := dial(t, s.url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
 		inbox := nats.NewInbox()
@@ -263,6 +293,9 @@ func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []st
 			led.mu.Lock()
 			defer led.mu.Unlock()
 			stream, now := m.Subject[len(inbox)+1:], time.Now()
+			if !led.followed(info.Cluster.Leader, now) {
+				return
+			}
 			led.answered[stream] = append(led.answered[stream], now)
 			led.who[stream] = append(led.who[stream], info.Cluster.Leader)
 			at := now.Add(-heard)
