@@ -105,7 +105,7 @@ func (n *Node) claim(p *partition) {
 // own makes a partition this node's by its claim at epoch. It counts once the machine has it, too.
 func (n *Node) own(p *partition, epoch uint64) {
 	p.mu.Lock()
-	if p.stopped == nil {
+	if p.stopped == nil && epoch >= p.machine.Epoch() { // else it is over already
 		p.owner.Epoch = epoch
 		n.claimApplied(p) // its record may have come before the word about it
 	}

@@ -94,6 +94,35 @@ func TestServerCutOff(t *testing.T) {
 	f.nodes["a"].terminate(t)
 }
 
+// Nothing passes between two hosts, the third one reaches both, and all streams have a leader whom most follow. An engine whose server
+// cannot reach that goes to the third one's.
+func TestLinkCut(t *testing.T) {
+	t.Parallel()
+	hosts, ok := startHosts(t, 4)
+	if !ok {
+		return
+	}
+	servers, urls := startExternals(t, hosts...)
+	f := newFleet(t, urls, 4)
+	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: urls, Partitions: f.partitions, Replicas: 3, on: hosts[0]}
+	f.start("a")
+	nc := dial(t, servers[2].url, append(from(hosts), nats.IgnoreDiscoveredServers())...)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	eventually(t, "the server that stays in reach leads what would be missed otherwise", func() bool { return ledBy(nc, servers[2].Name, needed...) })
+	var outs []string
+	for p := range f.partitions {
+		outs = append(outs, outStream(p))
+	}
+	eventually(t, "the other one leads all outputs", func() bool { return ledBy(nc, servers[1].Name, outs...) })
+	put(t, c, beat)
+	hosts[0].sever(hosts[1])
+	eventually(t, "the engine goes to the third server", func() bool {
+		return contains(f.nodes["a"].log, "answers by way of another nats-server alone", servers[2].url)
+	})
+	fires(t, c, "around") // and is put out
+	f.nodes["a"].terminate(t)
+}
+
 // From a host with a slow and lossy network nothing is led that triggers take, and nothing is served, though to JetStream it is
 // a replica as good as any. When that is over its engine takes its share again.
 func TestSlowHost(t *testing.T) {
@@ -122,14 +151,7 @@ func TestSlowHost(t *testing.T) {
 		return streams
 	}
 	slow := servers[0].Name
-	eventually(t, "one server leads all streams", func() bool {
-		for _, stream := range streamsOf(f.partitions) {
-			if leaderOf(nc, stream) != slow {
-				_ = nc.Publish("$JS.API.STREAM.LEADER.STEPDOWN."+stream, fmt.Appendf(nil, `{"placement":{"preferred":%q}}`, slow)) // again if it fails
-			}
-		}
-		return len(leads(slow)) == len(streamsOf(f.partitions))
-	})
+	eventually(t, "one server leads all streams", func() bool { return ledBy(nc, slow, streamsOf(f.partitions)...) })
 	beats(t, c, 20)
 	hosts[0].slow(100*time.Millisecond, 25*time.Millisecond, 0.1)
 	eventually(t, "another leads each of them", func() bool {
@@ -193,6 +215,18 @@ func TestSlowEverywhere(t *testing.T) {
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	f.nodes["a"].terminate(t)
 	f.nodes["b"].terminate(t)
+}
+
+// ledBy has a server lead streams, and tells whether it leads each of them.
+func ledBy(nc *nats.Conn, server string, names ...string) (all bool) {
+	all = true
+	for _, stream := range names {
+		if leaderOf(nc, stream) != server {
+			_ = nc.Publish("$JS.API.STREAM.LEADER.STEPDOWN."+stream, fmt.Appendf(nil, `{"placement":{"preferred":%q}}`, server)) // again if it fails
+			all = false
+		}
+	}
+	return all
 }
 
 // leaderOf asks who leads a stream; "" where nobody says so at once.
@@ -279,6 +313,14 @@ var networkFaults = []fault{
 		tell("%s for %s", f.hosts[i].ip, away)
 		defer f.led.leadsNobody(f.servers[i].Name)()
 		f.hosts[i].sever(f.hosts[(i+1)%3], f.hosts[(i+2)%3]) // clients still reach it
+		time.Sleep(away)
+		f.hosts[i].heal()
+	}},
+	{"cut off from one of its peers", func(f *faulty, tell func(string, ...any)) {
+		i, away := f.rng.IntN(3), f.upTo(9*time.Second)
+		other := (i + 1 + f.rng.IntN(2)) % 3
+		tell("%s from %s for %s", f.hosts[i].ip, f.hosts[other].ip, away)
+		f.hosts[i].sever(f.hosts[other]) // the third one reaches both
 		time.Sleep(away)
 		f.hosts[i].heal()
 	}},

@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
@@ -13,24 +15,30 @@ import (
 // leaders knows which servers lead the streams that this node's triggers take, so that it can have one that is slow give
 // that up at once. To ask only then would take as long as the answers of a slow server take.
 type leaders struct {
-	next int // of the partitions that are asked about in turn
+	next   int         // of the partitions that are asked about in turn
+	around atomic.Bool // another way to one is being looked for
 
 	mu    sync.Mutex
 	known map[string]*led // by stream
+	went  time.Time       // another way to one, last
 }
 
 // led is who leads a stream, and what may take its place.
 type led struct {
 	by        string
 	followers []string
+	asked     time.Time // who leads it, last
+	told      time.Time // by whom
 	deposed   time.Time // when it was asked to step down last
 }
 
 const (
 	leadersLook = time.Second     // for who leads
-	leadersMost = 64              // output streams that are asked about then
+	leadersMost = 64              // output streams that are asked about at a time
 	deposeAgain = 2 * time.Second // an election takes milliseconds where the way to the leader is not lost
 	deposedLook = 50 * time.Millisecond
+
+	aroundAgain = 10 * time.Second // another way is taken: by then a leader whom most do not reach has been replaced
 )
 
 // lookAtLeaders asks who leads the log, the nodes' bucket, and what this node follows, a part of that each time.
@@ -55,20 +63,25 @@ func (n *Node) lookAtLeaders(ctx context.Context) error {
 func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
 	ctx, cancel := context.WithTimeout(ctx, leadersLook)
 	defer cancel()
+	l := &n.leaders
+	l.mu.Lock()
+	if l.known == nil {
+		l.known = make(map[string]*led)
+	}
+	s := l.known[name]
+	if s == nil {
+		s = &led{}
+		l.known[name] = s
+	}
+	s.asked = time.Now()
+	l.mu.Unlock()
 	leader, followers, err := n.streams.LeaderOf(ctx, name)
 	if err != nil {
 		return "" // it has none just now, or that is slow
 	}
-	l := &n.leaders
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.known == nil {
-		l.known = make(map[string]*led)
-	}
-	if l.known[name] == nil {
-		l.known[name] = &led{}
-	}
-	l.known[name].by, l.known[name].followers = leader, followers
+	s.by, s.followers, s.told = leader, followers, time.Now()
 	return leader
 }
 
@@ -79,7 +92,9 @@ func (n *Node) lookAtServers(ctx context.Context) error {
 	if now := slow.String(); now != before {
 		n.log.Warn("nats-servers that are slow to answer", "which", now)
 	}
-	n.evade(ctx, slow, slow.without(n.joined.member.View(), n.o.Name))
+	well := slow.without(n.joined.member.View(), n.o.Name)
+	n.evade(ctx, slow, well)
+	n.goAround(ctx, slow, well)
 	return nil
 }
 
@@ -94,13 +109,96 @@ func (n *Node) evade(ctx context.Context, slow slowness, well cluster.View) {
 		n.depose(ctx, "KV_"+nodesBucket(n.o.Stream), slow, nil)
 	}
 	for _, p := range n.partitions {
-		p.mu.Lock()
-		owns := p.owner.Epoch != 0
-		p.mu.Unlock()
-		if owns || well.Claimant(p.number, caughtUp) == n.o.Name { // the claim itself may have to wait for a leader of the log
+		if n.putsOut(p, well) {
 			n.depose(ctx, n.streams.Out[p.number].Name(), slow, p)
 		}
 	}
+}
+
+// putsOut tells whether this node serves a partition, or is to: the claim itself may have to wait for a leader of the log.
+func (n *Node) putsOut(p *partition, well cluster.View) bool {
+	p.mu.Lock()
+	owns := p.owner.Epoch != 0
+	p.mu.Unlock()
+	return owns || well.Claimant(p.number, caughtUp) == n.o.Name
+}
+
+// goAround goes to another server where the leader of a stream that this node needs does not answer by way of its own, but quickly by
+// way of that: nothing passes between two hosts, and a third one reaches both. Servers pass nothing on for each other. A leader that is
+// slow, or none, answers quickly by way of nobody.
+func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
+	if slow.now || slow.self || len(slow.well) == 0 {
+		return
+	}
+	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
+	for _, p := range n.partitions {
+		if n.putsOut(p, well) {
+			names = append(names, n.streams.Out[p.number].Name())
+		}
+	}
+	l := &n.leaders
+	names = l.silent(slow, names)
+	if len(names) == 0 || !l.around.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() {
+		defer l.around.Store(false)
+		for _, by := range slow.well {
+			name := quicklyLed(ctx, by, names)
+			if name == "" || !n.unanswered(ctx, name) {
+				continue
+			}
+			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", name, "server", by.nc.ConnectedUrlRedacted())
+			l.mu.Lock()
+			l.went = time.Now()
+			l.mu.Unlock()
+			if err := n.servers.goTo(by.url); err != nil {
+				n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
+			}
+			return
+		}
+	})
+}
+
+// silent are some of those streams whose leaders have not said who they are, or are slow; none while another way was taken lately.
+func (l *leaders) silent(slow slowness, names []string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.went) < aroundAgain {
+		return nil
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		s := l.known[name]
+		return s == nil || slow.silent[s.by] == nil && (s.told.After(s.asked) || time.Since(s.asked) < silentAfter)
+	})
+	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	return names[:min(len(names), leadersMost)]
+}
+
+// quicklyLed is one of some streams whose leader answers quickly by way of a server; "" if none does.
+func quicklyLed(ctx context.Context, by way, names []string) string {
+	ctx, cancel := context.WithTimeout(ctx, answerLate)
+	defer cancel()
+	led := make([]bool, len(names))
+	var asked sync.WaitGroup
+	for i, name := range names {
+		asked.Go(func() {
+			leader, _, err := streams.LeaderBy(ctx, by.nc, name)
+			led[i] = err == nil && leader != ""
+		})
+	}
+	asked.Wait()
+	if i := slices.Index(led, true); i >= 0 {
+		return names[i]
+	}
+	return ""
+}
+
+// unanswered tells whether the leader of a stream does not answer by way of this node's own server.
+func (n *Node) unanswered(ctx context.Context, name string) bool {
+	ctx, cancel := context.WithTimeout(ctx, silentAfter)
+	defer cancel()
+	return n.lookAtLeader(ctx, name) == ""
 }
 
 // depose asks the leader of a stream to step down if it is slow: for this node's server, or else another that is not. What

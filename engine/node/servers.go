@@ -33,10 +33,12 @@ type servers struct {
 	all    map[string]*natsServer // by URL
 	self   time.Time              // when this node's own network was found slow last
 	judged slowness
+	next   string // the URL of the one that the main connection is to go to; "": whichever
 }
 
 // natsServer is one that is asked.
 type natsServer struct {
+	url  string
 	nc   *nats.Conn
 	end  context.CancelFunc // of asking it
 	name string
@@ -78,7 +80,7 @@ func (s *servers) ask(ctx context.Context) {
 
 // add begins to ask a server.
 func (s *servers) add(ctx context.Context, url string) {
-	one := &natsServer{}
+	one := &natsServer{url: url}
 	changed := func(nc *nats.Conn) { s.connected(one, nc) }
 	nc, err := s.o.connectTo(withUser(url, s.o.NATS), " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
@@ -110,6 +112,27 @@ func (s *servers) forget(known []string, now time.Time) {
 			delete(s.all, u)
 		}
 	}
+}
+
+// goTo has the main connection go to a server. A request whose answer is lost with the old one is made again, as ever.
+func (s *servers) goTo(url string) error {
+	s.mu.Lock()
+	s.next = url
+	s.mu.Unlock()
+	return s.main.ForceReconnect()
+}
+
+// choose is for nats.ReconnectToServer: the server that goTo named, once; nil is the library's own choice.
+func (s *servers) choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	to := s.next
+	s.next = ""
+	i := slices.IndexFunc(pool, func(one nats.Server) bool { return one.URL.Scheme+"://"+one.URL.Host == to }) // as Conn.Servers writes it
+	if i < 0 {
+		return nil, 0
+	}
+	return &pool[i], 0
 }
 
 // withUser gives the URL of a server that others told of the user of those that were given.
@@ -211,6 +234,9 @@ func (s *servers) judge(own string, now time.Time) (slow slowness) {
 		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
 			one.slow, slow.silent[name] = now, one.nc
 		}
+		if name != own && !one.doubtful(now) {
+			slow.well = append(slow.well, way{one.url, one.nc})
+		}
 		if now.Sub(one.slow) < slowFor && !settling {
 			slow.lately[name] = true
 		}
@@ -224,6 +250,13 @@ type slowness struct {
 	self   bool                  // it is this node's network that is slow, or was a moment ago
 	silent map[string]*nats.Conn // the servers by name, with a way to each
 	lately map[string]bool       // those, and who were slow a moment ago
+	well   []way                 // to servers that answer, but its own
+}
+
+// way is one to a server.
+type way struct {
+	url string
+	nc  *nats.Conn
 }
 
 // String is for the log.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,55 @@ func TestSlowness(t *testing.T) {
 			t.Errorf("%s: slow is %s, asked are %v", name, slow, asked)
 		}
 	}
+}
+
+// Ways around are those to servers that answer, but for the one at hand.
+func TestWaysAround(t *testing.T) {
+	for name, c := range map[string]struct {
+		b, c time.Duration // since an answer came in time
+		want []string
+	}{
+		"all are well":         {0, 0, []string{"b", "c"}},
+		"one is silent":        {silentAfter + 1, 0, []string{"c"}},
+		"the other one may be": {silentAfter + 1, doubtfulAfter + 1, nil},
+	} {
+		now := time.Now()
+		s := servers{all: make(map[string]*natsServer)}
+		for server, age := range map[string]time.Duration{"own": 0, "b": c.b, "c": c.c} {
+			s.all[server] = &natsServer{url: server, name: server, promptness: promptness{quick: now.Add(-age)}}
+		}
+		var ways []string
+		for _, w := range s.judge("own", now).well {
+			ways = append(ways, w.url)
+		}
+		slices.Sort(ways)
+		if !slices.Equal(ways, c.want) {
+			t.Errorf("%s: they are %v", name, ways)
+		}
+	}
+}
+
+// The main connection goes to the server that it is sent to once, and from then on wherever the library chooses.
+func TestGoTo(t *testing.T) {
+	var urls []string
+	for range 3 {
+		urls = append(urls, natstest.Start(t, &server.Options{}).ClientURL())
+	}
+	var s servers
+	nc, err := nats.Connect(strings.Join(urls, ","), nats.DontRandomize(), nats.ReconnectToServer(s.choose))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s.main = nc
+	if err := s.goTo(urls[2]); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "it is there", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == urls[2] })
+	if err := s.goTo("nats://elsewhere:4222"); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "it is at one of the others", func() bool { return nc.IsConnected() && nc.ConnectedUrl() != urls[2] })
 }
 
 // A server that is known by several addresses is as quick as by the best of them.

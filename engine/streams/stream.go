@@ -152,7 +152,12 @@ const Doubt = 2 * heard
 
 // LeaderOf names the server that leads a stream, and those that follow it. Errors: as Info's.
 func (s *Streams) LeaderOf(ctx context.Context, name string) (leader string, followers []string, err error) {
-	one := stream{nc: s.Log.nc, name: name}
+	return LeaderBy(ctx, s.Log.nc, name)
+}
+
+// LeaderBy is the same, asked by way of another connection.
+func LeaderBy(ctx context.Context, nc *nats.Conn, name string) (leader string, followers []string, err error) {
+	one := stream{nc: nc, name: name}
 	var resp struct {
 		Cluster *group `json:"cluster"`
 	}
