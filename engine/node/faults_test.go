@@ -87,7 +87,7 @@ func TestServerCutOff(t *testing.T) {
 	f.start("a")
 	hosts[0].sever(hosts[1], hosts[2])
 	eventually(t, "the engine leaves the server", func() bool {
-		return contains(f.nodes["a"].log, "going to another one", servers[0].url)
+		return contains(f.nodes["a"].log, "answers by way of another nats-server alone")
 	})
 	c := carillon.Connect(dial(t, servers[1].url, from(hosts)...), carillon.WithTimeout(20*time.Second))
 	fires(t, c, "elsewhere")
