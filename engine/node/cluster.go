@@ -303,8 +303,8 @@ func (n *Node) seats() (cluster.View, slowness) {
 }
 
 // due are the partitions that this node is to claim: those that nobody serves at once, and those that somebody hands over once
-// it has caught up. For a while after its own network was slow it takes the former alone. While that is slow who seems dead
-// may not be, and it may be alone with that or not: what it knows to be neglected once it has caught up is due then.
+// it has caught up. For a while after its own network was slow the former alone. While that is slow who seems dead may not be:
+// then those that nobody can be serving, by all that the log has.
 func (n *Node) due(v cluster.View, slow slowness) (atOnce, upToDate []*partition) {
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {

@@ -2,14 +2,18 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
@@ -66,6 +70,22 @@ func TestNearestFirst(t *testing.T) {
 	}
 	if len(chosen) != 3 {
 		t.Errorf("of three on this machine only %v are ever first", chosen)
+	}
+}
+
+// A start that finds no leader begins anew, and one that is refused for good does not.
+func TestUnreachable(t *testing.T) {
+	for _, err := range []error{
+		nats.ErrNoServers, jetstream.ErrNoStreamResponse, &jetstream.APIError{Code: 503, ErrorCode: 10008}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
+	} {
+		if !errors.Is(unreachable(fmt.Errorf("cluster: join: %w", err)), errUnreachable) {
+			t.Errorf("%v is for good", err)
+		}
+	}
+	for _, err := range []error{jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052}, syscall.ENOSPC} {
+		if errors.Is(unreachable(err), errUnreachable) {
+			t.Errorf("%v is not for good", err)
+		}
 	}
 }
 

@@ -148,6 +148,9 @@ func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
 			if name == "" || !n.unanswered(ctx, name) {
 				continue
 			}
+			if now := n.servers.slow(); now.now || now.self {
+				return // its own server, or its network, stood still just now
+			}
 			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", name, "server", by.nc.ConnectedUrlRedacted())
 			l.mu.Lock()
 			l.went = time.Now()

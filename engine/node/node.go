@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -124,17 +125,19 @@ func (n *Node) unreachable(err error) error {
 	return unreachable(err)
 }
 
-// unreachable marks err if it says that NATS cannot be reached.
+// unreachable marks err if it says that NATS cannot be reached, or JetStream has no leader just now.
 func unreachable(err error) error {
 	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
+	var refused *jetstream.APIError
 	for _, e := range []error{
-		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
+		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
+		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
 	} {
 		if errors.Is(err, e) {
 			return fmt.Errorf("%w: %w", errUnreachable, err)
 		}
 	}
-	if errors.As(err, &network) {
+	if errors.As(err, &network) || errors.As(err, &refused) && refused.Code == http.StatusServiceUnavailable {
 		return fmt.Errorf("%w: %w", errUnreachable, err)
 	}
 	return err
