@@ -95,7 +95,7 @@ func TestServerCutOff(t *testing.T) {
 }
 
 // Nothing passes between two hosts, the third one reaches both, and all streams have a leader whom most follow. An engine whose server
-// cannot reach that goes to the third one's.
+// cannot reach that goes to the third one's, and back when all is well again.
 func TestLinkCut(t *testing.T) {
 	t.Parallel()
 	hosts, ok := startHosts(t, 4)
@@ -120,6 +120,11 @@ func TestLinkCut(t *testing.T) {
 		return contains(f.nodes["a"].log, "answers by way of another nats-server alone", servers[2].url)
 	})
 	fires(t, c, "around") // and is put out
+	hosts[0].heal()
+	eventually(t, "it comes back to its own, which others judge it by", func() bool {
+		return contains(f.nodes["a"].log, "going back to the nats-server of this machine", servers[0].url)
+	})
+	fires(t, c, "at-home")
 	f.nodes["a"].terminate(t)
 }
 

@@ -20,7 +20,7 @@ type leaders struct {
 
 	mu    sync.Mutex
 	known map[string]*led // by stream
-	went  time.Time       // another way to one, last
+	went  time.Time       // to another server, because of them, or back, last
 }
 
 // led is who leads a stream, and what may take its place.
@@ -95,6 +95,7 @@ func (n *Node) lookAtServers(ctx context.Context) error {
 	well := slow.without(n.joined.member.View(), n.o.Name)
 	n.evade(ctx, slow, well)
 	n.goAround(ctx, slow, well)
+	n.goHome(ctx, slow, well)
 	return nil
 }
 
@@ -130,37 +131,72 @@ func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
 	if slow.now || slow.self || len(slow.well) == 0 {
 		return
 	}
-	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
-	for _, p := range n.partitions {
-		if n.putsOut(p, well) {
-			names = append(names, n.streams.Out[p.number].Name())
-		}
-	}
 	l := &n.leaders
-	names = l.silent(slow, names)
+	names := l.silent(slow, n.takes(well))
 	if len(names) == 0 || !l.around.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() {
 		defer l.around.Store(false)
 		for _, by := range slow.well {
-			name := quicklyLed(ctx, by, names)
-			if name == "" || !n.unanswered(ctx, name) {
+			led := quicklyLed(ctx, by, names)
+			if len(led) == 0 || !n.unanswered(ctx, led[0]) {
 				continue
 			}
 			if now := n.servers.slow(); now.now || now.self {
 				return // its own server, or its network, stood still just now
 			}
-			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", name, "server", by.nc.ConnectedUrlRedacted())
-			l.mu.Lock()
-			l.went = time.Now()
-			l.mu.Unlock()
-			if err := n.servers.goTo(by.url); err != nil {
-				n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
-			}
+			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", led[0], "server", by.nc.ConnectedUrlRedacted())
+			n.goTo(by)
 			return
 		}
 	})
+}
+
+// goHome goes back to this machine's own server, once that has been well for long and the leaders answer by way of it. By the server to
+// which a node is connected others judge whether its network is slow.
+func (n *Node) goHome(ctx context.Context, slow slowness, well cluster.View) {
+	l := &n.leaders
+	l.mu.Lock()
+	lately := time.Since(l.went) < homeAfter
+	l.mu.Unlock()
+	if lately || slow.now || slow.self || len(slow.lately) > 0 || n.nc.Opts.NoRandomize {
+		return
+	}
+	home, ok := n.servers.wayHome(n.nc.ConnectedServerName(), time.Now())
+	if !ok || !l.around.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() {
+		defer l.around.Store(false)
+		names := n.takes(well)
+		names = names[:min(len(names), leadersMost)]
+		if len(quicklyLed(ctx, home, names)) < len(names) {
+			return
+		}
+		n.log.Info("going back to the nats-server of this machine", "server", home.nc.ConnectedUrlRedacted())
+		n.goTo(home)
+	})
+}
+
+func (n *Node) goTo(to way) {
+	n.leaders.mu.Lock()
+	n.leaders.went = time.Now()
+	n.leaders.mu.Unlock()
+	if err := n.servers.goTo(to.url); err != nil {
+		n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
+	}
+}
+
+// takes are the streams that this node's triggers take: what all need, and the outputs of what it serves or is to serve.
+func (n *Node) takes(well cluster.View) []string {
+	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
+	for _, p := range n.partitions {
+		if n.putsOut(p, well) {
+			names = append(names, n.streams.Out[p.number].Name())
+		}
+	}
+	return names
 }
 
 // silent are some of those streams whose leaders have not said who they are, or are slow; none while another way was taken lately.
@@ -178,23 +214,23 @@ func (l *leaders) silent(slow slowness, names []string) []string {
 	return names[:min(len(names), leadersMost)]
 }
 
-// quicklyLed is one of some streams whose leader answers quickly by way of a server; "" if none does.
-func quicklyLed(ctx context.Context, by way, names []string) string {
+// quicklyLed are those of some streams whose leaders answer quickly by way of a server.
+func quicklyLed(ctx context.Context, by way, names []string) (led []string) {
 	ctx, cancel := context.WithTimeout(ctx, answerLate)
 	defer cancel()
-	led := make([]bool, len(names))
+	var mu sync.Mutex
 	var asked sync.WaitGroup
-	for i, name := range names {
+	for _, name := range names {
 		asked.Go(func() {
-			leader, _, err := streams.LeaderBy(ctx, by.nc, name)
-			led[i] = err == nil && leader != ""
+			if leader, _, err := streams.LeaderBy(ctx, by.nc, name); err == nil && leader != "" {
+				mu.Lock()
+				defer mu.Unlock()
+				led = append(led, name)
+			}
 		})
 	}
 	asked.Wait()
-	if i := slices.Index(led, true); i >= 0 {
-		return names[i]
-	}
-	return ""
+	return led
 }
 
 // unanswered tells whether the leader of a stream does not answer by way of this node's own server.

@@ -41,6 +41,7 @@ type natsServer struct {
 	url  string
 	nc   *nats.Conn
 	end  context.CancelFunc // of asking it
+	home bool               // it is on this machine
 	name string
 	died bool // the connection broke while all was well: that is not slowness
 	promptness
@@ -80,7 +81,7 @@ func (s *servers) ask(ctx context.Context) {
 
 // add begins to ask a server.
 func (s *servers) add(ctx context.Context, url string) {
-	one := &natsServer{url: url}
+	one := &natsServer{url: url, home: onThisMachine(ctx, url)}
 	changed := func(nc *nats.Conn) { s.connected(one, nc) }
 	nc, err := s.o.connectTo(withUser(url, s.o.NATS), " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
@@ -122,6 +123,23 @@ func (s *servers) goTo(url string) error {
 	return s.main.ForceReconnect()
 }
 
+// wayHome is to a server of this machine that has been well for long, where the node is connected to another one.
+func (s *servers) wayHome(own string, now time.Time) (home way, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.all {
+		switch {
+		case !one.home:
+		case one.name == own: // it is there
+			return way{}, false
+		case one.died || one.doubtful(now):
+		case now.Sub(one.since) > homeAfter:
+			home, ok = way{one.url, one.nc}, true
+		}
+	}
+	return home, ok
+}
+
 // choose is for nats.ReconnectToServer: the server that goTo named, once; nil is the library's own choice.
 func (s *servers) choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
 	s.mu.Lock()
@@ -158,7 +176,7 @@ func (s *servers) connected(one *natsServer, nc *nats.Conn) {
 	defer s.mu.Unlock()
 	one.name = name
 	if one.died || one.gone(now) {
-		one.died, one.quick = false, now
+		one.died, one.quick, one.since = false, now, now
 	}
 }
 
@@ -282,6 +300,7 @@ func (s slowness) without(v cluster.View, self string) cluster.View {
 type promptness struct {
 	usual time.Duration // how long it takes
 	quick time.Time     // when the latest question was sent that was answered in about as long
+	since time.Time     // the first of those without silence between them
 	slow  time.Time     // when it was found slow last
 }
 
@@ -299,6 +318,8 @@ const (
 	slowFor     = 3 * time.Second
 	selfSlowFor = slowFor + time.Second
 	goneAfter   = 30 * time.Second
+	// homeAfter is how long this machine's own server is to be well before a node goes back to it.
+	homeAfter = 15 * time.Second
 	// stallMost is how long its own server may be silent before a node takes that for its network: a busy machine stalls.
 	stallMost = time.Second
 	// settleFor is how long others may need to answer, one after the other, once this node's network is well again.
@@ -317,6 +338,9 @@ func (p *promptness) came(sent, now time.Time) {
 		p.usual += (took - p.usual) / 8192
 	}
 	if took <= max(answerLate, answerLater*p.usual) {
+		if p.silent(sent) {
+			p.since = sent
+		}
 		p.quick = sent
 	}
 }

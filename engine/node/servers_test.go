@@ -77,6 +77,33 @@ func TestWaysAround(t *testing.T) {
 	}
 }
 
+// A node goes back to its own machine's server when that has been well for long without a silence.
+func TestWayHome(t *testing.T) {
+	now := time.Now()
+	home := &natsServer{url: "home", name: "home", home: true}
+	s := servers{all: map[string]*natsServer{"home": home, "b": {url: "b", name: "b", promptness: promptness{quick: now, since: now.Add(-time.Hour)}}}}
+	is := func(what, own string, want bool) {
+		t.Helper()
+		if to, ok := s.wayHome(own, now); ok != want || ok && to.url != "home" {
+			t.Errorf("%s: there is a way home to %q: %t", what, to.url, ok)
+		}
+	}
+	is("it never answered", "b", false)
+	for at := -2 * homeAfter; at <= 0; at += answerEvery {
+		home.came(now.Add(at), now.Add(at+time.Millisecond))
+	}
+	is("it has been well", "b", true)
+	is("the node is there", "home", false)
+	for at := -2 * homeAfter; at <= 0; at += answerEvery {
+		if at < -homeAfter || at > -homeAfter+silentAfter+answerEvery {
+			home.came(now.Add(at), now.Add(at+time.Millisecond))
+		}
+	}
+	is("it was silent", "b", false)
+	home.died = true
+	is("it died", "b", false)
+}
+
 // The main connection goes to the server that it is sent to once, and from then on wherever the library chooses.
 func TestGoTo(t *testing.T) {
 	var urls []string
