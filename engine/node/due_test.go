@@ -65,8 +65,10 @@ func TestDue(t *testing.T) {
 	}
 	for waits, want := range map[time.Duration]int{neglectedFor / 2: 0, 2 * neglectedFor: 1} {
 		at := time.Now().Add(-waits)
-		put := engine.Entry{Seq: 1, Time: at.UnixMilli() - 1, Kind: engine.KindPut, Partition: 1, Verb: "put", Job: job,
-			Body: []byte(`{"schedule":"@at ` + at.UTC().Format(carillon.TimeFormat) + `"}`)}
+		put := engine.Entry{
+			Seq: 1, Time: at.UnixMilli() - 1, Kind: engine.KindPut, Partition: 1, Verb: "put", Job: job,
+			Body: []byte(`{"schedule":"@at ` + at.UTC().Format(carillon.TimeFormat) + `"}`),
+		}
 		m := engine.New(layout, 1)
 		if r, err := m.Apply(&put); err != nil || r.Err != nil {
 			t.Fatal(err, r.Err)
