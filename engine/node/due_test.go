@@ -161,7 +161,11 @@ func TestOwnClaims(t *testing.T) {
 	n.own(p, 2)
 	comes("one behind that, and then the answer to the first", "a", 4)
 	comes("another node's", "b", 0)
+	run := p.run
 	n.own(p, 4)
+	if p.run != run {
+		t.Error("the answer to a claim that is over took the partition for a moment, and gave it up")
+	}
 	comes("the same, and then an answer to one before it", "b", 0)
 }
 
