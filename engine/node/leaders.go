@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -132,7 +131,13 @@ func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
 		return
 	}
 	l := &n.leaders
-	names := l.silent(slow, n.takes(well))
+	names := l.silent(slow)
+	if len(names) == 0 {
+		return
+	}
+	taken := n.takes(well)
+	names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(taken, name) })
+	names = names[:min(len(names), leadersMost)]
 	if len(names) == 0 || !l.around.CompareAndSwap(false, true) {
 		return
 	}
@@ -179,6 +184,7 @@ func (n *Node) goHome(ctx context.Context, slow slowness, well cluster.View) {
 	})
 }
 
+// goTo goes to a server, and to none other for a while.
 func (n *Node) goTo(to way) {
 	n.leaders.mu.Lock()
 	n.leaders.went = time.Now()
@@ -199,19 +205,19 @@ func (n *Node) takes(well cluster.View) []string {
 	return names
 }
 
-// silent are some of those streams whose leaders have not said who they are, or are slow; none while another way was taken lately.
-func (l *leaders) silent(slow slowness, names []string) []string {
+// silent are the streams, in any order, whose leaders have not said who they are, or are slow; none while another way was taken lately.
+func (l *leaders) silent(slow slowness) (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if time.Since(l.went) < aroundAgain {
 		return nil
 	}
-	names = slices.DeleteFunc(names, func(name string) bool {
-		s := l.known[name]
-		return s == nil || slow.silent[s.by] == nil && (s.told.After(s.asked) || time.Since(s.asked) < silentAfter)
-	})
-	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	return names[:min(len(names), leadersMost)]
+	for name, s := range l.known {
+		if slow.silent[s.by] != nil || !s.told.After(s.asked) && time.Since(s.asked) >= silentAfter {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // quicklyLed are those of some streams whose leaders answer quickly by way of a server.

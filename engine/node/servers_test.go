@@ -94,14 +94,15 @@ func TestWayHome(t *testing.T) {
 	}
 	is("it has been well", "b", true)
 	is("the node is there", "home", false)
+	home.died = true
+	is("it died", "b", false)
+	home.died = false
 	for at := -2 * homeAfter; at <= 0; at += answerEvery {
 		if at < -homeAfter || at > -homeAfter+silentAfter+answerEvery {
 			home.came(now.Add(at), now.Add(at+time.Millisecond))
 		}
 	}
 	is("it was silent", "b", false)
-	home.died = true
-	is("it died", "b", false)
 }
 
 // The main connection goes to the server that it is sent to once, and from then on wherever the library chooses.
