@@ -24,9 +24,6 @@ const (
 	pingsUnanswered = 2
 	// writeFor bounds one write. It holds up everything else on the connection, pings included.
 	writeFor = 2 * time.Second
-	// cutOffAfter is how long the log stream may stay silent before it is asked by way of another server: longer than
-	// an election takes, which is the same by way of any.
-	cutOffAfter = 10 * time.Second
 )
 
 // connect connects to an external NATS. What the connection is for is in its name.
@@ -106,23 +103,4 @@ func (dialer) Dial(network, address string) (net.Conn, error) {
 		}
 	}
 	return c, nil
-}
-
-// leaveCutOff goes to another server where the one that this node is connected to lives, but the log stream's leader has
-// not answered by way of it for long: it is cut off from the others. The library knows of no reason to leave it. Where it is
-// the node's own network that is slow, it would not be better off elsewhere. left is when the node last did, by its clock,
-// and so it gives back.
-func (n *Node) leaveCutOff(left time.Duration) time.Duration {
-	now := n.clock.running()
-	if now-max(left, time.Duration(n.answered.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
-		return left
-	}
-	if n.servers.slow().self {
-		return left
-	}
-	n.log.Warn("the log stream does not answer by way of this nats-server; going to another one", "server", n.nc.ConnectedUrlRedacted())
-	if err := n.nc.ForceReconnect(); err != nil {
-		n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
-	}
-	return now
 }

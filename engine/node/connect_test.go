@@ -4,18 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // An engine goes to a nats-server of its own machine first, whatever the order in which they were given; where there is
@@ -86,30 +81,5 @@ func TestUnreachable(t *testing.T) {
 		if errors.Is(unreachable(err), errUnreachable) {
 			t.Errorf("%v is not for good", err)
 		}
-	}
-}
-
-// A server by way of which the log's leader has not answered for long is left, whatever is known of the others, and the next one gets as long.
-func TestLeaveCutOff(t *testing.T) {
-	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
-	nc, err := nats.Connect(first+","+second, nats.DontRandomize())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	n := &Node{nc: nc, log: slog.New(slog.DiscardHandler)}
-	n.clock.began = time.Now().Add(-time.Hour)
-	n.answered.Store(int64(n.clock.running() - cutOffAfter/2))
-	if left := n.leaveCutOff(0); left != 0 || nc.ConnectedUrl() != first {
-		t.Fatal("a server by way of which the log has answered is left")
-	}
-	n.answered.Store(int64(n.clock.running() - 2*cutOffAfter))
-	left := n.leaveCutOff(0)
-	if left == 0 {
-		t.Fatal("it is not left")
-	}
-	within(t, "the other one is taken", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == second })
-	if again := n.leaveCutOff(left); again != left || nc.ConnectedUrl() != second {
-		t.Error("the other one was left at once")
 	}
 }

@@ -203,6 +203,7 @@ type Node struct {
 	pulse      pulse        // the same
 	servers    servers      // the same
 	leaders    leaders      // the same
+	detour     detour       // the same
 	reached    reached
 	logEnd     ends
 	saves      saves

@@ -318,8 +318,6 @@ const (
 	slowFor     = 3 * time.Second
 	selfSlowFor = slowFor + time.Second
 	goneAfter   = 30 * time.Second
-	// homeAfter is how long this machine's own server is to be well before a node goes back to it.
-	homeAfter = 15 * time.Second
 	// stallMost is how long its own server may be silent before a node takes that for its network: a busy machine stalls.
 	stallMost = time.Second
 	// settleFor is how long others may need to answer, one after the other, once this node's network is well again.

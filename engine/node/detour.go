@@ -1,0 +1,160 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// detour is which way a node takes to the streams. It begins with the nats-server of its own machine (nearestFirst), and goes to another
+// one where a leader is reached by that alone (goAround), or nobody by its own (leaveCutOff), and home again once its own is well
+// (goHome).
+type detour struct {
+	looking atomic.Bool // another way is being looked for
+
+	mu   sync.Mutex
+	went time.Time // another one was taken last
+}
+
+const (
+	aroundAgain = 10 * time.Second // another way is taken: by then a leader whom most do not reach has been replaced
+	// homeAfter is how long this machine's own server is to be well before a node goes back to it.
+	homeAfter = 15 * time.Second
+	// cutOffAfter is how long the log stream may stay silent before it is asked by way of another server: longer than
+	// an election takes, which is the same by way of any.
+	cutOffAfter = 10 * time.Second
+)
+
+// within tells whether another way was taken so lately.
+func (d *detour) within(lately time.Duration) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Since(d.went) < lately
+}
+
+// goAround goes to another server where the leader of a stream that this node needs does not answer by way of its own, but quickly by
+// way of that: nothing passes between two hosts, and a third one reaches both. Servers pass nothing on for each other. A leader that is
+// slow, or none, answers quickly by way of nobody.
+func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
+	if slow.now || slow.self || len(slow.well) == 0 || n.detour.within(aroundAgain) {
+		return
+	}
+	names := n.leaders.silent(slow)
+	if len(names) == 0 {
+		return
+	}
+	taken := n.takes(well)
+	names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(taken, name) })
+	names = names[:min(len(names), leadersMost)]
+	if len(names) == 0 || !n.detour.looking.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() {
+		defer n.detour.looking.Store(false)
+		for _, by := range slow.well {
+			led := quicklyLed(ctx, by, names)
+			if len(led) == 0 || !n.unanswered(ctx, led[0]) {
+				continue
+			}
+			if now := n.servers.slow(); now.now || now.self {
+				return // its own server, or its network, stood still just now
+			}
+			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", led[0], "server", by.nc.ConnectedUrlRedacted())
+			n.goTo(by)
+			return
+		}
+	})
+}
+
+// goHome goes back to this machine's own server, once that has been well for long and the leaders answer by way of it. By the server to
+// which a node is connected others judge whether its network is slow.
+func (n *Node) goHome(ctx context.Context, slow slowness, well cluster.View) {
+	if n.detour.within(homeAfter) || slow.now || slow.self || len(slow.lately) > 0 || n.nc.Opts.NoRandomize {
+		return
+	}
+	home, ok := n.servers.wayHome(n.nc.ConnectedServerName(), time.Now())
+	if !ok || !n.detour.looking.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() {
+		defer n.detour.looking.Store(false)
+		names := n.takes(well)
+		names = names[:min(len(names), leadersMost)]
+		if len(quicklyLed(ctx, home, names)) < len(names) {
+			return
+		}
+		n.log.Info("going back to the nats-server of this machine", "server", home.nc.ConnectedUrlRedacted())
+		n.goTo(home)
+	})
+}
+
+// goTo goes to a server, and to none other for a while.
+func (n *Node) goTo(to way) {
+	n.detour.mu.Lock()
+	n.detour.went = time.Now()
+	n.detour.mu.Unlock()
+	if err := n.servers.goTo(to.url); err != nil {
+		n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
+	}
+}
+
+// takes are the streams that this node's triggers take: what all need, and the outputs of what it serves or is to serve.
+func (n *Node) takes(well cluster.View) []string {
+	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
+	for _, p := range n.partitions {
+		if n.putsOut(p, well) {
+			names = append(names, n.streams.Out[p.number].Name())
+		}
+	}
+	return names
+}
+
+// quicklyLed are those of some streams whose leaders answer quickly by way of a server.
+func quicklyLed(ctx context.Context, by way, names []string) (led []string) {
+	ctx, cancel := context.WithTimeout(ctx, answerLate)
+	defer cancel()
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	for _, name := range names {
+		asked.Go(func() {
+			if leader, _, err := streams.LeaderBy(ctx, by.nc, name); err == nil && leader != "" {
+				mu.Lock()
+				defer mu.Unlock()
+				led = append(led, name)
+			}
+		})
+	}
+	asked.Wait()
+	return led
+}
+
+// unanswered tells whether the leader of a stream does not answer by way of this node's own server.
+func (n *Node) unanswered(ctx context.Context, name string) bool {
+	ctx, cancel := context.WithTimeout(ctx, silentAfter)
+	defer cancel()
+	return n.lookAtLeader(ctx, name) == ""
+}
+
+// leaveCutOff goes to another server where the one that this node is connected to lives, but the log stream's leader has
+// not answered by way of it for long: it is cut off from the others. The library knows of no reason to leave it. Where it is
+// the node's own network that is slow, it would not be better off elsewhere. left is when the node last did, by its clock,
+// and so it gives back.
+func (n *Node) leaveCutOff(left time.Duration) time.Duration {
+	now := n.clock.running()
+	if now-max(left, time.Duration(n.answered.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
+		return left
+	}
+	if n.servers.slow().self {
+		return left
+	}
+	n.log.Warn("the log stream does not answer by way of this nats-server; going to another one", "server", n.nc.ConnectedUrlRedacted())
+	if err := n.nc.ForceReconnect(); err != nil {
+		n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
+	}
+	return now
+}
