@@ -25,10 +25,10 @@ func TestGoneIsGone(t *testing.T) {
 		t.Fatalf("%d completed jobs are in memory", n)
 	}
 
-	if _, ok := f.m.Job("job-0"); ok {
+	if _, ok := f.m.Job("job-0", nil); ok {
 		t.Error("it can be asked for")
 	}
-	if page, _, _ := f.m.Page(&carillon.ListRequest{}, "", 10, 100); len(page) != 1 || page[0].ID != "job-7" {
+	if page, _, _ := f.m.Page(&carillon.ListRequest{}, "", 10, 100, nil); len(page) != 1 || page[0].ID != "job-7" {
 		t.Errorf("listed are %v", page)
 	}
 	if c := open(t, f.m, wholeOf(t, f.m)); c.Stats().Completed != 1 {
@@ -41,11 +41,11 @@ func TestGoneIsGone(t *testing.T) {
 		}
 	}
 	f.put("job-4", `{"schedule":"@in 1s","if_version":0}`)
-	if r, _ := f.m.Job("job-4"); r.Version != 1 || r.Fires != 0 {
+	if r, _ := f.m.Job("job-4", nil); r.Version != 1 || r.Fires != 0 {
 		t.Errorf("put again it is %+v", r)
 	}
 	f.tick(100)
-	if _, ok := f.m.Job("job-7"); ok {
+	if _, ok := f.m.Job("job-7", nil); ok {
 		t.Error("the fired one is still there")
 	}
 	f.put("job-8", `{"schedule":"@in 1s"}`)
@@ -78,7 +78,7 @@ func TestGoneWhileSaved(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := open(t, f.m, s.table.View())
-	if job, ok := m.Job("a"); !ok || job.Status != carillon.StatusCompleted {
+	if job, ok := m.Job("a", nil); !ok || job.Status != carillon.StatusCompleted {
 		t.Errorf("it is %+v", job)
 	}
 }

@@ -113,7 +113,7 @@ func goOnFrom(t *testing.T, b []byte) {
 
 // goOnWith has a machine do what there is to do. Of one out of damaged bytes any answer will do.
 func goOnWith(m *Machine, layout Layout) {
-	m.Page(&carillon.ListRequest{}, "", 10, 100)
+	m.Page(&carillon.ListRequest{}, "", 10, 100, nil)
 	position := m.position
 	for i, r := range fuzzRecords([]byte("\x07\x01\x08\x01\x09\x02\x0a\x02\x0b\x03\x08\x00\x08\x01\x08\x02\x08\x03")) {
 		r.Seq = position + uint64(i) + 1

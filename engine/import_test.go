@@ -113,8 +113,8 @@ func TestPackIsPut(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, id := range ids {
-		a, there := puts.Job(id)
-		b, also := packs.Job(id)
+		a, there := puts.Job(id, nil)
+		b, also := packs.Job(id, nil)
 		if diff := cmp.Diff(a, b); diff != "" || !there || !also {
 			t.Errorf("%s (%t, %t): %s", id, there, also, diff)
 		}

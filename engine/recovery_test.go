@@ -88,7 +88,7 @@ func TestRecovery(t *testing.T) {
 				got := make(map[string]outcome)
 				for id := range want {
 					m := other.ms[PartitionOf(id, len(other.ms))]
-					j, ok := m.Job(id)
+					j, ok := m.Job(id, nil)
 					if !ok {
 						t.Fatal("no job ", id)
 					}

@@ -265,8 +265,8 @@ func TestRerouteMonth(t *testing.T) {
 			t.Fatalf("%d scheduled and %d paused, the original has %d and %d", bs, bp, as, ap)
 		}
 		for _, id := range []string{"cron-0", "cron-1", "every-1", "every-3", "once-1", "idle-7"} {
-			a, _ := w.ms[PartitionOf(id, len(w.ms))].Job(id)
-			b, _ := other.ms[PartitionOf(id, partitions)].Job(id)
+			a, _ := w.ms[PartitionOf(id, len(w.ms))].Job(id, nil)
+			b, _ := other.ms[PartitionOf(id, partitions)].Job(id, nil)
 			a.Partition, b.Partition = 0, 0
 			if d := cmp.Diff(a, b); d != "" {
 				t.Fatalf("%s (-original +restored):\n%s", id, d)
@@ -331,7 +331,7 @@ func TestRerouteUneven(t *testing.T) {
 	other.apply(m, &Entry{Kind: KindClaim, Claim: c})
 	other.tick(1000, false)
 	for i := range 5 {
-		if _, ok := m.Job(id(1, "quiet", i)); !ok {
+		if _, ok := m.Job(id(1, "quiet", i), nil); !ok {
 			t.Errorf("%s is gone", id(1, "quiet", i))
 		}
 	}
@@ -350,7 +350,7 @@ func TestRerouteSelection(t *testing.T) {
 		w := month(t)
 		want := make(map[string]bool)
 		for _, m := range w.ms {
-			page, _, _ := m.Page(&carillon.ListRequest{Selection: only}, "", 1000, 1000)
+			page, _, _ := m.Page(&carillon.ListRequest{Selection: only}, "", 1000, 1000, nil)
 			for _, j := range page {
 				want[j.ID] = true
 			}
@@ -358,7 +358,7 @@ func TestRerouteSelection(t *testing.T) {
 		other := w.moved(3, only, only.Label == "")
 		got := make(map[string]bool)
 		for _, m := range other.ms {
-			page, _, _ := m.Page(&carillon.ListRequest{}, "", 1000, 1000)
+			page, _, _ := m.Page(&carillon.ListRequest{}, "", 1000, 1000, nil)
 			for _, j := range page {
 				got[j.ID] = true
 			}

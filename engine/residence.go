@@ -145,7 +145,12 @@ func (m *Machine) readRow(id string) (row, error) {
 	if _, gone := r.absent[id]; gone || r.complete || r.err != nil {
 		return nil, r.err
 	}
-	at, found, err := r.table.Get(roomIDs, []byte(id))
+	return rowOf(r.table, id)
+}
+
+// rowOf reads the row of a job; nil: there is no such job.
+func rowOf(t Table, id string) (row, error) {
+	at, found, err := t.Get(roomIDs, []byte(id))
 	if err != nil || !found {
 		return nil, err
 	}
@@ -153,7 +158,7 @@ func (m *Machine) readRow(id string) (row, error) {
 		return nil, fmt.Errorf("%w: job %q is at % x", ErrCheckpoint, id, at)
 	}
 	whole := row(append([]byte{}, at...))
-	value, found, err := r.table.Get(whole.room(), whole.key())
+	value, found, err := t.Get(whole.room(), whole.key())
 	if err != nil {
 		return nil, err
 	}

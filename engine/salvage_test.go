@@ -71,8 +71,8 @@ func TestSalvageMonth(t *testing.T) {
 	completed, paused := 0, 0
 	for i := range jobs {
 		id := jobs[i].Job.ID
-		a, ok := w.ms[PartitionOf(id, len(w.ms))].Job(id)
-		b, there := other.ms[PartitionOf(id, len(other.ms))].Job(id)
+		a, ok := w.ms[PartitionOf(id, len(w.ms))].Job(id, nil)
+		b, there := other.ms[PartitionOf(id, len(other.ms))].Job(id, nil)
 		a.Partition, b.Partition = 0, 0
 		if d := cmp.Diff(a, b); d != "" || !ok || !there {
 			t.Fatalf("%s (-original +put back):\n%s", id, d)

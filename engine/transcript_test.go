@@ -77,7 +77,7 @@ func (s *script) run(line string) (string, error) {
 		}
 		return answer, err
 	case words[0] == "get":
-		r, ok := s.m.Job(words[1])
+		r, ok := s.m.Job(words[1], nil)
 		if !ok {
 			return words[1] + ": no such job\n", nil
 		}

@@ -12,11 +12,14 @@ import (
 // Err is why the machine is of no use any more: its table could not be read. nil: it is.
 func (m *Machine) Err() error { return m.residence.err }
 
-// Job returns what is known of a job. It is none, too, if Err.
-func (m *Machine) Job(id string) (carillon.JobReply, bool) {
+// Complete tells whether all jobs are in memory.
+func (m *Machine) Complete() bool { return m.residence.complete }
+
+// Job returns what is known of a job. It is none, too, if Err. What was read ahead of it, or nil, saves a look into the table.
+func (m *Machine) Job(id string, read *Ahead) (carillon.JobReply, bool) {
 	slot, j := m.jobs.find(id)
 	if j == nil {
-		return m.coldJob(id, "")
+		return m.coldJob(id, "", read)
 	}
 	if m.gone(slot, j) {
 		return carillon.JobReply{}, false
@@ -47,8 +50,8 @@ func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) car
 
 // coldJob returns a job that is not in memory, and does not bring it there. only is the status that it must have; "" is
 // any.
-func (m *Machine) coldJob(id string, only carillon.Status) (carillon.JobReply, bool) {
-	j, s, err := m.readJob(id)
+func (m *Machine) coldJob(id string, only carillon.Status, read *Ahead) (carillon.JobReply, bool) {
+	j, s, err := m.readJob(id, read)
 	if err != nil {
 		m.residence.err = cmp.Or(m.residence.err, err)
 	}
@@ -65,26 +68,39 @@ func (m *Machine) coldJob(id string, only carillon.Status) (carillon.JobReply, b
 }
 
 // readJob reads a job that is not in memory, and its spec: nil if there is none.
-func (m *Machine) readJob(id string) (j stored, s []byte, err error) {
-	r, err := m.readRow(id)
+func (m *Machine) readJob(id string, read *Ahead) (j stored, s []byte, err error) {
+	r, s, err := m.readCold(id, read)
 	if err != nil || r == nil {
 		return stored{}, nil, err
 	}
 	if j, err = decodeRow(r); err != nil {
 		return stored{}, nil, fmt.Errorf("%w: job %q: %w", ErrCheckpoint, id, err)
 	}
+	return j, s, nil
+}
+
+// readCold returns the row of a job that is not in memory, and what its put said: as it was read ahead, or else out of the table.
+func (m *Machine) readCold(id string, read *Ahead) (r row, s []byte, err error) {
+	if read.holds(m) {
+		if c, known := read.jobs[id]; known && m.cold(id) {
+			return c.row, c.spec, m.residence.err
+		}
+	}
+	if r, err = m.readRow(id); err != nil || r == nil {
+		return nil, nil, err
+	}
 	s, err = readSpec(m.residence.table, r)
-	return j, s, err
+	return r, s, err
 }
 
 // Page walks the jobs with ids above after, in order, and collects those that match, at most limit of
 // them, and no more than their payloads fill a page. It looks at no more than scan jobs in memory and scan in the table:
-// last is the id it got to, and more tells whether jobs may follow.
-func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (page []carillon.JobReply, last string, more bool) {
-	from := max(after, f.Prefix)
+// last is the id it got to, and more tells whether jobs may follow. What was read ahead for it, or nil, saves looks into the table.
+func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, read *Ahead) (page []carillon.JobReply, last string, more bool) {
+	part := pageFrom(f, after, scan)
 	last = after
 	size := 0
-	rows, end := m.tableIDs(from, from != after, scan)
+	rows, end := m.tableIDs(part, read)
 	// consider looks at the next job, and tells whether to go on.
 	consider := func(id string, view func() (carillon.JobReply, bool)) bool {
 		switch {
@@ -108,14 +124,14 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 	considerCold := func(before string) bool {
 		for ; len(rows) > 0 && (before == "" || rows[0] < before); rows = rows[1:] {
 			id := rows[0]
-			if m.cold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.coldJob(id, f.Status) }) {
+			if m.cold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.coldJob(id, f.Status, read) }) {
 				return false
 			}
 		}
 		return true
 	}
 	stopped := false
-	m.jobs.from(from, func(slot uint32, j *job) bool {
+	m.jobs.from(part.from, func(slot uint32, j *job) bool {
 		id := string(m.jobs.id(j))
 		if end != "" && id > end {
 			return false
@@ -135,29 +151,61 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int) (
 	return page, last, more
 }
 
-// tableIDs returns the next ids in the table, from one on or behind it: n, and that one. end is the last of them where
-// others follow. All of them may be of jobs in memory: whoever looks for n that are not reads the whole table.
-func (m *Machine) tableIDs(from string, including bool, n int) (ids []string, end string) {
+// idPart says which ids of the table a page looks at: the next n, from one on or behind it.
+type idPart struct {
+	from      string
+	including bool
+	n         int
+}
+
+// pageFrom is where a page begins that comes after an id.
+func pageFrom(f *carillon.ListRequest, after string, n int) idPart {
+	from := max(after, f.Prefix)
+	return idPart{from, from != after, n}
+}
+
+// tableIDs are the ids of a part, and the first one is there beside n others if it is included.
+type tableIDs struct {
+	idPart
+	found []string
+	end   string // the last of them where others follow
+}
+
+// tableIDs returns the ids of a part of the table, as they were read ahead or out of it. All of them may be of jobs in
+// memory: whoever looks for n that are not reads the whole table.
+func (m *Machine) tableIDs(part idPart, read *Ahead) (ids []string, end string) {
 	r := &m.residence
 	if r.complete || r.err != nil {
 		return nil, ""
 	}
-	if including {
-		_, found, err := r.table.Get(roomIDs, []byte(from))
-		r.err = cmp.Or(r.err, err)
+	if read.holds(m) && read.ids.idPart == part {
+		return read.ids.found, read.ids.end
+	}
+	all, err := scanIDs(r.table, part)
+	r.err = cmp.Or(r.err, err)
+	return all.found, all.end
+}
+
+// scanIDs reads the ids of a part of a table.
+func scanIDs(t Table, part idPart) (ids tableIDs, err error) {
+	ids.idPart = part
+	if part.including {
+		_, found, err := t.Get(roomIDs, []byte(part.from))
+		if err != nil {
+			return ids, err
+		}
 		if found {
-			ids = append(ids, from)
+			ids.found = append(ids.found, part.from)
 		}
 	}
-	more, err := r.table.Scan(roomIDs, []byte(from), nil, n, func(id, _ []byte) error {
-		ids = append(ids, string(id))
+	more, err := t.Scan(roomIDs, []byte(part.from), nil, part.n, func(id, _ []byte) error {
+		ids.found = append(ids.found, string(id))
 		return nil
 	})
-	r.err = cmp.Or(r.err, err)
 	if more && err == nil {
-		end = ids[len(ids)-1]
+		ids.end = ids.found[len(ids.found)-1]
 	}
-	return ids, end
+	return ids, err
 }
 
 // cold tells whether a job that the table has is there and not in memory.

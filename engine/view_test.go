@@ -50,7 +50,7 @@ func TestPageIsBounded(t *testing.T) {
 		for after, more := "", true; more; {
 			var page []carillon.JobReply
 			before := table.read
-			page, after, more = m.Page(&carillon.ListRequest{}, after, 10, scan)
+			page, after, more = m.Page(&carillon.ListRequest{}, after, 10, scan, nil)
 			if read := table.read - before; read > 2*scan {
 				t.Fatalf("%d jobs in memory: a page behind %q read %d pairs", hot, after, read)
 			}
@@ -74,7 +74,7 @@ func TestPageFills(t *testing.T) {
 	got := 0
 	for after, more := "", true; more; {
 		var page []carillon.JobReply
-		page, after, more = f.m.Page(&carillon.ListRequest{}, after, 100, 200)
+		page, after, more = f.m.Page(&carillon.ListRequest{}, after, 100, 200, nil)
 		if len(page) > carillon.MaxPageBytes/size+1 {
 			t.Errorf("a page has %d jobs of %d bytes", len(page), size)
 		}
@@ -87,5 +87,101 @@ func TestPageFills(t *testing.T) {
 	}
 	if got != 20 {
 		t.Errorf("got %d of 20 jobs", got)
+	}
+}
+
+// tableCounted counts what is asked of a table.
+type tableCounted struct {
+	Table
+	asked int
+}
+
+func (c *tableCounted) Get(room byte, key []byte) ([]byte, bool, error) {
+	c.asked++
+	return c.Table.Get(room, key)
+}
+
+func (c *tableCounted) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
+	c.asked++
+	return c.Table.Scan(room, above, below, limit, yield)
+}
+
+// Where jobs were read ahead, the machine asks its table for nothing; and it does not believe that any more once it is old.
+func TestAhead(t *testing.T) {
+	const jobs, scan = 50, 20
+	f := newFeed(t)
+	s := saved{m: f.m}
+	for i := range jobs {
+		f.put(fmt.Sprintf("job-%03d", i), `{"schedule":"@every 1h"}`)
+	}
+	if err := s.checkpoint(100); err != nil {
+		t.Fatal(err)
+	}
+	table := &tableCounted{Table: s.table.View()}
+	m, err := OpenCold(f.m.layout, f.m.partition, table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Attach(table)
+	f.m, s.m = m, m
+	all := &carillon.ListRequest{}
+	ahead := func() *Ahead {
+		a := m.Ahead()
+		if err := a.Scan(s.table.View(), all, "", scan); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Read(s.table.View(), append(m.Cold(a.IDs()), "none")); err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	versions := func(a *Ahead) (told []string) {
+		page, last, more := m.Page(all, "", scan, scan, a)
+		for i := range page {
+			told = append(told, fmt.Sprintf("%s %d", page[i].ID, page[i].Version))
+		}
+		one, ok := m.Job("job-003", a)
+		none, is := m.Job("none", a)
+		return append(told, fmt.Sprint(last, more, one.Version, ok, none.Version, is))
+	}
+	a := ahead()
+	before := table.asked
+	got := versions(a)
+	if table.asked != before {
+		t.Errorf("the machine asked its table %d times for what was read ahead", table.asked-before)
+	}
+	if want := versions(nil); fmt.Sprint(got) != fmt.Sprint(want) || len(got) != scan+1 {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if table.asked == before {
+		t.Error("without that, it did not ask either")
+	}
+
+	// What changed meanwhile is in memory, and so is that something went.
+	f.put("job-003", `{"schedule":"@every 2h"}`)
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-004"})
+	f.put("none", `{"schedule":"@every 2h"}`)
+	changed := versions(nil)
+	if got := versions(a); fmt.Sprint(got) != fmt.Sprint(changed) {
+		t.Errorf("after changes: got %v, want %v", got, changed)
+	}
+	// Then a checkpoint has it, and it leaves memory: what was read ahead is of the past.
+	if err := s.checkpoint(200); err != nil {
+		t.Fatal(err)
+	}
+	table.Table = s.table.View()
+	m.Shrink(Key{})
+	for m.Sweep(100) || m.Clean(100) {
+	}
+	if cold := m.Cold([]string{"job-003", "job-004", "none"}); len(cold) != 3 {
+		t.Fatalf("only %v left memory", cold)
+	}
+	now := versions(nil)
+	if got := versions(a); fmt.Sprint(got) != fmt.Sprint(now) {
+		t.Errorf("after a checkpoint: got %v, want %v", got, now)
+	}
+	before = table.asked
+	if got := versions(ahead()); fmt.Sprint(got) != fmt.Sprint(now) || table.asked != before {
+		t.Errorf("read ahead again: got %v, want %v; the table was asked %d times", got, now, table.asked-before)
 	}
 }

@@ -382,9 +382,10 @@ func (n *Node) partitionOf(id string) *partition {
 
 func (n *Node) job(id string) (carillon.JobReply, bool) {
 	p := n.partitionOf(id)
+	read := n.readAhead(p, []string{id})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.machine.Job(id)
+	return p.machine.Job(id, read)
 }
 
 // readable says whether what is known of the jobs of some partitions can be believed.
@@ -410,7 +411,7 @@ func (p *partition) readable() error {
 	return nil
 }
 
-// pageScan is how many jobs are looked at while a partition waits: each may have to be read from disk.
+// pageScan is how many jobs are looked at while a partition waits.
 const pageScan = 200
 
 // pageJobs is how many jobs are taken out of a partition at once.
@@ -427,8 +428,9 @@ func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limi
 	more = true
 	for looked := 0; more && len(jobs) < limit && size < carillon.MaxPageBytes && looked*len(n.partitions) < pageLooks; looked += pageScan {
 		var part []carillon.JobReply
+		read := n.readPageAhead(p, list, after)
 		p.mu.Lock()
-		part, after, more = p.machine.Page(list, after, min(limit-len(jobs), pageJobs), pageScan)
+		part, after, more = p.machine.Page(list, after, min(limit-len(jobs), pageJobs), pageScan, read)
 		p.mu.Unlock()
 		jobs = append(jobs, part...)
 		for i := range part {

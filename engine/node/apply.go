@@ -136,7 +136,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	var before carillon.JobReply
 	if e.Kind == engine.KindDelete && n.replies.expected() {
-		before, _ = p.machine.Job(e.Job)
+		before, _ = p.machine.Job(e.Job, nil)
 	}
 	result, err := p.machine.Apply(e)
 	if err != nil {
@@ -179,7 +179,7 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 	if result.Err != nil {
 		return &reply{err: result.Err}
 	}
-	job, ok := p.machine.Job(e.Job)
+	job, ok := p.machine.Job(e.Job, nil)
 	if !ok {
 		job = before
 		job.Status, job.Next = carillon.StatusDeleted, time.Time{}

@@ -133,7 +133,7 @@ func (w *world) fired(id string) {
 	if part == nil { // it has stopped for good
 		return
 	}
-	job, ok := part.machine.Job(id)
+	job, ok := part.machine.Job(id, nil)
 	if ok && job.Status != carillon.StatusCompleted && !w.loud[p] {
 		w.fail("%s is due at %s, it is %s", id, job.Next.Format(carillon.TimeFormat), millis(w.truth+w.skew).Format(carillon.TimeFormat))
 	}

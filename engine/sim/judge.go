@@ -262,9 +262,9 @@ func stateOf(m *engine.Machine) string {
 	var told []byte
 	for after, more := "", true; more; {
 		var page []carillon.JobReply
-		page, after, more = m.Page(&carillon.ListRequest{}, after, 3, 7)
+		page, after, more = m.Page(&carillon.ListRequest{}, after, 3, 7, nil)
 		for i := range page {
-			one, _ := m.Job(page[i].ID)
+			one, _ := m.Job(page[i].ID, nil)
 			told = append(append(page[i].AppendJSON(told), one.AppendJSON(nil)...), '\n')
 		}
 	}

@@ -65,6 +65,7 @@ type part struct {
 	written  bool   // it is on disk, which the machine does not know yet
 	rows     *engine.Rows
 	gone     *engine.Gone
+	ahead    *ahead
 	question *question
 }
 

@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"bytes"
 	"cmp"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
@@ -48,7 +50,7 @@ func (w *world) reside() {
 	}
 	var err error
 	m, few := part.machine, 1+w.unseen.IntN(20)
-	switch w.unseen.IntN(9) {
+	switch w.unseen.IntN(11) {
 	case 0:
 		m.Shrink(engine.Key{Due: w.truth + w.unseen.Int64N(20_000) - 2000, Armed: w.unseen.Uint64N(1 + 2*m.Stats().Armed)})
 	case 1, 2:
@@ -74,8 +76,58 @@ func (w *world) reside() {
 			m.Forget(part.gone)
 			part.gone = nil
 		}
+	case 9:
+		if part.ahead == nil {
+			part.ahead, err = readAhead(m, newest{n, p}, few)
+		}
+	case 10: // the same
+		if part.ahead != nil {
+			part.ahead.compare(w, m)
+			part.ahead = nil
+		}
 	}
 	if err = cmp.Or(err, m.Err()); err != nil {
 		w.fail("%s cannot read its table of partition %d: %v", n.name(), p, err)
+	}
+}
+
+// ahead is what was read of a page before somebody asks for that.
+type ahead struct {
+	*engine.Ahead
+	scan int
+}
+
+func readAhead(m *engine.Machine, t engine.Table, scan int) (*ahead, error) {
+	a := &ahead{m.Ahead(), scan}
+	if err := a.Scan(t, &carillon.ListRequest{}, "", scan); err != nil {
+		return nil, err
+	}
+	return a, a.Read(t, m.Cold(a.IDs()))
+}
+
+// compare asks for the page, and for its jobs, with what was read ahead and without. How far a page goes depends on the table, which may
+// have changed since; what is on it does not.
+func (a *ahead) compare(w *world, m *engine.Machine) {
+	page, last, more := m.Page(&carillon.ListRequest{}, "", a.scan, a.scan, a.Ahead)
+	var with, without []byte
+	for i := range page {
+		with = append(page[i].AppendJSON(with), '\n')
+	}
+	for after, goesOn := "", true; goesOn; {
+		var part []carillon.JobReply
+		part, after, goesOn = m.Page(&carillon.ListRequest{}, after, a.scan, a.scan, nil)
+		for i := range part {
+			if !more || part[i].ID <= last {
+				without = append(part[i].AppendJSON(without), '\n')
+			}
+		}
+	}
+	for _, id := range a.IDs() {
+		one, _ := m.Job(id, a.Ahead)
+		other, _ := m.Job(id, nil)
+		with, without = append(one.AppendJSON(with), '\n'), append(other.AppendJSON(without), '\n')
+	}
+	if !bytes.Equal(with, without) {
+		w.fail("what was read ahead shows: %s", difference(string(without), string(with)))
 	}
 }

@@ -1,0 +1,46 @@
+package node
+
+import (
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot"
+)
+
+// readAhead reads what the job table has of jobs that somebody asks for and that are not in memory: the partition does not wait for the
+// disk. Where that fails, it reads them itself, and says what is wrong.
+func (n *Node) readAhead(p *partition, ids []string) *engine.Ahead {
+	p.mu.Lock()
+	read, cold := p.machine.Ahead(), p.machine.Cold(ids)
+	p.mu.Unlock()
+	if len(cold) == 0 {
+		return nil
+	}
+	err := n.saved.View(uint16(p.number), func(v *snapshot.View) error { return read.Read(v, cold) })
+	if err != nil {
+		return nil
+	}
+	return read
+}
+
+// readPageAhead does so for a page of a list.
+func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after string) *engine.Ahead {
+	p.mu.Lock()
+	read, all := p.machine.Ahead(), p.machine.Complete()
+	p.mu.Unlock()
+	if all {
+		return nil
+	}
+	err := n.saved.View(uint16(p.number), func(v *snapshot.View) error {
+		if err := read.Scan(v, list, after, pageScan); err != nil {
+			return err
+		}
+		p.mu.Lock()
+		cold := p.machine.Cold(read.IDs())
+		p.mu.Unlock()
+		return read.Read(v, cold)
+	})
+	if err != nil {
+		return nil
+	}
+	return read
+}

@@ -1,0 +1,93 @@
+package node_test
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// stalling is the file system of a disk of which, while it stands still, nothing is read.
+type stalling struct {
+	vfs.FS
+	mu sync.RWMutex // locked while it stands still
+}
+
+func newStalling() *stalling {
+	s := &stalling{}
+	s.FS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileReadAt && strings.HasSuffix(op.Path, ".sst") {
+			s.mu.RLock()
+			defer s.mu.RUnlock()
+		}
+		return nil
+	}))
+	return s
+}
+
+// While somebody asks for jobs that are on disk, and the disk stands still, those in memory fire.
+func TestAskedWhileDiskStands(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of the jobs that are far
+	r := run(t, o)
+	c := client(t, r.NATS)
+	put(t, c, beat)
+	beatIn := partitionOfBeat(t, c)
+	random := make([]byte, 3000) // so that they take many blocks of a file
+	var far []string
+	for i := range 100 {
+		if _, err := rand.Read(random); err != nil {
+			t.Fatal(err)
+		}
+		payload, err := json.Marshal(random)
+		if err != nil {
+			t.Fatal(err)
+		}
+		far = append(far, in(beatIn, fmt.Sprintf("far%02d", i)))
+		put(t, c, carillon.Job{ID: far[i], Schedule: "@every 8000h", Payload: payload})
+	}
+	twoCheckpoints(t, c, "a")
+	r.stop(t)
+
+	disk := newStalling()
+	o.JobStore.FS, o.CheckpointEvery = disk, 0
+	r = run(t, o)
+	nc := dial(t, r.NATS)
+	c = carillon.Connect(nc, carillon.WithTimeout(time.Minute))
+	beats(t, c, 1)
+	for how, ask := range map[string]func() error{
+		"get": func() error { _, err := c.Get(t.Context(), far[50]); return err },
+		"list": func() error {
+			page, err := c.ListPage(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "far"}, Limit: carillon.MaxListLimit})
+			if err == nil && len(page.Jobs) != len(far) {
+				err = fmt.Errorf("got %d jobs", len(page.Jobs))
+			}
+			return err
+		},
+	} {
+		answered := make(chan error, 1)
+		func() {
+			disk.mu.Lock()
+			defer disk.mu.Unlock()
+			go func() { answered <- ask() }()
+			beats(t, c, 20)
+			if len(answered) > 0 {
+				t.Errorf("%s: the answer did not wait for the disk", how)
+			}
+		}()
+		if err := <-answered; err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+	}
+	unbroken(t, nc, c)
+	r.stop(t)
+}
