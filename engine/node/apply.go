@@ -140,14 +140,20 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	result, err := p.machine.Apply(e)
 	if err != nil {
+		store := errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed)
+		switch {
+		case store:
+			err = noRoom(err)
+		case damaged(err):
+			err = unreadable(p.number, err)
+		}
+		first := p.halt(err) // before anybody has mu: a machine that could not read its table is in the middle of the record
 		p.mu.Unlock()
 		switch {
-		case errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed):
-			n.fail(noRoom(err))
-		case damaged(err):
-			n.stop(p, unreadable(p.number, err))
-		default:
-			n.stop(p, err)
+		case store:
+			n.fail(err)
+		case first:
+			n.tellStopped(p, err)
 		}
 		return
 	}

@@ -198,6 +198,7 @@ type ticking struct {
 	mu     sync.Mutex
 	away   []sentTick // oldest first; one that is behind another which came back is forgotten
 	ended  bool       // no more are sent
+	rested bool       // all that was due is in
 	since  time.Time  // when the first of a row of ticks was sent of which none has come back
 	round  float64    // smoothed round trip, ms
 	spread float64    // smoothed deviation, ms
@@ -257,8 +258,8 @@ func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	if t.ended {
 		return false
 	}
-	if len(t.away) == 0 {
-		t.since = now
+	if len(t.away) == 0 || t.rested {
+		t.since, t.rested = now, false
 	}
 	t.away = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() })
 	if len(t.away) == ticksAway {
@@ -281,6 +282,13 @@ func (t *ticking) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.away = t.away[:0]
+}
+
+// rest notes that all that was due is in: no tick is waited for. Those that were lost are forgotten; others may be stored yet.
+func (t *ticking) rest() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.away, t.rested = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() }), true
 }
 
 // ours tells whether a tick read from the log is one that is on its way, and when that was sent.
@@ -320,7 +328,7 @@ func (t *ticking) refused() bool {
 func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if last := t.newest(); last == nil || last.lost() {
+	if last := t.newest(); last == nil || last.lost() || t.rested {
 		return 0
 	}
 	return now.Sub(t.since)
@@ -330,7 +338,7 @@ func (t *ticking) silent(now time.Time) time.Duration {
 func (t *ticking) fruitless(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if last := t.newest(); last == nil || errors.Is(last.failed, streams.ErrNoSpace) {
+	if last := t.newest(); last == nil || errors.Is(last.failed, streams.ErrNoSpace) || t.rested {
 		return 0
 	}
 	return now.Sub(t.since)
@@ -364,6 +372,9 @@ func (n *Node) tick(now int64) (wake int64) {
 		n.ticking.abort() // it is no longer waited for: a node that is stuck is not to serve again (report)
 	}
 	if wake > now {
+		if owns {
+			n.ticking.rest()
+		}
 		return wake
 	}
 	// One of them needs a tick: the record and its fsync are paid for, so it takes along what comes due in

@@ -556,16 +556,25 @@ func (n *Node) readerResets(err error) {
 // stop ends one partition for good and says how to go on.
 func (n *Node) stop(p *partition, err error) {
 	p.mu.Lock()
-	first := p.stopped == nil
+	first := p.halt(err)
+	p.mu.Unlock()
 	if first {
+		n.tellStopped(p, err)
+	}
+}
+
+// halt has a partition go on no more, for the first reason that is given. Its caller holds mu.
+func (p *partition) halt(err error) (first bool) {
+	if first = p.stopped == nil; first {
 		p.stopped = err
 		p.owner.Epoch = 0
 	}
-	p.mu.Unlock()
-	if first {
-		ring(n.joined.changed)
-		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
-	}
+	return first
+}
+
+func (n *Node) tellStopped(p *partition, err error) {
+	ring(n.joined.changed)
+	n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 }
 
 // whyStopped is nil for a partition that goes on.

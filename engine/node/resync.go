@@ -118,7 +118,11 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.out.Unlock()
 	found, number, err := n.judge(ctx, p, epoch, info, last, acked)
 	if errors.Is(err, engine.ErrAhead) {
-		if err := n.upToDate(ctx); err != nil {
+		err := n.upToDate(ctx)
+		if n.server != nil {
+			err = n.reach(ctx, n.local.Last()) // a refill may have put out what is in the local log, and not applied yet
+		}
+		if err != nil {
 			return err
 		}
 		found, number, err = n.judge(ctx, p, epoch, info, last, acked)
@@ -287,9 +291,11 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	defer p.mu.Unlock()
 	f.end, f.missing = s.End(), s.Missing()
 	if len(s.Foreign) > 0 {
-		// What is in flight from before the loss may still come, and belongs elsewhere behind a foreign message.
+		// What is in flight from before the loss may still come, and belongs elsewhere behind a foreign message. What that
+		// displaced, and was taken for stored, is not to count as durable (heardForeign may come too late to say so).
 		p.out.Lock()
 		p.chain.Watch(false)
+		p.settling = p.durable
 		p.out.Unlock()
 	}
 	for _, seq := range s.Foreign {

@@ -66,7 +66,19 @@ func TestTicking(t *testing.T) {
 	if k.fruitless(after(4*time.Second)) != 0 {
 		t.Error("a node counts as stuck for a log that is full")
 	}
+	// When all that was due is in, those that are missing are missed by nobody.
+	k.rest()
+	if k.refused() || k.silent(after(4*time.Second)) != 0 || k.fruitless(after(4*time.Second)) != 0 {
+		t.Error("a tick that nobody needs is waited for")
+	}
+	if !k.end() {
+		t.Error("a tick that may be stored is forgotten")
+	}
+	k.ended = false
 	send(4 * time.Second)
+	if k.silent(after(5*time.Second)) != time.Second || k.fruitless(after(5*time.Second)) != time.Second {
+		t.Error("a tick is waited for since before it was sent, or not at all")
+	}
 	k.back(after(4*time.Second), after(5*time.Second))
 	if k.fruitless(after(6*time.Second)) != 0 || k.silent(after(6*time.Second)) != 0 || k.until().After(after(5*time.Second)) || k.end() {
 		t.Error("a tick that came back is still waited for")

@@ -53,10 +53,14 @@ func (n *Node) trim(ctx context.Context) error {
 func (n *Node) needed() (uint64, error) {
 	oldest := n.applied.Load()
 	for _, p := range n.partitions {
-		if wanted := p.needs.Load(); wanted > 0 {
-			oldest = min(oldest, wanted)
+		// Who gives one up says first what is needed, and who takes one says last that nothing is any more.
+		before, follows, after := p.needs.Load(), p.follows.Load(), p.needs.Load()
+		for _, wanted := range []uint64{before, after} {
+			if wanted > 0 {
+				oldest = min(oldest, wanted)
+			}
 		}
-		if !p.follows.Load() {
+		if !follows {
 			continue
 		}
 		list, err := n.saved.List(uint16(p.number))

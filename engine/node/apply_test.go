@@ -1,0 +1,85 @@
+package node
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
+)
+
+// brokenTable is a table of which, from some time on, scans fail.
+type brokenTable struct {
+	engine.Table
+	broken bool
+	begun  func()
+	fail   chan struct{} // closed when they may
+}
+
+func (b *brokenTable) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
+	if !b.broken {
+		return b.Table.Scan(room, above, below, limit, yield)
+	}
+	b.begun()
+	<-b.fail
+	return false, errors.New("it cannot be read")
+}
+
+// A machine that could not read its table is in the middle of a record: who waits for the partition finds it stopped.
+func TestHaltedBeforeOthers(t *testing.T) {
+	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
+	whole := engine.New(layout, 0)
+	claim := engine.Rules()
+	claim.Node = "n"
+	const epoch, hour = 1, 3_600_000
+	for _, e := range []engine.Entry{
+		{Seq: epoch, Kind: engine.KindClaim, Claim: claim},
+		{Seq: 2, Kind: engine.KindPut, Verb: "put", Job: "late", Body: []byte(`{"schedule":"@in 1h"}`)},
+	} {
+		if _, err := whole.Apply(&e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var saved memtable.Table
+	build := saved.Begin()
+	if err := errors.Join(whole.Export(build, 2), build.Commit()); err != nil {
+		t.Fatal(err)
+	}
+	reads := make(chan struct{})
+	table := &brokenTable{Table: saved.View(), begun: sync.OnceFunc(func() { close(reads) }), fail: make(chan struct{})}
+	m, err := engine.OpenCold(layout, 0, table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.broken = true
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	p := &partition{machine: m}
+	p.owner.Epoch = epoch
+	p.follows.Store(true)
+	applied := make(chan struct{})
+	go func() {
+		defer close(applied)
+		n.apply(p, &engine.Entry{Seq: 3, Time: 2 * hour, Kind: engine.KindTick, Ticks: []engine.Tick{{To: 2 * hour, Epoch: epoch, Limit: 10}}})
+	}()
+	<-reads
+	found := make(chan error, 1)
+	waits := make(chan struct{})
+	go func() {
+		close(waits)
+		for !p.mu.TryLock() { // and has it as soon as it is free
+		}
+		defer p.mu.Unlock()
+		found <- p.stopped
+		if p.owned() != 0 {
+			t.Error("it is still this node's")
+		}
+	}()
+	<-waits
+	close(table.fail)
+	if <-found == nil {
+		t.Error("the partition seems to go on")
+	}
+	<-applied
+}
