@@ -121,13 +121,16 @@ func wantEmpty(fsys vfs.FS, dir string) error {
 	return err
 }
 
+// restoring is the file in a directory that is being built which is locked meanwhile. No archive, and no store, has one of that name.
+const restoring = "RESTORING"
+
 // wantLeft refuses a directory that no restore has left: those have the lock's file as long as they have anything.
 func wantLeft(fsys vfs.FS, tmp string) error {
 	names, err := fsys.List(tmp)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err == nil && len(names) > 0 && !slices.Contains(names, lockFile) {
+	if err == nil && len(names) > 0 && !slices.Contains(names, restoring) {
 		err = fmt.Errorf("%w: %s, where it would be built, is not what a restore left", ErrNotEmpty, tmp)
 	}
 	return err
@@ -141,7 +144,7 @@ func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 	if err := fsys.MkdirAll(tmp, dirPerm); err != nil {
 		return nil, err
 	}
-	lock, err := lockPath(fsys, fsys.PathJoin(tmp, lockFile))
+	lock, err := lockPath(fsys, fsys.PathJoin(tmp, restoring))
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +161,7 @@ func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 func empty(fsys vfs.FS, tmp string) error {
 	names, err := fsys.List(tmp)
 	for _, name := range names {
-		if name != lockFile {
+		if name != restoring {
 			err = errors.Join(err, fsys.RemoveAll(fsys.PathJoin(tmp, name)))
 		}
 	}
@@ -171,7 +174,7 @@ func abandon(fsys vfs.FS, tmp string) {
 		return // the lock's file says whose the rest is
 	}
 	_ = syncDir(fsys, tmp) // on a full disk the lock goes all the same
-	_ = fsys.Remove(fsys.PathJoin(tmp, lockFile))
+	_ = fsys.Remove(fsys.PathJoin(tmp, restoring))
 	_ = fsys.Remove(tmp)
 }
 
@@ -193,7 +196,7 @@ func commit(fsys vfs.FS, tmp, dir string) error {
 	if err := syncAbove(fsys, dir); err != nil {
 		return err
 	}
-	return fsys.Remove(fsys.PathJoin(dir, lockFile))
+	return fsys.Remove(fsys.PathJoin(dir, restoring))
 }
 
 // restorer is a restore under way.
