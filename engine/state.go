@@ -8,6 +8,7 @@ type SavedState struct {
 	Partitions int
 	Partition  int
 	Position   uint64 // sequence of the last record that concerned the partition
+	Epoch      uint64 // sequence of the claim in force; 0: there was none
 	Made       uint64 // outputs
 	To         int64  // the time that ticks have reached, unix ms; 0: none yet
 	Now        int64  // the latest timestamp of a record, unix ms
@@ -31,10 +32,13 @@ func ReadState(state []byte) (*SavedState, error) {
 		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, err)
 	}
 	m.counts[statusScheduled], m.counts[statusPaused], m.outbox.made = int(scheduled), int(paused), made
-	s.Position, s.Made, s.To, s.Now, s.machine = m.position, made, m.to, m.now, m
+	s.Position, s.Epoch, s.Made, s.To, s.Now, s.machine = m.position, m.epoch, made, m.to, m.now, m
 	s.Jobs = int(scheduled + paused + m.finished - min(m.expired.number, m.finished))
 	return s, nil
 }
+
+// Gives tells whether a claim that comes next takes the partition; else it is void.
+func (s *SavedState) Gives(c Claim) bool { return !s.machine.claim.newer(c) }
 
 // OnNewStreams returns the state for output streams that hold nothing yet: the outputs that are held come first
 // there, under their numbers, but for those up to stored, of which it is known that they were stored elsewhere.

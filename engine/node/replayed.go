@@ -26,7 +26,9 @@ var ErrOutOfLog = errors.New("node: the time is out of reach")
 // the snapshot (Options.KeepLog); it stays as it is. id "" is the service's newest snapshot before the time. What had fired
 // by then does not fire again, but for what the log does not know to be stored: that of its last second, at most.
 //
-// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where log and snapshot are of two services, those of Restore.
+// A snapshot of another history than the log's, which a restore has left, is none of the service's.
+//
+// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where what the log says of the state is not so, those of Restore.
 func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*Restored, error) {
 	if _, err := os.Stat(filepath.Join(log, "log")); err != nil {
 		return nil, err // opening would make it
@@ -36,11 +38,7 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 		return nil, err
 	}
 	defer lock.Close()
-	prefix, err := prefixOfLog(log, o.Logger)
-	if err != nil {
-		return nil, err
-	}
-	m, err := snapshotBefore(ctx, t, id, prefix, at)
+	m, err := snapshotBefore(ctx, t, id, log, at, o.Logger)
 	if err != nil {
 		return nil, err
 	}
@@ -67,14 +65,9 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	return done, nil
 }
 
-// prefixOfLog is that of the service whose local log a data directory has.
-func prefixOfLog(log string, logger *slog.Logger) (prefix string, err error) {
-	store, err := openLog(log, logger)
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, store.Close()) }()
-	err = store.Log().Read(store.Log().First(), func(stored wal.Record) error {
+// prefixOfLog is that of the service whose local log it is.
+func prefixOfLog(l *wal.Log) (prefix string, err error) {
+	err = l.Read(l.First(), func(stored wal.Record) error {
 		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
 		if err != nil {
 			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
@@ -86,7 +79,7 @@ func prefixOfLog(log string, logger *slog.Logger) (prefix string, err error) {
 	case errors.Is(err, errFound):
 		return prefix, nil
 	case err == nil:
-		err = fmt.Errorf("%w: the log in %s is empty", ErrOutOfLog, log)
+		err = fmt.Errorf("%w: it is empty", ErrOutOfLog)
 	}
 	return "", err
 }
@@ -95,56 +88,108 @@ func openLog(data string, logger *slog.Logger) (*wal.Store, error) {
 	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
 }
 
-// snapshotBefore is a service's newest snapshot that holds nothing younger than a time; or the one that is named, if it
-// does not.
-func snapshotBefore(ctx context.Context, t archive.Target, id, prefix string, at time.Time) (*archive.Manifest, error) {
+// snapshotBefore is the newest snapshot of a local log's service that holds nothing younger than a time; or the one that is named, if
+// it does not.
+func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at time.Time, logger *slog.Logger) (_ *archive.Manifest, err error) {
+	store, err := openLog(data, logger)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	prefix, err := prefixOfLog(store.Log())
+	if err != nil {
+		return nil, fmt.Errorf("the log in %s: %w", data, err)
+	}
 	entries, err := archive.List(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	var damaged error // an earlier one does as well, with more of the log
+	var unfit error // an earlier one does as well, with more of the log
 	for _, e := range entries {
 		switch {
 		case id != "" && e.ID != id:
 			continue
 		case e.Err != nil:
-			damaged = cmp.Or(damaged, e.Err)
+			unfit = cmp.Or(unfit, e.Err)
 			continue
 		case id == "" && e.Manifest.Prefix != prefix:
 			continue
 		case e.Manifest.Prefix != prefix:
 			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, prefix)
 		}
-		latest, err := latestOf(e.Manifest)
+		_, states, err := newRestored(e.Manifest)
 		if err != nil {
 			return nil, err
 		}
-		if latest <= at.UnixMilli() {
-			return e.Manifest, nil
+		if latest := latestOf(states); latest > at.UnixMilli() {
+			if id != "" {
+				return nil, fmt.Errorf("%w: snapshot %s has what happened up to %s", ErrOutOfLog, id, formatMilli(latest))
+			}
+			continue
 		}
-		if id != "" {
-			return nil, fmt.Errorf("%w: snapshot %s has what happened up to %s", ErrOutOfLog, id, formatMilli(latest))
+		switch err := sameHistory(store.Log(), e.Manifest, states); {
+		case err == nil:
+			return e.Manifest, nil
+		case !errors.Is(err, ErrOutOfLog):
+			return nil, err
+		default:
+			unfit = cmp.Or(unfit, fmt.Errorf("%w: the log in %s", err, data))
 		}
 	}
 	switch {
-	case damaged != nil:
-		return nil, damaged
+	case unfit != nil:
+		return nil, unfit
 	case id != "":
 		return nil, fmt.Errorf("%w: snapshot %s in %s", archive.ErrNotFound, id, t)
 	}
 	return nil, fmt.Errorf("%w: %s has no snapshot from before %s of the service with the prefix %q", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat), prefix)
 }
 
-// latestOf is the time up to which a snapshot knows what happened, unix ms.
-func latestOf(m *archive.Manifest) (latest int64, err error) {
-	for i := range m.Partitions {
-		s, err := engine.ReadState(m.Partitions[i].State)
-		if err != nil {
-			return 0, fmt.Errorf("node: snapshot %s, partition %d: %w", m.ID, i, err)
+// sameHistory tells whether a log is the one that went on from a snapshot, or led to it. A restore leaves the history of what it does not
+// take: the service that it makes goes on above an earlier snapshot, with claims of its own where others have been. So of each
+// partition the log has up to the snapshot no other claim in force than the one that the snapshot goes by.
+func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) error {
+	from, to := l.Last(), uint64(0)
+	last := func(p int) uint64 { return max(m.Partitions[p].Position, states[p].Position) }
+	for p, s := range states {
+		from, to = min(from, max(s.Epoch, l.First())), max(to, last(p))
+	}
+	if to > l.Last() {
+		return fmt.Errorf("%w: snapshot %s ends at sequence %d, and before that, at %d, ends", ErrOutOfLog, m.ID, to, l.Last())
+	}
+	layout := engine.Layout{Prefix: m.Prefix, Partitions: len(states)}
+	claims := make([]uint64, len(states))
+	err := l.Read(from, func(stored wal.Record) error {
+		if stored.Seq > to {
+			return errFound
 		}
+		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		if err != nil {
+			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+		}
+		e := layout.Decode(&r)
+		if e.Kind == engine.KindClaim && stored.Seq <= last(e.Partition) && (e.Seq == states[e.Partition].Epoch || states[e.Partition].Gives(e.Claim)) {
+			claims[e.Partition] = e.Seq
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errFound) {
+		return err
+	}
+	for p, s := range states {
+		if claims[p] != s.Epoch && (claims[p] != 0 || s.Epoch >= l.First()) {
+			return fmt.Errorf("%w: snapshot %s is of another history: it has partition %d under the claim at sequence %d, and under that at %d has it", ErrOutOfLog, m.ID, p, s.Epoch, claims[p])
+		}
+	}
+	return nil
+}
+
+// latestOf is the time up to which a snapshot knows what happened, unix ms.
+func latestOf(states []*engine.SavedState) (latest int64) {
+	for _, s := range states {
 		latest = max(latest, s.Now)
 	}
-	return latest, nil
+	return latest
 }
 
 func formatMilli(ms int64) string { return time.UnixMilli(ms).UTC().Format(carillon.TimeFormat) }

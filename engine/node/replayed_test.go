@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -153,4 +154,81 @@ func TestRestoreSharedArchive(t *testing.T) {
 	}
 	_, err = node.RestoreToTime(t.Context(), target, newer, into(), at, r.data, node.RestoreOptions{})
 	words(t, err, `is of a service with the prefix "other", and the log of one with "carillon"`)
+}
+
+// A restore leaves the history of what came after its snapshot; what was saved of that is no part of the one that the new service has,
+// though it has the same prefix and is from before.
+func TestRestoreOtherHistory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "archive")
+	target := archive.OpenDir(nil, dir)
+	o := base(t)
+	o.KeepLog = time.Hour
+	r := run(t, o)
+	c := client(t, r.NATS)
+	names := 0
+	grow := func(c *carillon.Client, beyond uint64) (head uint64) {
+		t.Helper()
+		for head <= beyond {
+			names++
+			put(t, c, carillon.Job{ID: fmt.Sprintf("job-%d", names), Schedule: "@yearly"})
+			for _, p := range status(t, c).Partitions {
+				head = max(head, p.Position)
+			}
+		}
+		return head
+	}
+	kept := save(t, c, dir).ID
+	head := grow(c, grow(c, 0)+20)
+	left := save(t, c, dir).ID
+	grow(c, head+200)
+	far := save(t, c, dir).ID
+	r.stop(t)
+
+	into := func() string { return filepath.Join(t.TempDir(), "new") }
+	data := into()
+	if _, err := node.Restore(t.Context(), target, kept, data, node.RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o = settings{Data: data}.options()
+	o.KeepLog = time.Hour
+	r = run(t, o)
+	c = client(t, r.NATS)
+	grow(c, head+20)
+	own := save(t, c, dir).ID
+	put(t, c, carillon.Job{ID: "ours", Schedule: "@yearly"})
+	want, at := listJobs(t, c), apart(t)
+	put(t, c, carillon.Job{ID: "later", Schedule: "@yearly"})
+	r.stop(t)
+
+	for id, says := range map[string]string{left: "is of another history", far: "ends at sequence"} {
+		_, err := node.RestoreToTime(t.Context(), target, id, into(), at, data, node.RestoreOptions{})
+		if !errors.Is(err, node.ErrOutOfLog) {
+			t.Errorf("%s: %v", id, err)
+		} else {
+			words(t, err, "snapshot "+id, says)
+		}
+	}
+	for _, id := range []string{"", own} {
+		restored := into()
+		m, err := node.RestoreToTime(t.Context(), target, id, restored, at, data, node.RestoreOptions{})
+		if err != nil || m.Manifest.ID != own {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		again := run(t, settings{Data: restored}.options())
+		if d := cmp.Diff(want, listJobs(t, client(t, again.NATS))); d != "" {
+			t.Error(d)
+		}
+		again.stop(t)
+	}
+	manifests, err := filepath.Glob(filepath.Join(dir, "snapshots", own+"*"))
+	if err != nil || len(manifests) != 1 {
+		t.Fatal(manifests, err)
+	}
+	if err := os.Remove(manifests[0]); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := node.RestoreToTime(t.Context(), target, "", into(), at, data, node.RestoreOptions{}); err == nil && m.Manifest.ID != kept {
+		t.Errorf("without its own it took %s", m.Manifest.ID)
+	}
 }

@@ -85,8 +85,8 @@ type Saved struct {
 // Save writes a snapshot of a table's newest checkpoints. Each partition is consistent by itself, at its own position;
 // all its pairs are read in one state of the table, whatever is committed meanwhile. Blocks that the archive has are
 // not written again, so a save is incremental against all that was saved before, and yet stands alone. When Save
-// returns nil the snapshot is durable; when it fails, or the process does, there is none, and the blocks written so
-// far are used by the next save or go with Prune. Errors: ErrLocked, snapshot.ErrGone for a partition without a
+// returns nil the snapshot is durable; when it fails, or the process does, there is none, unless that was at its very end, when the
+// manifest is synced and the lock given back, and the blocks written so far are used by the next save or go with Prune. Errors: ErrLocked, snapshot.ErrGone for a partition without a
 // checkpoint, wal.ErrCorrupt, wal.ErrFailed, wal.ErrClosed of the table, what the target said.
 func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (_ *Saved, err error) {
 	if err := o.Validate(); err != nil {
