@@ -239,7 +239,8 @@ func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, er
 }
 
 // DeleteWhere deletes the selected jobs and counts them. Each is deleted on its own, so that
-// some may be gone and others not when it fails; it is not tried again by itself.
+// some may be gone and others not when it fails; it is not tried again by itself. There may be millions, so it gets ten minutes,
+// whatever WithTimeout says; one whose answer was lost, with the engine for one, takes all of them.
 //
 // Errors: CodeInvalidField.
 func (c *Client) DeleteWhere(ctx context.Context, s Selection) (SelectionReply, error) {

@@ -38,7 +38,7 @@ type WorkerOptions struct {
 	Name  string // of the durable consumers: workers of one name share the work, each trigger going to one
 
 	Concurrency int           // handlers at a time; default 16
-	AckWait     time.Duration // silence after which a trigger is taken to be lost and goes to another; default 30 s
+	AckWait     time.Duration // silence after which a trigger is taken to be lost and goes to another; default 30 s; of workers of a name the longest counts
 	MaxAttempts int           // deliveries before a failing trigger is given up, those that no handler began counted; default no bound
 	Grace       time.Duration // what handlers get to end in when the worker is stopped; default 30 s
 
@@ -47,7 +47,8 @@ type WorkerOptions struct {
 	RetryDelay func(attempt int, err error) time.Duration
 
 	// Partitions, when over 0, is how many output streams there are, and says that the consumers are there, too
-	// (MakeConsumers). The worker then does nothing but pull and acknowledge, which is all the rights that it needs.
+	// (MakeConsumers). The worker then does nothing but pull and acknowledge, which is all the rights that it needs. Its AckWait
+	// is then theirs: a consumer made with one under 30 s needs workers that know of it.
 	Partitions int
 
 	// StartNew, where the name is new, leaves out the triggers the output streams hold already.
@@ -59,12 +60,14 @@ type WorkerOptions struct {
 	OnError func(t *Trigger, err error)
 }
 
+const defaultAckWait = 30 * time.Second
+
 func (o WorkerOptions) withDefaults() WorkerOptions {
 	if o.Concurrency == 0 {
 		o.Concurrency = 16
 	}
 	if o.AckWait == 0 {
-		o.AckWait = 30 * time.Second
+		o.AckWait = defaultAckWait
 	}
 	if o.Grace == 0 {
 		o.Grace = 30 * time.Second
@@ -120,7 +123,7 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // in the stream.
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for options; CodeInvalidField when the name is in use
-// with another topic; CodeNotFound when the service has no streams; context.DeadlineExceeded when the servers did not
+// with another topic, with Partitions at the first trigger of one; CodeNotFound when the service has no streams; context.DeadlineExceeded when the servers did not
 // answer about a consumer for half a minute; the errors of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
@@ -135,7 +138,10 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 		return w.run(ctx, o.Partitions)
 	}
 	partitions, err := w.makeConsumers(ctx)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil // it was stopped before it began
+	case err != nil:
 		return err
 	}
 	return w.run(ctx, partitions)
@@ -204,7 +210,7 @@ type worker struct {
 	js   jetstream.JetStream
 	do   Handler
 	held *deliveries
-	stop context.CancelFunc // of a worker that runs
+	stop context.CancelCauseFunc // of a worker that runs
 
 	mu   sync.Mutex
 	from map[int]beginning // of the consumers, by partition
@@ -228,8 +234,8 @@ func beginningOf(c *jetstream.ConsumerInfo) beginning {
 // run takes triggers until ctx ends, and then winds down: pullers first, then handlers, and at last the
 // heartbeat that kept their triggers from going to others.
 func (w *worker) run(ctx context.Context, partitions int) error {
-	ctx, w.stop = context.WithCancel(ctx)
-	defer w.stop()
+	ctx, w.stop = context.WithCancelCause(ctx)
+	defer w.stop(nil)
 	handlerCtx, cancelHandlers := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelHandlers()
 	var pullers, handlers, heart sync.WaitGroup
@@ -262,8 +268,16 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 	if cancelled.Load() {
 		return fmt.Errorf("carillon: handlers did not end within %s and were cancelled", w.Grace)
 	}
+	if wrong, ok := errors.AsType[otherTopic](context.Cause(ctx)); ok {
+		return wrong
+	}
 	return nil
 }
+
+// otherTopic ends a worker whose consumers were made for another topic than its own.
+type otherTopic struct{ error }
+
+func (e otherTopic) Unwrap() error { return e.error }
 
 // makeConsumer finds or makes the durable consumer of one partition. One that has been there and is gone begins where
 // that one did.
@@ -278,6 +292,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		AckWait:       w.AckWait,
 		MaxDeliver:    -1,
 		MaxAckPending: 10000, // of all workers of the name together; the default of 1000 would hold a large group back
+		MaxWaiting:    10000, // pulls, two a worker; the default of 512 would refuse those of a large group
 		DeliverPolicy: jetstream.DeliverAllPolicy,
 	}
 	if w.StartNew {
@@ -294,6 +309,8 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 			return errField(CodeInvalidField, "name", "the workers %s on %s take %s, not %s", w.Name, stream, have.FilterSubject, want.FilterSubject)
 		}
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = have.DeliverPolicy, have.OptStartSeq, have.OptStartTime
+		want.MaxWaiting = have.MaxWaiting              // it cannot be changed
+		want.AckWait = max(want.AckWait, have.AckWait) // others may give signs of life by it
 	} else if !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
@@ -318,6 +335,11 @@ func (w *worker) handleAll(ctx context.Context, h int) {
 func (w *worker) handle(ctx context.Context, h int, d delivery) {
 	t, err := w.trigger(d)
 	if err != nil {
+		if wrong, ok := errors.AsType[otherTopic](err); ok {
+			w.refuse(h, d, nil, nak) // it is another's
+			w.stop(wrong)
+			return
+		}
 		w.OnError(nil, err)
 		w.refuse(h, d, nil, termination(err))
 		return
@@ -340,6 +362,10 @@ func (w *worker) trigger(d delivery) (*Trigger, error) {
 	t := &Trigger{Received: d.received}
 	if err := w.names.parseTrigger(t, d.msg.Subject, d.msg.Header, d.msg.Data); err != nil {
 		return nil, fmt.Errorf("carillon: no trigger on %s: %w", d.msg.Subject, err)
+	}
+	if w.Partitions > 0 && !MatchTopic(w.Topic, t.Topic) { // with consumers that it has made itself that was found before
+		return nil, otherTopic{errField(CodeInvalidField, "name", "the workers %s on %s take %s, too, not only %s",
+			w.Name, w.names.OutStream(t.Partition), t.Topic, w.Topic)}
 	}
 	var ok bool
 	if t.Attempt, t.Stored, ok = splitReply(d.msg.Reply); !ok {
@@ -420,9 +446,14 @@ func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 	}
 }
 
-// heartbeat tells the server, three times an AckWait, that what is held is still being worked on.
+// heartbeat tells the server, three times an AckWait, that what is held is still being worked on. What consumers have that others made
+// is not known: the default, mostly.
 func (w *worker) heartbeat(stop <-chan struct{}) {
-	beat := time.NewTicker(w.AckWait / 3)
+	wait := w.AckWait
+	if w.Partitions > 0 {
+		wait = min(wait, defaultAckWait)
+	}
+	beat := time.NewTicker(wait / 3)
 	defer beat.Stop()
 	for kept := false; ; { // by the connection, while it is down: more than one beat would take the room of acks
 		select {

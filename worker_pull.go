@@ -65,7 +65,7 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 func (p *puller) failed(ctx context.Context, err error) bool {
 	p.OnError(nil, fmt.Errorf("carillon: fetching from %s: %w", p.names.OutStream(p.partition), err))
 	if p.nc.IsClosed() {
-		p.stop()
+		p.stop(err)
 	}
 	select {
 	case <-ctx.Done():
@@ -142,7 +142,9 @@ func (p *puller) ask() (*pull, error) {
 		of.most = 1 // the one before may still be answered, and the one before that
 	}
 	api := jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
-	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, of.most, pullWait.Nanoseconds()))
+	// What comes may be larger than all before. A pull that takes less than the largest message there can be would never get it.
+	bytes := max(pullBytes, p.nc.MaxPayload()+pullSpare)
+	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,"max_bytes":%d,"expires":%d}`, of.most, bytes, pullWait.Nanoseconds()))
 }
 
 // take reads a message and those that have come behind it. The time is taken once for them, and after they
@@ -157,7 +159,9 @@ func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 	for ; ; more-- {
 		switch {
 		case m.Subject == of.reply:
-			of.ended, of.err = outcome(m.Header)
+			if of.ended, of.err = outcome(m.Header); errors.Is(of.err, errPullFull) && of.came > 0 {
+				of.err = nil
+			}
 		case strings.HasPrefix(m.Subject, p.inbox): // of a pull taken to be lost
 		default:
 			of.came++
@@ -194,9 +198,14 @@ func outcome(h nats.Header) (ended bool, err error) {
 		return true, nats.ErrNoResponders
 	case strings.EqualFold(description, "Consumer Deleted"):
 		return true, jetstream.ErrConsumerDeleted
+	case strings.EqualFold(description, "Message Size Exceeds MaxBytes"):
+		return true, errPullFull
 	}
 	return true, fmt.Errorf("%s %s", status, description)
 }
+
+// errPullFull says that the next message would be too much for a pull; a matter of course, but for the first one.
+var errPullFull = errors.New("the next message is larger than one pull may bring")
 
 // pullSize fits what a pull asks for to how fast its messages are begun: a small one costs a fast worker
 // a round trip every few messages, a large one keeps work from others that are idle.
@@ -210,6 +219,7 @@ const (
 	pullLong  = 4 * pullShort         // one that takes longer halves it
 	pullMost  = 1024
 	pullBytes = 4 << 20
+	pullSpare = 8 << 10 // for a message's subjects
 )
 
 func (s *pullSize) next() int {

@@ -528,6 +528,100 @@ func TestWorkRefuses(t *testing.T) {
 	}
 }
 
+// A worker whose consumers were made for more topics than its own ends, and leaves what is of others to them.
+func TestWorkPreparedForOthers(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	c := Connect(nc)
+	wide := WorkerOptions{Topic: "billing.>", Name: "billing"}
+	if n, err := c.MakeConsumers(t.Context(), wide); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	out.trigger(0, "billing.invoices", "invoice", 1_800_000_000_000, "")
+	narrow := wide
+	narrow.Topic, narrow.Partitions = "billing.renewals", 1
+	err := c.Work(t.Context(), narrow, func(_ context.Context, tr *Trigger) error {
+		t.Errorf("it was given %s of %s", tr.Job, tr.Topic)
+		return nil
+	})
+	if !errors.Is(err, &Error{Code: CodeInvalidField, Field: "name"}) {
+		t.Errorf("it ended with %v", err)
+	}
+	wide.Partitions = 1
+	var got atomic.Pointer[Trigger]
+	startWorker(t, c, wide, func(_ context.Context, tr *Trigger) error {
+		got.Store(tr)
+		return nil
+	})
+	eventually(t, "the trigger goes to another", func() bool { return got.Load() != nil })
+}
+
+// Workers of one name that differ in AckWait give signs of life by their own: the consumers have the longest.
+func TestWorkConsumers(t *testing.T) {
+	nc, js := startNATS(t)
+	makeOutput(t, js, 1)
+	c := Connect(nc)
+	_, err := js.CreateConsumer(t.Context(), DefaultNames().OutStream(0), jetstream.ConsumerConfig{ // as earlier versions made them
+		Durable: "old", FilterSubject: DefaultNames().Trigger(0, "t"), AckPolicy: jetstream.AckExplicitPolicy,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []struct {
+		name       string
+		wait, want time.Duration
+		pulls      int
+	}{
+		{"new", time.Minute, time.Minute, 10000},
+		{"new", time.Second, time.Minute, 10000},
+		{"new", time.Hour, time.Hour, 10000},
+		{"old", time.Minute, time.Minute, 512},
+	} {
+		if _, err := c.MakeConsumers(t.Context(), WorkerOptions{Topic: "t", Name: s.name, AckWait: s.wait}); err != nil {
+			t.Fatal(err)
+		}
+		if got := consumerInfo(t, js, s.name, 0).Config; got.AckWait != s.want || got.MaxWaiting != s.pulls {
+			t.Errorf("after %s: %s waits for %s, and for %d pulls", s.wait, s.name, got.AckWait, got.MaxWaiting)
+		}
+	}
+}
+
+// Triggers that are larger than all before are not taken ahead by as many.
+func TestWorkTakesBytesAhead(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	const small, large, size = 3000, 60, 400 << 10
+	for i := range small {
+		out.trigger(0, "t", "small", int64(i), "")
+	}
+	for i := range large {
+		out.trigger(0, "t", "large", int64(i), strings.Repeat("x", size))
+	}
+	begun, done := make(chan struct{}, large), make(chan struct{})
+	stop := startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", Concurrency: 1}, func(_ context.Context, tr *Trigger) error {
+		if tr.Job == "large" {
+			begun <- struct{}{}
+			<-done
+		}
+		return nil
+	})
+	defer func() {
+		close(done)
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-begun
+	var info *jetstream.ConsumerInfo
+	eventually(t, "the pulls end", func() bool {
+		info = consumerInfo(t, js, "g", 0)
+		return info.NumWaiting == 0
+	})
+	if has, most := large-int(info.NumPending), 2*pullBytes/size; has > most { // the large ones are at the end
+		t.Errorf("the worker has %d of the large triggers, want %d at the most", has, most)
+	}
+}
+
 // A question about a consumer that has no leader yet is lost: the worker asks again.
 func TestWorkAsksAgain(t *testing.T) {
 	t.Parallel()
