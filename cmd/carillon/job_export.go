@@ -56,27 +56,42 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 // writeWhole writes a file so that what was there stays until the new one is whole. What is no file, such as a pipe, is
 // written as it is.
 func writeWhole(name string, write func(*bufio.Writer) error) error {
+	var mode fs.FileMode
 	switch there, err := filepath.EvalSymlinks(name); {
 	case err == nil:
 		name = there
-		if info, err := os.Stat(there); err == nil && !info.Mode().IsRegular() {
+		info, err := os.Stat(there)
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
 			f, err := os.Create(there)
 			if err != nil {
 				return err
 			}
 			return cmp.Or(flushed(f, write), f.Close())
 		}
+		mode = info.Mode().Perm()
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	return replace(vfs.Default, name, write)
+	return replace(vfs.Default, name, func(w *bufio.Writer) error {
+		if mode != 0 { // who may not read the old one may not read the new one either
+			if err := os.Chmod(name+part, mode); err != nil {
+				return err
+			}
+		}
+		return write(w)
+	})
 }
+
+// part is the end of the name of a file that is not whole yet.
+const part = ".part"
 
 // replace writes a file beside the one that is meant and puts it in its place once it is on disk: not even a loss of power
 // leaves half of one there.
 func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
-	part := name + ".part"
-	f, err := files.Create(part, vfs.WriteCategoryUnspecified)
+	f, err := files.Create(name+part, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -84,10 +99,10 @@ func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
 		err = f.Sync()
 	}
 	if err = cmp.Or(err, f.Close()); err == nil {
-		err = files.Rename(part, name)
+		err = files.Rename(name+part, name)
 	}
 	if err != nil {
-		return errors.Join(err, files.Remove(part))
+		return errors.Join(err, files.Remove(name+part))
 	}
 	dir, err := files.OpenDir(filepath.Dir(name))
 	if err != nil {

@@ -138,16 +138,16 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 		return err
 	}
 	switch {
+	case im.firstAt > next && !im.keepGoing: // it was refused before those that wait with others for a request
+		return fmt.Errorf("line %d: %w; interrupted; go on with --from %d", im.firstAt, im.first, next)
+	case im.firstAt > 0 && !im.keepGoing:
+		return fmt.Errorf("line %d: %w; all lines before it are in, go on with --from %d", im.firstAt, im.first, im.firstAt)
 	case readErr != nil:
 		return readErr
-	case im.firstAt > 0 && im.keepGoing && ctx.Err() == nil:
-		return fmt.Errorf("%d lines failed", im.result.Failed)
-	case im.firstAt > next: // it was refused before those that wait with others for a request
-		return fmt.Errorf("line %d: %w; interrupted; go on with --from %d", im.firstAt, im.first, next)
-	case im.firstAt > 0:
-		return fmt.Errorf("line %d: %w; all lines before it are in, go on with --from %d", im.firstAt, im.first, im.firstAt)
-	case ctx.Err() != nil:
+	case ctx.Err() != nil: // what was refused has been told
 		return fmt.Errorf("interrupted; go on with --from %d", next)
+	case im.firstAt > 0:
+		return fmt.Errorf("%d lines failed", im.result.Failed)
 	}
 	return sendErr
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -29,7 +30,7 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
   carillon job put invoice-7 -f job.json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			job, ifVersion, err := p.job(a.stdin)
+			job, ifVersion, err := p.job(untilEnd{c.Context(), a.stdin})
 			if err != nil {
 				return err
 			}
@@ -178,6 +179,34 @@ func (p *payloadFlags) read(stdin io.Reader) ([]byte, carillon.PayloadForm, erro
 		return b, carillon.PayloadNone, err
 	}
 	return nil, carillon.PayloadNone, nil
+}
+
+// untilEnd reads until ctx ends: somebody at a terminal, or a pipe, may never go on. A read that is under way is then left behind.
+type untilEnd struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (u untilEnd) Read(b []byte) (int, error) {
+	if u.ctx.Err() != nil {
+		return 0, context.Cause(u.ctx)
+	}
+	type part struct {
+		bytes []byte
+		err   error
+	}
+	read := make(chan part, 1)
+	own := make([]byte, len(b)) // of b the caller may make something else
+	go func() {
+		n, err := u.Reader.Read(own)
+		read <- part{own[:n], err}
+	}()
+	select {
+	case p := <-read:
+		return copy(b, p.bytes), p.err
+	case <-u.ctx.Done():
+		return 0, context.Cause(u.ctx)
+	}
 }
 
 // readInput reads a file, or standard input for "-", as far as a job can be long.

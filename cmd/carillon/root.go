@@ -75,6 +75,16 @@ type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// notZero refuses a 0 for flags of which it would be taken for the default.
+func notZero(c *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if f := c.Flags().Lookup(name); f.Changed && strings.TrimSuffix(f.Value.String(), "s") == "0" {
+			return usagef("--%s is 0, must be more", name)
+		}
+	}
+	return nil
+}
+
 func walk(c *cobra.Command, visit func(*cobra.Command)) {
 	visit(c)
 	for _, sub := range c.Commands() {

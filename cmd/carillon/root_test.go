@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -234,6 +236,12 @@ func TestWatchEvents(t *testing.T) {
 	if got := next(); !strings.Contains(got, "rejected  broken") || !strings.Contains(got, "put: invalid_schedule: schedule: ") {
 		t.Errorf("the rejection is shown as %q", got)
 	}
+	if err := nc.Publish("carillon.cmd.put.broken", []byte(`{"\u001b[2J":1}`)); err != nil {
+		t.Fatal(err)
+	}
+	if got := next(); !strings.Contains(got, "rejected  broken") || strings.Contains(got, "\x1b") {
+		t.Errorf("the rejection of a field that a stranger made up is shown as %q", got)
+	}
 	if _, err := carillon.Connect(nc).Put(t.Context(), carillon.Job{ID: "bell", Payload: []byte("ding\x1b[2J")}); err != nil {
 		t.Fatal(err)
 	}
@@ -329,12 +337,37 @@ func TestInterrupted(t *testing.T) {
 		{"job list", unknown},
 		{"job export", unknown},
 		{"node drain engine-2", unknown},
+		{"job put x -f -", "carillon: reading -: interrupted\n"},
+		{"job fire x --payload-file -", "carillon: reading -: interrupted\n"},
 	} {
 		var out, errOut bytes.Buffer
 		code := Run(ctx, append([]string{"-s", url}, strings.Fields(c.args)...), strings.NewReader(""), &out, &errOut)
 		if code != exitFailure || errOut.String() != c.want {
 			t.Errorf("%s: %d, %q, want %q", c.args, code, errOut.String(), c.want)
 		}
+	}
+}
+
+// Who is asked may not answer, and who feeds a command may wait for ever: it ends all the same.
+func TestInterruptedInput(t *testing.T) {
+	in, feed := io.Pipe()
+	defer feed.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	var out, errOut bytes.Buffer
+	go func() { ended <- Run(ctx, []string{"job", "put", "x", "-f", "-"}, in, &out, &errOut) }()
+	if _, err := io.WriteString(feed, `{"schedule":`); err != nil { // it is read
+		t.Fatal(err)
+	}
+	stop()
+	if code := <-ended; code != exitFailure || errOut.String() != "carillon: reading -: interrupted\n" {
+		t.Errorf("put ended with %d, %q", code, errOut.String())
+	}
+	asked, answer := io.Pipe()
+	defer answer.Close()
+	a := &app{stdin: asked, stderr: io.Discard}
+	if sure, err := a.ask(ctx, "sure?"); sure || !errors.Is(err, context.Canceled) {
+		t.Errorf("nobody answered: %t, %v", sure, err)
 	}
 }
 
@@ -392,6 +425,19 @@ func TestImportResumesBeforeWhatWasNotSent(t *testing.T) {
 		if code, _, _ := run(t, "-s", url, "job", "get", id); code != exitOK && !strings.HasSuffix(errOut.String(), "go on with --from 1\n") {
 			t.Fatalf("line 1 is not in, and it says %q", errOut.String())
 		}
+	}
+}
+
+// An import that goes on behind lines that are refused does not send back to these when it is interrupted.
+func TestImportKeepsGoing(t *testing.T) {
+	url := startEngine(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	in := interruptingReader{strings.NewReader(`{"id":"not an id"}` + "\n" + `{"id":"a"}` + "\n" + `{"id":"b"}` + "\n"), cancel}
+	var out, errOut bytes.Buffer
+	code := Run(ctx, []string{"-s", url, "job", "import", "--keep-going"}, in, &out, &errOut)
+	said := errOut.String()
+	if code != exitFailure || !strings.Contains(said, "line 1: invalid_job_id") || !strings.Contains(said, "carillon: interrupted; go on with --from ") || strings.HasSuffix(said, "--from 1\n") {
+		t.Errorf("it ended with %d, %q", code, said)
 	}
 }
 
@@ -495,6 +541,11 @@ func TestWriteWhole(t *testing.T) {
 		{link, "second", nil, "second"},
 		{name, "", nil, ""},
 	} {
+		if i == 2 { // it holds what only its owner may read
+			if err := os.Chmod(name, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 		err := writeWhole(c.to, func(w *bufio.Writer) error {
 			_, _ = w.WriteString(c.text) // Flush tells
 			return cmp.Or(w.Flush(), c.err)
@@ -505,6 +556,9 @@ func TestWriteWhole(t *testing.T) {
 		if got, _ := os.ReadFile(name); string(got) != c.want {
 			t.Errorf("%d: the file has %q, want %q", i, got, c.want)
 		}
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("it may be read by others now: %v, %v", info.Mode(), err)
 	}
 	if err := writeWhole(os.DevNull, func(*bufio.Writer) error { return nil }); err != nil {
 		t.Error(err)
@@ -653,6 +707,71 @@ func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
 	cancel()
 	if code := <-ended; code != exitOK || !strings.Contains(errOut.String(), "attempt 1: no space left on device") {
 		t.Errorf("work ended with %d, %q", code, errOut.String())
+	}
+}
+
+// TestWorkIsDoneOnce: a command that ended with 0 is not run again because nobody could be told what it said.
+func TestWorkIsDoneOnce(t *testing.T) {
+	url := startEngine(t)
+	fire := func(job string) {
+		t.Helper()
+		for _, args := range [][]string{{"job", "put", job, "--topic", "work.a"}, {"job", "fire", job}} {
+			if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
+				t.Fatalf("%v: %s", args, errOut)
+			}
+		}
+	}
+	fire("first")
+	done := filepath.Join(t.TempDir(), "done")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	var errOut bytes.Buffer
+	go func() {
+		ended <- Run(ctx, []string{
+			"-s", url, "work", "work.>", "--name", "once", "--concurrency", "1", "--",
+			"sh", "-c", `echo "$CARILLON_JOB" >> "$0"; echo "$CARILLON_JOB"`, done,
+		}, strings.NewReader(""), &fullDisk{full: true, to: w}, &errOut)
+		w.Close()
+	}()
+	for told := ""; !strings.Contains(told, "first"); { // its work is done, and what it says is lost
+		b, err := os.ReadFile(done)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
+			t.Fatal(err, ctx.Err())
+		}
+		told = string(b)
+		time.Sleep(time.Millisecond)
+	}
+	fire("second")
+	lines := bufio.NewScanner(r)
+	if !lines.Scan() || lines.Text() != "second" {
+		t.Errorf("it printed %q", lines.Text())
+	}
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p := range 8 { // whatever is not acknowledged would come again
+		for unanswered := 1; unanswered > 0; {
+			consumer, err := js.Consumer(ctx, carillon.DefaultNames().OutStream(p), "once")
+			if err != nil {
+				t.Fatal(err)
+			}
+			unanswered = consumer.CachedInfo().NumAckPending
+		}
+	}
+	cancel()
+	if code := <-ended; code != exitOK || !strings.Contains(errOut.String(), "what the command wrote is lost: no space left on device") {
+		t.Errorf("work ended with %d, %q", code, errOut.String())
+	}
+	if b, err := os.ReadFile(done); err != nil || string(b) != "first\nsecond\n" {
+		t.Errorf("it did %q, %v", b, err)
 	}
 }
 

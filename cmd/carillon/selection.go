@@ -99,7 +99,7 @@ func (a *app) changeOne(ctx context.Context, ch change, id string, options []car
 
 func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, yes bool) error {
 	if isTerminal(a.stdin) && !yes {
-		sure, err := a.ask(fmt.Sprintf("%s all jobs with %s?", ch.verb, describeSelection(s)))
+		sure, err := a.ask(ctx, fmt.Sprintf("%s all jobs with %s?", ch.verb, describeSelection(s)))
 		if err != nil || !sure {
 			return err
 		}
@@ -135,11 +135,14 @@ func describeSelection(s carillon.Selection) string {
 }
 
 // ask puts a yes-or-no question; whatever is no clear yes is a no.
-func (a *app) ask(question string) (bool, error) {
+func (a *app) ask(ctx context.Context, question string) (bool, error) {
 	if _, err := fmt.Fprintf(a.stderr, "%s [y/N] ", question); err != nil {
 		return false, err
 	}
-	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
+	answer, err := bufio.NewReader(untilEnd{ctx, a.stdin}).ReadString('\n')
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
 	if err != nil && answer == "" {
 		return false, nil // the end of the input is a no
 	}

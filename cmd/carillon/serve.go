@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -102,10 +101,8 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	if err := connection.resolve(); err != nil {
 		return err
 	}
-	for _, name := range []string{"retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs"} {
-		if f := cmd.Flags().Lookup(name); f.Changed && strings.TrimSuffix(f.Value.String(), "s") == "0" { // to the options 0 is the default
-			return usagef("--%s is 0, must be more", name)
-		}
+	if err := notZero(cmd, "retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs"); err != nil {
+		return err
 	}
 	names := connection.names()
 	o.Prefix, o.Stream = names.Prefix, names.Stream

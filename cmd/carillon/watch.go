@@ -133,11 +133,11 @@ func (w *watcher) showEvent(e *carillon.Event) error {
 	what := ""
 	switch e.Kind {
 	case carillon.EventRejected:
-		what = fmt.Sprintf("%s: %v", excerpt([]byte(e.Verb), 32), e.Error)
+		what = fmt.Sprintf("%s: %s", excerpt([]byte(e.Verb), 32), excerpt(fmt.Append(nil, e.Error), 500)) // it may name a field that a stranger made up
 	case carillon.EventSkipped:
-		what = fmt.Sprintf("%d fires, %s: %s to %s", e.Count, e.Reason, when(e.First), when(e.Last))
+		what = fmt.Sprintf("%d fires, %s: %s to %s", e.Count, excerpt([]byte(e.Reason), 32), when(e.First), when(e.Last))
 	}
-	return w.app.line("%s  %10s  %-24s %s", e.Time.Local().Format("15:04:05.000"), e.Kind, excerpt([]byte(e.Job), 64), what)
+	return w.app.line("%s  %10s  %-24s %s", e.Time.Local().Format("15:04:05.000"), excerpt([]byte(e.Kind), 32), excerpt([]byte(e.Job), 64), what)
 }
 
 // triggerLine is a trigger as JSON, for watch and work.

@@ -48,6 +48,12 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			w.options.Topic, w.command = args[0], args[1:]
+			if w.options.Name == "" {
+				return usagef("--name is missing")
+			}
+			if err := notZero(c, "concurrency", "max-attempts", "grace", "ack-wait", "partitions"); err != nil {
+				return err
+			}
 			if prepare {
 				return w.prepare(c.Context())
 			}
@@ -59,6 +65,7 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 	f.IntVar(&w.options.Concurrency, "concurrency", 0, "how `many` triggers at a time (default 16)")
 	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give a trigger up that fails when it was delivered this `many` times (default never)")
 	f.DurationVar(&w.options.Grace, "grace", 0, "how long commands get to end (default 30s)")
+	f.DurationVar(&w.options.AckWait, "ack-wait", 0, "after how long without a sign of life from a worker its triggers go to others (default 30s)")
 	f.BoolVar(&w.options.StartNew, "start-new", false, "where the name is new: leave out triggers that are there already")
 	f.BoolVar(&prepare, "prepare", false, "make the consumers, say how many there are, and end")
 	f.IntVar(&w.options.Partitions, "partitions", 0, "how `many` consumers --prepare has made; then none is made or looked at")
@@ -139,19 +146,19 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, writeErr := w.app.stderr.Write(errOut.Bytes()); writeErr != nil && err == nil {
-		err = writeErr
-	}
-	if err != nil {
-		return err
-	}
 	switch {
 	case len(w.command) > 0:
-		_, err = w.app.stdout.Write(out.Bytes())
+		_, errErr := w.app.stderr.Write(errOut.Bytes())
+		if err != nil {
+			return err
+		}
+		_, outErr := w.app.stdout.Write(out.Bytes())
+		if lost := errors.Join(errErr, outErr); lost != nil { // the work is done all the same
+			fmt.Fprintf(w.app.stderr, "carillon: %s: what the command wrote is lost: %v\n", t.ID, lost)
+		}
+		return nil
 	case w.app.json:
-		err = w.app.marshal(newTriggerLine(t))
-	default:
-		err = showTrigger(w.app.stdout, t)
+		return w.app.marshal(newTriggerLine(t))
 	}
-	return err
+	return showTrigger(w.app.stdout, t)
 }
