@@ -88,6 +88,8 @@ func TestPullOutcome(t *testing.T) {
 		{"408", "Request Timeout", true, nil},
 		{"503", "", true, nats.ErrNoResponders},
 		{"409", "Consumer Deleted", true, jetstream.ErrConsumerDeleted},
+		{"409", "Message Size Exceeds MaxBytes", true, errPullFull},
+		{"409", "Batch Completed", true, nil},
 	} {
 		ended, err := outcome(nats.Header{"Status": {c.status}, "Description": {c.description}})
 		if ended != c.ended || !errors.Is(err, c.err) {

@@ -142,9 +142,12 @@ func (p *puller) ask() (*pull, error) {
 		of.most = 1 // the one before may still be answered, and the one before that
 	}
 	api := jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
-	// What comes may be larger than all before. A pull that takes less than the largest message there can be would never get it.
-	bytes := max(pullBytes, p.nc.MaxPayload()+pullSpare)
-	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,"max_bytes":%d,"expires":%d}`, of.most, bytes, pullWait.Nanoseconds()))
+	bound := ""
+	if of.most > pullBytes/MaxPayload { // what comes may be larger than all before
+		// A pull that takes less than the largest message there can be would never get it.
+		bound = fmt.Sprintf(`"max_bytes":%d,`, max(pullBytes, p.nc.MaxPayload()+pullSpare))
+	}
+	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,%s"expires":%d}`, of.most, bound, pullWait.Nanoseconds()))
 }
 
 // take reads a message and those that have come behind it. The time is taken once for them, and after they
@@ -200,6 +203,8 @@ func outcome(h nats.Header) (ended bool, err error) {
 		return true, jetstream.ErrConsumerDeleted
 	case strings.EqualFold(description, "Message Size Exceeds MaxBytes"):
 		return true, errPullFull
+	case strings.EqualFold(description, "Batch Completed"): // and more bytes could have come
+		return true, nil
 	}
 	return true, fmt.Errorf("%s %s", status, description)
 }

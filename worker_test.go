@@ -598,7 +598,8 @@ func TestWorkTakesBytesAhead(t *testing.T) {
 		out.trigger(0, "t", "large", int64(i), strings.Repeat("x", size))
 	}
 	begun, done := make(chan struct{}, large), make(chan struct{})
-	stop := startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", Concurrency: 1}, func(_ context.Context, tr *Trigger) error {
+	o := WorkerOptions{Topic: "t", Name: "g", Concurrency: 1, OnError: func(_ *Trigger, err error) { t.Error(err) }}
+	stop := startWorker(t, Connect(nc), o, func(_ context.Context, tr *Trigger) error {
 		if tr.Job == "large" {
 			begun <- struct{}{}
 			<-done
