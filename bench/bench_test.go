@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	runtimemetrics "runtime/metrics"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -306,6 +307,88 @@ func TestPutTooSlowly(t *testing.T) {
 	}
 	if jobs != len(l.plan.First) {
 		t.Errorf("%d jobs of %d are there", jobs, len(l.plan.First))
+	}
+}
+
+// In a service that is not the run's own jobs end by themselves, as nobody deletes them for a run that is killed.
+func TestJobsEnd(t *testing.T) {
+	l := newLoad("x-", Mix{Intervals: 1, Cron: 1, OneShots: 1}, 3, time.Second, 10)
+	l.plan.From, l.plan.To = 1_800_000_000_000, 1_800_000_001_000
+	for _, l.ends = range []bool{true, false} {
+		for i := range l.plan.First {
+			j := l.job(i)
+			recurs := !strings.HasPrefix(j.Schedule, "@at")
+			if ends := time.UnixMilli(l.plan.To).Add(outlives).UTC(); l.ends && recurs && !j.End.Equal(ends) || (!l.ends || !recurs) && !j.End.IsZero() {
+				t.Errorf("%s, %s, ends at %s", j.ID, j.Schedule, j.End)
+			}
+			if err := j.Validate(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// Putting ends with the first job that is not taken, however many are to follow.
+func TestPutJobs(t *testing.T) {
+	_, nc := running(t)
+	taken := 0
+	err := putJobs(t.Context(), carillon.Connect(nc), func(yield func(carillon.Job) bool) {
+		for i := 0; ; i++ {
+			j := carillon.Job{ID: "put-" + strconv.Itoa(i), Schedule: "@daily"}
+			if i == 1000 {
+				j.Schedule = "never"
+			}
+			if !yield(j) {
+				return
+			}
+		}
+	}, func(carillon.Job, carillon.JobReply) { taken++ })
+	if !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidSchedule}) || !strings.Contains(err.Error(), "put-1000") || taken == 0 {
+		t.Errorf("%d jobs were taken: %v", taken, err)
+	}
+}
+
+// Who waits for answers that were lost does not do so for ever.
+func TestTakeRoom(t *testing.T) {
+	room := make(chan struct{}, 1)
+	if err := takeRoom(t.Context(), room, time.Hour); err != nil {
+		t.Error(err)
+	}
+	if err := takeRoom(t.Context(), room, time.Millisecond); err == nil {
+		t.Error("there is no room, and nobody says so")
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := takeRoom(ended, room, time.Hour); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// An engine that ends while it is measured is heard to the end.
+func TestEngineThatDies(t *testing.T) {
+	t.Parallel()
+	s, err := service(t).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.OpenFile(filepath.Join(e.dir, "bench.log"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	if _, err := log.WriteString("\npanic: out of tune\n" + strings.Repeat("goroutine\n", 1000)); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has ended", func() bool { return errors.Is(e.cmd.Process.Signal(syscall.Signal(0)), os.ErrProcessDone) })
+	if err := e.close(); err == nil || !strings.Contains(err.Error(), "the engine ended by itself (signal: killed)") || !strings.Contains(err.Error(), "panic: out of tune") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -322,21 +322,19 @@ func (v *side) put(ctx context.Context, b *burst, from int64) error {
 	payload := payloadOf(b.PayloadBytes)
 	jobs := func(yield func(carillon.Job) bool) {
 		for i, first := range v.plan.First {
-			if !yield(carillon.Job{
+			job := carillon.Job{
 				ID: v.plan.Prefix + strconv.Itoa(i), Topic: v.name, Priority: v.priority, Payload: payload,
 				Schedule: "@every 1s", Start: time.UnixMilli(from + first).UTC(), Misfire: carillon.FireAll,
-			}) {
+			}
+			if b.Service.Server != "" {
+				job.End = time.UnixMilli(from).Add(time.Hour).UTC() // longer than any burst drains
+			}
+			if !yield(job) {
 				return
 			}
 		}
 	}
-	var failed error
-	err := carillon.Connect(b.out.nc, carillon.WithNames(b.engine.Names)).PutAll(ctx, jobs, putWindow, func(j carillon.Job, _ carillon.JobReply, err error) {
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
-		}
-	})
-	return errors.Join(err, failed)
+	return putJobs(ctx, carillon.Connect(b.out.nc, carillon.WithNames(b.engine.Names)), jobs, nil)
 }
 
 // report asks the worker for what was due while the burst drained.

@@ -71,6 +71,14 @@ func (c CeilingConfig) Validate() error {
 	return nil
 }
 
+// sync says what is on disk when: no engine has the embedded server's streams synced.
+func (c *CeilingConfig) sync() string {
+	if c.Service.Server != "" || c.Service.NATS != "" {
+		return c.Service.sync()
+	}
+	return "commits: fsync; streams: page cache"
+}
+
 // RunCeiling measures, without an engine, what one could at best reach here: bare messages with the payload
 // and headers of a trigger, published in the usual way and in chains; an append to a log stream read back;
 // a bare time.Sleep; a synced commit to the local log. The server is embedded in this process as it is in
@@ -88,7 +96,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir, c.Service.sync())}
+	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir, c.sync())}
 	r.Machine.NATS, r.Machine.Replicas = m.nc.ConnectedServerVersion(), m.replicas
 
 	figures := []struct {

@@ -184,9 +184,8 @@ func (r *clientsRun) run(ctx context.Context, began time.Time) error {
 		sending.Go(func() {
 			room := make(chan struct{}, r.Window)
 			for {
-				select {
-				case room <- struct{}{}:
-				case <-ctx.Done():
+				if err := takeRoom(ctx, room, answerPatience); err != nil {
+					failed <- err
 					return
 				}
 				i := int(r.next.Add(1)) - 1

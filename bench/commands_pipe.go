@@ -104,6 +104,25 @@ func (p *pipe) receive(m *nats.Msg) {
 // up a command after 5 s.
 const answerPatience = 20 * time.Second
 
+// takeRoom waits until one more request may be under way. Where none is answered for long the answers were lost.
+func takeRoom(ctx context.Context, room chan<- struct{}, patience time.Duration) error {
+	select {
+	case room <- struct{}{}:
+		return nil
+	default:
+	}
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case room <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return fmt.Errorf("bench: of %d requests under way none was answered for %s", cap(room), patience)
+	}
+}
+
 // drain waits until everything that was sent is answered.
 func (p *pipe) drain(ctx context.Context) error {
 	t := time.NewTicker(20 * time.Millisecond)
@@ -170,10 +189,8 @@ func (p *pipe) fill(ctx context.Context, from, to int, job func(int) carillon.Jo
 	room := make(chan struct{}, fillWindow)
 	put := func(i int) error {
 		j := job(i)
-		select {
-		case room <- struct{}{}:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := takeRoom(ctx, room, answerPatience); err != nil {
+			return err
 		}
 		return p.send(carillon.VerbPut, j.ID, carillon.AppendPut(nil, &j, nil), func(a answer) {
 			<-room

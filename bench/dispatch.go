@@ -258,7 +258,11 @@ func cronJobs(prefix string, c *DispatchConfig) *salvo {
 	s.job = func(i int) carillon.Job {
 		first := time.UnixMilli(s.From).UTC()
 		schedule := fmt.Sprintf("%d-%d %d %d * * *", first.Second(), first.Second()+fires-1, first.Minute(), first.Hour())
-		return carillon.Job{ID: s.id(i), Topic: s.topic(), Payload: payload, Schedule: schedule, Spread: s.spread, Misfire: carillon.FireAll}
+		job := carillon.Job{ID: s.id(i), Topic: s.topic(), Payload: payload, Schedule: schedule, Spread: s.spread, Misfire: carillon.FireAll}
+		if c.Service.Server != "" { // and not each day from now on
+			job.End = first.Add(time.Duration(fires)*time.Second + outlives)
+		}
+		return job
 	}
 	return s
 }

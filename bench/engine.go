@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -204,6 +205,20 @@ func (e *engine) parseReady(line string) error {
 	return nil
 }
 
+// cause is what the engine's log has from the beginning of a panic on, else its end.
+func (e *engine) cause() string {
+	b, err := os.ReadFile(filepath.Join(e.dir, "bench.log"))
+	if err != nil {
+		return err.Error()
+	}
+	for _, begin := range []string{"\npanic: ", "\nfatal error: "} {
+		if i := bytes.Index(b, []byte(begin)); i >= 0 {
+			return string(b[i+1 : min(len(b), i+8000)])
+		}
+	}
+	return e.said()
+}
+
 // said is the end of the engine's own log.
 func (e *engine) said() string {
 	b, err := os.ReadFile(filepath.Join(e.dir, "bench.log"))
@@ -227,7 +242,11 @@ func (e *engine) kill() error {
 func (e *engine) close() error {
 	var err error
 	if e.cmd != nil {
-		if err = e.cmd.Process.Signal(syscall.SIGTERM); err == nil {
+		err = e.cmd.Process.Signal(syscall.SIGTERM)
+		switch {
+		case errors.Is(err, os.ErrProcessDone): // nobody has asked it to end
+			err = fmt.Errorf("bench: the engine ended by itself (%v); it said:\n%s", <-e.exited, e.cause())
+		case err == nil:
 			// Kill fails only on a process that has ended, and that is waited for.
 			patience := time.AfterFunc(30*time.Second, func() { _ = e.cmd.Process.Kill() })
 			if exit := <-e.exited; exit != nil {

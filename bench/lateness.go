@@ -139,6 +139,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
+	l.ends = c.Service.Server != ""
 	var puts time.Duration
 	for try, lead := 1, c.lead; ; try++ {
 		began := time.Now()

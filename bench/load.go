@@ -2,8 +2,8 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"strconv"
@@ -129,8 +129,12 @@ type load struct {
 	rate    int
 	seconds int
 	payload []byte
+	ends    bool // they are put into a service that is not the run's own
 	plan    plan
 }
+
+// outlives is how long jobs that recur go on after the run in a service that is not its own: when it is killed it deletes none.
+const outlives = 10 * time.Minute
 
 const everySecond = 1000 // ms between two fires of a recurring job
 
@@ -174,6 +178,10 @@ func (l *load) job(i int) carillon.Job {
 		j.Schedule, j.Spread, j.Start = "* * * * * *", time.Second, time.UnixMilli(l.plan.From).UTC()
 	default:
 		j.Schedule = "@at " + due.Format(carillon.TimeFormat)
+		return j
+	}
+	if l.ends {
+		j.End = time.UnixMilli(l.plan.To).Add(outlives).UTC()
 	}
 	return j
 }
@@ -194,6 +202,7 @@ const (
 func (l *load) put(ctx context.Context, client *carillon.Client, lead time.Duration, progress func(done int)) error {
 	n := len(l.plan.First)
 	l.plan.From = time.Now().Add(time.Hour).UnixMilli()
+	l.plan.To = l.plan.From + int64(l.seconds)*1000
 	began := time.Now()
 	few := min(n, sample)
 	if err := l.putAll(ctx, client, few, func(int) {}); err != nil {
@@ -240,21 +249,34 @@ func (l *load) putAll(ctx context.Context, client *carillon.Client, n int, progr
 			}
 		}
 	}
-	var failed error
 	done := 0
 	intervals, crons := l.recurring()
-	err := client.PutAll(ctx, iter.Seq[carillon.Job](jobs), putWindow, func(j carillon.Job, r carillon.JobReply, err error) {
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
-			return
-		}
+	return putJobs(ctx, client, jobs, func(j carillon.Job, r carillon.JobReply) {
 		if i, ok := l.plan.index(j.ID); ok && i >= intervals && i < intervals+crons {
 			l.plan.First[i] = r.Next.UnixMilli() - l.plan.From
 		}
 		done++
 		progress(done)
 	})
-	return errors.Join(err, failed)
+}
+
+// putJobs puts jobs, many at once, and ends with the first that is not taken. told, where there is one, is told of the others, one by
+// one.
+func putJobs(ctx context.Context, client *carillon.Client, jobs iter.Seq[carillon.Job], told func(carillon.Job, carillon.JobReply)) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err := client.PutAll(ctx, jobs, putWindow, func(j carillon.Job, r carillon.JobReply, err error) {
+		switch {
+		case err != nil:
+			stop(fmt.Errorf("put %s: %w", j.ID, err))
+		case told != nil:
+			told(j, r)
+		}
+	})
+	if err = cmp.Or(context.Cause(ctx), err); err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	return nil
 }
 
 // index is the number of a job by its id.

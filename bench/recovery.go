@@ -218,9 +218,8 @@ func (c *RecoveryConfig) fillOutputs(ctx context.Context, client *carillon.Clien
 			}
 		}
 	}
-	err = client.PutAll(ctx, jobs, putWindow, func(_ carillon.Job, _ carillon.JobReply, e error) { err = errors.Join(err, e) })
-	if err != nil {
-		return fmt.Errorf("bench: filling: %w", err)
+	if err := putJobs(ctx, client, jobs, nil); err != nil {
+		return err
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -20,6 +20,7 @@ type Result struct {
 	Params     any               `json:"params"`
 	Machine    Machine           `json:"machine"`
 	Figures    Figures           `json:"figures"`
+	Error      string            `json:"error,omitempty"`      // what ended it before its time: then the rest is not whole
 	Checks     *Checks           `json:"checks,omitempty"`     // of workloads that have jobs: all but ceiling
 	Targets    []Target          `json:"targets,omitempty"`    // what was to be reached
 	Histograms map[string]string `json:"histograms,omitempty"` // HdrHistogram V2, compressed, base64; µs
@@ -38,7 +39,7 @@ func (r *Result) Passed() bool {
 			return false
 		}
 	}
-	return r.Checks == nil || r.Checks.clean()
+	return r.Error == "" && (r.Checks == nil || r.Checks.clean())
 }
 
 // Figure is one number. Its unit is the end of its name.

@@ -374,12 +374,8 @@ func (c *ScaleConfig) restart(ctx context.Context, e *engine, nc *nats.Conn, r *
 			}
 		}
 	}
-	var failed error
-	err := carillon.Connect(nc, carillon.WithNames(e.Names)).PutAll(ctx, jobs, putWindow, func(_ carillon.Job, _ carillon.JobReply, err error) {
-		failed = cmp.Or(failed, err)
-	})
-	if err = cmp.Or(err, failed); err != nil {
-		return recovered{}, fmt.Errorf("bench: %w", err)
+	if err := putJobs(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), jobs, nil); err != nil {
+		return recovered{}, err
 	}
 	if err := waitUntil(ctx, c.Progress, "firing before the kill", time.Now().Add(3*time.Second)); err != nil {
 		return recovered{}, err

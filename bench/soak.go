@@ -1,10 +1,8 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -175,20 +173,17 @@ func (s *soak) putRecurring(ctx context.Context) error {
 			if i%4 == 3 {
 				job.Schedule, job.Spread, job.Start = "* * * * * *", time.Second, s.begin.UTC()
 			}
+			if s.Service.Server != "" {
+				job.End = s.begin.Add(s.Duration + outlives).UTC()
+			}
 			if !yield(job) {
 				return
 			}
 		}
 	}
-	var failed error
-	err := s.client.PutAll(ctx, jobs, putWindow, func(j carillon.Job, r carillon.JobReply, err error) {
-		if err != nil {
-			failed = cmp.Or(failed, fmt.Errorf("bench: put %s: %w", j.ID, err))
-			return
-		}
+	return putJobs(ctx, s.client, jobs, func(j carillon.Job, r carillon.JobReply) {
 		if i, ok := s.base.index(j.ID); ok && i%4 == 3 {
 			s.base.First[i] = r.Next.UnixMilli() - s.begin.UnixMilli()
 		}
 	})
-	return cmp.Or(failed, err)
 }

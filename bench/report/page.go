@@ -64,7 +64,7 @@ func Write(w io.Writer, runs []Run) (Summary, error) {
 				p.Goals = append(p.Goals, newGoal(s.ID, name, &run, t))
 			}
 			if c := run.Checks; c != nil {
-				v := checked{Section: s.ID, Run: name, Clean: (&bench.Result{Checks: c}).Passed(), Counts: counts(c)}
+				v := checked{Section: s.ID, Run: name, Clean: (&bench.Result{Checks: c, Error: run.Error}).Passed(), Error: run.Error, Counts: counts(c)}
 				p.Checks = append(p.Checks, v)
 				if run.peer() == "" {
 					p.Checked++
@@ -97,9 +97,9 @@ type (
 		Met                                            bool
 	}
 	checked struct {
-		Section, Run string
-		Clean        bool
-		Counts       []count
+		Section, Run, Error string
+		Clean               bool
+		Counts              []count
 	}
 	count struct {
 		Name, Text string

@@ -274,6 +274,12 @@ func TestEveryTargetAndCheckIsShown(t *testing.T) {
 	if d := cmp.Diff(want, rows("checks")); d != "" {
 		t.Error(d)
 	}
+	broken := latenessOf(t, 5000)
+	broken.Error = "the engine ended by itself"
+	page, _ = open(t, read(t, broken))
+	if got := rows("checks")[0][1]; got != "✗ failed: the engine ended by itself" {
+		t.Errorf("of a run that did not come to its end it says %q", got)
+	}
 	all, _ := open(t, read(t, latenessOf(t, 5000)))
 	if head := all.find("p", "verdicts")[0].text; !strings.HasSuffix(head, "1 of 2 targets met · every trigger once, none early") {
 		t.Errorf("the page begins with %q", head)
@@ -543,6 +549,7 @@ func TestNames(t *testing.T) {
 		"grouped_commits_records_per_s": {"grouped commits", "records/s"},
 		"stored_per_100ms":              {"stored", "/100ms"},
 		"ratio_chained":                 {"ratio chained", ""},
+		"pauses_over_10_ms_per_million": {"pauses over 10 ms", "/million"},
 		"cpu_percent":                   {"cpu", "%"},
 		"s":                             {"s", ""},
 		"":                              {"", ""},

@@ -130,12 +130,16 @@ func short(v float64) string {
 
 var (
 	unitPattern       = regexp.MustCompile(`^(.+?)(?:_(us|ms|s|mib|bytes|percent|records|jobs))?(?:_per_([0-9a-z]+))?$`)
+	countPattern      = regexp.MustCompile(`^(.+_over_[0-9]+_ms)_per_([a-z]+)$`) // what is counted has a unit in its name
 	percentilePattern = regexp.MustCompile(`\bp99(9+)\b`)
 	unitNames         = map[string]string{"us": "µs", "mib": "MiB", "percent": "%"}
 )
 
 // named takes a name of the result files apart: received_p999_ms is "received p99.9" in ms.
 func named(name string) (label, unit string) {
+	if m := countPattern.FindStringSubmatch(name); m != nil {
+		return strings.ReplaceAll(m[1], "_", " "), "/" + m[2]
+	}
 	m := unitPattern.FindStringSubmatch(name)
 	if m == nil {
 		return name, ""

@@ -124,8 +124,11 @@ func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, r
 
 // tell prints a result.
 func (a *app) tell(r bench.Result, err error) error {
-	if err != nil && r.Figures == nil {
-		return err
+	if err != nil {
+		if r.Figures == nil {
+			return err
+		}
+		r.Error = err.Error()
 	}
 	if a.json {
 		b, e := json.Marshal(r)
