@@ -201,7 +201,14 @@ func (m *Member) bury(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
 	err := m.kv.Delete(ctx, nodePrefix+name, jetstream.LastRevision(revision))
-	if err != nil && !conflict(err) { // it lives, and the watch says so
+	switch {
+	case conflict(err): // it lives, and the watch will say so; or it was never in this bucket, which was made anew
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.roster.revision(name) == revision {
+			m.roster.remove(name)
+		}
+	case err != nil:
 		return fmt.Errorf("cluster: remove the key of %s: %w", name, err)
 	}
 	return nil

@@ -283,6 +283,21 @@ func TestLongDeadAreForgotten(t *testing.T) {
 	if _, err := a.kv.Get(t.Context(), nodePrefix+"c"); !errors.Is(err, jetstream.ErrKeyNotFound) {
 		t.Errorf("the key of one that is long dead: %v", err)
 	}
+	// So is one whose key is of a bucket that was lost since.
+	a.Member.mu.Lock()
+	a.roster.members["ghost"] = &seen{Beat: Beat{Node: Node{Name: "ghost"}}, revision: 1 << 40, at: a.roster.heard - 2*abandonedAfter}
+	a.Member.mu.Unlock()
+	for deadline := time.Now().Add(patience); ; time.Sleep(beatEvery) {
+		a.Member.mu.Lock()
+		left := a.roster.revision("ghost")
+		a.Member.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("one whose key is gone is remembered")
+		}
+	}
 	c.signal(syscall.SIGCONT)
 	v := a.placedFor("a", "b", "c")
 	b.placedFor("a", "b", "c")

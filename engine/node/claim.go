@@ -83,6 +83,8 @@ func (n *Node) claim(p *partition) {
 		return
 	}
 	p.claiming, p.sentClaim, p.claimed = true, true, time.Now()
+	p.claims++
+	number := p.claims
 	p.mu.Unlock()
 	done := func(seq uint64, err error) {
 		if err == nil {
@@ -91,11 +93,14 @@ func (n *Node) claim(p *partition) {
 			n.claimsLost.tell(n.log, time.Now(), "claim not stored", "partition", p.number, "error", err) // if it was, it is made again
 		}
 		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.claims != number {
+			return // one that is late is told of twice, and another is on its way by then
+		}
 		p.claiming = false
 		if err != nil {
 			p.claimed = time.Time{} // the log may have a leader again any moment
 		}
-		p.mu.Unlock()
 	}
 	if err := n.streams.Log.PublishPatient(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
 		done(0, err)

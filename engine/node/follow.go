@@ -237,6 +237,7 @@ func (n *Node) giveUp(p *partition) error {
 	p.machine = engine.New(n.layout, p.number)
 	p.checkpoint.Store(0)
 	p.older.Store(0)
+	p.checkpointAt.Store(0)
 	before := p.table.renew()
 	p.mu.Unlock()
 	if err := errors.Join(before.Close(), n.saved.Clear(uint16(p.number))); err != nil {

@@ -133,23 +133,10 @@ func (l *leaders) silent(slow slowness) (names []string) {
 // depose asks the leader of a stream to step down if it is slow: for this node's server, or else another that is not. What
 // was on its way to it is lost, or its answer is: a partition's chain is given up once there is another leader.
 func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partition) {
-	l := &n.leaders
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := l.known[name]
-	if s == nil || slow.silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
+	by, to := n.leaders.heir(name, slow, n.nc.ConnectedServerName())
+	if to == "" {
 		return
 	}
-	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.lately[f] })
-	if len(heirs) == 0 {
-		return
-	}
-	to := heirs[0]
-	if own := n.nc.ConnectedServerName(); slices.Contains(heirs, own) {
-		to = own
-	}
-	by := s.by
-	s.deposed = time.Now()
 	if err := streams.StepDown(slow.silent[by], name, to); err != nil {
 		n.log.Warn("a slow nats-server was not asked to lead a stream no longer", "stream", name, "server", by, "error", err)
 		return
@@ -164,6 +151,25 @@ func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partit
 			}
 		}
 	})
+}
+
+// heir says who leads a stream, and is slow, and who is to; nobody where that is as it should be, or was asked for just now.
+func (l *leaders) heir(name string, slow slowness, own string) (by, to string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.known[name]
+	if s == nil || slow.silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
+		return "", ""
+	}
+	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.lately[f] })
+	if len(heirs) == 0 {
+		return "", ""
+	}
+	s.deposed = time.Now()
+	if slices.Contains(heirs, own) {
+		return s.by, own
+	}
+	return s.by, heirs[0]
 }
 
 // succeeded gives up a chain that was resumed under another leader, and waits for answers of that.

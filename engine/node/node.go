@@ -225,6 +225,7 @@ type partition struct {
 	owner     engine.Owner
 	claiming  bool      // a claim is on its way
 	sentClaim bool      // this run has sent one
+	claims    uint64    // that were sent
 	claimed   time.Time // when the last one was sent
 	stopped   error     // why the partition stopped for good
 	upTo      uint64    // records up to here are in a machine that began to follow during this run

@@ -256,7 +256,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 			header = nats.Header{carillon.HeaderRequest: []string{request}}
 		}
 		publish := n.streams.Log.PublishAsync
-		if n.replies.open.Load() <= few {
+		if n.replies.open.Load() <= few && n.nothingBuffered() { // else it would overtake what was sent before
 			publish = n.streams.Log.PublishNow
 		}
 		err := publish(subject, header, body, func(seq uint64, err error) {
@@ -286,6 +286,12 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 			n.replies.failed(done, refused(carillon.CodeLimitExceeded, "the log is nearly full; nothing was done"))
 		}
 	}()
+}
+
+// nothingBuffered tells whether all that was published is with the server.
+func (n *Node) nothingBuffered() bool {
+	bytes, err := n.nc.Buffered()
+	return err == nil && bytes == 0
 }
 
 // command sends a command and waits for its outcome.

@@ -118,11 +118,11 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.out.Unlock()
 	found, number, err := n.judge(ctx, p, epoch, info, last, acked)
 	if errors.Is(err, engine.ErrAhead) {
-		err := n.upToDate(ctx)
-		if n.server != nil {
-			err = n.reach(ctx, n.local.Last()) // a refill may have put out what is in the local log, and not applied yet
+		wait := n.upToDate
+		if n.server != nil { // a refill may have put out what is in the local log, and not applied yet
+			wait = func(ctx context.Context) error { return n.reach(ctx, n.local.Last()) }
 		}
-		if err != nil {
+		if err := wait(ctx); err != nil {
 			return err
 		}
 		found, number, err = n.judge(ctx, p, epoch, info, last, acked)
