@@ -23,7 +23,7 @@ the partitions, and take over from each other; each needs a name of its own.
 It prints one line on standard output when it is ready to take jobs, and its log on standard error. A
 first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data directory.`,
 		Example: `  carillon serve
-  carillon serve --data /var/lib/carillon --listen 0.0.0.0:4222 --http 0.0.0.0:8080
+  carillon serve --data /var/lib/carillon --out-max-bytes 1073741824
   carillon serve --nats-config nats.conf
   carillon serve --nats nats://nats-1:4222,nats://nats-2:4222 --creds engine.creds --replicas 3`,
 		Args: cobra.NoArgs,
@@ -77,9 +77,9 @@ func (s *serveFlags) sharing(f *pflag.FlagSet) {
 // keeping adds those of the streams and of what is kept in them and beside them.
 func (s *serveFlags) keeping(f *pflag.FlagSet) {
 	f.IntVar(&s.options.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default 8)")
-	f.Int64Var(&s.options.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream, when it is made (default 256 MiB)")
-	f.Int64Var(&s.options.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes, when it is made")
-	f.DurationVar(&s.options.OutMaxAge, "out-max-age", 0, "retention of each output stream in time, when it is made")
+	f.Int64Var(&s.options.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream; with --nats or --nats-config only when it is made (default 256 MiB)")
+	f.Int64Var(&s.options.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes; with --nats or --nats-config only when it is made (default 512 MiB shared by all)")
+	f.DurationVar(&s.options.OutMaxAge, "out-max-age", 0, "retention of each output stream in time; the same (default 72h)")
 	f.BoolVar(&s.options.PersistAsync, "persist-async", false, "make output streams that acknowledge before they write: faster, and a crash publishes their end again")
 	f.DurationVar(&s.options.Retention, "retention", 24*time.Hour, "how long completed jobs stay queryable")
 	f.IntVar(&s.options.CompletedMax, "completed-max", 250_000, "a completed job of a partition stays until so many others have completed after it")

@@ -425,8 +425,9 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Rights: n.rights(),
-		Reader: reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
+		Rebound: n.server != nil && o.NATSConfig == "", // clients may not edit them there
+		Rights:  n.rights(),
+		Reader:  reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
 	})
 	if err != nil {
 		return err

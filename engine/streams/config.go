@@ -25,11 +25,15 @@ type Config struct {
 	Storage  jetstream.StorageType // default file
 
 	// These count when a stream is made. Of one that is there they stay as they are: an operator
-	// changes them with `nats stream edit`.
+	// changes them with `nats stream edit`, unless Rebound.
 	LogMaxBytes  int64         // the log refuses records beyond it; default 256 MiB, -1 none
 	OutMaxBytes  int64         // of each output stream, the oldest go first; default 512 MiB / Partitions, -1 none
 	OutMaxAge    time.Duration // of an output, default 72 h, -1 none
 	PersistAsync bool          // output streams acknowledge before they write; needs file storage and one replica
+
+	// Rebound has the bounds of bytes and age that are given, and are not defaults, count for streams that are there, too: where
+	// nobody but the caller may edit them.
+	Rebound bool
 
 	Rights     Rights        // what the caller needs besides; Open refuses a user who lacks any of it
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
@@ -183,6 +187,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	given := cfg
 	cfg = cfg.withDefaults()
 	if err := checkVersion(nc.ConnectedServerVersion()); err != nil {
 		return nil, err
@@ -216,6 +221,9 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := check(got, cfg.logConfig()); err != nil {
 		return nil, err
 	}
+	if err := given.rebound(ctx, js, got, given.LogMaxBytes, 0); err != nil {
+		return nil, err
+	}
 	cfg.Replicas = got.Replicas // and of the output streams that are still to be made
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 comes last: who counts them from 0 on finds none, or all
@@ -225,6 +233,9 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 			return nil, err
 		}
 		if err := check(got, want); err != nil {
+			return nil, err
+		}
+		if err := given.rebound(ctx, js, got, given.OutMaxBytes, given.OutMaxAge); err != nil {
 			return nil, err
 		}
 	}
@@ -258,6 +269,24 @@ func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstre
 		return jetstream.StreamConfig{}, c.notMade(ctx, js.Conn(), want, err)
 	}
 	return st.CachedInfo().Config, nil
+}
+
+// rebound gives a stream that is there other bounds, where that is wanted; 0 leaves one as it is.
+func (c Config) rebound(ctx context.Context, js jetstream.JetStream, got jetstream.StreamConfig, bytes int64, age time.Duration) error {
+	want := got
+	if bytes != 0 {
+		want.MaxBytes = bytes
+	}
+	if age != 0 {
+		want.MaxAge = max(age, 0)
+	}
+	if !c.Rebound || want.MaxBytes == got.MaxBytes && want.MaxAge == got.MaxAge {
+		return nil
+	}
+	if _, err := js.UpdateStream(ctx, want); err != nil {
+		return fmt.Errorf("streams: %s was not given %d bytes and an age of %s as its bounds: %w", got.Name, want.MaxBytes, want.MaxAge, err)
+	}
+	return nil
 }
 
 var partitionCall = regexp.MustCompile(`\{\{\s*[pP]artition\(\s*(\d+)\s*,`)

@@ -90,7 +90,7 @@ func checkRights(ctx context.Context, nc *nats.Conn, need Rights) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("streams: the user %q of account %q %s; docs/operations.md lists what an engine needs",
+	return fmt.Errorf("streams: the user %q of account %q %s; docs/deploy/nats/carillon.conf has all that an engine needs",
 		who.Data.User, who.Data.Account, strings.Join(missing, ", "))
 }
 

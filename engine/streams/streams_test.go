@@ -304,7 +304,17 @@ func TestOpenAgain(t *testing.T) {
 			t.Errorf("%+v, %v: want the limit it was made with", info, err)
 		}
 	}
-	_, err := Open(t.Context(), nc, Config{Replicas: 3})
+	// Where nobody else may edit them those that are given count, and others stay.
+	open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, Rebound: true})
+	s := open(t, nc, Config{LogMaxBytes: 3 << 20, OutMaxAge: -1, Rebound: true})
+	out, err := s.Out[2].Info(t.Context())
+	if err != nil || out.MaxBytes != 2<<20 || out.MaxAge != 0 {
+		t.Errorf("an output stream is bounded by %d bytes, %s, %v", out.MaxBytes, out.MaxAge, err)
+	}
+	if log, err := s.Log.Info(t.Context()); err != nil || log.MaxBytes != 3<<20 {
+		t.Errorf("the log is bounded by %d bytes, %v", log.MaxBytes, err)
+	}
+	_, err = Open(t.Context(), nc, Config{Replicas: 3})
 	if err == nil || !strings.Contains(err.Error(), "CARILLON_LOG cannot be used: it has 1 replicas, 3 are asked for (nats stream edit CARILLON_LOG --replicas 3)") {
 		t.Errorf("asked for 3 replicas of a stream that has one: %v", err)
 	}
