@@ -22,8 +22,8 @@ func (n *Node) readAhead(p *partition, ids []string) *engine.Ahead {
 	return read
 }
 
-// readPageAhead does so for a page of a list.
-func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after string) *engine.Ahead {
+// readPageAhead does so for a page of up to limit jobs of a list.
+func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after string, limit int) *engine.Ahead {
 	p.mu.Lock()
 	read, all := p.machine.Ahead(), p.machine.Complete()
 	p.mu.Unlock()
@@ -37,10 +37,18 @@ func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after str
 		p.mu.Lock()
 		cold := p.machine.Cold(read.IDs())
 		p.mu.Unlock()
+		if takesAll(list) {
+			cold = cold[:min(len(cold), limit)]
+		}
 		return read.Read(v, cold)
 	})
 	if err != nil {
 		return nil
 	}
 	return read
+}
+
+// takesAll tells whether a list takes each job that it looks at.
+func takesAll(list *carillon.ListRequest) bool {
+	return list.Label == "" && list.Owner == "" && list.Topic == "" && list.Status == ""
 }

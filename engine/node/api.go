@@ -428,9 +428,10 @@ func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limi
 	more = true
 	for looked := 0; more && len(jobs) < limit && size < carillon.MaxPageBytes && looked*len(n.partitions) < pageLooks; looked += pageScan {
 		var part []carillon.JobReply
-		read := n.readPageAhead(p, list, after)
+		most := min(limit-len(jobs), pageJobs)
+		read := n.readPageAhead(p, list, after, most)
 		p.mu.Lock()
-		part, after, more = p.machine.Page(list, after, min(limit-len(jobs), pageJobs), pageScan, read)
+		part, after, more = p.machine.Page(list, after, most, pageScan, read)
 		p.mu.Unlock()
 		jobs = append(jobs, part...)
 		for i := range part {
