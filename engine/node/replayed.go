@@ -118,8 +118,9 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, prefix)
 		}
 		_, states, err := newRestored(e.Manifest)
-		if err != nil {
-			return nil, err
+		if err != nil { // of a newer version, it may be
+			unfit = cmp.Or(unfit, err)
+			continue
 		}
 		if latest := latestOf(states); latest > at.UnixMilli() {
 			if id != "" {
