@@ -8,13 +8,19 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// readCounted counts the pairs that are read by scans.
-type readCounted struct {
+// tableCounted counts what is asked of a table, and the pairs that are read by scans.
+type tableCounted struct {
 	Table
-	read int
+	asked, read int
 }
 
-func (c *readCounted) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
+func (c *tableCounted) Get(room byte, key []byte) ([]byte, bool, error) {
+	c.asked++
+	return c.Table.Get(room, key)
+}
+
+func (c *tableCounted) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
+	c.asked++
 	return c.Table.Scan(room, above, below, limit, func(key, value []byte) error {
 		c.read++
 		return yield(key, value)
@@ -35,7 +41,7 @@ func TestPageIsBounded(t *testing.T) {
 		if err := s.checkpoint(100); err != nil {
 			t.Fatal(err)
 		}
-		table := &readCounted{Table: s.table.View()}
+		table := &tableCounted{Table: s.table.View()}
 		m, err := OpenCold(f.m.layout, f.m.partition, table)
 		if err != nil {
 			t.Fatal(err)
@@ -88,22 +94,6 @@ func TestPageFills(t *testing.T) {
 	if got != 20 {
 		t.Errorf("got %d of 20 jobs", got)
 	}
-}
-
-// tableCounted counts what is asked of a table.
-type tableCounted struct {
-	Table
-	asked int
-}
-
-func (c *tableCounted) Get(room byte, key []byte) ([]byte, bool, error) {
-	c.asked++
-	return c.Table.Get(room, key)
-}
-
-func (c *tableCounted) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
-	c.asked++
-	return c.Table.Scan(room, above, below, limit, yield)
 }
 
 // Where jobs were read ahead, the machine asks its table for nothing; and it does not believe that any more once it is old.

@@ -77,7 +77,7 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	}
 	return replace(vfs.Default, name, func(w *bufio.Writer) error {
 		if mode != 0 { // who may not read the old one may not read the new one either
-			if err := os.Chmod(name+part, mode); err != nil {
+			if err := os.Chmod(name+partEnd, mode); err != nil {
 				return err
 			}
 		}
@@ -85,13 +85,13 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	})
 }
 
-// part is the end of the name of a file that is not whole yet.
-const part = ".part"
+// partEnd is the end of the name of a file that is not whole yet.
+const partEnd = ".part"
 
 // replace writes a file beside the one that is meant and puts it in its place once it is on disk: not even a loss of power
 // leaves half of one there.
 func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
-	f, err := files.Create(name+part, vfs.WriteCategoryUnspecified)
+	f, err := files.Create(name+partEnd, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -99,10 +99,10 @@ func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
 		err = f.Sync()
 	}
 	if err = cmp.Or(err, f.Close()); err == nil {
-		err = files.Rename(name+part, name)
+		err = files.Rename(name+partEnd, name)
 	}
 	if err != nil {
-		return errors.Join(err, files.Remove(name+part))
+		return errors.Join(err, files.Remove(name+partEnd))
 	}
 	dir, err := files.OpenDir(filepath.Dir(name))
 	if err != nil {

@@ -636,16 +636,20 @@ func TestConnectionFromEnvironment(t *testing.T) {
 	}
 }
 
-// TestWorkPrints runs a worker without a command until it has printed the one trigger there is.
-func TestWorkPrints(t *testing.T) {
-	url := startEngine(t)
-	for _, args := range [][]string{
-		{"job", "put", "bell", "--topic", "work.a", "--payload", `{"n":1}`}, {"job", "fire", "bell"},
-	} {
+// fire puts a job and fires it.
+func fire(t *testing.T, url, job string, flags ...string) {
+	t.Helper()
+	for _, args := range [][]string{append([]string{"job", "put", job}, flags...), {"job", "fire", job}} {
 		if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
 			t.Fatalf("%v: %s", args, errOut)
 		}
 	}
+}
+
+// TestWorkPrints runs a worker without a command until it has printed the one trigger there is.
+func TestWorkPrints(t *testing.T) {
+	url := startEngine(t)
+	fire(t, url, "bell", "--topic", "work.a", "--payload", `{"n":1}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
 	ended := make(chan int, 1)
@@ -686,11 +690,7 @@ func (d *fullDisk) Write(b []byte) (int, error) {
 // TestWorkKeepsWhatItCannotPrint: a trigger is acknowledged once it is printed, and comes again until then.
 func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
 	url := startEngine(t)
-	for _, args := range [][]string{{"job", "put", "bell", "--topic", "work.a"}, {"job", "fire", "bell"}} {
-		if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
-			t.Fatalf("%v: %s", args, errOut)
-		}
-	}
+	fire(t, url, "bell", "--topic", "work.a")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	r, w := io.Pipe()
@@ -713,15 +713,7 @@ func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
 // TestWorkIsDoneOnce: a command that ended with 0 is not run again because nobody could be told what it said.
 func TestWorkIsDoneOnce(t *testing.T) {
 	url := startEngine(t)
-	fire := func(job string) {
-		t.Helper()
-		for _, args := range [][]string{{"job", "put", job, "--topic", "work.a"}, {"job", "fire", job}} {
-			if code, _, errOut := run(t, append([]string{"-s", url}, args...)...); code != exitOK {
-				t.Fatalf("%v: %s", args, errOut)
-			}
-		}
-	}
-	fire("first")
+	fire(t, url, "first", "--topic", "work.a")
 	done := filepath.Join(t.TempDir(), "done")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -743,7 +735,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		told = string(b)
 		time.Sleep(time.Millisecond)
 	}
-	fire("second")
+	fire(t, url, "second", "--topic", "work.a")
 	lines := bufio.NewScanner(r)
 	if !lines.Scan() || lines.Text() != "second" {
 		t.Errorf("it printed %q", lines.Text())

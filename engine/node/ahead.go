@@ -48,7 +48,9 @@ func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after str
 	return read
 }
 
-// takesAll tells whether a list takes each job that it looks at.
+// takesAll tells whether a list takes each job that it looks at: it asks for nothing but a beginning of ids.
 func takesAll(list *carillon.ListRequest) bool {
-	return list.Label == "" && list.Owner == "" && list.Topic == "" && list.Status == ""
+	rest := *list
+	rest.Prefix, rest.Limit, rest.Cursor = "", 0, ""
+	return rest == (carillon.ListRequest{})
 }

@@ -134,7 +134,7 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 		case !errors.Is(err, ErrOutOfLog):
 			return nil, err
 		default:
-			unfit = cmp.Or(unfit, fmt.Errorf("%w: the log in %s", err, data))
+			unfit = cmp.Or(unfit, fmt.Errorf("the log in %s: %w", data, err))
 		}
 	}
 	switch {
@@ -156,7 +156,7 @@ func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) e
 		from, to = min(from, max(s.Epoch, l.First())), max(to, last(p))
 	}
 	if to > l.Last() {
-		return fmt.Errorf("%w: snapshot %s ends at sequence %d, and before that, at %d, ends", ErrOutOfLog, m.ID, to, l.Last())
+		return fmt.Errorf("%w: snapshot %s ends at sequence %d, and the log before that, at %d", ErrOutOfLog, m.ID, to, l.Last())
 	}
 	layout := engine.Layout{Prefix: m.Prefix, Partitions: len(states)}
 	claims := make([]uint64, len(states))
@@ -179,7 +179,7 @@ func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) e
 	}
 	for p, s := range states {
 		if claims[p] != s.Epoch && (claims[p] != 0 || s.Epoch >= l.First()) {
-			return fmt.Errorf("%w: snapshot %s is of another history: it has partition %d under the claim at sequence %d, and under that at %d has it", ErrOutOfLog, m.ID, p, s.Epoch, claims[p])
+			return fmt.Errorf("%w: snapshot %s is of another history, in which partition %d was claimed at sequence %d last (here at %d, 0 for never)", ErrOutOfLog, m.ID, p, s.Epoch, claims[p])
 		}
 	}
 	return nil
