@@ -749,6 +749,7 @@ func TestPauses(t *testing.T) {
 		for _, d := range []float64{0.0005, 0.00101, 0.0099, 0.0101, 0.02} {
 			s.GetOrCreatePrometheusHistogramExt("other", bounds).Update(100 * d)
 			s.GetOrCreatePrometheusHistogramExt("carillon_load_pause_seconds", bounds).Update(d)
+			s.GetOrCreatePrometheusHistogramExt("carillon_load_pause_own_seconds", bounds).Update(d / 10)
 		}
 		s.WritePrometheus(w)
 	}))
@@ -762,13 +763,16 @@ func TestPauses(t *testing.T) {
 		t.Errorf("pauses are %+v", p)
 	}
 	// Those of one process after the other count together.
-	held := map[string]pauses{"load": {Count: 7, Over1: 2, Over10: 1, Max: time.Second}}
+	held := map[string]pauses{loadPause: {Count: 7, Over1: 2, Over10: 1, Max: time.Second}}
 	for range 2 {
 		if err := e.held(t.Context(), held); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if want := (pauses{Count: 17, Over1: 10, Over10: 5, Max: time.Second}); held["load"] != want || held["checkpoint"].Count != 0 {
+	if want := (pauses{Count: 17, Over1: 10, Over10: 5, Max: time.Second}); held[loadPause] != want || held[checkpointPause].Count != 0 {
 		t.Errorf("those of three processes are %+v, expected %+v", held, want)
+	}
+	if want := (pauses{Count: 10, Over1: 4, Max: 5 * time.Millisecond}); held[loadPauseOwn] != want {
+		t.Errorf("those that are an engine's own are %+v, expected %+v", held[loadPauseOwn], want)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
@@ -22,7 +21,8 @@ import (
 
 // CommandsConfig says how RunCommands runs. The zero value of a field is its default.
 type CommandsConfig struct {
-	Service Service `json:"-"`
+	Service       Service  `json:"-"`
+	WorkerCommand []string `json:"-"` // of the bare service: see LatenessConfig
 	// ClientsCommand runs Clients in a process of its own; the engine's URL is added to it. Default: this
 	// binary's own "bench clients --server".
 	ClientsCommand []string `json:"-"`
@@ -47,6 +47,9 @@ type CommandsConfig struct {
 func (c CommandsConfig) withDefaults() (CommandsConfig, error) {
 	var err error
 	if c.Service, err = c.Service.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
 		return c, err
 	}
 	exe, err := os.Executable()
@@ -156,7 +159,7 @@ func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 		due: time.Now().Add(24 * time.Hour).UnixMilli(), want: make(map[string]group),
 	}
 	began, cpu := time.Now(), e.usage().cpu
-	for _, part := range []func(context.Context) error{m.single, m.many, m.imported} {
+	for _, part := range []func(context.Context) error{m.one, m.many, m.imported} {
 		if err := part(ctx); err != nil {
 			return r, err
 		}
@@ -197,115 +200,6 @@ type group struct {
 }
 
 func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" }
-
-// single is one client with one command at a time, beside what the machine needs for the least that a
-// durable command consists of: the log's round trip inside a process, as an engine's reader has it, and a synced commit.
-// The round trip on a connection like the client's, to the engine's own server, stands beside that.
-func (m *commands) single(ctx context.Context) (err error) {
-	own := m.Service
-	own.Server = m.engine.url
-	ground, err := openCeiling(ctx, CeilingConfig{Service: own, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, ground.close()) }()
-	var inside *ceiling
-	if m.Service.Server == "" && m.Service.NATS == "" {
-		if inside, err = openCeiling(ctx, CeilingConfig{Service: m.Service, PayloadBytes: m.PayloadBytes, LatencyTime: m.RoundTime}); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, inside.close()) }()
-	}
-	m.result.Machine.Replicas = ground.replicas
-	client := carillon.Connect(m.nc, carillon.WithNames(m.engine.Names))
-	prefix, payload := m.prefix("single"), payloadOf(m.PayloadBytes)
-	creates, updates, deletes := newHistogram(), newHistogram(), newHistogram()
-	var ratios, trips, commits, insideRatios, insideTrips []float64
-	made, kept := 0, 0
-	// timed runs do for i = from, from+1, … until to, or, where that is 0, until the round's time is over.
-	timed := func(total *hdrhistogram.Histogram, from, to int, do func(i int) error) (next int, p50 float64, err error) {
-		h := newHistogram()
-		defer func() { total.Merge(h) }()
-		i := from
-		for end := time.Now().Add(m.RoundTime); time.Now().Before(end) && (to == 0 || i < to); i++ {
-			began := time.Now()
-			if err := do(i); err != nil {
-				return i, 0, fmt.Errorf("bench: %s%d: %w", prefix, i, err)
-			}
-			record(h, int64(time.Since(began)))
-		}
-		return i, float64(h.ValueAtQuantile(50)) / 1000, nil
-	}
-	put := func(round int) func(int) error {
-		return func(i int) error {
-			_, err := client.Put(ctx, commandJob(prefix, i, round, m.due, payload))
-			return err
-		}
-	}
-	for round := range m.Rounds {
-		m.Progress("one client", round, m.Rounds)
-		trip, err := ground.logRoundTrip(ctx)
-		if err != nil {
-			return fmt.Errorf("bench: log round trip: %w", err)
-		}
-		if inside != nil {
-			trip, err := inside.logRoundTrip(ctx)
-			if err != nil {
-				return fmt.Errorf("bench: log round trip in this process: %w", err)
-			}
-			insideTrips = append(insideTrips, float64(trip.ValueAtQuantile(50))/1000)
-		}
-		var f Figures
-		if err := ground.commits(ctx, filepath.Join(ground.dir, strconv.Itoa(round)), &f); err != nil {
-			return err
-		}
-		trips = append(trips, float64(trip.ValueAtQuantile(50))/1000)
-		commits = append(commits, f.Get("commit_p50_ms"))
-		from := made
-		var p50 float64
-		if made, p50, err = timed(creates, from, 0, put(0)); err != nil {
-			return err
-		}
-		ratios = append(ratios, p50/(trips[round]+commits[round]))
-		if inside != nil {
-			insideRatios = append(insideRatios, p50/(insideTrips[round]+commits[round]))
-		}
-		updated, _, err := timed(updates, from, made, put(1))
-		if err != nil {
-			return err
-		}
-		deleted, _, err := timed(deletes, from, updated, func(i int) error {
-			_, err := client.Delete(ctx, prefix+strconv.Itoa(i))
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		// What was not updated or deleted in time goes, so that one rule holds for the rest.
-		for i := deleted; i < made; i++ {
-			if _, err := client.Delete(ctx, prefix+strconv.Itoa(i)); err != nil {
-				return fmt.Errorf("bench: %s%d: %w", prefix, i, err)
-			}
-		}
-		kept = made
-	}
-	m.want[prefix] = group{from: kept, to: kept}
-	f := &m.result.Figures
-	f.add("log_round_trip_p50_ms", median(trips))
-	f.add("commit_p50_ms", median(commits))
-	f.add("single_creates_per_s", 1000/max(creates.Mean()/1000, 1e-3))
-	f.quantiles("single_latency", creates, 50, 99, 99.9)
-	f.quantiles("single_update_latency", updates, 50, 99)
-	f.quantiles("single_delete_latency", deletes, 50, 99)
-	f.add("single_latency_tcp_ratio", median(ratios))
-	if inside != nil {
-		ratios = insideRatios
-		f.add("log_round_trip_in_process_p50_ms", median(insideTrips))
-	}
-	f.add("single_latency_ratio", median(ratios))
-	m.result.Histograms["single_latency_us"], err = encode(creates)
-	return err
-}
 
 // many is many clients in a process of their own.
 func (m *commands) many(ctx context.Context) error {

@@ -272,9 +272,10 @@ func (e *engine) forget(ctx context.Context, nc *nats.Conn, run string) error {
 
 // workerProcess is the other end of Work.
 type workerProcess struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *json.Decoder
+	ready workerReady
 }
 
 // startWorker starts a worker's process and waits until it listens. command is LatenessConfig's
@@ -295,10 +296,9 @@ func startWorker(command []string, e *engine, start workerStart) (*workerProcess
 	if err := w.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("bench: start the worker: %w", err)
 	}
-	var ready workerReady
 	err = w.send(start)
 	if err == nil {
-		err = w.out.Decode(&ready)
+		err = w.out.Decode(&w.ready)
 	}
 	if err != nil {
 		w.stop()

@@ -49,7 +49,7 @@ const (
 // holds a partition, and counts how long that takes it on a machine whose cores others want, too. It reports when its
 // input ends.
 func pauseWork(input *json.Decoder, output *json.Encoder) error {
-	if err := output.Encode(workerReady{true}); err != nil {
+	if err := output.Encode(workerReady{Ready: true}); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
 	ended := make(chan error, 1)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -172,7 +173,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := e.held(ctx, held); err != nil {
 		return r, err
 	}
-	if held["floor"], err = floor.pauses(); err != nil {
+	if held[floorPause], err = floor.pauses(); err != nil {
 		return r, err
 	}
 	if c.Save {
@@ -206,12 +207,13 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		r.Figures.add("lateness_"+q+"_empty_ms", empty.Figures.Get("received_"+q+"_ms"))
 	}
 	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
-	for _, what := range []string{"checkpoint", "load", "floor"} {
+	for _, what := range []string{checkpointPause, checkpointPauseOwn, loadPause, loadPauseOwn, floorPause} {
 		p := held[what]
 		p.merge(nights.held[what])
-		r.Figures.add(what+"_pause_max_ms", p.Max.Seconds()*1000)
-		r.Figures.add(what+"_pauses_over_1_ms_per_million", p.perMillion(p.Over1))
-		r.Figures.add(what+"_pauses_over_10_ms_per_million", p.perMillion(p.Over10))
+		many := strings.Replace(what, "pause", "pauses", 1)
+		r.Figures.add(what+"_max_ms", p.Max.Seconds()*1000)
+		r.Figures.add(many+"_over_1_ms_per_million", p.perMillion(p.Over1))
+		r.Figures.add(many+"_over_10_ms_per_million", p.perMillion(p.Over10))
 	}
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())

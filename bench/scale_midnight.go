@@ -77,14 +77,24 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 	if err := e.held(ctx, m.held); err != nil {
 		return m, err
 	}
-	m.held["floor"], err = floor.pauses()
+	m.held[floorPause], err = floor.pauses()
 	return m, err
 }
 
+// The pauses of an engine, as its metrics and the figures have them. Its own are those without what the machine gave to others
+// meanwhile.
+const (
+	checkpointPause    = "checkpoint_pause"
+	checkpointPauseOwn = "checkpoint_pause_own"
+	loadPause          = "load_pause"
+	loadPauseOwn       = "load_pause_own"
+	floorPause         = "floor_pause" // of a process that only spins
+)
+
 // held adds the pauses of an engine's process.
 func (e *engine) held(ctx context.Context, to map[string]pauses) error {
-	for _, what := range []string{"checkpoint", "load"} {
-		p, err := e.pauses(ctx, "carillon_"+what+"_pause_seconds")
+	for _, what := range []string{checkpointPause, checkpointPauseOwn, loadPause, loadPauseOwn} {
+		p, err := e.pauses(ctx, "carillon_"+what+"_seconds")
 		if err != nil {
 			return err
 		}

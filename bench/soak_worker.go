@@ -48,7 +48,7 @@ func soakWork(ctx context.Context, nc *nats.Conn, names carillon.Names, start wo
 	if err := awaitConsumers(ctx, nc, names, start, ended); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	if err := output.Encode(workerReady{true}); err != nil {
+	if err := output.Encode(workerReady{Ready: true}); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
 	for {

@@ -37,10 +37,12 @@ type workerStart struct {
 	Raw         string `json:"raw,omitempty"`    // file for every trigger as CSV
 	Soak        bool   `json:"soak,omitempty"`   // plan after plan, see soakWork
 	Pauses      bool   `json:"pauses,omitempty"` // no triggers at all, see pauseWork
+	Bare        string `json:"bare,omitempty"`   // the same, see bareWork; where its directory is made
 }
 
 type workerReady struct {
-	Ready bool `json:"ready"`
+	Ready bool   `json:"ready"`
+	URL   string `json:"url,omitempty"` // of a bare service
 }
 
 type workerReport struct {
@@ -66,8 +68,11 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	if err := input.Decode(&start); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	if start.Pauses {
+	switch {
+	case start.Pauses:
 		return pauseWork(input, output)
+	case start.Bare != "":
+		return bareWork(input, output, start.Bare)
 	}
 	if start.Soak {
 		return soakWork(ctx, nc, names, start, input, output)
@@ -85,7 +90,7 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	if err := awaitConsumers(ctx, nc, names, start, ended); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
-	if err := output.Encode(workerReady{true}); err != nil {
+	if err := output.Encode(workerReady{Ready: true}); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
 

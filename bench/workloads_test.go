@@ -24,7 +24,8 @@ func TestCommands(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	c := CommandsConfig{
-		Service: service(t), ClientsCommand: []string{bin, "bench", "clients", "--server"}, ImportCommand: []string{bin, "job", "import", "--json", "--server"},
+		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
+		ClientsCommand: []string{bin, "bench", "clients", "--server"}, ImportCommand: []string{bin, "job", "import", "--json", "--server"},
 		Jobs: 1000, Imports: 300, Clients: 3, Window: 4, Offered: 1000, Duration: 500 * time.Millisecond, Rounds: 1, RoundTime: 100 * time.Millisecond,
 	}
 	r, err := RunCommands(t.Context(), c)
@@ -42,6 +43,7 @@ func TestCommands(t *testing.T) {
 		"creates_per_s", "updates_per_s", "deletes_per_s", "imports_per_s", "latency_p50_ms", "latency_p99_ms", "saturated_latency_p99_ms",
 		"single_creates_per_s", "single_latency_p50_ms", "single_update_latency_p50_ms", "single_delete_latency_p50_ms",
 		"log_round_trip_p50_ms", "commit_p50_ms", "single_latency_ratio", "log_round_trip_in_process_p50_ms", "single_latency_tcp_ratio",
+		"bare_create_p50_ms", "single_latency_bare_ratio",
 	} {
 		if r.Figures.Get(name) <= 0 {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
@@ -289,7 +291,7 @@ func TestScale(t *testing.T) {
 	}
 	for _, name := range []string{
 		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
-		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms", "midnight_p99_2_ms",
+		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "checkpoint_pause_own_max_ms", "load_pause_own_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms", "midnight_p99_2_ms",
 		"disk_written_bytes_per_job", "write_amplification_ratio",
 	} {
 		if r.Figures.Get(name) <= 0 {

@@ -24,8 +24,8 @@ type meters struct {
 	tickRound       *metrics.PrometheusHistogram
 	appendTime      *metrics.PrometheusHistogram
 	checkpointTime  *metrics.PrometheusHistogram
-	checkpointPause *metrics.PrometheusHistogram
-	loadPause       *metrics.PrometheusHistogram
+	checkpointPause *pauseMeter
+	loadPause       *pauseMeter
 	appended        *metrics.Counter
 	appendedBytes   *metrics.Counter
 	ticks           *metrics.Counter
@@ -62,8 +62,8 @@ func newMeters(running func() *Node) *meters {
 		tickRound:       s.NewPrometheusHistogramExt("carillon_tick_round_seconds", histogramBounds),
 		appendTime:      s.NewPrometheusHistogramExt("carillon_log_append_seconds", histogramBounds),
 		checkpointTime:  s.NewPrometheusHistogramExt("carillon_checkpoint_seconds", histogramBounds),
-		checkpointPause: s.NewPrometheusHistogramExt("carillon_checkpoint_pause_seconds", histogramBounds),
-		loadPause:       s.NewPrometheusHistogramExt("carillon_load_pause_seconds", histogramBounds),
+		checkpointPause: newPauseMeter(s, "checkpoint"),
+		loadPause:       newPauseMeter(s, "load"),
 		appended:        s.NewCounter("carillon_log_records_total"),
 		appendedBytes:   s.NewCounter("carillon_log_bytes_total"),
 		ticks:           s.NewCounter("carillon_ticks_total"),

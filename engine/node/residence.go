@@ -5,8 +5,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/VictoriaMetrics/metrics"
-
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
@@ -108,22 +106,4 @@ func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64
 		}
 	}
 	return nil
-}
-
-// holding does a part of something for which the partition waits, and notes for how long.
-func (n *Node) holding(p *partition, pause *metrics.PrometheusHistogram, do func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	began := time.Now()
-	do()
-	pause.Update(time.Since(began).Seconds())
-}
-
-// inSlices does something long in parts, between which the partition goes on. It rests after each, with runtime.Gosched
-// at least: otherwise the next part mostly has the lock before whoever waits for it has woken up, and one record passes
-// between two parts.
-func (n *Node) inSlices(p *partition, pause *metrics.PrometheusHistogram, rest func(), slice func() (more bool)) {
-	for more := true; more; rest() {
-		n.holding(p, pause, func() { more = slice() })
-	}
 }

@@ -1,0 +1,162 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// What a bare create goes through: a request of the client's, and the stream that is its log.
+const (
+	bareRequest = "bare.create"
+	bareStream  = "BARE_LOG"
+	bareRecord  = "bare.log.put"
+)
+
+// bareWork is Work for the floor of a single client's create: all that makes a command durable, and no engine. A process of its
+// own embeds a server as an engine does. A request comes to it over TCP, is appended to a stream, read back from there, written
+// to a local log with an fsync, and answered. It ends with its input.
+func bareWork(input *json.Decoder, output *json.Encoder, in string) (err error) {
+	var b bare
+	defer func() { err = errors.Join(err, b.close()) }()
+	if err := b.open(in); err != nil {
+		return fmt.Errorf("bench: a bare service: %w", err)
+	}
+	if err := output.Encode(workerReady{Ready: true, URL: b.server.ClientURL()}); err != nil {
+		return fmt.Errorf("bench: worker: %w", err)
+	}
+	if err := input.Decode(&struct{}{}); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("bench: worker: its input did not just end: %v", err)
+	}
+	return nil
+}
+
+// bare is such a service, for one request at a time.
+type bare struct {
+	dir    string
+	server *embedded.Server
+	wire   *streams.Wire
+	nc     *nats.Conn
+	store  *wal.Store
+	asked  chan string // where the answer to the request in progress goes
+}
+
+// open makes the service in a directory that it makes in another.
+func (b *bare) open(in string) (err error) {
+	if b.dir, err = os.MkdirTemp(in, "carillon-bench-"); err != nil {
+		return err
+	}
+	b.server, err = embedded.Start(embedded.Options{
+		Dir: filepath.Join(b.dir, "nats"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return err
+	}
+	b.wire = streams.NewWire(b.server) // an engine sends at once, too, where few commands are in progress
+	if b.nc, err = b.server.Connect(nats.InProcessServer(b.wire)); err != nil {
+		return err
+	}
+	if b.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(b.dir, "log")}); err != nil {
+		return err
+	}
+	js, err := b.nc.JetStream()
+	if err != nil {
+		return err
+	}
+	if _, err := js.AddStream(&nats.StreamConfig{Name: bareStream, Subjects: []string{bareRecord}, Storage: nats.FileStorage}); err != nil {
+		return err
+	}
+	b.asked = make(chan string, 1)
+	if _, err := b.nc.Subscribe(bareRequest, b.take); err != nil {
+		return err
+	}
+	if _, err := js.Subscribe(bareRecord, b.carryOut, nats.OrderedConsumer()); err != nil {
+		return err
+	}
+	if err := b.nc.Flush(); err != nil {
+		return err
+	}
+	return b.server.Listen()
+}
+
+func (b *bare) close() (err error) {
+	if b.nc != nil {
+		b.nc.Close()
+	}
+	if b.server != nil {
+		b.server.Shutdown()
+	}
+	if b.store != nil {
+		err = b.store.Close()
+	}
+	if b.dir != "" {
+		err = errors.Join(err, os.RemoveAll(b.dir))
+	}
+	return err
+}
+
+// take appends a request. Whoever asked gets no answer, and says so, where it cannot be done.
+func (b *bare) take(request *nats.Msg) {
+	b.asked <- request.Reply
+	if err := b.wire.Publish(b.nc, &nats.Msg{Subject: bareRecord, Data: request.Data}); err != nil {
+		<-b.asked
+	}
+}
+
+// carryOut has what was read back on disk, and answers.
+func (b *bare) carryOut(record *nats.Msg) {
+	meta, err := record.Metadata()
+	if err == nil {
+		err = b.store.Log().Append([]wal.Record{{Seq: meta.Sequence.Stream, Data: record.Data}})
+	}
+	answer := &nats.Msg{Subject: <-b.asked, Data: record.Data}
+	if err == nil {
+		_ = b.wire.Publish(b.nc, answer) // where that fails the client has no answer, and says so
+	}
+}
+
+// bareClient is a bare service's process, and one client of it.
+type bareClient struct {
+	process *workerProcess
+	nc      *nats.Conn
+	request []byte
+}
+
+// startBare starts a bare service for requests that are as long as this one.
+func startBare(command []string, e *engine, request []byte) (c *bareClient, err error) {
+	c = &bareClient{request: request}
+	if c.process, err = startWorker(command, e, workerStart{Bare: e.Data}); err != nil {
+		return nil, err
+	}
+	if c.nc, err = e.Connect(c.process.ready.URL); err != nil {
+		c.process.stop()
+		return nil, fmt.Errorf("bench: connect to a bare service: %w", err)
+	}
+	return c, nil
+}
+
+// create has one request carried out.
+func (c *bareClient) create(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
+	defer cancel()
+	if _, err := c.nc.RequestWithContext(ctx, bareRequest, c.request); err != nil {
+		return fmt.Errorf("a bare service: %w", err)
+	}
+	return nil
+}
+
+func (c *bareClient) stop() {
+	c.nc.Close()
+	c.process.stop()
+}

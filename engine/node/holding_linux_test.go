@@ -1,0 +1,74 @@
+package node
+
+import (
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+)
+
+// held does something as holding does, and returns how long it took, and how much of that was its own.
+func held(do func()) (took, itsOwn time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began, before := time.Now(), threadUse()
+	do()
+	after, took := threadUse(), time.Since(began)
+	return took, own(took, before, after)
+}
+
+func spin(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		continue
+	}
+}
+
+// A pause is its own but for what the machine gave to others: not where it waited for something, and not where it was at work.
+func TestOwnPause(t *testing.T) {
+	if took, itsOwn := held(func() { time.Sleep(5 * time.Millisecond) }); itsOwn != took {
+		t.Errorf("of %s asleep %s count", took, itsOwn)
+	}
+	for range 2 * runtime.NumCPU() {
+		other := exec.Command("sh", "-c", "while :; do :; done")
+		if err := other.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = other.Process.Kill() // it runs until then
+			_ = other.Wait()         // which is an error
+		}()
+	}
+	for { // each has a third of a core for its own
+		took, itsOwn := held(func() { spin(20 * time.Millisecond) })
+		if itsOwn < took*9/10 {
+			if itsOwn <= 0 {
+				t.Errorf("of %s of work %s count", took, itsOwn)
+			}
+			break
+		}
+	}
+}
+
+func TestPauseMeter(t *testing.T) {
+	s := metrics.NewSet()
+	n, p, m := &Node{}, &partition{}, newPauseMeter(s, "load")
+	n.holding(p, m, func() {
+		if p.mu.TryLock() {
+			t.Error("the partition does not wait")
+		}
+		time.Sleep(20 * time.Millisecond)
+	})
+	var text strings.Builder
+	s.WritePrometheus(&text)
+	for _, want := range []string{
+		`carillon_load_pause_seconds_bucket{le="0.016"} 0`, "carillon_load_pause_seconds_count 1",
+		`carillon_load_pause_own_seconds_bucket{le="0.016"} 0`, "carillon_load_pause_own_seconds_count 1",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the metrics lack %s:\n%s", want, &text)
+		}
+	}
+}
