@@ -26,8 +26,8 @@
 //
 // Reading order: result.go (what comes out), load.go (what is asked for), lateness.go and worker.go (the
 // two processes of a run), engine.go (the third), run.go (how every run begins), floor.go, recovery.go, ceiling.go, dispatch_salvo.go (many
-// triggers at once: put, awaited, read back), dispatch.go and burst.go, commands.go with commands_clients.go
-// (their process) and commands_pipe.go (many requests under way), churn.go, idle.go, soak.go with soak_config.go,
+// triggers at once: put, awaited, read back), dispatch.go and burst.go, commands.go with commands_single.go (one client, and
+// beside it bare.go, a create without an engine), commands_clients.go (the process of many) and commands_pipe.go (many requests under way), churn.go, idle.go, soak.go with soak_config.go,
 // soak_batch.go (what a round puts and changes), soak_drive.go (how it is carried out), soak_judge.go and
 // soak_worker.go (what came of it), export.go.
 //

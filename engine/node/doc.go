@@ -7,7 +7,8 @@
 // resync.go (where the chain goes on), tend.go (what is done on a timer: outputs made durable, the disk
 // watched, checkpoints, trimming), filling.go (how a log stream is kept from becoming full), foreign.go (who else writes into
 // the output streams), api.go, import.go and replies.go (requests, their way into the log, and their answers), save.go and
-// restored.go (snapshots, and the first start after a restore), memory.go, http.go, meters.go. Of several nodes: cluster.go (who
+// restored.go (snapshots, and the first start after a restore), residence.go (which jobs are in memory), holding.go (for how long
+// a partition waits for what is done beside it), memory.go, http.go, meters.go. Of several nodes: cluster.go (who
 // serves what), follow.go, give.go and leftbehind.go (who has what), elsewhere.go (how a node answers for what it does not have).
 //
 // Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The

@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -87,9 +88,28 @@ func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 	case errors.Is(err, jetstream.ErrDigestMismatch):
 		return nil, damaged(b.Path(name), 0, "%v", err)
 	case err != nil:
-		return nil, fmt.Errorf("read %s: %w", b.Path(name), err)
+		return nil, cmp.Or(b.emptied(ctx, name), fmt.Errorf("read %s: %w", b.Path(name), err))
 	}
 	return data, nil
+}
+
+// emptied is the damage of an object of whose bytes nothing is there: who reads it waits for the first of them in vain. nil where
+// that is not known.
+func (b *Bucket) emptied(ctx context.Context, name string) error {
+	k, err := b.last(ctx, name)
+	if err != nil || !k.there() || k.info.Size == 0 {
+		return nil
+	}
+	s, err := b.js.Stream(ctx, b.stream())
+	if err != nil {
+		return nil
+	}
+	chunks := b.chunks(k.info.NUID)
+	there, err := s.Info(ctx, jetstream.WithSubjectFilter(chunks))
+	if err != nil || there.State.Subjects[chunks] > 0 {
+		return nil
+	}
+	return damaged(b.Path(name), 0, "nothing of its %d bytes is there", k.info.Size)
 }
 
 // List asks for all names, and then for what is to be listed: JetStream finds no part of them. A watch of the bucket, which
@@ -127,9 +147,10 @@ func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err
 	return objects, nil
 }
 
-// stream is the stream of a bucket, and subject where it has what is known of an object.
+// stream is the stream of a bucket, subject where it has what is known of an object, and chunks where its bytes.
 func (b *Bucket) stream() string                { return "OBJ_" + b.name }
 func (b *Bucket) subject(encoded string) string { return "$O." + b.name + ".M." + encoded }
+func (b *Bucket) chunks(nuid string) string     { return "$O." + b.name + ".C." + nuid }
 func (b *Bucket) subjectOf(name string) string {
 	return b.subject(base64.URLEncoding.EncodeToString([]byte(b.folder + name)))
 }
@@ -211,7 +232,7 @@ func (b *Bucket) purge(ctx context.Context, name string, k known) error {
 	if err := s.Purge(ctx, jetstream.WithPurgeSubject(b.subjectOf(name)), jetstream.WithPurgeSequence(k.sequence+1)); err != nil {
 		return err
 	}
-	return s.Purge(ctx, jetstream.WithPurgeSubject("$O."+b.name+".C."+k.info.NUID))
+	return s.Purge(ctx, jetstream.WithPurgeSubject(b.chunks(k.info.NUID)))
 }
 
 // Empty removes all objects, whoever has a lock.

@@ -70,6 +70,37 @@ func TestBucketOnSlowLink(t *testing.T) {
 	}
 }
 
+// An object whose bytes are gone is damaged, and does not end a verification.
+func TestBucketWithoutBytes(t *testing.T) {
+	t.Parallel()
+	ctx, b := t.Context(), startBucket(t)
+	js, err := jetstream.New(b.js.Conn(), jetstream.WithDefaultTimeout(time.Second)) // it is waited for in vain
+	must(t, err)
+	store, err := js.ObjectStore(ctx, b.name)
+	must(t, err)
+	b = NewBucket(b.name, js, store)
+	fixture(t, vfs.NewMem(), b, 60)
+	blocks, err := b.List(ctx, blocksFolder)
+	must(t, err)
+	k, err := b.last(ctx, blocks[0].Name)
+	must(t, err)
+	s, err := js.Stream(ctx, b.stream())
+	must(t, err)
+	must(t, s.Purge(ctx, jetstream.WithPurgeSubject(b.chunks(k.info.NUID))))
+
+	v, err := Verify(ctx, b, nil, nil)
+	must(t, err)
+	if len(v.Problems) != 1 || v.Blocks != len(blocks) {
+		t.Fatalf("of %d blocks %d were read: %v", len(blocks), v.Blocks, v.Problems)
+	}
+	if where, ok := errors.AsType[*Damage](v.Problems[0].Err); !ok || where.File != b.Path(blocks[0].Name) {
+		t.Error(v.Problems[0].Err)
+	}
+	if _, err := b.Get(ctx, "blocks/none"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
+
 // A folder of a bucket is emptied whoever holds its lock, and nothing else is.
 func TestEmptyFolder(t *testing.T) {
 	ctx := t.Context()
