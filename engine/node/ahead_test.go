@@ -64,28 +64,33 @@ func TestAskedWhileDiskStands(t *testing.T) {
 	nc := dial(t, r.NATS)
 	c = carillon.Connect(nc, carillon.WithTimeout(time.Minute))
 	beats(t, c, 1)
-	for how, ask := range map[string]func() error{
-		"get": func() error { _, err := c.Get(t.Context(), far[50]); return err },
-		"list": func() error {
-			page, err := c.ListPage(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "far"}, Limit: carillon.MaxListLimit})
-			if err == nil && len(page.Jobs) != len(far) {
-				err = fmt.Errorf("got %d jobs", len(page.Jobs))
-			}
-			return err
-		},
-	} {
+	get := func() error {
+		_, err := c.Get(t.Context(), far[50])
+		return err
+	}
+	list := func() error {
+		page, err := c.ListPage(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "far"}, Limit: carillon.MaxListLimit})
+		if err == nil && len(page.Jobs) != len(far) {
+			err = fmt.Errorf("got %d jobs", len(page.Jobs))
+		}
+		return err
+	}
+	for _, q := range []struct {
+		how string
+		ask func() error
+	}{{"get", get}, {"list", list}} { // the list leaves all of them in the cache
 		answered := make(chan error, 1)
 		func() {
 			disk.mu.Lock()
 			defer disk.mu.Unlock()
-			go func() { answered <- ask() }()
+			go func() { answered <- q.ask() }()
 			beats(t, c, 20)
 			if len(answered) > 0 {
-				t.Errorf("%s: the answer did not wait for the disk", how)
+				t.Errorf("%s: the answer did not wait for the disk", q.how)
 			}
 		}()
 		if err := <-answered; err != nil {
-			t.Errorf("%s: %v", how, err)
+			t.Errorf("%s: %v", q.how, err)
 		}
 	}
 	unbroken(t, nc, c)
