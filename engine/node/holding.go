@@ -39,13 +39,19 @@ func own(took time.Duration, before, after use) time.Duration {
 func (n *Node) holding(p *partition, pause *pauseMeter, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	took, itsOwn := pauseFor(do)
+	pause.clock.Update(took.Seconds())
+	pause.own.Update(itsOwn.Seconds())
+}
+
+// pauseFor does something, and tells how long that took, and how much of it is its own.
+func pauseFor(do func()) (took, itsOwn time.Duration) {
 	runtime.LockOSThread() // what it uses is the thread's
 	defer runtime.UnlockOSThread()
 	began, before := time.Now(), threadUse()
 	do()
 	after, took := threadUse(), time.Since(began)
-	pause.clock.Update(took.Seconds())
-	pause.own.Update(own(took, before, after).Seconds())
+	return took, own(took, before, after)
 }
 
 // inSlices does something long in parts, between which the partition goes on. It rests after each, with runtime.Gosched

@@ -10,16 +10,6 @@ import (
 	"github.com/VictoriaMetrics/metrics"
 )
 
-// held does something as holding does, and returns how long it took, and how much of that was its own.
-func held(do func()) (took, itsOwn time.Duration) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	began, before := time.Now(), threadUse()
-	do()
-	after, took := threadUse(), time.Since(began)
-	return took, own(took, before, after)
-}
-
 func spin(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		continue
@@ -28,7 +18,7 @@ func spin(d time.Duration) {
 
 // A pause is its own but for what the machine gave to others: not where it waited for something, and not where it was at work.
 func TestOwnPause(t *testing.T) {
-	if took, itsOwn := held(func() { time.Sleep(5 * time.Millisecond) }); itsOwn != took {
+	if took, itsOwn := pauseFor(func() { time.Sleep(5 * time.Millisecond) }); itsOwn != took { // the pause is the sleep
 		t.Errorf("of %s asleep %s count", took, itsOwn)
 	}
 	for range 2 * runtime.NumCPU() {
@@ -42,7 +32,7 @@ func TestOwnPause(t *testing.T) {
 		}()
 	}
 	for { // each has a third of a core for its own
-		took, itsOwn := held(func() { spin(20 * time.Millisecond) })
+		took, itsOwn := pauseFor(func() { spin(20 * time.Millisecond) })
 		if itsOwn < took*9/10 {
 			if itsOwn <= 0 {
 				t.Errorf("of %s of work %s count", took, itsOwn)
@@ -59,7 +49,7 @@ func TestPauseMeter(t *testing.T) {
 		if p.mu.TryLock() {
 			t.Error("the partition does not wait")
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // this is the pause
 	})
 	var text strings.Builder
 	s.WritePrometheus(&text)
