@@ -145,58 +145,6 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// The disk is full from the n-th write operation of a truncation on, until the store is closed: opened again, the log has all that was to stay, and it can be
-// truncated when there is room.
-func TestDiskFullAtTruncate(t *testing.T) {
-	failed := 0
-	for n := int64(0); ; n++ {
-		var left atomic.Int64
-		left.Store(1 << 40)
-		injected := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && left.Add(-1) < 0 {
-				return syscall.ENOSPC
-			}
-			return nil
-		}))
-		opts := Options{Dir: "db", FS: injected, MemTableBytes: minMemTableBytes}
-		s := open(t, opts)
-		acked, _, err := fill(s, 1, 100)
-		must(t, err)
-		last := s.Log().Last()
-		before := last / 2
-		left.Store(n)
-		truncated := s.Log().Truncate(before)
-		closed := s.Close()
-		left.Store(1 << 40)
-		if truncated != nil {
-			failed++
-			wantErr(t, truncated, syscall.ENOSPC)
-		}
-		s = open(t, opts)
-		for again := range 2 {
-			if first := s.Log().First(); first > before || (truncated == nil || again > 0) && first != before {
-				t.Fatalf("after %d writes the log begins at %d, to be truncated before %d", n, first, before)
-			}
-			got := contents(t, s)
-			for seq := before; seq <= last; seq++ {
-				if got[seq] != acked[seq] {
-					t.Fatalf("after %d writes record %d is gone or different", n, seq)
-				}
-			}
-			must(t, s.Log().Truncate(before))
-		}
-		must(t, s.Log().Append([]Record{{last + 1, []byte("room again")}}))
-		must(t, s.Close())
-		if truncated == nil && closed == nil {
-			break
-		}
-	}
-	if failed == 0 {
-		t.Error("no truncation failed")
-	}
-	t.Logf("%d truncations failed", failed)
-}
-
 // One kind of operation fails once, as on a flaky disk: the store fails all the same, and for good.
 func TestOneFailure(t *testing.T) {
 	for _, kind := range []errorfs.OpKind{
