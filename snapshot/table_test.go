@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -412,12 +413,12 @@ func TestTableCrash(t *testing.T) {
 						clone = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: dice})
 					})
 				}
-				store, err := wal.OpenStore(tableOptions(errorfs.Wrap(linkFS{mem, &linking}, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				store, err := wal.OpenStore(tableOptions(faultfs.Wrap(linkFS{mem, &linking}, func(op errorfs.Op) error {
 					if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && left.Add(-1) == 0 {
 						crash()
 					}
 					return nil
-				}))))
+				})))
 				must(t, err)
 				table := open(store)
 				b, after, err := before.step(table, 5, rand.New(rand.NewPCG(7, 7)), 300)
@@ -480,7 +481,7 @@ func TestTableDiskFull(t *testing.T) {
 				var left atomic.Int64
 				left.Store(1 << 40)
 				mem := first.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
-				opts := tableOptions(errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				opts := tableOptions(faultfs.Wrap(mem, func(op errorfs.Op) error {
 					switch op.Kind {
 					case errorfs.OpFileWrite, errorfs.OpFileWriteAt, errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpCreate, errorfs.OpLink, errorfs.OpReuseForWrite:
 						if left.Add(-1) < 0 {
@@ -488,7 +489,7 @@ func TestTableDiskFull(t *testing.T) {
 						}
 					}
 					return nil
-				})))
+				}))
 				store, err := wal.OpenStore(opts)
 				must(t, err)
 				b, after, err := before.step(open(store), 5, rand.New(rand.NewPCG(7, 7)), 300)

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
@@ -111,13 +113,13 @@ func TestDiskFull(t *testing.T) {
 	for n := int64(0); n < 3000; n += 1 + n/8 {
 		var left atomic.Int64
 		left.Store(n)
-		injected := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		injected := faultfs.Wrap(vfs.NewMem(), func(op errorfs.Op) error {
 			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove &&
 				op.Kind != errorfs.OpRemoveAll && op.Kind != errorfs.OpFileClose && left.Add(-1) < 0 {
 				return syscall.ENOSPC
 			}
 			return nil
-		}))
+		})
 		opts := Options{Dir: "db", FS: injected, MemTableBytes: minMemTableBytes}
 		s, err := OpenStore(opts)
 		if err != nil {
@@ -145,6 +147,72 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
+// The disk is full from the n-th write operation of a truncation on, until the store is closed: opened again, the log has
+// all that was to stay, and it can be truncated when there is room.
+func TestDiskFullAtTruncate(t *testing.T) {
+	failed := 0
+	for n, done := int64(0), false; !done; n++ {
+		var left atomic.Int64
+		left.Store(1 << 40)
+		injected := faultfs.Wrap(vfs.NewMem(), func(op errorfs.Op) error {
+			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && left.Add(-1) < 0 {
+				return syscall.ENOSPC
+			}
+			return nil
+		})
+		opts := Options{Dir: "db", FS: injected, MemTableBytes: minMemTableBytes}
+		s := open(t, opts)
+		acked, _, err := fill(s, 1, 100)
+		must(t, err)
+		last := s.Log().Last()
+		before := last / 2
+		left.Store(n)
+		truncated := s.Log().Truncate(before)
+		must(t, s.Close())
+		done = left.Load() >= 0
+		left.Store(1 << 40)
+		if truncated != nil {
+			failed++
+			wantErr(t, truncated, syscall.ENOSPC)
+		}
+		s = open(t, opts)
+		for again := range 2 {
+			if first := s.Log().First(); first > before || (truncated == nil || again > 0) && first != before {
+				t.Fatalf("after %d writes the log begins at %d, to be truncated before %d", n, first, before)
+			}
+			got := contents(t, s)
+			for seq := before; seq <= last; seq++ {
+				if got[seq] != acked[seq] {
+					t.Fatalf("after %d writes record %d is gone or different", n, seq)
+				}
+			}
+			must(t, s.Log().Truncate(before))
+		}
+		must(t, s.Log().Append([]Record{{last + 1, []byte("room again")}}))
+		must(t, s.Close())
+	}
+	if failed == 0 {
+		t.Error("no truncation failed")
+	}
+	t.Logf("%d truncations failed", failed)
+}
+
+// Who is told of a failure finds Failed closed, whoever met the failure.
+func TestFailedAtOnce(t *testing.T) {
+	for range 20_000 {
+		f := newFence(vfs.NewMem())
+		go f.trip(syscall.ENOSPC)
+		for f.err() == nil {
+			runtime.Gosched()
+		}
+		select {
+		case <-f.failed:
+		default:
+			t.Fatalf("failed (%v), and Failed is not closed", f.err())
+		}
+	}
+}
+
 // One kind of operation fails once, as on a flaky disk: the store fails all the same, and for good.
 func TestOneFailure(t *testing.T) {
 	for _, kind := range []errorfs.OpKind{
@@ -153,13 +221,13 @@ func TestOneFailure(t *testing.T) {
 	} {
 		for _, ext := range []string{".log", ".sst", "MANIFEST", "SYNCED"} {
 			var armed, hit atomic.Bool
-			mem := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			mem := faultfs.Wrap(vfs.NewMem(), func(op errorfs.Op) error {
 				if op.Kind == kind && strings.Contains(op.Path, ext) && armed.CompareAndSwap(true, false) {
 					hit.Store(true)
 					return syscall.EIO
 				}
 				return nil
-			}))
+			})
 			opts := Options{Dir: "db", FS: mem, MemTableBytes: minMemTableBytes}
 			s := open(t, opts)
 			before, triedBefore, err := fill(s, 1, 5)

@@ -5,6 +5,7 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -33,9 +34,10 @@ import (
 // flush whose manifest write failed, though the manifest may list them: the next start found one missing).
 type fence struct {
 	vfs.FS
-	cause  atomic.Pointer[error]
-	failed chan struct{}
-	sink   *vfs.MemFS // files made after the failure, by their base names
+	once   sync.Once
+	cause  error         // before failed is closed, nobody reads it
+	failed chan struct{} // closed at the first failure
+	sink   *vfs.MemFS    // files made after the failure, by their base names
 
 	pace pace // of tables
 
@@ -58,18 +60,20 @@ func newFence(inner vfs.FS) *fence {
 
 // trip closes the fence. Only the first cause counts.
 func (f *fence) trip(err error) {
-	err = fmt.Errorf("%w: %w", ErrFailed, err)
-	if f.cause.CompareAndSwap(nil, &err) {
+	f.once.Do(func() {
+		f.cause = fmt.Errorf("%w: %w", ErrFailed, err)
 		close(f.failed)
-	}
+	})
 }
 
 // err is nil, or ErrFailed wrapping the cause.
 func (f *fence) err() error {
-	if err := f.cause.Load(); err != nil {
-		return *err
+	select {
+	case <-f.failed:
+		return f.cause
+	default:
+		return nil
 	}
-	return nil
 }
 
 // do runs a write unless the fence is closed, and closes it if the write fails.

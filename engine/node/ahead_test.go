@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 )
 
 // stalling is the file system of a disk of which, while it stands still, nothing is read.
@@ -23,13 +24,13 @@ type stalling struct {
 
 func newStalling() *stalling {
 	s := &stalling{}
-	s.FS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	s.FS = faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
 		if op.Kind == errorfs.OpFileReadAt && strings.HasSuffix(op.Path, ".sst") {
 			s.mu.RLock()
 			defer s.mu.RUnlock()
 		}
 		return nil
-	}))
+	})
 	return s
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
@@ -199,12 +200,12 @@ func TestDiskFull(t *testing.T) {
 // fillable is the file system of a disk that takes nothing more while it is full.
 func fillable() (fs vfs.FS, full *atomic.Bool) {
 	full = new(atomic.Bool)
-	return errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	return faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
 		if full.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
 			return syscall.ENOSPC
 		}
 		return nil
-	})), full
+	}), full
 }
 
 // A disk that has no room for a checkpoint, though it has for the log: the node starts again in the process once it

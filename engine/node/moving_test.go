@@ -20,6 +20,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 )
 
 // diskFault is what befalls a node's process at one of its next writes to the job table.
@@ -53,7 +54,7 @@ func faultyDisk(file string) vfs.FS {
 			read()
 		}
 	}()
-	return errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	return faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
 			return nil
 		}
@@ -71,7 +72,7 @@ func faultyDisk(file string) vfs.FS {
 			return syscall.ENOSPC
 		}
 		return nil
-	}))
+	})
 }
 
 // Nodes are killed, and their disks fill up, at any write to the job table while partitions are taken and given up: nothing is

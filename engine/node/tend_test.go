@@ -16,6 +16,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -23,12 +24,12 @@ import (
 func TestStoresHeeded(t *testing.T) {
 	for i, name := range []string{"log", "jobs"} {
 		var full atomic.Bool
-		disk := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		disk := faultfs.Wrap(vfs.NewMem(), func(op errorfs.Op) error {
 			if full.Load() && filepath.Base(op.Path) == "SYNCED" {
 				return syscall.ENOSPC
 			}
 			return nil
-		}))
+		})
 		var stores [2]*wal.Store
 		for j := range stores {
 			o := wal.Options{Dir: "store"}

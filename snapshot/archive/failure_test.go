@@ -21,6 +21,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
@@ -145,12 +146,12 @@ func crashing(mem *vfs.MemFS, n int64, percent int, run func(fsys vfs.FS) error)
 			clone = mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(uint64(n), 2))})
 		})
 	}
-	err = run(errorfs.Wrap(linkFS{mem, &linking}, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	err = run(faultfs.Wrap(linkFS{mem, &linking}, func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && left.Add(-1) == 0 {
 			crash()
 		}
 		return nil
-	})))
+	}))
 	done = left.Load() > 0
 	crash()
 	return clone, done, err
@@ -319,7 +320,7 @@ func TestDiskFull(t *testing.T) {
 				disk := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
 				var left atomic.Int64
 				left.Store(n)
-				err := a.run(errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				err := a.run(faultfs.Wrap(disk, func(op errorfs.Op) error {
 					switch op.Kind {
 					case errorfs.OpFileWrite, errorfs.OpFileWriteAt, errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpCreate, errorfs.OpReuseForWrite, errorfs.OpMkdirAll:
 						if left.Add(-1) < 0 {
@@ -327,7 +328,7 @@ func TestDiskFull(t *testing.T) {
 						}
 					}
 					return nil
-				})))
+				}))
 				done = left.Load() >= 0
 				if done {
 					must(t, err)
@@ -361,7 +362,7 @@ func TestUnreadable(t *testing.T) {
 		must(t, err)
 		name := of(m)
 		bad := true
-		target := OpenDir(errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		target := OpenDir(faultfs.Wrap(disk, func(op errorfs.Op) error {
 			switch {
 			case !bad || path.Base(op.Path) != path.Base(name):
 			case op.Kind == errorfs.OpFileRead:
@@ -370,7 +371,7 @@ func TestUnreadable(t *testing.T) {
 				bad = false // what is written anew is elsewhere
 			}
 			return nil
-		})), "archive")
+		}), "archive")
 		v, err := Verify(ctx, target, nil, nil)
 		must(t, err)
 		if len(v.Problems) != 1 || !strings.Contains(v.Problems[0].Err.Error(), name) {
