@@ -218,7 +218,9 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
 	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
 	if c.Save {
-		saved.figures(&r.Figures, c.Jobs)
+		if err := saved.figures(&r.Figures, c.Jobs); err != nil {
+			return r, err
+		}
 	}
 	if c.Midnight > 0 {
 		nights.figures(&r.Figures)
@@ -238,6 +240,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if c.Save {
 		r.Targets = append(r.Targets,
 			newTarget(r.Figures, "lateness_p999_for_save_ms", limitScaleSave, 0),
+			newTarget(r.Figures, "lateness_any_for_save_ms", limitScaleSave, 0),
 			newLeast(r.Figures, "restore_jobs_per_s", limitScaleRestore))
 	}
 	if c.Midnight > 0 { // else no job was brought into memory

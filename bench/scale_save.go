@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
@@ -176,7 +177,7 @@ func (c *ScaleConfig) countPending(ctx context.Context, e *engine, nc *nats.Conn
 }
 
 // figures adds what came of it: of lateness the medians of the pairs.
-func (s *saving) figures(to *Figures, jobs int) {
+func (s *saving) figures(to *Figures, jobs int) error {
 	rate := func(d time.Duration) float64 { return float64(jobs) / d.Seconds() }
 	to.add("saves", float64(s.saves))
 	to.add("save_s", s.took.Seconds())
@@ -188,14 +189,52 @@ func (s *saving) figures(to *Figures, jobs int) {
 		to.add("lateness_"+q+"_without_ms", medianOf(s.without, "received_"+q+"_ms"))
 		to.add("lateness_"+q+"_save_ms", medianOf(s.with, "received_"+q+"_ms"))
 	}
-	to.add("fsync_max_ms", slices.Max(all(s.without, "fsync_max_ms")))
-	to.add("fsync_max_save_ms", slices.Max(all(s.with, "fsync_max_ms")))
-	var more []float64
+	var tail, any []float64
 	for i := range s.with {
-		more = append(more, s.with[i].Figures.Get("received_p999_ms")-s.without[i].Figures.Get("received_p999_ms"))
-		to.add(fmt.Sprintf("lateness_p999_for_save_%d_ms", i+1), more[i])
+		with, err := decode(s.with[i].Histograms["received_us"])
+		if err != nil {
+			return err
+		}
+		without, err := decode(s.without[i].Histograms["received_us"])
+		if err != nil {
+			return err
+		}
+		tail = append(tail, s.with[i].Figures.Get("received_p999_ms")-s.without[i].Figures.Get("received_p999_ms"))
+		any = append(any, float64(laterByRank(with, without))/1000)
+		pair := fmt.Sprintf("save_%d", i+1)
+		to.add("lateness_p999_for_"+pair+"_ms", tail[i])
+		to.add("lateness_any_for_"+pair+"_ms", any[i])
+		// The latest of each, and what the disk and the transport were seen to do in the same seconds.
+		for _, of := range []string{"received", "fsync", "round_trip"} {
+			to.add(of+"_max_without_"+pair+"_ms", s.without[i].Figures.Get(of+"_max_ms"))
+			to.add(of+"_max_"+pair+"_ms", s.with[i].Figures.Get(of+"_max_ms"))
+		}
 	}
-	to.add("lateness_p999_for_save_ms", median(more))
+	to.add("lateness_p999_for_save_ms", median(tail))
+	to.add("lateness_any_for_save_ms", median(any))
+	return nil
+}
+
+// laterByRank says by how much more than in the other run any trigger was late, in µs: the latest against the latest, the
+// second latest against the second latest, and so on; of these the most. So there is a way to pair the triggers of both in
+// which none is later by more, and none in which all are later by less.
+func laterByRank(with, without *hdrhistogram.Histogram) (most int64) {
+	a, b := with.Distribution(), without.Distribution()
+	most = math.MinInt64
+	for len(a) > 0 && len(b) > 0 {
+		x, y := &a[len(a)-1], &b[len(b)-1]
+		n := min(x.Count, y.Count)
+		if n > 0 {
+			most = max(most, x.To-y.To)
+		}
+		if x.Count -= n; x.Count == 0 {
+			a = a[:len(a)-1]
+		}
+		if y.Count -= n; y.Count == 0 {
+			b = b[:len(b)-1]
+		}
+	}
+	return most
 }
 
 // medianOf is the median of a figure of some runs.

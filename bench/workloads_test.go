@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"github.com/carillon-scheduler/carillon"
 )
 
@@ -254,6 +256,35 @@ func TestIdle(t *testing.T) {
 	}
 }
 
+func TestLaterByRank(t *testing.T) {
+	of := func(counts map[int64]int64) *hdrhistogram.Histogram {
+		h := NewHistogram()
+		for ms, n := range counts {
+			if err := h.RecordValues(ms*1000, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return h
+	}
+	without := of(map[int64]int64{1: 900, 5: 90, 40: 10})
+	for _, c := range []struct {
+		with map[int64]int64
+		ms   int64
+	}{
+		{map[int64]int64{1: 900, 5: 90, 40: 10}, 0},
+		{map[int64]int64{1: 900, 5: 89, 40: 11}, 35}, // one more is as late as the latest
+		{map[int64]int64{1: 899, 5: 90, 40: 11}, 35}, // and all between stand one place further
+		{map[int64]int64{1: 900, 5: 90, 40: 9, 60: 1}, 20},
+		{map[int64]int64{2: 900, 5: 90, 30: 10}, 1}, // the latest came sooner, most a little later
+		{map[int64]int64{1: 800, 5: 80, 39: 10}, 0}, // fewer: from the latest on
+	} {
+		got := laterByRank(of(c.with), without)
+		if within := int64(200); got < c.ms*1000-within || got > c.ms*1000+within { // what a histogram keeps of a value
+			t.Errorf("%v is later by %d µs at most, want %d ms", c.with, got, c.ms)
+		}
+	}
+}
+
 func TestScale(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ScaleConfig{
@@ -289,8 +320,11 @@ func TestScale(t *testing.T) {
 	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+4*60 {
 		t.Errorf("checks are %+v", *r.Checks)
 	}
+	if _, ok := r.Figures.find("lateness_any_for_save_ms"); !ok {
+		t.Error("how much later any trigger was for a save is not told")
+	}
 	for _, name := range []string{
-		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "lateness_p99_ms", "lateness_p99_empty_ms",
+		"imports_per_s", "resident_bytes", "disk_bytes_per_job", "received_max_save_3_ms", "round_trip_max_without_save_1_ms", "lateness_p99_ms", "lateness_p99_empty_ms",
 		"restart_to_first_trigger_s", "save_jobs_per_s", "verify_jobs_per_s", "restore_jobs_per_s", "checkpoint_pause_max_ms", "checkpoint_pause_own_max_ms", "load_pause_own_max_ms", "floor_pause_max_ms", "lateness_p99_save_ms", "midnight_p99_ms", "midnight_p99_hot_ms", "midnight_p99_2_ms",
 		"disk_written_bytes_per_job", "write_amplification_ratio",
 	} {

@@ -285,6 +285,49 @@ func TestRealDiskFull(t *testing.T) {
 	}
 }
 
+// A real disk that is full, and a log that is truncated step by step until that needs room: what was reported truncated is,
+// the rest is there, and it goes on when there is room again.
+func TestRealDiskFullAtTruncate(t *testing.T) {
+	dir, ok := smalldisk.Mount(t, 6)
+	if !ok {
+		return
+	}
+	opts := Options{Dir: filepath.Join(dir, "db"), MemTableBytes: 512 << 10}
+	s := open(t, opts)
+	want, _, err := fill(s, 1, 500)
+	must(t, err)
+	last := s.Log().Last()
+	var drops []func()
+	var truncated error
+	before := uint64(1)
+	for ; truncated == nil && before < last; before++ {
+		if before%100 == 1 { // a compaction may have made room
+			drops = append(drops, smalldisk.Fill(t, dir, 0))
+		}
+		truncated = s.Log().Truncate(before + 1)
+	}
+	wantErr(t, truncated, syscall.ENOSPC)
+	t.Logf("full at the truncation before %d of %d: %v", before, last, truncated)
+	wantFailed(t, s, syscall.ENOSPC)
+
+	for _, drop := range drops {
+		drop()
+	}
+	s = open(t, opts)
+	if first := s.Log().First(); first != before-1 && first != before { // the last one, which failed, may be on disk
+		t.Fatalf("the log begins at %d, truncated before %d and tried before %d", first, before-1, before)
+	}
+	for seq := s.Log().First(); seq <= last; seq++ {
+		if data, err := s.Log().Get(seq); err != nil || string(data) != want[seq] {
+			t.Fatalf("record %d is gone or different: %v", seq, err)
+		}
+	}
+	must(t, s.Log().Truncate(last))
+	if d := contents(t, s); len(d) != 1 || d[last] != want[last] {
+		t.Fatalf("the log holds %d records", len(d))
+	}
+}
+
 // Flipped bits on a real disk: an error, or exactly what was written; never anything else.
 func TestBitFlips(t *testing.T) {
 	opts := Options{Dir: t.TempDir(), MemTableBytes: 1 << 20}
