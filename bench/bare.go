@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 
 	"github.com/nats-io/nats.go"
@@ -44,7 +43,7 @@ func bareWork(input *json.Decoder, output *json.Encoder, in string) (err error) 
 
 // bare is such a service, for one request at a time.
 type bare struct {
-	dir    string
+	own    *scratch
 	server *embedded.Server
 	wire   *streams.Wire
 	nc     *nats.Conn
@@ -54,11 +53,11 @@ type bare struct {
 
 // open makes the service in a directory that it makes in another.
 func (b *bare) open(in string) (err error) {
-	if b.dir, err = os.MkdirTemp(in, "carillon-bench-"); err != nil {
+	if b.own, err = makeScratch(in); err != nil {
 		return err
 	}
 	b.server, err = embedded.Start(embedded.Options{
-		Dir: filepath.Join(b.dir, "nats"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
+		Dir: filepath.Join(b.own.dir, "nats"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
@@ -67,7 +66,7 @@ func (b *bare) open(in string) (err error) {
 	if b.nc, err = b.server.Connect(nats.InProcessServer(b.wire)); err != nil {
 		return err
 	}
-	if b.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(b.dir, "log")}); err != nil {
+	if b.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(b.own.dir, "log")}); err != nil {
 		return err
 	}
 	js, err := b.nc.JetStream()
@@ -100,8 +99,8 @@ func (b *bare) close() (err error) {
 	if b.store != nil {
 		err = b.store.Close()
 	}
-	if b.dir != "" {
-		err = errors.Join(err, os.RemoveAll(b.dir))
+	if b.own != nil {
+		err = errors.Join(err, b.own.remove())
 	}
 	return err
 }

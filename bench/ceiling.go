@@ -96,7 +96,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.dir, c.sync())}
+	r = Result{Workload: "ceiling", Params: c, Machine: thisMachine(m.own.dir, c.sync())}
 	r.Machine.NATS, r.Machine.Replicas = m.nc.ConnectedServerVersion(), m.replicas
 
 	figures := []struct {
@@ -137,7 +137,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	stop()
 	r.Figures.quantiles("sleep", sleep, 50, 99, 99.9)
 	c.Progress("measuring latencies", 2, 3)
-	if err := m.commits(ctx, m.dir, &r.Figures); err != nil {
+	if err := m.commits(ctx, m.own.dir, &r.Figures); err != nil {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
@@ -161,7 +161,7 @@ type ceiling struct {
 	js      jetstream.JetStream
 	server  *embedded.Server // nil where one runs already
 	untend  func()           // ends the care of the collector for it
-	dir     string
+	own     *scratch
 	payload []byte
 	job     string // in the headers
 	made    int    // streams so far
@@ -180,7 +180,7 @@ func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 	if err := os.MkdirAll(c.Service.Data, 0o755); err != nil {
 		return m, fmt.Errorf("bench: %w", err)
 	}
-	if m.dir, err = os.MkdirTemp(c.Service.Data, "carillon-bench-"); err != nil {
+	if m.own, err = makeScratch(c.Service.Data); err != nil {
 		return m, fmt.Errorf("bench: %w", err)
 	}
 	if there := cmp.Or(c.Service.Server, c.Service.NATS); there != "" {
@@ -189,7 +189,7 @@ func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 		}
 	} else {
 		m.untend = tendCollector()
-		m.server, err = embedded.Start(embedded.Options{Dir: filepath.Join(m.dir, "nats"), Logger: slog.New(slog.DiscardHandler)})
+		m.server, err = embedded.Start(embedded.Options{Dir: filepath.Join(m.own.dir, "nats"), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return m, err
 		}
@@ -247,7 +247,10 @@ func (m *ceiling) close() error {
 	if m.untend != nil {
 		m.untend()
 	}
-	return os.RemoveAll(m.dir)
+	if m.own == nil {
+		return nil
+	}
+	return m.own.remove()
 }
 
 // streamTimeout is for a stream that is made or removed: with replicas their leader has others to do beside it.

@@ -257,12 +257,12 @@ func (m *commands) many(ctx context.Context) error {
 
 // imported has a file of jobs imported as anybody would.
 func (m *commands) imported(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp(m.Service.Data, "carillon-bench-")
+	own, err := makeScratch(m.Service.Data)
 	if err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	prefix, path := m.prefix("import"), filepath.Join(dir, "jobs.ndjson")
+	defer func() { err = errors.Join(err, own.remove()) }()
+	prefix, path := m.prefix("import"), filepath.Join(own.dir, "jobs.ndjson")
 	if err := m.writeJobs(path, prefix); err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}

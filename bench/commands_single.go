@@ -163,7 +163,7 @@ func (l *least) measure(ctx context.Context, s *single, round int) error {
 		l.bares = append(l.bares, p50)
 	}
 	var f Figures
-	if err := l.log.commits(ctx, filepath.Join(l.log.dir, strconv.Itoa(round)), &f); err != nil {
+	if err := l.log.commits(ctx, filepath.Join(l.log.own.dir, strconv.Itoa(round)), &f); err != nil {
 		return err
 	}
 	l.commits = append(l.commits, f.Get("commit_p50_ms"))

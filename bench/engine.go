@@ -70,7 +70,8 @@ type engine struct {
 	url        string
 	http       string // URL of its metrics; "" for a service that runs already
 	partitions int
-	dir        string // its data directory, with what it said on standard error in bench.log
+	dir        string   // its data directory, with what it said on standard error in bench.log
+	own        *scratch // the same, if the run made it
 	cmd        *exec.Cmd
 	exited     chan error
 	reserved   bool // the streams on the NATS are the run's
@@ -98,14 +99,14 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 	if err := os.MkdirAll(s.Data, 0o755); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	dir, err := os.MkdirTemp(s.Data, "carillon-bench-")
+	own, err := makeScratch(s.Data)
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	e.dir = dir
+	e.dir, e.own = own.dir, own
 	if s.NATS != "" {
 		if err := e.reserve(ctx); err != nil {
-			return nil, errors.Join(err, os.RemoveAll(dir))
+			return nil, errors.Join(err, own.remove())
 		}
 	}
 	if err := e.start(ctx, "127.0.0.1:0", nil); err != nil {
@@ -259,8 +260,8 @@ func (e *engine) close() error {
 	if e.reserved {
 		err = errors.Join(err, e.removeStreams())
 	}
-	if e.dir != "" {
-		err = errors.Join(err, os.RemoveAll(e.dir))
+	if e.own != nil {
+		err = errors.Join(err, e.own.remove())
 	}
 	return err
 }

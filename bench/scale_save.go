@@ -117,10 +117,8 @@ func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Resu
 	s.verify = time.Since(began)
 
 	again := &engine{Service: e.Service, dir: filepath.Join(e.dir, "restored")}
-	defer func() {
-		again.dir = "" // removed with the rest at the end: what comes next is not to wait for a disk that frees gigabytes
-		err = errors.Join(err, again.close())
-	}()
+	// What it leaves is removed with the rest at the end: what comes next is not to wait for a disk that frees gigabytes.
+	defer func() { err = errors.Join(err, again.close()) }()
 	if err := os.Mkdir(again.dir, 0o755); err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}

@@ -332,7 +332,7 @@ func TestScale(t *testing.T) {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
-	if len(r.Targets) != 12 {
+	if len(r.Targets) != 13 {
 		t.Errorf("targets are %v", r.Targets)
 	}
 	if _, ok := r.Figures.find("idle_cpu_percent"); !ok { // 0 of 500 jobs, mostly

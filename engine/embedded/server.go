@@ -14,10 +14,28 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+
+	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
 // ErrDirInUse is returned by Start when another process runs on the same directory.
 var ErrDirInUse = errors.New("embedded: the data directory is in use by another process")
+
+// lockDir takes dir for this process until the file is closed or the process ends. nats-server takes
+// no lock of its own, and two servers on one store destroy it.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, fmt.Errorf("embedded: Dir: %w", err)
+	}
+	f, err := filelock.Take(filepath.Join(dir, "jetstream.lock"))
+	if errors.Is(err, filelock.ErrTaken) {
+		return nil, fmt.Errorf("%w: %s", ErrDirInUse, dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("embedded: Dir: %w", err)
+	}
+	return f, nil
+}
 
 // readyWait bounds how long a server that has started its recovery may take to answer a connection;
 // recovery itself is not bounded.
