@@ -22,6 +22,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/filelock"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -110,6 +111,19 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 // ErrDataInUse is returned by Run when another process runs on the same data directory.
 var ErrDataInUse = errors.New("node: the data directory is in use by another process")
 
+// lockData takes the data directory for this process, restarts within it included, until the file is
+// closed or the process ends.
+func lockData(dir string) (*os.File, error) {
+	f, err := filelock.Take(filepath.Join(dir, "carillon.lock"))
+	if errors.Is(err, filelock.ErrTaken) {
+		return nil, fmt.Errorf("%w: %s", ErrDataInUse, dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node: data directory: %w", err)
+	}
+	return f, nil
+}
+
 // errNoRoom marks failures that a restart heals once the disk has room.
 var errNoRoom = errors.New("node: the disk is full")
 
@@ -192,6 +206,7 @@ type Node struct {
 	unsaid     trouble // an output stream does not say how far it is
 	resets     trouble
 	unfollowed trouble
+	protests   trouble      // of the connection, one with each try where it is refused
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	answering  atomic.Int64 // since when it has said so again and again, the same
@@ -404,7 +419,10 @@ func (n *Node) open(ctx context.Context) (err error) {
 	} else {
 		n.nc, err = o.connect("",
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.log.Warn("NATS", "error", err) }))
+			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+				n.protests.tell(n.log, time.Now(), "NATS", "error", err)
+			}))
 		n.url = o.NATS
 	}
 	n.servers.o, n.servers.main = n.o, n.nc

@@ -38,6 +38,45 @@ func TestOutage(t *testing.T) {
 	r.stop(t)
 }
 
+// An external nats-server refuses the engine's credentials for a while, as its configuration is exchanged: the engine asks again and
+// again, says why it cannot be reached, and goes on.
+func TestRefusedForAWhile(t *testing.T) {
+	t.Parallel()
+	right := &server.Options{JetStream: true, Users: []*server.User{{Username: "engine", Password: "right"}, {Username: "client", Password: "c"}}}
+	ns := natstest.Start(t, right)
+	wrong := right.Clone()
+	wrong.Users[0].Password = "wrong"
+	o := base(t)
+	o.NATS = strings.Replace(ns.ClientURL(), "nats://", "nats://engine:right@", 1)
+	r := run(t, o)
+	nc := dial(t, ns.ClientURL(), nats.UserInfo("client", "c"))
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	beats(t, c, 5)
+	if err := ns.ReloadOptions(wrong); err != nil {
+		t.Fatal(err)
+	}
+	tries := func() uint64 {
+		v, err := ns.Varz(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.TotalConnections
+	}
+	before := tries()
+	notReady(t, r.HTTP, "NATS cannot be reached: nats: Authorization Violation")
+	eventually(t, "it asks again and again", func() bool { return tries() > before+10 })
+	if n := strings.Count(r.log.String(), "Authorization Violation"); n > 3 {
+		t.Errorf("it said so %d times in a few seconds", n)
+	}
+	if err := ns.ReloadOptions(right); err != nil {
+		t.Fatal(err)
+	}
+	beats(t, c, 20)
+	unbroken(t, nc, c)
+	r.stop(t)
+}
+
 // A server says nothing any more, and no connection breaks: the engine goes to another one.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()

@@ -173,7 +173,11 @@ const lostTooLong = 3 * time.Second
 func (n *Node) problems() []string {
 	var list []string
 	if !n.nc.IsConnected() {
-		list = append(list, "NATS cannot be reached")
+		why := "NATS cannot be reached"
+		if err := n.nc.LastError(); err != nil {
+			why += ": " + err.Error()
+		}
+		list = append(list, why)
 	}
 	if n.holdTicks.Load() {
 		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: firing waits", n.o.FreeForTicks>>20))
