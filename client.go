@@ -464,12 +464,17 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 	}
 }
 
-// try sends once. A try takes no more than a third of the whole time, so that a lost answer leaves
-// room for another.
+// tryTime is how long an answer is waited for before a request is sent again. One that was lost leaves time for two more at least,
+// and for ten where there is much: to a server that is cut off from the others every other one may go, until these notice.
+func tryTime(within time.Duration) time.Duration {
+	return min(within/3, max(2*time.Second, within/10))
+}
+
+// try sends once.
 func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, error) {
 	if r.retry {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.within/3)
+		ctx, cancel = context.WithTimeout(ctx, tryTime(r.within))
 		defer cancel()
 	}
 	if !c.connected(ctx) {

@@ -91,7 +91,7 @@ func (s *service) requests(subject string) []*nats.Msg {
 func TestClientPut(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
+	c := Connect(nc, WithTimeout(9*time.Second))
 	job := Job{ID: "renew-1", Schedule: "@every 1m", Payload: []byte("{\"a\":\n 1}"), Headers: map[string]string{"Tenant": "acme"}}
 	spec := job
 	spec.Form = PayloadJSON
@@ -317,6 +317,18 @@ func TestClientConflictOfRetry(t *testing.T) {
 		})
 	}
 	work.Wait()
+}
+
+// Answers that are lost are asked for again as often as there is time.
+func TestClientAnswersLost(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(15*time.Second))
+	lost := answer{}
+	s.answers(c.Names().API(VerbGet, "j"), lost, lost, lost, lost, answer{refusal: &Error{Code: CodeNotFound}})
+	if _, err := c.Get(t.Context(), "j"); !errors.Is(err, &Error{Code: CodeNotFound}) {
+		t.Error(err)
+	}
 }
 
 // A list that was left in the middle begins anew when it is walked again.

@@ -62,11 +62,12 @@ func removeLeft(name string) error {
 	return os.RemoveAll(filepath.Dir(name))
 }
 
-// remove ends it, and all that is in it.
+// remove ends it, and all that is in it. Calling it again does nothing.
 func (s *scratch) remove() error {
 	err := os.RemoveAll(s.dir)
 	if s.lock != nil {
 		err = errors.Join(err, s.lock.Close())
+		s.lock = nil
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"go.yaml.in/yaml/v3"
@@ -43,6 +44,9 @@ func startDeployed(t *testing.T, tls string) (url string) {
 	}
 	if len(o.Routes) != 3 || o.Cluster.TLSConfig == nil {
 		t.Errorf("the example is no cluster of three over TLS: %v", o.Routes)
+	}
+	if o.Cluster.PingInterval != 2*time.Second || o.Cluster.MaxPingsOut != 2 {
+		t.Errorf("a server that is cut off is forgotten after %d pings of %s", o.Cluster.MaxPingsOut, o.Cluster.PingInterval)
 	}
 	o.Cluster, o.Routes = natsserver.ClusterOpts{}, nil
 	o.HTTPPort = 0
@@ -251,6 +255,10 @@ func TestKubernetes(t *testing.T) {
 		}
 	}
 	walk(values, "")
+
+	if pings := at(values, "config", "cluster", "merge").(map[string]any); pings["ping_interval"] != "2s" || pings["ping_max"] != 2 {
+		t.Errorf("a server that is cut off is forgotten after %v", pings)
+	}
 
 	// The passwords that the accounts name are given to the servers.
 	given := at(values, "container", "env").(map[string]any)

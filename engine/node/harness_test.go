@@ -96,7 +96,8 @@ func runAsNATS(encoded string) int {
 	o := &server.Options{Host: s.Host, Port: s.Port, JetStream: true, StoreDir: s.Dir, NoLog: true, NoSigs: true}
 	if s.ClusterPort != 0 {
 		o.ServerName = s.Name
-		o.Cluster = server.ClusterOpts{Name: "test", Host: s.Host, Port: s.ClusterPort, PoolSize: -1}
+		// The pings are those of docs/deploy/nats/server.conf.
+		o.Cluster = server.ClusterOpts{Name: "test", Host: s.Host, Port: s.ClusterPort, PoolSize: -1, PingInterval: 2 * time.Second, MaxPingsOut: 2}
 		o.Routes = server.RoutesFromStr(s.Routes)
 	}
 	ns, err := server.NewServer(o)
