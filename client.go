@@ -465,9 +465,10 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 }
 
 // tryTime is how long an answer is waited for before a request is sent again. One that was lost leaves time for two more at least,
-// and for ten where there is much: to a server that is cut off from the others every other one may go, until these notice.
+// and for up to ten where there is much: to a server that is cut off from the others every other one may go, until these notice.
+// An engine waits three seconds for room in its log before it refuses a command, which is to be heard.
 func tryTime(within time.Duration) time.Duration {
-	return min(within/3, max(2*time.Second, within/10))
+	return min(within/3, max(DefaultTimeout/3, within/10))
 }
 
 // try sends once.

@@ -325,7 +325,7 @@ func TestClientAnswersLost(t *testing.T) {
 	s := startService(t, nc)
 	c := Connect(nc, WithTimeout(15*time.Second))
 	lost := answer{}
-	s.answers(c.Names().API(VerbGet, "j"), lost, lost, lost, lost, answer{refusal: &Error{Code: CodeNotFound}})
+	s.answers(c.Names().API(VerbGet, "j"), lost, lost, lost, answer{refusal: &Error{Code: CodeNotFound}})
 	if _, err := c.Get(t.Context(), "j"); !errors.Is(err, &Error{Code: CodeNotFound}) {
 		t.Error(err)
 	}

@@ -18,7 +18,7 @@ import (
 const replyTimeout = 5 * time.Second
 
 // roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
-// an answer before it asks again: who waits in vain is to hear why.
+// an answer by default before it asks again (tryTime): who waits in vain is to hear why.
 const roomTimeout = 3 * time.Second
 
 // reply is the outcome of a command.
