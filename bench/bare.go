@@ -43,7 +43,6 @@ func bareWork(input *json.Decoder, output *json.Encoder, in string) (err error) 
 
 // bare is such a service, for one request at a time.
 type bare struct {
-	own    *scratch
 	server *embedded.Server
 	wire   *streams.Wire
 	nc     *nats.Conn
@@ -51,13 +50,10 @@ type bare struct {
 	asked  chan string // where the answer to the request in progress goes
 }
 
-// open makes the service in a directory that it makes in another.
-func (b *bare) open(in string) (err error) {
-	if b.own, err = makeScratch(in); err != nil {
-		return err
-	}
+// open makes the service in a directory.
+func (b *bare) open(dir string) (err error) {
 	b.server, err = embedded.Start(embedded.Options{
-		Dir: filepath.Join(b.own.dir, "nats"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
+		Dir: filepath.Join(dir, "nats"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
@@ -66,7 +62,7 @@ func (b *bare) open(in string) (err error) {
 	if b.nc, err = b.server.Connect(nats.InProcessServer(b.wire)); err != nil {
 		return err
 	}
-	if b.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(b.own.dir, "log")}); err != nil {
+	if b.store, err = wal.OpenStore(wal.Options{Dir: filepath.Join(dir, "log")}); err != nil {
 		return err
 	}
 	js, err := b.nc.JetStream()
@@ -99,9 +95,6 @@ func (b *bare) close() (err error) {
 	if b.store != nil {
 		err = b.store.Close()
 	}
-	if b.own != nil {
-		err = errors.Join(err, b.own.remove())
-	}
 	return err
 }
 
@@ -127,20 +120,23 @@ func (b *bare) carryOut(record *nats.Msg) {
 
 // bareClient is a bare service's process, and one client of it.
 type bareClient struct {
+	own     *scratch // the service's directory
 	process *workerProcess
 	nc      *nats.Conn
 	request []byte
 }
 
-// startBare starts a bare service for requests that are as long as this one.
+// startBare starts a bare service for requests that are as long as this one. It is to be stopped, also if there was an error.
 func startBare(command []string, e *engine, request []byte) (c *bareClient, err error) {
 	c = &bareClient{request: request}
-	if c.process, err = startWorker(command, e, workerStart{Bare: e.Data}); err != nil {
-		return nil, err
+	if c.own, err = makeScratch(e.Data); err != nil {
+		return c, fmt.Errorf("bench: %w", err)
+	}
+	if c.process, err = startWorker(command, e, workerStart{Bare: c.own.dir}); err != nil {
+		return c, err
 	}
 	if c.nc, err = e.Connect(c.process.ready.URL); err != nil {
-		c.process.stop()
-		return nil, fmt.Errorf("bench: connect to a bare service: %w", err)
+		return c, fmt.Errorf("bench: connect to a bare service: %w", err)
 	}
 	return c, nil
 }
@@ -155,7 +151,16 @@ func (c *bareClient) create(ctx context.Context) error {
 	return nil
 }
 
-func (c *bareClient) stop() {
-	c.nc.Close()
-	c.process.stop()
+// stop ends the service. What it leaves is removed here: it is not asked to end, but killed.
+func (c *bareClient) stop() error {
+	if c.nc != nil {
+		c.nc.Close()
+	}
+	if c.process != nil {
+		c.process.stop()
+	}
+	if c.own == nil {
+		return nil
+	}
+	return c.own.remove()
 }

@@ -133,10 +133,10 @@ func (s *single) openLeast(ctx context.Context) (l *least, err error) {
 
 func (l *least) close() (err error) {
 	if l.bare != nil {
-		l.bare.stop()
+		err = l.bare.stop()
 	}
 	if l.inside != nil {
-		err = l.inside.close()
+		err = errors.Join(err, l.inside.close())
 	}
 	if l.log != nil {
 		err = errors.Join(err, l.log.close())

@@ -4,13 +4,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
 const (
-	scratchPattern = "carillon-bench-*"
-	scratchLock    = "bench.lock"
+	scratchPrefix = "carillon-bench-"
+	scratchLock   = "bench.lock"
 )
 
 // scratch is a directory of a run's own.
@@ -22,17 +23,17 @@ type scratch struct {
 // makeScratch makes one in another directory, where it first removes those of runs that were killed: they may be as large
 // as the disk.
 func makeScratch(in string) (*scratch, error) {
-	left, err := filepath.Glob(filepath.Join(in, scratchPattern, scratchLock))
+	there, err := os.ReadDir(in)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range left {
-		if err := removeLeft(name); err != nil {
-			return nil, err
+	for _, e := range there {
+		if strings.HasPrefix(e.Name(), scratchPrefix) {
+			_ = removeLeft(filepath.Join(in, e.Name())) // its engine may be ending just now; the next run tries again
 		}
 	}
 	s := &scratch{}
-	if s.dir, err = os.MkdirTemp(in, scratchPattern); err != nil {
+	if s.dir, err = os.MkdirTemp(in, scratchPrefix); err != nil {
 		return nil, err
 	}
 	// Nobody is to find a lock that is not taken yet.
@@ -46,20 +47,30 @@ func makeScratch(in string) (*scratch, error) {
 	return s, nil
 }
 
-// removeLeft removes the directory of a lock that nobody has.
-func removeLeft(name string) error {
-	lock, err := filelock.Take(name)
-	if errors.Is(err, filelock.ErrTaken) || errors.Is(err, os.ErrPermission) {
-		return nil // of a run that goes on, or of another user
+// removeLeft removes a directory with a lock that nobody has.
+func removeLeft(dir string) error {
+	name := filepath.Join(dir, scratchLock)
+	if _, err := os.Lstat(name); err != nil {
+		return err // not a run's, or it is not locked yet
 	}
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // another run removed it just now
+	lock, err := filelock.Take(name)
+	if err != nil {
+		return err // of a run that goes on, or of another user
+	}
+	defer lock.Close()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != scratchLock { // the last, as without it nobody would know the rest again
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
 	}
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
-	return os.RemoveAll(filepath.Dir(name))
+	return os.RemoveAll(dir)
 }
 
 // remove ends it, and all that is in it. Calling it again does nothing.

@@ -1,15 +1,13 @@
 package bench
 
 import (
+	"bufio"
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
-
-	"github.com/nats-io/nats-server/v2/server"
-
-	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // What a run leaves that was killed is removed by the next one; what others still use, or have made otherwise, is not.
@@ -24,14 +22,20 @@ func TestKilledRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := &engine{Service: Service{Data: in}, url: natstest.Start(t, &server.Options{}).ClientURL()}
-	killed, err := startWorker([]string{os.Args[0], "work"}, service, workerStart{Bare: in})
+	killed := exec.Command(os.Args[0], "bench", in)
+	out, err := killed.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := filepath.Glob(filepath.Join(in, scratchPattern, "nats"))
+	if err := killed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err) // it has started its engine
+	}
+	made, err := filepath.Glob(filepath.Join(in, scratchPrefix+"*", "data"))
 	if err != nil || len(made) != 1 {
-		t.Fatalf("the service is in %q, %v", made, err)
+		t.Fatalf("the other run is in %q, %v", made, err)
 	}
 	next, err := makeScratch(in)
 	if err != nil {
@@ -42,22 +46,20 @@ func TestKilledRun(t *testing.T) {
 			t.Fatalf("what is in use was removed: %v", err)
 		}
 	}
-	if err := killed.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	killed.stop()
+	finish(killed)
 	if _, err := os.Stat(made[0]); err != nil {
 		t.Fatal(err) // else nothing was left
 	}
-	if err := next.remove(); err != nil {
-		t.Fatal(err)
-	}
-	if next, err = makeScratch(in); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Dir(made[0])); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what the killed service left is there: %v", err)
-	}
+	eventually(t, "what the killed run left is removed", func() bool { // once its engine has ended, too
+		if err := next.remove(); err != nil {
+			t.Fatal(err)
+		}
+		if next, err = makeScratch(in); err != nil {
+			t.Fatal(err)
+		}
+		_, err := os.Stat(filepath.Dir(made[0]))
+		return errors.Is(err, fs.ErrNotExist)
+	})
 	for _, dir := range []string{foreign, live.dir} {
 		if _, err := os.Stat(dir); err != nil {
 			t.Errorf("what is in use was removed: %v", err)

@@ -37,7 +37,7 @@ type workerStart struct {
 	Raw         string `json:"raw,omitempty"`    // file for every trigger as CSV
 	Soak        bool   `json:"soak,omitempty"`   // plan after plan, see soakWork
 	Pauses      bool   `json:"pauses,omitempty"` // no triggers at all, see pauseWork
-	Bare        string `json:"bare,omitempty"`   // the same, see bareWork; where its directory is made
+	Bare        string `json:"bare,omitempty"`   // the same, see bareWork; its directory
 }
 
 type workerReady struct {

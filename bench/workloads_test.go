@@ -34,6 +34,9 @@ func TestCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if left, err := filepath.Glob(filepath.Join(c.Service.Data, scratchPrefix+"*")); err != nil || len(left) > 0 {
+		t.Errorf("%q are left, %v", left, err)
+	}
 	refused := int(r.Figures.Get("offered_refused"))
 	if want := (Checks{Expected: 500 + 500 - refused + 300}); *r.Checks != want {
 		t.Errorf("checks are %+v, expected %+v", *r.Checks, want)

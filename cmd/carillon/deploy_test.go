@@ -45,7 +45,7 @@ func startDeployed(t *testing.T, tls string) (url string) {
 	if len(o.Routes) != 3 || o.Cluster.TLSConfig == nil {
 		t.Errorf("the example is no cluster of three over TLS: %v", o.Routes)
 	}
-	if o.Cluster.PingInterval != 2*time.Second || o.Cluster.MaxPingsOut != 2 {
+	if o.Cluster.PingInterval != 5*time.Second || o.Cluster.MaxPingsOut != 2 {
 		t.Errorf("a server that is cut off is forgotten after %d pings of %s", o.Cluster.MaxPingsOut, o.Cluster.PingInterval)
 	}
 	o.Cluster, o.Routes = natsserver.ClusterOpts{}, nil
@@ -256,7 +256,7 @@ func TestKubernetes(t *testing.T) {
 	}
 	walk(values, "")
 
-	if pings := at(values, "config", "cluster", "merge").(map[string]any); pings["ping_interval"] != "2s" || pings["ping_max"] != 2 {
+	if pings := at(values, "config", "cluster", "merge").(map[string]any); pings["ping_interval"] != "5s" || pings["ping_max"] != 2 {
 		t.Errorf("a server that is cut off is forgotten after %v", pings)
 	}
 

@@ -48,7 +48,7 @@ func TestSplitViews(t *testing.T) {
 	w := startWire(t, strings.TrimPrefix(last, "nats://"))
 	f := newFleet(t, url, 4)
 	f.replicas = replicas
-	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4, Replicas: replicas, CheckpointEvery: 2 * time.Second}
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Confined: true, Partitions: 4, Replicas: replicas, CheckpointEvery: 2 * time.Second}
 	f.start("a")
 	f.start("b")
 	c := carillon.Connect(dial(t, url), carillon.WithTimeout(10*time.Second))

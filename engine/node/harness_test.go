@@ -97,7 +97,7 @@ func runAsNATS(encoded string) int {
 	if s.ClusterPort != 0 {
 		o.ServerName = s.Name
 		// The pings are those of docs/deploy/nats/server.conf.
-		o.Cluster = server.ClusterOpts{Name: "test", Host: s.Host, Port: s.ClusterPort, PoolSize: -1, PingInterval: 2 * time.Second, MaxPingsOut: 2}
+		o.Cluster = server.ClusterOpts{Name: "test", Host: s.Host, Port: s.ClusterPort, PoolSize: -1, PingInterval: 5 * time.Second, MaxPingsOut: 2}
 		o.Routes = server.RoutesFromStr(s.Routes)
 	}
 	ns, err := server.NewServer(o)
@@ -211,6 +211,7 @@ type settings struct {
 	PersistAsync              bool
 	Wrong                     time.Duration // the machine's clock is ahead by that
 	Fault                     string        // file that says what befalls its disk (faultyDisk)
+	Confined                  bool          // to the servers of NATS: it learns of no others
 
 	on     *host  // nil: this machine
 	binary string // another build of this test; "": this one
@@ -228,6 +229,9 @@ func (s settings) options() node.Options {
 	}
 	if o.FreeForJobs == 0 {
 		o.FreeForJobs, o.FreeForTicks = 1, 1 // the disk of the tests is not ours to judge
+	}
+	if s.Confined {
+		o.NATSOptions = []nats.Option{nats.IgnoreDiscoveredServers()}
 	}
 	return o
 }
