@@ -187,7 +187,7 @@ func (s *saving) figures(to *Figures, jobs int) error {
 		to.add("lateness_"+q+"_without_ms", medianOf(s.without, "received_"+q+"_ms"))
 		to.add("lateness_"+q+"_save_ms", medianOf(s.with, "received_"+q+"_ms"))
 	}
-	var tail, any []float64
+	var tail, later []float64
 	for i := range s.with {
 		with, err := decode(s.with[i].Histograms["received_us"])
 		if err != nil {
@@ -198,10 +198,10 @@ func (s *saving) figures(to *Figures, jobs int) error {
 			return err
 		}
 		tail = append(tail, s.with[i].Figures.Get("received_p999_ms")-s.without[i].Figures.Get("received_p999_ms"))
-		any = append(any, float64(laterByRank(with, without))/1000)
+		later = append(later, float64(laterByRank(with, without))/1000)
 		pair := fmt.Sprintf("save_%d", i+1)
 		to.add("lateness_p999_for_"+pair+"_ms", tail[i])
-		to.add("lateness_any_for_"+pair+"_ms", any[i])
+		to.add("lateness_any_for_"+pair+"_ms", later[i])
 		// The latest of each, and what the disk and the transport were seen to do in the same seconds.
 		for _, of := range []string{"received", "fsync", "round_trip"} {
 			to.add(of+"_max_without_"+pair+"_ms", s.without[i].Figures.Get(of+"_max_ms"))
@@ -209,7 +209,7 @@ func (s *saving) figures(to *Figures, jobs int) error {
 		}
 	}
 	to.add("lateness_p999_for_save_ms", median(tail))
-	to.add("lateness_any_for_save_ms", median(any))
+	to.add("lateness_any_for_save_ms", median(later))
 	return nil
 }
 
