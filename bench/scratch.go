@@ -29,7 +29,7 @@ func makeScratch(in string) (*scratch, error) {
 	}
 	for _, e := range there {
 		if strings.HasPrefix(e.Name(), scratchPrefix) {
-			_ = removeLeft(filepath.Join(in, e.Name())) // its engine may be ending just now; the next run tries again
+			removeLeft(filepath.Join(in, e.Name()))
 		}
 	}
 	s := &scratch{}
@@ -47,30 +47,29 @@ func makeScratch(in string) (*scratch, error) {
 	return s, nil
 }
 
-// removeLeft removes a directory with a lock that nobody has.
-func removeLeft(dir string) error {
+// removeLeft removes a directory with a lock that nobody has. What cannot be removed, as its engine is ending just now or it is
+// another user's, is left to the next run.
+func removeLeft(dir string) {
 	name := filepath.Join(dir, scratchLock)
 	if _, err := os.Lstat(name); err != nil {
-		return err // not a run's, or it is not locked yet
+		return // not a run's, or not locked yet
 	}
 	lock, err := filelock.Take(name)
 	if err != nil {
-		return err // of a run that goes on, or of another user
+		return
 	}
 	defer lock.Close()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return err
+		return
 	}
 	for _, e := range entries {
-		if e.Name() != scratchLock { // the last, as without it nobody would know the rest again
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		// The lock is the last, as without it nobody would know the rest again.
+		if e.Name() != scratchLock && os.RemoveAll(filepath.Join(dir, e.Name())) != nil {
+			return
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return os.RemoveAll(dir)
+	_ = os.RemoveAll(dir) // it holds the lock alone
 }
 
 // remove ends it, and all that is in it. Calling it again does nothing.

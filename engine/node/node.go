@@ -206,7 +206,7 @@ type Node struct {
 	unsaid     trouble // an output stream does not say how far it is
 	resets     trouble
 	unfollowed trouble
-	protests   trouble      // of the connection, one with each try where it is refused
+	refusals   trouble      // of the credentials, one with each try
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	answering  atomic.Int64 // since when it has said so again and again, the same
@@ -420,9 +420,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		n.nc, err = o.connect("",
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
 			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-				n.protests.tell(n.log, time.Now(), "NATS", "error", err)
-			}))
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
 		n.url = o.NATS
 	}
 	n.servers.o, n.servers.main = n.o, n.nc

@@ -1,9 +1,12 @@
 package node
 
 import (
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // troublePause is the least time between two lines about one kind of trouble.
@@ -14,6 +17,17 @@ type trouble struct {
 	mu   sync.Mutex
 	said time.Time
 	held int // since then
+}
+
+// protest logs an error of the connection. Each says something else, but that of credentials which are refused.
+func (n *Node) protest(err error) {
+	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
+		if errors.Is(err, refused) {
+			n.refusals.tell(n.log, time.Now(), "NATS", "error", err)
+			return
+		}
+	}
+	n.log.Warn("NATS", "error", err)
 }
 
 // tell logs what goes wrong, or only counts it. args are slog's.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // However often something goes wrong, the log has one line of it in a while, which counts the rest.
@@ -26,6 +28,14 @@ func TestTrouble(t *testing.T) {
 	}
 	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), `msg="reading the log starts over" error=away held_back=0`) {
 		t.Errorf("%d lines are logged: %s", got, lines.String())
+	}
+	lines.Reset()
+	for range 10 {
+		n.protest(nats.ErrAuthorization)
+		n.protest(nats.ErrPermissionViolation) // each of another subject
+	}
+	if got := lines.String(); strings.Count(got, nats.ErrAuthorization.Error()) != 1 || strings.Count(got, nats.ErrPermissionViolation.Error()) != 10 {
+		t.Errorf("logged: %s", got)
 	}
 	lines.Reset()
 	var shy trouble
