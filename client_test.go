@@ -91,7 +91,7 @@ func (s *service) requests(subject string) []*nats.Msg {
 func TestClientPut(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
-	c := Connect(nc, WithTimeout(9*time.Second))
+	c := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
 	job := Job{ID: "renew-1", Schedule: "@every 1m", Payload: []byte("{\"a\":\n 1}"), Headers: map[string]string{"Tenant": "acme"}}
 	spec := job
 	spec.Form = PayloadJSON
