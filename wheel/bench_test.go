@@ -31,6 +31,22 @@ func eachSize(b *testing.B, run func(b *testing.B, n int)) {
 	}
 }
 
+// eachState is eachSize for a wheel that was just filled, and for one in which, since then, three times as many timers as it
+// holds were removed at random and others inserted: what is free in it then is everywhere.
+func eachState(b *testing.B, run func(b *testing.B, f *full)) {
+	eachSize(b, func(b *testing.B, n int) {
+		b.Run("new", func(b *testing.B) { run(b, fill(n)) })
+		b.Run("used", func(b *testing.B) {
+			f := fill(n)
+			for range 30 {
+				f.replace(f.shuffle(n / 10))
+			}
+			f.perTimer = float64(f.Bytes()) / float64(n)
+			run(b, f)
+		})
+	})
+}
+
 // batches times b.N operations, at most batch at once, with restore between them.
 func batches(b *testing.B, batch int, op func(count int), restore func(count int)) {
 	b.ReportAllocs()
@@ -84,6 +100,16 @@ func (f *full) shuffle(count int) []ID {
 	return f.ids[len(f.ids)-count:]
 }
 
+// replace removes timers, and inserts as many others in their place.
+func (f *full) replace(ids []ID) {
+	for _, id := range ids {
+		f.Remove(id)
+	}
+	for i := range ids {
+		ids[i] = f.Insert(f.soon(), 0)
+	}
+}
+
 // The machine's own floor: a timer's memory is somewhere in 170 MB, and to remove it is to read where it is, and to
 // read there. Nothing is written, and nothing depends on what was read.
 func BenchmarkFloor(b *testing.B) {
@@ -105,8 +131,8 @@ func BenchmarkFloor(b *testing.B) {
 }
 
 func BenchmarkInsert(b *testing.B) {
-	eachSize(b, func(b *testing.B, n int) {
-		f := fill(n)
+	eachState(b, func(b *testing.B, f *full) {
+		n := f.Len()
 		deadlines := make([]int64, n/10)
 		for i := range deadlines {
 			deadlines[i] = f.soon()
@@ -126,8 +152,8 @@ func BenchmarkInsert(b *testing.B) {
 }
 
 func BenchmarkRemove(b *testing.B) {
-	eachSize(b, func(b *testing.B, n int) {
-		f := fill(n)
+	eachState(b, func(b *testing.B, f *full) {
+		n := f.Len()
 		victims := f.shuffle(n / 10)
 		batches(b, n/10, func(count int) {
 			for _, id := range victims[:count] {
@@ -144,8 +170,8 @@ func BenchmarkRemove(b *testing.B) {
 }
 
 func BenchmarkExpire(b *testing.B) {
-	eachSize(b, func(b *testing.B, n int) {
-		f := fill(n)
+	eachState(b, func(b *testing.B, f *full) {
+		n := f.Len()
 		batches(b, n/10, func(count int) {
 			for yielded := 0; yielded < count; {
 				f.Advance(f.Now()+1, count-yielded, func(uint32, int64) { yielded++ })
