@@ -357,6 +357,11 @@ func AppendPut(dst []byte, job *Job, ifVersion *uint64) []byte {
 	return append(appendUint(append(dst, `"if_version":`...), *ifVersion), '}')
 }
 
+// jetStream is JetStream's API, whose answers are waited for as long as the service's.
+func (c *Client) jetStream() (jetstream.JetStream, error) {
+	return jetstream.New(c.nc, jetstream.WithDefaultTimeout(c.timeout))
+}
+
 // Send publishes a command to the log and returns its sequence there: it is accepted in order and will
 // not be lost, but may still be refused, which only an event tells.
 //
@@ -366,7 +371,7 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 	if err := CheckJobID(cmd.Job); err != nil {
 		return 0, err
 	}
-	js, err := jetstream.New(c.nc)
+	js, err := c.jetStream()
 	if err != nil {
 		return 0, err
 	}

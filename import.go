@@ -246,12 +246,22 @@ func (im *importing) run(jobs iter.Seq[ImportJob]) error {
 	return im.split(jobs)
 }
 
-// imports asks whether the service knows imports. Where nothing answers puts will tell why.
+// imports asks whether the service knows imports: one that is there does not if nobody takes them. Where nothing answers puts
+// will tell why.
 func (c *Client) imports(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	_, err := c.nc.RequestWithContext(ctx, c.names.API(VerbImport, ""), nil)
-	return !errors.Is(err, nats.ErrNoResponders)
+	taken := func() bool {
+		ctx, cancel := context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+		_, err := c.nc.RequestWithContext(ctx, c.names.API(VerbImport, ""), nil)
+		return !errors.Is(err, nats.ErrNoResponders)
+	}
+	if taken() {
+		return true
+	}
+	if _, err := c.Status(ctx); err != nil { // that waits for an engine which is starting
+		return false
+	}
+	return taken()
 }
 
 // importing is one Import.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -272,6 +273,9 @@ func TestClientImportByPuts(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) { _ = m.Respond([]byte(`{}`)) }); err != nil {
+		t.Fatal(err)
+	}
 	done := 0
 	err := Connect(nc).Import(t.Context(), slices.Values(numbered(3)), func(_ int, err error) {
 		if done++; err != nil {
@@ -290,5 +294,34 @@ func TestClientImportByPuts(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{`put.a-2{"if_version":0}`, "pause.a-2", `put.a-2{"schedule":"@daily"}`}, of); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// An engine that is starting, and takes nothing yet, is not taken for one that knows no imports.
+func TestClientImportWhileServiceStarts(t *testing.T) {
+	nc, _ := startNATS(t)
+	engine := dial(t, nc.ConnectedUrl())
+	var once sync.Once
+	if _, err := engine.Subscribe("carillon.api.status", func(m *nats.Msg) {
+		once.Do(func() {
+			if _, err := engine.Subscribe("carillon.api.import", func(m *nats.Msg) {
+				_ = m.Respond((&ImportReply{Imported: uint64(strings.Count(string(m.Data), "\n"))}).AppendJSON(nil))
+			}); err != nil {
+				t.Error(err)
+			}
+			if err := engine.Flush(); err != nil {
+				t.Error(err)
+			}
+		})
+		_ = m.Respond([]byte(`{}`))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	restored := 0
+	if err := Connect(nc).Restore(t.Context(), slices.Values(numbered(3)), func(r Restored) { restored += int(r.Imported) }); err != nil || restored != 3 {
+		t.Errorf("%d of 3 were restored, %v", restored, err)
 	}
 }

@@ -59,7 +59,7 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 		return nil, err
 	}
 	o = o.withDefaults()
-	js, err := jetstream.New(c.nc)
+	js, err := c.jetStream()
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	if err := CheckTopicFilter(topic); err != nil {
 		return err
 	}
-	js, err := jetstream.New(c.nc)
+	js, err := c.jetStream()
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (c *Client) sources(s jetstream.StreamConfig, topic string) bool {
 //
 // Errors: those of jetstream's ListStreams.
 func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, error) {
-	js, err := jetstream.New(c.nc)
+	js, err := c.jetStream()
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// watchBuffer is how many bytes a watcher may be behind before it loses messages.
+// watchBuffer is how many bytes a watcher may be behind before it loses messages; and nats.DefaultMaxChanLen is how many messages.
 const watchBuffer = 64 << 20
 
 // Watch looks at the triggers of a topic, which may hold wildcards, as they are published: live, without
@@ -56,6 +56,10 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 			m, err := sub.NextMsgWithContext(ctx)
 			if ctx.Err() != nil {
 				return
+			}
+			// nats.go forgets that a message was dropped once another has found room.
+			if n, e := sub.Dropped(); err == nil && e == nil && n > 0 {
+				err = nats.ErrSlowConsumer
 			}
 			if err != nil {
 				var none T

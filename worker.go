@@ -161,7 +161,7 @@ func (c *Client) MakeConsumers(ctx context.Context, o WorkerOptions) (partitions
 }
 
 func (c *Client) worker(o WorkerOptions) (*worker, error) {
-	js, err := jetstream.New(c.nc)
+	js, err := c.jetStream()
 	if err != nil {
 		return nil, err
 	}
@@ -469,6 +469,9 @@ func (w *worker) heartbeat(stop <-chan struct{}) {
 		err := w.held.each(func(m *nats.Msg) error { return w.nc.Publish(m.Reply, progress) })
 		if err != nil {
 			w.OnError(nil, fmt.Errorf("carillon: heartbeat: %w", err))
+		}
+		if errors.Is(err, nats.ErrConnectionClosed) { // what waits for a handler goes to other workers
+			w.stop(nil)
 		}
 	}
 }

@@ -465,6 +465,36 @@ func TestWorkEndsWithItsConnection(t *testing.T) {
 	}
 }
 
+// What waits for a handler when the connection is closed is not begun: it could not be acknowledged, and others have it.
+func TestWorkBeginsNothingWithoutItsConnection(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	for i := range 5 {
+		out.trigger(0, "t", fmt.Sprint("j-", i), 1000, "")
+	}
+	own := dial(t, nc.ConnectedUrl())
+	var begun atomic.Int32
+	o := WorkerOptions{Topic: "t", Name: "g", Concurrency: 1, AckWait: time.Second, Grace: time.Second, OnError: func(*Trigger, error) {}}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Connect(own).Work(t.Context(), o, func(ctx context.Context, _ *Trigger) error {
+			begun.Add(1)
+			<-ctx.Done() // the end of the grace
+			return nil
+		})
+	}()
+	eventually(t, "others with the worker", func() bool { return begun.Load() == 1 && consumerInfo(t, js, "g", 0).NumAckPending > 1 })
+	own.Close()
+	select {
+	case err := <-ended:
+		if n := begun.Load(); !errors.Is(err, nats.ErrConnectionClosed) || n != 1 {
+			t.Errorf("%d triggers were begun, and it ended with %v", n, err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the worker goes on without a connection")
+	}
+}
+
 // A consumer that is made anew for workers that began with what was new leaves out nothing that came while there was none.
 func TestWorkStartNewAgain(t *testing.T) {
 	nc, js := startNATS(t)
@@ -657,6 +687,15 @@ func TestWorkAsksAgain(t *testing.T) {
 	}
 }
 
+// A topic queue's requests are waited for as long as all others.
+func TestTopicQueueTimeout(t *testing.T) {
+	nc, _ := startNATS(t)
+	js, err := Connect(nc, WithTimeout(time.Minute)).jetStream()
+	if err != nil || js.Options().DefaultTimeout != time.Minute {
+		t.Errorf("%+v, %v", js.Options(), err)
+	}
+}
+
 func TestTopicQueue(t *testing.T) {
 	nc, js := startNATS(t)
 	out := makeOutput(t, js, 3)
@@ -779,6 +818,35 @@ func TestWatch(t *testing.T) {
 	}
 	if _, err := c.Watch(ctx, "a..b"); !errors.Is(err, &Error{Code: CodeInvalidTopic}) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A message that was lost ends a watch, also where a smaller one behind it found room.
+func TestWatchTellsOfLoss(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	own := dial(t, nc.ConnectedUrl())
+	triggers, err := Connect(own).Watch(ctx, "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := strings.Repeat("x", 512<<10)
+	for i := range watchBuffer/len(large) + 1 {
+		out.trigger(0, "t", fmt.Sprint("large-", i), 1, large)
+	}
+	out.trigger(0, "t", "small", 1, "")
+	if err := own.Flush(); err != nil { // what was published before is there
+		t.Fatal(err)
+	}
+	for tr, err := range triggers {
+		if errors.Is(err, nats.ErrSlowConsumer) {
+			return
+		}
+		if err != nil || tr.Job == "small" {
+			t.Fatalf("%s came, %v, and a loss before it was not told", tr.Job, err)
+		}
 	}
 }
 

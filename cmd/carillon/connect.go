@@ -24,8 +24,6 @@ type connection struct {
 	prefix                              string
 }
 
-const defaultTimeout = 5 * time.Second
-
 var connectionFlags = []string{
 	"server", "user", "password", "creds", "nkey", "tlscert", "tlskey", "tlsca", "timeout", "prefix",
 }
@@ -39,7 +37,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.cert, "tlscert", "", "TLS client certificate `file` ($NATS_CERT)")
 	f.StringVar(&c.key, "tlskey", "", "TLS private key `file` ($NATS_KEY)")
 	f.StringVar(&c.ca, "tlsca", "", "TLS certificate authority `file` ($NATS_CA)")
-	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 5s)")
+	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 10s)")
 	f.StringVar(&c.prefix, "prefix", "", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
 
@@ -70,7 +68,7 @@ func (c *connection) resolve() error {
 		}
 		c.timeout = d
 	}
-	c.timeout = cmp.Or(c.timeout, defaultTimeout)
+	c.timeout = cmp.Or(c.timeout, carillon.DefaultTimeout)
 	if c.timeout < 0 {
 		return usagef("--timeout %s is negative", c.timeout)
 	}

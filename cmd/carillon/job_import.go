@@ -114,6 +114,9 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 		close(lines)
 	}()
 	sendErr := im.client.Import(ctx, im.jobs(stopped, lines, stop), func(i int, err error) {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			return // what became of it is not known: it stays under way
+		}
 		im.mu.Lock()
 		l := im.under[i]
 		delete(im.under, i)

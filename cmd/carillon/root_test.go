@@ -20,12 +20,14 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
@@ -441,6 +443,35 @@ func TestImportKeepsGoing(t *testing.T) {
 	}
 }
 
+// TestImportKeepsGoingBeforeWhatIsNotKnown: lines whose request was under way when it was interrupted may not be in.
+func TestImportKeepsGoingBeforeWhatIsNotKnown(t *testing.T) {
+	nc, err := nats.Connect(natstest.Start(t, &natsserver.Options{}).ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
+		if len(m.Data) == 0 {
+			_ = m.Respond((&carillon.ImportReply{}).AppendJSON(nil))
+			return
+		}
+		cancel() // without an answer
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	in := strings.NewReader(`{"id":"a"}` + "\n" + `{"id":"b"}` + "\n")
+	code := Run(ctx, []string{"-s", nc.ConnectedUrl(), "job", "import", "--keep-going"}, in, &out, &errOut)
+	if code != exitFailure || !strings.HasSuffix(errOut.String(), "interrupted; go on with --from 1\n") {
+		t.Errorf("it ended with %d, %q", code, errOut.String())
+	}
+}
+
 // TestImportEndsBeforeItsInput: who feeds an import may wait for more to tell, and for ever.
 func TestImportEndsBeforeItsInput(t *testing.T) {
 	url := startEngine(t)
@@ -788,5 +819,33 @@ func TestDemo(t *testing.T) {
 	go io.Copy(io.Discard, r) // what it prints until it has stopped
 	if code := <-ended; code != exitOK || !rang || !told {
 		t.Errorf("demo ended with %d, rang %t, told how to put %t: %s", code, rang, told, errOut.String())
+	}
+}
+
+// A payload that is no text is told as bytes, also where encoding/json would take it: a line of JSON is UTF-8.
+func TestTriggerLineIsText(t *testing.T) {
+	for payload, want := range map[string]string{
+		"{\"name\":\"Jos\xe9\"}": "base64", "{\"name\":\"José\"}": "json", "Jos\xe9": "base64", "José": "text",
+	} {
+		line := newTriggerLine(&carillon.Trigger{Payload: []byte(payload)})
+		got := "base64"
+		switch {
+		case line.Payload != nil:
+			got = "json"
+		case line.Text != "":
+			got = "text"
+		}
+		if got != want {
+			t.Errorf("%q is told as %s, want %s", payload, got, want)
+		}
+	}
+}
+
+// What an engine that has no room in its log answers, three seconds later, is heard.
+func TestTimeoutByDefault(t *testing.T) {
+	t.Setenv("NATS_TIMEOUT", "")
+	var c connection
+	if err := c.resolve(); err != nil || c.timeout != carillon.DefaultTimeout {
+		t.Errorf("%s, %v; want the client library's", c.timeout, err)
 	}
 }

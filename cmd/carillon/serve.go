@@ -101,7 +101,8 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	if err := connection.resolve(); err != nil {
 		return err
 	}
-	if err := notZero(cmd, "retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs"); err != nil {
+	if err := notZero(cmd, "retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs",
+		"weight", "standbys", "out-max-age", "out-max-bytes", "log-max-bytes"); err != nil {
 		return err
 	}
 	names := connection.names()

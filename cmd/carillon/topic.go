@@ -45,6 +45,9 @@ already nothing changes.`,
 			if err := carillon.CheckTopicFilter(args[0]); err != nil {
 				return err
 			}
+			if err := notZero(c, "max-age", "max-bytes", "replicas"); err != nil {
+				return err
+			}
 			if err := o.Validate(); err != nil {
 				return err
 			}

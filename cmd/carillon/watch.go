@@ -169,7 +169,7 @@ func newTriggerLine(t *carillon.Trigger) triggerLine {
 		Version: t.Version, Output: t.Output, Missed: t.Missed, Partition: t.Partition, Attempt: t.Attempt, Headers: t.Headers,
 	}
 	switch {
-	case json.Valid(t.Payload):
+	case utf8.Valid(t.Payload) && json.Valid(t.Payload): // encoding/json takes any bytes within a string
 		line.Payload = t.Payload
 	case utf8.Valid(t.Payload):
 		line.Text = string(t.Payload)

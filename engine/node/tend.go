@@ -61,32 +61,44 @@ func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Conte
 	}
 }
 
-// syncOutputs makes what the embedded server stored durable. That counts from the next call on: by then the
-// word about a foreign message before it has come, if there was one.
+// syncOutputs makes what the embedded server stored durable. That counts from the next call's sync on: by then the word about
+// a foreign message before it has come, if there was one; and a stream that acknowledges before it writes has written.
 func (n *Node) syncOutputs(context.Context) error {
 	if n.server == nil {
 		return nil
 	}
-	written, settled := false, false
-	for _, p := range n.partitions {
+	settled, waits := make([]engine.Acked, len(n.partitions)), false
+	for i, p := range n.partitions {
 		p.out.Lock()
-		settled = settled || p.settling.Output > p.durable.Output
-		p.durable = p.settling
-		if !p.chain.Lost() { // what a lost one believed need not be so
-			p.settling = p.chain.Stored()
-		}
-		written = written || p.settling.Output > p.durable.Output
+		settled[i] = p.settling
+		waits = waits || p.settling != p.durable || !p.chain.Lost() && p.chain.Stored() != p.durable
 		p.out.Unlock()
 	}
-	if settled {
-		n.bell.ring()
-	}
-	if !written {
+	if !waits {
 		return nil
 	}
 	blocks, err := n.outputs.Sync()
 	n.meters.blocksSynced.Add(blocks)
-	return noRoom(err)
+	if err != nil {
+		return noRoom(err)
+	}
+	more := false
+	for i, p := range n.partitions {
+		p.out.Lock()
+		if p.settling.Output < settled[i].Output { // it was found out meanwhile that less is there
+			settled[i] = p.settling
+		}
+		more = more || settled[i].Output > p.durable.Output
+		p.durable = settled[i]
+		if !p.chain.Lost() { // what a lost one believed need not be so
+			p.settling = p.chain.Stored()
+		}
+		p.out.Unlock()
+	}
+	if more {
+		n.bell.ring()
+	}
+	return nil
 }
 
 // watch keeps an eye on the disk and on whether ticks come back.
