@@ -38,6 +38,7 @@ type save struct {
 	id     string // the client's name for it; may be ""
 	cancel context.CancelFunc
 	ended  chan struct{}
+	saved  bool // there is a snapshot; known once it has ended
 
 	mu       sync.Mutex
 	progress carillon.SnapshotReply
@@ -76,15 +77,16 @@ func (s *saves) begin(id string) (*save, context.Context, error) {
 	return s.current, ctx, nil
 }
 
-func (s *saves) end(one *save) {
+func (s *saves) end(one *save, saved bool) {
 	s.mu.Lock()
 	s.current = nil
 	s.mu.Unlock()
+	one.saved = saved
 	one.cancel()
 	close(one.ended)
 }
 
-// cancel gives a save up and waits until it has ended.
+// cancel gives a save up and waits until it has ended. One that was saved before it could be given up is not under way any more.
 func (s *saves) cancel(id string) error {
 	s.mu.Lock()
 	current := s.current
@@ -94,6 +96,9 @@ func (s *saves) cancel(id string) error {
 	}
 	current.cancel()
 	<-current.ended
+	if current.saved {
+		return &carillon.Error{Code: carillon.CodeNotFound, Message: "the snapshot was saved before it could be given up"}
+	}
 	return nil
 }
 
@@ -132,7 +137,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	}()
 	saved, where, err := n.save(ctx, &r, one)
 	given := ctx.Err() != nil
-	n.saves.end(one)
+	n.saves.end(one, err == nil)
 	<-saying
 	switch {
 	case err == nil:
