@@ -55,7 +55,8 @@ type ClientOption func(*Client)
 // WithNames is for a service that runs with --prefix.
 func WithNames(n Names) ClientOption { return func(c *Client) { c.names = n } }
 
-// WithTimeout replaces DefaultTimeout.
+// WithTimeout replaces DefaultTimeout. With less than nine seconds a request is sent again before an engine without room in its
+// log refuses it, and the outcome is told as unknown.
 func WithTimeout(d time.Duration) ClientOption { return func(c *Client) { c.timeout = d } }
 
 // Connect makes a client on a connection, which stays the caller's to close. It has a name of its own, by which its commands are
