@@ -227,7 +227,7 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 		if err := c.mayPut(&job); err != nil {
 			return err
 		}
-		return n.checkPut(&job)
+		return n.checkPut(&job, true)
 	case carillon.VerbFire:
 		_, _, err := carillon.ParseFire(c.Data())
 		return err
@@ -238,8 +238,9 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 }
 
 // checkPut checks what the machine would refuse, too, and whether there is room. A header that workers could not read and a
-// bound that is none are refused here alone: the machine has taken them, and its rules are those of the logs that there are.
-func (n *Node) checkPut(job *carillon.Job) error {
+// bound that is none are refused here alone: the machine has taken them, and its rules are those of the logs that there are. So is,
+// where the job has no state yet (isNew), a schedule with nothing ahead.
+func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 	for name := range job.Headers {
 		if strings.EqualFold(name, "Status") {
 			// Client libraries would end the consumer, or pass over the trigger, and nobody would acknowledge it.
@@ -252,8 +253,14 @@ func (n *Node) checkPut(job *carillon.Job) error {
 	if err := checkBounds(job.Start, job.End); err != nil {
 		return err
 	}
-	if _, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold); err != nil {
+	expr, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold)
+	if err != nil {
 		return err
+	}
+	if isNew {
+		if err := expr.CheckAhead(n.clock.ms()); err != nil {
+			return err
+		}
 	}
 	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // else who follows it knows what there is room for
 		return nil
@@ -568,6 +575,9 @@ func (n *Node) apiPreview(c *call) error {
 		return err
 	}
 	now := n.clock.ms()
+	if err := expr.CheckAhead(now); err != nil {
+		return err
+	}
 	after := now
 	if !p.After.IsZero() {
 		after = p.After.UnixMilli()

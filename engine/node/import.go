@@ -107,7 +107,7 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 			continue
 		}
 		if err == nil {
-			err = n.checkPut(&l.Job)
+			err = n.checkPut(&l.Job, l.State == nil)
 		}
 		if err == nil && l.State != nil {
 			err = checkState(&l.ImportJob)

@@ -601,3 +601,22 @@ func TestPreview(t *testing.T) {
 		t.Errorf("%v, %v", next, err)
 	}
 }
+
+// An hour that the clocks of a zone have come to skip matches no more, and is refused as what never matched is.
+func TestMatchesNoMore(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	job := carillon.Job{ID: "a", Schedule: "30 2 * 3 SUNL", Zone: "Europe/Paris", Gap: carillon.GapSkip}
+	refusal := &carillon.Error{Code: carillon.CodeInvalidSchedule, Field: "schedule"}
+	if _, err := c.Preview(t.Context(), carillon.PreviewRequest{Schedule: job.Schedule, Zone: job.Zone, Gap: job.Gap}); !errors.Is(err, refusal) {
+		t.Errorf("preview: %v", err)
+	}
+	if _, err := c.Put(t.Context(), job); !errors.Is(err, refusal) {
+		t.Errorf("put: %v", err)
+	}
+	job.Gap = carillon.GapShift
+	if _, err := c.Put(t.Context(), job); err != nil {
+		t.Errorf("put in a zone's gap that is closed: %v", err)
+	}
+}

@@ -113,6 +113,17 @@ func parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, *car
 	return e, nil
 }
 
+// CheckAhead refuses a cron expression that has matched for the last time before now, unix ms: in a zone whose clocks have come
+// to skip that hour. Parse asks from 1970 on, as it must give the same for as long as there are logs.
+func (e *Expr) CheckAhead(now int64) error {
+	if e.kind == Cron {
+		if _, ok := e.Bind(now, 0, 0, 0).Next(now); !ok {
+			return invalid("the expression can never match any more")
+		}
+	}
+	return nil
+}
+
 // parseTime reads RFC 3339 to the millisecond.
 func parseTime(words []string) (int64, *carillon.Error) {
 	if len(words) != 1 {
