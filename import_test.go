@@ -273,7 +273,11 @@ func TestClientImportByPuts(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) { _ = m.Respond([]byte(`{}`)) }); err != nil {
+	if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) {
+		if err := m.Respond([]byte(`{}`)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	done := 0
@@ -305,7 +309,9 @@ func TestClientImportWhileServiceStarts(t *testing.T) {
 	if _, err := engine.Subscribe("carillon.api.status", func(m *nats.Msg) {
 		once.Do(func() {
 			if _, err := engine.Subscribe("carillon.api.import", func(m *nats.Msg) {
-				_ = m.Respond((&ImportReply{Imported: uint64(strings.Count(string(m.Data), "\n"))}).AppendJSON(nil))
+				if err := m.Respond((&ImportReply{Imported: uint64(strings.Count(string(m.Data), "\n"))}).AppendJSON(nil)); err != nil {
+					t.Error(err)
+				}
 			}); err != nil {
 				t.Error(err)
 			}
@@ -313,7 +319,9 @@ func TestClientImportWhileServiceStarts(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		_ = m.Respond([]byte(`{}`))
+		if err := m.Respond([]byte(`{}`)); err != nil {
+			t.Error(err)
+		}
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -687,12 +687,29 @@ func TestWorkAsksAgain(t *testing.T) {
 	}
 }
 
-// A topic queue's requests are waited for as long as all others.
+// Requests of topic queues are waited for as long as all others, and not for JetStream's five seconds.
 func TestTopicQueueTimeout(t *testing.T) {
-	nc, _ := startNATS(t)
-	js, err := Connect(nc, WithTimeout(time.Minute)).jetStream()
-	if err != nil || js.Options().DefaultTimeout != time.Minute {
-		t.Errorf("%+v, %v", js.Options(), err)
+	t.Parallel()
+	nc := dial(t, natstest.Start(t, &server.Options{}).ClientURL())
+	if _, err := nc.Subscribe("$JS.API.>", func(*nats.Msg) {}); err != nil { // and never answered
+		t.Fatal(err)
+	}
+	c := Connect(nc, WithTimeout(50*time.Millisecond))
+	for name, ask := range map[string]func() error{
+		"create": func() error { _, err := c.CreateTopicQueue(t.Context(), "t", TopicQueueOptions{}); return err },
+		"delete": func() error { return c.DeleteTopicQueue(t.Context(), "t") },
+		"list":   func() error { _, err := c.TopicQueues(t.Context()); return err },
+	} {
+		ended := make(chan error, 1)
+		go func() { ended <- ask() }()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(4 * time.Second):
+			t.Errorf("%s waits for longer than it was told to", name)
+		}
 	}
 }
 

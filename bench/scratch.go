@@ -47,8 +47,8 @@ func makeScratch(in string) (*scratch, error) {
 	return s, nil
 }
 
-// removeLeft removes a directory with a lock that nobody has. What cannot be removed, as its engine is ending just now or it is
-// another user's, is left to the next run.
+// removeLeft removes a directory with a lock that nobody has, which comes last: without it nobody would know the rest again. What
+// cannot be removed, as its engine is ending just now or it is another user's, is left to the next run.
 func removeLeft(dir string) {
 	name := filepath.Join(dir, scratchLock)
 	if _, err := os.Lstat(name); err != nil {
@@ -60,16 +60,14 @@ func removeLeft(dir string) {
 	}
 	defer lock.Close()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return
-	}
 	for _, e := range entries {
-		// The lock is the last, as without it nobody would know the rest again.
-		if e.Name() != scratchLock && os.RemoveAll(filepath.Join(dir, e.Name())) != nil {
-			return
+		if err == nil && e.Name() != scratchLock {
+			err = os.RemoveAll(filepath.Join(dir, e.Name()))
 		}
 	}
-	_ = os.RemoveAll(dir) // it holds the lock alone
+	if err == nil {
+		_ = os.RemoveAll(dir) // it holds the lock alone: where that stays, the next run finds it
+	}
 }
 
 // remove ends it, and all that is in it. Calling it again does nothing.

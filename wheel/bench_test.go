@@ -13,9 +13,11 @@ import (
 // The benchmarks hold n timers, due at random within the next hour, and time batches of a tenth of
 // them; what brings the number back to n is not timed. Timers are removed in random order: nothing
 // that was near in memory at insertion is near in the order of removal. Expiry steps through the
-// milliseconds as an engine would. B/timer is what the heap grew by.
+// milliseconds as an engine would. B/timer is what the heap grew by;
+// of a wheel in use, what it holds.
 //
-// Figures are of ten million timers, a batch at a time, to be compared with the floor of the same minutes:
+// Figures are of ten million timers, a batch at a time, to be compared with the floor of the same minutes. In a longer run a wheel
+// that is "new" has been in use since its first batch.
 //
 //	go test -run '^$' -bench '^Benchmark(Floor|Insert|Remove|Expire)$/n=10M' -benchtime 1000000x -count 10 ./wheel
 //	go test -run '^$' -bench WorstStep/n=10M -benchtime 1x ./wheel

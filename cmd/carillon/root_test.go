@@ -454,7 +454,9 @@ func TestImportKeepsGoingBeforeWhatIsNotKnown(t *testing.T) {
 	defer cancel()
 	if _, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
 		if len(m.Data) == 0 {
-			_ = m.Respond((&carillon.ImportReply{}).AppendJSON(nil))
+			if err := m.Respond((&carillon.ImportReply{}).AppendJSON(nil)); err != nil {
+				t.Error(err)
+			}
 			return
 		}
 		cancel() // without an answer

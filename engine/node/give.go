@@ -57,7 +57,7 @@ func (n *Node) apiGive(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer n.gives.end(one, false) // nobody cancels it by name
+	defer n.gives.end(one)
 	got, err := n.give(ctx, p)
 	if err != nil {
 		return saveRefusal(err)

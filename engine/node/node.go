@@ -254,7 +254,7 @@ type partition struct {
 	run       uint64 // counts resumes: an answer to an earlier run's publish is void
 	offered   uint64 // outputs up to here were offered to the chain
 	durable   engine.Acked
-	settling  engine.Acked // synced, or about to be; durable from the next call of syncOutputs on
+	settling  engine.Acked // stored; durable once the next sync has ended (syncOutputs)
 	foreign   uint64
 	counted   uint64 // sequence up to which foreign messages were counted
 	marker    uint64 // the output that marks a loss that was accepted, or one before it

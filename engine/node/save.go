@@ -77,11 +77,10 @@ func (s *saves) begin(id string) (*save, context.Context, error) {
 	return s.current, ctx, nil
 }
 
-func (s *saves) end(one *save, saved bool) {
+func (s *saves) end(one *save) {
 	s.mu.Lock()
 	s.current = nil
 	s.mu.Unlock()
-	one.saved = saved
 	one.cancel()
 	close(one.ended)
 }
@@ -137,7 +136,8 @@ func (n *Node) apiSnapshot(c *call) error {
 	}()
 	saved, where, err := n.save(ctx, &r, one)
 	given := ctx.Err() != nil
-	n.saves.end(one, err == nil)
+	one.saved = err == nil
+	n.saves.end(one)
 	<-saying
 	switch {
 	case err == nil:
