@@ -205,8 +205,10 @@ func BenchmarkMemory(b *testing.B) {
 // BenchmarkChain is an output's way through a chain whose window is full: offered, sent, acknowledged with others.
 func BenchmarkChain(b *testing.B) {
 	c := NewChain()
+	c.Share(8)
 	c.Resume(0, 0, nil)
-	outputs := numbered(1, windowMin/roomShare, 0)
+	window := c.Room()
+	outputs := numbered(1, uint64(window/roomShare), 0)
 	b.ReportAllocs()
 	for left := b.N; left > 0; {
 		if c.Room() > 0 {
@@ -218,6 +220,6 @@ func BenchmarkChain(b *testing.B) {
 				break
 			}
 		}
-		c.Acked(c.Stored().Seq+windowMin/acksFlying, 1)
+		c.Acked(c.Stored().Seq + uint64(window/acksFlying))
 	}
 }

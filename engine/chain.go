@@ -46,20 +46,25 @@ package engine
 // Tried and rejected: message ids and the de-duplication window (150 bytes an id, and it forgets);
 // atomic batches (11–20 ms each); a commit record for each output in the local log (a write a trigger).
 
-// Bounds of a chain's window, in outputs. A window is about windowTime of measured drain, so that an
-// output of high priority that becomes due waits behind no more than that; it is never so small that a
-// single round trip starves it, nor so large that a loss costs seconds.
+// The window, in outputs. The chains of a host that put out at once share it, as they share its cores and its disk: so an output
+// of high priority that becomes due waits behind as much with one of them as with many, some 15 ms of a full drain by the
+// embedded server, and a chain that drains alone goes as fast as its stream takes it.
 //
 // Three quarters of it are open while outputs overtake others that were due before: those are mostly of high priority, whose
 // wait counts. Not always, as a drain of one priority loses a twentieth of its rate by it; not where messages are confirmed, by
 // several servers, as a round trip to these is longer. With half of it open high priorities waited less, but the drain beside
 // them lost a twentieth, too.
+//
+// Tried and rejected: a window for each chain of what it drains in 20 ms. A chain that has all its acks may wait for work or for
+// the window, and with its share of two cores it mostly has all of them: measured without those pauses the windows of eight
+// came to 1,600 each and the wait for them to 150 ms, and with them nothing was ever measured.
 const (
-	windowTime = 20 // ms
-	windowMin  = 512
-	windowMax  = 8192
-	acksFlying = 8 // acks asked for in one window
-	roomShare  = 4 // of a window must be free before more is made
+	windowAll       = 5120
+	windowMin       = 128  // of a chain: with 64 a round trip starved it
+	windowConfirmed = 512  // at the most: what is in flight is asked for, and sent again, when a leader is lost
+	acksFlying      = 8    // acks asked for in one window
+	roomShare       = 4    // of a window must be free before more is made
+	hurryFor        = 8192 // outputs, after one that overtook others
 )
 
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
@@ -77,16 +82,16 @@ type Chain struct {
 	asked   int    // outputs sent since an ack was last asked for
 	stored  Acked  // the newest output known to be in the stream
 
-	window      int
-	drained     int   // outputs acknowledged since drainedFrom
-	drainedFrom int64 // ms
-	due         int64 // of the trigger that was offered last
-	overtaken   bool  // an output came behind one that is due later, since drainedFrom
-	hurried     bool  // the same, since the drainedFrom before
+	window int
+	due    int64 // of the trigger that was offered last
+	hurry  int   // outputs to be stored until none is taken to overtake others any more
 }
 
-// NewChain returns a chain that must be resumed first. It links its messages.
+// NewChain returns a chain that must be resumed first. It links its messages, and shares its window with many.
 func NewChain() *Chain { return &Chain{lost: true, window: windowMin} }
+
+// Share tells the chain how many of its host's have something to put out now, itself included.
+func (c *Chain) Share(chains int) { c.window = max(windowAll/max(chains, 1), windowMin) }
 
 // Watch tells whether the host hears of every foreign message. Only then the chain goes without links.
 func (c *Chain) Watch(watched bool) { c.watched = watched }
@@ -146,7 +151,7 @@ func (c *Chain) Offer(outputs []Output) {
 	for i := range outputs {
 		if due := outputs[i].Due; due != 0 { // an event is not due
 			if due < c.due {
-				c.overtaken, c.hurried = true, true
+				c.hurry = hurryFor
 			}
 			c.due = due
 		}
@@ -155,7 +160,10 @@ func (c *Chain) Offer(outputs []Output) {
 
 // open is how many outputs may be in the queue.
 func (c *Chain) open() int {
-	if c.hurried && !c.confirm {
+	switch {
+	case c.confirm:
+		return min(c.window, windowConfirmed)
+	case c.hurry > 0:
 		return c.window * 3 / 4
 	}
 	return c.window
@@ -197,7 +205,7 @@ func (c *Chain) HoldUntil() (at int64, ok bool) {
 // Acked takes the stream's word that the message at seq is stored, and returns the outputs that are known
 // to be stored by it. Doubled and late acks are harmless. Where each message is confirmed by its own, an ack that
 // leaves one out loses the chain.
-func (c *Chain) Acked(seq uint64, now int64) []Output {
+func (c *Chain) Acked(seq uint64) []Output {
 	if c.lost || seq <= c.stored.Seq || seq > c.expect {
 		return nil
 	}
@@ -211,27 +219,8 @@ func (c *Chain) Acked(seq uint64, now int64) []Output {
 	stored := c.queue[:n]
 	c.queue = c.queue[n:]
 	c.sent -= n
-	c.measure(n, now)
+	c.hurry = max(c.hurry-n, 0)
 	return stored
-}
-
-// measure fits the window to the drain. It only grows under load: a chain that waits for work says
-// nothing about how fast it could go.
-func (c *Chain) measure(n int, now int64) {
-	if c.sent == 0 {
-		c.drainedFrom = 0
-		return
-	}
-	if c.drainedFrom == 0 {
-		c.drainedFrom, c.drained = now, 0
-		return
-	}
-	c.drained += n
-	if passed := now - c.drainedFrom; passed >= 5*windowTime {
-		c.window = min(max(int(int64(c.drained)*windowTime/passed), windowMin), windowMax)
-		c.drainedFrom, c.drained = now, 0
-		c.hurried, c.overtaken = c.overtaken, false
-	}
 }
 
 // Stored is the newest output known to be in the stream.

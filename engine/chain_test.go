@@ -33,11 +33,11 @@ func TestChain(t *testing.T) {
 	if at, ok := c.HoldUntil(); !ok || at != 200 {
 		t.Errorf("holds until %d, %v", at, ok)
 	}
-	if stored := c.Acked(9, 160); len(stored) != 2 || c.Stored() != (Acked{6, 9}) || c.InFlight() != 0 {
+	if stored := c.Acked(9); len(stored) != 2 || c.Stored() != (Acked{6, 9}) || c.InFlight() != 0 {
 		t.Errorf("an ack for 9 speaks for %d outputs, up to %+v", len(stored), c.Stored())
 	}
 	for _, seq := range []uint64{9, 3, 10} { // doubled, late, of what was never sent
-		if stored := c.Acked(seq, 160); stored != nil || c.Stored() != (Acked{6, 9}) {
+		if stored := c.Acked(seq); stored != nil || c.Stored() != (Acked{6, 9}) {
 			t.Errorf("an ack for %d speaks for %d outputs", seq, len(stored))
 		}
 	}
@@ -45,83 +45,88 @@ func TestChain(t *testing.T) {
 		t.Errorf("at its time output 7 is sent as %+v", p)
 	}
 	c.Lose()
-	if c.Acked(10, 201) != nil || c.InFlight() != 0 {
+	if c.Acked(10) != nil || c.InFlight() != 0 {
 		t.Error("an ack after the loss speaks for what was given up")
 	}
 }
 
 // TestChainWindow fills a window: it ends, acks are asked for on the way, and room is what is left.
 func TestChainWindow(t *testing.T) {
-	c := NewChain()
-	c.Resume(0, 0, nil)
-	if c.Room() != windowMin {
-		t.Fatalf("room for %d", c.Room())
-	}
-	c.Offer(numbered(1, 2*windowMin, 0))
-	sent, asked, pause := 0, 0, 0
-	for {
-		p, ok := c.Next(0)
-		if !ok {
-			break
+	for _, chains := range []int{1, 8, 1000} {
+		c := NewChain()
+		c.Share(chains)
+		c.Resume(0, 0, nil)
+		window := max(windowAll/chains, windowMin)
+		if c.Room() != window {
+			t.Fatalf("room for %d, one of %d chains", c.Room(), chains)
 		}
-		sent++
-		pause++
-		if p.Ack {
-			asked++
-			pause = 0
+		c.Offer(numbered(1, 2*uint64(window), 0))
+		sent, asked, pause := 0, 0, 0
+		for {
+			p, ok := c.Next(0)
+			if !ok {
+				break
+			}
+			sent++
+			pause++
+			if p.Ack {
+				asked++
+				pause = 0
+			}
+			if pause > window/acksFlying {
+				t.Fatalf("%d outputs in a row without an ack asked for", pause)
+			}
 		}
-		if pause > windowMin/acksFlying {
-			t.Fatalf("%d outputs in a row without an ack asked for", pause)
+		if sent != window || asked != acksFlying || pause != 0 || c.Room() != 0 {
+			t.Errorf("sent %d, asked for %d acks, %d after the last, room for %d", sent, asked, pause, c.Room())
 		}
-	}
-	if sent != windowMin || asked != acksFlying || pause != 0 || c.Room() != 0 {
-		t.Errorf("sent %d, asked for %d acks, %d after the last, room for %d", sent, asked, pause, c.Room())
-	}
-	c.Acked(windowMin/2, 1)
-	if p, ok := c.Next(1); !ok || p.Output.Number != windowMin+1 || c.InFlight() != windowMin/2+1 {
-		t.Errorf("after an ack for half a window it sends %+v with %d in flight", p, c.InFlight())
+		c.Acked(uint64(window / 2))
+		if p, ok := c.Next(1); !ok || p.Output.Number != uint64(window)+1 || c.InFlight() != window/2+1 {
+			t.Errorf("after an ack for half a window it sends %+v with %d in flight", p, c.InFlight())
+		}
 	}
 }
 
-// TestChainFitsItsWindow acks ten outputs a millisecond, then a hundred: the window becomes what drains in
-// windowTime, within its bounds.
-func TestChainFitsItsWindow(t *testing.T) {
+// A chain that must share its window with others sends no more until less than its share is in flight.
+func TestChainShares(t *testing.T) {
 	c := NewChain()
-	c.Resume(0, 0, numbered(1, 1_000_000, 0))
-	var now int64
-	run := func(perMilli int) {
-		seq := c.Stored().Seq
-		for range 50 * windowTime {
-			now++
-			for {
-				if _, ok := c.Next(now); !ok {
-					break
-				}
+	c.Share(1)
+	c.Resume(0, 0, numbered(1, windowAll, 0))
+	send := func() (sent int) {
+		for {
+			if _, ok := c.Next(0); !ok {
+				return sent
 			}
-			seq += uint64(perMilli)
-			c.Acked(seq, now)
+			sent++
 		}
 	}
-	run(10)
-	if c.window != windowMin {
-		t.Errorf("at 10/ms the window is %d", c.window)
+	const share = windowAll / 4
+	if sent := send(); sent != windowAll {
+		t.Fatalf("alone it sends %d", sent)
 	}
-	run(100)
-	if c.window < 100*windowTime*9/10 || c.window > 100*windowTime*11/10 {
-		t.Errorf("at 100/ms the window is %d", c.window)
+	c.Share(4)
+	c.Acked(windowAll - share)
+	c.Offer(numbered(windowAll+1, windowAll+share, 0))
+	if sent := send(); sent != 0 || c.Room() != 0 {
+		t.Errorf("with its share in flight it sends %d, and has room for %d", sent, c.Room())
+	}
+	c.Acked(windowAll - share + 10)
+	if sent := send(); sent != 10 {
+		t.Errorf("10 are stored, and it sends %d", sent)
 	}
 }
 
 // While outputs overtake others that were due before them, three quarters of the window are open; not where messages are confirmed. An event
 // is not due, and overtakes nothing.
 func TestChainHurries(t *testing.T) {
-	const hurried = windowMin * 3 / 4
+	const window = windowAll / 16
 	for _, confirms := range []bool{false, true} {
 		c := NewChain()
+		c.Share(16)
 		open := func(want int) {
 			t.Helper()
 			if confirms {
-				want = windowMin
+				want = window
 			}
 			if room := c.Room() + len(c.queue); room != want {
 				t.Errorf("%d outputs may be under way, want %d (confirms: %t)", room, want, confirms)
@@ -132,39 +137,45 @@ func TestChainHurries(t *testing.T) {
 		}
 		c.Resume(0, 0, nil)
 		var number uint64
-		var now int64
+		now := int64(1000)
 		offer := func(due int64) {
 			number++
 			c.Offer([]Output{{Number: number, Due: due}})
 		}
-		drain := func(ms int64) {
-			for until := now + ms; now < until; now++ {
+		drain := func(outputs int) {
+			for range outputs {
 				offer(now)
+				now++
 				for {
 					if _, ok := c.Next(now); !ok {
 						break
 					}
 				}
-				for c.InFlight() > 1 { // never none: this is a drain
-					c.Acked(c.Stored().Seq+1, now)
-				}
+				c.Acked(c.Stored().Seq + 1)
 			}
 		}
-		now = 1000
-		offer(now)
-		c.Next(now)
-		c.Acked(1, now) // the first one goes alone where messages are confirmed
-		drain(20 * windowTime)
-		open(windowMin)
+		drain(hurryFor + 10)
+		open(window)
 		offer(0)
 		offer(now)
-		open(windowMin)
+		open(window)
 		offer(now - 500) // it waits, behind one of high priority that is due now
-		open(hurried)
-		drain(4 * windowTime)
-		open(hurried)
-		drain(20 * windowTime)
-		open(windowMin)
+		open(window * 3 / 4)
+		drain(hurryFor - 10)
+		open(window * 3 / 4)
+		drain(20)
+		open(window)
+	}
+}
+
+// Where messages are confirmed a window has a bound of its own.
+func TestChainConfirmsFew(t *testing.T) {
+	c := NewChain()
+	c.Confirm()
+	c.Share(1)
+	c.Resume(0, 0, nil)
+	if c.Room() != windowConfirmed {
+		t.Errorf("room for %d", c.Room())
 	}
 }
 
@@ -188,16 +199,16 @@ func TestChainConfirms(t *testing.T) {
 	if _, ok := c.HoldUntil(); ok {
 		t.Error("it says that it would send at some time")
 	}
-	if stored := c.Acked(8, 0); len(stored) != 1 || stored[0].Number != 5 {
+	if stored := c.Acked(8); len(stored) != 1 || stored[0].Number != 5 {
 		t.Fatalf("stored: %v", stored)
 	}
 	next(8)
 	next(9)
 	next(10)
-	if stored := c.Acked(8, 0); stored != nil || c.Lost() {
+	if stored := c.Acked(8); stored != nil || c.Lost() {
 		t.Errorf("a doubled ack: %v, lost: %v", stored, c.Lost())
 	}
-	if stored := c.Acked(10, 0); stored != nil || !c.Lost() || c.Stored() != (Acked{5, 8}) {
+	if stored := c.Acked(10); stored != nil || !c.Lost() || c.Stored() != (Acked{5, 8}) {
 		t.Errorf("the ack of one behind one that has none: %v, lost: %v, stored %v", stored, c.Lost(), c.Stored())
 	}
 	c.Resume(8, 5, []Output{{Number: 6}, {Number: 7}})
@@ -211,6 +222,7 @@ func TestChainConfirms(t *testing.T) {
 // memory for them stays what a window needs.
 func TestChainQueue(t *testing.T) {
 	c := NewChain()
+	c.Share(8)
 	c.Resume(0, 0, nil)
 	var offered, sent uint64
 	for step := range uint64(10_000) {
@@ -228,15 +240,15 @@ func TestChainQueue(t *testing.T) {
 			}
 		}
 		if c.InFlight() == len(c.queue) {
-			c.Acked(sent-min(sent, step%3*100), int64(step))
+			c.Acked(sent - min(sent, step%3*100))
 		} else {
-			c.Acked(sent, int64(step))
+			c.Acked(sent)
 		}
 	}
 	if sent != offered {
 		t.Errorf("%d outputs were sent of %d", sent, offered)
 	}
-	if len(c.room) > 16*windowMin {
+	if len(c.room) > 16*windowAll/8 {
 		t.Errorf("the queue has room for %d", len(c.room))
 	}
 }

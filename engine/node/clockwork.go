@@ -151,7 +151,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	}
 	_, sending := p.chain.HoldUntil()
 	full := p.chain.Room() == 0
-	n.lateness(p.chain.Acked(seq, now/1e6), now)
+	n.lateness(p.chain.Acked(seq), now)
 	if p.chain.Lost() { // the leader that owed the answers before this one is gone
 		n.lose(p, errLeftOut)
 		n.bell.ring()
@@ -379,6 +379,7 @@ func (n *Node) tick(now int64) (wake int64) {
 	}
 	// One of them needs a tick: the record and its fsync are paid for, so it takes along what comes due in
 	// any partition within the longest lead. Outputs are held to their millisecond all the same.
+	n.shareWindow(now + leadMax)
 	var ticks []engine.Tick
 	n.owners(space, func(p *partition, room int, durable engine.Acked) {
 		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
@@ -412,6 +413,23 @@ func (n *Node) tick(now int64) (wake int64) {
 		return now + 50 // the connection is down; publishing says so again
 	}
 	return now + tickAgain.Milliseconds()
+}
+
+// shareWindow has the chains share their window among as many of this node's as have something to put out by then.
+func (n *Node) shareWindow(by int64) {
+	due := 0
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if at, ok := p.machine.NextDeadline(); ok && at <= by && p.owner.Epoch != 0 {
+			due++
+		}
+		p.mu.Unlock()
+	}
+	for _, p := range n.partitions {
+		p.out.Lock()
+		p.chain.Share(due)
+		p.out.Unlock()
+	}
 }
 
 // lastTick ends ticking, and waits until the tick that is on its way is applied, and all that other nodes appended, so

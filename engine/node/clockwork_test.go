@@ -50,3 +50,50 @@ func TestRoomForLargeOutputs(t *testing.T) {
 		t.Errorf("there is room for %v without any space", got)
 	}
 }
+
+// Partitions of this node that have something to put out share the window, and no others.
+func TestWindowIsShared(t *testing.T) {
+	const due = 5_000
+	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
+	n := &Node{}
+	for i := range 3 {
+		p := &partition{number: i, machine: engine.New(layout, i), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
+		p.chain.Resume(0, 0, nil)
+		n.partitions = append(n.partitions, p)
+	}
+	seq := uint64(0)
+	apply := func(p *partition, e engine.Entry) {
+		t.Helper()
+		seq++
+		e.Seq, e.Time = seq, 1
+		if r, err := p.machine.Apply(&e); err != nil || r.Err != nil {
+			t.Fatal(err, r.Err)
+		}
+	}
+	claim := engine.Rules()
+	claim.Node = "n1"
+	for _, p := range n.partitions {
+		apply(p, engine.Entry{Kind: engine.KindClaim, Claim: claim})
+		job := 0
+		for engine.PartitionOf(strconv.Itoa(job), 3) != p.number {
+			job++
+		}
+		body := []byte(`{"schedule":"@at 1970-01-01T00:00:05Z"}`)
+		apply(p, engine.Entry{Kind: engine.KindPut, Verb: "put", Job: strconv.Itoa(job), Body: body})
+	}
+	rooms := func(by int64) (rooms [3]int) {
+		n.shareWindow(by)
+		for i, p := range n.partitions {
+			rooms[i] = p.chain.Room()
+		}
+		return rooms
+	}
+	alone := rooms(due - 1)[0]
+	if got, want := rooms(due), alone/3; got != [3]int{want, want, want} {
+		t.Errorf("three have room for %v, want %d each", got, want)
+	}
+	n.partitions[2].owner.Epoch = 0 // another node's
+	if got, want := rooms(due), alone/2; got[0] != want || got[1] != want {
+		t.Errorf("two have room for %v, want %d each", got[:2], want)
+	}
+}

@@ -181,7 +181,7 @@ type Node struct {
 	nc      *nats.Conn
 	wire    *streams.Wire // of nc, to the embedded server
 	streams *streams.Streams
-	outputs *streams.FileSync // of the embedded server's output streams
+	outputs []*streams.FileSync // of the embedded server's output streams, by partition
 
 	chained    streams.Chained // of the clockwork, for the next message
 	session    string          // of this run, in the ids of its messages
@@ -457,8 +457,11 @@ func (n *Node) open(ctx context.Context) (err error) {
 		n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
 	}
 	if n.server != nil {
-		if n.outputs, err = streams.NewFileSync(n.server.JetStreamDir(), o.Stream+"_OUT_", n.layout.Partitions); err != nil {
-			return err
+		n.outputs = make([]*streams.FileSync, n.layout.Partitions)
+		for p := range n.outputs {
+			if n.outputs[p], err = streams.NewFileSync(n.server.JetStreamDir(), n.streams.Out[p].Name()); err != nil {
+				return err
+			}
 		}
 		// Streams that were made just now are to be there after a power failure.
 		return streams.Syncfs(n.server.JetStreamDir())

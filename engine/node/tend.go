@@ -17,14 +17,15 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// syncPause is how often outputs are made durable. What is written in a whole second of full drain, 100 MB,
-// holds up the local log's own fsync for longer than an output may be late.
+// syncPause is how often the outputs of a partition are made durable, one after the other and evenly spread. While the disk
+// takes what one of them stored, the local log's own fsync waits, and with it the next tick: that much is there to be
+// published. What all of them stored, or one in a whole second of full drain, would hold it up for longer.
 const syncPause = 250 * time.Millisecond
 
 // tend does what is done on a timer: it makes outputs durable, watches the disk, takes checkpoints.
 func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
-	work.Go(func() { n.every(ctx, syncPause, n.syncOutputs) })
+	work.Go(func() { n.syncing(ctx) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
 	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
@@ -61,44 +62,62 @@ func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Conte
 	}
 }
 
-// syncOutputs makes what the embedded server stored durable. That counts from the next call's sync on: by then the word about
-// a foreign message before it has come, if there was one; and a stream that acknowledges before it writes has written.
-func (n *Node) syncOutputs(context.Context) error {
+// syncing makes durable what the embedded server stores of the partitions' outputs.
+func (n *Node) syncing(ctx context.Context) {
 	if n.server == nil {
-		return nil
+		return
 	}
-	settled, waits := make([]engine.Acked, len(n.partitions)), false
-	for i, p := range n.partitions {
-		p.out.Lock()
-		settled[i] = p.settling
-		waits = waits || p.settling != p.durable || !p.chain.Lost() && p.chain.Stored() != p.durable
-		p.out.Unlock()
+	next := make([]time.Time, len(n.partitions))
+	for ctx.Err() == nil {
+		for i, p := range n.partitions {
+			now := time.Now()
+			if now.Before(next[i]) {
+				continue
+			}
+			next[i] = now.Add(syncPause)
+			synced, err := n.syncOutputs(p, n.outputs[p.number])
+			if err != nil && ctx.Err() == nil {
+				n.fail(err)
+				return
+			}
+			if synced {
+				pause(ctx, syncPause/time.Duration(len(n.partitions)))
+			}
+		}
+		pause(ctx, time.Until(slices.MinFunc(next, time.Time.Compare)))
 	}
+}
+
+// syncOutputs makes what was stored of a partition's outputs durable, if anything was. That counts from the next call's sync on:
+// by then the word about a foreign message before it has come, if there was one; and a stream that acknowledges before it
+// writes has written.
+func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool, err error) {
+	p.out.Lock()
+	settled := p.settling
+	waits := settled != p.durable || !p.chain.Lost() && p.chain.Stored() != p.durable
+	p.out.Unlock()
 	if !waits {
-		return nil
+		return false, nil
 	}
-	blocks, err := n.outputs.Sync()
+	blocks, err := stream.Sync()
 	n.meters.blocksSynced.Add(blocks)
 	if err != nil {
-		return noRoom(err)
+		return true, noRoom(err)
 	}
-	more := false
-	for i, p := range n.partitions {
-		p.out.Lock()
-		if p.settling.Output < settled[i].Output { // it was found out meanwhile that less is there
-			settled[i] = p.settling
-		}
-		more = more || settled[i].Output > p.durable.Output
-		p.durable = settled[i]
-		if !p.chain.Lost() { // what a lost one believed need not be so
-			p.settling = p.chain.Stored()
-		}
-		p.out.Unlock()
+	p.out.Lock()
+	if p.settling.Output < settled.Output { // it was found out meanwhile that less is there
+		settled = p.settling
 	}
+	more := settled.Output > p.durable.Output
+	p.durable = settled
+	if !p.chain.Lost() { // what a lost one believed need not be so
+		p.settling = p.chain.Stored()
+	}
+	p.out.Unlock()
 	if more {
 		n.bell.ring()
 	}
-	return nil
+	return true, nil
 }
 
 // watch keeps an eye on the disk and on whether ticks come back.

@@ -16,7 +16,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/carillon-scheduler/carillon/engine"
-	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -270,7 +269,7 @@ func TestDurableIsSynced(t *testing.T) {
 		}
 	}
 	write("before")
-	outputs, err := streams.NewFileSync(dir, "CARILLON_OUT_", 1)
+	outputs, err := streams.NewFileSync(dir, "CARILLON_OUT_0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,13 +279,14 @@ func TestDurableIsSynced(t *testing.T) {
 	}
 	t.Cleanup(bell.close)
 	p := &partition{chain: engine.NewChain()}
-	n := &Node{server: &embedded.Server{}, outputs: outputs, meters: newMeters(nil), bell: bell, partitions: []*partition{p}}
+	n := &Node{meters: newMeters(nil), bell: bell}
 	stored := engine.Acked{Output: 7, Seq: 9}
 	p.chain.Resume(stored.Seq, stored.Output, nil)
 	sync := func(durable engine.Acked, blocks uint64) {
 		t.Helper()
-		if err := n.syncOutputs(t.Context()); err != nil {
-			t.Fatal(err)
+		before := uint64(n.meters.blocksSynced.Get())
+		if synced, err := n.syncOutputs(p, outputs); err != nil || synced != (blocks > before) {
+			t.Fatal(synced, err)
 		}
 		if p.durable != durable || uint64(n.meters.blocksSynced.Get()) != blocks {
 			t.Fatalf("%+v is durable, and %d blocks were synced; want %+v and %d", p.durable, n.meters.blocksSynced.Get(), durable, blocks)

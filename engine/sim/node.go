@@ -410,6 +410,7 @@ func (n *node) tick() {
 		if part.stopped != nil {
 			continue
 		}
+		part.chain.Share(1 + int(n.now()%64))
 		t, ok := part.owner.Tick(part.machine, n.now(), lead, part.chain.Room(), part.durable)
 		if !ok {
 			continue
@@ -499,7 +500,7 @@ func (n *node) acked(a ack) {
 	switch {
 	case a.gen != part.gen: // it speaks for a message that may stand for another output now
 	case a.err == nil:
-		part.chain.Acked(a.seq, n.now())
+		part.chain.Acked(a.seq)
 		part.sentAt = n.world.truth
 	default:
 		part.chain.Lose()

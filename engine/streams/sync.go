@@ -7,16 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 )
 
-// FileSync makes what the server inside our process wrote to streams durable: it syncs the message
+// FileSync makes what the server inside our process wrote to a stream durable: it syncs the message
 // blocks that changed since the last call. A syncfs would do the same, and would also wait for whatever
 // else anybody has written to the file system, seconds' worth on a busy machine.
 type FileSync struct {
-	dir, prefix string
-	synced      map[string]stamp
+	dirs   []string // of message blocks
+	synced map[string]stamp
 }
 
 type stamp struct {
@@ -24,55 +23,33 @@ type stamp struct {
 	modified time.Time
 }
 
-// NewFileSync watches the streams whose names begin with prefix under a server's JetStream directory
-// (server/filestore.go: <directory>/<account>/streams/<stream>/msgs/<n>.blk). Error: there are fewer than there should
-// be, since a server that keeps them elsewhere must not pass for one that has nothing to sync.
-func NewFileSync(dir, prefix string, many int) (*FileSync, error) {
-	s := &FileSync{dir: dir, prefix: prefix}
-	found, err := s.streams()
-	if err == nil && len(found) < many {
-		err = fmt.Errorf("%d streams %s* under %s, which should be %d", len(found), prefix, s.dir, many)
-	}
+// NewFileSync watches the stream of a name under a server's JetStream directory, in whichever account
+// (server/filestore.go: <directory>/<account>/streams/<stream>/msgs/<n>.blk). Error: it is not there,
+// since a server that keeps it elsewhere must not pass for one that has nothing to sync.
+func NewFileSync(dir, stream string) (*FileSync, error) {
+	accounts, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("streams: sync: %w", err)
 	}
-	return s, nil
-}
-
-// streams lists the directories of message blocks.
-func (s *FileSync) streams() (dirs []string, err error) {
-	accounts, err := os.ReadDir(s.dir)
-	if err != nil {
-		return nil, err
-	}
+	s := &FileSync{}
 	for _, account := range accounts {
-		under := filepath.Join(s.dir, account.Name(), "streams")
-		entries, err := os.ReadDir(under)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), s.prefix) {
-				dirs = append(dirs, filepath.Join(under, e.Name(), "msgs"))
-			}
+		blocks := filepath.Join(dir, account.Name(), "streams", stream, "msgs")
+		if _, err := os.Stat(blocks); err == nil {
+			s.dirs = append(s.dirs, blocks)
 		}
 	}
-	return dirs, nil
+	if len(s.dirs) == 0 {
+		return nil, fmt.Errorf("streams: sync: no stream %s under %s", stream, dir)
+	}
+	return s, nil
 }
 
 // Sync returns when everything that was written before the call is on disk, and tells how many blocks had to be brought
 // there. It is for one goroutine.
 func (s *FileSync) Sync() (blocks int, err error) {
-	dirs, err := s.streams()
-	if err != nil {
-		return 0, fmt.Errorf("streams: sync: %w", err)
-	}
 	present := make(map[string]stamp, len(s.synced))
-	for _, dir := range dirs {
-		n, err := s.syncStream(dir, present)
+	for _, dir := range s.dirs {
+		n, err := s.syncDir(dir, present)
 		if err != nil {
 			return blocks, fmt.Errorf("streams: sync: %w", err)
 		}
@@ -82,7 +59,7 @@ func (s *FileSync) Sync() (blocks int, err error) {
 	return blocks, nil
 }
 
-func (s *FileSync) syncStream(dir string, present map[string]stamp) (blocks int, err error) {
+func (s *FileSync) syncDir(dir string, present map[string]stamp) (blocks int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil // the stream was deleted; what is published to it says so

@@ -18,7 +18,7 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := NewFileSync(store, "CARILLON_OUT_", 1)
+	s, err := NewFileSync(store, "CARILLON_OUT_0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,19 +55,18 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	sync(0)
 }
 
-// Streams that are not where they are looked for are not taken for synced.
-func TestFileSyncFindsTheStreams(t *testing.T) {
+// A stream that is not where it is looked for is not taken for synced.
+func TestFileSyncFindsTheStream(t *testing.T) {
 	store := filepath.Join(t.TempDir(), "data[1]") // no pattern
-	if err := os.MkdirAll(filepath.Join(store, "jetstream", "$G", "streams", "CARILLON_OUT_0", "msgs"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(store, "jetstream", "$G", "streams", "CARILLON_OUT_10", "msgs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewFileSync(store, "CARILLON_OUT_", 1); err == nil {
-		t.Error("no stream was found, and that is no error")
+	for _, wrong := range [][2]string{{store, "CARILLON_OUT_10"}, {filepath.Join(store, "jetstream"), "CARILLON_OUT_1"}, {filepath.Join(store, "none"), "CARILLON_OUT_10"}} {
+		if _, err := NewFileSync(wrong[0], wrong[1]); err == nil {
+			t.Errorf("no stream %s is under %s, and that is no error", wrong[1], wrong[0])
+		}
 	}
-	if _, err := NewFileSync(filepath.Join(store, "jetstream"), "CARILLON_OUT_", 2); err == nil {
-		t.Error("one of two streams was found, and that is no error")
-	}
-	if _, err := NewFileSync(filepath.Join(store, "jetstream"), "CARILLON_OUT_", 1); err != nil {
+	if _, err := NewFileSync(filepath.Join(store, "jetstream"), "CARILLON_OUT_10"); err != nil {
 		t.Error(err)
 	}
 }
