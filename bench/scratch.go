@@ -21,20 +21,21 @@ type scratch struct {
 }
 
 // makeScratch makes one in another directory, where it first removes those of runs that were killed: they may be as large
-// as the disk.
+// as the disk. What of them cannot be removed is left to the next run, and told where there is no room for this one.
 func makeScratch(in string) (*scratch, error) {
 	there, err := os.ReadDir(in)
 	if err != nil {
 		return nil, err
 	}
+	var left error
 	for _, e := range there {
 		if strings.HasPrefix(e.Name(), scratchPrefix) {
-			removeLeft(filepath.Join(in, e.Name()))
+			left = errors.Join(left, removeLeft(filepath.Join(in, e.Name())))
 		}
 	}
 	s := &scratch{}
 	if s.dir, err = os.MkdirTemp(in, scratchPrefix); err != nil {
-		return nil, err
+		return nil, errors.Join(err, left)
 	}
 	// Nobody is to find a lock that is not taken yet.
 	early := filepath.Join(s.dir, scratchLock+".early")
@@ -42,32 +43,33 @@ func makeScratch(in string) (*scratch, error) {
 		err = os.Rename(early, filepath.Join(s.dir, scratchLock))
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.remove())
+		return nil, errors.Join(err, left, s.remove())
 	}
 	return s, nil
 }
 
-// removeLeft removes a directory with a lock that nobody has, which comes last: without it nobody would know the rest again. What
-// cannot be removed, as its engine is ending just now or it is another user's, is left to the next run.
-func removeLeft(dir string) {
+// removeLeft removes a directory with a lock that nobody has, which comes last: without it nobody would know the rest again. It
+// leaves others alone.
+func removeLeft(dir string) error {
 	name := filepath.Join(dir, scratchLock)
 	if _, err := os.Lstat(name); err != nil {
-		return // not a run's, or not locked yet
+		return nil // not a run's, or not locked yet
 	}
 	lock, err := filelock.Take(name)
 	if err != nil {
-		return
+		return nil // a run's that goes on, or another user's
 	}
 	defer lock.Close()
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		if err == nil && e.Name() != scratchLock {
-			err = os.RemoveAll(filepath.Join(dir, e.Name()))
+			err = os.RemoveAll(filepath.Join(dir, e.Name())) // its engine may be ending just now
 		}
 	}
 	if err == nil {
-		_ = os.RemoveAll(dir) // it holds the lock alone: where that stays, the next run finds it
+		err = os.RemoveAll(dir)
 	}
+	return err
 }
 
 // remove ends it, and all that is in it. Calling it again does nothing.

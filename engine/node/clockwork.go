@@ -363,11 +363,7 @@ func (n *Node) tick(now int64) (wake int64) {
 	}
 	lead := n.ticking.lead()
 	space := n.outboxSpace()
-	wake = math.MaxInt64
-	owns := false
-	n.owners(space, func(p *partition, room int, durable engine.Acked) {
-		owns, wake = true, min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
-	})
+	wake, owns := n.nextTick(now, lead, space)
 	if !owns {
 		n.ticking.abort() // it is no longer waited for: a node that is stuck is not to serve again (report)
 	}
@@ -379,7 +375,6 @@ func (n *Node) tick(now int64) (wake int64) {
 	}
 	// One of them needs a tick: the record and its fsync are paid for, so it takes along what comes due in
 	// any partition within the longest lead. Outputs are held to their millisecond all the same.
-	n.shareWindow(now + leadMax)
 	var ticks []engine.Tick
 	n.owners(space, func(p *partition, room int, durable engine.Acked) {
 		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
@@ -415,21 +410,19 @@ func (n *Node) tick(now int64) (wake int64) {
 	return now + tickAgain.Milliseconds()
 }
 
-// shareWindow has the chains share their window among as many of this node's as have something to put out by then.
-func (n *Node) shareWindow(by int64) {
-	due := 0
-	for _, p := range n.partitions {
-		p.mu.Lock()
-		if at, ok := p.machine.NextDeadline(); ok && at <= by && p.owner.Epoch != 0 {
-			due++
+// nextTick tells when a partition of this node needs a tick, and whether it has any. Those that have something to put out within
+// the longest lead share the window from there on.
+func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
+	wake = math.MaxInt64
+	sharing := 0
+	n.owners(space, func(p *partition, room int, durable engine.Acked) {
+		owns, wake = true, min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
+		if at, ok := p.machine.NextDeadline(); ok && at <= now+leadMax {
+			sharing++
 		}
-		p.mu.Unlock()
-	}
-	for _, p := range n.partitions {
-		p.out.Lock()
-		p.chain.Share(due)
-		p.out.Unlock()
-	}
+	})
+	n.sharing = sharing
+	return wake, owns
 }
 
 // lastTick ends ticking, and waits until the tick that is on its way is applied, and all that other nodes appended, so
@@ -451,12 +444,13 @@ func (n *Node) lastTick(ctx context.Context) {
 	}
 }
 
-// owners visits the partitions that this node owns, with the room in their windows: no more than the space for a
+// owners visits the partitions that this node owns, with the room in their shares of the window: no more than the space for a
 // partition's outputs holds of its largest. A tick is in the log, and whoever reads it makes what it allows.
 func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		p.out.Lock()
+		p.chain.Share(n.sharing)
 		room, durable := p.chain.Room(), p.durable
 		p.out.Unlock()
 		if space <= 0 {

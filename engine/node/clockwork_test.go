@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -37,6 +38,7 @@ func TestRoomForLargeOutputs(t *testing.T) {
 		n.owners(n.outboxSpace(), func(_ *partition, room int, _ engine.Acked) { rooms = append(rooms, room) })
 		return rooms
 	}
+	rooms()
 	window := n.partitions[1].chain.Room()
 	if got := rooms(); got[0] < 1 || got[0]*payload > n.o.OutboxMax/2 || got[1] != window {
 		t.Errorf("there is room for %v, in a window of %d", got, window)
@@ -56,6 +58,7 @@ func TestWindowIsShared(t *testing.T) {
 	const due = 5_000
 	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
 	n := &Node{}
+	const space = 1 << 30
 	for i := range 3 {
 		p := &partition{number: i, machine: engine.New(layout, i), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
 		p.chain.Resume(0, 0, nil)
@@ -81,19 +84,17 @@ func TestWindowIsShared(t *testing.T) {
 		body := []byte(`{"schedule":"@at 1970-01-01T00:00:05Z"}`)
 		apply(p, engine.Entry{Kind: engine.KindPut, Verb: "put", Job: strconv.Itoa(job), Body: body})
 	}
-	rooms := func(by int64) (rooms [3]int) {
-		n.shareWindow(by)
-		for i, p := range n.partitions {
-			rooms[i] = p.chain.Room()
-		}
+	rooms := func(now int64) (rooms []int) {
+		n.nextTick(now, leadMin, space)
+		n.owners(space, func(_ *partition, room int, _ engine.Acked) { rooms = append(rooms, room) })
 		return rooms
 	}
-	alone := rooms(due - 1)[0]
-	if got, want := rooms(due), alone/3; got != [3]int{want, want, want} {
+	alone := rooms(due - leadMax - 1)[0]
+	if got, want := rooms(due-leadMax), alone/3; !slices.Equal(got, []int{want, want, want}) {
 		t.Errorf("three have room for %v, want %d each", got, want)
 	}
 	n.partitions[2].owner.Epoch = 0 // another node's
-	if got, want := rooms(due), alone/2; got[0] != want || got[1] != want {
-		t.Errorf("two have room for %v, want %d each", got[:2], want)
+	if got, want := rooms(due-leadMax), alone/2; !slices.Equal(got, []int{want, want}) {
+		t.Errorf("two have room for %v, want %d each", got, want)
 	}
 }

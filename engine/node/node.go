@@ -184,6 +184,7 @@ type Node struct {
 	outputs []*streams.FileSync // of the embedded server's output streams, by partition
 
 	chained    streams.Chained // of the clockwork, for the next message
+	sharing    int             // partitions that share the window; of the clockwork, too
 	session    string          // of this run, in the ids of its messages
 	partitions []*partition
 	anew       bool          // it has nothing, and others have all
