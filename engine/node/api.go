@@ -3,10 +3,8 @@ package node
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,7 +15,6 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
-	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
@@ -418,150 +415,6 @@ func (p *partition) readable() error {
 	return nil
 }
 
-// pageScan is how many jobs are looked at while a partition waits.
-const pageScan = 200
-
-// pageJobs is how many jobs are taken out of a partition at once.
-const pageJobs = 100
-
-// pageLooks is how many jobs a list looks at in all partitions together before it answers with what it has: some tenths of a
-// second in memory, a second on disk.
-const pageLooks = 100_000
-
-// page collects up to limit jobs that match after an id, no more than fill a message, and no more than are found among a
-// partition's share of pageLooks.
-func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
-	size := 0
-	more = true
-	for looked := 0; more && len(jobs) < limit && size < carillon.MaxPageBytes && looked*len(n.partitions) < pageLooks; looked += pageScan {
-		var part []carillon.JobReply
-		most := min(limit-len(jobs), pageJobs)
-		read := n.readPageAhead(p, list, after, most)
-		p.mu.Lock()
-		part, after, more = p.machine.Page(list, after, most, pageScan, read)
-		p.mu.Unlock()
-		jobs = append(jobs, part...)
-		for i := range part {
-			size += len(part[i].Spec.Payload) // less than its JSON: the merged page is full before this one ends
-		}
-	}
-	return jobs, after, more
-}
-
-// maxLists bounds the lists that are put together at a time, in a MiB or so for each partition. Others wait for their turn.
-const maxLists = 32
-
-// apiList answers with a page in order of ids over all partitions. The cursor is the last id, encoded.
-func (n *Node) apiList(c *call) error {
-	n.lists <- struct{}{}
-	defer func() { <-n.lists }()
-	list, err := carillon.ParseList(c.Data())
-	if err != nil {
-		return err
-	}
-	if err := c.within(&list.Selection); err != nil {
-		return err
-	}
-	after, err := base64.RawURLEncoding.DecodeString(list.Cursor)
-	if err != nil || len(after) > carillon.MaxJobIDLength {
-		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
-	}
-	here, there, err := n.whoFollows()
-	if err != nil {
-		return err
-	}
-	if err := n.current(here...); err != nil {
-		return err
-	}
-	parts := n.listings(here, there, &list, string(after))
-	var r carillon.JobsReply
-	size, limit := 0, n.pageBytes()
-	for {
-		next, short := &listing{}, &listing{}
-		for i := range parts {
-			l := &parts[i]
-			if l.read(); l.err != nil {
-				return l.err
-			}
-			switch {
-			case len(l.jobs) > 0:
-				if len(next.jobs) == 0 || l.jobs[0].ID < next.jobs[0].ID {
-					next = l
-				}
-			case l.more && (!short.more || l.after < short.after):
-				short = l
-			}
-		}
-		if short.more && (len(next.jobs) == 0 || short.after < next.jobs[0].ID) {
-			r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(short.after))
-			break
-		}
-		if len(next.jobs) == 0 {
-			break
-		}
-		job := next.jobs[0]
-		size += len(job.AppendJSON(nil)) + 1
-		if len(r.Jobs) == list.Limit || size > limit && len(r.Jobs) > 0 {
-			r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(r.Jobs[len(r.Jobs)-1].ID))
-			break
-		}
-		r.Jobs, next.jobs = append(r.Jobs, job), next.jobs[1:]
-	}
-	if err := readable(here); err != nil {
-		return err // jobs may be missing on the page
-	}
-	return c.answer(r.AppendJSON(nil))
-}
-
-// pageBytes is how many bytes of jobs a page may have, so that it fits into one message whatever the payloads are.
-func (n *Node) pageBytes() int {
-	return min(int(n.nc.MaxPayload()), carillon.MaxPageBytes) - 1024 // for the rest of the page
-}
-
-// listing is what a page may take next from a partition.
-type listing struct {
-	page  func(after string) (jobs []carillon.JobReply, last string, more bool, err error)
-	jobs  []carillon.JobReply
-	limit int    // of what it takes at once
-	after string // the last id that was looked at
-	more  bool   // there are jobs behind that
-	over  bool   // but enough was looked at for this page
-	err   error
-}
-
-// read has a job at hand, if one was found.
-func (l *listing) read() {
-	if len(l.jobs) == 0 && l.more && !l.over && l.err == nil {
-		l.jobs, l.after, l.more, l.err = l.page(l.after)
-		l.over = len(l.jobs) < l.limit
-	}
-}
-
-// listings are what a page may take from all partitions. Other nodes have been asked for theirs.
-func (n *Node) listings(here []*partition, there map[string][]*partition, list *carillon.ListRequest, after string) (parts []listing) {
-	// Ids are spread over the partitions by a hash. What is taken from one and not needed was read for nothing.
-	share := list.Limit/len(n.partitions) + 8
-	for name, ps := range there {
-		for _, p := range ps {
-			parts = append(parts, listing{limit: share, after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
-				return n.askPage(name, p.number, list, after, share)
-			}})
-		}
-	}
-	var asking sync.WaitGroup
-	for i := range parts {
-		asking.Go(parts[i].read)
-	}
-	asking.Wait()
-	for _, p := range here {
-		parts = append(parts, listing{limit: share, after: after, more: true, page: func(after string) ([]carillon.JobReply, string, bool, error) {
-			jobs, last, more := n.page(p, list, after, share)
-			return jobs, last, more, nil
-		}})
-	}
-	return parts
-}
-
 func (n *Node) apiPreview(c *call) error {
 	p, err := carillon.ParsePreview(c.Data())
 	if err != nil {
@@ -599,77 +452,4 @@ func (n *Node) apiPreview(c *call) error {
 		after = next
 	}
 	return c.answer(r.AppendJSON(nil))
-}
-
-func (n *Node) apiStatus(c *call) error {
-	s := carillon.StatusReply{
-		Node: n.o.Name, Time: time.UnixMilli(n.clock.ms()).UTC(), Problems: n.problems(),
-		Versions: carillon.Versions{
-			Carillon: Version(), Logic: engine.Logic, Tzdata: schedule.TZVersion(), NATS: n.nc.ConnectedServerVersion(), Go: runtime.Version(),
-		},
-		Lateness: n.meters.latenessSummary(),
-	}
-	view := n.view()
-	s.Nodes = n.nodes(view)
-	s.Partitions = make([]carillon.PartitionStatus, len(n.partitions))
-	there := make(map[string][]*partition)
-	for i, p := range n.partitions {
-		if s.Partitions[i] = n.partitionStatus(p, view); !p.follows.Load() {
-			there[view.Follower(p.number)] = append(there[view.Follower(p.number)], p)
-		}
-	}
-	delete(there, "") // of these nobody can tell
-	err := n.askPartitions(there, func(p carillon.PartitionStatus) {
-		if p.Partition >= 0 && p.Partition < len(s.Partitions) {
-			s.Partitions[p.Partition] = p
-		}
-	})
-	if err != nil {
-		s.Problems = append(s.Problems, err.Error())
-	}
-	s.Ready = len(s.Problems) == 0
-	return c.answer(s.AppendJSON(nil))
-}
-
-// partitionStatus tells of a partition as this node knows it; of one that it does not follow, who serves it.
-func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.PartitionStatus {
-	now, head := n.clock.ms(), n.head.Load()
-	p.mu.Lock()
-	st := p.machine.Stats()
-	lag := p.lag(now)
-	paused := st.Paused
-	stopped := p.stopped
-	p.mu.Unlock()
-	p.out.Lock()
-	stored, foreign := p.chain.Stored(), p.foreign
-	p.out.Unlock()
-	status := carillon.PartitionStatus{
-		Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch,
-		Position: st.Position, Lag: head - min(head, n.applied.Load()),
-		TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
-		Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
-		Jobs: map[carillon.Status]uint64{
-			carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
-			carillon.StatusCompleted: uint64(st.Completed),
-		},
-		Skipped: map[string]uint64{}, Rejected: st.Rejected,
-	}
-	for _, reason := range []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused} {
-		if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
-			status.Skipped[reason] = v
-		}
-	}
-	if st.To > 0 {
-		status.Now = time.UnixMilli(st.To).UTC()
-	}
-	if at := p.checkpointAt.Load(); at > 0 {
-		status.CheckpointAt = time.UnixMilli(now - (n.clock.running() - time.Duration(at)).Milliseconds()).UTC()
-	}
-	if stopped != nil {
-		status.Stopped = stopped.Error()
-	}
-	if !p.follows.Load() {
-		status.Owner, status.Lag = view.Serving(p.number), 0
-	}
-	return status
 }

@@ -1,0 +1,132 @@
+package node
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
+)
+
+func (n *Node) apiStatus(c *call) error {
+	s := carillon.StatusReply{
+		Node: n.o.Name, Time: time.UnixMilli(n.clock.ms()).UTC(), Problems: n.problems(),
+		Versions: carillon.Versions{
+			Carillon: Version(), Logic: engine.Logic, Tzdata: schedule.TZVersion(), NATS: n.nc.ConnectedServerVersion(), Go: runtime.Version(),
+		},
+		Lateness: n.meters.latenessSummary(),
+	}
+	view := n.view()
+	s.Nodes = n.nodes(view)
+	s.Partitions = make([]carillon.PartitionStatus, len(n.partitions))
+	there := make(map[string][]*partition)
+	for i, p := range n.partitions {
+		if s.Partitions[i] = n.partitionStatus(p, view); !p.follows.Load() {
+			there[view.Follower(p.number)] = append(there[view.Follower(p.number)], p)
+		}
+	}
+	delete(there, "") // of these nobody can tell
+	err := n.askPartitions(there, func(p carillon.PartitionStatus) {
+		if p.Partition >= 0 && p.Partition < len(s.Partitions) {
+			s.Partitions[p.Partition] = p
+		}
+	})
+	if err != nil {
+		s.Problems = append(s.Problems, err.Error())
+	}
+	s.Ready = len(s.Problems) == 0
+	return c.answer(s.AppendJSON(nil))
+}
+
+// partitionStatus tells of a partition as this node knows it; of one that it does not follow, who serves it.
+func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.PartitionStatus {
+	now, head := n.clock.ms(), n.head.Load()
+	p.mu.Lock()
+	st := p.machine.Stats()
+	lag := p.lag(now)
+	paused := st.Paused
+	stopped := p.stopped
+	p.mu.Unlock()
+	p.out.Lock()
+	stored, foreign := p.chain.Stored(), p.foreign
+	p.out.Unlock()
+	status := carillon.PartitionStatus{
+		Partition: p.number, Owner: st.Owner, Standbys: view.Standbys(p.number), Epoch: st.Epoch,
+		Position: st.Position, Lag: head - min(head, n.applied.Load()),
+		TickLag: float64(lag) / 1e6, Timers: uint64(st.Timers), Ready: uint64(st.Ready), Outbox: st.Made - st.Acked.Output,
+		Outputs: st.Made, Published: max(stored.Output, st.Acked.Output), Foreign: foreign, Checkpoint: p.checkpoint.Load(),
+		Jobs: map[carillon.Status]uint64{
+			carillon.StatusScheduled: uint64(st.Jobs - st.Completed - paused), carillon.StatusPaused: uint64(paused),
+			carillon.StatusCompleted: uint64(st.Completed),
+		},
+		Skipped: map[string]uint64{}, Rejected: st.Rejected,
+	}
+	for _, reason := range []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused} {
+		if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
+			status.Skipped[reason] = v
+		}
+	}
+	if st.To > 0 {
+		status.Now = time.UnixMilli(st.To).UTC()
+	}
+	if at := p.checkpointAt.Load(); at > 0 {
+		status.CheckpointAt = time.UnixMilli(now - (n.clock.running() - time.Duration(at)).Milliseconds()).UTC()
+	}
+	if stopped != nil {
+		status.Stopped = stopped.Error()
+	}
+	if !p.follows.Load() {
+		status.Owner, status.Lag = view.Serving(p.number), 0
+	}
+	return status
+}
+
+// lostTooLong is how long a chain may be lost before that makes the node unready.
+const lostTooLong = 3 * time.Second
+
+// problems says why the node is not ready; nothing when it is.
+func (n *Node) problems() []string {
+	var list []string
+	if !n.nc.IsConnected() {
+		why := "NATS cannot be reached"
+		if err := n.nc.LastError(); err != nil {
+			why += ": " + err.Error()
+		}
+		list = append(list, why)
+	}
+	if n.holdTicks.Load() {
+		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: firing waits", n.o.FreeForTicks>>20))
+	}
+	if n.refuseJobs.Load() {
+		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20))
+	}
+	if n.ticking.refused() {
+		list = append(list, "the log stream refuses ticks: it is full, or NATS cannot be reached")
+	}
+	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
+		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
+	}
+	list = append(list, n.joined.unserved()...)
+	list = append(list, n.toFollow(n.view())...)
+	for _, p := range n.partitions {
+		stopped := p.whyStopped()
+		p.out.Lock()
+		lostSince, marking := p.lostSince, p.marker > p.chain.Stored().Output
+		accepting := n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number))
+		p.out.Unlock()
+		switch {
+		case stopped != nil:
+			list = append(list, fmt.Sprintf("partition %d stopped: %v", p.number, stopped))
+		case accepting && p.follows.Load():
+			list = append(list, fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number))
+		case marking:
+			list = append(list, fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number))
+		case !lostSince.IsZero() && time.Since(lostSince) > lostTooLong:
+			list = append(list, fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(lostSince).Round(time.Second)))
+		}
+	}
+	return list
+}
