@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -56,6 +57,8 @@ const (
 	claimAgain = time.Second
 	// leaveTimeout bounds the last word to the others, and the last answers.
 	leaveTimeout = time.Second
+	// onItsWay is how much later than this node another may hear who serves a partition, its requests included.
+	onItsWay = 100 * time.Millisecond
 	// reconnectSoon is how long a hand-over waits for a connection that broke.
 	reconnectSoon = time.Second
 )
@@ -381,6 +384,22 @@ func (n *Node) handOver(ctx context.Context, patience time.Duration) {
 		}
 	}
 	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
+}
+
+// unasked waits until others have somebody else to ask about each partition that was handed over, and for what they have sent
+// until then. A server passes nothing on to who does not listen any more, and of another server's it does not say so: who had
+// asked would wait for all of his time.
+func (n *Node) unasked(ctx context.Context) {
+	if !n.joined.takes.Load() || n.serves() > 0 || !n.heirs() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	asked := func(p *partition) bool { return n.view().Follower(p.number) == n.o.Name }
+	for slices.ContainsFunc(n.partitions, asked) && pause(ctx, 5*time.Millisecond) {
+		continue
+	}
+	pause(ctx, onItsWay)
 }
 
 // connectsSoon waits for a connection that has just broken: with its server a host may stop this node, and the next server is

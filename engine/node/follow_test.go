@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +140,57 @@ func TestFollowPlaced(t *testing.T) {
 	one := node.Options{Data: f.settings["a"].Data}
 	_, err = node.SaveStopped(t.Context(), one, archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive")), node.SaveOptions{})
 	words(t, err, "of 8 partitions", "save a snapshot of the running service")
+}
+
+// A node that leaves answers what others ask it until they ask somebody else: no request waits in vain for one that has gone.
+func TestLeavesAnswered(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 8)
+	f.follow = node.FollowPlaced
+	nc := dial(t, e.url)
+	c := client(t, e.url)
+	f.startAll(c, "a", "b", "c")
+	seats := watchPlacements(t, nc)
+	f.placed(c, nc, seats, "a", "b", "c")
+	var ids []string
+	for p := range f.partitions {
+		ids = append(ids, idIn(p, f.partitions, "asked-"))
+		put(t, c, carillon.Job{ID: ids[p]})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	var answers atomic.Int64
+	for i := range 8 {
+		nc := dial(t, e.url)
+		asking.Go(func() {
+			for ; ctx.Err() == nil; i++ {
+				// Without the library, which asks again. Any node answers, and passes on what is of a partition it does not follow.
+				m, err := nc.Request("carillon.api.get."+ids[i%len(ids)], nil, 20*time.Second)
+				switch {
+				case err != nil:
+					t.Errorf("request %d: %v", i, err)
+				case strings.Contains(string(m.Data), "did not answer"):
+					t.Errorf("request %d: %s", i, m.Data)
+				default:
+					answers.Add(1)
+				}
+			}
+		})
+	}
+	for _, leaves := range []string{"b", "c", "b"} {
+		before := answers.Load()
+		f.nodes[leaves].terminate(t)
+		f.placed(c, nc, seats, slices.DeleteFunc([]string{"a", "b", "c"}, func(name string) bool { return name == leaves })...)
+		eventually(t, "others answer", func() bool { return answers.Load() > before+100 })
+		f.start(leaves)
+		f.placed(c, nc, seats, "a", "b", "c")
+	}
+	cancel()
+	asking.Wait()
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
 }
 
 // saveAll saves snapshots, one beside the other, and has all of them be whole, and nothing be left that one node gave to

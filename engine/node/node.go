@@ -280,6 +280,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.fail = func(err error) { cancel(err) }
 	defer context.AfterFunc(parent, func() {
 		n.handOver(ctx, n.o.HandOver)
+		n.unasked(ctx)
 		n.lastTick(ctx)
 		cancel(context.Cause(parent))
 	})()
