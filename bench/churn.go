@@ -76,7 +76,7 @@ func (c ChurnConfig) Validate() error {
 }
 
 const (
-	// surely is how long before the due time a cancel must be acknowledged to win for sure (docs/protocol.md).
+	// surely is how long before the due time a cancel must be acknowledged to win for sure (docs/time.md).
 	surely = 10 * time.Millisecond
 	// Jobs that are moved to later are due again after one to three seconds.
 	churnLater = 3 * time.Second

@@ -10,6 +10,7 @@
 //   - [RunChurn]: jobs cancelled or moved just before they are due, while others fire;
 //   - [RunIdle]: CPU and memory of pending jobs while nothing is due;
 //   - [RunSoak]: mixed load for hours, every trigger checked, memory and disk over time;
+//   - [RunScale]: what a great many pending jobs do to memory, disk, lateness and restart;
 //   - [RunRecovery]: kill -9, start, and the time to the first due trigger;
 //   - [RunCeiling]: what the transport, the disk and the timers of this machine allow, without an engine.
 //
@@ -29,7 +30,7 @@
 // triggers at once: put, awaited, read back), dispatch.go and burst.go, commands.go with commands_single.go (one client, and
 // beside it bare.go, a create without an engine), commands_clients.go (the process of many) and commands_pipe.go (many requests under way), churn.go, idle.go, soak.go with soak_config.go,
 // soak_batch.go (what a round puts and changes), soak_drive.go (how it is carried out), soak_judge.go and
-// soak_worker.go (what came of it), export.go.
+// soak_worker.go (what came of it), scale.go with scale_midnight.go and scale_save.go, export.go.
 //
 // bench/report draws results, bench/peers (a module of its own) makes them of other schedulers, and
 // docs/benchmarks.md has the figures.

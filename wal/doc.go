@@ -18,10 +18,10 @@
 // each partition would multiply fsyncs and copies for nothing, since the records of all of them arrive in one
 // order anyway. The price is that the log is cut below the older checkpoint of the slowest partition.
 //
-// With several engines the log holds the union of what the node follows, and gaps where the others' records
-// were. A node that begins to follow a partition reads the stream again from that partition's position:
-// appending a record that is there with the same bytes is a no-op, one that is missing is filled in, and one
-// that is there with other bytes is ErrConflict, for then the stream is not the one this log was read from.
+// With several engines each node's log holds the whole stream, whatever partitions the node follows: what it comes to
+// follow is replayed from here. Appending a record that is there with the same bytes is a no-op, one that is missing is
+// filled in, and one that is there with other bytes is ErrConflict, for then the stream is not the one this log was
+// read from.
 //
 // # What a nil error means
 //

@@ -83,9 +83,8 @@ func (l *Log) Last() uint64 { return l.durable.Load().last }
 
 // Append adds records in one atomic batch and returns when they are on disk. The bytes may be reused then.
 //
-// Sequences ascend within a call. One that is not above the last is for a node that begins to follow
-// another partition and reads the stream again: it is stored if the log does not have it, is nothing new if
-// the log has it with the same bytes, and ErrConflict if with others (then nothing of the call is stored).
+// Sequences ascend within a call. One that is not above the last was read again: it is stored if the log does not
+// have it, is nothing new if the log has it with the same bytes, and ErrConflict if with others (then nothing of the call is stored).
 //
 // Other errors: ErrOrder, ErrFailed (the records may or may not be there after the store is opened again,
 // all or none), ErrClosed.

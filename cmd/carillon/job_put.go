@@ -19,7 +19,8 @@ func newJobPutCommand(a *app) *cobra.Command {
 		Long: `Create or replace a job, and show it once that is durable.
 
 The job comes from flags, or with -f from a file that holds its JSON. It is replaced as a whole: what is
-not given has its default. Putting a job again that is there already changes nothing.
+not given has its default. Putting a job again that is there already and has fires left changes nothing;
+one that has completed gets a new version, and an @in fires again.
 
 Schedules: '@at 2026-12-01T09:00:00Z', '@in 1m30s', '@every 250ms', '@daily' and its like, or cron with 5
 or 6 fields (seconds first). Without one the job fires only by 'carillon job fire'.`,

@@ -24,7 +24,7 @@ It prints one line on standard output when it is ready to take jobs, and its log
 first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data directory.`,
 		Example: `  carillon serve
   carillon serve --data /var/lib/carillon --out-max-bytes 1073741824
-  carillon serve --nats-config nats.conf
+  carillon serve --nats-config nats.conf --nats-account CARILLON
   carillon serve --nats nats://nats-1:4222,nats://nats-2:4222 --creds engine.creds --replicas 3`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,7 +53,7 @@ type serveFlags struct {
 // process adds the flags of this process: where it has its files, where it listens and what it says.
 func (s *serveFlags) process(f *pflag.FlagSet) {
 	f.StringVar(&s.options.Data, "data", "carillon-data", "directory of everything the engine owns")
-	f.StringVar(&s.options.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server; port 0 chooses one")
+	f.StringVar(&s.options.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server, unless --nats-config says it; port 0 chooses one")
 	f.StringVar(&s.options.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
 	f.BoolVar(&s.options.Profiles, "pprof", false, "serve Go's profiles at /debug/pprof/ of --http, too: what takes CPU and memory")
 	f.IntVar(&s.memory, "memory-jobs", 1024, "MiB that jobs in memory may take, about; the others are on disk until they are due")
@@ -120,11 +120,14 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// embedded refuses flags of the connection that an embedded server does not go by. Passed over, they would leave an engine
-// open that seems to ask for a password or a certificate.
+// embedded refuses flags that an embedded server does not go by. Passed over, they would leave an engine open that seems to ask
+// for a password or a certificate, or to listen on loopback alone.
 func (s *serveFlags) embedded(cmd *cobra.Command) error {
 	if s.options.NATSConfig != "" {
 		s.options.NATSCreds = s.app.connection.creds
+		if cmd.Flags().Changed("listen") {
+			return usagef("--listen goes without --nats-config, whose file says where the server listens")
+		}
 	} else if cmd.Flags().Changed("creds") { // those in the environment are a client's
 		return usagef("--creds goes with --nats, or with a --nats-config of operator mode")
 	}

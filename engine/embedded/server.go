@@ -229,7 +229,7 @@ func (s *Server) account(so *server.Options) (*server.Account, error) {
 	case len(named) == 1:
 		return named[0], nil
 	}
-	return nil, fmt.Errorf("embedded: configuration file %s has %d accounts: say which one is the engine's", s.opts.ConfigFile, len(named))
+	return nil, fmt.Errorf("embedded: configuration file %s has %d accounts: say with --nats-account which one is the engine's", s.opts.ConfigFile, len(named))
 }
 
 // probe connects once and asks for JetStream, which an account of a configuration file may lack.
