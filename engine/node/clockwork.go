@@ -450,7 +450,11 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		p.out.Lock()
+		_, sending := p.chain.HoldUntil()
 		p.chain.Share(n.sharing)
+		if _, sends := p.chain.HoldUntil(); sends && !sending {
+			n.bell.ring() // what waited for its share may be sent, and publishing is behind
+		}
 		room, durable := p.chain.Room(), p.durable
 		p.out.Unlock()
 		if space <= 0 {

@@ -53,6 +53,47 @@ func TestRoomForLargeOutputs(t *testing.T) {
 	}
 }
 
+// What waited for its share of the window alone is sent when that grows: nobody else wakes up who publishes.
+func TestShareGrows(t *testing.T) {
+	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
+	bell, err := newAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bell.close()
+	p := &partition{machine: engine.New(layout, 0), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
+	n := &Node{bell: bell, partitions: []*partition{p}}
+	outputs := make([]engine.Output, 4000)
+	for i := range outputs {
+		outputs[i] = engine.Output{Number: uint64(i + 1), Due: 5_000}
+	}
+	p.chain.Resume(0, 0, outputs)
+	share := func(chains int) (rang bool) {
+		n.sharing = chains
+		n.owners(1<<30, func(*partition, int, engine.Acked) {})
+		select {
+		case <-bell.rang:
+			return true
+		default:
+			return false
+		}
+	}
+	share(8)
+	for {
+		if _, ok := p.chain.Next(5_000); !ok {
+			break
+		}
+	}
+	for _, c := range []struct {
+		chains int
+		rings  bool
+	}{{8, false}, {9, false}, {7, true}, {7, false}, {1, false}} {
+		if rang := share(c.chains); rang != c.rings {
+			t.Errorf("shared by %d, %d in flight: rang %v", c.chains, p.chain.InFlight(), rang)
+		}
+	}
+}
+
 // Partitions of this node that have something to put out share the window, and no others.
 func TestWindowIsShared(t *testing.T) {
 	const due = 5_000
