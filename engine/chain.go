@@ -203,7 +203,7 @@ func (c *Chain) HoldUntil() (at int64, ok bool) {
 }
 
 // Acked takes the stream's word that the message at seq is stored, and returns the outputs that are known
-// to be stored by it. Doubled and late acks are harmless. Where each message is confirmed by its own, an ack that
+// to be stored by it: which they are, and when they were due. Doubled and late acks are harmless. Where each message is confirmed by its own, an ack that
 // leaves one out loses the chain.
 func (c *Chain) Acked(seq uint64) []Output {
 	if c.lost || seq <= c.stored.Seq || seq > c.expect {
@@ -217,6 +217,9 @@ func (c *Chain) Acked(seq uint64) []Output {
 	n := int(seq - c.stored.Seq)
 	c.stored = Acked{c.stored.Output + uint64(n), seq}
 	stored := c.queue[:n]
+	for i := range stored { // their texts would stay in memory until others take their place
+		stored[i] = Output{Number: stored[i].Number, Due: stored[i].Due, Kind: stored[i].Kind}
+	}
 	c.queue = c.queue[n:]
 	c.sent -= n
 	c.hurry = max(c.hurry-n, 0)

@@ -50,6 +50,37 @@ func TestChain(t *testing.T) {
 	}
 }
 
+// What is stored is let go of: a chain moves through its memory slowly, and payloads are large.
+func TestChainLetsGo(t *testing.T) {
+	c := NewChain()
+	c.Share(1)
+	c.Resume(0, 0, nil)
+	made := numbered(1, 100, 50)
+	for i := range made {
+		made[i].Kind, made[i].Job, made[i].Event, made[i].Body, made[i].spec = OutputEvent, "job", "event", "body", "spec"
+	}
+	c.Offer(made)
+	for range made {
+		if _, ok := c.Next(50); !ok {
+			t.Fatal("it does not send")
+		}
+	}
+	for _, o := range c.Acked(60) {
+		if o.Due != 50 || o.Kind != OutputEvent {
+			t.Fatalf("of what is stored %+v is told", o)
+		}
+	}
+	held := 0
+	for _, o := range c.room {
+		if o.Job+o.Event+o.Body+string(o.spec) != "" {
+			held++
+		}
+	}
+	if held != 40 || len(c.queue) != 40 || c.queue[0].Body != "body" {
+		t.Errorf("it holds the texts of %d outputs, and %d wait", held, len(c.queue))
+	}
+}
+
 // TestChainWindow fills a window: it ends, acks are asked for on the way, and room is what is left.
 func TestChainWindow(t *testing.T) {
 	for _, chains := range []int{1, 8, 1000} {

@@ -250,7 +250,8 @@ func (c *Checkpoint) end() *Machine {
 	if m == nil || m.saving != c {
 		return nil
 	}
-	c.m, m.saving, m.outbox.pinned = nil, nil, false
+	c.m, m.saving = nil, nil
+	m.outbox.unpin()
 	return m
 }
 

@@ -162,6 +162,20 @@ func (b *outbox) trim(acked Acked) {
 		b.outputs = append(b.outputs[:0], b.outputs[b.head:]...)
 		b.head, b.clean = 0, 0
 	}
+	b.rest()
+}
+
+// unpin is called when no checkpoint reads the outputs any more.
+func (b *outbox) unpin() {
+	b.pinned = false
+	b.rest()
+}
+
+// rest gives up the memory of an outbox that holds nothing, where it is not cleared: it may be long until more is trimmed.
+func (b *outbox) rest() {
+	if b.head == len(b.outputs) && b.clean < b.head {
+		b.outputs, b.head, b.clean = nil, 0, 0
+	}
 }
 
 // after returns the held outputs with numbers above n; it fails when some of them are held no longer.
