@@ -112,21 +112,27 @@ func (n *Node) problems() []string {
 	list = append(list, n.joined.unserved()...)
 	list = append(list, n.toFollow(n.view())...)
 	for _, p := range n.partitions {
-		stopped := p.whyStopped()
-		p.out.Lock()
-		lostSince, marking := p.lostSince, p.marker > p.chain.Stored().Output
-		accepting := n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number))
-		p.out.Unlock()
-		switch {
-		case stopped != nil:
-			list = append(list, fmt.Sprintf("partition %d stopped: %v", p.number, stopped))
-		case accepting && p.follows.Load():
-			list = append(list, fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number))
-		case marking:
-			list = append(list, fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number))
-		case !lostSince.IsZero() && time.Since(lostSince) > lostTooLong:
-			list = append(list, fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(lostSince).Round(time.Second)))
+		if problem := n.problem(p); problem != "" {
+			list = append(list, problem)
 		}
 	}
 	return list
+}
+
+// problem says why a partition makes the node unready; nothing when it does not.
+func (n *Node) problem(p *partition) string {
+	stopped := p.whyStopped()
+	p.out.Lock()
+	defer p.out.Unlock()
+	switch {
+	case stopped != nil:
+		return fmt.Sprintf("partition %d stopped: %v", p.number, stopped)
+	case n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number)) && p.follows.Load():
+		return fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number)
+	case p.serving && p.marker > p.chain.Stored().Output: // else who serves it puts that out
+		return fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number)
+	case !p.lostSince.IsZero() && time.Since(p.lostSince) > lostTooLong:
+		return fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(p.lostSince).Round(time.Second))
+	}
+	return ""
 }

@@ -63,25 +63,34 @@ func (n *Node) syncing(ctx context.Context) {
 	if n.server == nil {
 		return
 	}
-	next := make([]time.Time, len(n.partitions))
+	began, next := time.Now(), make([]time.Time, len(n.partitions))
 	for ctx.Err() == nil {
 		for i, p := range n.partitions {
-			now := time.Now()
-			if now.Before(next[i]) {
+			if time.Now().Before(next[i]) {
 				continue
 			}
-			next[i] = now.Add(syncPause)
 			synced, err := n.syncOutputs(p, n.outputs[p.number])
 			if err != nil && ctx.Err() == nil {
 				n.fail(err)
 				return
 			}
+			next[i] = nextSync(began, time.Now(), synced)
 			if synced {
 				pause(ctx, syncPause/time.Duration(len(n.partitions)))
 			}
 		}
 		pause(ctx, time.Until(slices.MinFunc(next, time.Time.Compare)))
 	}
+}
+
+// nextSync is when a partition that was looked at just now is looked at again: a whole pause after its outputs were synced,
+// however long that took; where none waited, with all others of which none did, so that an engine at rest is woken up once for
+// all of them.
+func nextSync(began, now time.Time, synced bool) time.Time {
+	if synced {
+		return now.Add(syncPause)
+	}
+	return began.Add(now.Sub(began).Truncate(syncPause) + syncPause)
 }
 
 // syncOutputs makes what was stored of a partition's outputs durable, if anything was. That counts from the next call's sync on:

@@ -5,15 +5,20 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -100,4 +105,96 @@ func TestDurableIsSynced(t *testing.T) {
 	sync(stored, 2)
 	write("something that nobody waits for")
 	sync(stored, 2)
+}
+
+// Partitions that put out all the time are synced one after the other, evenly spread, and each again a whole pause after its
+// last sync; an engine at rest is woken up once for all of them.
+func TestSyncsAreSpread(t *testing.T) {
+	const partitions = 8
+	bell, err := newAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bell.close)
+	dir := t.TempDir()
+	n := &Node{meters: newMeters(nil), bell: bell, server: &embedded.Server{}}
+	n.fail = func(err error) { t.Error(err) }
+	for i := range partitions {
+		name := "CARILLON_OUT_" + strconv.Itoa(i)
+		if err := os.MkdirAll(filepath.Join(dir, "A", "streams", name, "msgs"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := streams.NewFileSync(dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.outputs = append(n.outputs, stream)
+		n.partitions = append(n.partitions, &partition{number: i, chain: engine.NewChain()})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			n.syncing(ctx)
+		}()
+		defer func() {
+			cancel()
+			<-done
+		}()
+		var last time.Time // of all
+		synced, count := make([]time.Time, partitions), 0
+		for ms := range 3000 {
+			synctest.Wait()
+			for i, p := range n.partitions {
+				p.out.Lock()
+				stored := p.chain.Stored()
+				if now := time.Now(); p.settling == stored && ms > 0 {
+					count++
+					if since := now.Sub(synced[i]); !synced[i].IsZero() && (since < syncPause || since > 2*syncPause) {
+						t.Errorf("partition %d was synced %s after its last sync", i, since)
+					}
+					if since := now.Sub(last); !last.IsZero() && since < syncPause/partitions/2 {
+						t.Errorf("partition %d was synced %s after another", i, since)
+					}
+					synced[i], last = now, now
+				}
+				if p.settling == stored { // there is always more
+					p.chain.Resume(stored.Seq+1, stored.Output+1, nil)
+				}
+				p.out.Unlock()
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if count < partitions*6 {
+			t.Errorf("%d syncs in three seconds", count)
+		}
+	})
+	began := time.Now()
+	for _, c := range []struct {
+		after  time.Duration
+		synced bool
+		next   time.Duration
+	}{
+		{0, false, syncPause}, {syncPause - 1, false, syncPause}, {syncPause, false, 2 * syncPause}, {7*syncPause + 5, false, 8 * syncPause},
+		{0, true, syncPause}, {7*syncPause + 5, true, 8*syncPause + 5},
+	} {
+		if next := nextSync(began, began.Add(c.after), c.synced).Sub(began); next != c.next {
+			t.Errorf("after %s, synced %v, it is looked at again after %s, not %s", c.after, c.synced, next, c.next)
+		}
+	}
+}
+
+// A loss that this node was to mark is no reason to be unready where another node has taken the partition over.
+func TestLossOfOthers(t *testing.T) {
+	p := &partition{number: 3, chain: engine.NewChain(), marker: 8, serving: true, run: 1}
+	p.chain.Resume(9, 7, nil)
+	n := &Node{o: Options{AcceptLoss: map[int]bool{3: true}}}
+	if problem := n.problem(p); !strings.Contains(problem, "partition 3 has yet to mark the loss") {
+		t.Errorf("it says %q", problem)
+	}
+	p.serving = false
+	if problem := n.problem(p); problem != "" {
+		t.Errorf("somebody else serves it, and it says %q", problem)
+	}
 }
