@@ -60,7 +60,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if o.HTTP != "off" {
 		listener, err := net.Listen("tcp", o.HTTP)
 		if err != nil {
-			return fmt.Errorf("node: http: %w", err)
+			return fmt.Errorf("node: cannot serve health and metrics on %s (is another engine running there?): %w", o.HTTP, err)
 		}
 		httpURL = "http://" + listener.Addr().String()
 		server := &http.Server{Handler: web.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second}
