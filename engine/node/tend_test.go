@@ -176,8 +176,12 @@ func TestSyncsAreSpread(t *testing.T) {
 		synced bool
 		next   time.Duration
 	}{
-		{0, false, syncPause}, {syncPause - 1, false, syncPause}, {syncPause, false, 2 * syncPause}, {7*syncPause + 5, false, 8 * syncPause},
-		{0, true, syncPause}, {7*syncPause + 5, true, 8*syncPause + 5},
+		{0, false, syncPause},
+		{syncPause - 1, false, syncPause},
+		{syncPause, false, 2 * syncPause},
+		{7*syncPause + 5, false, 8 * syncPause},
+		{0, true, syncPause},
+		{7*syncPause + 5, true, 8*syncPause + 5},
 	} {
 		if next := nextSync(began, began.Add(c.after), c.synced).Sub(began); next != c.next {
 			t.Errorf("after %s, synced %v, it is looked at again after %s, not %s", c.after, c.synced, next, c.next)
