@@ -55,6 +55,7 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 		client: carillon.Connect(nc, carillon.WithNames(e.Names), carillon.WithTimeout(soakTry)), run: run, fail: fail,
 		payload: payloadOf(c.PayloadBytes), room: make(chan struct{}, soakWindow), commands: newHistogram(), result: &r,
 		received: newHistogram(), afterKill: newHistogram(), withoutKills: newHistogram(), allCommands: newHistogram(),
+		cpu: e.usage().cpu, looked: time.Now(),
 	}
 	err = s.carryOut(ctx)
 	if err != nil && context.Cause(ctx) != nil {

@@ -93,9 +93,7 @@ func (s *soak) look(ctx context.Context, round *SoakRound) error {
 	}
 	u := s.engine.usage()
 	now := time.Now()
-	if !s.looked.IsZero() {
-		round.CPU = 100 * (u.cpu - s.cpu).Seconds() / now.Sub(s.looked).Seconds()
-	}
+	round.CPU = 100 * (u.cpu - s.cpu).Seconds() / now.Sub(s.looked).Seconds()
 	s.cpu, s.looked = u.cpu, now
 	round.ResidentMiB = u.residentMiB
 	if s.engine.dir != "" {
