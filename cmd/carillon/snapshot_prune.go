@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -34,6 +36,9 @@ does. A snapshot that cannot be read ends it, as nobody knows what it names, unl
 				o.Progress = func(int, int) { bar.step(1) }
 				p, err := archive.Prune(c.Context(), t, o)
 				bar.end()
+				if errors.Is(err, archive.ErrNotFound) {
+					return fmt.Errorf("%w; if a prune that was interrupted has dropped it, one without it goes on", err)
+				}
 				if err != nil {
 					return err
 				}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -337,17 +336,8 @@ func (n *Node) checkArchiveDir(dir string) error {
 	if rel, err := filepath.Rel(data, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
 		return refuse("lies in the service's data directory")
 	}
-	entries, err := os.ReadDir(dir)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil
-	case err != nil:
+	if err := archive.OpenDir(nil, dir).Check(); err != nil {
 		return refuse("%v", err)
-	}
-	for _, e := range entries {
-		if !archive.Owns(e.Name()) {
-			return refuse("%s is no archive of snapshots: it holds %q", dir, e.Name())
-		}
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -589,4 +591,119 @@ func TestReuse(t *testing.T) {
 	if s.Written > 3 {
 		t.Errorf("an insertion wrote %d blocks", s.Written)
 	}
+}
+
+// A directory that is not an archive's own is not written to, and nothing of it is removed; nor is what lies in an archive's
+// folders and is not called as what an archive writes.
+func TestForeignDirectory(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	write := func(name string) {
+		t.Helper()
+		must(t, mem.MkdirAll(mem.PathDir(name), 0o755))
+		f, err := mem.Create(name, vfs.WriteCategoryUnspecified)
+		must(t, errors.Join(err, f.Close()))
+	}
+	foreign := []string{"home/tmp/thesis.txt", "home/tmp/old/thesis.txt", "home/blocks/lego.txt", "home/blocks/ab/abc", "home/tmp/notes.json"}
+	check := func() {
+		t.Helper()
+		for _, name := range foreign {
+			if _, err := mem.Stat(name); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, name := range append(foreign, "home/letter.txt") {
+		write(name)
+	}
+	target := OpenDir(mem, "home")
+	store, table, err := openTable(mem, "table")
+	must(t, err)
+	defer func() { must(t, store.Close()) }()
+	for range 2 {
+		if _, err := Prune(ctx, target, PruneOptions{Keep: 7}); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), `home is no archive of snapshots: it holds "letter.txt"`) {
+			t.Errorf("a prune says %v", err)
+		}
+		if _, err := Save(ctx, table, target, SaveOptions{Partitions: 1}); !errors.Is(err, ErrForeign) {
+			t.Errorf("a save says %v", err)
+		}
+		check()
+		if names, err := mem.List("home"); err != nil || len(names) != 3 {
+			t.Errorf("there is %v now, %v", names, err)
+		}
+	}
+	// All that is left to see is in folders that an archive has, too.
+	must(t, mem.Remove("home/letter.txt"))
+	fixture(t, mem, target, 60)
+	list, err := List(ctx, target)
+	must(t, err)
+	must(t, mem.MkdirAll("home/tmp", 0o755))
+	sum := strings.Repeat("0", sumDigits)
+	for _, part := range []string{"home/tmp/" + sum, "home/tmp/" + list[0].ID + ".json", "home/blocks/00/" + sum} {
+		write(part)
+	}
+	pruned, err := Prune(ctx, target, PruneOptions{})
+	if err != nil || pruned.Blocks != 1 {
+		t.Errorf("%+v, %v", pruned, err)
+	}
+	check()
+	for _, dir := range []string{"home/tmp", "home/blocks/00"} {
+		names, err := mem.List(dir)
+		if err != nil || slices.ContainsFunc(names, func(name string) bool { return strings.Contains(name, sum) || strings.Contains(name, list[0].ID) }) {
+			t.Errorf("in %s there is %v, %v", dir, names, err)
+		}
+	}
+	if v, err := clean(target); err != nil || v.Unused != 0 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// pruning is a target on which a prune runs as soon as the first block is read.
+type pruning struct {
+	Target
+	once func()
+}
+
+func (p pruning) Get(ctx context.Context, name string) ([]byte, error) {
+	if strings.HasPrefix(name, blocksFolder) {
+		p.once()
+	}
+	return p.Target.Get(ctx, name)
+}
+
+// Snapshots that a prune drops while they are verified are not damaged: they are gone.
+func TestVerifyWhilePruned(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	store, table, err := openTable(mem, "later")
+	must(t, err)
+	b, err := table.Begin(0)
+	must(t, err)
+	b.State(1000, []byte("later"))
+	for i := range byte(60) {
+		b.Append('s', []byte{0xff, i}, []byte("another value, of another snapshot"))
+	}
+	_, err = b.Commit()
+	must(t, err)
+	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1, Prefix: "acme", sizes: smallSizes, Now: time.UnixMilli(1_900_000_000_000)})
+	must(t, err)
+	while := pruning{target, sync.OnceFunc(func() {
+		_, err := Prune(ctx, target, PruneOptions{Keep: 1})
+		must(t, err)
+	})}
+	if v, err := Verify(ctx, while, nil, nil); err != nil || len(v.Problems) > 0 || v.Snapshots != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	other := OpenDir(mem, "other")
+	fixture(t, vfs.NewMem(), other, 60)
+	m, err := Get(ctx, other, "")
+	must(t, err)
+	while = pruning{other, sync.OnceFunc(func() {
+		_, err := Prune(ctx, other, PruneOptions{Drop: []string{m.ID}})
+		must(t, err)
+	})}
+	if _, err := Verify(ctx, while, []string{m.ID}, nil); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "pruned meanwhile") {
+		t.Errorf("of one that was asked for: %v", err)
+	}
+	must(t, store.Close())
 }

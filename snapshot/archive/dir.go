@@ -199,11 +199,39 @@ func (d *Dir) Delete(_ context.Context, name string) error {
 	return nil
 }
 
-// Clean removes files that were being written.
-func (d *Dir) Clean(context.Context) error { return d.fs.RemoveAll(d.Path(partsDir)) }
+// Clean removes files that were being written, and nothing that an archive would not write.
+func (d *Dir) Clean(context.Context) error {
+	names, err := d.list(partsDir)
+	for _, name := range names {
+		if isManifest(name) || isSum(name) {
+			err = errors.Join(err, d.fs.Remove(d.fs.PathJoin(d.Path(partsDir), name)))
+		}
+	}
+	return err
+}
+
+// Check refuses a directory in which anything lies beside an archive: it is somebody's who expects no archive there, or that of
+// one archive among others. One that is absent or empty may become an archive. Error: ErrForeign.
+func (d *Dir) Check() error {
+	names, err := d.list("")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		switch name {
+		case blocksFolder, snapshotsFolder, partsDir, lockFile:
+		default:
+			return fmt.Errorf("%s %w: it holds %q", d.root, ErrForeign, name)
+		}
+	}
+	return nil
+}
 
 // Lock takes the operating system's lock on a file, which ends with the process at the latest.
 func (d *Dir) Lock(context.Context) (Lock, error) {
+	if err := d.Check(); err != nil {
+		return nil, err
+	}
 	if err := d.fs.MkdirAll(d.root, dirPerm); err != nil {
 		return nil, err
 	}

@@ -81,6 +81,28 @@ func blockName(sum string) string { return path.Join(blocksFolder, sum[:2], sum)
 
 func manifestName(id string) string { return path.Join(snapshotsFolder, id+manifestEnd) }
 
+// isManifest tells whether a file is called as a manifest is.
+func isManifest(file string) bool {
+	id, ok := strings.CutSuffix(file, manifestEnd)
+	when, sum, _ := strings.Cut(id, "-")
+	_, err := time.Parse(idTime, when)
+	return ok && err == nil && len(sum) == idDigits && hexBytes([]byte(sum)) != nil
+}
+
+// isSum tells whether a text is a sha256, as blocks are called.
+func isSum(text string) bool {
+	return len(text) == sumDigits && hexBytes([]byte(text)) != nil && strings.ToLower(text) == text
+}
+
+// blocksIn lists the blocks of an archive; what else lies there is not its own.
+func blocksIn(ctx context.Context, t Target) ([]Object, error) {
+	objects, err := t.List(ctx, blocksFolder)
+	return slices.DeleteFunc(objects, func(o Object) bool {
+		sum := path.Base(o.Name)
+		return !isSum(sum) || o.Name != blockName(sum)
+	}), err
+}
+
 // Totals of a snapshot.
 type Totals struct {
 	Pairs, Raw, Blocks uint64
@@ -209,7 +231,7 @@ func (m *Manifest) check(sum string) error {
 			}
 			last = r.Room
 			for _, b := range r.Blocks {
-				if len(b.Sum) != sumDigits || hexBytes([]byte(b.Sum)) == nil || strings.ToLower(b.Sum) != b.Sum {
+				if !isSum(b.Sum) {
 					return fmt.Errorf("partition %d, room %q: block %q", i, r.Room, b.Sum)
 				}
 			}

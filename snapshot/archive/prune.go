@@ -32,7 +32,7 @@ type Pruned struct {
 // Prune drops snapshots and then the blocks that none of the others names. It keeps saves out while it runs, so
 // that none counts on a block that is about to go. Interrupted at any moment it leaves whole snapshots, and at most
 // blocks for the next one to remove. A snapshot that stays but cannot be read ends it, as nobody knows what that one
-// names: its error says which, and Drop takes it. Errors: ErrLocked, ErrNotFound for a snapshot of Drop, *Damage,
+// names: its error says which, and Drop takes it. Errors: ErrLocked, ErrForeign, ErrNotFound for a snapshot of Drop, *Damage,
 // wal.ErrVersion, what the target said.
 func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error) {
 	if o.Keep < 0 || o.OlderThan < 0 {
@@ -54,7 +54,7 @@ func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error)
 	if err != nil {
 		return nil, err
 	}
-	objects, err := t.List(ctx, blocksFolder)
+	objects, err := blocksIn(ctx, t)
 	if err != nil {
 		return nil, err
 	}

@@ -102,7 +102,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	s.saved.Manifest = &Manifest{
 		Format: formatWhole, Time: o.Now.UTC().Truncate(time.Millisecond), Versions: o.Versions, Prefix: o.Prefix,
 	}
-	blocks, err := t.List(ctx, blocksFolder)
+	blocks, err := blocksIn(ctx, t)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ var (
 	ErrNotEmpty = errors.New("snapshot archive: the directory to restore into is not empty")
 	ErrSeveral  = errors.New("snapshot archive: name one of the snapshots by its id: they are of several services")
 	ErrPart     = errors.New("snapshot archive: not a whole snapshot, but what one node gave to another")
+	ErrForeign  = errors.New("is no archive of snapshots")
 )
 
 // Target is a place that keeps whole objects by name. Names are paths with slashes. It is safe for concurrent use.
@@ -41,7 +42,7 @@ type Target interface {
 	// Clean removes what interrupted writes left. The caller holds the lock.
 	Clean(ctx context.Context) error
 
-	// Lock keeps out others who change the archive. Errors: ErrLocked.
+	// Lock keeps out others who change the archive. Errors: ErrLocked, ErrForeign.
 	Lock(ctx context.Context) (Lock, error)
 }
 
@@ -72,9 +73,4 @@ func (d *Damage) Is(target error) bool { return target == wal.ErrCorrupt }
 
 func damaged(file string, offset int, format string, args ...any) error {
 	return &Damage{File: file, Offset: int64(offset), What: fmt.Sprintf(format, args...)}
-}
-
-// Owns tells whether a name at the top of a directory is one that an archive has there.
-func Owns(name string) bool {
-	return name == blocksFolder || name == snapshotsFolder || name == partsDir || name == lockFile
 }

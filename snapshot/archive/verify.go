@@ -37,7 +37,7 @@ func Verify(ctx context.Context, t Target, ids []string, progress func(Progress)
 		return nil, err
 	}
 	if len(ids) == 0 {
-		blocks, err := t.List(ctx, blocksFolder)
+		blocks, err := blocksIn(ctx, t)
 		if err != nil {
 			return nil, err
 		}
@@ -52,6 +52,9 @@ func Verify(ctx context.Context, t Target, ids []string, progress func(Progress)
 	}
 	for _, m := range v.manifests {
 		v.compare(m)
+	}
+	if err := v.pruned(ctx, len(ids) > 0); err != nil {
+		return nil, err
 	}
 	slices.SortStableFunc(v.found.Problems, func(a, b Problem) int { return cmp.Compare(a.Err.Error(), b.Err.Error()) })
 	return &v.found, nil
@@ -178,6 +181,34 @@ func fetch(ctx context.Context, t Target, b *Block) (raw []byte, info blockInfo,
 	}
 	raw, info, err = openBlock(path, b.Sum, file, b.Raw)
 	return raw, info, err
+}
+
+// pruned takes out the problems of snapshots that have gone since they were looked for, blocks first: a prune does not wait for
+// who reads. Error: ErrNotFound, where they were asked for by name.
+func (v *verifier) pruned(ctx context.Context, named bool) error {
+	gone := make(map[string]bool) // those with problems
+	for _, p := range v.found.Problems {
+		for _, id := range p.Snapshots {
+			if _, looked := gone[id]; looked {
+				continue
+			}
+			_, err := get(ctx, v.target, id)
+			if gone[id] = errors.Is(err, ErrNotFound); gone[id] {
+				if named {
+					return fmt.Errorf("%w: snapshot %s was pruned meanwhile", ErrNotFound, id)
+				}
+				v.found.Snapshots--
+			}
+		}
+	}
+	v.found.Problems = slices.DeleteFunc(v.found.Problems, func(p Problem) bool {
+		return !slices.ContainsFunc(p.Snapshots, func(id string) bool { return !gone[id] })
+	})
+	for i := range v.found.Problems {
+		p := &v.found.Problems[i]
+		p.Snapshots = slices.DeleteFunc(slices.Clone(p.Snapshots), func(id string) bool { return gone[id] })
+	}
+	return nil
 }
 
 // compare checks that a manifest says of its blocks what they are, and that the keys of each room ascend.
