@@ -65,11 +65,27 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 	case err != nil:
 		return err
 	case ctx.Err() != nil:
-		return errors.New("interrupted; the same command again goes on")
+		return fmt.Errorf("interrupted; %s goes on", r.again(p.ID))
 	case p.first != nil:
-		return fmt.Errorf("%d jobs failed, the first of them %w; the same command again goes on", p.Failed, p.first)
+		return fmt.Errorf("%d jobs failed, the first of them %w; %s goes on", p.Failed, p.first, r.again(p.ID))
 	}
 	return nil
+}
+
+// again says how a restore that did not come to its end goes on: the newest snapshot may be another one by then, of a service
+// that has only some of the jobs; and those that were put are there.
+func (r *restorer) again(id string) string {
+	with := ""
+	if r.id == "" {
+		with += " --id " + id
+	}
+	if r.existing == existingFail {
+		with += " --existing " + existingSkip
+	}
+	if with == "" {
+		return "the same command again"
+	}
+	return "the same command with" + with
 }
 
 // verify reads all of a snapshot before the first job of it is put: a service cannot be put back to where it was.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -151,5 +152,68 @@ func TestBlocksProgressIsSilentOffTerminals(t *testing.T) {
 	p.end()
 	if p.bar.jobs != 2 || errOut.Len() > 0 {
 		t.Errorf("%d blocks, %q", p.bar.jobs, errOut.String())
+	}
+}
+
+// A restore into a service that was interrupted says how it goes on, and does so: not from a snapshot that was saved meanwhile,
+// of a service with some of the jobs, and not refused for those that it has put itself.
+func TestRestoreGoesOn(t *testing.T) {
+	for _, existing := range []string{existingSkip, existingFail} {
+		url, dir := startEngine(t), t.TempDir()
+		must := func(args ...string) string {
+			t.Helper()
+			code, out, errOut := run(t, append([]string{"-s", url}, args...)...)
+			if code != exitOK {
+				t.Fatalf("%v: %s", args, errOut)
+			}
+			return out
+		}
+		const jobs = 40_000
+		var lines bytes.Buffer
+		for i := range jobs {
+			fmt.Fprintf(&lines, `{"id":"j-%05d","schedule":"@yearly"}`+"\n", i)
+		}
+		file := filepath.Join(t.TempDir(), "jobs")
+		if err := os.WriteFile(file, lines.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		must("job", "import", file)
+		must("snapshot", "save", dir)
+		must("job", "delete", "--prefix", "j-", "--yes")
+		nc, err := nats.Connect(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		there := func() (count uint64) {
+			s, err := carillon.Connect(nc).Status(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			for _, p := range s.Partitions {
+				count += p.Jobs[carillon.StatusScheduled]
+			}
+			return count
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			for there() == 0 && t.Context().Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			cancel()
+		}()
+		restore := []string{"-s", url, "snapshot", "restore", dir, "--existing", existing}
+		var out, errOut bytes.Buffer
+		code := Run(ctx, restore, strings.NewReader(""), &out, &errOut)
+		_, with, ok := strings.Cut(errOut.String(), "interrupted; the same command with ")
+		with, _, goes := strings.Cut(with, " goes on")
+		if count := there(); code == exitOK || !ok || !goes || count == 0 || count == jobs {
+			t.Fatalf("interrupted with %d of %d jobs there, code %d: %s%s", count, jobs, code, out.String(), errOut.String())
+		}
+		must("snapshot", "save", dir)
+		t.Log(must(append(restore[2:], strings.Fields(with)...)...))
+		if count := there(); count != jobs {
+			t.Errorf("%s: there are %d of %d jobs", existing, count, jobs)
+		}
 	}
 }
