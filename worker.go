@@ -439,6 +439,10 @@ func (w *worker) giveBack(all []delivery) {
 	}
 }
 
+// beatOf is how often a worker of an AckWait gives signs of life. What consumers have that others made, or made anew, is not
+// known: the default, mostly.
+func beatOf(ackWait time.Duration) time.Duration { return min(ackWait, defaultAckWait) / 3 }
+
 // answer sends the outcome of a delivery. Where that fails, the trigger comes again after AckWait.
 func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 	if err := w.nc.Publish(m.Reply, answer); err != nil {
@@ -446,14 +450,9 @@ func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 	}
 }
 
-// heartbeat tells the server, three times an AckWait, that what is held is still being worked on. What consumers have that others made
-// is not known: the default, mostly.
+// heartbeat tells the server, three times an AckWait, that what is held is still being worked on.
 func (w *worker) heartbeat(stop <-chan struct{}) {
-	wait := w.AckWait
-	if w.Partitions > 0 {
-		wait = min(wait, defaultAckWait)
-	}
-	beat := time.NewTicker(wait / 3)
+	beat := time.NewTicker(beatOf(w.AckWait))
 	defer beat.Stop()
 	for kept := false; ; { // by the connection, while it is down: more than one beat would take the room of acks
 		select {

@@ -101,6 +101,16 @@ func TestPullOutcome(t *testing.T) {
 	}
 }
 
+func TestBeatOf(t *testing.T) {
+	for ackWait, want := range map[time.Duration]time.Duration{
+		3 * time.Second: time.Second, 30 * time.Second: 10 * time.Second, time.Hour: 10 * time.Second, // another may have made the consumer
+	} {
+		if beat := beatOf(ackWait); beat != want {
+			t.Errorf("with an AckWait of %s it beats every %s, not %s", ackWait, beat, want)
+		}
+	}
+}
+
 // newPuller is one of a worker that has its consumer.
 func newPuller(t *testing.T, nc *nats.Conn) *puller {
 	t.Helper()
@@ -109,6 +119,31 @@ func newPuller(t *testing.T, nc *nats.Conn) *puller {
 		t.Fatal(err)
 	}
 	return &puller{worker: w, inbox: nc.NewInbox(), size: pullSize{least: 8}, came: make(chan *nats.Msg, 16)}
+}
+
+// A worker with nothing to do holds no messages of the last burst, however large they were.
+func TestPullLetsGo(t *testing.T) {
+	t.Parallel()
+	p := newPuller(t, dial(t, natstest.Start(t, &server.Options{}).ClientURL()))
+	of := &pull{reply: p.inbox + ".1", most: 9, begun: make(chan struct{}, 1)}
+	for range of.most {
+		p.came <- &nats.Msg{Subject: "carillon.trigger.0.t", Data: make([]byte, 1000)}
+	}
+	go func() {
+		for range of.most {
+			p.held.begin(0)
+			p.held.let(0)
+		}
+	}()
+	p.receive(of, nil)
+	for i, d := range p.batch[:cap(p.batch)] {
+		if d.msg != nil {
+			t.Errorf("delivery %d of a batch of %d is kept", i+1, of.most)
+		}
+	}
+	if of.came != of.most || cap(p.batch) < of.most {
+		t.Errorf("%d came, with room for %d", of.came, cap(p.batch))
+	}
 }
 
 // While the connection is down nothing is asked for: it would keep the requests, and all would be answered together.

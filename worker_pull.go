@@ -116,11 +116,13 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 		case m := <-p.came:
 			p.silent = false
 			lost.Reset(2 * pullWait)
-			if batch := p.take(of, m); done == nil {
+			batch := p.take(of, m)
+			if done == nil {
 				p.giveBack(batch)
 			} else {
 				p.held.add(batch)
 			}
+			clear(batch) // its memory is used again; the messages are not to stay for that
 		case <-lost.C:
 			p.silent = !of.over()
 			of.ended = true

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -849,5 +850,22 @@ func TestTimeoutByDefault(t *testing.T) {
 	var c connection
 	if err := c.resolve(); err != nil || c.timeout != carillon.DefaultTimeout {
 		t.Errorf("%s, %v; want the client library's", c.timeout, err)
+	}
+}
+
+// What a command writes is kept up to a bound, and that something is missing is told.
+func TestSaid(t *testing.T) {
+	var said said
+	for range 3 * saidMost / 1000 {
+		if n, err := said.Write(make([]byte, 1000)); n != 1000 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	var to, tell bytes.Buffer
+	if err := said.show(&to, &tell, "job@1"); err != nil || to.Len() != saidMost || cap(said.kept) > 2*saidMost {
+		t.Errorf("%d bytes are shown of room for %d, %v", to.Len(), cap(said.kept), err)
+	}
+	if want := fmt.Sprintf("job@1: %d bytes of what the command wrote are left out", 3*saidMost/1000*1000-saidMost); !strings.Contains(tell.String(), want) {
+		t.Errorf("it says %q", tell.String())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -29,14 +30,15 @@ Workers of one --name share the work: each trigger goes to one of them, and it r
 The command gets the payload on standard input, and CARILLON_JOB, CARILLON_TRIGGER, CARILLON_SCHEDULED,
 CARILLON_TOPIC, CARILLON_VERSION, CARILLON_MISSED and CARILLON_ATTEMPT in its environment. When it ends
 with 0 the trigger is acknowledged; else it comes again, later each time. The same trigger may come
-twice, after a crash for one: CARILLON_TRIGGER is the key to notice it by.
+twice, after a crash for one: CARILLON_TRIGGER is the key to notice it by. What the command writes is
+passed on when it has ended, a MiB of each stream at the most.
 
 A worker needs consumers of its --name on the output streams, and makes them. One whose user may not has them
 made before by somebody else, with --prepare, and says with --partitions how many there are.
 
 SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way get --grace to end.`,
 		Example: `  carillon work billing.renewals --name billing -- ./renew.sh
-  carillon work 'reports.>' --name reports --concurrency 4 --max-attempts 5 -- sh -c 'cat > "out/$CARILLON_JOB"'
+  carillon work reports --name reports --concurrency 4 --max-attempts 5 -- sh -c 'cat > "out/$CARILLON_JOB"'
   carillon work '>' --name look --json
   carillon work billing.renewals --name billing --prepare   # by an operator, once
   carillon work billing.renewals --name billing --partitions 8 -- ./renew.sh`,
@@ -127,9 +129,34 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)
 }
 
+// said is the beginning of what a command has written: many may run at once, for hours, and each says what it wants to.
+type said struct {
+	kept []byte
+	cut  int
+}
+
+// saidMost is how many bytes of it are kept.
+const saidMost = 1 << 20
+
+func (s *said) Write(b []byte) (int, error) {
+	keep := min(len(b), saidMost-len(s.kept))
+	s.kept = append(s.kept, b[:keep]...)
+	s.cut += len(b) - keep
+	return len(b), nil
+}
+
+// show passes it on, and tells of what is missing.
+func (s *said) show(to, tell io.Writer, trigger string) error {
+	_, err := to.Write(s.kept)
+	if s.cut > 0 {
+		fmt.Fprintf(tell, "carillon: %s: %d bytes of what the command wrote are left out, behind the first %d\n", trigger, s.cut, saidMost)
+	}
+	return err
+}
+
 // handle prints a trigger, or runs the command and prints what it said.
 func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
-	var out, errOut bytes.Buffer
+	var out, errOut said
 	var err error
 	if len(w.command) > 0 {
 		cmd := exec.CommandContext(ctx, w.command[0], w.command[1:]...)
@@ -148,11 +175,11 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 	defer w.mu.Unlock()
 	switch {
 	case len(w.command) > 0:
-		_, errErr := w.app.stderr.Write(errOut.Bytes())
+		errErr := errOut.show(w.app.stderr, w.app.stderr, t.ID)
 		if err != nil {
 			return err
 		}
-		_, outErr := w.app.stdout.Write(out.Bytes())
+		outErr := out.show(w.app.stdout, w.app.stderr, t.ID)
 		if lost := errors.Join(errErr, outErr); lost != nil { // the work is done all the same
 			fmt.Fprintf(w.app.stderr, "carillon: %s: what the command wrote is lost: %v\n", t.ID, lost)
 		}
