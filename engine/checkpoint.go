@@ -61,7 +61,7 @@ func (m *Machine) BeginCheckpoint() *Checkpoint {
 		m: m, from: m.base, to: m.asBase(), state: m.appendState(nil), changes: m.changes,
 	}
 	c.outputs, _ = m.outbox.after(max(c.from.made, c.to.acked)) // what follows the acked one is held
-	m.outbox.pinned = true
+	m.outbox.pin()
 	m.changes = newGeneration(m.changes.number + 1)
 	m.saving = c
 	return c

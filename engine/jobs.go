@@ -280,6 +280,10 @@ func (q *fifo) push(c completion) { q.items = append(q.items, c) }
 func (q *fifo) len() int          { return len(q.items) - q.head }
 func (q *fifo) first() completion { return q.items[q.head] }
 
+// roomKept is for how many entries a list or map keeps its memory once it is empty: a burst should not take it anew, and an
+// engine at rest not keep all that the largest one took.
+const roomKept = 1 << 16
+
 // fifoSlack is how many stale entries are not worth a walk.
 const fifoSlack = 1024
 
@@ -291,6 +295,9 @@ func (q *fifo) drop(useless func(completion) bool) {
 
 func (q *fifo) pop() {
 	q.head++
+	if q.head == len(q.items) && cap(q.items) > roomKept {
+		q.items, q.head = nil, 0
+	}
 	if q.head > 1024 && q.head > len(q.items)/2 {
 		q.items = append(q.items[:0], q.items[q.head:]...)
 		q.head = 0

@@ -71,21 +71,22 @@ type Machine struct {
 	expired  watermark
 	counts   [statuses]int // of jobs, by status but statusFree; of completed ones those in memory, gone or not
 
-	jobs      jobTable
-	wheels    [priorities]*wheel.Wheel // by rank
-	ready     turns
-	readyJobs [priorities]int        // turns of jobs in it, by rank
-	forced    map[uint64]*forcedFire // by the sequence that asked for it
-	forcedBy  map[uint32][]uint64    // the same, by job
-	rejected  map[origin]*rejection  // waiting, by what asked first
-	collapse  map[rejectionKey]origin
-	gaps      []gap
-	recovery  recovery          // after a restore
-	graves    map[string]*grave // of deleted jobs, by id
-	buried    []*grave          // the same in order, with some that are gone
-	deaths    uint64            // jobs buried so far
-	completed fifo              // completed jobs that are in memory, oldest first
-	refused   uint64            // commands refused since the process started; not part of the state
+	jobs       jobTable
+	wheels     [priorities]*wheel.Wheel // by rank
+	ready      turns
+	readyJobs  [priorities]int        // turns of jobs in it, by rank
+	forced     map[uint64]*forcedFire // by the sequence that asked for it
+	forcedMost int                    // of them, since the map was made
+	forcedBy   map[uint32][]uint64    // the same, by job
+	rejected   map[origin]*rejection  // waiting, by what asked first
+	collapse   map[rejectionKey]origin
+	gaps       []gap
+	recovery   recovery          // after a restore
+	graves     map[string]*grave // of deleted jobs, by id
+	buried     []*grave          // the same in order, with some that are gone
+	deaths     uint64            // jobs buried so far
+	completed  fifo              // completed jobs that are in memory, oldest first
+	refused    uint64            // commands refused since the process started; not part of the state
 
 	outbox  outbox
 	text    []byte // of the next output

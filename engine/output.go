@@ -121,9 +121,10 @@ type outbox struct {
 	made    uint64
 
 	// A checkpoint being taken reads the outputs that were held when it began where they lie. So they are
-	// left there until it ends, and cleared bit by bit after that.
+	// left there until it ends, and cleared bit by bit after that. Those behind them are cleared meanwhile.
 	pinned bool
 	clean  int // outputs[:clean] are cleared
+	beyond int // while pinned: from those on that the checkpoint does not read up to here they are, too
 }
 
 // sweepSlack is how many outputs are cleared beyond those that a trim drops.
@@ -135,7 +136,7 @@ func (b *outbox) add(o Output) *Output {
 	if len(b.outputs) == cap(b.outputs) { // append would grow it by a quarter, and copy each output four times
 		held := b.outputs[b.head:]
 		b.outputs = append(make([]Output, 0, max(2*len(held), 256)), held...)
-		b.head, b.clean = 0, 0
+		b.head, b.clean, b.beyond = 0, 0, 0
 	}
 	b.outputs = append(b.outputs, o)
 	b.bytes += o.size()
@@ -154,6 +155,10 @@ func (b *outbox) trim(acked Acked) {
 	b.head += n
 	b.acked = acked
 	if b.pinned {
+		if to := min(b.head, b.beyond+n+sweepSlack); to > b.beyond {
+			clear(b.outputs[b.beyond:to])
+			b.beyond = to
+		}
 		return
 	}
 	to := min(b.head, b.clean+n+sweepSlack)
@@ -164,6 +169,9 @@ func (b *outbox) trim(acked Acked) {
 	}
 	b.rest()
 }
+
+// pin has the outputs that are held now stay as they are.
+func (b *outbox) pin() { b.pinned, b.beyond = true, len(b.outputs) }
 
 // unpin is called when no checkpoint reads the outputs any more.
 func (b *outbox) unpin() {

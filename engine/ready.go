@@ -121,6 +121,9 @@ func (m *Machine) force(f *forcedFire) {
 // forget ends a fire that was asked for: it is out, or its job goes.
 func (m *Machine) forget(f *forcedFire) {
 	delete(m.forced, f.seq)
+	if m.forcedMost = max(m.forcedMost, len(m.forced)+1); len(m.forced) == 0 && m.forcedMost > roomKept {
+		m.forced, m.forcedMost = make(map[uint64]*forcedFire), 0 // one that has been large stays so
+	}
 	m.changes.forced.end(&f.life, f.seq, m.changes.number)
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 // What came due between a snapshot and the start on what was restored goes by the policy that the restore was given;
@@ -160,5 +162,42 @@ func TestReadRecoveryRefuses(t *testing.T) {
 	state[len(state)-2]++
 	if _, err := ReadState(state); err == nil {
 		t.Error("an unknown policy")
+	}
+}
+
+// A fire that was armed under other rules of a zone, and missed, is still one fire, though under those of now there is none
+// at that time.
+func TestArmedUnderOtherRules(t *testing.T) {
+	for _, misfire := range []string{"fire_once", "skip"} {
+		f := newFeed(t)
+		at := time.Date(2026, 3, 3, 7, 0, 0, 0, time.UTC)
+		f.now = at.Add(-time.Hour).UnixMilli()
+		f.tick(100)
+		f.put("a", `{"schedule":"0 9 * * *","zone":"Etc/GMT-2","misfire":"`+misfire+`"}`)
+		f.now = at.Add(-time.Minute).UnixMilli()
+		f.tick(100)
+		later, err := schedule.Parse("0 9 * * *", "Etc/GMT-1", 0, 0) // the zone's rules from here on: an hour later
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, j := f.m.jobs.find("a")
+		f.m.jobs.exprs.all[j.expr].expr = later
+		var out []Output
+		f.m.Listen(Listener{Fired: func(o *Output) { out = append(out, *o) }})
+		for f.now = at.Add(time.Minute).UnixMilli(); f.now < at.Add(2*time.Hour).UnixMilli(); f.now += 500 {
+			f.tick(100)
+		}
+		if len(out) != 2 || out[1].Kind != OutputTrigger || out[1].Scheduled != at.Add(time.Hour).UnixMilli() {
+			t.Fatalf("%s: there came %+v", misfire, out)
+		}
+		old := at.Format("2006-01-02T15:04:05.000Z")
+		switch first := &out[0]; {
+		case misfire == "skip":
+			if !strings.Contains(first.Body, `"count":1`) || !strings.Contains(first.Body, `"first":"`+old) || !strings.Contains(first.Body, `"last":"`+old) {
+				t.Errorf("%s: %s", misfire, first.Body)
+			}
+		case first.Scheduled != at.UnixMilli() || first.Missed != 0:
+			t.Errorf("%s: at %s, %d missed", misfire, time.UnixMilli(first.Scheduled).UTC(), first.Missed)
+		}
 	}
 }

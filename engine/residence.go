@@ -272,6 +272,9 @@ func (m *Machine) Clean(n int) (more bool) {
 		}
 		if s.cursor == s.n || r.complete {
 			r.settling = slices.Delete(r.settling, 0, 1) // cut off in front it would stay reachable, with all its rows
+			if len(r.settling) == 0 && len(r.absent) == 0 {
+				r.absent = make(map[string]uint64) // one that has been large stays so
+			}
 			continue
 		}
 		if slot := s.at(uint32(s.cursor)).slot; slot != noSlot {

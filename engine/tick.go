@@ -245,6 +245,9 @@ func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool
 		r.countedFirst = j.next
 	}
 	n, last, done := plan.Count(j.next-1, until, countSteps)
+	if n == 0 { // under the rules of now it is no fire: it was armed under others, and counts as it was
+		n, last = 1, j.next
+	}
 	r.counted += uint64(n)
 	if !done {
 		next, ok := plan.Next(last)

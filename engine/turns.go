@@ -124,6 +124,8 @@ func (r *turnRun) settle() {
 		r.dead--
 	}
 	if r.head == len(r.list) {
-		r.list, r.head = r.list[:0], 0
+		if r.list, r.head = r.list[:0], 0; cap(r.list) > roomKept {
+			r.list = nil
+		}
 	}
 }

@@ -166,12 +166,14 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 
 // keepUp has a partition whose checkpoint has just come into the job table follow the log.
 func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error) {
-	p.mu.Lock()
-	before := p.table.renew() // of a try that failed
-	p.mu.Unlock()
-	if err := before.Close(); err != nil {
-		return 0, err
-	}
+	defer func() {
+		if err != nil { // what is open would keep its files until the next try
+			p.mu.Lock()
+			open := p.table.renew()
+			p.mu.Unlock()
+			err = errors.Join(err, open.Close())
+		}
+	}()
 	m, position, err := n.readNewest(p.number)
 	if err != nil {
 		return 0, err

@@ -12,11 +12,19 @@ import (
 const (
 	residenceLook = time.Second
 	jobSlice      = 256 // jobs that are handled while a partition waits: half a millisecond
+	// What comes due this soon stays, however many there are: a tick that asks for more of it before all that is to leave has
+	// left would have to let it go in one piece.
+	tooSoon = 5 * time.Second
 )
 
 // reside brings jobs into memory that come due, and lets go of others. Where a partition's jobs are damaged it stops that
 // one, and the others go on.
 func (n *Node) reside(ctx context.Context) error {
+	for _, p := range n.followed() {
+		if err := n.unread(p); err != nil {
+			return noRoom(err)
+		}
+	}
 	for _, p := range n.live() {
 		err := n.resideIn(ctx, p, n.clock.ms())
 		if damaged(err) {
@@ -30,28 +38,35 @@ func (n *Node) reside(ctx context.Context) error {
 	return nil
 }
 
+// unread closes what is open of a partition's jobs in the table and has not been read since the last look, also where the
+// partition has stopped: it keeps files that compactions have replaced.
+func (n *Node) unread(p *partition) error {
+	var unused *snapshot.View
+	n.holding(p, n.meters.loadPause, func() { unused = p.table.rest() })
+	return unused.Close()
+}
+
 // resideIn does so in one partition, at a time.
 func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	share := n.share()
 	ahead := now + n.o.LoadAhead.Milliseconds()
-	var unused *snapshot.View
 	var used, hot int
 	var ends [3]engine.Reading
 	n.holding(p, n.meters.loadPause, func() {
 		if !p.follows.Load() {
 			return
 		}
-		unused = p.table.rest()
 		used, hot, ends = p.machine.Memory(), p.machine.Stats().Hot, p.machine.Readings()
 	})
-	if err := unused.Close(); err != nil {
-		return err
-	}
 	furthest := max(ends[0].End().Due, ends[1].End().Due, ends[2].End().Due)
 	switch {
 	case used > share && hot > n.o.HotJobs:
 		n.holding(p, n.meters.loadPause, func() {
-			if end, ok := p.machine.Nearest(max(hot/2, n.o.HotJobs)); ok {
+			end, ok := p.machine.Nearest(max(hot/2, n.o.HotJobs))
+			if !ok && p.machine.Complete() { // most of them wait for nothing, and need not be there
+				end, ok = engine.Key{Due: ahead}, true
+			}
+			if ok && end.Due > now+min(tooSoon, n.o.LoadAhead/2).Milliseconds() {
 				p.machine.Shrink(end)
 			}
 		})

@@ -148,6 +148,35 @@ func TestCold(t *testing.T) {
 	check()
 }
 
+// Most jobs wait for nothing, and there is no memory for all: they leave it as those do that come due late.
+func TestMemoryBudgetOfJobsAtRest(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.Partitions, o.HotJobs, o.MemoryForJobs, o.CheckpointEvery = 1, 1000, 1<<20, 200*time.Millisecond
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	payload := strings.Repeat("x", 1000)
+	put := func(from, to int) {
+		t.Helper()
+		for ; from < to; from += 100 {
+			var lines []string
+			for i := from; i < from+100; i++ {
+				lines = append(lines, fmt.Sprintf(`{"id":"job-%05d","payload":"%s"}`, i, payload))
+			}
+			if got := importLines(t, nc, "", lines...); got.Imported != 100 {
+				t.Fatalf("%+v", got)
+			}
+		}
+	}
+	put(0, 900) // more than there is memory for, and fewer than are to leave it
+	eventually(t, "there is more than memory is for", func() bool { return metric(t, r.HTTP, "carillon_jobs_memory_bytes") > 1<<20 })
+	put(900, 4000)
+	eventually(t, "they have left memory", func() bool { return metric(t, r.HTTP, "carillon_jobs_hot") <= 1000 })
+	if all := metric(t, r.HTTP, "carillon_jobs"); all != 4000 {
+		t.Errorf("%v jobs are known", all)
+	}
+}
+
 // More jobs come due within the time for which they are loaded than memory is for: those due last leave it, come back as
 // others fire, and every one fires once.
 func TestMemoryBudget(t *testing.T) {

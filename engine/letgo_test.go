@@ -1,0 +1,118 @@
+package engine
+
+import (
+	"reflect"
+	"testing"
+)
+
+// What was stored for good while a checkpoint read the outbox is let go of, also where nothing is put out any more.
+func TestOutboxLetsGo(t *testing.T) {
+	const made = 20 * sweepSlack
+	for _, pinnedUpTo := range []uint64{made, made - 1, made / 2} {
+		var b outbox
+		for range made {
+			b.add(Output{Body: "body"})
+		}
+		b.pin()
+		b.trim(Acked{Output: made / 4})
+		b.trim(Acked{Output: pinnedUpTo})
+		if got := b.outputs[0].Body; got == "" {
+			t.Fatal("what a checkpoint reads is cleared")
+		}
+		b.unpin()
+		if held, ok := b.after(pinnedUpTo); !ok || len(held) != int(made-pinnedUpTo) {
+			t.Errorf("%d outputs after %d, %v", len(held), pinnedUpTo, ok)
+		}
+		b.trim(Acked{Output: made})
+		for i, o := range b.outputs[:cap(b.outputs)] {
+			if o.Body != "" {
+				t.Errorf("pinned up to %d of %d: all are stored, and output %d is still there", pinnedUpTo, made, i+1)
+				break
+			}
+		}
+		if b.add(Output{}).Number != made+1 || b.bytes != (&Output{}).size() {
+			t.Errorf("the next output is of %d bytes", b.bytes)
+		}
+	}
+}
+
+// While a checkpoint reads what was held when it began, what came later and is stored is let go of.
+func TestOutboxLetsGoWhilePinned(t *testing.T) {
+	var b outbox
+	const before = 3 * sweepSlack
+	put := func(n int) {
+		for range n {
+			b.add(Output{Body: "body"})
+		}
+	}
+	put(before)
+	b.pin()
+	read, _ := b.after(0)
+	put(7 * sweepSlack)
+	for b.acked.Output < b.made {
+		b.trim(Acked{Output: min(b.made, b.acked.Output+100)})
+	}
+	kept := 0
+	for _, o := range b.outputs[:cap(b.outputs)] {
+		if o.Body != "" {
+			kept++
+		}
+	}
+	if kept > before {
+		t.Errorf("%d outputs are kept, and %d are read", kept, before)
+	}
+	for i, o := range read {
+		if o.Body != "body" || o.Number != uint64(i+1) {
+			t.Fatalf("output %d is read as %+v", i+1, o)
+		}
+	}
+}
+
+// What a burst took of lists and maps is let go of once they are empty.
+func TestListsLetGo(t *testing.T) {
+	q := newTurns()
+	var completed fifo
+	for i := range uint64(2 * roomKept) {
+		q.Insert(turn{order: i})
+		completed.push(completion{})
+	}
+	for completed.len() > 0 {
+		completed.pop()
+		if _, ok := q.DeleteMin(); !ok {
+			t.Fatal("it ends early")
+		}
+	}
+	if kept := cap(q.runs[rankHigh].list) + cap(completed.items); kept > 2*roomKept {
+		t.Errorf("there is room for %d entries, and none is left", kept)
+	}
+
+	f := newFeed(t)
+	s := &saved{m: f.m}
+	checkpoint := func() {
+		t.Helper()
+		if err := s.checkpoint(1000); err != nil {
+			t.Fatal(err)
+		}
+		for f.m.Clean(1000) {
+		}
+	}
+	f.m.Attach(s.table.View())
+	f.put("job", `{}`)
+	checkpoint()
+	forced, absent := reflect.ValueOf(f.m.forced).Pointer(), reflect.ValueOf(f.m.residence.absent).Pointer()
+	for range roomKept + 1 {
+		f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job"})
+	}
+	for len(f.m.forced) > 0 {
+		f.now += 5
+		f.tick(5000)
+	}
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job"})
+	if _, gone := f.m.residence.absent["job"]; !gone {
+		t.Fatal("a job that went is not absent")
+	}
+	checkpoint()
+	if len(f.m.residence.absent) > 0 || reflect.ValueOf(f.m.forced).Pointer() == forced || reflect.ValueOf(f.m.residence.absent).Pointer() == absent {
+		t.Errorf("the maps of %d forced fires and of what is absent (%d) are those of before", roomKept+1, len(f.m.residence.absent))
+	}
+}
