@@ -180,12 +180,13 @@ func shellCommands(line string) (commands [][]string) {
 // startEngine runs an engine in this process and returns the URL of its server.
 func startEngine(t *testing.T) string {
 	t.Helper()
+	data := t.TempDir() // here: what is made first is removed last
 	ctx, cancel := context.WithCancel(context.Background())
 	r, w := io.Pipe()
 	ended := make(chan int, 1)
 	var log bytes.Buffer
 	go func() {
-		ended <- Run(ctx, []string{"serve", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.NewReader(""), w, &log)
+		ended <- Run(ctx, []string{"serve", "--data", data, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.NewReader(""), w, &log)
 		w.Close()
 	}()
 	t.Cleanup(func() {
