@@ -63,7 +63,11 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 // failed tells of an error and waits before the next try, unless ctx ends. A closed connection ends the worker: it does
 // not come back.
 func (p *puller) failed(ctx context.Context, err error) bool {
-	p.OnError(nil, fmt.Errorf("carillon: fetching from %s: %w", p.names.OutStream(p.partition), err))
+	why := ""
+	if errors.Is(err, nats.ErrNoResponders) {
+		why = fmt.Sprintf("the consumer %s is not there, see MakeConsumers, or nobody leads it: ", p.Name)
+	}
+	p.OnError(nil, fmt.Errorf("carillon: fetching from %s: %s%w", p.names.OutStream(p.partition), why, err))
 	if p.nc.IsClosed() {
 		p.stop(err)
 	}

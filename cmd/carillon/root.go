@@ -50,7 +50,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitOK
 	}
-	message := strings.Join(strings.Fields(err.Error()), " ")
+	message := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "carillon: ") // the library says its name, too
 	if ctx.Err() != nil {
 		message = interrupted(ctx, message)
 	}

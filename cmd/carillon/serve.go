@@ -76,7 +76,7 @@ func (s *serveFlags) sharing(f *pflag.FlagSet) {
 
 // keeping adds those of the streams and of what is kept in them and beside them.
 func (s *serveFlags) keeping(f *pflag.FlagSet) {
-	f.IntVar(&s.options.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default 8)")
+	f.IntVar(&s.options.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default what they were made with, else 8)")
 	f.Int64Var(&s.options.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream; with --nats or --nats-config only when it is made (default 256 MiB)")
 	f.Int64Var(&s.options.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes; with --nats or --nats-config only when it is made (default 512 MiB shared by all)")
 	f.DurationVar(&s.options.OutMaxAge, "out-max-age", 0, "retention of each output stream in time; the same (default 72h)")

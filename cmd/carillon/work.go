@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -123,7 +124,7 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t == nil {
-		fmt.Fprintf(w.app.stderr, "carillon: %v\n", err)
+		fmt.Fprintf(w.app.stderr, "carillon: %s\n", strings.TrimPrefix(err.Error(), "carillon: "))
 		return
 	}
 	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)

@@ -151,7 +151,11 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	}
 	_, sending := p.chain.HoldUntil()
 	full := p.chain.Room() == 0
-	n.lateness(p.chain.Acked(seq), now)
+	stored := p.chain.Acked(seq)
+	if len(stored) > 0 {
+		p.lostSince = time.Time{}
+	}
+	n.lateness(stored, now)
 	if p.chain.Lost() { // the leader that owed the answers before this one is gone
 		n.lose(p, errLeftOut)
 		n.bell.ring()

@@ -69,7 +69,8 @@ type joined struct {
 	member   *cluster.Member
 	err      error // why it could not join
 	leaving  sync.Once
-	takes    atomic.Bool // it claims, and is among those who are asked
+	takes    atomic.Bool   // it claims, and is among those who are asked
+	since    time.Duration // when it began to, since the clock began
 	draining atomic.Bool
 	follows  atomic.Bool   // partitions are there to tell of
 	nearing  atomic.Bool   // it is asked whether nearly all of the log is applied
@@ -191,6 +192,7 @@ func (n *Node) takePart(ctx context.Context) error {
 	if err := n.hearCancels(); err != nil {
 		return fmt.Errorf("node: %w", err)
 	}
+	n.joined.since = n.clock.running()
 	n.joined.takes.Store(true)
 	n.work.Go(func() { n.servers.ask(ctx) })
 	n.work.Go(func() { n.every(ctx, seatLook, n.lookAtServers) })

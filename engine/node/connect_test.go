@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -77,7 +78,10 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%v is for good", err)
 		}
 	}
-	for _, err := range []error{jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052}, syscall.ENOSPC} {
+	for _, err := range []error{
+		jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052}, syscall.ENOSPC,
+		&net.OpError{Op: "remote error", Err: tls.AlertError(116)}, // a certificate is wanted
+	} {
 		if errors.Is(unreachable(err), errUnreachable) {
 			t.Errorf("%v is not for good", err)
 		}

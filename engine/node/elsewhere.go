@@ -62,8 +62,8 @@ func unanswered(name string, err error) error {
 
 // Some of what a node is asked for takes long. So while it is at it, it says so now and then, with an answer that has no body.
 const (
-	stillEvery = 2 * time.Second
-	stillMost  = 10 * time.Second // of silence, and it is not waited for any longer
+	stillEvery = time.Second
+	stillMost  = 5 * time.Second // of silence, and it is not waited for any longer
 )
 
 // askNode asks another node.

@@ -32,6 +32,8 @@ const (
 	// followAfter is how long a partition has been placed here before it is taken: a node that is started again soon gets
 	// its seats back, and nothing need be moved.
 	followAfter = 2 * time.Second
+	// placedWithin is how long a node that follows nothing is given until partitions are placed on it, if any are.
+	placedWithin = 3 * time.Second
 	// followNear is how many records a partition may lack when the node's reader waits for it to apply them.
 	followNear = 64
 )
@@ -97,6 +99,10 @@ func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 
 // toFollow says which partitions are to be followed and are not yet.
 func (n *Node) toFollow(v cluster.View) (problems []string) {
+	// One that has just come is in no placement yet: to whoever waits until it has taken its share it would seem to have it.
+	if n.o.Follow == FollowPlaced && n.joined.takes.Load() && n.clock.running()-n.joined.since < placedWithin && len(n.followed()) == 0 {
+		return []string{"what is placed here is not known yet"}
+	}
 	if len(v.Placement) != len(n.partitions) {
 		return nil
 	}

@@ -143,6 +143,9 @@ func (n *Node) unreachable(err error) error {
 func unreachable(err error) error {
 	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
 	var refused *jetstream.APIError
+	if errors.As(err, &network) && network.Op == "remote error" {
+		return err // TLS: the server refuses this node, and will go on doing so
+	}
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
 		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
@@ -262,7 +265,7 @@ type partition struct {
 	resyncing bool   // one goroutine waits for late answers of the stream, or resumes the chain
 	overdue   overdue
 	leader    streams.Leader // of the stream when it was last asked for its end
-	lostSince time.Time      // when the chain was lost; zero while it is not
+	lostSince time.Time      // when the chain was lost; zero once it has put out what waited
 	resumed   time.Time      // when the chain was last resumed
 	pause     time.Duration  // before it is resumed again
 

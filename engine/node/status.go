@@ -104,7 +104,7 @@ func (n *Node) problems() []string {
 		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20))
 	}
 	if n.ticking.refused() {
-		list = append(list, "the log stream refuses ticks: it is full, or NATS cannot be reached")
+		list = append(list, "the log stream refuses ticks: it is full, or nobody leads it, or NATS cannot be reached")
 	}
 	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
 // Before a partition's first tick its time is not told, rather than told wrong.
@@ -26,4 +27,71 @@ func TestStatusOfNewNode(t *testing.T) {
 	if s := status(t, c); s.Partitions[0].Now.Sub(began).Abs() > time.Minute || !s.Partitions[1].Now.IsZero() {
 		t.Errorf("partitions are at %s and %s", s.Partitions[0].Now, s.Partitions[1].Now)
 	}
+}
+
+// A partition whose outputs nobody takes is a problem for as long as none is stored, however often its chain is resumed.
+func TestOutputsNotTaken(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	o := e.options(t)
+	o.Partitions = 1
+	r := run(t, o)
+	nc := dial(t, e.url)
+	js := jetStream(t, nc)
+	put(t, client(t, e.url), carillon.Job{ID: "every", Schedule: "@every 100ms"})
+	stream, err := js.Stream(t.Context(), "CARILLON_OUT_0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := stream.CachedInfo().Config
+	other := was
+	other.Subjects = []string{"foo.bar"}
+	if _, err := js.UpdateStream(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	says := func(ready bool, why string) {
+		t.Helper()
+		eventually(t, "/readyz says "+why, func() bool {
+			ok, said := readyz(t, r.HTTP)
+			return ok == ready && strings.Contains(said, why) && (metric(t, r.HTTP, "carillon_problems") == 0) == ready
+		})
+	}
+	says(false, "partition 0 has not been able to publish for")
+	if _, err := js.UpdateStream(t.Context(), was); err != nil {
+		t.Fatal(err)
+	}
+	says(true, "ready")
+}
+
+// A node that has just come to others, and has nothing, is not ready before it knows what is placed on it.
+func TestNotReadyBeforePlaced(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 4)
+	f.settings["a"] = settings{
+		Data: t.TempDir(), Name: "a", NATS: e.url, Partitions: 4, Follow: node.FollowPlaced,
+		CheckpointEvery: time.Millisecond, EmptyLogAfter: time.Millisecond,
+	}
+	f.start("a")
+	const jobs = 300
+	preload(t, e.url, jobs)
+	js := jetStream(t, dial(t, e.url))
+	eventually(t, "the log has nothing for a new node", func() bool {
+		s := logState(t, js).State
+		return s.LastSeq >= jobs && s.Msgs == 0
+	})
+	o := e.options(t)
+	o.Name, o.Partitions, o.Follow = "b", 4, node.FollowPlaced
+	r := run(t, o)
+	for began := time.Now(); ; {
+		followed := metric(t, r.HTTP, "carillon_partitions_followed")
+		if ok, _ := readyz(t, r.HTTP); ok {
+			if followed == 0 && metric(t, r.HTTP, "carillon_partitions_followed") == 0 {
+				t.Errorf("it is ready %s after its start, and follows nothing", time.Since(began))
+			}
+			break
+		}
+	}
+	eventually(t, "it follows something", func() bool { return metric(t, r.HTTP, "carillon_partitions_followed") > 0 })
+	f.nodes["a"].terminate(t)
 }

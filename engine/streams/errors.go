@@ -55,6 +55,9 @@ type Position struct {
 }
 
 func (p Position) String() string {
+	if p.Time.IsZero() {
+		return fmt.Sprintf("sequence %d", p.Seq)
+	}
 	return fmt.Sprintf("sequence %d of %s", p.Seq, p.Time.UTC().Format(time.RFC3339Nano))
 }
 
