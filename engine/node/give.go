@@ -22,6 +22,9 @@ import (
 // stateLife is how long a partition stays there that nobody came for, and bounds how long it may take to save and read it.
 const stateLife = 6 * time.Hour
 
+// dropWithin bounds the removal of a partition that was taken.
+const dropWithin = 10 * time.Second
+
 // gatherPatience bounds the wait for a node that gives partitions to others, one after the other.
 const gatherPatience = 5 * time.Minute
 
@@ -156,10 +159,13 @@ func (g *gathering) end(ctx context.Context) {
 	g.release()
 }
 
-// dropParts removes what has been taken. What stays goes with its age.
+// dropParts removes what has been taken, also where ctx has ended, as that of a snapshot does which is given up. What stays goes
+// with its age.
 func (n *Node) dropParts(ctx context.Context, bucket *archive.Bucket, parts ...part) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWithin)
+	defer cancel()
 	for _, p := range parts {
-		if err := bucket.In(p.Folder).Empty(ctx); err != nil && ctx.Err() == nil {
+		if err := bucket.In(p.Folder).Empty(ctx); err != nil {
 			n.log.Warn("a partition that was taken stays in its bucket for a while", "bucket", bucket, "error", err)
 		}
 	}

@@ -2,7 +2,9 @@ package node
 
 import (
 	"encoding/base64"
+	"fmt"
 	"sync"
+	"time"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -37,12 +39,22 @@ func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limi
 	return jobs, after, more
 }
 
-// maxLists bounds the lists that are put together at a time, in a MiB or so for each partition. Others wait for their turn.
-const maxLists = 32
+// maxLists bounds the lists that are put together at a time, in a MiB or so for each partition. Others wait for their turn, but
+// not for longer than whoever asked does: those that nobody waits for any more would keep out the others, and commands.
+const (
+	maxLists    = 32
+	listsWithin = 1500 * time.Millisecond
+)
 
 // apiList answers with a page in order of ids over all partitions. The cursor is the last id, encoded.
 func (n *Node) apiList(c *call) error {
-	n.lists <- struct{}{}
+	turn := time.NewTimer(listsWithin)
+	defer turn.Stop()
+	select {
+	case n.lists <- struct{}{}:
+	case <-turn.C:
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d lists are in progress", maxLists)}
+	}
 	defer func() { <-n.lists }()
 	list, err := carillon.ParseList(c.Data())
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/nats-io/nats.go"
 
@@ -73,7 +74,11 @@ type earlies struct {
 	bytes int // about
 }
 
-const earlyMost = 32 << 20
+const (
+	earlyMost    = 32 << 20
+	earlyKept    = 1 << 20 // while no command is under way
+	outcomeBytes = int(unsafe.Sizeof(engine.Outcome{}))
+)
 
 func (e *earlies) clear() {
 	clear(e.ring)
@@ -132,7 +137,7 @@ func (r *replies) applied(seq uint64, result *reply) {
 	}
 	e := &r.early[0]
 	e.ring[seq%uint64(len(e.ring))] = early{seq, result}
-	e.bytes += len(result.job.Spec.Payload) + answerBytes
+	e.bytes += len(result.job.Spec.Payload) + answerBytes + len(result.jobs)*outcomeBytes
 }
 
 // await has done told of the outcome of the command at seq.
@@ -211,6 +216,19 @@ func (r *replies) run(ctx context.Context) {
 			r.open.Add(-1)
 			told[i] = outcome{}
 		}
+		r.mu.Lock()
+		r.forgetEarly()
+		r.mu.Unlock()
+	}
+}
+
+// forgetEarly lets go of outcomes that nobody can wait for any more: no command is under way. Its caller holds mu.
+func (r *replies) forgetEarly() {
+	if r.open.Load() > 0 || r.early[0].bytes+r.early[1].bytes <= earlyKept {
+		return
+	}
+	for i := range r.early {
+		r.early[i].clear()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 )
 
 // answers are replies that run, and what was told.
@@ -33,6 +34,7 @@ func (a *answers) done(r reply) { a.told <- r }
 // Outcomes may come before the acks that tell their sequences, of all commands that can be in progress.
 func TestRepliesBeforeTheirAcks(t *testing.T) {
 	a := newAnswers(t)
+	a.open.Add(maxCalls)
 	for seq := range uint64(maxCalls) {
 		a.applied(seq+1, &reply{job: carillon.JobReply{Version: seq + 1}})
 	}
@@ -49,9 +51,43 @@ func TestRepliesBeforeTheirAcks(t *testing.T) {
 	}
 }
 
+// Once no command is under way, outcomes of others, such as those of a burst of imports, are let go of.
+func TestRepliesLetGo(t *testing.T) {
+	a := newAnswers(t)
+	kept := func() (bytes int) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for i := range a.early {
+			for _, e := range a.early[i].ring {
+				if e.r != nil {
+					bytes += len(e.r.jobs) * outcomeBytes
+				}
+			}
+		}
+		return bytes
+	}
+	a.open.Add(1)
+	const others = 4000
+	for seq := range uint64(others) {
+		a.applied(seq+2, &reply{jobs: make([]engine.Outcome, 256)})
+	}
+	if bytes := kept(); bytes > 2*earlyMost || bytes < others/2*256*outcomeBytes {
+		t.Errorf("%d bytes of outcomes are kept, of %d", bytes, others*256*outcomeBytes)
+	}
+	a.applied(1, &reply{})
+	a.await(1, a.done)
+	<-a.told
+	for end := time.Now().Add(time.Minute); kept() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d bytes of outcomes are kept, and no command is under way", kept())
+		}
+	}
+}
+
 // Outcomes that nobody here asked for, as of raw commands, do not fill the memory while somebody waits for another one.
 func TestRepliesNobodyWaitsFor(t *testing.T) {
 	a := newAnswers(t)
+	a.open.Add(2000) // somebody waits all the while
 	const payload = 200 << 10
 	for seq := range uint64(2000) {
 		a.applied(seq+1, &reply{job: carillon.JobReply{Spec: carillon.Job{Payload: make([]byte, payload)}}})

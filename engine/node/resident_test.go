@@ -4,8 +4,10 @@ import (
 	"errors"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
@@ -51,4 +53,19 @@ func TestStoppedPartitionReadsNothing(t *testing.T) {
 	if err := n.reside(t.Context()); err != nil || p.table.used {
 		t.Errorf("its table counts as read: %v, %v", p.table.used, err)
 	}
+}
+
+// A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others.
+func TestListsWaitForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{lists: make(chan struct{}, maxLists)}
+		for range maxLists {
+			n.lists <- struct{}{}
+		}
+		began := time.Now()
+		err := n.apiList(&call{node: n})
+		if took := time.Since(began); took != listsWithin || !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+			t.Errorf("after %s: %v", took, err)
+		}
+	})
 }

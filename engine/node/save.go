@@ -290,7 +290,27 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 		}
 		return archive.OpenDir(nil, filepath.Clean(r.Dir)), func() {}, nil
 	}
-	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket})
+	b, release, err := n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := keepsObjects(ctx, b); err != nil {
+		release()
+		return nil, nil, err
+	}
+	return b, release, nil
+}
+
+// keepsObjects refuses a bucket that forgets what is in it: a snapshot uses blocks that older ones brought.
+func keepsObjects(ctx context.Context, b *archive.Bucket) error {
+	ttl, err := b.TTL(ctx)
+	if err == nil && ttl > 0 {
+		err = &carillon.Error{
+			Code: carillon.CodeInvalidField, Field: "bucket",
+			Message: fmt.Sprintf("%s forgets objects after %s, and later snapshots are made of them, too: it needs one without", b, ttl),
+		}
+	}
+	return err
 }
 
 // bucket opens a bucket, and makes it where there is none. It has a connection of its own: what goes over the engine's is

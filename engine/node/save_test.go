@@ -618,3 +618,15 @@ func TestSaveStoppedWithoutLog(t *testing.T) {
 		t.Errorf("%v, %v", list, err)
 	}
 }
+
+// A bucket that forgets objects is refused: the blocks of a snapshot are as old as the oldest that has them.
+func TestSaveIntoForgetfulBucket(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	if _, err := jetStream(t, nc).CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "forgetful", TTL: time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := client(t, r.NATS).SaveSnapshot(t.Context(), carillon.SnapshotRequest{Bucket: "forgetful"}, func(carillon.SnapshotReply) {})
+	words(t, err, "invalid_field: bucket", "forgets objects after 1h0m0s")
+}

@@ -166,7 +166,7 @@ func (p *permissions) missing(need Rights) (all []string) {
 	all = append(all, publish.lacks("may not publish on", need.Publish)...)
 	all = append(all, p.Subscribe.lacks("may not subscribe to", need.Subscribe)...)
 	if need.Answer && !publish.grants("_INBOX.>") && (p.Responses == nil || p.Responses.Max >= 0 && p.Responses.Max < answersAtLeast) {
-		all = append(all, fmt.Sprintf("may not answer requests (it needs allow_responses with max %d or more, or to publish on _INBOX.>)", answersAtLeast))
+		all = append(all, fmt.Sprintf("may not answer requests (it needs to publish on _INBOX.>, or allow_responses with max %d or more)", answersAtLeast))
 	}
 	const most = 12
 	if len(all) > most {

@@ -51,6 +51,15 @@ func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore)
 	return &Bucket{name: name, js: js, store: store, life: lockLife, beat: lockBeat}
 }
 
+// TTL is for how long the bucket keeps an object; 0: for ever. Errors: what the server said.
+func (b *Bucket) TTL(ctx context.Context) (time.Duration, error) {
+	s, err := b.store.Status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return s.TTL(), nil
+}
+
 // In returns a folder of a bucket as a Target of its own: no lock in it has to do with those outside.
 func (b *Bucket) In(folder string) *Bucket {
 	in := *b
