@@ -21,6 +21,7 @@ type web struct {
 func newWeb() *web {
 	w := &web{}
 	w.meters = newMeters(w.running)
+	w.meters.set.NewGauge("carillon_problems", func() float64 { return float64(len(w.unready())) }) // also while no node runs
 	return w
 }
 

@@ -127,7 +127,6 @@ func newMeters(running func() *Node) *meters {
 	})
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
 	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return n.clock.wrong().Seconds() })
-	gauge("carillon_problems", func(n *Node) float64 { return float64(len(n.web.unready())) })
 	gauge("carillon_partitions_stopped", func(n *Node) float64 { return float64(n.stoppedHere()) })
 	gauge("carillon_partitions_followed", func(n *Node) float64 { return float64(len(n.followed())) })
 	gauge("carillon_foreign_outputs", func(n *Node) (foreign float64) {

@@ -2,7 +2,9 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,4 +70,17 @@ func TestListsWaitForAWhile(t *testing.T) {
 			t.Errorf("after %s: %v", took, err)
 		}
 	})
+}
+
+// What /readyz has to say is counted also while no node runs, as one that waits for NATS, or for disk space.
+func TestProblemsAreCounted(t *testing.T) {
+	w := newWeb()
+	for _, problems := range [][]string{nil, {"waiting for NATS"}, {"one", "another"}} {
+		w.problem(problems...)
+		var text strings.Builder
+		w.meters.write(&text)
+		if want := fmt.Sprintf("\ncarillon_problems %d\n", max(1, len(problems))); !strings.Contains(text.String(), want) {
+			t.Errorf("with %q the metrics lack %q", problems, want)
+		}
+	}
 }
