@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/nats-io/nats.go/micro"
 
@@ -42,6 +43,21 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 		n.selections.Add(-1)
 		if err := n.apiSelection(&call{Request: malformed{}}, carillon.VerbPause); !errors.Is(err, invalid) {
 			t.Errorf("one selection less: %v", err)
+		}
+	})
+}
+
+// A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others.
+func TestListsWaitForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{lists: make(chan struct{}, maxLists)}
+		for range maxLists {
+			n.lists <- struct{}{}
+		}
+		began := time.Now()
+		err := n.apiList(&call{node: n})
+		if took := time.Since(began); took != listsWithin || !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+			t.Errorf("after %s: %v", took, err)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,19 @@ func TestCommandCounters(t *testing.T) {
 	} {
 		if !strings.Contains(text.String(), want+"\n") {
 			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
+// What /readyz has to say is counted also while no node runs, as one that waits for NATS, or for disk space.
+func TestProblemsAreCounted(t *testing.T) {
+	w := newWeb()
+	for _, problems := range [][]string{nil, {"waiting for NATS"}, {"one", "another"}} {
+		w.problem(problems...)
+		var text strings.Builder
+		w.meters.write(&text)
+		if want := fmt.Sprintf("\ncarillon_problems %d\n", max(1, len(problems))); !strings.Contains(text.String(), want) {
+			t.Errorf("with %q the metrics lack %q", problems, want)
 		}
 	}
 }

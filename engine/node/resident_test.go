@@ -2,14 +2,10 @@ package node
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
@@ -54,33 +50,5 @@ func TestStoppedPartitionReadsNothing(t *testing.T) {
 	p.stopped = errors.New("stopped")
 	if err := n.reside(t.Context()); err != nil || p.table.used {
 		t.Errorf("its table counts as read: %v, %v", p.table.used, err)
-	}
-}
-
-// A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others.
-func TestListsWaitForAWhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := &Node{lists: make(chan struct{}, maxLists)}
-		for range maxLists {
-			n.lists <- struct{}{}
-		}
-		began := time.Now()
-		err := n.apiList(&call{node: n})
-		if took := time.Since(began); took != listsWithin || !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
-			t.Errorf("after %s: %v", took, err)
-		}
-	})
-}
-
-// What /readyz has to say is counted also while no node runs, as one that waits for NATS, or for disk space.
-func TestProblemsAreCounted(t *testing.T) {
-	w := newWeb()
-	for _, problems := range [][]string{nil, {"waiting for NATS"}, {"one", "another"}} {
-		w.problem(problems...)
-		var text strings.Builder
-		w.meters.write(&text)
-		if want := fmt.Sprintf("\ncarillon_problems %d\n", max(1, len(problems))); !strings.Contains(text.String(), want) {
-			t.Errorf("with %q the metrics lack %q", problems, want)
-		}
 	}
 }
