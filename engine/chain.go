@@ -203,8 +203,8 @@ func (c *Chain) HoldUntil() (at int64, ok bool) {
 }
 
 // Acked takes the stream's word that the message at seq is stored, and returns the outputs that are known
-// to be stored by it: which they are, and when they were due. Doubled and late acks are harmless. Where each message is confirmed by its own, an ack that
-// leaves one out loses the chain.
+// to be stored by it: which they are, and when they were due. Doubled and late acks are harmless. Where each message is
+// confirmed by its own, an ack that leaves one out loses the chain.
 func (c *Chain) Acked(seq uint64) []Output {
 	if c.lost || seq <= c.stored.Seq || seq > c.expect {
 		return nil

@@ -50,7 +50,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitOK
 	}
-	message := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "carillon: ") // the library says its name, too
+	message := nameless(err)
 	if ctx.Err() != nil {
 		message = interrupted(ctx, message)
 	}
@@ -60,6 +60,11 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	fmt.Fprintf(stderr, "carillon: %s\n", message)
 	return exitFailure
+}
+
+// nameless words an error in one line, without the library's name in front of it: the command line says the same one.
+func nameless(err error) string {
+	return strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "carillon: ")
 }
 
 // interrupted has an error that the end of ctx made say so in plain words, and once.

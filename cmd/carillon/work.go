@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -124,7 +123,7 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t == nil {
-		fmt.Fprintf(w.app.stderr, "carillon: %s\n", strings.TrimPrefix(err.Error(), "carillon: "))
+		fmt.Fprintf(w.app.stderr, "carillon: %s\n", nameless(err))
 		return
 	}
 	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)

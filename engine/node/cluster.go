@@ -70,7 +70,7 @@ type joined struct {
 	err      error // why it could not join
 	leaving  sync.Once
 	takes    atomic.Bool   // it claims, and is among those who are asked
-	since    time.Duration // when it began to, since the clock began
+	since    time.Duration // when it began to, since the clock began; set before that
 	draining atomic.Bool
 	follows  atomic.Bool   // partitions are there to tell of
 	nearing  atomic.Bool   // it is asked whether nearly all of the log is applied
@@ -397,8 +397,11 @@ func (n *Node) unasked(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	asked := func(p *partition) bool { return n.view().Follower(p.number) == n.o.Name }
-	for slices.ContainsFunc(n.partitions, asked) && pause(ctx, 5*time.Millisecond) {
+	asked := func() bool {
+		v := n.view()
+		return slices.ContainsFunc(n.partitions, func(p *partition) bool { return v.Follower(p.number) == n.o.Name })
+	}
+	for asked() && pause(ctx, 5*time.Millisecond) {
 		continue
 	}
 	pause(ctx, onItsWay)

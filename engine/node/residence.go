@@ -41,8 +41,9 @@ func (n *Node) reside(ctx context.Context) error {
 // unread closes what is open of a partition's jobs in the table and has not been read since the last look, also where the
 // partition has stopped: it keeps files that compactions have replaced.
 func (n *Node) unread(p *partition) error {
-	var unused *snapshot.View
-	n.holding(p, n.meters.loadPause, func() { unused = p.table.rest() })
+	p.mu.Lock()
+	unused := p.table.rest()
+	p.mu.Unlock()
 	return unused.Close()
 }
 

@@ -180,8 +180,9 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.out.Lock()
 	defer p.out.Unlock()
 	p.chain.Resume(lastSeq, number, outputs)
-	p.offered = number + uint64(len(outputs))       // replay may be ahead of the machine by what is stored but not applied
-	if p.overdue = (overdue{}); len(outputs) == 0 { // else the first of them that is stored tells that it works
+	p.offered = number + uint64(len(outputs)) // replay may be ahead of the machine by what is stored but not applied
+	p.overdue = overdue{}
+	if len(outputs) == 0 { // else the first of them that is stored tells that it works
 		p.lostSince = time.Time{}
 	}
 	p.run++

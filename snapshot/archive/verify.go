@@ -201,13 +201,11 @@ func (v *verifier) pruned(ctx context.Context, named bool) error {
 			}
 		}
 	}
-	v.found.Problems = slices.DeleteFunc(v.found.Problems, func(p Problem) bool {
-		return !slices.ContainsFunc(p.Snapshots, func(id string) bool { return !gone[id] })
-	})
 	for i := range v.found.Problems {
 		p := &v.found.Problems[i]
 		p.Snapshots = slices.DeleteFunc(slices.Clone(p.Snapshots), func(id string) bool { return gone[id] })
 	}
+	v.found.Problems = slices.DeleteFunc(v.found.Problems, func(p Problem) bool { return len(p.Snapshots) == 0 })
 	return nil
 }
 
