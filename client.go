@@ -9,6 +9,7 @@ import (
 	"iter"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +40,8 @@ const (
 // Every call that asks may return CodeLimitExceeded, where the service had no room for the request, and did nothing; and
 // CodeUnavailable, where nobody answered in time; the outcome is then unknown, and context.Canceled or
 // context.DeadlineExceeded is wrapped beside it when the context ended the wait. CodeInternal is the service's own fault. An
-// error of the connection, such as nats.ErrConnectionClosed, is wrapped as it is.
+// error of the connection, such as nats.ErrConnectionClosed, or nats.ErrPermissionViolation where the server did not take the
+// request, is wrapped as it is.
 type Client struct {
 	nc      *nats.Conn
 	names   Names
@@ -386,7 +388,11 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 	if !c.connected(ctx) {
 		return 0, c.connectionError(errNotSent)
 	}
+	ctx, forbidden := c.watchRights(ctx, msg.Subject)
 	ack, err := js.PublishMsg(ctx, msg, jetstream.WithExpectStream(c.names.LogStream()))
+	if e := forbidden(); err != nil && e != nil {
+		err = e
+	}
 	if err != nil {
 		return 0, c.connectionError(err)
 	}
@@ -487,7 +493,46 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 	if !c.connected(ctx) {
 		return nil, errNotSent
 	}
-	return c.nc.RequestMsgWithContext(ctx, msg)
+	ctx, forbidden := c.watchRights(ctx, msg.Subject)
+	answer, err := c.nc.RequestMsgWithContext(ctx, msg)
+	if e := forbidden(); err != nil && e != nil {
+		err = e
+	}
+	return answer, err
+}
+
+// rightsAfter is how long an answer may be late until it is looked whether there is none for want of rights; and how often then.
+const rightsAfter = 100 * time.Millisecond
+
+// watchRights ends ctx soon after the server refuses to take what is published to a subject from now on: it says so to the
+// connection, and whoever waits for an answer gets none. The caller calls forbidden when it waits no more, for what was said.
+func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Context, forbidden func() error) {
+	before := c.nc.LastError()
+	ctx, cancel := context.WithCancel(ctx)
+	look := time.AfterFunc(rightsAfter, func() {
+		for again := time.NewTicker(rightsAfter); c.violation(before, subject) == nil; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-again.C:
+			}
+		}
+		cancel()
+	})
+	return ctx, func() error {
+		look.Stop()
+		cancel()
+		return c.violation(before, subject)
+	}
+}
+
+// violation is what the server has said since before of rights to a subject that are missing, or nil.
+func (c *Client) violation(before error, subject string) error {
+	last := c.nc.LastError()
+	if !errors.Is(last, nats.ErrPermissionViolation) || last == before || !strings.Contains(last.Error(), `"`+subject+`"`) {
+		return nil
+	}
+	return last
 }
 
 var errNotSent = errors.New("the connection is down")

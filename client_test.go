@@ -449,6 +449,55 @@ func TestSelectionWithoutServiceIsUnavailable(t *testing.T) {
 	}
 }
 
+// What the server does not let an account do is told as that, and at once: no answer would come, however long one waits.
+func TestClientWithoutRights(t *testing.T) {
+	t.Parallel()
+	o := &server.Options{JetStream: true, Users: []*server.User{
+		{Username: "service", Password: "s"},
+		{Username: "acme", Password: "a", Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: []string{"carillon.api.*.acme"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>", "carillon.trigger.*.acme"}},
+		}},
+	}}
+	url := natstest.Start(t, o).ClientURL()
+	as := func(user, password string) *nats.Conn {
+		nc, err := nats.Connect(url, nats.UserInfo(user, password), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	s := startService(t, as("service", "s"))
+	s.answers("carillon.api.get.acme", answer{body: (&JobReply{ID: "acme", Version: 1}).AppendJSON(nil)})
+	c := Connect(as("acme", "a"), WithTimeout(time.Hour))
+	forbidden := map[string]func() error{
+		"get":   func() error { _, err := c.Get(t.Context(), "other"); return err },
+		"send":  func() error { _, err := c.Send(t.Context(), Command{Verb: VerbDelete, Job: "acme"}); return err },
+		"watch": func() error { _, err := c.Watch(t.Context(), ">"); return err },
+		"import": func() (err error) {
+			jobs := []ImportJob{{Job: Job{ID: "acme", Topic: "acme"}}}
+			if e := c.Import(t.Context(), slices.Values(jobs), func(_ int, e error) { err = e }); e != nil {
+				return e
+			}
+			return err
+		},
+	}
+	for range 2 { // the second time the connection has the same error from before
+		for name, f := range forbidden {
+			if err := f(); !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), "carillon.") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if r, err := c.Get(t.Context(), "acme"); err != nil || r.ID != "acme" {
+			t.Errorf("what it may do: %+v, %v", r, err)
+		}
+		if _, err := c.Watch(t.Context(), "acme"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestClientTooLarge(t *testing.T) {
 	nc, _ := startNATS(t)
 	startService(t, nc)

@@ -252,7 +252,7 @@ func (c *Client) imports(ctx context.Context) bool {
 	taken := func() bool {
 		ctx, cancel := context.WithTimeout(ctx, c.timeout)
 		defer cancel()
-		_, err := c.nc.RequestWithContext(ctx, c.names.API(VerbImport, ""), nil)
+		_, err := c.try(ctx, nats.NewMsg(c.names.API(VerbImport, "")), request{})
 		return !errors.Is(err, nats.ErrNoResponders)
 	}
 	if taken() {

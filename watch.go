@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ const watchBuffer = 64 << 20
 // the loop ends. The sequence's own error, its last item, says that messages were lost because the loop
 // was too slow, or that the connection was closed.
 //
-// Errors: CodeInvalidTopic, those of the connection.
+// Errors: CodeInvalidTopic; nats.ErrPermissionViolation; those of the connection.
 func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, error], error) {
 	if err := CheckTopicFilter(topic); err != nil {
 		return nil, err
@@ -38,11 +39,12 @@ func (c *Client) WatchEvents(ctx context.Context) (iter.Seq2[Event, error], erro
 // watch subscribes and yields what parse makes of each message. What it makes nothing of is passed over:
 // anyone with the right may publish there.
 func watch[T any](ctx context.Context, c *Client, subject string, parse func(*nats.Msg) (T, error)) (iter.Seq2[T, error], error) {
+	before := c.nc.LastError()
 	sub, err := c.nc.SubscribeSync(subject)
 	if err != nil {
 		return nil, fmt.Errorf("carillon: %w", err)
 	}
-	if err := listening(ctx, c, sub); err != nil {
+	if err := cmp.Or(listening(ctx, c, sub), c.violation(before, subject)); err != nil {
 		_ = sub.Unsubscribe()
 		return nil, fmt.Errorf("carillon: %w", err)
 	}
