@@ -137,8 +137,8 @@ func New(layout Layout, partition int) *Machine {
 	return m
 }
 
-// Listen sets who hears what the machine does from now on.
-func (m *Machine) Listen(l Listener) { m.listen = l }
+// Listen sets who hears what the machine does from now on. What was refused before, in a replay, counts no more.
+func (m *Machine) Listen(l Listener) { m.listen, m.refused = l, 0 }
 
 // SetBounds replaces DefaultBounds. It must come before the first record, or right after a restore.
 func (m *Machine) SetBounds(b Bounds) { m.bounds = b }

@@ -34,7 +34,13 @@ func (m *Machine) view(j *job) carillon.JobReply {
 		panic(err) // the machine encoded it, and jobs are checked when they come into memory
 	}
 	want.ID = string(id)
-	return m.viewAs(j, f.version, m.jobs.has(j).skipped, want)
+	few := m.jobs.has(j)
+	r := m.viewAs(j, f.version, few.skipped, want)
+	if !r.Next.IsZero() && j.next <= few.skipTo { // it was resumed, and what it missed has yet to be counted
+		next, _ := m.jobs.plan(j).Next(few.skipTo)
+		r.Next = fromMilli(next)
+	}
+	return r
 }
 
 func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) carillon.JobReply {

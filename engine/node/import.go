@@ -125,8 +125,12 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 	return nil
 }
 
-// checkState refuses a state that lacks what a job's schedule goes on from, and one that no record of the log holds: with such a
-// state in it a record would be garbage, with all jobs in it.
+// stateMost bounds the counts of a state: from there none of them comes to the bound of whole numbers, beyond which clients
+// could not read an answer with the job in it.
+const stateMost = 1 << 52
+
+// checkState refuses a state that lacks what a job's schedule goes on from, one whose counts leave no room to grow, and one that
+// no record of the log holds: with such a state in it a record would be garbage, with all jobs in it.
 func checkState(job *carillon.ImportJob) error {
 	s := job.State
 	switch {
@@ -135,6 +139,17 @@ func checkState(job *carillon.ImportJob) error {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "accepted", Message: "is not given; a state says when its job was accepted"}
 	case s.From.IsZero():
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "from", Message: "is not given; a state says what may be its earliest fire not yet decided"}
+	}
+	for _, count := range [...]struct {
+		field string
+		n     uint64
+	}{{"version", s.Version}, {"fires", s.Fires}, {"skipped", s.Skipped}} {
+		if count.n > stateMost {
+			return &carillon.Error{
+				Code: carillon.CodeInvalidField, Field: count.field,
+				Message: fmt.Sprintf("is %d; in a job's state at most %d", count.n, uint64(stateMost)),
+			}
+		}
 	}
 	for _, t := range [...]struct {
 		field string

@@ -89,6 +89,9 @@ func TestImport(t *testing.T) {
 		`{"id":"last","spec":{},"state":{"last":"9999-12-31T23:59:59.999Z"}}`,
 		`{"id":"since","spec":{"schedule":"@in 1h"},"state":{"version":3,"from":"2026-12-01T00:00:00Z"}}`,
 		`{"id":"upto","spec":{"schedule":"@in 1h"},"state":{"version":3,"accepted":"2026-12-01T00:00:00Z"}}`,
+		`{"id":"version","spec":{},"state":{"version":4503599627370497}}`,
+		`{"id":"fires","spec":{},"state":{"fires":9007199254740991}}`,
+		`{"id":"skipped","spec":{},"state":{"skipped":9007199254740991}}`,
 	}
 	got := importLines(t, nc, "r", lines...)
 	codes, fields := map[int]carillon.Code{}, map[int]string{}
@@ -97,19 +100,20 @@ func TestImport(t *testing.T) {
 		codes[f.Line], fields[f.Line] = f.Error.Code, f.Error.Field
 		order = append(order, f.Line)
 	}
-	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12, 13, 14}) {
+	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}) {
 		t.Errorf("%+v", got)
 	}
 	for line, want := range map[int]carillon.Code{
 		6: carillon.CodeInvalidSchedule, 7: carillon.CodeInvalidJobID, 8: carillon.CodeInvalidJSON, 9: carillon.CodeInvalidField,
 		10: carillon.CodeInvalidField, 11: carillon.CodeInvalidField, 12: carillon.CodeInvalidField,
-		13: carillon.CodeInvalidField, 14: carillon.CodeInvalidField,
+		13: carillon.CodeInvalidField, 14: carillon.CodeInvalidField, 15: carillon.CodeInvalidField,
+		16: carillon.CodeInvalidField, 17: carillon.CodeInvalidField,
 	} {
 		if codes[line] != want {
 			t.Errorf("line %d: %s, not %s", line, codes[line], want)
 		}
 	}
-	for line, want := range map[int]string{6: "schedule", 7: "id", 8: "", 9: "end", 10: "accepted", 11: "from", 12: "last", 13: "accepted", 14: "from"} {
+	for line, want := range map[int]string{6: "schedule", 7: "id", 8: "", 9: "end", 10: "accepted", 11: "from", 12: "last", 13: "accepted", 14: "from", 15: "version", 16: "fires", 17: "skipped"} {
 		if fields[line] != want {
 			t.Errorf("line %d: field %q, not %q", line, fields[line], want)
 		}

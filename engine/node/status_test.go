@@ -29,6 +29,30 @@ func TestStatusOfNewNode(t *testing.T) {
 	}
 }
 
+// What was rejected and skipped counts from the start of the process, though the log before it is replayed.
+func TestStatusCountsFromStart(t *testing.T) {
+	t.Parallel()
+	s := settings{Data: t.TempDir(), Partitions: 1, CheckpointEvery: time.Hour}
+	count := func(url string) (rejected, skipped uint64) {
+		p := status(t, client(t, url)).Partitions[0]
+		return p.Rejected, p.Skipped[carillon.ReasonExpired]
+	}
+	p := mustSpawn(t, s)
+	c := client(t, p.NATS)
+	put(t, c, carillon.Job{ID: "late", Schedule: "@at 2020-01-01T00:00:00Z", Expires: time.Second})
+	if _, err := c.Delete(t.Context(), "nobody"); err == nil {
+		t.Fatal("a job that was never there was deleted")
+	}
+	eventually(t, "one is rejected, one skipped", func() bool {
+		rejected, skipped := count(p.NATS)
+		return rejected == 1 && skipped == 1
+	})
+	p.kill()
+	if rejected, skipped := count(mustSpawn(t, s).NATS); rejected != 0 || skipped != 0 {
+		t.Errorf("after a kill %d rejected, %d skipped", rejected, skipped)
+	}
+}
+
 // A partition whose outputs nobody takes is a problem for as long as none is stored, however often its chain is resumed.
 func TestOutputsNotTaken(t *testing.T) {
 	t.Parallel()
