@@ -120,6 +120,9 @@ func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress f
 	if e := s.check(); e != nil {
 		return r, e
 	}
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
 	body, err := json.Marshal(s)
 	if err != nil {
 		return r, err
@@ -135,9 +138,14 @@ func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress f
 	if err := c.nc.PublishMsg(msg); err != nil {
 		return r, c.connectionError(err)
 	}
-	for {
+	for heard := false; ; heard = true {
 		if r, err = c.snapshotAnswer(ctx, answers); err != nil {
 			if ctx.Err() != nil {
+				if !heard { // the save says a word as it begins; before that nothing would be found to give up
+					waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.timeout, snapshotCancel))
+					_, _ = c.snapshotAnswer(waiting, answers)
+					cancel()
+				}
 				return r, errors.Join(ctx.Err(), c.cancelSnapshot(id))
 			}
 			return r, err

@@ -1,8 +1,13 @@
 package carillon
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 func TestParseSnapshot(t *testing.T) {
@@ -32,4 +37,52 @@ func TestParseSnapshot(t *testing.T) {
 		{`{"bucket":"a","recheck":"true"}`, CodeInvalidField, "recheck"},
 		{`{"directory":"/a"}`, CodeUnknownField, "directory"},
 	})
+}
+
+// A save whose context ends is given up however early that is: a cancel must not overtake what it is to cancel.
+func TestSnapshotGivenUpEarly(t *testing.T) {
+	nc, _ := startNATS(t)
+	under := make(chan string, 1) // the save that is under way
+	word := (&SnapshotReply{Phase: SnapshotCheckpoint}).AppendJSON(nil)
+	_, err := nc.Subscribe("carillon.api.snapshot", func(m *nats.Msg) {
+		go func() { // as the service does
+			s, err := ParseSnapshot(m.Data)
+			if err != nil {
+				t.Error(err)
+			}
+			if s.Cancel == "" {
+				time.Sleep(50 * time.Millisecond)
+				under <- m.Header.Get(HeaderRequest)
+				_ = m.Respond(word)
+				return
+			}
+			select {
+			case id := <-under:
+				if id != s.Cancel {
+					t.Errorf("cancel of %s, not %s", s.Cancel, id)
+				}
+				_ = m.Respond((&SnapshotReply{Phase: SnapshotCancelled}).AppendJSON(nil))
+			default:
+				answer := nats.NewMsg(m.Reply)
+				answer.Header.Set(headerServiceErrorCode, "404")
+				answer.Data = (&Error{Code: CodeNotFound, Message: "no such snapshot is being saved"}).AppendJSON(nil)
+				_ = m.RespondMsg(answer)
+			}
+		}()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, wait := range []time.Duration{0, 5 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		defer cancel()
+		if _, err := Connect(nc).SaveSnapshot(ctx, SnapshotRequest{Dir: "/a"}, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if len(under) > 0 {
+			t.Errorf("a save goes on whose context ended after %s", wait)
+			<-under
+		}
+	}
 }

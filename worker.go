@@ -244,10 +244,16 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 	for h := range w.Concurrency {
 		handlers.Go(func() { w.handleAll(handlerCtx, h) })
 	}
-	for p := range partitions {
+	pullFrom := func(p int) {
 		for range 2 { // one pull on its way while the messages of the other are handed out
 			pullers.Go(func() { w.pullAll(ctx, p) })
 		}
+	}
+	for p := range partitions {
+		pullFrom(p)
+	}
+	if w.Partitions == 0 {
+		pullers.Go(func() { w.grow(ctx, partitions, pullFrom) })
 	}
 
 	<-ctx.Done()
@@ -272,6 +278,37 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 		return wrong
 	}
 	return nil
+}
+
+// growEvery is how often a worker looks whether there are more partitions than it began with.
+const growEvery = 10 * time.Second
+
+// grow has triggers pulled from the partitions that a service has come to have: one that is restored may have more than
+// before, on new streams under the same names.
+func (w *worker) grow(ctx context.Context, next int, pullFrom func(p int)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(growEvery):
+		}
+		for {
+			if _, err := w.js.Stream(ctx, w.names.OutStream(next)); err != nil {
+				break // there is none, mostly; else the next look will tell
+			}
+			w.mu.Lock()
+			w.from[next] = beginning{policy: jetstream.DeliverAllPolicy} // what it holds came after the worker
+			w.mu.Unlock()
+			if err := w.makeConsumer(ctx, next); err != nil {
+				if ctx.Err() == nil {
+					w.OnError(nil, err)
+				}
+				break
+			}
+			pullFrom(next)
+			next++
+		}
+	}
 }
 
 // otherTopic ends a worker whose consumers were made for another topic than its own.
@@ -433,9 +470,9 @@ func (w *worker) refuse(h int, d delivery, t *Trigger, answer []byte) {
 }
 
 // giveBack answers deliveries that were not begun.
-func (w *worker) giveBack(all []delivery) {
+func (w *worker) giveBack(all []delivery, answer []byte) {
 	for _, d := range all {
-		w.answer(d.msg, nil, nak)
+		w.answer(d.msg, nil, answer)
 	}
 }
 

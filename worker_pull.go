@@ -122,7 +122,8 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 			lost.Reset(2 * pullWait)
 			batch := p.take(of, m)
 			if done == nil {
-				p.giveBack(batch)
+				// Not at once: this pull, or the partition's other one, would bring it here again and again.
+				p.giveBack(batch, delayedNak(pullWait))
 			} else {
 				p.held.add(batch)
 			}
@@ -132,7 +133,7 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 			of.ended = true
 		case <-of.begun:
 		case <-done:
-			p.giveBack(p.held.withdraw(of))
+			p.giveBack(p.held.withdraw(of), nak)
 			done = nil
 		}
 	}

@@ -920,3 +920,69 @@ func TestPullSize(t *testing.T) {
 		t.Errorf("with huge messages: %d, want 8", got)
 	}
 }
+
+// A service that was restored may have more partitions than the worker found when it began.
+func TestWorkGrows(t *testing.T) {
+	_, js := startNATS(t)
+	makeOutput(t, js, 1).trigger(0, "a", "before", 1, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	var did sync.Map
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Connect(js.Conn()).Work(ctx, WorkerOptions{Topic: "a", Name: "w", StartNew: true}, func(_ context.Context, tr *Trigger) error {
+			did.Store(tr.Job, true)
+			return nil
+		})
+	}()
+	eventually(t, "the worker began", func() bool {
+		_, err := js.Consumer(t.Context(), DefaultNames().OutStream(0), "w")
+		return err == nil
+	})
+	if err := js.DeleteStream(t.Context(), DefaultNames().OutStream(0)); err != nil {
+		t.Fatal(err)
+	}
+	out := makeOutput(t, js, 3)
+	for p := range 3 {
+		out.trigger(p, "a", fmt.Sprint("job-", p), 1, "")
+	}
+	for p := 1; p < 3; p++ {
+		eventually(t, "the new partitions are worked on", func() bool { _, ok := did.Load(fmt.Sprint("job-", p)); return ok })
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// What comes to a worker that is stopping goes to the next one, and not to its own open pulls again and again: deliveries
+// that no handler began count as attempts.
+func TestWorkGivesBackOnce(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	work := func(ctx context.Context, do Handler) {
+		ended <- Connect(nc).Work(ctx, WorkerOptions{Topic: "a", Name: "w"}, do)
+	}
+	began := make(chan bool, 1)
+	go work(ctx, func(context.Context, *Trigger) error { began <- true; return nil })
+	out.trigger(0, "a", "first", 1, "")
+	<-began
+	time.Sleep(10 * time.Millisecond) // both pulls are open, most likely
+	cancel()
+	out.trigger(0, "a", "second", 2, "")
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel = context.WithCancel(t.Context())
+	attempt := make(chan int, 1)
+	go work(ctx, func(_ context.Context, tr *Trigger) error { attempt <- tr.Attempt; return nil })
+	if n := <-attempt; n > 3 { // one of each pull, and this one
+		t.Errorf("the trigger was delivered %d times before", n-1)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
