@@ -36,8 +36,13 @@ func (n *Node) passOn(c *call, p *partition) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
+	// No other header: to nats-server some are orders, such as to publish a trace where it says, with the rights of who sends them.
+	var header nats.Header
+	if request := c.Headers().Get(carillon.HeaderRequest); request != "" {
+		header = nats.Header{carillon.HeaderRequest: []string{request}}
+	}
 	answer, err := n.nc.RequestMsgWithContext(ctx, &nats.Msg{
-		Subject: n.nodeSubject(to) + strings.TrimPrefix(c.Subject(), n.o.Prefix), Header: nats.Header(c.Headers()), Data: c.Data(),
+		Subject: n.nodeSubject(to) + strings.TrimPrefix(c.Subject(), n.o.Prefix), Header: header, Data: c.Data(),
 	})
 	if err != nil {
 		return unanswered(to, err)
