@@ -48,6 +48,9 @@ func startDeployed(t *testing.T, tls string) (url string) {
 	if o.Cluster.PingInterval != 5*time.Second || o.Cluster.MaxPingsOut != 2 {
 		t.Errorf("a server that is cut off is forgotten after %d pings of %s", o.Cluster.MaxPingsOut, o.Cluster.PingInterval)
 	}
+	if !o.Cluster.TLSCheckKnownURLs {
+		t.Error("whoever has a client's certificate is taken for a server of the cluster, which may do anything")
+	}
 	o.Cluster, o.Routes = natsserver.ClusterOpts{}, nil
 	o.HTTPPort = 0
 	return natstest.Start(t, o).ClientURL()
@@ -258,6 +261,9 @@ func TestKubernetes(t *testing.T) {
 
 	if pings := at(values, "config", "cluster", "merge").(map[string]any); pings["ping_interval"] != "5s" || pings["ping_max"] != 2 {
 		t.Errorf("a server that is cut off is forgotten after %v", pings)
+	}
+	if of := at(values, "config", "cluster", "tls", "merge").(map[string]any); of["verify_cert_and_check_known_urls"] != true {
+		t.Errorf("whoever has a client's certificate is taken for a server of the cluster: %v", of)
 	}
 
 	// The passwords that the accounts name are given to the servers.
