@@ -60,7 +60,8 @@ func (a *app) dial(url string) (*nats.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nats.Connect(url, append(options, bench.Reconnect()...)...)
+	nc, err := nats.Connect(url, append(options, bench.Reconnect()...)...)
+	return nc, unsecret(err)
 }
 
 // childFlags are the flags of the connection again, for a process of our own, without the server's.

@@ -119,15 +119,20 @@ func (a *app) connect(more ...nats.Option) (*nats.Conn, *carillon.Client, error)
 		return nil, nil, err
 	}
 	nc, err := nats.Connect(c.server, append(options, more...)...)
-	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
-		err = errors.New("it is no URL")
-	}
-	if err != nil {
+	if err = unsecret(err); err != nil {
 		return nil, nil, &carillon.Error{
 			Code: carillon.CodeUnavailable, Message: fmt.Sprintf("cannot connect to %s: %v", redacted(c.server), err),
 		}
 	}
 	return nc, carillon.Connect(nc, carillon.WithNames(c.names()), carillon.WithTimeout(c.timeout)), nil
+}
+
+// unsecret gives an error of nats.Connect without the URL, which has all that is secret in it.
+func unsecret(err error) error {
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return errors.New("it is no URL")
+	}
+	return err
 }
 
 // redacted gives a list of URLs without their passwords and tokens. It reads less into them than url.Parse does, which does

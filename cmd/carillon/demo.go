@@ -31,7 +31,7 @@ arrives, with its lateness: from its due millisecond to this process, over TCP.`
 			if a.json {
 				return usagef("--json is no flag of %q: 'carillon serve' and 'carillon watch' have it", cmd.CommandPath())
 			}
-			if err := os.MkdirAll(o.Data, 0o755); err != nil {
+			if err := os.MkdirAll(o.Data, 0o750); err != nil {
 				return err
 			}
 			logFile, err := os.OpenFile(filepath.Join(o.Data, "demo.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)

@@ -87,7 +87,7 @@ func (a *app) describeJob(r *carillon.JobReply) error {
 	}
 	row("topic", topic)
 	row("priority", j.Priority.String())
-	row("owner", j.Owner)
+	row("owner", excerpt([]byte(j.Owner), len(j.Owner)))
 	row("labels", joined(j.Labels))
 	row("headers", joined(j.Headers))
 	if len(j.Payload) > 0 {
@@ -99,7 +99,7 @@ func (a *app) describeJob(r *carillon.JobReply) error {
 func joined(m map[string]string) string {
 	var list []string
 	for name, value := range m {
-		list = append(list, name+"="+value)
+		list = append(list, excerpt([]byte(name+"="+value), len(name)+1+len(value))) // it may hold what a terminal obeys
 	}
 	slices.Sort(list)
 	return strings.Join(list, ", ")

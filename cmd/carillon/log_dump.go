@@ -135,29 +135,26 @@ func (d *dumper) stream(ctx context.Context) error {
 	if state.Msgs == 0 || max(d.from, 1) > last {
 		return nil
 	}
-	consumer, err := stream.OrderedConsumer(opening, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(d.from, 1),
+	consumer, err := stream.CreateConsumer(opening, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(d.from, 1), AckPolicy: jetstream.AckNonePolicy,
+		InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
 	})
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	// It would stay for five minutes, and the server would tell it of each message that is stored meanwhile. Who may not
+	// It would stay for a minute, and the server would tell it of each message that is stored meanwhile. Who may not
 	// remove it has its dump all the same.
 	defer func() { _ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name) }()
-	messages, err := consumer.Messages()
+	records, err := newPuller(nc, name, consumer.CachedInfo().Name)
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	defer messages.Stop()
+	defer records.stop()
 	for {
 		// What the stream held at its end may have been removed since; then nothing more would come.
 		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)
-		m, err := messages.Next(jetstream.NextContext(next))
+		m, meta, err := records.next(next)
 		cancel()
-		if err != nil {
-			return fmt.Errorf("stream %s: %w", name, err)
-		}
-		meta, err := m.Metadata()
 		if err != nil {
 			return fmt.Errorf("stream %s: %w", name, err)
 		}
@@ -165,12 +162,65 @@ func (d *dumper) stream(ctx context.Context) error {
 			return nil
 		}
 		r := engine.Record{
-			Seq: meta.Sequence.Stream, Time: meta.Timestamp.UnixNano(), Subject: m.Subject(), Header: headerFields(m.Headers()), Data: m.Data(),
+			Seq: meta.Sequence.Stream, Time: meta.Timestamp.UnixNano(), Subject: m.Subject, Header: headerFields(m.Header), Data: m.Data,
 		}
 		if err := d.show(&r); err != nil || r.Seq == last {
 			return err
 		}
 	}
+}
+
+// puller takes the messages of a consumer one by one. The client library passes over one that has a header Status, which it
+// takes for the server's own word, or ends there; anybody who may send commands may send that.
+type puller struct {
+	nc    *nats.Conn
+	sub   *nats.Subscription
+	came  chan *nats.Msg
+	api   string
+	due   int    // messages that were asked for and have not come
+	taken uint64 // the consumer's number of the last one
+}
+
+// pulled is how many messages are asked for at once.
+const pulled = 64
+
+func newPuller(nc *nats.Conn, stream, consumer string) (*puller, error) {
+	p := &puller{
+		nc: nc, came: make(chan *nats.Msg, pulled+1), // the most there can be, and a word on them
+		api: jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + stream + "." + consumer,
+	}
+	var err error
+	p.sub, err = nc.ChanSubscribe(nc.NewInbox(), p.came)
+	return p, err
+}
+
+func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails on a closed connection, which has none
+
+func (p *puller) next(ctx context.Context) (*nats.Msg, *nats.MsgMetadata, error) {
+	if p.due == 0 {
+		if err := p.nc.PublishRequest(p.api, p.sub.Subject, fmt.Appendf(nil, `{"batch":%d}`, pulled)); err != nil {
+			return nil, nil, err
+		}
+		p.due = pulled
+	}
+	var m *nats.Msg
+	select {
+	case m = <-p.came:
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	if m.Subject == p.sub.Subject { // the server's own word comes on this alone, and a record on its own
+		return nil, nil, fmt.Errorf("%s %s", m.Header.Get("Status"), m.Header.Get("Description"))
+	}
+	meta, err := m.Metadata()
+	if err != nil {
+		return nil, nil, err
+	}
+	if meta.Sequence.Consumer != p.taken+1 {
+		return nil, nil, fmt.Errorf("records before %d were lost on the way here; try again", meta.Sequence.Stream)
+	}
+	p.due, p.taken = p.due-1, meta.Sequence.Consumer
+	return m, meta, nil
 }
 
 func headerFields(h nats.Header) []engine.Field {

@@ -3,9 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -50,5 +54,40 @@ func TestDumpDisk(t *testing.T) {
 	}
 	if line := newRecordLine(&r, &e); line.Kind != "disk" || line.DiskLow == nil || !*line.DiskLow || line.Base64 != "" {
 		t.Errorf("%+v", line)
+	}
+}
+
+// A client library takes a message with a header Status for the server's own word. Whoever may send a command may send one.
+func TestDumpShowsEachCommand(t *testing.T) {
+	url := startEngine(t)
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	statuses := []string{"100", "404", "408", "409", "503"}
+	for _, status := range statuses {
+		m := nats.NewMsg("carillon.cmd.delete.of-" + status)
+		m.Header.Set("Status", status)
+		if _, err := nc.RequestMsg(m, 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 * pulled { // more than are asked for at once
+		if _, err := nc.Request(fmt.Sprintf("carillon.cmd.delete.after-%d", i), nil, 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out, errOut bytes.Buffer
+	if code := Run(t.Context(), []string{"-s", url, "log", "dump"}, strings.NewReader(""), &out, &errOut); code != exitOK {
+		t.Errorf("%d, %s", code, errOut.String())
+	}
+	for _, status := range statuses {
+		if !strings.Contains(out.String(), "of-"+status+"\n") {
+			t.Errorf("the command with the status %s is not shown", status)
+		}
+	}
+	if n := strings.Count(out.String(), "  after-"); n != 3*pulled {
+		t.Errorf("%d commands after them are shown, want %d", n, 3*pulled)
 	}
 }

@@ -870,3 +870,21 @@ func TestSaid(t *testing.T) {
 		t.Errorf("it says %q", tell.String())
 	}
 }
+
+// What a job's client made up does nothing to the terminal of who looks at it: U+009B begins a command to it, and U+202E turns a
+// line around.
+func TestDescribeJobIsSafe(t *testing.T) {
+	var out bytes.Buffer
+	a := &app{stdout: &out}
+	odd := "\u009b31m\u202e"
+	job := carillon.Job{ID: "x", Owner: odd, Labels: map[string]string{odd: odd}, Headers: map[string]string{"H": odd, "Plain": "é"}}
+	if err := job.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.describeJob(&carillon.JobReply{ID: "x", Spec: job}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(out.String(), "\u009b\u202e") || !strings.Contains(out.String(), "Plain=é") {
+		t.Errorf("it shows %q", out.String())
+	}
+}

@@ -267,6 +267,8 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(50 * time.Millisecond),
 		nats.ReconnectBufSize(-1),
+		// The library's own handler writes to standard error, whatever the log is to be like.
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.to.Warn("NATS", "error", err) }),
 	}
 	if s.key != nil {
 		pub, err := s.key.PublicKey()

@@ -1,14 +1,17 @@
 package embedded
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -408,4 +411,50 @@ func writeConfig(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// What goes wrong on the engine's connection stands in the engine's log, in its format and at its level.
+func TestConnectionErrorsAreLogged(t *testing.T) {
+	var mu sync.Mutex
+	var lines bytes.Buffer
+	s, err := Start(Options{Dir: t.TempDir(), Listen: "127.0.0.1:0", Logger: slog.New(slog.NewJSONHandler(lockedWriter{&mu, &lines}, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Shutdown)
+	nc := engine(t, s)
+	sub, err := nc.SubscribeSync("x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.SetPendingLimits(1, -1); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := nc.Publish("x", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		mu.Lock()
+		said := strings.Contains(lines.String(), nats.ErrSlowConsumer.Error())
+		mu.Unlock()
+		if said {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the log does not tell of a slow consumer")
+		}
+	}
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	to io.Writer
+}
+
+func (w lockedWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(b)
 }

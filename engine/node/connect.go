@@ -41,7 +41,11 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
 	}
 	options = append(append(options, more...), o.NATSOptions...)
-	return nats.Connect(servers, append(options, nearestFirst)...)
+	nc, err := nats.Connect(servers, append(options, nearestFirst)...)
+	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
+		err = errors.New("a server's address is no URL")
+	}
+	return nc, err
 }
 
 // nearestFirst has a server of this machine tried first, one of them at random: there is no network between that could

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -84,6 +85,15 @@ func TestUnreachable(t *testing.T) {
 	} {
 		if errors.Is(unreachable(err), errUnreachable) {
 			t.Errorf("%v is not for good", err)
+		}
+	}
+}
+
+// What is wrong with a URL is said without its password.
+func TestConnectKeepsSecrets(t *testing.T) {
+	for _, url := range []string{"nats://engine:s3c%zzret@127.0.0.1:1", "nats://engine:s3c#ret@127.0.0.1:1", "nats://engine:s3c ret@127.0.0.1:1"} {
+		if _, err := (Options{NATS: url}).connect(""); err == nil || strings.Contains(err.Error(), "s3c") {
+			t.Errorf("%s: %v", url, err)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	o = o.withDefaults()
-	if err := os.MkdirAll(o.Data, 0o755); err != nil {
+	if err := os.MkdirAll(o.Data, 0o750); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	lock, err := lockData(o.Data)
