@@ -247,8 +247,8 @@ func (j *Job) AppendJSON(dst []byte) []byte {
 }
 
 // AppendLine appends the job with its "id" on one line, without a newline at its end: ParseLine reads
-// it back. A payload of JSON that holds line breaks is given as payload_text, so that the bytes
-// delivered stay the same.
+// it back. A payload of JSON that holds line breaks is given as payload_text, or, as any text whose escapes are longer
+// than any payload in base64, as payload_base64, so that the bytes delivered stay the same.
 func (j *Job) AppendLine(dst []byte) []byte {
 	dst = appendString(append(dst, `{"id":`...), j.ID)
 	dst = append(dst, ',')
@@ -309,8 +309,14 @@ func (j *Job) appendMembers(dst []byte, line bool) []byte {
 		name("payload")
 		dst = append(dst, j.Payload...)
 	case form == PayloadJSON || form == PayloadText:
+		before := len(dst)
 		name("payload_text")
-		dst = appendString(dst, j.Payload)
+		at := len(dst)
+		if dst = appendString(dst, j.Payload); !line || len(dst)-at <= base64.StdEncoding.EncodedLen(MaxPayload)+len(`""`) {
+			break
+		}
+		dst = dst[:before] // mostly escapes, for which there may be no room in a request
+		fallthrough
 	case form == PayloadBase64:
 		name("payload_base64")
 		dst = append(dst, '"')

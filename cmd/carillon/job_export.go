@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -147,14 +148,19 @@ func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, 
 	})
 }
 
-// appendExport appends a job's line. A payload of JSON that holds line breaks is given as text: the
-// bytes delivered stay the same.
+// appendExport appends a job's line. A payload of JSON that holds line breaks is given as text, or, where its escapes would
+// leave no room for it in a request, as base64: the bytes delivered stay the same.
 func appendExport(dst []byte, r *carillon.JobReply) []byte {
 	spec := r.Spec
 	if spec.Form == carillon.PayloadJSON && bytes.ContainsAny(spec.Payload, "\r\n") {
 		spec.Form = carillon.PayloadText
 	}
 	dst = fmt.Appendf(dst, `{"id":"%s","spec":`, r.ID) // an id holds nothing that JSON escapes
+	from := len(dst)
 	dst = spec.AppendJSON(dst)
+	if spec.Form == carillon.PayloadText && len(dst)-from > base64.StdEncoding.EncodedLen(carillon.MaxPayload) {
+		spec.Form = carillon.PayloadBase64
+		dst = spec.AppendJSON(dst[:from])
+	}
 	return fmt.Appendf(dst, `,"status":"%s"}`, r.Status)
 }

@@ -100,6 +100,7 @@ type inputLine struct {
 	number int
 	size   int
 	text   []byte
+	err    error // why there is no text
 }
 
 func (im *importer) run(ctx context.Context, input io.Reader, size int64) error {
@@ -171,6 +172,7 @@ func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func(
 			}
 			im.next = l.number + 1
 			line, err := carillon.ParseImport(l.text)
+			err = cmp.Or(l.err, err)
 			if err == nil && line.Status == carillon.StatusCompleted && line.State == nil {
 				err = errCompleted
 			}
@@ -179,7 +181,7 @@ func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func(
 				continue
 			}
 			im.mu.Lock()
-			im.under[i] = inputLine{l.number, l.size, nil}
+			im.under[i] = inputLine{number: l.number, size: l.size}
 			im.mu.Unlock()
 			i++
 			if !yield(line.ImportJob) {
@@ -191,31 +193,55 @@ func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func(
 
 // read hands out lines until the input or ctx ends.
 func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inputLine) error {
-	s := bufio.NewScanner(input)
-	s.Buffer(make([]byte, 64<<10), maxLine)
+	s := newLineScanner(input)
 	number := 0
 	for ctx.Err() == nil && s.Scan() {
 		number++
-		text := s.Bytes()
-		if number < im.from || len(text) == 0 {
-			im.progress.skip(len(text) + 1)
+		l := inputLine{number: number, size: s.cut + len(s.Bytes()) + 1}
+		switch {
+		case number < im.from || l.size == 1:
+			im.progress.skip(l.size)
+			s.cut = 0
 			continue
+		case s.cut > 0:
+			l.err = &carillon.Error{Code: carillon.CodePayloadTooLarge, Message: fmt.Sprintf("is longer than %d bytes", maxLine)}
+		default:
+			l.text = slices.Clone(s.Bytes())
 		}
+		s.cut = 0
 		select {
-		case lines <- inputLine{number, len(text) + 1, slices.Clone(text)}:
+		case lines <- l:
 		case <-ctx.Done():
 			return nil
 		}
-	}
-	if errors.Is(s.Err(), bufio.ErrTooLong) {
-		return fmt.Errorf("line %d: %w", number+1, &carillon.Error{
-			Code: carillon.CodePayloadTooLarge, Message: fmt.Sprintf("is longer than %d bytes", maxLine),
-		})
 	}
 	if s.Err() != nil {
 		return fmt.Errorf("line %d: %w", number+1, s.Err())
 	}
 	return nil
+}
+
+// lineScanner reads lines, and of one over maxLine its end alone: it is a line that is refused, and not the last one.
+type lineScanner struct {
+	*bufio.Scanner
+	cut int // bytes of this line that were passed over; its reader makes it 0
+}
+
+func newLineScanner(r io.Reader) *lineScanner {
+	l := &lineScanner{Scanner: bufio.NewScanner(r)}
+	l.Buffer(make([]byte, 64<<10), maxLine)
+	l.Split(func(data []byte, atEOF bool) (int, []byte, error) {
+		advance, line, err := bufio.ScanLines(data, atEOF)
+		switch {
+		case advance == 0 && len(data) == maxLine:
+			l.cut += len(data)
+			return len(data), nil, nil
+		case atEOF && len(data) == 0 && l.cut > 0:
+			return 0, []byte{}, nil
+		}
+		return advance, line, err
+	})
+	return l
 }
 
 // errCompleted marks a job that is left out because it has no fire left.

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode"
@@ -42,6 +44,10 @@ func (a *app) marshal(v any) error {
 
 // table lines up columns given with tabs. Its rows appear when it is flushed.
 func (a *app) table() *tabwriter.Writer { return tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0) }
+
+// outlivePipes has what is written to a pipe that nobody reads any more fail, as on a full disk, where it would end the process.
+// Unlike a signal that is ignored, this is not inherited by commands.
+func outlivePipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // isTerminal tells whether a person sits at the other end of a stream.
 func isTerminal(stream any) bool {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes.
@@ -42,6 +43,9 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		if run := c.RunE; run != nil {
 			c.RunE = func(c *cobra.Command, args []string) error {
 				began = true
+				if err := noParentFlags(c); err != nil {
+					return err
+				}
 				return run(c, args)
 			}
 		}
@@ -73,6 +77,19 @@ func interrupted(ctx context.Context, message string) string {
 		message = strings.ReplaceAll(message, end.Error(), "interrupted")
 	}
 	return strings.ReplaceAll(message, "(interrupted) (interrupted)", "(interrupted)")
+}
+
+// noParentFlags refuses flags that belong to a command on the way to this one, such as those of 'topic' before 'topic create':
+// nobody would go by them.
+func noParentFlags(c *cobra.Command) (err error) {
+	c.VisitParents(func(p *cobra.Command) {
+		p.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Changed {
+				err = usagef("--%s goes behind %q", f.Name, c.CommandPath())
+			}
+		})
+	})
+	return err
 }
 
 // usageError is a command line that cannot be carried out, found by a command itself.

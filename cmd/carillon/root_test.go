@@ -888,3 +888,52 @@ func TestDescribeJobIsSafe(t *testing.T) {
 		t.Errorf("it shows %q", out.String())
 	}
 }
+
+// TestImportLongLine: a line that no job can be is refused like any other, and those behind it are read.
+func TestImportLongLine(t *testing.T) {
+	url := startEngine(t)
+	long := `{"id":"long","payload_text":"` + strings.Repeat("x", maxLine) + `"}`
+	for _, end := range []string{"\n" + `{"id":"last"}` + "\n", "\n", ""} {
+		var out, errOut bytes.Buffer
+		input := `{"id":"first"}` + "\n" + long + end
+		code := Run(t.Context(), []string{"-s", url, "job", "import", "--keep-going"}, strings.NewReader(input), &out, &errOut)
+		want := fmt.Sprintf("%d jobs imported", 1+strings.Count(end, "last"))
+		if code != exitFailure || !strings.HasPrefix(out.String(), want) || !strings.Contains(errOut.String(), "line 2: payload_too_large: is longer than") ||
+			!strings.HasSuffix(errOut.String(), "carillon: 1 lines failed\n") {
+			t.Errorf("before %.20q: %d, %q, %q", end, code, out.String(), errOut.String())
+		}
+	}
+	var out, errOut bytes.Buffer
+	input := long + "\n" + `{"id":"last"}` + "\n"
+	if code := Run(t.Context(), []string{"-s", url, "job", "import", "--from", "2"}, strings.NewReader(input), &out, &errOut); code != exitOK {
+		t.Errorf("from behind it: %d, %q", code, errOut.String())
+	}
+}
+
+// TestExportOfEscapes: a payload of JSON that has line breaks, and otherwise nothing but what is escaped in a text, is taken in again.
+func TestExportOfEscapes(t *testing.T) {
+	url := startEngine(t)
+	payload := "[\n\"" + strings.Repeat(`\"`, (carillon.MaxPayload-5)/2) + `"]`
+	run := func(stdin string, args ...string) string {
+		var out, errOut bytes.Buffer
+		if code := Run(t.Context(), append([]string{"-s", url}, args...), strings.NewReader(stdin), &out, &errOut); code != exitOK {
+			t.Fatalf("%v: %d, %.200q", args, code, errOut.String())
+		}
+		return out.String()
+	}
+	run(`{"payload":`+payload+`}`, "job", "put", "page", "-f", "-")
+	exported := run("", "job", "export")
+	archive := filepath.Join(t.TempDir(), "archive")
+	run("", "snapshot", "save", archive)
+	for _, again := range []func(){
+		func() { run(exported, "job", "import") },
+		func() { run("", "snapshot", "restore", archive) },
+	} {
+		run("", "job", "delete", "page")
+		again()
+		r, err := carillon.ParseJobReply([]byte(run("", "job", "get", "page", "--json")))
+		if err != nil || string(r.Spec.Payload) != payload {
+			t.Errorf("it has a payload of %d bytes, %v", len(r.Spec.Payload), err)
+		}
+	}
+}

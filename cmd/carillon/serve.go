@@ -31,6 +31,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			if err := s.resolve(cmd); err != nil {
 				return err
 			}
+			outlivePipes()
 			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.tellReady(r) }) // an engine goes on unheard
 		},
 	}
@@ -102,7 +103,7 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 		return err
 	}
 	if err := notZero(cmd, "retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs",
-		"weight", "standbys", "out-max-age", "out-max-bytes", "log-max-bytes"); err != nil {
+		"partitions", "weight", "standbys", "out-max-age", "out-max-bytes", "log-max-bytes"); err != nil {
 		return err
 	}
 	names := connection.names()

@@ -86,6 +86,9 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.options.Validate(); err != nil {
 		return err
 	}
+	if len(w.command) > 0 {
+		outlivePipes() // commands would be left behind, and what they have done would be done again
+	}
 	nc, client, err := w.app.connect(nats.MaxReconnects(-1))
 	if err != nil {
 		return err
@@ -176,10 +179,10 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 	switch {
 	case len(w.command) > 0:
 		errErr := errOut.show(w.app.stderr, w.app.stderr, t.ID)
+		outErr := out.show(w.app.stdout, w.app.stderr, t.ID)
 		if err != nil {
 			return err
 		}
-		outErr := out.show(w.app.stdout, w.app.stderr, t.ID)
 		if lost := errors.Join(errErr, outErr); lost != nil { // the work is done all the same
 			fmt.Fprintf(w.app.stderr, "carillon: %s: what the command wrote is lost: %v\n", t.ID, lost)
 		}
