@@ -40,6 +40,7 @@ type Member struct {
 	views    chan View
 	stop     context.CancelFunc
 	work     sync.WaitGroup
+	known    chan struct{} // closed before the first of views
 	done     chan struct{} // closed behind views, when work has ended
 
 	mu        sync.Mutex
@@ -68,7 +69,7 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 	}
 	m := &Member{
 		o: o, js: js, kv: kv, key: nodePrefix + o.Name, session: nuid.Next(), start: time.Now(),
-		kick: make(chan struct{}, 1), renewed: make(chan struct{}, 1), views: make(chan View, 1), done: make(chan struct{}),
+		kick: make(chan struct{}, 1), renewed: make(chan struct{}, 1), views: make(chan View, 1), known: make(chan struct{}), done: make(chan struct{}),
 	}
 	m.roster = newRoster(m.session, o.Interval, o.Bound)
 	if err := m.checkPartitions(ctx); err != nil {
@@ -94,6 +95,9 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 // Views gives the newest view after each change of who is live, of what they say beside Report's figures, or of the
 // placement. One that was not fetched is replaced. The channel is closed when the member has ended.
 func (m *Member) Views() <-chan View { return m.views }
+
+// Known is closed once it is known who is there.
+func (m *Member) Known() <-chan struct{} { return m.known }
 
 // View is the present view with each member's last report. It is empty before the first of Views.
 func (m *Member) View() View {
@@ -167,6 +171,9 @@ func (m *Member) changed() {
 	view := m.current()
 	if m.told && m.view.equal(view) {
 		return
+	}
+	if !m.told {
+		close(m.known)
 	}
 	m.view, m.told = view, true
 	select {

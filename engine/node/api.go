@@ -135,6 +135,30 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	return c, err
 }
 
+// answerLast takes no more requests, and waits, for a moment at most, until those that were taken are answered. A command is
+// answered by way of the log, so that has to be read until then.
+func (n *Node) answerLast(ctx context.Context) {
+	api := n.api.Load()
+	if api == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	_ = (*api).Stop()                  // fails on a connection that is gone, by which nobody asks
+	_ = n.nc.FlushWithContext(ctx)     // the server passes on no more; what it has passed on is with the library
+	for quiet := 0; quiet < drained; { // which calls handlers one after the other
+		if quiet++; n.calls.Load() > 0 {
+			quiet = 0
+		}
+		if !pause(ctx, time.Millisecond) {
+			return
+		}
+	}
+}
+
+// drained is for how many looks, a millisecond apart, no request is in progress when all have been taken.
+const drained = 10
+
 // lastAnswers waits, for a moment at most, until those who asked before the API was stopped have their answers.
 func (n *Node) lastAnswers() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
@@ -187,7 +211,10 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	if c == nil {
 		return
 	}
-	if p := n.partitionOf(c.job); err == nil && !p.follows.Load() {
+	p := n.partitionOf(c.job)
+	p.asked.Add(1) // before the look whether it is given up, which waits for this
+	if err == nil && (!p.follows.Load() || p.leaves.Load() && !c.passed) {
+		p.asked.Add(-1)
 		go func() { n.end(c, n.passOn(c, p)) }()
 		return
 	}
@@ -195,10 +222,12 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		err = n.check(c, verb)
 	}
 	if err != nil {
+		p.asked.Add(-1)
 		n.end(c, err)
 		return
 	}
 	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
+		p.asked.Add(-1)
 		if r.err != nil {
 			n.end(c, r.err)
 			return

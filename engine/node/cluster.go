@@ -116,6 +116,20 @@ func (j *joined) unserved() (problems []string) {
 	return problems
 }
 
+// meetOthers waits, for a moment at most, until this node knows who is there: until then it would say of each partition that it
+// does not follow that nobody does.
+func (n *Node) meetOthers(ctx context.Context) {
+	if n.joined.member == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	select {
+	case <-n.joined.member.Known():
+	case <-ctx.Done():
+	}
+}
+
 // nodesBucket is where the nodes of a service meet.
 func nodesBucket(stream string) string { return stream + "_NODES" }
 

@@ -69,7 +69,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 			case wanted && asked >= followAfter:
 				err = n.follow(ctx, p, v)
 			case !wanted && asked >= n.o.Linger && n.followedBySeats(v, p.number):
-				err = n.giveUp(p)
+				err = n.giveUp(ctx, p)
 			}
 			switch err = noRoom(err); {
 			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // others are at it
@@ -221,8 +221,16 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	return records, nil
 }
 
-// giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it.
-func (n *Node) giveUp(p *partition) error {
+// giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it. Commands for it that
+// are under way are waited for, a moment at most: of their outcome nothing would be known here.
+func (n *Node) giveUp(ctx context.Context, p *partition) error {
+	p.leaves.Store(true)
+	defer p.leaves.Store(false)
+	answered, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	for p.asked.Load() > 0 && pause(answered, time.Millisecond) {
+		continue
+	}
 	if !n.given.TryLock() {
 		return nil // until the next look
 	}

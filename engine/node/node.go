@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -161,7 +163,8 @@ func unreachable(err error) error {
 }
 
 func noRoom(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, wal.ErrFailed) {
+	// A store also fails when Pebble meets damage in the background, which a restart does not heal.
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt) {
 		return fmt.Errorf("%w: %w", errNoRoom, err)
 	}
 	return err
@@ -200,6 +203,7 @@ type Node struct {
 	bell       alarm
 	delivered  chan struct{} // rung when records were applied
 	replies    replies
+	api        atomic.Pointer[micro.Service]
 	calls      atomic.Int64  // requests in progress
 	imports    atomic.Int64  // those that are imports
 	selections atomic.Int64  // those that change a selection
@@ -251,6 +255,8 @@ type partition struct {
 
 	follows atomic.Bool   // the machine has the partition's jobs; else it is empty. Written under mu
 	needs   atomic.Uint64 // a position from which the log is wanted in order to follow; 0: none
+	leaves  atomic.Bool   // it is about to be given up: others are asked from now on
+	asked   atomic.Int64  // commands that were taken here, and are not answered
 
 	out       sync.Mutex // guards chain and what follows
 	chain     *engine.Chain
@@ -284,6 +290,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer context.AfterFunc(parent, func() {
 		n.handOver(ctx, n.o.HandOver)
 		n.unasked(ctx)
+		n.answerLast(ctx)
 		n.lastTick(ctx)
 		cancel(context.Cause(parent))
 	})()
@@ -344,10 +351,12 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if err != nil {
 		return n.unreachable(cause(ctx, err))
 	}
+	n.meetOthers(ctx)
 	api, err := n.serveAPI()
 	if err != nil {
 		return err
 	}
+	n.api.Store(&api)
 	if n.server != nil {
 		if err := n.server.Listen(); err != nil {
 			return err
@@ -439,6 +448,11 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := opened(); err != nil && !errors.As(err, &loss) {
 		return err
 	}
+	if loss == nil && n.layout.Partitions == 0 {
+		if err := n.expectLog(&o); err != nil {
+			return err
+		}
+	}
 	reader := "engine" // protected from clients by the embedded server; elsewhere a random one
 	if n.server == nil {
 		reader = ""
@@ -489,6 +503,24 @@ func (n *Node) expectSaved(o *Options) error {
 	}
 	o.Partitions = saved.Partitions
 	return nil
+}
+
+// expectLog does the same by the local log, where there is no checkpoint yet that tells. Its records would be put back into the
+// other service's log, where they mean nothing.
+func (n *Node) expectLog(o *Options) error {
+	last := n.local.Last()
+	if last == 0 {
+		return nil
+	}
+	data, err := n.local.Get(last)
+	if err != nil {
+		return nil // left to recover
+	}
+	r, err := engine.DecodeRecord(last, data)
+	if err != nil || strings.HasPrefix(r.Subject, o.Prefix+".log.") || strings.HasPrefix(r.Subject, o.Prefix+".cmd.") {
+		return nil
+	}
+	return fmt.Errorf("node: data directory %s has the log of a service with another prefix than %q: there is %q", o.Data, o.Prefix, r.Subject)
 }
 
 // openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it

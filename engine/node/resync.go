@@ -214,6 +214,14 @@ func (n *Node) look(ctx context.Context, p *partition, info streams.Info, last *
 	if err != nil || f.end.Number > 0 {
 		return f, err
 	}
+	if info.First <= acked.Seq && acked.Seq <= info.Last {
+		_, err := n.streams.Out[p.number].Get(ctx, acked.Seq)
+		if errors.Is(err, streams.ErrNotFound) { // somebody may also have purged a subject
+			n.log.Warn("the end of the output stream is gone: purged, or lost by damage", "partition", p.number, "up_to_sequence", acked.Seq)
+		} else if err != nil {
+			return f, err
+		}
+	}
 	// None is left above what the log knows to be stored. What age took there was ours; what is missing
 	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.
 	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge

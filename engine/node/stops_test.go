@@ -693,6 +693,65 @@ func TestStopCorruptLog(t *testing.T) {
 	whole(t, run(t, o))
 }
 
+// Damage in a table that Pebble meets in the background, before anybody reads it, ends the process like any other: it is no full
+// disk, for which a restart would wait.
+func TestStopCorruptTable(t *testing.T) {
+	t.Parallel()
+	for _, dir := range []string{"log", "jobs"} {
+		o := killedWithLog(t).options()
+		for range 2 { // an open writes what was only in Pebble's log to a table
+			if err := openStore(t, o.Data, dir).Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tables, err := filepath.Glob(filepath.Join(o.Data, dir, "*.sst"))
+		if err != nil || len(tables) == 0 {
+			t.Fatalf("%s: there is no table to damage: %v", dir, err)
+		}
+		for _, name := range tables {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[len(b)-30] ^= 1 // the footer
+			if err := os.WriteFile(name, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		words(t, refused(t, o), "wal: corrupt", ".sst")
+	}
+}
+
+// An output stream that lost the end of what was known to be stored, but not its last sequence, which its index still has, looks
+// like one of which a subject was purged: nothing is put out again, but it is told.
+func TestGoneBelowLastSequence(t *testing.T) {
+	t.Parallel()
+	s := settings{Data: t.TempDir(), Partitions: partitions}
+	r := run(t, s.options())
+	c := client(t, r.NATS)
+	put(t, c, carillon.Job{ID: "keeper", Schedule: "@every 1h"})
+	churn(t, c, "a", 20)
+	r.stop(t)
+	blocks, err := filepath.Glob(filepath.Join(s.Data, "nats", "jetstream", "*", "streams", "CARILLON_OUT_*", "msgs", "1.blk"))
+	if err != nil || len(blocks) != partitions {
+		t.Fatalf("blocks: %v, %v", blocks, err)
+	}
+	for _, block := range blocks {
+		info, err := os.Stat(block)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(block, info.Size()/2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = run(t, s.options())
+	eventually(t, "it is told", func() bool {
+		return strings.Count(r.log.String(), "the end of the output stream is gone") == partitions
+	})
+	r.stop(t)
+}
+
 // What was healed in the log stream is as good as what was there: the local store is built anew from it.
 func TestHealedLogIsWhole(t *testing.T) {
 	t.Parallel()
@@ -828,6 +887,17 @@ func TestStopOtherService(t *testing.T) {
 			t.Errorf("there is a stream %s", name)
 		}
 	}
+}
+
+// The same where the service was killed before its first checkpoint: the log alone tells whose it is.
+func TestStopOtherServiceBeforeCheckpoint(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.Data = killedWithLog(t).Data
+	other := accept(o)
+	other.Prefix, other.Stream = "other", "OTHER"
+	words(t, refused(t, other), `has the log of a service with another prefix than "other"`)
+	whole(t, run(t, o))
 }
 
 // The disk lost the end of the local log, which had been synced. While the stream has it, that is no loss.

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -59,6 +60,20 @@ func TestStoresHeeded(t *testing.T) {
 			t.Errorf("%s: the run ends with %v", name, err)
 		}
 		n.work.Wait()
+	}
+}
+
+// A run that ends for damage, be it met by a store in the background, is not started again as on a full disk.
+func TestDamageIsNoFullDisk(t *testing.T) {
+	for err, restart := range map[error]bool{
+		fmt.Errorf("%w: %w", wal.ErrFailed, syscall.ENOSPC): true,
+		fmt.Errorf("%w: %w", wal.ErrFailed, syscall.EIO):    true,
+		fmt.Errorf("%w: %w", wal.ErrFailed, wal.ErrCorrupt): false,
+		fmt.Errorf("node: job table: %w", wal.ErrCorrupt):   false,
+	} {
+		if got := errors.Is(noRoom(err), errNoRoom); got != restart {
+			t.Errorf("%v: started again: %v", err, got)
+		}
 	}
 }
 

@@ -1,0 +1,64 @@
+package node_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
+)
+
+// Nodes that leave answer each command that they have taken, and nodes that come know who is to be asked about what they do not
+// follow. A fire is not tried again, so it shows.
+func TestAnswersThroughout(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	f := newFleet(t, e.url, 8)
+	f.follow = node.FollowPlaced
+	nc := dial(t, e.url)
+	c := client(t, e.url)
+	f.startAll(c, "a", "b", "c")
+	seats := watchPlacements(t, nc)
+	f.placed(c, nc, seats, "a", "b", "c")
+	var ids []string
+	for p := range f.partitions {
+		ids = append(ids, idIn(p, f.partitions, "asked-"))
+		put(t, c, carillon.Job{ID: ids[p]})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	var answers atomic.Int64
+	for i := range 8 {
+		c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(5*time.Second))
+		asking.Go(func() {
+			for ; ctx.Err() == nil; i++ {
+				_, err := c.Fire(t.Context(), ids[i%len(ids)])
+				switch {
+				case err == nil:
+					answers.Add(1)
+				case strings.Contains(err.Error(), "the engine stops"), strings.Contains(err.Error(), "no live node follows"),
+					strings.Contains(err.Error(), "was given up"):
+					t.Errorf("fire %d: %v", i, err)
+				default: // a machine that stood still
+					t.Logf("fire %d: %v", i, err)
+				}
+			}
+		})
+	}
+	for _, leaves := range []string{"b", "c", "b", "a", "c"} {
+		before := answers.Load()
+		f.nodes[leaves].terminate(t)
+		eventually(t, "others answer", func() bool { return answers.Load() > before+100 })
+		f.start(leaves)
+		f.placed(c, nc, seats, "a", "b", "c")
+	}
+	cancel()
+	asking.Wait()
+	for _, p := range f.nodes {
+		p.terminate(t)
+	}
+}
