@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -177,5 +178,24 @@ func TestGravesAreBounded(t *testing.T) {
 	}
 	if f.m.buried[0] != f.m.graves["first"] || !slices.Contains(f.m.buried, f.m.graves["again"]) {
 		t.Error("a grave is not in the list")
+	}
+}
+
+// Each skip is counted for who listens, by its reason.
+func TestSkipsAreHeard(t *testing.T) {
+	f := newFeed(t)
+	got := make(map[string]uint64)
+	f.m.Listen(Listener{Skipped: func(reason string, n uint64) { got[reason] += n }})
+	f.put("misfire", `{"schedule":"@every 1s","misfire":"skip"}`)
+	f.put("expired", `{"schedule":"@every 1m","expires":"1s"}`)
+	f.put("paused", `{"schedule":"@every 1s"}`)
+	f.tick(100)
+	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "paused"})
+	f.now += 62_000
+	f.apply(&Entry{Kind: KindResume, Verb: "resume", Job: "paused"})
+	f.tick(100)
+	want := map[string]uint64{carillon.ReasonMisfire: 60, carillon.ReasonExpired: 1, carillon.ReasonPaused: 62}
+	if !maps.Equal(got, want) {
+		t.Errorf("heard of %v, want %v", got, want)
 	}
 }

@@ -3,6 +3,8 @@ package engine
 import (
 	"reflect"
 	"testing"
+
+	"github.com/carillon-scheduler/carillon"
 )
 
 // What was stored for good while a checkpoint read the outbox is let go of, also where nothing is put out any more.
@@ -114,5 +116,38 @@ func TestListsLetGo(t *testing.T) {
 	checkpoint()
 	if len(f.m.residence.absent) > 0 || reflect.ValueOf(f.m.forced).Pointer() == forced || reflect.ValueOf(f.m.residence.absent).Pointer() == absent {
 		t.Errorf("the maps of %d forced fires and of what is absent (%d) are those of before", roomKept+1, len(f.m.residence.absent))
+	}
+}
+
+// A job that a command brought in and did not change leaves before the next record.
+func TestVisitorsLeave(t *testing.T) {
+	f := newFeed(t)
+	s := &saved{m: f.m}
+	for _, id := range []string{"a", "b", "c"} {
+		f.put(id, `{"schedule":"@every 1h"}`)
+	}
+	if err := s.checkpoint(1000); err != nil {
+		t.Fatal(err)
+	}
+	f.m.Attach(s.table.View())
+	f.m.Shrink(Key{})
+	for f.m.Sweep(1000) {
+	}
+	inMemory := func() int { return f.m.jobs.sorted.Len() }
+	if n := inMemory(); n != 0 {
+		t.Fatalf("%d jobs are in memory", n)
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		err := f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: id, Body: []byte(`{"if_version":7}`)})
+		if err == nil || err.Code != carillon.CodeVersionConflict {
+			t.Error(err)
+		}
+		if n := inMemory(); n != 1 {
+			t.Errorf("%d jobs are in memory, one was asked for", n)
+		}
+	}
+	f.tick(100)
+	if n := inMemory(); n != 0 {
+		t.Errorf("%d jobs stay that nobody changed", n)
 	}
 }

@@ -1,6 +1,9 @@
 package engine
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // An owner that has nowhere to put outputs yet ticks only to keep the partition going: at once where nobody has for a
 // while, and not where the owner before did a moment ago.
@@ -29,5 +32,48 @@ func TestOwnerWithoutRoom(t *testing.T) {
 		if wake := (&Owner{Epoch: epoch}).Wake(f.m, f.now+keepAlive, 0, 1, Acked{}); wake != none {
 			t.Errorf("an owner of epoch %d is to be asked at %d", epoch, wake)
 		}
+	}
+}
+
+// What became durable is told to the log by itself, but once a second at most; when it is told, a partition at rest is left alone.
+func TestOwnerTellsAcks(t *testing.T) {
+	f := newFeed(t)
+	o := Owner{Epoch: f.seq}
+	f.put("j", `{"schedule":"@in 10ms"}`)
+	f.now += 10
+	tick := func(durable Acked) string {
+		tick, ok := o.Tick(f.m, f.now, 0, 100, durable)
+		if ok {
+			f.apply(&Entry{Kind: KindTick, Ticks: []Tick{tick}})
+		}
+		return fmt.Sprint(ok, tick.Acked.Output, f.m.Made())
+	}
+	made := Acked{1, 1}
+	for _, c := range []struct {
+		after   int64
+		durable Acked
+		want    string
+		wake    int64 // in so many ms; none: never
+	}{
+		{0, Acked{}, "true 0 1", none},
+		{1, Acked{}, "false 0 1", none},
+		{ackPause - 2, made, "false 0 1", 1},
+		{1, made, "true 1 1", none},
+		{ackPause, made, "false 0 1", none},
+	} {
+		f.now += c.after
+		if got := tick(c.durable); got != c.want {
+			t.Errorf("%d ms later, durable %+v: %s, want %s", c.after, c.durable, got, c.want)
+		}
+		wake := o.Wake(f.m, f.now, 0, 100, c.durable)
+		if wake != none {
+			wake -= f.now
+		}
+		if wake != c.wake {
+			t.Errorf("%d ms later, durable %+v: to be asked in %d ms, want %d", c.after, c.durable, wake, c.wake)
+		}
+	}
+	if _, ok := new(Owner).Tick(New(oneOfOne, 0), f.now, 0, 100, made); ok {
+		t.Error("a partition is ticked that nobody claimed")
 	}
 }

@@ -37,6 +37,7 @@ func TestSurvey(t *testing.T) {
 		"all in order":        {first: 1, messages: own(3, 4, 5), end: 5},
 		"one displaced":       {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6)), end: 6, missing: []uint64{4}, foreign: 1},
 		"the first displaced": {first: 1, messages: slices.Concat([]message{alien}, own(4)), end: 4, missing: []uint64{3}, foreign: 1},
+		"that, none aged":     {first: 13, messages: slices.Concat([]message{alien}, own(4)), end: 4, missing: []uint64{3}, foreign: 1},
 		"replaced, then more": {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6, 4, 7)), end: 7, foreign: 1},
 		"replaced at the end": {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6, 4)), end: 6, foreign: 1},
 		"a forged number":     {first: 1, messages: append(own(3), message{4, "x@1"}), end: 3, foreign: 1},
@@ -55,6 +56,30 @@ func TestSurvey(t *testing.T) {
 		}
 		if missing := s.Missing(); !slices.Equal(missing, c.missing) || len(s.Foreign) != c.foreign {
 			t.Errorf("%s: missing %v, want %v; %d foreign, want %d", name, missing, c.missing, len(s.Foreign), c.foreign)
+		}
+	}
+}
+
+// A message is this partition's output where the number that it claims can be what stands there.
+func TestForeign(t *testing.T) {
+	m := New(oneOfOne, 0)
+	for n := range int64(9) {
+		m.outbox.add(Output{Job: "j", Scheduled: n + 1})
+	}
+	m.outbox.trim(Acked{2, 12})
+	for _, c := range []struct {
+		number, seq uint64
+		trigger     string
+		foreign     bool
+	}{
+		{0, 5, "", true}, {0, 20, "", true},
+		{1, 11, "j@1", false}, {2, 12, "j@2", false}, // no longer held
+		{1, 13, "j@1", true}, {2, 13, "j@2", true}, // they stand below
+		{3, 13, "j@3", false}, {9, 40, "j@9", false}, {3, 13, "j@4", true}, {9, 40, "x@9", true},
+		{10, 41, "j@10", false}, // not made yet
+	} {
+		if got := m.Foreign(c.number, c.seq, c.trigger); got != c.foreign {
+			t.Errorf("output %d %s at %d: foreign %t", c.number, c.trigger, c.seq, got)
 		}
 	}
 }

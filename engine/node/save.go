@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -349,15 +350,42 @@ func (n *Node) checkArchiveDir(dir string) error {
 	if !filepath.IsAbs(dir) {
 		return refuse("is no absolute path here: %q", dir)
 	}
-	data, err := filepath.Abs(n.o.Data)
+	inside, err := liesIn(dir, n.o.Data)
 	if err != nil {
 		return err
 	}
-	if rel, err := filepath.Rel(data, dir); err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+	if inside {
 		return refuse("lies in the service's data directory")
 	}
 	if err := archive.OpenDir(nil, dir).Check(); err != nil {
 		return refuse("%v", err)
 	}
 	return nil
+}
+
+// liesIn tells whether a path is a directory or lies in it, whatever symbolic links lead there.
+func liesIn(path, dir string) (bool, error) {
+	path, err := behindLinks(path)
+	if err != nil {
+		return false, err
+	}
+	if dir, err = behindLinks(dir); err != nil {
+		return false, err
+	}
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)), nil
+}
+
+// behindLinks is the absolute path without symbolic links, of something that need not be there yet.
+func behindLinks(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
+		real, err = behindLinks(parent)
+		return filepath.Join(real, filepath.Base(path)), err
+	}
+	return real, err
 }

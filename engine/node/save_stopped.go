@@ -26,6 +26,15 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	if err := wantStores(o.Data); err != nil {
 		return nil, err
 	}
+	if dir, ok := t.(*archive.Dir); ok {
+		inside, err := liesIn(dir.String(), o.Data)
+		if err != nil {
+			return nil, err
+		}
+		if inside {
+			return nil, fmt.Errorf("node: %s lies in the data directory", dir)
+		}
+	}
 	o = o.withDefaults()
 	o.Follow = FollowPlaced // it may have done
 	lock, err := lockData(o.Data)

@@ -115,6 +115,10 @@ func TestSnapshotKeepsJobs(t *testing.T) {
 
 	// The same once more from the directory of the stopped service: nothing new to write.
 	target := archive.OpenDir(nil, dir)
+	within := archive.OpenDir(nil, filepath.Join(r.data, "x"))
+	if _, err := node.SaveStopped(t.Context(), node.Options{Data: r.data}, within, node.SaveOptions{}); err == nil || !strings.Contains(err.Error(), "data directory") {
+		t.Errorf("a snapshot in the data directory: %v", err)
+	}
 	if _, err := node.SaveStopped(t.Context(), node.Options{Data: r.data}, target, node.SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -358,6 +362,10 @@ func TestSnapshotRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Release()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(r.data, link); err != nil {
+		t.Fatal(err)
+	}
 	for body, want := range map[string]string{
 		``:                                     "invalid_json",
 		`{}`:                                   "exactly one of",
@@ -368,6 +376,7 @@ func TestSnapshotRefusals(t *testing.T) {
 		`{"cancel":"nothing"}`:                 "not_found",
 		`{"dir":"` + foreign + `"}`:            "no archive of snapshots",
 		`{"dir":"` + r.data + `/x"}`:           "data directory",
+		`{"dir":"` + link + `/x/y"}`:           "data directory",
 		`{"dir":"` + locked.String() + `"}`:    "limit_exceeded",
 		`{"dir":"` + foreign + `/letter.txt"}`: "dir: ",
 	} {
