@@ -49,10 +49,13 @@ func (o TopicQueueOptions) Validate() error {
 // sources the partitions' output streams; triggers of one partition keep their order. Where the queue
 // is there already it is returned as it is.
 //
-// Errors: CodeInvalidTopic; CodeInvalidField for options, and for a stream of that name that holds
+// Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for options, and for a stream of that name that holds
 // something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
 func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueueOptions) (jetstream.Stream, error) {
 	if err := CheckTopicFilter(topic); err != nil {
+		return nil, err
+	}
+	if err := checkDestination(topic); err != nil {
 		return nil, err
 	}
 	if err := o.Validate(); err != nil {
@@ -174,6 +177,20 @@ func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstre
 			return streams, nil
 		}
 	}
+}
+
+// checkDestination refuses a topic with a token that nats-server replaces by something else where a stream maps subjects, and
+// that cannot be escaped: the triggers would come under another topic.
+func checkDestination(topic string) error {
+	for token := range strings.SplitSeq(topic, ".") {
+		number, dollar := strings.CutPrefix(token, "$")
+		_, err := strconv.Atoi(number)
+		if dollar && err == nil || strings.HasPrefix(token, "{{") && strings.HasSuffix(token, "}}") {
+			return errField(CodeInvalidTopic, "topic", "%s holds %s, which NATS replaces where it maps subjects; a queue with a wildcard in its place takes these triggers in",
+				quote(topic), quote(token))
+		}
+	}
+	return nil
 }
 
 // destinationOf gives the topic as the destination of a subject transform, its k-th * being the k-th

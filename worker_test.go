@@ -778,6 +778,19 @@ func TestTopicQueue(t *testing.T) {
 	if _, err := c.CreateTopicQueue(t.Context(), "a b", TopicQueueOptions{}); !errors.Is(err, &Error{Code: CodeInvalidTopic}) {
 		t.Errorf("%v", err)
 	}
+	for _, topic := range []string{"a.$1", "*.$1", "a.{{partition(3,1)}}.b"} { // NATS would map them to another subject
+		if _, err := c.CreateTopicQueue(t.Context(), topic, TopicQueueOptions{}); !errors.Is(err, &Error{Code: CodeInvalidTopic}) {
+			t.Errorf("%s: %v", topic, err)
+		}
+	}
+	for _, topic := range []string{"a.$x", "$.{b}"} {
+		if _, err := c.CreateTopicQueue(t.Context(), topic, TopicQueueOptions{}); err != nil {
+			t.Errorf("%s: %v", topic, err)
+		}
+		if err := c.DeleteTopicQueue(t.Context(), topic); err != nil {
+			t.Errorf("%s: %v", topic, err)
+		}
+	}
 	if _, err := c.CreateTopicQueue(t.Context(), "c", TopicQueueOptions{Replicas: 9}); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "replicas"}) {
 		t.Errorf("%v", err)
 	}

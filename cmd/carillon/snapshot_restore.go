@@ -31,8 +31,8 @@ Every byte is checked before it counts. The directory must be empty or absent; o
 
 Without --data the jobs are put into the service that --server names, while it fires: with their versions, counts and
 anchors, so that later fires are those they would have had. Jobs that it has already stay as they are; with --existing
-replace they go back, but no fire is repeated, and with fail nothing is restored if there are any. It may be repeated
-as a whole, and so goes on where it was interrupted.
+replace they go back, but no fire is repeated and one that is paused by now stays paused, and with fail nothing is
+restored if there are any. It may be repeated as a whole, and so goes on where it was interrupted.
 
 Here --prefix is the beginning of an id. The service's own goes before the command, or into
 $CARILLON_PREFIX: carillon --prefix acme snapshot restore …`,
