@@ -20,12 +20,14 @@ import (
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/leaktest"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // The test binary is the engine and the worker, too: real processes, killed for real.
@@ -715,6 +717,7 @@ func TestBadConfigs(t *testing.T) {
 		"Concurrency":  LatenessConfig{Concurrency: -1}.Validate(),
 		"own":          RecoveryConfig{Service: Service{Server: "nats://127.0.0.1:1"}}.Validate(),
 		"jobs":         RecoveryConfig{Jobs: 10, Rate: 11}.Validate(),
+		"too few":      RecoveryConfig{Jobs: 99, Rate: 50}.Validate(),
 		"Kills":        RecoveryConfig{Kills: -1}.Validate(),
 		"Messages":     CeilingConfig{Messages: 1}.Validate(),
 		"Streams":      CeilingConfig{Streams: 300}.Validate(),
@@ -774,5 +777,76 @@ func TestPauses(t *testing.T) {
 	}
 	if want := (pauses{Count: 10, Over1: 4, Max: 5 * time.Millisecond}); held[loadPauseOwn] != want {
 		t.Errorf("those that are an engine's own are %+v, expected %+v", held[loadPauseOwn], want)
+	}
+}
+
+// What fired before a kill and fires again after it is a duplicate, although the output numbers go on.
+func TestRecoveryCountsRepeats(t *testing.T) {
+	t.Parallel()
+	url := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := carillon.DefaultNames()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(0), Subjects: []string{names.Trigger(0, topic)}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, id := range []string{"a@1000", "b@1000", "a@2000", "a@1000", "b@2000"} { // the kill is behind the third
+		m := nats.NewMsg(names.Trigger(0, topic))
+		m.Header.Set(carillon.HeaderOutput, strconv.Itoa(i+1))
+		m.Header.Set(carillon.HeaderTrigger, id)
+		if _, err := js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := &engine{Service: Service{Names: names, Connect: func(url string) (*nats.Conn, error) { return nats.Connect(url) }}, url: url, partitions: 1}
+	var c Checks
+	if err := (&RecoveryConfig{}).follow(t.Context(), e, []uint64{3}, &c); err != nil {
+		t.Fatal(err)
+	}
+	if c.Duplicate != 1 || c.Gaps != 0 {
+		t.Errorf("checks are %+v, expected one duplicate", c)
+	}
+}
+
+// A service that somebody starts beside a run keeps its streams, also where its prefix goes on from the run's.
+func TestNeighbourKeepsItsStreams(t *testing.T) {
+	t.Parallel()
+	url := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, other := carillon.NamesFor("bench"), carillon.NamesFor("bench_2")
+	e := &engine{Service: Service{Names: own, NATS: url, Connect: func(url string) (*nats.Conn, error) { return nats.Connect(url) }}}
+	if err := e.reserve(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	theirs := []string{other.LogStream(), other.OutStream(0), "OBJ_" + other.Stream + "_STATE"}
+	for i, name := range append(theirs, own.LogStream(), own.OutStream(7), "OBJ_"+own.Stream+"_STATE", own.TopicStream("a.b")) {
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{"s" + strconv.Itoa(i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.close(); err != nil {
+		t.Fatal(err)
+	}
+	left := 0
+	for range js.StreamNames(t.Context()).Name() {
+		left++
+	}
+	if left != len(theirs) {
+		t.Errorf("%d streams are left, expected the other service's %d", left, len(theirs))
 	}
 }

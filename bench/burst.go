@@ -283,7 +283,7 @@ const drainStep = 100 * time.Millisecond
 func (s *salvo) drained(times []int64, r *Result) {
 	all, middle := rates(times)
 	due := s.From * 1e6
-	took := time.Duration(times[len(times)-1] - due)
+	took := time.Duration(max(times[len(times)-1]-due, int64(time.Millisecond))) // what came before its time is early, and no reason to fail
 	r.Figures.add("drained_per_s", float64(len(times))/took.Seconds())
 	r.Figures.add("drained_s", took.Seconds())
 	r.Figures.add("stored_per_s", all)

@@ -67,3 +67,14 @@ func TestDrained(t *testing.T) {
 		t.Errorf("as JSON: %s, %v", b, err)
 	}
 }
+
+// A burst that came before its time is told as early, however early it was.
+func TestDrainedEarly(t *testing.T) {
+	s := newSalvo("x-", 3, 1)
+	s.From = 10_000
+	var r Result
+	s.drained([]int64{8_400e6, 8_500e6, 8_500e6}, &r)
+	if v := r.Figures.Get("drained_per_s"); v < 0 {
+		t.Errorf("drained %v a second", v)
+	}
+}

@@ -16,7 +16,7 @@ import (
 // DispatchConfig says how RunDispatch runs. The zero value of a field is its default.
 type DispatchConfig struct {
 	Service      Service `json:"-"`
-	Triggers     int     `json:"triggers"`             // of each kind of jobs in a pair; default 1,000,000
+	Triggers     int     `json:"triggers"`             // of each kind of jobs in a pair, of cron in whole seconds; default 1,000,000
 	CronPerS     int     `json:"cron_due_per_s"`       // cron jobs due each second, more than can be published; default 500,000, or Triggers where that is less
 	Pairs        int     `json:"pairs"`                // turns of the engine and of the ceiling; default 5
 	PayloadBytes int     `json:"payload_bytes"`        // default 200
@@ -50,7 +50,7 @@ func (c DispatchConfig) Validate() error {
 		return err
 	case c.Triggers < 100 || c.Triggers > 20_000_000:
 		return fmt.Errorf("bench: Triggers is %d, must be 100 to 20,000,000", c.Triggers)
-	case c.CronPerS < 1 || c.Triggers/c.CronPerS < 1 || c.Triggers/c.CronPerS > 60:
+	case c.CronPerS < 1 || c.CronPerS > c.Triggers || c.Triggers > 60*c.CronPerS:
 		return fmt.Errorf("bench: CronPerS is %d, must be 1/60 of %d triggers to all of them", c.CronPerS, c.Triggers)
 	case c.Pairs < 1:
 		return fmt.Errorf("bench: Pairs is %d, must be 1 or more", c.Pairs)
@@ -235,11 +235,16 @@ func (c *DispatchConfig) engineTurn(ctx context.Context, n int, m *ceiling, p *p
 	return o.mode, nil
 }
 
-// oneShots are all due within a second, evenly.
+// dueWithin is the time in which so many are due at once, evenly: more in a second than can be published.
+func dueWithin(triggers int) time.Duration {
+	return min(time.Duration(triggers)*time.Microsecond, time.Second).Truncate(time.Millisecond)
+}
+
+// oneShots are all due within a second at most.
 func oneShots(prefix string, c *DispatchConfig) *salvo {
 	s := newSalvo(prefix, c.Triggers, 1)
 	for i := range s.First {
-		s.First[i] = int64(i) * 1000 / int64(c.Triggers)
+		s.First[i] = int64(i) * dueWithin(c.Triggers).Milliseconds() / int64(c.Triggers)
 	}
 	payload := payloadOf(c.PayloadBytes)
 	s.job = func(i int) carillon.Job {
@@ -251,9 +256,12 @@ func oneShots(prefix string, c *DispatchConfig) *salvo {
 
 // cronJobs are due once a second.
 func cronJobs(prefix string, c *DispatchConfig) *salvo {
-	fires := c.Triggers / c.CronPerS
+	fires := (c.Triggers + c.CronPerS - 1) / c.CronPerS
 	s := newSalvo(prefix, c.CronPerS, fires)
 	s.spread = time.Second
+	if fires == 1 {
+		s.spread = max(dueWithin(c.CronPerS), time.Millisecond)
+	}
 	payload := payloadOf(c.PayloadBytes)
 	s.job = func(i int) carillon.Job {
 		first := time.UnixMilli(s.From).UTC()

@@ -27,9 +27,9 @@ func TestDispatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 2,001 one-shots, and 1,000 cron jobs that fire twice.
-	if !r.Checks.clean() || r.Checks.Expected != 2001+2000 {
-		t.Errorf("checks are %+v, expected 4,001 triggers and nothing wrong", r.Checks)
+	// 2,001 one-shots, and 1,000 cron jobs that fire three times.
+	if !r.Checks.clean() || r.Checks.Expected != 2001+3000 {
+		t.Errorf("checks are %+v, expected 5,001 triggers and nothing wrong", r.Checks)
 	}
 	for _, name := range []string{
 		"triggers_per_s", "triggers_middle_per_s", "cron_triggers_per_s", "cron_triggers_middle_per_s",
@@ -44,6 +44,18 @@ func TestDispatch(t *testing.T) {
 		t.Errorf("targets are %+v", r.Targets)
 	}
 	nothingIn(t, c.Service.Data)
+}
+
+// A run that is small is due in as much less time: else it would come as fast as it is due.
+func TestDispatchIsDueAtOnce(t *testing.T) {
+	c := DispatchConfig{Triggers: 20_000, CronPerS: 20_000}
+	once, cron := oneShots("a-", &c), cronJobs("b-", &c)
+	if last := once.First[len(once.First)-1]; last >= 20 || cron.spread != 20*time.Millisecond {
+		t.Errorf("one-shots are due within %d ms, cron within %s", last+1, cron.spread)
+	}
+	if c.CronPerS = 10_000; cronJobs("b-", &c).spread != time.Second {
+		t.Error("cron that fires again does not take the second until then")
+	}
 }
 
 // A salvo that was put too late is put again, and what fired of it before does not count.
@@ -124,8 +136,8 @@ func TestDispatchAndBurstOfARunningService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !r.Checks.clean() || r.Checks.Expected != 4001 {
-		t.Errorf("checks are %+v, expected 4,001 triggers and nothing wrong", r.Checks)
+	if !r.Checks.clean() || r.Checks.Expected != 5001 {
+		t.Errorf("checks are %+v, expected 5,001 triggers and nothing wrong", r.Checks)
 	}
 	if cpu := r.Figures.Get("engine_cpu_us_per_trigger"); cpu != 0 {
 		t.Errorf("%v µs of a process that is not ours", cpu)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -306,12 +307,17 @@ func (e *engine) atNATS(do func(jetstream.JetStream) error) error {
 	return nil
 }
 
-// streams are those of the service, with its buckets.
+// serviceStream is what follows a service's own name in those of its streams and buckets.
+var serviceStream = regexp.MustCompile(`^(LOG|OUT_[0-9]+|TOPIC_.+|NODES|STATE)$`)
+
+// streams are those of the service, with its buckets. Not those of one whose prefix goes on from its own, as bench_2 from bench:
+// somebody may have started that beside the run.
 func (e *engine) streams(ctx context.Context, js jetstream.JetStream) (found []string, err error) {
 	names := js.StreamNames(ctx)
 	for name := range names.Name() {
 		bare := strings.TrimPrefix(strings.TrimPrefix(name, "KV_"), "OBJ_")
-		if strings.HasPrefix(bare, e.Names.Stream+"_") {
+		rest, own := strings.CutPrefix(bare, e.Names.Stream+"_")
+		if own && serviceStream.MatchString(rest) {
 			found = append(found, name)
 		}
 	}

@@ -52,8 +52,10 @@ func (c RecoveryConfig) Validate() error {
 		return err
 	case c.Service.Server != "" || c.Service.NATS != "":
 		return errors.New("bench: recovery kills the engine, so it must be one of its own")
-	case c.Rate < 1 || c.Jobs < c.Rate:
+	case c.Jobs < c.Rate:
 		return fmt.Errorf("bench: %d jobs cannot make %d triggers a second: each is due once a second at most", c.Jobs, c.Rate)
+	case c.Rate < 10 || c.Jobs < 100: // each partition is to have some, and to fire now and then
+		return fmt.Errorf("bench: %d jobs and %d triggers a second are too few: 100 and 10 at least", c.Jobs, c.Rate)
 	case c.Kills < 1:
 		return fmt.Errorf("bench: Kills is %d, must be 1 or more", c.Kills)
 	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
@@ -454,7 +456,10 @@ func (c *RecoveryConfig) watch(ctx context.Context, e *engine, killed time.Time)
 	}
 }
 
-// follow reads the output streams from before the kill on and checks that numbers go on.
+// followBefore is how many messages before the kill are read of each output stream: what fired then must not fire again.
+const followBefore = 10_000
+
+// follow reads the output streams from before the kill on and checks that numbers go on, and that nothing fired again.
 func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, checks *Checks) error {
 	nc, err := e.Connect(e.url)
 	if err != nil {
@@ -468,11 +473,17 @@ func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, c
 	for p, end := range ends {
 		var before uint64
 		triggers := make(map[string]struct{})
-		err := readStream(ctx, js, e.Names.OutStream(p), from{seq: max(end, 1)}, func(m jetstream.Msg) {
+		err := readStream(ctx, js, e.Names.OutStream(p), from{seq: max(end, followBefore+1) - followBefore}, func(m jetstream.Msg) {
 			number, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64)
 			meta, err2 := m.Metadata()
 			if err != nil || err2 != nil {
 				return // foreign
+			}
+			id := m.Headers().Get(carillon.HeaderTrigger)
+			if meta.Sequence.Stream < end { // what was checked after the kill before
+				before = number
+				triggers[id] = struct{}{}
+				return
 			}
 			switch {
 			case before == 0 || number == before+1:
@@ -482,7 +493,6 @@ func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, c
 				checks.Gaps += int(number - before - 1)
 			}
 			before = number
-			id := m.Headers().Get(carillon.HeaderTrigger)
 			if id == "" {
 				return // an event
 			}

@@ -31,7 +31,7 @@ type Summary struct {
 	Plots   int `json:"plots"`
 	Targets int `json:"targets"` // of all results
 	Met     int `json:"targets_met"`
-	Checked int `json:"checked"` // Carillon's results that have checks
+	Checked int `json:"checked"` // Carillon's results that have checks, or were ended before their time
 	Clean   int `json:"clean"`   // those whose checks all held
 }
 
@@ -63,7 +63,7 @@ func Write(w io.Writer, runs []Run) (Summary, error) {
 				}
 				p.Goals = append(p.Goals, newGoal(s.ID, name, &run, t))
 			}
-			if c := run.Checks; c != nil {
+			if c := run.Checks; c != nil || run.Error != "" { // what was ended early is not to pass for whole
 				v := checked{Section: s.ID, Run: name, Clean: (&bench.Result{Checks: c, Error: run.Error}).Passed(), Error: run.Error, Counts: counts(c)}
 				p.Checks = append(p.Checks, v)
 				if run.peer() == "" {

@@ -679,3 +679,19 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// A result that was ended before its time does not pass for whole, also where its workload has no checks.
+func TestEndedWithoutChecks(t *testing.T) {
+	runs, err := Read(strings.NewReader(`{"workload":"ceiling","params":{},"machine":{},"figures":{"async_per_s":123456},"error":"stopped by hand"}`), "c.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page bytes.Buffer
+	s, err := Write(&page, runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(page.String(), "stopped by hand") || s.Clean != s.Checked-1 {
+		t.Errorf("the page does not say so; its summary is %+v", s)
+	}
+}

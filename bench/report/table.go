@@ -34,7 +34,14 @@ func quantity(v float64, unit string) string {
 	return number(v) + " " + unit
 }
 
-func counts(c *bench.Checks) []count {
+// counts are those of checks; a run that has none has dashes.
+func counts(c *bench.Checks) (all []count) {
+	if c == nil {
+		for _, v := range counts(&bench.Checks{}) {
+			all = append(all, count{v.Name, "–", false})
+		}
+		return all
+	}
 	bad := func(name string, n int) count { return count{name, number(float64(n)), n > 0} }
 	return []count{
 		{"expected", number(float64(c.Expected)), false},

@@ -27,7 +27,7 @@ func newBenchCommand(a *app) *cobra.Command {
 	)
 	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.
 
-Without --server, whatever $NATS_URL says, an engine is started for the run, on ports of its own and in a
+Without --server, whatever $NATS_URL and its kind say, an engine is started for the run, on ports of its own and in a
 directory that is removed afterwards; with --nats it has its streams on a NATS that runs already. A run ends with exit code 1 when a check or a target failed.`
 	return c
 }
@@ -35,6 +35,13 @@ directory that is removed afterwards; with --nats it has its streams on a NATS t
 // service says which engine is measured, from the flags of the connection.
 func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, error) {
 	given := a.connection.server != "" // the flag alone: $NATS_URL may well point at what must not be loaded
+	if !given && natsURL == "" { // an engine of its own has no users, and its processes inherit the environment
+		for _, v := range a.connection.credentials() {
+			if err := os.Unsetenv(v.name); err != nil {
+				return bench.Service{}, err
+			}
+		}
+	}
 	if err := a.connection.resolve(); err != nil {
 		return bench.Service{}, err
 	}

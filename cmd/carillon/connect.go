@@ -41,13 +41,15 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.prefix, "prefix", "", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
 
-// resolve takes from the environment what no flag gave.
-func (c *connection) resolve() error {
-	for _, v := range []struct {
-		value *string
-		name  string
-	}{
-		{&c.server, "NATS_URL"},
+// variable of the environment is what a flag is by default.
+type variable struct {
+	value *string
+	name  string
+}
+
+// credentials are for who is let in by the server, and what tells whether it is the right one.
+func (c *connection) credentials() []variable {
+	return []variable{
 		{&c.user, "NATS_USER"},
 		{&c.password, "NATS_PASSWORD"},
 		{&c.creds, "NATS_CREDS"},
@@ -55,8 +57,12 @@ func (c *connection) resolve() error {
 		{&c.cert, "NATS_CERT"},
 		{&c.key, "NATS_KEY"},
 		{&c.ca, "NATS_CA"},
-		{&c.prefix, "CARILLON_PREFIX"},
-	} {
+	}
+}
+
+// resolve takes from the environment what no flag gave.
+func (c *connection) resolve() error {
+	for _, v := range append(c.credentials(), variable{&c.server, "NATS_URL"}, variable{&c.prefix, "CARILLON_PREFIX"}) {
 		*v.value = cmp.Or(*v.value, os.Getenv(v.name))
 	}
 	c.server = cmp.Or(c.server, nats.DefaultURL)

@@ -111,3 +111,23 @@ func TestConnectWithCredentials(t *testing.T) {
 		t.Error("somebody else is let in")
 	}
 }
+
+// An engine of a bench's own has no users: what the environment says of another is neither for the bench nor for its processes.
+func TestBenchHasNoCredentials(t *testing.T) {
+	t.Setenv("NATS_USER", "me")
+	t.Setenv("NATS_CA", "/etc/ca.crt")
+	for url, want := range map[string]string{"nats://127.0.0.1:1": "me", "": ""} {
+		a := &app{}
+		if _, err := a.service(newRootCommand(a), "", url); err != nil {
+			t.Fatal(err)
+		}
+		if a.connection.user != want {
+			t.Errorf("with the NATS %q the user is %q", url, a.connection.user)
+		}
+		t.Setenv("NATS_USER", "me")
+	}
+	a := &app{}
+	if _, err := a.service(newRootCommand(a), "", ""); err != nil || os.Getenv("NATS_USER") != "" || os.Getenv("NATS_CA") != "" {
+		t.Errorf("its processes find %q and %q, %v", os.Getenv("NATS_USER"), os.Getenv("NATS_CA"), err)
+	}
+}
