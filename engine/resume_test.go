@@ -72,10 +72,16 @@ func TestForeign(t *testing.T) {
 		trigger     string
 		foreign     bool
 	}{
-		{0, 5, "", true}, {0, 20, "", true},
-		{1, 11, "j@1", false}, {2, 12, "j@2", false}, // no longer held
-		{1, 13, "j@1", true}, {2, 13, "j@2", true}, // they stand below
-		{3, 13, "j@3", false}, {9, 40, "j@9", false}, {3, 13, "j@4", true}, {9, 40, "x@9", true},
+		{0, 5, "", true},
+		{0, 20, "", true},
+		{1, 11, "j@1", false},
+		{2, 12, "j@2", false}, // no longer held
+		{1, 13, "j@1", true},
+		{2, 13, "j@2", true}, // they stand below
+		{3, 13, "j@3", false},
+		{9, 40, "j@9", false},
+		{3, 13, "j@4", true},
+		{9, 40, "x@9", true},
 		{10, 41, "j@10", false}, // not made yet
 	} {
 		if got := m.Foreign(c.number, c.seq, c.trigger); got != c.foreign {

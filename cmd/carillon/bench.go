@@ -35,7 +35,7 @@ directory that is removed afterwards; with --nats it has its streams on a NATS t
 // service says which engine is measured, from the flags of the connection.
 func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, error) {
 	given := a.connection.server != "" // the flag alone: $NATS_URL may well point at what must not be loaded
-	if !given && natsURL == "" { // an engine of its own has no users, and its processes inherit the environment
+	if !given && natsURL == "" {       // an engine of its own has no users, and its processes inherit the environment
 		for _, v := range a.connection.credentials() {
 			if err := os.Unsetenv(v.name); err != nil {
 				return bench.Service{}, err
