@@ -63,6 +63,9 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 			if n, e := sub.Dropped(); err == nil && e == nil && n > 0 {
 				err = nats.ErrSlowConsumer
 			}
+			if errors.Is(err, nats.ErrBadSubscription) { // the connection was drained
+				err = nats.ErrConnectionClosed
+			}
 			if err != nil {
 				var none T
 				yield(none, fmt.Errorf("carillon: watching %s: %w", subject, err))

@@ -851,6 +851,31 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// A connection that is closed ends a watch, in whichever way.
+func TestWatchTellsOfTheEnd(t *testing.T) {
+	nc, _ := startNATS(t)
+	for name, end := range map[string]func(*nats.Conn){
+		"close": (*nats.Conn).Close,
+		"drain": func(nc *nats.Conn) {
+			if err := nc.Drain(); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		own := dial(t, nc.ConnectedUrl())
+		triggers, err := Connect(own).Watch(t.Context(), "t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(own)
+		for _, err := range triggers {
+			if !errors.Is(err, nats.ErrConnectionClosed) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
 // A message that was lost ends a watch, also where a smaller one behind it found room.
 func TestWatchTellsOfLoss(t *testing.T) {
 	nc, js := startNATS(t)
