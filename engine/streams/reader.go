@@ -567,8 +567,16 @@ func (r *reader) holds(ctx context.Context) error {
 		return nil
 	}
 	m, err := r.Get(ctx, at.Seq)
-	if errors.Is(err, ErrNotFound) {
-		return &DiffersError{At: at}
+	if errors.Is(err, ErrNotFound) { // it may have been trimmed between the two questions
+		switch info, err = r.Info(ctx); {
+		case err != nil:
+			return err
+		case r.cut(info):
+			return &CutError{At: at, First: info.First}
+		case info.First <= at.Seq:
+			return &DiffersError{At: at}
+		}
+		return nil
 	}
 	if err != nil {
 		return err

@@ -381,6 +381,29 @@ func TestReadStops(t *testing.T) {
 	}
 }
 
+// A reader that starts over while all that it has read is being trimmed finds the log as it should be.
+func TestReadWhileTrimmed(t *testing.T) {
+	s, _, _ := fresh(t, Config{Partitions: 1})
+	for range 300 {
+		at := appendLog(t, s.Log, 1)[0]
+		trimmed := make(chan error, 1)
+		go func() { trimmed <- s.Log.Trim(t.Context(), at.Seq+1) }()
+		for done := false; !done; {
+			r := &reader{stream: &s.Log.stream, at: at}
+			if err := r.holds(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-trimmed:
+				if done = true; err != nil {
+					t.Fatal(err)
+				}
+			default:
+			}
+		}
+	}
+}
+
 func TestReadDeliverError(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1})
 	appendLog(t, s.Log, 3)
