@@ -20,7 +20,7 @@ import (
 
 // serveAPI answers requests on <prefix>.api.> as a NATS micro service.
 func (n *Node) serveAPI() (micro.Service, error) {
-	service, err := micro.AddService(n.nc, micro.Config{
+	service, err := micro.AddService(n.asked, micro.Config{
 		Name: "carillon", Version: "1.0.0", Description: "Jobs that must start at a time",
 		Metadata: map[string]string{"node": n.o.Name, "partitions": strconv.Itoa(n.layout.Partitions)},
 	})
@@ -72,7 +72,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
 	}
 	// Who hears that the node is ready must be heard. Where NATS is away it learns of the endpoints when it is back.
-	_ = n.nc.FlushTimeout(replyTimeout)
+	_ = n.asked.FlushTimeout(replyTimeout)
 	return service, nil
 }
 
@@ -113,8 +113,12 @@ func (n *Node) send(m *nats.Msg) error {
 	return n.nc.PublishMsg(m)
 }
 
-// maxCalls bounds the requests in progress; a further one is told to come back, with nothing done.
-const maxCalls = 8192
+// What bounds the requests in progress; a further one is told to come back, with nothing done. All of their bytes go through the
+// log before a tick that comes behind them.
+const (
+	maxCalls     = 8192
+	maxCallBytes = 16 << 20 // unless of one alone
+)
 
 // begin admits a request; it is nil for one that must not be answered. end is to be called when it is over.
 func (n *Node) begin(r micro.Request) (c *call, err error) {
@@ -129,14 +133,19 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	}
 	c = &call{Request: r, node: n}
 	err = c.split(n.o.Prefix)
-	if n.calls.Add(1) > maxCalls {
+	size := int64(len(r.Data()))
+	calls, bytes := n.calls.Add(1), n.callBytes.Add(size)
+	switch {
+	case calls > maxCalls:
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
+	case bytes > max(maxCallBytes, size):
+		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d MiB of requests are in progress", maxCallBytes>>20)}
 	}
 	return c, err
 }
 
-// answerLast takes no more requests, and waits, for a moment at most, until those that were taken are answered. A command is
-// answered by way of the log, so that has to be read until then.
+// answerLast takes no more requests, and waits, for a moment at most, until the commands that were taken have come back through
+// the log, which has to be read until then.
 func (n *Node) answerLast(ctx context.Context) {
 	api := n.api.Load()
 	if api == nil {
@@ -145,9 +154,9 @@ func (n *Node) answerLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	_ = (*api).Stop()                  // fails on a connection that is gone, by which nobody asks
-	_ = n.nc.FlushWithContext(ctx)     // the server passes on no more; what it has passed on is with the library
+	_ = n.asked.FlushWithContext(ctx)  // the server passes on no more; what it has passed on is with the library
 	for quiet := 0; quiet < drained; { // which calls handlers one after the other
-		if quiet++; n.calls.Load() > 0 {
+		if quiet++; n.replies.expected() {
 			quiet = 0
 		}
 		if !pause(ctx, time.Millisecond) {
@@ -156,7 +165,7 @@ func (n *Node) answerLast(ctx context.Context) {
 	}
 }
 
-// drained is for how many looks, a millisecond apart, no request is in progress when all have been taken.
+// drained is for how many looks, a millisecond apart, no command is under way when all have been taken.
 const drained = 10
 
 // lastAnswers waits, for a moment at most, until those who asked before the API was stopped have their answers.
@@ -171,6 +180,7 @@ func (n *Node) lastAnswers() {
 // end answers with an error where there is one.
 func (n *Node) end(c *call, err error) {
 	n.calls.Add(-1)
+	n.callBytes.Add(-int64(len(c.Data())))
 	if err == nil {
 		return
 	}

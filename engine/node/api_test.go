@@ -9,12 +9,56 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 )
 
 // malformed is a request whose body is no JSON.
 type malformed struct{ micro.Request }
 
 func (malformed) Data() []byte { return []byte("{") }
+
+// sized is a request with so many bytes.
+type sized struct {
+	micro.Request
+	bytes int
+}
+
+func (sized) Subject() string { return "carillon.api.put.j" }
+func (sized) Reply() string   { return "" }
+func (r sized) Data() []byte  { return make([]byte, r.bytes) }
+
+// Requests that are in progress are bounded in number and in bytes; one alone may be larger.
+func TestRequestsAreBounded(t *testing.T) {
+	n := &Node{server: new(embedded.Server), o: Options{Prefix: "carillon"}}
+	begin := func(bytes int) (c *call, fits bool) {
+		c, err := n.begin(sized{bytes: bytes})
+		return c, !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
+	}
+	alone, fits := begin(maxCallBytes + 1)
+	if !fits {
+		t.Error("one that is alone is refused")
+	}
+	n.end(alone, nil)
+	half, _ := begin(maxCallBytes / 2)
+	other, fits := begin(maxCallBytes / 2)
+	if !fits {
+		t.Error("two halves are refused")
+	}
+	more, fits := begin(1)
+	if fits {
+		t.Error("a byte more is taken")
+	}
+	for _, c := range []*call{half, other, more} {
+		n.end(c, nil)
+	}
+	n.calls.Store(maxCalls)
+	if _, fits := begin(0); fits {
+		t.Error("one request more is taken")
+	}
+	if n.callBytes.Load() != 0 {
+		t.Errorf("%d bytes are left", n.callBytes.Load())
+	}
+}
 
 // Lists wait for those before them, and selections beyond the bound are refused: each takes memory.
 func TestListsAndSelectionsAreBounded(t *testing.T) {

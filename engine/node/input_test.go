@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -418,6 +419,35 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	}
 	if lost := metric(t, r.HTTP, "carillon_chain_lost_total"); foreign != forgeries*row*partitions || lost == 0 {
 		t.Errorf("%d foreign messages were counted of %d; chains were lost %.0f times", foreign, forgeries*row*partitions, lost)
+	}
+}
+
+// Requests that come faster than they can be looked at cost neither the log's reader nor the chains their connection.
+func TestFloodOfRequests(t *testing.T) {
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	put(t, c, beat)
+	body := []byte(`{"payload_text":"` + strings.Repeat("x", 500<<10) + `"}`)
+	var flooding sync.WaitGroup
+	for i := range 4 {
+		nc := dial(t, r.NATS)
+		flooding.Go(func() {
+			for range 400 { // some 200 MB: more than the server holds for a connection
+				if err := nc.PublishRequest(fmt.Sprintf("carillon.api.put.flood-%d", i), "nobody", body); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := nc.FlushTimeout(time.Minute); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	flooding.Wait()
+	beats(t, c, 3)
+	for _, line := range []string{"reading the log starts over", "chain lost"} {
+		if strings.Contains(r.log.String(), line) {
+			t.Errorf("the log says %q", line)
+		}
 	}
 }
 

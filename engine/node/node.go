@@ -185,6 +185,7 @@ type Node struct {
 	server  *embedded.Server
 	url     string
 	nc      *nats.Conn
+	asked   *nats.Conn    // requests come by it: of an embedded server one of their own, so that a flood of them holds up no log
 	wire    *streams.Wire // of nc, to the embedded server
 	streams *streams.Streams
 	outputs []*streams.FileSync // of the embedded server's output streams, by partition
@@ -205,6 +206,7 @@ type Node struct {
 	replies    replies
 	api        atomic.Pointer[micro.Service]
 	calls      atomic.Int64  // requests in progress
+	callBytes  atomic.Int64  // of their bodies
 	imports    atomic.Int64  // those that are imports
 	selections atomic.Int64  // those that change a selection
 	lists      chan struct{} // holds one for each list that is put together
@@ -430,12 +432,15 @@ func (n *Node) open(ctx context.Context) (err error) {
 		}
 		n.wire = streams.NewWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
+		if err == nil {
+			n.asked, err = n.server.Connect(nats.Name("carillon " + o.Name + " requests"))
+		}
 	} else {
 		n.nc, err = o.connect("",
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
 			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
-		n.url = o.NATS
+		n.asked, n.url = n.nc, o.NATS
 	}
 	n.servers.o, n.servers.main = n.o, n.nc
 	if err != nil {
@@ -586,6 +591,9 @@ func (n *Node) close() error {
 			_ = n.nc.FlushTimeout(leaveTimeout) // the last answers; closing takes with it what is not sent (dialer)
 		}
 		n.nc.Close()
+	}
+	if n.asked != nil {
+		n.asked.Close()
 	}
 	if n.server != nil {
 		n.server.Shutdown()

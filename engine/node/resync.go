@@ -214,7 +214,7 @@ func (n *Node) look(ctx context.Context, p *partition, info streams.Info, last *
 	if err != nil || f.end.Number > 0 {
 		return f, err
 	}
-	if info.First <= acked.Seq && acked.Seq <= info.Last {
+	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
 		_, err := n.streams.Out[p.number].Get(ctx, acked.Seq)
 		if errors.Is(err, streams.ErrNotFound) { // somebody may also have purged a subject
 			n.log.Warn("the end of the output stream is gone: purged, or lost by damage", "partition", p.number, "up_to_sequence", acked.Seq)
