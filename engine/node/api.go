@@ -144,14 +144,14 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	return c, err
 }
 
-// answerLast takes no more requests, and waits, for a moment at most, until the commands that were taken have come back through
-// the log, which has to be read until then.
+// answerLast takes no more requests, and waits until the commands that were taken have come back through the log, which has to be
+// read until then; or until nobody waits for them any more.
 func (n *Node) answerLast(ctx context.Context) {
 	api := n.api.Load()
 	if api == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
 	_ = (*api).Stop()                  // fails on a connection that is gone, by which nobody asks
 	_ = n.asked.FlushWithContext(ctx)  // the server passes on no more; what it has passed on is with the library

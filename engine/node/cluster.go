@@ -57,6 +57,8 @@ const (
 	claimAgain = time.Second
 	// leaveTimeout bounds the last word to the others, and the last answers.
 	leaveTimeout = time.Second
+	// meetTimeout bounds how long a node that comes waits for word of the others.
+	meetTimeout = 3 * time.Second
 	// onItsWay is how much later than this node another may hear who serves a partition, its requests included.
 	onItsWay = 100 * time.Millisecond
 	// reconnectSoon is how long a hand-over waits for a connection that broke.
@@ -116,13 +118,13 @@ func (j *joined) unserved() (problems []string) {
 	return problems
 }
 
-// meetOthers waits, for a moment at most, until this node knows who is there: until then it would say of each partition that it
+// meetOthers waits, for meetTimeout at most, until this node knows who is there: until then it would say of each partition that it
 // does not follow that nobody does.
 func (n *Node) meetOthers(ctx context.Context) {
 	if n.joined.member == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
 	select {
 	case <-n.joined.member.Known():

@@ -222,11 +222,11 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 }
 
 // giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it. Commands for it that
-// are under way are waited for, a moment at most: of their outcome nothing would be known here.
+// are under way are waited for: of their outcome nothing would be known here.
 func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	p.leaves.Store(true)
 	defer p.leaves.Store(false)
-	answered, cancel := context.WithTimeout(ctx, leaveTimeout)
+	answered, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
 	for p.asked.Load() > 0 && pause(answered, time.Millisecond) {
 		continue
