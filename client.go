@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -390,10 +391,7 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 	}
 	ctx, forbidden := c.watchRights(ctx, msg.Subject)
 	ack, err := js.PublishMsg(ctx, msg, jetstream.WithExpectStream(c.names.LogStream()))
-	if e := forbidden(); err != nil && e != nil {
-		err = e
-	}
-	if err != nil {
+	if err = forbidden(err); err != nil {
 		return 0, c.connectionError(err)
 	}
 	return ack.Sequence, nil
@@ -495,22 +493,22 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 	}
 	ctx, forbidden := c.watchRights(ctx, msg.Subject)
 	answer, err := c.nc.RequestMsgWithContext(ctx, msg)
-	if e := forbidden(); err != nil && e != nil {
-		err = e
-	}
-	return answer, err
+	return answer, forbidden(err)
 }
 
 // rightsAfter is how long an answer may be late until it is looked whether there is none for want of rights; and how often then.
 const rightsAfter = 100 * time.Millisecond
 
 // watchRights ends ctx soon after the server refuses to take what is published to a subject from now on: it says so to the
-// connection, and whoever waits for an answer gets none. The caller calls forbidden when it waits no more, for what was said.
-func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Context, forbidden func() error) {
+// connection, and whoever waits for an answer gets none. The caller calls forbidden when it waits no more, with the error that it
+// met, if any: what was said takes its place.
+func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Context, forbidden func(error) error) {
 	before := c.nc.LastError()
 	ctx, cancel := context.WithCancel(ctx)
 	look := time.AfterFunc(rightsAfter, func() {
-		for again := time.NewTicker(rightsAfter); c.violation(before, subject) == nil; {
+		again := time.NewTicker(rightsAfter)
+		defer again.Stop()
+		for c.violation(before, subject) == nil {
 			select {
 			case <-ctx.Done():
 				return
@@ -519,10 +517,13 @@ func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Con
 		}
 		cancel()
 	})
-	return ctx, func() error {
+	return ctx, func(err error) error {
 		look.Stop()
 		cancel()
-		return c.violation(before, subject)
+		if err == nil {
+			return nil
+		}
+		return cmp.Or(c.violation(before, subject), err)
 	}
 }
 

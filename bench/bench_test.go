@@ -20,14 +20,12 @@ import (
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/leaktest"
-	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // The test binary is the engine and the worker, too: real processes, killed for real.
@@ -783,16 +781,7 @@ func TestPauses(t *testing.T) {
 // What fired before a kill and fires again after it is a duplicate, although the output numbers go on.
 func TestRecoveryCountsRepeats(t *testing.T) {
 	t.Parallel()
-	url := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	url, js := startNATS(t)
 	names := carillon.DefaultNames()
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(0), Subjects: []string{names.Trigger(0, topic)}}); err != nil {
 		t.Fatal(err)
@@ -818,16 +807,7 @@ func TestRecoveryCountsRepeats(t *testing.T) {
 // A service that somebody starts beside a run keeps its streams, also where its prefix goes on from the run's.
 func TestNeighbourKeepsItsStreams(t *testing.T) {
 	t.Parallel()
-	url := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	url, js := startNATS(t)
 	own, other := carillon.NamesFor("bench"), carillon.NamesFor("bench_2")
 	e := &engine{Service: Service{Names: own, NATS: url, Connect: func(url string) (*nats.Conn, error) { return nats.Connect(url) }}}
 	if err := e.reserve(t.Context()); err != nil {

@@ -235,7 +235,7 @@ func (c *DispatchConfig) engineTurn(ctx context.Context, n int, m *ceiling, p *p
 	return o.mode, nil
 }
 
-// dueWithin is the time in which so many are due at once, evenly: more in a second than can be published.
+// dueWithin is the time in which so many are due, evenly: at a million a second, more than can be published, or in a second.
 func dueWithin(triggers int) time.Duration {
 	return min(time.Duration(triggers)*time.Microsecond, time.Second).Truncate(time.Millisecond)
 }
@@ -243,8 +243,9 @@ func dueWithin(triggers int) time.Duration {
 // oneShots are all due within a second at most.
 func oneShots(prefix string, c *DispatchConfig) *salvo {
 	s := newSalvo(prefix, c.Triggers, 1)
+	within := dueWithin(c.Triggers).Milliseconds()
 	for i := range s.First {
-		s.First[i] = int64(i) * dueWithin(c.Triggers).Milliseconds() / int64(c.Triggers)
+		s.First[i] = int64(i) * within / int64(c.Triggers)
 	}
 	payload := payloadOf(c.PayloadBytes)
 	s.job = func(i int) carillon.Job {

@@ -15,20 +15,26 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// An engine of the run's own uses a NATS that runs already, and leaves it as it was; one with a service's streams is
-// left alone.
-func TestExternalNATS(t *testing.T) {
-	t.Parallel() // it waits for most of its time
-	url := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+// startNATS runs a nats-server with JetStream for one test.
+func startNATS(t *testing.T) (url string, js jetstream.JetStream) {
+	t.Helper()
+	url = natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
 	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
+	t.Cleanup(nc.Close)
+	if js, err = jetstream.New(nc); err != nil {
 		t.Fatal(err)
 	}
+	return url, js
+}
+
+// An engine of the run's own uses a NATS that runs already, and leaves it as it was; one with a service's streams is
+// left alone.
+func TestExternalNATS(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	url, js := startNATS(t)
 	streams := func() (names []string) {
 		t.Helper()
 		list := js.StreamNames(t.Context())

@@ -195,20 +195,18 @@ func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func(
 func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inputLine) error {
 	s := newLineScanner(input)
 	number := 0
-	for ctx.Err() == nil && s.Scan() {
+	for ctx.Err() == nil && s.next() {
 		number++
 		l := inputLine{number: number, size: s.cut + len(s.Bytes()) + 1}
 		switch {
 		case number < im.from || l.size == 1:
 			im.progress.skip(l.size)
-			s.cut = 0
 			continue
 		case s.cut > 0:
 			l.err = &carillon.Error{Code: carillon.CodePayloadTooLarge, Message: fmt.Sprintf("is longer than %d bytes", maxLine)}
 		default:
 			l.text = slices.Clone(s.Bytes())
 		}
-		s.cut = 0
 		select {
 		case lines <- l:
 		case <-ctx.Done():
@@ -224,7 +222,12 @@ func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inpu
 // lineScanner reads lines, and of one over maxLine its end alone: it is a line that is refused, and not the last one.
 type lineScanner struct {
 	*bufio.Scanner
-	cut int // bytes of this line that were passed over; its reader makes it 0
+	cut int // bytes of this line that were passed over
+}
+
+func (l *lineScanner) next() bool {
+	l.cut = 0
+	return l.Scan()
 }
 
 func newLineScanner(r io.Reader) *lineScanner {

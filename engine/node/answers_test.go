@@ -9,31 +9,19 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
 // Nodes that leave answer each command that they have taken, and nodes that come know who is to be asked about what they do not
 // follow. A fire is not tried again, so it shows.
 func TestAnswersThroughout(t *testing.T) {
 	t.Parallel()
-	e := startExternal(t)
-	f := newFleet(t, e.url, 8)
-	f.follow = node.FollowPlaced
-	nc := dial(t, e.url)
-	c := client(t, e.url)
-	f.startAll(c, "a", "b", "c")
-	seats := watchPlacements(t, nc)
-	f.placed(c, nc, seats, "a", "b", "c")
-	var ids []string
-	for p := range f.partitions {
-		ids = append(ids, idIn(p, f.partitions, "asked-"))
-		put(t, c, carillon.Job{ID: ids[p]})
-	}
+	f, nc, seats, ids := startPlaced(t)
+	c := client(t, f.url)
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
 	var answers atomic.Int64
 	for i := range 8 {
-		c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(5*time.Second))
+		c := carillon.Connect(dial(t, f.url), carillon.WithTimeout(5*time.Second))
 		asking.Go(func() {
 			for ; ctx.Err() == nil; i++ {
 				_, err := c.Fire(t.Context(), ids[i%len(ids)])

@@ -142,27 +142,34 @@ func TestFollowPlaced(t *testing.T) {
 	words(t, err, "of 8 partitions", "save a snapshot of the running service")
 }
 
-// A node that leaves answers what others ask it until they ask somebody else: no request waits in vain for one that has gone.
-func TestLeavesAnswered(t *testing.T) {
-	t.Parallel()
+// startPlaced starts three nodes that follow what is placed on them, with a job in each partition, whose ids it returns.
+func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, seats *placements, ids []string) {
+	t.Helper()
 	e := startExternal(t)
-	f := newFleet(t, e.url, 8)
+	f = newFleet(t, e.url, 8)
 	f.follow = node.FollowPlaced
-	nc := dial(t, e.url)
+	nc = dial(t, e.url)
 	c := client(t, e.url)
 	f.startAll(c, "a", "b", "c")
-	seats := watchPlacements(t, nc)
+	seats = watchPlacements(t, nc)
 	f.placed(c, nc, seats, "a", "b", "c")
-	var ids []string
 	for p := range f.partitions {
 		ids = append(ids, idIn(p, f.partitions, "asked-"))
 		put(t, c, carillon.Job{ID: ids[p]})
 	}
+	return f, nc, seats, ids
+}
+
+// A node that leaves answers what others ask it until they ask somebody else: no request waits in vain for one that has gone.
+func TestLeavesAnswered(t *testing.T) {
+	t.Parallel()
+	f, nc, seats, ids := startPlaced(t)
+	c := client(t, f.url)
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
 	var answers atomic.Int64
 	for i := range 8 {
-		nc := dial(t, e.url)
+		nc := dial(t, f.url)
 		asking.Go(func() {
 			for ; ctx.Err() == nil; i++ {
 				// Without the library, which asks again. Any node answers, and passes on what is of a partition it does not follow.
