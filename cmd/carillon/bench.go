@@ -278,7 +278,7 @@ func newBenchWorkerCommand(a *app) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			nc, _, err := a.connect(append(bench.Reconnect(), nats.Name("carillon bench worker"))...)
+			nc, _, err := a.connect(cmd.Context(), append(bench.Reconnect(), nats.Name("carillon bench worker"))...)
 			if err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/url"
@@ -114,8 +115,8 @@ func (c *connection) options() ([]nats.Option, error) {
 	return o, nil
 }
 
-// connect opens a connection, which the caller closes, and a client on it.
-func (a *app) connect(more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
+// connect opens a connection, which the caller closes, and a client on it. It is given up when ctx ends.
+func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
 	c := &a.connection
 	if err := c.resolve(); err != nil {
 		return nil, nil, err
@@ -124,13 +125,36 @@ func (a *app) connect(more ...nats.Option) (*nats.Conn, *carillon.Client, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	nc, err := nats.Connect(c.server, append(options, more...)...)
+	nc, err := dial(ctx, c.server, append(options, more...))
 	if err = unsecret(err); err != nil {
 		return nil, nil, &carillon.Error{
 			Code: carillon.CodeUnavailable, Message: fmt.Sprintf("cannot connect to %s: %v", redacted(c.server), err),
 		}
 	}
 	return nc, carillon.Connect(nc, carillon.WithNames(c.names()), carillon.WithTimeout(c.timeout)), nil
+}
+
+// dial is nats.Connect, which knows no context.
+func dial(ctx context.Context, servers string, options []nats.Option) (*nats.Conn, error) {
+	type dialed struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan dialed)
+	go func() {
+		nc, err := nats.Connect(servers, options...)
+		select {
+		case done <- dialed{nc, err}:
+		case <-ctx.Done():
+			nc.Close()
+		}
+	}()
+	select {
+	case d := <-done:
+		return d.nc, d.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // unsecret gives an error of nats.Connect without the URL, which has all that is secret in it.

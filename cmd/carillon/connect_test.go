@@ -51,7 +51,7 @@ func connects(t *testing.T, flags ...string) bool {
 	if err := c.ParseFlags(flags); err != nil {
 		t.Fatal(err)
 	}
-	nc, _, err := a.connect()
+	nc, _, err := a.connect(t.Context())
 	if err != nil {
 		t.Log(err)
 		return false

@@ -37,7 +37,7 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
   carillon job export --label team=billing | jq .id`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

@@ -29,7 +29,7 @@ When no answer comes the outcome is unknown, and it is not tried again: that mig
 				}
 				options = append(options, carillon.FirePayload(payload, form))
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

@@ -22,7 +22,7 @@ func newJobGetCommand(a *app) *cobra.Command {
 			if err := carillon.CheckJobID(args[0]); err != nil {
 				return err
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

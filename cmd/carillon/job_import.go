@@ -54,7 +54,7 @@ they are not kept any more. An import that ends early names the line to go on fr
 				}
 				input = f
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

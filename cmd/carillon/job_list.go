@@ -26,7 +26,7 @@ $CARILLON_PREFIX: carillon --prefix acme job list`,
   carillon job list --json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

@@ -45,7 +45,7 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
 			if job.ID = args[0]; carillon.CheckJobID(job.ID) != nil {
 				return carillon.CheckJobID(job.ID)
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

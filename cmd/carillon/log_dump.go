@@ -110,7 +110,7 @@ func (d *dumper) local(ctx context.Context) error {
 
 // stream reads the service's stream up to where it ends now.
 func (d *dumper) stream(ctx context.Context) error {
-	nc, client, err := d.app.connect()
+	nc, client, err := d.app.connect(ctx)
 	if err != nil {
 		return err
 	}

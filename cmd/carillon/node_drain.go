@@ -23,7 +23,7 @@ nothing until --undo, or until it is started again. An engine that is stopped wi
   carillon node drain engine-2 --undo`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

@@ -27,7 +27,7 @@ func newPreviewCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

@@ -66,9 +66,11 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailure
 }
 
-// nameless words an error in one line, without the library's name in front of it: the command line says the same one.
+// nameless words an error, or several that were joined, in one line, without the library's name in front: the command line says
+// the same one.
 func nameless(err error) string {
-	return strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "carillon: ")
+	message := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	return strings.TrimPrefix(strings.Join(strings.Fields(message), " "), "carillon: ")
 }
 
 // interrupted has an error that the end of ctx made say so in plain words, and once.
@@ -128,6 +130,18 @@ func newRootCommand(a *app) *cobra.Command {
 	root.TraverseChildren = true
 	a.connection.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print results as JSON")
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Run, help.RunE = nil, func(_ *cobra.Command, args []string) error {
+		c, rest, err := root.Find(args)
+		if err == nil && len(rest) > 0 {
+			err = unknownCommand(c, rest[0])
+		}
+		if err != nil {
+			return err
+		}
+		return c.Help()
+	}
 	return root
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -320,35 +321,78 @@ func interruptSelf(t *testing.T) {
 	}
 }
 
-// An interrupted command says so, and not in a library's words.
+func TestErrorsJoined(t *testing.T) {
+	err := errors.Join(errors.New("carillon: unavailable"), errors.New("give up\n\tthe save\n"))
+	if got := nameless(err); got != "unavailable; give up; the save" {
+		t.Errorf("%q", got)
+	}
+}
+
+// An interrupted command says so, and not in a library's words: here whoever is asked interrupts it, and does not answer.
 func TestInterrupted(t *testing.T) {
-	url, dir := startEngine(t), t.TempDir()
+	url, dir := natstest.Start(t, &natsserver.Options{}).ClientURL(), t.TempDir()
 	if err := fillArchive(archive.OpenDir(nil, dir), 1); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
-	defer stop()
-	interruptSelf(t)
-	<-ctx.Done()
-	unknown := "carillon: unavailable: no answer in time; the outcome is unknown (interrupted)\n"
-	for _, c := range []struct{ args, want string }{
-		{"snapshot save " + dir, "carillon: interrupted\n"},
-		{"snapshot list " + dir, "carillon: interrupted\n"},
-		{"snapshot verify " + dir, "carillon: interrupted\n"},
-		{"snapshot prune " + dir, "carillon: interrupted\n"},
-		{"snapshot restore " + dir, "carillon: interrupted\n"},
-		{"log dump", "carillon: stream CARILLON_LOG: interrupted\n"},
-		{"job list", unknown},
-		{"job export", unknown},
-		{"node drain engine-2", unknown},
-		{"job put x -f -", "carillon: reading -: interrupted\n"},
-		{"job fire x --payload-file -", "carillon: reading -: interrupted\n"},
-	} {
-		var out, errOut bytes.Buffer
-		code := Run(ctx, append([]string{"-s", url}, strings.Fields(c.args)...), strings.NewReader(""), &out, &errOut)
-		if code != exitFailure || errOut.String() != c.want {
-			t.Errorf("%s: %d, %q, want %q", c.args, code, errOut.String(), c.want)
+	asked, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asked.Close()
+	for _, subject := range []string{"carillon.>", "$JS.API.>"} {
+		if _, err := asked.Subscribe(subject, func(*nats.Msg) { interruptSelf(t) }); err != nil {
+			t.Fatal(err)
 		}
+	}
+	if err := asked.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	interrupted := func(args string, asks bool) (string, int) {
+		ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
+		defer stop()
+		if !asks {
+			interruptSelf(t)
+			<-ctx.Done()
+		}
+		var out, errOut bytes.Buffer
+		code := Run(ctx, strings.Fields(args), strings.NewReader(""), &out, &errOut)
+		return errOut.String(), code
+	}
+	unknown := "carillon: unavailable: no answer in time; the outcome is unknown (interrupted)\n"
+	for _, c := range []struct {
+		args string
+		asks bool
+		want string
+	}{
+		{"snapshot list " + dir, false, "carillon: interrupted\n"},
+		{"snapshot verify " + dir, false, "carillon: interrupted\n"},
+		{"snapshot prune " + dir, false, "carillon: interrupted\n"},
+		{"snapshot restore " + dir + " -s " + url, false, "carillon: unavailable: cannot connect to " + url + ": interrupted\n"},
+		{"job put x -f -", false, "carillon: reading -: interrupted\n"},
+		{"job fire x --payload-file -", false, "carillon: reading -: interrupted\n"},
+		{"log dump -s " + url, true, "carillon: stream CARILLON_LOG: interrupted\n"},
+		{"job list -s " + url, true, unknown},
+		{"job export -s " + url, true, unknown},
+		{"node drain engine-2 -s " + url, true, unknown},
+	} {
+		if got, code := interrupted(c.args, c.asks); code != exitFailure || got != c.want {
+			t.Errorf("%s: %d, %q, want %q", c.args, code, got, c.want)
+		}
+	}
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	go func() {
+		if _, err := mute.Accept(); err == nil {
+			interruptSelf(t)
+		}
+	}()
+	url = "nats://" + mute.Addr().String()
+	want := "carillon: unavailable: cannot connect to " + url + ": interrupted\n"
+	if got, code := interrupted("job list --timeout 10m -s "+url, true); code != exitFailure || got != want {
+		t.Errorf("connecting: %d, %q, want %q", code, got, want)
 	}
 }
 

@@ -82,7 +82,7 @@ func (a *app) changeOne(ctx context.Context, ch change, id string, options []car
 	if err := carillon.CheckJobID(id); err != nil {
 		return err
 	}
-	nc, client, err := a.connect()
+	nc, client, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, y
 			return err
 		}
 	}
-	nc, client, err := a.connect()
+	nc, client, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(a
 		}
 		return do(archive.OpenDir(nil, args[0]))
 	}
-	nc, _, err := a.connect()
+	nc, _, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ type putBack struct {
 
 // intoService puts the jobs into the service that is connected to.
 func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
-	nc, client, err := r.app.connect()
+	nc, client, err := r.app.connect(ctx)
 	if err != nil {
 		return err
 	}

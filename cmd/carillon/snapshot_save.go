@@ -79,7 +79,7 @@ func (s *saver) ask(ctx context.Context, bucket string, args []string) error {
 		}
 		r.Dir = dir
 	}
-	nc, client, err := s.app.connect()
+	nc, client, err := s.app.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ already nothing changes.`,
 			if err := o.Validate(); err != nil {
 				return err
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}
@@ -91,7 +91,7 @@ func newTopicListCommand(a *app) *cobra.Command {
   carillon topic list --json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func newTopicDeleteCommand(a *app) *cobra.Command {
 			if err := carillon.CheckTopicFilter(args[0]); err != nil {
 				return err
 			}
-			nc, client, err := a.connect()
+			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
 			}

@@ -89,7 +89,7 @@ func (w *worker) run(ctx context.Context) error {
 	if len(w.command) > 0 {
 		outlivePipes() // commands would be left behind, and what they have done would be done again
 	}
-	nc, client, err := w.app.connect(nats.MaxReconnects(-1))
+	nc, client, err := w.app.connect(ctx, nats.MaxReconnects(-1))
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (w *worker) prepare(ctx context.Context) error {
 	if len(w.command) > 0 {
 		return usagef("--prepare runs no command")
 	}
-	nc, client, err := w.app.connect()
+	nc, client, err := w.app.connect(ctx)
 	if err != nil {
 		return err
 	}
