@@ -339,8 +339,16 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
 	}
 	stream := w.names.OutStream(p)
+	made := false
 	consumer, err := w.js.Consumer(ctx, stream, w.Name)
-	if err == nil {
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		consumer, err = w.js.CreateConsumer(ctx, stream, want)
+		made = err == nil
+		if errors.Is(err, jetstream.ErrConsumerExists) { // another worker of the name was first, with options of its own
+			consumer, err = w.js.Consumer(ctx, stream, w.Name)
+		}
+	}
+	if err == nil && !made {
 		have := consumer.CachedInfo().Config
 		if have.FilterSubject != want.FilterSubject {
 			return errField(CodeInvalidField, "name", "the workers %s on %s take %s, not %s", w.Name, stream, have.FilterSubject, want.FilterSubject)
@@ -348,10 +356,9 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = have.DeliverPolicy, have.OptStartSeq, have.OptStartTime
 		want.MaxWaiting = have.MaxWaiting              // it cannot be changed
 		want.AckWait = max(want.AckWait, have.AckWait) // others may give signs of life by it
-	} else if !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
+		consumer, err = w.js.CreateOrUpdateConsumer(ctx, stream, want)
 	}
-	if consumer, err = w.js.CreateOrUpdateConsumer(ctx, stream, want); err != nil {
+	if err != nil {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
 	w.from[p] = beginningOf(consumer.CachedInfo())

@@ -616,6 +616,50 @@ func TestWorkConsumers(t *testing.T) {
 	}
 }
 
+// late finds no consumer, which another worker makes just then.
+type late struct {
+	jetstream.JetStream
+	other func()
+}
+
+func (l *late) Consumer(ctx context.Context, stream, name string) (jetstream.Consumer, error) {
+	c, err := l.JetStream.Consumer(ctx, stream, name)
+	l.other()
+	return c, err
+}
+
+// Of workers of one name that begin together one makes the consumer, and what it takes holds for the others.
+func TestWorkConsumersOfTwoAtOnce(t *testing.T) {
+	nc, js := startNATS(t)
+	makeOutput(t, js, 1)
+	c := Connect(nc)
+	second := func(o WorkerOptions) error {
+		w, err := c.worker(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := WorkerOptions{Topic: "t", Name: o.Name, AckWait: time.Minute}
+		w.js = &late{w.js, sync.OnceFunc(func() {
+			if _, err := c.MakeConsumers(t.Context(), first); err != nil {
+				t.Error(err)
+			}
+		})}
+		_, err = w.makeConsumers(t.Context())
+		return err
+	}
+	if err := second(WorkerOptions{Topic: "u", Name: "topics"}); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "name"}) {
+		t.Errorf("another topic: %v", err)
+	}
+	if err := second(WorkerOptions{Topic: "t", Name: "waits", AckWait: time.Second, StartNew: true}); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"topics", "waits"} {
+		if got := consumerInfo(t, js, name, 0).Config; got.FilterSubject != DefaultNames().Trigger(0, "t") || got.AckWait != time.Minute {
+			t.Errorf("%s: it takes %s and waits for %s", name, got.FilterSubject, got.AckWait)
+		}
+	}
+}
+
 // Triggers that are larger than all before are not taken ahead by as many.
 func TestWorkTakesBytesAhead(t *testing.T) {
 	nc, js := startNATS(t)
