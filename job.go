@@ -218,10 +218,13 @@ func (j *Job) checkPayload(syntax bool) *Error {
 	if len(j.Payload) == 0 {
 		j.Payload = nil
 	}
-	if len(j.Payload) > MaxPayload {
-		return errField(CodePayloadTooLarge, payloadFields[j.form()], "is %d bytes; at most %d", len(j.Payload), MaxPayload)
-	}
 	j.Form = j.form()
+	if int(j.Form) >= len(payloadFields) {
+		return errField(CodeInvalidField, "payload", "has form %d; expected PayloadJSON, PayloadText or PayloadBase64", j.Form)
+	}
+	if len(j.Payload) > MaxPayload {
+		return errField(CodePayloadTooLarge, payloadFields[j.Form], "is %d bytes; at most %d", len(j.Payload), MaxPayload)
+	}
 	if !syntax {
 		return nil
 	}
@@ -243,8 +246,6 @@ func (j *Job) checkPayload(syntax bool) *Error {
 		if !utf8.Valid(j.Payload) {
 			return errField(CodeInvalidField, "payload_text", "is no valid UTF-8; use payload_base64 for bytes")
 		}
-	default:
-		return errField(CodeInvalidField, "payload", "has form %d; expected PayloadJSON, PayloadText or PayloadBase64", j.Form)
 	}
 	return nil
 }

@@ -494,6 +494,7 @@ func TestValidateBuilt(t *testing.T) {
 		{Job{Gap: 2}, CodeInvalidField, "dst_gap"},
 		{Job{Fold: 3}, CodeInvalidField, "dst_fold"},
 		{Job{Form: 4, Payload: []byte("x")}, CodeInvalidField, "payload"},
+		{Job{Form: 4, Payload: make([]byte, MaxPayload+1)}, CodeInvalidField, "payload"},
 		{Job{Form: PayloadJSON, Payload: []byte("{")}, CodeInvalidJSON, "payload"},
 		{Job{Form: PayloadJSON, Payload: []byte("1 ")}, CodeInvalidJSON, "payload"},
 		{Job{Form: PayloadText, Payload: []byte("\xff")}, CodeInvalidField, "payload_text"},
