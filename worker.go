@@ -37,7 +37,7 @@ type WorkerOptions struct {
 	Topic string // may hold wildcards, as in NATS subjects
 	Name  string // of the durable consumers: workers of one name share the work, each trigger going to one
 
-	Concurrency int           // handlers at a time; default 16
+	Concurrency int           // handlers at a time, up to 100,000; default 16
 	AckWait     time.Duration // silence after which a trigger is taken to be lost and goes to another; default 30 s; of workers of a name the longest counts
 	MaxAttempts int           // deliveries before a failing trigger is given up, those that no handler began counted; default no bound
 	Grace       time.Duration // what handlers get to end in when the worker is stopped; default 30 s
@@ -91,8 +91,8 @@ func (o WorkerOptions) Validate() error {
 	switch {
 	case o.Name == "" || len(o.Name) > 128 || strings.ContainsAny(o.Name, ".*>/\\") || strings.ContainsFunc(o.Name, notPrintable):
 		return errField(CodeInvalidField, "name", `%s is no name of a consumer: 1 to 128 printable characters without space . * > / \`, quote(o.Name))
-	case o.Concurrency < 0:
-		return errField(CodeInvalidField, "concurrency", "is %d; expected 1 or more", o.Concurrency)
+	case o.Concurrency < 0 || o.Concurrency > mostHandlers:
+		return errField(CodeInvalidField, "concurrency", "is %d; expected 1 to %d", o.Concurrency, mostHandlers)
 	case o.AckWait < 0 || o.AckWait > 0 && o.AckWait < 100*time.Millisecond:
 		return errField(CodeInvalidField, "ack_wait", "is %s; expected 100ms or more", o.AckWait)
 	case o.MaxAttempts < 0:
@@ -105,8 +105,10 @@ func (o WorkerOptions) Validate() error {
 	return nil
 }
 
-// mostPartitions a service may have.
-const mostPartitions = 1024
+const (
+	mostPartitions = 1024    // a service may have
+	mostHandlers   = 100_000 // of a worker: each has its place in memory from the start
+)
 
 func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 

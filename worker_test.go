@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -548,6 +549,7 @@ func TestWorkRefuses(t *testing.T) {
 		{WorkerOptions{Topic: "t"}, Error{Code: CodeInvalidField, Field: "name"}},
 		{WorkerOptions{Topic: "t", Name: "a.b"}, Error{Code: CodeInvalidField, Field: "name"}},
 		{WorkerOptions{Topic: "t", Name: "g", Concurrency: -1}, Error{Code: CodeInvalidField, Field: "concurrency"}},
+		{WorkerOptions{Topic: "t", Name: "g", Concurrency: math.MaxInt}, Error{Code: CodeInvalidField, Field: "concurrency"}},
 		{WorkerOptions{Topic: "t", Name: "g", AckWait: time.Millisecond}, Error{Code: CodeInvalidField, Field: "ack_wait"}},
 		{WorkerOptions{Topic: "t", Name: "g", MaxAttempts: -1}, Error{Code: CodeInvalidField, Field: "max_attempts"}},
 		{WorkerOptions{Topic: "t", Name: "g", Grace: -1}, Error{Code: CodeInvalidField, Field: "grace"}},
