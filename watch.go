@@ -16,8 +16,8 @@ const watchBuffer = 64 << 20
 
 // Watch looks at the triggers of a topic, which may hold wildcards, as they are published: live, without
 // acks, and missing what comes while the connection is down. It listens from its return on, until ctx or
-// the loop ends. The sequence's own error, its last item, says that messages were lost because the loop
-// was too slow, or that the connection was closed.
+// the loop ends; it can be walked once. The sequence's own error, its last item, says that messages were lost because the
+// loop was too slow, or that the connection was closed.
 //
 // Errors: CodeInvalidTopic; nats.ErrPermissionViolation; those of the connection.
 func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, error], error) {
@@ -63,7 +63,7 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 			if n, e := sub.Dropped(); err == nil && e == nil && n > 0 {
 				err = nats.ErrSlowConsumer
 			}
-			if errors.Is(err, nats.ErrBadSubscription) { // the connection was drained
+			if errors.Is(err, nats.ErrBadSubscription) && (c.nc.IsDraining() || c.nc.IsClosed()) { // else it was walked before
 				err = nats.ErrConnectionClosed
 			}
 			if err != nil {

@@ -886,6 +886,11 @@ func TestWatch(t *testing.T) {
 		}
 		break
 	}
+	for _, err := range triggers {
+		if !errors.Is(err, nats.ErrBadSubscription) {
+			t.Errorf("walked again: %v", err)
+		}
+	}
 	for e, err := range events {
 		if err != nil || e != event {
 			t.Errorf("%+v, %v", e, err)
