@@ -277,6 +277,9 @@ func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r Selection
 //
 // Errors: CodeInvalidSchedule, CodeInvalidZone, CodeInvalidField.
 func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, error) {
+	if e := cmp.Or(checkInstant("start", &p.Start), checkInstant("end", &p.End)); e != nil { // the request would have them cut to milliseconds
+		return nil, e
+	}
 	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbPreview, ""), body: p.AppendJSON(nil), retry: true, within: c.timeout})
 	if err != nil {
 		return nil, err

@@ -239,6 +239,12 @@ func TestClientVerbs(t *testing.T) {
 	if got, err := c.Preview(t.Context(), PreviewRequest{Schedule: "@hourly", Count: 2}); err != nil || !cmp.Equal(got, next) {
 		t.Errorf("%v, %v", got, err)
 	}
+	fine := time.UnixMilli(1000).Add(time.Microsecond)
+	for field, p := range map[string]PreviewRequest{"start": {Schedule: "@hourly", Start: fine}, "end": {Schedule: "@hourly", End: fine}} {
+		if got, err := c.Preview(t.Context(), p); !errors.Is(err, &Error{Code: CodeInvalidField, Field: field}) {
+			t.Errorf("%s finer than a millisecond: %v, %v", field, got, err)
+		}
+	}
 	status := StatusReply{Type: TypeStatus, Node: "n1", Partitions: []PartitionStatus{{Partition: 0, Jobs: map[Status]uint64{StatusPaused: 4}}}}
 	s.answers("carillon.api.status", answer{body: status.AppendJSON(nil)})
 	if got, err := c.Status(t.Context()); err != nil || !cmp.Equal(got, status) {
