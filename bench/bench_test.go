@@ -328,6 +328,16 @@ func TestJobsEnd(t *testing.T) {
 	}
 }
 
+// A stall of more than a second makes fires missed ones: none of a load's may stand for others then.
+func TestLoadFiresAll(t *testing.T) {
+	l := newLoad("x-", Mix{Intervals: 1, Cron: 1, OneShots: 1}, 3, time.Second, 10)
+	for i := range l.plan.First {
+		if j := l.job(i); !strings.HasPrefix(j.Schedule, "@at") && j.Misfire != carillon.FireAll {
+			t.Errorf("%s, %s, has misfire %s", j.ID, j.Schedule, j.Misfire)
+		}
+	}
+}
+
 // Putting ends with the first job that is not taken, however many are to follow.
 func TestPutJobs(t *testing.T) {
 	_, nc := running(t)

@@ -180,6 +180,7 @@ func (l *load) job(i int) carillon.Job {
 		j.Schedule = "@at " + due.Format(carillon.TimeFormat)
 		return j
 	}
+	j.Misfire = carillon.FireAll // else a long stall would leave out those that it made latest
 	if l.ends {
 		j.End = time.UnixMilli(l.plan.To).Add(outlives).UTC()
 	}
