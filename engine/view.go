@@ -228,6 +228,7 @@ type Stats struct {
 	Position  uint64
 	Epoch     uint64
 	Owner     string
+	Now       int64 // the time of commands, unix ms
 	To        int64 // the time that ticks have reached, unix ms
 	Jobs      int
 	Completed int // those whose time is over may be among them for a while
@@ -252,7 +253,7 @@ func (m *Machine) Epoch() uint64 { return m.epoch }
 // Stats returns the present counts.
 func (m *Machine) Stats() Stats {
 	s := Stats{
-		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, To: m.to,
+		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, Now: m.now, To: m.to,
 		Completed: m.counts[statusCompleted], Paused: m.counts[statusPaused], DiskLow: m.diskLow, Rejected: m.refused,
 		Armed: m.armed, Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}

@@ -96,3 +96,20 @@ func TestWrongClocks(t *testing.T) {
 		p.terminate(t)
 	}
 }
+
+// A clock that was set back is said to be behind, for as long as partitions are ahead of it: nothing fires there meanwhile.
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	s := settings{Data: t.TempDir(), Partitions: 1}
+	p := mustSpawn(t, s)
+	fires(t, client(t, p.NATS), "job")
+	p.terminate(t)
+	s.Wrong = -time.Hour
+	p = mustSpawn(t, s)
+	eventually(t, "/readyz tells of the partition that is ahead", func() bool {
+		ready, why := readyz(t, p.HTTP)
+		return !ready && strings.Contains(why, "partition 0 is at ") && strings.Contains(why, " ahead of the clock")
+	})
+	p.signal(t, syscall.SIGUSR1) // the hour passes
+	eventually(t, "/readyz is green", func() bool { ready, _ := readyz(t, p.HTTP); return ready })
+}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"time"
@@ -84,8 +85,10 @@ func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.Partiti
 	return status
 }
 
-// lostTooLong is how long a chain may be lost before that makes the node unready.
-const lostTooLong = 3 * time.Second
+const (
+	lostTooLong = 3 * time.Second // a chain may be lost for so long before that makes the node unready
+	aheadTooFar = 3 * time.Second // so may a partition be ahead of the clock
+)
 
 // problems says why the node is not ready; nothing when it is.
 func (n *Node) problems() []string {
@@ -112,7 +115,7 @@ func (n *Node) problems() []string {
 	list = append(list, n.joined.unserved()...)
 	list = append(list, n.toFollow(n.view())...)
 	for _, p := range n.partitions {
-		if problem := n.problem(p); problem != "" {
+		if problem := cmp.Or(n.problem(p), n.ahead(p)); problem != "" {
 			list = append(list, problem)
 		}
 	}
@@ -135,4 +138,18 @@ func (n *Node) problem(p *partition) string {
 		return fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(p.lostSince).Round(time.Second))
 	}
 	return ""
+}
+
+// ahead says that a partition of this node is ahead of the clock, which was set back: nothing else shows that it waits.
+func (n *Node) ahead(p *partition) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := p.machine.Stats()
+	at := max(st.Now, st.To)
+	by := n.clock.until(at)
+	if p.owner.Epoch == 0 || by <= aheadTooFar {
+		return ""
+	}
+	return fmt.Sprintf("partition %d is at %s, %s ahead of the clock, which was set back: what comes due or is put waits for it",
+		p.number, formatMilli(at), by.Round(time.Second))
 }
