@@ -190,6 +190,8 @@ type Node struct {
 	streams *streams.Streams
 	outputs []*streams.FileSync // of the embedded server's output streams, by partition
 
+	unreached atomic.Pointer[error] // why the last try to connect nc again failed, as the library forgets it
+
 	chained    streams.Chained // of the clockwork, for the next message
 	sharing    int             // partitions that share the window; of the clockwork, too
 	session    string          // of this run, in the ids of its messages
@@ -439,6 +441,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 		n.nc, err = o.connect("",
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
 			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
+			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
 		n.asked, n.url = n.nc, o.NATS
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// An external nats-server is killed and comes back: red, then green, and nothing is missing.
+// An external nats-server is killed and comes back: red, and why, then green, and nothing is missing.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -29,7 +29,7 @@ func TestOutage(t *testing.T) {
 	for range 3 {
 		beats(t, c, 10)
 		e.kill()
-		notReady(t, r.HTTP, "NATS cannot be reached")
+		notReady(t, r.HTTP, "NATS cannot be reached: dial tcp ")
 		e.start()
 		ready(t, r)
 	}

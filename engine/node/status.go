@@ -97,6 +97,8 @@ func (n *Node) problems() []string {
 		why := "NATS cannot be reached"
 		if err := n.nc.LastError(); err != nil {
 			why += ": " + err.Error()
+		} else if last := n.unreached.Load(); last != nil {
+			why += ": " + (*last).Error()
 		}
 		list = append(list, why)
 	}
