@@ -214,17 +214,19 @@ func (n *Node) look(ctx context.Context, p *partition, info streams.Info, last *
 	if err != nil || f.end.Number > 0 {
 		return f, err
 	}
-	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
-		_, err := n.streams.Out[p.number].Get(ctx, acked.Seq)
-		if errors.Is(err, streams.ErrNotFound) { // somebody may also have purged a subject
-			n.log.Warn("the end of the output stream is gone: purged, or lost by damage", "partition", p.number, "up_to_sequence", acked.Seq)
-		} else if err != nil {
-			return f, err
-		}
-	}
 	// None is left above what the log knows to be stored. What age took there was ours; what is missing
 	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.
 	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
+	gone := acked.Seq > 0 && acked.Seq <= info.Last && info.First > info.Last && !aged
+	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
+		_, err := n.streams.Out[p.number].Get(ctx, acked.Seq)
+		if gone = errors.Is(err, streams.ErrNotFound); err != nil && !gone {
+			return f, err
+		}
+	}
+	if gone { // somebody may also have purged a subject, or the stream
+		n.log.Warn("the end of the output stream is gone: purged, or lost by damage", "partition", p.number, "up_to_sequence", acked.Seq)
+	}
 	if aged && info.First > acked.Seq+1 {
 		f.end.LastSeq = info.First - 1
 	} else {

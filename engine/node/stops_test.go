@@ -723,7 +723,7 @@ func TestStopCorruptTable(t *testing.T) {
 }
 
 // An output stream that lost the end of what was known to be stored, but not its last sequence, which its index still has, looks
-// like one of which a subject was purged: nothing is put out again, but it is told.
+// like one of which a subject was purged, or all of it: what was known to be stored is not put out again, but it is told.
 func TestGoneBelowLastSequence(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: partitions}
@@ -736,12 +736,17 @@ func TestGoneBelowLastSequence(t *testing.T) {
 	if err != nil || len(blocks) != partitions {
 		t.Fatalf("blocks: %v, %v", blocks, err)
 	}
-	for _, block := range blocks {
+	for i, block := range blocks {
 		info, err := os.Stat(block)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Truncate(block, info.Size()/2); err != nil {
+		if i == 0 {
+			err = os.Remove(block)
+		} else {
+			err = os.Truncate(block, info.Size()/2)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
