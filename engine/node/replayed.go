@@ -292,9 +292,6 @@ func (r *replayer) run(ctx context.Context) error {
 		}
 		return r.apply(ctx, e, size)
 	})
-	if errors.Is(err, errFound) {
-		err = nil
-	}
 	return err
 }
 
@@ -331,19 +328,22 @@ func (r *replayer) unload(ctx context.Context, now int64) error {
 	return nil
 }
 
-// look sees what later ticks say of the outputs that were made, until they were all stored.
+// setBack is more than a log's clock goes back by where another server comes to lead it, ms.
+const setBack = 1000
+
+// look sees what later ticks say of the outputs that were made, and that the log's clock was not set back: a time that it has
+// twice says too little.
 func (r *replayer) look(e *engine.Entry) error {
+	if e.Time < r.until-setBack {
+		return fmt.Errorf("%w: the log has it twice, up to sequence %d and from %d on, of %s, as its clock was set back",
+			ErrOutOfLog, r.position, e.Seq, formatMilli(e.Time))
+	}
 	for _, t := range e.Ticks {
 		if t.Partition < len(r.stored) {
 			r.stored[t.Partition] = max(r.stored[t.Partition], t.Acked.Output)
 		}
 	}
-	for _, p := range r.n.partitions {
-		if p.machine.Made() > r.stored[p.number] {
-			return nil
-		}
-	}
-	return errFound
+	return nil
 }
 
 // onNewStreams makes a partition's checkpoint one of a service that begins with streams of its own.
