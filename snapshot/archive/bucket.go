@@ -260,7 +260,8 @@ func (b *Bucket) Clean(context.Context) error { return nil }
 
 // Lock puts an object of its own, and gives way to every other that is alive: of two that come at the same time
 // at least one sees the other, maybe both. A lock is alive that was renewed within the last minute, by the server's
-// clock; one of a process that was killed is passed over then, and removed.
+// clock; one of a process that was killed is passed over then, and removed. One that is a minute ahead or more is from before
+// that clock was set back, and no more alive.
 func (b *Bucket) Lock(ctx context.Context) (Lock, error) {
 	l := &bucketLock{bucket: b, name: locksFolder + "/" + nuid.Next(), stop: make(chan struct{})}
 	if err := b.Put(ctx, l.name, []byte(l.name)); err != nil {
@@ -294,7 +295,7 @@ func (l *bucketLock) takeOver(ctx context.Context) error {
 		if i == own {
 			continue
 		}
-		if age := locks[own].Time.Sub(o.Time); age < l.bucket.life {
+		if age := locks[own].Time.Sub(o.Time); age.Abs() < l.bucket.life {
 			return fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), age.Round(time.Millisecond))
 		}
 		if err := l.bucket.Delete(ctx, o.Name); err != nil {

@@ -321,6 +321,16 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, second.Release())
 }
 
+// One whose process was killed while the server's clock was ahead keeps nobody out until the clock is there again.
+func TestBucketLockFromAhead(t *testing.T) {
+	bucket := startBucket(t)
+	bucket.life = time.Nanosecond
+	own := &bucketLock{bucket: bucket, name: locksFolder + "/own"}
+	must(t, bucket.Put(t.Context(), own.name, nil))
+	must(t, bucket.Put(t.Context(), locksFolder+"/ahead", nil))
+	must(t, own.takeOver(t.Context()))
+}
+
 // A bucket that is saved to and pruned again and again does not grow where nothing changes.
 func TestBucketDoesNotGrow(t *testing.T) {
 	target := startBucket(t)
