@@ -219,6 +219,7 @@ type Node struct {
 	resets     trouble
 	unfollowed trouble
 	refusals   trouble      // of the credentials, one with each try
+	protests   trouble      // of the connection else, such as a right that is missing: one with each message
 	filling    filling      // of the log stream
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	answering  atomic.Int64 // since when it has said so again and again, the same

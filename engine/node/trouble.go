@@ -9,17 +9,22 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// troublePause is the least time between two lines about one kind of trouble.
-const troublePause = 10 * time.Second
+const (
+	// troublePause is the least time between two lines about one kind of trouble.
+	troublePause = 10 * time.Second
+	// protestsSaid is how many errors of the connection are told in that time: a right that is missing may be so for many subjects.
+	protestsSaid = 10
+)
 
 // trouble is something that is tried again several times a second while it goes wrong. One line in a while says so.
 type trouble struct {
-	mu   sync.Mutex
-	said time.Time
-	held int // since then
+	mu    sync.Mutex
+	said  time.Time
+	lines int // since then
+	held  int // since the last of these
 }
 
-// protest logs an error of the connection. Each says something else, but that of credentials which are refused.
+// protest logs an error of the connection. Each may say something else, but that of credentials which are refused.
 func (n *Node) protest(err error) {
 	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
 		if errors.Is(err, refused) {
@@ -27,17 +32,26 @@ func (n *Node) protest(err error) {
 			return
 		}
 	}
-	n.log.Warn("NATS", "error", err)
+	n.protests.tellFirst(protestsSaid, n.log, time.Now(), "NATS", "error", err)
 }
 
 // tell logs what goes wrong, or only counts it. args are slog's.
 func (t *trouble) tell(log *slog.Logger, now time.Time, what string, args ...any) {
+	t.tellFirst(1, log, now, what, args...)
+}
+
+// tellFirst logs the first so many in a while.
+func (t *trouble) tellFirst(most int, log *slog.Logger, now time.Time, what string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.said.IsZero() && now.Sub(t.said) < troublePause {
+	if t.said.IsZero() || now.Sub(t.said) >= troublePause {
+		t.said, t.lines = now, 0
+	}
+	if t.lines == most {
 		t.held++
 		return
 	}
 	log.Warn(what, append(args, "held_back", t.held)...)
-	t.said, t.held = now, 0
+	t.lines++
+	t.held = 0
 }
