@@ -39,6 +39,8 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 		nats.ReconnectOnFlusherError(), // what was to be written is lost, and nobody would know
 		nats.SkipHostLookup(),          // the dialer looks it up, within its time
 		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
+		// The library's own handler writes to standard error, whatever the log is to be like.
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { o.Logger.Warn("NATS", "error", err) }),
 	}
 	options = append(append(options, more...), o.NATSOptions...)
 	nc, err := nats.Connect(servers, append(options, nearestFirst)...)

@@ -1,18 +1,23 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // An engine goes to a nats-server of its own machine first, whatever the order in which they were given; where there is
@@ -95,5 +100,29 @@ func TestConnectKeepsSecrets(t *testing.T) {
 		if _, err := (Options{NATS: url}).connect(""); err == nil || strings.Contains(err.Error(), "s3c") {
 			t.Errorf("%s: %v", url, err)
 		}
+	}
+}
+
+// What a connection meets is told by the engine's log, and of those that only ask for a sign of life not at all: the library would
+// write to standard error.
+func TestConnectionsTellTheLog(t *testing.T) {
+	url := natstest.Start(t, &server.Options{}).ClientURL()
+	var lines bytes.Buffer
+	o := Options{Name: "a", NATS: url, Logger: slog.New(slog.NewTextHandler(&lines, nil))}
+	nc, err := o.connect("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s := servers{o: o, all: make(map[string]*natsServer)}
+	ctx, cancel := context.WithCancel(t.Context())
+	s.add(ctx, url)
+	defer s.work.Wait()
+	defer cancel()
+	for _, nc := range []*nats.Conn{nc, s.all[url].nc} {
+		nc.Opts.AsyncErrorCB(nc, nil, nats.ErrAuthorization)
+	}
+	if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN msg=NATS error=") {
+		t.Errorf("logged: %s", got)
 	}
 }

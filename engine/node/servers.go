@@ -85,7 +85,8 @@ func (s *servers) add(ctx context.Context, url string) {
 	changed := func(nc *nats.Conn) { s.connected(one, nc) }
 	nc, err := s.o.connectTo(withUser(url, s.o.NATS), " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
-		nats.IgnoreAuthErrorAbort(), // one that refuses for a moment, as its own resolver is away, is asked again
+		nats.IgnoreAuthErrorAbort(),                                       // one that refuses for a moment, as its own resolver is away, is asked again
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the node's own connection says the same
 		nats.ConnectHandler(changed), nats.ReconnectHandler(changed),
 		nats.DisconnectErrHandler(func(*nats.Conn, error) { s.broke(one) }))
 	if err != nil {
