@@ -236,6 +236,9 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 		code carillon.Code
 	}
 	commands := make(map[outcome]*metrics.Counter) // to name one costs more than to count; only the machine's caller is here
+	for _, reason := range skipReasons {
+		m.skipped(partition, reason) // from 0 on: of a counter that begins with the first fires skipped no rate would tell of these
+	}
 	return engine.Listener{
 		Command: func(verb string, code carillon.Code) {
 			if !counts() {
@@ -270,6 +273,8 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 		},
 	}
 }
+
+var skipReasons = []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused}
 
 func (m *meters) skipped(partition int, reason string) *metrics.Counter {
 	return m.set.GetOrCreateCounter(fmt.Sprintf(`carillon_skipped_total{reason=%q,partition="%d"}`, reason, partition))

@@ -41,6 +41,20 @@ func TestLatenessOfLongAgo(t *testing.T) {
 	}
 }
 
+// Skipped fires count from 0 on, or an alert on their rate would miss the first.
+func TestSkipsCountFromZero(t *testing.T) {
+	m := newMeters(func() *Node { return nil })
+	l := m.listener(3, func() bool { return true })
+	for _, want := range []int{0, 5} {
+		var text bytes.Buffer
+		m.write(&text)
+		if line := fmt.Sprintf(`carillon_skipped_total{reason="expired",partition="3"} %d`, want); !strings.Contains(text.String(), line+"\n") {
+			t.Errorf("there is no %s in\n%s", line, text.String())
+		}
+		l.Skipped("expired", 5)
+	}
+}
+
 // A command counts by its verb and outcome, over all partitions.
 func TestCommandCounters(t *testing.T) {
 	m := newMeters(func() *Node { return nil })

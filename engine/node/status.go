@@ -65,7 +65,7 @@ func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.Partiti
 		},
 		Skipped: map[string]uint64{}, Rejected: st.Rejected,
 	}
-	for _, reason := range []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused} {
+	for _, reason := range skipReasons {
 		if v := n.meters.skipped(p.number, reason).Get(); v > 0 {
 			status.Skipped[reason] = v
 		}
