@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -184,6 +185,36 @@ func TestOtherFormat(t *testing.T) {
 }
 
 // tableKeys are the keys of the room that is used for tables here.
+// Without the file that names the manifest in use Pebble would begin anew, and delete what was there: it is not let to.
+func TestLostMarker(t *testing.T) {
+	mem := vfs.NewMem()
+	opts := Options{Dir: "db", FS: mem}
+	s := open(t, opts)
+	must(t, s.Log().Append([]Record{{1, []byte("kept")}}))
+	must(t, s.Close())
+	must(t, open(t, opts).Close()) // what was in Pebble's log is in a table
+
+	files, err := mem.List("db")
+	must(t, err)
+	i := slices.IndexFunc(files, func(name string) bool { return strings.HasPrefix(name, "marker.manifest.") })
+	marker := mem.PathJoin("db", files[i])
+	must(t, mem.Remove(marker))
+	_, err = OpenStore(opts)
+	wantErr(t, err, ErrCorrupt)
+	if !strings.Contains(err.Error(), "marker.manifest") {
+		t.Error(err)
+	}
+
+	f, err := mem.Create(marker, vfs.WriteCategoryUnspecified)
+	must(t, err)
+	must(t, f.Close())
+	s = open(t, opts)
+	if got := contents(t, s); got[1] != "kept" {
+		t.Errorf("it has %v", got)
+	}
+	must(t, s.Close())
+}
+
 func tableKeys(t *testing.T, s *Store) (keys []string) {
 	t.Helper()
 	v, err := s.Snapshot()

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -100,8 +101,18 @@ func readMark(fsys vfs.FS, dir string) (s markState, err error) {
 	return s, nil
 }
 
-// checkManifest verifies what was synced of the manifest. One that is gone was followed by another.
+// checkManifest verifies what was synced of the manifest. One that is gone was followed by another. Where the empty file is
+// lost that names the one in use, Pebble makes a new database and deletes the tables of the old one.
 func checkManifest(fsys vfs.FS, dir string, m manifest) error {
+	if m.size > 0 {
+		found, err := pebble.Peek(dir, fsys)
+		if err != nil {
+			return err
+		}
+		if !found.Exists {
+			return fmt.Errorf("%w: %s has no file marker.manifest.*, which names the manifest in use, last %s", ErrCorrupt, dir, m.name)
+		}
+	}
 	path := fsys.PathJoin(dir, m.name)
 	b, err := readFile(fsys, path, m.size)
 	if err != nil || b == nil {
