@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 	"sync"
@@ -106,7 +107,7 @@ func OpenStore(opts Options) (_ *Store, err error) {
 	s.popts = opts.pebble(f, s.lock, s.cache, compactions)
 	s.popts.EnsureDefaults()
 	if s.db, err = pebble.Open(opts.Dir, s.popts); err != nil {
-		return nil, lockError(opts.Dir, err)
+		return nil, openError(opts.Dir, err)
 	}
 	tables := f.PathJoin(opts.Dir, tableDir)
 	if err := errors.Join(f.RemoveAll(tables), f.MkdirAll(tables, 0o755)); err != nil {
@@ -155,6 +156,18 @@ func lockError(dir string, err error) error {
 		return fmt.Errorf("%w: data directory %q", ErrLocked, dir)
 	}
 	return err
+}
+
+// openError tells files that are missing or of another size, which Pebble does not call corruption, and a lock that is held,
+// from other trouble.
+func openError(dir string, err error) error {
+	switch {
+	case errors.Is(err, pebble.ErrDBNotPristine):
+		return fmt.Errorf("%w: %s has no file marker.format-version.*", ErrCorrupt, dir)
+	case errors.Is(err, fs.ErrNotExist), strings.Contains(err.Error(), "object size mismatch"):
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, dir, err)
+	}
+	return lockError(dir, err)
 }
 
 func (s *Store) checkFormat() error {

@@ -8,7 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
+	"path"
 	"strings"
 	"testing"
 
@@ -185,34 +185,66 @@ func TestOtherFormat(t *testing.T) {
 }
 
 // tableKeys are the keys of the room that is used for tables here.
-// Without the file that names the manifest in use Pebble would begin anew, and delete what was there: it is not let to.
-func TestLostMarker(t *testing.T) {
-	mem := vfs.NewMem()
-	opts := Options{Dir: "db", FS: mem}
+// storeFile makes a store whose only record is in a table, and returns the path of the file of it that has a name of this form.
+func storeFile(t *testing.T, opts Options, pattern string) string {
+	t.Helper()
 	s := open(t, opts)
 	must(t, s.Log().Append([]Record{{1, []byte("kept")}}))
 	must(t, s.Close())
 	must(t, open(t, opts).Close()) // what was in Pebble's log is in a table
-
-	files, err := mem.List("db")
+	files, err := opts.FS.List(opts.Dir)
 	must(t, err)
-	i := slices.IndexFunc(files, func(name string) bool { return strings.HasPrefix(name, "marker.manifest.") })
-	marker := mem.PathJoin("db", files[i])
-	must(t, mem.Remove(marker))
-	_, err = OpenStore(opts)
+	for _, name := range files {
+		if ok, _ := path.Match(pattern, name); ok {
+			return opts.FS.PathJoin(opts.Dir, name)
+		}
+	}
+	t.Fatalf("no %s in %q", pattern, files)
+	return ""
+}
+
+// Without the file that names the manifest in use Pebble would begin anew, and delete what was there: it is not let to.
+func TestLostMarker(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	marker := storeFile(t, opts, "marker.manifest.*")
+	must(t, opts.FS.Remove(marker))
+	_, err := OpenStore(opts)
 	wantErr(t, err, ErrCorrupt)
 	if !strings.Contains(err.Error(), "marker.manifest") {
 		t.Error(err)
 	}
 
-	f, err := mem.Create(marker, vfs.WriteCategoryUnspecified)
+	f, err := opts.FS.Create(marker, vfs.WriteCategoryUnspecified)
 	must(t, err)
 	must(t, f.Close())
-	s = open(t, opts)
+	s := open(t, opts)
 	if got := contents(t, s); got[1] != "kept" {
 		t.Errorf("it has %v", got)
 	}
 	must(t, s.Close())
+}
+
+// Files that are missing or of another size are damage, too.
+func TestLostFiles(t *testing.T) {
+	for pattern, word := range map[string]string{"*.sst": "sstable", "marker.format-version.*": "marker.format-version"} {
+		opts := Options{Dir: "db", FS: vfs.NewMem()}
+		must(t, opts.FS.Remove(storeFile(t, opts, pattern)))
+		_, err := OpenStore(opts)
+		wantErr(t, err, ErrCorrupt)
+		if !strings.Contains(err.Error(), word) {
+			t.Error(err)
+		}
+	}
+
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	f, err := opts.FS.OpenReadWrite(storeFile(t, opts, "*.sst"), vfs.WriteCategoryUnspecified)
+	must(t, err)
+	info, err := f.Stat()
+	must(t, err)
+	_, err = f.WriteAt([]byte{0}, info.Size())
+	must(t, errors.Join(err, f.Close()))
+	_, err = OpenStore(opts)
+	wantErr(t, err, ErrCorrupt)
 }
 
 func tableKeys(t *testing.T, s *Store) (keys []string) {
