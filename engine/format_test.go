@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"bytes"
 	"encoding/hex"
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -126,6 +128,26 @@ func TestRowsGolden(t *testing.T) {
 		t.Error(diff)
 	}
 	same(t, m, restored)
+}
+
+// Rows and specs of a later version are refused by that, in whatever room.
+func TestNewerRows(t *testing.T) {
+	checkpoint := decoded(golden(t, "rows.md")["checkpoint"])
+	for room, rows := range checkpoint.rooms {
+		for key, value := range rows {
+			if room == roomIDs {
+				continue
+			}
+			newer := bytes.Clone(value)
+			newer[0]++
+			rows[key] = newer
+			_, err := Open(Layout{"carillon", 1}, 0, checkpoint)
+			rows[key] = value
+			if !errors.Is(err, ErrCheckpoint) || !strings.Contains(err.Error(), "of version 2, this binary reads 1") {
+				t.Errorf("room %q, key %x: %v", room, key, err)
+			}
+		}
+	}
 }
 
 // ignoreHere leaves out the counts that are not part of the state.

@@ -202,7 +202,7 @@ func decodeRow(r row) (j stored, err error) {
 		j.next, j.armed = k.time(), k.number()
 	}
 	d := decoder{b: r.value()}
-	d.version()
+	d.version("row", rowVersion)
 	flags := d.byte()
 	j.status = status(flags & rowStatus)
 	j.put = d.uvarint()
@@ -363,7 +363,7 @@ func (f *forcedFire) value() []byte {
 
 func decodeForced(key, value []byte) (*forcedFire, error) {
 	k, d := decoder{b: key}, decoder{b: value}
-	d.version()
+	d.version("row", rowVersion)
 	f := &forcedFire{seq: k.number(), id: d.string(), at: d.varint(), own: d.bool(), body: d.string()}
 	return f, errors.Join(k.end(), d.end())
 }
@@ -375,7 +375,7 @@ func (g *grave) value() []byte {
 
 func decodeGrave(key, value []byte) (*grave, error) {
 	k, d := decoder{b: key}, decoder{b: value}
-	d.version()
+	d.version("row", rowVersion)
 	g := &grave{number: k.number(), id: d.string(), last: d.varint(), at: d.varint()}
 	return g, errors.Join(k.end(), d.end())
 }
@@ -397,7 +397,7 @@ func (o *Output) value() []byte {
 
 func decodeOutput(key, value []byte) (Output, error) {
 	k, d := decoder{b: key}, decoder{b: value}
-	d.version()
+	d.version("row", rowVersion)
 	o := Output{Number: k.number(), Due: d.varint(), Kind: OutputKind(d.byte()), Job: d.string(), Scheduled: d.varint()}
 	o.Version, o.Missed, o.Asked = d.uvarint(), d.uvarint(), d.uvarint()
 	o.Event, o.Body, o.OwnBody, o.spec = d.string(), d.string(), d.bool(), spec(d.string())
@@ -414,10 +414,10 @@ func decodeOutput(key, value []byte) (Output, error) {
 	return o, nil
 }
 
-// version reads the byte that rows begin with.
-func (d *decoder) version() {
-	if v := d.byte(); d.err == nil && v != rowVersion {
-		d.fail(fmt.Errorf("row of version %d, this binary reads %d", v, rowVersion))
+// version reads the byte that rows and specs begin with.
+func (d *decoder) version(of string, reads byte) {
+	if v := d.byte(); d.err == nil && v != reads {
+		d.fail(fmt.Errorf("%s of version %d, this binary reads %d", of, v, reads))
 	}
 }
 

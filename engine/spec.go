@@ -69,9 +69,7 @@ func headerLines(headers map[string]string) string {
 // decodeSpec is the inverse of encodeSpec. The job's payload aliases s.
 func decodeSpec(s []byte) (carillon.Job, error) {
 	d := decoder{b: s}
-	if d.byte() != specVersion {
-		d.fail(errValue)
-	}
+	d.version("spec", specVersion)
 	var j carillon.Job
 	j.Topic = d.string()
 	lines := d.string()
@@ -121,9 +119,7 @@ func (d *decoder) terms(j *carillon.Job) {
 // decodeTerms reads no more of a spec than when the job fires. It fails where decodeSpec does.
 func decodeTerms(s []byte) (j carillon.Job, err error) {
 	d := decoder{b: s}
-	if d.byte() != specVersion {
-		d.fail(errValue)
-	}
+	d.version("spec", specVersion)
 	for range 3 { // topic, header lines, payload
 		d.bytes()
 	}
