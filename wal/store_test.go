@@ -184,7 +184,6 @@ func TestOtherFormat(t *testing.T) {
 	wantErr(t, err, ErrVersion)
 }
 
-// tableKeys are the keys of the room that is used for tables here.
 // storeFile makes a store whose only record is in a table, and returns the path of the file of it that has a name of this form.
 func storeFile(t *testing.T, opts Options, pattern string) string {
 	t.Helper()
@@ -247,6 +246,7 @@ func TestLostFiles(t *testing.T) {
 	wantErr(t, err, ErrCorrupt)
 }
 
+// tableKeys are the keys of the room that is used for tables here.
 func tableKeys(t *testing.T, s *Store) (keys []string) {
 	t.Helper()
 	v, err := s.Snapshot()
