@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,13 +27,14 @@ type puller struct {
 	batch     []delivery // the memory of the latest
 	pulls     uint64
 	size      pullSize
-	silent    bool // the latest pull was lost, and nothing has come since
+	silent    bool  // the latest pull was lost, and nothing has come since
+	said      error // by the server, at the latest look
 }
 
 // pullAll pulls until ctx ends. A consumer that has gone is made anew: by then its acks are lost, and
 // triggers come again.
 func (w *worker) pullAll(ctx context.Context, partition int) {
-	p := &puller{worker: w, partition: partition, inbox: w.nc.NewInbox(), size: pullSize{least: (w.Concurrency + 1) / 2}}
+	p := &puller{worker: w, partition: partition, inbox: w.nc.NewInbox(), size: pullSize{least: (w.Concurrency + 1) / 2}, said: w.nc.LastError()}
 	p.came = make(chan *nats.Msg, 2*max(pullMost, p.size.least)) // the rest of a pull taken to be lost may come beside the next
 	sub, err := w.nc.ChanSubscribe(p.inbox+".*", p.came)
 	for ; err != nil; sub, err = w.nc.ChanSubscribe(p.inbox+".*", p.came) {
@@ -107,7 +109,28 @@ func (p *puller) pull(ctx context.Context) error {
 	if of.came > 0 {
 		p.size.took(min(of.came, of.most), of.largest, time.Since(of.first))
 	}
-	return of.err
+	return cmp.Or(of.err, p.forbidden())
+}
+
+// forbidden is what the server has said since the latest look of a right that is missing to pull, to be answered or to acknowledge.
+// It says so to the connection; here it is only quiet, or the same triggers come again and again.
+func (p *puller) forbidden() error {
+	before := p.said
+	if p.said = p.nc.LastError(); p.said == before || !errors.Is(p.said, nats.ErrPermissionViolation) {
+		return nil
+	}
+	acks := "$JS.ACK." + p.names.OutStream(p.partition) + "." + p.Name + "."
+	for _, subject := range []string{p.api() + `"`, p.inbox + `.*"`, acks} {
+		if strings.Contains(p.said.Error(), `"`+subject) {
+			return p.said
+		}
+	}
+	return nil
+}
+
+// api is where messages are asked for.
+func (p *puller) api() string {
+	return jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
 }
 
 // receive hands over what comes until the pull is over and all of it has been begun. When done ends, that goes back.
@@ -148,13 +171,12 @@ func (p *puller) ask() (*pull, error) {
 	if p.silent {
 		of.most = 1 // the one before may still be answered, and the one before that
 	}
-	api := jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
 	bound := ""
 	if of.most > pullBytes/MaxPayload { // what comes may be larger than all before
 		// A pull that takes less than the largest message there can be would never get it.
 		bound = fmt.Sprintf(`"max_bytes":%d,`, max(pullBytes, p.nc.MaxPayload()+pullSpare))
 	}
-	return of, p.nc.PublishRequest(api, of.reply, fmt.Appendf(nil, `{"batch":%d,%s"expires":%d}`, of.most, bound, pullWait.Nanoseconds()))
+	return of, p.nc.PublishRequest(p.api(), of.reply, fmt.Appendf(nil, `{"batch":%d,%s"expires":%d}`, of.most, bound, pullWait.Nanoseconds()))
 }
 
 // take reads a message and those that have come behind it. The time is taken once for them, and after they

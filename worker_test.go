@@ -630,6 +630,52 @@ func (l *late) Consumer(ctx context.Context, stream, name string) (jetstream.Con
 	return c, err
 }
 
+// A right that is missing is told, where else a worker would only be quiet, or be given the same triggers for ever.
+func TestWorkWithoutRights(t *testing.T) {
+	t.Parallel()
+	to := func(allow ...string) *server.SubjectPermission { return &server.SubjectPermission{Allow: allow} }
+	o := &server.Options{JetStream: true, Users: []*server.User{
+		{Username: "service"},
+		{Username: "pull", Permissions: &server.Permissions{Publish: to("$JS.ACK.>")}},
+		{Username: "answers", Permissions: &server.Permissions{Subscribe: to("carillon.>")}},
+		{Username: "ack", Permissions: &server.Permissions{Publish: to("$JS.API.CONSUMER.MSG.NEXT.>")}},
+	}}
+	url := natstest.Start(t, o).ClientURL()
+	as := func(user string) *nats.Conn {
+		nc, err := nats.Connect(url, nats.UserInfo(user, ""), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	service := as("service")
+	js, err := jetstream.New(service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := makeOutput(t, js, 1)
+	out.trigger(0, "t", "j", 1, "")
+	told := map[string]chan error{"pull": make(chan error, 100), "answers": make(chan error, 100), "ack": make(chan error, 100)}
+	for user, told := range told {
+		o := WorkerOptions{Topic: "t", Name: user, Partitions: 1, OnError: func(_ *Trigger, err error) { told <- err }}
+		if _, err := Connect(service).MakeConsumers(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		startWorker(t, Connect(as(user)), o, func(context.Context, *Trigger) error { return nil })
+	}
+	for user, told := range told {
+		select {
+		case err := <-told:
+			if !errors.Is(err, nats.ErrPermissionViolation) {
+				t.Errorf("%s: %v", user, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s: nothing was told", user)
+		}
+	}
+}
+
 // Of workers of one name that begin together one makes the consumer, and what it takes holds for the others.
 func TestWorkConsumersOfTwoAtOnce(t *testing.T) {
 	nc, js := startNATS(t)
