@@ -42,7 +42,8 @@ const (
 // CodeUnavailable, where nobody answered in time; the outcome is then unknown, and context.Canceled or
 // context.DeadlineExceeded is wrapped beside it when the context ended the wait. CodeInternal is the service's own fault. An
 // error of the connection, such as nats.ErrConnectionClosed, or nats.ErrPermissionViolation where the server did not take the
-// request, is wrapped as it is.
+// request, is wrapped as it is; of many requests at once that the server does not take some may get CodeUnavailable, as a
+// connection keeps its last error alone.
 type Client struct {
 	nc      *nats.Conn
 	names   Names
@@ -92,8 +93,10 @@ type commandOptions struct {
 func IfVersion(n uint64) CommandOption { return func(o *commandOptions) { o.ifVersion = &n } }
 
 // RequestID names the command itself, in the Carillon-Request header. A job takes a put or a fire twice
-// in a row under one name only once. Without this option each call makes up a name for its own retries.
-func RequestID(id string) CommandOption { return func(o *commandOptions) { o.request = id } }
+// in a row under one name only once. Without this option, or with "", each call makes up a name for its own retries.
+func RequestID(id string) CommandOption {
+	return func(o *commandOptions) { o.request = cmp.Or(id, o.request) }
+}
 
 // NoRetry has a command not sent again once its outcome is unknown; CodeUnavailable tells the caller so. What was sent before
 // may still be carried out by then, or come late: a first try that a network kept back is applied after the answer to the
@@ -300,8 +303,11 @@ func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
 // DrainNode has a node hand over the partitions that it serves, as long as others can take them; with undo it gets its
 // share again. It returns at once: Status shows how far the node is.
 //
-// Errors: CodeUnavailable, also where there is no such node.
+// Errors: CodeInvalidField without a node; CodeUnavailable, also where there is no such node.
 func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r DrainReply, err error) {
+	if node == "" {
+		return r, errField(CodeInvalidField, "node", "is missing")
+	}
 	body, err := json.Marshal(DrainRequest{Undo: undo})
 	if err != nil {
 		return r, err

@@ -99,7 +99,7 @@ func TestClientPut(t *testing.T) {
 
 	unavailable := answer{refusal: &Error{Code: CodeUnavailable, Message: "restarting"}}
 	s.answers("carillon.api.put.renew-1", unavailable, answer{}, answer{body: want.AppendJSON(nil)})
-	got, err := c.Put(t.Context(), job, IfVersion(1))
+	got, err := c.Put(t.Context(), job, IfVersion(1), RequestID(""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,6 +238,9 @@ func TestClientVerbs(t *testing.T) {
 	s.answers("carillon.api.preview", answer{body: (&PreviewReply{next}).AppendJSON(nil)})
 	if got, err := c.Preview(t.Context(), PreviewRequest{Schedule: "@hourly", Count: 2}); err != nil || !cmp.Equal(got, next) {
 		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := c.DrainNode(t.Context(), "", false); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "node"}) {
+		t.Errorf("a drain of no node: %v", err)
 	}
 	fine := time.UnixMilli(1000).Add(time.Microsecond)
 	for field, p := range map[string]PreviewRequest{"start": {Schedule: "@hourly", Start: fine}, "end": {Schedule: "@hourly", End: fine}} {

@@ -17,7 +17,7 @@ import (
 // Handler does the work of one trigger. A nil error acknowledges it; Permanent gives it up; any other
 // has it delivered again after the worker's RetryDelay. The context ends only when the worker was
 // stopped and its Grace is over. The same trigger may come more than once, after a crash of the worker
-// for one: Trigger.ID is the key to notice it by.
+// for one: Trigger.ID is the key to notice it by. A panic ends the program, as in any goroutine.
 type Handler func(ctx context.Context, t *Trigger) error
 
 // Permanent marks an error that no retry will mend. Of nil it is nil.
@@ -116,7 +116,8 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // a durable consumer of the worker's name on each. When ctx ends it takes no more, gives back what it
 // has not begun, lets the handlers under way finish within Grace, and returns nil, or an error if some
 // had to be cancelled. It ends in the same way when the connection is closed, with nats.ErrConnectionClosed:
-// nats.go closes one that it could not restore for two minutes, where nats.MaxReconnects says nothing else.
+// nats.go closes one that it could not restore for two minutes, where nats.MaxReconnects says nothing else. To drain the connection
+// is no way to stop a worker: answers of handlers under way are lost then, and their triggers come again.
 //
 // A worker takes ahead what it begins within some hundredths of a second: of each partition at least
 // Concurrency triggers, at most 2,048 and no more than about 8 MiB. They are kept from being delivered
@@ -124,12 +125,15 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // among all workers of the name, those that wait for their RetryDelay included: until one of them is answered the others stay
 // in the stream.
 //
-// Errors: CodeInvalidTopic and CodeInvalidField for options; CodeInvalidField when the name is in use
+// Errors: CodeInvalidTopic and CodeInvalidField for options, and without a handler; CodeInvalidField when the name is in use
 // with another topic, with Partitions at the first trigger of one; CodeNotFound when the service has no streams; context.DeadlineExceeded when the servers did not
 // answer about a consumer for half a minute; the errors of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err
+	}
+	if handle == nil {
+		return errField(CodeInvalidField, "handler", "is missing")
 	}
 	w, err := c.worker(o)
 	if err != nil {

@@ -558,6 +558,9 @@ func TestWorkRefuses(t *testing.T) {
 			t.Errorf("%v; want %v", err, &o.want)
 		}
 	}
+	if err := c.Work(t.Context(), WorkerOptions{Topic: "t", Name: "g"}, nil); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "handler"}) {
+		t.Errorf("without a handler: %v", err)
+	}
 }
 
 // A worker whose consumers were made for more topics than its own ends, and leaves what is of others to them.
