@@ -32,7 +32,7 @@ func (n *Node) read(ctx context.Context) {
 		err = n.leftBehind(cut.At.Seq, cut.First, err)
 	}
 	if ctx.Err() == nil {
-		n.fail(fmt.Errorf("node: reading the log: %w", noRoom(err)))
+		n.fail(fmt.Errorf("node: reading the log: %w", n.unreachable(noRoom(err))))
 	}
 }
 

@@ -158,6 +158,28 @@ func TestMaxPayload(t *testing.T) {
 	}
 }
 
+// A nats-server whose limit is lowered closes a connection for good when a message is larger: the engine says why, connects again,
+// and is refused as at any start.
+func TestMaxPayloadLowered(t *testing.T) {
+	t.Parallel()
+	before := &server.Options{JetStream: true}
+	ns := natstest.Start(t, before)
+	o := base(t)
+	o.NATS = ns.ClientURL()
+	r := run(t, o)
+	put(t, client(t, r.NATS), carillon.Job{ID: "large", Schedule: "@every 100ms", Payload: bytes.Repeat([]byte("x"), 64<<10), Form: carillon.PayloadText})
+	lower := before.Clone()
+	lower.MaxPayload = 32 << 10
+	if err := ns.ReloadOptions(lower); err != nil {
+		t.Fatal(err)
+	}
+	<-r.done
+	words(t, r.err, "max_payload of nats-server is 32768")
+	if !contains(r.log, "waiting for NATS", "Maximum Payload Violation") {
+		t.Error("it did not say why the connection was closed")
+	}
+}
+
 // A job whose command fills a message is in every answer, though that says more than the command.
 func TestLongestCommand(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,8 +160,8 @@ func (r *reader) read(ctx context.Context) error {
 		if errors.As(err, &own) {
 			return own.error
 		}
-		if r.nc.IsClosed() {
-			return err
+		if r.nc.IsClosed() { // nats-server says why, where it was that
+			return fmt.Errorf("%w: the connection was closed: %w", ErrDisconnected, cmp.Or(r.nc.LastError(), nats.ErrConnectionClosed))
 		}
 		if !verdict(err) {
 			r.against = time.Time{}

@@ -375,7 +375,20 @@ func TestReadStops(t *testing.T) {
 	if err := <-ended; !errors.Is(err, ErrNoStream) && !(errors.As(err, &rewound) && rewound.At == more[0]) {
 		t.Errorf("the stream lost its tail: %v", err)
 	}
+	closed := make(chan error, 1)
+	reads := make(chan struct{}, 100)
+	go func() {
+		closed <- s.Log.Read(t.Context(), Position{}, func([]Message) error {
+			reads <- struct{}{}
+			return nil
+		})
+	}()
+	appendLog(t, s.Log, 1)
+	<-reads
 	nc.Close()
+	if err := <-closed; !errors.Is(err, ErrDisconnected) {
+		t.Errorf("the connection was closed: %v", err)
+	}
 	if err := read(Position{}); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("on a closed connection: %v", err)
 	}
