@@ -78,8 +78,12 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 			// First: what the tick makes is held by what it tells of the clock.
 			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time))
 		}
-		for _, p := range n.concerned(&e) {
+		concerned := n.concerned(&e)
+		for _, p := range concerned {
 			n.apply(p, &e)
+		}
+		if len(concerned) == 0 {
+			n.nobodys(&b.records[i])
 		}
 		if e.Kind == engine.KindImport {
 			runtime.Gosched() // as in an import's body: a record of many jobs
@@ -99,6 +103,16 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	ring(n.delivered)
 	b.letGo()
 	return nil
+}
+
+// nobodys notes a record that concerns no partition. That may be a command that was accepted: the stream's subject transform is
+// another then than when it was made.
+func (n *Node) nobodys(r *engine.Record) {
+	if r.Subject == n.layout.LogSubject(engine.Everyone, "heal") {
+		return // it holds the place of one that was lost
+	}
+	n.meters.ignored("malformed")
+	n.strays.tell(n.log, time.Now(), "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
 }
 
 // record is a message of the stream as the machine takes it.

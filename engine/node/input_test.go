@@ -313,6 +313,30 @@ func TestForgeries(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
+// A command that the log stream accepts for a partition that does not exist, as somebody has edited its subject transform, is told of.
+func TestCommandOfNoPartition(t *testing.T) {
+	t.Parallel()
+	r := run(t, startExternal(t).options(t))
+	nc := dial(t, r.NATS)
+	js := jetStream(t, nc)
+	log, err := js.Stream(t.Context(), carillon.DefaultNames().LogStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := log.CachedInfo().Config
+	cfg.SubjectTransform.Destination = fmt.Sprintf("carillon.log.%d{{partition(1,2)}}.{{wildcard(1)}}.{{wildcard(2)}}", partitions)
+	if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), "carillon.cmd.put.lost", []byte(`{"schedule":"@every 1s"}`)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is said", func() bool { return contains(r.log, "concerns no partition", "put.lost") })
+	if n := metric(t, r.HTTP, `carillon_log_ignored_total{reason="malformed"}`); n != 1 {
+		t.Errorf("%v records count as malformed", n)
+	}
+}
+
 // Somebody with the right to do so writes into the output streams while the node publishes into them: each
 // message of theirs is counted and skipped, and no output is lost or doubled.
 func TestForeignInWindow(t *testing.T) {

@@ -268,13 +268,16 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 		Skipped: func(reason string, n uint64) { // on every node: the status of each tells of it
 			m.skipped(partition, reason).AddInt64(int64(n))
 		},
-		Garbage: func(reason string) {
-			m.set.GetOrCreateCounter(`carillon_log_ignored_total{reason=` + strconv.Quote(reason) + `}`).Inc()
-		},
+		Garbage: m.ignored,
 	}
 }
 
 var skipReasons = []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused}
+
+// ignored counts a record of the log that means nothing.
+func (m *meters) ignored(reason string) {
+	m.set.GetOrCreateCounter(`carillon_log_ignored_total{reason=` + strconv.Quote(reason) + `}`).Inc()
+}
 
 func (m *meters) skipped(partition int, reason string) *metrics.Counter {
 	return m.set.GetOrCreateCounter(fmt.Sprintf(`carillon_skipped_total{reason=%q,partition="%d"}`, reason, partition))

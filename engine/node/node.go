@@ -218,6 +218,7 @@ type Node struct {
 	unsaid     trouble // an output stream does not say how far it is
 	resets     trouble
 	unfollowed trouble
+	strays     trouble      // records of the log that concern no partition
 	refusals   trouble      // of the credentials, one with each try
 	protests   trouble      // of the connection else, such as a right that is missing: one with each message
 	filling    filling      // of the log stream
