@@ -103,11 +103,18 @@ func (w *town) tick(limit int, hold bool, only ...int) {
 // moved is the town restored into other partitions, from a snapshot.
 func (w *town) moved(partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *town {
 	w.t.Helper()
-	var states []*SavedState
 	var views []memtable.View
 	for _, m := range w.ms {
-		v := wholeOf(w.t, m)
-		views = append(views, v)
+		views = append(views, wholeOf(w.t, m))
+	}
+	return w.movedFrom(views, partitions, only, cold, missed...)
+}
+
+// movedFrom is the same from checkpoints of all partitions.
+func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *town {
+	w.t.Helper()
+	var states []*SavedState
+	for _, v := range views {
 		state, _ := v.State() // it is in memory
 		s, err := ReadState(state)
 		if err != nil {
@@ -158,6 +165,9 @@ func (w *town) moved(partitions int, only carillon.Selection, cold bool, missed 
 	other := &town{t: w.t, seq: w.seq, now: w.now}
 	stateOf, _ := r.States()
 	for i, state := range stateOf {
+		if specs, jobs := len(rooms[i][roomSpecs]), len(rooms[i][roomIDs]); specs != jobs {
+			w.t.Fatalf("partition %d of %d: %d specs of %d jobs", i, partitions, specs, jobs)
+		}
 		var table memtable.Table
 		b := table.Begin()
 		b.State(w.seq, state)
@@ -337,6 +347,68 @@ func TestRerouteUneven(t *testing.T) {
 	}
 }
 
+// Completed jobs that are gone may still be in a checkpoint: whoever restores it gets none of them, but for one with a fire
+// that was asked for.
+func TestRestoredGone(t *testing.T) {
+	w := newTown(t, 2)
+	for i := range 10 {
+		w.put(fmt.Sprintf("once-%d", i), fmt.Sprintf(`{"schedule":"@in %ds"}`, i+1))
+	}
+	for range 10 {
+		w.now += 1000
+		w.tick(100, false)
+	}
+	w.do(KindFire, "fire", "once-0", "")
+	for p, m := range w.ms {
+		c := Rules()
+		c.Node, c.RetentionMS, c.CompletedMax = "n", 40*time.Hour.Milliseconds(), 2
+		w.apply(m, &Entry{Kind: KindClaim, Claim: c})
+		w.apply(m, &Entry{Kind: KindFire, Verb: "fire", Job: fmt.Sprintf("none-%d", p)}) // its time is over with that
+	}
+	var views []memtable.View
+	var want, salvaged []string
+	for _, m := range w.ms {
+		s := saved{m: m}
+		newest := "newest"
+		for PartitionOf(newest, 2) != m.partition {
+			newest += "-"
+		}
+		w.put(newest, `{}`)
+		if err := s.checkpoint(100); err != nil {
+			t.Fatal(err)
+		}
+		w.do(KindDelete, "delete", newest, "") // its spec stays one step longer
+		if err := s.checkpoint(100); err != nil {
+			t.Fatal(err)
+		}
+		views = append(views, s.table.View())
+		for _, j := range w.salvagedFrom(views[len(views)-1], carillon.Selection{}) {
+			salvaged = append(salvaged, j.Job.ID)
+		}
+		page, _, _ := m.Page(&carillon.ListRequest{}, "", 100, 100, nil)
+		for i := range page {
+			want = append(want, page[i].ID)
+		}
+		if m.counts[statusCompleted] <= len(page) {
+			t.Fatalf("%d of %d completed jobs are gone", m.counts[statusCompleted]-len(page), m.counts[statusCompleted])
+		}
+	}
+	other := w.movedFrom(views, 1, carillon.Selection{}, true)
+	page, _, _ := other.ms[0].Page(&carillon.ListRequest{}, "", 100, 100, nil)
+	var got []string
+	for i := range page {
+		got = append(got, page[i].ID)
+	}
+	slices.Sort(want)
+	slices.Sort(salvaged)
+	if len(want) != 5 || !slices.Equal(got, want) {
+		t.Errorf("rerouted are %q, want %q", got, want)
+	}
+	if want = slices.DeleteFunc(want, func(id string) bool { return id == "once-0" }); !slices.Equal(salvaged, want) {
+		t.Errorf("salvaged are %q, want %q", salvaged, want)
+	}
+}
+
 // What a restore into other partitions takes of memory for each job is what the docs say.
 func TestReroutedSpecSize(t *testing.T) {
 	if size := unsafe.Sizeof(reroutedSpec{}); size != 24 {
@@ -365,6 +437,27 @@ func TestRerouteSelection(t *testing.T) {
 		}
 		if d := cmp.Diff(want, got); d != "" || (len(want) == 0) != (only.Prefix == "x") {
 			t.Fatalf("%+v: %d jobs (-want +got):\n%s", only, len(want), d)
+		}
+		var held [2]int
+		for i, w := range []*town{w, other} {
+			for _, m := range w.ms {
+				outputs, _ := m.Outbox(m.Acked().Output)
+				for _, o := range outputs {
+					if o.Kind == OutputEvent {
+						continue
+					}
+					j, err := decodeSpec([]byte(o.spec))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if j.ID = o.Job; only.Matches(&j) {
+						held[i]++
+					}
+				}
+			}
+		}
+		if held[0] != held[1] {
+			t.Errorf("%+v: %d triggers are held, there were %d", only, held[1], held[0])
 		}
 		other.begin()
 		other.quiet()
@@ -430,6 +523,55 @@ func TestRerouteTime(t *testing.T) {
 	}
 }
 
+func TestMergeGaps(t *testing.T) {
+	const until, over = 100_000, 100_000 + misfireAfter + 1
+	for _, tt := range []struct{ gaps, want []gap }{
+		{nil, nil},
+		{[]gap{{5000, 9000}, {1000, 3000}}, []gap{{1000, 3000}, {5000, 9000}}},
+		{[]gap{{1000, 3000}, {3000, 9000}}, []gap{{1000, 3000}, {3000, 9000}}},
+		{[]gap{{2999, 9000}, {1000, 3000}}, []gap{{1000, 9000}}},
+		{[]gap{{1000, 9000}, {2000, 3000}, {8999, 10_000}}, []gap{{1000, 10_000}}},
+		{[]gap{{until - 1, until + 50_000}}, []gap{{until - 1, over}}},
+		{[]gap{{1000, 3000}, {until, until + 50_000}}, []gap{{1000, 3000}}},
+	} {
+		if got := mergeGaps(slices.Clone(tt.gaps), until); !slices.Equal(got, tt.want) {
+			t.Errorf("of %v are made %v, want %v", tt.gaps, got, tt.want)
+		}
+	}
+}
+
+// What was refused is told of in its job's partition; what many refusals were collapsed to, in one, with all of them.
+func TestRerouteRefusals(t *testing.T) {
+	w := newTown(t, 3)
+	const refused = 6 * maxRejected
+	for i := range refused {
+		w.do(KindDelete, "delete", fmt.Sprintf("none-%d", i), "")
+	}
+	told := func(w *town) (total uint64) {
+		w.begin()
+		w.tick(10_000, true)
+		for _, m := range w.ms {
+			outputs, _ := m.Outbox(0)
+			for i := range outputs {
+				e, err := carillon.ParseEvent([]byte(outputs[i].Body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				total += e.Count
+				if p := PartitionOf(e.Job, len(w.ms)); e.Job != "" && p != m.partition {
+					t.Errorf("%s belongs to partition %d, and %d tells of it", e.Job, p, m.partition)
+				}
+			}
+		}
+		return total
+	}
+	for _, partitions := range []int{1, 2, 5} {
+		if n := told(w.moved(partitions, carillon.Selection{}, true)); n != refused {
+			t.Errorf("%d partitions tell of %d refusals, there were %d", partitions, n, refused)
+		}
+	}
+}
+
 func TestRerouteRefuses(t *testing.T) {
 	f := newFeed(t)
 	f.put("a", `{"schedule":"@every 1s"}`)
@@ -450,7 +592,7 @@ func TestRerouteRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, room := range []byte("fwczsgoix") {
-		for _, pair := range [][2]string{{"", ""}, {"k", "v"}, {"12345678", "\x01"}, {"123456789012", "\x02\xff"}, {"12345678901234567", "\x01\x01\xff"}} {
+		for _, pair := range [][2]string{{"", ""}, {"k", "v"}, {"k", "\x01\x00\x01\x00\x00"}, {"12345678", "\x01"}, {"123456789012", "\x02\xff"}, {"12345678901234567", "\x01\x01\xff"}} {
 			key, value := []byte(pair[0]), []byte(pair[1])
 			if room != 'i' && room != 'g' && room != 'o' && room != 'x' && room != 's' {
 				if err := r.Scout(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
@@ -464,6 +606,14 @@ func TestRerouteRefuses(t *testing.T) {
 				t.Errorf("room %q, key %x: %v", room, key, err)
 			}
 		}
+	}
+	nobodys := &forcedFire{seq: 1, id: "nobody"}
+	key, value := appendNumber(nil, nobodys.seq), nobodys.value()
+	if err := r.Scout(0, roomForced, key, value); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.Route(0, roomForced, key, value); !errors.Is(err, ErrCheckpoint) {
+		t.Errorf("a fire of no job: %v", err)
 	}
 	f.m.created = maxRenumbered / 2
 	if _, err := NewReroute([]*SavedState{state(), state()}, 1, 1, carillon.Selection{}); err == nil {

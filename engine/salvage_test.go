@@ -2,37 +2,46 @@ package engine
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
 // salvaged are the jobs of all partitions.
 func (w *town) salvaged(only carillon.Selection) (jobs []carillon.ImportJob) {
 	w.t.Helper()
 	for _, m := range w.ms {
-		v := wholeOf(w.t, m)
-		state, _ := v.State() // it is in memory
-		s, err := ReadState(state)
-		if err != nil {
+		jobs = append(jobs, w.salvagedFrom(wholeOf(w.t, m), only)...)
+	}
+	return jobs
+}
+
+// salvagedFrom are those of a checkpoint.
+func (w *town) salvagedFrom(v memtable.View, only carillon.Selection) (jobs []carillon.ImportJob) {
+	w.t.Helper()
+	state, _ := v.State() // it is in memory
+	s, err := ReadState(state)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	salvage := NewSalvage(s, only)
+	for _, room := range salvage.Rooms() {
+		if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error {
+			return salvage.Take(room, key, value, func(j carillon.ImportJob) error {
+				jobs = append(jobs, j)
+				return nil
+			})
+		}); err != nil {
 			w.t.Fatal(err)
 		}
-		salvage := NewSalvage(s, only)
-		for _, room := range salvage.Rooms() {
-			if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error {
-				return salvage.Take(room, key, value, func(j carillon.ImportJob) error {
-					jobs = append(jobs, j)
-					return nil
-				})
-			}); err != nil {
-				w.t.Fatal(err)
-			}
-		}
-		if err := salvage.End(); err != nil {
-			w.t.Fatal(err)
-		}
+	}
+	if err := salvage.End(); err != nil {
+		w.t.Fatal(err)
 	}
 	return jobs
 }
@@ -80,6 +89,9 @@ func TestSalvageMonth(t *testing.T) {
 		switch a.Status {
 		case carillon.StatusCompleted:
 			completed++
+			if s := jobs[i].State; !s.From.After(s.Last) {
+				t.Errorf("%s is completed, and goes on from %v after %v", id, s.From, s.Last)
+			}
 		case carillon.StatusPaused:
 			paused++
 		}
@@ -92,6 +104,48 @@ func TestSalvageMonth(t *testing.T) {
 	sameFires(t, w, other)
 	if len(w.fired) < 5000 {
 		t.Fatalf("only %d outputs", len(w.fired))
+	}
+}
+
+// Jobs whose missed fires are still being counted, over several turns, are put back: what was missed while paused is settled,
+// and all else is counted from the first.
+func TestSalvageWhileCounting(t *testing.T) {
+	w := newTown(t, 1)
+	w.put("counted", `{"schedule":"* * * * * *"}`)
+	w.put("resumed", `{"schedule":"* * * * * *"}`)
+	w.put("resumed-soon", `{"schedule":"* * * * * *"}`)
+	w.tick(10, false)
+	for _, id := range []string{"resumed", "resumed-soon"} {
+		w.do(KindPause, "pause", id, "")
+	}
+	w.now += 4*countSteps*1000 - 1
+	w.tick(1, false) // counts some
+	w.do(KindResume, "resume", "resumed", "")
+	w.tick(2, false) // one turn each, at most
+	w.now++          // one was resumed just before a fire, the other just at it
+	w.do(KindResume, "resume", "resumed-soon", "")
+	m := w.ms[0]
+	for _, id := range []string{"counted", "resumed", "resumed-soon"} {
+		_, j := m.jobs.find(id)
+		if r := m.jobs.has(j); (r.counted > 0) != (id != "resumed-soon") || (r.skipTo > 0) != (id != "counted") {
+			t.Fatalf("of %s %d fires are counted, those up to %d are to be skipped", id, r.counted, r.skipTo)
+		}
+	}
+	other := newTown(t, 1)
+	other.now = w.now
+	other.tick(0, false)
+	other.putBack(w.salvaged(carillon.Selection{}))
+	for _, town := range []*town{w, other} {
+		town.listen()
+		for range 3 {
+			town.now += 1000
+			town.tick(100, false)
+		}
+		town.fired = slices.DeleteFunc(town.fired, func(o string) bool { return !strings.Contains(o, "@") }) // of what was skipped
+	}
+	sameFires(t, w, other)
+	if len(w.fired) != 1+2+1+3*3 { // what was missed, what is late by a second at most, also of the first that was resumed, and what is due
+		t.Errorf("%d fires: %q", len(w.fired), w.fired)
 	}
 }
 
@@ -122,5 +176,8 @@ func TestSalvageRefuses(t *testing.T) {
 	}
 	if err := salvage.End(); !errors.Is(err, ErrCheckpoint) {
 		t.Errorf("a job without its spec: %v", err)
+	}
+	if err := salvage.Take(roomSpecs, salvage.found[0].spec.append(nil), []byte("v"), none); !errors.Is(err, ErrCheckpoint) {
+		t.Errorf("a job whose spec cannot be read: %v", err)
 	}
 }
