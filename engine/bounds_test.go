@@ -199,3 +199,48 @@ func TestSkipsAreHeard(t *testing.T) {
 		t.Errorf("heard of %v, want %v", got, want)
 	}
 }
+
+// Each command is counted for who listens by its verb and outcome, and each record that changed nothing by the reason. What
+// is no command has one name, whatever it calls itself.
+func TestCommandsAreHeard(t *testing.T) {
+	f := newFeed(t)
+	var got []string
+	f.m.Listen(Listener{
+		Command: func(verb string, code carillon.Code) { got = append(got, verb+" "+string(code)) },
+		Garbage: func(reason string) { got = append(got, reason) },
+	})
+	f.put("a", `{}`)
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "none"})
+	f.apply(&Entry{Kind: KindUnknown, Verb: "bang", Job: "a"})
+	f.apply(&Entry{Kind: KindGarbage})
+	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 7}}})
+	want := []string{"put ", "fire not_found", "unknown invalid_field", "malformed", "stale_epoch"}
+	if !slices.Equal(got, want) {
+		t.Errorf("heard of %q, want %q", got, want)
+	}
+}
+
+// An owner's digest is held against that of a replica, which may be another build of the same Logic: each decision goes into
+// it, and always in the same way.
+func TestDigest(t *testing.T) {
+	f := newFeed(t)
+	tick := func(limit uint64) *Entry {
+		return &Entry{Kind: KindTick, Ticks: []Tick{{To: f.now + 5, Epoch: 1, Limit: limit}}}
+	}
+	for _, c := range []struct {
+		e    *Entry
+		want string
+	}{
+		{&Entry{Kind: KindPut, Verb: "put", Job: "a", Body: []byte(`{"schedule":"@every 1ms"}`)}, "ec681a99e883a8a6"},
+		{&Entry{Kind: KindDisk, Disk: Disk{Epoch: 1, Low: true}}, "76dffd0a91e8292f"},
+		{&Entry{Kind: KindFire, Verb: "fire", Job: "a"}, "070baefeeead2438"},
+		{&Entry{Kind: KindDelete, Verb: "delete", Job: "none"}, "070baefeeead2438"},
+		{tick(1), "b3042eb02f0b912d"},
+		{tick(2), "9c32c3a519826209"},
+		{tick(9), "26017d1c284c123b"},
+	} {
+		if f.apply(c.e); fmt.Sprintf("%016x", f.m.digest) != c.want {
+			t.Errorf("after a record of kind %d it is %016x, and was %s", c.e.Kind, f.m.digest, c.want)
+		}
+	}
+}
