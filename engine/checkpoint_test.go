@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"weak"
 
@@ -135,14 +136,52 @@ func TestCommittedLeavesMemory(t *testing.T) {
 		f.put(fmt.Sprint("job-", i), `{"schedule":"@every 24h"}`)
 	}
 	written := weak.Make(f.m.changes)
-	if err := s.checkpoint(7); err != nil {
+	memory := f.m.Memory()
+	c := f.m.BeginCheckpoint()
+	for c.Next(7) {
+	}
+	if n := f.m.Memory() - memory; n != arenaPage {
+		t.Errorf("a checkpoint that is being taken counts for %d bytes, want %d", n, arenaPage)
+	}
+	if err := s.commit(c); err != nil {
 		t.Fatal(err)
 	}
+	if n := f.m.Memory() - memory; n != arenaPage {
+		t.Errorf("until Clean has been through, it counts for %d bytes, want %d", n, arenaPage)
+	}
 	for f.m.Clean(7) {
+	}
+	if n := f.m.Memory() - memory; n != 0 {
+		t.Errorf("after that it counts for %d bytes", n)
 	}
 	runtime.GC()
 	if written.Value() != nil {
 		t.Error("all that was written is still in memory")
 	}
 	runtime.KeepAlive(f)
+}
+
+// What a checkpoint takes between two records is bounded in bytes of specs, too; and it leaves the outbox alone when it ends.
+func TestCheckpointOfLargeJobs(t *testing.T) {
+	f := newFeed(t)
+	const size = 300 << 10
+	for i := range 20 {
+		f.put(fmt.Sprintf("job-%d", i), `{"payload":"`+strings.Repeat("x", size)+`"}`)
+	}
+	for _, end := range []func(*Checkpoint){(*Checkpoint).Abandon, (*Checkpoint).Committed} {
+		c := f.m.BeginCheckpoint()
+		for more := true; more; {
+			before := c.cursor
+			more = c.Next(1000)
+			if n := c.cursor - before; n > specSlice/size+1 {
+				t.Errorf("%d jobs of %d bytes at a time", n, size)
+			}
+		}
+		if !f.m.outbox.pinned {
+			t.Error("it does not keep the outputs that it reads")
+		}
+		if end(c); f.m.outbox.pinned {
+			t.Error("it has ended, and keeps the outputs")
+		}
+	}
 }

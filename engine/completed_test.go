@@ -91,7 +91,7 @@ func TestGoneMemory(t *testing.T) {
 	s := saved{m: f.m}
 	for round := range 50 {
 		for i := range 200 {
-			f.put(fmt.Sprintf("job-%d-%d", round, i), `{"schedule":"@in 1ms"}`)
+			f.put(fmt.Sprintf("job-%d-%d", round, i), `{"schedule":"@in 1ms","max_fires":1}`)
 		}
 		before := wholeOf(t, f.m).Dump()
 		c := f.m.BeginCheckpoint()
@@ -111,5 +111,34 @@ func TestGoneMemory(t *testing.T) {
 		if s := f.m.Stats(); s.Completed != 100 || s.Jobs != 100 || f.m.completed.len() > 100 {
 			t.Fatalf("round %d: %+v, %d completions", round, s, f.m.completed.len())
 		}
+		if slots, rares := f.m.jobs.used, len(f.m.jobs.rares); slots > 300 || rares > 301 {
+			t.Fatalf("round %d: 300 jobs at most have taken %d slots, and %d of what few have", round, slots, rares)
+		}
+	}
+}
+
+// A job that completes again and again, behind one that stays completed, leaves nothing of its earlier completions.
+func TestCompletedAgain(t *testing.T) {
+	f := newFeed(t)
+	f.put("gone", `{"schedule":"@in 1ms"}`)
+	f.now++
+	f.tick(1)
+	f.now += f.m.claim.RetentionMS
+	f.put("once", `{"schedule":"@in 1ms"}`)
+	const rounds = 3 * fifoSlack
+	for range rounds {
+		f.put("again", `{"schedule":"@in 1ms"}`)
+		f.now++
+		f.tick(2)
+	}
+	if n := f.m.completed.len(); n > fifoSlack+2*2 {
+		t.Errorf("%d completions of two jobs", n)
+	}
+	f.now += f.m.claim.RetentionMS
+	for range 2 * fifoSlack / DefaultBounds.Sweep {
+		f.tick(0)
+	}
+	if s := f.m.Stats(); s.Jobs != 0 || f.m.completed.len() != 0 {
+		t.Errorf("after their time: %+v, %d completions", s, f.m.completed.len())
 	}
 }

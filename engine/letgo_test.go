@@ -10,6 +10,9 @@ import (
 // What was stored for good while a checkpoint read the outbox is let go of, also where nothing is put out any more.
 func TestOutboxLetsGo(t *testing.T) {
 	const made = 20 * sweepSlack
+	if o := (&Output{Body: "body", spec: "spec"}); o.size() != (&Output{}).size()+len("body"+"spec") {
+		t.Errorf("an output of 8 bytes takes %d, one of none %d", o.size(), (&Output{}).size())
+	}
 	for _, pinnedUpTo := range []uint64{made, made - 1, made / 2} {
 		var b outbox
 		for range made {
@@ -147,7 +150,7 @@ func TestVisitorsLeave(t *testing.T) {
 		}
 	}
 	f.tick(100)
-	if n := inMemory(); n != 0 {
-		t.Errorf("%d jobs stay that nobody changed", n)
+	if n := inMemory(); n != 0 || len(f.m.residence.visitors) != 0 {
+		t.Errorf("%d jobs stay that nobody changed, %d are visitors", n, len(f.m.residence.visitors))
 	}
 }
