@@ -629,6 +629,14 @@ func TestTableSeal(t *testing.T) {
 	})
 	wantErr(t, err, wal.ErrCorrupt)
 
+	// So is an undo that leads to another checkpoint than the one before.
+	undo := appendUndoKey(nil, 3, 1, roomBase, []byte{headerKey})
+	must(t, store.Update(func(b *pebble.Batch) error {
+		return b.Set(undo, seal(appendHeader(append(bytes.Clone(undo), undoValue), Base{ID: 2, Position: 1}))[len(undo):], nil)
+	}))
+	_, err = table.List(3)
+	wantErr(t, err, wal.ErrCorrupt)
+
 	header := appendTableKey(nil, 4, roomBase, []byte{headerKey})
 	must(t, store.Update(func(b *pebble.Batch) error {
 		return b.Set(header, seal(append(bytes.Clone(header), tableVersion+1))[len(header):], nil)

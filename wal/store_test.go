@@ -169,6 +169,11 @@ func TestOptions(t *testing.T) {
 }
 
 func TestOtherFormat(t *testing.T) {
+	s := open(t, Options{Dir: "new", FS: vfs.NewMem()})
+	if format, err := s.get(formatKey); err != nil || !bytes.Equal(format, []byte{storeFormat}) {
+		t.Errorf("the format of a new store is % x, %v", format, err)
+	}
+	must(t, s.Close())
 	for _, format := range []byte{storeFormat - 1, storeFormat + 1} {
 		opts := Options{Dir: "db", FS: vfs.NewMem()}
 		s := open(t, opts)
