@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon"
@@ -56,7 +57,7 @@ func TestRejectionsAreBounded(t *testing.T) {
 	for i := range flood {
 		e := &Entry{Kind: KindDelete, Verb: "delete", Job: fmt.Sprintf("job-%d", i)}
 		if i%2 == 1 {
-			e.Kind, e.Verb = KindUnknown, "bang"
+			e.Kind, e.Verb = KindUnknown, strings.Repeat("bang", 1000)
 		}
 		if f.apply(e) == nil {
 			t.Fatal("not refused")
@@ -73,7 +74,9 @@ func TestRejectionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told += e.Count
+		if told += e.Count; len(outputs[i].Body) > 5*carillon.MaxJobIDLength {
+			t.Errorf("%d bytes tell of a refusal", len(outputs[i].Body))
+		}
 	}
 	if told != flood {
 		t.Errorf("%d refusals are told of, there were %d", told, flood)

@@ -75,8 +75,12 @@ func TestTurns(t *testing.T) {
 // leave some, for as long as an output stream takes nothing.
 func TestTurnsAreBounded(t *testing.T) {
 	q := newTurns()
-	first, kept := turn{due: 1}, turn{due: 2, order: 1 << 20}
+	gone, first, kept := turn{due: 0}, turn{due: 1}, turn{due: 2, order: 1 << 20}
+	q.Insert(gone)
 	q.Insert(first)
+	if got, _ := q.DeleteMin(); got != gone {
+		t.Errorf("%+v comes, want %+v", got, gone)
+	}
 	for order := range uint64(1 << 20) {
 		one := turn{due: 2, order: order + 1}
 		q.Insert(one)
