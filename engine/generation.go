@@ -116,7 +116,7 @@ const arenaPage = 1 << 16
 
 func (a *arena) add(b []byte) ref {
 	last := len(a.pages) - 1
-	if last < 0 || len(a.pages[last])+textSize(len(b)) > cap(a.pages[last]) || len(a.pages[last]) >= arenaPage {
+	if last < 0 || len(a.pages[last])+textSize(len(b)) > cap(a.pages[last]) {
 		a.pages = append(a.pages, make([]byte, 1, max(arenaPage, 1+textSize(len(b))))) // no run begins at 0
 		last++
 	}

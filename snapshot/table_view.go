@@ -49,7 +49,7 @@ func (v *View) Close() error {
 func (v *View) readBase() error {
 	value, found, err := v.Get(roomBase, []byte{headerKey})
 	v.Base = Base{}
-	if err == nil && found {
+	if found {
 		v.Base, err = decodeHeader(value)
 	}
 	return err
