@@ -242,6 +242,28 @@ func TestLatenessOfARunningService(t *testing.T) {
 	onlyOther(t, nc)
 }
 
+// A service that ends during a run keeps nobody waiting for what cannot be removed from it any more.
+func TestForgetOfAServiceThatEnded(t *testing.T) {
+	t.Parallel()
+	e, nc := running(t)
+	gone := &engine{Service: e.Service, partitions: e.partitions}
+	gone.Server = e.url
+	if err := e.kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection is down", nc.IsReconnecting)
+	forgotten := make(chan error, 1)
+	go func() { forgotten <- gone.forgetWithin(t.Context(), nc, 50*time.Millisecond, "bench-x") }()
+	select {
+	case err := <-forgotten:
+		if err == nil || !strings.Contains(err.Error(), "bench-x") {
+			t.Errorf("it says %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it still waits after a minute")
+	}
+}
+
 // Jobs that are due before all is ready for them are taken back and put again: what fired of them does not count.
 func TestLatenessBeginsAgain(t *testing.T) {
 	t.Parallel() // it mostly waits

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -145,7 +144,7 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 		return r, err
 	}
 	b := &burst{BurstConfig: c, engine: e, out: o, result: &r}
-	if err := errors.Join(b.measure(ctx, run), b.forget(ctx, run)); err != nil {
+	if err := errors.Join(b.measure(ctx, run), e.forget(ctx, o.nc, run, highSide(run), normalSide(run))); err != nil {
 		return r, err
 	}
 	if err := e.close(); err != nil { // its unrelated jobs would go on firing beside the ceiling
@@ -177,24 +176,6 @@ type burst struct {
 // The names of the unrelated loads of a run.
 func highSide(run string) string   { return run + "h" }
 func normalSide(run string) string { return run + "n" }
-
-// forget removes what the burst left in a service that goes on.
-func (b *burst) forget(ctx context.Context, run string) error {
-	err := b.engine.forget(ctx, b.out.nc, run)
-	if b.engine.Server == "" {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	for _, s := range b.out.streams {
-		for _, name := range []string{highSide(run), normalSide(run)} {
-			if e := s.DeleteConsumer(ctx, name); !errors.Is(e, jetstream.ErrConsumerNotFound) {
-				err = errors.Join(err, e)
-			}
-		}
-	}
-	return err
-}
 
 func (b *burst) measure(ctx context.Context, run string) (err error) {
 	s := newSalvo(run+"b-", b.Jobs, 1)

@@ -250,21 +250,33 @@ func waitUntil(ctx context.Context, progress func(step string, done, total int),
 	}
 }
 
-// forget removes what a run left in a service that goes on.
-func (e *engine) forget(ctx context.Context, nc *nats.Conn, run string) error {
+// forget removes what a run left in a service that goes on: its jobs, and the consumers of its name and of others.
+func (e *engine) forget(ctx context.Context, nc *nats.Conn, run string, others ...string) error {
+	return e.forgetWithin(ctx, nc, carillon.DefaultTimeout, run, others...)
+}
+
+// forgetWithin gives up when nothing answers for so long: the service may have ended, and the run because of that.
+func (e *engine) forgetWithin(ctx context.Context, nc *nats.Conn, patience time.Duration, run string, others ...string) error {
 	if e.Server == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
-	defer cancel()
-	_, err := carillon.Connect(nc, carillon.WithNames(e.Names)).DeleteWhere(ctx, carillon.Selection{Prefix: run})
+	ctx = context.WithoutCancel(ctx)
+	_, err := carillon.Connect(nc, carillon.WithNames(e.Names), carillon.WithTimeout(patience)).DeleteWhere(ctx, carillon.Selection{Prefix: run})
 	js, e2 := nc.JetStream()
 	if e2 != nil {
 		return errors.Join(err, e2)
 	}
 	for p := range e.partitions {
-		if e := js.DeleteConsumer(e.Names.OutStream(p), run, nats.Context(ctx)); !errors.Is(e, nats.ErrConsumerNotFound) {
-			err = errors.Join(err, e)
+		for _, name := range append(others, run) {
+			asking, cancel := context.WithTimeout(ctx, patience)
+			e2 := js.DeleteConsumer(e.Names.OutStream(p), name, nats.Context(asking))
+			cancel()
+			switch {
+			case errors.Is(e2, context.DeadlineExceeded):
+				return fmt.Errorf("bench: what is left of %s in the service stays there: %w", run, errors.Join(err, e2))
+			case !errors.Is(e2, nats.ErrConsumerNotFound):
+				err = errors.Join(err, e2)
+			}
 		}
 	}
 	return err
