@@ -380,6 +380,27 @@ func TestPutJobs(t *testing.T) {
 	}
 }
 
+// So does an import.
+func TestImportJobs(t *testing.T) {
+	_, nc := running(t)
+	const many = 200_000
+	read := 0
+	err := importJobs(t.Context(), carillon.Connect(nc), func(yield func(carillon.ImportJob) bool) {
+		for ; read < many; read++ {
+			j := carillon.Job{ID: "import-" + strconv.Itoa(read), Schedule: "@daily"}
+			if read == 100 {
+				j.Schedule = "never"
+			}
+			if !yield(carillon.ImportJob{Job: j}) {
+				return
+			}
+		}
+	}, func(int) {})
+	if !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidSchedule}) || !strings.Contains(err.Error(), "job 100:") || read == many {
+		t.Errorf("%d jobs were read: %v", read, err)
+	}
+}
+
 // Who waits for answers that were lost does not do so for ever.
 func TestTakeRoom(t *testing.T) {
 	room := make(chan struct{}, 1)

@@ -293,20 +293,21 @@ func (p *plan) index(id string) (int, bool) {
 // importEach is how many jobs are imported between two words about it.
 const importEach = 1000
 
-// importJobs imports jobs; the service has applied them when it returns.
+// importJobs imports jobs, and ends with the first that is not taken; the service has applied them when it returns.
 func importJobs(ctx context.Context, client *carillon.Client, jobs iter.Seq[carillon.ImportJob], progress func(done int)) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	done := 0
-	var failed error
 	err := client.Import(ctx, jobs, func(i int, err error) {
 		if done++; done%importEach == 0 {
 			progress(done)
 		}
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("bench: import of job %d: %w", i, err)
+		if err != nil {
+			stop(fmt.Errorf("of job %d: %w", i, err))
 		}
 	})
-	if err != nil {
+	if err = cmp.Or(context.Cause(ctx), err); err != nil {
 		return fmt.Errorf("bench: import: %w", err)
 	}
-	return failed
+	return nil
 }
