@@ -117,8 +117,8 @@ func (c *clients) carryOut(ctx context.Context, o clientsOrder) error {
 	r.last.Store(began.UnixNano())
 	go func() {
 		err := r.run(ctx, began)
-		for _, p := range c.pipes {
-			err = errors.Join(err, p.drain(ctx))
+		if err == nil {
+			err = drainAll(ctx, c.pipes)
 		}
 		ended <- err
 	}()

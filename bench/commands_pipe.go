@@ -148,6 +148,16 @@ func (p *pipe) drain(ctx context.Context) error {
 	}
 }
 
+// drainAll drains one after the other, up to the first whose answers were lost: so are the others' then.
+func drainAll(ctx context.Context, pipes []*pipe) error {
+	for _, p := range pipes {
+		if err := p.drain(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // paceStep is the least that pace sleeps: at 30,000 a second a wakeup for each send would take cores away from the engine.
 // What is sent late for it is measured from its time all the same.
 const paceStep = time.Millisecond

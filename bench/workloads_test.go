@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -121,6 +122,17 @@ func TestPipe(t *testing.T) {
 	if err := p.fill(t.Context(), 0, 10, wrong, func(int) {}); !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidSchedule}) {
 		t.Errorf("a wrong job: %v", err)
 	}
+}
+
+// Who waits for the answers of many clients that were lost does so for one of them.
+func TestDrainAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		err := drainAll(t.Context(), []*pipe{{sent: 2, answered: 2}, {sent: 3}, {sent: 4}})
+		if took := time.Since(began); err == nil || took > answerPatience*3/2 {
+			t.Errorf("answers were lost, and after %s it says %v", took, err)
+		}
+	})
 }
 
 func TestChurn(t *testing.T) {
