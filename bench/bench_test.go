@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
@@ -486,6 +487,16 @@ func TestCeiling(t *testing.T) {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
+}
+
+// A ceiling does not wait for ever for a server that has ended.
+func TestCeilingWithoutAcks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		if err := (&link{acks: make(chan error)}).await(t.Context()); !errors.Is(err, errNoAck) || time.Since(began) != stallWait {
+			t.Errorf("after %s it says %v", time.Since(began), err)
+		}
+	})
 }
 
 // A ceiling's streams keep what they take, and a rate of one that dropped some is none.

@@ -312,13 +312,17 @@ func (m *ceiling) async(ctx context.Context, mode jetstream.PersistModeType) (ra
 	case <-m.js.PublishAsyncComplete():
 	case <-ctx.Done():
 		return 0, ctx.Err()
+	case <-time.After(stallWait):
+		return 0, errNoAck
 	}
 	return m.rate(began), m.stored(ctx, name, m.Messages)
 }
 
 // stallWait is how long the client library waits for room among the awaited acks. Its default, 200 ms, a
-// busy disk may well exceed.
+// busy disk may well exceed. Nothing else is waited for longer: the server may have ended.
 const stallWait = 30 * time.Second
+
+var errNoAck = fmt.Errorf("no ack for %s", stallWait)
 
 func (m *ceiling) rate(began time.Time) float64 {
 	return float64(m.Messages) / time.Since(began).Seconds()
@@ -438,6 +442,8 @@ func (l *link) await(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-time.After(stallWait):
+		return errNoAck
 	}
 }
 
@@ -473,6 +479,8 @@ func (m *ceiling) logRoundTrip(ctx context.Context) (h *hdrhistogram.Histogram, 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, sub.Unsubscribe()) }()
+	ctx, cancel := context.WithTimeout(ctx, m.LatencyTime+stallWait)
+	defer cancel()
 	h = newHistogram()
 	t := time.NewTicker(2 * time.Millisecond)
 	defer t.Stop()
