@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -262,6 +263,41 @@ func TestForgetOfAServiceThatEnded(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("it still waits after a minute")
+	}
+}
+
+// A worker stops with its input, as that of a bench that is killed, however long its plan still takes.
+func TestWorkerStopsWithItsInput(t *testing.T) {
+	e, nc := running(t)
+	for name, plans := range map[string][]plan{
+		"before a plan": nil,
+		"in a plan":     {{Prefix: "x-", From: time.Now().UnixMilli(), To: time.Now().Add(time.Hour).UnixMilli()}},
+	} {
+		in, give := io.Pipe()
+		take, out := io.Pipe()
+		ended := make(chan error, 1)
+		go func() { ended <- Work(t.Context(), nc, e.Names, in, out) }()
+		tell := json.NewEncoder(give)
+		if err := tell.Encode(workerStart{Name: "x", Partitions: e.partitions, Concurrency: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.NewDecoder(take).Decode(&workerReady{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range plans {
+			if err := tell.Encode(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		give.Close()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: it works on", name)
+		}
 	}
 }
 

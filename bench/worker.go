@@ -95,9 +95,14 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	}
 
 	var p plan
-	if err := input.Decode(&p); err != nil {
+	if err := input.Decode(&p); errors.Is(err, io.EOF) {
+		return nil
+	} else if err != nil {
 		return fmt.Errorf("bench: worker: %w", err)
 	}
+	ctx, gone := context.WithCancelCause(ctx)
+	defer gone(nil)
+	go func() { gone(input.Decode(&plan{})) }() // there is no other: it returns when the input ends
 	var stored func() (map[sighting]struct{}, error)
 	if start.Topic == "" {
 		stored = func() (map[sighting]struct{}, error) {
@@ -110,7 +115,10 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 		}
 	}
 	report, err := w.await(ctx, &p, stored)
-	if err != nil {
+	switch {
+	case context.Cause(ctx) == io.EOF:
+		return nil
+	case err != nil:
 		return err
 	}
 	stop()
