@@ -70,6 +70,9 @@ func Read(r io.Reader, file string) ([]Run, error) {
 }
 
 func parse(raw json.RawMessage) (run Run, err error) {
+	if raw[0] != '{' {
+		return run, fmt.Errorf("%.40s is no object: not a result of carillon bench --json", raw)
+	}
 	// Params and machine are kept as they stand: a peer's have fields that are none of ours.
 	var v struct {
 		bench.Result

@@ -613,7 +613,7 @@ func TestBadFiles(t *testing.T) {
 		{whole + `{"workload":`, `r.json:2:13: unexpected EOF`},
 		{whole + "{\n \"workload\": x}", `r.json:3:14: invalid character 'x' looking for beginning of value`},
 		{whole + `,` + whole, `r.json:2:1: invalid character ',' looking for beginning of value`},
-		{whole + `[1]`, `r.json:2:1: json: cannot unmarshal array`},
+		{whole + `[1]`, `r.json:2:1: [1] is no object: not a result of carillon bench --json`},
 		{whole + ` {"workload":` + "\n" + `7}`, `r.json:3:1: json: cannot unmarshal number`},
 		{whole + `{}`, `r.json:2:1: no workload: not a result of carillon bench --json`},
 		{`{"workload":"a"}`, `r.json:1:1: no figures: not a result of carillon bench --json`},
