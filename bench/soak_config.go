@@ -92,13 +92,16 @@ type SoakRound struct {
 // String is one line.
 func (s SoakRound) String() string {
 	notes := ""
+	if s.ResidentMiB > 0 { // the process is the run's own
+		notes = fmt.Sprintf(", %.0f MiB resident, %.0f MiB on disk, CPU %.0f %%", s.ResidentMiB, s.DiskMiB, s.CPU)
+	}
 	if s.Killed {
-		notes = ", killed"
+		notes += ", killed"
 	}
 	if len(s.Missing) > 0 {
 		notes += ", missing " + strings.Join(s.Missing, " ")
 	}
-	return fmt.Sprintf("%s: %d triggers, received p50 %s p99 %s max %s ms, early %d missing %d duplicate %d gaps %d stray %d, %d commands p99 %s ms, %.0f MiB resident, %.0f MiB on disk, CPU %.0f %%%s",
+	return fmt.Sprintf("%s: %d triggers, received p50 %s p99 %s max %s ms, early %d missing %d duplicate %d gaps %d stray %d, %d commands p99 %s ms%s",
 		s.Since, s.Triggers, number(s.P50), number(s.P99), number(s.Max), s.Checks.Early, s.Checks.Missing, s.Checks.Duplicate, s.Checks.Gaps, s.Checks.Stray,
-		s.Commands, number(s.CommandP99), s.ResidentMiB, s.DiskMiB, s.CPU, notes)
+		s.Commands, number(s.CommandP99), notes)
 }

@@ -191,11 +191,14 @@ func (s *soak) sum() (err error) {
 		r.Checks.add(round.Checks)
 		triggers, commands = triggers+round.Triggers, commands+round.Commands
 		resident, disk, cpu = append(resident, round.ResidentMiB), append(disk, round.DiskMiB), append(cpu, round.CPU)
-		for name, v := range map[string]float64{
-			"resident_mib": round.ResidentMiB, "disk_mib": round.DiskMiB, "engine_cpu_percent": round.CPU, "received_p50_ms": round.P50,
-			"received_p99_ms": round.P99, "received_max_ms": round.Max, "command_p99_ms": round.CommandP99,
+		values := map[string]float64{
+			"received_p50_ms": round.P50, "received_p99_ms": round.P99, "received_max_ms": round.Max, "command_p99_ms": round.CommandP99,
 			"triggers_per_s": float64(round.Triggers) / s.Round.Seconds(),
-		} {
+		}
+		if s.engine.dir != "" { // of a service that runs already nobody knows
+			values["resident_mib"], values["disk_mib"], values["engine_cpu_percent"] = round.ResidentMiB, round.DiskMiB, round.CPU
+		}
+		for name, v := range values {
 			r.Series[name] = append(r.Series[name], Point{round.Since.Seconds(), v})
 		}
 	}

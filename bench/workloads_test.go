@@ -412,6 +412,25 @@ func TestSoak(t *testing.T) {
 	}
 }
 
+// What a round cannot see of a service that runs already it does not call nothing.
+func TestSoakOfARunningService(t *testing.T) {
+	s := &soak{
+		SoakConfig: SoakConfig{Round: time.Second}, engine: &engine{}, result: &Result{}, rounds: []SoakRound{{Since: time.Second, Triggers: 9}},
+		received: newHistogram(), allCommands: newHistogram(),
+	}
+	if err := s.sum(); err != nil {
+		t.Fatal(err)
+	}
+	for name, points := range s.result.Series {
+		if strings.HasSuffix(name, "_mib") || strings.HasSuffix(name, "_percent") {
+			t.Errorf("%s is %v", name, points)
+		}
+	}
+	if said := s.rounds[0].String(); len(s.result.Series["triggers_per_s"]) != 1 || strings.Contains(said, "MiB") || strings.Contains(said, "CPU") {
+		t.Errorf("series are %v, and a round is %q", s.result.Series, said)
+	}
+}
+
 // An engine that does not answer for a while does not end a run: a stream that could not be read is read again.
 func TestSoakInsists(t *testing.T) {
 	t.Parallel() // it waits for most of its time
