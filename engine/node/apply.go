@@ -154,11 +154,9 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	result, err := p.machine.Apply(e)
 	if err != nil {
-		store := errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed)
-		switch {
-		case store:
-			err = noRoom(err)
-		case damaged(err):
+		err = noRoom(err)
+		store := errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed) || errors.Is(err, errNoFiles)
+		if damaged(err) && !store {
 			err = unreadable(p.number, err)
 		}
 		first := p.halt(err) // before anybody has mu: a machine that could not read its table is in the middle of the record

@@ -234,6 +234,54 @@ func TestDiskFullAtCheckpoint(t *testing.T) {
 	r.stop(t)
 }
 
+// A process that may open no more files cannot read its jobs, whoever asks for them: it starts again in place, and no partition
+// stops for good.
+func TestTooManyOpenFiles(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads few of them
+	var few atomic.Bool
+	o.JobStore.FS = faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
+		if few.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsRead {
+			return syscall.EMFILE
+		}
+		return nil
+	})
+	r := run(t, o)
+	c := client(t, r.NATS)
+	for i := range 6 {
+		payload := make([]byte, 64<<10) // a block of the table each
+		_, _ = rand.Read(payload)
+		put(t, c, carillon.Job{ID: in(1, fmt.Sprintf("far%d", i)), Schedule: "@yearly", Payload: payload, Form: carillon.PayloadBase64})
+	}
+	twoCheckpoints(t, c, "a")
+	r.stop(t)
+
+	o.CheckpointEvery = time.Hour // Pebble would read them before anybody else
+	r = run(t, o)
+	c = client(t, r.NATS)
+	few.Store(true)
+	if _, err := c.Send(t.Context(), carillon.Command{Verb: carillon.VerbFire, Job: in(1, "far3")}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node stops", func() bool {
+		return contains(r.log, "stopped firing, waiting for fewer open files", "too many open files")
+	})
+	few.Store(false)
+	r.again(t)
+	ready(t, r)
+	eventually(t, "what was asked for fires once", func() bool {
+		fired := 0
+		for _, o := range allOutputs(t, dial(t, r.NATS), partitions) {
+			if o.trigger != nil && o.trigger.Job == in(1, "far3") {
+				fired++
+			}
+		}
+		return fired == 1
+	})
+	r.stop(t)
+}
+
 // A disk that fills up while jobs on disk come due, and checkpoints fail that would let others leave: each fires once.
 func TestDiskFullCold(t *testing.T) {
 	t.Parallel()

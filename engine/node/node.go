@@ -38,8 +38,8 @@ type Ready struct {
 
 // Run runs a node until ctx ends, then stops it cleanly: what it serves is handed over, where there is somebody to take
 // it, and a checkpoint stands at the head of the log. ready is called each time it begins to take jobs. A node whose disk
-// was full, or a store of which failed, is started again in place once there is room; so is one that an external NATS
-// keeps waiting, and one that the log left behind, with nothing. Any other error ends Run.
+// was full, or a store of which failed, is started again in place once there is room; so is one that could open no more files,
+// one that an external NATS keeps waiting, and one that the log left behind, with nothing. Any other error ends Run.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -94,6 +94,8 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		case errors.Is(err, errNoRoom):
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
 			o.Logger.Error("stopped firing, waiting for disk space", "error", err)
+		case errors.Is(err, errNoFiles):
+			o.Logger.Error("stopped firing, waiting for fewer open files", "error", err)
 		case errors.Is(err, errUnreachable):
 			away.tell(o.Logger, time.Now(), "waiting for NATS", "error", err)
 		default:
@@ -129,6 +131,9 @@ func lockData(dir string) (*os.File, error) {
 // errNoRoom marks failures that a restart heals once the disk has room.
 var errNoRoom = errors.New("node: the disk is full")
 
+// errNoFiles marks failures that a restart heals, too: it closes what clients of the embedded server hold.
+var errNoFiles = errors.New("node: too many files and connections are open")
+
 // errUnreachable marks that an external NATS could not be reached at the start. Later on the connection
 // comes back by itself.
 var errUnreachable = errors.New("node: NATS cannot be reached")
@@ -163,8 +168,11 @@ func unreachable(err error) error {
 }
 
 func noRoom(err error) error {
+	switch {
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return fmt.Errorf("%w: %w", errNoFiles, err)
 	// A store also fails when Pebble meets damage in the background, which a restart does not heal.
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt) {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt):
 		return fmt.Errorf("%w: %w", errNoRoom, err)
 	}
 	return err
