@@ -10,8 +10,12 @@ import (
 // of its last write, which alone would cost a write of its inode, or a commit of the file system's journal.
 func syncData(f *os.File) error {
 	for {
-		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
-			return os.NewSyscallError("fdatasync", err)
+		switch err := unix.Fdatasync(int(f.Fd())); err {
+		case nil:
+			return nil
+		case unix.EINTR:
+		default:
+			return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 		}
 	}
 }
