@@ -1,9 +1,11 @@
 package wal
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -56,6 +58,30 @@ func wantFailed(t testing.TB, s *Store, cause error) {
 	wantErr(t, err, ErrFailed)
 	wantErr(t, s.Log().Truncate(1<<61), ErrFailed)
 	closeSoon(t, s)
+}
+
+// A store that is opened on a full disk fails for want of room, and does not take what it could not write for damage.
+func TestFullDiskIsNoDamage(t *testing.T) {
+	disk := vfs.NewMem()
+	var full atomic.Bool
+	injected := faultfs.Wrap(disk, func(op errorfs.Op) error {
+		if full.Load() && op.Kind == errorfs.OpFileWrite && strings.HasSuffix(op.Path, ".sst") {
+			return syscall.ENOSPC
+		}
+		return nil
+	})
+	var said bytes.Buffer
+	opts := Options{Dir: "db", FS: injected, Logger: slog.New(slog.NewTextHandler(&said, nil))}
+	s := open(t, opts)
+	_, _, err := fill(s, 1, 100)
+	must(t, err)
+	must(t, s.Close())
+	full.Store(true)
+	_, err = OpenStore(opts) // Pebble writes a table of what its log has
+	wantErr(t, err, syscall.ENOSPC)
+	if strings.Contains(said.String(), "corrupt") {
+		t.Errorf("on a full disk it says: %s", said.String())
+	}
 }
 
 // fill appends until something fails and says which records were reported as appended, and which were tried.

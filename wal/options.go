@@ -105,9 +105,12 @@ func (o *Options) pebble(f *fence, lock *pebble.Lock, cache *pebble.Cache, compa
 		Logger: logger{f, o.Logger},
 		EventListener: &pebble.EventListener{
 			BackgroundError: func(err error) { f.trip(fmt.Errorf("pebble in the background: %w", corruption(err))) },
-			// The read that finds it returns it. The default would end the process.
+			// The read that finds it returns it. The default would end the process. Behind a closed fence it is a file whose end
+			// was not written.
 			DataCorruption: func(info pebble.DataCorruptionInfo) {
-				o.Logger.Error("corrupt file", "path", info.Path, "error", info.Details)
+				if f.err() == nil {
+					o.Logger.Error("corrupt file", "path", info.Path, "error", info.Details)
+				}
 			},
 		},
 
