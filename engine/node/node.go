@@ -169,6 +169,7 @@ func unreachable(err error) error {
 
 func noRoom(err error) error {
 	switch {
+	case errors.Is(err, errNoRoom), errors.Is(err, errNoFiles): // marked where it was met
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return fmt.Errorf("%w: %w", errNoFiles, err)
 	// A store also fails when Pebble meets damage in the background, which a restart does not heal.

@@ -74,6 +74,9 @@ func TestDamageIsNoFullDisk(t *testing.T) {
 		if got := errors.Is(noRoom(err), errNoRoom); got != restart {
 			t.Errorf("%v: started again: %v", err, got)
 		}
+		if once, twice := noRoom(err), noRoom(noRoom(err)); twice.Error() != once.Error() {
+			t.Errorf("%v is told as %v", once, twice)
+		}
 	}
 }
 
