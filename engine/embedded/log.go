@@ -3,22 +3,38 @@ package embedded
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/internal/pace"
 )
 
 // logger turns nats-server's lines into slog records. The server calls Fatalf where its own binary
 // would exit; here the first such line is kept and becomes the error of Start or Listen, which take it.
 type logger struct {
-	to    *slog.Logger
-	mu    sync.Mutex
-	fatal error
+	to      *slog.Logger
+	clients pace.Lines // errors of clients, such as a forbidden publish: each message may be one
+	mu      sync.Mutex
+	fatal   error
 }
+
+// clientErrors are told at a time.
+const clientErrors = 10
 
 func (l *logger) Noticef(format string, v ...any) { l.to.Info(fmt.Sprintf(format, v...)) }
 func (l *logger) Warnf(format string, v ...any)   { l.to.Warn(fmt.Sprintf(format, v...)) }
-func (l *logger) Errorf(format string, v ...any)  { l.to.Error(fmt.Sprintf(format, v...)) }
 func (l *logger) Debugf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
 func (l *logger) Tracef(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+
+func (l *logger) Errorf(format string, v ...any) {
+	line := fmt.Sprintf(format, v...)
+	if !strings.Contains(line, " - cid:") {
+		l.to.Error(line)
+	} else if held, ok := l.clients.Say(clientErrors, time.Now()); ok {
+		l.to.Error(line, "held_back", held)
+	}
+}
 
 func (l *logger) Fatalf(format string, v ...any) {
 	err := fmt.Errorf(format, v...)

@@ -3,26 +3,18 @@ package node
 import (
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/engine/internal/pace"
 )
 
-const (
-	// troublePause is the least time between two lines about one kind of trouble.
-	troublePause = 10 * time.Second
-	// protestsSaid is how many errors of the connection are told in that time: a right that is missing may be so for many subjects.
-	protestsSaid = 10
-)
+// protestsSaid is how many errors of the connection are told at a time: a right that is missing may be so for many subjects.
+const protestsSaid = 10
 
 // trouble is something that is tried again several times a second while it goes wrong. One line in a while says so.
-type trouble struct {
-	mu    sync.Mutex
-	said  time.Time
-	lines int // since then
-	held  int // since the last of these
-}
+type trouble struct{ lines pace.Lines }
 
 // protest logs an error of the connection. Each may say something else, but that of credentials which are refused.
 func (n *Node) protest(err error) {
@@ -42,16 +34,7 @@ func (t *trouble) tell(log *slog.Logger, now time.Time, what string, args ...any
 
 // tellFirst logs the first so many in a while.
 func (t *trouble) tellFirst(most int, log *slog.Logger, now time.Time, what string, args ...any) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.said.IsZero() || now.Sub(t.said) >= troublePause {
-		t.said, t.lines = now, 0
+	if held, ok := t.lines.Say(most, now); ok {
+		log.Warn(what, append(args, "held_back", held)...)
 	}
-	if t.lines == most {
-		t.held++
-		return
-	}
-	log.Warn(what, append(args, "held_back", t.held)...)
-	t.lines++
-	t.held = 0
 }
