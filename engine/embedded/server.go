@@ -86,6 +86,9 @@ func Start(o Options) (_ *Server, err error) {
 		// that is nearly full it refuses everything, whatever becomes free.
 		so.JetStreamMaxStore = diskBytes(so.StoreDir)
 	}
+	if so.MaxConn == 0 {
+		so.MaxConn = mostClients(openFiles())
+	}
 	s.dir = filepath.Join(so.StoreDir, server.JetStreamStoreDir)
 	s.hp = net.JoinHostPort(so.Host, strconv.Itoa(so.Port))
 	s.early = !so.DontListen
@@ -104,6 +107,16 @@ func Start(o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// ownFiles is more than the stores and the streams of an engine have open.
+const ownFiles = 8192
+
+// mostClients is how many connections leave the engine the files that it needs, or half of all where those are few. 0 is the
+// server's default, as where nothing is known.
+func mostClients(files uint64) int {
+	most := files - min(ownFiles, files/2)
+	return int(min(most, server.DEFAULT_MAX_CONNECTIONS))
 }
 
 // serverOptions builds nats-server's options. The engine comes in as an nkey user that only an

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -445,6 +446,54 @@ func TestConnectionErrorsAreLogged(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("the log does not tell of a slow consumer")
 		}
+	}
+}
+
+// A client that publishes what it may not, again and again, does not fill the log; other errors are all told.
+func TestClientErrorsAreHeldBack(t *testing.T) {
+	var mu sync.Mutex
+	var lines bytes.Buffer
+	s, err := Start(Options{Dir: t.TempDir(), Listen: "127.0.0.1:0", Logger: slog.New(slog.NewTextHandler(lockedWriter{&mu, &lines}, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Shutdown)
+	nc := client(t, s, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	for range 1000 {
+		if err := nc.Publish("carillon.log.0.put.x", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		s.log.Errorf("JetStream failed on %q", "a disk")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	said := lines.String()
+	if n := strings.Count(said, "Publish Violation"); n < 1 || n > clientErrors {
+		t.Errorf("%d forbidden publishes are told", n)
+	}
+	if n := strings.Count(said, "JetStream failed"); n != 20 {
+		t.Errorf("%d of 20 other errors are told", n)
+	}
+}
+
+// However many clients there are, the engine may still open files.
+func TestClientsLeaveFiles(t *testing.T) {
+	for files, want := range map[uint64]int{0: 0, 100: 50, 20_000: 20_000 - ownFiles, 1 << 20: server.DEFAULT_MAX_CONNECTIONS, 1 << 63: server.DEFAULT_MAX_CONNECTIONS} {
+		if got := mostClients(files); got != want {
+			t.Errorf("of %d files clients get %d, want %d", files, got, want)
+		}
+	}
+	v, err := start(t, Options{}).ns.Varz(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := mostClients(openFiles()); v.MaxConn != want {
+		t.Errorf("the server takes %d connections, want %d", v.MaxConn, want)
 	}
 }
 

@@ -12,3 +12,12 @@ func diskBytes(dir string) int64 {
 	}
 	return int64(st.Blocks) * int64(st.Bsize)
 }
+
+// openFiles is how many files and connections this process may have open, 0 when that is not known.
+func openFiles() uint64 {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return limit.Cur // which the runtime has raised as far as it may
+}
