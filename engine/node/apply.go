@@ -32,7 +32,7 @@ func (n *Node) read(ctx context.Context) {
 		err = n.leftBehind(cut.At.Seq, cut.First, err)
 	}
 	if ctx.Err() == nil {
-		n.fail(fmt.Errorf("node: reading the log: %w", n.unreachable(noRoom(err))))
+		n.fail(fmt.Errorf("node: reading the log: %w", n.unreachable(passing(err))))
 	}
 }
 
@@ -154,7 +154,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	result, err := p.machine.Apply(e)
 	if err != nil {
-		err = noRoom(err)
+		err = passing(err)
 		store := errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed) || errors.Is(err, errNoFiles)
 		if damaged(err) && !store {
 			err = unreadable(p.number, err)

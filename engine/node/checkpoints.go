@@ -51,7 +51,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		for _, p := range live {
 			if n.dueCheckpoint(p, save) {
 				if err := n.checkpointOrStop(ctx, p, n.resting(ctx, p)); err != nil {
-					return noRoom(err)
+					return passing(err)
 				}
 				taken = true
 			}

@@ -177,7 +177,7 @@ func TestDiskFull(t *testing.T) {
 		ok, _ := readyz(t, r.HTTP)
 		return !ok
 	})
-	eventually(t, "a store fails", func() bool { return contains(r.log, "stopped firing, waiting for disk space") })
+	eventually(t, "a store fails", func() bool { return contains(r.log, "stopped firing, waiting for the disk") })
 	sliver() // the node starts again on a disk that is nearly full
 	eventually(t, "nats-server starts again", func() bool { return strings.Count(r.log.String(), "Server is ready") > 1 })
 	drop()
@@ -223,7 +223,7 @@ func TestDiskFullAtCheckpoint(t *testing.T) {
 	twoCheckpoints(t, c, "a")
 	full.Store(true)
 	eventually(t, "a checkpoint fails", func() bool {
-		return contains(r.log, "stopped firing, waiting for disk space", "no space left on device")
+		return contains(r.log, "stopped firing, waiting for the disk", "no space left on device")
 	})
 	full.Store(false)
 	r.again(t)
@@ -301,7 +301,7 @@ func TestDiskFullCold(t *testing.T) {
 	}
 	eventually(t, "jobs are on disk", func() bool { return metric(t, r.HTTP, "carillon_jobs_cold") > n/2 })
 	full.Store(true)
-	eventually(t, "a checkpoint fails", func() bool { return contains(r.log, "stopped firing, waiting for disk space") })
+	eventually(t, "a checkpoint fails", func() bool { return contains(r.log, "stopped firing, waiting for the disk") })
 	full.Store(false)
 	r.again(t)
 	eventually(t, "all jobs have fired", func() bool {

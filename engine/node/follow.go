@@ -71,9 +71,9 @@ func (n *Node) followSeats(ctx context.Context) error {
 			case !wanted && asked >= n.o.Linger && n.followedBySeats(v, p.number):
 				err = n.giveUp(ctx, p)
 			}
-			switch err = noRoom(err); {
+			switch err = passing(err); {
 			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // others are at it
-			case errors.Is(err, errNoRoom):
+			case errors.Is(err, errDisk):
 				return err
 			default:
 				since[i] = time.Now()

@@ -85,7 +85,7 @@ func (n *Node) give(ctx context.Context, p *partition) (part, error) {
 	}
 	defer release()
 	if err := n.checkpointOrStop(ctx, p, runtime.Gosched); err != nil {
-		n.fail(noRoom(err))
+		n.fail(passing(err))
 		return part{}, err
 	}
 	if err := errors.Join(p.whyStopped(), p.readable()); err != nil {

@@ -13,11 +13,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
@@ -81,7 +79,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		if errors.As(err, &behind) {
 			o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
 			web.problem("this node was left behind by the log, and takes what it missed from others")
-			if err = noRoom(beginAnew(ctx, o, behind)); err == nil {
+			if err = passing(beginAnew(ctx, o, behind)); err == nil {
 				anew = true
 				continue
 			}
@@ -91,9 +89,9 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		}
 		anew = false
 		switch {
-		case errors.Is(err, errNoRoom):
+		case errors.Is(err, errDisk):
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
-			o.Logger.Error("stopped firing, waiting for disk space", "error", err)
+			o.Logger.Error("stopped firing, waiting for the disk", "error", err)
 		case errors.Is(err, errNoFiles):
 			o.Logger.Error("stopped firing, waiting for fewer open files", "error", err)
 		case errors.Is(err, errUnreachable):
@@ -126,57 +124,6 @@ func lockData(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("node: data directory: %w", err)
 	}
 	return f, nil
-}
-
-// errNoRoom marks failures that a restart heals once the disk has room.
-var errNoRoom = errors.New("node: the disk is full")
-
-// errNoFiles marks failures that a restart heals, too: it closes what clients of the embedded server hold.
-var errNoFiles = errors.New("node: too many files and connections are open")
-
-// errUnreachable marks that an external NATS could not be reached at the start. Later on the connection
-// comes back by itself.
-var errUnreachable = errors.New("node: NATS cannot be reached")
-
-// unreachable marks err if it says so of an external NATS.
-func (n *Node) unreachable(err error) error {
-	if n.o.NATS == "" {
-		return err
-	}
-	return unreachable(err)
-}
-
-// unreachable marks err if it says that NATS cannot be reached, or JetStream has no leader just now.
-func unreachable(err error) error {
-	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
-	var refused *jetstream.APIError
-	if errors.As(err, &network) && network.Op == "remote error" {
-		return err // TLS: the server refuses this node, and will go on doing so
-	}
-	for _, e := range []error{
-		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
-		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
-	} {
-		if errors.Is(err, e) {
-			return fmt.Errorf("%w: %w", errUnreachable, err)
-		}
-	}
-	if errors.As(err, &network) || errors.As(err, &refused) && refused.Code == http.StatusServiceUnavailable {
-		return fmt.Errorf("%w: %w", errUnreachable, err)
-	}
-	return err
-}
-
-func noRoom(err error) error {
-	switch {
-	case errors.Is(err, errNoRoom), errors.Is(err, errNoFiles): // marked where it was met
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return fmt.Errorf("%w: %w", errNoFiles, err)
-	// A store also fails when Pebble meets damage in the background, which a restart does not heal.
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt):
-		return fmt.Errorf("%w: %w", errNoRoom, err)
-	}
-	return err
 }
 
 // Node is one run of the engine.
@@ -320,7 +267,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if err := n.open(ctx); err != nil {
 		cancel(nil)
 		n.work.Wait()
-		return noRoom(errors.Join(n.unreachable(err), n.close()))
+		return passing(errors.Join(n.unreachable(err), n.close()))
 	}
 	if n.server == nil {
 		n.join(ctx)
@@ -331,7 +278,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		n.work.Wait()
 		n.saves.close()
 		n.gives.close()
-		err = noRoom(errors.Join(err, n.close()))
+		err = passing(errors.Join(err, n.close()))
 	}()
 	if err := n.recovered(); err != nil {
 		return err

@@ -22,7 +22,7 @@ const (
 func (n *Node) reside(ctx context.Context) error {
 	for _, p := range n.followed() {
 		if err := n.unread(p); err != nil {
-			return noRoom(err)
+			return passing(err)
 		}
 	}
 	for _, p := range n.live() {
@@ -32,7 +32,7 @@ func (n *Node) reside(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return noRoom(err)
+			return passing(err)
 		}
 	}
 	return nil

@@ -34,9 +34,9 @@ func (n *Node) heedStores(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-n.store.Failed():
-		n.fail(noRoom(n.store.Err()))
+		n.fail(passing(n.store.Err()))
 	case <-n.jobs.Failed():
-		n.fail(noRoom(n.jobs.Err()))
+		n.fail(passing(n.jobs.Err()))
 	}
 }
 
@@ -107,7 +107,7 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 	blocks, err := stream.Sync()
 	n.meters.blocksSynced.Add(blocks)
 	if err != nil {
-		return true, noRoom(err)
+		return true, passing(err)
 	}
 	p.out.Lock()
 	if p.settling.Output < settled.Output { // it was found out meanwhile that less is there
@@ -141,13 +141,13 @@ func (n *Node) watch(ctx context.Context) error {
 		n.head.Store(max(info.Last, n.applied.Load()))
 	}
 	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
-		return fmt.Errorf("%w: the log stream has not answered for %s", errNoRoom, deadAfter)
+		return fmt.Errorf("%w: the log stream has not answered for %s", errDisk, deadAfter)
 	}
 	// A stream of the embedded server that once could not be written stays dead until the server is
 	// started again, and does not answer.
 	if n.server != nil && (n.ticking.silent(time.Now()) > tickTimeout || n.chainLost()) {
 		if err := n.server.Health(); err != nil {
-			return fmt.Errorf("%w: %w", errNoRoom, err)
+			return fmt.Errorf("%w: %w", errDisk, err)
 		}
 	}
 	n.web.problem(n.problems()...)

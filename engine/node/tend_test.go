@@ -56,14 +56,14 @@ func TestStoresHeeded(t *testing.T) {
 			t.Errorf("%s: the commit itself: %v", name, err)
 		}
 		<-ctx.Done()
-		if err := context.Cause(ctx); !errors.Is(err, errNoRoom) || !errors.Is(err, syscall.ENOSPC) {
+		if err := context.Cause(ctx); !errors.Is(err, errDisk) || !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("%s: the run ends with %v", name, err)
 		}
 		n.work.Wait()
 	}
 }
 
-// A run that ends for damage, be it met by a store in the background, is not started again as on a full disk.
+// A run that ends for damage, be it met by a store in the background, is not started again as on a full or failing disk.
 func TestDamageIsNoFullDisk(t *testing.T) {
 	for err, restart := range map[error]bool{
 		fmt.Errorf("%w: %w", wal.ErrFailed, syscall.ENOSPC): true,
@@ -71,10 +71,10 @@ func TestDamageIsNoFullDisk(t *testing.T) {
 		fmt.Errorf("%w: %w", wal.ErrFailed, wal.ErrCorrupt): false,
 		fmt.Errorf("node: job table: %w", wal.ErrCorrupt):   false,
 	} {
-		if got := errors.Is(noRoom(err), errNoRoom); got != restart {
+		if got := errors.Is(passing(err), errDisk); got != restart {
 			t.Errorf("%v: started again: %v", err, got)
 		}
-		if once, twice := noRoom(err), noRoom(noRoom(err)); twice.Error() != once.Error() {
+		if once, twice := passing(err), passing(passing(err)); twice.Error() != once.Error() {
 			t.Errorf("%v is told as %v", once, twice)
 		}
 	}

@@ -29,14 +29,14 @@ func (n *Node) trim(ctx context.Context) error {
 	defer n.logKept.Unlock()
 	needed, err := n.needed()
 	if err != nil || needed == 0 {
-		return noRoom(err)
+		return passing(err)
 	}
 	kept, err := n.kept(needed)
 	if err == nil {
 		err = n.local.Truncate(kept)
 	}
 	if err != nil {
-		return noRoom(err)
+		return passing(err)
 	}
 	err = n.streams.Log.Trim(ctx, min(needed, n.neededElsewhere()+1))
 	if err == nil {

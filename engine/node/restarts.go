@@ -1,0 +1,67 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"syscall"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// What ends a run of a node and passes: Run starts it again in place.
+var (
+	errDisk    = errors.New("node: the disk cannot be written")              // it is full, or fails
+	errNoFiles = errors.New("node: too many files and connections are open") // the start closes what clients of the embedded server hold
+
+	// errUnreachable is of an external NATS at the start. Later on the connection comes back by itself.
+	errUnreachable = errors.New("node: NATS cannot be reached")
+)
+
+// unreachable marks err if it says so of an external NATS.
+func (n *Node) unreachable(err error) error {
+	if n.o.NATS == "" {
+		return err
+	}
+	return unreachable(err)
+}
+
+// unreachable marks err if it says that NATS cannot be reached, or JetStream has no leader just now.
+func unreachable(err error) error {
+	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
+	var refused *jetstream.APIError
+	if errors.As(err, &network) && network.Op == "remote error" {
+		return err // TLS: the server refuses this node, and will go on doing so
+	}
+	for _, e := range []error{
+		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
+		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, e) {
+			return fmt.Errorf("%w: %w", errUnreachable, err)
+		}
+	}
+	if errors.As(err, &network) || errors.As(err, &refused) && refused.Code == http.StatusServiceUnavailable {
+		return fmt.Errorf("%w: %w", errUnreachable, err)
+	}
+	return err
+}
+
+// passing marks err if it says of this machine what passes.
+func passing(err error) error {
+	switch {
+	case errors.Is(err, errDisk), errors.Is(err, errNoFiles): // marked where it was met
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return fmt.Errorf("%w: %w", errNoFiles, err)
+	// A store also fails when Pebble meets damage in the background, which a restart does not heal.
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt):
+		return fmt.Errorf("%w: %w", errDisk, err)
+	}
+	return err
+}
