@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-const asynqTunedWorkers = 100
+const asynqTunedWorkers = 100 // of all its servers
 
 // asynqSystem is asynq on Redis with an append-only file, synced as fsync says. A task's time is cut to its
 // second (processAt.Unix() in its rdb.go), so tasks can come early. A forwarder moves what is due to the
@@ -30,7 +30,9 @@ func asynqSystem(tuned bool, fsync string) system {
 		},
 	}
 	if tuned {
-		s.settings = []string{fmt.Sprintf("%d workers and connections", asynqTunedWorkers), "delayed task and task check 1ms"}
+		s.settings = []string{
+			fmt.Sprintf("%d servers, %d workers and connections together", tunedInstances, asynqTunedWorkers), "delayed task and task check 1ms",
+		}
 	}
 	if fsync == "always" {
 		s.name = "asynq-always"
@@ -108,21 +110,24 @@ func (c *asynqClient) close() {
 }
 
 func workAsynq(ctx context.Context, address string, tuned bool, handle handler) error {
-	config := asynq.Config{LogLevel: asynq.WarnLevel}
+	config, options, servers := asynq.Config{LogLevel: asynq.WarnLevel}, asynqOptions(address, tuned), 1
 	if tuned {
-		config.Concurrency = asynqTunedWorkers
+		servers = tunedInstances
+		config.Concurrency, options.PoolSize = asynqTunedWorkers/servers, asynqTunedWorkers/servers
 		config.DelayedTaskCheckInterval, config.TaskCheckInterval = time.Millisecond, time.Millisecond
 	}
-	s := asynq.NewServer(asynqOptions(address, tuned), config)
-	err := s.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		retried, _ := asynq.GetRetryCount(ctx)
-		handle(t.Payload(), retried > 0, time.Time{})
-		return nil
-	}))
-	if err != nil {
-		return err
+	for range servers {
+		s := asynq.NewServer(options, config)
+		err := s.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+			retried, _ := asynq.GetRetryCount(ctx)
+			handle(t.Payload(), retried > 0, time.Time{})
+			return nil
+		}))
+		if err != nil {
+			return err
+		}
+		defer s.Shutdown()
 	}
 	<-ctx.Done()
-	s.Shutdown()
 	return nil
 }

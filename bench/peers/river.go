@@ -25,9 +25,9 @@ import (
 var postgresTuning = []string{"shared_buffers=1GB", "max_wal_size=4GB", "checkpoint_timeout=15min", "wal_compression=on"}
 
 const (
-	riverWorkers      = 100 // of River's own examples
-	riverTunedWorkers = 1000
-	riverTunedPool    = 32 // connections; pgxpool's own default is the greater of 4 and the cores
+	riverWorkers      = 100  // of River's own examples
+	riverTunedWorkers = 1000 // of all its clients
+	riverTunedPool    = 32   // connections; pgxpool's own default is the greater of 4 and the cores
 )
 
 // riverSystem is River on PostgreSQL. Its leader makes scheduled jobs available up to its interval of 5 s
@@ -50,7 +50,7 @@ func riverSystem(tuned bool) system {
 	}
 	if tuned {
 		s.settings = slices.Concat([]string{
-			fmt.Sprintf("%d workers", riverTunedWorkers), "fetch cooldown and poll 1ms", fmt.Sprintf("%d connections", riverTunedPool),
+			fmt.Sprintf("%d clients, %d workers together", tunedInstances, riverTunedWorkers), "fetch cooldown and poll 1ms", fmt.Sprintf("%d connections", riverTunedPool),
 		}, postgresTuning)
 	}
 	return s
@@ -235,20 +235,32 @@ func workRiver(ctx context.Context, url string, tuned bool, handle handler) erro
 		handle(j.Args.Payload, j.Attempt > 1, time.Time{})
 		return nil
 	}))
-	config := &river.Config{Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: riverWorkers}}}
+	config, clients, most := river.Config{Workers: workers}, 1, riverWorkers
 	if tuned {
+		clients, most = tunedInstances, riverTunedWorkers/tunedInstances
 		config.FetchCooldown, config.FetchPollInterval = river.FetchCooldownMin, river.FetchPollIntervalMin
-		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: riverTunedWorkers}
 	}
-	c, err := river.NewClient(riverpgxv5.New(pool), config)
-	if err != nil {
-		return err
-	}
-	if err := c.Start(context.WithoutCancel(ctx)); err != nil {
-		return err
+	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: most}}
+	stop, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	var started []*river.Client[pgx.Tx]
+	for range clients {
+		c, err := river.NewClient(riverpgxv5.New(pool), &config)
+		if err == nil {
+			err = c.Start(stop)
+		}
+		if err != nil {
+			return err
+		}
+		started = append(started, c)
 	}
 	<-ctx.Done()
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ending, cancel := context.WithTimeout(stop, 10*time.Second)
 	defer cancel()
-	return c.Stop(stop)
+	for _, c := range started {
+		if err := c.Stop(ending); err != nil {
+			return err
+		}
+	}
+	return nil
 }

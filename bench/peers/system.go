@@ -47,6 +47,10 @@ type job struct {
 	payload []byte
 }
 
+// tunedInstances is how many of a library's own servers or clients a tuned worker runs in its process: within one, a single loop
+// takes the jobs. They share the work as the streams of NATS do.
+const tunedInstances = 4
+
 const digits = 10 // of the number in a payload
 
 func newJob(number int, due time.Time, payloadBytes int) job {

@@ -184,7 +184,9 @@ func (n *Node) end(c *call, err error) {
 	if err == nil {
 		return
 	}
-	if err := c.refuse(carillon.AsError(err)); err != nil {
+	refusal := carillon.AsError(err)
+	n.meters.refused(refusal.Code).Inc()
+	if err := c.refuse(refusal); err != nil {
 		n.log.Debug("request could not be answered", "error", err)
 	}
 }

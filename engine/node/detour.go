@@ -41,7 +41,7 @@ func (d *detour) within(lately time.Duration) bool {
 // way of that: nothing passes between two hosts, and a third one reaches both. Servers pass nothing on for each other. A leader that is
 // slow, or none, answers quickly by way of nobody.
 func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
-	if slow.now || slow.self || len(slow.well) == 0 || n.detour.within(aroundAgain) {
+	if slow.now || slow.self || len(slow.well) == 0 || n.detour.within(aroundAgain) || !n.nc.IsConnected() {
 		return
 	}
 	names := n.leaders.silent(slow)
@@ -61,8 +61,8 @@ func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
 			if len(led) == 0 || !n.unanswered(ctx, led[0]) {
 				continue
 			}
-			if now := n.servers.slow(); now.now || now.self {
-				return // its own server, or its network, stood still just now
+			if now := n.servers.slow(); now.now || now.self || !n.nc.IsConnected() {
+				return // its own server, or its network, stood still just now, or it goes elsewhere as it is
 			}
 			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", led[0], "server", by.nc.ConnectedUrlRedacted())
 			n.goTo(by)

@@ -310,6 +310,9 @@ func TestLogKept(t *testing.T) {
 	one := carillon.Job{ID: in(1-other, "one"), Schedule: "@every 1h"}
 	_, err := c.Put(t.Context(), one)
 	words(t, err, "limit_exceeded", "the log is nearly full; nothing was done")
+	if n := metric(t, r.HTTP, `carillon_requests_refused_total{code="limit_exceeded"}`); n == 0 {
+		t.Error("no refused request is counted")
+	}
 	beats(t, c, 5)
 
 	answer := make(chan error, 1)

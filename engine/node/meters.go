@@ -75,6 +75,7 @@ func newMeters(running func() *Node) *meters {
 		forced:          s.NewCounter(`carillon_triggers_total{kind="forced"}`),
 		events:          s.NewCounter("carillon_events_total"),
 	}
+	m.refused(carillon.CodeLimitExceeded) // from 0 on, as it is what one is to be told of
 	gauge := func(name string, of func(*Node) float64) {
 		s.NewGauge(name, func() float64 {
 			if n := running(); n != nil {
@@ -273,6 +274,11 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 }
 
 var skipReasons = []string{carillon.ReasonMisfire, carillon.ReasonExpired, carillon.ReasonPaused}
+
+// refused counts the requests that were answered with an error.
+func (m *meters) refused(code carillon.Code) *metrics.Counter {
+	return m.set.GetOrCreateCounter(`carillon_requests_refused_total{code=` + strconv.Quote(string(code)) + `}`)
+}
 
 // ignored counts a record of the log that means nothing.
 func (m *meters) ignored(reason string) {
