@@ -337,6 +337,33 @@ func TestCommandOfNoPartition(t *testing.T) {
 	}
 }
 
+// Streams that are edited under a running engine so that it would not start with them are told of, until they are edited back.
+func TestEditedStreams(t *testing.T) {
+	t.Parallel()
+	r := run(t, startExternal(t).options(t))
+	js := jetStream(t, dial(t, r.NATS))
+	for name, edit := range map[string]func(*jetstream.StreamConfig){
+		carillon.DefaultNames().LogStream(): func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour },
+		outStream(partitions - 1):           func(c *jetstream.StreamConfig) { c.MaxMsgSize = 64 << 10 },
+	} {
+		stream, err := js.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		was := stream.CachedInfo().Config
+		edited := was
+		edit(&edited)
+		if _, err := js.UpdateStream(t.Context(), edited); err != nil {
+			t.Fatal(err)
+		}
+		notReady(t, r.HTTP, "stream "+name+" was edited: max ")
+		if _, err := js.UpdateStream(t.Context(), was); err != nil {
+			t.Fatal(err)
+		}
+		ready(t, r)
+	}
+}
+
 // Somebody with the right to do so writes into the output streams while the node publishes into them: each
 // message of theirs is counted and skipped, and no output is lost or doubled.
 func TestForeignInWindow(t *testing.T) {

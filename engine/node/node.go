@@ -178,6 +178,7 @@ type Node struct {
 	refusals   trouble      // of the credentials, one with each try
 	protests   trouble      // of the connection else, such as a right that is missing: one with each message
 	filling    filling      // of the log stream
+	shapes     shapes       // of the streams
 	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
 	answering  atomic.Int64 // since when it has said so again and again, the same
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some

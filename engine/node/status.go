@@ -114,6 +114,7 @@ func (n *Node) problems() []string {
 	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
+	list = append(list, n.shapes.problems()...)
 	list = append(list, n.joined.unserved()...)
 	list = append(list, n.toFollow(n.view())...)
 	for _, p := range n.partitions {

@@ -23,6 +23,7 @@ func (n *Node) tend(ctx context.Context) {
 	var work sync.WaitGroup
 	work.Go(func() { n.syncing(ctx) })
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
+	work.Go(func() { n.every(ctx, time.Second, n.lookAtOutput) })
 	work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
 	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 	work.Wait()
@@ -175,6 +176,7 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
 		n.filling.asked(info, read)
+		n.shapes.note(n.streams.Log.Name(), info.Wrong)
 		n.clock.measured(asked, time.Now(), info.Now)
 		n.logAnswered(n.clock.running())
 		n.bell.ring() // what it sleeps for may be due by now

@@ -244,9 +244,10 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Streams{Log: &Log{stream: stream{nc: nc, name: cfg.logName()}, acks: acks, cfg: cfg}, acks: acks, press: &press{acks: acks, wire: cfg.Wire}}
+	of := func(want jetstream.StreamConfig) stream { return stream{nc: nc, name: want.Name, want: &want} }
+	s := &Streams{Log: &Log{stream: of(cfg.logConfig()), acks: acks, cfg: cfg}, acks: acks, press: &press{acks: acks, wire: cfg.Wire}}
 	for p := range cfg.Partitions {
-		s.Out = append(s.Out, &OutStream{stream: stream{nc: nc, name: cfg.outName(p)}, press: s.press})
+		s.Out = append(s.Out, &OutStream{stream: of(cfg.outConfig(p)), press: s.press})
 	}
 	return s, nil
 }
@@ -303,9 +304,17 @@ func (c Config) partitionsOf(got jetstream.StreamConfig) (int, bool) {
 	return n, err == nil && n >= 1 && n <= MaxPartitions
 }
 
-// check compares what the design stands on. Bounds of bytes and of an output's age, more replicas, compression and
-// placement are the operator's.
+// check refuses a stream that is misshapen.
 func check(got, want jetstream.StreamConfig) error {
+	if wrong := misshapen(&got, &want); wrong != "" {
+		return fmt.Errorf("streams: %s cannot be used: %s", got.Name, wrong)
+	}
+	return nil
+}
+
+// misshapen compares what the design stands on, and says what is wrong. Bounds of bytes and of an output's age, more replicas,
+// compression and placement are the operator's.
+func misshapen(got, want *jetstream.StreamConfig) string {
 	var bad []string
 	is := func(ok bool, format string, v ...any) {
 		if !ok {
@@ -345,10 +354,7 @@ func check(got, want jetstream.StreamConfig) error {
 	is(!got.AllowMsgTTL, "messages may have a time to live of their own")
 	is(!got.AllowMsgCounter, "it is a counter")
 	is(!got.AllowMsgSchedules, "message schedules are allowed")
-	if len(bad) > 0 {
-		return fmt.Errorf("streams: %s cannot be used: %s", got.Name, strings.Join(bad, "; "))
-	}
-	return nil
+	return strings.Join(bad, "; ")
 }
 
 // needsVersion: persist_mode came with 2.12, and so did the check of a replicated stream's last sequence before a

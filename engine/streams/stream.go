@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Message is one message of a stream.
@@ -35,6 +36,7 @@ type Info struct {
 	Leader      Leader // that answered for all of them; none where there is no cluster
 	LastTime    time.Time
 	Now         time.Time // by the clock that stamps the stream's messages
+	Wrong       string    // what somebody has edited since Open so that it would be refused now
 }
 
 // Leader is a server that leads a stream, and since when.
@@ -55,6 +57,7 @@ func (i *Info) before() uint64 { return i.First - min(i.First, 1) }
 type stream struct {
 	nc   *nats.Conn
 	name string
+	want *jetstream.StreamConfig // how it must be, nil: in whatever way
 }
 
 // Name is the stream's.
@@ -229,13 +232,9 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	var resp struct {
 		Cluster *group `json:"cluster"`
 
-		Now    time.Time `json:"ts"`
-		Config struct {
-			MaxBytes int64         `json:"max_bytes"`
-			MaxAge   time.Duration `json:"max_age"`
-			Replicas int           `json:"num_replicas"`
-		} `json:"config"`
-		State struct {
+		Now    time.Time              `json:"ts"`
+		Config jetstream.StreamConfig `json:"config"`
+		State  struct {
 			Messages uint64    `json:"messages"`
 			Bytes    uint64    `json:"bytes"`
 			First    uint64    `json:"first_seq"`
@@ -254,9 +253,13 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	if resp.Cluster != nil {
 		leader = Leader{resp.Cluster.Leader, resp.Cluster.Since}
 	}
+	wrong := ""
+	if s.want != nil {
+		wrong = misshapen(&resp.Config, s.want)
+	}
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now,
+		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now, Wrong: wrong,
 	}, st.Deleted, nil
 }
 

@@ -1,0 +1,47 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// shapes are the streams that somebody has edited so that a start would be refused: what is put is refused by now, maybe, or lost, and
+// nothing else says why. The log is looked at once a second, and one output stream.
+type shapes struct {
+	mu    sync.Mutex
+	wrong map[string]string // what, by stream
+	next  int               // partition whose stream is looked at
+}
+
+func (s *shapes) note(stream, wrong string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.wrong == nil {
+		s.wrong = make(map[string]string)
+	}
+	if s.wrong[stream] = wrong; wrong == "" {
+		delete(s.wrong, stream)
+	}
+}
+
+func (s *shapes) problems() (list []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, stream := range slices.Sorted(maps.Keys(s.wrong)) {
+		list = append(list, fmt.Sprintf("stream %s was edited: %s", stream, s.wrong[stream]))
+	}
+	return list
+}
+
+// lookAtOutput looks at the next output stream.
+func (n *Node) lookAtOutput(ctx context.Context) error {
+	out := n.streams.Out[n.shapes.next]
+	n.shapes.next = (n.shapes.next + 1) % len(n.streams.Out)
+	if info, err := out.Info(ctx); err == nil {
+		n.shapes.note(out.Name(), info.Wrong)
+	}
+	return nil
+}
