@@ -169,10 +169,14 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	}
 }
 
+// chainsSaid is how many lost chains are told at a time, and how many resumed ones: each partition's, and then the next. A stream that
+// refuses what it is given has its chain lost and resumed again and again.
+func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
+
 // lose gives a chain up; its caller holds out.
 func (n *Node) lose(p *partition, why error) {
 	if !errors.Is(why, streams.ErrClosed) {
-		n.log.Warn("chain lost", "partition", p.number, "error", why)
+		n.chains.tellFirst(n.chainsSaid(), n.log.Warn, time.Now(), "chain lost", "partition", p.number, "error", why)
 	}
 	n.meters.lost.Inc()
 	p.chain.Lose()

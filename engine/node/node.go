@@ -172,6 +172,8 @@ type Node struct {
 	ticksLost  trouble
 	claimsLost trouble
 	unsaid     trouble // an output stream does not say how far it is
+	chains     trouble // that were lost
+	resumes    trouble // of theirs
 	resets     trouble
 	unfollowed trouble
 	strays     trouble      // records of the log that concern no partition

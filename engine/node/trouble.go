@@ -24,17 +24,17 @@ func (n *Node) protest(err error) {
 			return
 		}
 	}
-	n.protests.tellFirst(protestsSaid, n.log, time.Now(), "NATS", "error", err)
+	n.protests.tellFirst(protestsSaid, n.log.Warn, time.Now(), "NATS", "error", err)
 }
 
 // tell logs what goes wrong, or only counts it. args are slog's.
 func (t *trouble) tell(log *slog.Logger, now time.Time, what string, args ...any) {
-	t.tellFirst(1, log, now, what, args...)
+	t.tellFirst(1, log.Warn, now, what, args...)
 }
 
 // tellFirst logs the first so many in a while.
-func (t *trouble) tellFirst(most int, log *slog.Logger, now time.Time, what string, args ...any) {
+func (t *trouble) tellFirst(most int, say func(string, ...any), now time.Time, what string, args ...any) {
 	if held, ok := t.lines.Say(most, now); ok {
-		log.Warn(what, append(args, "held_back", held)...)
+		say(what, append(args, "held_back", held)...)
 	}
 }
