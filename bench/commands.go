@@ -234,7 +234,7 @@ func (m *commands) many(ctx context.Context) error {
 		f.add(step.name+"_per_s", float64(step.order.N-len(report.Refused))/max(report.Seconds, 1e-3))
 		f.quantiles(step.latency, h, 50, 99, 99.9, 100)
 		if m.engine.cmd != nil {
-			f.add(step.name+"_engine_cpu_us_each", float64((m.engine.usage().cpu-cpu).Microseconds())/float64(step.order.N))
+			f.add(step.name+"_engine_cpu_us_per_command", float64((m.engine.usage().cpu-cpu).Microseconds())/float64(step.order.N))
 		}
 		if len(report.Refused) == 0 {
 			m.result.Histograms[step.latency+"_us"] = report.Latency

@@ -124,6 +124,9 @@ var errMissed = errors.New("a check or a target failed")
 
 // measure runs a workload, unless its flags make no sense, and prints the result.
 func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, run func(context.Context, C) (bench.Result, error)) error {
+	if err := noZeros(cmd); err != nil {
+		return err
+	}
 	if err := c.Validate(); err != nil {
 		return usageError{err}
 	}

@@ -109,6 +109,17 @@ func notZero(c *cobra.Command, flags ...string) error {
 	return nil
 }
 
+// noZeros refuses it for each flag that is another number by default.
+func noZeros(c *cobra.Command) error {
+	var flags []string
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.String() != f.DefValue {
+			flags = append(flags, f.Name)
+		}
+	})
+	return notZero(c, flags...)
+}
+
 func walk(c *cobra.Command, visit func(*cobra.Command)) {
 	visit(c)
 	for _, sub := range c.Commands() {
