@@ -32,6 +32,7 @@ type app struct {
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
 	root := newRootCommand(a)
+	strictHelp(root)
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -141,6 +142,11 @@ func newRootCommand(a *app) *cobra.Command {
 	root.TraverseChildren = true
 	a.connection.flags(root.PersistentFlags())
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print results as JSON")
+	return root
+}
+
+// strictHelp has the help command of the library take unknown commands for wrong usage, and not show the root's help.
+func strictHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	help, _, _ := root.Find([]string{"help"})
 	help.Run, help.RunE = nil, func(_ *cobra.Command, args []string) error {
@@ -153,7 +159,6 @@ func newRootCommand(a *app) *cobra.Command {
 		}
 		return c.Help()
 	}
-	return root
 }
 
 // group makes a command that only holds others.
