@@ -898,6 +898,19 @@ func TestTimeoutByDefault(t *testing.T) {
 	}
 }
 
+// What goes wrong again and again beside the triggers does not fill the terminal.
+func TestWorkHoldsTroublesBack(t *testing.T) {
+	var errOut bytes.Buffer
+	w := worker{app: &app{stderr: &errOut}}
+	for range 100 {
+		w.report(nil, errors.New("away"))
+		w.report(&carillon.Trigger{ID: "t"}, errors.New("failed"))
+	}
+	if got := errOut.String(); strings.Count(got, "away") != troublesSaid || strings.Count(got, "failed") != 100 {
+		t.Errorf("it says %s", got)
+	}
+}
+
 // What a command writes is kept up to a bound, and that something is missing is told.
 func TestSaid(t *testing.T) {
 	var said said

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/pace"
 )
 
 func newWorkCommand(a *app) *cobra.Command {
@@ -79,7 +80,12 @@ type worker struct {
 	options carillon.WorkerOptions
 	command []string
 	mu      sync.Mutex // one trigger's output at a time
+
+	troubles pace.Lines // what goes wrong beside the triggers: in each partition every two seconds, maybe
 }
+
+// troublesSaid are said at a time.
+const troublesSaid = 16
 
 func (w *worker) run(ctx context.Context) error {
 	w.options.OnError = w.report
@@ -126,7 +132,14 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t == nil {
-		fmt.Fprintf(w.app.stderr, "carillon: %s\n", nameless(err))
+		held, ok := w.troubles.Say(troublesSaid, time.Now())
+		switch {
+		case !ok:
+		case held == 0:
+			fmt.Fprintf(w.app.stderr, "carillon: %s\n", nameless(err))
+		default:
+			fmt.Fprintf(w.app.stderr, "carillon: %s (and %d lines before were held back)\n", nameless(err), held)
+		}
 		return
 	}
 	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/carillon-scheduler/carillon/engine/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/pace"
 )
 
 // logger turns nats-server's lines into slog records. The server calls Fatalf where its own binary

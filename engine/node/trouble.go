@@ -7,7 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/carillon-scheduler/carillon/engine/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/pace"
 )
 
 // protestsSaid is how many errors of the connection are told at a time: a right that is missing may be so for many subjects.

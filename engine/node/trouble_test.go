@@ -10,7 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/carillon-scheduler/carillon/engine/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/pace"
 )
 
 // However often something goes wrong, the log has one line of it in a while, which counts the rest.
