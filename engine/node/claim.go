@@ -41,8 +41,15 @@ func (n *Node) claimBody() []byte {
 }
 
 // claimAll claims every partition, for a node that is alone with its server, and waits until the claims come back:
-// then all that was in the log before has been applied.
+// then all that was in the log before has been applied. Ticks of an older version that only the log stream has come first:
+// behind claims of this one that version could not go on with them.
 func (n *Node) claimAll(ctx context.Context) error {
+	if err := n.catchUp(ctx); err != nil {
+		return err
+	}
+	if err := n.otherRules(); err != nil {
+		return err
+	}
 	body := n.claimBody()
 	var last uint64
 	for _, p := range n.partitions {
@@ -60,6 +67,11 @@ func (n *Node) claimAll(ctx context.Context) error {
 	if err := n.reach(ctx, last); err != nil {
 		return err
 	}
+	return n.otherRules()
+}
+
+// otherRules is why a partition stopped that goes on under other rules than this node's, if one does.
+func (n *Node) otherRules() error {
 	for _, p := range n.partitions {
 		if stopped := p.whyStopped(); errors.Is(stopped, engine.ErrRules) {
 			return fmt.Errorf("node: %w", stopped)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
@@ -408,6 +409,54 @@ func TestStopOlderTicks(t *testing.T) {
 	}
 	r := run(t, o)
 	stopped(t, r, client(t, r.NATS), 1, "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
+}
+
+// Such ticks may stand in the log stream alone: the process was killed before they were in the local log, or that is gone. A newer
+// version claims nothing before it has read them, so the older one can go on.
+func TestStopOlderTicksUnread(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	stream := func(use func(*streams.Log)) {
+		t.Helper()
+		server, err := embedded.Start(embedded.Options{Dir: filepath.Join(o.Data, "nats"), Listen: "127.0.0.1:0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+		nc, err := server.Connect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		use(s.Log)
+	}
+	older := engine.Claim{Node: "older", Logic: engine.Logic, TZData: "1999a"}
+	var last uint64
+	stream(func(log *streams.Log) {
+		epoch, err := log.Publish(t.Context(), "carillon.log.1.claim", nil, older.Encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tick := engine.EncodeTicks([]engine.Tick{{Partition: 1, To: time.Now().UnixMilli(), Epoch: epoch, Limit: 1}})
+		if last, err = log.Publish(t.Context(), "carillon.log.1.tick", nil, tick); err != nil {
+			t.Fatal(err)
+		}
+	})
+	words(t, refused(t, o), "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
+	stream(func(log *streams.Log) {
+		info, err := log.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Last != last {
+			t.Errorf("the log ends at %d, and at %d before: the older version cannot go on", info.Last, last)
+		}
+	})
 }
 
 // The checkpoint of a clean stop has every tick: one behind it could not be taken by a version with other rules.
