@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/carillon-scheduler/carillon"
@@ -69,6 +70,9 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if err != nil {
 		return nil, err
 	}
+	if slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Gives(engine.Rules()) }) { // no start could claim it
+		return nil, newerSnapshot(m)
+	}
 	if o.Missed != nil {
 		for _, s := range states {
 			s.Recover(*o.Missed)
@@ -123,8 +127,7 @@ func restoreInto(dir string) (string, error) {
 // begins anew.
 func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 	if m.Versions.Logic > engine.Logic {
-		return nil, nil, fmt.Errorf("%w: snapshot %s was saved under logic %d, this binary has %d; use that version",
-			engine.ErrRules, m.ID, m.Versions.Logic, engine.Logic)
+		return nil, nil, newerSnapshot(m)
 	}
 	r := &restored{Snapshot: m.ID, Prefix: m.Prefix, Partitions: len(m.Partitions)}
 	states := make([]*engine.SavedState, len(m.Partitions))
@@ -141,6 +144,12 @@ func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 		r.Position = max(r.Position, p.Position, s.Position) // a partition may have been ahead of its checkpoint's position
 	}
 	return r, states, nil
+}
+
+func newerSnapshot(m *archive.Manifest) error {
+	rules := engine.Rules()
+	return fmt.Errorf("%w: snapshot %s was saved under logic %d and tzdata %s, this binary has logic %d and tzdata %s; use that version",
+		engine.ErrRules, m.ID, m.Versions.Logic, m.Versions.TZData, rules.Logic, rules.TZData)
 }
 
 // states are those of the partitions as they go on.

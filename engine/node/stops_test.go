@@ -22,6 +22,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -546,6 +547,13 @@ func TestStopAfterNewerVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	words(t, refused(t, o), "under other rules", "under a newer version than this one", "start that version")
+
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	if _, err := node.SaveStopped(t.Context(), o, target, node.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := node.Restore(t.Context(), target, "", filepath.Join(t.TempDir(), "restored"), node.RestoreOptions{})
+	words(t, err, "under other rules", "use that version") // not only once it is started
 }
 
 func openStore(t testing.TB, data, dir string) *wal.Store {
