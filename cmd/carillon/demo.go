@@ -64,7 +64,11 @@ func (a *app) demo(ctx context.Context, o node.Options) error {
 		fmt.Fprintln(a.stdout, readyText(r))
 		go func() {
 			defer cancel()
-			shown <- a.showTriggers(ctx, r.NATS)
+			err := a.showTriggers(ctx, r.NATS)
+			if ctx.Err() != nil { // an interrupt at any moment, or the engine's own end, which says why
+				err = nil
+			}
+			shown <- err
 		}()
 	})
 	cancel()
@@ -95,11 +99,8 @@ func (a *app) showTriggers(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	// An interrupt while the jobs are put ends the demo like any other.
 	for _, job := range sampleJobs(time.Now()) {
-		if _, err := client.Put(ctx, job); ctx.Err() != nil {
-			return nil
-		} else if err != nil {
+		if _, err := client.Put(ctx, job); err != nil {
 			return fmt.Errorf("demo: put %s: %w", job.ID, err)
 		}
 	}

@@ -870,6 +870,21 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// TestDemoInterruptedAtOnce ends the demonstration in the moment in which it is ready: that is no failure, either.
+func TestDemoInterruptedAtOnce(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ready := writerFunc(func(b []byte) (int, error) {
+		cancel()
+		return len(b), nil
+	})
+	var errOut bytes.Buffer
+	code := Run(ctx, []string{"demo", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "off"}, strings.NewReader(""), ready, &errOut)
+	if code != exitOK || errOut.Len() > 0 {
+		t.Errorf("demo ended with %d, %q", code, errOut.String())
+	}
+}
+
 // A payload that is no text is told as bytes, also where encoding/json would take it: a line of JSON is UTF-8.
 func TestTriggerLineIsText(t *testing.T) {
 	for payload, want := range map[string]string{
