@@ -361,7 +361,7 @@ func TestSnapshotRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Release()
+	defer lock.Release(t.Context())
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(r.data, link); err != nil {
 		t.Fatal(err)

@@ -268,7 +268,7 @@ func (b *Bucket) Lock(ctx context.Context) (Lock, error) {
 		return nil, err
 	}
 	if err := l.takeOver(ctx); err != nil {
-		return nil, errors.Join(err, b.Delete(context.WithoutCancel(ctx), l.name))
+		return nil, errors.Join(err, l.giveBack(ctx))
 	}
 	l.renewing.Go(l.renew)
 	return l, nil
@@ -341,10 +341,17 @@ func (l *bucketLock) Check(ctx context.Context) error {
 	return err
 }
 
-func (l *bucketLock) Release() error {
+func (l *bucketLock) Release(ctx context.Context) error {
 	close(l.stop)
 	l.renewing.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), lockLife)
+	return l.giveBack(ctx)
+}
+
+// giveBack removes the lock, also where ctx has ended; but then, as an engine does not stop before, NATS is not waited for longer
+// than for a renewal. A lock that stays ends with its life.
+func (l *bucketLock) giveBack(ctx context.Context) error {
+	giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockLife)
 	defer cancel()
-	return l.bucket.Delete(ctx, l.name)
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(l.bucket.beat, cancel) })()
+	return l.bucket.Delete(giving, l.name)
 }

@@ -244,8 +244,8 @@ func (d *Dir) Lock(context.Context) (Lock, error) {
 
 type dirLock struct{ io.Closer }
 
-func (l dirLock) Check(context.Context) error { return nil }
-func (l dirLock) Release() error              { return l.Close() }
+func (l dirLock) Check(context.Context) error   { return nil }
+func (l dirLock) Release(context.Context) error { return l.Close() }
 
 // lockPath's errors: ErrLocked.
 func lockPath(fsys vfs.FS, file string) (io.Closer, error) {

@@ -45,7 +45,7 @@ func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, lock.Release()) }()
+	defer func() { err = errors.Join(err, lock.Release(ctx)) }()
 	entries, err := listed(ctx, t)
 	if err != nil {
 		return nil, err

@@ -96,7 +96,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, lock.Release()) }()
+	defer func() { err = errors.Join(err, lock.Release(ctx)) }()
 	s := &saver{ctx: ctx, target: t, o: o, pace: newPace(o.Share, o.Rate), there: make(map[string]int64)}
 	s.build.sizes = o.sizes
 	s.saved.Manifest = &Manifest{

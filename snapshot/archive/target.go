@@ -56,7 +56,7 @@ type Object struct {
 // Lock is held until Release. Check says whether it still is.
 type Lock interface {
 	Check(ctx context.Context) error
-	Release() error
+	Release(ctx context.Context) error // also where ctx has ended, which only bounds how long it takes
 }
 
 // Damage is bytes in an archive that are not those that were written, or are missing. It is a wal.ErrCorrupt.

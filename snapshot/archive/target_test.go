@@ -108,7 +108,7 @@ func TestEmptyFolder(t *testing.T) {
 	for _, b := range []*Bucket{bucket, bucket.In("a"), bucket.In("b")} {
 		lock, err := b.Lock(ctx)
 		must(t, err)
-		t.Cleanup(func() { must(t, lock.Release()) })
+		t.Cleanup(func() { must(t, lock.Release(ctx)) })
 		must(t, b.Put(ctx, "blocks/x", []byte(b.String())))
 	}
 	must(t, bucket.In("a").Empty(ctx))
@@ -132,7 +132,7 @@ func TestTargets(t *testing.T) {
 			bucket := startBucket(t)
 			lock, err := bucket.Lock(t.Context()) // it has nothing to do with the folder
 			must(t, err)
-			t.Cleanup(func() { must(t, lock.Release()) })
+			t.Cleanup(func() { must(t, lock.Release(t.Context())) })
 			return bucket.In("folder")
 		},
 	}
@@ -278,12 +278,12 @@ func TestLocks(t *testing.T) {
 		_, err = Prune(ctx, target, PruneOptions{})
 		wantErr(t, err, ErrLocked)
 		must(t, lock.Check(ctx))
-		must(t, lock.Release())
+		must(t, lock.Release(ctx))
 		lock, err = target.Lock(ctx)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		must(t, lock.Release())
+		must(t, lock.Release(ctx))
 	}
 	left, err := bucket.List(ctx, locksFolder)
 	must(t, err)
@@ -306,7 +306,7 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 		must(t, err)
 		renewed = now[0].Time.After(first[0].Time)
 	}
-	must(t, lock.Release())
+	must(t, lock.Release(ctx))
 
 	bucket.beat = time.Hour // as good as suspended
 	lock, err = bucket.Lock(ctx)
@@ -317,8 +317,39 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, err)
 	wantErr(t, lock.Check(ctx), ErrLocked)
 	must(t, second.Check(ctx))
-	must(t, lock.Release())
-	must(t, second.Release())
+	must(t, lock.Release(ctx))
+	must(t, second.Release(ctx))
+}
+
+// Who gives a save up while NATS is away, as an engine does that stops, does not wait for it until the lock has ended by itself.
+func TestBucketLockIsLeft(t *testing.T) {
+	ctx, giveUp := context.WithCancel(t.Context())
+	away := &outage{}
+	bucket := startBucket(t, nats.SetCustomDialer(away))
+	bucket.beat = time.Millisecond
+	lock, err := bucket.Lock(ctx)
+	must(t, err)
+	away.Store(true)
+	must(t, bucket.js.Conn().ForceReconnect())
+	released := make(chan error, 1)
+	go func() { released <- lock.Release(ctx) }()
+	giveUp()
+	select {
+	case err := <-released:
+		wantErr(t, err, context.Canceled)
+	case <-time.After(lockLife / 2):
+		t.Fatal("it is waited for")
+	}
+}
+
+// outage is a network by which nobody can be reached while it is true.
+type outage struct{ atomic.Bool }
+
+func (o *outage) Dial(network, address string) (net.Conn, error) {
+	if o.Load() {
+		return nil, errors.New("outage")
+	}
+	return net.Dial(network, address)
 }
 
 // One whose process was killed while the server's clock was ahead keeps nobody out until the clock is there again.
@@ -475,7 +506,7 @@ func TestBucketLockReplicaBehind(t *testing.T) {
 	must(t, lock.Check(ctx))
 	_, err = b.Lock(ctx)
 	wantErr(t, err, ErrLocked)
-	must(t, lock.Release())
+	must(t, lock.Release(ctx))
 	if locks, err := b.List(ctx, locksFolder); err != nil || len(locks) != 0 {
 		t.Errorf("locks are left: %v, %v", locks, err)
 	}
