@@ -135,6 +135,28 @@ func TestConfigCertificates(t *testing.T) {
 	client(t, s, nats.RootCAs(ca), nats.ClientCert(cert, key))
 }
 
+// Who is known by a certificate alone gets in by no other door without one, under a name that everybody may guess.
+func TestConfigCertificatesElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	natstest.NewAuthority(t, dir).Issue("client")
+	file := writeConfig(t, fmt.Sprintf(`
+		listen: 127.0.0.1:-1
+		tls { cert_file: %q, key_file: %q, ca_file: %q, verify_and_map: true }
+		websocket { listen: 127.0.0.1:-1, no_tls: true }
+		authorization { users: [ {user: "CN=client"}, {user: u, password: p} ] }`,
+		filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key"), filepath.Join(dir, "ca.crt")))
+	s := start(t, Options{ConfigFile: file})
+	for user, password := range map[string]string{"u": "p", "CN=client": ""} {
+		nc, err := nats.Connect(s.ns.WebsocketURL(), nats.UserInfo(user, password))
+		if (err == nil) != (password != "") {
+			t.Errorf("%s comes with the password %q: %v", user, password, err)
+		}
+		if err == nil {
+			nc.Close()
+		}
+	}
+}
+
 func TestConfigOperator(t *testing.T) {
 	okp, akp, ukp := keyPair(t, nkeys.CreateOperator), keyPair(t, nkeys.CreateAccount), keyPair(t, nkeys.CreateUser)
 	skp := keyPair(t, nkeys.CreateAccount)

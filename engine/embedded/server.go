@@ -43,14 +43,15 @@ const readyWait = 10 * time.Second
 
 // Server is a running nats-server. Its methods may be called from any goroutine.
 type Server struct {
-	ns    *server.Server
-	log   *logger
-	opts  Options
-	dir   string // JetStream's directory
-	hp    string // host:port clients will connect to
-	gated bool
-	early bool // the port opened in Start
-	lock  *os.File
+	ns        *server.Server
+	log       *logger
+	opts      Options
+	dir       string // JetStream's directory
+	hp        string // host:port clients will connect to
+	gated     bool
+	early     bool // the port opened in Start
+	clustered bool
+	lock      *os.File
 
 	key    nkeys.KeyPair // the engine's; nil in operator mode
 	listen sync.Mutex    // held while Listen opens the port
@@ -91,7 +92,7 @@ func Start(o Options) (_ *Server, err error) {
 	}
 	s.dir = filepath.Join(so.StoreDir, server.JetStreamStoreDir)
 	s.hp = net.JoinHostPort(so.Host, strconv.Itoa(so.Port))
-	s.early = !so.DontListen
+	s.early, s.clustered = !so.DontListen, so.Cluster.Port != 0
 	s.gated = so.DontListen && so.Websocket.Port == 0 && so.MQTT.Port == 0 && so.LeafNode.Port == 0 &&
 		len(so.LeafNode.Remotes) == 0 && so.Gateway.Port == 0
 
@@ -154,8 +155,10 @@ func (s *Server) serverOptions() (*server.Options, error) {
 		so.SyncInterval = o.SyncInterval
 	}
 	// Start returns without a listener, and Listen runs the exported accept loop. Routing waits for
-	// the client port inside the server (route.go, StartRouting), so a clustered one opens it now.
-	so.DontListen = so.Cluster.Port == 0
+	// the client port inside the server (route.go, StartRouting), so a clustered one opens it now. So does one that maps
+	// certificates and has other doors: through these a server that does not listen lets in whoever names a user that has no
+	// password but a certificate (auth.go, canTLSMap).
+	so.DontListen = so.Cluster.Port == 0 && (!so.TLSMap || so.Websocket.Port == 0 && so.MQTT.Port == 0 && so.LeafNode.Port == 0)
 
 	if len(so.TrustedOperators) > 0 || len(so.TrustedKeys) > 0 {
 		if o.Credentials == "" {
@@ -260,7 +263,7 @@ func (s *Server) probe() error {
 		return fmt.Errorf("embedded: %w", err)
 	}
 	// A clustered server answers once its cluster has a leader, which is not Start's to wait for.
-	if _, err := js.AccountInfo(); err != nil && !s.early {
+	if _, err := js.AccountInfo(); err != nil && !s.clustered {
 		return fmt.Errorf("embedded: JetStream of the engine's account: %w", err)
 	}
 	return nil
