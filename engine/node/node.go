@@ -410,6 +410,9 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
 	}
+	// An account may be allowed less than the server takes, which is said behind the answer to the first ping. Where a second one
+	// is not answered, what follows says so.
+	_ = n.nc.FlushTimeout(replyTimeout)
 	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
 		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
 	}

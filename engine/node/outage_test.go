@@ -158,6 +158,19 @@ func TestMaxPayload(t *testing.T) {
 	}
 }
 
+// So is one that takes as much, but not of the engine's account.
+func TestMaxPayloadOfAccount(t *testing.T) {
+	t.Parallel()
+	so := &server.Options{}
+	if err := so.ProcessConfigString("accounts { A { jetstream: enabled, limits { max_payload: 400000 }, users: [{user: e, password: p}] } }"); err != nil {
+		t.Fatal(err)
+	}
+	so.JetStream = true
+	o := base(t)
+	o.NATS = strings.Replace(natstest.Start(t, so).ClientURL(), "nats://", "nats://e:p@", 1)
+	words(t, refused(t, o), "max_payload of nats-server is 400000")
+}
+
 // A nats-server whose limit is lowered closes a connection for good when a message is larger: the engine says why, connects again,
 // and is refused as at any start.
 func TestMaxPayloadLowered(t *testing.T) {
