@@ -118,7 +118,7 @@ type Layout struct {
 }
 
 // PartitionOf gives the partition of a job id: FNV-1a (32 bits) of the id modulo p, as nats-server's
-// partition() function of subject transforms computes it.
+// partition() function of subject transforms computes it (TestPartitionOf in engine/streams).
 func PartitionOf(job string, p int) int {
 	h := fnv.New32a()
 	h.Write([]byte(job))

@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/internal/leaktest"
 )
 
@@ -189,6 +190,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// nats-server computes a job's partition as the engine does.
 func TestPartitionOf(t *testing.T) {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-:=@+"
 	h := newHost(t)
@@ -221,7 +223,7 @@ func TestPartitionOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := fmt.Sprintf("%s.log.%d.put.%s", prefix, PartitionOf(id, p), id); m.Subject != want {
+			if want := fmt.Sprintf("%s.log.%d.put.%s", prefix, engine.PartitionOf(id, p), id); m.Subject != want {
 				t.Fatalf("the server stored %s, want %s", m.Subject, want)
 			}
 		}
@@ -233,7 +235,7 @@ func TestCommandSubjects(t *testing.T) {
 	s, nc, _ := fresh(t, Config{})
 	for subject, want := range map[string]string{
 		"carillon.cmd.put.a":    "carillon.log.4.put.a",
-		"carillon.cmd.tick.x":   fmt.Sprintf("carillon.log.%d.tick.x", PartitionOf("x", 8)),
+		"carillon.cmd.tick.x":   fmt.Sprintf("carillon.log.%d.tick.x", engine.PartitionOf("x", 8)),
 		"carillon.cmd.put.*":    "carillon.cmd.put.*", // stored as it is
 		"carillon.cmd.put.a.b":  "",                   // nobody takes it
 		"carillon.cmd.put":      "",
