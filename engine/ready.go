@@ -118,8 +118,8 @@ func (m *Machine) force(f *forcedFire) {
 	m.changes.forced.begin(&f.life, f, m.changes.number)
 }
 
-// forget ends a fire that was asked for: it is out, or its job goes.
-func (m *Machine) forget(f *forcedFire) {
+// endForced ends a fire that was asked for: it is out, or its job goes.
+func (m *Machine) endForced(f *forcedFire) {
 	delete(m.forced, f.seq)
 	if m.forcedMost = max(m.forcedMost, len(m.forced)+1); len(m.forced) == 0 && m.forcedMost > roomKept {
 		m.forced, m.forcedMost = make(map[uint64]*forcedFire), 0 // one that has been large stays so
@@ -136,7 +136,7 @@ func (m *Machine) unforce(slot uint32) {
 	for _, seq := range m.forcedBy[slot] {
 		f := m.forced[seq]
 		m.ready.Delete(m.forcedTurn(f))
-		m.forget(f)
+		m.endForced(f)
 	}
 	delete(m.forcedBy, slot)
 }

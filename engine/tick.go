@@ -296,8 +296,8 @@ func (m *Machine) complete(slot uint32, j *job) {
 // fireForced turns a fire that was asked for into a trigger.
 func (m *Machine) fireForced(t turn) {
 	f := m.forced[t.order]
-	m.forget(f)
-	m.leaves(t.slot, t.order)
+	m.endForced(f)
+	m.unlistForced(t.slot, t.order)
 	j := m.jobs.at(t.slot)
 	m.emitForced(j, f)
 	if !m.free(t.slot, j) {
@@ -305,9 +305,9 @@ func (m *Machine) fireForced(t turn) {
 	}
 }
 
-// leaves takes a fire that was asked for from those of its job. They go in the order in which they came, so that it is the
-// first, and the others stay where they are: of one job there may be as many as the log holds.
-func (m *Machine) leaves(slot uint32, seq uint64) {
+// unlistForced takes a fire that was asked for off its job's list. Such fires mostly go in the order in which they came: then it
+// is the first, and the others, of which there may be as many as the log holds, are not moved.
+func (m *Machine) unlistForced(slot uint32, seq uint64) {
 	waits := m.forcedBy[slot]
 	if waits[0] == seq {
 		waits = waits[1:]

@@ -108,13 +108,13 @@ func TestForcedFiresLeaveInOrder(t *testing.T) {
 		m.forcedBy[7] = append(m.forcedBy[7], seq)
 	}
 	last := &m.forcedBy[7][3]
-	m.leaves(7, 0)
-	m.leaves(7, 1)
+	m.unlistForced(7, 0)
+	m.unlistForced(7, 1)
 	if waits := m.forcedBy[7]; len(waits) != 2 || &waits[1] != last {
 		t.Errorf("%d wait, and they were moved", len(waits))
 	}
-	m.leaves(7, 3) // as none does
-	m.leaves(7, 2)
+	m.unlistForced(7, 3) // as none does
+	m.unlistForced(7, 2)
 	if waits, ok := m.forcedBy[7]; ok {
 		t.Errorf("%d are left", len(waits))
 	}
