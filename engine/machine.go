@@ -111,9 +111,9 @@ type Machine struct {
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
 type Listener struct {
 	Command func(verb string, code carillon.Code) // code "" for a command that was applied
-	Fired   func(o *Output)
-	Skipped func(reason string, n uint64)
-	Garbage func(reason string)
+	Made    func(o *Output)                       // a trigger or an event
+	Skipped func(reason string, n uint64)         // fires
+	Garbage func(reason string)                   // a record that changes nothing
 }
 
 // New returns the machine of one partition before its first record.

@@ -219,8 +219,8 @@ func (m *Machine) emit(o Output) {
 	if o.Kind == OutputEvent {
 		m.mix(xxhash.Sum64String(o.Body))
 	}
-	if m.listen.Fired != nil {
-		m.listen.Fired(held)
+	if m.listen.Made != nil {
+		m.listen.Made(held)
 	}
 }
 

@@ -183,7 +183,7 @@ func TestArmedUnderOtherRules(t *testing.T) {
 		_, j := f.m.jobs.find("a")
 		f.m.jobs.exprs.all[j.expr].expr = later
 		var out []Output
-		f.m.Listen(Listener{Fired: func(o *Output) { out = append(out, *o) }})
+		f.m.Listen(Listener{Made: func(o *Output) { out = append(out, *o) }})
 		for f.now = at.Add(time.Minute).UnixMilli(); f.now < at.Add(2*time.Hour).UnixMilli(); f.now += 500 {
 			f.tick(100)
 		}

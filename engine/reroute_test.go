@@ -57,7 +57,7 @@ func (w *town) listen() {
 		for i := range held {
 			note(&held[i])
 		}
-		m.Listen(Listener{Fired: note})
+		m.Listen(Listener{Made: note})
 	}
 }
 

@@ -74,7 +74,7 @@ func TestRestoredMonth(t *testing.T) {
 
 	fired := func(m *Machine) *[]string {
 		list := new([]string)
-		m.Listen(Listener{Fired: func(o *Output) {
+		m.Listen(Listener{Made: func(o *Output) {
 			*list = append(*list, fmt.Sprintf("%d %s v%d %d %s %s", o.Number, o.ID(), o.Version, o.Missed, o.Event, o.Payload()))
 		}})
 		return list

@@ -253,7 +253,7 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 			}
 			counter.Inc()
 		},
-		Fired: func(o *engine.Output) {
+		Made: func(o *engine.Output) {
 			if !counts() {
 				return
 			}

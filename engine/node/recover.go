@@ -220,7 +220,7 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []
 func (n *Node) remakeFrom(ctx context.Context, m *engine.Machine, number int, position, after uint64) ([]engine.Output, error) {
 	held, _ := m.Outbox(after)
 	outputs := append([]engine.Output(nil), held...)
-	m.Listen(engine.Listener{Fired: func(o *engine.Output) {
+	m.Listen(engine.Listener{Made: func(o *engine.Output) {
 		if o.Number > after {
 			outputs = append(outputs, *o)
 		}

@@ -130,7 +130,7 @@ func (n *node) take(p int) {
 	if w.o.Sabotage.Take {
 		from = upTo
 	}
-	m.Listen(engine.Listener{Fired: func(o *engine.Output) { n.check(p, o) }})
+	m.Listen(engine.Listener{Made: func(o *engine.Output) { n.check(p, o) }})
 	for _, r := range n.local[n.after(min(from, upTo)):n.after(upTo)] {
 		if e := w.layout.Decode(&r); concerns(&e, p) {
 			if _, err := m.Apply(&e); err != nil {

@@ -664,7 +664,7 @@ func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
 			continue
 		}
 		outputs := slices.Clone(held)
-		m.Listen(engine.Listener{Fired: func(o *engine.Output) {
+		m.Listen(engine.Listener{Made: func(o *engine.Output) {
 			if o.Number > number {
 				outputs = append(outputs, *o)
 			}
