@@ -255,8 +255,8 @@ func (t *jobTable) rare(j *job) *rare {
 	return &t.rares[j.rare]
 }
 
-// has is the same to read only.
-func (t *jobTable) has(j *job) rare { return t.rares[j.rare] }
+// readRare is the same to read only: nothing is made for a job that has none of it.
+func (t *jobTable) readRare(j *job) rare { return t.rares[j.rare] }
 
 // from walks the jobs whose ids come at or after id, in order.
 func (t *jobTable) from(id string, yield func(slot uint32, j *job) bool) {

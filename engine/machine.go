@@ -99,13 +99,13 @@ type Machine struct {
 	saving    *Checkpoint // the one being taken, if one is
 	outcomes  []Outcome   // of the last import
 
-	bounds Bounds
-	due    func(slot uint32, deadline int64) // notes a timer's job in soon
-	soon   []uint32                          // jobs off the wheel that have yet to be made ready
-	ahead  prefetch
-	left   int   // outputs that the tick may still make
-	move   int   // timers that the tick may still take off the wheel
-	logged int64 // ms: when the tick was logged; what is due later, within the lead, is not late
+	bounds   Bounds
+	due      func(slot uint32, deadline int64) // notes a timer's job in soon
+	soon     []uint32                          // jobs off the wheel that have yet to be made ready
+	prefetch prefetch
+	left     int   // outputs that the tick may still make
+	move     int   // timers that the tick may still take off the wheel
+	logged   int64 // ms: when the tick was logged; what is due later, within the lead, is not late
 }
 
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.

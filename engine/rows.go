@@ -145,7 +145,7 @@ type stored struct {
 // appendRow appends a job's row.
 func (m *Machine) appendRow(b []byte, j *job) row {
 	f := m.jobs.fixed(j)
-	return appendRow(b, j, &f, m.jobs.has(j), m.jobs.id(j), m.jobs.request(j))
+	return appendRow(b, j, &f, m.jobs.readRare(j), m.jobs.id(j), m.jobs.request(j))
 }
 
 // appendRow is the inverse of decodeRow.

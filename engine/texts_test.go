@@ -76,7 +76,7 @@ func TestJobTableIsAMap(t *testing.T) {
 					table.write(j, c.fixed, c.request, c.spec)
 				}
 				table.describe(j, &want, expr, plan)
-				c.expr, c.rare = want.Schedule, table.has(j)
+				c.expr, c.rare = want.Schedule, table.readRare(j)
 				if c.rare.maxFires != want.MaxFires {
 					t.Fatalf("maxFires is %d, want %d", c.rare.maxFires, want.MaxFires)
 				}
@@ -111,7 +111,7 @@ func TestJobTableIsAMap(t *testing.T) {
 					if j == nil {
 						t.Fatalf("%s is not there", id)
 					}
-					if string(table.id(j)) != id || table.fixed(j) != want.fixed || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), want.spec) || table.has(j) != want.rare {
+					if string(table.id(j)) != id || table.fixed(j) != want.fixed || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), want.spec) || table.readRare(j) != want.rare {
 						t.Fatalf("%s has other content", id)
 					}
 					expr, err := schedule.Parse(want.expr, "", 0, 0)

@@ -101,7 +101,7 @@ func (m *Machine) comesDue(slot uint32, _ int64) {
 }
 
 func (m *Machine) makeReady() {
-	m.ahead.jobs(&m.jobs, m.soon)
+	m.prefetch.jobs(&m.jobs, m.soon)
 	for _, slot := range m.soon {
 		m.touch(slot)
 		j := m.jobs.at(slot)
@@ -136,7 +136,7 @@ func (m *Machine) caughtUp() bool {
 func (m *Machine) drain() {
 	for n := 0; m.left > 0; n++ {
 		if n%fetchAhead == 0 {
-			m.ahead.turns(&m.jobs, &m.ready, min(m.left, fetchAhead))
+			m.prefetch.turns(&m.jobs, &m.ready, min(m.left, fetchAhead))
 		}
 		t, ok := m.ready.DeleteMin()
 		if !ok {
@@ -169,7 +169,7 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 		m.free(slot, j)
 		return
 	}
-	if skipTo := m.jobs.has(j).skipTo; j.next <= skipTo {
+	if skipTo := m.jobs.readRare(j).skipTo; j.next <= skipTo {
 		if last, done := m.count(slot, j, skipTo); done {
 			m.jobs.rare(j).skipTo = 0
 			m.skip(slot, j, carillon.ReasonPaused, last)
@@ -187,10 +187,10 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 			m.skip(slot, j, carillon.ReasonMisfire, last)
 			return
 		}
-		r := m.jobs.has(j)
+		r := m.jobs.readRare(j)
 		j.next, counted, first = last, r.counted, r.countedFirst
 	}
-	few := m.jobs.has(j)
+	few := m.jobs.readRare(j)
 	if few.expires > 0 && m.logged-j.next > few.expires {
 		r := m.jobs.rare(j)
 		r.counted, r.countedFirst = counted, first
@@ -222,7 +222,7 @@ func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool)
 
 // away tells whether nobody was there for a job's earliest undecided fire.
 func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
-	if r := m.jobs.has(j).recovery; j.next < r.until {
+	if r := m.jobs.readRare(j).recovery; j.next < r.until {
 		return r.until - 1, r.policy.or(j.misfire), true
 	}
 	for _, g := range m.gaps {
@@ -276,7 +276,7 @@ func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
 // advance arms the first fire after a time, or completes the job.
 func (m *Machine) advance(slot uint32, j *job, after int64) {
 	if next, ok := m.jobs.next(j, after); ok {
-		if r := m.jobs.has(j).recovery; r.until > 0 && next >= r.until {
+		if r := m.jobs.readRare(j).recovery; r.until > 0 && next >= r.until {
 			m.jobs.rare(j).recovery = recovery{}
 		}
 		m.arm(slot, j, next)

@@ -34,7 +34,7 @@ func (m *Machine) view(j *job) carillon.JobReply {
 		panic(err) // the machine encoded it, and jobs are checked when they come into memory
 	}
 	want.ID = string(id)
-	few := m.jobs.has(j)
+	few := m.jobs.readRare(j)
 	r := m.viewAs(j, f.version, few.skipped, want)
 	if !r.Next.IsZero() && j.next <= few.skipTo { // it was resumed, and what it missed has yet to be counted
 		next, _ := m.jobs.plan(j).Next(few.skipTo)
