@@ -167,7 +167,7 @@ func (b *outbox) trim(acked Acked) {
 		b.outputs = append(b.outputs[:0], b.outputs[b.head:]...)
 		b.head, b.clean = 0, 0
 	}
-	b.rest()
+	b.freeIfEmpty()
 }
 
 // pin has the outputs that are held now stay as they are.
@@ -176,11 +176,12 @@ func (b *outbox) pin() { b.pinned, b.beyond = true, len(b.outputs) }
 // unpin is called when no checkpoint reads the outputs any more.
 func (b *outbox) unpin() {
 	b.pinned = false
-	b.rest()
+	b.freeIfEmpty()
 }
 
-// rest gives up the memory of an outbox that holds nothing, where it is not cleared: it may be long until more is trimmed.
-func (b *outbox) rest() {
+// freeIfEmpty gives up the memory of an outbox that holds nothing but outputs that are not cleared yet: it may be long until the next
+// trim, which clears more.
+func (b *outbox) freeIfEmpty() {
 	if b.head == len(b.outputs) && b.clean < b.head {
 		b.outputs, b.head, b.clean = nil, 0, 0
 	}

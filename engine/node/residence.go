@@ -42,7 +42,7 @@ func (n *Node) reside(ctx context.Context) error {
 // partition has stopped: it keeps files that compactions have replaced.
 func (n *Node) unread(p *partition) error {
 	p.mu.Lock()
-	unused := p.table.rest()
+	unused := p.table.renewIdle()
 	p.mu.Unlock()
 	return unused.Close()
 }

@@ -11,7 +11,7 @@ type table struct {
 	saved  *snapshot.Table
 	number uint16
 	view   *snapshot.View // nil: none is open
-	used   bool           // since the last call of rest
+	used   bool           // since the last call of renewIdle
 	closed bool
 }
 
@@ -35,8 +35,8 @@ func (t *table) renew() (before *snapshot.View) {
 	return before
 }
 
-// rest is renew if nobody has read since the last call: what is open keeps files that compactions have replaced.
-func (t *table) rest() (before *snapshot.View) {
+// renewIdle is renew if nobody has read since the last call: what is open keeps files that compactions have replaced.
+func (t *table) renewIdle() (before *snapshot.View) {
 	if t.used {
 		t.used = false
 		return nil
