@@ -1,10 +1,52 @@
 package engine
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
+
+// Claim takes a partition: its sequence in the log becomes the partition's epoch. It also carries what
+// every reader must compute alike: the versions of the rules, and the settings that outputs depend on.
+type Claim struct {
+	Node         string `json:"node"`
+	Logic        int    `json:"logic"`         // Logic of the binary that claims
+	TZData       string `json:"tzdata"`        // version of the zone rules, "2025c"
+	RetentionMS  int64  `json:"retention_ms"`  // how long a completed job stays queryable
+	CompletedMax int    `json:"completed_max"` // a completed job stays until so many others have completed after it
+}
+
+// Encode gives the claim record's body, JSON.
+func (c Claim) Encode() []byte {
+	b, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // a struct of strings and integers
+	}
+	return b
+}
+
+// DecodeClaim reads a claim record's body.
+func DecodeClaim(b []byte) (Claim, error) {
+	var c Claim
+	if err := json.Unmarshal(b, &c); err != nil {
+		return Claim{}, fmt.Errorf("%w: claim: %w", ErrRecord, err)
+	}
+	if c.Node == "" || len(c.Node) > 128 || c.Logic < 1 || c.TZData == "" || len(c.TZData) > 32 || c.RetentionMS < 0 || c.CompletedMax < 0 {
+		return Claim{}, fmt.Errorf("%w: claim: %w", ErrRecord, errValue)
+	}
+	return c, nil
+}
+
+// newer tells whether c was made under later rules than o.
+func (c Claim) newer(o Claim) bool {
+	if c.Logic != o.Logic {
+		return c.Logic > o.Logic
+	}
+	return c.TZData > o.TZData
+}
+
+func (c Claim) sameRules(o Claim) bool { return c.Logic == o.Logic && c.TZData == o.TZData }
 
 // Rules are what this binary computes by.
 func Rules() Claim { return Claim{Logic: Logic, TZData: schedule.TZVersion()} }

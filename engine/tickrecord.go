@@ -2,7 +2,6 @@ package engine
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 )
 
@@ -73,76 +72,3 @@ func DecodeTicks(b []byte) ([]Tick, error) {
 	}
 	return ticks, nil
 }
-
-// Disk is an owner's word about the room on its disk. It goes through the log so that every reader refuses
-// the same jobs, and in a record of its own since a partition where nothing is due has no ticks.
-type Disk struct {
-	Epoch uint64 // ignored unless it is the partition's
-	Low   bool   // new jobs are refused, until an owner says otherwise
-}
-
-const diskVersion = 1
-
-// Encode gives the disk record's body; see docs/formats/log-record.md.
-func (d Disk) Encode() []byte {
-	return appendBool(binary.AppendUvarint([]byte{diskVersion}, d.Epoch), d.Low)
-}
-
-// DecodeDisk reads a disk record's body. It fails on anything else, trailing bytes included.
-func DecodeDisk(b []byte) (Disk, error) {
-	d := decoder{b: b}
-	if d.byte() != diskVersion {
-		d.fail(errValue)
-	}
-	disk := Disk{Epoch: d.uvarint()}
-	low := d.byte()
-	if d.err == nil && (low > 1 || len(d.b) > 0) {
-		d.fail(errValue)
-	}
-	if d.err != nil {
-		return Disk{}, fmt.Errorf("%w: disk: %w", ErrRecord, d.err)
-	}
-	disk.Low = low == 1
-	return disk, nil
-}
-
-// Claim takes a partition: its sequence in the log becomes the partition's epoch. It also carries what
-// every reader must compute alike: the versions of the rules, and the settings that outputs depend on.
-type Claim struct {
-	Node         string `json:"node"`
-	Logic        int    `json:"logic"`         // Logic of the binary that claims
-	TZData       string `json:"tzdata"`        // version of the zone rules, "2025c"
-	RetentionMS  int64  `json:"retention_ms"`  // how long a completed job stays queryable
-	CompletedMax int    `json:"completed_max"` // a completed job stays until so many others have completed after it
-}
-
-// Encode gives the claim record's body, JSON.
-func (c Claim) Encode() []byte {
-	b, err := json.Marshal(c)
-	if err != nil {
-		panic(err) // a struct of strings and integers
-	}
-	return b
-}
-
-// DecodeClaim reads a claim record's body.
-func DecodeClaim(b []byte) (Claim, error) {
-	var c Claim
-	if err := json.Unmarshal(b, &c); err != nil {
-		return Claim{}, fmt.Errorf("%w: claim: %w", ErrRecord, err)
-	}
-	if c.Node == "" || len(c.Node) > 128 || c.Logic < 1 || c.TZData == "" || len(c.TZData) > 32 || c.RetentionMS < 0 || c.CompletedMax < 0 {
-		return Claim{}, fmt.Errorf("%w: claim: %w", ErrRecord, errValue)
-	}
-	return c, nil
-}
-
-// newer tells whether c was made under later rules than o.
-func (c Claim) newer(o Claim) bool {
-	if c.Logic != o.Logic {
-		return c.Logic > o.Logic
-	}
-	return c.TZData > o.TZData
-}
-
-func (c Claim) sameRules(o Claim) bool { return c.Logic == o.Logic && c.TZData == o.TZData }
