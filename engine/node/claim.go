@@ -13,26 +13,6 @@ import (
 // claimPause is between two tries to claim in a log stream that is full and being read and trimmed.
 const claimPause = 250 * time.Millisecond
 
-// pause waits, and tells whether ctx still goes on.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// ring wakes who waits on a channel with room for one word.
-func ring(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // claimBody is what this node claims with.
 func (n *Node) claimBody() []byte {
 	claim := engine.Rules()
