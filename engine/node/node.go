@@ -180,9 +180,9 @@ type Node struct {
 	refusals   trouble      // of the credentials, one with each try
 	protests   trouble      // of the connection else, such as a right that is missing: one with each message
 	filling    filling      // of the log stream
-	shapes     shapes       // of the streams
-	answered   atomic.Int64 // when that said last what it holds, ns since the clock began
+	answered   atomic.Int64 // when the log stream said last what it holds, ns since the clock began
 	answering  atomic.Int64 // since when it has said so again and again, the same
+	shapes     shapes       // of the streams
 	logKept    sync.RWMutex // held by who needs the log and the checkpoints to stay; written to drop some
 	holdTicks  atomic.Bool  // the disk has too little room to fire
 	refuseJobs atomic.Bool  // the disk has too little room for new jobs
@@ -193,8 +193,8 @@ type Node struct {
 	leaders    leaders      // the same
 	detour     detour       // the same
 	reached    reached
-	logEnd     ends
-	saves      saves
+	logEnd     ends         // of the log, asked for once for all who ask at a time
+	saves      saves        // of snapshots
 	gives      saves        // of partitions, for other nodes
 	given      sync.RWMutex // held by who reads what partitions have saved; written to give one up
 	restored   *restored    // at the first start after a restore
