@@ -277,10 +277,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	}
 	defer func() {
 		cancel(nil)
-		n.leave()
-		n.work.Wait()
-		n.saves.close()
-		n.gives.close()
+		n.windDown()
 		err = passing(errors.Join(err, n.close()))
 	}()
 	if err := n.recovered(); err != nil {
@@ -336,15 +333,20 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	<-ctx.Done()
 	n.web.ready.Store(false)
 	api.Stop()
-	n.leave()
-	n.work.Wait()
-	n.saves.close()
-	n.gives.close()
+	n.windDown()
 	n.lastAnswers()
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
 		return err
 	}
 	return n.checkpointAll(context.WithoutCancel(ctx))
+}
+
+// windDown ends what goes on beside a run. The run's context has ended; calling it again does nothing.
+func (n *Node) windDown() {
+	n.leave()
+	n.work.Wait()
+	n.saves.close()
+	n.gives.close()
 }
 
 // cause prefers why the run was ended to what that made of a waiting call.
