@@ -20,12 +20,12 @@ import (
 const (
 	longestSleep = time.Second            // Go's monotonic clock stands still during suspend: look at the wall again
 	tickTimeout  = 2 * time.Second        // without a tick read back the node says so
-	tickPause    = 50 * time.Millisecond  // after one that was refused
+	tickPause    = 50 * time.Millisecond  // after one that was refused, or could not be sent
 	tickAgain    = 250 * time.Millisecond // after one that has not come back
 	ticksAway    = 64                     // that are known when they come back, at the most
-	deadAfter    = 15 * time.Second
-	leadMin      = 2 // ms
-	leadMax      = 5 // ms
+	deadAfter    = 15 * time.Second       // without one the embedded server's log stream counts as dead
+	leadMin      = 2                      // ms
+	leadMax      = 5                      // ms
 )
 
 // clockwork is the walk of a trigger on the owner's side: it appends a tick when one is needed, and
@@ -373,7 +373,8 @@ func (n *Node) tick(now int64) (wake int64) {
 	space := n.outboxSpace()
 	wake, owns := n.nextTick(now, lead, space)
 	if !owns {
-		n.ticking.abort() // it is no longer waited for: a node that is stuck is not to serve again (report)
+		// One whose partitions others have taken would go on waiting for its last tick, count as stuck, and be given none (report).
+		n.ticking.abort()
 	}
 	if wake > now {
 		if owns {
@@ -413,7 +414,7 @@ func (n *Node) tick(now int64) (wake int64) {
 	n.meters.ticks.Inc()
 	if err != nil {
 		n.ticking.abort()
-		return now + 50 // the connection is down; publishing says so again
+		return now + tickPause.Milliseconds() // the connection is down; publishing says so again
 	}
 	return now + tickAgain.Milliseconds()
 }
