@@ -284,7 +284,9 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 		nats.ReconnectWait(50 * time.Millisecond),
 		nats.ReconnectBufSize(-1),
 		// The library's own handler writes to standard error, whatever the log is to be like.
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.to.Warn("NATS", "error", err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			s.log.to.Warn("error of the NATS connection", "error", err)
+		}),
 	}
 	if s.key != nil {
 		pub, err := s.key.PublicKey()

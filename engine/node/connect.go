@@ -40,7 +40,9 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 		nats.SkipHostLookup(),          // the dialer looks it up, within its time
 		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
 		// The library's own handler writes to standard error, whatever the log is to be like.
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { o.Logger.Warn("NATS", "error", err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			o.Logger.Warn("error of the NATS connection", "error", err)
+		}),
 	}
 	options = append(append(options, more...), o.NATSOptions...)
 	nc, err := nats.Connect(servers, append(options, nearestFirst)...)

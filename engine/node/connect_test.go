@@ -122,7 +122,7 @@ func TestConnectionsTellTheLog(t *testing.T) {
 	for _, nc := range []*nats.Conn{nc, s.all[url].nc} {
 		nc.Opts.AsyncErrorCB(nc, nil, nats.ErrAuthorization)
 	}
-	if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN msg=NATS error=") {
+	if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `level=WARN msg="error of the NATS connection" error=`) {
 		t.Errorf("logged: %s", got)
 	}
 }

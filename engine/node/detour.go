@@ -99,7 +99,7 @@ func (n *Node) goTo(to way) {
 	n.detour.went = time.Now()
 	n.detour.mu.Unlock()
 	if err := n.servers.goTo(to.url); err != nil {
-		n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
+		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 	}
 }
 
@@ -154,7 +154,7 @@ func (n *Node) leaveCutOff(left time.Duration) time.Duration {
 	}
 	n.log.Warn("the log stream does not answer by way of this nats-server; going to another one", "server", n.nc.ConnectedUrlRedacted())
 	if err := n.nc.ForceReconnect(); err != nil {
-		n.log.Warn("the nats-server was not left", "error", err) // the connection is closed: the node stops
+		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 	}
 	return now
 }

@@ -138,10 +138,10 @@ func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partit
 		return
 	}
 	if err := streams.StepDown(slow.silent[by], name, to); err != nil {
-		n.log.Warn("a slow nats-server was not asked to lead a stream no longer", "stream", name, "server", by, "error", err)
+		n.log.Warn("a slow nats-server could not be asked to step down as leader of a stream", "stream", name, "server", by, "error", err)
 		return
 	}
-	n.log.Info("a slow nats-server is to lead a stream no longer", "stream", name, "server", by, "to", to)
+	n.log.Info("a slow nats-server was asked to step down as leader of a stream", "stream", name, "server", by, "to", to)
 	n.work.Go(func() {
 		until := time.Now().Add(deposeAgain)
 		for time.Now().Before(until) && pause(ctx, deposedLook) {

@@ -135,7 +135,11 @@ func (n *Node) watch(ctx context.Context) error {
 	n.refuseJobs.Store(free < n.o.FreeForJobs)
 	n.tellDisk()
 	if held := free < n.o.FreeForTicks; n.holdTicks.Swap(held) != held {
-		n.log.Warn("disk space for firing", "enough", !held, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
+		what := "enough disk space to fire again"
+		if held {
+			what = "too little disk space to fire"
+		}
+		n.log.Warn(what, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
 		n.bell.ring()
 	}
 	if info, err := n.lookAtLog(ctx); err == nil {

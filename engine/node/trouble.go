@@ -20,11 +20,11 @@ type trouble struct{ lines pace.Lines }
 func (n *Node) protest(err error) {
 	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
 		if errors.Is(err, refused) {
-			n.refusals.tell(n.log, time.Now(), "NATS", "error", err)
+			n.refusals.tell(n.log, time.Now(), "error of the NATS connection", "error", err)
 			return
 		}
 	}
-	n.protests.tellFirst(protestsSaid, n.log.Warn, time.Now(), "NATS", "error", err)
+	n.protests.tellFirst(protestsSaid, n.log.Warn, time.Now(), "error of the NATS connection", "error", err)
 }
 
 // tell logs what goes wrong, or only counts it. args are slog's.
