@@ -15,8 +15,8 @@ import (
 //	err = a.Read(table, cold)             // beside the machine,
 //	m.Page(&list, after, limit, n, a)     // between records
 //
-// It is of use until the next checkpoint: so long a job that is not in memory is in the table as it was read. After that, and where
-// nothing was read, a nil Ahead included, the machine reads the table as ever. So what was read ahead never shows in an answer.
+// It is of use until the next checkpoint: until then the table has the jobs that are not in memory as they were read. After that, and
+// where nothing was read, a nil Ahead included, the machine reads the table itself. So the answers are the same either way.
 type Ahead struct {
 	m    *Machine
 	base int

@@ -90,7 +90,7 @@ type Chain struct {
 // NewChain returns a chain that must be resumed first. It links its messages, and shares its window with many.
 func NewChain() *Chain { return &Chain{lost: true, window: windowMin} }
 
-// Share tells the chain how many of its host's have something to put out now, itself included.
+// Share tells the chain how many of its host's chains have something to put out now, itself included.
 func (c *Chain) Share(chains int) { c.window = max(windowAll/max(chains, 1), windowMin) }
 
 // Watch tells whether the host hears of every foreign message. Only then the chain goes without links.

@@ -13,10 +13,10 @@ const driftPerNano = 10_000
 // NS is the offset.
 func (o *Offset) NS() int64 { return o.ns }
 
-// Measured learns from something that the streams' clock stamped after it was asked for at sent, and before the answer
-// was there at received, both by the host's clock. So the offset lies between the two; the least is taken for it, so that
-// nothing is early, and of several the one that the quickest answer gave. That is given up slowly, as clocks drift, and
-// at once when it cannot be: one of the clocks was set, or the host's stood still.
+// Measured takes in a stamp of the streams' clock, which was asked for at sent and had come at received by the host's. So the
+// offset lies between stamp-received and stamp-sent. The least is taken, so that nothing is early, and of several measurements
+// the greatest least, that of the quickest answer. It shrinks slowly, as clocks drift, and is given up at once where a later
+// measurement contradicts it: one of the clocks was set, or the host's stood still.
 func (o *Offset) Measured(sent, received, stamp int64) {
 	least, most := stamp-received, stamp-sent
 	now := max(least, o.ns-max(0, received-o.at)/driftPerNano)

@@ -124,7 +124,7 @@ type outbox struct {
 	// left there until it ends, and cleared bit by bit after that. Those behind them are cleared meanwhile.
 	pinned bool
 	clean  int // outputs[:clean] are cleared
-	beyond int // while pinned: from those on that the checkpoint does not read up to here they are, too
+	beyond int // while pinned: so are, up to here, those behind the ones that the checkpoint reads
 }
 
 // sweepSlack is how many outputs are cleared beyond those that a trim drops.

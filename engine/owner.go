@@ -55,6 +55,6 @@ func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64
 	return max(at, now)
 }
 
-// kept is until when the partition can go without a tick. Those of the owner before count: its successor's first one is
-// on its way for as long as a whole round takes, and would make nothing while there is no room yet.
+// kept is until when the partition can go without a tick while the publisher has no room. Ticks of the owner before count, too: a
+// first one sent at once would make nothing, and the one that could would have to wait until it has come back.
 func (o *Owner) kept(m *Machine) int64 { return max(o.last, m.to) + keepAlive }

@@ -57,16 +57,16 @@ func (m *Machine) LastStored(end StreamEnd) (number uint64, err error) {
 	return number, nil
 }
 
-// Survey is what a walk over all that an output stream holds above what the log knows to be stored finds. It
+// Survey is what is found on a walk through an output stream, from what the log knows to be stored to the stream's end. It
 // is for a chain whose messages were not linked: a foreign message may have taken the place of any of them.
 type Survey struct {
 	Foreign []uint64 // sequences of the messages that are none of this partition's outputs
 
 	machine *Machine
-	highest StreamEnd // of the outputs found, which need not be the last
-	ahead   StreamEnd // of those that the machine never made, if no other output follows: else they were accepted as foreign
+	highest StreamEnd // at the highest output found, which need not be the last message
+	ahead   StreamEnd // at the highest one that the machine never made, unless one that it made follows: then it was accepted as foreign
 	above   uint64    // outputs up to here are not looked for
-	found   []uint64  // bits, from above + 1 on
+	found   []uint64  // bits, one an output, from above + 1 on
 }
 
 // surveyed bounds the numbers that a survey takes note of: 8 MiB of bits. What claims to be beyond is forged.
