@@ -23,7 +23,7 @@ type clock struct {
 
 	offset atomic.Int64 // ns
 	mu     sync.Mutex
-	known  engine.Offset
+	known  engine.ClockOffset
 }
 
 // begin starts the clock, before anybody reads it.

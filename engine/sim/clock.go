@@ -16,7 +16,7 @@ import (
 // it is told again: the machine bounds what that does.
 //
 // In half of the worlds of several nodes their clocks are wrong, each by up to 2 s or by up to an hour, either way, and a
-// node measures its offset as a real one does (engine.Offset): when it starts, about once a second, and with each tick of
+// node measures its offset as a real one does (engine.ClockOffset): when it starts, about once a second, and with each tick of
 // its own that comes back. What it knows can then be too old in two ways alone. Its machine slept, so that its clock stood
 // still and it is late until it measures again; or the streams' clock stepped back, so that it is ahead of it. But for the
 // latter nothing may be early in such a world. When the world is calm, clocks stay as wrong as they are, partitions

@@ -25,7 +25,7 @@ type node struct {
 
 	drift  int64 // of its clock from the truth, ms
 	offset int64 // what it adds to its clock to have the streams', as it was told, ms
-	known  engine.Offset
+	known  engine.ClockOffset
 	sent   sentTick
 
 	// In memory.
@@ -100,7 +100,7 @@ func (n *node) start() {
 	n.synced = len(n.local)
 	n.applied = 0
 	n.parts, n.gave, n.taking = nil, make([]*part, w.layout.Partitions), make(map[int]*taking)
-	if n.known, n.sent = (engine.Offset{}), (sentTick{}); w.clocks.apart > 0 {
+	if n.known, n.sent = (engine.ClockOffset{}), (sentTick{}); w.clocks.apart > 0 {
 		n.ask()
 	}
 	for len(n.tables) < w.layout.Partitions {

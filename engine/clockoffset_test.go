@@ -2,8 +2,8 @@ package engine
 
 import "testing"
 
-func TestOffset(t *testing.T) {
-	var o Offset
+func TestClockOffset(t *testing.T) {
+	var o ClockOffset
 	for _, tt := range []struct {
 		name                  string
 		sent, received, stamp int64
