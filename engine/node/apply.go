@@ -75,7 +75,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		var now time.Time
 		if ours {
 			now = time.Now()
-			// First: what the tick makes is held by what it tells of the clock.
+			// Before it is applied: what the tick makes is held by the clock that it sets right.
 			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time))
 		}
 		concerned := n.concerned(&e)
@@ -86,7 +86,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 			n.nobodys(&b.records[i])
 		}
 		if e.Kind == engine.KindImport {
-			runtime.Gosched() // as in an import's body: a record of many jobs
+			runtime.Gosched() // it took long: a record of many jobs
 		}
 		if ours {
 			n.ticking.back(sent, now)

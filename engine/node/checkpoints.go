@@ -67,8 +67,8 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	return nil
 }
 
-// dueCheckpoint tells whether a partition is to have a checkpoint. The log is to be cut up to a position as soon as can be; 0:
-// it has room.
+// dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position up to which the log is to be cut as soon as
+// can be; 0: it has room.
 func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
@@ -248,8 +248,8 @@ func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
 	}
 }
 
-// restful returns what some work calls between small parts of it, in order to rest for some times as long as it worked; and
-// for longer while it waits and nothing presses.
+// restful returns what some work calls between small parts of it. It then rests for times() as long as it worked; and for longer
+// while waits() says so, unless times() says that the work is needed soon.
 func restful(ctx context.Context, times func() time.Duration, waits func() bool) (rest func()) {
 	began := time.Now()
 	return func() {
@@ -269,8 +269,8 @@ func restful(ctx context.Context, times func() time.Duration, waits func() bool)
 	}
 }
 
-// restTimes is for how many times as long as it worked a checkpoint, or a compaction, rests: the less the sooner another
-// checkpoint is needed.
+// restTimes is how long a checkpoint or a compaction rests, in times of what it worked: the shorter, the sooner another checkpoint
+// is needed.
 func (n *Node) restTimes() time.Duration {
 	live := n.live()
 	switch {

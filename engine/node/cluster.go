@@ -406,9 +406,9 @@ func (n *Node) handOver(ctx context.Context, patience time.Duration) {
 	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
 }
 
-// unasked waits until others have somebody else to ask about each partition that was handed over, and for what they have sent
-// until then. A server passes nothing on to who does not listen any more, and of another server's it does not say so: who had
-// asked would wait for all of his time.
+// unasked waits until other nodes know somebody else to ask about each partition that was handed over, and for what they sent this
+// one until then. A request to a node that no longer listens is dropped, by another server without a word: whoever sent it would
+// wait for his whole timeout.
 func (n *Node) unasked(ctx context.Context) {
 	if !n.joined.takes.Load() || n.serves() > 0 || !n.heirs() {
 		return

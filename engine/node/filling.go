@@ -7,11 +7,10 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// filling knows how full the log stream is: what it was asked last, and how much was read from it since that was not
-// there then.
+// filling knows how full the log stream is: by its last answer, and by how much was read since of what has come after that.
 //
-// A stream that is full refuses ticks as it refuses commands, so it must not come to that. Half full, it is
-// freed, at five eighths before anything else; at three quarters, requests wait. The last quarter is for the ticks, and
+// A stream that is full refuses ticks as it refuses commands, so it must not come to that. From half full on it is
+// freed, from five eighths on before anything else; from three quarters on requests wait. The last quarter is for the ticks, and
 // for raw commands, which nobody can hold up: a flood of those can fill it, until it is freed.
 type filling struct {
 	mu    sync.Mutex
@@ -27,7 +26,7 @@ type filling struct {
 
 const (
 	fillingFree  = 4 // eighths from which the stream is freed
-	fillingHurry = 5 // eighths from which that rests no more
+	fillingHurry = 5 // eighths from which checkpoints, which have to come first, rest no more (restTimes)
 	fillingWait  = 6 // eighths from which requests wait
 )
 
@@ -51,8 +50,8 @@ func (f *filling) bytes() uint64 {
 	return f.read
 }
 
-// asked takes the stream's answer; read is what bytes was before the stream was asked. Where more than the answer has was
-// read meanwhile, all that was read meanwhile counts.
+// asked takes the stream's answer; read is what bytes was before the stream was asked. If a record behind the answer's last one was
+// read meanwhile, all that was read meanwhile counts: rather too much than too little.
 func (f *filling) asked(info streams.Info, read uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

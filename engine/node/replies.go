@@ -18,6 +18,10 @@ import (
 // replyTimeout bounds the wait for a command to come back through the log.
 const replyTimeout = 5 * time.Second
 
+// few commands under way are sent, and few requests answered, each at once: to gather many takes another goroutine, for which
+// each waits.
+const few = 4
+
 // roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
 // an answer by default before it asks again (tryTime): who waits in vain is to hear why.
 const roomTimeout = 3 * time.Second
@@ -109,11 +113,7 @@ const (
 	gatherMost  = 2 * time.Millisecond
 )
 
-// few commands under way are sent, and few requests answered, each at once: to gather many takes another goroutine, for which
-// each waits.
-const few = 4
-
-// gather is how long that is now.
+// gather is how long the next commit waits now.
 func (r *replies) gather() time.Duration {
 	wait := min(time.Duration(r.open.Load())*gatherEach, gatherMost)
 	if wait < gatherLeast {

@@ -28,8 +28,8 @@ func (t *table) open() (*snapshot.View, error) {
 	return t.view, err
 }
 
-// renew has what is read next be of a checkpoint that has been committed. The view before it, or nil, is the caller's to
-// close once the partition goes on: that can wait for Pebble to write its manifest.
+// renew has the next read open the newest checkpoint. It returns the view that was open, or nil, which the caller closes once the
+// partition goes on: closing it can wait for Pebble to write its manifest.
 func (t *table) renew() (before *snapshot.View) {
 	before, t.view = t.view, nil
 	return before

@@ -84,9 +84,9 @@ func (n *Node) syncing(ctx context.Context) {
 	}
 }
 
-// nextSync is when a partition that was looked at just now is looked at again: a whole pause after its outputs were synced,
-// however long that took; where none waited, with all others of which none did, so that an engine at rest is woken up once for
-// all of them.
+// nextSync is when a partition that was looked at just now is looked at again. If its outputs were synced, that is a whole pause from
+// now, however long it took. If there were none, it is at the next multiple of the pause since the start, together with all others
+// that have none: so an engine at rest is woken up once for all of them.
 func nextSync(began, now time.Time, synced bool) time.Time {
 	if synced {
 		return now.Add(syncPause)
