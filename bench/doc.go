@@ -25,12 +25,17 @@
 // What must have arrived is computed from what was asked for and the replies to it, not from what the
 // engine says it did: every (job, due time) of the window once ([Checks]).
 //
-// Reading order: result.go (what comes out), load.go (what is asked for), lateness.go and worker.go (the
-// two processes of a run), engine.go (the third), run.go (how every run begins), floor.go, recovery.go, ceiling.go, dispatch_salvo.go (many
-// triggers at once: put, awaited, read back), dispatch.go and burst.go, commands.go with commands_single.go (one client, and
-// beside it bare.go, a create without an engine), commands_clients.go (the process of many) and commands_pipe.go (many requests under way), churn.go, idle.go, soak.go with soak_config.go,
-// soak_batch.go (what a round puts and changes), soak_drive.go (how it is carried out), soak_judge.go and
-// soak_worker.go (what came of it), scale.go with scale_midnight.go and scale_save.go, export.go.
+// Reading order:
+//
+//   - What every run has: result.go (what comes out), machine.go (where), load.go (what is asked for), lateness.go and worker.go
+//     (the two processes of a run), engine.go (the third), run.go (how it begins), scratch.go (its directory), metrics.go.
+//   - The machine by itself: floor.go and pauses.go (beside a run), ceiling.go with pages.go.
+//   - The workloads: recovery.go; dispatch_salvo.go (many triggers at once: put, awaited, read back), dispatch.go and burst.go;
+//     commands.go with commands_single.go (one client, and beside it bare.go, a create without an engine), commands_clients.go (the
+//     process of many) and commands_pipe.go (many requests under way); churn.go; idle.go; soak.go with soak_config.go, soak_batch.go
+//     (what a round puts and changes), soak_drive.go (how it is carried out), soak_judge.go and soak_worker.go (what came of it);
+//     scale.go with scale_midnight.go and scale_save.go.
+//   - For bench/peers: export.go.
 //
 // bench/report draws results, bench/peers (a module of its own) makes them of other schedulers, and
 // docs/benchmarks.md has the figures.

@@ -43,11 +43,18 @@
 // 254. A recurring job takes 132 bytes beyond its payload, its timer and its places in the indexes included; one
 // that changed since the last checkpoint takes its row as it was, too, about 110 bytes.
 //
-// Files: record.go and tickrecord.go (what is in the log), machine.go (Apply), one file a verb (put.go,
-// delete.go, pause.go, fire.go, claim.go, tick.go, disk.go, import.go), ready.go (who goes next), completed.go (how long a
-// job without a fire left is known), jobs.go (the state of a job) with index.go, texts.go, frames.go and
-// exprs.go, output.go (the outbox), chain.go, owner.go, view.go (what can be asked), generation.go (what changed since the last
-// checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes), residence.go and load.go (jobs that are on disk
-// alone). After a restore: state.go (a state by itself), reroute.go (into other partitions), salvage.go (jobs by
-// themselves), recovery.go (what becomes of missed fires).
+// Files, in a reading order:
+//
+//   - The log: record.go, tickrecord.go, codec.go (their bytes).
+//   - The machine: machine.go (Apply), one file a verb (put.go, delete.go, pause.go with resume, fire.go, claim.go, tick.go,
+//     disk.go, import.go), ready.go and turns.go (who goes next), completed.go (how long a job without a fire left is known),
+//     grave.go (what is remembered of a deleted one).
+//   - A job: jobs.go (its state) with index.go, texts.go, frames.go and exprs.go, spec.go (what its put said), prefetch.go.
+//   - Around the machine: output.go (the outbox), chain.go, survey.go (where a chain goes on), owner.go, clockoffset.go, view.go
+//     (what can be asked).
+//   - On disk: generation.go (what changed since the last checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes),
+//     residence.go and load.go (jobs that are on disk alone), ahead.go (those read for an answer), forget.go (completed ones that
+//     are given up).
+//   - After a restore: state.go (a state by itself), reroute.go (into other partitions), salvage.go (jobs by themselves),
+//     recovery.go (what becomes of missed fires).
 package engine

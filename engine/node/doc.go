@@ -1,16 +1,24 @@
 // Package node is the I/O around the machine: one process that reads the log, stores it, applies it,
 // ticks the partitions it owns and publishes their outputs.
 //
-// A reading order: options.go, node.go (what starts in which order), recover.go, replay.go and heal.go (how it
-// comes back), apply.go (the straight walk of a record: log → local log → machine → reply), clockwork.go
-// (the straight walk of a trigger: deadline → tick → log … outputs → due millisecond → stream),
-// resync.go (where the chain goes on), tend.go (what is done on a timer: outputs made durable, the disk
-// watched), checkpoints.go and trim.go (when the job table is written, and the log cut), filling.go (how a log stream is kept
-// from becoming full), foreign.go (who else writes into the output streams), api.go, import.go and replies.go (requests, their
-// way into the log, and their answers), list.go and status.go (what is told of jobs, and of the node), save.go and
-// restored.go (snapshots, and the first start after a restore), residence.go (which jobs are in memory), holding.go (for how long
-// a partition waits for what is done beside it), memory.go, http.go, meters.go. Of several nodes: cluster.go (who
-// serves what), follow.go, give.go and leftbehind.go (who has what), elsewhere.go (how a node answers for what it does not have).
+// A reading order:
+//
+//   - The straight walks: options.go, node.go (what starts in which order), apply.go (a record: log → local log → machine → reply),
+//     clockwork.go (a trigger: deadline → tick → log … outputs → due millisecond → stream) with clock.go and alarm_linux.go, wait.go.
+//   - How it comes back: recover.go, replay.go and heal.go, claim.go, restarts.go (what passes), resync.go (where the chain goes on),
+//     overdue.go (answers that are late), foreign.go (who else writes into the output streams).
+//   - On a timer: tend.go (outputs made durable, the disk watched), checkpoints.go and trim.go (when the job table is written, and
+//     the log cut), filling.go (how a log stream is kept from becoming full), residence.go (which jobs are in memory), holding.go
+//     (for how long a partition waits for what is done beside it), memory.go with trim_c.go, shapes.go (streams that were edited).
+//   - Requests: api.go, tenant.go, import.go and replies.go (their way into the log, and their answers), list.go, ahead.go (what is
+//     read for them beside a partition, of its table.go), status.go and nodes.go, http.go, meters.go, trouble.go (the log of what goes
+//     wrong again and again).
+//   - Snapshots: save.go, save_stopped.go, restored.go (the first start after a restore), replayed.go (a restore up to a time),
+//     salvage.go (jobs by themselves).
+//   - Several nodes over an external NATS: connect.go, cluster.go (who serves what), reach.go (how far the log is applied), follow.go,
+//     give.go and leftbehind.go (who has what), elsewhere.go (how a node answers for what it does not have), pulse.go (which
+//     requests are too old). Slow networks: servers.go (which servers are slow), leaders.go (what those lead), detour.go (how a node
+//     goes around them).
 //
 // Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
 // first is never taken while the second is held.
