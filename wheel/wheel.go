@@ -85,30 +85,38 @@ import (
 // says what comes after it; so they are read 32 at a time, before the first of them is needed.
 //
 // Rows are a table of positions, 12 kB, instead of a last move within 64 ms of the end: a record and its pos are not
-// written once more, and no chunk is taken for it. That is 56 ns instead of 70 to expire one of ten million, on another machine
-// than the figures below. A cascade reads a chunk ahead what it is going to write; the making of rows reads first, for all of
-// the slot, what it and expiry will (fetch). Without that the 56 were 84 at best; with both in one pass over the chunks
-// what is 44 now was 52.
-//
-// What ten million timers within an hour cost, ns to insert / to remove in random order / to expire, median of nine turns on a
-// two-core machine that did other work, beside a floor of 16 (BenchmarkFloor): 50 / 54 / 45, and 17.7 bytes a timer. With 16 bytes a
-// record, a stack of free ids, headers in one block with their records, a look at the slot for every
-// last chunk, one pass to make rows: 51 / 75 / 62 in the turns between, and 25.8 bytes. What pays for the stack: a million
-// insertions after as many removals, out of order, take 86 each for 76.
+// written once more, and no chunk is taken for it. A cascade reads a chunk ahead what it is going to write; the making of
+// rows first reads, for all of the slot, what it and expiry will (fetch).
 //
 // Most insertions go to a slot that is there and has room in its last chunk; they write that record, its pos, and the slot's
-// end and count, and nothing else (place). When one way did for all (placeIn), what a call might need was saved on the
-// stack each time, and a write that misses the cache most likely held these up. In fourteen turns on an EPYC beside a floor of
-// 18: 60 to insert instead of 72, and less in ten of them.
+// end and count, and nothing else (place). Where one way did for all (placeIn), what a call might need was saved on the stack
+// each time, and a write that misses the cache most likely held that up. So place also notes itself what may be the next one
+// due: Insert need not keep it on the stack.
 //
-// Since then a removal reads four bytes of a chunk (use) instead of its header: some 75 instructions, so that no more than four
-// are under way at once, each with two reads that wait. And place notes what may be the next one due, so that Insert need
-// not keep it on the stack. In seven turns on a quiet EPYC beside a floor of 15 to 17: 50 / 52 / 49 instead of 54 / 64 / 46; in
-// nine half an hour later 62 / 58 / 57 instead of 75 / 73 / 50.
+// A removal reads four bytes of a chunk (use) and not its header. It is some 75 instructions, so that no more than four
+// are under way at once, each with two reads that wait.
 //
-// In a wheel that has long been in use, what is free is everywhere, and a chunk holds nine timers instead of 16. Three times ten
-// million removals and insertions later it is 47 / 160 / 54 where a new one has 42 / 56 / 44, and 25.7 bytes a timer: of 100
-// removals 16 leave a chunk with 6 or fewer, 6 then make two chunks one, and each moves some twelve records, whose pos are anywhere.
+// What ten million timers within an hour cost, ns to insert / to remove in random order / to expire, beside the machine's
+// floor (BenchmarkFloor). The two figures of a line were measured in turns; lines are of different machines, days and loads, and
+// do not compare.
+//
+//	                                        before         after          floor
+//	rows                                    – / – / 70     – / – / 56
+//	what rows will write is read first      – / – / 84     – / – / 56             84 at best
+//	in a pass of its own                    – / – / 52     – / – / 44
+//	a smaller record, and more (below)      51 / 75 / 62   50 / 54 / 45   16      median of nine turns, a machine with other work
+//	place beside placeIn                    72 / – / –     60 / – / –     18      an EPYC, less in ten of fourteen turns
+//	use, and place notes what may be next   54 / 64 / 46   50 / 52 / 49   15–17   a quiet EPYC, seven turns
+//	the same half an hour later             75 / 73 / 50   62 / 58 / 57           nine turns
+//
+// A smaller record, and more: before that there were 16 bytes a record, a stack of free ids, headers in one block with their records, a look
+// at the slot for every last chunk, and one pass to make rows, and a timer took 25.8 bytes instead of 17.7. What it costs to have no
+// stack: a million insertions after as many removals, out of order, take 86 each for 76.
+//
+// In a wheel that has long been in use, what is free is everywhere, and a chunk holds nine timers instead of 16. After three times
+// ten million removals and insertions it costs 47 / 160 / 54, where a new one costs 42 / 56 / 44, and a timer takes 25.7 bytes: of
+// 100 removals 16 leave a chunk with 6 or fewer, and 6 of those make two chunks one, which moves some twelve records, whose pos are
+// anywhere.
 //
 // Tried, and rejected. Figures: as above, but best of 20 batches on an earlier machine, beside 62 / 52 / 73 for what was here then.
 //
