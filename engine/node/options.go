@@ -38,10 +38,11 @@ type Options struct {
 	Linger   time.Duration // how long it keeps those of one that is placed elsewhere by now; default 1 min
 	HandOver time.Duration // bound on how long a stopping node waits for others to take over; default 10 s
 
-	LogMaxBytes  int64
-	OutMaxBytes  int64
-	OutMaxAge    time.Duration
-	PersistAsync bool // output streams acknowledge before they write
+	// Bounds of the streams; 0 is the default of streams.Config, -1 none.
+	LogMaxBytes  int64         // the log refuses records beyond it
+	OutMaxBytes  int64         // of each output stream, the oldest go first
+	OutMaxAge    time.Duration // of an output
+	PersistAsync bool          // output streams acknowledge before they write
 
 	Retention    time.Duration // how long a completed job stays queryable; default 24 h
 	CompletedMax int           // a completed job stays until so many others of its partition have completed after it; default 250,000
@@ -52,7 +53,7 @@ type Options struct {
 	// below its bound. While a burst drains all three are four times as much, unless that stream becomes half full.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
-	CheckpointBytes   uint64        // default 48 MiB
+	CheckpointBytes   uint64        // default 48 MiB, or a fifth of LogMaxBytes where that is less
 	// EmptyLogAfter is how long after a checkpoint, if nothing comes by the log meanwhile, another one lets all of the log be
 	// cut: nats-server keeps some 400 bytes of memory for each subject in it. Why not sooner: outputs that a server loses
 	// with its power are made again from the log, and a server that nobody told otherwise syncs every two minutes.
@@ -162,17 +163,13 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate names the first option that cannot be used.
+// Validate names an option that cannot be used.
 func (o Options) Validate() error {
 	switch {
 	case o.Data == "":
 		return fmt.Errorf("node: a data directory is required")
 	case o.NATS != "" && o.NATSConfig != "":
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
-	case o.Retention < 0 || o.Linger < 0 || o.CheckpointEvery < 0 || o.EmptyLogAfter < 0 || o.LoadAhead < 0 || o.KeepLog < 0 || o.HandOver < 0:
-		return fmt.Errorf("node: durations must not be negative")
-	case o.CompletedMax < 0 || o.OutboxMax < 0 || o.MemoryForJobs < 0 || o.HotJobs < 0:
-		return fmt.Errorf("node: bounds must not be negative")
 	case len(o.Name) > 128:
 		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))
 	case o.NATS == "" && (o.Weight > 1 || o.Zone != "" || o.Standbys > 1):
@@ -185,6 +182,30 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
 	case o.Weight < 0 || o.Weight > cluster.MaxWeight:
 		return fmt.Errorf("node: the weight is %d, must be 1 to %d", o.Weight, cluster.MaxWeight)
+	}
+	for _, d := range []struct {
+		option string
+		value  time.Duration
+	}{
+		{"Retention", o.Retention},
+		{"Linger", o.Linger},
+		{"CheckpointEvery", o.CheckpointEvery},
+		{"EmptyLogAfter", o.EmptyLogAfter},
+		{"LoadAhead", o.LoadAhead},
+		{"KeepLog", o.KeepLog},
+		{"HandOver", o.HandOver},
+	} {
+		if d.value < 0 {
+			return fmt.Errorf("node: %s is %s, must not be negative", d.option, d.value)
+		}
+	}
+	for _, b := range []struct {
+		option string
+		value  int
+	}{{"CompletedMax", o.CompletedMax}, {"OutboxMax", o.OutboxMax}, {"MemoryForJobs", o.MemoryForJobs}, {"HotJobs", o.HotJobs}} {
+		if b.value < 0 {
+			return fmt.Errorf("node: %s is %d, must not be negative", b.option, b.value)
+		}
 	}
 	return nil
 }

@@ -103,11 +103,11 @@ func (c Config) Validate() error {
 	case c.Replicas < 1 || c.Replicas > 5:
 		return fmt.Errorf("streams: Replicas is %d, must be 1 to 5", c.Replicas)
 	case c.LogMaxBytes < -1:
-		return fmt.Errorf("streams: LogMaxBytes is %d", c.LogMaxBytes)
+		return fmt.Errorf("streams: LogMaxBytes is %d, must be 1 or more, or -1 for no bound", c.LogMaxBytes)
 	case c.OutMaxBytes < -1:
-		return fmt.Errorf("streams: OutMaxBytes is %d", c.OutMaxBytes)
+		return fmt.Errorf("streams: OutMaxBytes is %d, must be 1 or more, or -1 for no bound", c.OutMaxBytes)
 	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < duplicateWindow:
-		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s", c.OutMaxAge, duplicateWindow)
+		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s, or -1 for no bound", c.OutMaxAge, duplicateWindow)
 	case c.PersistAsync && (c.Replicas > 1 || c.Storage != jetstream.FileStorage):
 		return errors.New("streams: PersistAsync needs file storage and one replica")
 	case c.AckTimeout < 0:

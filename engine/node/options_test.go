@@ -1,0 +1,26 @@
+package node
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// What cannot be used is named.
+func TestOptionsAreNamed(t *testing.T) {
+	for want, set := range map[string]func(*Options){
+		"Retention is -1s":         func(o *Options) { o.Retention = -time.Second },
+		"KeepLog is -1s":           func(o *Options) { o.KeepLog = -time.Second },
+		"HandOver is -1s":          func(o *Options) { o.HandOver = -time.Second },
+		"CompletedMax is -1":       func(o *Options) { o.CompletedMax = -1 },
+		"HotJobs is -1":            func(o *Options) { o.HotJobs = -1 },
+		"the weight is -1":         func(o *Options) { o.Weight = -1 },
+		`what to follow is "some"`: func(o *Options) { o.Follow = "some" },
+	} {
+		o := Options{Data: "data"}
+		set(&o)
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %s", err, want)
+		}
+	}
+}
