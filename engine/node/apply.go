@@ -26,7 +26,10 @@ func (n *Node) read(ctx context.Context) {
 	if errors.As(err, &cut) && n.acceptsAll(len(n.partitions)) {
 		n.log.Error("accepting that records are lost", "error", err)
 		n.disregard(n.head.Load())
-		err = n.streams.Log.Read(ctx, streams.Position{Seq: cut.First - 1}, deliver)
+		at = streams.Position{Seq: cut.First - 1}
+		n.applied.Store(at.Seq) // there may be nothing above it to deliver, and who waits for the log's end waits for this
+		n.reached.told(at.Seq)
+		err = n.streams.Log.Read(ctx, at, deliver)
 	}
 	if n.server == nil && errors.As(err, &cut) {
 		err = n.leftBehind(cut.At.Seq, cut.First, err)

@@ -231,6 +231,66 @@ func TestStopCutLog(t *testing.T) {
 	ready(t, r)
 }
 
+// The same where nothing is left in the stream, as in that of a service at rest: nothing comes that tells of the log's end.
+func TestStopCutLogEmptied(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	for _, o := range []node.Options{base(t), e.options(t)} {
+		o.CheckpointEvery = time.Millisecond
+		r := run(t, o)
+		churn(t, client(t, r.NATS), "a", 20)
+		r.stop(t)
+		older := t.TempDir()
+		copyTree(t, filepath.Join(o.Data, "log"), older)
+		r = run(t, o)
+		c := client(t, r.NATS)
+		churn(t, c, "b", 20)
+		twoCheckpoints(t, c, "b")
+		r.stop(t)
+		replace(t, filepath.Join(o.Data, "log"), older)
+		stream := func(js jetstream.JetStream) {
+			log, err := js.Stream(t.Context(), "CARILLON_LOG")
+			if err == nil {
+				err = log.Purge(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if o.NATS != "" {
+			stream(jetStream(t, dial(t, o.NATS)))
+		} else {
+			onStreams(t, o.Data, func(nc *nats.Conn, _ *streams.Log) { stream(jetStream(t, nc)) })
+		}
+
+		r = run(t, accept(o))
+		fires(t, client(t, r.NATS), "after")
+		ready(t, r)
+		r.stop(t)
+	}
+}
+
+// onStreams uses the streams of a data directory that no process runs on.
+func onStreams(t testing.TB, data string, use func(*nats.Conn, *streams.Log)) {
+	t.Helper()
+	server, err := embedded.Start(embedded.Options{Dir: filepath.Join(data, "nats"), Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Shutdown()
+	nc, err := server.Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	use(nc, s.Log)
+}
+
 // marked tells whether a partition's output stream says where a loss was accepted.
 func marked(t *testing.T, r *running, partition int) {
 	t.Helper()
@@ -417,28 +477,9 @@ func TestStopOlderTicks(t *testing.T) {
 func TestStopOlderTicksUnread(t *testing.T) {
 	t.Parallel()
 	o := base(t)
-	stream := func(use func(*streams.Log)) {
-		t.Helper()
-		server, err := embedded.Start(embedded.Options{Dir: filepath.Join(o.Data, "nats"), Listen: "127.0.0.1:0"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer server.Shutdown()
-		nc, err := server.Connect()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		use(s.Log)
-	}
 	older := engine.Claim{Node: "older", Logic: engine.Logic, TZData: "1999a"}
 	var last uint64
-	stream(func(log *streams.Log) {
+	onStreams(t, o.Data, func(_ *nats.Conn, log *streams.Log) {
 		epoch, err := log.Publish(t.Context(), "carillon.log.1.claim", nil, older.Encode())
 		if err != nil {
 			t.Fatal(err)
@@ -449,7 +490,7 @@ func TestStopOlderTicksUnread(t *testing.T) {
 		}
 	})
 	words(t, refused(t, o), "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
-	stream(func(log *streams.Log) {
+	onStreams(t, o.Data, func(_ *nats.Conn, log *streams.Log) {
 		info, err := log.Info(t.Context())
 		if err != nil {
 			t.Fatal(err)
