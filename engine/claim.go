@@ -59,11 +59,16 @@ func (m *Machine) takeClaim(e *Entry) (uint64, error) {
 		return 0, nil
 	}
 	if e.Claim.newer(Rules()) {
-		return 0, fmt.Errorf("%w: node %q claimed partition %d at sequence %d with logic %d and tzdata %s; this binary has logic %d and tzdata %s",
-			ErrRules, e.Claim.Node, m.partition, e.Seq, e.Claim.Logic, e.Claim.TZData, Logic, schedule.TZVersion())
+		return 0, m.newerRules(e.Claim, e.Seq)
 	}
 	m.epoch, m.claim = e.Seq, e.Claim
 	m.recovery.goOn(max(m.now, e.Time))
 	m.mix(uint64(e.Kind), e.Seq)
 	return m.epoch, nil
+}
+
+func (m *Machine) newerRules(c Claim, seq uint64) error {
+	rules := Rules()
+	return fmt.Errorf("%w: node %q claimed partition %d at sequence %d with logic %d and tzdata %s; this binary has logic %d and tzdata %s",
+		ErrRules, c.Node, m.partition, seq, c.Logic, c.TZData, rules.Logic, rules.TZData)
 }

@@ -18,7 +18,10 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 		m.garbage("stale_epoch")
 		return nil
 	}
-	if rules := Rules(); !m.claim.sameRules(rules) {
+	switch rules := Rules(); {
+	case m.claim.newer(rules): // as of a state that was taken from another node
+		return m.newerRules(m.claim, m.epoch)
+	case !m.claim.sameRules(rules):
 		return fmt.Errorf("%w: partition %d has ticks under logic %d and tzdata %s after its checkpoint; drain it with that version (this one has logic %d and tzdata %s)",
 			ErrRules, m.partition, m.claim.Logic, m.claim.TZData, rules.Logic, rules.TZData)
 	}

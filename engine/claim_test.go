@@ -1,0 +1,23 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// A state may come from a node with other rules. Ticks above it stop the machine, which says which of the two versions can go on.
+func TestTicksUnderOtherRules(t *testing.T) {
+	for _, c := range []struct{ tzdata, says string }{
+		{"1999a", "drain it with that version"},
+		{"2099a", `node "n1" claimed partition 0 at sequence 1 with logic 1 and tzdata 2099a; this binary has logic 1`},
+	} {
+		f := newFeed(t)
+		f.m.claim.TZData = c.tzdata
+		tick := Tick{Partition: f.m.partition, To: f.now, Epoch: f.m.epoch}
+		_, err := f.m.Apply(&Entry{Seq: f.seq + 1, Time: f.now, Kind: KindTick, Ticks: []Tick{tick}})
+		if !errors.Is(err, ErrRules) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("tzdata %s: %v, which does not say %q", c.tzdata, err, c.says)
+		}
+	}
+}
