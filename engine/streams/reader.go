@@ -153,12 +153,12 @@ func (r *reader) read(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		var own deliverError
+		if errors.As(err, &own) { // also where the end of a scan has come
+			return own.error
+		}
 		if r.done {
 			return nil
-		}
-		var own deliverError
-		if errors.As(err, &own) {
-			return own.error
 		}
 		if r.nc.IsClosed() { // nats-server says why, where it was that
 			return fmt.Errorf("%w: the connection was closed: %w", ErrDisconnected, cmp.Or(r.nc.LastError(), nats.ErrConnectionClosed))

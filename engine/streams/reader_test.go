@@ -571,6 +571,12 @@ func TestScan(t *testing.T) {
 			t.Errorf("deliver's error: %v", err)
 		}
 	}
+	if err := out.purge(t.Context(), 200); err != nil { // the last message is the only one, and all is done with it
+		t.Fatal(err)
+	}
+	if err := out.Scan(t.Context(), 100, 200, func([]Message) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("deliver's error at the end: %v", err)
+	}
 	s.Close()
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
