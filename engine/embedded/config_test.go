@@ -3,6 +3,7 @@ package embedded
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -184,8 +185,47 @@ func TestConfigOperator(t *testing.T) {
 	file := writeConfig(t, fmt.Sprintf("listen: 127.0.0.1:-1\noperator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: { %s: %s, %s: %s }\n",
 		opJWT, public(t, skp), public(t, akp), accJWT, public(t, skp), sysJWT))
 	s := start(t, Options{ConfigFile: file, Credentials: credsFile})
-	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	own := engine(t, s)
+	stream(t, own, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	own.Close()
 	client(t, s, nats.UserCredentials(credsFile))
+
+	// Where its credentials are refused for a while, the engine asks again and again.
+	nc, err := s.Connect(nats.InProcessServer(socket(s.ns.Addr().String())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	account, err := s.ns.LookupAccount(public(t, akp))
+	if err != nil {
+		t.Fatal(err)
+	}
+	comes := nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	ac.Revoke(public(t, ukp))
+	s.ns.UpdateAccountClaims(account, ac)
+	for before := connections(t, s); connections(t, s) < before+5 && !nc.IsClosed(); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	ac.ClearRevocation(public(t, ukp))
+	s.ns.UpdateAccountClaims(account, ac)
+	if status := <-comes; status != nats.CONNECTED {
+		t.Errorf("%s: %v", status, nc.LastError())
+	}
+}
+
+// socket is an address in the place of a pipe, in which the word of who refuses a connection may be lost.
+type socket string
+
+func (s socket) InProcessConn() (net.Conn, error) { return net.Dial("tcp", string(s)) }
+
+// connections is how many there have been.
+func connections(t *testing.T, s *Server) uint64 {
+	t.Helper()
+	v, err := s.ns.Varz(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.TotalConnections
 }
 
 // A clustered server opens its port in Start, says so, and shuts down.

@@ -15,11 +15,12 @@ import (
 type logger struct {
 	to      *slog.Logger
 	clients pace.Lines // errors of clients, such as a forbidden publish: each message may be one
+	engine  pace.Lines // errors of the engine's own connections
 	mu      sync.Mutex
 	fatal   error
 }
 
-// clientErrors are told at a time.
+// clientErrors are told at a time, and as many of the engine's.
 const clientErrors = 10
 
 func (l *logger) Noticef(format string, v ...any) { l.to.Info(fmt.Sprintf(format, v...)) }
@@ -33,6 +34,12 @@ func (l *logger) Errorf(format string, v ...any) {
 		l.to.Error(line)
 	} else if held, ok := l.clients.Say(clientErrors, time.Now()); ok {
 		l.to.Error(line, "held_back", held)
+	}
+}
+
+func (l *logger) protest(err error) {
+	if held, ok := l.engine.Say(clientErrors, time.Now()); ok {
+		l.to.Warn("error of the NATS connection", "error", err, "held_back", held)
 	}
 }
 

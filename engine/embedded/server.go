@@ -283,10 +283,9 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(50 * time.Millisecond),
 		nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(), // as its credentials have expired, and are yet to be renewed
 		// The library's own handler writes to standard error, whatever the log is to be like.
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			s.log.to.Warn("error of the NATS connection", "error", err)
-		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.protest(err) }),
 	}
 	if s.key != nil {
 		pub, err := s.key.PublicKey()
