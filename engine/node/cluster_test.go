@@ -1028,6 +1028,27 @@ func goAstray(t *testing.T, refused bool) {
 	f.nodes["b"].terminate(t)
 }
 
+// An owner whose disk stands still is replaced. It takes its share again once the disk goes on.
+func TestDiskStandsStill(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, startExternal(t).url, partitions)
+	f.start("a")
+	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: f.url, Partitions: partitions, Stands: true}
+	b := f.start("b")
+	nc := dial(t, f.url)
+	c := carillon.Connect(nc)
+	f.shared(c, "a", "b")
+	for p := range partitions {
+		put(t, c, carillon.Job{ID: in(p, "beat"), Schedule: "@every 50ms", Misfire: carillon.FireAll})
+	}
+	b.signal(t, syscall.SIGUSR1)
+	f.shared(c, "a")
+	b.signal(t, syscall.SIGUSR1)
+	f.shared(c, "a", "b")
+	f.nodes["a"].terminate(t)
+	b.terminate(t)
+}
+
 // An engine whose watch of the others is lost, while no consumer can be made, reads of them in the bucket: it takes none
 // of them for dead who is not, and takes over from one that is.
 func TestDeathWithoutAWatch(t *testing.T) {

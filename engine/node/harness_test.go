@@ -211,6 +211,7 @@ type settings struct {
 	PersistAsync              bool
 	Wrong                     time.Duration // the machine's clock is ahead by that
 	Fault                     string        // file that says what befalls its disk (faultyDisk)
+	Stands                    bool          // its disk stands still from a SIGUSR1 to the next (standingDisk)
 	Confined                  bool          // to the servers of NATS: it learns of no others
 
 	on     *host  // nil: this machine
@@ -263,6 +264,9 @@ func runAsNode(encoded string) int {
 	o := s.options()
 	if s.Fault != "" {
 		o.JobStore.FS = faultyDisk(s.Fault)
+	}
+	if s.Stands {
+		o.LogStore.FS = standingDisk()
 	}
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	err := node.Run(ctx, o, func(r node.Ready) { _ = json.NewEncoder(os.Stdout).Encode(r) })

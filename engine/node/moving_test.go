@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 )
 
@@ -31,6 +33,34 @@ type diskFault struct {
 
 // fullFor is how long a disk that fills up stays full.
 const fullFor = 700 * time.Millisecond
+
+// standingDisk is the file system of a process that stands still, and does not even tell what room it has, from a SIGUSR1 to the
+// next.
+func standingDisk() vfs.FS {
+	var still sync.RWMutex
+	turn := make(chan os.Signal, 1)
+	signal.Notify(turn, syscall.SIGUSR1)
+	go func() {
+		for {
+			<-turn
+			still.Lock()
+			<-turn
+			still.Unlock()
+		}
+	}()
+	wait := func() {
+		still.RLock()
+		defer still.RUnlock()
+	}
+	node.SetFreeBytes(func(dir string) (uint64, error) {
+		wait()
+		return streams.FreeBytes(dir)
+	})
+	return faultfs.Wrap(vfs.Default, func(errorfs.Op) error {
+		wait()
+		return nil
+	})
+}
 
 // faultyDisk is the file system of a process that reads from a file what befalls it: when it starts, and at SIGUSR2.
 func faultyDisk(file string) vfs.FS {

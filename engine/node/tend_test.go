@@ -25,6 +25,9 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// SetFreeBytes has this process ask another disk what room it has.
+func SetFreeBytes(ask func(dir string) (uint64, error)) { freeBytes = ask }
+
 // A store that fails when nobody waits for it ends the run: here by the note of a commit that is on disk, and done.
 func TestStoresHeeded(t *testing.T) {
 	for i, name := range []string{"log", "jobs"} {
