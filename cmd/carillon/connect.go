@@ -115,6 +115,9 @@ func (c *connection) options() ([]nats.Option, error) {
 	return o, nil
 }
 
+// throughout is for commands that go on until they are interrupted: also while NATS is away, or credentials are yet to be renewed.
+var throughout = []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort()}
+
 // connect opens a connection, which the caller closes, and a client on it. It is given up when ctx ends.
 func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
 	c := &a.connection

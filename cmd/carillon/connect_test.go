@@ -1,12 +1,15 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/nats-io/jwt/v2"
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
 	"github.com/carillon-scheduler/carillon/internal/natstest"
@@ -58,6 +61,43 @@ func connects(t *testing.T, flags ...string) bool {
 	}
 	nc.Close()
 	return true
+}
+
+// A command that goes on until it is interrupted is not ended by credentials that are refused for a while.
+func TestConnectThroughout(t *testing.T) {
+	users := func(password string) *natsserver.Options {
+		return &natsserver.Options{Users: []*natsserver.User{{Username: "u", Password: password}}}
+	}
+	before := users("p")
+	ns := natstest.Start(t, before)
+	a := &app{connection: connection{server: ns.ClientURL(), user: "u", password: "p"}}
+	refused := make(chan struct{}, 100)
+	nc, _, err := a.connect(t.Context(), append(throughout, nats.ReconnectWait(time.Millisecond), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrAuthorization) {
+			refused <- struct{}{}
+		}
+	}))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	comes := nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	other := before.Clone() // with the port that it has by now
+	other.Users = users("q").Users
+	if err := ns.ReloadOptions(other); err != nil { // which ends the connection
+		t.Fatal(err)
+	}
+	for range 3 {
+		<-refused
+	}
+	again := other.Clone()
+	again.Users = users("p").Users
+	if err := ns.ReloadOptions(again); err != nil {
+		t.Fatal(err)
+	}
+	if status := <-comes; status != nats.CONNECTED {
+		t.Errorf("%s: %v", status, nc.LastError())
+	}
 }
 
 func TestConnectWithNKey(t *testing.T) {

@@ -32,7 +32,7 @@ and again, with rates: triggers and events put out, and records of the log, a se
 			}
 			var options []nats.Option
 			if watch {
-				options = append(options, nats.MaxReconnects(-1)) // an outage is what one may be watching
+				options = throughout // an outage is what one may be watching
 			}
 			nc, client, err := a.connect(c.Context(), options...)
 			if err != nil {

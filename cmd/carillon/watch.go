@@ -56,7 +56,7 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	nc, client, err := w.app.connect(ctx, nats.MaxReconnects(-1))
+	nc, client, err := w.app.connect(ctx, throughout...)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -95,7 +94,7 @@ func (w *worker) run(ctx context.Context) error {
 	if len(w.command) > 0 {
 		outlivePipes() // commands would be left behind, and what they have done would be done again
 	}
-	nc, client, err := w.app.connect(ctx, nats.MaxReconnects(-1))
+	nc, client, err := w.app.connect(ctx, throughout...)
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		go server.Serve(listener)
 		defer server.Close()
 	}
-	var away trouble
+	var away, short trouble
 	for anew := false; ; {
 		n := &Node{o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew, delivered: make(chan struct{}, 1), lists: make(chan struct{}, maxLists)}
 		err := n.run(ctx, httpURL, ready)
@@ -91,9 +91,9 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		switch {
 		case errors.Is(err, errDisk):
 			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
-			o.Logger.Error("stopped firing, waiting for the disk", "error", err)
+			short.tellFirst(1, o.Logger.Error, time.Now(), "stopped firing, waiting for the disk", "error", err)
 		case errors.Is(err, errNoFiles):
-			o.Logger.Error("stopped firing, waiting for fewer open files", "error", err)
+			short.tellFirst(1, o.Logger.Error, time.Now(), "stopped firing, waiting for fewer open files", "error", err)
 		case errors.Is(err, errUnreachable):
 			away.tell(o.Logger, time.Now(), "waiting for NATS", "error", err)
 		default:
