@@ -23,15 +23,16 @@ func (n *Node) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.applied.Store(from)
-	if last := n.local.Last(); last > 0 {
-		n.applied.Store(last)
-	}
 	jobs := 0
 	for _, p := range n.followed() {
 		jobs += p.machine.Stats().Jobs
 		p.checkpointAt.Store(int64(n.clock.running()))
 		n.listen(p, p.machine)
+	}
+	// At last: from then on compactions look at the partitions (compactionRests).
+	n.applied.Store(from)
+	if last := n.local.Last(); last > 0 {
+		n.applied.Store(last)
 	}
 	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
 	return nil
