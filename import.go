@@ -113,11 +113,7 @@ func AppendImport(dst []byte, j *ImportJob) []byte {
 	if j.IfAbsent {
 		dst = append(dst, `,"if_absent":true`...)
 	}
-	dst = j.Job.appendMembers(append(dst, `,"spec":{`...), true)
-	if dst[len(dst)-1] == ',' {
-		dst = dst[:len(dst)-1]
-	}
-	return append(dst, "}}"...)
+	return append(j.Job.appendMembers(append(dst, `,"spec":{`...), true), "}}"...)
 }
 
 // ImportReply answers an import once all that it counts is applied and durable. Each job is put on its own.

@@ -136,17 +136,11 @@ func (f field) parseItem(item string) (uint64, *carillon.Error) {
 			hi = lo
 		}
 	}
-	if lo > f.max { // 7 for Sunday
-		lo -= count
-		if hi > f.max {
-			hi -= count
-		}
-	}
 	if hi < lo {
 		hi += count // over the field's end, as in FRI-MON
 	}
 	var mask uint64
-	for v := lo; v <= hi; v += step {
+	for v := lo; v <= hi; v += step { // v may be over it, as 7 for Sunday is
 		mask |= 1 << (f.min + (v-f.min)%count)
 	}
 	return mask, nil

@@ -54,9 +54,7 @@ var zoneFiles = sync.OnceValue(func() map[string]*zip.File {
 	}
 	files := make(map[string]*zip.File, len(r.File))
 	for _, f := range r.File {
-		if !strings.HasSuffix(f.Name, "/") {
-			files[f.Name] = f
-		}
+		files[f.Name] = f
 	}
 	return files
 })
