@@ -156,6 +156,18 @@ func TestCountFar(t *testing.T) {
 	}
 }
 
+// A fire at until is counted, the one at after is not.
+func TestCountBounds(t *testing.T) {
+	for _, text := range []string{"* * * * * *", "@every 1s"} {
+		p := mustParse(t, text, "", carillon.GapShift, carillon.FoldFirst).Bind(0, 0, 0, 5)
+		for _, c := range []struct{ after, until, n, last int64 }{{1005, 3005, 2, 3005}, {1004, 3004, 2, 2005}, {1005, 2004, 0, 1005}} {
+			if n, last, done := p.Count(c.after, c.until, 9); n != c.n || last != c.last || !done {
+				t.Errorf("%s in (%d, %d]: %d up to %d, %t, want %d up to %d", text, c.after, c.until, n, last, done, c.n, c.last)
+			}
+		}
+	}
+}
+
 func TestOffset(t *testing.T) {
 	for _, c := range []struct {
 		id     string
