@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -217,6 +219,39 @@ func TestWatchIsBegunAgain(t *testing.T) {
 	b := h.join("b")
 	a.placedFor("a", "b")
 	b.placedFor("a", "b")
+}
+
+// Where no watch tells what is new, it is asked for.
+func TestAsksWithoutWatch(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	b := h.join("b")
+	placed := b.placedFor("b")
+	m := &Member{
+		o: options("a").withDefaults(), kv: b.kv, roster: newRoster("a", b.o.Interval, b.o.Bound), kick: make(chan struct{}, 1),
+		views: make(chan View, 1), known: make(chan struct{}), watched: true,
+	}
+	m.roster.beat(0, 1, said("b", b.session), true)
+	m.roster.beat(0, 1, said("a", "a"), false)
+	m.putAt.Store(int64(time.Hour))
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	asking.Go(func() { m.ask(ctx) })
+	defer asking.Wait()
+	defer stop()
+	select {
+	case v := <-m.views:
+		if !slices.Equal(names(v.Members), []string{"a", "b"}) {
+			t.Errorf("live are %v", names(v.Members))
+		}
+	case <-time.After(patience):
+		t.Fatal("nothing was asked for")
+	}
+	for deadline := time.Now().Add(patience); m.View().Revision != placed.Revision; time.Sleep(beatEvery) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the placement is %d, want %d", m.View().Revision, placed.Revision)
+		}
+	}
 }
 
 // Garbage under the bucket's keys neither stops a member nor makes one.

@@ -18,6 +18,11 @@ func TestPlaceByHand(t *testing.T) {
 	if moved := moves(placed, four); len(moved) != 2 || owned(four)["n3"] != 2 {
 		t.Fatalf("a fourth node: %v moved, it owns %d", moved, owned(four)["n3"])
 	}
+	for _, p := range moves(placed, four) {
+		if four[p].Standbys[0] != placed[p].Owner {
+			t.Errorf("partition %d went from %s to a fourth node, and %s stands by", p, placed[p].Owner, four[p].Standbys[0])
+		}
+	}
 	if back := Place(four, three, 8, 1); len(moves(four, back)) != 2 {
 		t.Fatalf("a fourth node left: %v moved", moves(four, back))
 	}
@@ -168,6 +173,23 @@ func TestPlaceAtSize(t *testing.T) {
 		t.Fatalf("%d of 2048 standbys begin to follow a partition anew", follow)
 	}
 	t.Logf("%d of 2048 standbys follow a partition anew", follow)
+}
+
+// Each node is the second standby of about as many partitions as it owns, also when others came or went.
+func TestSecondStandbysAreEven(t *testing.T) {
+	var placed Placement
+	for _, n := range []int{4, 5, 8, 3} {
+		placed = Place(placed, equalNodes(n), 64, 2)
+		counts := make(map[string]int)
+		for _, seat := range placed {
+			counts[seat.Standbys[1]]++
+		}
+		for name, own := range owned(placed) {
+			if got := counts[name]; got < own-1 || got > own+1 {
+				t.Errorf("of %d nodes %s owns %d partitions and is the second standby of %d", n, name, own, got)
+			}
+		}
+	}
 }
 
 func checkPlacement(t *rapid.T, placed Placement, nodes []Node, partitions, standbys int) {

@@ -47,6 +47,9 @@ func TestRosterByHand(t *testing.T) {
 	r.beat(at, 4, said("c", "old"), true)
 	own(0)
 	is("a") // b and c have not moved yet
+	if r.heard != 0 {
+		t.Fatalf("%v were heard before the first own beat", r.heard)
+	}
 	if r.settled() {
 		t.Fatal("settled before b and c had their time")
 	}

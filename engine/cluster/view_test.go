@@ -42,6 +42,7 @@ func TestClaimant(t *testing.T) {
 		{"the owner serves", []Beat{follows("a", 100, 7), follows("b", 101, 0)}, "a"},
 		{"the owner catches up, another serves", []Beat{follows("a", 10, 0), follows("d", 100, 7)}, "d"},
 		{"the owner has not begun, another serves", []Beat{idle("a"), follows("d", 100, 7)}, "d"},
+		{"the owner catches up, another serves, a standby has caught up", []Beat{follows("a", 10, 0), follows("b", 99, 0), follows("d", 100, 7)}, "d"},
 		{"the owner has not begun, another drains", []Beat{idle("a"), follows("b", 9, 0), follows("c", 99, 0), drains(follows("d", 100, 7))}, "c"},
 		{"the owner has not begun, another drains, nobody else follows", []Beat{idle("a"), drains(follows("d", 100, 7)), follows("e", 101, 0)}, "d"},
 		{"the owner has caught up, another drains", []Beat{follows("a", 95, 0), follows("b", 99, 0), drains(follows("d", 100, 7))}, "a"},
