@@ -53,6 +53,11 @@ func TestConfigFile(t *testing.T) {
 			       no_auth_user: u`,
 			user: []nats.Option{nats.UserInfo("u", "p")},
 		},
+		"no_auth_user without an account": {
+			text: `authorization { users: [ {user: u, password: p} ] }
+			       no_auth_user: u`,
+			user: []nats.Option{nats.UserInfo("u", "p")},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := writeConfig(t, "listen: 127.0.0.1:-1\n"+c.text)
@@ -67,7 +72,7 @@ func TestConfigFile(t *testing.T) {
 				}
 				return
 			}
-			if name != "account of no_auth_user" {
+			if !strings.Contains(c.text, "no_auth_user") {
 				if _, err := nats.Connect(s.ClientURL()); err == nil {
 					t.Error("a client without credentials got in")
 				}
@@ -226,6 +231,31 @@ func connections(t *testing.T, s *Server) uint64 {
 		t.Fatal(err)
 	}
 	return v.TotalConnections
+}
+
+// What a configuration file says of its bounds stands.
+func TestConfigBounds(t *testing.T) {
+	dir := t.TempDir()
+	file := writeConfig(t, fmt.Sprintf("listen: 127.0.0.1:-1\nmax_connections: 77\njetstream { store_dir: %q, max_file_store: 64MB, max_memory_store: 32MB }", dir))
+	s := start(t, Options{ConfigFile: file})
+	bounds, err := s.ns.Varz(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if js := bounds.JetStream.Config; bounds.MaxConn != 77 || js.MaxStore != 64<<20 || js.MaxMemory != 32<<20 || !strings.HasPrefix(js.StoreDir, dir) {
+		t.Errorf("%d connections, %+v", bounds.MaxConn, js)
+	}
+}
+
+// An auth callout asks nobody about the engine.
+func TestConfigAuthCallout(t *testing.T) {
+	file := writeConfig(t, fmt.Sprintf(`
+		listen: 127.0.0.1:-1
+		authorization { users: [ {user: u, password: p} ], auth_callout { issuer: %s, auth_users: [ u ] } }`,
+		public(t, keyPair(t, nkeys.CreateAccount))))
+	s := start(t, Options{ConfigFile: file})
+	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	client(t, s, nats.UserInfo("u", "p"))
 }
 
 // A clustered server opens its port in Start, says so, and shuts down.

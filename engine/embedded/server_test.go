@@ -209,7 +209,7 @@ func TestStreamsOnDiskAreProtected(t *testing.T) {
 		t.Fatal("CARILLON_OUT_11 was protected before it was there: this test shows nothing")
 	}
 	s.Shutdown()
-	s = start(t, Options{Dir: dir, Partitions: 2})
+	s = start(t, Options{Dir: dir, Partitions: 11})
 	if !refusedPublish(t, client(t, s), "$JS.API.STREAM.PURGE.CARILLON_OUT_11") {
 		t.Error("CARILLON_OUT_11 can be purged by a client")
 	}
@@ -319,6 +319,19 @@ func TestClientsWaitForListen(t *testing.T) {
 	client(t, s)
 }
 
+// Port 0 is one that is free, not the default.
+func TestAnyPort(t *testing.T) {
+	urls := make(map[string]bool)
+	for range 2 {
+		s := start(t, Options{})
+		client(t, s)
+		urls[s.ClientURL()] = true
+	}
+	if len(urls) != 2 {
+		t.Errorf("two servers listen on %v", urls)
+	}
+}
+
 // The engine's key is of no use on a socket.
 func TestEngineOnlyInProcess(t *testing.T) {
 	s := start(t, Options{})
@@ -389,6 +402,7 @@ func TestOptions(t *testing.T) {
 		`StreamPrefix "A B"`:             {Dir: "x", StreamPrefix: "A B"},
 		`Listen "4222" is not host:port`: {Dir: "x", Listen: "4222"},
 		`Listen "h:70000"`:               {Dir: "x", Listen: "h:70000"},
+		`Listen "h:-1"`:                  {Dir: "x", Listen: "h:-1"},
 		"SyncInterval":                   {Dir: "x", SyncInterval: -1},
 		"MaxMemory":                      {Dir: "x", MaxMemory: -1},
 		"need a ConfigFile":              {Dir: "x", Account: "A"},
