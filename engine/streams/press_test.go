@@ -1,10 +1,12 @@
 package streams
 
 import (
+	"errors"
 	"net"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -33,6 +35,40 @@ func (c *notedConn) Write(b []byte) (int, error) {
 		c.w.mu.Unlock()
 	}
 	return c.Conn.Write(b)
+}
+
+// Who publishes while the connection is down is told: no answer can come.
+func TestPressTellsWhileDisconnected(t *testing.T) {
+	h := newHost(t)
+	wire := NewWire(h)
+	nc := h.connect(nats.InProcessServer(wire))
+	s := open(t, nc, Config{Partitions: 1, Wire: wire, AckTimeout: time.Hour})
+	if _, err := nc.SubscribeSync("hole"); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, meanwhile := range []func(){h.stop, func() {}} {
+		answer := make(chan error, 1)
+		if err := s.Out[0].PublishChained(chained("hole", nil, 0), func(_ uint64, err error) { answer <- err }); err != nil {
+			t.Fatal(err)
+		}
+		s.Flush()
+		meanwhile()
+		select {
+		case err := <-answer:
+			if !errors.Is(err, ErrDisconnected) {
+				t.Errorf("%v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("nobody was told")
+		}
+	}
+	s.Close()
+	if err := s.Out[0].PublishChained(chained("hole", nil, 0), func(uint64, error) {}); !errors.Is(err, ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
 }
 
 // Frames are sent whole, as many as the server reads at a time, or one that is longer.

@@ -185,6 +185,78 @@ func TestReadGathers(t *testing.T) {
 	}
 }
 
+// A record that was read and is gone, from between others, says that the stream is another one.
+func TestReadBehindDeleted(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1})
+	appendLog(t, s.Log, 1)
+	seq, err := s.Log.Publish(t.Context(), "carillon.log.0.goes", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := s.Log.Get(t.Context(), seq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	appendLog(t, s.Log, 1)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := js.Stream(t.Context(), s.Log.name)
+	if err == nil {
+		err = log.Purge(t.Context(), jetstream.WithPurgeSubject(m.Subject))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := readTo(t, s.Log, m.Position(), seq+1)
+	var differs *DiffersError
+	if !errors.As(err, &differs) || differs.At != m.Position() || len(got) > 0 {
+		t.Errorf("Read gave %d records and ended with %v", len(got), err)
+	}
+}
+
+// What the server waits for with more is answered once what it sent is delivered.
+func TestFlowControlIsAnswered(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1})
+	answers, err := nc.SubscribeSync("flow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	delivered := 0
+	r := &reader{stream: &s.Log.stream, batch: make([]Message, 3), deliver: func(batch []Message) error {
+		delivered += len(batch)
+		return nil
+	}}
+	for _, m := range []*nats.Msg{{Reply: "flow"}, {Header: nats.Header{"Nats-Consumer-Stalled": {"flow"}}}} {
+		if err := r.control(m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := answers.NextMsg(time.Minute); err != nil || delivered != 3 {
+			t.Errorf("%d were delivered, %v", delivered, err)
+		}
+	}
+}
+
+// A batch of large records is full before it has many.
+func TestReadBytesAreBounded(t *testing.T) {
+	var batches []int
+	r := &reader{gather: func() time.Duration { return time.Hour }, deliver: func(batch []Message) error {
+		batches = append(batches, len(batch))
+		return nil
+	}}
+	queue := make(chan *nats.Msg, 9)
+	data := make([]byte, batchBytes/8)
+	for i := range cap(queue) {
+		queue <- &nats.Msg{Subject: "carillon.log.0.tick", Reply: fmt.Sprintf("$JS.ACK.CARILLON_LOG.engine.1.%d.%[1]d.0.0", i+1), Data: data}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // it waits for no more than has arrived
+	if err := r.take(ctx, <-queue, queue); err != nil || !slices.Equal(batches, []int{8}) {
+		t.Errorf("batches of %d, %v, want one of 8", batches, err)
+	}
+}
+
 // Holes are passed over, by a consumer as by questions.
 func TestReadHoles(t *testing.T) {
 	s, nc, h := fresh(t, Config{Partitions: 1, Reader: "engine"})

@@ -326,6 +326,16 @@ func TestOpenAgain(t *testing.T) {
 	}
 }
 
+// A log tells how many partitions it was made with, the most and the fewest, too.
+func TestPartitionsOf(t *testing.T) {
+	for _, n := range []int{1, MaxPartitions} {
+		c := Config{Partitions: n}.withDefaults()
+		if got, ok := c.partitionsOf(c.logConfig()); got != n || !ok {
+			t.Errorf("%d, %t, want %d", got, ok, n)
+		}
+	}
+}
+
 func TestOpenRefusesOtherShapes(t *testing.T) {
 	log, out := Config{Partitions: 8}.withDefaults().logConfig(), Config{Partitions: 8}.withDefaults().outConfig(5)
 	for want, c := range map[string]struct {
@@ -357,6 +367,8 @@ func TestOpenRefusesOtherShapes(t *testing.T) {
 		"max message size is 65536":     {out, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 64 << 10 }},
 		"max consumers is 1":            {log, func(c *jetstream.StreamConfig) { c.MaxConsumers = 1 }},
 		"acknowledges before it writes": {log, func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode }},
+		"it is a counter":               {out, func(c *jetstream.StreamConfig) { c.AllowMsgCounter = true }},
+		"message schedules":             {out, func(c *jetstream.StreamConfig) { c.AllowMsgSchedules = true }},
 		"sources another stream": {out, func(c *jetstream.StreamConfig) {
 			c.Sources = []*jetstream.StreamSource{{Name: "ELSE"}}
 		}},
