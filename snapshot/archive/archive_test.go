@@ -306,8 +306,55 @@ func TestManifestSays(t *testing.T) {
 	if got := m.Totals(); got.Pairs != pairs || got.Blocks < 20 {
 		t.Errorf("totals %+v, want %d pairs", got, pairs)
 	}
+	if v, err := clean(target); err != nil || v.Pairs != pairs {
+		t.Errorf("verified are %+v, %v, want %d pairs", v, err, pairs)
+	}
 	if _, err := Get(t.Context(), target, "20200101T000000.000Z-0011223344556677"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("a snapshot that is not there: %v", err)
+	}
+}
+
+// What a whole block holds is compared with the manifest, and with the block before.
+func TestBlocksOfRoom(t *testing.T) {
+	for want, spoil := range map[string]func(*roomCheck, *Block){
+		"":                            func(*roomCheck, *Block) {},
+		"holds room 's'":              func(c *roomCheck, _ *Block) { c.room++ },
+		"begins with key 02, not 01":  func(_ *roomCheck, b *Block) { b.First = []byte{1} },
+		"not 3 of 20":                 func(_ *roomCheck, b *Block) { b.Pairs++ },
+		"not 2 of 21":                 func(_ *roomCheck, b *Block) { b.Raw++ },
+		"begins with key 02 after 02": func(c *roomCheck, _ *Block) { c.last = []byte{2} },
+	} {
+		c, b := roomCheck{room: 's', last: []byte{1}}, Block{First: []byte{2}, Pairs: 2, Raw: 20}
+		spoil(&c, &b)
+		err := c.take(&b, blockInfo{room: 's', first: []byte{2}, last: []byte{3}, pairs: 2, raw: 20})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// Pairs are whole, and their keys ascend.
+func TestPairsOfFrame(t *testing.T) {
+	pairs := func(keys ...string) (raw []byte) {
+		for _, key := range keys {
+			raw = appendBytes(appendBytes(raw, []byte(key)), []byte("value"))
+		}
+		return raw
+	}
+	whole := pairs("a", "b")
+	for want, raw := range map[string][]byte{
+		"":                       whole,
+		"without pairs":          nil,
+		"key 61 comes after 62":  pairs("b", "a"),
+		"key 61 comes after 61":  pairs("a", "a"),
+		"pair 1 of the frame":    whole[:len(whole)-1],
+		"pair 0 of the frame do": {200, 'a'},
+	} {
+		var i blockInfo
+		_, err := i.take(raw)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
 
@@ -634,6 +681,8 @@ func TestForeignDirectory(t *testing.T) {
 	// All that is left to see is in folders that an archive has, too.
 	must(t, mem.Remove("home/letter.txt"))
 	fixture(t, mem, target, 60)
+	foreign = append(foreign, "home/snapshots/thesis.txt")
+	write("home/snapshots/thesis.txt")
 	list, err := List(ctx, target)
 	must(t, err)
 	must(t, mem.MkdirAll("home/tmp", 0o755))

@@ -254,6 +254,25 @@ func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	}
 }
 
+// What is older goes, unless it is among those to keep.
+func TestDropsWhatIsOlder(t *testing.T) {
+	target, saved := shared(t, "acme", "acme", "acme")
+	slices.Reverse(saved)
+	now := time.UnixMilli(1_800_000_001_001).Add(time.Hour) // an hour behind the second
+	for keep, kept := range []int{2, 2, 2, 3} {
+		pruned, err := Prune(t.Context(), target, PruneOptions{Keep: keep, OlderThan: time.Hour, Now: now, DryRun: true})
+		must(t, err)
+		if !slices.Equal(pruned.Kept, saved[:kept]) || len(pruned.Dropped) != 4-kept {
+			t.Errorf("keep %d and what is not older than an hour: %+v, want %q kept", keep, pruned, saved[:kept])
+		}
+	}
+	for _, o := range []PruneOptions{{Keep: -1}, {Keep: 1, OlderThan: -1}} {
+		if pruned, err := Prune(t.Context(), target, o); err == nil {
+			t.Errorf("%+v drops %q", o, pruned.Dropped)
+		}
+	}
+}
+
 // Of an archive that two services share, each keeps its own.
 func TestKeepsOfEachService(t *testing.T) {
 	target, saved := shared(t, "acme", "carillon", "carillon", "carillon")
