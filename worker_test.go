@@ -548,6 +548,8 @@ func TestWorkRefuses(t *testing.T) {
 		{WorkerOptions{Topic: "a b", Name: "g"}, Error{Code: CodeInvalidTopic}},
 		{WorkerOptions{Topic: "t"}, Error{Code: CodeInvalidField, Field: "name"}},
 		{WorkerOptions{Topic: "t", Name: "a.b"}, Error{Code: CodeInvalidField, Field: "name"}},
+		{WorkerOptions{Topic: "t", Name: "a b"}, Error{Code: CodeInvalidField, Field: "name"}},
+		{WorkerOptions{Topic: "t", Name: "\u00e4"}, Error{Code: CodeInvalidField, Field: "name"}},
 		{WorkerOptions{Topic: "t", Name: "g", Concurrency: -1}, Error{Code: CodeInvalidField, Field: "concurrency"}},
 		{WorkerOptions{Topic: "t", Name: "g", Concurrency: math.MaxInt}, Error{Code: CodeInvalidField, Field: "concurrency"}},
 		{WorkerOptions{Topic: "t", Name: "g", AckWait: time.Millisecond}, Error{Code: CodeInvalidField, Field: "ack_wait"}},
