@@ -224,3 +224,16 @@ func TestPullReceivesWhileItWaits(t *testing.T) {
 		t.Error("what was not begun is kept at the end")
 	}
 }
+
+// A consumer that is made again begins where the one before did, and one for what is new when that was made.
+func TestBeginningOf(t *testing.T) {
+	created := time.UnixMilli(1_800_000_000_000)
+	all := &jetstream.ConsumerInfo{Created: created}
+	if got := beginningOf(all); got != (beginning{policy: jetstream.DeliverAllPolicy}) {
+		t.Errorf("%+v", got)
+	}
+	all.Config.DeliverPolicy = jetstream.DeliverNewPolicy
+	if got := beginningOf(all); got.policy != jetstream.DeliverByStartTimePolicy || got.at == nil || !got.at.Equal(created) {
+		t.Errorf("%+v", got)
+	}
+}

@@ -271,3 +271,11 @@ func moves(from, to Placement) []int {
 	}
 	return moved
 }
+
+// Whatever a placement was made for, it fits nothing else.
+func TestPlacedFits(t *testing.T) {
+	p := placed{Nodes: equalNodes(3), Standbys: 1, Seats: Place(nil, equalNodes(3), 8, 1)}
+	if !p.fits(equalNodes(3), 8, 1) || p.fits(equalNodes(2), 8, 1) || p.fits(equalNodes(3), 9, 1) || p.fits(equalNodes(3), 8, 2) {
+		t.Error("another number of nodes, partitions or standbys is the same")
+	}
+}
