@@ -110,7 +110,7 @@ func notZero(c *cobra.Command, flags ...string) error {
 	return nil
 }
 
-// noZeros refuses it for each flag that is another number by default.
+// noZeros refuses a 0 for each flag that is another number by default.
 func noZeros(c *cobra.Command) error {
 	var flags []string
 	c.Flags().Visit(func(f *pflag.Flag) {

@@ -292,7 +292,7 @@ func (r *replayer) run(ctx context.Context) error {
 		}
 		return r.apply(ctx, e, size)
 	})
-	return err
+	return err // with no end but the log's: a time that it has twice shows behind it
 }
 
 func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {

@@ -190,7 +190,8 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.counted = lastSeq
 	p.resyncing = false
 	p.resumed = time.Now()
-	n.resumes.tellFirst(n.chainsSaid(), n.log.Info, time.Now(), "publishing", "partition", p.number, "after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
+	n.resumes.tellFirst(n.chainsSaid(), n.log.Info, time.Now(), "publishing", "partition", p.number,
+		"after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
 }
 
 // finding is what an output stream holds at its end.

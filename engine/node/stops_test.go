@@ -208,21 +208,11 @@ func TestStopCutLog(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
-	r := run(t, o)
-	churn(t, client(t, r.NATS), "a", 20)
-	r.stop(t)
-	older := t.TempDir()
-	copyTree(t, filepath.Join(o.Data, "log"), older)
-	r = run(t, o)
-	c := client(t, r.NATS)
-	churn(t, c, "b", 20)
-	twoCheckpoints(t, c, "b")
-	r.stop(t)
-	replace(t, filepath.Join(o.Data, "log"), older)
+	cutLog(t, o)
 
 	words(t, refused(t, o), "the log begins at", "but it was read only to")
 
-	r = run(t, accept(o))
+	r := run(t, accept(o))
 	fires(t, client(t, r.NATS), "after")
 	ready(t, r)
 	r.stop(t)
@@ -237,18 +227,8 @@ func TestStopCutLogEmptied(t *testing.T) {
 	e := startExternal(t)
 	for _, o := range []node.Options{base(t), e.options(t)} {
 		o.CheckpointEvery = time.Millisecond
-		r := run(t, o)
-		churn(t, client(t, r.NATS), "a", 20)
-		r.stop(t)
-		older := t.TempDir()
-		copyTree(t, filepath.Join(o.Data, "log"), older)
-		r = run(t, o)
-		c := client(t, r.NATS)
-		churn(t, c, "b", 20)
-		twoCheckpoints(t, c, "b")
-		r.stop(t)
-		replace(t, filepath.Join(o.Data, "log"), older)
-		stream := func(js jetstream.JetStream) {
+		cutLog(t, o)
+		purge := func(js jetstream.JetStream) {
 			log, err := js.Stream(t.Context(), "CARILLON_LOG")
 			if err == nil {
 				err = log.Purge(t.Context())
@@ -258,16 +238,32 @@ func TestStopCutLogEmptied(t *testing.T) {
 			}
 		}
 		if o.NATS != "" {
-			stream(jetStream(t, dial(t, o.NATS)))
+			purge(jetStream(t, dial(t, o.NATS)))
 		} else {
-			onStreams(t, o.Data, func(nc *nats.Conn, _ *streams.Log) { stream(jetStream(t, nc)) })
+			onStreams(t, o.Data, func(nc *nats.Conn, _ *streams.Log) { purge(jetStream(t, nc)) })
 		}
 
-		r = run(t, accept(o))
+		r := run(t, accept(o))
 		fires(t, client(t, r.NATS), "after")
 		ready(t, r)
 		r.stop(t)
 	}
+}
+
+// cutLog runs a service whose local log then ends before the log stream begins: it is that of an earlier stop.
+func cutLog(t *testing.T, o node.Options) {
+	t.Helper()
+	r := run(t, o)
+	churn(t, client(t, r.NATS), "a", 20)
+	r.stop(t)
+	older := t.TempDir()
+	copyTree(t, filepath.Join(o.Data, "log"), older)
+	r = run(t, o)
+	c := client(t, r.NATS)
+	churn(t, c, "b", 20)
+	twoCheckpoints(t, c, "b")
+	r.stop(t)
+	replace(t, filepath.Join(o.Data, "log"), older)
 }
 
 // onStreams uses the streams of a data directory that no process runs on.
