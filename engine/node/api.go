@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -17,6 +18,14 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
+
+// requests are those in progress.
+type requests struct {
+	calls, bytes atomic.Int64 // all of them, and of their bodies
+	imports      atomic.Int64
+	selections   atomic.Int64  // those that change a selection
+	lists        chan struct{} // holds one for each list that is put together
+}
 
 // serveAPI answers requests on <prefix>.api.> as a NATS micro service.
 func (n *Node) serveAPI() (micro.Service, error) {
@@ -107,7 +116,7 @@ func (c *call) publish(m *nats.Msg) error {
 
 // send publishes an answer: at once where few requests, of whatever kind, are in progress.
 func (n *Node) send(m *nats.Msg) error {
-	if n.wire != nil && n.calls.Load() <= few {
+	if n.wire != nil && n.requests.calls.Load() <= few {
 		return n.wire.Publish(n.nc, m)
 	}
 	return n.nc.PublishMsg(m)
@@ -134,7 +143,7 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	c = &call{Request: r, node: n}
 	err = c.split(n.o.Prefix)
 	size := int64(len(r.Data()))
-	calls, bytes := n.calls.Add(1), n.callBytes.Add(size)
+	calls, bytes := n.requests.calls.Add(1), n.requests.bytes.Add(size)
 	switch {
 	case calls > maxCalls:
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress", maxCalls)}
@@ -172,15 +181,15 @@ const drained = 10
 func (n *Node) lastAnswers() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	for n.calls.Load() > 0 && pause(ctx, time.Millisecond) {
+	for n.requests.calls.Load() > 0 && pause(ctx, time.Millisecond) {
 		continue
 	}
 }
 
 // end answers with an error where there is one.
 func (n *Node) end(c *call, err error) {
-	n.calls.Add(-1)
-	n.callBytes.Add(-int64(len(c.Data())))
+	n.requests.calls.Add(-1)
+	n.requests.bytes.Add(-int64(len(c.Data())))
 	if err == nil {
 		return
 	}
@@ -333,8 +342,8 @@ const maxSelections = 16
 // apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
 // a command of its own in the log.
 func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
-	defer n.selections.Add(-1)
-	if n.selections.Add(1) > maxSelections {
+	defer n.requests.selections.Add(-1)
+	if n.requests.selections.Add(1) > maxSelections {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d selections are in progress", maxSelections)}
 	}
 	s, err := carillon.ParseSelection(c.Data())

@@ -51,21 +51,21 @@ func TestRequestsAreBounded(t *testing.T) {
 	for _, c := range []*call{half, other, more} {
 		n.end(c, nil)
 	}
-	n.calls.Store(maxCalls)
+	n.requests.calls.Store(maxCalls)
 	if _, fits := begin(0); fits {
 		t.Error("one request more is taken")
 	}
-	if n.callBytes.Load() != 0 {
-		t.Errorf("%d bytes are left", n.callBytes.Load())
+	if n.requests.bytes.Load() != 0 {
+		t.Errorf("%d bytes are left", n.requests.bytes.Load())
 	}
 }
 
 // Lists wait for those before them, and selections beyond the bound are refused: each takes memory.
 func TestListsAndSelectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &Node{lists: make(chan struct{}, maxLists)}
+		n := &Node{requests: requests{lists: make(chan struct{}, maxLists)}}
 		for range maxLists {
-			n.lists <- struct{}{}
+			n.requests.lists <- struct{}{}
 		}
 		listed := make(chan error, 1)
 		go func() { listed <- n.apiList(&call{Request: malformed{}}) }()
@@ -73,18 +73,18 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 		if len(listed) > 0 {
 			t.Error("a list does not wait")
 		}
-		<-n.lists
+		<-n.requests.lists
 		invalid := &carillon.Error{Code: carillon.CodeInvalidJSON}
-		if err := <-listed; !errors.Is(err, invalid) || len(n.lists) != maxLists-1 {
-			t.Errorf("the list ended with %v, and %d are in progress", err, len(n.lists))
+		if err := <-listed; !errors.Is(err, invalid) || len(n.requests.lists) != maxLists-1 {
+			t.Errorf("the list ended with %v, and %d are in progress", err, len(n.requests.lists))
 		}
 
-		n.selections.Store(maxSelections)
+		n.requests.selections.Store(maxSelections)
 		full := &carillon.Error{Code: carillon.CodeLimitExceeded}
 		if err := n.apiSelection(&call{Request: malformed{}}, carillon.VerbPause); !errors.Is(err, full) {
 			t.Errorf("one selection more: %v", err)
 		}
-		n.selections.Add(-1)
+		n.requests.selections.Add(-1)
 		if err := n.apiSelection(&call{Request: malformed{}}, carillon.VerbPause); !errors.Is(err, invalid) {
 			t.Errorf("one selection less: %v", err)
 		}
@@ -94,9 +94,9 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 // A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others.
 func TestListsWaitForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &Node{lists: make(chan struct{}, maxLists)}
+		n := &Node{requests: requests{lists: make(chan struct{}, maxLists)}}
 		for range maxLists {
-			n.lists <- struct{}{}
+			n.requests.lists <- struct{}{}
 		}
 		began := time.Now()
 		err := n.apiList(&call{node: n})

@@ -115,7 +115,7 @@ func (n *Node) nobodys(r *engine.Record) {
 		return // it holds the place of one that was lost
 	}
 	n.meters.ignored("malformed")
-	n.strays.tell(n.log, time.Now(), "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
+	n.troubles.strays.tell(n.log, time.Now(), "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
 }
 
 // record is a message of the stream as the machine takes it.

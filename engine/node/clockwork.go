@@ -176,7 +176,7 @@ func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
 // lose gives a chain up; its caller holds out.
 func (n *Node) lose(p *partition, why error) {
 	if !errors.Is(why, streams.ErrClosed) {
-		n.chains.tellFirst(n.chainsSaid(), n.log.Warn, time.Now(), "chain lost", "partition", p.number, "error", why)
+		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, time.Now(), "chain lost", "partition", p.number, "error", why)
 	}
 	n.meters.lost.Inc()
 	p.chain.Lose()
@@ -404,7 +404,7 @@ func (n *Node) tick(now int64) (wake int64) {
 		if err == nil || errors.Is(err, streams.ErrClosed) {
 			return
 		}
-		n.ticksLost.tell(n.log, time.Now(), "tick not stored", "error", err)
+		n.troubles.ticksLost.tell(n.log, time.Now(), "tick not stored", "error", err)
 		if !errors.Is(err, streams.ErrTimeout) {
 			n.meters.ticksFailed.Inc()
 		}

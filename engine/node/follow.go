@@ -77,7 +77,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 				return err
 			default:
 				since[i] = time.Now()
-				n.unfollowed.tell(n.log, time.Now(), "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
+				n.troubles.unfollowed.tell(n.log, time.Now(), "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
 			}
 		}
 	}

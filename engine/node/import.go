@@ -22,8 +22,8 @@ const importSlice = 32
 
 // apiImport puts the jobs of the lines of a body, packed by partition.
 func (n *Node) apiImport(c *call) error {
-	defer n.imports.Add(-1)
-	if n.imports.Add(1) > maxImports {
+	defer n.requests.imports.Add(-1)
+	if n.requests.imports.Add(1) > maxImports {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d imports are in progress", maxImports)}
 	}
 	im := newImporting(n.layout.Partitions)

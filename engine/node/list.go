@@ -51,11 +51,11 @@ func (n *Node) apiList(c *call) error {
 	turn := time.NewTimer(listsWithin)
 	defer turn.Stop()
 	select {
-	case n.lists <- struct{}{}:
+	case n.requests.lists <- struct{}{}:
 	case <-turn.C:
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d lists are in progress", maxLists)}
 	}
-	defer func() { <-n.lists }()
+	defer func() { <-n.requests.lists }()
 	list, err := carillon.ParseList(c.Data())
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func TestReadsEndWithTheNode(t *testing.T) {
 func TestLastAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{}
-		n.calls.Store(1)
+		n.requests.calls.Store(1)
 		gone := make(chan struct{})
 		go func() { n.lastAnswers(); close(gone) }()
 		select {
@@ -53,11 +53,11 @@ func TestLastAnswers(t *testing.T) {
 		case <-time.After(leaveTimeout / 2):
 		}
 		answered := time.Now()
-		n.calls.Store(0)
+		n.requests.calls.Store(0)
 		if <-gone; time.Since(answered) >= leaveTimeout/2 {
 			t.Error("it stays when all have their answers")
 		}
-		n.calls.Store(1)
+		n.requests.calls.Store(1)
 		asked := time.Now()
 		if n.lastAnswers(); time.Since(asked) != leaveTimeout {
 			t.Errorf("it waits for %s", time.Since(asked))

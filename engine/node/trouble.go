@@ -16,15 +16,28 @@ const protestsSaid = 10
 // trouble is something that is tried again several times a second while it goes wrong. One line in a while says so.
 type trouble struct{ lines pace.Lines }
 
+// troubles are those of a node.
+type troubles struct {
+	ticksLost, claimsLost trouble
+	chains                trouble // that were lost
+	resumes               trouble // of theirs
+	unsaid                trouble // an output stream does not say how far it is
+	resets                trouble // of the reader
+	strays                trouble // records of the log that concern no partition
+	unfollowed            trouble
+	refusals              trouble // of the credentials, one with each try
+	protests              trouble // of the connection else, such as a right that is missing: one with each message
+}
+
 // protest logs an error of the connection. Each may say something else, but that of credentials which are refused.
 func (n *Node) protest(err error) {
 	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
 		if errors.Is(err, refused) {
-			n.refusals.tell(n.log, time.Now(), "error of the NATS connection", "error", err)
+			n.troubles.refusals.tell(n.log, time.Now(), "error of the NATS connection", "error", err)
 			return
 		}
 	}
-	n.protests.tellFirst(protestsSaid, n.log.Warn, time.Now(), "error of the NATS connection", "error", err)
+	n.troubles.protests.tellFirst(protestsSaid, n.log.Warn, time.Now(), "error of the NATS connection", "error", err)
 }
 
 // tell logs what goes wrong, or only counts it. args are slog's.

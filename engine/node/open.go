@@ -1,0 +1,214 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// open opens the local store, the NATS server or the way to one, and the streams.
+func (n *Node) open(ctx context.Context) (err error) {
+	if n.restored, err = readRestored(n.o.Data); err != nil {
+		return err
+	}
+	if n.restored != nil {
+		if err := n.restored.expect(&n.o); err != nil {
+			return err
+		}
+	}
+	// What takes long where there is much is done side by side: the stores are opened, and then the embedded server starts
+	// while the partitions recover, if there is a checkpoint that says in which layout. An external NATS may be away for long.
+	opened := sync.OnceValue(func() error { return n.openLog(false) })
+	n.recovered = sync.OnceValue(func() error { return n.recover(ctx) })
+	n.work.Go(func() { _ = opened() }) // asked again below
+	o := n.o
+	if err := n.openJobs(n.compactionRests(ctx)); err != nil {
+		return err
+	}
+	n.layout, _ = n.savedLayout() // what cannot be read is left to recover
+	if err := n.expectSaved(&o); err != nil {
+		return err
+	}
+	if o.NATS == "" {
+		if n.layout.Partitions > 0 {
+			n.work.Go(func() {
+				if opened() == nil {
+					_ = n.recovered() // run asks again
+				}
+			})
+		}
+		n.server, err = embedded.Start(embedded.Options{
+			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
+			Credentials: o.NATSCreds, Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Logger: n.log,
+		})
+		if err != nil {
+			return err
+		}
+		n.wire = streams.NewWire(n.server)
+		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
+		if err == nil {
+			n.asked, err = n.server.Connect(nats.Name("carillon " + o.Name + " requests"))
+		}
+	} else {
+		n.nc, err = o.connect("",
+			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
+			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
+			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
+		n.asked, n.url = n.nc, o.NATS
+	}
+	n.servers.o, n.servers.main = n.o, n.nc
+	if err != nil {
+		return fmt.Errorf("node: connect to NATS: %w", err)
+	}
+	// An account may be allowed less than the server takes, which is said behind the answer to the first ping. Where a second one
+	// is not answered, what follows says so.
+	_ = n.nc.FlushTimeout(replyTimeout)
+	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
+		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
+	}
+	var loss *wal.LossError
+	if err := opened(); err != nil && !errors.As(err, &loss) {
+		return err
+	}
+	if loss == nil && n.layout.Partitions == 0 {
+		if err := n.expectLog(&o); err != nil {
+			return err
+		}
+	}
+	reader := "engine" // protected from clients by the embedded server; elsewhere a random one
+	if n.server == nil {
+		reader = ""
+	}
+	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
+		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
+		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
+		Rebound: n.server != nil && o.NATSConfig == "", // clients may not edit them there
+		Rights:  n.rights(),
+		Reader:  reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
+	})
+	if err != nil {
+		return err
+	}
+	if loss != nil {
+		if err := n.openWithLoss(ctx, loss); err != nil {
+			return err
+		}
+	}
+	if n.layout.Partitions == 0 {
+		n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
+	}
+	if n.server != nil {
+		n.outputs = make([]*streams.FileSync, n.layout.Partitions)
+		for p := range n.outputs {
+			if n.outputs[p], err = streams.NewFileSync(n.server.JetStreamDir(), n.streams.Out[p].Name()); err != nil {
+				return err
+			}
+		}
+		// Streams that were made just now are to be there after a power failure.
+		return streams.Syncfs(n.server.JetStreamDir())
+	}
+	return nil
+}
+
+// expectSaved refuses a service of another shape than the one whose jobs are here, before streams are made for it: to that
+// one the jobs would look damaged.
+func (n *Node) expectSaved(o *Options) error {
+	saved := n.layout
+	switch {
+	case saved.Partitions == 0: // there are none, or they cannot be read
+		return nil
+	case saved.Prefix != o.Prefix:
+		return fmt.Errorf("node: data directory %s has the jobs of a service with the prefix %q, not %q", o.Data, saved.Prefix, o.Prefix)
+	case o.Partitions != 0 && o.Partitions != saved.Partitions:
+		return fmt.Errorf("node: data directory %s has the jobs of a service that was made with %d partitions, %d were asked for: the number cannot change",
+			o.Data, saved.Partitions, o.Partitions)
+	}
+	o.Partitions = saved.Partitions
+	return nil
+}
+
+// expectLog does the same by the local log, where there is no checkpoint yet that tells. Its records would be put back into the
+// other service's log, where they mean nothing.
+func (n *Node) expectLog(o *Options) error {
+	last := n.local.Last()
+	if last == 0 {
+		return nil
+	}
+	data, err := n.local.Get(last)
+	if err != nil {
+		return nil // left to recover
+	}
+	r, err := engine.DecodeRecord(last, data)
+	if err != nil || strings.HasPrefix(r.Subject, o.Prefix+".log.") || strings.HasPrefix(r.Subject, o.Prefix+".cmd.") {
+		return nil
+	}
+	return fmt.Errorf("node: data directory %s has the log of a service with another prefix than %q: there is %q", o.Data, o.Prefix, r.Subject)
+}
+
+// openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it
+// reaches back so far is seen when both are open. rest is what its compactions call (wal.Options.Rest).
+func (n *Node) openJobs(rest func(behind bool)) (err error) {
+	o := n.o.JobStore
+	o.Dir, o.Logger, o.Profile, o.Rest = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable, rest
+	n.jobs, err = wal.OpenStore(o)
+	var loss *wal.LossError
+	if errors.As(err, &loss) {
+		n.log.Warn("the job table lost its end; going on from an earlier checkpoint", "error", loss)
+		o.AllowLoss = true
+		n.jobs, err = wal.OpenStore(o)
+	}
+	if err != nil {
+		return fmt.Errorf("node: job table: %w", err)
+	}
+	n.saved = snapshot.OpenTable(n.jobs)
+	return nil
+}
+
+// openWithLoss opens a local log that lost its end, which is no loss while the stream still has the
+// records: they are read again. It looks before it opens, since a store that was opened once forgets.
+func (n *Node) openWithLoss(ctx context.Context, loss *wal.LossError) error {
+	info, err := n.streams.Log.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if (info.Last < loss.SyncedLast || info.First > loss.Last+1) && !n.acceptsAll(n.streams.Log.Partitions()) {
+		return fmt.Errorf("node: %w; the log stream holds %d to %d, so not all of the lost records can be read again", loss, info.First, info.Last)
+	}
+	n.log.Warn("the local log lost its end; reading it again from the stream", "error", loss)
+	return n.openLog(true)
+}
+
+// openLog opens the local log. Its errors are those of wal.OpenStore.
+func (n *Node) openLog(allowLoss bool) (err error) {
+	o := n.o.LogStore
+	o.Dir, o.Logger, o.OnSync, o.AllowLoss = filepath.Join(n.o.Data, "log"), n.log, n.meters.synced, allowLoss
+	if n.store, err = wal.OpenStore(o); err == nil {
+		n.local = n.store.Log()
+	}
+	return err
+}
+
+// acceptsAll tells whether losses of every partition are accepted: the way out where the log itself is
+// concerned.
+func (n *Node) acceptsAll(partitions int) bool {
+	for p := range partitions {
+		if !n.o.AcceptLoss[p] {
+			return false
+		}
+	}
+	return true
+}
