@@ -1,0 +1,160 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// publish sends what a partition's chain has to send now, and says when it has to send more.
+func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64) {
+	p.out.Lock()
+	defer p.out.Unlock()
+	if p.chain.Lost() {
+		if !p.serving {
+			return math.MaxInt64
+		}
+		if p.lostSince.IsZero() {
+			p.lostSince = time.Now()
+		}
+		if !p.resyncing {
+			p.resyncing = true
+			n.work.Go(func() { n.resync(ctx, p) })
+		}
+		return math.MaxInt64
+	}
+	if p.overdue.upTo > 0 && !p.resyncing {
+		p.resyncing = true
+		n.work.Go(func() { n.awaitAnswers(ctx, p) })
+	}
+	for {
+		m, ok := p.chain.Next(now)
+		if !ok {
+			break
+		}
+		var onAck func(uint64, error)
+		if m.Ack {
+			run := p.run
+			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
+		}
+		n.write(&n.chained, p, m)
+		n.chained.Patient = true
+		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
+		if err != nil {
+			n.log.Warn("publish failed", "partition", p.number, "output", m.Output.Number, "error", err)
+			p.chain.Lose()
+			return now
+		}
+	}
+	if at, ok := p.chain.HoldUntil(); ok {
+		return at
+	}
+	return math.MaxInt64
+}
+
+// write renders a publish into a message.
+func (n *Node) write(c *streams.Chained, p *partition, m engine.Publish) {
+	o := m.Output
+	c.Expect = m.Expect
+	c.Subject = o.AppendSubject(c.Subject[:0], n.layout, p.number)
+	c.Header = c.Header[:0]
+	if m.Named {
+		c.Header = n.appendMessageID(append(c.Header, nats.MsgIdHdr+": "...), p, o.Number)
+	}
+	if m.Linked {
+		c.Header = n.appendMessageID(append(c.Header, nats.ExpectedLastMsgIdHdr+": "...), p, o.Number-1)
+	}
+	c.Header = o.AppendHeader(c.Header)
+	c.Data = o.Payload()
+}
+
+// appendMessageID appends the name of one message of one run of a chain. It is not for de-duplication: the next message
+// expects it right before itself, so that a foreign message between the two is noticed. The partition is in it since a
+// topic queue does de-duplicate, and takes in the messages of all chains.
+func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
+	dst = append(dst, n.session...)
+	for _, v := range [...]uint64{uint64(p.number), p.run, output} {
+		dst = strconv.AppendUint(append(dst, '.'), v, 36)
+	}
+	return append(dst, "\r\n"...)
+}
+
+var errLeftOut = errors.New("node: an answer came without those before it")
+
+// acked takes the answer to a publish.
+func (n *Node) acked(p *partition, run, seq uint64, err error) {
+	now := n.clock.ns()
+	p.out.Lock()
+	defer p.out.Unlock()
+	if run != p.run {
+		return // it speaks for a message that may stand for another output now
+	}
+	if err != nil {
+		switch {
+		case p.chain.Lost():
+		case errors.Is(err, streams.ErrLate):
+			p.overdue.tell(p.chain.Stored().Seq + uint64(p.chain.InFlight()))
+			n.bell.ring()
+		default:
+			n.lose(p, err)
+			n.bell.ring()
+		}
+		return
+	}
+	if p.chain.Lost() {
+		return
+	}
+	_, sending := p.chain.HoldUntil()
+	full := p.chain.Room() == 0
+	stored := p.chain.Acked(seq)
+	if len(stored) > 0 {
+		p.lostSince = time.Time{}
+	}
+	n.lateness(stored, now)
+	if p.chain.Lost() { // the leader that owed the answers before this one is gone
+		n.lose(p, errLeftOut)
+		n.bell.ring()
+		return
+	}
+	if n.server == nil {
+		p.durable = p.chain.Stored() // a replicated stream's ack is its word
+	}
+	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.Room() > 0 {
+		n.bell.ring() // more can be sent, or made, now
+	}
+}
+
+// chainsSaid is how many lost chains are told at a time, and how many resumed ones: each partition's, and then the next. A stream that
+// refuses what it is given has its chain lost and resumed again and again.
+func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
+
+// lose gives a chain up; its caller holds out.
+func (n *Node) lose(p *partition, why error) {
+	if !errors.Is(why, streams.ErrClosed) {
+		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, time.Now(), "chain lost", "partition", p.number, "error", why)
+	}
+	n.meters.lost.Inc()
+	p.chain.Lose()
+}
+
+// lateness notes how late triggers are stored, all that are due in one millisecond together.
+func (n *Node) lateness(stored []engine.Output, now int64) {
+	for i := 0; i < len(stored); {
+		due, triggers := stored[i].Due, 0
+		for ; i < len(stored) && stored[i].Due == due; i++ {
+			if stored[i].Kind != engine.OutputEvent {
+				triggers++
+			}
+		}
+		if triggers > 0 {
+			n.meters.late(now-due*1e6, triggers)
+		}
+	}
+}

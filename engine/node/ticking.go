@@ -1,0 +1,185 @@
+package node
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// Bounds of ticks.
+const (
+	tickTimeout = 2 * time.Second        // without a tick read back the node says so
+	tickPause   = 50 * time.Millisecond  // after one that was refused, or could not be sent
+	tickAgain   = 250 * time.Millisecond // after one that has not come back
+	ticksAway   = 64                     // that are known when they come back, at the most
+	deadAfter   = 15 * time.Second       // without one the embedded server's log stream counts as dead
+	leadMin     = 2                      // ms
+	leadMax     = 5                      // ms
+)
+
+// ticking knows the node's ticks that are on their way, and how long ticks take.
+//
+// Mostly that is one, which comes back within milliseconds. Where it does not, because its leader died or the network is
+// slow, others follow it: with one at a time, what comes due after that was sent would wait for it to be missed, and then
+// for the whole way of the next. To append a tick twice does no harm.
+type ticking struct {
+	mu     sync.Mutex
+	away   []sentTick // oldest first; one that is behind another which came back is forgotten
+	ended  bool       // no more are sent
+	rested bool       // all that was due is in
+	since  time.Time  // when the first of a row of ticks was sent of which none has come back
+	round  float64    // smoothed round trip, ms
+	spread float64    // smoothed deviation, ms
+}
+
+// sentTick is a tick on its way.
+type sentTick struct {
+	at     time.Time
+	to     int64 // its partitions' time, to know it by
+	epoch  uint64
+	failed error // why it is not stored, or streams.ErrTimeout where that is not known
+}
+
+// lost tells whether a tick is known not to be stored.
+func (s *sentTick) lost() bool { return s.failed != nil && !errors.Is(s.failed, streams.ErrTimeout) }
+
+// newest is the one sent last; nil: none is on its way. Its caller holds mu.
+func (t *ticking) newest() *sentTick {
+	if len(t.away) == 0 {
+		return nil
+	}
+	return &t.away[len(t.away)-1]
+}
+
+// until is when another tick may go out; in the past where one may at once.
+func (t *ticking) until() time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch last := t.newest(); {
+	case last == nil:
+		return time.Time{}
+	case last.failed != nil:
+		return last.at.Add(tickPause)
+	default:
+		return last.at.Add(tickAgain)
+	}
+}
+
+// fail notes that the tick which was sent then was refused, or was not answered.
+func (t *ticking) fail(sent time.Time, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := t.index(sent); i >= 0 {
+		t.away[i].failed = err
+	}
+}
+
+// index finds the tick that was sent then; -1: it is not waited for any more. Its caller holds mu.
+func (t *ticking) index(sent time.Time) int {
+	return slices.IndexFunc(t.away, func(s sentTick) bool { return s.at == sent })
+}
+
+// start notes that a tick goes out; none may when it says no.
+func (t *ticking) start(first engine.Tick, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return false
+	}
+	if len(t.away) == 0 || t.rested {
+		t.since, t.rested = now, false
+	}
+	t.away = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() })
+	if len(t.away) == ticksAway {
+		t.away = slices.Delete(t.away, 0, 1)
+	}
+	t.away = append(t.away, sentTick{at: now, to: first.To, epoch: first.Epoch})
+	return true
+}
+
+// end lets no more ticks go out, and tells whether one is on its way that may be stored.
+func (t *ticking) end() (away bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	return slices.ContainsFunc(t.away, func(s sentTick) bool { return !s.lost() })
+}
+
+// abort forgets the ticks on their way: none was sent, or none is waited for.
+func (t *ticking) abort() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.away = t.away[:0]
+}
+
+// rest notes that all that was due is in: no tick is waited for. Those that were lost are forgotten; others may be stored yet.
+func (t *ticking) rest() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.away, t.rested = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() }), true
+}
+
+// ours tells whether a tick read from the log is one that is on its way, and when that was sent.
+func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
+	if len(e.Ticks) == 0 {
+		return time.Time{}, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.away {
+		if s.to == e.Ticks[0].To && s.epoch == e.Ticks[0].Epoch {
+			return s.at, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// back notes that the tick that was sent then has come back.
+func (t *ticking) back(sent, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.away, t.since = slices.Delete(t.away, 0, t.index(sent)+1), now
+	ms := float64(now.Sub(sent)) / 1e6
+	t.spread += (math.Abs(ms-t.round) - t.spread) / 16
+	t.round += (ms - t.round) / 16
+}
+
+// refused tells whether the latest tick was refused.
+func (t *ticking) refused() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := t.newest()
+	return last != nil && last.lost()
+}
+
+// silent is how long ticks have gone unanswered.
+func (t *ticking) silent(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last := t.newest(); last == nil || last.lost() || t.rested {
+		return 0
+	}
+	return now.Sub(t.since)
+}
+
+// fruitless is how long ticks have been sent without one coming back, unless the log has no room: no node has it then.
+func (t *ticking) fruitless(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last := t.newest(); last == nil || errors.Is(last.failed, streams.ErrNoSpace) || t.rested {
+		return 0
+	}
+	return now.Sub(t.since)
+}
+
+// lead is how far ahead ticks are appended, ms: the time in which nearly all of them come back.
+func (t *ticking) lead() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return min(max(int64(math.Ceil(t.round+4*t.spread)), leadMin), leadMax)
+}
