@@ -71,6 +71,15 @@ func (n *Node) heal(ctx context.Context) error {
 		n.log.Error("accepting that the NATS server lost records; those that were read count", "stream", info.Last, "local", last)
 		return n.streams.Log.Bump(ctx, last)
 	}
+	n.log.Warn("the log stream lost its end; healing", "stream", info.Last, "local", last)
+	if err := n.putBack(ctx, info.Last, last); err != nil {
+		return fmt.Errorf("node: heal the log stream: %w", err)
+	}
+	return nil
+}
+
+// putBack appends the records of the local log up to last to a log stream that ends at end.
+func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 	first := n.local.First()
 	if first == 0 {
 		first = last + 1
@@ -80,8 +89,7 @@ func (n *Node) heal(ctx context.Context) error {
 		return err
 	}
 	first = max(first, needed)
-	n.log.Warn("the log stream lost its end; healing", "stream", info.Last, "local", last)
-	next := info.Last + 1
+	next := end + 1
 	if next < first {
 		if err := n.streams.Log.Bump(ctx, first-1); err != nil {
 			return err
@@ -102,7 +110,7 @@ func (n *Node) heal(ctx context.Context) error {
 	})
 	p.acks.Wait()
 	if err := errors.Join(err, p.failed()); err != nil {
-		return fmt.Errorf("node: heal the log stream: %w", err)
+		return err
 	}
 	n.head.Store(last)
 	if first > last { // there was nothing to put back, only a sequence to go on from
@@ -110,7 +118,7 @@ func (n *Node) heal(ctx context.Context) error {
 	}
 	healed, err := n.streams.Log.Get(ctx, last)
 	if err != nil {
-		return fmt.Errorf("node: heal the log stream: read back %d: %w", last, err)
+		return fmt.Errorf("read back %d: %w", last, err)
 	}
 	n.appliedAt = healed.Time
 	return nil
