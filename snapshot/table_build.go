@@ -427,19 +427,19 @@ func (s batchSink) next() error                       { return nil }
 // tableSink is sorted tables to be ingested. Each call of next begins another one, at the next write.
 type tableSink struct {
 	build  *Build
-	tables []*wal.Table
+	tables []*wal.SSTable
 	open   bool
 	filled int // bytes in the last table
 }
 
-func (s *tableSink) table(size int) (*wal.Table, error) {
+func (s *tableSink) table(size int) (*wal.SSTable, error) {
 	if s.open && s.filled+size > s.build.table.tableBytes {
 		if err := s.next(); err != nil {
 			return nil, err
 		}
 	}
 	if !s.open {
-		t, err := s.build.table.store.NewTable()
+		t, err := s.build.table.store.NewSSTable()
 		if err != nil {
 			return nil, err
 		}

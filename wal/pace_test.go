@@ -18,7 +18,7 @@ const compactsAt = 8
 func ingest(t *testing.T, s *Store) {
 	t.Helper()
 	random := rand.NewChaCha8([32]byte{byte(s.Metrics().Levels[0].Sublevels)})
-	tb, err := s.NewTable()
+	tb, err := s.NewSSTable()
 	must(t, err)
 	for i := range 500 {
 		value := make([]byte, 200)
@@ -26,7 +26,7 @@ func ingest(t *testing.T, s *Store) {
 		must(t, tb.Set(fmt.Appendf(nil, "c%04d", i), value))
 	}
 	must(t, tb.Close())
-	must(t, s.Ingest([]*Table{tb}))
+	must(t, s.Ingest([]*SSTable{tb}))
 }
 
 // A store that was killed with a compaction due opens before that runs, and then it does.

@@ -1,21 +1,16 @@
 package wal
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/objstorage/objstorageprovider"
-	"github.com/cockroachdb/pebble/v2/sstable"
-	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // The classes of errors, for errors.Is.
@@ -417,86 +412,4 @@ func (v *Snapshot) Close() error {
 		return v.store.wrap(err)
 	}
 	return v.store.fence.err()
-}
-
-// Table is a sorted file built beside the database, to be taken in whole by Ingest. It costs the log nothing:
-// its bytes pass neither Pebble's log nor a memtable, so the next append's fsync does not carry them.
-type Table struct {
-	store *Store
-	path  string
-	w     *sstable.Writer
-}
-
-// NewTable begins a table. Each must be closed, and then ingested or removed.
-func (s *Store) NewTable() (*Table, error) {
-	if err := s.enter(); err != nil {
-		return nil, err
-	}
-	defer s.leave()
-	path := s.fence.PathJoin(s.opts.Dir, tableDir, strconv.FormatUint(s.tables.Add(1), 10))
-	f, err := s.fence.Create(path, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return nil, err
-	}
-	// Synced bit by bit like Pebble's own tables, so that its end does not hold up the log's fsyncs.
-	f = vfs.NewSyncingFile(f, vfs.SyncingFileOptions{BytesPerSync: s.popts.BytesPerSync})
-	w := sstable.NewWriter(objstorageprovider.NewFileWritable(f), s.popts.MakeWriterOptions(0, s.db.TableFormat()))
-	return &Table{store: s, path: path, w: w}, nil
-}
-
-// Set adds a pair; keys must ascend. Errors: ErrFailed, ErrClosed.
-func (t *Table) Set(key, value []byte) error {
-	if err := t.store.enter(); err != nil {
-		return err
-	}
-	defer t.store.leave()
-	return t.store.wrap(t.w.Set(key, value))
-}
-
-// Delete takes back a pair that is in the store; keys ascend together with those of Set. Errors: Set's.
-func (t *Table) Delete(key []byte) error {
-	if err := t.store.enter(); err != nil {
-		return err
-	}
-	defer t.store.leave()
-	return t.store.wrap(t.w.Delete(key))
-}
-
-// DeleteRange takes back the pairs from one key to before another that are in the store, not those of the
-// table itself. Ranges ascend among themselves. Errors: Set's.
-func (t *Table) DeleteRange(from, to []byte) error {
-	if err := t.store.enter(); err != nil {
-		return err
-	}
-	defer t.store.leave()
-	return t.store.wrap(t.w.DeleteRange(from, to))
-}
-
-// Close completes the file and syncs it.
-func (t *Table) Close() error { return t.store.wrap(t.w.Close()) }
-
-// Remove deletes a closed table that will not be ingested.
-func (t *Table) Remove() error {
-	if err := t.store.enter(); err != nil {
-		return err
-	}
-	defer t.store.leave()
-	return t.store.wrap(t.store.fence.Remove(t.path))
-}
-
-// Ingest makes the changes of closed tables, which must not overlap, part of the store: all or none, on disk
-// when it returns. Errors: ErrFailed, ErrClosed.
-func (s *Store) Ingest(tables []*Table) error {
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
-	paths := make([]string, len(tables))
-	for i, t := range tables {
-		paths[i] = t.path
-	}
-	if err := s.db.Ingest(context.Background(), paths); err != nil {
-		return s.wrap(err)
-	}
-	return s.fence.err()
 }

@@ -78,7 +78,7 @@ func TestClosed(t *testing.T) {
 	_, err := s.Log().Get(1)
 	wantErr(t, err, ErrClosed)
 	wantErr(t, s.Log().Truncate(2), ErrClosed)
-	_, err = s.NewTable()
+	_, err = s.NewSSTable()
 	wantErr(t, err, ErrClosed)
 	wantErr(t, s.Ingest(nil), ErrClosed)
 	_, err = s.Snapshot()
@@ -270,19 +270,19 @@ func tableKeys(t *testing.T, s *Store) (keys []string) {
 // Tables delete what is in the store, one by one and by ranges, but not what they bring themselves.
 func TestTablesDelete(t *testing.T) {
 	s := open(t, Options{Dir: "db", FS: vfs.NewMem(), Profile: ProfileTable})
-	ingest := func(fill func(*Table)) {
-		tb, err := s.NewTable()
+	ingest := func(fill func(*SSTable)) {
+		tb, err := s.NewSSTable()
 		must(t, err)
 		fill(tb)
 		must(t, tb.Close())
-		must(t, s.Ingest([]*Table{tb}))
+		must(t, s.Ingest([]*SSTable{tb}))
 	}
-	ingest(func(tb *Table) {
+	ingest(func(tb *SSTable) {
 		for _, k := range []string{"ta", "tb", "tc", "td", "te"} {
 			must(t, tb.Set([]byte(k), nil))
 		}
 	})
-	ingest(func(tb *Table) {
+	ingest(func(tb *SSTable) {
 		must(t, tb.Delete([]byte("ta")))
 		must(t, tb.DeleteRange([]byte("tc"), []byte("te")))
 		must(t, tb.Set([]byte("tcc"), nil))
@@ -290,7 +290,7 @@ func TestTablesDelete(t *testing.T) {
 	if got := tableKeys(t, s); fmt.Sprint(got) != "[tb tcc te]" {
 		t.Errorf("keys %q, want tb, tcc, te", got)
 	}
-	ingest(func(tb *Table) { must(t, tb.DeleteRange([]byte("t"), []byte("u"))) })
+	ingest(func(tb *SSTable) { must(t, tb.DeleteRange([]byte("t"), []byte("u"))) })
 	if got := tableKeys(t, s); got != nil {
 		t.Errorf("keys %q are left", got)
 	}
@@ -304,13 +304,13 @@ func TestTableProfile(t *testing.T) {
 		t.Errorf("defaults are %d and %d bytes", s.opts.CacheBytes, s.opts.MemTableBytes)
 	}
 	must(t, s.Log().Append([]Record{{1, []byte("x")}}))
-	tb, err := s.NewTable()
+	tb, err := s.NewSSTable()
 	must(t, err)
 	for i := range 1000 {
 		must(t, tb.Set(fmt.Appendf(nil, "c%04d", 2*i), nil))
 	}
 	must(t, tb.Close())
-	must(t, s.Ingest([]*Table{tb}))
+	must(t, s.Ingest([]*SSTable{tb}))
 	if bottom := s.Metrics().Levels[6]; bottom.TablesCount != 1 {
 		t.Fatalf("the bottom level has %d tables", bottom.TablesCount)
 	}
@@ -339,8 +339,8 @@ func TestTableProfile(t *testing.T) {
 func TestTables(t *testing.T) {
 	opts := Options{Dir: "db", FS: vfs.NewMem()}
 	s := open(t, opts)
-	table := func(keys ...string) *Table {
-		tb, err := s.NewTable()
+	table := func(keys ...string) *SSTable {
+		tb, err := s.NewSSTable()
 		must(t, err)
 		for _, k := range keys {
 			must(t, tb.Set([]byte(k), []byte("v")))
@@ -350,7 +350,7 @@ func TestTables(t *testing.T) {
 	}
 	in, out := table("ta", "tb"), table("tc")
 	table("td") // left behind
-	must(t, s.Ingest([]*Table{in}))
+	must(t, s.Ingest([]*SSTable{in}))
 	must(t, out.Remove())
 	must(t, s.Close())
 	s = open(t, opts)
