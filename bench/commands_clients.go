@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -237,28 +235,15 @@ func (r *clientsRun) send(n, i int, at time.Time, answered func()) error {
 }
 
 // clientsProcess is the other end of Clients.
-type clientsProcess struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
+type clientsProcess struct{ *process }
 
 // startClients starts the process and waits until it is connected.
 func startClients(command []string, url string, start clientsStart) (*clientsProcess, error) {
-	p := &clientsProcess{cmd: exec.Command(command[0], append(command[1:len(command):len(command)], url)...)}
-	p.cmd.Stderr = os.Stderr
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("bench: clients: %w", err)
-	}
-	out, err := p.cmd.StdoutPipe()
+	started, err := startProcess(command, url)
 	if err != nil {
-		return nil, fmt.Errorf("bench: clients: %w", err)
+		return nil, err
 	}
-	p.out = json.NewDecoder(out)
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("bench: start the clients: %w", err)
-	}
+	p := &clientsProcess{started}
 	if _, err := p.ask(start, func(int) {}); err != nil {
 		p.stop()
 		return nil, err
@@ -268,12 +253,12 @@ func startClients(command []string, url string, start clientsStart) (*clientsPro
 
 // ask has an order carried out.
 func (p *clientsProcess) ask(order any, progress func(done int)) (r clientsReport, err error) {
-	if err := json.NewEncoder(p.in).Encode(order); err != nil {
-		return r, fmt.Errorf("bench: clients: %w", err)
+	if err := p.send(order); err != nil {
+		return r, err
 	}
 	for {
 		r = clientsReport{}
-		if err := p.out.Decode(&r); err != nil {
+		if err := p.receive(&r); err != nil {
 			return r, fmt.Errorf("bench: the clients ended without a report: %w", err)
 		}
 		if r.Done {
@@ -281,9 +266,4 @@ func (p *clientsProcess) ask(order any, progress func(done int)) (r clientsRepor
 		}
 		progress(r.Progress)
 	}
-}
-
-func (p *clientsProcess) stop() {
-	p.in.Close()
-	finish(p.cmd)
 }

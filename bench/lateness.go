@@ -3,12 +3,8 @@ package bench
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -280,61 +276,4 @@ func (e *engine) forgetWithin(ctx context.Context, nc *nats.Conn, patience time.
 		}
 	}
 	return err
-}
-
-// workerProcess is the other end of Work.
-type workerProcess struct {
-	cmd   *exec.Cmd
-	in    io.WriteCloser
-	out   *json.Decoder
-	ready workerReady
-}
-
-// startWorker starts a worker's process and waits until it listens. command is LatenessConfig's
-// WorkerCommand; the number of partitions is the engine's.
-func startWorker(command []string, e *engine, start workerStart) (*workerProcess, error) {
-	start.Partitions = e.partitions
-	w := &workerProcess{cmd: exec.Command(command[0], append(command[1:len(command):len(command)], e.url)...)}
-	w.cmd.Stderr = os.Stderr
-	var err error
-	if w.in, err = w.cmd.StdinPipe(); err != nil {
-		return nil, fmt.Errorf("bench: worker: %w", err)
-	}
-	out, err := w.cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("bench: worker: %w", err)
-	}
-	w.out = json.NewDecoder(out)
-	if err := w.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("bench: start the worker: %w", err)
-	}
-	err = w.send(start)
-	if err == nil {
-		err = w.out.Decode(&w.ready)
-	}
-	if err != nil {
-		w.stop()
-		return nil, fmt.Errorf("bench: the worker did not start: %w", err)
-	}
-	return w, nil
-}
-
-func (w *workerProcess) send(v any) error {
-	if err := json.NewEncoder(w.in).Encode(v); err != nil {
-		return fmt.Errorf("bench: worker: %w", err)
-	}
-	return nil
-}
-
-func (w *workerProcess) report() (r workerReport, err error) {
-	if err := w.out.Decode(&r); err != nil {
-		return r, fmt.Errorf("bench: the worker ended without a report: %w", err)
-	}
-	return r, nil
-}
-
-// stop ends the worker, whether it has reported or not.
-func (w *workerProcess) stop() {
-	w.in.Close()
-	finish(w.cmd)
 }

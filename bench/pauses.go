@@ -75,14 +75,3 @@ func pauseWork(input *json.Decoder, output *json.Encoder) error {
 		p.add(took, took, 1)
 	}
 }
-
-// pauses ends a worker that does pauseWork, and returns its report.
-func (w *workerProcess) pauses() (p pauses, err error) {
-	if err := w.in.Close(); err != nil {
-		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
-	}
-	if err := w.out.Decode(&p); err != nil {
-		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
-	}
-	return p, nil
-}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
 	"time"
 
@@ -28,25 +26,6 @@ func (s Service) begin(ctx context.Context, r *Result) (e *engine, nc *nats.Conn
 
 // runName tells what a run leaves in a service from what others do.
 func runName() string { return "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36) }
-
-// defaultWorker is the worker's command where none is given: this binary's own.
-func defaultWorker(given []string) ([]string, error) {
-	if len(given) > 0 {
-		return given, nil
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
-	return []string{exe, "bench", "worker", "--server"}, nil
-}
-
-// finish ends a child that has nothing left to lose. Kill fails only on one that has ended, and Wait tells only
-// how it ended: killed, or by an error that its answers, or their end, have told already.
-func finish(child *exec.Cmd) {
-	_ = child.Process.Kill()
-	_ = child.Wait()
-}
 
 type progress = func(step string, done, total int)
 

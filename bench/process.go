@@ -1,0 +1,112 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+)
+
+// process is one of a run's own: it is told what to do, and answers, in JSON, one object after the other.
+type process struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+// startProcess starts a process. The URL is added to its command.
+func startProcess(command []string, url string) (*process, error) {
+	p := &process{cmd: exec.Command(command[0], append(command[1:len(command):len(command)], url)...)}
+	p.cmd.Stderr = os.Stderr
+	var err error
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	p.out = json.NewDecoder(out)
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("bench: start %s: %w", command[0], err)
+	}
+	return p, nil
+}
+
+func (p *process) send(v any) error {
+	if err := json.NewEncoder(p.in).Encode(v); err != nil {
+		return fmt.Errorf("bench: %s does not listen: %w", p.cmd.Path, err)
+	}
+	return nil
+}
+
+func (p *process) receive(v any) error { return p.out.Decode(v) }
+
+// stop ends it, whether it has answered or not.
+func (p *process) stop() {
+	p.in.Close()
+	finish(p.cmd)
+}
+
+// finish ends a child that has nothing left to lose. Kill fails only on one that has ended, and Wait tells only
+// how it ended: killed, or by an error that its answers, or their end, have told already.
+func finish(child *exec.Cmd) {
+	_ = child.Process.Kill()
+	_ = child.Wait()
+}
+
+// defaultWorker is the worker's command where none is given: this binary's own.
+func defaultWorker(given []string) ([]string, error) {
+	if len(given) > 0 {
+		return given, nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	return []string{exe, "bench", "worker", "--server"}, nil
+}
+
+// workerProcess is the other end of Work.
+type workerProcess struct {
+	*process
+	ready workerReady
+}
+
+// startWorker starts a worker's process and waits until it listens. command is LatenessConfig's
+// WorkerCommand; the number of partitions is the engine's.
+func startWorker(command []string, e *engine, start workerStart) (*workerProcess, error) {
+	p, err := startProcess(command, e.url)
+	if err != nil {
+		return nil, err
+	}
+	w := &workerProcess{process: p}
+	start.Partitions = e.partitions
+	if err = w.send(start); err == nil {
+		err = w.receive(&w.ready)
+	}
+	if err != nil {
+		w.stop()
+		return nil, fmt.Errorf("bench: the worker did not start: %w", err)
+	}
+	return w, nil
+}
+
+func (w *workerProcess) report() (r workerReport, err error) {
+	if err := w.receive(&r); err != nil {
+		return r, fmt.Errorf("bench: the worker ended without a report: %w", err)
+	}
+	return r, nil
+}
+
+// pauses ends a worker that does pauseWork, and returns its report.
+func (w *workerProcess) pauses() (p pauses, err error) {
+	if err := w.in.Close(); err != nil {
+		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
+	}
+	if err := w.receive(&p); err != nil {
+		return p, fmt.Errorf("bench: the floor of pauses: %w", err)
+	}
+	return p, nil
+}
