@@ -140,19 +140,12 @@ func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 		return r, err
 	}
 	r = Result{Workload: "commands", Params: c, Checks: &Checks{}, Histograms: make(map[string]string)}
-	e, err := c.Service.open(ctx)
+	e, nc, end, err := c.Service.begin(ctx, &r)
 	if err != nil {
 		return r, err
 	}
-	r.Machine = thisMachine(e.dir, e.sync())
-	defer func() { err = errors.Join(err, e.close()) }()
-	nc, err := e.Connect(e.url)
-	if err != nil {
-		return r, fmt.Errorf("bench: connect to %s: %w", e.url, err)
-	}
-	defer nc.Close()
-	r.Machine.NATS = nc.ConnectedServerVersion()
-	run := "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	defer func() { err = errors.Join(err, end()) }()
+	run := runName()
 	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
 	m := &commands{
 		CommandsConfig: c, engine: e, nc: nc, run: run, result: &r,
