@@ -42,43 +42,15 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.expectSaved(&o); err != nil {
 		return err
 	}
-	if o.NATS == "" {
-		if n.layout.Partitions > 0 {
-			n.work.Go(func() {
-				if opened() == nil {
-					_ = n.recovered() // run asks again
-				}
-			})
-		}
-		n.server, err = embedded.Start(embedded.Options{
-			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
-			Credentials: o.NATSCreds, Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Logger: n.log,
+	if o.NATS == "" && n.layout.Partitions > 0 {
+		n.work.Go(func() {
+			if opened() == nil {
+				_ = n.recovered() // run asks again
+			}
 		})
-		if err != nil {
-			return err
-		}
-		n.wire = streams.NewWire(n.server)
-		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
-		if err == nil {
-			n.asked, err = n.server.Connect(nats.Name("carillon " + o.Name + " requests"))
-		}
-	} else {
-		n.nc, err = o.connect("",
-			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
-			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
-			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
-		n.asked, n.url = n.nc, o.NATS
 	}
-	n.servers.o, n.servers.main = n.o, n.nc
-	if err != nil {
-		return fmt.Errorf("node: connect to NATS: %w", err)
-	}
-	// An account may be allowed less than the server takes, which is said behind the answer to the first ping. Where a second one
-	// is not answered, what follows says so.
-	_ = n.nc.FlushTimeout(replyTimeout)
-	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
-		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
+	if err := n.connect(&o); err != nil {
+		return err
 	}
 	var loss *wal.LossError
 	if err := opened(); err != nil && !errors.As(err, &loss) {
@@ -120,6 +92,42 @@ func (n *Node) open(ctx context.Context) (err error) {
 		}
 		// Streams that were made just now are to be there after a power failure.
 		return streams.Syncfs(n.server.JetStreamDir())
+	}
+	return nil
+}
+
+// connect starts the embedded server, or finds the way to an external one.
+func (n *Node) connect(o *Options) (err error) {
+	if o.NATS == "" {
+		n.server, err = embedded.Start(embedded.Options{
+			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
+			Credentials: o.NATSCreds, Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Logger: n.log,
+		})
+		if err != nil {
+			return err
+		}
+		n.wire = streams.NewWire(n.server)
+		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
+		if err == nil {
+			n.asked, err = n.server.Connect(nats.Name("carillon " + o.Name + " requests"))
+		}
+	} else {
+		n.nc, err = o.connect("",
+			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
+			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
+			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
+		n.asked, n.url = n.nc, o.NATS
+	}
+	n.servers.o, n.servers.main = n.o, n.nc
+	if err != nil {
+		return fmt.Errorf("node: connect to NATS: %w", err)
+	}
+	// An account may be allowed less than the server takes, which is said behind the answer to the first ping. Where a second one
+	// is not answered, what follows says so.
+	_ = n.nc.FlushTimeout(replyTimeout)
+	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
+		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
 	}
 	return nil
 }
