@@ -136,28 +136,9 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
 	l.ends = c.Service.Server != ""
-	var puts time.Duration
-	for try, lead := 1, c.lead; ; try++ {
-		began := time.Now()
-		if err := l.put(ctx, client, lead, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
-			return r, err
-		}
-		puts = time.Since(began)
-		if err := c.before(ctx); err != nil {
-			return r, err
-		}
-		late := time.Since(time.UnixMilli(l.plan.From))
-		if late <= 0 {
-			break
-		}
-		if try == putTries {
-			return r, fmt.Errorf("bench: the first job was due %s before the measurement could begin", late.Round(time.Millisecond))
-		}
-		c.Progress(beginAgain, try, putTries)
-		if err := l.takeBack(ctx, client); err != nil {
-			return r, err
-		}
-		lead = 2*lead + late
+	puts, err := c.putInTime(ctx, client, l)
+	if err != nil {
+		return r, err
 	}
 	if err := w.send(&l.plan); err != nil {
 		return r, err
@@ -221,6 +202,33 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 		return r, fmt.Errorf("bench: the worker met an error on its way: %s", report.Error)
 	}
 	return r, nil
+}
+
+// putInTime puts the jobs before the first of them is due, and says how long that took. On a machine that is too slow for its lead
+// they are taken back, and are put again for later.
+func (c *LatenessConfig) putInTime(ctx context.Context, client *carillon.Client, l *load) (took time.Duration, err error) {
+	for try, lead := 1, c.lead; ; try++ {
+		began := time.Now()
+		if err := l.put(ctx, client, lead, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) }); err != nil {
+			return 0, err
+		}
+		took = time.Since(began)
+		if err := c.before(ctx); err != nil {
+			return 0, err
+		}
+		late := time.Since(time.UnixMilli(l.plan.From))
+		if late <= 0 {
+			return took, nil
+		}
+		if try == putTries {
+			return 0, fmt.Errorf("bench: the first job was due %s before the measurement could begin", late.Round(time.Millisecond))
+		}
+		c.Progress(beginAgain, try, putTries)
+		if err := l.takeBack(ctx, client); err != nil {
+			return 0, err
+		}
+		lead = 2*lead + late
+	}
 }
 
 // beginAgain is the step of a run whose first job was due too early.
