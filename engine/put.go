@@ -64,22 +64,8 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	if state != nil {
 		f.version = max(f.version, state.Version)
 	}
-	paused := e.paused()
-	if j == nil {
-		m.unbury(e.Job)
-		m.created++
-		f.order = m.created
-		slot, j = m.jobs.add(e.Job, f, e.Request, m.spec)
-		m.touchNew(slot)
-	} else {
-		m.touch(slot)
-		m.disarm(slot, j)
-		paused = paused || j.status == statusPaused
-		m.rerank(slot, j, rankOf(want.Priority))
-		m.become(j, statusFree)
-		m.jobs.clear(j)
-		m.jobs.write(j, f, e.Request, m.spec)
-	}
+	paused := e.paused() || j != nil && j.status == statusPaused
+	slot, j = m.write(e, slot, j, f, rankOf(want.Priority))
 	m.jobs.describe(j, &want, expr, plan)
 	j.last = last
 	if state != nil {
@@ -99,6 +85,25 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		m.arm(slot, j, next)
 	}
 	return true, nil
+}
+
+// write makes a job of the spec in hand, or gives it to one that is there, which stands still then.
+func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uint32, *job) {
+	if j == nil {
+		m.unbury(e.Job)
+		m.created++
+		f.order = m.created
+		slot, j = m.jobs.add(e.Job, f, e.Request, m.spec)
+		m.touchNew(slot)
+		return slot, j
+	}
+	m.touch(slot)
+	m.disarm(slot, j)
+	m.rerank(slot, j, rank)
+	m.become(j, statusFree)
+	m.jobs.clear(j)
+	m.jobs.write(j, f, e.Request, m.spec)
+	return slot, j
 }
 
 // announce has the next tick tell that a recurring job was complete as soon as it was put.
