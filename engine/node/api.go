@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -131,11 +132,8 @@ const (
 
 // begin admits a request; it is nil for one that must not be answered. end is to be called when it is over.
 func (n *Node) begin(r micro.Request) (c *call, err error) {
-	// The server publishes an answer for anyone, with the engine's rights: not to where only engines may.
-	for _, room := range []string{".log.", ".trigger.", ".event.", ".cmd.", ".node."} {
-		if strings.HasPrefix(r.Reply(), n.o.Prefix+room) {
-			return nil, nil
-		}
+	if n.guarded(r.Reply()) {
+		return nil, nil
 	}
 	if n.server == nil && !n.pulse.fresh(time.Now()) {
 		return nil, nil // who asks again gets an answer from another node
@@ -151,6 +149,17 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d MiB of requests are in progress", maxCallBytes>>20)}
 	}
 	return c, err
+}
+
+// guarded tells whether an answer must not go there. It is published for anyone, with the engine's rights: not to where only
+// engines may, nor as a request to a service, be it this one or NATS's own.
+func (n *Node) guarded(reply string) bool {
+	if strings.HasPrefix(reply, "$") {
+		return true
+	}
+	rest, ours := strings.CutPrefix(reply, n.o.Prefix+".")
+	room, _, _ := strings.Cut(rest, ".")
+	return ours && slices.Contains([]string{"log", "trigger", "event", "cmd", "node", "api", "tenant"}, room)
 }
 
 // answerLast takes no more requests, and waits until the commands that were taken have come back through the log, which has to be

@@ -60,6 +60,29 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
+// asks is a request that wants its answer somewhere.
+type asks struct {
+	sized
+	reply string
+}
+
+func (a asks) Reply() string { return a.reply }
+
+// Who asks names where the engine publishes: no record of its log, no output, and no request to JetStream or to a service.
+func TestAnswersGoToWhoAsked(t *testing.T) {
+	n := &Node{server: new(embedded.Server), o: Options{Prefix: "carillon"}}
+	for reply, answered := range map[string]bool{
+		"": true, "_INBOX.x.1": true, "_R_.x": true, "acme.answers": true, "carillon.answers.log": true, "carillons.log.0.tick": true,
+		"carillon.log.0.tick": false, "carillon.trigger.0.acme.bill": false, "carillon.event.0.skipped.j": false, "carillon.cmd.delete.j": false,
+		"carillon.node.a.api.page": false, "carillon.api.drain.a": false, "carillon.tenant.acme.get.j": false,
+		"$JS.API.STREAM.PURGE.CARILLON_LOG": false, "$JS.ACK.x": false, "$KV.CARILLON_NODES.a": false, "$SRV.PING": false,
+	} {
+		if c, _ := n.begin(asks{reply: reply}); (c != nil) != answered {
+			t.Errorf("a request with the reply subject %q is answered: %v", reply, c != nil)
+		}
+	}
+}
+
 // Lists wait for those before them, and selections beyond the bound are refused: each takes memory.
 func TestListsAndSelectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
