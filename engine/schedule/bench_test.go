@@ -32,6 +32,22 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
+// BenchmarkCount counts what an hour without an engine missed.
+func BenchmarkCount(b *testing.B) {
+	const now = 1_767_225_600_000 // 2026-01-01
+	for _, text := range []string{"* * * * * *", "*/5 * * * * *", "* * * * *"} {
+		p := mustParse(b, text, "Europe/Paris", carillon.GapShift, carillon.FoldFirst).Bind(now, 0, 0, 17)
+		b.Run(text, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				for last, done := int64(now), false; !done; {
+					_, last, done = p.Count(last, now+3_600_000, 512)
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkParse(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {

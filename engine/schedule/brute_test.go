@@ -239,6 +239,49 @@ func TestNextEqualsStepping(t *testing.T) {
 	}
 }
 
+// TestCountEqualsNext holds a count over a change of the clock to what Next finds one by one.
+func TestCountEqualsNext(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	counted, cut := 0, 0
+	for range 300 {
+		name := pick(r, pick(r, zonesOfNote...), "Australia/Lord_Howe", "Asia/Pyongyang") // which change within an hour
+		loc := zoneByName(t, name)
+		z, _ := findZone(name)
+		middle := pick(r, z.at[:len(z.at)-1]...)
+		text := pick(r, randomCron(r, time.Unix(middle, 0).In(loc)), "*/9 1-59/2 0-23 * * *")
+		e, err := Parse(text, name, pick(r, carillon.GapShift, carillon.GapSkip), pick(r, carillon.FoldFirst, carillon.FoldLast, carillon.FoldBoth))
+		if err != nil {
+			continue
+		}
+		near := func() int64 { return middle*1000 + r.Int64N(6*3600*1000) - 3*3600*1000 }
+		plan := e.Bind(0, 0, pick(r, 0, near()), pick(r, 0, r.Int64N(4*3600*1000)))
+		after := near()
+		until := after + r.Int64N(4*3600*1000)
+		var want []int64
+		for at, ok := plan.Next(after); ok && at <= until; at, ok = plan.Next(at) {
+			want = append(want, at)
+		}
+		got, last := 0, after
+		for done := false; !done; {
+			budget := 1 + r.IntN(1000)
+			var n int64
+			n, last, done = plan.Count(last, until, budget)
+			got += int(n)
+			if got > len(want) || n > int64(budget) || got > 0 && last != want[got-1] {
+				t.Fatalf("%q in %s: counted %d with a budget of %d, %d in all, up to %s", text, name, n, budget, got, show(last, loc))
+			}
+			if !done {
+				cut++
+			}
+		}
+		if got != len(want) {
+			t.Fatalf("%q in %s, %+v, from %s to %s: counted %d, Next finds %d", text, name, plan, show(after, loc), show(until, loc), got, len(want))
+		}
+		counted += got
+	}
+	t.Logf("counted %d, with %d pauses", counted, cut)
+}
+
 func show(ms int64, loc *time.Location) string {
 	return time.UnixMilli(ms).In(loc).Format("2006-01-02T15:04:05.000Z07:00:00")
 }

@@ -61,6 +61,38 @@ func (c *cron) next(t int64) (int64, bool) {
 	return 0, false
 }
 
+// hour counts the fires after one, up to until, in what is left of its hour on the wall: at most budget, and the last of them
+// or the one itself. They need no search, so a count of many costs a search an hour.
+func (c *cron) hour(fire, until, budget int64) (n, last int64) {
+	z := c.zone
+	i := z.period(fire)
+	if fire == z.at[i] {
+		return 0, fire // it may stand for skipped times, and match nothing itself
+	}
+	until = min(until, z.at[i+1]-1)
+	if c.fold == carillon.FoldLast && i+1 < len(z.off) {
+		until = min(until, z.at[i+1]+z.off[i+1]-z.off[i]-1)
+	}
+	within := (fire + z.off[i] - calendarEpoch) % 3600
+	begin, last := fire-within, fire
+	first := int(within / 60)
+	seconds := c.seconds &^ (1<<(within%60+1) - 1)
+	for minutes := c.minutes &^ (1<<first - 1); minutes != 0; minutes &= minutes - 1 {
+		minute := bits.TrailingZeros64(minutes)
+		if minute > first {
+			seconds = c.seconds
+		}
+		for ; seconds != 0; seconds &= seconds - 1 {
+			at := begin + int64(minute)*60 + int64(bits.TrailingZeros64(seconds))
+			if n == budget || at > until {
+				return n, last
+			}
+			n, last = n+1, at
+		}
+	}
+	return n, last
+}
+
 const daySeconds = 24 * 60 * 60
 
 // Days are counted from 1969-01-01, a Wednesday: a local time may lie before 1970, and after the Horizon.

@@ -94,12 +94,14 @@ func (p Plan) NextWith(memo *Memo, after int64) (at int64, ok bool) {
 // goes on. The other kinds need no budget: their count takes constant time.
 func (p Plan) Count(after, until int64, budget int) (n, last int64, done bool) {
 	if p.e != nil && p.e.kind == Cron {
-		for last = after; n < int64(budget); n++ {
+		for last = after; n < int64(budget); {
 			at, ok := p.Next(last)
 			if !ok || at > until {
 				return n, last, true
 			}
-			last = at
+			most := min(until-p.offset, p.end-1) / 1000
+			more, s := p.e.cron.hour((at-p.offset)/1000, most, int64(budget)-n-1)
+			n, last = n+1+more, s*1000+p.offset
 		}
 		return n, last, false
 	}
