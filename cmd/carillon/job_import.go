@@ -42,6 +42,9 @@ they are not kept any more. An import that ends early names the line to go on fr
   carillon -s old job export | carillon -s new job import`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if im.from < 1 {
+				return usagef("--from is %d; lines are counted from 1", im.from)
+			}
 			input, size := a.stdin, int64(-1)
 			if len(args) == 1 && args[0] != "-" {
 				f, err := os.Open(args[0])
