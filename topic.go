@@ -16,10 +16,13 @@ import (
 type TopicQueueOptions struct {
 	FromStart bool                  // take in the triggers the output streams still hold, too
 	MaxAge    time.Duration         // of a trigger; default 72 h
-	MaxBytes  int64                 // of the stream, the oldest go first; default 1 GiB
+	MaxBytes  int64                 // of the stream, the oldest go first; default 1 GiB, a MiB at least
 	Storage   jetstream.StorageType // default file
 	Replicas  int                   // default as many as the output streams have
 }
+
+// leastQueueBytes holds any trigger: one may take half of it. A queue of less would drop it as it comes.
+const leastQueueBytes = 1 << 20
 
 func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
 	if o.MaxAge == 0 {
@@ -36,8 +39,8 @@ func (o TopicQueueOptions) Validate() error {
 	switch {
 	case o.MaxAge < 0 || o.MaxAge > 0 && o.MaxAge < time.Second:
 		return errField(CodeInvalidField, "max_age", "is %s; expected a second or more", o.MaxAge)
-	case o.MaxBytes < 0:
-		return errField(CodeInvalidField, "max_bytes", "is %d; expected more than 0", o.MaxBytes)
+	case o.MaxBytes < 0 || o.MaxBytes > 0 && o.MaxBytes < leastQueueBytes:
+		return errField(CodeInvalidField, "max_bytes", "is %d; expected %d or more", o.MaxBytes, leastQueueBytes)
 	case o.Replicas < 0 || o.Replicas > 5:
 		return errField(CodeInvalidField, "replicas", "is %d; expected 1 to 5", o.Replicas)
 	}

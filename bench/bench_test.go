@@ -483,9 +483,9 @@ func TestEngineThatDies(t *testing.T) {
 }
 
 func TestRecovery(t *testing.T) {
-	const outBytes = 64 << 10
+	const partitions, outBytes = 2, 1 << 20 // the least there is
 	c := RecoveryConfig{
-		Service: service(t, "--out-max-bytes", fmt.Sprint(outBytes), "--log-max-bytes", fmt.Sprint(1<<20)),
+		Service: service(t, "--partitions", fmt.Sprint(partitions), "--out-max-bytes", fmt.Sprint(outBytes), "--log-max-bytes", fmt.Sprint(1<<20)),
 		Jobs:    200, Rate: 100, Kills: 2, Fill: true,
 	}
 	r, err := RunRecovery(t.Context(), c)
@@ -498,7 +498,7 @@ func TestRecovery(t *testing.T) {
 	if ready, first := r.Figures.Get("ready_s"), r.Figures.Get("first_trigger_s"); ready <= 0 || first <= 0 || first > r.Figures.Get("first_trigger_max_s") {
 		t.Errorf("figures are %v", r.Figures)
 	}
-	if held := r.Figures.Get("outputs_min_mib"); held < 8*outBytes*fillShare/(1<<20) {
+	if held := r.Figures.Get("outputs_min_mib"); held < partitions*outBytes*fillShare/(1<<20) {
 		t.Errorf("output streams held %v MiB when the engine was killed", held)
 	}
 	// Of 1 MiB: the engine cuts it from half full on, at a moment of its own, be it right before the kill. Unfilled it would

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -38,7 +39,7 @@ type Options struct {
 	Linger   time.Duration // how long it keeps those of one that is placed elsewhere by now; default 1 min
 	HandOver time.Duration // bound on how long a stopping node waits for others to take over; default 10 s
 
-	// Bounds of the streams; 0 is the default of streams.Config, -1 none.
+	// Bounds of the streams; 0 is the default of streams.Config, -1 none. Those of bytes are a MiB at least.
 	LogMaxBytes  int64         // the log refuses records beyond it
 	OutMaxBytes  int64         // of each output stream, the oldest go first
 	OutMaxAge    time.Duration // of an output
@@ -182,6 +183,14 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
 	case o.Weight < 0 || o.Weight > cluster.MaxWeight:
 		return fmt.Errorf("node: the weight is %d, must be 1 to %d", o.Weight, cluster.MaxWeight)
+	}
+	for _, b := range []struct {
+		option string
+		value  int64
+	}{{"LogMaxBytes", o.LogMaxBytes}, {"OutMaxBytes", o.OutMaxBytes}} {
+		if b.value > 0 && b.value < streams.LeastBytes {
+			return fmt.Errorf("node: %s is %d, must be %d bytes or more, or -1 for no bound", b.option, b.value, streams.LeastBytes)
+		}
 	}
 	for _, d := range []struct {
 		option string

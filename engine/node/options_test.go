@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // What cannot be used is named.
@@ -14,6 +16,8 @@ func TestOptionsAreNamed(t *testing.T) {
 		"HandOver is -1s":          func(o *Options) { o.HandOver = -time.Second },
 		"CompletedMax is -1":       func(o *Options) { o.CompletedMax = -1 },
 		"HotJobs is -1":            func(o *Options) { o.HotJobs = -1 },
+		"LogMaxBytes is 256":       func(o *Options) { o.LogMaxBytes = 256 },
+		"OutMaxBytes is 1048575":   func(o *Options) { o.OutMaxBytes = streams.LeastBytes - 1 },
 		"the weight is -1":         func(o *Options) { o.Weight = -1 },
 		`what to follow is "some"`: func(o *Options) { o.Follow = "some" },
 	} {

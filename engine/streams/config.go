@@ -27,7 +27,7 @@ type Config struct {
 	// These count when a stream is made. Of one that is there they stay as they are: an operator
 	// changes them with `nats stream edit`, unless Rebound.
 	LogMaxBytes  int64         // the log refuses records beyond it; default 256 MiB, -1 none
-	OutMaxBytes  int64         // of each output stream, the oldest go first; default 512 MiB / Partitions, -1 none
+	OutMaxBytes  int64         // of each output stream, the oldest go first; default 512 MiB / Partitions, but LeastBytes at least, -1 none
 	OutMaxAge    time.Duration // of an output, default 72 h, -1 none
 	PersistAsync bool          // output streams acknowledge before they write; needs file storage and one replica
 
@@ -47,6 +47,10 @@ type Config struct {
 
 // MaxPartitions is how many a service may have.
 const MaxPartitions = 1024
+
+// LeastBytes is the least bound of a stream that holds any message: a trigger takes up to some 540 KiB. An output stream
+// of less drops a larger one as it comes, and a log refuses it for good.
+const LeastBytes = 1 << 20
 
 const (
 	defaultPartitions = 8
@@ -157,7 +161,7 @@ func (c Config) outConfig(p int) jetstream.StreamConfig {
 		AllowDirect: true,
 	}
 	if c.OutMaxBytes == 0 {
-		cfg.MaxBytes = defaultOutBytes / int64(c.Partitions)
+		cfg.MaxBytes = max(defaultOutBytes/int64(c.Partitions), LeastBytes)
 	}
 	if c.OutMaxAge > 0 {
 		cfg.MaxAge = c.OutMaxAge

@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/internal/leaktest"
 )
@@ -416,6 +417,14 @@ func TestConfigValidate(t *testing.T) {
 		if err := c.Validate(); err != nil {
 			t.Errorf("%+v: %v", c, err)
 		}
+	}
+}
+
+// However many partitions share the default, each output stream holds any trigger.
+func TestDefaultHoldsAnyTrigger(t *testing.T) {
+	largest := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10)
+	if bound := (Config{Partitions: MaxPartitions}).withDefaults().outConfig(0).MaxBytes; bound < largest {
+		t.Errorf("one of %d output streams is bounded by %d bytes, and a trigger may have %d", MaxPartitions, bound, largest)
 	}
 }
 
