@@ -75,6 +75,11 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	for p := range o.AcceptLoss {
+		if p < 0 || p >= n.streams.Log.Partitions() {
+			return fmt.Errorf("node: a loss is to be accepted of partition %d, and there are 0 to %d", p, n.streams.Log.Partitions()-1)
+		}
+	}
 	if loss != nil {
 		if err := n.openWithLoss(ctx, loss); err != nil {
 			return err

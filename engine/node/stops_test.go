@@ -425,6 +425,14 @@ func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	fires(t, carillon.Connect(nc), in(1, "after"))
 }
 
+// Who counts partitions from 1 would have accepted nothing of the first.
+func TestAcceptLossOfNoPartition(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.Partitions, o.AcceptLoss = 2, map[int]bool{1: true, 2: true}
+	words(t, refused(t, o), "of partition 2", "there are 0 to 1")
+}
+
 // A newer version took a partition over. An engine with the right to write claims poses as one.
 func TestStopNewerVersion(t *testing.T) {
 	t.Parallel()
