@@ -110,6 +110,16 @@ func notZero(c *cobra.Command, flags ...string) error {
 	return nil
 }
 
+// notNegative refuses what is below 0 by the flag's name: further in, an option of another name and unit would be told of.
+func notNegative(c *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if v := c.Flags().Lookup(name).Value.String(); strings.HasPrefix(v, "-") {
+			return usagef("--%s is %s, must not be negative", name, v)
+		}
+	}
+	return nil
+}
+
 // noZeros refuses a 0 for each flag that is another number by default.
 func noZeros(c *cobra.Command) error {
 	var flags []string

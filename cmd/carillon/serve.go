@@ -106,6 +106,9 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 		"partitions", "weight", "standbys", "out-max-age", "out-max-bytes", "log-max-bytes"); err != nil {
 		return err
 	}
+	if err := notNegative(cmd, "retention", "completed-max", "checkpoint-every", "memory-jobs", "keep-log", "partitions"); err != nil {
+		return err
+	}
 	names := connection.names()
 	o.Prefix, o.Stream = names.Prefix, names.Stream
 	o.MemoryForJobs, o.OwnProcess = s.memory<<20, true
@@ -129,6 +132,8 @@ func (s *serveFlags) embedded(cmd *cobra.Command) error {
 		if cmd.Flags().Changed("listen") {
 			return usagef("--listen goes without --nats-config, whose file says where the server listens")
 		}
+	} else if s.options.NATSAccount != "" {
+		return usagef("--nats-account goes with --nats-config")
 	} else if cmd.Flags().Changed("creds") { // those in the environment are a client's
 		return usagef("--creds goes with --nats, or with a --nats-config of operator mode")
 	}
