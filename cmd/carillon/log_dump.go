@@ -53,10 +53,10 @@ local copy of an engine that is stopped.`,
 	}
 	f := c.Flags()
 	f.IntVar(&d.partition, "partition", everyPartition, "only records that concern this `partition`")
-	f.StringVar(&d.job, "job", "", "only commands for this job `id`, and the imports it is in")
+	f.Var((*filled)(&d.job), "job", "only commands for this job `id`, and the imports it is in")
 	f.Uint64Var(&d.from, "from", 1, "first `sequence`")
 	f.Uint64Var(&d.limit, "limit", 0, "stop after this `many` records shown")
-	f.StringVar(&d.data, "data", "", "read the data `directory` of a stopped engine")
+	f.Var((*filled)(&d.data), "data", "read the data `directory` of a stopped engine")
 	f.Lookup("partition").DefValue = "all"
 	return c
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // filled is the value of a flag that may not be empty. A shell makes that of a variable that is not set, and without it a
-// selection is of more jobs, or a job has nothing in it.
+// selection is of more jobs, a job has nothing in it, or an engine has a NATS of its own.
 type filled string
 
 func (v *filled) String() string { return string(*v) }

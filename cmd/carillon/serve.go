@@ -65,9 +65,9 @@ func (s *serveFlags) process(f *pflag.FlagSet) {
 // sharing adds those of the NATS that the engine has its streams on, and of the engines that share it.
 func (s *serveFlags) sharing(f *pflag.FlagSet) {
 	f.StringVar(&s.options.Name, "name", "", "name of this node, one of the service (default the host's)")
-	f.StringVar(&s.options.NATSConfig, "nats-config", "", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
-	f.StringVar(&s.options.NATSAccount, "nats-account", "", "with --nats-config: the account that holds the streams")
-	f.StringVar(&s.options.NATS, "nats", "", "URLs of an external NATS instead of the embedded server")
+	f.Var((*filled)(&s.options.NATSConfig), "nats-config", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
+	f.Var((*filled)(&s.options.NATSAccount), "nats-account", "with --nats-config: the account that holds the streams")
+	f.Var((*filled)(&s.options.NATS), "nats", "URLs of an external NATS instead of the embedded server")
 	f.IntVar(&s.options.Weight, "weight", 1, "with --nats: this node's share of the partitions, beside those of others")
 	f.StringVar(&s.options.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
 	f.StringVar((*string)(&s.options.Follow), "follow", string(node.FollowAll), "with --nats: which partitions' jobs this node keeps: all, or placed, those that it owns or is a standby of")
