@@ -27,6 +27,9 @@ and again, with rates: triggers and events put out, and records of the log, a se
   carillon status --watch`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("every") && !watch {
+				return usagef("--every goes with --watch")
+			}
 			if every < time.Millisecond {
 				return usagef("--every is %s, must be at least 1ms", every)
 			}
