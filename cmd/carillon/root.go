@@ -33,6 +33,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
 	root := newRootCommand(a)
 	strictHelp(root)
+	strictCompletion(root, args)
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -171,20 +172,27 @@ func strictHelp(root *cobra.Command) {
 	}
 }
 
+// strictCompletion has the completion command of the library be a group like others: a script redirected into a file would be its
+// help, for a shell that it does not know.
+func strictCompletion(root *cobra.Command, args []string) {
+	root.InitDefaultCompletionCmd(args...)
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		completion.RunE, completion.Args = onlySubcommands, cobra.ArbitraryArgs
+	}
+}
+
 // group makes a command that only holds others.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{
-		Use: use, Short: short,
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return c.Help()
-			}
-			return unknownCommand(c, args[0])
-		},
-		Args: cobra.ArbitraryArgs,
-	}
+	c := &cobra.Command{Use: use, Short: short, RunE: onlySubcommands, Args: cobra.ArbitraryArgs}
 	c.AddCommand(commands...)
 	return c
+}
+
+func onlySubcommands(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return c.Help()
+	}
+	return unknownCommand(c, args[0])
 }
 
 func unknownCommand(c *cobra.Command, name string) error {
