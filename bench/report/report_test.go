@@ -414,6 +414,24 @@ func TestNothingIsFetched(t *testing.T) {
 	}
 }
 
+// What is wider than a phone scrolls, also by keyboard, and a screen reader says what it is.
+func TestKeyboardScrolls(t *testing.T) {
+	page, _ := open(t, read(t, samples(t)...))
+	main := page.find("main", "")
+	if len(main) != 1 || len(main[0].find("section", "")) != len(page.find("section", "")) {
+		t.Errorf("%d elements main", len(main))
+	}
+	scrolls := page.find("div", "scroll")
+	if tables := page.find("table", ""); len(scrolls) != len(tables) {
+		t.Errorf("%d tables, and %d of them scroll", len(tables), len(scrolls))
+	}
+	for _, e := range scrolls {
+		if e.attr["tabindex"] != "0" || e.attr["role"] != "group" || e.attr["aria-label"] == "" {
+			t.Errorf("what scrolls has %v", e.attr)
+		}
+	}
+}
+
 var numberPattern = regexp.MustCompile(`-?[0-9.]+`)
 
 // Nothing is drawn outside of its picture.
