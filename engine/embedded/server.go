@@ -204,7 +204,7 @@ func (s *Server) addUsers(so *server.Options) error {
 			Account:     account,
 			Permissions: clientRights(s.opts, n, so.JetStreamDomain),
 		}}
-		so.NoAuthUser = "client"
+		so.NoAuthUser, s.log.open = "client", true
 	}
 	return nil
 }

@@ -428,6 +428,23 @@ func writeConfig(t *testing.T, text string) string {
 	return file
 }
 
+// Where nothing is amiss nothing is warned of: not of the password of the default client, which has none.
+func TestPlainStartWarnsOfNothing(t *testing.T) {
+	var mu sync.Mutex
+	var lines bytes.Buffer
+	warnings := slog.New(slog.NewTextHandler(lockedWriter{&mu, &lines}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	s, err := Start(Options{Dir: t.TempDir(), Listen: "127.0.0.1:0", Logger: warnings})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Shutdown()
+	mu.Lock()
+	defer mu.Unlock()
+	if lines.Len() > 0 {
+		t.Errorf("the log has:\n%s", lines.String())
+	}
+}
+
 // What goes wrong on the engine's connection stands in the engine's log, in its format and at its level.
 func TestConnectionErrorsAreLogged(t *testing.T) {
 	var mu sync.Mutex
