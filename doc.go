@@ -26,6 +26,11 @@
 // [WorkerOptions]; [Client.Watch] for a live look; [Client.CreateTopicQueue] for workers in other
 // languages. [Error] and its codes are what every refusal is made of.
 //
+// # Tests of your own
+//
+// The function Run of the package engine/node is a whole service in the test's process, on ports and in a directory of its own; its
+// example has it.
+//
 // # What else is here
 //
 // The service itself uses the rest: [ParsePut] and its like read commands and requests, strictly;
