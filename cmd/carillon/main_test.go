@@ -34,7 +34,7 @@ func TestScript(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"serve":     serveCommand,
-			"stop":      stopCommand,
+			"end":       endCommand,
 			"publish":   publishCommand,
 			"consumers": consumersCommand,
 			"until":     untilCommand,
@@ -114,10 +114,10 @@ func (s *server) stop(signal os.Signal) error {
 	return err
 }
 
-// stopCommand is "stop NAME": SIGTERM, after which serve must end well.
-func stopCommand(ts *testscript.TestScript, neg bool, args []string) {
+// endCommand is "end NAME": SIGTERM, after which serve must end well.
+func endCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: stop name")
+		ts.Fatalf("usage: end name")
 	}
 	s := ts.Value(servers{}).(map[string]*server)[args[0]]
 	if s == nil {
@@ -208,6 +208,9 @@ func TestScriptsAreComplete(t *testing.T) {
 		b, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if regexp.MustCompile(`(?m)^stop\b`).Match(b) {
+			t.Errorf("%s would end, and pass, at the library's stop; end ends an engine", f)
 		}
 		fmt.Fprintln(&all, string(b))
 	}
