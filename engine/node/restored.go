@@ -111,7 +111,8 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 }
 
 // restoreInto is where a directory really is. The new one is built beside it, under its name with an end, and renamed: of
-// "new/" and "." that would be a place within, and of a link another file system than the link leads to.
+// "new/" and "." that would be a place within, and of a link another file system than the link leads to. A link to nothing is
+// refused: it would be replaced.
 func restoreInto(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -119,6 +120,9 @@ func restoreInto(dir string) (string, error) {
 	}
 	if there, err := filepath.EvalSymlinks(dir); err == nil {
 		return there, nil
+	}
+	if _, err := os.Readlink(dir); err == nil {
+		return "", fmt.Errorf("node: %s is a link to nothing; make the directory that it leads to", dir)
 	}
 	return dir, nil // it is absent
 }
