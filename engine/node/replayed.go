@@ -46,7 +46,7 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	if err != nil {
 		return nil, err
 	}
-	if dir, err = restoreInto(dir); err != nil {
+	if dir, err = restoreInto(dir, t); err != nil {
 		return nil, err
 	}
 	done := &Restored{Manifest: m, Partitions: r.Partitions}

@@ -79,7 +79,7 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 		}
 	}
 	into := archive.RestoreOptions{Logger: o.Logger, Progress: o.Progress, Finish: r.write}
-	if dir, err = restoreInto(dir); err != nil {
+	if dir, err = restoreInto(dir, t); err != nil {
 		return nil, err
 	}
 	done := &Restored{Manifest: m}
@@ -112,8 +112,13 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 
 // restoreInto is where a directory really is. The new one is built beside it, under its name with an end, and renamed: of
 // "new/" and "." that would be a place within, and of a link another file system than the link leads to. A link to nothing is
-// refused: it would be replaced.
-func restoreInto(dir string) (string, error) {
+// refused: it would be replaced; and so is a place in the archive, which nobody could save to then.
+func restoreInto(dir string, t archive.Target) (string, error) {
+	if from, ok := t.(*archive.Dir); ok {
+		if inside, err := liesIn(dir, from.String()); err != nil || inside {
+			return "", cmp.Or(err, fmt.Errorf("node: %s lies in the archive %s", dir, from))
+		}
+	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err
