@@ -12,7 +12,7 @@ import (
 // The classes of errors, for errors.Is, beside wal.ErrCorrupt (every *Damage is one) and wal.ErrVersion.
 var (
 	ErrNotFound = errors.New("snapshot archive: not found")
-	ErrLocked   = errors.New("snapshot archive: in use by another save or prune")
+	ErrLocked   = errors.New("snapshot archive: in use by another save, prune or restore")
 	ErrNotEmpty = errors.New("snapshot archive: the directory to restore into is not empty")
 	ErrSeveral  = errors.New("snapshot archive: name one of the snapshots by its id: they are of several services")
 	ErrPart     = errors.New("snapshot archive: not a whole snapshot, but what one node gave to another")
