@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
 func newJobExportCommand(a *app) *cobra.Command {
@@ -75,6 +76,15 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 		mode = info.Mode().Perm()
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
+	}
+	// Of two at once the first would put in place what the second has written so far. Where a file system knows no locks, nobody
+	// is kept out.
+	switch lock, err := filelock.Take(name + partEnd + ".lock"); {
+	case errors.Is(err, filelock.ErrTaken):
+		return fmt.Errorf("write %s: %w", name, err)
+	case err == nil:
+		defer lock.Close()
+		defer os.Remove(lock.Name()) // one that stays is taken by the next
 	}
 	return replace(vfs.Default, name, func(w *bufio.Writer) error {
 		if mode != 0 { // who may not read the old one may not read the new one either

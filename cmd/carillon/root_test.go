@@ -29,6 +29,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/filelock"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
@@ -641,6 +642,12 @@ func TestWriteWhole(t *testing.T) {
 	}
 	if err := writeWhole(os.DevNull, func(*bufio.Writer) error { return nil }); err != nil {
 		t.Error(err)
+	}
+	// Of two at once the second is refused: what it has written so far would be put in place by the first.
+	if err := writeWhole(name, func(*bufio.Writer) error {
+		return writeWhole(link, func(*bufio.Writer) error { return nil })
+	}); !errors.Is(err, filelock.ErrTaken) {
+		t.Errorf("two at once: %v", err)
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 2 {

@@ -24,5 +24,13 @@ func Take(name string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
+	opened, err := f.Stat()
+	if there, serr := os.Stat(name); err == nil && (serr != nil || !os.SameFile(opened, there)) {
+		err = fmt.Errorf("%s: %w", name, ErrTaken) // who had it has removed it since, and another may have made one
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
 	return f, nil
 }
