@@ -878,29 +878,43 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// What fired before a kill and fires again after it is a duplicate, although the output numbers go on.
-func TestRecoveryCountsRepeats(t *testing.T) {
+// What fired before a kill and fires again after it is a duplicate, although the output numbers go on; and what is wrong with these
+// after it is told.
+func TestRecoveryFollows(t *testing.T) {
 	t.Parallel()
 	url, js := startNATS(t)
-	names := carillon.DefaultNames()
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(0), Subjects: []string{names.Trigger(0, topic)}}); err != nil {
-		t.Fatal(err)
-	}
-	for i, id := range []string{"a@1000", "b@1000", "a@2000", "a@1000", "b@2000"} { // the kill is behind the third
-		m := nats.NewMsg(names.Trigger(0, topic))
-		m.Header.Set(carillon.HeaderOutput, strconv.Itoa(i+1))
-		m.Header.Set(carillon.HeaderTrigger, id)
-		if _, err := js.PublishMsg(t.Context(), m); err != nil {
+	later := carillon.FormatTriggerID("late", time.Now().Add(time.Hour).UnixMilli())
+	for i, v := range []struct {
+		name, stored string // output:trigger; the kill is behind the third
+		want         Checks
+	}{
+		{"in order", "1:a@1000 2:b@1000 3: 4:a@2000 5: 6:b@2000", Checks{Expected: 2}},
+		{"fired again", "1:a@1000 2:b@1000 3: 4:a@1000 5:b@2000", Checks{Expected: 2, Duplicate: 1}},
+		{"twice after the kill", "1:a@1000 2: 3: 4:b@1000 5:b@1000", Checks{Expected: 2, Duplicate: 1}},
+		{"numbers are left out", "1: 2: 3: 6: 7: 9:", Checks{Gaps: 3}},
+		{"numbers are there twice", "1: 2: 3: 4: 3: 4: 5: 4: 6:", Checks{Duplicate: 3}},
+		{"early", "1: 2: 3: 4:" + later, Checks{Expected: 1, Early: 1}},
+	} {
+		names := carillon.NamesFor("r" + strconv.Itoa(i))
+		e := &engine{Service: Service{Names: names, Connect: func(url string) (*nats.Conn, error) { return nats.Connect(url) }}, url: url, partitions: 1}
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(0), Subjects: []string{names.Trigger(0, topic)}}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	e := &engine{Service: Service{Names: names, Connect: func(url string) (*nats.Conn, error) { return nats.Connect(url) }}, url: url, partitions: 1}
-	var c Checks
-	if err := (&RecoveryConfig{}).follow(t.Context(), e, []uint64{3}, &c); err != nil {
-		t.Fatal(err)
-	}
-	if c.Duplicate != 1 || c.Gaps != 0 {
-		t.Errorf("checks are %+v, expected one duplicate", c)
+		for stored := range strings.FieldsSeq(v.stored) {
+			output, id, _ := strings.Cut(stored, ":")
+			m := nats.NewMsg(names.Trigger(0, topic))
+			m.Header.Set(carillon.HeaderOutput, output)
+			if id != "" {
+				m.Header.Set(carillon.HeaderTrigger, id)
+			}
+			if _, err := js.PublishMsg(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var c Checks
+		if err := (&RecoveryConfig{}).follow(t.Context(), e, []uint64{3}, &c); err != nil || c != v.want {
+			t.Errorf("%s: checks are %+v, %v; expected %+v", v.name, c, err, v.want)
+		}
 	}
 }
 

@@ -481,7 +481,7 @@ func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, c
 			}
 			id := m.Headers().Get(carillon.HeaderTrigger)
 			if meta.Sequence.Stream < end { // what was checked after the kill before
-				before = number
+				before = max(before, number)
 				triggers[id] = struct{}{}
 				return
 			}
@@ -492,7 +492,7 @@ func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, c
 			default:
 				checks.Gaps += int(number - before - 1)
 			}
-			before = number
+			before = max(before, number)
 			if id == "" {
 				return // an event
 			}

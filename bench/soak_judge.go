@@ -149,7 +149,7 @@ func (s *soak) follow(ctx context.Context, checks *Checks) error {
 			default:
 				checks.Gaps += int(number - at.output - 1)
 			}
-			at.output = number
+			at.output = max(at.output, number)
 			if id := m.Headers().Get(carillon.HeaderTrigger); id != "" {
 				h := xxhash.Sum64String(id)
 				_, again := s.ids[h]

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -470,6 +472,69 @@ func TestSoakInsists(t *testing.T) {
 	}
 	if !slices.ContainsFunc(s.streams, func(at soakStream) bool { return at.output == 1 }) {
 		t.Errorf("the trigger was not read: %v", s.streams)
+	}
+}
+
+// What a soak run reads of the streams counts numbers that were left out, numbers and triggers that are there twice, in a round and in
+// the one before it, and nothing else.
+func TestSoakFollows(t *testing.T) {
+	t.Parallel()
+	url, js := startNATS(t)
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	names := carillon.DefaultNames()
+	subject := names.Trigger(0, topic)
+	out, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(0), Subjects: []string{subject}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := func(output, trigger string) {
+		t.Helper()
+		m := &nats.Msg{Subject: subject, Header: nats.Header{}}
+		if output != "" {
+			m.Header.Set(carillon.HeaderOutput, output)
+		}
+		if trigger != "" {
+			m.Header.Set(carillon.HeaderTrigger, trigger)
+		}
+		if _, err := js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store("3", "before@1") // the run
+	s := &soak{engine: &engine{Service: Service{Names: names}, partitions: 1}, nc: nc}
+	if err := s.ends(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, round := range []struct {
+		stored [][2]string // output, trigger
+		want   Checks
+	}{
+		{[][2]string{{"8", "a@1"}, {"9", ""}, {"", ""}, {"10", "b@1"}}, Checks{}}, // an event, and a foreign message
+		{[][2]string{{"13", "c@1"}}, Checks{Gaps: 2}},
+		{[][2]string{{"14", "d@1"}, {"15", "c@1"}, {"16", "d@1"}}, Checks{Duplicate: 2}},
+		{[][2]string{{"17", "c@1"}, {"18", "e@1"}}, Checks{Duplicate: 1}},
+		{[][2]string{{"17", ""}, {"18", ""}, {"19", ""}, {"18", ""}, {"20", ""}}, Checks{Duplicate: 3}},
+		{nil, Checks{}},
+	} {
+		for _, m := range round.stored {
+			store(m[0], m[1])
+		}
+		var got Checks
+		if err := s.follow(t.Context(), &got); err != nil || got != round.want {
+			t.Errorf("round %d: %+v, %v; expected %+v", i, got, err, round.want)
+		}
+	}
+	store("21", "f@1")
+	store("22", "g@1")
+	if err := out.Purge(t.Context(), jetstream.WithPurgeKeep(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.follow(t.Context(), new(Checks)); err == nil || !strings.Contains(err.Error(), "dropped messages 17 to 17") {
+		t.Errorf("of a stream that dropped a message before it was read: %v", err)
 	}
 }
 
