@@ -488,9 +488,18 @@ func TestRecovery(t *testing.T) {
 		Service: service(t, "--partitions", fmt.Sprint(partitions), "--out-max-bytes", fmt.Sprint(outBytes), "--log-max-bytes", fmt.Sprint(1<<20)),
 		Jobs:    200, Rate: 100, Kills: 2, Fill: true,
 	}
+	began := time.Now()
 	r, err := RunRecovery(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range []string{"ready_max_s", "first_stored_max_s", "first_trigger_max_s", "caught_up_max_s"} {
+		if took := r.Figures.Get(name); took <= 0 || took > time.Since(began).Seconds() {
+			t.Errorf("%s is %v in a run of %s", name, took, time.Since(began))
+		}
+	}
+	if held := r.Figures.Get("local_log_min_mib"); held <= 0 {
+		t.Errorf("the engine's own directory held %v MiB", held)
 	}
 	if !r.Checks.clean() || r.Checks.Expected == 0 {
 		t.Errorf("checks are %+v", r.Checks)
@@ -728,6 +737,39 @@ func TestJudge(t *testing.T) {
 	}
 	if h.TotalCount() != 3 || !h.ValuesAreEquivalent(h.Min(), 2000) || !h.ValuesAreEquivalent(h.Max(), 2000) {
 		t.Errorf("3 triggers 2 ms late make %d of %d to %d µs", h.TotalCount(), h.Min(), h.Max())
+	}
+}
+
+// The lines of raw triggers are those of the plan's window, and say how late each was.
+func TestRaw(t *testing.T) {
+	p, arrivals := judged()
+	w := &worker{chunks: [][]arrival{arrivals[:2], arrivals[2:]}}
+	path := filepath.Join(t.TempDir(), "raw.csv")
+	if err := w.writeRaw(path, p); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "due_ms,stored_us,received_us,partition,output,job\n10000,1000,2000,0,7,0\n10500,1000,2000,0,8,1\n11000,1000,2000,0,9,0\n"
+	if string(raw) != want {
+		t.Errorf("raw triggers are\n%s, expected\n%s", raw, want)
+	}
+}
+
+func TestDirMiB(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "in"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, bytes := range map[string]int{"a": 1 << 19, "in/b": 1 << 20} {
+		if err := os.WriteFile(filepath.Join(dir, name), make([]byte, bytes), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := dirMiB(dir); got != 1.5 {
+		t.Errorf("%v MiB, expected 1.5", got)
 	}
 }
 

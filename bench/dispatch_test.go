@@ -351,11 +351,11 @@ func TestLeast(t *testing.T) {
 		t.Error("a figure that is not there reached its target")
 	}
 	var table strings.Builder
-	r := Result{Figures: f, Targets: []Target{newLeast(f, "a_ratio", 0.9), newTarget(f, "a_ratio", 0.9, 0)}}
+	r := Result{Figures: f, Targets: []Target{newLeast(f, "a_ratio", 0.9), newTarget(f, "a_ratio", 0.9, 0), newTarget(f, "a_ratio", 0.1, 0.2)}}
 	if err := r.Table(&table); err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"target missed  a_ratio: 0.85 >= 0.9", "target met     a_ratio: 0.85 <= 0.9"} {
+	for _, line := range []string{"target missed  a_ratio: 0.85 >= 0.9", "target met     a_ratio: 0.85 <= 0.9\n", "target missed  a_ratio: 0.85 <= 0.1 (or 0.2, three times the bare sleep)\n"} {
 		if !strings.Contains(table.String(), line) {
 			t.Errorf("no %q in\n%s", line, &table)
 		}

@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -120,10 +122,86 @@ func TestPipe(t *testing.T) {
 	if err := p.fill(t.Context(), 10, 3000, job, func(n int) { done = n }); err != nil || done != 2990 {
 		t.Errorf("%d of 2990 jobs were put: %v", done, err)
 	}
+	// The latency of a command counts from when it was to be sent, and that of one that is refused is no short one.
+	r := &clientsRun{
+		clientsOrder: clientsOrder{Verb: carillon.VerbPut, Prefix: "open-"}, clients: &clients{clientsStart: clientsStart{Due: time.Now().Add(time.Hour).UnixMilli()}, pipes: []*pipe{p}},
+		payload: payloadOf(10), latency: []*hdrhistogram.Histogram{newHistogram()},
+	}
+	if err := r.send(0, 0, time.Now().Add(-time.Minute), func() {}); err != nil {
+		t.Fatal(err)
+	}
+	r.Verb = carillon.VerbDelete
+	if err := r.send(0, 7, time.Now(), func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if h := r.latency[0]; h.TotalCount() != 2 || h.Min() < 59e6 || h.Min() > 120e6 || h.Max() < 590e6 || !slices.Equal(r.refused, []int{7}) {
+		t.Errorf("%d latencies from %d to %d µs, refused are %v", h.TotalCount(), h.Min(), h.Max(), r.refused)
+	}
 	wrong := func(i int) carillon.Job { return carillon.Job{ID: fmt.Sprint("wrong-", i), Schedule: "never"} }
 	if err := p.fill(t.Context(), 0, 10, wrong, func(int) {}); !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidSchedule}) {
 		t.Errorf("a wrong job: %v", err)
 	}
+}
+
+// A job that the engine refuses for now is put again: a run of fewer jobs than it tells of would be measured.
+func TestPipeFillsWhatWasRefused(t *testing.T) {
+	t.Parallel()
+	url, _ := startNATS(t)
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	names := carillon.DefaultNames()
+	asked := make(map[string]int)
+	_, err = nc.Subscribe(names.API(carillon.VerbPut, "*"), func(m *nats.Msg) {
+		answer := nats.NewMsg(m.Reply)
+		if asked[m.Subject]++; asked[m.Subject] == 1 && strings.HasSuffix(m.Subject, "7") {
+			answer.Header.Set(micro.ErrorCodeHeader, "503")
+			answer.Data = (&carillon.Error{Code: carillon.CodeUnavailable}).AppendJSON(nil)
+		}
+		_ = m.RespondMsg(answer) // else the pipe waits in vain
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := newPipe(nc, names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	done := 0
+	job := func(i int) carillon.Job { return carillon.Job{ID: fmt.Sprint("job-", i), Schedule: "@daily"} }
+	if err := p.fill(t.Context(), 0, 20, job, func(n int) { done = n }); err != nil || done != 20 {
+		t.Errorf("%d of 20 jobs were put: %v", done, err)
+	}
+	for subject, times := range asked {
+		if want := 1 + bit(strings.HasSuffix(subject, "7")); times != want {
+			t.Errorf("%s was put %d times, expected %d", subject, times, want)
+		}
+	}
+}
+
+// What had to wait is sent late, and none of it left out or counted from then; what is not due yet waits.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var sent, due []time.Duration
+		err := pace(t.Context(), 4, func(i int) time.Time { return began.Add(time.Duration(i) * 100 * time.Millisecond) }, func(i int, at time.Time) error {
+			sent, due = append(sent, time.Since(began)), append(due, at.Sub(began))
+			if i == 0 {
+				time.Sleep(250 * time.Millisecond)
+			}
+			return nil
+		})
+		const ms = time.Millisecond
+		if err != nil || !slices.Equal(due, []time.Duration{0, 100 * ms, 200 * ms, 300 * ms}) || !slices.Equal(sent, []time.Duration{0, 250 * ms, 250 * ms, 300 * ms}) {
+			t.Errorf("due %v, sent %v, %v", due, sent, err)
+		}
+	})
 }
 
 // Who waits for the answers of many clients that were lost does so for one of them.
@@ -294,11 +372,58 @@ func TestLaterByRank(t *testing.T) {
 		{map[int64]int64{1: 900, 5: 90, 40: 9, 60: 1}, 20},
 		{map[int64]int64{2: 900, 5: 90, 30: 10}, 1}, // the latest came sooner, most a little later
 		{map[int64]int64{1: 800, 5: 80, 39: 10}, 0}, // fewer: from the latest on
+		{map[int64]int64{3: 10}, -37},               // all sooner
 	} {
 		got := laterByRank(of(c.with), without)
 		if within := int64(200); got < c.ms*1000-within || got > c.ms*1000+within { // what a histogram keeps of a value
 			t.Errorf("%v is later by %d µs at most, want %d ms", c.with, got, c.ms)
 		}
+	}
+}
+
+// What is compared with something else is compared in the same round, or pair.
+func TestFiguresOfPairs(t *testing.T) {
+	part := func(p99, p999 float64, ms ...int64) Result {
+		h := newHistogram()
+		for _, v := range ms {
+			record(h, v*1e6)
+		}
+		encoded, err := encode(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Result{Figures: Figures{{"received_p99_ms", p99}, {"received_p999_ms", p999}}, Histograms: map[string]string{"received_us": encoded}}
+	}
+	var f Figures
+	l := least{
+		inside: &ceiling{}, trips: []float64{3, 1, 5}, insideTrips: []float64{1, 2, 1}, commits: []float64{1, 3, 4}, bares: []float64{2, 4, 5},
+	}
+	l.figures(&f, []float64{8, 8, 18})
+	m := midnights{
+		cold: []Result{part(6, 7), part(8, 9), part(20, 20)}, hot: []Result{part(3, 4), part(2, 4), part(4, 4)}, loaded: 7, late: 2, hotLoaded: 1,
+	}
+	m.figures(&f)
+	s := saving{
+		saves: 3, took: 2 * time.Second, verify: 4 * time.Second, restore: 8 * time.Second,
+		without: []Result{part(1, 2, 5), part(2, 4, 10)}, with: []Result{part(3, 6, 20), part(2, 5, 20)},
+	}
+	if err := s.figures(&f, 16); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]float64{
+		"single_latency_ratio": 3.6, "single_latency_tcp_ratio": 2, "single_latency_bare_ratio": 3.6,
+		"log_round_trip_p50_ms": 3, "log_round_trip_in_process_p50_ms": 1, "commit_p50_ms": 3, "bare_create_p50_ms": 4,
+		"midnight_p99_ms": 8, "midnight_p99_hot_ms": 3, "midnight_p99_2_ms": 8, "midnight_p99_hot_2_ms": 2, "midnight_p99_ratio": 4,
+		"midnight_loaded_jobs": 7, "midnight_loaded_late_jobs": 2, "midnight_hot_loaded_jobs": 1,
+		"saves": 3, "save_s": 2, "save_jobs_per_s": 8, "verify_jobs_per_s": 4, "restore_s": 8, "restore_jobs_per_s": 2,
+		"lateness_p99_without_ms": 1.5, "lateness_p99_save_ms": 2.5, "lateness_p999_for_save_1_ms": 4, "lateness_p999_for_save_ms": 2.5,
+	} {
+		if got := f.Get(name); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s is %v, expected %v", name, got, want)
+		}
+	}
+	if got := f.Get("lateness_any_for_save_ms"); math.Abs(got-12.5) > 0.1 { // what a histogram keeps of a value
+		t.Errorf("any trigger was later by %v ms for a save, expected 12.5", got)
 	}
 }
 
@@ -535,6 +660,39 @@ func TestSoakFollows(t *testing.T) {
 	}
 	if err := s.follow(t.Context(), new(Checks)); err == nil || !strings.Contains(err.Error(), "dropped messages 17 to 17") {
 		t.Errorf("of a stream that dropped a message before it was read: %v", err)
+	}
+}
+
+// The figures of a soak run are those of all its rounds.
+func TestSoakSums(t *testing.T) {
+	s := &soak{
+		SoakConfig: SoakConfig{Round: 30 * time.Minute}, engine: &engine{dir: t.TempDir()}, result: &Result{},
+		received: newHistogram(), allCommands: newHistogram(), afterKill: newHistogram(), withoutKills: newHistogram(),
+		kills: []time.Time{time.Now()}, ready: 3 * time.Second,
+	}
+	for i, v := range []float64{50, 90, 10, 20} { // it grows by 10 in half an hour at the end
+		s.rounds = append(s.rounds, SoakRound{
+			Since: time.Duration(i+1) * s.Round, Triggers: 3600, Commands: 1800, ResidentMiB: v, DiskMiB: 2 * v, CPU: v,
+			Checks: Checks{Expected: 1, Early: 2, Missing: 3, Duplicate: 4, Gaps: 5, Stray: 6, Redelivered: 7},
+		})
+	}
+	if err := s.sum(); err != nil {
+		t.Fatal(err)
+	}
+	if want := (Checks{Expected: 4, Early: 8, Missing: 12, Duplicate: 16, Gaps: 20, Stray: 24, Redelivered: 28}); *s.result.Checks != want {
+		t.Errorf("checks are %+v, expected %+v", *s.result.Checks, want)
+	}
+	for name, want := range map[string]float64{
+		"soaked_s": 7200, "triggers_per_s": 2, "commands_per_s": 1, "kills": 1, "ready_max_s": 3,
+		"resident_first_mib": 50, "resident_last_mib": 20, "resident_max_mib": 90, "resident_growth_mib_per_h": 20,
+		"disk_first_mib": 100, "disk_last_mib": 40, "disk_max_mib": 180, "disk_growth_mib_per_h": 40, "engine_cpu_percent": 35,
+	} {
+		if got := s.result.Figures.Get(name); got != want {
+			t.Errorf("%s is %v, expected %v", name, got, want)
+		}
+	}
+	if got := s.result.Series["triggers_per_s"]; len(got) != 4 || got[3] != (Point{7200, 2}) {
+		t.Errorf("triggers a second over time are %v", got)
 	}
 }
 
