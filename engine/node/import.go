@@ -155,7 +155,7 @@ func checkState(job *carillon.ImportJob) error {
 		field string
 		at    time.Time
 	}{{"accepted", s.Accepted}, {"from", s.From}, {"last", s.Last}} {
-		if !t.at.IsZero() && t.at.UnixMilli() > schedule.Horizon {
+		if t.at.UnixMilli() > schedule.Horizon {
 			return &carillon.Error{
 				Code: carillon.CodeInvalidField, Field: t.field,
 				Message: fmt.Sprintf("is %s; of a job's state no time is after %s", t.at.Format(carillon.TimeFormat), time.UnixMilli(schedule.Horizon).UTC().Format(carillon.TimeFormat)),
