@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 )
 
@@ -127,4 +128,22 @@ func TestListsWaitForAWhile(t *testing.T) {
 			t.Errorf("after %s: %v", took, err)
 		}
 	})
+}
+
+// lines is a request to import.
+type lines struct {
+	micro.Request
+	body string
+}
+
+func (l lines) Data() []byte           { return []byte(l.body) }
+func (l lines) Headers() micro.Headers { return nil }
+
+// Of an import the outcome of a part of which is unknown no count is told: all of it is to be sent again.
+func TestImportOfUnknownOutcome(t *testing.T) {
+	n := &Node{layout: engine.Layout{Prefix: "carillon", Partitions: 1}, partitions: []*partition{{}}} // nobody follows it
+	err := n.apiImport(&call{node: n, Request: lines{body: `{"id":"a","spec":{"schedule":"@daily"}}`}})
+	if !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+		t.Errorf("it is told as %v", err)
+	}
 }

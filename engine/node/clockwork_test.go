@@ -1,12 +1,15 @@
 package node
 
 import (
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // A tick allows no more outputs than there is space for, however large they are; small ones have the whole window.
@@ -91,6 +94,54 @@ func TestShareGrows(t *testing.T) {
 		if rang := share(c.chains); rang != c.rings {
 			t.Errorf("shared by %d, %d in flight: rang %v", c.chains, p.chain.InFlight(), rang)
 		}
+	}
+}
+
+// chainOf is a node with the chain of one partition, which has sent one output and asked for an ack.
+func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
+	t.Helper()
+	bell, err := newAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bell.close)
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0), chain: engine.NewChain()}
+	n := &Node{bell: bell, partitions: []*partition{p}, server: ns, log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
+	p.chain.Resume(0, 0, []engine.Output{{Number: 1, Kind: engine.OutputEvent}})
+	if m, ok := p.chain.Next(1); !ok || !m.Ack {
+		t.Fatalf("the output is sent: %t, and an ack asked for: %t", ok, m.Ack)
+	}
+	return n, p
+}
+
+// What the embedded server acknowledges may be lost with the power until it is synced; the ack of an external one is its word.
+func TestAcknowledgedIsNotDurable(t *testing.T) {
+	for _, ns := range []*embedded.Server{nil, new(embedded.Server)} {
+		n, p := chainOf(t, ns)
+		n.acked(p, p.run, 1, nil)
+		if stored := p.chain.Stored(); stored.Seq != 1 || (p.durable == stored) != (ns == nil) {
+			t.Errorf("embedded %t: stored is %+v, durable %+v", ns != nil, stored, p.durable)
+		}
+	}
+}
+
+// An answer that is late has somebody ask for what it is about, or it would never come; any other error gives the chain up. Neither is
+// said of a chain that was resumed since.
+func TestAnswerThatDoesNotCome(t *testing.T) {
+	for _, c := range []struct {
+		err        error
+		late, lost bool
+	}{{streams.ErrLate, true, false}, {streams.ErrTimeout, false, true}} {
+		n, p := chainOf(t, nil)
+		n.acked(p, p.run+1, 0, c.err)
+		if p.overdue.upTo != 0 || p.chain.Lost() {
+			t.Errorf("%v counts for another run of the chain", c.err)
+		}
+		n.acked(p, p.run, 0, c.err)
+		if late := p.overdue.upTo == 1; late != c.late || p.chain.Lost() != c.lost {
+			t.Errorf("%v: late is what is stored up to %d, lost %t", c.err, p.overdue.upTo, p.chain.Lost())
+		}
+		<-n.bell.rang
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,11 +16,13 @@ import (
 func TestKeepUp(t *testing.T) {
 	for _, c := range []struct {
 		what string
-		cut  uint64 // the local log begins there
+		last uint64 // record of the local log
+		cut  uint64 // it begins there
 		err  string
 	}{
-		{"all that comes next is there", 6, ""},
-		{"a record is missing", 7, "the local log was cut to 7"},
+		{"all that comes next is there", 10, 6, ""},
+		{"nothing comes next", 5, 5, ""},
+		{"a record is missing", 10, 7, "the local log was cut to 7"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			n := &Node{
@@ -42,12 +45,11 @@ func TestKeepUp(t *testing.T) {
 			}
 			n.local = open(n.o.Data+"/log", wal.ProfileLog).Log()
 			n.saved = snapshot.OpenTable(open(n.o.Data+"/jobs", wal.ProfileTable))
-			const last = 10
 			giver := engine.New(n.layout, 0)
 			p := &partition{machine: giver, chain: engine.NewChain(), table: table{saved: n.saved}}
 			n.partitions = []*partition{p}
 			p.follows.Store(true)
-			for seq := uint64(1); seq <= last; seq++ {
+			for seq := uint64(1); seq <= c.last; seq++ {
 				r := engine.Record{
 					Seq: seq, Time: time.Now().UnixNano(), Subject: "carillon.log.0.put.job-" + string('a'+rune(seq)), Data: []byte(`{"schedule":"@at 2038-01-01T00:00:00Z"}`),
 				}
@@ -84,9 +86,48 @@ func TestKeepUp(t *testing.T) {
 				}
 				return
 			}
-			if st := p.machine.Stats(); err != nil || !p.follows.Load() || st.Jobs != last || p.upTo != last {
+			if st := p.machine.Stats(); err != nil || !p.follows.Load() || st.Jobs != int(c.last) || p.upTo != c.last {
 				t.Errorf("%v; followed: %t, %d jobs up to %d", err, p.follows.Load(), st.Jobs, p.upTo)
 			}
 		})
+	}
+}
+
+// All partitions come to have what the local log has for them, to its last record, whatever is read of it meanwhile.
+func TestReplayAll(t *testing.T) {
+	const partitions, jobs = 3, 5*laneBatch + 7
+	store, err := wal.OpenStore(wal.Options{Dir: t.TempDir(), Profile: wal.ProfileLog})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	n := &Node{layout: engine.Layout{Prefix: "carillon", Partitions: partitions}, local: store.Log()}
+	for i := range partitions {
+		p := &partition{number: i, machine: engine.New(n.layout, i)}
+		p.follows.Store(true)
+		n.partitions = append(n.partitions, p)
+	}
+	payload := func(i int) string { return `"` + strings.Repeat(string(rune('a'+i%26)), 100) + `"` }
+	var records []wal.Record
+	for i := range jobs {
+		id := fmt.Sprint("job-", i)
+		r := engine.Record{
+			Seq: uint64(i + 1), Time: time.Now().UnixNano(), Subject: fmt.Sprintf("carillon.log.%d.put.%s", engine.PartitionOf(id, partitions), id),
+			Data: []byte(`{"schedule":"@at 2038-01-01T00:00:00Z","payload":` + payload(i) + `}`),
+		}
+		records = append(records, wal.Record{Seq: r.Seq, Data: engine.AppendRecord(nil, &r)})
+	}
+	if err := n.local.Append(records); err != nil {
+		t.Fatal(err)
+	}
+	if read, err := n.replayAll(t.Context(), 0); err != nil || read != jobs {
+		t.Fatalf("%d records, %v", read, err)
+	}
+	for i := range jobs {
+		id := fmt.Sprint("job-", i)
+		job, ok := n.partitions[engine.PartitionOf(id, partitions)].machine.Job(id, nil)
+		if !ok || string(job.Spec.Payload) != payload(i) {
+			t.Errorf("%s: there %t, with %s", id, ok, job.Spec.Payload)
+		}
 	}
 }

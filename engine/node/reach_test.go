@@ -64,3 +64,38 @@ func TestLastAnswers(t *testing.T) {
 		}
 	})
 }
+
+// All who ask while one answer is on its way share the next one, which is of a time after they asked.
+func TestEndsAreShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var e ends
+		var asked uint64
+		get := func() (uint64, error) {
+			asked++
+			mine := asked
+			time.Sleep(time.Second)
+			return mine, nil
+		}
+		told := make(chan uint64, 4)
+		ask := func() {
+			if seq, err := e.ask(t.Context(), get); err != nil {
+				t.Error(err)
+			} else {
+				told <- seq
+			}
+		}
+		go ask()
+		time.Sleep(time.Millisecond) // that one is on its way
+		for range 3 {
+			go ask()
+		}
+		for _, want := range []uint64{1, 2, 2, 2} {
+			if got := <-told; got != want {
+				t.Errorf("told of answer %d, want %d", got, want)
+			}
+		}
+		if synctest.Wait(); asked != 2 || e.busy {
+			t.Errorf("asked %d times", asked)
+		}
+	})
+}

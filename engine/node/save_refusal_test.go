@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
@@ -50,6 +51,16 @@ func TestCancelBehindSave(t *testing.T) {
 		}()
 		if err := s.cancel("r"); !errors.Is(err, want) {
 			t.Errorf("saved %t: %v, want %v", saved, err, want)
+		}
+	}
+}
+
+// A snapshot that a version with newer rules saved is left to that one.
+func TestNewerSnapshot(t *testing.T) {
+	for newer := range 2 {
+		m := &archive.Manifest{ID: "s", Prefix: "carillon", Versions: archive.Versions{Logic: engine.Logic + newer}}
+		if _, _, err := newRestored(m); errors.Is(err, engine.ErrRules) != (newer > 0) {
+			t.Errorf("logic %d: %v", m.Versions.Logic, err)
 		}
 	}
 }
