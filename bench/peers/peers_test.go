@@ -149,21 +149,24 @@ func TestVerdict(t *testing.T) {
 		return bench.Result{Workload: workload, Params: params{System: name, Tuned: tuned, Rate: rate}, Figures: figures, Checks: &bench.Checks{}}
 	}
 	for name, test := range map[string]struct {
-		p50, drained float64
-		early        int
-		tuned        bool
-		want         bool
+		p50, p99, drained float64
+		early             int
+		tuned             bool
+		want              bool
 	}{
-		"ahead":       {p50: 1, drained: 900, want: true},
-		"ahead tuned": {p50: 1, drained: 900, tuned: true, want: true},
-		"later tuned": {p50: 6, drained: 900, tuned: true},
-		"later":       {p50: 6, drained: 900},
-		"drains less": {p50: 1, drained: 700},
-		"early":       {p50: 1, drained: 900, early: 1},
+		"ahead":        {p50: 1, p99: 2, drained: 900, want: true},
+		"ahead tuned":  {p50: 1, p99: 2, drained: 900, tuned: true, want: true},
+		"later tuned":  {p50: 6, p99: 7, drained: 900, tuned: true},
+		"later":        {p50: 6, p99: 7, drained: 900},
+		"a later tail": {p50: 1, p99: 10, drained: 900},
+		"no nearer":    {p50: 5, p99: 9, drained: 900},
+		"drains less":  {p50: 1, p99: 2, drained: 700},
+		"no more":      {p50: 1, p99: 2, drained: 800},
+		"early":        {p50: 1, p99: 2, drained: 900, early: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := outcome{results: []bench.Result{
-				result("carillon", test.tuned, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: test.p50}, bench.Figure{Name: "off_p99_ms", Value: 2}),
+				result("carillon", test.tuned, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: test.p50}, bench.Figure{Name: "off_p99_ms", Value: test.p99}),
 				result("carillon", test.tuned, "burst", 0, bench.Figure{Name: "drained_per_s", Value: test.drained}),
 				// Ahead of Carillon, but not tuned, which nobody would be.
 				result("river", false, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: 0.1}, bench.Figure{Name: "off_p99_ms", Value: 0.1}),
