@@ -82,6 +82,7 @@ type Node struct {
 	// With an external NATS: the other nodes, and slow servers.
 	joined  joined
 	pulse   pulse
+	regain  regain
 	gives   saves        // of partitions, for other nodes
 	given   sync.RWMutex // held by who reads what partitions have saved; written to give one up
 	servers servers

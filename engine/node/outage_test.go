@@ -77,6 +77,33 @@ func TestRefusedForAWhile(t *testing.T) {
 	r.stop(t)
 }
 
+// So it does with the engine's rights: nats-server drops the subscriptions that are no longer allowed, those to answers, too, and does
+// not take them up again by itself.
+func TestRightsTakenForAWhile(t *testing.T) {
+	t.Parallel()
+	right := &server.Options{JetStream: true, Users: []*server.User{{Username: "engine", Password: "e"}, {Username: "client", Password: "c"}}}
+	ns := natstest.Start(t, right)
+	o := base(t)
+	o.NATS = strings.Replace(ns.ClientURL(), "nats://", "nats://engine:e@", 1)
+	r := run(t, o)
+	nc := dial(t, ns.ClientURL(), nats.UserInfo("client", "c"))
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	beats(t, c, 5)
+	wrong := right.Clone()
+	wrong.Users[0].Permissions = &server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"carillon.api.>", "_INBOX.>"}}}
+	if err := ns.ReloadOptions(wrong); err != nil {
+		t.Fatal(err)
+	}
+	notReady(t, r.HTTP, `a right is missing: nats: permissions violation: Permissions Violation for Subscription to "_INBOX.`)
+	if err := ns.ReloadOptions(right); err != nil {
+		t.Fatal(err)
+	}
+	beats(t, c, 20)
+	unbroken(t, nc, c)
+	r.stop(t)
+}
+
 // A server says nothing any more, and no connection breaks: the engine goes to another one.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()

@@ -102,6 +102,9 @@ func (n *Node) problems() []string {
 		}
 		list = append(list, why)
 	}
+	if missing := n.regain.problem(); missing != nil {
+		list = append(list, missing.Error())
+	}
 	if n.holdTicks.Load() {
 		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: firing waits", n.o.FreeForTicks>>20))
 	}

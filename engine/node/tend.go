@@ -25,6 +25,9 @@ func (n *Node) tend(ctx context.Context) {
 	work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	work.Go(func() { n.every(ctx, time.Second, n.watchDisk) })
 	work.Go(func() { n.every(ctx, time.Second, n.lookAtOutput) })
+	if n.server == nil {
+		work.Go(func() { n.every(ctx, time.Second, n.regainRights) })
+	}
 	work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
 	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 	work.Wait()

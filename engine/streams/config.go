@@ -179,6 +179,7 @@ type Streams struct {
 
 	acks  *acks
 	press *press
+	need  Rights
 }
 
 // Open makes the streams that are missing, checks those that are there, and starts to listen for
@@ -200,7 +201,8 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if cfg.Partitions == 0 {
 		cfg.Partitions = defaultPartitions
 	}
-	if err := checkRights(ctx, nc, cfg.rights(inboxPrefix(nc)).and(cfg.Rights)); err != nil {
+	need := cfg.rights(inboxPrefix(nc)).and(cfg.Rights)
+	if err := checkRights(ctx, nc, need); err != nil {
 		return nil, err
 	}
 	if _, err := lookAround(ctx, nc); err != nil {
@@ -249,7 +251,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		return nil, err
 	}
 	of := func(want jetstream.StreamConfig) stream { return stream{nc: nc, name: want.Name, want: &want} }
-	s := &Streams{Log: &Log{stream: of(cfg.logConfig()), acks: acks, cfg: cfg}, acks: acks, press: &press{acks: acks, wire: cfg.Wire}}
+	s := &Streams{Log: &Log{stream: of(cfg.logConfig()), acks: acks, cfg: cfg}, acks: acks, press: &press{acks: acks, wire: cfg.Wire}, need: need}
 	for p := range cfg.Partitions {
 		s.Out = append(s.Out, &OutStream{stream: of(cfg.outConfig(p)), press: s.press})
 	}
@@ -258,6 +260,11 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 
 // Flush sends what PublishChained has gathered.
 func (s *Streams) Flush() { s.press.flush() }
+
+// CheckRights refuses a connection whose user has not the rights that Open asked for.
+func (s *Streams) CheckRights(ctx context.Context, nc *nats.Conn) error {
+	return checkRights(ctx, nc, s.need)
+}
 
 // Close stops listening for acks; those still awaited end with ErrClosed before it returns.
 func (s *Streams) Close() { s.acks.close() }

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// regain gets back the subscriptions that nats-server took away with a right, as by a reload of its configuration. It does not give
+// them back with the right, and the library makes them again on a new connection alone: answers to this node and requests to it would
+// stay away for good.
+type regain struct {
+	refused atomic.Bool // a subscription was
+
+	mu      sync.Mutex
+	missing error     // what the user may not do by now
+	went    time.Time // a new connection was made last
+}
+
+// note takes an error of the connection.
+func (r *regain) note(err error) {
+	if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "Violation for Subscription") {
+		r.refused.Store(true)
+	}
+}
+
+func (r *regain) lacks(missing error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.missing = missing
+}
+
+// problem is what the user may not do; nil where nothing is known to be missing.
+func (r *regain) problem() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.missing
+}
+
+// may tells whether a new connection is to be made: firing pauses for it, so not again and again where that is of no use.
+func (r *regain) may(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Sub(r.went) < aroundAgain {
+		return false
+	}
+	r.went = now
+	return true
+}
+
+// regainRights looks whether the user may do all again, once a subscription was refused.
+func (n *Node) regainRights(ctx context.Context) error {
+	if !n.regain.refused.Load() || !n.nc.IsConnected() {
+		return nil
+	}
+	missing := n.askRights(ctx)
+	n.regain.lacks(missing)
+	if missing != nil || !n.regain.may(time.Now()) {
+		return nil
+	}
+	n.regain.refused.Store(false)
+	n.log.Warn("nats-server had refused a subscription, and would no more; connecting anew", "server", n.nc.ConnectedUrlRedacted())
+	if err := n.nc.ForceReconnect(); err != nil {
+		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
+	}
+	return nil
+}
+
+// askRights asks this node's own nats-server, over a connection that has lost nothing yet.
+func (n *Node) askRights(ctx context.Context) error {
+	nc, err := n.o.connectTo(withUser(n.nc.ConnectedUrl(), n.o.NATS), " to ask", nats.NoReconnect(),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // what is refused is the answer
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	return n.streams.CheckRights(ctx, nc)
+}
