@@ -247,6 +247,34 @@ func TestConfigBounds(t *testing.T) {
 	}
 }
 
+// Streams that are encrypted with another key are named, and left alone for when the right one is back.
+func TestConfigKey(t *testing.T) {
+	dir := t.TempDir()
+	with := func(jetStream string) Options {
+		return Options{Dir: dir, ConfigFile: writeConfig(t, "listen: 127.0.0.1:-1\njetstream { "+jetStream+" }")}
+	}
+	log := jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}}
+	s := start(t, with("key: first"))
+	nc := engine(t, s)
+	stream(t, nc, log)
+	if _, err := nc.Request("carillon.log.0.tick", nil, 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	s.Shutdown()
+	for _, wrong := range []string{"", "key: second"} {
+		if _, err := Start(with(wrong)); err == nil || !strings.Contains(err.Error(), "CARILLON_LOG: it is encrypted, with another key") {
+			t.Errorf("with %q it ended with %v", wrong, err)
+		}
+	}
+	for _, right := range []string{"key: first", "key: second, prev_key: first"} {
+		s := start(t, with(right))
+		if n := stream(t, engine(t, s), log).CachedInfo().State.Msgs; n != 1 {
+			t.Errorf("with %q the stream has %d messages", right, n)
+		}
+		s.Shutdown()
+	}
+}
+
 // An auth callout asks nobody about the engine.
 func TestConfigAuthCallout(t *testing.T) {
 	file := writeConfig(t, fmt.Sprintf(`

@@ -3,11 +3,15 @@ package embedded
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -265,6 +269,32 @@ func (s *Server) probe() error {
 	// A clustered server answers once its cluster has a leader, which is not Start's to wait for.
 	if _, err := js.AccountInfo(); err != nil && !s.clustered {
 		return fmt.Errorf("embedded: JetStream of the engine's account: %w", err)
+	}
+	if s.clustered {
+		return nil
+	}
+	return s.unread()
+}
+
+// unread names an encrypted stream of the engine's that nats-server has passed over, as it has another key or none. Whoever makes it
+// again in the same place destroys what is there.
+func (s *Server) unread() error {
+	keys, err := fs.Glob(os.DirFS(s.dir), "*/streams/"+s.opts.StreamPrefix+"_*/"+server.JetStreamMetaFileKey)
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	info, err := s.ns.Jsz(&server.JSzOptions{Accounts: true, Streams: true})
+	if err != nil {
+		return fmt.Errorf("embedded: %w", err)
+	}
+	for _, key := range keys {
+		account, stream := strings.Split(key, "/")[0], path.Base(path.Dir(key))
+		if !slices.ContainsFunc(info.AccountDetails, func(a *server.AccountDetail) bool {
+			return a.Id == account && slices.ContainsFunc(a.Streams, func(d server.StreamDetail) bool { return d.Name == stream })
+		}) {
+			return fmt.Errorf("embedded: nats-server does not read %s: it is encrypted, with another key than that of jetstream in the configuration file",
+				filepath.Join(s.dir, filepath.FromSlash(path.Dir(key))))
+		}
 	}
 	return nil
 }
