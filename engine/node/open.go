@@ -69,9 +69,13 @@ func (n *Node) open(ctx context.Context) (err error) {
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
 		Rebound: n.server != nil && o.NATSConfig == "", // clients may not edit them there
+		Known:   n.server == nil && n.knowsLog(),
 		Rights:  n.rights(),
 		Reader:  reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
 	})
+	if errors.Is(err, streams.ErrNoStream) {
+		return fmt.Errorf("node: %w, but this node has read it: the NATS server lost acknowledged records, or cannot read them, or is another one; see docs/operations.md", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -170,6 +174,12 @@ func (n *Node) expectLog(o *Options) error {
 		return nil
 	}
 	return fmt.Errorf("node: data directory %s has the log of a service with another prefix than %q: there is %q", o.Data, o.Prefix, r.Subject)
+}
+
+// knowsLog tells whether there is to be a log that this node goes on with. One that an external nats-server does not have may still be on
+// its disk, as with a wrong key for what is encrypted: whoever makes it again destroys it there.
+func (n *Node) knowsLog() bool {
+	return n.restored == nil && len(n.o.AcceptLoss) == 0 && (n.layout.Partitions > 0 || n.local != nil && n.local.Last() > 0)
 }
 
 // openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it

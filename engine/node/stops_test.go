@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -170,6 +172,27 @@ func TestStopRewoundLog(t *testing.T) {
 	fires(t, c, "later")
 	ready(t, r)
 	allOutputs(t, dial(t, r.NATS), partitions) // those that the server lost were made again
+}
+
+// An external server that does not have the log at all, as another one, or one without the key to its streams: nothing is made there.
+func TestStopNoLog(t *testing.T) {
+	t.Parallel()
+	o, another := base(t), natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	o.NATS = natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	r := run(t, o)
+	churn(t, client(t, r.NATS), "a", 5)
+	r.stop(t)
+	there := o
+	there.NATS = another
+	words(t, refused(t, there), "no such stream as CARILLON_LOG", "the NATS server lost acknowledged records", "docs/operations.md")
+	for name := range jetStream(t, dial(t, another)).StreamNames(t.Context()).Name() {
+		t.Errorf("there is %s", name)
+	}
+	r = run(t, o)
+	fires(t, client(t, r.NATS), "here")
+	r.stop(t)
+	r = run(t, accept(there))
+	fires(t, client(t, r.NATS), "there")
 }
 
 func TestStopDifferentLog(t *testing.T) {

@@ -35,6 +35,9 @@ type Config struct {
 	// nobody but the caller may edit them.
 	Rebound bool
 
+	// Known has Open make nothing where the log is not there: the caller has read it.
+	Known bool
+
 	Rights     Rights        // what the caller needs besides; Open refuses a user who lacks any of it
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
 	AckTimeout time.Duration // until a publish without an answer is ErrTimeout at the latest, default 5 s
@@ -185,7 +188,7 @@ type Streams struct {
 // Open makes the streams that are missing, checks those that are there, and starts to listen for
 // publish acks on nc. Close ends that; the connection stays the caller's.
 //
-// Errors: a server older than 2.12, [ErrNoJetStream], a user without the rights needed, an account or servers without
+// Errors: a server older than 2.12, [ErrNoJetStream], [ErrNoStream] where the log was Known, a user without the rights needed, an account or servers without
 // room for the streams, a number of partitions other than the one the log was made with, a stream whose shape breaks
 // the design. Each names what is wrong and how it must be.
 func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
@@ -213,6 +216,11 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		return nil, fmt.Errorf("streams: %w", err)
 	}
 
+	if cfg.Known {
+		if _, err := js.Stream(ctx, cfg.logName()); errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, fmt.Errorf("%w as %s", ErrNoStream, cfg.logName())
+		}
+	}
 	got, err := cfg.ensure(ctx, js, cfg.logConfig())
 	if err != nil {
 		return nil, err
