@@ -162,7 +162,10 @@ func withUser(found, given string) string {
 		return found
 	}
 	for g := range strings.SplitSeq(given, ",") {
-		if from, err := url.Parse(strings.TrimSpace(g)); err == nil && from.User != nil {
+		if g = strings.TrimSpace(g); !strings.Contains(g, "://") {
+			g = "nats://" + g // as the library takes it
+		}
+		if from, err := url.Parse(g); err == nil && from.User != nil {
 			u.User = from.User
 		}
 	}

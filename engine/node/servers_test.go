@@ -305,6 +305,7 @@ func TestWithUser(t *testing.T) {
 	for _, c := range []struct{ found, given, want string }{
 		{"nats://10.0.0.2:4222", "nats://10.0.0.1:4222", "nats://10.0.0.2:4222"},
 		{"nats://10.0.0.2:4222", "nats://e:p@10.0.0.1:4222, nats://10.0.0.3:4222", "nats://e:p@10.0.0.2:4222"},
+		{"nats://10.0.0.2:4222", "e:p@10.0.0.1:4222", "nats://e:p@10.0.0.2:4222"},
 		{"nats://me@10.0.0.2:4222", "nats://e:p@10.0.0.1:4222", "nats://me@10.0.0.2:4222"},
 	} {
 		if got := withUser(c.found, c.given); got != c.want {
