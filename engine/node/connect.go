@@ -101,7 +101,18 @@ func onThisMachine(ctx context.Context, server string) bool {
 type dialer struct{}
 
 func (dialer) Dial(network, address string) (net.Conn, error) {
-	c, err := net.DialTimeout(network, address, nats.DefaultTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), nats.DefaultTimeout)
+	defer cancel()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	found, err := net.DefaultResolver.LookupHost(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+	c, err := dialOne(ctx, network, found, port)
 	if err != nil {
 		return nil, err
 	}
@@ -111,4 +122,17 @@ func (dialer) Dial(network, address string) (net.Conn, error) {
 		}
 	}
 	return c, nil
+}
+
+// dialOne connects to the first of some addresses that answers. Each has its share of the time: by itself the net package leaves nothing
+// of so little to those behind one that is silent, as a machine without power is.
+func dialOne(ctx context.Context, network string, addresses []string, port string) (c net.Conn, err error) {
+	end, _ := ctx.Deadline()
+	for i, a := range addresses {
+		d := net.Dialer{Timeout: time.Until(end) / time.Duration(len(addresses)-i)}
+		if c, err = d.DialContext(ctx, network, net.JoinHostPort(a, port)); err == nil {
+			return c, nil
+		}
+	}
+	return nil, err
 }

@@ -1,0 +1,51 @@
+package node
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Behind a name that stands for several machines, those that are silent do not keep an engine from the others.
+func TestSilentAddress(t *testing.T) {
+	answers, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answers.Close()
+	port := answers.Addr().(*net.TCPAddr).Port
+	silent(t, [4]byte{127, 0, 0, 2}, port)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	c, err := dialOne(ctx, "tcp", []string{"127.0.0.2", "127.0.0.1"}, strconv.Itoa(port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
+// silent has an address say nothing to who connects, as a machine without power: a socket that takes no more does so.
+func silent(t *testing.T, ip [4]byte, port int) {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: ip, Port: port}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(net.IP(ip[:]).String(), strconv.Itoa(port)), 20*time.Millisecond)
+		if err != nil {
+			return
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+}
