@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -49,7 +51,21 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
 		err = errors.New("a server's address is no URL")
 	}
-	return nc, err
+	return nc, turnedAway(err)
+}
+
+// errTurnedAway is of a server, or what stands before it, that takes no connection just now.
+var errTurnedAway = errors.New("the connection was closed at once")
+
+// turnedAway marks an error of nats.Connect if it says that. The library has no error for what a server says before it lets one in.
+func turnedAway(err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("%w (a server with handshake_first wants --tlsfirst): %w", errTurnedAway, err)
+	case err != nil && (strings.HasSuffix(err.Error(), nats.MAX_CONNECTIONS_ERR) || strings.HasSuffix(err.Error(), nats.MAX_ACCOUNT_CONNECTIONS_ERR)):
+		return fmt.Errorf("%w: %w", errTurnedAway, err)
+	}
+	return err
 }
 
 // nearestFirst has a server of this machine tried first, one of them at random: there is no network between that could

@@ -78,6 +78,7 @@ func TestNearestFirst(t *testing.T) {
 // A start that finds no leader begins anew, and one that is refused for good does not.
 func TestUnreachable(t *testing.T) {
 	for _, err := range []error{
+		turnedAway(errors.New("nats: maximum connections exceeded")), turnedAway(errors.New("nats: maximum account active connections exceeded")),
 		nats.ErrNoServers, jetstream.ErrNoStreamResponse, &jetstream.APIError{Code: 503, ErrorCode: 10008}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
 	} {
 		if !errors.Is(unreachable(fmt.Errorf("cluster: join: %w", err)), errUnreachable) {
@@ -91,6 +92,28 @@ func TestUnreachable(t *testing.T) {
 		if errors.Is(unreachable(err), errUnreachable) {
 			t.Errorf("%v is not for good", err)
 		}
+	}
+}
+
+// A proxy with nobody behind it, or a server that stops, closes a connection before it says anything.
+func TestTurnedAway(t *testing.T) {
+	closes, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closes.Close()
+	go func() {
+		for {
+			c, err := closes.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	_, err = Options{NATS: closes.Addr().String()}.connect("")
+	if !errors.Is(unreachable(err), errUnreachable) || !strings.Contains(err.Error(), "--tlsfirst") {
+		t.Errorf("it ends with %v", err)
 	}
 }
 

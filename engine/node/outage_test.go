@@ -273,6 +273,25 @@ func TestOutageAtStart(t *testing.T) {
 	r.stop(t)
 }
 
+// So does one that is turned away at its start: by a server with as many connections as it takes, or by what stands before one.
+func TestTurnedAwayAtStart(t *testing.T) {
+	t.Parallel()
+	few := &server.Options{JetStream: true, MaxConn: 1}
+	ns := natstest.Start(t, few)
+	dial(t, ns.ClientURL())
+	o := base(t)
+	o.NATS = ns.ClientURL()
+	r := launch(t, o)
+	eventually(t, "it waits", func() bool { return contains(r.log, "waiting for NATS") })
+	many := few.Clone()
+	many.MaxConn = 100
+	if err := ns.ReloadOptions(many); err != nil {
+		t.Fatal(err)
+	}
+	r.again(t)
+	r.stop(t)
+}
+
 // A file that cannot be read is no NATS that is away: the node ends, and says which file.
 func TestFileIsNotNATS(t *testing.T) {
 	t.Parallel()

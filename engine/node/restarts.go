@@ -41,7 +41,7 @@ func unreachable(err error) error {
 	}
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
-		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded,
+		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded, errTurnedAway,
 	} {
 		if errors.Is(err, e) {
 			return fmt.Errorf("%w: %w", errUnreachable, err)
