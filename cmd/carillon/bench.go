@@ -75,7 +75,7 @@ func (a *app) dial(url string) (*nats.Conn, error) {
 func (a *app) childFlags(cmd *cobra.Command) (args []string) {
 	for _, name := range connectionFlags {
 		if f := cmd.Flag(name); name != "server" && f != nil && f.Changed {
-			args = append(args, "--"+name, f.Value.String())
+			args = append(args, "--"+name+"="+f.Value.String())
 		}
 	}
 	return args

@@ -21,12 +21,13 @@ import (
 type connection struct {
 	server, user, password, creds, nkey string
 	cert, key, ca                       string
+	tlsFirst                            bool
 	timeout                             time.Duration
 	prefix                              string
 }
 
 var connectionFlags = []string{
-	"server", "user", "password", "creds", "nkey", "tlscert", "tlskey", "tlsca", "timeout", "prefix",
+	"server", "user", "password", "creds", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst", "timeout", "prefix",
 }
 
 func (c *connection) flags(f *pflag.FlagSet) {
@@ -38,6 +39,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.cert, "tlscert", "", "TLS client certificate `file` ($NATS_CERT)")
 	f.StringVar(&c.key, "tlskey", "", "TLS private key `file` ($NATS_KEY)")
 	f.StringVar(&c.ca, "tlsca", "", "TLS certificate authority `file` ($NATS_CA)")
+	f.BoolVar(&c.tlsFirst, "tlsfirst", false, "begin with TLS, where the server is configured with handshake_first")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 10s)")
 	f.StringVar(&c.prefix, "prefix", "", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
@@ -111,6 +113,9 @@ func (c *connection) options() ([]nats.Option, error) {
 	}
 	if c.ca != "" {
 		o = append(o, nats.RootCAs(c.ca))
+	}
+	if c.tlsFirst {
+		o = append(o, nats.TLSHandshakeFirst())
 	}
 	return o, nil
 }

@@ -153,6 +153,21 @@ func TestConnectWithCredentials(t *testing.T) {
 }
 
 // An engine of a bench's own has no users: what the environment says of another is neither for the bench nor for its processes.
+// A server that begins with TLS says nothing to who waits for its first word.
+func TestConnectTLSFirst(t *testing.T) {
+	dir := t.TempDir()
+	natstest.NewAuthority(t, dir).Issue("server")
+	file := func(name string) string { return filepath.Join(dir, name) }
+	config, err := natsserver.GenTLSConfig(&natsserver.TLSConfigOpts{CertFile: file("server.crt"), KeyFile: file("server.key")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := natstest.Start(t, &natsserver.Options{TLSConfig: config, TLSHandshakeFirst: true, TLSTimeout: 2}).ClientURL()
+	if !connects(t, "-s", url, "--tlsca", file("ca.crt"), "--tlsfirst") {
+		t.Error("there is no connection")
+	}
+}
+
 func TestBenchHasNoCredentials(t *testing.T) {
 	t.Setenv("NATS_USER", "me")
 	t.Setenv("NATS_CA", "/etc/ca.crt")

@@ -137,7 +137,7 @@ func (s *serveFlags) embedded(cmd *cobra.Command) error {
 	} else if cmd.Flags().Changed("creds") { // those in the environment are a client's
 		return usagef("--creds goes with --nats, or with a --nats-config of operator mode")
 	}
-	for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca"} {
+	for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst"} {
 		if cmd.Flags().Changed(name) {
 			return usagef("--%s goes with --nats; users and TLS of the embedded server are those of --nats-config", name)
 		}
