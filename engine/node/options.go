@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -181,6 +182,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: to follow what is placed is for nodes that share an external NATS")
 	case o.NATS != "" && o.Name != "" && nodeName(o.Name) != o.Name:
 		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
+	case o.NATS != "" && strings.Trim(o.NATS, " ,") == "":
+		return fmt.Errorf("node: NATS is %q, which names no server", o.NATS)
 	case o.Weight < 0 || o.Weight > cluster.MaxWeight:
 		return fmt.Errorf("node: the weight is %d, must be 1 to %d", o.Weight, cluster.MaxWeight)
 	}

@@ -18,6 +18,7 @@ func TestOptionsAreNamed(t *testing.T) {
 		"HotJobs is -1":            func(o *Options) { o.HotJobs = -1 },
 		"LogMaxBytes is 256":       func(o *Options) { o.LogMaxBytes = 256 },
 		"OutMaxBytes is 1048575":   func(o *Options) { o.OutMaxBytes = streams.LeastBytes - 1 },
+		`NATS is " ,"`:             func(o *Options) { o.NATS = " ," },
 		"the weight is -1":         func(o *Options) { o.Weight = -1 },
 		`what to follow is "some"`: func(o *Options) { o.Follow = "some" },
 	} {
