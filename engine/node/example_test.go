@@ -42,7 +42,7 @@ func ExampleRun() {
 	}
 	working, enough := context.WithCancel(ctx)
 	err = client.Work(working, carillon.WorkerOptions{Topic: ">", Name: "test"}, func(_ context.Context, t *carillon.Trigger) error {
-		fmt.Println(t.Job, "rang") // hello rang
+		fmt.Println(t.Job, "rang")
 		enough()
 		return nil
 	})
@@ -55,4 +55,5 @@ func ExampleRun() {
 	if err := <-ended; err != nil {
 		log.Fatal(err)
 	}
+	// Output: hello rang
 }
