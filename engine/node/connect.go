@@ -125,7 +125,7 @@ func (dialer) Dial(network, address string) (net.Conn, error) {
 	}
 	found, err := net.DefaultResolver.LookupHost(ctx, host)
 	if err != nil {
-		return nil, err
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err} // as net.Dial has it: unreachable knows it by that
 	}
 	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
 	c, err := dialOne(ctx, network, found, port)

@@ -77,7 +77,9 @@ func TestNearestFirst(t *testing.T) {
 
 // A start that finds no leader begins anew, and one that is refused for good does not.
 func TestUnreachable(t *testing.T) {
+	_, unknown := dialer{}.Dial("tcp", "a..b:4222") // no name at all, so that nobody is asked for it
 	for _, err := range []error{
+		unknown,
 		turnedAway(errors.New("nats: maximum connections exceeded")), turnedAway(errors.New("nats: maximum account active connections exceeded")),
 		nats.ErrNoServers, jetstream.ErrNoStreamResponse, &jetstream.APIError{Code: 503, ErrorCode: 10008}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
 	} {
