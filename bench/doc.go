@@ -28,7 +28,8 @@
 // Reading order:
 //
 //   - What every run has: result.go (what comes out), machine.go (where), load.go (what is asked for), lateness.go and worker.go
-//     (the two processes of a run), engine.go (the third), run.go (how it begins), scratch.go (its directory), metrics.go.
+//     (the two processes of a run), process.go (how they talk), engine.go (the third), run.go (how it begins), scratch.go (its
+//     directory), metrics.go.
 //   - The machine by itself: floor.go and pauses.go (beside a run), ceiling.go with pages.go.
 //   - The workloads: recovery.go; dispatch_salvo.go (many triggers at once: put, awaited, read back), dispatch.go and burst.go;
 //     commands.go with commands_single.go (one client, and beside it bare.go, a create without an engine), commands_clients.go (the

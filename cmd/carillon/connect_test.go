@@ -152,7 +152,6 @@ func TestConnectWithCredentials(t *testing.T) {
 	}
 }
 
-// An engine of a bench's own has no users: what the environment says of another is neither for the bench nor for its processes.
 // A server that begins with TLS says nothing to who waits for its first word.
 func TestConnectTLSFirst(t *testing.T) {
 	dir := t.TempDir()
@@ -168,6 +167,7 @@ func TestConnectTLSFirst(t *testing.T) {
 	}
 }
 
+// An engine of a bench's own has no users: what the environment says of another is neither for the bench nor for its processes.
 func TestBenchHasNoCredentials(t *testing.T) {
 	t.Setenv("NATS_USER", "me")
 	t.Setenv("NATS_CA", "/etc/ca.crt")

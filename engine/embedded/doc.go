@@ -15,7 +15,8 @@
 //   - publish on <prefix>.log.>, <prefix>.trigger.> and <prefix>.event.>;
 //   - change, delete, purge, restore or move the log and the output streams, or delete one of their
 //     messages;
-//   - touch the engine's own consumer of the log, or publish where the engine listens for answers;
+//   - touch the engine's own consumer of the log, make one of the log without a name, or publish where the engine listens for
+//     answers;
 //   - subscribe to <prefix>.api.> and <prefix>.tenant.>, so that nobody can pose as the service.
 //
 // nats-server checks a publish against the rights of the connection that sends it, and against
