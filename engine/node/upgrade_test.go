@@ -175,7 +175,8 @@ func (o turned) judge(t testing.TB, all []output, older span) {
 // An upgrade to other rules, as docs/operations.md has it, of nodes that fire. A newer one among the older ones computes
 // nothing and says so; they take each other's partitions as ever. All of them stop, but for one that is frozen and misses
 // it. The newer build goes on from what the one has that stopped last. The one that was frozen wakes up, finds that out and
-// stops before it differs; so does a newer one that starts from what an older one had earlier. With another's state they
+// stops before it differs; so does a newer one that starts from what an older one had earlier. (One of the two is always there, and has
+// the log kept for the other.) With another's state they
 // serve again. Each trigger is put out once, by the older rules or the newer ones.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
@@ -218,14 +219,14 @@ func TestUpgrade(t *testing.T) {
 	f.nodes["c"].signal(t, syscall.SIGCONT)
 	f.stops("c", newerClaim...)
 	f.fireOn(l, "b")
-	f.leaves("c", 0)
-	_, err := spawn(t, f.settings["c"])
-	words(t, err, append(newerClaim, `node "b" claimed`)...)
-
 	f.upgrade("a", newer)
-	f.start("a") // older nodes have ticked since it stopped
+	f.start("a") // older nodes have ticked since it stopped, and the log is kept for c
 	f.stops("a", olderTicks...)
+	f.leaves("c", 0)
+	_, err := spawn(t, f.settings["c"]) // for which a has it kept
+	words(t, err, append(newerClaim, `node "b" claimed`)...)
 	f.leaves("a", 0)
+
 	f.upgrade("c", newer)
 	cutBeyond(t, l.nc, 0)
 	for _, name := range []string{"a", "c"} {
