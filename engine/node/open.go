@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -176,10 +177,14 @@ func (n *Node) expectLog(o *Options) error {
 	return fmt.Errorf("node: data directory %s has the log of a service with another prefix than %q: there is %q", o.Data, o.Prefix, r.Subject)
 }
 
-// knowsLog tells whether there is to be a log that this node goes on with. One that an external nats-server does not have may still be on
-// its disk, as with a wrong key for what is encrypted: whoever makes it again destroys it there.
+// knowsLog tells whether there is to be a log that this node goes on with, unless losses of every partition are accepted. One that an
+// external nats-server does not have may still be on its disk, as with a wrong key for what is encrypted: whoever makes it again destroys
+// it there.
 func (n *Node) knowsLog() bool {
-	return n.restored == nil && len(n.o.AcceptLoss) == 0 && (n.layout.Partitions > 0 || n.local != nil && n.local.Last() > 0)
+	if n.restored != nil || len(n.o.AcceptLoss) > 0 && n.acceptsAll(cmp.Or(n.layout.Partitions, n.o.Partitions)) {
+		return false
+	}
+	return n.layout.Partitions > 0 || n.local != nil && n.local.Last() > 0
 }
 
 // openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it
