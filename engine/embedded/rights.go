@@ -56,3 +56,13 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 		Subscribe: &server.SubjectPermission{Deny: []string{o.Prefix + ".api.>", o.Prefix + ".tenant.>", inboxPrefix + ".>"}},
 	}
 }
+
+// serviceRights are those of the connection that requests come by. What the library itself says of a service, to $SRV.PING and its
+// like, goes on it to whatever subject somebody names: not to where only engines may publish, nor as a request.
+func serviceRights(o Options) *server.Permissions {
+	deny := []string{inboxPrefix + ".>", "$JS.>", "$KV.>", "$O.>", "$SRV.>"}
+	for _, room := range []string{"log", "trigger", "event", "cmd", "node", "api", "tenant"} {
+		deny = append(deny, o.Prefix+"."+room+".>")
+	}
+	return &server.Permissions{Publish: &server.SubjectPermission{Deny: deny}}
+}

@@ -58,6 +58,7 @@ type Server struct {
 	lock      *os.File
 
 	key    nkeys.KeyPair // the engine's; nil in operator mode
+	asked  nkeys.KeyPair // the same, of its connection for requests
 	listen sync.Mutex    // held while Listen opens the port
 	opened bool          // the port is open
 	down   sync.Once
@@ -182,21 +183,12 @@ func (s *Server) addUsers(so *server.Options) error {
 	if err != nil {
 		return err
 	}
-	if s.key, err = nkeys.CreateUser(); err != nil {
-		return fmt.Errorf("embedded: %w", err)
-	}
-	pub, err := s.key.PublicKey()
-	if err != nil {
-		return fmt.Errorf("embedded: %w", err)
-	}
 	open := so.Users == nil && so.Nkeys == nil && so.Username == "" && so.Authorization == "" && so.AuthCallout == nil
-	so.Nkeys = append(so.Nkeys, &server.NkeyUser{
-		Nkey:                   pub,
-		Account:                account,
-		AllowedConnectionTypes: map[string]struct{}{"IN_PROCESS": {}},
-	})
-	if so.AuthCallout != nil {
-		so.AuthCallout.AuthUsers = append(so.AuthCallout.AuthUsers, pub)
+	if s.key, err = addInProcess(so, account, nil); err != nil {
+		return err
+	}
+	if s.asked, err = addInProcess(so, account, serviceRights(s.opts)); err != nil {
+		return err
 	}
 	if open {
 		n, err := s.opts.partitions(so.StoreDir)
@@ -211,6 +203,28 @@ func (s *Server) addUsers(so *server.Options) error {
 		so.NoAuthUser, s.log.open = "client", true
 	}
 	return nil
+}
+
+// addInProcess lets in whoever has the key that it makes, and has no socket.
+func addInProcess(so *server.Options, account *server.Account, rights *server.Permissions) (nkeys.KeyPair, error) {
+	key, err := nkeys.CreateUser()
+	if err != nil {
+		return nil, fmt.Errorf("embedded: %w", err)
+	}
+	pub, err := key.PublicKey()
+	if err != nil {
+		return nil, fmt.Errorf("embedded: %w", err)
+	}
+	so.Nkeys = append(so.Nkeys, &server.NkeyUser{
+		Nkey:                   pub,
+		Account:                account,
+		Permissions:            rights,
+		AllowedConnectionTypes: map[string]struct{}{"IN_PROCESS": {}},
+	})
+	if so.AuthCallout != nil {
+		so.AuthCallout.AuthUsers = append(so.AuthCallout.AuthUsers, pub)
+	}
+	return key, nil
 }
 
 // account finds the account of the streams among those of a configuration file; nil is $G.
@@ -305,7 +319,15 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.ns.InProcessConn()
 // Connect opens an in-process connection with the engine's rights. It reconnects without end, and
 // while it is disconnected a publish fails at once instead of being kept for later: the engine
 // decides itself what to send again. The caller closes it before Shutdown.
-func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
+func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) { return s.connect(s.key, opts) }
+
+// ConnectService is Connect for a connection by which a micro service is asked. It may not publish where only the engine may, except
+// in operator mode, where it has the same credentials.
+func (s *Server) ConnectService(opts ...nats.Option) (*nats.Conn, error) {
+	return s.connect(s.asked, opts)
+}
+
+func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, error) {
 	own := []nats.Option{
 		nats.InProcessServer(s.ns),
 		nats.Name("carillon engine"),
@@ -317,12 +339,12 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 		// The library's own handler writes to standard error, whatever the log is to be like.
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.protest(err) }),
 	}
-	if s.key != nil {
-		pub, err := s.key.PublicKey()
+	if key != nil {
+		pub, err := key.PublicKey()
 		if err != nil {
 			return nil, fmt.Errorf("embedded: %w", err)
 		}
-		own = append(own, nats.Nkey(pub, s.key.Sign))
+		own = append(own, nats.Nkey(pub, key.Sign))
 	} else {
 		own = append(own, nats.UserCredentials(s.opts.Credentials))
 	}

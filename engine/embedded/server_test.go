@@ -172,6 +172,25 @@ func TestClientRights(t *testing.T) {
 	}
 }
 
+// What the library answers for a service goes to no subject that is the engine's, and is no request.
+func TestServiceRights(t *testing.T) {
+	s := start(t, Options{})
+	nc, err := s.ConnectService()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	for subject, want := range map[string]bool{
+		"carillon.log.0.tick": true, "carillon.trigger.0.billing": true, "carillon.event.7.rejected.job": true, "carillon.cmd.fire.job": true,
+		"carillon.api.snapshot": true, "_CARILLON.abc.1": true, "$JS.API.STREAM.PURGE.CARILLON_LOG": true, "$SRV.PING": true,
+		"_INBOX.x.1": false, "anything.else": false,
+	} {
+		if got := refusedPublish(t, nc, subject); got != want {
+			t.Errorf("publish on %s: refused is %t, want %t", subject, got, want)
+		}
+	}
+}
+
 // A subscription wider than what is denied stands, but gets nothing of it.
 func TestClientHearsNoRequests(t *testing.T) {
 	s := start(t, Options{Prefix: "bells"})

@@ -672,6 +672,28 @@ func TestMicroService(t *testing.T) {
 	}
 }
 
+// What NATS's library says of the service goes to whatever subject somebody names, but to none where only the engine may publish.
+func TestServiceAnswersNoOutputs(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	for _, subject := range []string{"carillon.trigger.0.default", "carillon.event.0.skipped.j", "carillon.log.0.ping"} {
+		heard, err := nc.SubscribeSync(subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.PublishRequest("$SRV.PING", subject, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Request("$SRV.PING", nil, time.Minute); err != nil { // it is answered after the other
+			t.Fatal(err)
+		}
+		if n, _, err := heard.Pending(); n > 0 || err != nil {
+			t.Errorf("%s has %d messages, %v", subject, n, err)
+		}
+	}
+}
+
 // A preview gives the fires behind its "after", ten where it is not said how many.
 func TestPreview(t *testing.T) {
 	t.Parallel()

@@ -119,7 +119,7 @@ func (n *Node) connect(o *Options) (err error) {
 		n.wire = streams.NewWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
 		if err == nil {
-			n.asked, err = n.server.Connect(nats.Name("carillon " + o.Name + " requests"))
+			n.asked, err = n.server.ConnectService(nats.Name("carillon " + o.Name + " requests"))
 		}
 	} else {
 		n.nc, err = o.connect("",
