@@ -26,6 +26,7 @@ type requests struct {
 	imports      atomic.Int64
 	selections   atomic.Int64  // those that change a selection
 	lists        chan struct{} // holds one for each list that is put together
+	statuses     chan struct{} // the same of statuses
 }
 
 // serveAPI answers requests on <prefix>.api.> as a NATS micro service.

@@ -115,7 +115,8 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 	})
 }
 
-// A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others.
+// A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others. So is a
+// status.
 func TestListsWaitForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{requests: requests{lists: make(chan struct{}, maxLists)}}
@@ -126,6 +127,11 @@ func TestListsWaitForAWhile(t *testing.T) {
 		err := n.apiList(&call{node: n})
 		if took := time.Since(began); took != listsWithin || !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
 			t.Errorf("after %s: %v", took, err)
+		}
+		n.requests.statuses = make(chan struct{}, 1)
+		n.requests.statuses <- struct{}{}
+		if err := n.apiStatus(&call{node: n}); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+			t.Errorf("a status: %v", err)
 		}
 	})
 }

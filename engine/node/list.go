@@ -46,14 +46,22 @@ const (
 	listsWithin = 1500 * time.Millisecond
 )
 
+// await waits for a turn among as many as a channel holds, which is over when one is taken from it.
+func await(turns chan struct{}, what string) error {
+	patience := time.NewTimer(listsWithin)
+	defer patience.Stop()
+	select {
+	case turns <- struct{}{}:
+		return nil
+	case <-patience.C:
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d %s are in progress", cap(turns), what)}
+	}
+}
+
 // apiList answers with a page in order of ids over all partitions. The cursor is the last id, encoded.
 func (n *Node) apiList(c *call) error {
-	turn := time.NewTimer(listsWithin)
-	defer turn.Stop()
-	select {
-	case n.requests.lists <- struct{}{}:
-	case <-turn.C:
-		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d lists are in progress", maxLists)}
+	if err := await(n.requests.lists, "lists"); err != nil {
+		return err
 	}
 	defer func() { <-n.requests.lists }()
 	list, err := carillon.ParseList(c.Data())

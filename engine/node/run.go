@@ -58,7 +58,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	for anew := false; ; {
 		n := &Node{
 			o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew,
-			delivered: make(chan struct{}, 1), requests: requests{lists: make(chan struct{}, maxLists)},
+			delivered: make(chan struct{}, 1), requests: requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
 		}
 		err := n.run(ctx, httpURL, ready)
 		web.serve(nil)

@@ -12,7 +12,15 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
+// maxStatuses bounds the statuses that are put together at a time. Each looks at every partition: thousands of them had ticks and
+// commands wait behind them for each one's lock.
+const maxStatuses = 32
+
 func (n *Node) apiStatus(c *call) error {
+	if err := await(n.requests.statuses, "statuses"); err != nil {
+		return err
+	}
+	defer func() { <-n.requests.statuses }()
 	s := carillon.StatusReply{
 		Node: n.o.Name, Time: time.UnixMilli(n.clock.ms()).UTC(), Problems: n.problems(),
 		Versions: carillon.Versions{
