@@ -84,11 +84,13 @@ func startWorker(command []string, e *engine, start workerStart) (*workerProcess
 	w := &workerProcess{process: p}
 	start.Partitions = e.partitions
 	if err = w.send(start); err == nil {
-		err = w.receive(&w.ready)
+		if err = w.receive(&w.ready); err != nil {
+			err = fmt.Errorf("bench: the worker did not start: %w", err)
+		}
 	}
 	if err != nil {
 		w.stop()
-		return nil, fmt.Errorf("bench: the worker did not start: %w", err)
+		return nil, err
 	}
 	return w, nil
 }

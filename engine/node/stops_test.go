@@ -235,7 +235,7 @@ func TestStopCutLog(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
-	cutLog(t, o)
+	goesBack(t, o, "log")
 
 	words(t, refused(t, o), "the log begins at", "but it was read only to")
 
@@ -254,7 +254,7 @@ func TestStopCutLogEmptied(t *testing.T) {
 	e := startExternal(t)
 	for _, o := range []node.Options{base(t), e.options(t)} {
 		o.CheckpointEvery = time.Millisecond
-		cutLog(t, o)
+		goesBack(t, o, "log")
 		purge := func(js jetstream.JetStream) {
 			log, err := js.Stream(t.Context(), "CARILLON_LOG")
 			if err == nil {
@@ -277,20 +277,21 @@ func TestStopCutLogEmptied(t *testing.T) {
 	}
 }
 
-// cutLog runs a service whose local log then ends before the log stream begins: it is that of an earlier stop.
-func cutLog(t *testing.T, o node.Options) {
+// goesBack runs a service one of whose directories is then that of an earlier stop. Where it is the local log, that ends before the
+// log stream begins.
+func goesBack(t *testing.T, o node.Options, dir string) {
 	t.Helper()
 	r := run(t, o)
 	churn(t, client(t, r.NATS), "a", 20)
 	r.stop(t)
 	older := t.TempDir()
-	copyTree(t, filepath.Join(o.Data, "log"), older)
+	copyTree(t, filepath.Join(o.Data, dir), older)
 	r = run(t, o)
 	c := client(t, r.NATS)
 	churn(t, c, "b", 20)
 	twoCheckpoints(t, c, "b")
 	r.stop(t)
-	replace(t, filepath.Join(o.Data, "log"), older)
+	replace(t, filepath.Join(o.Data, dir), older)
 }
 
 // onStreams uses the streams of a data directory that no process runs on.
@@ -765,20 +766,10 @@ func TestStopOlderJobs(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	o.CheckpointEvery = time.Millisecond
-	r := run(t, o)
-	churn(t, client(t, r.NATS), "a", 20)
-	r.stop(t)
-	older := t.TempDir()
-	copyTree(t, filepath.Join(o.Data, "jobs"), older)
-	r = run(t, o)
-	c := client(t, r.NATS)
-	churn(t, c, "b", 20)
-	twoCheckpoints(t, c, "b")
-	r.stop(t)
-	replace(t, filepath.Join(o.Data, "jobs"), older)
+	goesBack(t, o, "jobs")
 	words(t, refused(t, o), "the jobs of partition", "are as of", "and the local log begins at")
 
-	r = run(t, accept(o))
+	r := run(t, accept(o))
 	fires(t, client(t, r.NATS), "after")
 	ready(t, r)
 }
