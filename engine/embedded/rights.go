@@ -57,11 +57,15 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 	}
 }
 
+// Rooms are the tokens behind the prefix under which only engines publish, or a request would be one to the service: nothing that is
+// published for anyone who names a subject goes there.
+var Rooms = [...]string{"log", "trigger", "event", "cmd", "node", "api", "tenant"}
+
 // serviceRights are those of the connection that requests come by. What the library itself says of a service, to $SRV.PING and its
 // like, goes on it to whatever subject somebody names: not to where only engines may publish, nor as a request.
 func serviceRights(o Options) *server.Permissions {
 	deny := []string{inboxPrefix + ".>", "$JS.>", "$KV.>", "$O.>", "$SRV.>"}
-	for _, room := range []string{"log", "trigger", "event", "cmd", "node", "api", "tenant"} {
+	for _, room := range Rooms {
 		deny = append(deny, o.Prefix+"."+room+".>")
 	}
 	return &server.Permissions{Publish: &server.SubjectPermission{Deny: deny}}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
@@ -160,7 +161,7 @@ func (n *Node) guarded(reply string) bool {
 	}
 	rest, ours := strings.CutPrefix(reply, n.o.Prefix+".")
 	room, _, _ := strings.Cut(rest, ".")
-	return ours && slices.Contains([]string{"log", "trigger", "event", "cmd", "node", "api", "tenant"}, room)
+	return ours && slices.Contains(embedded.Rooms[:], room)
 }
 
 // answerLast takes no more requests, and waits until the commands that were taken have come back through the log, which has to be
