@@ -40,16 +40,9 @@ func (s Summary) Failed() int { return s.Checked - s.Clean }
 
 // Write writes the page of some results. The same results give the same page.
 func Write(w io.Writer, runs []Run) (Summary, error) {
-	p := page{Style: template.CSS(style)}
+	p := page{Style: template.CSS(style), Sections: sections(runs)}
 	p.Results = len(runs)
-	parts := make(map[string]int)
-	for i, group := range grouped(runs) {
-		s := newSection(group)
-		s.ID = "s" + strconv.Itoa(i+1)
-		if parts[s.Title]++; parts[s.Title] > 1 {
-			s.Title += fmt.Sprintf(" (%d)", parts[s.Title])
-		}
-		p.Sections = append(p.Sections, s)
+	for _, s := range p.Sections {
 		p.Plots += len(s.Plots)
 		for j, run := range s.runs {
 			name := s.Title
@@ -81,6 +74,20 @@ func Write(w io.Writer, runs []Run) (Summary, error) {
 	}
 	_, err := b.WriteTo(w)
 	return p.Summary, err
+}
+
+// sections are the parts of the page of some results, in its order.
+func sections(runs []Run) (all []section) {
+	parts := make(map[string]int)
+	for i, group := range grouped(runs) {
+		s := newSection(group)
+		s.ID = "s" + strconv.Itoa(i+1)
+		if parts[s.Title]++; parts[s.Title] > 1 {
+			s.Title += fmt.Sprintf(" (%d)", parts[s.Title])
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 // What page.tmpl shows.

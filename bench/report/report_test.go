@@ -142,7 +142,7 @@ func (e *element) find(name, class string) (found []*element) {
 	return found
 }
 
-// open writes the page and parses it, as strictly as XML is.
+// open writes the page and parses it.
 func open(t testing.TB, runs []Run) (*element, Summary) {
 	t.Helper()
 	var page bytes.Buffer
@@ -150,13 +150,19 @@ func open(t testing.TB, runs []Run) (*element, Summary) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return parsed(t, &page), s
+}
+
+// parsed is a page or a picture, read as strictly as XML is.
+func parsed(t testing.TB, text io.Reader) *element {
+	t.Helper()
 	root := &element{name: "page"}
 	stack := []*element{root}
-	d := xml.NewDecoder(&page)
+	d := xml.NewDecoder(text)
 	for {
 		token, err := d.Token()
 		if err == io.EOF {
-			return root, s
+			return root
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -411,6 +417,43 @@ func TestNothingIsFetched(t *testing.T) {
 	policy := page.find("meta", "")[2].attr
 	if policy["http-equiv"] != "Content-Security-Policy" || !strings.HasPrefix(policy["content"], "default-src 'none';") {
 		t.Errorf("the policy is %v", policy)
+	}
+}
+
+// A picture is a plot of the page, with its title and note in it, and nothing that waits for a pointer.
+func TestPictures(t *testing.T) {
+	runs := read(t, samples(t)...)
+	page, _ := open(t, runs)
+	pictures, err := Pictures(runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	figures := page.find("figure", "")
+	if len(pictures) == 0 || len(pictures) != len(figures) {
+		t.Fatalf("%d pictures of %d plots", len(pictures), len(figures))
+	}
+	names := make(map[string]bool)
+	for i, p := range pictures {
+		if names[p.Name] || !regexp.MustCompile(`^[a-z0-9-]+\.svg$`).MatchString(p.Name) {
+			t.Errorf("a picture is named %q", p.Name)
+		}
+		names[p.Name] = true
+		svg := parsed(t, bytes.NewReader(p.SVG)).all[0]
+		if svg.name != "svg" || svg.attr["xmlns"] != "http://www.w3.org/2000/svg" || svg.find("style", "")[0].text != style {
+			t.Errorf("%s is no picture of its own: %s %v", p.Name, svg.name, svg.attr)
+		}
+		all := svg.find("text", "")
+		if caption := figures[i].find("figcaption", "")[0].text; all[0].text+all[1].text != caption {
+			t.Errorf("%s says %q and %q, the page %q", p.Name, all[0].text, all[1].text, caption)
+		}
+		if got, want := len(svg.find("path", "")), len(figures[i].find("path", "")); got != want || len(svg.find("g", "stop")) > 0 {
+			t.Errorf("%s has %d of %d lines, and %d places to point at", p.Name, got, want, len(svg.find("g", "stop")))
+		}
+	}
+	for _, want := range []string{"lateness.svg", "burst-stored-over-time.svg"} {
+		if !names[want] {
+			t.Errorf("no %s among %v", want, names)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -11,16 +12,18 @@ import (
 )
 
 func newBenchReportCommand(a *app) *cobra.Command {
-	var output string
+	var output, pictures string
 	c := ownFlags(&cobra.Command{
 		Use:   "report [file ...]",
 		Short: "Turn result files into one HTML page with plots",
 		Long: `Turn result files, as the other commands of bench print them with --json, into one HTML page with plots. A
 file may hold several results, one after the other; bench/peers writes such files, too. Without a file, or
 for -, standard input is read. The page needs nothing else: no network, no script. Results of one workload
-are shown beside each other, named by the parameters in which they differ.`,
+are shown beside each other, named by the parameters in which they differ. With --pictures each plot is an
+SVG file, too, to be shown elsewhere.`,
 		Example: `  carillon bench report lateness.json dispatch.json burst.json
   carillon bench report results/*.json -o results.html
+  carillon bench report burst.json --pictures plots
   carillon bench lateness --json | carillon bench report -o lateness.html`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, files []string) error {
@@ -43,6 +46,11 @@ are shown beside each other, named by the parameters in which they differ.`,
 			if err != nil {
 				return err
 			}
+			if pictures != "" {
+				if err := writePictures(pictures, runs); err != nil {
+					return err
+				}
+			}
 			if output == "-" {
 				_, err := page.WriteTo(a.stdout)
 				return err
@@ -61,7 +69,24 @@ are shown beside each other, named by the parameters in which they differ.`,
 		},
 	})
 	c.Flags().StringVarP(&output, "output", "o", "bench.html", "`file` to write, - for standard output")
+	c.Flags().StringVar(&pictures, "pictures", "", "`directory` for the plots as SVG files; made where it is not there")
 	return c
+}
+
+func writePictures(dir string, runs []report.Run) error {
+	all, err := report.Pictures(runs)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, p := range all {
+		if err := os.WriteFile(filepath.Join(dir, p.Name), p.SVG, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // results reads a result file.
