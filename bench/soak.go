@@ -74,6 +74,7 @@ const (
 	soakFarthest = 5 * time.Second        // and at most, or a quarter of a round
 	soakTry      = 6 * time.Second        // of the client, which asks three times in that
 	soakRetry    = 5 * time.Minute        // how long a command is repeated, or a read of a stream
+	soakPause    = 100 * time.Millisecond // before a command is repeated that there was no room for
 	soakRecovers = 10 * time.Second       // how long after a kill lateness is told apart
 )
 

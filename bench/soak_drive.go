@@ -171,6 +171,11 @@ func (s *soak) persist(ctx context.Context, planned time.Time, do func(request s
 			record(s.commands, int64(time.Since(planned)))
 			return err
 		}
+		if errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) { // there is no room: to ask at once makes none
+			if err := sleepUntil(ctx, time.Now().Add(soakPause)); err != nil {
+				return err
+			}
+		}
 	}
 }
 

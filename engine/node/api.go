@@ -24,6 +24,7 @@ import (
 // requests are those in progress.
 type requests struct {
 	calls, bytes atomic.Int64 // all of them, and of their bodies
+	congestion   congestion   // what bounds them for commands
 	imports      atomic.Int64
 	selections   atomic.Int64  // those that change a selection
 	lists        chan struct{} // holds one for each list that is put together
@@ -251,6 +252,9 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		return
 	}
 	if err == nil {
+		err = n.requests.congestion.admits(n.requests.calls.Load())
+	}
+	if err == nil {
 		err = n.check(c, verb)
 	}
 	if err != nil {
@@ -258,8 +262,11 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		n.end(c, err)
 		return
 	}
+	began := time.Now()
 	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
 		p.asked.Add(-1)
+		now := time.Now()
+		n.requests.congestion.note(now, now.Sub(began), r.err)
 		if r.err != nil {
 			n.end(c, r.err)
 			return

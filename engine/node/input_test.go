@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
@@ -20,6 +23,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/faultfs"
 )
 
 // bad is a command that must be refused.
@@ -500,6 +504,55 @@ func TestFloodOfRequests(t *testing.T) {
 			t.Errorf("the log says %q", line)
 		}
 	}
+}
+
+// Where each sync of the log takes over two seconds, more than a few commands are refused while those before are on their way; once
+// it is quick again, all are taken.
+func TestSlowAnswers(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	var slow atomic.Bool
+	o.LogStore.FS = faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
+		for until := time.Now().Add(2100 * time.Millisecond); slow.Load() && op.Kind == errorfs.OpFileSyncData && time.Now().Before(until); {
+			time.Sleep(10 * time.Millisecond)
+		}
+		return nil
+	})
+	r := run(t, o)
+	c := client(t, r.NATS)
+	slow.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var asking sync.WaitGroup
+	var refused atomic.Bool
+	for i := range 400 { // more than are let in where answers are slow
+		asking.Go(func() {
+			for job := (carillon.Job{ID: fmt.Sprintf("j%d", i), Schedule: "@yearly"}); !refused.Load() && ctx.Err() == nil; {
+				_, err := c.Put(ctx, job)
+				if errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) && strings.Contains(err.Error(), "answers take over 2s") {
+					refused.Store(true)
+				}
+			}
+		})
+	}
+	asking.Wait()
+	if !refused.Load() {
+		t.Error("none of them was refused")
+	}
+	slow.Store(false)
+	eventually(t, "four hundred at once are taken", func() bool {
+		var taken atomic.Int64
+		for i := range 400 {
+			asking.Go(func() {
+				if _, err := c.Put(t.Context(), carillon.Job{ID: fmt.Sprintf("j%d", i), Schedule: "@monthly"}); err == nil {
+					taken.Add(1)
+				}
+			})
+		}
+		asking.Wait()
+		return taken.Load() == 400
+	})
+	r.stop(t)
 }
 
 // A flood of bad commands beside a job that goes on firing: CARILLON_FLOOD of them, or a few.
