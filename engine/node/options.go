@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -94,71 +95,37 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	set := func(s *string, v string) {
-		if *s == "" {
-			*s = v
+	if o.Name == "" {
+		host, _ := os.Hostname() // without a name of its own the host is "node"
+		o.Name = cmp.Or(host, "node")
+		if o.NATS != "" {
+			o.Name = nodeName(o.Name)
 		}
 	}
-	named := o.Name != ""
-	if !named {
-		o.Name, _ = os.Hostname() // without a name of its own the host is "node"
-	}
-	set(&o.Name, "node")
-	if o.NATS != "" && !named {
-		o.Name = nodeName(o.Name)
-	}
-	if o.HandOver == 0 {
-		o.HandOver = 10 * time.Second
-	}
-	if o.Linger == 0 {
-		o.Linger = time.Minute
-	}
-	if o.Follow == "" {
-		o.Follow = FollowAll
-	}
-	set(&o.Listen, "127.0.0.1:4222")
-	set(&o.HTTP, "127.0.0.1:8080")
-	set(&o.Prefix, "carillon")
-	set(&o.Stream, "CARILLON")
-	if o.Retention == 0 {
-		o.Retention = 24 * time.Hour
-	}
-	if o.CompletedMax == 0 {
-		o.CompletedMax = 250_000
-	}
-	if o.CheckpointEvery == 0 {
-		o.CheckpointEvery = time.Minute
-	}
-	if o.EmptyLogAfter == 0 {
-		o.EmptyLogAfter = 150 * time.Second
-	}
-	if o.CheckpointRecords == 0 {
-		o.CheckpointRecords = 400_000
-	}
+	o.HandOver = cmp.Or(o.HandOver, 10*time.Second)
+	o.Linger = cmp.Or(o.Linger, time.Minute)
+	o.Follow = cmp.Or(o.Follow, FollowAll)
+	o.Listen = cmp.Or(o.Listen, "127.0.0.1:4222")
+	o.HTTP = cmp.Or(o.HTTP, "127.0.0.1:8080")
+	o.Prefix = cmp.Or(o.Prefix, "carillon")
+	o.Stream = cmp.Or(o.Stream, "CARILLON")
+	o.Retention = cmp.Or(o.Retention, 24*time.Hour)
+	o.CompletedMax = cmp.Or(o.CompletedMax, 250_000)
+	o.CheckpointEvery = cmp.Or(o.CheckpointEvery, time.Minute)
+	o.EmptyLogAfter = cmp.Or(o.EmptyLogAfter, 150*time.Second)
+	o.CheckpointRecords = cmp.Or(o.CheckpointRecords, 400_000)
 	if o.CheckpointBytes == 0 {
 		o.CheckpointBytes = 48 << 20
 		if o.LogMaxBytes > 0 {
 			o.CheckpointBytes = min(o.CheckpointBytes, uint64(o.LogMaxBytes)/5)
 		}
 	}
-	if o.OutboxMax == 0 {
-		o.OutboxMax = 512 << 20
-	}
-	if o.MemoryForJobs == 0 {
-		o.MemoryForJobs = 1 << 30
-	}
-	if o.HotJobs == 0 {
-		o.HotJobs = 1 << 15
-	}
-	if o.LoadAhead == 0 {
-		o.LoadAhead = 30 * time.Minute
-	}
-	if o.FreeForJobs == 0 {
-		o.FreeForJobs = 2 << 30
-	}
-	if o.FreeForTicks == 0 {
-		o.FreeForTicks = 512 << 20
-	}
+	o.OutboxMax = cmp.Or(o.OutboxMax, 512<<20)
+	o.MemoryForJobs = cmp.Or(o.MemoryForJobs, 1<<30)
+	o.HotJobs = cmp.Or(o.HotJobs, 1<<15)
+	o.LoadAhead = cmp.Or(o.LoadAhead, 30*time.Minute)
+	o.FreeForJobs = cmp.Or(o.FreeForJobs, 2<<30)
+	o.FreeForTicks = cmp.Or(o.FreeForTicks, 512<<20)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
