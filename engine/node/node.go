@@ -92,6 +92,8 @@ type Node struct {
 	troubles troubles
 }
 
+// run opens, starts and stops a node. When parent ends, the node hands over what it serves and answers what it was asked before it
+// stops, with a checkpoint; when something fails (n.fail), it stops at once and run returns why.
 func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (err error) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
@@ -124,6 +126,26 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		n.windDown()
 		err = passing(errors.Join(err, n.close()))
 	}()
+	if err := n.start(ctx); err != nil {
+		return err
+	}
+	n.web.ready.Store(true)
+	ready(Ready{NATS: n.url, HTTP: httpURL, Partitions: n.layout.Partitions})
+
+	<-ctx.Done()
+	n.web.ready.Store(false)
+	(*n.api.Load()).Stop()
+	n.windDown()
+	n.lastAnswers()
+	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
+		return err
+	}
+	return n.checkpointAll(context.WithoutCancel(ctx))
+}
+
+// start brings a node whose stores and streams are open to where it takes jobs: it recovers, begins to read, tick and publish, claims
+// its partitions, and answers requests.
+func (n *Node) start(ctx context.Context) error {
 	if err := n.recovered(); err != nil {
 		return err
 	}
@@ -149,6 +171,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if n.o.OwnProcess {
 		n.work.Go(func() { n.tendMemory(ctx) })
 	}
+	var err error
 	if n.server == nil {
 		err = n.takePart(ctx)
 	} else {
@@ -171,18 +194,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	}
 	n.saves.open(ctx)
 	n.gives.open(ctx)
-	n.web.ready.Store(true)
-	ready(Ready{NATS: n.url, HTTP: httpURL, Partitions: n.layout.Partitions})
-
-	<-ctx.Done()
-	n.web.ready.Store(false)
-	api.Stop()
-	n.windDown()
-	n.lastAnswers()
-	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
-		return err
-	}
-	return n.checkpointAll(context.WithoutCancel(ctx))
+	return nil
 }
 
 // windDown ends what goes on beside a run. The run's context has ended; calling it again does nothing.
