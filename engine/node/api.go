@@ -33,7 +33,7 @@ type requests struct {
 
 // serveAPI answers requests on <prefix>.api.> as a NATS micro service.
 func (n *Node) serveAPI() (micro.Service, error) {
-	service, err := micro.AddService(n.asked, micro.Config{
+	service, err := micro.AddService(n.requestConn, micro.Config{
 		Name: "carillon", Version: "1.0.0", Description: "Jobs that must start at a time",
 		Metadata: map[string]string{"node": n.o.Name, "partitions": strconv.Itoa(n.layout.Partitions)},
 	})
@@ -85,7 +85,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
 	}
 	// Who hears that the node is ready must be heard. Where NATS is away it learns of the endpoints when it is back.
-	_ = n.asked.FlushTimeout(replyTimeout)
+	_ = n.requestConn.FlushTimeout(replyTimeout)
 	return service, nil
 }
 
@@ -120,7 +120,7 @@ func (c *call) publish(m *nats.Msg) error {
 
 // send publishes an answer: at once where few requests, of whatever kind, are in progress.
 func (n *Node) send(m *nats.Msg) error {
-	if n.wire != nil && n.requests.calls.Load() <= few {
+	if n.wire != nil && n.requests.calls.Load() <= fewInProgress {
 		return n.wire.Publish(n.nc, m)
 	}
 	return n.nc.PublishMsg(m)
@@ -165,8 +165,11 @@ func (n *Node) guarded(reply string) bool {
 	return ours && slices.Contains(embedded.Rooms[:], room)
 }
 
-// answerLast takes no more requests, and waits until the commands that were taken have come back through the log, which has to be
-// read until then; or until nobody waits for them any more.
+// quietLooks is for how many looks, a millisecond apart, no command may be in progress before all that were sent count as taken.
+const quietLooks = 10
+
+// answerLast takes no more requests, and waits until the commands that were taken have come back through the log, which must still be
+// read until then, or until nobody waits for them any more.
 func (n *Node) answerLast(ctx context.Context) {
 	api := n.api.Load()
 	if api == nil {
@@ -174,9 +177,10 @@ func (n *Node) answerLast(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	_ = (*api).Stop()                  // fails on a connection that is gone, by which nobody asks
-	_ = n.asked.FlushWithContext(ctx)  // the server passes on no more; what it has passed on is with the library
-	for quiet := 0; quiet < drained; { // which calls handlers one after the other
+	_ = (*api).Stop() // fails only on a connection that is gone, and then no requests come
+	// After this the server passes on no more, and what it has passed on is in the library, which calls handlers one after the other.
+	_ = n.requestConn.FlushWithContext(ctx)
+	for quiet := 0; quiet < quietLooks; {
 		if quiet++; n.replies.expected() {
 			quiet = 0
 		}
@@ -185,9 +189,6 @@ func (n *Node) answerLast(ctx context.Context) {
 		}
 	}
 }
-
-// drained is for how many looks, a millisecond apart, no command is under way when all have been taken.
-const drained = 10
 
 // lastAnswers waits, for a moment at most, until those who asked before the API was stopped have their answers.
 func (n *Node) lastAnswers() {
@@ -245,9 +246,9 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		return
 	}
 	p := n.partitionOf(c.job)
-	p.asked.Add(1) // before the look whether it is given up, which waits for this
+	p.unanswered.Add(1) // before the look whether it is given up, which waits for this
 	if err == nil && (!p.follows.Load() || p.leaves.Load() && !c.passed) {
-		p.asked.Add(-1)
+		p.unanswered.Add(-1)
 		go func() { n.end(c, n.passOn(c, p)) }()
 		return
 	}
@@ -258,13 +259,13 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		err = n.check(c, verb)
 	}
 	if err != nil {
-		p.asked.Add(-1)
+		p.unanswered.Add(-1)
 		n.end(c, err)
 		return
 	}
 	began := time.Now()
 	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
-		p.asked.Add(-1)
+		p.unanswered.Add(-1)
 		now := time.Now()
 		n.requests.congestion.note(now, now.Sub(began), r.err)
 		if r.err != nil {

@@ -32,8 +32,8 @@ func (n *Node) checkpoints(ctx context.Context) error {
 // filling up is freed before anything else: it can be cut below the older of two checkpoints. One that rests is emptied: what
 // the last minute brought would stay for as long as nothing follows it.
 func (n *Node) checkpointDue(ctx context.Context) error {
-	if len(n.followed()) == 0 && n.clock.running()-n.idle >= n.o.CheckpointEvery {
-		n.idle = n.clock.running()
+	if len(n.followed()) == 0 && n.clock.running()-n.idleTrim >= n.o.CheckpointEvery {
+		n.idleTrim = n.clock.running()
 		return n.trim(ctx) // no checkpoint does it
 	}
 	for ctx.Err() == nil && !n.holdTicks.Load() {

@@ -247,7 +247,7 @@ func (n *Node) leave() {
 func (n *Node) stuck() bool {
 	now := n.clock.running()
 	return n.ticking.fruitless(time.Now()) > tickTimeout &&
-		now-time.Duration(n.answered.Load()) < tickTimeout && now-time.Duration(n.answering.Load()) > tickTimeout
+		now-time.Duration(n.logHeard.Load()) < tickTimeout && now-time.Duration(n.logHeardSince.Load()) > tickTimeout
 }
 
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition: others that can

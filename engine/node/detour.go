@@ -146,7 +146,7 @@ func (n *Node) unanswered(ctx context.Context, name string) bool {
 // and so it gives back.
 func (n *Node) leaveCutOff(left time.Duration) time.Duration {
 	now := n.clock.running()
-	if now-max(left, time.Duration(n.answered.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
+	if now-max(left, time.Duration(n.logHeard.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
 		return left
 	}
 	if n.servers.slow().self {

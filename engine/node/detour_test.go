@@ -21,11 +21,11 @@ func TestLeaveCutOff(t *testing.T) {
 	defer nc.Close()
 	n := &Node{nc: nc, log: slog.New(slog.DiscardHandler)}
 	n.clock.began = time.Now().Add(-time.Hour)
-	n.answered.Store(int64(n.clock.running() - cutOffAfter/2))
+	n.logHeard.Store(int64(n.clock.running() - cutOffAfter/2))
 	if left := n.leaveCutOff(0); left != 0 || nc.ConnectedUrl() != first {
 		t.Fatal("a server by way of which the log has answered is left")
 	}
-	n.answered.Store(int64(n.clock.running() - 2*cutOffAfter))
+	n.logHeard.Store(int64(n.clock.running() - 2*cutOffAfter))
 	left := n.leaveCutOff(0)
 	if left == 0 {
 		t.Fatal("it is not left")

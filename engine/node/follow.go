@@ -228,7 +228,7 @@ func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	defer p.leaves.Store(false)
 	answered, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	for p.asked.Load() > 0 && pause(answered, time.Millisecond) {
+	for p.unanswered.Load() > 0 && pause(answered, time.Millisecond) {
 		continue
 	}
 	if !n.given.TryLock() {

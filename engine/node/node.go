@@ -35,10 +35,10 @@ type Node struct {
 	local      *wal.Log
 	jobs       *wal.Store
 	saved      *snapshot.Table // in jobs: the checkpoints
-	logKept    sync.RWMutex    // held by who needs the log and the checkpoints to stay; written to drop some
+	logKept    sync.RWMutex    // read-locked while the log and the checkpoints must stay; locked to drop some of them
 	holdTicks  atomic.Bool     // the disk has too little room to fire
 	refuseJobs atomic.Bool     // the disk has too little room for new jobs
-	recovered  func() error    // has recover done once
+	recovered  func() error    // runs recover once, and returns its error each time
 	restored   *restored       // at the first start after a restore
 	saves      saves           // of snapshots
 
@@ -47,44 +47,45 @@ type Node struct {
 	url       string
 	nc        *nats.Conn
 	wire      *streams.Wire         // of nc, to the embedded server
-	unreached atomic.Pointer[error] // why the last try to connect nc again failed, as the library forgets it
+	unreached atomic.Pointer[error] // why the last attempt to reconnect nc failed; the library does not keep it
 	streams   *streams.Streams
 	outputs   []*streams.FileSync // of the embedded server's output streams, by partition
 	shapes    shapes              // of the streams
 
 	// How far the log is.
-	anew      bool          // this node has nothing, and others have all
+	anew      bool          // this node starts with nothing: it takes its partitions from other nodes
 	from      uint64        // position at which the local log of a node that had nothing begins
 	applied   atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
 	appliedAt time.Time     // its timestamp; the reader's
 	delivered chan struct{} // rung when records were applied
 	head      atomic.Uint64 // the log's last sequence, as far as known
-	logEnd    ends          // the same, asked for once for all who ask at a time
+	logEnd    ends          // asks the stream for that, once for all who want to know at the same time
 	reached   reached
-	filling   filling       // of the log stream
-	answered  atomic.Int64  // when the log stream said last what it holds, ns since the clock began
-	answering atomic.Int64  // since when it has said so again and again, the same
-	idle      time.Duration // when the log was cut last by a node that follows nothing, since the clock began
+	filling   filling       // how full the log stream is
+	idleTrim  time.Duration // when a node that follows no partition last cut the log, since the clock began
+
+	logHeard      atomic.Int64 // when the log stream last said what it holds, ns since the clock began
+	logHeardSince atomic.Int64 // since when it has done so without a break of tickTimeout, in the same unit
 
 	// Partitions and who ticks them.
 	partitions []*partition
 	bell       alarm
 	ticking    ticking
-	chained    streams.Chained // of the clockwork, for the next message
-	sharing    int             // partitions that share the window; of the clockwork, too
+	chained    streams.Chained // the next message of a chain; only the clockwork uses it
+	sharing    int             // how many partitions share the window of outputs; only the clockwork uses it
 
 	// Requests and their answers.
-	asked    *nats.Conn // they come by it: of an embedded server one of their own, so that a flood of them holds up no log
-	api      atomic.Pointer[micro.Service]
-	requests requests
-	replies  replies
+	requestConn *nats.Conn // where requests arrive. With an embedded server not nc: a flood of them must not hold up the log
+	api         atomic.Pointer[micro.Service]
+	requests    requests
+	replies     replies
 
 	// With an external NATS: the other nodes, and slow servers.
 	joined  joined
 	pulse   pulse
 	regain  regain
 	gives   saves        // of partitions, for other nodes
-	given   sync.RWMutex // held by who reads what partitions have saved; written to give one up
+	given   sync.RWMutex // read-locked while saved partitions are read; locked to give a partition up
 	servers servers
 	leaders leaders
 	detour  detour
@@ -223,8 +224,8 @@ func (n *Node) close() error {
 		}
 		n.nc.Close()
 	}
-	if n.asked != nil {
-		n.asked.Close()
+	if n.requestConn != nil {
+		n.requestConn.Close()
 	}
 	if n.server != nil {
 		n.server.Shutdown()

@@ -119,7 +119,7 @@ func (n *Node) connect(o *Options) (err error) {
 		n.wire = streams.NewWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
 		if err == nil {
-			n.asked, err = n.server.ConnectService(nats.Name("carillon " + o.Name + " requests"))
+			n.requestConn, err = n.server.ConnectService(nats.Name("carillon " + o.Name + " requests"))
 		}
 	} else {
 		n.nc, err = o.connect("",
@@ -127,7 +127,7 @@ func (n *Node) connect(o *Options) (err error) {
 			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
 			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
-		n.asked, n.url = n.nc, o.NATS
+		n.requestConn, n.url = n.nc, o.NATS
 	}
 	n.servers.o, n.servers.main = n.o, n.nc
 	if err != nil {

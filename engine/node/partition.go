@@ -9,49 +9,53 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// partition is one machine with what serves it.
+// partition is one machine and what the node keeps beside it.
 type partition struct {
 	number int
 
-	mu        sync.Mutex // guards machine, owner and what follows
+	// The machine, and whether this node owns the partition.
+	mu        sync.Mutex // guards what follows, up to upTo
 	machine   *engine.Machine
-	table     table // that the machine reads
+	table     table // where the machine reads jobs that are on disk
 	owner     engine.Owner
 	claiming  bool      // a claim is on its way
-	sentClaim bool      // this run has sent one
-	claims    uint64    // that were sent
+	sentClaim bool      // a claim was sent during this run, and the partition not given up since
+	claims    uint64    // how many were sent
 	claimed   time.Time // when the last one was sent
 	stopped   error     // why the partition stopped for good
-	upTo      uint64    // records up to here are in a machine that began to follow during this run
+	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
 
-	follows atomic.Bool   // the machine has the partition's jobs; else it is empty. Written under mu
-	needs   atomic.Uint64 // a position from which the log is wanted in order to follow; 0: none
-	leaves  atomic.Bool   // it is about to be given up: others are asked from now on
-	asked   atomic.Int64  // commands that were taken here, and are not answered
+	// Whether this node follows the partition, that is, has its jobs.
+	follows    atomic.Bool   // else the machine is empty. Written under mu
+	needs      atomic.Uint64 // a position from which the log is needed to begin to follow; 0: none
+	leaves     atomic.Bool   // it is about to be given up: other nodes are asked from now on
+	unanswered atomic.Int64  // commands that this node took for it and has not answered
 
-	out       sync.Mutex // guards chain and what follows
+	// Publishing.
+	out       sync.Mutex // guards what follows, up to pause
 	chain     *engine.Chain
-	serving   bool   // the partition is this node's, and so it is to keep the chain going
-	run       uint64 // counts resumes: an answer to an earlier run's publish is void
-	offered   uint64 // outputs up to here were offered to the chain
+	serving   bool   // this node owns the partition, so the chain is resumed when it is lost
+	run       uint64 // counts resumptions: an answer to a message of an earlier run means nothing
+	offered   uint64 // outputs up to this number were offered to the chain
 	durable   engine.Acked
 	settling  engine.Acked // stored; durable once the next sync has ended (syncOutputs)
-	foreign   uint64
-	counted   uint64 // sequence up to which foreign messages were counted
-	marker    uint64 // the output that marks a loss that was accepted, or one before it
-	resyncing bool   // one goroutine waits for late answers of the stream, or resumes the chain
+	foreign   uint64       // messages of others in the output stream
+	counted   uint64       // the stream's sequence up to which those were counted
+	marker    uint64       // the output that marks an accepted loss, or one before it
+	resyncing bool         // a goroutine waits for late answers of the stream, or resumes the chain
 	overdue   overdue
 	leader    streams.Leader // of the stream when it was last asked for its end
-	lostSince time.Time      // when the chain was lost; zero once it has put out what waited
+	lostSince time.Time      // when the chain was lost; zero once it publishes again
 	resumed   time.Time      // when the chain was last resumed
-	pause     time.Duration  // before it is resumed again
+	pause     time.Duration  // before the next attempt to resume it
 
-	taking       sync.Mutex    // held while a checkpoint is taken
-	wanted       atomic.Int32  // how many wait to take one
-	checkpoint   atomic.Uint64 // position of the newest checkpoint
-	older        atomic.Uint64 // position of the one before, 0 when there is none or it is not known
-	checkpointAt atomic.Int64  // ns since the clock began; 0: none was taken, or read
-	bytesAt      atomic.Uint64 // what the node had read of the log then, in bytes
+	// Checkpoints.
+	taking       sync.Mutex    // held while one is taken
+	wanted       atomic.Int32  // how many goroutines wait to take one
+	checkpoint   atomic.Uint64 // position of the newest
+	older        atomic.Uint64 // position of the one before; 0: there is none, or it is not known
+	checkpointAt atomic.Int64  // when the newest was taken or read, ns since the clock began; 0: never
+	bytesAt      atomic.Uint64 // how many bytes of the log the node had read then
 }
 
 // stop ends one partition for good and says how to go on.

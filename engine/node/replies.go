@@ -18,9 +18,10 @@ import (
 // replyTimeout bounds the wait for a command to come back through the log.
 const replyTimeout = 5 * time.Second
 
-// few commands under way are sent, and few requests answered, each at once: to gather many takes another goroutine, for which
-// each waits.
-const few = 4
+// While no more than fewInProgress commands are in progress, each is written to the connection at once; so is each answer while no more
+// requests are. When there are more, the client library gathers several and has another goroutine write them, which is quicker for all
+// together, but each waits for it.
+const fewInProgress = 4
 
 // roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
 // an answer by default before it asks again (tryTime): who waits in vain is to hear why.
@@ -274,7 +275,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 			header = nats.Header{carillon.HeaderRequest: []string{request}}
 		}
 		publish := n.streams.Log.PublishAsync
-		if n.replies.open.Load() <= few && n.nothingBuffered() { // else it would overtake what was sent before
+		if n.replies.open.Load() <= fewInProgress && n.nothingBuffered() { // else it would overtake what was sent before
 			publish = n.streams.Log.PublishNow
 		}
 		err := publish(subject, header, body, func(seq uint64, err error) {

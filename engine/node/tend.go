@@ -203,8 +203,8 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 
 // logAnswered notes that the log stream has answered.
 func (n *Node) logAnswered(now time.Duration) {
-	if now-time.Duration(n.answered.Swap(int64(now))) > tickTimeout {
-		n.answering.Store(int64(now))
+	if now-time.Duration(n.logHeard.Swap(int64(now))) > tickTimeout {
+		n.logHeardSince.Store(int64(now))
 	}
 }
 
