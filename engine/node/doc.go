@@ -11,9 +11,9 @@
 //   - On a timer: tend.go (outputs made durable, the disk watched), checkpoints.go and trim.go (when the job table is written, and
 //     the log cut), filling.go (how a log stream is kept from becoming full), residence.go (which jobs are in memory), holding.go
 //     (for how long a partition waits for what is done beside it), memory.go with trim_c.go, shapes.go (streams that were edited).
-//   - Requests: api.go, congestion.go (how many commands are taken), tenant.go, import.go and replies.go (their way into the log, and
-//     their answers), list.go, ahead.go (what is read for them beside a partition, of its table.go), status.go and nodes.go, version.go,
-//     http.go, meters.go, trouble.go (the log of what goes wrong again and again).
+//   - Requests: api.go, congestion.go (how many commands are taken), selection.go, tenant.go, import.go and replies.go (their way into
+//     the log, and their answers), list.go, ahead.go (what is read for them beside a partition, of its table.go), status.go and nodes.go,
+//     version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).
 //   - Snapshots: save.go, save_stopped.go, restored.go (the first start after a restore), replayed.go (a restore up to a time),
 //     salvage.go (jobs by themselves).
 //   - Several nodes over an external NATS: connect.go, regain.go (rights that come back), cluster.go (who serves what), reach.go (how

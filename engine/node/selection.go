@@ -1,0 +1,80 @@
+package node
+
+import (
+	"cmp"
+	"fmt"
+	"sync"
+
+	"github.com/carillon-scheduler/carillon"
+)
+
+// maxSelections bounds the selections in progress, each of which has hundreds of commands under way.
+const maxSelections = 16
+
+// apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
+// a command of its own in the log.
+func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
+	defer n.requests.selections.Add(-1)
+	if n.requests.selections.Add(1) > maxSelections {
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d selections are in progress", maxSelections)}
+	}
+	s, err := carillon.ParseSelection(c.Data())
+	if err != nil {
+		return err
+	}
+	if err := c.within(&s); err != nil {
+		return err
+	}
+	here, there, err := n.whoFollows()
+	if err != nil {
+		return err
+	}
+	var elsewhere carillon.SelectionReply
+	var failed error
+	var work sync.WaitGroup
+	work.Go(func() { elsewhere, failed = n.askSelections(there, verb, &s) })
+	counts, err := n.commandEach(here, verb, &s)
+	work.Wait()
+	if err := cmp.Or(err, failed); err != nil {
+		return err // the selection was not seen whole
+	}
+	addCounts(&counts, &elsewhere)
+	return c.answer(counts.AppendJSON(nil))
+}
+
+// commandEach carries a command out on each job of a selection in partitions that this node follows.
+func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Selection) (counts carillon.SelectionReply, err error) {
+	if err := cmp.Or(n.current(ps...), readable(ps)); err != nil {
+		return counts, err
+	}
+	list := carillon.ListRequest{Selection: *s}
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	slots := make(chan struct{}, 256)
+	for _, p := range ps {
+		for after, more := "", true; more; {
+			var page []carillon.JobReply
+			page, after, more = n.page(p, &list, after, carillon.MaxListLimit)
+			for _, job := range page {
+				slots <- struct{}{}
+				work.Go(func() {
+					defer func() { <-slots }()
+					r := n.command(string(verb), job.ID)
+					mu.Lock()
+					defer mu.Unlock()
+					counts.Matched++
+					switch {
+					case r.err == nil && r.changed:
+						counts.Changed++
+					case r.err == nil, r.err.Code == carillon.CodeNotFound:
+						counts.Unchanged++
+					default:
+						counts.Failed++
+					}
+				})
+			}
+		}
+	}
+	work.Wait()
+	return counts, readable(ps) // else they were not seen whole
+}
