@@ -27,7 +27,7 @@ func (n *Node) read(ctx context.Context) {
 		n.log.Error("accepting that records are lost", "error", err)
 		n.disregard(n.head.Load())
 		at = streams.Position{Seq: cut.First - 1}
-		n.applied.Store(at.Seq) // there may be nothing above it to deliver, and who waits for the log's end waits for this
+		n.applied.Store(at.Seq) // there may be nothing more to deliver, and those who wait for the log's end wait for this
 		n.reached.told(at.Seq)
 		err = n.streams.Log.Read(ctx, at, deliver)
 	}
@@ -49,8 +49,7 @@ type batch struct {
 // batchKept is how many bytes a batch keeps for the next one in any case.
 const batchKept = 256 << 10
 
-// letGo frees what nobody needs once a batch is carried out: the messages that its records are of, and the bytes of a burst
-// that is over.
+// letGo frees what nobody needs once a batch is carried out: the messages behind its records, and the memory that a burst took.
 func (b *batch) letGo() {
 	clear(b.records)
 	clear(b.stored)
@@ -78,7 +77,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		var now time.Time
 		if ours {
 			now = time.Now()
-			// Before it is applied: what the tick makes is held by the clock that it sets right.
+			// Before the tick is applied: it sets the clock by which its outputs are then held.
 			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time))
 		}
 		concerned := n.concerned(&e)
@@ -86,10 +85,10 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 			n.apply(p, &e)
 		}
 		if len(concerned) == 0 {
-			n.nobodys(&b.records[i])
+			n.stray(&b.records[i])
 		}
 		if e.Kind == engine.KindImport {
-			runtime.Gosched() // it took long: a record of many jobs
+			runtime.Gosched() // a record of many jobs takes long
 		}
 		if ours {
 			n.ticking.back(sent, now)
@@ -108,11 +107,11 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	return nil
 }
 
-// nobodys notes a record that concerns no partition. That may be a command that was accepted: the stream's subject transform is
-// another then than when it was made.
-func (n *Node) nobodys(r *engine.Record) {
+// stray notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's subject
+// transform since the stream was made.
+func (n *Node) stray(r *engine.Record) {
 	if r.Subject == n.layout.LogSubject(engine.Everyone, "heal") {
-		return // it holds the place of one that was lost
+		return // it stands in the place of a record that was lost
 	}
 	n.meters.ignored("malformed")
 	n.troubles.strays.tell(n.log, time.Now(), "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
@@ -133,10 +132,11 @@ func record(m *streams.Message) engine.Record {
 // apply gives one record to a partition's machine, its outputs to the chain, and the answer to whoever
 // waits for it.
 func (n *Node) apply(p *partition, e *engine.Entry) {
+	awaited := hasOutcome(e) && n.replies.expected() // a command of this node is counted there before it is in the log
 	p.mu.Lock()
 	if !p.follows.Load() || e.Seq <= p.upTo {
 		p.mu.Unlock()
-		if answered(e) && n.replies.expected() {
+		if awaited {
 			told := unknown(fmt.Sprintf("partition %d was given up, or taken, by this node just now", p.number))
 			n.replies.applied(e.Seq, &told)
 		}
@@ -144,7 +144,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	if err := p.stopped; err != nil {
 		p.mu.Unlock()
-		if answered(e) && n.replies.expected() {
+		if awaited {
 			n.replies.applied(e.Seq, &reply{err: &carillon.Error{
 				Code: carillon.CodeUnavailable, Message: fmt.Sprintf("partition %d stopped, so the outcome is unknown: %v", p.number, err),
 			}})
@@ -152,7 +152,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		return
 	}
 	var before carillon.JobReply
-	if e.Kind == engine.KindDelete && n.replies.expected() {
+	if e.Kind == engine.KindDelete && awaited {
 		before, _ = p.machine.Job(e.Job, nil)
 	}
 	result, err := p.machine.Apply(e)
@@ -162,7 +162,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		if damaged(err) && !store {
 			err = unreadable(p.number, err)
 		}
-		first := p.halt(err) // before anybody has mu: a machine that could not read its table is in the middle of the record
+		first := p.halt(err) // before mu is released: a machine that could not read its table is in the middle of the record
 		p.mu.Unlock()
 		switch {
 		case store:
@@ -183,14 +183,14 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		p.offered = made
 	}
 	p.out.Unlock()
-	if answered(e) && n.replies.expected() {
+	if awaited {
 		n.replies.applied(e.Seq, p.answer(e, result, before))
 	}
 	p.mu.Unlock()
 }
 
-// answered tells whether somebody may wait for the outcome of a record.
-func answered(e *engine.Entry) bool { return e.Verb != "" || e.Kind == engine.KindImport }
+// hasOutcome tells whether somebody may wait for the outcome of a record.
+func hasOutcome(e *engine.Entry) bool { return e.Verb != "" || e.Kind == engine.KindImport }
 
 // answer words the outcome of a command; before is the job that a delete removed. Its caller holds mu.
 func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) *reply {
