@@ -19,10 +19,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// DefaultTimeout is how long a request is tried for when its context has no earlier deadline.
+// DefaultTimeout is for how long a request is tried, unless its context ends earlier.
 const DefaultTimeout = 10 * time.Second
 
-// selectionTimeout is the same for a change of many jobs.
+// selectionTimeout is the same for a request that changes a selection of jobs.
 const selectionTimeout = 10 * time.Minute
 
 // micro headers of an error reply.
@@ -31,26 +31,28 @@ const (
 	headerServiceErrorCode = "Nats-Service-Error-Code"
 )
 
-// Client asks a Carillon service over NATS. It keeps the connection, and a count for the names of its commands. Any number of
-// goroutines may use it.
+// Client sends commands and queries to a Carillon service over NATS. Any number of goroutines may use it.
 //
-// Its calls return an *Error for every refusal, to be told apart with errors.Is:
+// When the service refuses a request, the call returns an *Error. Tell refusals apart with errors.Is:
 //
 //	if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) { … }
 //
-// Every call that asks may return CodeLimitExceeded, where the service had no room for the request, and did nothing; and
-// CodeUnavailable, where nobody answered in time; the outcome is then unknown, and context.Canceled or
-// context.DeadlineExceeded is wrapped beside it when the context ended the wait. CodeInternal is the service's own fault. An
-// error of the connection, such as nats.ErrConnectionClosed, or nats.ErrPermissionViolation where the server did not take the
-// request, is wrapped as it is; of many requests at once that the server does not take some may get CodeUnavailable, as a
-// connection keeps its last error alone.
+// Beside the errors that it names, every call that sends a request may return
+//
+//   - CodeLimitExceeded: the service has no room for the request, and did nothing;
+//   - CodeUnavailable: nobody answered in time, and the outcome is unknown. If the context ended the wait, its error
+//     (context.Canceled or context.DeadlineExceeded) is wrapped, too;
+//   - CodeInternal: a fault of the service;
+//   - an error of the connection, wrapped, such as nats.ErrConnectionClosed, or nats.ErrPermissionViolation if the user may not
+//     publish the request. A connection keeps only its last error, so when the server refuses many requests at once, some of the
+//     calls may return CodeUnavailable instead.
 type Client struct {
 	nc      *nats.Conn
 	names   Names
 	timeout time.Duration
 
-	name     string // of this client, random
-	commands atomic.Uint64
+	name     string        // random: what the names of this client's commands begin with
+	commands atomic.Uint64 // counts them
 }
 
 // ClientOption changes a default of Connect.
@@ -59,12 +61,13 @@ type ClientOption func(*Client)
 // WithNames is for a service that runs with --prefix.
 func WithNames(n Names) ClientOption { return func(c *Client) { c.names = n } }
 
-// WithTimeout replaces DefaultTimeout. With less than nine seconds a request is sent again before an engine without room in its
-// log refuses it, and the outcome is told as unknown.
+// WithTimeout replaces DefaultTimeout. An engine whose log is nearly full waits three seconds for room before it refuses a command.
+// With a timeout below nine seconds the client sends the command again before that, and reports the outcome as unknown.
 func WithTimeout(d time.Duration) ClientOption { return func(c *Client) { c.timeout = d } }
 
-// Connect makes a client on a connection, which stays the caller's to close. It has a name of its own, by which its commands are
-// told from those of others: a process that goes on as two copies of itself connects anew in each.
+// Connect makes a client on a connection, which the caller closes. Each client has a random name of its own, by which the service
+// tells a command that was sent again from a new one. So do not go on with one client in two copies of a process, such as two
+// virtual machines started from one snapshot: call Connect again in each.
 func Connect(nc *nats.Conn, options ...ClientOption) *Client {
 	c := &Client{nc: nc, names: DefaultNames(), timeout: DefaultTimeout, name: rand.Text()[:16]}
 	for _, o := range options {
@@ -92,25 +95,26 @@ type commandOptions struct {
 // completed one counting as existing. Else the command is refused with CodeVersionConflict.
 func IfVersion(n uint64) CommandOption { return func(o *commandOptions) { o.ifVersion = &n } }
 
-// RequestID names the command itself, in the Carillon-Request header. A job takes a put or a fire twice
-// in a row under one name only once. Without this option, or with "", each call makes up a name for its own retries.
+// RequestID names the command itself, in the Carillon-Request header. Of two puts, or two fires, of a job in a row that have the
+// same name, only the first has an effect. Without this option, or with "", each call makes up a name, which protects its own retries.
 func RequestID(id string) CommandOption {
 	return func(o *commandOptions) { o.request = cmp.Or(id, o.request) }
 }
 
-// NoRetry has a command not sent again once its outcome is unknown; CodeUnavailable tells the caller so. What was sent before
-// may still be carried out by then, or come late: a first try that a network kept back is applied after the answer to the
-// second. That changes nothing as long as no other command for the job comes between the two; a job that is paused and soon
-// resumed may end up paused. Fire is always so.
+// NoRetry makes a call return CodeUnavailable as soon as the outcome of its command is unknown, instead of sending the command again.
+//
+// Why one may want that: a first try that the network held up may be applied after the second one was answered. This does no harm
+// unless another command for the same job was applied in between: a job that was paused and soon resumed may end up paused.
+// With NoRetry, too, a command may still be applied after the call returned. Fire never sends a command again.
 func NoRetry() CommandOption { return func(o *commandOptions) { o.once = true } }
 
-// FirePayload is delivered by one Fire in place of the job's own payload. PayloadNone chooses the form.
+// FirePayload has Fire deliver this payload in place of the job's own, once. With PayloadNone the form is chosen to suit the bytes.
 func FirePayload(payload []byte, form PayloadForm) CommandOption {
 	return func(o *commandOptions) { o.payload, o.form, o.payloaded = payload, form, true }
 }
 
-// newRequest names a command. The service keeps it with the job, and what the names of a client have in common up to their last
-// dash, once for all of them.
+// newRequest names a command. The service keeps the name with the job; it stores the part before the last dash only once, however
+// many jobs share it.
 func (c *Client) newRequest() string {
 	return c.name + "-" + strconv.FormatUint(c.commands.Add(1), 36)
 }
@@ -123,11 +127,11 @@ func (c *Client) optionsOf(options []CommandOption) commandOptions {
 	return o
 }
 
-// Put creates or replaces a job and returns it as it stands once that is durable. It is tried again
-// when the outcome is unknown, but for NoRetry, which says what that may bring.
+// Put creates or replaces a job, and returns it as it then stands, once that is durable. The command is sent again while its outcome
+// is unknown, unless NoRetry is given.
 //
-// Errors: those of Job.Validate, found before anything is sent; CodeInvalidSchedule, CodeInvalidZone and CodeInvalidField, for
-// what the service alone finds; CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
+// Errors: those of Job.Validate, before anything is sent; CodeInvalidSchedule, CodeInvalidZone and CodeInvalidField, for what only
+// the service can check; CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
 func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
 	o := c.optionsOf(options)
 	if err := CheckJobID(job.ID); err != nil {
@@ -146,10 +150,11 @@ func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
 	return c.askJob(ctx, VerbGet, id, nil, "", true)
 }
 
-// Delete removes a job, with its fires that are still to come or waiting, and returns it as it last stood,
-// with StatusDeleted: LastScheduled is the latest fire that came before. When an earlier try of the same
-// call removed it, whose answer was lost, only its id is known; and a job that somebody else has put under the id
-// by then is removed, too.
+// Delete removes a job, and with it the fires that are pending or waiting. It returns the job as it last stood, with StatusDeleted;
+// LastScheduled is its latest fire.
+//
+// If the answer is lost, the command is sent again. If the first try had removed the job, then only the id of the result is set;
+// and if somebody else has put a new job under the id in between, that one is removed, too (see NoRetry).
 //
 // Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
 func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
@@ -189,11 +194,10 @@ func (c *Client) change(ctx context.Context, verb Verb, id string, options []Com
 	return c.askJob(ctx, verb, id, AppendCondition(nil, o.ifVersion), o.request, !o.once)
 }
 
-// Fire makes one trigger of a job now, outside its schedule; its id is in the reply. IfVersion does not
-// apply. When the outcome is unknown it is not tried again: a second trigger might be the result.
+// Fire makes one trigger of a job now, outside its schedule; the trigger's id is in the reply. IfVersion does not
+// apply. When the outcome is unknown the command is not sent again: there might be a second trigger.
 //
-// Errors: CodeInvalidJobID, CodeNotFound, CodePayloadTooLarge, CodeInvalidJSON for a payload said to be
-// JSON.
+// Errors: CodeInvalidJobID, CodeNotFound, CodePayloadTooLarge, CodeInvalidJSON for a payload whose form is PayloadJSON and that is none.
 func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
 	o := c.optionsOf(options)
 	var body []byte
@@ -207,8 +211,8 @@ func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) 
 	return c.askJob(ctx, VerbFire, id, body, o.request, false)
 }
 
-// ListPage returns one page of the jobs asked for, ordered by id; the request's Cursor continues from
-// the page before. A page may hold fewer jobs than Limit and still not be the last.
+// ListPage returns one page of the jobs asked for, ordered by id. To get the next page, put the reply's Cursor into the request; the
+// last page has none. Any page may hold fewer jobs than Limit.
 //
 // Errors: CodeInvalidField, CodeInvalidTopic.
 func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error) {
@@ -216,18 +220,18 @@ func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error)
 	if err != nil {
 		return JobsReply{}, err
 	}
-	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbList, ""), body: body, retry: true, within: c.timeout})
+	reply, err := c.query(ctx, c.names.API(VerbList, ""), body)
 	if err != nil {
 		return JobsReply{}, err
 	}
 	return ParseJobsReply(reply)
 }
 
-// List walks all jobs asked for, ordered by id, fetching page after page. It ends at the first error,
-// which is one of ListPage's. Jobs put or deleted meanwhile may or may not be seen.
+// List walks all jobs asked for, ordered by id, and fetches them page by page. It ends at the first error,
+// which is one of ListPage's. Jobs that are put or deleted meanwhile may or may not be seen.
 func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, error] {
 	return func(yield func(JobReply, error) bool) {
-		for l := l; ; { // each walk begins anew
+		for l := l; ; { // a copy: each walk begins at the first page
 			page, err := c.ListPage(ctx, l)
 			if err != nil {
 				yield(JobReply{}, err)
@@ -245,9 +249,9 @@ func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, er
 	}
 }
 
-// DeleteWhere deletes the selected jobs and counts them. Each is deleted on its own, so that
-// some may be gone and others not when it fails; it is not tried again by itself. There may be millions, so it gets ten minutes,
-// whatever WithTimeout says; one whose answer was lost, with the engine for one, takes all of them.
+// DeleteWhere deletes the selected jobs and counts them. Each job is deleted on its own, so when the call fails some may be gone and
+// others not; it is not sent again by itself, but the caller may repeat it. As there may be millions of jobs, the call waits ten
+// minutes for its answer, whatever WithTimeout says, also when the engine that was asked has died.
 //
 // Errors: CodeInvalidField.
 func (c *Client) DeleteWhere(ctx context.Context, s Selection) (SelectionReply, error) {
@@ -280,10 +284,10 @@ func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r Selection
 //
 // Errors: CodeInvalidSchedule, CodeInvalidZone, CodeInvalidField.
 func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, error) {
-	if e := cmp.Or(checkInstant("start", &p.Start), checkInstant("end", &p.End)); e != nil { // the request would have them cut to milliseconds
+	if e := cmp.Or(checkInstant("start", &p.Start), checkInstant("end", &p.End)); e != nil { // the request cuts to milliseconds
 		return nil, e
 	}
-	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbPreview, ""), body: p.AppendJSON(nil), retry: true, within: c.timeout})
+	reply, err := c.query(ctx, c.names.API(VerbPreview, ""), p.AppendJSON(nil))
 	if err != nil {
 		return nil, err
 	}
@@ -291,19 +295,19 @@ func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, er
 	return preview.Next, err
 }
 
-// Status returns the state of the service as the node that answers sees it.
+// Status returns the state of the service, as the node that answers sees it. It has no errors of its own.
 func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
-	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbStatus, ""), retry: true, within: c.timeout})
+	reply, err := c.query(ctx, c.names.API(VerbStatus, ""), nil)
 	if err != nil {
 		return r, err
 	}
 	return r, readReply(reply, &r)
 }
 
-// DrainNode has a node hand over the partitions that it serves, as long as others can take them; with undo it gets its
+// DrainNode has a node hand over the partitions that it serves to others that can take them, and get no more; with undo it gets its
 // share again. It returns at once: Status shows how far the node is.
 //
-// Errors: CodeInvalidField without a node; CodeUnavailable, also where there is no such node.
+// Errors: CodeInvalidField when node is empty; CodeUnavailable, also when there is no such node.
 func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r DrainReply, err error) {
 	if node == "" {
 		return r, errField(CodeInvalidField, "node", "is missing")
@@ -312,7 +316,7 @@ func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r Drain
 	if err != nil {
 		return r, err
 	}
-	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbDrain, node), body: body, retry: true, within: c.timeout})
+	reply, err := c.query(ctx, c.names.API(VerbDrain, node), body)
 	if err != nil {
 		return r, err
 	}
@@ -417,8 +421,14 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 	return ParseJobReply(reply)
 }
 
-// afterRetry gives the error of a command that may have a condition. A conflict that only a later try met says nothing: an
-// earlier one may have been applied, and another command after it.
+// query sends a request that may be sent again whatever became of earlier tries.
+func (c *Client) query(ctx context.Context, subject string, body []byte) (reply []byte, err error) {
+	reply, _, err = c.ask(ctx, request{subject: subject, body: body, retry: true, within: c.timeout})
+	return reply, err
+}
+
+// afterRetry gives the error of a command that may have a condition. A version conflict that only a later try met does not tell the
+// outcome: an earlier try may have been applied, and another command after it.
 func afterRetry(retried bool, err error) error {
 	if !retried || !errors.Is(err, &Error{Code: CodeVersionConflict}) {
 		return err
@@ -434,9 +444,9 @@ type request struct {
 	within  time.Duration // of all tries
 }
 
-// ask sends a request until it is answered otherwise than with unavailable. Where nobody listens, or the connection is
-// down, the request was not applied and may always be sent again. uncertain tells whether a try before the one
-// that was answered may have been applied.
+// ask sends a request, again and again until the answer is another than CodeUnavailable, r.within is over, or it must not be sent
+// again. While nobody listens, or the connection is down, it was not applied and may always be sent again. uncertain tells whether a
+// try before the one that was answered may have been applied.
 func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.within)
 	defer cancel()
@@ -465,10 +475,10 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 		if uncertain && !r.retry {
 			return nil, true, err
 		}
-		if !r.retry && time.Since(began) > c.timeout { // nobody listens: what would take long has not begun
+		if !r.retry && time.Since(began) > c.timeout { // nobody listens: r.within is for work that has not even begun
 			return nil, false, err
 		}
-		if ctx.Err() != nil && before != nil { // the last try was cut short: what the one before met says more
+		if ctx.Err() != nil && before != nil { // the last try was cut short: the error of the one before says more
 			if !errors.Is(err, ctx.Err()) {
 				err = fmt.Errorf("%w (%w)", err, ctx.Err())
 			}
@@ -483,9 +493,9 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 	}
 }
 
-// tryTime is how long an answer is waited for before a request is sent again. One that was lost leaves time for two more at least,
-// and for up to ten where there is much: to a server that is cut off from the others every other one may go, until these notice.
-// An engine waits three seconds for room in its log before it refuses a command, which is to be heard.
+// tryTime is for how long one try waits for its answer. After a lost one there is time for two more at least, and with a long timeout
+// for up to ten: until the other servers notice that one of them is cut off, they may pass every other request to it. By default it
+// is more than the three seconds after which an engine without room in its log refuses a command, so that the refusal is heard.
 func tryTime(within time.Duration) time.Duration {
 	return min(within/3, max(DefaultTimeout/3, within/10))
 }
@@ -505,12 +515,12 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 	return answer, forbidden(err)
 }
 
-// rightsAfter is how long an answer may be late until it is looked whether there is none for want of rights; and how often then.
+// rightsAfter is how long to wait for an answer before looking whether the server refused the request, and how often to look then.
 const rightsAfter = 100 * time.Millisecond
 
-// watchRights ends ctx soon after the server refuses to take what is published to a subject from now on: it says so to the
-// connection, and whoever waits for an answer gets none. The caller calls forbidden when it waits no more, with the error that it
-// met, if any: what was said takes its place.
+// watchRights ends the context that it returns soon after the server refuses to take a message on a subject. The server tells only
+// the connection of that, so whoever waits for the answer would wait in vain. The caller calls forbidden when it waits no more, with
+// the error that it met, if any; forbidden returns the server's refusal in its place, if there was one.
 func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Context, forbidden func(error) error) {
 	before := c.nc.LastError()
 	ctx, cancel := context.WithCancel(ctx)
@@ -536,7 +546,7 @@ func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Con
 	}
 }
 
-// violation is what the server has said since before of rights to a subject that are missing, or nil.
+// violation is the connection's last error if it says that rights to the subject are missing, and is not the one from before; else nil.
 func (c *Client) violation(before error, subject string) error {
 	last := c.nc.LastError()
 	if !errors.Is(last, nats.ErrPermissionViolation) || last == before || !strings.Contains(last.Error(), `"`+subject+`"`) {
@@ -547,9 +557,8 @@ func (c *Client) violation(before error, subject string) error {
 
 var errNotSent = errors.New("the connection is down")
 
-// connected waits until what is sent goes out, for the client's timeout at the most; ok is false when that or ctx ends first.
-// A connection that is down keeps what is sent until it is back: a command would be carried out when its caller has long
-// gone on.
+// connected waits until the connection is up, for the client's timeout at most; ok is false when that or ctx ends first. A connection
+// that is down would keep what is sent until it is back, and a command be carried out long after its caller gave up.
 func (c *Client) connected(ctx context.Context) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -563,7 +572,7 @@ func (c *Client) connected(ctx context.Context) (ok bool) {
 	return true
 }
 
-// connectionError words an error of nats.go; one that a later try may get over is CodeUnavailable.
+// connectionError words an error of nats.go; if a later try may succeed, it becomes CodeUnavailable.
 func (c *Client) connectionError(err error) error {
 	unavailable := func(message string) error {
 		return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: message}, err)
@@ -585,7 +594,7 @@ func (c *Client) connectionError(err error) error {
 	return fmt.Errorf("carillon: %w", err)
 }
 
-// readReply reads a reply of the rare kinds.
+// readReply reads a reply of a kind that is rare enough for encoding/json.
 func readReply(body []byte, reply any) error {
 	if err := json.Unmarshal(body, reply); err != nil {
 		return &Error{Code: CodeInternal, Message: "a reply that cannot be read: " + err.Error()}
