@@ -73,13 +73,12 @@ func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Mes
 	return r.read(ctx)
 }
 
-// Scan delivers what the stream holds above a sequence up to another that it has, in order, in batches as Read does, and
-// returns once that is done. Every sequence between the two has been delivered then, or the stream's leader said that it
-// is gone: who takes a part for the whole publishes the rest again. Errors: as Read's; *RewoundError also when the stream
-// does not reach that far.
+// Scan delivers the messages above one sequence up to another, last, in order, in batches as Read does, and returns once that is done.
+// Then every sequence between the two has been delivered, or the stream's leader has said that it is gone: a caller that took a
+// part for the whole would publish the rest again. Errors: those of Read; *RewoundError also when the stream does not reach last.
 //
-// Few messages are asked for one by one, all at once: that takes as long as one question, a consumer that is made and
-// removed takes five, of which servers in a cluster must agree on two.
+// A few messages are asked for one by one, all at the same time. That takes as long as one question; to make and remove a consumer
+// takes five, on two of which the servers of a cluster must agree.
 func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
 	if after < last && last-after <= scanFew {
 		upTo, err := o.few(ctx, after, last, deliver)
@@ -106,8 +105,8 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 // scanFew is how many messages a scan asks for one by one.
 const scanFew = 64
 
-// few delivers the messages above a sequence up to another in one batch, as far as the stream has them all, and tells how
-// far that is. One that is not found may only be unknown to a leader that no longer is one.
+// few delivers the messages above one sequence up to another in one batch, as far as each of them was found or is known to be gone, and
+// returns how far that is. A message that is not found may only be unknown to a leader that no longer is one.
 func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch []Message) error) (upTo uint64, err error) {
 	found := make([]Message, last-after)
 	errs := make([]error, len(found))
@@ -188,7 +187,7 @@ func (r *reader) read(ctx context.Context) error {
 // deliverError marks the caller's own, which ends Read whatever it is.
 type deliverError struct{ error }
 
-// verdict tells whether an error says of the stream what another try will not change.
+// verdict tells whether an error is about the stream itself, so that another try would end in the same way.
 func verdict(err error) bool {
 	var (
 		rewound *RewoundError
@@ -198,7 +197,8 @@ func verdict(err error) bool {
 	return errors.As(err, &rewound) || errors.As(err, &cut) || errors.As(err, &differs) || errors.Is(err, ErrNoStream)
 }
 
-// confirm keeps a verdict back until it has been given for longer than a leader may have been none.
+// confirm returns a verdict only once it has been given for Doubt: it may come from a leader that no longer is one. Until then it
+// returns nil, and the reader starts over. A stream without replicas is believed at once.
 func (r *reader) confirm(verdict error) error {
 	if r.against.IsZero() {
 		r.against = time.Now()
@@ -213,30 +213,29 @@ type reader struct {
 	*stream
 	name    string // of its consumer
 	at      Position
-	passed  uint64 // what was read, and what the stream has no more, reaches at least up to here
-	until   uint64 // it ends here; 0: it follows the stream
-	done    bool   // it has come that far
+	passed  uint64 // all messages up to here were read, or are gone from the stream; at.Seq may be greater
+	until   uint64 // where a scan ends; 0: the reader follows the stream
+	done    bool   // the scan has come that far
 	deliver func([]Message) error
 	onReset func(error)
 	gather  func() time.Duration // as in Config
-	known   func() uint64        // a sequence that the stream has; nil: it is not said
+	known   func() uint64        // a sequence that the stream is known to have; nil: nobody knows one
 
 	heartbeat time.Duration // of its consumer
 
 	batch []Message
 	bytes int
 	cseq  uint64 // the consumer's own count of what it has sent
-	told  uint64 // how far that reached
+	told  uint64 // the stream's sequence of the last message that it sent
 
 	replicas int       // of the stream
-	behind   bool      // it held more than had been read when the session began
-	against  time.Time // since when the stream speaks against the position
+	behind   bool      // when the session began, the stream held more than had been read
+	against  time.Time // since when what the stream holds contradicts the position; zero: it does not
 }
 
-// session runs one consumer until something is wrong. While that is being made, or is not heard, the stream is asked for
-// its messages one by one: a consumer is made by the leader of all JetStream, and runs on any of the servers. One that is
-// killed or cut off is not missed by a stream whose own leader is another; nor is one that is slow, and tells of records that
-// were long acknowledged.
+// session runs one consumer until something is wrong. While the consumer is being made, is silent or is late, the stream itself is
+// asked for its messages: the leader of all JetStream makes a consumer, and it may run on any of the servers. When that server is
+// killed or cut off, or is slow, the stream goes on under a leader on another one, and only its consumer is missed.
 func (r *reader) session(ctx context.Context) error {
 	nc := r.nc
 	status := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
@@ -263,10 +262,10 @@ func (r *reader) session(ctx context.Context) error {
 		beside.Go(func() { made <- r.create(ctx, inbox, from) })
 	}
 	create()
-	var again <-chan time.Time // it is to be created
+	var again <-chan time.Time // when to create it again
 	idle := time.NewTicker(r.heartbeat)
 	defer idle.Stop()
-	ask := time.NewTicker(askEvery)
+	ask := time.NewTicker(askEvery) // stopped while the consumer is well
 	defer ask.Stop()
 	if r.behind && r.replicas > 1 {
 		ask.Reset(askAtOnce)
@@ -276,8 +275,14 @@ func (r *reader) session(ctx context.Context) error {
 	if r.known == nil {
 		look.Stop()
 	}
-	running, asking, silent, late, known := false, false, 0, false, uint64(0)
-	var since time.Time // it is late
+	var (
+		running bool      // the consumer was made, or has been heard
+		silent  int       // heartbeats without a word from it
+		late    bool      // it has not delivered what the stream is known to have
+		since   time.Time // since when it is late
+		known   uint64    // a sequence that the stream had at the latest look
+		asking  bool      // the stream is being asked
+	)
 	alive := func() {
 		running = true
 		switch {
@@ -369,8 +374,7 @@ type answer struct {
 	upTo  uint64    // what it holds up to here is in the batch
 }
 
-// next asks the stream for its next few messages behind a sequence. It takes as long as a leader that was lost does not
-// answer; meanwhile the reader goes on.
+// next asks the stream for its next few messages behind a sequence, for askTimeout at most. The reader goes on meanwhile.
 func (s *stream) next(ctx context.Context, after, until uint64) (a answer) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -395,8 +399,8 @@ func (a *answer) last(until uint64) uint64 {
 	return a.info.Last
 }
 
-// answered delivers what the stream gave, but for what has come by the consumer meanwhile, and tells whether there is more to
-// be had at once: one that has no message to give now is not to be pressed for it.
+// answered delivers what the stream gave, without what the consumer has delivered meanwhile. more says that it pays to ask again at
+// once: the stream gave something, and has more.
 func (r *reader) answered(a answer) (more bool, err error) {
 	if a.info.Last == 0 { // it has no leader, or nothing
 		return false, nil
@@ -426,7 +430,7 @@ func (r *reader) cut(info Info) bool {
 	return r.until == 0 && info.First > r.upTo()+1
 }
 
-// take delivers m, what has arrived behind it, and what arrives while more is worth waiting for.
+// take delivers m, what has arrived behind it, and what arrives while it pays to wait for more (Config.Gather).
 func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) error {
 	var enough <-chan time.Time // is waited for
 	for {
@@ -483,7 +487,7 @@ func (r *reader) hand() error {
 	return nil
 }
 
-// add puts m into the batch, or answers it when it is the server's own word.
+// add puts m into the batch, or handles it when it is a heartbeat or a flow control request.
 func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "100" && !strings.HasPrefix(m.Reply, "$JS.ACK.") {
 		return r.control(m)
@@ -510,8 +514,8 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	return nil
 }
 
-// follows tells whether nothing is between what was read last and a sequence. A consumer goes on where its stream begins
-// when that is cut before it, and says nothing of it.
+// follows returns an error if the stream has, or had, a message between what was read last and a sequence. When its stream is cut
+// ahead of it, a consumer goes on where the stream now begins, and says nothing.
 func (r *reader) follows(ctx context.Context, seq uint64) error {
 	last := r.upTo()
 	if n := len(r.batch); n > 0 {
@@ -651,7 +655,7 @@ func (r *reader) drop(ctx context.Context) error {
 	return err
 }
 
-// remove ends the consumer. When that fails the server does it by itself after a while of no interest.
+// remove deletes the consumer. If that fails, the server does so after a while without a subscriber.
 func (r *reader) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
