@@ -29,7 +29,7 @@ func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
 	if j == nil {
 		return 0, nil, noJob(e.Job)
 	}
-	if e.Kind != KindDelete && e.Request != "" && string(m.jobs.request(j)) == e.Request {
+	if e.Kind != KindDelete && m.repeats(e, j) {
 		return slot, j, nil
 	}
 	return slot, j, m.checkVersion(e.Job, j, ifVersion)

@@ -12,7 +12,7 @@ func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
 	if j == nil {
 		return false, noJob(e.Job)
 	}
-	if e.Request != "" && string(m.jobs.request(j)) == e.Request {
+	if m.repeats(e, j) {
 		return false, nil
 	}
 	m.force(&forcedFire{seq: e.Seq, slot: slot, id: e.Job, at: m.now, body: string(payload), own: own})

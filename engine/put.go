@@ -20,13 +20,12 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	}
 	m.spec = appendSpec(m.spec[:0], &want)
 	slot, j := m.find(e.Job)
-	if j != nil && e.absentOnly() {
-		return false, nil
-	}
 	if j != nil {
-		repeated := e.Request != "" && string(m.jobs.request(j)) == e.Request
-		if repeated || j.status != statusCompleted && bytes.Equal(m.jobs.spec(j), m.spec) && m.has(e, j) {
-			if repeated || !e.paused() || j.status == statusPaused {
+		if e.absentOnly() || m.repeats(e, j) {
+			return false, nil
+		}
+		if j.status != statusCompleted && bytes.Equal(m.jobs.spec(j), m.spec) && m.has(e, j) { // the job is as the put wants it
+			if !e.paused() || j.status == statusPaused {
 				return false, nil
 			}
 			m.halt(slot, j, e.Request)
@@ -87,7 +86,12 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	return true, nil
 }
 
-// write makes a job of the spec in hand, or gives it to one that is there, which stands still then.
+// repeats tells whether a command is the last one that the job took, sent again.
+func (m *Machine) repeats(e *Entry, j *job) bool {
+	return e.Request != "" && string(m.jobs.request(j)) == e.Request
+}
+
+// write makes a new job of the spec in m.spec, or gives that spec to a job that exists, which then has no timer and no status yet.
 func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uint32, *job) {
 	if j == nil {
 		m.unbury(e.Job)
