@@ -22,22 +22,22 @@ package engine
 // (Nats-Expected-Last-Msg-Id). The ids are this chain's own, another chain's copy has another: the stream's
 // de-duplication would answer a copy with the sequence where the other stands.
 //
-// Ids are a quarter of what a message costs the server. A chain does without them while its host would hear of
-// every foreign message (Watched): by a subscription to the partition's subjects, without the echo of its own, on
-// the connection of the chain to a server that stands alone. When it hears of one it loses the chain, and from
-// then on links it; as it does when it finds one in the stream: behind a foreign message each output stands
-// elsewhere, and what is in flight from before must not be taken beside what is sent again. What a foreign message
-// displaced before that is found by resuming, which surveys all that the stream holds above what the log knows to
-// be stored, and publishes again what is missing there. So an output counts as stored for good, and may be
-// forgotten, only some time after its ack (the host's syncOutputs): the word about a foreign message may come a
-// moment later than the ack behind it.
+// Ids are a quarter of what a message costs the server. So a chain does without them as long as its host would hear of
+// every foreign message (Watched): the host subscribes to the partition's subjects on the chain's own connection, without the
+// echo of what it sends itself, to a server that stands alone. When it hears of a foreign message, it loses the chain,
+// and links its messages from then on. It does the same when it finds one in the stream: behind a foreign message each
+// output stands at another sequence, and what is still in flight must not be taken beside what is sent again. What the foreign
+// message displaced is found when the chain is resumed: the host surveys all that the stream holds above what the log
+// knows to be stored, and publishes again what is missing. The word about a foreign message may come a moment later than
+// the ack of the message behind it; so an output counts as stored for good, and may be forgotten, only some time after
+// its ack (the host's syncOutputs).
 //
-// A replicated stream must not be asked for the link at all. nats-server checks the sequence before it proposes a
-// message, but the id when each replica applies it, and from 2.14 on takes a mismatch there for a replica that went
-// wrong: the stream stops on all of them, for good (TestReplicatedLink in engine/streams). Two owners in turn
-// suffice, without anybody foreign. So there each message is confirmed by an ack of its own (Confirm): one that was
-// displaced is refused, and the chain takes no ack beyond it. That costs a third of the throughput in acks. Behind a
-// resumption one message goes alone, so that what is in flight from before is refused by it, or refuses it.
+// On a replicated stream messages must not be linked at all. nats-server checks the sequence before it proposes a
+// message, but the id only when each replica applies it, and from 2.14 on it takes a mismatch there for a replica that went
+// wrong: the stream stops on all of them, for good (TestReplicatedLink in engine/streams). Two owners one after the other
+// are enough for that, without any foreign message. So there each message is confirmed by an ack of its own (Confirm): one
+// that was displaced is refused, and the chain takes no ack beyond it. These acks cost a third of the throughput. The first
+// message after a resumption goes alone, so that either it or what is in flight from before is refused.
 //
 // Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
 // stored. The host then asks the stream for its end and resumes from there. Messages of the lost window
@@ -46,25 +46,25 @@ package engine
 // Tried and rejected: message ids and the de-duplication window (150 bytes an id, and it forgets);
 // atomic batches (11–20 ms each); a commit record for each output in the local log (a write a trigger).
 
-// The window, in outputs. The chains of a host that put out at once share it, as they share its cores and its disk: so an output
-// of high priority that becomes due waits behind as much with one of them as with many, some 15 ms of a full drain by the
-// embedded server, and a chain that drains alone goes as fast as its stream takes it.
+// The window bounds how many outputs are in flight. The chains of a host that publish at the same time share it, as they share its
+// cores and its disk. So an output of high priority that becomes due waits behind the same number of others whether one chain publishes
+// or many, some 15 ms of a full drain by the embedded server; and a chain that drains alone goes as fast as its stream takes it.
 //
-// Three quarters of it are open while outputs overtake others that were due before: those are mostly of high priority, whose
-// wait counts. Not always, as a drain of one priority loses a twentieth of its rate by it; not where messages are confirmed, by
-// several servers, as a round trip to these is longer. With half of it open high priorities waited less, but the drain beside
-// them lost a twentieth, too.
+// Only three quarters of the window are open while outputs overtake others that were due before them: those that overtake are mostly of
+// high priority, and should not wait long. Why not always: a drain of one priority loses a twentieth of its rate by it. Why not where
+// messages are confirmed: a round trip to several servers is longer. With half of the window open high priorities waited less, but the
+// drain beside them lost a twentieth, too.
 //
-// Tried and rejected: a window for each chain of what it drains in 20 ms. A chain that has all its acks may wait for work or for
-// the window, and with its share of two cores it mostly has all of them: measured without those pauses the windows of eight
-// came to 1,600 each and the wait for them to 150 ms, and with them nothing was ever measured.
+// Tried and rejected: a window for each chain, of what it drains in 20 ms. A chain whose acks have all come may be waiting for work or
+// for its window, and with a share of two cores its acks have mostly all come. When these pauses were left out of the measurement, the
+// windows of eight chains grew to 1,600 each and the wait to 150 ms; when they were left in, nothing was ever measured.
 const (
 	windowAll       = 5120
 	windowMin       = 128  // of a chain: with 64 a round trip starved it
 	windowConfirmed = 512  // at the most: what is in flight is asked for, and sent again, when a leader is lost
 	acksFlying      = 8    // acks asked for in one window
-	roomShare       = 4    // of a window must be free before more is made
-	hurryFor        = 8192 // outputs, after one that overtook others
+	roomShare       = 4    // a fourth of the window must be free before more outputs are made
+	hurryFor        = 8192 // for so many outputs after one that overtook others only three quarters of the window are open
 )
 
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
@@ -73,7 +73,7 @@ type Chain struct {
 	lost    bool
 	watched bool
 	confirm bool     // each message has its ack, and none is linked
-	alone   bool     // confirm: the first message since the chain was resumed has none yet
+	alone   bool     // confirm: the first message since the chain was resumed has no ack yet
 	sending bool     // a message was sent since the chain was resumed
 	queue   []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
 	room    []Output // the memory that queue moves through
@@ -84,7 +84,7 @@ type Chain struct {
 
 	window int
 	due    int64 // of the trigger that was offered last
-	hurry  int   // outputs to be stored until none is taken to overtake others any more
+	hurry  int   // how many outputs are still to be stored before the whole window is open again (hurryFor)
 }
 
 // NewChain returns a chain that must be resumed first. It links its messages, and shares its window with many.
@@ -138,7 +138,7 @@ func (c *Chain) Offer(outputs []Output) {
 	if c.lost {
 		return
 	}
-	// Where append would grow the queue there is mostly room before it, where what is stored was.
+	// Where append would allocate, there is mostly room in front of the queue, left by outputs that are stored.
 	if n := len(c.queue); n+len(outputs) > cap(c.queue) {
 		if 2*(n+len(outputs)) > cap(c.room) {
 			c.room = make([]Output, 4*(n+len(outputs)))

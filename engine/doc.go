@@ -35,26 +35,26 @@
 //
 // # A million jobs
 //
-// A job is a line of the cache, 64 bytes without a pointer, in a slot that never moves. Its id, what is fixed, the request
-// of its last command and its spec lie in pages of bytes (texts.go), but for what many specs, or requests, say alike (frames.go). Its
-// parsed schedule is one for all jobs with that expression (exprs.go), what few jobs have is kept aside, and its id is found
-// through a table that grows bit by bit (index.go). So there is next to nothing for the garbage collector to
-// follow: it takes 3 ms with half a million jobs, where jobs with two strings, a pointer and a map entry each took
-// 254. A recurring job takes 132 bytes beyond its payload, its timer and its places in the indexes included; one
-// that changed since the last checkpoint takes its row as it was, too, about 110 bytes.
+// A job takes one line of the processor's cache, 64 bytes without a pointer, in a slot that never moves. Its id, the fields that a
+// version does not change, the request of its last command and its spec lie in pages of bytes (texts.go); what many specs or requests
+// have in common is stored once (frames.go). All jobs with the same expression share its parsed schedule (exprs.go). Fields that few
+// jobs have are kept apart. A job is found by its id through a table that grows in small steps (index.go). So the garbage collector
+// has next to nothing to follow: it takes 3 ms with half a million jobs, where jobs with two strings, a pointer and a map entry each
+// took 254. A recurring job takes 132 bytes beyond its payload, with its timer and its places in the indexes; until the next
+// checkpoint one that changed also keeps its row as it was, about 110 bytes.
 //
 // Files, in a reading order:
 //
 //   - The log: record.go, tickrecord.go, codec.go (their bytes).
 //   - The machine: machine.go (Apply), one file a verb (put.go, delete.go, pause.go with resume, fire.go, claim.go, tick.go,
-//     disk.go, import.go), ready.go and turns.go (who goes next), completed.go (how long a job without a fire left is known),
+//     disk.go, import.go), ready.go and turns.go (who goes next), completed.go (for how long a job without a fire left is kept),
 //     grave.go (what is remembered of a deleted one).
 //   - A job: jobs.go (its state) with index.go, texts.go, frames.go and exprs.go, spec.go (what its put said), prefetch.go.
 //   - Around the machine: output.go (the outbox), chain.go, survey.go (where a chain goes on), owner.go, clockoffset.go, view.go
-//     (what can be asked).
+//     (queries).
 //   - On disk: generation.go (what changed since the last checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes),
 //     residence.go and load.go (jobs that are on disk alone), ahead.go (those read for an answer), forget.go (completed ones that
-//     are given up).
+//     are dropped).
 //   - After a restore: state.go (a state by itself), reroute.go (into other partitions), salvage.go (jobs by themselves),
 //     recovery.go (what becomes of missed fires).
 package engine

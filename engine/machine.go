@@ -28,11 +28,11 @@ const (
 	markWithin   = 500     // ms, the same: a replica that differs is found within a second, where something is due as often
 )
 
-// Bounds are of a tick's work beyond its outputs, and of what that leaves in memory. Moves and Ready are part
-// of the rules: all readers of a log have the same, and other ones are another Logic.
+// Bounds limit a tick's work beyond its outputs, and what that leaves in memory. Moves and Ready are part
+// of the rules: all readers of a log have the same, and to change them takes another Logic.
 type Bounds struct {
 	Moves int // timers that one tick takes off the wheels
-	Ready int // ready jobs of a priority from which on its wheel is left alone, however much is due
+	Ready int // with so many ready jobs of a priority, no more are taken off its wheel, however many are due
 	Sweep int // completed jobs that one tick frees in any case. No output depends on it
 }
 
@@ -41,8 +41,8 @@ type Bounds struct {
 // stays on the wheel, where a backlog of millions costs least.
 var DefaultBounds = Bounds{Moves: 1 << 12, Ready: 1 << 15, Sweep: 1 << 8}
 
-// ErrRules is the one fact in a log that stops a machine: the partition goes on under rules that this
-// binary does not have. Errors wrap it with the versions that can go on.
+// ErrRules says that the log goes on under rules that this binary does not have: the one fact in a log that stops a machine.
+// Errors wrap it with the versions that can go on.
 var ErrRules = errors.New("engine: the log goes on under other rules")
 
 // ErrDiverged says that this replica's state differs from its owner's. It must not go on.
@@ -54,58 +54,63 @@ type Machine struct {
 	layout    Layout
 	partition int
 	listen    Listener
+	bounds    Bounds
 
+	// The state: how far it is, and what it counts.
 	position uint64 // sequence of the last record applied
 	now      int64  // greatest record timestamp so far, ms: the time of commands
 	to       int64  // the time that ticks have reached, ms: the time of firing
 	epoch    uint64 // sequence of the claim in force
 	claim    Claim
 	ticks    uint64 // effective ticks so far
-	digest   uint64 // grows with every decision; equal on equal replicas
+	digest   uint64 // changes with every decision; equal on equal replicas
 	marks    [4]Mark
-	unmarked uint64 // see Disregard
 	created  uint64 // jobs created so far
 	armed    uint64 // fires armed so far
 	finished uint64 // jobs completed so far
 	diskLow  bool   // the owner's disk has no room for new jobs
 	expired  watermark
-	counts   [statuses]int // of jobs, by status but statusFree; of completed ones those in memory, gone or not
+	counts   [statuses]int // jobs by status, without statusFree; of completed ones those in memory, gone or not
 
+	// The state: jobs, and what waits.
 	jobs       jobTable
 	wheels     [priorities]*wheel.Wheel // by rank
 	ready      turns
-	readyJobs  [priorities]int        // turns of jobs in it, by rank
-	forced     map[uint64]*forcedFire // by the sequence that asked for it
-	forcedMost int                    // of them, since the map was made
-	forcedBy   map[uint32][]uint64    // the same, by job
-	rejected   map[origin]*rejection  // waiting, by what asked first
+	readyJobs  [priorities]int        // how many turns in ready are jobs', by rank
+	forced     map[uint64]*forcedFire // fires that were asked for and wait, by the sequence of the command
+	forcedMost int                    // the most that forced held since the map was made
+	forcedBy   map[uint32][]uint64    // the sequences of forced, by the slot of the job
+	rejected   map[origin]*rejection  // rejections that wait, by the command that came first
 	collapse   map[rejectionKey]origin
 	gaps       []gap
 	recovery   recovery          // after a restore
-	graves     map[string]*grave // of deleted jobs, by id
-	buried     []*grave          // the same in order, with some that are gone
+	graves     map[string]*grave // deleted jobs, by id
+	buried     []*grave          // graves in the order of burial; some are gone from the map
 	deaths     uint64            // jobs buried so far
 	completed  fifo              // completed jobs that are in memory, oldest first
-	refused    uint64            // commands refused since the process started; not part of the state
+	outbox     outbox
 
-	outbox  outbox
-	text    []byte // of the next output
-	scratch []byte // a row
-	spec    []byte // of the put that is being decided
-
+	// What is in memory and what is on disk.
 	residence residence
 	base      base        // the checkpoint that changes are counted from
-	changes   *generation // since then, or since the checkpoint being taken began
-	saving    *Checkpoint // the one being taken, if one is
-	outcomes  []Outcome   // of the last import
+	changes   *generation // since base, or since the checkpoint that is being taken began
+	saving    *Checkpoint // the one that is being taken, if any
 
-	bounds   Bounds
-	due      func(slot uint32, deadline int64) // notes a timer's job in soon
-	soon     []uint32                          // jobs off the wheel that have yet to be made ready
+	// Of the tick that is being applied.
+	left   int   // outputs that it may still make
+	move   int   // timers that it may still take off the wheels
+	logged int64 // ms: when it was logged; what comes due later, within the lead, is not late
+
+	// Memory that is used again, and what is no part of the state.
+	due      func(slot uint32, deadline int64) // adds a timer's job to soon
+	soon     []uint32                          // jobs that are off the wheel and not yet ready
 	prefetch prefetch
-	left     int   // outputs that the tick may still make
-	move     int   // timers that the tick may still take off the wheel
-	logged   int64 // ms: when the tick was logged; what is due later, within the lead, is not late
+	text     []byte    // of the next output
+	scratch  []byte    // a row
+	spec     []byte    // of the put that is being decided
+	outcomes []Outcome // of the last import
+	refused  uint64    // commands refused since the process started
+	unmarked uint64    // see Disregard
 }
 
 // Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
@@ -137,7 +142,7 @@ func New(layout Layout, partition int) *Machine {
 	return m
 }
 
-// Listen sets who hears what the machine does from now on. What was refused before, in a replay, counts no more.
+// Listen sets who hears what the machine does from now on. What was refused before, in a replay, is not counted.
 func (m *Machine) Listen(l Listener) { m.listen, m.refused = l, 0 }
 
 // SetBounds replaces DefaultBounds. It must come before the first record, or right after a restore.
@@ -152,9 +157,10 @@ type Result struct {
 }
 
 // Apply carries out one record of the log. Records come in order of their sequences; one at or below
-// the machine's position changes nothing. An error stops the partition for good. It wraps ErrRules or
-// ErrDiverged, and the machine is as it was before the record; or it is the table's, or ErrCheckpoint of a row in it,
-// and then the machine is to be thrown away: it gives the same error from then on.
+// the machine's position changes nothing.
+//
+// An error stops the partition for good. If it wraps ErrRules or ErrDiverged, the machine is as it was before the record. Else it came
+// from the table, or is ErrCheckpoint for a row in it: the machine must then be thrown away, and returns the same error from then on.
 func (m *Machine) Apply(e *Entry) (Result, error) {
 	if e.Seq <= m.position || m.residence.err != nil {
 		return Result{}, m.residence.err
@@ -247,7 +253,7 @@ func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
 	}
 }
 
-// find is the job of a command, if there is one.
+// find returns the job of a command, from memory or from the table; nil if there is none.
 func (m *Machine) find(id string) (uint32, *job) {
 	slot, j := m.jobs.find(id)
 	if j == nil {
@@ -259,7 +265,7 @@ func (m *Machine) find(id string) (uint32, *job) {
 	return slot, j
 }
 
-// become gives a job another status. statusFree is of one that is new, or about to go.
+// become gives a job another status. A job that is new, or about to be removed, has statusFree.
 func (m *Machine) become(j *job, s status) {
 	m.counts[j.status]--
 	j.status = s
@@ -282,7 +288,7 @@ func asError(err error) *carillon.Error {
 	return &carillon.Error{Code: carillon.CodeInternal, Message: err.Error()}
 }
 
-// cut bounds what a message repeats of hostile input.
+// cut bounds how much of hostile input a message repeats.
 func cut(s string) string {
 	if len(s) > carillon.MaxJobIDLength {
 		s = s[:carillon.MaxJobIDLength]

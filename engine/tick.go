@@ -19,7 +19,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 		return nil
 	}
 	switch rules := Rules(); {
-	case m.claim.newer(rules): // as of a state that was taken from another node
+	case m.claim.newer(rules): // the state was taken from another node, else the claim had stopped this machine
 		return m.newerRules(m.claim, m.epoch)
 	case !m.claim.sameRules(rules):
 		return fmt.Errorf("%w: partition %d has ticks under logic %d and tzdata %s after its checkpoint; drain it with that version (this one has logic %d and tzdata %s)",
@@ -64,8 +64,8 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	return nil
 }
 
-// Disregard has no marks compared up to a position: those there were made by owners of another state, which somebody has
-// accepted. It is not part of the state.
+// Disregard leaves marks up to a position uncompared: they were made by owners of another state, and an operator has accepted the
+// difference. It is not part of the state.
 func (m *Machine) Disregard(position uint64) { m.unmarked = position }
 
 // mark notes the digest at a position, in the place of the oldest mark.
@@ -79,8 +79,8 @@ func (m *Machine) mark(seq uint64) {
 	m.marks[oldest] = Mark{seq, m.digest}
 }
 
-// gather moves what is due at or before at from the wheels to ready, high priority first. A priority of which
-// enough is ready has to wait; a higher one that comes due does not.
+// gather moves what is due at or before a time from the wheels to ready, high priority first. A priority of which
+// enough jobs are ready already has to wait (Bounds.Ready); a higher one does not. done says that all of it was moved.
 func (m *Machine) gather(at int64) (done bool) {
 	done = true
 	for rank, w := range m.wheels {
@@ -95,7 +95,7 @@ func (m *Machine) gather(at int64) (done bool) {
 	return done
 }
 
-// comesDue takes a job that the wheel has let go.
+// comesDue notes a job whose timer the wheel gave out.
 func (m *Machine) comesDue(slot uint32, _ int64) {
 	m.move--
 	if m.soon = append(m.soon, slot); len(m.soon) == fetchAhead {
@@ -167,7 +167,7 @@ func (m *Machine) drain() {
 func (m *Machine) takeTurn(slot uint32, j *job) {
 	m.touch(slot)
 	j.place = nowhere
-	if j.status == statusCompleted { // when it was put
+	if j.status == statusCompleted { // since its put, which left it no fire (announce)
 		m.emitCompleted(j)
 		m.free(slot, j)
 		return
@@ -193,29 +193,29 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 		r := m.jobs.readRare(j)
 		j.next, counted, first = last, r.counted, r.countedFirst
 	}
-	few := m.jobs.readRare(j)
-	if few.expires > 0 && m.logged-j.next > few.expires {
+	rare := m.jobs.readRare(j)
+	if rare.expires > 0 && m.logged-j.next > rare.expires {
 		r := m.jobs.rare(j)
 		r.counted, r.countedFirst = counted, first
 		m.skip(slot, j, carillon.ReasonExpired, j.next)
 		return
 	}
-	if few.counted > 0 {
+	if rare.counted > 0 {
 		r := m.jobs.rare(j)
 		r.counted, r.countedFirst = 0, 0
 	}
 	j.fires++
 	j.last = j.next
 	m.emitTrigger(j, counted-1)
-	if few.maxFires > 0 && j.fires >= few.maxFires {
+	if rare.maxFires > 0 && j.fires >= rare.maxFires {
 		m.complete(slot, j)
 		return
 	}
 	m.advance(slot, j, j.last)
 }
 
-// missed tells whether a job's earliest undecided fire was missed, up to when others were with it, and what is to
-// become of them. Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
+// missed tells whether a job's earliest undecided fire was missed, and if so up to when further fires were, and by which policy
+// they go. Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
 func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if until, policy, ok = m.away(j); ok && j.next < m.jobs.fixed(j).accepted {
 		return 0, 0, false
@@ -223,7 +223,8 @@ func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool)
 	return until, policy, ok
 }
 
-// away tells whether nobody was there for a job's earliest undecided fire.
+// away is missed without a look at the job's acceptance: whether nobody ticked, or the service was yet to be restored, when the fire
+// was due.
 func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if r := m.jobs.readRare(j).recovery; j.next < r.until {
 		return r.until - 1, r.policy.or(j.misfire), true
@@ -240,15 +241,15 @@ func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	return 0, 0, false
 }
 
-// count adds the fires from the job's next one up to until to those it has counted, a slice a turn.
-// When it is not done the job is ready again.
+// count adds the fires from the job's next one up to until to those it has counted, countSteps of them in a turn. When it is not done,
+// the job is queued for another turn.
 func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool) {
 	plan, r := m.jobs.plan(j), m.jobs.rare(j)
 	if r.counted == 0 {
 		r.countedFirst = j.next
 	}
 	n, last, done := plan.Count(j.next-1, until, countSteps)
-	if n == 0 { // under the rules of now it is no fire: it was armed under others, and counts as it was
+	if n == 0 { // it was armed under other zone rules, and would be no fire under these: it counts as it was armed
 		n, last = 1, j.next
 	}
 	r.counted += uint64(n)
@@ -308,8 +309,8 @@ func (m *Machine) fireForced(t turn) {
 	}
 }
 
-// unlistForced takes a fire that was asked for off its job's list. Such fires mostly go in the order in which they came: then it
-// is the first, and the others, of which there may be as many as the log holds, are not moved.
+// unlistForced takes a fire that was asked for off its job's list. Mostly such fires go in the order in which they came, so it is the
+// first: then the others, of which there may be as many as the log holds, need not be moved.
 func (m *Machine) unlistForced(slot uint32, seq uint64) {
 	waits := m.forcedBy[slot]
 	if waits[0] == seq {
