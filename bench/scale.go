@@ -107,13 +107,28 @@ const (
 	limitScaleMidnight   = 1.5     // times the p99 of hot jobs: the same, as far as two runs are
 )
 
-// RunScale measures what a great many pending jobs do to an engine. Before they are there and afterwards it runs
-// lateness; between it waits until the engine has settled, imports them, waits until checkpoints have them all, and looks at memory,
-// disk and the CPU of doing nothing; where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores
-// one. Then it kills the engine with kill -9 and measures from before exec to the first trigger stored after the kill in a
-// client's hands. At last midnights come beside the jobs, in pairs: so many one-shots due within a minute that are in memory
-// since they were put, and as many that the engine finds on disk, because it was killed when checkpoints had them. Both wait for
-// those checkpoints, and as long.
+// scaleRun is what a run of scale has found.
+type scaleRun struct {
+	before, after     seen          // the engine without the jobs, and with them
+	empty, full       Result        // of lateness, the same
+	imported, settled time.Duration // how long the import took, and then the engine until it had settled
+	idleCPU           float64       // percent of a core, with the jobs and nothing due
+	saved             saving
+	held              map[string]pauses // by the name of the metric
+	restart           recovered
+	nights            midnights
+}
+
+// RunScale measures what a great many pending jobs do to an engine:
+//
+//   - It runs lateness on the engine without jobs, and waits until the engine has settled.
+//   - It imports the jobs, waits until checkpoints have them all and the engine has settled again, and looks at memory, disk and the
+//     CPU of doing nothing. It runs lateness again.
+//   - Where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores one.
+//   - It kills the engine with kill -9, and measures from before exec to the first trigger stored after the kill in a client's hands.
+//   - At last midnights come beside the jobs, in pairs: many one-shots due within a minute that have been in memory since they were
+//     put, and as many that the engine finds on disk, because it was killed when checkpoints had them. Both wait for those checkpoints,
+//     and as long.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -135,122 +150,128 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		return r, err
 	}
 	defer floor.stop()
-	empty, err := c.runLateness(ctx, e, &r)
-	if err != nil {
+	var run scaleRun
+	if run.empty, err = c.runLateness(ctx, e, &r); err != nil {
 		return r, err
 	}
 	// As settled as with the jobs: right after thousands of triggers a second an engine holds what they took.
 	if _, err := c.written(ctx, e, c.settle); err != nil {
 		return r, err
 	}
-	before, err := look(ctx, e)
-	if err != nil {
+	if run.before, err = look(ctx, e); err != nil {
 		return r, err
 	}
-	imported, err := c.importAll(ctx, e, nc)
-	if err != nil {
+	if run.imported, err = c.importAll(ctx, e, nc); err != nil {
 		return r, err
 	}
-	settled, err := c.written(ctx, e, c.settle)
-	if err != nil {
+	if run.settled, err = c.written(ctx, e, c.settle); err != nil {
 		return r, err
 	}
-	idle, at, err := c.idle(ctx, e)
-	if err != nil {
+	if run.idleCPU, run.after, err = c.idle(ctx, e); err != nil {
 		return r, err
 	}
-	full, err := c.runLateness(ctx, e, &r)
-	if err != nil {
-		return r, err
-	}
-	var saved saving
-	if c.Save {
-		if saved, err = c.save(ctx, e, nc, full, &r); err != nil {
-			return r, err
-		}
-	}
-	held := make(map[string]pauses)
-	if err := e.held(ctx, held); err != nil {
-		return r, err
-	}
-	if held[floorPause], err = floor.pauses(); err != nil {
+	if run.full, err = c.runLateness(ctx, e, &r); err != nil {
 		return r, err
 	}
 	if c.Save {
-		if err := c.restore(ctx, e, &saved, &r); err != nil {
+		if run.saved, err = c.save(ctx, e, nc, run.full, &r); err != nil {
 			return r, err
 		}
 	}
-	restart, err := c.restart(ctx, e, nc, &r)
-	if err != nil {
+	run.held = make(map[string]pauses)
+	if err := e.held(ctx, run.held); err != nil {
 		return r, err
 	}
-	nights, err := c.midnights(ctx, e, nc, &r)
-	if err != nil {
+	if run.held[floorPause], err = floor.pauses(); err != nil {
+		return r, err
+	}
+	if c.Save {
+		if err := c.restore(ctx, e, &run.saved, &r); err != nil {
+			return r, err
+		}
+	}
+	if run.restart, err = c.restart(ctx, e, nc, &r); err != nil {
+		return r, err
+	}
+	if run.nights, err = c.midnights(ctx, e, nc, &r); err != nil {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
+	if err := c.figures(&run, &r.Figures); err != nil {
+		return r, err
+	}
+	r.Targets = c.targets(r.Figures)
+	return r, nil
+}
 
-	r.Figures.add("imports_per_s", float64(c.Jobs)/imported.Seconds())
-	r.Figures.add("import_s", imported.Seconds())
-	r.Figures.add("settle_s", settled.Seconds())
-	r.Figures.add("resident_bytes", at.residentMiB*(1<<20))
-	r.Figures.add("resident_empty_bytes", before.residentMiB*(1<<20))
-	r.Figures.add("resident_peak_bytes", at.peakMiB*(1<<20))
-	r.Figures.add("disk_bytes_per_job", (at.diskMiB-before.diskMiB)*(1<<20)/float64(c.Jobs))
-	written := (at.wroteMiB - before.wroteMiB) * (1 << 20) / float64(c.Jobs)
-	r.Figures.add("disk_written_bytes_per_job", written)
-	r.Figures.add("write_amplification_ratio", written/r.Figures.Get("disk_bytes_per_job"))
-	r.Figures.add("idle_cpu_percent", idle)
+// figures adds what a run has found.
+func (c *ScaleConfig) figures(run *scaleRun, f *Figures) error {
+	f.add("imports_per_s", float64(c.Jobs)/run.imported.Seconds())
+	f.add("import_s", run.imported.Seconds())
+	f.add("settle_s", run.settled.Seconds())
+	f.add("resident_bytes", run.after.residentMiB*(1<<20))
+	f.add("resident_empty_bytes", run.before.residentMiB*(1<<20))
+	f.add("resident_peak_bytes", run.after.peakMiB*(1<<20))
+	f.add("disk_bytes_per_job", (run.after.diskMiB-run.before.diskMiB)*(1<<20)/float64(c.Jobs))
+	written := (run.after.wroteMiB - run.before.wroteMiB) * (1 << 20) / float64(c.Jobs)
+	f.add("disk_written_bytes_per_job", written)
+	f.add("write_amplification_ratio", written/f.Get("disk_bytes_per_job"))
+	f.add("idle_cpu_percent", run.idleCPU)
+	full, empty := run.full.Figures, run.empty.Figures
 	for _, q := range []string{"p50", "p99", "p999"} {
-		r.Figures.add("lateness_"+q+"_ms", full.Figures.Get("received_"+q+"_ms"))
-		r.Figures.add("lateness_"+q+"_empty_ms", empty.Figures.Get("received_"+q+"_ms"))
+		f.add("lateness_"+q+"_ms", full.Get("received_"+q+"_ms"))
+		f.add("lateness_"+q+"_empty_ms", empty.Get("received_"+q+"_ms"))
 	}
-	r.Figures.add("lateness_p99_ratio", full.Figures.Get("received_p99_ms")/empty.Figures.Get("received_p99_ms"))
+	f.add("lateness_p99_ratio", full.Get("received_p99_ms")/empty.Get("received_p99_ms"))
 	for _, what := range []string{checkpointPause, checkpointPauseOwn, loadPause, loadPauseOwn, floorPause} {
-		p := held[what]
-		p.merge(nights.held[what])
+		p := run.held[what]
+		p.merge(run.nights.held[what])
 		many := strings.Replace(what, "pause", "pauses", 1)
-		r.Figures.add(what+"_max_ms", p.Max.Seconds()*1000)
-		r.Figures.add(many+"_over_1_ms_per_million", p.perMillion(p.Over1))
-		r.Figures.add(many+"_over_10_ms_per_million", p.perMillion(p.Over10))
+		f.add(what+"_max_ms", p.Max.Seconds()*1000)
+		f.add(many+"_over_1_ms_per_million", p.perMillion(p.Over1))
+		f.add(many+"_over_10_ms_per_million", p.perMillion(p.Over10))
 	}
-	r.Figures.add("restart_to_ready_s", restart.ready.Seconds())
-	r.Figures.add("restart_to_first_trigger_s", restart.received.Seconds())
+	f.add("restart_to_ready_s", run.restart.ready.Seconds())
+	f.add("restart_to_first_trigger_s", run.restart.received.Seconds())
 	if c.Save {
-		if err := saved.figures(&r.Figures, c.Jobs); err != nil {
-			return r, err
+		if err := run.saved.figures(f, c.Jobs); err != nil {
+			return err
 		}
 	}
 	if c.Midnight > 0 {
-		nights.figures(&r.Figures)
+		run.nights.figures(f)
 	}
-	limit := float64(limitScaleResident)
+	return nil
+}
+
+// targets holds the figures against the limits.
+func (c *ScaleConfig) targets(f Figures) []Target {
+	resident := float64(limitScaleResident)
 	if c.Jobs > limitScaleJobs {
-		limit *= 2
+		resident *= 2
 	}
-	r.Targets = []Target{
-		newTarget(r.Figures, "resident_bytes", limit, 0),
-		newTarget(r.Figures, "restart_to_first_trigger_s", limitScaleRestart, 0),
-		newTarget(r.Figures, "lateness_p99_ratio", limitScaleLateness, 0),
-		newTarget(r.Figures, "idle_cpu_percent", limitIdleCPU, 0),
-		newTarget(r.Figures, "checkpoint_pause_max_ms", limitScalePause, 0),
-		newLeast(r.Figures, "imports_per_s", limitScaleImports),
+	targets := []Target{
+		newTarget(f, "resident_bytes", resident, 0),
+		newTarget(f, "restart_to_first_trigger_s", limitScaleRestart, 0),
+		newTarget(f, "lateness_p99_ratio", limitScaleLateness, 0),
+		newTarget(f, "idle_cpu_percent", limitIdleCPU, 0),
+		newTarget(f, "checkpoint_pause_max_ms", limitScalePause, 0),
+		newLeast(f, "imports_per_s", limitScaleImports),
 	}
 	if c.Save {
-		r.Targets = append(r.Targets,
-			newTarget(r.Figures, "lateness_p999_for_save_ms", limitScaleSave, 0),
-			newTarget(r.Figures, "lateness_any_for_save_ms", limitScaleSave, 0),
-			newLeast(r.Figures, "restore_jobs_per_s", limitScaleRestore))
+		targets = append(targets,
+			newTarget(f, "lateness_p999_for_save_ms", limitScaleSave, 0),
+			newTarget(f, "lateness_any_for_save_ms", limitScaleSave, 0),
+			newLeast(f, "restore_jobs_per_s", limitScaleRestore))
 	}
 	if c.Midnight > 0 { // else no job was brought into memory
-		r.Targets = append(r.Targets,
-			newTarget(r.Figures, "load_pause_max_ms", limitScalePause, 0),
-			newTarget(r.Figures, "midnight_p99_ratio", limitScaleMidnight, 0),
-			newTarget(r.Figures, "midnight_loaded_late_jobs", 0, 0),
-			newTarget(r.Figures, "midnight_hot_loaded_jobs", 0, 0)) // else it was not hot
+		targets = append(targets,
+			newTarget(f, "load_pause_max_ms", limitScalePause, 0),
+			newTarget(f, "midnight_p99_ratio", limitScaleMidnight, 0),
+			newTarget(f, "midnight_loaded_late_jobs", 0, 0),
+			newTarget(f, "midnight_hot_loaded_jobs", 0, 0)) // else it was not hot
 	}
-	return r, nil
+	return targets
 }
 
 // hasRoom asks for the disk that the run needs, before it has taken an hour.
