@@ -28,13 +28,12 @@
 //
 // # Tests of your own
 //
-// The function Run of the package engine/node is a whole service in the test's process, on ports and in a directory of its own; its
-// example has it.
+// The function Run of the package engine/node runs a whole service in the test's process, on ports and in a directory of its own; see
+// its example.
 //
 // # What else is here
 //
 // The service itself uses the rest: [ParsePut] and its like read commands and requests, strictly;
-// the Append functions write replies and events; [Names] holds every subject and stream. None of these
-// does I/O, reads a clock or depends on the order of a map. All of it is written down for other
-// languages in docs/protocol.md.
+// the Append functions write replies and events; [Names] has every subject and stream. None of these
+// does I/O, reads a clock or depends on the order of a map. For other languages all of it is in docs/protocol.md.
 package carillon

@@ -109,24 +109,24 @@ const (
 // Job is what a client asks for: when to fire, and what to deliver then. The zero value of a field is
 // its default. Its JSON is the body of a put; see docs/protocol.md for the fields.
 type Job struct {
-	ID string // not in the JSON of a put: it stands in the subject
+	ID string // see CheckJobID. Not in the JSON of a put, whose subject has it
 
-	Schedule string        // see docs/protocol.md; empty fires only by Fire
-	Zone     string        // IANA name, for cron only; empty is UTC
-	Gap      Gap           // "dst_gap"
-	Fold     Fold          // "dst_fold"
-	Start    time.Time     // zero: no bound; milliseconds
-	End      time.Time     // zero: no bound; milliseconds
-	MaxFires uint64        // 0: no bound
-	Spread   time.Duration // milliseconds
-	Misfire  Misfire
-	Expires  time.Duration // milliseconds; 0: never
-	Topic    string        // 1 to 8 tokens; empty is DefaultTopic
-	Priority Priority
-	Payload  []byte // the bytes delivered
-	Form     PayloadForm
-	Headers  map[string]string
-	Owner    string
+	Schedule string            // @at, @in, @every, @daily and the like, or cron, see docs/protocol.md; empty: the job fires only by Fire
+	Zone     string            // IANA name, for cron only; empty is UTC
+	Gap      Gap               // "dst_gap" in JSON
+	Fold     Fold              // "dst_fold" in JSON
+	Start    time.Time         // no fire before; whole milliseconds; zero: no bound
+	End      time.Time         // no fire from then on; whole milliseconds; zero: no bound
+	MaxFires uint64            // scheduled fires, then the job is completed; 0: no bound
+	Spread   time.Duration     // each fire is moved by an offset below it, the same for all fires of the job; whole milliseconds
+	Misfire  Misfire           // what becomes of fires that were missed
+	Expires  time.Duration     // a fire that is later than this is skipped; whole milliseconds; 0: never
+	Topic    string            // workers take triggers by it: 1 to 8 tokens; empty is DefaultTopic
+	Priority Priority          // among jobs that are due
+	Payload  []byte            // the bytes delivered, up to MaxPayload
+	Form     PayloadForm       // how JSON has the payload
+	Headers  map[string]string // delivered with every trigger
+	Owner    string            // to select jobs by, as are the labels; not delivered
 	Labels   map[string]string
 }
 

@@ -78,7 +78,7 @@ func (s *SnapshotRequest) check() *Error {
 // SnapshotPhase is how far a save is.
 type SnapshotPhase string
 
-// The phases of a save. The last three end it.
+// The phases of a save. The last two end it.
 const (
 	SnapshotCheckpoint SnapshotPhase = "checkpoint" // what changed is being written to the job table
 	SnapshotWrite      SnapshotPhase = "write"      // the table is being written to the archive
@@ -111,10 +111,10 @@ func (r *SnapshotReply) AppendJSON(dst []byte) []byte {
 
 // SaveSnapshot has the service save a snapshot of all its jobs while it fires, and returns what it did once the
 // snapshot is durable. progress, which may be nil, is called with each answer before that. When the context ends
-// the save is given up; the archive stays as it was, but for blocks that the next save uses.
+// the save is given up; the archive stays as it was, except for blocks that the next save uses.
 //
-// Errors: CodeInvalidField; CodeLimitExceeded, where another save is under way or the archive is in use;
-// CodeUnavailable, where nothing was heard for as long as a request may take: the save may go on then.
+// Errors: CodeInvalidField; CodeLimitExceeded, when another save is in progress or the archive is in use;
+// CodeUnavailable, when nothing was heard for the client's timeout, or ten seconds if that is longer: the save may then go on.
 func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress func(SnapshotReply)) (r SnapshotReply, err error) {
 	s.Cancel = ""
 	if e := s.check(); e != nil {
@@ -141,7 +141,7 @@ func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress f
 	for heard := false; ; heard = true {
 		if r, err = c.snapshotAnswer(ctx, answers); err != nil {
 			if ctx.Err() != nil {
-				if !heard { // the save says a word as it begins; before that nothing would be found to give up
+				if !heard { // the first answer comes when the save begins; before that, there is nothing to give up
 					waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.timeout, snapshotCancel))
 					_, _ = c.snapshotAnswer(waiting, answers)
 					cancel()
@@ -165,7 +165,7 @@ func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress f
 // snapshotSilence is how long a service may say nothing of a save that promises a word a second.
 const snapshotSilence = 10 * time.Second
 
-// snapshotCancel is how long it is tried to give a save up: who waits for that has pressed Ctrl-C.
+// snapshotCancel is for how long a client tries to give a save up: whoever waits for that has pressed Ctrl-C.
 const snapshotCancel = 3 * time.Second
 
 func (c *Client) snapshotAnswer(ctx context.Context, answers *nats.Subscription) (r SnapshotReply, err error) {

@@ -21,7 +21,7 @@ type TopicQueueOptions struct {
 	Replicas  int                   // default as many as the output streams have
 }
 
-// leastQueueBytes holds any trigger: one may take half of it. A queue of less would drop it as it comes.
+// leastQueueBytes has room for any trigger, which may take half of it. A smaller queue would drop a large trigger at once.
 const leastQueueBytes = 1 << 20
 
 func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
@@ -48,12 +48,12 @@ func (o TopicQueueOptions) Validate() error {
 }
 
 // CreateTopicQueue makes one stream of all triggers of a topic, which may hold wildcards, so that one
-// consumer in any language can work on them: Names.TopicStream, its subjects Names.TopicSubject. It
-// sources the partitions' output streams; triggers of one partition keep their order. Where the queue
-// is there already it is returned as it is.
+// consumer in any language can work on them. The stream's name is Names.TopicStream, its subjects are Names.TopicSubject. It
+// sources the output streams of all partitions; triggers of one partition keep their order. A queue that exists
+// already is returned as it is.
 //
-// Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for options, and for a stream of that name that holds
-// something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
+// Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for options, and for a stream of that name
+// that holds something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
 func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueueOptions) (jetstream.Stream, error) {
 	if err := CheckTopicFilter(topic); err != nil {
 		return nil, err
@@ -114,8 +114,8 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 
 // DeleteTopicQueue removes a topic queue with what it holds. The output streams keep their triggers.
 //
-// Errors: CodeInvalidTopic, CodeNotFound; CodeInvalidField for a stream of that name that holds something else, as that of
-// a.b beside a_b; the errors of jetstream's DeleteStream.
+// Errors: CodeInvalidTopic, CodeNotFound; CodeInvalidField for a stream of that name that holds something else (the topics a.b and a_b
+// have the same stream name); the errors of jetstream's DeleteStream.
 func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	if err := CheckTopicFilter(topic); err != nil {
 		return err
@@ -182,8 +182,8 @@ func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstre
 	}
 }
 
-// checkDestination refuses a topic with a token that nats-server replaces by something else where a stream maps subjects, and
-// that cannot be escaped: the triggers would come under another topic.
+// checkDestination refuses a topic with a token that nats-server replaces when a stream maps subjects, since it cannot be escaped: the
+// triggers would come under another topic.
 func checkDestination(topic string) error {
 	for token := range strings.SplitSeq(topic, ".") {
 		number, dollar := strings.CutPrefix(token, "$")

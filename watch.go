@@ -11,13 +11,13 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// watchBuffer is how many bytes a watcher may be behind before it loses messages; and nats.DefaultMaxChanLen is how many messages.
+// watchBuffer is how many bytes a watcher may be behind before it loses messages; nats.DefaultMaxChanLen bounds the messages.
 const watchBuffer = 64 << 20
 
-// Watch looks at the triggers of a topic, which may hold wildcards, as they are published: live, without
-// acks, and missing what comes while the connection is down. It listens from its return on, until ctx or
-// the loop ends; it can be walked once. The sequence's own error, its last item, says that messages were lost because the
-// loop was too slow, or that the connection was closed.
+// Watch returns the triggers of a topic, which may hold wildcards, as they are published. It takes nothing from workers, and misses
+// what comes while the connection is down. It listens from its return on, until ctx or the loop over the sequence ends; the sequence
+// can be walked once. If the sequence has an error, that is its last item: messages were lost because the loop was too slow
+// (nats.ErrSlowConsumer), or the connection was closed.
 //
 // Errors: CodeInvalidTopic; nats.ErrPermissionViolation; those of the connection.
 func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, error], error) {
@@ -31,13 +31,13 @@ func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, er
 	})
 }
 
-// WatchEvents looks at all events as Watch does at triggers.
+// WatchEvents returns all events, as Watch does triggers.
 func (c *Client) WatchEvents(ctx context.Context) (iter.Seq2[Event, error], error) {
 	return watch(ctx, c, c.names.AllEvents(), func(m *nats.Msg) (Event, error) { return ParseEvent(m.Data) })
 }
 
-// watch subscribes and yields what parse makes of each message. What it makes nothing of is passed over:
-// anyone with the right may publish there.
+// watch subscribes, and yields what parse makes of each message. Messages that it cannot parse are ignored: anyone with the right
+// may publish there.
 func watch[T any](ctx context.Context, c *Client, subject string, parse func(*nats.Msg) (T, error)) (iter.Seq2[T, error], error) {
 	before := c.nc.LastError()
 	sub, err := c.nc.SubscribeSync(subject)
@@ -48,7 +48,7 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 		_ = sub.Unsubscribe()
 		return nil, fmt.Errorf("carillon: %w", err)
 	}
-	forget := context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() }) // also where the sequence is never walked
+	forget := context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() }) // also if the sequence is never walked
 	return func(yield func(T, error) bool) {
 		defer func() {
 			forget()

@@ -14,10 +14,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Handler does the work of one trigger. A nil error acknowledges it; Permanent gives it up; any other
-// has it delivered again after the worker's RetryDelay. The context ends only when the worker was
-// stopped and its Grace is over. The same trigger may come more than once, after a crash of the worker
-// for one: Trigger.ID is the key to notice it by. A panic ends the program, as in any goroutine.
+// Handler does the work of one trigger. A nil error acknowledges the trigger, an error made by Permanent gives it up, and with any
+// other error it is delivered again after the worker's RetryDelay. The context ends only when the worker was
+// stopped and its Grace is over. The same trigger may come more than once, for example after a worker crashed; it then has
+// the same Trigger.ID. A panic ends the program, as in any goroutine.
 type Handler func(ctx context.Context, t *Trigger) error
 
 // Permanent marks an error that no retry will mend. Of nil it is nil.
@@ -35,27 +35,27 @@ func (e permanentError) Unwrap() error { return e.error }
 // WorkerOptions says what a worker takes and how. Topic and Name are needed.
 type WorkerOptions struct {
 	Topic string // may hold wildcards, as in NATS subjects
-	Name  string // of the durable consumers: workers of one name share the work, each trigger going to one
+	Name  string // of the durable consumers: workers of one name share the work, and each trigger goes to one of them
 
 	Concurrency int           // handlers at a time, up to 100,000; default 16
-	AckWait     time.Duration // silence after which a trigger is taken to be lost and goes to another; default 30 s; of workers of a name the longest counts
-	MaxAttempts int           // deliveries before a failing trigger is given up, those that no handler began counted; default no bound
-	Grace       time.Duration // what handlers get to end in when the worker is stopped; default 30 s
+	AckWait     time.Duration // how long a worker may be silent before others get its triggers; default 30 s; the longest of a name counts
+	MaxAttempts int           // deliveries before a failing trigger is given up, including those that no handler began; default no bound
+	Grace       time.Duration // the time that handlers have to end in when the worker is stopped; default 30 s
 
 	// RetryDelay is how long a trigger waits after its attempt-th delivery failed with err; default a
 	// second, doubling up to a minute.
 	RetryDelay func(attempt int, err error) time.Duration
 
-	// Partitions, when over 0, is how many output streams there are, and says that the consumers are there, too
-	// (MakeConsumers). The worker then does nothing but pull and acknowledge, which is all the rights that it needs. Its AckWait
-	// is then theirs: a consumer made with one under 30 s needs workers that know of it.
+	// Partitions, when over 0, is how many output streams there are. It is for workers that may not make consumers: somebody else has
+	// made them (MakeConsumers), and the worker only pulls and acknowledges. If these were made with
+	// an AckWait under 30 s, give the worker the same.
 	Partitions int
 
-	// StartNew, where the name is new, leaves out the triggers the output streams hold already.
+	// StartNew leaves out the triggers that the output streams hold already, if the name is new.
 	StartNew bool
 
-	// OnError, where there is one, is told of every handler's error, and, with a nil trigger, of what
-	// went wrong in between, which the worker tries again by itself. It may be called from several
+	// OnError, if not nil, is called with every handler's error, and, with a nil trigger, with what
+	// else goes wrong and the worker tries again by itself. It may be called from several
 	// goroutines at once.
 	OnError func(t *Trigger, err error)
 }
@@ -113,21 +113,20 @@ const (
 func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 
 // Work handles the triggers of a topic until ctx ends, from the output streams of all partitions, with
-// a durable consumer of the worker's name on each. When ctx ends it takes no more, gives back what it
-// has not begun, lets the handlers under way finish within Grace, and returns nil, or an error if some
-// had to be cancelled. It ends in the same way when the connection is closed, with nats.ErrConnectionClosed:
-// nats.go closes one that it could not restore for two minutes, where nats.MaxReconnects says nothing else. To drain the connection
-// is no way to stop a worker: answers of handlers under way are lost then, and their triggers come again.
+// a durable consumer of the worker's name on each. When ctx ends it takes no more triggers, gives back those that it
+// has not begun, lets running handlers finish within Grace, and returns nil, or an error if some
+// had to be cancelled. It ends in the same way when the connection is closed, and then returns nats.ErrConnectionClosed.
+// (Unless nats.MaxReconnects says otherwise, nats.go closes a connection that it could not restore for two minutes.) Do not stop a
+// worker by draining the connection: the answers of running handlers would be lost, and their triggers come again.
 //
-// A worker takes ahead what it begins within some hundredths of a second: of each partition at least
-// Concurrency triggers, at most 2,048 and no more than about 8 MiB. They are kept from being delivered
-// again while they wait. Order between triggers is not kept. No more than 10,000 of a partition are unanswered at a time
-// among all workers of the name, those that wait for their RetryDelay included: until one of them is answered the others stay
-// in the stream.
+// A worker takes ahead as many triggers as it begins within some hundredths of a second: of each partition at least
+// Concurrency of them, at most 2,048 and no more than about 8 MiB. While they wait they are kept from being delivered
+// again. The order of triggers is not kept. At most 10,000 triggers of a partition are unanswered at a time
+// among all workers of the name, including those that wait for their RetryDelay; the others stay in the stream until one is answered.
 //
-// Errors: CodeInvalidTopic and CodeInvalidField for options, and without a handler; CodeInvalidField when the name is in use
-// with another topic, with Partitions at the first trigger of one; CodeNotFound when the service has no streams; context.DeadlineExceeded when the servers did not
-// answer about a consumer for half a minute; the errors of jetstream's CreateConsumer.
+// Errors: CodeInvalidTopic and CodeInvalidField for options and for a missing handler; CodeInvalidField when the name is in use
+// with another topic (with Partitions only when a trigger of that topic comes); CodeNotFound when the service has no streams;
+// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; the errors of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -153,8 +152,8 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 	return w.run(ctx, partitions)
 }
 
-// MakeConsumers makes what workers of these options need, for workers that may not do so themselves: they then say
-// in their options how many output streams there are, which it returns. Errors: as Work's.
+// MakeConsumers makes the consumers for workers that may not do so themselves, and returns how many output streams there are, which
+// these workers need as WorkerOptions.Partitions. Errors: those of Work.
 func (c *Client) MakeConsumers(ctx context.Context, o WorkerOptions) (partitions int, err error) {
 	if err := o.Validate(); err != nil {
 		return 0, err
@@ -289,8 +288,8 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 // growEvery is how often a worker looks whether there are more partitions than it began with.
 const growEvery = 10 * time.Second
 
-// grow has triggers pulled from the partitions that a service has come to have: one that is restored may have more than
-// before, on new streams under the same names.
+// grow begins to pull from partitions that are new: a service that was restored may have more than before, on new streams under the
+// same names.
 func (w *worker) grow(ctx context.Context, next int, pullFrom func(p int)) {
 	for {
 		select {
@@ -322,8 +321,8 @@ type otherTopic struct{ error }
 
 func (e otherTopic) Unwrap() error { return e.error }
 
-// makeConsumer finds or makes the durable consumer of one partition. One that has been there and is gone begins where
-// that one did.
+// makeConsumer finds or makes the durable consumer of one partition. If one was there and is gone, the new one begins where that one
+// began.
 func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	w.mu.Lock() // the partition's two pullers may both miss it
 	defer w.mu.Unlock()
@@ -489,8 +488,8 @@ func (w *worker) giveBack(all []delivery, answer []byte) {
 	}
 }
 
-// beatOf is how often a worker of an AckWait gives signs of life. What consumers have that others made, or made anew, is not
-// known: the default, mostly.
+// beatOf is how often a worker with an AckWait gives signs of life. The AckWait of consumers that others made is not known, but is
+// mostly the default; so it is never less often than that takes.
 func beatOf(ackWait time.Duration) time.Duration { return min(ackWait, defaultAckWait) / 3 }
 
 // answer sends the outcome of a delivery. Where that fails, the trigger comes again after AckWait.
@@ -504,7 +503,7 @@ func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 func (w *worker) heartbeat(stop <-chan struct{}) {
 	beat := time.NewTicker(beatOf(w.AckWait))
 	defer beat.Stop()
-	for kept := false; ; { // by the connection, while it is down: more than one beat would take the room of acks
+	for kept := false; ; { // a beat that was sent while the connection is down is kept by it; more would take the room of acks
 		select {
 		case <-stop:
 			return
