@@ -1,8 +1,7 @@
 package engine
 
-// generation is what changed between two checkpoints. A job comes into it before its first change, with its row as
-// it was; so a checkpoint writes what changed and what that replaces, and nothing of jobs that came and went in
-// between.
+// generation is what changed between two checkpoints. Before its first change a job is added, with its row as it was. So a checkpoint
+// writes what changed and what that replaces, and nothing of jobs that came and went in between.
 type generation struct {
 	number uint64
 	chunks []*[entriesPerChunk]entry // never moved: growing must not hold up a tick
@@ -11,7 +10,7 @@ type generation struct {
 
 	forced ledger[forcedFire]
 	graves ledger[grave]
-	absent []string // ids of jobs that went and the table may have
+	absent []string // ids of jobs that were removed and may still be in the table
 }
 
 const entriesPerChunk = 1024
@@ -19,10 +18,10 @@ const entriesPerChunk = 1024
 // entry is a job that changed.
 type entry struct {
 	slot   uint32 // noSlot: it is gone
-	before uint32 // its entry in the generation being written, + 1; 0: none
-	old    ref    // its row at the checkpoint before; 0: there was no such job
-	row    ref    // its row in the checkpoint being written, once that has it
-	spec   ref    // and its spec, if no checkpoint has that
+	before uint32 // its entry in the generation that is being written, plus 1; 0: none
+	old    ref    // its row at the checkpoint before; 0: the job did not exist
+	row    ref    // its row in the checkpoint that is being written, once that is taken
+	spec   ref    // the same of its spec, if no checkpoint has that yet
 }
 
 const (
@@ -34,8 +33,8 @@ func newGeneration(number uint64) *generation { return &generation{number: numbe
 
 func (g *generation) at(i uint32) *entry { return &g.chunks[i/entriesPerChunk][i%entriesPerChunk] }
 
-// has tells whether a slot's job is in the generation. entry is where it would be: it may be a place in
-// another generation, but then no other slot has it here.
+// has tells whether a slot's job is in the generation. entry is the job's latest entry; if that belongs to another generation, the entry
+// of this number here belongs to another slot.
 func (g *generation) has(slot, entry uint32) bool {
 	return int(entry) < g.n && g.at(entry).slot == slot
 }
@@ -50,7 +49,7 @@ func (g *generation) add(e entry) (i uint32) {
 	return i
 }
 
-// drop is told that a job that was touched is gone.
+// drop notes that a job that was touched has been removed.
 func (g *generation) drop(entry uint32) { g.at(entry).slot = noSlot }
 
 // touch is called before a job changes.

@@ -7,17 +7,17 @@ import (
 	"slices"
 )
 
-// Reading is where the table is to be read on for what waits in a priority.
+// Reading is the point up to which a priority's waiting jobs were read from the table: where to read on.
 type Reading struct {
 	rank  int
 	after Key
 	base  int
 }
 
-// Rows are jobs that a Reading found: those that wait next.
+// Rows are the jobs that a Reading found: those that wait next after it.
 type Rows struct {
 	Reading
-	upTo Key // these are all up to here
+	upTo Key // no other job waits up to here
 	jobs []coldJob
 }
 
@@ -29,7 +29,7 @@ type coldJob struct {
 // Len is how many jobs there are.
 func (r *Rows) Len() int { return len(r.jobs) }
 
-// Readings says where to read on, for each priority, the first first.
+// Readings says where to read on, for each priority, the highest first.
 func (m *Machine) Readings() [priorities]Reading {
 	var all [priorities]Reading
 	for rank := range all {
@@ -38,11 +38,11 @@ func (m *Machine) Readings() [priorities]Reading {
 	return all
 }
 
-// End is up to where jobs are on the wheel, or what is read up to now.
+// End is the key up to which jobs are on the wheel, or have been read.
 func (r Reading) End() Key { return r.after }
 
-// Read reads the jobs that wait next, until a time, at most n. It may run beside the machine, on a table that was
-// opened after the machine was asked for the Reading. Errors: the table's, ErrCheckpoint.
+// Read reads the jobs that wait next, up to a time (unix ms), n of them at most. It may run beside the machine, on a table that was
+// opened after the machine was asked for the Reading. Errors: those of the table, ErrCheckpoint.
 func (r Reading) Read(t Table, until int64, n int) (*Rows, error) {
 	found := &Rows{Reading: r, upTo: Key{until, math.MaxUint64}}
 	if until == math.MaxInt64 {

@@ -13,20 +13,20 @@ import (
 // # Which jobs are in memory
 //
 // A job that does not change and does not come due need not be in memory: the newest checkpoint has it, in a table on
-// disk. Which ones are is the host's choice and no matter of the log. The rules only ever ask for a job by its id, and
-// for the first jobs of a priority that are due by some time; and the answers are the same whatever is in memory,
+// disk. Which jobs are in memory is the host's choice, and nothing in the log depends on it. The machine's rules ask only for a job
+// by its id, and for the first jobs of a priority that are due by some time. The answers are the same whatever is in memory,
 // because of these invariants:
 //
-//   - A job that changed since the table's checkpoint is in memory, and that one which went is not there is known
-//     (absent). Memory has authority; what it does not know is as the table has it.
-//   - Of the jobs that wait in a priority, those up to a window's end are on its wheel, and no others. The window ends
+//   - Every job that changed since the table's checkpoint is in memory, and the id of every job that was removed since is in absent.
+//     So memory comes first, and what memory does not know is as the table has it.
+//   - Of the jobs that wait in a priority, those up to the end of a window are on its wheel, and no others. The window ends
 //     at a Key, which orders jobs as the wheel yields them: by due time, and among equals by arming. Jobs in memory
-//     that wait beyond it stand in later.
-//   - A window grows in the order of keys. So among equal deadlines the order of insertion is that of arming, with all
-//     jobs on the wheel or with few.
+//     that wait beyond it are in later.
+//   - A window grows in the order of keys. So among equal deadlines the order of insertion is that of arming, whether all
+//     jobs are on the wheel or few.
 //   - Before a wheel is asked for what is due, it holds all of that, or more than it may yield (ensure).
 //
-// What follows from a tick is therefore the same on a replica that has all jobs in memory and on one that has
+// Therefore a tick has the same result on a replica that has all jobs in memory and on one that has
 // none, and Load, Clean, Shrink and Forget may come between any two records.
 
 // Key orders the jobs that wait in a priority.
@@ -42,7 +42,7 @@ func (k Key) compare(o Key) int {
 // covers tells whether a window that ends here has all that is due by a time.
 func (k Key) covers(at int64) bool { return k.Due > at || k == Key{at, math.MaxUint64} }
 
-// allKeys is the end of a window that has everything. The zero Key is that of one that has nothing.
+// allKeys is the end of a window that has all jobs. A window that has none ends at the zero Key.
 var allKeys = Key{math.MaxInt64, math.MaxUint64}
 
 func keyOfJob(j *job) Key { return Key{j.next, j.armed} }
@@ -53,22 +53,22 @@ type waiting struct {
 	slot uint32
 }
 
-// residence is which of the jobs are in memory.
+// residence knows which jobs are in memory.
 type residence struct {
 	table    Table // of the newest checkpoint; nil: there is none
 	complete bool  // all jobs are in memory
 	windows  [priorities]Key
 	later    [priorities]*btree.BTreeG[waiting]
-	absent   map[string]uint64 // jobs that went, with the generation in which they did
+	absent   map[string]uint64 // ids of jobs that were removed, with the generation in which they were
 	visitors []uint32          // slots of jobs that were read for one record
 	bases    int               // checkpoints committed
 	settling []*settling
-	shrinks  bool   // jobs beyond the windows are being let go
-	shrunk   uint32 // slots that were looked at
-	forgot   []byte // key of the last completed job that was looked at
+	shrinks  bool   // jobs beyond the windows are leaving memory
+	shrunk   uint32 // how many slots were looked at for that
+	forgot   []byte // key of the last completed job that Forget looked at
 	loaded   uint64 // jobs that came into memory
 	late     uint64 // those of them that a tick had to wait for
-	err      error  // of the table; the machine is of no use any more
+	err      error  // of the table; the machine can no longer be used
 }
 
 // settling is a committed generation whose jobs may leave memory.
@@ -86,7 +86,7 @@ func (r *residence) init() {
 	}
 }
 
-// leave gives up the claim that all jobs are in memory.
+// leave notes that not all jobs are in memory any more.
 func (r *residence) leave(t Table) {
 	r.table, r.complete = t, false
 	clear(r.windows[:])
@@ -96,7 +96,7 @@ func (r *residence) leave(t Table) {
 // after Committed may show the one before. Without it no job leaves memory.
 func (m *Machine) Attach(t Table) { m.residence.table = t }
 
-// await puts a job that is not due yet on the wheel, or among those that come there later.
+// await puts a job that is not due yet on the wheel, or, beyond the window, into later.
 func (m *Machine) await(slot uint32, j *job) {
 	if k := keyOfJob(j); m.residence.windows[j.rank].compare(k) < 0 {
 		j.place = inLater
