@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,12 +26,8 @@ type TopicQueueOptions struct {
 const leastQueueBytes = 1 << 20
 
 func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
-	if o.MaxAge == 0 {
-		o.MaxAge = 72 * time.Hour
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = 1 << 30
-	}
+	o.MaxAge = cmp.Or(o.MaxAge, 72*time.Hour)
+	o.MaxBytes = cmp.Or(o.MaxBytes, 1<<30)
 	return o
 }
 

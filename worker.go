@@ -1,6 +1,7 @@
 package carillon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,15 +64,9 @@ type WorkerOptions struct {
 const defaultAckWait = 30 * time.Second
 
 func (o WorkerOptions) withDefaults() WorkerOptions {
-	if o.Concurrency == 0 {
-		o.Concurrency = 16
-	}
-	if o.AckWait == 0 {
-		o.AckWait = defaultAckWait
-	}
-	if o.Grace == 0 {
-		o.Grace = 30 * time.Second
-	}
+	o.Concurrency = cmp.Or(o.Concurrency, 16)
+	o.AckWait = cmp.Or(o.AckWait, defaultAckWait)
+	o.Grace = cmp.Or(o.Grace, 30*time.Second)
 	if o.RetryDelay == nil {
 		o.RetryDelay = func(attempt int, _ error) time.Duration {
 			return min(time.Second<<min(attempt-1, 6), time.Minute)

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -79,15 +80,11 @@ func (o *Options) Validate() error {
 	if o.Profile == ProfileTable {
 		cache, memTable = 64<<20, 2<<20
 	}
-	if o.CacheBytes == 0 {
-		o.CacheBytes = cache
-	}
+	o.CacheBytes = cmp.Or(o.CacheBytes, cache)
 	if o.CacheBytes < 0 {
 		return fmt.Errorf("wal: Options.CacheBytes is %d, must not be negative", o.CacheBytes)
 	}
-	if o.MemTableBytes == 0 {
-		o.MemTableBytes = memTable
-	}
+	o.MemTableBytes = cmp.Or(o.MemTableBytes, memTable)
 	if o.MemTableBytes < minMemTableBytes || o.MemTableBytes > maxMemTableBytes {
 		return fmt.Errorf("wal: Options.MemTableBytes is %d, must be %d to %d",
 			o.MemTableBytes, minMemTableBytes, maxMemTableBytes)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -41,24 +42,12 @@ const (
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 func (o Options) withDefaults() Options {
-	if o.Bucket == "" {
-		o.Bucket = "CARILLON_NODES"
-	}
-	if o.Replicas == 0 {
-		o.Replicas = 1
-	}
-	if o.Weight == 0 {
-		o.Weight = 1
-	}
-	if o.Standbys == 0 {
-		o.Standbys = 1
-	}
-	if o.Interval == 0 {
-		o.Interval = 200 * time.Millisecond
-	}
-	if o.Bound == 0 {
-		o.Bound = 4 * o.Interval
-	}
+	o.Bucket = cmp.Or(o.Bucket, "CARILLON_NODES")
+	o.Replicas = cmp.Or(o.Replicas, 1)
+	o.Weight = cmp.Or(o.Weight, 1)
+	o.Standbys = cmp.Or(o.Standbys, 1)
+	o.Interval = cmp.Or(o.Interval, 200*time.Millisecond)
+	o.Bound = cmp.Or(o.Bound, 4*o.Interval)
 	if o.OnTrouble == nil {
 		o.OnTrouble = func(error) {}
 	}

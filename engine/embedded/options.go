@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net"
@@ -41,24 +42,12 @@ const (
 )
 
 func (o Options) withDefaults() Options {
-	if o.Listen == "" {
-		o.Listen = defaultListen
-	}
-	if o.Prefix == "" {
-		o.Prefix = "carillon"
-	}
-	if o.StreamPrefix == "" {
-		o.StreamPrefix = "CARILLON"
-	}
-	if o.Partitions == 0 {
-		o.Partitions = defaultPartitions
-	}
-	if o.Reader == "" {
-		o.Reader = "engine"
-	}
-	if o.MaxMemory == 0 {
-		o.MaxMemory = defaultMaxMemory
-	}
+	o.Listen = cmp.Or(o.Listen, defaultListen)
+	o.Prefix = cmp.Or(o.Prefix, "carillon")
+	o.StreamPrefix = cmp.Or(o.StreamPrefix, "CARILLON")
+	o.Partitions = cmp.Or(o.Partitions, defaultPartitions)
+	o.Reader = cmp.Or(o.Reader, "engine")
+	o.MaxMemory = cmp.Or(o.MaxMemory, defaultMaxMemory)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}

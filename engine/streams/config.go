@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,24 +74,12 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.Prefix == "" {
-		c.Prefix = "carillon"
-	}
-	if c.StreamPrefix == "" {
-		c.StreamPrefix = "CARILLON"
-	}
-	if c.Replicas == 0 {
-		c.Replicas = 1
-	}
-	if c.LogMaxBytes == 0 {
-		c.LogMaxBytes = defaultLogMaxBytes
-	}
-	if c.OutMaxAge == 0 {
-		c.OutMaxAge = 72 * time.Hour
-	}
-	if c.AckTimeout == 0 {
-		c.AckTimeout = 5 * time.Second
-	}
+	c.Prefix = cmp.Or(c.Prefix, "carillon")
+	c.StreamPrefix = cmp.Or(c.StreamPrefix, "CARILLON")
+	c.Replicas = cmp.Or(c.Replicas, 1)
+	c.LogMaxBytes = cmp.Or(c.LogMaxBytes, defaultLogMaxBytes)
+	c.OutMaxAge = cmp.Or(c.OutMaxAge, 72*time.Hour)
+	c.AckTimeout = cmp.Or(c.AckTimeout, 5*time.Second)
 	return c
 }
 
