@@ -62,7 +62,7 @@ func (n *Node) otherRules() error {
 
 func newerRules(p *partition, st engine.Stats) error {
 	rules := engine.Rules()
-	return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one, with logic %d and tzdata %s; start that version",
+	return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one (which has logic %d and tzdata %s); start that version",
 		engine.ErrRules, p.number, st.Owner, rules.Logic, rules.TZData)
 }
 

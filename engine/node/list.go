@@ -73,7 +73,7 @@ func (n *Node) apiList(c *call) error {
 	}
 	after, err := base64.RawURLEncoding.DecodeString(list.Cursor)
 	if err != nil || len(after) > carillon.MaxJobIDLength {
-		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is none that this service gave"}
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is not one that this service gave"}
 	}
 	here, there, err := n.whoFollows()
 	if err != nil {

@@ -82,7 +82,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	}
 	for p := range o.AcceptLoss {
 		if p < 0 || p >= n.streams.Log.Partitions() {
-			return fmt.Errorf("node: a loss is to be accepted of partition %d, and there are 0 to %d", p, n.streams.Log.Partitions()-1)
+			return fmt.Errorf("node: a loss of partition %d cannot be accepted: there are 0 to %d", p, n.streams.Log.Partitions()-1)
 		}
 	}
 	if loss != nil {
