@@ -2,11 +2,13 @@ package node
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // web answers HTTP for as long as the process runs, also while the node restarts within it.
@@ -23,6 +25,20 @@ func newWeb() *web {
 	w.meters = newMeters(w.running)
 	w.meters.set.NewGauge("carillon_problems", func() float64 { return float64(len(w.unready())) }) // also while no node runs
 	return w
+}
+
+// listen serves HTTP on the options' address until closed is called; url is "" when that is off.
+func (w *web) listen(o *Options) (url string, closed func() error, err error) {
+	if o.HTTP == "off" {
+		return "", func() error { return nil }, nil
+	}
+	listener, err := net.Listen("tcp", o.HTTP)
+	if err != nil {
+		return "", nil, fmt.Errorf("node: cannot serve health and metrics on %s (is another engine running there?): %w", o.HTTP, err)
+	}
+	server := &http.Server{Handler: w.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second}
+	go server.Serve(listener)
+	return "http://" + listener.Addr().String(), server.Close, nil
 }
 
 func (w *web) running() *Node {

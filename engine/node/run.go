@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,10 +19,12 @@ type Ready struct {
 	Partitions int
 }
 
-// Run runs a node until ctx ends, then stops it cleanly: what it serves is handed over, where there is somebody to take
-// it, and a checkpoint stands at the head of the log. ready is called each time it begins to take jobs. A node whose disk
-// was full, or a store of which failed, is started again in place once there is room; so is one that could open no more files,
-// one that an external NATS keeps waiting, and one that the log left behind, with nothing. Any other error ends Run.
+// Run runs a node until ctx ends, then stops it cleanly: what it serves is handed over to others that can take
+// it, and a checkpoint is taken at the head of the log. ready is called each time the node begins to take jobs.
+//
+// Run starts the node again in place, once that makes sense, after a full disk or a store that failed, when it could open no more files,
+// and when an external NATS cannot be reached; and with nothing, when the log has left it behind. Any other error ends Run. Errors: those
+// of Options.Validate, ErrDataInUse, and the loud stops of docs/operations.md.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -43,17 +43,11 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	web := newWeb()
-	var httpURL string
-	if o.HTTP != "off" {
-		listener, err := net.Listen("tcp", o.HTTP)
-		if err != nil {
-			return fmt.Errorf("node: cannot serve health and metrics on %s (is another engine running there?): %w", o.HTTP, err)
-		}
-		httpURL = "http://" + listener.Addr().String()
-		server := &http.Server{Handler: web.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second}
-		go server.Serve(listener)
-		defer server.Close()
+	httpURL, closeHTTP, err := web.listen(&o)
+	if err != nil {
+		return err
 	}
+	defer closeHTTP()
 	var away, short trouble
 	for anew := false; ; {
 		n := &Node{
@@ -93,7 +87,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		if waitForRoom(ctx, o) != nil {
 			return nil
 		}
-		// A restart on the same addresses: port 0 was chosen once.
+		// A restart uses the same address: if the port was 0, the system has chosen one.
 		if o.NATS == "" && n.server != nil && o.NATSConfig == "" {
 			o.Listen = hostOf(n.url, o.Listen)
 		}
