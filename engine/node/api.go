@@ -55,7 +55,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 			endpoint(ours+".tenant.*", "node-tenant-"+name, subject, handle)
 		}
 	}
-	// A command needs no goroutine: what takes long is its way through the log, and nobody stands waiting.
+	// A command needs no goroutine of its own: its way through the log takes long, but no goroutine waits for that.
 	for _, verb := range []carillon.Verb{carillon.VerbPut, carillon.VerbDelete, carillon.VerbPause, carillon.VerbResume, carillon.VerbFire} {
 		serve(string(verb), string(verb)+".>", func(r micro.Request) { n.handleCommand(r, verb) })
 	}
@@ -83,25 +83,25 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
 	}
-	// Who hears that the node is ready must be heard. Where NATS is away it learns of the endpoints when it is back.
+	// The server must know of the endpoints before anybody hears that the node is ready. If NATS is away, it learns of them when it is back.
 	_ = n.requestConn.FlushTimeout(replyTimeout)
 	return service, nil
 }
 
-// passed are the endpoints whose requests are passed on to a node that follows the job's partition.
+// passed are the endpoints whose requests a node passes on to another one that follows the job's partition.
 var passed = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}
 
 // call is one request.
 type call struct {
 	micro.Request
 	node   *Node
-	passed bool   // by another node
-	tenant string // who asks, where the request came as a tenant's (tenant.go)
+	passed bool   // another node passed it on
+	tenant string // who asks; "" unless the request came on a tenant's subject (tenant.go)
 	job    string // the rest of the subject after the verb
 }
 
-// answer publishes the reply. The ways to answer that micro.Request has note the outcome in the request, and
-// the service reads that when its handler has returned: a race where the answer comes later.
+// answer publishes the reply. Why not by micro.Request's own methods: they note the outcome in the request, and the service reads that
+// when its handler has returned, which would be a race with an answer that comes later.
 func (c *call) answer(body []byte) error { return c.publish(&nats.Msg{Data: body}) }
 
 func (c *call) refuse(e *carillon.Error) error {
@@ -117,7 +117,7 @@ func (c *call) publish(m *nats.Msg) error {
 	return c.node.send(m)
 }
 
-// send publishes an answer: at once where few requests, of whatever kind, are in progress.
+// send publishes an answer; while few requests of any kind are in progress, at once.
 func (n *Node) send(m *nats.Msg) error {
 	if n.wire != nil && n.requests.calls.Load() <= fewInProgress {
 		return n.wire.Publish(n.nc, m)
@@ -125,20 +125,19 @@ func (n *Node) send(m *nats.Msg) error {
 	return n.nc.PublishMsg(m)
 }
 
-// What bounds the requests in progress; a further one is told to come back, with nothing done. All of their bytes go through the
-// log before a tick that comes behind them.
+// Bounds of the requests in progress; a further one is refused, with nothing done. A tick waits in the log behind all of their bytes.
 const (
 	maxCalls     = 8192
-	maxCallBytes = 16 << 20 // unless of one alone
+	maxCallBytes = 16 << 20 // one request alone may be larger
 )
 
-// begin admits a request; it is nil for one that must not be answered. end is to be called when it is over.
+// begin admits a request, or says why not. c is nil for a request that must not be answered; else the caller calls end when it is over.
 func (n *Node) begin(r micro.Request) (c *call, err error) {
 	if n.guarded(r.Reply()) {
 		return nil, nil
 	}
 	if n.server == nil && !n.pulse.fresh(time.Now()) {
-		return nil, nil // who asks again gets an answer from another node
+		return nil, nil // it may be old; a client that still wants it asks again, and another node answers
 	}
 	c = &call{Request: r, node: n}
 	err = c.split(n.o.Prefix)
@@ -153,8 +152,8 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	return c, err
 }
 
-// guarded tells whether an answer must not go there. It is published for anyone, with the engine's rights: not to where only
-// engines may, nor as a request to a service, be it this one or NATS's own.
+// guarded tells whether an answer must not go to a reply subject. Answers are published with the engine's rights, and a client chooses
+// the subject: it must not be one on which only engines may publish, nor one of a service, be it this one or NATS's own.
 func (n *Node) guarded(reply string) bool {
 	if strings.HasPrefix(reply, "$") {
 		return true
@@ -223,7 +222,7 @@ func (n *Node) handle(r micro.Request, do func(*call) error) {
 	n.end(c, err)
 }
 
-// answerBytes are more than most answers take beside the payload.
+// answerBytes is more than most answers take beside the payload.
 const answerBytes = 512
 
 // answerBuffers are for answers to commands. The client library copies what it is given.
@@ -238,14 +237,14 @@ func (c *call) answerJob(job *carillon.JobReply) error {
 }
 
 // handleCommand checks a command before it goes into the log, so that a refusal costs nothing there, and
-// answers when it has come back.
+// answers when the command has come back.
 func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	c, err := n.begin(r)
 	if c == nil {
 		return
 	}
 	p := n.partitionOf(c.job)
-	p.unanswered.Add(1) // before the look whether it is given up, which waits for this
+	p.unanswered.Add(1) // before it is looked whether the partition is given up: giveUp waits for unanswered commands
 	if err == nil && (!p.follows.Load() || p.leaves.Load() && !c.passed) {
 		p.unanswered.Add(-1)
 		go func() { n.end(c, n.passOn(c, p)) }()
@@ -302,9 +301,9 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	}
 }
 
-// checkPut checks what the machine would refuse, too, and whether there is room. A header that workers could not read and a
-// bound that is none are refused here alone: the machine has taken them, and its rules are those of the logs that there are. So is,
-// where the job has no state yet (isNew), a schedule with nothing ahead.
+// checkPut checks what the machine would refuse, too, and whether there is room. Three things are refused only here, because machines
+// have accepted them and existing logs have them: a header that workers could not read, a bound that means none, and, if the job has no
+// state yet (isNew), a schedule with nothing ahead.
 func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 	for name := range job.Headers {
 		if strings.EqualFold(name, "Status") {
@@ -327,7 +326,7 @@ func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 			return err
 		}
 	}
-	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // else who follows it knows what there is room for
+	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // a node that follows it knows whether it has room
 		return nil
 	}
 	if _, exists := n.job(job.ID); exists {
@@ -336,8 +335,8 @@ func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
 }
 
-// checkBounds refuses the one instant that the machine takes for none: a start of @every would be no anchor, and the end
-// no end.
+// checkBounds refuses the one instant that to the machine means "no bound": @every would not count from such a start, and such an end
+// would not end anything.
 func checkBounds(start, end time.Time) error {
 	var field string
 	switch epoch := time.UnixMilli(0); {
@@ -389,7 +388,7 @@ func (n *Node) job(id string) (carillon.JobReply, bool) {
 	return p.machine.Job(id, read)
 }
 
-// readable says whether what is known of the jobs of some partitions can be believed.
+// readable returns why what this node knows of the jobs of some partitions must not be used, nil if it may.
 func readable(ps []*partition) error {
 	for _, p := range ps {
 		if err := p.readable(); err != nil {
@@ -399,7 +398,7 @@ func readable(ps []*partition) error {
 	return nil
 }
 
-// readable says the same of one partition: also, whether it is still followed.
+// readable says the same of one partition: it must still be followed, and its table readable.
 func (p *partition) readable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,10 +11,10 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// longestSleep bounds the clockwork's: Go's monotonic clock stands still during suspend, so it looks at the wall again.
+// longestSleep bounds how long the clockwork sleeps: Go's monotonic clock stands still while the machine is suspended.
 const longestSleep = time.Second
 
-// clockwork is the walk of a trigger on the owner's side: it appends a tick when one is needed, and
+// clockwork is the owner's side of a trigger: it appends a tick when one is needed, and
 // publishes outputs in the millisecond in which they are due.
 func (n *Node) clockwork(ctx context.Context) {
 	for {
@@ -51,7 +51,8 @@ func (n *Node) tick(now int64) (wake int64) {
 	space := n.outboxSpace()
 	wake, owns := n.nextTick(now, lead, space)
 	if !owns {
-		// One whose partitions others have taken would go on waiting for its last tick, count as stuck, and be given none (report).
+		// Others have taken all of its partitions. It must not go on waiting for its last tick: it would count as stuck, and be given
+		// none again (report).
 		n.ticking.abort()
 	}
 	if wake > now {
@@ -60,8 +61,8 @@ func (n *Node) tick(now int64) (wake int64) {
 		}
 		return wake
 	}
-	// One of them needs a tick: the record and its fsync are paid for, so it takes along what comes due in
-	// any partition within the longest lead. Outputs are held to their millisecond all the same.
+	// One partition needs a tick. Its record and fsync are paid for, so it takes along all partitions in which something comes due
+	// within the longest lead. Outputs are held until their millisecond all the same.
 	var ticks []engine.Tick
 	n.owners(space, func(p *partition, room int, durable engine.Acked) {
 		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
@@ -97,8 +98,8 @@ func (n *Node) tick(now int64) (wake int64) {
 	return now + tickAgain.Milliseconds()
 }
 
-// nextTick tells when a partition of this node needs a tick, and whether it has any. Those that have something to put out within
-// the longest lead share the window from there on.
+// nextTick tells when a partition of this node needs its next tick, and whether the node owns any. The partitions that have something
+// due within the longest lead share the window of outputs from now on.
 func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
 	wake = math.MaxInt64
 	sharing := 0
@@ -112,9 +113,9 @@ func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
 	return wake, owns
 }
 
-// lastTick ends ticking, and waits until the tick that is on its way is applied, and all that other nodes appended, so
-// that the checkpoint of a clean stop has it: behind that a version with other rules could not take it. Nothing is waited
-// for long, nor while NATS is away.
+// lastTick ends ticking. It waits until the tick that is on its way, and all that other nodes appended, is applied, so that the
+// checkpoint of a clean stop has it: a version with other rules could not apply a tick behind the checkpoint. It waits for tickTimeout at
+// most, and not while NATS is away.
 func (n *Node) lastTick(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
@@ -131,8 +132,8 @@ func (n *Node) lastTick(ctx context.Context) {
 	}
 }
 
-// owners visits the partitions that this node owns, with the room in their shares of the window: no more than the space for a
-// partition's outputs holds of its largest. A tick is in the log, and whoever reads it makes what it allows.
+// owners visits the partitions that this node owns, with the room in their shares of the window, bounded by how many of its largest
+// outputs fit into space: a tick goes into the log, and whoever applies it makes as many outputs as it allows.
 func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	for _, p := range n.partitions {
 		p.mu.Lock()
@@ -140,7 +141,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		_, sending := p.chain.HoldUntil()
 		p.chain.Share(n.sharing)
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
-			n.bell.ring() // what waited for its share may be sent, and publishing is behind
+			n.bell.ring() // an output that waited for room may be sent, and this round of publishing is over
 		}
 		room, durable := p.chain.Room(), p.durable
 		p.out.Unlock()
@@ -157,7 +158,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 }
 
 // outboxSpace is how many bytes of outputs each partition of this node may still make before some are stored for good.
-// Those of others are bounded by their owners in the same way.
+// The outboxes of partitions that others own are bounded by their owners.
 func (n *Node) outboxSpace() int {
 	total, owned := 0, 0
 	for _, p := range n.partitions {

@@ -13,7 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// publish sends what a partition's chain has to send now, and says when it has to send more.
+// publish sends what a partition's chain has to send now, and tells when to look again. It starts the goroutine that resumes a lost
+// chain, or waits for answers that are late.
 func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64) {
 	p.out.Lock()
 	defer p.out.Unlock()
@@ -75,9 +76,9 @@ func (n *Node) write(c *streams.Chained, p *partition, m engine.Publish) {
 	c.Data = o.Payload()
 }
 
-// appendMessageID appends the name of one message of one run of a chain. It is not for de-duplication: the next message
-// expects it right before itself, so that a foreign message between the two is noticed. The partition is in it since a
-// topic queue does de-duplicate, and takes in the messages of all chains.
+// appendMessageID appends the id of one message of one run of a chain. The next message expects this id right before itself, so that a
+// foreign message between the two is noticed; it is not meant for de-duplication. But a topic queue does de-duplicate, and takes in the
+// messages of all chains, so the partition is part of the id.
 func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 	dst = append(dst, n.session...)
 	for _, v := range [...]uint64{uint64(p.number), p.run, output} {
@@ -94,7 +95,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	p.out.Lock()
 	defer p.out.Unlock()
 	if run != p.run {
-		return // it speaks for a message that may stand for another output now
+		return // it is about a message of an earlier run, at whose sequence there may be another output now
 	}
 	if err != nil {
 		switch {
@@ -124,15 +125,15 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		return
 	}
 	if n.server == nil {
-		p.durable = p.chain.Stored() // a replicated stream's ack is its word
+		p.durable = p.chain.Stored() // with an external NATS an ack is taken for durable
 	}
 	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.Room() > 0 {
 		n.bell.ring() // more can be sent, or made, now
 	}
 }
 
-// chainsSaid is how many lost chains are told at a time, and how many resumed ones: each partition's, and then the next. A stream that
-// refuses what it is given has its chain lost and resumed again and again.
+// chainsSaid is how many lost chains, and how many resumed ones, are logged before the log is thinned out: two for each partition. While a
+// stream refuses what it is given, its chain is lost and resumed again and again.
 func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
 
 // lose gives a chain up; its caller holds out.
@@ -144,7 +145,7 @@ func (n *Node) lose(p *partition, why error) {
 	p.chain.Lose()
 }
 
-// lateness notes how late triggers are stored, all that are due in one millisecond together.
+// lateness notes how late triggers were stored; those that were due in the same millisecond are noted together.
 func (n *Node) lateness(stored []engine.Output, now int64) {
 	for i := 0; i < len(stored); {
 		due, triggers := stored[i].Due, 0

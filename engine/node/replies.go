@@ -23,8 +23,8 @@ const replyTimeout = 5 * time.Second
 // together, but each waits for it.
 const fewInProgress = 4
 
-// roomTimeout bounds the wait for room in a log that is filling up. It is less than the Go client waits for
-// an answer by default before it asks again (tryTime): who waits in vain is to hear why.
+// roomTimeout bounds the wait for room in a log that is filling up. It is less than the time after which the Go client by default asks
+// again (tryTime), so that a client that waits in vain is told why.
 const roomTimeout = 3 * time.Second
 
 // reply is the outcome of a command.
@@ -44,22 +44,22 @@ func unknown(why string) reply {
 	return refused(carillon.CodeUnavailable, why+"; the outcome is unknown")
 }
 
-// replies brings the outcomes of commands to those who asked. They are matched by the sequence that the
-// stream gave the command, which no client can choose. The outcome may come before the ack that tells the
-// sequence, so the latest outcomes are kept for a while when anybody waits.
+// replies brings the outcomes of commands to those who sent them. They are matched by the sequence that the
+// stream gave the command, which no client can choose. The outcome may come before the ack that tells this
+// sequence, so while any command is in progress the latest outcomes are kept for a while.
 //
-// Whoever brings an outcome is in the middle of the log, or of the acks of all streams, and has no time: one
-// goroutine does the telling.
+// Outcomes come from the goroutines that read the log, or the acks of all streams, and these must not be held up: another
+// goroutine passes them on (run).
 type replies struct {
-	open atomic.Int64 // commands sent and not answered
+	open atomic.Int64 // commands in progress: sent and not answered
 
 	mu        sync.Mutex
 	waiting   map[uint64]func(reply)
 	deadlines []replyDeadline // in order; those of answered ones stay until their time
 	early     [2]earlies      // the newest, and the ones before
-	told      []outcome
-	wake      chan struct{}
-	over      bool
+	told      []outcome       // to be passed on by run
+	wake      chan struct{}   // rung when there is something to pass on, or a first deadline
+	over      bool            // run has ended, or is about to
 }
 
 type replyDeadline struct {
@@ -72,8 +72,9 @@ type early struct {
 	r   *reply
 }
 
-// earlies are outcomes that nobody waits for yet, each at its sequence's place. Of raw commands, and of those that other nodes
-// answer, nobody ever will. So once there are earlyMost bytes of them, those before go: no ack is so far behind the log.
+// earlies are outcomes that nobody waits for yet, each at its sequence's place in a ring. Nobody ever will wait for the outcomes of raw
+// commands, and of those that other nodes answer. So whenever there are earlyMost bytes of new ones, those before them are dropped: no ack
+// is so far behind the log.
 type earlies struct {
 	ring  []early
 	bytes int // about
@@ -105,9 +106,9 @@ func (r *replies) init() {
 
 func (r *replies) expected() bool { return r.open.Load() > 0 }
 
-// The next commit of the log waits for others to come along: so long for each command that is under way, and so long at
-// most. A thousand callers at once shared an fsync by sevens, and fsync took a tenth of the engine's time. For few commands
-// nothing is waited for: a commit is as quick as ever, and a timer is not.
+// The next commit of the log waits for more records to share its fsync: gatherEach for each command in progress, gatherMost at most.
+// Without that, a thousand callers at once shared each fsync between seven, and fsync took a tenth of the engine's time. Waits
+// below gatherLeast are left out: with few commands in progress a commit is quick, and a timer is not.
 const (
 	gatherEach  = 4 * time.Microsecond
 	gatherLeast = 100 * time.Microsecond
@@ -123,7 +124,7 @@ func (r *replies) gather() time.Duration {
 	return wait
 }
 
-// applied brings the outcome of the command at seq, and gives it away.
+// applied brings the outcome of the command at seq. The caller must not use result afterwards.
 func (r *replies) applied(seq uint64, result *reply) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +142,7 @@ func (r *replies) applied(seq uint64, result *reply) {
 	e.bytes += len(result.job.Spec.Payload) + answerBytes + len(result.jobs)*outcomeBytes
 }
 
-// await has done told of the outcome of the command at seq.
+// await has done called with the outcome of the command at seq.
 func (r *replies) await(seq uint64, done func(reply)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -181,7 +182,7 @@ func notTaken(err error) reply {
 
 // tell queues an outcome; its caller holds mu.
 func (r *replies) tell(done func(reply), result *reply) {
-	if r.over { // the one that tells is gone, or about to go
+	if r.over { // nobody passes it on any more
 		go func() {
 			done(*result)
 			r.open.Add(-1)
@@ -193,7 +194,7 @@ func (r *replies) tell(done func(reply), result *reply) {
 	}
 }
 
-// run does the telling until ctx ends, and then tells those who wait that they wait in vain.
+// run passes outcomes on until ctx ends, and then tells all who still wait that their outcome is unknown.
 func (r *replies) run(ctx context.Context) {
 	var late <-chan time.Time // while somebody waits
 	var told []outcome
@@ -223,7 +224,7 @@ func (r *replies) run(ctx context.Context) {
 	}
 }
 
-// forgetEarly lets go of outcomes that nobody can wait for any more: no command is under way. Its caller holds mu.
+// forgetEarly drops early outcomes when no command is in progress, and so nobody can wait for them. Its caller holds mu.
 func (r *replies) forgetEarly() {
 	if r.open.Load() > 0 || r.early[0].bytes+r.early[1].bytes <= earlyKept {
 		return
@@ -233,7 +234,7 @@ func (r *replies) forgetEarly() {
 	}
 }
 
-// expire gives up those that wait too long, or all of them; its caller holds mu.
+// expire gives up the commands that have waited for too long, or all of them; its caller holds mu.
 func (r *replies) expire(all bool) {
 	r.over = all
 	n, now := 0, time.Now()
@@ -256,13 +257,13 @@ func (r *replies) expire(all bool) {
 	r.deadlines = r.deadlines[n:]
 }
 
-// submit sends a checked command through the log. done is called once, with its outcome, by the goroutine
-// that tells all of them.
+// submit sends a checked command through the log. done is called once, with its outcome, by the goroutine of replies.run, and must not
+// hold that up.
 func (n *Node) submit(verb, job, request string, body []byte, done func(reply)) {
 	n.sendRecord(n.o.Prefix+".cmd."+verb+"."+job, request, body, done)
 }
 
-// submitPack sends an import record. Its outcome has an error, where it did not come back, or one for each job.
+// submitPack sends an import record. Its outcome has an error if the record did not come back, else an outcome for each job.
 func (n *Node) submitPack(partition int, pack []engine.PackedJob, done func(reply)) {
 	n.sendRecord(n.layout.LogSubject(partition, "import"), "", engine.EncodePack(pack), done)
 }

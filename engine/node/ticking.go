@@ -13,26 +13,26 @@ import (
 
 // Bounds of ticks.
 const (
-	tickTimeout = 2 * time.Second        // without a tick read back the node says so
-	tickPause   = 50 * time.Millisecond  // after one that was refused, or could not be sent
-	tickAgain   = 250 * time.Millisecond // after one that has not come back
-	ticksAway   = 64                     // that are known when they come back, at the most
-	deadAfter   = 15 * time.Second       // without one the embedded server's log stream counts as dead
+	tickTimeout = 2 * time.Second        // when no tick has come back for so long, the node reports a problem
+	tickPause   = 50 * time.Millisecond  // before another tick, when one was refused or could not be sent
+	tickAgain   = 250 * time.Millisecond // before another tick, when one has not come back
+	ticksAway   = 64                     // ticks on their way that are kept track of, at most
+	deadAfter   = 15 * time.Second       // when no tick has come back for so long, the embedded server's log stream counts as dead
 	leadMin     = 2                      // ms
 	leadMax     = 5                      // ms
 )
 
 // ticking knows the node's ticks that are on their way, and how long ticks take.
 //
-// Mostly that is one, which comes back within milliseconds. Where it does not, because its leader died or the network is
-// slow, others follow it: with one at a time, what comes due after that was sent would wait for it to be missed, and then
-// for the whole way of the next. To append a tick twice does no harm.
+// Mostly that is one tick, which comes back within milliseconds. If it does not, because the log's leader died or the network is
+// slow, others follow it. With only one tick at a time, whatever comes due after it was sent would have to wait until it is missed, and
+// then for the next one to come back. To append a tick twice does no harm.
 type ticking struct {
 	mu     sync.Mutex
-	away   []sentTick // oldest first; one that is behind another which came back is forgotten
+	away   []sentTick // on their way, oldest first; when one comes back, those before it are forgotten
 	ended  bool       // no more are sent
-	rested bool       // all that was due is in
-	since  time.Time  // when the first of a row of ticks was sent of which none has come back
+	rested bool       // all that was due is applied: no tick is waited for
+	since  time.Time  // since when ticks have been sent and none has come back
 	round  float64    // smoothed round trip, ms
 	spread float64    // smoothed deviation, ms
 }
@@ -40,9 +40,9 @@ type ticking struct {
 // sentTick is a tick on its way.
 type sentTick struct {
 	at     time.Time
-	to     int64 // its partitions' time, to know it by
-	epoch  uint64
-	failed error // why it is not stored, or streams.ErrTimeout where that is not known
+	to     int64  // with epoch, what it is recognized by when it comes back
+	epoch  uint64 // of its first partition
+	failed error  // why it is not stored, or streams.ErrTimeout where that is not known
 }
 
 // lost tells whether a tick is known not to be stored.
@@ -84,7 +84,7 @@ func (t *ticking) index(sent time.Time) int {
 	return slices.IndexFunc(t.away, func(s sentTick) bool { return s.at == sent })
 }
 
-// start notes that a tick goes out; none may when it says no.
+// start notes that a tick goes out, and tells whether it may: not after end.
 func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,7 +117,7 @@ func (t *ticking) abort() {
 	t.away = t.away[:0]
 }
 
-// rest notes that all that was due is in: no tick is waited for. Those that were lost are forgotten; others may be stored yet.
+// rest notes that all that was due is applied: no tick is waited for. Ticks that were lost are forgotten; the others may still be stored.
 func (t *ticking) rest() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
