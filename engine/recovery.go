@@ -31,6 +31,14 @@ func (p missedPolicy) or(own carillon.Misfire) carillon.Misfire {
 	return carillon.Misfire(p - 1)
 }
 
+// String is the policy's word, and nothing where it is the job's own.
+func (p missedPolicy) String() string {
+	if p == ownPolicy {
+		return ""
+	}
+	return p.or(0).String()
+}
+
 // Recover has a policy stand in for each job's own, for what comes due before a restored service goes on.
 func (s *SavedState) Recover(missed carillon.Misfire) {
 	s.machine.recovery = recovery{policy: policyOf(missed)}

@@ -347,12 +347,13 @@ type recordLine struct {
 
 // packedLine is one job of an import, a put of its own.
 type packedLine struct {
-	Job     string     `json:"job"`
-	Request string     `json:"request,omitempty"`
-	Paused  bool       `json:"paused,omitempty"`
-	State   *stateLine `json:"state,omitempty"`
-	Body    string     `json:"body,omitempty"`
-	Base64  string     `json:"body_base64,omitempty"` // where it cannot be decoded
+	Job      string     `json:"job"`
+	Request  string     `json:"request,omitempty"`
+	Paused   bool       `json:"paused,omitempty"`
+	IfAbsent bool       `json:"if_absent,omitempty"`
+	State    *stateLine `json:"state,omitempty"`
+	Body     string     `json:"body,omitempty"`
+	Base64   string     `json:"body_base64,omitempty"` // where it cannot be decoded
 }
 
 // stateLine is what a restored job brings along.
@@ -363,13 +364,15 @@ type stateLine struct {
 	Last     string `json:"last_scheduled,omitempty"`
 	Fires    uint64 `json:"fires"`
 	Skipped  uint64 `json:"skipped"`
+	Missed   string `json:"missed,omitempty"` // where the job's own misfire does not count
 }
 
 func newPackedLine(p *engine.PackedJob) packedLine {
-	line := packedLine{Job: p.ID, Request: p.Request, Paused: p.Paused}
+	line := packedLine{Job: p.ID, Request: p.Request, Paused: p.Paused, IfAbsent: p.IfAbsent}
 	if s := p.State; s != nil {
 		line.State = &stateLine{
 			Version: s.Version, Accepted: when(time.UnixMilli(s.Accepted)), From: when(time.UnixMilli(s.From)), Fires: s.Fires, Skipped: s.Skipped,
+			Missed: s.Missed.String(),
 		}
 		if s.Last > 0 {
 			line.State.Last = when(time.UnixMilli(s.Last))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -54,6 +55,21 @@ func TestDumpDisk(t *testing.T) {
 	}
 	if line := newRecordLine(&r, &e); line.Kind != "disk" || line.DiskLow == nil || !*line.DiskLow || line.Base64 != "" {
 		t.Errorf("%+v", line)
+	}
+}
+
+func TestDumpImport(t *testing.T) {
+	skip := carillon.Skip
+	kept := engine.Pack(&carillon.Job{ID: "a"}, nil, "")
+	kept.IfAbsent = true
+	kept.State = engine.StateOf(&carillon.JobState{Version: 2, Missed: &skip})
+	plain := engine.Pack(&carillon.Job{ID: "a"}, nil, "")
+	plain.State = engine.StateOf(&carillon.JobState{Version: 2})
+	r := engine.Record{Seq: 7, Subject: "carillon.log.0.import", Data: engine.EncodePack([]engine.PackedJob{kept, plain})}
+	e := engine.Layout{Prefix: "carillon", Partitions: 1}.Decode(&r)
+	jobs := newRecordLine(&r, &e).Jobs
+	if len(jobs) != 2 || !jobs[0].IfAbsent || jobs[0].State.Missed != "skip" || jobs[1].IfAbsent || jobs[1].State.Missed != "" {
+		t.Errorf("%+v", jobs)
 	}
 }
 
