@@ -77,31 +77,58 @@ func TestRefusedForAWhile(t *testing.T) {
 	r.stop(t)
 }
 
-// So it does with the engine's rights: nats-server drops the subscriptions that are no longer allowed, those to answers, too, and does
-// not take them up again by itself.
+// So it does with the engine's rights, and with how many subscriptions it may have: nats-server drops those that are no longer
+// allowed, those to answers, too, and does not take them up again by itself.
 func TestRightsTakenForAWhile(t *testing.T) {
-	t.Parallel()
-	right := &server.Options{JetStream: true, Users: []*server.User{{Username: "engine", Password: "e"}, {Username: "client", Password: "c"}}}
-	ns := natstest.Start(t, right)
-	o := base(t)
-	o.NATS = strings.Replace(ns.ClientURL(), "nats://", "nats://engine:e@", 1)
-	r := run(t, o)
-	nc := dial(t, ns.ClientURL(), nats.UserInfo("client", "c"))
-	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
-	put(t, c, beat)
-	beats(t, c, 5)
-	wrong := right.Clone()
-	wrong.Users[0].Permissions = &server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"carillon.api.>", "_INBOX.>"}}}
-	if err := ns.ReloadOptions(wrong); err != nil {
-		t.Fatal(err)
+	for name, c := range map[string]struct{ user, account, says string }{
+		"subjects": {
+			`, permissions: { subscribe: { deny: ["carillon.api.>", "_INBOX.>"] } }`, "",
+			`a right is missing: nats: permissions violation: Permissions Violation for Subscription to "_INBOX.`,
+		},
+		"subscriptions": {
+			"", "limits { max_subs: 3 },",
+			"are more than its user or account may have: nats: server maximum subscriptions exceeded",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			options := func(user, account string) *server.Options {
+				so := &server.Options{}
+				if err := so.ProcessConfigString(fmt.Sprintf(
+					"accounts { A { jetstream: enabled, %s users: [{user: e, password: e %s}, {user: c, password: c}] } }", account, user)); err != nil {
+					t.Fatal(err)
+				}
+				so.JetStream = true
+				return so
+			}
+			first := options("", "")
+			ns := natstest.Start(t, first)
+			o := base(t)
+			o.NATS = strings.Replace(ns.ClientURL(), "nats://", "nats://e:e@", 1)
+			r := run(t, o)
+			connect := func() (*nats.Conn, *carillon.Client) {
+				nc := dial(t, ns.ClientURL(), nats.UserInfo("c", "c"))
+				return nc, carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+			}
+			_, before := connect()
+			put(t, before, beat)
+			beats(t, before, 5)
+			reload := func(user, account string) {
+				so, with := first.Clone(), options(user, account)
+				so.Accounts, so.Users = with.Accounts, with.Users
+				if err := ns.ReloadOptions(so); err != nil {
+					t.Fatal(err)
+				}
+			}
+			reload(c.user, c.account)
+			notReady(t, r.HTTP, c.says)
+			reload("", "")
+			nc, after := connect() // the limit was the other's, too
+			beats(t, after, 20)
+			unbroken(t, nc, after)
+			r.stop(t)
+		})
 	}
-	notReady(t, r.HTTP, `a right is missing: nats: permissions violation: Permissions Violation for Subscription to "_INBOX.`)
-	if err := ns.ReloadOptions(right); err != nil {
-		t.Fatal(err)
-	}
-	beats(t, c, 20)
-	unbroken(t, nc, c)
-	r.stop(t)
 }
 
 // A server says nothing any more, and no connection breaks: the engine goes to another one.

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,8 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// regain gets back the subscriptions that nats-server took away with a right, as by a reload of its configuration. It does not give
-// them back with the right, and the library makes them again on a new connection alone: answers to this node and requests to it would
+// regain gets back the subscriptions that nats-server took away with a right or a limit, as by a reload of its configuration. It does
+// not give them back with it, and the library makes them again on a new connection alone: answers to this node and requests to it would
 // stay away for good.
 type regain struct {
 	refused atomic.Bool // a subscription was
@@ -24,7 +25,8 @@ type regain struct {
 
 // note takes an error of the connection.
 func (r *regain) note(err error) {
-	if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "Violation for Subscription") {
+	if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "Violation for Subscription") ||
+		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		r.refused.Store(true)
 	}
 }
@@ -79,5 +81,26 @@ func (n *Node) askRights(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
-	return n.streams.CheckRights(ctx, nc)
+	if err := n.streams.CheckRights(ctx, nc); err != nil {
+		return err
+	}
+	return asMany(ctx, nc, n.nc.NumSubscriptions())
+}
+
+// asMany refuses a connection that may not have so many subscriptions.
+func asMany(ctx context.Context, nc *nats.Conn, most int) error {
+	ctx, cancel := context.WithTimeout(ctx, writeFor)
+	defer cancel()
+	for range most {
+		if _, err := nc.Subscribe(nc.NewInbox(), func(*nats.Msg) {}); err != nil {
+			return err
+		}
+	}
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return err
+	}
+	if word := nc.LastError(); errors.Is(word, nats.ErrMaxSubscriptionsExceeded) {
+		return fmt.Errorf("the %d subscriptions that the engine needs are more than its user or account may have: %w", most, word)
+	}
+	return nil
 }
