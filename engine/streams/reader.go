@@ -198,12 +198,13 @@ func verdict(err error) bool {
 }
 
 // confirm returns a verdict only once it has been given for Doubt: it may come from a leader that no longer is one. Until then it
-// returns nil, and the reader starts over. A stream without replicas is believed at once.
+// returns nil, and the reader starts over. A stream without replicas is believed at once, but for one that is not there: its server
+// has not read it yet, where an account gets JetStream back.
 func (r *reader) confirm(verdict error) error {
 	if r.against.IsZero() {
 		r.against = time.Now()
 	}
-	if r.replicas > 1 && time.Since(r.against) < Doubt {
+	if (r.replicas > 1 || errors.Is(verdict, ErrNoStream)) && time.Since(r.against) < Doubt {
 		return nil
 	}
 	return verdict

@@ -1089,6 +1089,9 @@ func TestVerdicts(t *testing.T) {
 	if alone.confirm(rewound) == nil {
 		t.Error("the only server is not believed")
 	}
+	if alone := new(reader); alone.confirm(ErrNoStream) != nil {
+		t.Error("a stream that is yet to be read is given up")
+	}
 	if one.confirm(rewound) != nil {
 		t.Error("one of three is believed at once")
 	}
