@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/schedule"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // maxStatuses bounds the statuses that are put together at a time. Each looks at every partition: thousands of them had ticks and
@@ -119,8 +121,10 @@ func (n *Node) problems() []string {
 	if n.refuseJobs.Load() {
 		list = append(list, fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20))
 	}
-	if n.ticking.refused() {
-		list = append(list, "the log stream refuses ticks: it is full, or nobody leads it, or NATS cannot be reached")
+	if err := n.ticking.refused(); errors.Is(err, streams.ErrNoStream) {
+		list = append(list, "the log stream refuses ticks: nobody leads it, or JetStream is off or cannot be reached, or the stream is gone")
+	} else if err != nil {
+		list = append(list, fmt.Sprintf("the log stream refuses ticks: %s", err))
 	}
 	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))

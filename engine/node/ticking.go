@@ -149,12 +149,14 @@ func (t *ticking) back(sent, now time.Time) {
 	t.round += (ms - t.round) / 16
 }
 
-// refused tells whether the latest tick was refused.
-func (t *ticking) refused() bool {
+// refused says why the latest tick was refused; nil: it was not.
+func (t *ticking) refused() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	last := t.newest()
-	return last != nil && last.lost()
+	if last := t.newest(); last != nil && last.lost() {
+		return last.failed
+	}
+	return nil
 }
 
 // silent is how long ticks have gone unanswered.

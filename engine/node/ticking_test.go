@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -43,18 +44,18 @@ func TestTicking(t *testing.T) {
 		t.Errorf("ticks have been unanswered for %s", got)
 	}
 	k.fail(began, streams.ErrNoStream)
-	if k.refused() {
+	if k.refused() != nil {
 		t.Error("the word about a tick counts for another")
 	}
 	k.fail(after(2*tickAgain), streams.ErrTimeout)
-	if k.refused() || k.silent(after(2*time.Second)) != time.Second || k.end() != true {
+	if k.refused() != nil || k.silent(after(2*time.Second)) != time.Second || k.end() != true {
 		t.Error("a tick that was not answered counts as refused")
 	}
 	k.ended = false
 
 	send(2*tickAgain + tickPause)
 	k.fail(after(2*tickAgain+tickPause), streams.ErrNoStream)
-	if k.silent(after(2*time.Second)) != 0 || !k.refused() {
+	if k.silent(after(2*time.Second)) != 0 || !errors.Is(k.refused(), streams.ErrNoStream) {
 		t.Error("a refusal is no answer")
 	}
 	if got := k.fruitless(after(2 * time.Second)); got != time.Second {
@@ -68,7 +69,7 @@ func TestTicking(t *testing.T) {
 	}
 	// When all that was due is in, those that are missing are missed by nobody.
 	k.rest()
-	if k.refused() || k.silent(after(4*time.Second)) != 0 || k.fruitless(after(4*time.Second)) != 0 {
+	if k.refused() != nil || k.silent(after(4*time.Second)) != 0 || k.fruitless(after(4*time.Second)) != 0 {
 		t.Error("a tick that nobody needs is waited for")
 	}
 	if !k.end() {
