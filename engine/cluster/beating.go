@@ -122,8 +122,10 @@ func (m *Member) beatOn(ctx context.Context) {
 		entry, err := m.beatOnce(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
+			m.failed.Store(&err)
 			m.o.OnTrouble(err)
 		case entry == nil:
+			m.failed.Store(nil)
 			lostSince = 0
 		case lostSince == 0:
 			lostSince = m.now()

@@ -31,10 +31,11 @@ type Member struct {
 	session string
 	start   time.Time // for the monotonic clock
 
-	revision uint64       // of the member's key, as it wrote it last; of run, then of Leave
-	putAt    atomic.Int64 // when a beat was stored last, by the monotonic clock
-	echoAt   atomic.Int64 // when one came back by the watch last, or the watch began
-	looking  atomic.Bool  // whether the bucket is still there
+	revision uint64                // of the member's key, as it wrote it last; of run, then of Leave
+	putAt    atomic.Int64          // when a beat was stored last, by the monotonic clock
+	failed   atomic.Pointer[error] // why the latest was not stored; nil: it was
+	echoAt   atomic.Int64          // when one came back by the watch last, or the watch began
+	looking  atomic.Bool           // whether the bucket is still there
 	kick     chan struct{}
 	renewed  chan struct{} // the bucket may be another one
 	views    chan View
@@ -107,6 +108,14 @@ func (m *Member) View() View {
 		return View{}
 	}
 	return m.current()
+}
+
+// Muted is for how long no beat has been stored, and why the latest was not; nil: it was.
+func (m *Member) Muted() (time.Duration, error) {
+	if failed := m.failed.Load(); failed != nil {
+		return m.now() - time.Duration(m.putAt.Load()), *failed
+	}
+	return 0, nil
 }
 
 // Err tells why Views was closed: ErrNameTaken, or nil after Leave or Close.

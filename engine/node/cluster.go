@@ -451,19 +451,38 @@ func (n *Node) heirs() bool {
 // view is the cluster as this node sees it: empty for one that is alone with its server, and until it knows who else
 // is there.
 func (n *Node) view() cluster.View {
+	if m := n.member(); m != nil {
+		return m.View()
+	}
+	return cluster.View{}
+}
+
+// member is nil where this node has not joined.
+func (n *Node) member() *cluster.Member {
 	j := &n.joined
 	if j.tried == nil {
-		return cluster.View{}
+		return nil
 	}
 	select {
 	case <-j.tried:
+		return j.member
 	default:
-		return cluster.View{}
+		return nil
 	}
-	if j.member == nil {
-		return cluster.View{}
+}
+
+// muted says that no beat of this node is stored while NATS is there. Who hears none of its own takes no other for dead.
+func (n *Node) muted() []string {
+	m := n.member()
+	if m == nil || !n.nc.IsConnected() {
+		return nil
 	}
-	return j.member.View()
+	since, err := m.Muted()
+	if err == nil || since < lostTooLong {
+		return nil
+	}
+	return []string{fmt.Sprintf("no beat of this node has been stored for %s, so others are not known to be gone and not taken over from: %s",
+		since.Round(time.Second), err)}
 }
 
 // knowsOthers tells whether this node knows who else needs the log.

@@ -348,23 +348,33 @@ func TestEditedStreams(t *testing.T) {
 	nc := dial(t, r.NATS)
 	put(t, carillon.Connect(nc), beat)
 	js := jetStream(t, nc)
-	for name, edit := range map[string]func(*jetstream.StreamConfig){
-		carillon.DefaultNames().LogStream(): func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 },
-		outStream(partitions - 1):           func(c *jetstream.StreamConfig) { c.MaxMsgSize = 64 << 10 },
+	log, out := carillon.DefaultNames().LogStream(), outStream(partitions-1)
+	for _, c := range []struct {
+		stream string
+		edit   func(*jetstream.StreamConfig)
+		says   []string
+	}{
+		{log, func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 }, []string{
+			"stream " + log + " was edited: max messages is 1",
+			"the log stream refuses ticks: streams: no space: maximum messages exceeded", // in nats-server's own words
+		}},
+		{out, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 64 << 10 }, []string{"stream " + out + " was edited: max message size is 65536"}},
+		{"KV_CARILLON_NODES", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 }, []string{
+			"so others are not known to be gone and not taken over from: cluster: beat: nats: nats: API error: code=400 err_code=10054",
+		}},
 	} {
-		stream, err := js.Stream(t.Context(), name)
+		stream, err := js.Stream(t.Context(), c.stream)
 		if err != nil {
 			t.Fatal(err)
 		}
 		was := stream.CachedInfo().Config
 		edited := was
-		edit(&edited)
+		c.edit(&edited)
 		if _, err := js.UpdateStream(t.Context(), edited); err != nil {
 			t.Fatal(err)
 		}
-		notReady(t, r.HTTP, "stream "+name+" was edited: max ")
-		if edited.MaxMsgs == 1 { // the reason is the server's own
-			notReady(t, r.HTTP, "the log stream refuses ticks: streams: no space: maximum messages exceeded")
+		for _, says := range c.says {
+			notReady(t, r.HTTP, says)
 		}
 		if _, err := js.UpdateStream(t.Context(), was); err != nil {
 			t.Fatal(err)
