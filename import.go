@@ -199,7 +199,8 @@ func (f *ImportFail) read(r *reader) *Error {
 }
 
 // importRequests is how many requests of one import are under way at once: the service applies some while others
-// are on their way.
+// are on their way. What was not answered in time is sent again one by one: a service that takes longer for all of them would have
+// done each again and again, and never be heard.
 const importRequests = 6
 
 // importPatience is how long an import goes on while the service takes none of it, in timeouts of the client. A service makes
@@ -220,7 +221,7 @@ var (
 // harm to repeat under the same Carillon-Request, are sent again until it has taken none at all for ten times the client's
 // timeout. A service that does not know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
-	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch)}
+	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch), again: make(chan struct{}, 1)}
 	if !c.imports(ctx) {
 		return im.putAll(jobs)
 	}
@@ -266,6 +267,7 @@ type importing struct {
 	ctx     context.Context
 	batches chan *importBatch
 	senders sync.WaitGroup
+	again   chan struct{} // full while what was not answered is sent
 
 	mu    sync.Mutex
 	done  func(i int, err error)
@@ -332,11 +334,13 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 
 // send sends a request and reports its jobs. Those that the service has no room for are sent again.
 func (im *importing) send(b *importBatch) {
+	unanswered := false
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if b.id == "" {
 			b.id = rand.Text()[:10]
 		}
-		reply, err := im.request(b)
+		reply, err := im.request(b, unanswered)
+		unanswered = errors.Is(err, unknown)
 		full := b.full(reply, err)
 		if patient := im.patient(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
 			im.settle(b, reply, err)
@@ -354,7 +358,14 @@ func (im *importing) send(b *importBatch) {
 	}
 }
 
-func (im *importing) request(b *importBatch) (ImportReply, error) {
+func (im *importing) request(b *importBatch, alone bool) (ImportReply, error) {
+	if alone {
+		select {
+		case im.again <- struct{}{}:
+			defer func() { <-im.again }()
+		case <-im.ctx.Done(): // the request fails
+		}
+	}
 	body, _, err := im.ask(im.ctx, request{
 		subject: im.names.API(VerbImport, ""), body: b.body, id: b.id, retry: true, within: im.timeout,
 	})

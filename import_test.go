@@ -10,9 +10,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 )
 
@@ -258,6 +260,47 @@ func TestClientImportUnanswered(t *testing.T) {
 			t.Errorf("%s is %q: what may have been done is known by the same", HeaderRequest, id)
 		}
 	}
+}
+
+// An import goes on where the service takes longer for what is under way at once than a try is waited for: what is not answered is sent
+// again one by one, and not all of it beside each other, for ever.
+func TestClientImportSlow(t *testing.T) {
+	const jobs = 12 * MaxImportLines
+	synctest.Test(t, func(t *testing.T) {
+		ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns.Start()
+		defer time.Sleep(time.Second) // a handler may be at it yet
+		defer ns.WaitForShutdown()
+		defer ns.Shutdown()
+		nc, err := nats.Connect("", nats.InProcessServer(ns))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		_, err = nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
+			if len(m.Data) > 0 {
+				time.Sleep(800 * time.Millisecond)
+			}
+			if err := m.Respond((&ImportReply{Imported: MaxImportLines}).AppendJSON(nil)); err != nil {
+				t.Error(err)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		put, failed := 0, 0
+		err = Connect(nc).Import(t.Context(), slices.Values(numbered(jobs)), func(_ int, err error) {
+			if put++; err != nil {
+				failed++
+			}
+		})
+		if err != nil || put != jobs || failed > 0 {
+			t.Errorf("%d of %d were put, %d failed, %v", put, jobs, failed, err)
+		}
+	})
 }
 
 // A service that knows no imports is sent a put for each job, and a paused one never has its schedule before.
