@@ -806,11 +806,16 @@ func TestScanBehind(t *testing.T) {
 		return upTo, err
 	}
 
-	scanning := &reader{stream: &out.stream, until: last, deliver: func([]Message) error { return nil }}
+	var scanning *reader
 	ask := func() (more bool, err error) { return scanning.answered(out.next(t.Context(), scanning.upTo(), last)) }
-	if more, err := ask(); !more || err != nil || scanning.passed != scanFew {
-		t.Errorf("up to %d, and more: %t, %v", scanning.passed, more, err)
-	}
+	eventually(t, "the stream gives the first messages in time, and has more", func() bool {
+		scanning = &reader{stream: &out.stream, until: last, deliver: func([]Message) error { return nil }}
+		more, err := ask()
+		if more && scanning.passed != scanFew || err != nil {
+			t.Fatalf("up to %d, and more: %t, %v", scanning.passed, more, err)
+		}
+		return more
+	})
 	end := answer(api("STREAM.MSG.GET"), `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`)
 	if more, err := ask(); more || err != nil || scanning.passed != scanFew {
 		t.Errorf("no message is found: up to %d, and more: %t, %v", scanning.passed, more, err)
