@@ -66,7 +66,7 @@ func (s *servers) ask(ctx context.Context) {
 			s.mu.Lock()
 			known := s.all[u] != nil
 			s.mu.Unlock()
-			if !known {
+			if !known && ctx.Err() == nil { // a stop waits for one that says nothing, not for one after the other
 				s.add(ctx, u)
 			}
 		}

@@ -336,6 +336,22 @@ func TestForgetServers(t *testing.T) {
 	within(t, "its connection is closed", gone.IsClosed)
 }
 
+// A node that stops connects to no more servers: each that says nothing would hold it up for as long as connecting may take.
+func TestStopConnectsToNoMoreServers(t *testing.T) {
+	o := Options{Name: "a", NATS: natstest.Start(t, &server.Options{}).ClientURL()}
+	nc, err := o.connect("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s := servers{o: o, main: nc}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s.ask(ctx); len(s.all) > 0 {
+		t.Errorf("it connected to %d", len(s.all))
+	}
+}
+
 // A connection that breaks and is made again ends no hand-over; one whose server is gone does.
 func TestConnectsSoon(t *testing.T) {
 	ns := natstest.Start(t, &server.Options{})
