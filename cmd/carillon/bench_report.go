@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"os"
@@ -55,7 +56,10 @@ SVG file, too, to be shown elsewhere.`,
 				_, err := page.WriteTo(a.stdout)
 				return err
 			}
-			if err := os.WriteFile(output, page.Bytes(), 0o644); err != nil {
+			if err := writeWhole(output, func(w *bufio.Writer) error {
+				_, err := page.WriteTo(w)
+				return err
+			}); err != nil {
 				return err
 			}
 			if a.json {

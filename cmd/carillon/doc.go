@@ -9,8 +9,8 @@
 // root package's client, and the engine is in engine/node.
 //
 // A reading order: main.go (signals and the exit code), root.go (Run, the tree of commands, how errors
-// are told), connect.go (the flags and environment of the nats CLI), output.go (tables and JSON), then
-// one file a command: job_put.go is carillon job put.
+// are told), connect.go (the flags and environment of the nats CLI), output.go (tables and JSON),
+// file.go (files that are whole or not there), then one file a command: job_put.go is carillon job put.
 //
 // The tree is built with spf13/cobra and not with the standard library's flag: subcommands two deep,
 // flags in any order with arguments, a help page with examples for each, suggestions for mistyped names

@@ -3,21 +3,13 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
 func newJobExportCommand(a *app) *cobra.Command {
@@ -53,82 +45,6 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 	l.flags(c)
 	c.Flags().VarP((*filled)(&output), "output", "o", "`file` to write (default standard output)")
 	return c
-}
-
-// writeWhole writes a file so that what was there stays until the new one is whole. What is no file, such as a pipe, is
-// written as it is.
-func writeWhole(name string, write func(*bufio.Writer) error) error {
-	var mode fs.FileMode
-	switch there, err := filepath.EvalSymlinks(name); {
-	case err == nil:
-		name = there
-		info, err := os.Stat(there)
-		if err != nil {
-			return err
-		}
-		if !info.Mode().IsRegular() {
-			f, err := os.Create(there)
-			if err != nil {
-				return err
-			}
-			return cmp.Or(flushed(f, write), f.Close())
-		}
-		mode = info.Mode().Perm()
-	case !errors.Is(err, fs.ErrNotExist):
-		return err
-	}
-	// Of two at once the first would put in place what the second has written so far. Where a file system knows no locks, nobody
-	// is kept out.
-	switch lock, err := filelock.Take(name + partEnd + ".lock"); {
-	case errors.Is(err, filelock.ErrTaken):
-		return fmt.Errorf("write %s: %w", name, err)
-	case err == nil:
-		defer lock.Close()
-		defer os.Remove(lock.Name()) // one that stays is taken by the next
-	}
-	return replace(vfs.Default, name, func(w *bufio.Writer) error {
-		if mode != 0 { // who may not read the old one may not read the new one either
-			if err := os.Chmod(name+partEnd, mode); err != nil {
-				return err
-			}
-		}
-		return write(w)
-	})
-}
-
-// partEnd is the end of the name of a file that is not whole yet.
-const partEnd = ".part"
-
-// replace writes a file beside the one that is meant and puts it in its place once it is on disk: not even a loss of power
-// leaves half of one there.
-func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
-	f, err := files.Create(name+partEnd, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return err
-	}
-	if err = flushed(f, write); err == nil {
-		err = f.Sync()
-	}
-	if err = cmp.Or(err, f.Close()); err == nil {
-		err = files.Rename(name+partEnd, name)
-	}
-	if err != nil {
-		return errors.Join(err, files.Remove(name+partEnd))
-	}
-	dir, err := files.OpenDir(filepath.Dir(name))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// flushed writes through a buffer.
-func flushed(to io.Writer, write func(*bufio.Writer) error) error {
-	w := bufio.NewWriter(to)
-	if err := write(w); err != nil {
-		return err
-	}
-	return w.Flush()
 }
 
 func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer) error {
