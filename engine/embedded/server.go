@@ -393,6 +393,19 @@ func (s *Server) Health() error {
 	return fmt.Errorf("embedded: nats-server: %s: %s", h.Status, h.Error)
 }
 
+// StreamHealth is Health of one stream, whatever is wrong with those of others. In a cluster it says nothing.
+func (s *Server) StreamHealth(name string) error {
+	if s.clustered {
+		return nil
+	}
+	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true}).Errors {
+		if e.Type == server.HealthzErrorStream && e.Stream == name {
+			return fmt.Errorf("embedded: nats-server: %s", e.Error)
+		}
+	}
+	return nil
+}
+
 // ClientURL is where clients connect, with the port that was chosen; meaningful after Listen.
 func (s *Server) ClientURL() string { return s.ns.ClientURL() }
 

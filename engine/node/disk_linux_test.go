@@ -197,6 +197,27 @@ func TestDiskFull(t *testing.T) {
 	r.stop(t)
 }
 
+// A disk that is full for a moment while nothing is due: no tick finds out that the log takes nothing any more, and who comes
+// next, maybe hours before one, is answered all the same.
+func TestDiskFullAtRest(t *testing.T) {
+	dir, ok := smalldisk.Mount(t, 64)
+	if !ok {
+		return
+	}
+	r := run(t, diskOptions(dir))
+	nc := dial(t, r.NATS)
+	put(t, carillon.Connect(nc), carillon.Job{ID: "far", Schedule: "@yearly"})
+	drop := smalldisk.Fill(t, dir, 0)
+	command := &nats.Msg{Subject: "carillon.cmd.put.far", Data: make([]byte, 100<<10)} // malformed, and stored like any other
+	if m, err := nc.RequestMsg(command, 100*time.Millisecond); err == nil {
+		t.Fatalf("a full disk took it: %s", m.Data)
+	}
+	drop()
+	r.again(t)
+	put(t, carillon.Connect(nc, carillon.WithTimeout(20*time.Second)), carillon.Job{ID: "far", Schedule: "@daily"})
+	r.stop(t)
+}
+
 // fillable is the file system of a disk that takes nothing more while it is full.
 func fillable() (fs vfs.FS, full *atomic.Bool) {
 	full = new(atomic.Bool)

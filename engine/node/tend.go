@@ -133,12 +133,17 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 // freeBytes is the room on a directory's disk.
 var freeBytes = streams.FreeBytes
 
-// watchDisk keeps an eye on the room that is left. Nothing waits for it: a disk that stands still may not answer, and others are
-// to hear of that (stuck).
+// watchDisk keeps an eye on the room that is left, and on whether the log could be written: with no tick due for long, nobody else
+// finds out. Nothing waits for it: a disk that stands still may not answer, and others are to hear of that (stuck).
 func (n *Node) watchDisk(context.Context) error {
 	free, err := freeBytes(n.o.Data)
 	if err != nil {
 		return err
+	}
+	if n.server != nil {
+		if err := n.server.StreamHealth(n.streams.Log.Name()); err != nil {
+			return fmt.Errorf("%w: %w", errDisk, err)
+		}
 	}
 	n.refuseJobs.Store(free < n.o.FreeForJobs)
 	n.tellDisk()
