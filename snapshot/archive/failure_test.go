@@ -392,6 +392,37 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// A disk that fails once a restored directory is in its place: nobody is told of a restore that failed, and then of the directory
+// in the way of the next, without a word that it is whole.
+func TestRestoreInPlace(t *testing.T) {
+	mem, before, _ := scene(t)
+	for _, c := range []struct {
+		dir  string
+		kind errorfs.OpKind
+		path string
+		want string // of the error; "": none
+	}{
+		{"a/new", errorfs.OpOpenDir, "a", "a/new is whole, but may be gone again after a loss of power: "},
+		{"b/new", errorfs.OpRemove, "b/new/" + restoring, ""},
+	} {
+		disk := faultfs.Wrap(mem, func(op errorfs.Op) error {
+			if op.Kind == c.kind && op.Path == c.path {
+				return syscall.EIO
+			}
+			return nil
+		})
+		_, err := Restore(t.Context(), OpenDir(mem, "archive"), "", c.dir, RestoreOptions{FS: disk})
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || !errors.Is(err, syscall.EIO)) {
+			t.Errorf("%s: %v, want %q", c.dir, err, c.want)
+		}
+		got, err := restored(mem, c.dir, 2)
+		must(t, err)
+		if d := cmp.Diff(before, got); d != "" {
+			t.Errorf("%s: %s", c.dir, d)
+		}
+	}
+}
+
 // On a real full disk: a save and a restore fail, and work once there is room.
 func TestSmallDisk(t *testing.T) {
 	disk, ok := smalldisk.Mount(t, 8)

@@ -179,7 +179,7 @@ func abandon(fsys vfs.FS, tmp string) {
 }
 
 // commit puts what was built in place. The lock's file goes along, and stays behind as an empty file if the process
-// ends before it is removed.
+// ends before it is removed, or it cannot be.
 func commit(fsys vfs.FS, tmp, dir string) error {
 	if err := syncDir(fsys, tmp); err != nil {
 		return err
@@ -194,9 +194,10 @@ func commit(fsys vfs.FS, tmp, dir string) error {
 		return err
 	}
 	if err := syncAbove(fsys, dir); err != nil {
-		return err
+		return fmt.Errorf("snapshot archive: %s is whole, but may be gone again after a loss of power: %w", dir, err)
 	}
-	return fsys.Remove(fsys.PathJoin(dir, restoring))
+	_ = fsys.Remove(fsys.PathJoin(dir, restoring))
+	return nil
 }
 
 // restorer is a restore under way.
