@@ -331,6 +331,7 @@ func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, err
 	own := []nats.Option{
 		nats.InProcessServer(s.ns),
 		nats.Name("carillon engine"),
+		nats.Timeout(time.Minute), // nobody is away here: what takes more than the library's two seconds has a busy machine
 		nats.CustomInboxPrefix(inboxPrefix),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(50 * time.Millisecond),

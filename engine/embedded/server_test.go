@@ -71,6 +71,42 @@ func engine(t *testing.T, s *Server) *nats.Conn {
 	return nc
 }
 
+// patient is the way into a server, and notes for how long its answers are waited for.
+type patient struct {
+	*server.Server
+	longest time.Duration
+}
+
+func (p *patient) InProcessConn() (net.Conn, error) {
+	c, err := p.Server.InProcessConn()
+	return &patientConn{c, p}, err
+}
+
+type patientConn struct {
+	net.Conn
+	of *patient
+}
+
+func (c *patientConn) SetDeadline(at time.Time) error {
+	c.of.longest = max(c.of.longest, time.Until(at))
+	return c.Conn.SetDeadline(at)
+}
+
+// A server in the same process that answers late has a machine that is busy, which is nothing for an engine to end over.
+func TestConnectIsPatient(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{Dir: t.TempDir()})
+	way := &patient{Server: s.ns}
+	nc, err := s.Connect(nats.InProcessServer(way))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	if way.longest < time.Minute/2 {
+		t.Errorf("the server's answer is waited for for %s", way.longest)
+	}
+}
+
 func client(t *testing.T, s *Server, opts ...nats.Option) *nats.Conn {
 	t.Helper()
 	if err := s.Listen(); err != nil {
