@@ -86,7 +86,10 @@ func writePictures(dir string, runs []report.Run) error {
 		return err
 	}
 	for _, p := range all {
-		if err := os.WriteFile(filepath.Join(dir, p.Name), p.SVG, 0o644); err != nil {
+		if err := writeWhole(filepath.Join(dir, p.Name), func(w *bufio.Writer) error {
+			_, err := w.Write(p.SVG)
+			return err
+		}); err != nil {
 			return err
 		}
 	}
