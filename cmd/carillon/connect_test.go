@@ -100,6 +100,17 @@ func TestConnectThroughout(t *testing.T) {
 	}
 }
 
+// A user without a password is a token.
+func TestConnectWithToken(t *testing.T) {
+	url := natstest.Start(t, &natsserver.Options{Authorization: "token"}).ClientURL()
+	if !connects(t, "--server", url, "--user", "token") {
+		t.Error("the token is not let in")
+	}
+	if connects(t, "--server", url, "--user", "other") || connects(t, "--server", url, "--user", "token", "--password", "token") {
+		t.Error("somebody else is let in")
+	}
+}
+
 func TestConnectWithNKey(t *testing.T) {
 	pair, err := nkeys.CreateUser()
 	user, public := key(t, pair, err)

@@ -47,14 +47,88 @@ func TestDumpOfDirectoryIsInterrupted(t *testing.T) {
 	}
 }
 
-func TestDumpDisk(t *testing.T) {
-	r := engine.Record{Seq: 7, Subject: "carillon.log.0.disk", Data: engine.Disk{Epoch: 300, Low: true}.Encode()}
-	e := engine.Layout{Prefix: "carillon", Partitions: 1}.Decode(&r)
-	if kind, says := kindName(&e), details(&r, &e); kind != "disk" || says != "epoch=300 low=true" {
-		t.Errorf("%s %s", kind, says)
+// What a record says is told as text and as JSON, also of kinds and members that few logs have.
+func TestDumpLines(t *testing.T) {
+	at := time.Date(2027, 1, 15, 9, 0, 0, 0, time.UTC)
+	ms := at.UnixMilli()
+	layout := engine.Layout{Prefix: "carillon", Partitions: 8}
+	restored := engine.Pack(&carillon.Job{ID: "a", Schedule: "@daily"}, nil, "")
+	restored.Paused, restored.State = true, &engine.JobState{Version: 3, Accepted: ms, From: ms + 1000, Last: ms + 500, Fires: 7, Skipped: 2}
+	for what, c := range map[string]struct {
+		record       engine.Record
+		line, inJSON string
+	}{
+		"disk": {
+			engine.Record{Subject: "carillon.log.0.disk", Data: engine.Disk{Epoch: 300, Low: true}.Encode()},
+			"0  disk     epoch=300 low=true", `"kind":"disk","partition":0,"disk_low":true}`,
+		},
+		"claim": {
+			engine.Record{
+				Subject: "carillon.log.2.claim",
+				Data:    engine.Claim{Node: "n", Logic: 4, TZData: "2026a", RetentionMS: 5, CompletedMax: 6}.Encode(),
+			},
+			`2  claim    node="n" logic=4 tzdata=2026a`,
+			`"kind":"claim","partition":2,"claim":{"node":"n","logic":4,"tzdata":"2026a","retention_ms":5,"completed_max":6}}`,
+		},
+		"ticks": {
+			engine.Record{Subject: "carillon.log._.tick", Data: engine.EncodeTicks([]engine.Tick{
+				{Partition: 1, To: ms, Epoch: 9, Limit: 10, Acked: engine.Acked{Output: 4, Seq: 5}},
+				{Partition: 3, To: ms, Epoch: 8, Limit: 11, Mark: engine.Mark{Position: 6, Digest: 0xabc}},
+			})},
+			"_  tick     p=1 to=2027-01-15T09:00:00.000Z epoch=9 limit=10 acked=4@5; " +
+				"p=3 to=2027-01-15T09:00:00.000Z epoch=8 limit=11 acked=0@0 mark=abc@6",
+			`"kind":"tick","ticks":[` +
+				`{"partition":1,"to":"2027-01-15T09:00:00.000Z","epoch":9,"limit":10,"acked_output":4,"acked_sequence":5},` +
+				`{"partition":3,"to":"2027-01-15T09:00:00.000Z","epoch":8,"limit":11,"acked_output":0,"acked_sequence":0,` +
+				`"mark_position":6,"mark_digest":"abc"}]}`,
+		},
+		"a restored job": {
+			engine.Record{Subject: "carillon.log.1.import", Data: engine.EncodePack([]engine.PackedJob{restored})},
+			`1  import   a  {"schedule":"@daily"}`,
+			`"jobs":[{"job":"a","paused":true,"state":{"version":3,"accepted":"2027-01-15T09:00:00.000Z","from":"2027-01-15T09:00:01.000Z",` +
+				`"last_scheduled":"2027-01-15T09:00:00.500Z","fires":7,"skipped":2},"body":"{\"schedule\":\"@daily\"}"}]}`,
+		},
+		"a restored job that never fired": {
+			engine.Record{
+				Subject: "carillon.log.1.import",
+				Data:    engine.EncodePack([]engine.PackedJob{{ID: "a", State: &engine.JobState{From: 1}, Spec: restored.Spec}}),
+			},
+			`1  import   a  {"schedule":"@daily"}`,
+			`"from":"1970-01-01T00:00:00.001Z","fires":0,"skipped":0},"body":"{\"schedule\":\"@daily\"}"}]}`,
+		},
+		"healed": {
+			engine.Record{Subject: "carillon.log._.heal", Data: engine.EncodeHeal(&engine.Record{Seq: 5, Subject: "carillon.log.1.delete.a"})},
+			"1  delete   a (healed: was 5)", `"kind":"delete","healed_sequence":5,"partition":1,"job":"a"}`,
+		},
+		"garbage": {
+			engine.Record{Subject: "carillon.log.9.disk", Data: []byte{0xff}},
+			`_  garbage  carillon.log.9.disk  "\xff"`, `"kind":"garbage","body_base64":"/w=="}`,
+		},
+	} {
+		c.record.Seq, c.record.Time = 7, at.UnixNano()
+		for _, asJSON := range []bool{false, true} {
+			var out bytes.Buffer
+			d := &dumper{app: &app{stdout: &out, json: asJSON}, layout: layout, partition: everyPartition}
+			if err := d.show(&c.record); err != nil {
+				t.Fatal(err)
+			}
+			want := "7  2027-01-15T09:00:00.000Z  " + c.line
+			if asJSON {
+				want = c.inJSON
+			}
+			if got := strings.TrimSuffix(out.String(), "\n"); !strings.HasSuffix(got, want) || !asJSON && got != want {
+				t.Errorf("%s is shown as\n%s, want\n%s", what, got, want)
+			}
+		}
 	}
-	if line := newRecordLine(&r, &e); line.Kind != "disk" || line.DiskLow == nil || !*line.DiskLow || line.Base64 != "" {
-		t.Errorf("%+v", line)
+	// A tick concerns the partitions in it.
+	ticks := engine.Record{Seq: 1, Subject: "carillon.log._.tick", Data: engine.EncodeTicks([]engine.Tick{{Partition: 1}, {Partition: 3}})}
+	for partition, shown := range map[int]bool{0: false, 1: true, 3: true} {
+		var out bytes.Buffer
+		d := &dumper{app: &app{stdout: &out}, layout: layout, partition: partition}
+		if err := d.show(&ticks); err != nil || (out.Len() > 0) != shown {
+			t.Errorf("of partition %d %q is shown, %v", partition, out.String(), err)
+		}
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/bench"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/filelock"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
@@ -217,6 +218,106 @@ func startWatch(ctx context.Context, url string) (lines *bufio.Scanner, ended <-
 	return bufio.NewScanner(r), code, errOut
 }
 
+// TestRefusedAtOnce is wrong usage of several flags together, or of a value, which is told before anybody is asked.
+func TestRefusedAtOnce(t *testing.T) {
+	t.Setenv("NATS_URL", "nats://127.0.0.1:1")
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte(`{}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for line, says := range map[string]string{
+		"job put a -f FILE --label x=1":                                    "cannot stand beside it",
+		"job put a -f FILE --payload 1":                                    "cannot stand beside it",
+		"job put a --owner \xff":                                           "is not UTF-8",
+		"job put a --label x=\xff":                                         "is not UTF-8",
+		"log dump --partition -2":                                          "--partition is -2",
+		"snapshot prune DIR --keep -1":                                     "--keep is at least 1",
+		"snapshot prune DIR --older-than -1h":                              "--older-than is not negative",
+		"snapshot restore DIR --data new --partitions -1":                  "--partitions is 1 to",
+		"snapshot restore DIR --data new --log DIR":                        "--to-time and --log go together",
+		"snapshot restore DIR -s x --partitions 4":                         "go with --data",
+		"snapshot restore DIR -s x --to-time TIME --log L":                 "go with --data",
+		"snapshot restore DIR --data new --to-time TIME --log L --owner a": "--to-time restores all jobs",
+		"status --watch --every 0s":                                        "--every is 0s",
+		"work a b --name n -- sh":                                          "give one topic",
+		"work --name n -- sh":                                              "give one topic",
+		"work a --name n --prepare -- sh":                                  "--prepare runs no command",
+	} {
+		args := strings.Fields(strings.NewReplacer("FILE", file, "DIR", filepath.Dir(file), "TIME", "2027-01-15T09:00:00Z").Replace(line))
+		if code, out, errOut := run(t, args...); code != exitUsage || out != "" || !strings.Contains(errOut, says) {
+			t.Errorf("%s: %d, %q, %q, want %q", line, code, out, errOut, says)
+		}
+	}
+	if code, _, errOut := run(t, "snapshot", "list", file); code != exitFailure || !strings.Contains(errOut, file+" is no directory") {
+		t.Errorf("%d, %s", code, errOut)
+	}
+	if err := os.Truncate(file, maxLine+1); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errOut := run(t, "job", "put", "a", "-f", file)
+	if code != exitFailure || !strings.HasPrefix(errOut, "carillon: payload_too_large: ") {
+		t.Errorf("%d, %s", code, errOut)
+	}
+}
+
+// A selection of which not all is known to be changed is a failure, with the counts.
+func TestSelectionFails(t *testing.T) {
+	url := natstest.Start(t, &natsserver.Options{}).ClientURL()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.Subscribe("carillon.api.pause", func(m *nats.Msg) {
+		if err := m.Respond((&carillon.SelectionReply{Matched: 5, Changed: 2, Unchanged: 1, Failed: 2}).AppendJSON(nil)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errOut := run(t, "-s", url, "job", "pause", "--owner", "acme")
+	const want = "5 selected, 2 paused, 1 were so or gone already, 2 failed\n"
+	if code != exitFailure || out != want || !strings.HasPrefix(errOut, "carillon: unavailable: of 2 jobs ") {
+		t.Errorf("%d, %s%s", code, out, errOut)
+	}
+}
+
+// TestTell shows what a bench came to, also where it ended early, and makes a failure of what it did not show.
+func TestTell(t *testing.T) {
+	figures := bench.Figures{{Name: "a_ms", Value: 1}}
+	early := errors.New("ended early")
+	for what, c := range map[string]struct {
+		r         bench.Result
+		err, want error
+		shown     bool
+	}{
+		"it was shown":    {r: bench.Result{Figures: figures}, shown: true},
+		"a missed target": {r: bench.Result{Figures: figures, Targets: []bench.Target{{Figure: "a_ms"}}}, want: errMissed, shown: true},
+		"a failed check":  {r: bench.Result{Figures: figures, Checks: &bench.Checks{Missing: 1}}, want: errMissed, shown: true},
+		"ended early":     {r: bench.Result{Figures: figures}, err: early, want: early, shown: true},
+		"ended at once":   {err: early, want: early},
+	} {
+		for _, asJSON := range []bool{false, true} {
+			var out bytes.Buffer
+			a := &app{stdout: &out, json: asJSON}
+			if err := a.tell(c.r, c.err); !errors.Is(err, c.want) || c.want == nil && err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			got := out.String()
+			if strings.Contains(got, "a_ms") != c.shown || strings.HasPrefix(got, "{") != (asJSON && c.shown) {
+				t.Errorf("%s: it shows %q", what, got)
+			}
+			if asJSON && c.shown && strings.Contains(got, "ended early") != (c.err != nil) {
+				t.Errorf("%s: it shows %q", what, got)
+			}
+
+		}
+	}
+}
+
 // TestWatchEvents sees a rejection and a trigger that were made after the watch said it was there.
 func TestWatchEvents(t *testing.T) {
 	url := startEngine(t)
@@ -293,6 +394,59 @@ func TestStatusWatch(t *testing.T) {
 	}
 	if code := <-ended; code != exitOK || errOut.Len() > 0 || looks < 3 {
 		t.Errorf("after %d looks it ended with %d, %q", looks, code, errOut.String())
+	}
+}
+
+// TestStatusTells what is wrong, and rates between two looks only where both are known.
+func TestStatusTells(t *testing.T) {
+	at := time.Date(2027, 1, 15, 9, 0, 0, 0, time.UTC)
+	before := carillon.StatusReply{
+		Time: at, Nodes: []carillon.NodeStatus{{Node: "a", Position: 1000}},
+		Partitions: []carillon.PartitionStatus{{Outputs: 500}, {Partition: 1, Outputs: 500}},
+	}
+	r := carillon.StatusReply{
+		Node: "a", Time: at.Add(2 * time.Second), Problems: []string{"one", "two"},
+		Nodes: []carillon.NodeStatus{
+			{Node: "a", State: carillon.NodeLive, Position: 1100, ClockOffset: clockWarning},
+			{Node: "b", State: carillon.NodeSilent, Position: 1000, ClockOffset: -1500},
+		},
+		Partitions: []carillon.PartitionStatus{
+			{Outputs: 520, Skipped: map[string]uint64{"misfire": 3, "until": 4}},
+			{Partition: 1, Outputs: 400, Stopped: "lost"},
+			{Partition: 2, Outputs: 60},
+		},
+	}
+	for _, c := range []struct {
+		before *carillon.StatusReply
+		lines  []string
+	}{
+		{nil, []string{
+			"node a, not ready: one; two", "a live - 0 0 0 1100 0 - 100 ms", "b silent - 0 0 0 1000 0 - -1500 ms",
+			"warning: the clock of b is 1.5 s off that of the streams; see to its time synchronization",
+			"0 - - 0 0 0 0 0 520 0 0 0.0 ms 0 7 -", "1 - - 0 0 0 0 0 400 0 0 0.0 ms 0 0 lost",
+		}},
+		{&before, []string{
+			"a live - 0 0 0 1100 0 50 100 ms", "b silent - 0 0 0 1000 0 - -1500 ms",
+			"0 - - 0 0 0 0 0 520 0 10 0 0.0 ms 0 7 -", "1 - - 0 0 0 0 0 400 0 - 0 0.0 ms 0 0 lost", "2 - - 0 0 0 0 0 60 0 30 0 0.0 ms 0 0 -",
+		}},
+		{&r, []string{"a live - 0 0 0 1100 0 - 100 ms", "0 - - 0 0 0 0 0 520 0 - 0 0.0 ms 0 7 -"}}, // no time has passed
+	} {
+		var out bytes.Buffer
+		if err := (&app{stdout: &out}).printStatus(&r, c.before); err != nil {
+			t.Fatal(err)
+		}
+		var lines []string
+		for line := range strings.Lines(out.String()) {
+			lines = append(lines, strings.Join(strings.Fields(line), " "))
+		}
+		for _, line := range c.lines {
+			if !slices.Contains(lines, line) {
+				t.Errorf("%q is not shown in\n%s", line, out.String())
+			}
+		}
+		if n := strings.Count(out.String(), "warning"); n != 1 {
+			t.Errorf("%d warnings are shown", n)
+		}
 	}
 }
 

@@ -155,6 +155,27 @@ func TestBlocksProgressIsSilentOffTerminals(t *testing.T) {
 	}
 }
 
+// What failed is counted and the first of it kept, and a service that does not answer is not asked for the other jobs. What was not
+// sent has not failed.
+func TestPutBackCounts(t *testing.T) {
+	var p putBack
+	unsent := carillon.RestoreFailure{ID: "a", Err: context.Canceled}
+	p.take(carillon.Restored{Jobs: 5, Imported: 3, Unchanged: 1, Failed: []carillon.RestoreFailure{unsent}})
+	if p.Restored != 3 || p.WereThere != 1 || p.Failed != 0 || p.first != nil || p.offline {
+		t.Errorf("%+v", p)
+	}
+	p.take(carillon.Restored{Imported: 1, Failed: []carillon.RestoreFailure{unsent, {ID: "b", Err: errors.New("no room")}}})
+	if p.offline {
+		t.Error("a service that refuses a job is taken for one that is gone")
+	}
+	p.take(carillon.Restored{Unchanged: 1, Failed: []carillon.RestoreFailure{
+		{ID: "c", Err: &carillon.Error{Code: carillon.CodeUnavailable}}, {ID: "d", Err: errors.New("late")},
+	}})
+	if p.Restored != 4 || p.WereThere != 2 || p.Failed != 3 || p.first == nil || p.first.Error() != "b: no room" || !p.offline {
+		t.Errorf("%+v", p)
+	}
+}
+
 // A restore into a service that was interrupted says how it goes on, and does so: not from a snapshot that was saved meanwhile,
 // of a service with some of the jobs, and not refused for those that it has put itself.
 func TestRestoreGoesOn(t *testing.T) {
