@@ -390,7 +390,7 @@ func drawJSON(t *rapid.T) []byte {
 	var b []byte
 	var err error
 	if rapid.Bool().Draw(t, "indented") {
-		b, err = json.MarshalIndent(v, "\t", " ")
+		b, err = json.MarshalIndent([]any{v}, "\t", " ") // of several lines, whatever v is
 	} else {
 		b, err = json.Marshal(v)
 	}
