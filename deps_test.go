@@ -126,21 +126,11 @@ func TestRoomsImportOnlyWhatTheyMay(t *testing.T) {
 
 func (r rule) banned(path string) (why string, banned bool) {
 	for root, why := range r.never {
-		if under(path, root) && !r.named(path) {
+		if under(path, root) {
 			return why, true
 		}
 	}
 	return "", false
-}
-
-// named tells whether the rule allows a path by its very name.
-func (r rule) named(path string) bool {
-	for _, m := range r.may {
-		if path == qualified(m) {
-			return true
-		}
-	}
-	return false
 }
 
 func (r rule) allows(path string) bool {
