@@ -163,6 +163,12 @@ func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Se
 		}
 	}
 	other := &town{t: w.t, seq: w.seq, now: w.now}
+	var newest Claim
+	for _, s := range states {
+		if newest.Node == "" || s.machine.claim.newer(newest) {
+			newest = s.machine.claim
+		}
+	}
 	stateOf, _ := r.States()
 	for i, state := range stateOf {
 		if specs, jobs := len(rooms[i][roomSpecs]), len(rooms[i][roomIDs]); specs != jobs {
@@ -192,6 +198,9 @@ func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Se
 		m, err := opened(Layout{"carillon", partitions}, i, table.View())
 		if err != nil {
 			w.t.Fatalf("partition %d of %d: %v", i, partitions, err)
+		}
+		if m.claim != newest || m.epoch == 0 {
+			w.t.Errorf("partition %d of %d goes by %+v, epoch %d; it was %+v", i, partitions, m.claim, m.epoch, newest)
 		}
 		other.ms = append(other.ms, m)
 	}
