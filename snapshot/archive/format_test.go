@@ -143,7 +143,9 @@ func FuzzReadBlock(f *testing.F) {
 }
 
 func FuzzManifest(f *testing.F) {
-	f.Add([]byte(`{"format":1,"time":"2027-01-15T08:00:00.123Z","versions":{},"prefix":"","partitions":[{"partition":0,"position":1,"state":"","rooms":[{"room":"w","pairs":1,"raw_bytes":2,"blocks":[{"sha256":"00"}]}]}]}`))
+	const short = `{"format":1,"time":"2027-01-15T08:00:00.123Z","versions":{},"prefix":"","partitions":[{"partition":0,"position":1,"state":"","rooms":[{"room":"w","pairs":1,"raw_bytes":2,"blocks":[{"sha256":"00"}]}]}]}`
+	f.Add([]byte(short))
+	f.Add([]byte(strings.Replace(short, `"00"`, `"`+blockSum(nil)+`"`, 1))) // is read, and its blocks
 	f.Fuzz(func(t *testing.T, body []byte) {
 		sum := blockSum(body)
 		text := manifestHead + sum + manifestMid + string(body) + manifestTail
