@@ -250,8 +250,9 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		go func() { n.end(c, n.passOn(c, p)) }()
 		return
 	}
+	began := time.Now()
 	if err == nil {
-		err = n.requests.congestion.admits(n.requests.calls.Load())
+		err = n.requests.congestion.admits(began, n.requests.calls.Load())
 	}
 	if err == nil {
 		err = n.check(c, verb)
@@ -261,7 +262,6 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		n.end(c, err)
 		return
 	}
-	began := time.Now()
 	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
 		p.unanswered.Add(-1)
 		now := time.Now()

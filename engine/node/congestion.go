@@ -20,10 +20,12 @@ type congestion struct {
 	slow     bool      // at the end of the look before
 	from     time.Time // the present look's first answer; zero before that
 	answered int       // since then
+	noted    time.Time // the latest answer
 }
 
 const (
 	congestionLook = 500 * time.Millisecond
+	congestionOver = 10 * time.Second // without an answer: whoever comes then finds nobody before him
 	slowAnswer     = 2 * time.Second
 	leastCalls     = 256
 )
@@ -36,6 +38,7 @@ func (c *congestion) note(now time.Time, took time.Duration, err *carillon.Error
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.noted = now
 	if c.from.IsZero() {
 		c.from = now
 	}
@@ -60,9 +63,12 @@ func (c *congestion) note(now time.Time, took time.Duration, err *carillon.Error
 }
 
 // admits refuses a command where the requests in progress, itself included, are too many.
-func (c *congestion) admits(calls int64) error {
+func (c *congestion) admits(now time.Time, calls int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.most > 0 && now.Sub(c.noted) > congestionOver {
+		c.most, c.slow, c.from, c.answered = 0, false, time.Time{}, 0
+	}
 	if c.most == 0 || calls <= int64(c.most) {
 		return nil
 	}

@@ -20,10 +20,10 @@ func TestCongestion(t *testing.T) {
 	}
 	takes := func(what string, most int64) {
 		t.Helper()
-		if err := c.admits(most); err != nil {
+		if err := c.admits(now, most); err != nil {
 			t.Errorf("%s: the %dth is refused: %v", what, most, err)
 		}
-		err := c.admits(most + 1)
+		err := c.admits(now, most+1)
 		if most < maxCalls && !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
 			t.Errorf("%s: one more than %d is taken: %v", what, most, err)
 		}
@@ -51,6 +51,11 @@ func TestCongestion(t *testing.T) {
 
 	answer(time.Millisecond, 1000, 3*time.Second, &carillon.Error{Code: carillon.CodeLimitExceeded})
 	takes("the log had no room", maxCalls)
+
+	answer(10*time.Millisecond, 200, 5*time.Second, nil)
+	takes("slow again", leastCalls)
+	now = now.Add(congestionOver + time.Second)
+	takes("nobody asked for ten seconds", maxCalls)
 
 	// A stall of three seconds, at its end two thousand answers at once, and the next ones are quick.
 	now = now.Add(3 * time.Second)
