@@ -394,17 +394,18 @@ func (s *Server) Health() error {
 	return fmt.Errorf("embedded: nats-server: %s: %s", h.Status, h.Error)
 }
 
-// StreamHealth is Health of one stream, whatever is wrong with those of others. In a cluster it says nothing.
-func (s *Server) StreamHealth(name string) error {
+// Ill is what is wrong with each stream, by its name, in whatever account. In a cluster it says nothing.
+func (s *Server) Ill() map[string]string {
 	if s.clustered {
 		return nil
 	}
+	ill := make(map[string]string)
 	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true}).Errors {
-		if e.Type == server.HealthzErrorStream && e.Stream == name {
-			return fmt.Errorf("embedded: nats-server: %s", e.Error)
+		if e.Type == server.HealthzErrorStream {
+			ill[e.Stream] = e.Error
 		}
 	}
-	return nil
+	return ill
 }
 
 // ClientURL is where clients connect, with the port that was chosen; meaningful after Listen.

@@ -204,16 +204,27 @@ func TestDiskFullAtRest(t *testing.T) {
 	if !ok {
 		return
 	}
-	r := run(t, diskOptions(dir))
+	o := diskOptions(dir)
+	o.LogMaxBytes = 16 << 20 // room for another stream
+	r := run(t, o)
 	nc := dial(t, r.NATS)
 	put(t, carillon.Connect(nc), carillon.Job{ID: "far", Schedule: "@yearly"})
-	drop := smalldisk.Fill(t, dir, 0)
-	command := &nats.Msg{Subject: "carillon.cmd.put.far", Data: make([]byte, 100<<10)} // malformed, and stored like any other
-	if m, err := nc.RequestMsg(command, 100*time.Millisecond); err == nil {
-		t.Fatalf("a full disk took it: %s", m.Data)
+	if _, err := jetStream(t, nc).CreateStream(t.Context(), jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"other"}, MaxBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
 	}
-	drop()
+	fail := func(subject string) {
+		t.Helper()
+		defer smalldisk.Fill(t, dir, 0)()
+		if m, err := nc.RequestMsg(&nats.Msg{Subject: subject, Data: make([]byte, 100<<10)}, 100*time.Millisecond); err == nil {
+			t.Fatalf("a full disk took it: %s", m.Data)
+		}
+	}
+	fail("other")
+	notReady(t, r.HTTP, "OTHER' write error: ") // and nothing else stands still for it
+	put(t, carillon.Connect(nc), carillon.Job{ID: "near", Schedule: "@daily"})
+	fail("carillon.cmd.put.far") // malformed, and stored like any other
 	r.again(t)
+	ready(t, r)
 	put(t, carillon.Connect(nc, carillon.WithTimeout(20*time.Second)), carillon.Job{ID: "far", Schedule: "@daily"})
 	r.stop(t)
 }

@@ -10,7 +10,8 @@
 //     overdue.go (answers that are late), foreign.go (who else writes into the output streams).
 //   - On a timer: tend.go (outputs made durable, the disk watched), checkpoints.go and trim.go (when the job table is written, and
 //     the log cut), filling.go (how a log stream is kept from becoming full), residence.go (which jobs are in memory), holding.go
-//     (for how long a partition waits for what is done beside it), memory.go with trim_c.go, shapes.go (streams that were edited).
+//     (for how long a partition waits for what is done beside it), memory.go with trim_c.go, shapes.go (streams that were edited),
+//     stopped.go (streams that could not be written).
 //   - Requests: api.go, congestion.go (how many commands are taken), selection.go, tenant.go, import.go and replies.go (their way into
 //     the log, and their answers), list.go, ahead.go (what is read for them beside a partition, of its table.go), status.go and nodes.go,
 //     version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).

@@ -51,6 +51,7 @@ type Node struct {
 	streams   *streams.Streams
 	outputs   []*streams.FileSync // of the embedded server's output streams, by partition
 	shapes    shapes              // of the streams
+	stopped   stopped             // streams of the embedded server
 
 	// How far the log is.
 	anew      bool          // this node starts with nothing: it takes its partitions from other nodes

@@ -130,6 +130,7 @@ func (n *Node) problems() []string {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
 	list = append(list, n.shapes.problems()...)
+	list = append(list, n.stopped.problems()...)
 	list = append(list, n.muted()...)
 	list = append(list, n.joined.unserved()...)
 	list = append(list, n.toFollow(n.view())...)

@@ -141,9 +141,11 @@ func (n *Node) watchDisk(context.Context) error {
 		return err
 	}
 	if n.server != nil {
-		if err := n.server.StreamHealth(n.streams.Log.Name()); err != nil {
-			return fmt.Errorf("%w: %w", errDisk, err)
+		ill := n.server.Ill()
+		if why, is := ill[n.streams.Log.Name()]; is {
+			return fmt.Errorf("%w: nats-server: %s", errDisk, why)
 		}
+		n.stopped.look(ill)
 	}
 	n.refuseJobs.Store(free < n.o.FreeForJobs)
 	n.tellDisk()

@@ -1,0 +1,36 @@
+package node
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// stopped are streams of the embedded server that take nothing more, such as a topic queue's, since a file of theirs could not be
+// written once. The log stream is not among them: for it a node starts again. For one of these all others would stand still.
+type stopped struct {
+	mu   sync.Mutex
+	seen map[string]string // what is wrong, by stream, at the latest look
+	both map[string]string // and at the one before: a stream that is just being made or removed is there in part
+}
+
+func (s *stopped) look(ill map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.both = maps.Clone(ill)
+	maps.DeleteFunc(s.both, func(name, _ string) bool {
+		_, before := s.seen[name]
+		return !before
+	})
+	s.seen = ill
+}
+
+func (s *stopped) problems() (list []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(s.both)) {
+		list = append(list, fmt.Sprintf("nats-server: %s; if that could not be written for a while, start this engine again", s.both[name]))
+	}
+	return list
+}
