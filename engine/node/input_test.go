@@ -527,9 +527,13 @@ func TestSlowAnswers(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	var slow atomic.Bool
+	quick := make(chan struct{})
 	o.LogStore.FS = faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
-		for until := time.Now().Add(2100 * time.Millisecond); slow.Load() && op.Kind == errorfs.OpFileSyncData && time.Now().Before(until); {
-			time.Sleep(10 * time.Millisecond)
+		if slow.Load() && op.Kind == errorfs.OpFileSyncData {
+			select {
+			case <-quick:
+			case <-time.After(2100 * time.Millisecond):
+			}
 		}
 		return nil
 	})
@@ -554,7 +558,7 @@ func TestSlowAnswers(t *testing.T) {
 	if !refused.Load() {
 		t.Error("none of them was refused")
 	}
-	slow.Store(false)
+	close(quick)
 	eventually(t, "four hundred at once are taken", func() bool {
 		var taken atomic.Int64
 		for i := range 400 {
