@@ -11,7 +11,7 @@ import (
 
 // Picture is a plot as an SVG file of its own.
 type Picture struct {
-	Name string // of its section and itself, such as burst-drain.svg
+	Name string // of its section and itself, such as burst-stored-over-time.svg
 	SVG  []byte
 }
 
