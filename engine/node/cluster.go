@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
@@ -212,7 +213,7 @@ func (n *Node) takePart(ctx context.Context) error {
 	}
 	n.joined.since = n.clock.running()
 	n.joined.takes.Store(true)
-	n.work.Go(func() { n.servers.ask(ctx) })
+	n.work.Go(func() { n.servers.Ask(ctx, n.nc) })
 	n.work.Go(func() { n.every(ctx, seatLook, n.lookAtServers) })
 	n.work.Go(func() { n.every(ctx, leadersLook, n.lookAtLeaders) })
 	n.work.Go(func() { n.takeSeats(ctx) })
@@ -320,25 +321,25 @@ func (n *Node) takeDue(ctx context.Context) {
 }
 
 // seats is the view that claims go by: without those whose network is slow.
-func (n *Node) seats() (cluster.View, slowness) {
-	slow := n.servers.slow()
-	return slow.without(n.joined.member.View(), n.o.Name), slow
+func (n *Node) seats() (cluster.View, servers.Slowness) {
+	slow := n.servers.Slow()
+	return withoutSlow(n.joined.member.View(), slow, n.o.Name), slow
 }
 
 // due are the partitions that this node is to claim: those that nobody serves at once, and those that somebody hands over once
 // it has caught up. For a while after its own network was slow the former alone. While that is slow who seems dead may not be:
 // then those that nobody can be serving, by all that the log has.
-func (n *Node) due(v cluster.View, slow slowness) (atOnce, upToDate []*partition) {
+func (n *Node) due(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
 		switch serving := v.Serving(p.number); {
-		case slow.now:
+		case slow.Now:
 			if serving == "" && n.neglected(p) {
 				upToDate = append(upToDate, p)
 			}
-		case serving != "" && slow.self:
+		case serving != "" && slow.Self:
 		case serving != "" && serving != n.o.Name:
 			upToDate = append(upToDate, p)
 		default:

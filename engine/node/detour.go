@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// detour is which way a node takes to the streams. It begins with the nats-server of its own machine (nearestFirst), and goes to another
+// detour is which way a node takes to the streams. It begins with the nats-server of its own machine (servers.Config), and goes to another
 // one where a leader is reached by that alone (goAround), or nobody by its own (leaveCutOff), and home again once its own is well
 // (goHome).
 type detour struct {
@@ -23,8 +24,6 @@ type detour struct {
 
 const (
 	aroundAgain = 10 * time.Second // another way is taken: by then a leader whom most do not reach has been replaced
-	// homeAfter is how long this machine's own server is to be well before a node goes back to it.
-	homeAfter = 15 * time.Second
 	// cutOffAfter is how long the log stream may stay silent before it is asked by way of another server: longer than
 	// an election takes, which is the same by way of any.
 	cutOffAfter = 10 * time.Second
@@ -40,8 +39,8 @@ func (d *detour) within(lately time.Duration) bool {
 // goAround goes to another server where the leader of a stream that this node needs does not answer by way of its own, but quickly by
 // way of that: nothing passes between two hosts, and a third one reaches both. Servers pass nothing on for each other. A leader that is
 // slow, or none, answers quickly by way of nobody.
-func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
-	if slow.now || slow.self || len(slow.well) == 0 || n.detour.within(aroundAgain) || !n.nc.IsConnected() {
+func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster.View) {
+	if slow.Now || slow.Self || len(slow.Well) == 0 || n.detour.within(aroundAgain) || !n.nc.IsConnected() {
 		return
 	}
 	names := n.leaders.silent(slow)
@@ -56,15 +55,15 @@ func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
 	}
 	n.work.Go(func() {
 		defer n.detour.looking.Store(false)
-		for _, by := range slow.well {
+		for _, by := range slow.Well {
 			led := quicklyLed(ctx, by, names)
 			if len(led) == 0 || !n.unanswered(ctx, led[0]) {
 				continue
 			}
-			if now := n.servers.slow(); now.now || now.self || !n.nc.IsConnected() {
+			if now := n.servers.Slow(); now.Now || now.Self || !n.nc.IsConnected() {
 				return // its own server, or its network, stood still just now, or it goes elsewhere as it is
 			}
-			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", led[0], "server", by.nc.ConnectedUrlRedacted())
+			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", led[0], "server", by.Conn.ConnectedUrlRedacted())
 			n.goTo(by)
 			return
 		}
@@ -73,11 +72,11 @@ func (n *Node) goAround(ctx context.Context, slow slowness, well cluster.View) {
 
 // goHome goes back to this machine's own server, once that has been well for long and the leaders answer by way of it. By the server to
 // which a node is connected others judge whether its network is slow.
-func (n *Node) goHome(ctx context.Context, slow slowness, well cluster.View) {
-	if n.detour.within(homeAfter) || slow.now || slow.self || len(slow.lately) > 0 || n.nc.Opts.NoRandomize {
+func (n *Node) goHome(ctx context.Context, slow servers.Slowness, well cluster.View) {
+	if n.detour.within(servers.HomeAfter) || slow.Now || slow.Self || len(slow.Lately) > 0 || n.nc.Opts.NoRandomize {
 		return
 	}
-	home, ok := n.servers.wayHome(n.nc.ConnectedServerName(), time.Now())
+	home, ok := n.servers.WayHome(n.nc.ConnectedServerName(), time.Now())
 	if !ok || !n.detour.looking.CompareAndSwap(false, true) {
 		return
 	}
@@ -88,17 +87,17 @@ func (n *Node) goHome(ctx context.Context, slow slowness, well cluster.View) {
 		if len(quicklyLed(ctx, home, names)) < len(names) {
 			return
 		}
-		n.log.Info("going back to the nats-server of this machine", "server", home.nc.ConnectedUrlRedacted())
+		n.log.Info("going back to the nats-server of this machine", "server", home.Conn.ConnectedUrlRedacted())
 		n.goTo(home)
 	})
 }
 
 // goTo goes to a server, and to none other for a while.
-func (n *Node) goTo(to way) {
+func (n *Node) goTo(to servers.Way) {
 	n.detour.mu.Lock()
 	n.detour.went = time.Now()
 	n.detour.mu.Unlock()
-	if err := n.servers.goTo(to.url); err != nil {
+	if err := n.servers.GoTo(n.nc, to.URL); err != nil {
 		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 	}
 }
@@ -115,14 +114,14 @@ func (n *Node) takes(well cluster.View) []string {
 }
 
 // quicklyLed are those of some streams whose leaders answer quickly by way of a server.
-func quicklyLed(ctx context.Context, by way, names []string) (led []string) {
-	ctx, cancel := context.WithTimeout(ctx, answerLate)
+func quicklyLed(ctx context.Context, by servers.Way, names []string) (led []string) {
+	ctx, cancel := context.WithTimeout(ctx, servers.AnswerLate)
 	defer cancel()
 	var mu sync.Mutex
 	var asked sync.WaitGroup
 	for _, name := range names {
 		asked.Go(func() {
-			if leader, _, err := streams.LeaderBy(ctx, by.nc, name); err == nil && leader != "" {
+			if leader, _, err := streams.LeaderBy(ctx, by.Conn, name); err == nil && leader != "" {
 				mu.Lock()
 				defer mu.Unlock()
 				led = append(led, name)
@@ -135,7 +134,7 @@ func quicklyLed(ctx context.Context, by way, names []string) (led []string) {
 
 // unanswered tells whether the leader of a stream does not answer by way of this node's own server.
 func (n *Node) unanswered(ctx context.Context, name string) bool {
-	ctx, cancel := context.WithTimeout(ctx, silentAfter)
+	ctx, cancel := context.WithTimeout(ctx, servers.SilentAfter)
 	defer cancel()
 	return n.lookAtLeader(ctx, name) == ""
 }
@@ -149,7 +148,7 @@ func (n *Node) leaveCutOff(left time.Duration) time.Duration {
 	if now-max(left, time.Duration(n.logHeard.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
 		return left
 	}
-	if n.servers.slow().self {
+	if n.servers.Slow().Self {
 		return left
 	}
 	n.log.Warn("the log stream does not answer by way of this nats-server; going to another one", "server", n.nc.ConnectedUrlRedacted())

@@ -35,3 +35,27 @@ func TestLeaveCutOff(t *testing.T) {
 		t.Error("the other one was left at once")
 	}
 }
+
+// A connection that breaks and is made again ends no hand-over; one whose server is gone does.
+func TestConnectsSoon(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	nc, err := nats.Connect(ns.ClientURL(), nats.MaxReconnects(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	n := &Node{nc: nc}
+	broken := nc.StatusChanged(nats.RECONNECTING)
+	if err := nc.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	<-broken
+	if !n.connectsSoon(t.Context()) {
+		t.Error("it is connected again, and that was not waited for")
+	}
+	ns.Shutdown()
+	<-broken
+	if n.connectsSoon(t.Context()) {
+		t.Error("there is no server")
+	}
+}

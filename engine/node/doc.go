@@ -17,10 +17,10 @@
 //     version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).
 //   - Snapshots: save.go, save_stopped.go, restored.go (the first start after a restore), replayed.go (a restore up to a time),
 //     salvage.go (jobs by themselves).
-//   - Several nodes over an external NATS: connect.go, regain.go (rights that come back), cluster.go (who serves what), reach.go (how
+//   - Several nodes over an external NATS: regain.go (rights that come back), cluster.go (who serves what), reach.go (how
 //     far the log is applied), follow.go, give.go and leftbehind.go (who has what), elsewhere.go (how a node answers for what it does
-//     not have), pulse.go (which requests are too old). Slow networks: servers.go (which servers are slow),
-//     leaders.go (what those lead), detour.go (how a node goes around them).
+//     not have), pulse.go (which requests are too old). Slow networks: leaders.go (what slow servers lead), detour.go (how a node goes
+//     around them).
 //
 // Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
 // first is never taken while the second is held.

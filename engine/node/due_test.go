@@ -2,6 +2,7 @@ package node
 
 import (
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
@@ -40,12 +42,12 @@ func TestDue(t *testing.T) {
 	}
 	type numbers struct{ AtOnce, UpToDate []int }
 	for name, c := range map[string]struct {
-		slow slowness
+		slow servers.Slowness
 		want numbers
 	}{
-		"quick":             {slowness{}, numbers{AtOnce: []int{1}, UpToDate: []int{0}}},
-		"slow a moment ago": {slowness{self: true}, numbers{AtOnce: []int{1}}},
-		"slow":              {slowness{now: true, self: true}, numbers{}},
+		"quick":             {servers.Slowness{}, numbers{AtOnce: []int{1}, UpToDate: []int{0}}},
+		"slow a moment ago": {servers.Slowness{Self: true}, numbers{AtOnce: []int{1}}},
+		"slow":              {servers.Slowness{Now: true, Self: true}, numbers{}},
 	} {
 		var got numbers
 		atOnce, upToDate := n.due(v, c.slow)
@@ -74,12 +76,12 @@ func TestDue(t *testing.T) {
 			t.Fatal(err, r.Err)
 		}
 		n.partitions[1].machine = m
-		if atOnce, upToDate := n.due(v, slowness{now: true, self: true}); len(atOnce) > 0 || len(upToDate) != want {
+		if atOnce, upToDate := n.due(v, servers.Slowness{Now: true, Self: true}); len(atOnce) > 0 || len(upToDate) != want {
 			t.Errorf("with a job that has been due for %s, while the network is slow, %d are due at once and %d once it has caught up", waits, len(atOnce), len(upToDate))
 		}
 	}
 	n.partitions[1].claimed = time.Now()
-	if atOnce, _ := n.due(v, slowness{}); len(atOnce) > 0 {
+	if atOnce, _ := n.due(v, servers.Slowness{}); len(atOnce) > 0 {
 		t.Error("one that was claimed a moment ago is due again")
 	}
 }
@@ -273,5 +275,22 @@ func TestFirstAnswer(t *testing.T) {
 	n.acked(p, p.run, 1, nil)
 	if at, ok := p.chain.HoldUntil(); !ok || at != 5 || !rang() {
 		t.Errorf("the second is due at %d (%t), and nobody is woken", at, ok)
+	}
+}
+
+// A view is without those whose server is slow, and never without the node itself.
+func TestViewWithoutSlow(t *testing.T) {
+	v := cluster.View{Members: []cluster.Beat{
+		{Node: cluster.Node{Name: "a"}, Report: cluster.Report{Server: "x"}},
+		{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Server: "x"}},
+		{Node: cluster.Node{Name: "c"}, Report: cluster.Report{Server: "y"}},
+		{Node: cluster.Node{Name: "old"}},
+	}}
+	var left []string
+	for _, m := range withoutSlow(v, servers.Slowness{Lately: map[string]bool{"x": true}}, "b").Members {
+		left = append(left, m.Name)
+	}
+	if !slices.Equal(left, []string{"b", "c", "old"}) || len(v.Members) != 4 {
+		t.Errorf("left are %v", left)
 	}
 }

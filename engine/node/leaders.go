@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
@@ -81,22 +82,30 @@ func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
 
 // lookAtServers judges how they answer, and has those that are slow lead no more.
 func (n *Node) lookAtServers(ctx context.Context) error {
-	before := n.servers.slow().String()
-	slow := n.servers.judge(n.nc.ConnectedServerName(), time.Now())
+	before := n.servers.Slow().String()
+	slow := n.servers.Judge(n.nc.ConnectedServerName(), time.Now())
 	if now := slow.String(); now != before {
 		n.log.Warn("nats-servers that are slow to answer", "which", now)
 	}
-	well := slow.without(n.joined.member.View(), n.o.Name)
+	well := withoutSlow(n.joined.member.View(), slow, n.o.Name)
 	n.evade(ctx, slow, well)
 	n.goAround(ctx, slow, well)
 	n.goHome(ctx, slow, well)
 	return nil
 }
 
+// withoutSlow is the view of a node without those whose nats-server is slow: others are to serve what they do, until they are well again.
+func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.View {
+	if len(slow.Lately) > 0 {
+		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name != self && slow.Lately[b.Server] })
+	}
+	return v
+}
+
 // evade has the servers that are slow lead no more what this node serves, nor, where it is the first of those who are well,
 // what all need.
-func (n *Node) evade(ctx context.Context, slow slowness, well cluster.View) {
-	if len(slow.silent) == 0 {
+func (n *Node) evade(ctx context.Context, slow servers.Slowness, well cluster.View) {
+	if len(slow.Silent) == 0 {
 		return
 	}
 	if len(well.Members) > 0 && well.Members[0].Name == n.o.Name {
@@ -119,11 +128,11 @@ func (n *Node) putsOut(p *partition, well cluster.View) bool {
 }
 
 // silent are the streams, in any order, whose leaders have not said who they are, or are slow.
-func (l *leaders) silent(slow slowness) (names []string) {
+func (l *leaders) silent(slow servers.Slowness) (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for name, s := range l.known {
-		if slow.silent[s.by] != nil || !s.told.After(s.asked) && time.Since(s.asked) >= silentAfter {
+		if slow.Silent[s.by] != nil || !s.told.After(s.asked) && time.Since(s.asked) >= servers.SilentAfter {
 			names = append(names, name)
 		}
 	}
@@ -132,12 +141,12 @@ func (l *leaders) silent(slow slowness) (names []string) {
 
 // depose asks the leader of a stream to step down if it is slow: for this node's server, or else another that is not. What
 // was on its way to it is lost, or its answer is: a partition's chain is given up once there is another leader.
-func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partition) {
+func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p *partition) {
 	by, to := n.leaders.heir(name, slow, n.nc.ConnectedServerName())
 	if to == "" {
 		return
 	}
-	if err := streams.StepDown(slow.silent[by], name, to); err != nil {
+	if err := streams.StepDown(slow.Silent[by], name, to); err != nil {
 		n.log.Warn("a slow nats-server could not be asked to step down as leader of a stream", "stream", name, "server", by, "error", err)
 		return
 	}
@@ -154,14 +163,14 @@ func (n *Node) depose(ctx context.Context, name string, slow slowness, p *partit
 }
 
 // heir says who leads a stream, and is slow, and who is to; nobody where that is as it should be, or was asked for just now.
-func (l *leaders) heir(name string, slow slowness, own string) (by, to string) {
+func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.known[name]
-	if s == nil || slow.silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
+	if s == nil || slow.Silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
 		return "", ""
 	}
-	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.lately[f] })
+	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.Lately[f] })
 	if len(heirs) == 0 {
 		return "", ""
 	}

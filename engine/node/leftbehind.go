@@ -58,7 +58,7 @@ const setAside = "aside"
 // beginAnew empties a data directory that no run uses, once others follow what it has. Its error is behind, with a reason,
 // where nobody does; errUnreachable where NATS is away.
 func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err error) {
-	nc, err := o.connect(" state")
+	nc, err := o.servers().Connect(" state")
 	if err != nil {
 		return unreachable(err)
 	}

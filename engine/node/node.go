@@ -13,6 +13,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -85,9 +86,9 @@ type Node struct {
 	joined  joined
 	pulse   pulse
 	regain  regain
-	gives   saves        // of partitions, for other nodes
-	given   sync.RWMutex // read-locked while saved partitions are read; locked to give a partition up
-	servers servers
+	gives   saves         // of partitions, for other nodes
+	given   sync.RWMutex  // read-locked while saved partitions are read; locked to give a partition up
+	servers servers.Watch // where NATS is external
 	leaders leaders
 	detour  detour
 

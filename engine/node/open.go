@@ -122,14 +122,14 @@ func (n *Node) connect(o *Options) (err error) {
 			n.requestConn, err = n.server.ConnectService(nats.Name("carillon " + o.Name + " requests"))
 		}
 	} else {
-		n.nc, err = o.connect("",
-			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.choose),
+		n.servers.Config = o.servers()
+		n.nc, err = n.servers.Config.Connect("",
+			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.Choose),
 			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
 			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
 		n.requestConn, n.url = n.nc, o.NATS
 	}
-	n.servers.o, n.servers.main = n.o, n.nc
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
 	}

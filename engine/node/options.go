@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -130,6 +131,11 @@ func (o Options) withDefaults() Options {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return o
+}
+
+// servers is how a node connects to an external NATS.
+func (o Options) servers() servers.Config {
+	return servers.Config{Node: o.Name, URL: o.NATS, Options: o.NATSOptions, Logger: o.Logger}
 }
 
 // Validate names an option that cannot be used.

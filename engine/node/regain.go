@@ -12,6 +12,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// rightsWithin bounds the wait for the answer whether a user may do all.
+const rightsWithin = 2 * time.Second
+
 // regain gets back the subscriptions that nats-server took away with a right or a limit, as by a reload of its configuration. It does
 // not give them back with it, and the library makes them again on a new connection alone: answers to this node and requests to it would
 // stay away for good.
@@ -75,7 +78,7 @@ func (n *Node) regainRights(ctx context.Context) error {
 
 // askRights asks this node's own nats-server, over a connection that has lost nothing yet.
 func (n *Node) askRights(ctx context.Context) error {
-	nc, err := n.o.connectTo(withUser(n.nc.ConnectedUrl(), n.o.NATS), " to ask", nats.NoReconnect(),
+	nc, err := n.servers.Config.ConnectTo(n.nc.ConnectedUrl(), " to ask", nats.NoReconnect(),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // what is refused is the answer
 	if err != nil {
 		return err
@@ -89,7 +92,7 @@ func (n *Node) askRights(ctx context.Context) error {
 
 // asMany refuses a connection that may not have so many subscriptions.
 func asMany(ctx context.Context, nc *nats.Conn, most int) error {
-	ctx, cancel := context.WithTimeout(ctx, writeFor)
+	ctx, cancel := context.WithTimeout(ctx, rightsWithin)
 	defer cancel()
 	for range most {
 		if _, err := nc.Subscribe(nc.NewInbox(), func(*nats.Msg) {}); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -41,7 +42,7 @@ func unreachable(err error) error {
 	}
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
-		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded, errTurnedAway,
+		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded, servers.ErrTurnedAway,
 	} {
 		if errors.Is(err, e) {
 			return fmt.Errorf("%w: %w", errUnreachable, err)

@@ -321,7 +321,7 @@ func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *ar
 	if n.server != nil {
 		nc, err = n.server.Connect(nats.Name("carillon " + n.o.Name + " snapshot"))
 	} else {
-		nc, err = n.o.connect(" snapshot")
+		nc, err = n.servers.Config.Connect(" snapshot")
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect for the bucket: %w", err)

@@ -27,6 +27,16 @@ func Start(t testing.TB, o *server.Options) *server.Server {
 	return ns
 }
 
+// Eventually waits for a condition that the machine's load may delay but not prevent.
+func Eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
 // Ports that systems give to nobody who does not ask for one of them: Linux gives those from 32768 on.
 const (
 	firstPort = 20_000

@@ -1,10 +1,11 @@
-package node
+package servers
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -28,15 +29,27 @@ const (
 	writeFor = 2 * time.Second
 )
 
-// connect connects to an external NATS. What the connection is for is in its name.
-func (o Options) connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
-	return o.connectTo(o.NATS, purpose, more...)
+// Config is how a node connects to an external NATS.
+type Config struct {
+	Node    string        // its name, of which those of its connections are made
+	URL     string        // of NATS: of one server, or of several with commas between them
+	Options []nats.Option // credentials and TLS
+	Logger  *slog.Logger  // is told of what goes wrong with a connection
 }
 
-// connectTo connects to some servers.
-func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.Conn, error) {
+// Connect connects to NATS. What the connection is for is in its name. Its error is ErrTurnedAway where a server takes none now.
+func (o Config) Connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return o.connect(o.URL, purpose, more...)
+}
+
+// ConnectTo connects to one of the servers, by an address that others may have told.
+func (o Config) ConnectTo(server, purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return o.connect(withUser(server, o.URL), purpose, more...)
+}
+
+func (o Config) connect(servers, purpose string, more ...nats.Option) (*nats.Conn, error) {
 	options := []nats.Option{
-		nats.Name("carillon " + o.Name + purpose), nats.SetCustomDialer(dialer{}),
+		nats.Name("carillon " + o.Node + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
 		nats.ReconnectOnFlusherError(), // what was to be written is lost, and nobody would know
 		nats.SkipHostLookup(),          // the dialer looks it up, within its time
@@ -46,7 +59,7 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 			o.Logger.Warn("error of the NATS connection", "error", err)
 		}),
 	}
-	options = append(append(options, more...), o.NATSOptions...)
+	options = append(append(options, more...), o.Options...)
 	nc, err := nats.Connect(servers, append(options, nearestFirst)...)
 	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
 		err = errors.New("a server's address is no URL")
@@ -54,16 +67,33 @@ func (o Options) connectTo(servers, purpose string, more ...nats.Option) (*nats.
 	return nc, turnedAway(err)
 }
 
-// errTurnedAway is of a server, or what stands before it, that takes no connection just now.
-var errTurnedAway = errors.New("the connection was closed at once")
+// withUser gives the URL of a server that others told of the user of those that were given.
+func withUser(found, given string) string {
+	u, err := url.Parse(found)
+	if err != nil || u.User != nil {
+		return found
+	}
+	for g := range strings.SplitSeq(given, ",") {
+		if g = strings.TrimSpace(g); !strings.Contains(g, "://") {
+			g = "nats://" + g // as the library takes it
+		}
+		if from, err := url.Parse(g); err == nil && from.User != nil {
+			u.User = from.User
+		}
+	}
+	return u.String()
+}
+
+// ErrTurnedAway is of a server, or what stands before it, that takes no connection just now.
+var ErrTurnedAway = errors.New("the connection was closed at once")
 
 // turnedAway marks an error of nats.Connect if it says that. The library has no error for what a server says before it lets one in.
 func turnedAway(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
-		return fmt.Errorf("%w (a server with handshake_first wants --tlsfirst): %w", errTurnedAway, err)
+		return fmt.Errorf("%w (a server with handshake_first wants --tlsfirst): %w", ErrTurnedAway, err)
 	case err != nil && (strings.HasSuffix(err.Error(), nats.MAX_CONNECTIONS_ERR) || strings.HasSuffix(err.Error(), nats.MAX_ACCOUNT_CONNECTIONS_ERR)):
-		return fmt.Errorf("%w: %w", errTurnedAway, err)
+		return fmt.Errorf("%w: %w", ErrTurnedAway, err)
 	}
 	return err
 }

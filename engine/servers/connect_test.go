@@ -1,21 +1,17 @@
-package node
+package servers
 
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
@@ -75,28 +71,6 @@ func TestNearestFirst(t *testing.T) {
 	}
 }
 
-// A start that finds no leader begins anew, and one that is refused for good does not.
-func TestUnreachable(t *testing.T) {
-	_, unknown := dialer{}.Dial("tcp", "a..b:4222") // no name at all, so that nobody is asked for it
-	for _, err := range []error{
-		unknown,
-		turnedAway(errors.New("nats: maximum connections exceeded")), turnedAway(errors.New("nats: maximum account active connections exceeded")),
-		nats.ErrNoServers, jetstream.ErrNoStreamResponse, &jetstream.APIError{Code: 503, ErrorCode: 10008}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
-	} {
-		if !errors.Is(unreachable(fmt.Errorf("cluster: join: %w", err)), errUnreachable) {
-			t.Errorf("%v is for good", err)
-		}
-	}
-	for _, err := range []error{
-		jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052}, syscall.ENOSPC,
-		&net.OpError{Op: "remote error", Err: tls.AlertError(116)}, // a certificate is wanted
-	} {
-		if errors.Is(unreachable(err), errUnreachable) {
-			t.Errorf("%v is not for good", err)
-		}
-	}
-}
-
 // A proxy with nobody behind it, or a server that stops, closes a connection before it says anything.
 func TestTurnedAway(t *testing.T) {
 	closes, err := net.Listen("tcp", "127.0.0.1:0")
@@ -113,16 +87,21 @@ func TestTurnedAway(t *testing.T) {
 			c.Close()
 		}
 	}()
-	_, err = Options{NATS: closes.Addr().String()}.connect("")
-	if !errors.Is(unreachable(err), errUnreachable) || !strings.Contains(err.Error(), "--tlsfirst") {
+	_, err = Config{URL: closes.Addr().String()}.Connect("")
+	if !errors.Is(err, ErrTurnedAway) || !strings.Contains(err.Error(), "--tlsfirst") {
 		t.Errorf("it ends with %v", err)
+	}
+	for _, word := range []string{nats.MAX_CONNECTIONS_ERR, nats.MAX_ACCOUNT_CONNECTIONS_ERR} {
+		if err := turnedAway(errors.New("nats: " + word)); !errors.Is(err, ErrTurnedAway) {
+			t.Errorf("a server that says so does not turn away: %v", err)
+		}
 	}
 }
 
 // What is wrong with a URL is said without its password.
 func TestConnectKeepsSecrets(t *testing.T) {
 	for _, url := range []string{"nats://engine:s3c%zzret@127.0.0.1:1", "nats://engine:s3c#ret@127.0.0.1:1", "nats://engine:s3c ret@127.0.0.1:1"} {
-		if _, err := (Options{NATS: url}).connect(""); err == nil || strings.Contains(err.Error(), "s3c") {
+		if _, err := (Config{URL: url}).Connect(""); err == nil || strings.Contains(err.Error(), "s3c") {
 			t.Errorf("%s: %v", url, err)
 		}
 	}
@@ -133,13 +112,13 @@ func TestConnectKeepsSecrets(t *testing.T) {
 func TestConnectionsTellTheLog(t *testing.T) {
 	url := natstest.Start(t, &server.Options{}).ClientURL()
 	var lines bytes.Buffer
-	o := Options{Name: "a", NATS: url, Logger: slog.New(slog.NewTextHandler(&lines, nil))}
-	nc, err := o.connect("")
+	o := Config{Node: "a", URL: url, Logger: slog.New(slog.NewTextHandler(&lines, nil))}
+	nc, err := o.Connect("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	s := servers{o: o, all: make(map[string]*natsServer)}
+	s := Watch{Config: o, all: make(map[string]*natsServer)}
 	ctx, cancel := context.WithCancel(t.Context())
 	s.add(ctx, url)
 	defer s.work.Wait()
@@ -149,5 +128,18 @@ func TestConnectionsTellTheLog(t *testing.T) {
 	}
 	if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `level=WARN msg="error of the NATS connection" error=`) {
 		t.Errorf("logged: %s", got)
+	}
+}
+
+func TestWithUser(t *testing.T) {
+	for _, c := range []struct{ found, given, want string }{
+		{"nats://10.0.0.2:4222", "nats://10.0.0.1:4222", "nats://10.0.0.2:4222"},
+		{"nats://10.0.0.2:4222", "nats://e:p@10.0.0.1:4222, nats://10.0.0.3:4222", "nats://e:p@10.0.0.2:4222"},
+		{"nats://10.0.0.2:4222", "e:p@10.0.0.1:4222", "nats://e:p@10.0.0.2:4222"},
+		{"nats://me@10.0.0.2:4222", "nats://e:p@10.0.0.1:4222", "nats://me@10.0.0.2:4222"},
+	} {
+		if got := withUser(c.found, c.given); got != c.want {
+			t.Errorf("%s beside %s became %s", c.found, c.given, got)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package servers
 
 import (
 	"context"
@@ -11,13 +11,12 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
-	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // Who is slow is told by when each server answered in time last; where most are silent it is this node's own network.
 func TestSlowness(t *testing.T) {
-	const silent, doubtful, well = silentAfter + time.Millisecond, doubtfulAfter + time.Millisecond, doubtfulAfter
+	const silent, doubtful, well = SilentAfter + time.Millisecond, doubtfulAfter + time.Millisecond, doubtfulAfter
 	for name, c := range map[string]struct {
 		ages map[string]time.Duration // since an answer came in time
 		died []string
@@ -40,12 +39,12 @@ func TestSlowness(t *testing.T) {
 		"one is slow, the other died": {ages: map[string]time.Duration{"own": well, "b": silent, "c": silent}, died: []string{"c"}, want: "this node's own network"},
 	} {
 		now := time.Now()
-		s := servers{all: make(map[string]*natsServer)}
+		s := Watch{all: make(map[string]*natsServer)}
 		for server, age := range c.ages {
 			s.all["nats://"+server] = &natsServer{name: server, died: slices.Contains(c.died, server), promptness: promptness{quick: now.Add(-age)}}
 		}
-		slow := s.judge("own", now)
-		if asked := slices.Sorted(maps.Keys(slow.silent)); slow.String() != c.want || !slices.Equal(asked, c.now) {
+		slow := s.Judge("own", now)
+		if asked := slices.Sorted(maps.Keys(slow.Silent)); slow.String() != c.want || !slices.Equal(asked, c.now) {
 			t.Errorf("%s: slow is %s, asked are %v", name, slow, asked)
 		}
 	}
@@ -58,17 +57,17 @@ func TestWaysAround(t *testing.T) {
 		want []string
 	}{
 		"all are well":         {0, 0, []string{"b", "c"}},
-		"one is silent":        {silentAfter + 1, 0, []string{"c"}},
-		"the other one may be": {silentAfter + 1, doubtfulAfter + 1, nil},
+		"one is silent":        {SilentAfter + 1, 0, []string{"c"}},
+		"the other one may be": {SilentAfter + 1, doubtfulAfter + 1, nil},
 	} {
 		now := time.Now()
-		s := servers{all: make(map[string]*natsServer)}
+		s := Watch{all: make(map[string]*natsServer)}
 		for server, age := range map[string]time.Duration{"own": 0, "b": c.b, "c": c.c} {
 			s.all[server] = &natsServer{url: server, name: server, promptness: promptness{quick: now.Add(-age)}}
 		}
 		var ways []string
-		for _, w := range s.judge("own", now).well {
-			ways = append(ways, w.url)
+		for _, w := range s.Judge("own", now).Well {
+			ways = append(ways, w.URL)
 		}
 		slices.Sort(ways)
 		if !slices.Equal(ways, c.want) {
@@ -81,15 +80,15 @@ func TestWaysAround(t *testing.T) {
 func TestWayHome(t *testing.T) {
 	now := time.Now()
 	home := &natsServer{url: "home", name: "home", home: true}
-	s := servers{all: map[string]*natsServer{"home": home, "b": {url: "b", name: "b", promptness: promptness{quick: now, since: now.Add(-time.Hour)}}}}
+	s := Watch{all: map[string]*natsServer{"home": home, "b": {url: "b", name: "b", promptness: promptness{quick: now, since: now.Add(-time.Hour)}}}}
 	is := func(what, own string, want bool) {
 		t.Helper()
-		if to, ok := s.wayHome(own, now); ok != want || ok && to.url != "home" {
-			t.Errorf("%s: there is a way home to %q: %t", what, to.url, ok)
+		if to, ok := s.WayHome(own, now); ok != want || ok && to.URL != "home" {
+			t.Errorf("%s: there is a way home to %q: %t", what, to.URL, ok)
 		}
 	}
 	is("it never answered", "b", false)
-	for at := -2 * homeAfter; at <= 0; at += answerEvery {
+	for at := -2 * HomeAfter; at <= 0; at += answerEvery {
 		home.came(now.Add(at), now.Add(at+time.Millisecond))
 	}
 	is("it has been well", "b", true)
@@ -97,8 +96,8 @@ func TestWayHome(t *testing.T) {
 	home.died = true
 	is("it died", "b", false)
 	home.died = false
-	for at := -2 * homeAfter; at <= 0; at += answerEvery {
-		if at < -homeAfter || at > -homeAfter+silentAfter+answerEvery {
+	for at := -2 * HomeAfter; at <= 0; at += answerEvery {
+		if at < -HomeAfter || at > -HomeAfter+SilentAfter+answerEvery {
 			home.came(now.Add(at), now.Add(at+time.Millisecond))
 		}
 	}
@@ -111,21 +110,20 @@ func TestGoTo(t *testing.T) {
 	for range 3 {
 		urls = append(urls, natstest.Start(t, &server.Options{}).ClientURL())
 	}
-	var s servers
-	nc, err := nats.Connect(strings.Join(urls, ","), nats.DontRandomize(), nats.ReconnectToServer(s.choose))
+	var s Watch
+	nc, err := nats.Connect(strings.Join(urls, ","), nats.DontRandomize(), nats.ReconnectToServer(s.Choose))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	s.main = nc
-	if err := s.goTo(urls[2]); err != nil {
+	if err := s.GoTo(nc, urls[2]); err != nil {
 		t.Fatal(err)
 	}
-	within(t, "it is there", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == urls[2] })
-	if err := s.goTo("nats://elsewhere:4222"); err != nil {
+	natstest.Eventually(t, "it is there", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == urls[2] })
+	if err := s.GoTo(nc, "nats://elsewhere:4222"); err != nil {
 		t.Fatal(err)
 	}
-	within(t, "it is at one of the others", func() bool { return nc.IsConnected() && nc.ConnectedUrl() != urls[2] })
+	natstest.Eventually(t, "it is at one of the others", func() bool { return nc.IsConnected() && nc.ConnectedUrl() != urls[2] })
 }
 
 // A server that is known by several addresses is as quick as by the best of them.
@@ -133,11 +131,11 @@ func TestSlownessByTheBestWay(t *testing.T) {
 	for range 20 { // the order of a map is another each time
 		now := time.Now()
 		well, silent := promptness{quick: now}, promptness{quick: now.Add(-time.Second)}
-		s := servers{all: map[string]*natsServer{
+		s := Watch{all: map[string]*natsServer{
 			"nats://own": {name: "own", promptness: well}, "nats://c": {name: "c", promptness: well},
 			"nats://b": {name: "b", promptness: silent}, "nats://b.example": {name: "b", promptness: well},
 		}}
-		if slow := s.judge("own", now); slow.String() != "none" {
+		if slow := s.Judge("own", now); slow.String() != "none" {
 			t.Fatalf("slow is %s", slow)
 		}
 	}
@@ -146,28 +144,28 @@ func TestSlownessByTheBestWay(t *testing.T) {
 // A server that was slow counts as slow for a while; to itself a node does so for longer, and so nothing moves back and forth.
 func TestSlownessLasts(t *testing.T) {
 	began := time.Now()
-	at := func(after time.Duration, ages map[string]time.Duration, s *servers) slowness {
+	at := func(after time.Duration, ages map[string]time.Duration, s *Watch) Slowness {
 		now := began.Add(after)
 		for server, age := range ages {
 			s.all[server].quick = now.Add(-age)
 		}
-		return s.judge("own", now)
+		return s.Judge("own", now)
 	}
-	make3 := func() *servers {
-		return &servers{all: map[string]*natsServer{"own": {name: "own"}, "b": {name: "b"}, "c": {name: "c"}}}
+	make3 := func() *Watch {
+		return &Watch{all: map[string]*natsServer{"own": {name: "own"}, "b": {name: "b"}, "c": {name: "c"}}}
 	}
 	const silent = time.Second
-	is := func(what string, slow slowness, want string, now bool) {
+	is := func(what string, slow Slowness, want string, now bool) {
 		t.Helper()
-		if slow.String() != want || slow.now != now {
-			t.Errorf("%s: slow is %s, now: %t", what, slow, slow.now)
+		if slow.String() != want || slow.Now != now {
+			t.Errorf("%s: slow is %s, now: %t", what, slow, slow.Now)
 		}
 	}
 	other := make3()
 	is("it is slow", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, other), "b", false)
 	was := at(slowFor-1, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, other)
 	is("it was", was, "b", false)
-	if len(was.silent) > 0 {
+	if len(was.Silent) > 0 {
 		t.Error("one that answers is asked to lead no longer")
 	}
 	is("it is well", at(slowFor, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, other), "none", false)
@@ -177,7 +175,7 @@ func TestSlownessLasts(t *testing.T) {
 	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
 	was = at(settleFor-1, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self)
 	is("one answers first", was, own, false)
-	if len(was.silent) > 0 {
+	if len(was.Silent) > 0 {
 		t.Error("one that may yet answer is asked to lead no longer")
 	}
 	is("all answer", at(selfSlowFor-1, map[string]time.Duration{"own": 0, "b": 0, "c": 0}, self), own, false)
@@ -187,7 +185,7 @@ func TestSlownessLasts(t *testing.T) {
 	is("it is slow", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, both), "b", false)
 	is("then all are silent", at(time.Second, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, both), own, true)
 
-	is("its own stalls", at(0, map[string]time.Duration{"own": silentAfter + 1, "b": 0, "c": 0}, make3()), "none", true)
+	is("its own stalls", at(0, map[string]time.Duration{"own": SilentAfter + 1, "b": 0, "c": 0}, make3()), "none", true)
 
 	self = make3()
 	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
@@ -203,7 +201,7 @@ func TestServerComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	var s servers
+	var s Watch
 	var one natsServer
 	s.connected(&one, nc)
 	if one.name != "b" || one.died || one.silent(time.Now()) {
@@ -261,7 +259,7 @@ func TestPromptness(t *testing.T) {
 		answer(time.Millisecond)
 	}
 	is("no longer usual", answer(200*time.Millisecond), false)
-	is("a busy machine", answer(answerLate), true)
+	is("a busy machine", answer(AnswerLate), true)
 	for range int(time.Minute / answerEvery) {
 		answer(200 * time.Millisecond)
 	}
@@ -274,7 +272,7 @@ func TestPromptness(t *testing.T) {
 
 // A connection that breaks while its server is slow leaves it slow; else the server died.
 func TestSlownessOfBroken(t *testing.T) {
-	var s servers
+	var s Watch
 	now := time.Now()
 	well, slow := &natsServer{promptness: promptness{quick: now}}, &natsServer{promptness: promptness{quick: now.Add(-time.Second)}}
 	s.broke(well)
@@ -284,41 +282,11 @@ func TestSlownessOfBroken(t *testing.T) {
 	}
 }
 
-// A view is without those whose server is slow, and never without the node itself.
-func TestViewWithoutSlow(t *testing.T) {
-	v := cluster.View{Members: []cluster.Beat{
-		{Node: cluster.Node{Name: "a"}, Report: cluster.Report{Server: "x"}},
-		{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Server: "x"}},
-		{Node: cluster.Node{Name: "c"}, Report: cluster.Report{Server: "y"}},
-		{Node: cluster.Node{Name: "old"}},
-	}}
-	var left []string
-	for _, m := range (slowness{lately: map[string]bool{"x": true}}).without(v, "b").Members {
-		left = append(left, m.Name)
-	}
-	if !slices.Equal(left, []string{"b", "c", "old"}) || len(v.Members) != 4 {
-		t.Errorf("left are %v", left)
-	}
-}
-
-func TestWithUser(t *testing.T) {
-	for _, c := range []struct{ found, given, want string }{
-		{"nats://10.0.0.2:4222", "nats://10.0.0.1:4222", "nats://10.0.0.2:4222"},
-		{"nats://10.0.0.2:4222", "nats://e:p@10.0.0.1:4222, nats://10.0.0.3:4222", "nats://e:p@10.0.0.2:4222"},
-		{"nats://10.0.0.2:4222", "e:p@10.0.0.1:4222", "nats://e:p@10.0.0.2:4222"},
-		{"nats://me@10.0.0.2:4222", "nats://e:p@10.0.0.1:4222", "nats://me@10.0.0.2:4222"},
-	} {
-		if got := withUser(c.found, c.given); got != c.want {
-			t.Errorf("%s beside %s became %s", c.found, c.given, got)
-		}
-	}
-}
-
 // A server that is gone, and of which others no longer tell, is asked no more. One that is known is, and one that was there a
 // moment ago.
 func TestForgetServers(t *testing.T) {
 	known, other := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
-	s := servers{o: Options{Name: "a", NATS: known}, all: make(map[string]*natsServer)}
+	s := Watch{Config: Config{Node: "a", URL: known}, all: make(map[string]*natsServer)}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer s.work.Wait()
 	defer cancel()
@@ -333,45 +301,21 @@ func TestForgetServers(t *testing.T) {
 	if s.all[known] == nil || len(s.all) != 1 {
 		t.Errorf("%d are asked, and the known one: %t", len(s.all), s.all[known] != nil)
 	}
-	within(t, "its connection is closed", gone.IsClosed)
+	natstest.Eventually(t, "its connection is closed", gone.IsClosed)
 }
 
 // A node that stops connects to no more servers: each that says nothing would hold it up for as long as connecting may take.
 func TestStopConnectsToNoMoreServers(t *testing.T) {
-	o := Options{Name: "a", NATS: natstest.Start(t, &server.Options{}).ClientURL()}
-	nc, err := o.connect("")
+	o := Config{Node: "a", URL: natstest.Start(t, &server.Options{}).ClientURL()}
+	nc, err := o.Connect("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	s := servers{o: o, main: nc}
+	s := Watch{Config: o}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if s.ask(ctx); len(s.all) > 0 {
+	if s.Ask(ctx, nc); len(s.all) > 0 {
 		t.Errorf("it connected to %d", len(s.all))
-	}
-}
-
-// A connection that breaks and is made again ends no hand-over; one whose server is gone does.
-func TestConnectsSoon(t *testing.T) {
-	ns := natstest.Start(t, &server.Options{})
-	nc, err := Options{Name: "a"}.connectTo(ns.ClientURL(), "", nats.MaxReconnects(-1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	n := &Node{nc: nc}
-	broken := nc.StatusChanged(nats.RECONNECTING)
-	if err := nc.ForceReconnect(); err != nil {
-		t.Fatal(err)
-	}
-	<-broken
-	if !n.connectsSoon(t.Context()) {
-		t.Error("it is connected again, and that was not waited for")
-	}
-	ns.Shutdown()
-	<-broken
-	if n.connectsSoon(t.Context()) {
-		t.Error("there is no server")
 	}
 }
