@@ -49,7 +49,7 @@ func (e *leftBehindError) Unwrap() error { return e.cause }
 
 const (
 	othersPatience = 30 * time.Second // bounds the wait for nodes that follow what this one did
-	alonePatience  = 2 * time.Second  // the same where there is no other node
+	alonePatience  = 2 * time.Second  // the same where there is no other node, nor was one lately
 )
 
 // setAside is where what is given up goes before it is removed, in the data directory.
@@ -89,12 +89,20 @@ func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err err
 			return empty(o)
 		case !nc.IsConnected(): // not for want of others
 			return fmt.Errorf("%w: %w", errUnreachable, behind)
-		case waited > othersPatience, waited > alonePatience && len(v.Members) < 2:
+		case waited > patience(v):
 			return fmt.Errorf("%w; no other node follows %s", behind, lacks)
 		case !pause(ctx, followLook):
 			return ctx.Err()
 		}
 	}
+}
+
+// patience is for how long to wait for others. One that is silent just now may be late, as on a host that is busy.
+func patience(v cluster.View) time.Duration {
+	if len(v.Members)+len(v.Silent) < 2 {
+		return alonePatience
+	}
+	return othersPatience
 }
 
 // lacks names what somebody else would have to follow, and nobody does: each partition of which there is something here, or

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -56,6 +57,23 @@ func TestEmptyLeavesWholeStores(t *testing.T) {
 	left, err := os.ReadDir(o.Data)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Who is silent just now may yet say that it follows what a new node needs: on a host that is busy its beats are late.
+func TestPatience(t *testing.T) {
+	self, other := cluster.Beat{Node: cluster.Node{Name: "a"}}, cluster.Beat{Node: cluster.Node{Name: "b"}}
+	for _, c := range []struct {
+		v    cluster.View
+		want time.Duration
+	}{
+		{cluster.View{Members: []cluster.Beat{self}}, alonePatience},
+		{cluster.View{Members: []cluster.Beat{self, other}}, othersPatience},
+		{cluster.View{Members: []cluster.Beat{self}, Silent: []cluster.Beat{other}}, othersPatience},
+	} {
+		if got := patience(c.v); got != c.want {
+			t.Errorf("%d live and %d silent: waits %s", len(c.v.Members), len(c.v.Silent), got)
+		}
 	}
 }
 
