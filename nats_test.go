@@ -81,13 +81,4 @@ func (o *output) publish(p int, m *nats.Msg) {
 }
 
 // eventually waits for a condition that the machine's load may delay but not prevent.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatal("never came true: " + what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
+var eventually = natstest.Eventually

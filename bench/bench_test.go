@@ -28,6 +28,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/leaktest"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // The test binary is the engine and the worker, too: real processes, killed for real.
@@ -110,15 +111,8 @@ func running(t *testing.T, flags ...string) (*engine, *nats.Conn) {
 	return e, nc
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
-}
+// eventually waits for a condition that the machine's load may delay but not prevent.
+var eventually = natstest.Eventually
 
 // putOther puts a job that no run has to do with. It fires beside them.
 func putOther(t *testing.T, nc *nats.Conn) {

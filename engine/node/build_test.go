@@ -7,15 +7,49 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// otherBinary builds this test with some files in the places of others, by path from here. Our sources know nothing of it.
-func otherBinary(t testing.TB, files map[string][]byte) string {
+// The newer build of this test has the next logic, a later tzdata in which one zone is a second ahead of UTC, and a mistake in its
+// machine: a node whose settings say so has jobs of one topic due a millisecond later. Of that nothing tells but its state.
+const (
+	newerLogic  = engine.Logic + 1
+	newerTZData = "2099a"
+	movedZone   = "Europe/Paris"
+	mistaken    = "mistaken"
+)
+
+// newerBuild is where it is, once it was built; TestMain removes that.
+var newerBuild struct {
+	sync.Mutex
+	dir string
+}
+
+// newerBinary builds it, once for all tests. Our sources know nothing of it.
+func newerBinary(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
+	newerBuild.Lock()
+	defer newerBuild.Unlock()
+	if newerBuild.dir != "" {
+		return filepath.Join(newerBuild.dir, "newer")
+	}
+	dir, err := os.MkdirTemp("", "carillon-newer-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	newerBuild.dir = dir
+	first := "\tnext := firstFire(plan, expr.Kind(), m.now, last)\n"
 	replaced := make(map[string]string)
-	for file, content := range files {
+	for file, content := range map[string][]byte{
+		"../machine.go":                   edited(t, "../machine.go", fmt.Sprintf("const Logic = %d\n", engine.Logic), fmt.Sprintf("const Logic = %d\n", newerLogic)),
+		"../put.go":                       edited(t, "../put.go", first, first+fmt.Sprintf("\tif mistaken && want.Topic == %q {\n\t\tnext++\n\t}\n", mistaken)),
+		"../mistaken.go":                  fmt.Appendf(nil, mistakenSource, asNode),
+		"../schedule/tzdata/VERSION":      []byte(newerTZData),
+		"../schedule/tzdata/zoneinfo.zip": newerZones(t),
+	} {
 		path, err := filepath.Abs(file)
 		if err != nil {
 			t.Fatal(err)
@@ -29,7 +63,7 @@ func otherBinary(t testing.TB, files map[string][]byte) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, bin := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "other")
+	file, bin := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "newer")
 	if err := os.WriteFile(file, overlay, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -39,6 +73,17 @@ func otherBinary(t testing.TB, files map[string][]byte) string {
 	}
 	return bin
 }
+
+// mistakenSource is a file of the newer build's engine.
+const mistakenSource = `package engine
+
+import (
+	"os"
+	"strings"
+)
+
+var mistaken = strings.Contains(os.Getenv(%q), "\"Mistaken\":true")
+`
 
 // edited is a source file with one piece of it, which is there once, replaced by another.
 func edited(t testing.TB, file, before, after string) []byte {

@@ -30,7 +30,7 @@ func TestLeaveCutOff(t *testing.T) {
 	if left == 0 {
 		t.Fatal("it is not left")
 	}
-	within(t, "the other one is taken", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == second })
+	natstest.Eventually(t, "the other one is taken", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == second })
 	if again := n.leaveCutOff(left); again != left || nc.ConnectedUrl() != second {
 		t.Error("the other one was left at once")
 	}

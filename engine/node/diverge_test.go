@@ -8,18 +8,6 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// mistaken is the topic of jobs that the wrong build has due a millisecond later.
-const mistaken = "mistaken"
-
-// wrongBinary builds this test with a mistake in its machine. Its rules are ours, so nothing but its state tells.
-func wrongBinary(t testing.TB) string {
-	t.Helper()
-	first := "\tnext := firstFire(plan, expr.Kind(), m.now, last)\n"
-	return otherBinary(t, map[string][]byte{
-		"../put.go": edited(t, "../put.go", first, first+fmt.Sprintf("\tif want.Topic == %q {\n\t\tnext++\n\t}\n", mistaken)),
-	})
-}
-
 // served is a partition that a node serves, and who that is.
 func (f *fleet) served(c *carillon.Client, by string) (partition int) {
 	f.t.Helper()
@@ -32,7 +20,7 @@ func (f *fleet) served(c *carillon.Client, by string) (partition int) {
 	return 0
 }
 
-// putMistaken puts a job that is due at once, and a millisecond later for whom the wrong build decides. It returns where
+// putMistaken puts a job that is due at once, and a millisecond later for who is mistaken. It returns where
 // the log has it, and since when.
 func (l *load) putMistaken(id string, later int64) (sequence uint64, stored time.Time) {
 	l.t.Helper()
@@ -94,15 +82,15 @@ func (f *fleet) diverge(c *carillon.Client, l *load, owner, follower string, lat
 // put out counts.
 func TestDivergeLive(t *testing.T) {
 	t.Parallel()
-	wrong := wrongBinary(t)
+	newer := newerBinary(t)
 	e := startExternal(t)
 	f := newFleet(t, e.url, 4)
 	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))
 	// The first one cuts the log soon, once the other has left.
-	f.settings["right"] = settings{Data: t.TempDir(), Name: "right", NATS: e.url, Partitions: f.partitions, CheckpointEvery: 100 * time.Millisecond}
+	f.settings["right"] = settings{Data: t.TempDir(), Name: "right", NATS: e.url, Partitions: f.partitions, CheckpointEvery: 100 * time.Millisecond, binary: newer}
 	f.start("right")
 	l := startLoad(t, e.url, "v", true)
-	f.settings["wrong"] = settings{Data: t.TempDir(), Name: "wrong", NATS: e.url, Partitions: f.partitions, binary: wrong}
+	f.settings["wrong"] = settings{Data: t.TempDir(), Name: "wrong", NATS: e.url, Partitions: f.partitions, binary: newer, Mistaken: true}
 	f.start("wrong")
 	f.shared(c, "right", "wrong")
 	f.fireOn(l, "right", "wrong")

@@ -13,6 +13,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // Which partitions a node claims: those that nobody serves do not wait for those that somebody hands over, and while the
@@ -94,7 +95,7 @@ func TestClaimAgain(t *testing.T) {
 	p.follows.Store(true)
 	nc.Close()
 	n.claim(p)
-	within(t, "the outcome is known", func() bool { // the connection's end may tell it, in a moment
+	natstest.Eventually(t, "the outcome is known", func() bool { // the connection's end may tell it, in a moment
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return !p.claiming
@@ -195,7 +196,7 @@ func TestClaimLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	within(t, "the claim is due again", func() bool { return n.mayClaim(p) })
+	natstest.Eventually(t, "the claim is due again", func() bool { return n.mayClaim(p) })
 	if err := m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":7}`)); err != nil {
 		t.Fatal(err)
 	}
@@ -204,17 +205,7 @@ func TestClaimLate(t *testing.T) {
 		defer p.mu.Unlock()
 		return p.owner.Epoch
 	}
-	within(t, "the answer counts", func() bool { return epoch() == 7 })
-}
-
-// within waits for a condition, for a minute at the most.
-func within(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	natstest.Eventually(t, "the answer counts", func() bool { return epoch() == 7 })
 }
 
 // confirming is a partition whose chain has messages confirmed, for a node that hears the answers; rang tells whether they woke

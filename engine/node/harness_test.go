@@ -47,7 +47,9 @@ func TestMain(m *testing.M) {
 	if s := os.Getenv(asRestore); s != "" {
 		os.Exit(runAsRestore(s))
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	os.RemoveAll(newerBuild.dir)
+	os.Exit(code)
 }
 
 // startAs starts this test's binary, or another build of it, on a host as what one of these names makes it. It ends when
@@ -213,6 +215,7 @@ type settings struct {
 	Fault                     string        // file that says what befalls its disk (faultyDisk)
 	Stands                    bool          // its disk stands still from a SIGUSR1 to the next (standingDisk)
 	Confined                  bool          // to the servers of NATS: it learns of no others
+	Mistaken                  bool          // it makes the newer build's mistake
 
 	on     *host  // nil: this machine
 	binary string // another build of this test; "": this one
@@ -440,17 +443,8 @@ func (l *logBuffer) tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// eventually waits for a condition, and fails the test when it has not come after half a minute.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond) // between two looks
-	}
-}
+// eventually waits for a condition that the machine's load may delay but not prevent.
+var eventually = natstest.Eventually
 
 func dial(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	t.Helper()

@@ -16,24 +16,6 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// The newer build has the next logic, and a later tzdata in which one zone is a second ahead of UTC.
-const (
-	newerLogic  = engine.Logic + 1
-	newerTZData = "2099a"
-	movedZone   = "Europe/Paris"
-)
-
-// newerBinary builds this test by other rules.
-func newerBinary(t testing.TB) string {
-	t.Helper()
-	return otherBinary(t, map[string][]byte{
-		"../machine.go": edited(t, "../machine.go",
-			fmt.Sprintf("const Logic = %d\n", engine.Logic), fmt.Sprintf("const Logic = %d\n", newerLogic)),
-		"../schedule/tzdata/VERSION":      []byte(newerTZData),
-		"../schedule/tzdata/zoneinfo.zip": newerZones(t),
-	})
-}
-
 // newerZones are the zones of the newer build: those that the test has use for.
 func newerZones(t testing.TB) []byte {
 	t.Helper()

@@ -27,10 +27,10 @@ func Start(t testing.TB, o *server.Options) *server.Server {
 	return ns
 }
 
-// Eventually waits for a condition that the machine's load may delay but not prevent.
+// Eventually waits for a condition that the machine's load may delay but not prevent, for a minute at the most.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("not within a minute: %s", what)
 		}
