@@ -22,15 +22,14 @@ type Config struct {
 	StreamPrefix string // of streams, default "CARILLON"
 	Partitions   int    // 1 to 1024; default what the log was made with, else 8
 
-	Replicas int                   // default 1; a stream that is there must have as many at least
-	Storage  jetstream.StorageType // default file
+	Replicas int // default 1; a stream that is there must have as many at least
 
 	// These count when a stream is made. Of one that is there they stay as they are: an operator
 	// changes them with `nats stream edit`, unless Rebound.
 	LogMaxBytes  int64         // the log refuses records beyond it; default 256 MiB, -1 none
 	OutMaxBytes  int64         // of each output stream, the oldest go first; default 512 MiB / Partitions, but LeastBytes at least, -1 none
 	OutMaxAge    time.Duration // of an output, default 72 h, -1 none
-	PersistAsync bool          // output streams acknowledge before they write; needs file storage and one replica
+	PersistAsync bool          // output streams acknowledge before they write; needs one replica
 
 	// Rebound has the bounds of bytes and age that are given, and are not defaults, count for streams that are there, too: where
 	// nobody but the caller may edit them.
@@ -104,8 +103,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("streams: OutMaxBytes is %d, must be 1 or more, or -1 for no bound", c.OutMaxBytes)
 	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < duplicateWindow:
 		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s, or -1 for no bound", c.OutMaxAge, duplicateWindow)
-	case c.PersistAsync && (c.Replicas > 1 || c.Storage != jetstream.FileStorage):
-		return errors.New("streams: PersistAsync needs file storage and one replica")
+	case c.PersistAsync && c.Replicas > 1:
+		return errors.New("streams: PersistAsync needs one replica")
 	case c.AckTimeout < 0:
 		return fmt.Errorf("streams: AckTimeout %s is negative", c.AckTimeout)
 	}
@@ -128,7 +127,7 @@ func (c Config) logConfig() jetstream.StreamConfig {
 		},
 		Retention:   jetstream.LimitsPolicy,
 		Discard:     jetstream.DiscardNew,
-		Storage:     c.Storage,
+		Storage:     jetstream.FileStorage,
 		Replicas:    c.Replicas,
 		MaxBytes:    c.LogMaxBytes,
 		Duplicates:  duplicateWindow,
@@ -145,7 +144,7 @@ func (c Config) outConfig(p int) jetstream.StreamConfig {
 		Subjects:    []string{c.Prefix + ".trigger." + n + ".>", c.Prefix + ".event." + n + ".>"},
 		Retention:   jetstream.LimitsPolicy,
 		Discard:     jetstream.DiscardOld,
-		Storage:     c.Storage,
+		Storage:     jetstream.FileStorage,
 		Replicas:    c.Replicas,
 		MaxBytes:    c.OutMaxBytes,
 		Duplicates:  duplicateWindow,
