@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Options says how to run the server. The zero value of a field is its default, except Dir.
@@ -26,10 +25,6 @@ type Options struct {
 	Prefix       string // of subjects, default "carillon"
 	StreamPrefix string // of streams, default "CARILLON"
 	Partitions   int    // output streams protected from clients besides those found in Dir, default 8
-	Reader       string // name of the engine's consumer of the log, protected from clients, default "engine"
-
-	SyncInterval time.Duration // between nats-server's own fsyncs of a stream, default its own 2 minutes
-	MaxMemory    int64         // bytes of JetStream memory storage, default 1 GiB
 
 	Logger *slog.Logger // of the server's own lines; default slog.Default()
 }
@@ -38,7 +33,7 @@ const (
 	defaultListen     = "127.0.0.1:4222"
 	defaultPartitions = 8
 	maxPartitions     = 1024
-	defaultMaxMemory  = 1 << 30
+	maxMemory         = 1 << 30 // bytes of JetStream memory storage
 )
 
 func (o Options) withDefaults() Options {
@@ -46,8 +41,6 @@ func (o Options) withDefaults() Options {
 	o.Prefix = cmp.Or(o.Prefix, "carillon")
 	o.StreamPrefix = cmp.Or(o.StreamPrefix, "CARILLON")
 	o.Partitions = cmp.Or(o.Partitions, defaultPartitions)
-	o.Reader = cmp.Or(o.Reader, "engine")
-	o.MaxMemory = cmp.Or(o.MaxMemory, defaultMaxMemory)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -62,16 +55,10 @@ func (o Options) Validate() error {
 		return fmt.Errorf("embedded: Dir is required")
 	case o.Partitions < 1 || o.Partitions > maxPartitions:
 		return fmt.Errorf("embedded: Partitions is %d, must be 1 to %d", o.Partitions, maxPartitions)
-	case o.SyncInterval < 0:
-		return fmt.Errorf("embedded: SyncInterval %s is negative", o.SyncInterval)
-	case o.MaxMemory < 0:
-		return fmt.Errorf("embedded: MaxMemory %d is negative", o.MaxMemory)
 	case o.ConfigFile == "" && (o.Account != "" || o.Credentials != ""):
 		return fmt.Errorf("embedded: Account and Credentials need a ConfigFile")
 	}
-	for _, s := range []struct{ field, value string }{
-		{"Prefix", o.Prefix}, {"StreamPrefix", o.StreamPrefix}, {"Reader", o.Reader},
-	} {
+	for _, s := range []struct{ field, value string }{{"Prefix", o.Prefix}, {"StreamPrefix", o.StreamPrefix}} {
 		if strings.ContainsAny(s.value, ".*> \t\r\n/\\") || strings.HasPrefix(s.value, "$") {
 			return fmt.Errorf("embedded: %s %q must be one plain subject token", s.field, s.value)
 		}

@@ -6,6 +6,9 @@ import "github.com/nats-io/nats-server/v2/server"
 // publish nor listen there: what arrives is believed to come from the server.
 const inboxPrefix = "_CARILLON"
 
+// Reader is the name of the engine's consumer of the log, which clients cannot touch.
+const Reader = "engine"
+
 // The requests of the JetStream API that change a stream or its messages, from the server's list
 // (server/jetstream_api.go). INFO, MSG.GET, SNAPSHOT (a backup) and the lists only read.
 var streamChanges = []string{
@@ -37,7 +40,7 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 	deny := []string{
 		o.Prefix + ".log.>", o.Prefix + ".trigger.>", o.Prefix + ".event.>",
 		inboxPrefix + ".>",
-		"$JS.FC." + log + "." + o.Reader + ".>", "$JS.FC.*.*." + log + "." + o.Reader + ".>",
+		"$JS.FC." + log + "." + Reader + ".>", "$JS.FC.*.*." + log + "." + Reader + ".>",
 	}
 	for _, api := range apis {
 		for _, name := range names {
@@ -46,10 +49,10 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 			}
 		}
 		for _, verb := range consumerChanges {
-			deny = append(deny, api+"CONSUMER."+verb+"."+log+"."+o.Reader)
+			deny = append(deny, api+"CONSUMER."+verb+"."+log+"."+Reader)
 		}
 		// The old create request has the consumer's name in its body, where no right can see it.
-		deny = append(deny, api+"CONSUMER.CREATE."+log+"."+o.Reader+".>", api+"CONSUMER.CREATE."+log)
+		deny = append(deny, api+"CONSUMER.CREATE."+log+"."+Reader+".>", api+"CONSUMER.CREATE."+log)
 	}
 	return &server.Permissions{
 		Publish:   &server.SubjectPermission{Deny: deny},

@@ -154,10 +154,7 @@ func (s *Server) serverOptions() (*server.Options, error) {
 		so.StoreDir = o.Dir
 	}
 	if so.JetStreamMaxMemory <= 0 {
-		so.JetStreamMaxMemory = o.MaxMemory
-	}
-	if o.SyncInterval > 0 {
-		so.SyncInterval = o.SyncInterval
+		so.JetStreamMaxMemory = maxMemory
 	}
 	// Start returns without a listener, and Listen runs the exported accept loop. Routing waits for
 	// the client port inside the server (route.go, StartRouting), so a clustered one opens it now. So does one that maps

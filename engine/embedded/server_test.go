@@ -458,8 +458,6 @@ func TestOptions(t *testing.T) {
 		`Listen "4222" is not host:port`: {Dir: "x", Listen: "4222"},
 		`Listen "h:70000"`:               {Dir: "x", Listen: "h:70000"},
 		`Listen "h:-1"`:                  {Dir: "x", Listen: "h:-1"},
-		"SyncInterval":                   {Dir: "x", SyncInterval: -1},
-		"MaxMemory":                      {Dir: "x", MaxMemory: -1},
 		"need a ConfigFile":              {Dir: "x", Account: "A"},
 	} {
 		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {

@@ -62,9 +62,9 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	reader := "engine" // protected from clients by the embedded server; elsewhere a random one
-	if n.server == nil {
-		reader = ""
+	reader := "" // with an external NATS a random one
+	if n.server != nil {
+		reader = embedded.Reader
 	}
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
