@@ -11,10 +11,9 @@ import (
 // Beat is what a member says about itself, every interval.
 type Beat struct {
 	Node
-	Session   string   `json:"session"`             // of this run of the process
-	Version   string   `json:"version"`             // of the binary, for people
-	Addresses []string `json:"addresses,omitempty"` // where it can be reached
-	Standbys  int      `json:"standbys"`            // how many it was told to place for each partition
+	Session  string `json:"session"`  // of this run of the process
+	Version  string `json:"version"`  // of the binary, for people
+	Standbys int    `json:"standbys"` // how many it was told to place for each partition
 	Report
 }
 
@@ -61,7 +60,7 @@ func (b *Beat) Progress(partition int) (Progress, bool) {
 // sameAs compares what a view is made of; positions and offsets change with every beat.
 func (b *Beat) sameAs(c *Beat) bool {
 	return b.node() == c.node() && b.Session == c.Session && b.Version == c.Version && b.Standbys == c.Standbys &&
-		b.Draining == c.Draining && slices.Equal(b.Addresses, c.Addresses)
+		b.Draining == c.Draining
 }
 
 // The keys of the bucket. A name is one token of a subject.

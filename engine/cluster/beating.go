@@ -93,14 +93,14 @@ func (m *Member) taken(e jetstream.KeyValueEntry) error {
 	if err != nil {
 		return fmt.Errorf("%w: %q, by something that is no node: %w", ErrNameTaken, m.o.Name, err)
 	}
-	return fmt.Errorf("%w: %q is another live node of bucket %s (session %s, addresses %v); give this one another name",
-		ErrNameTaken, b.Name, m.o.Bucket, b.Session, b.Addresses)
+	return fmt.Errorf("%w: %q is another live node of bucket %s (session %s); give this one another name",
+		ErrNameTaken, b.Name, m.o.Bucket, b.Session)
 }
 
 func (m *Member) beat() []byte {
 	data, err := json.Marshal(Beat{
 		Node:    Node{Name: m.o.Name, Weight: m.o.Weight, Zone: m.o.Zone},
-		Session: m.session, Version: m.o.Version, Addresses: m.o.Addresses, Standbys: max(m.o.Standbys, 0), Report: m.o.Report(),
+		Session: m.session, Version: m.o.Version, Standbys: max(m.o.Standbys, 0), Report: m.o.Report(),
 	})
 	if err != nil {
 		panic(err) // strings and numbers

@@ -13,13 +13,12 @@ type Options struct {
 	Bucket   string // default "CARILLON_NODES"
 	Replicas int    // of the bucket, default 1; one that is there must have as many at least
 
-	Name       string   // of the node, one of the cluster: letters, digits, - and _
-	Weight     int      // 1 to MaxWeight, default 1
-	Zone       string   // what fails together with the node, e.g. a rack
-	Version    string   // of the binary
-	Addresses  []string // where others reach it
-	Partitions int      // of the log
-	Standbys   int      // of each partition, default 1, -1 none
+	Name       string // of the node, one of the cluster: letters, digits, - and _
+	Weight     int    // 1 to MaxWeight, default 1
+	Zone       string // what fails together with the node, e.g. a rack
+	Version    string // of the binary
+	Partitions int    // of the log
+	Standbys   int    // of each partition, default 1, -1 none
 
 	// Interval between beats, default 200 ms. Why not less: each beat is a replicated write, read by every node.
 	Interval time.Duration
