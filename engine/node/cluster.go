@@ -52,6 +52,8 @@ const (
 	handOverLag = 200
 	// handOverAsk bounds the question for the log's end. A slow answer is a reason to leave things as they are.
 	handOverAsk = time.Second
+	// handOverTimeout bounds how long a stopping node waits for others to take over.
+	handOverTimeout = 10 * time.Second
 	// neglectedFor is how long something may wait to be fired before nobody can be serving it: an election, and what follows.
 	neglectedFor = 3 * time.Second
 	// claimAgain is the least time between two claims of a partition by one node, unless the first was not stored.
@@ -387,11 +389,11 @@ func (n *Node) serves() (count int) {
 
 // handOver lets others take what this node serves, and goes on ticking until they have. It returns when they have,
 // when there is nobody to, when the run ends, or after a while.
-func (n *Node) handOver(ctx context.Context, patience time.Duration) {
+func (n *Node) handOver(ctx context.Context) {
 	if !n.joined.takes.Load() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
 	broken := n.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer n.nc.RemoveStatusListener(broken)

@@ -102,7 +102,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer cancel(nil)
 	n.fail = func(err error) { cancel(err) }
 	defer context.AfterFunc(parent, func() {
-		n.handOver(ctx, n.o.HandOver)
+		n.handOver(ctx)
 		n.unasked(ctx)
 		n.answerLast(ctx)
 		n.lastTick(ctx)

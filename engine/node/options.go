@@ -40,7 +40,6 @@ type Options struct {
 	Standbys int           // of each partition, who takes it over first; default 1, -1 none
 	Follow   Follow        // which partitions this node has the jobs of; default FollowAll
 	Linger   time.Duration // how long it keeps those of one that is placed elsewhere by now; default 1 min
-	HandOver time.Duration // bound on how long a stopping node waits for others to take over; default 10 s
 
 	// Bounds of the streams; 0 is the default of streams.Config, -1 none. Those of bytes are a MiB at least.
 	LogMaxBytes  int64         // the log refuses records beyond it
@@ -103,7 +102,6 @@ func (o Options) withDefaults() Options {
 			o.Name = nodeName(o.Name)
 		}
 	}
-	o.HandOver = cmp.Or(o.HandOver, 10*time.Second)
 	o.Linger = cmp.Or(o.Linger, time.Minute)
 	o.Follow = cmp.Or(o.Follow, FollowAll)
 	o.Listen = cmp.Or(o.Listen, "127.0.0.1:4222")
@@ -178,7 +176,6 @@ func (o Options) Validate() error {
 		{"EmptyLogAfter", o.EmptyLogAfter},
 		{"LoadAhead", o.LoadAhead},
 		{"KeepLog", o.KeepLog},
-		{"HandOver", o.HandOver},
 	} {
 		if d.value < 0 {
 			return fmt.Errorf("node: %s is %s, must not be negative", d.option, d.value)

@@ -13,7 +13,6 @@ func TestOptionsAreNamed(t *testing.T) {
 	for want, set := range map[string]func(*Options){
 		"Retention is -1s":         func(o *Options) { o.Retention = -time.Second },
 		"KeepLog is -1s":           func(o *Options) { o.KeepLog = -time.Second },
-		"HandOver is -1s":          func(o *Options) { o.HandOver = -time.Second },
 		"CompletedMax is -1":       func(o *Options) { o.CompletedMax = -1 },
 		"HotJobs is -1":            func(o *Options) { o.HotJobs = -1 },
 		"LogMaxBytes is 256":       func(o *Options) { o.LogMaxBytes = 256 },
