@@ -89,7 +89,7 @@ func child(role string, args []string) error {
 
 func service(t *testing.T, flags ...string) Service {
 	t.Helper()
-	return Service{Command: append([]string{os.Args[0], "serve"}, flags...), Data: t.TempDir()}
+	return Service{Command: append([]string{os.Args[0], "serve"}, flags...), Worker: []string{os.Args[0], "work"}, Data: t.TempDir()}
 }
 
 // running is a service that runs already.
@@ -159,8 +159,8 @@ func nothingIn(t *testing.T, dir string) {
 
 func smallLateness(t *testing.T) LatenessConfig {
 	return LatenessConfig{
-		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
-		Rate: 200, Duration: time.Second, Mix: Mix{Intervals: 2, Cron: 1, OneShots: 1},
+		Service: service(t),
+		Rate:    200, Duration: time.Second, Mix: Mix{Intervals: 2, Cron: 1, OneShots: 1},
 	}
 }
 

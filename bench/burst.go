@@ -16,8 +16,7 @@ import (
 
 // BurstConfig says how RunBurst runs. The zero value of a field is its default.
 type BurstConfig struct {
-	Service       Service  `json:"-"`
-	WorkerCommand []string `json:"-"` // see LatenessConfig
+	Service Service `json:"-"`
 
 	Jobs         int  `json:"jobs"`                 // due in one millisecond; default 1,000,000
 	SideRate     int  `json:"side_triggers_per_s"`  // of unrelated jobs, of high and of normal priority each; default 500
@@ -34,9 +33,6 @@ type BurstConfig struct {
 func (c BurstConfig) withDefaults() (BurstConfig, error) {
 	var err error
 	if c.Service, err = c.Service.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
 		return c, err
 	}
 	c.Jobs = cmp.Or(c.Jobs, 1_000_000)
@@ -293,7 +289,7 @@ func (b *burst) side(name string, priority carillon.Priority) (v *side, err erro
 		v.plan.First = append(v.plan.First, int64(i)*everySecond/int64(b.SideRate))
 		v.plan.Every = append(v.plan.Every, everySecond)
 	}
-	v.worker, err = startWorker(b.WorkerCommand, b.engine, workerStart{Name: name, Prefix: v.plan.Prefix, Topic: name, Concurrency: 16})
+	v.worker, err = b.engine.startWorker(workerStart{Name: name, Prefix: v.plan.Prefix, Topic: name, Concurrency: 16})
 	return v, err
 }
 

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"encoding/json"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -11,8 +10,8 @@ import (
 func TestBurst(t *testing.T) {
 	t.Parallel() // it mostly waits
 	c := BurstConfig{
-		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
-		Jobs: 20_000, SideRate: 400, Partitions: 2, Rounds: 1, Pause: time.Second,
+		Service: service(t),
+		Jobs:    20_000, SideRate: 400, Partitions: 2, Rounds: 1, Pause: time.Second,
 	}
 	r, err := RunBurst(t.Context(), c)
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 
 // ChurnConfig says how RunChurn runs. The zero value of a field is its default.
 type ChurnConfig struct {
-	Service       Service  `json:"-"`
-	WorkerCommand []string `json:"-"` // as in LatenessConfig
+	Service Service `json:"-"`
 
 	Rate         int           `json:"jobs_due_per_s"` // one-shots, half of which are changed; default 5,000
 	Duration     time.Duration `json:"-"`              // whole seconds; default 30 s
@@ -35,9 +34,6 @@ type ChurnConfig struct {
 func (c ChurnConfig) withDefaults() (ChurnConfig, error) {
 	var err error
 	if c.Service, err = c.Service.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
 		return c, err
 	}
 	c.Rate = cmp.Or(c.Rate, 5000)
@@ -108,7 +104,7 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	defer func() { err = errors.Join(err, p.close()) }()
 
 	run := runName()
-	w, err := startWorker(c.WorkerCommand, e, workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
+	w, err := e.startWorker(workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
 	if err != nil {
 		return r, err
 	}

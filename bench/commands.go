@@ -21,8 +21,7 @@ import (
 
 // CommandsConfig says how RunCommands runs. The zero value of a field is its default.
 type CommandsConfig struct {
-	Service       Service  `json:"-"`
-	WorkerCommand []string `json:"-"` // of the bare service: see LatenessConfig
+	Service Service `json:"-"`
 	// ClientsCommand runs Clients in a process of its own; the engine's URL is added to it. Default: this
 	// binary's own "bench clients --server".
 	ClientsCommand []string `json:"-"`
@@ -47,9 +46,6 @@ type CommandsConfig struct {
 func (c CommandsConfig) withDefaults() (CommandsConfig, error) {
 	var err error
 	if c.Service, err = c.Service.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
 		return c, err
 	}
 	exe, err := os.Executable()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -143,7 +142,7 @@ func TestDispatchAndBurstOfARunningService(t *testing.T) {
 		t.Errorf("%v µs of a process that is not ours", cpu)
 	}
 	burst, err := RunBurst(t.Context(), BurstConfig{
-		Service: c.Service, WorkerCommand: []string{os.Args[0], "work"}, Jobs: 1000, SideRate: 100, Rounds: 1, Pause: time.Second,
+		Service: c.Service, Jobs: 1000, SideRate: 100, Rounds: 1, Pause: time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -32,18 +32,23 @@ type Service struct {
 	// NATS is the URL of a server that runs already, for the engine that is started. It must have none of the streams of
 	// Names, which the run makes there and removes again.
 	NATS string
+	// Worker runs Work in a process of its own; the engine's URL is added to it. Default: this binary's own "bench worker --server".
+	Worker []string
 
 	Connect func(url string) (*nats.Conn, error) // default nats.Connect
 	Names   carillon.Names                       // default those of the prefix "carillon"
 }
 
 func (s Service) withDefaults() (Service, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return s, fmt.Errorf("bench: %w", err)
+	}
 	if len(s.Command) == 0 {
-		exe, err := os.Executable()
-		if err != nil {
-			return s, fmt.Errorf("bench: %w", err)
-		}
 		s.Command = []string{exe, "serve"}
+	}
+	if len(s.Worker) == 0 {
+		s.Worker = []string{exe, "bench", "worker", "--server"}
 	}
 	if s.Data == "" {
 		s.Data = os.TempDir()

@@ -15,9 +15,6 @@ import (
 // LatenessConfig says how RunLateness runs. The zero value of a field is its default.
 type LatenessConfig struct {
 	Service Service `json:"-"`
-	// WorkerCommand runs Work in a process of its own; the engine's URL is added to it. Default: this
-	// binary's own "bench worker --server".
-	WorkerCommand []string `json:"-"`
 
 	Rate         int           `json:"triggers_per_s"` // default 5,000
 	Duration     time.Duration `json:"-"`              // whole seconds; default 60 s
@@ -39,9 +36,6 @@ type LatenessConfig struct {
 func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
 	var err error
 	if c.Service, err = c.Service.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
 		return c, err
 	}
 	c.Rate = cmp.Or(c.Rate, 5000)
@@ -127,7 +121,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 
 	run := runName()
 	start := workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw}
-	w, err := startWorker(c.WorkerCommand, e, start)
+	w, err := e.startWorker(start)
 	if err != nil {
 		return r, err
 	}

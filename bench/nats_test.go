@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -54,7 +53,7 @@ func TestExternalNATS(t *testing.T) {
 	}
 	s := service(t)
 	s.NATS = url
-	c := LatenessConfig{Service: s, WorkerCommand: []string{os.Args[0], "work"}, Rate: 200, Duration: time.Second}
+	c := LatenessConfig{Service: s, Rate: 200, Duration: time.Second}
 	r, err := RunLateness(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

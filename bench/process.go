@@ -56,28 +56,15 @@ func finish(child *exec.Cmd) {
 	_ = child.Wait()
 }
 
-// defaultWorker is the worker's command where none is given: this binary's own.
-func defaultWorker(given []string) ([]string, error) {
-	if len(given) > 0 {
-		return given, nil
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
-	return []string{exe, "bench", "worker", "--server"}, nil
-}
-
 // workerProcess is the other end of Work.
 type workerProcess struct {
 	*process
 	ready workerReady
 }
 
-// startWorker starts a worker's process and waits until it listens. command is LatenessConfig's
-// WorkerCommand; the number of partitions is the engine's.
-func startWorker(command []string, e *engine, start workerStart) (*workerProcess, error) {
-	p, err := startProcess(command, e.url)
+// startWorker starts a worker's process and waits until it listens. The number of partitions is the engine's.
+func (e *engine) startWorker(start workerStart) (*workerProcess, error) {
+	p, err := startProcess(e.Worker, e.url)
 	if err != nil {
 		return nil, err
 	}

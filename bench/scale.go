@@ -18,8 +18,7 @@ import (
 
 // ScaleConfig says how RunScale runs. The zero value of a field is its default.
 type ScaleConfig struct {
-	Service       Service  `json:"-"` // one that is started for the run
-	WorkerCommand []string `json:"-"` // see LatenessConfig
+	Service Service `json:"-"` // one that is started for the run
 
 	Jobs         int           `json:"jobs"`           // pending one-shots, due over a year; default 1,000,000
 	Rate         int           `json:"triggers_per_s"` // of other jobs, while lateness is measured; default 5,000
@@ -41,9 +40,6 @@ func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
 	if c.Service, err = c.Service.withDefaults(); err != nil {
 		return c, err
 	}
-	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
-		return c, err
-	}
 	c.Jobs = cmp.Or(c.Jobs, 1_000_000)
 	c.Rate = cmp.Or(c.Rate, 5000)
 	c.Duration = cmp.Or(c.Duration, 30*time.Second)
@@ -62,7 +58,7 @@ func (c *ScaleConfig) lateness(e *engine) LatenessConfig {
 	s := e.Service
 	s.Server, s.NATS = e.url, ""
 	return LatenessConfig{
-		Service: s, WorkerCommand: c.WorkerCommand, Rate: c.Rate, Duration: c.Duration, PayloadBytes: c.PayloadBytes, Progress: c.Progress,
+		Service: s, Rate: c.Rate, Duration: c.Duration, PayloadBytes: c.PayloadBytes, Progress: c.Progress,
 		disk: e.dir,
 	}
 }
@@ -145,7 +141,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.hasRoom(e); err != nil {
 		return r, err
 	}
-	floor, err := startWorker(c.WorkerCommand, e, workerStart{Pauses: true})
+	floor, err := e.startWorker(workerStart{Pauses: true})
 	if err != nil {
 		return r, err
 	}

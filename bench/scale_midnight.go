@@ -43,7 +43,7 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 	if c.Midnight == 0 {
 		return m, nil
 	}
-	floor, err := startWorker(c.WorkerCommand, e, workerStart{Pauses: true})
+	floor, err := e.startWorker(workerStart{Pauses: true})
 	if err != nil {
 		return m, err
 	}

@@ -41,7 +41,7 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 	defer func() { err = errors.Join(err, end()) }()
 	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // a kill is no news
 	run := runName()
-	w, err := startWorker(c.WorkerCommand, e, workerStart{Name: run, Concurrency: c.Concurrency, Soak: true})
+	w, err := e.startWorker(workerStart{Name: run, Concurrency: c.Concurrency, Soak: true})
 	if err != nil {
 		return r, err
 	}

@@ -12,8 +12,7 @@ import (
 
 // SoakConfig says how RunSoak runs. The zero value of a field is its default.
 type SoakConfig struct {
-	Service       Service  `json:"-"`
-	WorkerCommand []string `json:"-"` // as in LatenessConfig
+	Service Service `json:"-"`
 
 	Rate         int           `json:"triggers_per_s"` // half of recurring jobs, half of one-shots; default 1,000
 	Duration     time.Duration `json:"-"`              // whole rounds; default an hour
@@ -32,9 +31,6 @@ type SoakConfig struct {
 func (c SoakConfig) withDefaults() (SoakConfig, error) {
 	var err error
 	if c.Service, err = c.Service.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.WorkerCommand, err = defaultWorker(c.WorkerCommand); err != nil {
 		return c, err
 	}
 	c.Rate = cmp.Or(c.Rate, 1000)

@@ -31,7 +31,7 @@ func TestCommands(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	c := CommandsConfig{
-		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
+		Service:        service(t),
 		ClientsCommand: []string{bin, "bench", "clients", "--server"}, ImportCommand: []string{bin, "job", "import", "--json", "--server"},
 		Jobs: 1000, Imports: 300, Clients: 3, Window: 4, Offered: 1000, Duration: 500 * time.Millisecond, Rounds: 1, RoundTime: 100 * time.Millisecond,
 	}
@@ -218,8 +218,8 @@ func TestDrainAll(t *testing.T) {
 func TestChurn(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ChurnConfig{
-		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
-		Rate: 400, Duration: time.Second, Nearest: 0, Farthest: 200 * time.Millisecond,
+		Service: service(t),
+		Rate:    400, Duration: time.Second, Nearest: 0, Farthest: 200 * time.Millisecond,
 	}
 	r, err := RunChurn(t.Context(), c)
 	if err != nil {
@@ -430,8 +430,8 @@ func TestFiguresOfPairs(t *testing.T) {
 func TestScale(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	c := ScaleConfig{
-		Service: service(t, "--checkpoint-every", "200ms", "--hot-jobs", "1"), WorkerCommand: []string{os.Args[0], "work"},
-		Jobs: 500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second, midnightPairs: 2,
+		Service: service(t, "--checkpoint-every", "200ms", "--hot-jobs", "1"),
+		Jobs:    500, Rate: 100, Duration: time.Second, Save: true, Midnight: 60, settle: 2 * time.Second, midnightTime: 2 * time.Second, midnightLead: 9 * time.Second, midnightPairs: 2,
 	}
 	var steps []string
 	c.Progress = func(step string, _, _ int) {
@@ -495,8 +495,8 @@ func TestSoak(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	rounds, triggers := 0, 0
 	c := SoakConfig{
-		Service: service(t), WorkerCommand: []string{os.Args[0], "work"},
-		Rate: 200, Duration: 4 * time.Second, Round: 2 * time.Second, KillEvery: 3 * time.Second,
+		Service: service(t),
+		Rate:    200, Duration: 4 * time.Second, Round: 2 * time.Second, KillEvery: 3 * time.Second,
 	}
 	c.Report = func(r SoakRound) {
 		rounds++

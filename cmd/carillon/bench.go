@@ -45,7 +45,11 @@ func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, 
 	if err := a.connection.resolve(); err != nil {
 		return bench.Service{}, err
 	}
-	s := bench.Service{Data: data, Connect: a.dial, Names: a.connection.names(), NATS: natsURL}
+	worker, err := a.childCommand(cmd, "bench", "worker")
+	s := bench.Service{Data: data, Connect: a.dial, Names: a.connection.names(), NATS: natsURL, Worker: worker}
+	if err != nil {
+		return s, err
+	}
 	if given && natsURL != "" {
 		return s, usagef("--server is of a service that runs already, --nats of an engine that is started: give one of them")
 	}
@@ -53,12 +57,11 @@ func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, 
 		s.Server = a.connection.server
 		return s, nil
 	}
-	exe, err := os.Executable()
-	s.Command = []string{exe, "serve", "--prefix", a.connection.prefix}
+	s.Command = []string{worker[0], "serve", "--prefix", a.connection.prefix}
 	if natsURL != "" {
 		s.Command = append(s.Command, a.childFlags(cmd)...)
 	}
-	return s, err
+	return s, nil
 }
 
 // dial connects with the flags of the connection, but to an address of its own.
@@ -198,9 +201,6 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 				return usagef("--mix: %w", err)
 			}
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
-				return err
-			}
-			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
 				return err
 			}
 			c.Progress = a.steps()

@@ -24,9 +24,6 @@ With --server, the streams must hold all triggers (serve --out-max-bytes).`,
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
-			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
-				return err
-			}
 			c.Progress = a.steps()
 			return measure(a, cmd, c, bench.RunBurst)
 		},

@@ -21,9 +21,6 @@ func newBenchChurnCommand(a *app) *cobra.Command {
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
-			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
-				return err
-			}
 			c.Progress = a.steps()
 			return measure(a, cmd, c, bench.RunChurn)
 		},

@@ -29,9 +29,6 @@ reply is there, and every job is read back at the end.`,
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
-			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
-				return err
-			}
 			if c.ClientsCommand, err = a.childCommand(cmd, "bench", "clients"); err != nil {
 				return err
 			}

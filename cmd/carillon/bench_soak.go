@@ -24,9 +24,6 @@ on standard error. A run that is interrupted ends with the figures so far.`,
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}
-			if c.WorkerCommand, err = a.childCommand(cmd, "bench", "worker"); err != nil {
-				return err
-			}
 			c.Report = func(r bench.SoakRound) { fmt.Fprintln(a.stderr, r) }
 			return measure(a, cmd, c, bench.RunSoak)
 		},
