@@ -93,12 +93,6 @@ func (a *app) childCommand(cmd *cobra.Command, words ...string) ([]string, error
 	return append(append(append([]string{exe}, words...), a.childFlags(cmd)...), "--server"), nil
 }
 
-// ownService is an engine of the run's own, whatever the flags of the connection say.
-func ownService(data string) (bench.Service, error) {
-	exe, err := os.Executable()
-	return bench.Service{Data: data, Command: []string{exe, "serve"}}, err
-}
-
 // The flags that several workloads have.
 
 func dataFlag(f *pflag.FlagSet, data *string) {
@@ -221,17 +215,13 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 
 func newBenchRecoveryCommand(a *app) *cobra.Command {
 	var c bench.RecoveryConfig
-	var data string
 	cmd := ownFlags(&cobra.Command{
 		Use:   "recovery",
 		Short: "How soon triggers come again after kill -9",
 		Example: `  carillon bench recovery
   carillon bench recovery --jobs 1000000 --fill=false`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = ownService(data); err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.Progress = a.steps()
 			return measure(a, cmd, c, bench.RunRecovery)
 		},
@@ -242,7 +232,7 @@ func newBenchRecoveryCommand(a *app) *cobra.Command {
 	f.IntVar(&c.Kills, "kills", 3, "how often the engine is killed")
 	f.BoolVar(&c.Fill, "fill", true, "fill the output streams to their retention and the log as far as it goes, first")
 	payloadFlag(f, &c.PayloadBytes)
-	dataFlag(f, &data)
+	dataFlag(f, &c.Service.Data)
 	return cmd
 }
 

@@ -10,7 +10,6 @@ import (
 
 func newBenchIdleCommand(a *app) *cobra.Command {
 	var c bench.IdleConfig
-	var data string
 	cmd := ownFlags(&cobra.Command{
 		Use:   "idle",
 		Short: "CPU and memory of pending jobs while nothing is due",
@@ -18,10 +17,7 @@ func newBenchIdleCommand(a *app) *cobra.Command {
   carillon bench idle --ahead 12h
   carillon bench idle --jobs 100000 --kind one_shots --settle 0.5s`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = ownService(data); err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.Progress = a.steps()
 			return measure(a, cmd, c, bench.RunIdle)
 		},
@@ -33,6 +29,6 @@ func newBenchIdleCommand(a *app) *cobra.Command {
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "how long CPU is measured")
 	f.DurationVar(&c.Settle, "settle", 250*time.Second, "how long the engine's memory must not have fallen before CPU is measured; Go collects an idle process every 2m")
 	payloadFlag(f, &c.PayloadBytes)
-	dataFlag(f, &data)
+	dataFlag(f, &c.Service.Data)
 	return cmd
 }

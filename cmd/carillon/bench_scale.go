@@ -10,7 +10,6 @@ import (
 
 func newBenchScaleCommand(a *app) *cobra.Command {
 	var c bench.ScaleConfig
-	var data string
 	cmd := ownFlags(&cobra.Command{
 		Use:   "scale",
 		Short: "What a great many pending jobs do to memory, disk, lateness and restart",
@@ -23,10 +22,7 @@ more that are due within a minute, first in memory, then on disk.`,
   carillon bench scale --jobs 10000000 --save
   carillon bench scale --jobs 100000000 --data /mnt/large`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = ownService(data); err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.Progress = a.steps()
 			return measure(a, cmd, c, bench.RunScale)
 		},
@@ -38,6 +34,6 @@ more that are due within a minute, first in memory, then on disk.`,
 	f.IntVar(&c.Rate, "rate", 5000, "triggers a second of other jobs, while lateness is measured")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "of each measurement")
 	payloadFlag(f, &c.PayloadBytes)
-	dataFlag(f, &data)
+	dataFlag(f, &c.Service.Data)
 	return cmd
 }
