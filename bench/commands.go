@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -58,24 +59,17 @@ func (c CommandsConfig) withDefaults() (CommandsConfig, error) {
 	if len(c.ImportCommand) == 0 {
 		c.ImportCommand = []string{exe, "job", "import", "--json", "--server"}
 	}
-	for _, v := range []struct {
-		value   *int
-		initial int
-	}{{&c.Jobs, 300_000}, {&c.Imports, 200_000}, {&c.Clients, 64}, {&c.Window, 16}, {&c.Offered, 30_000}, {&c.Rounds, 3}, {&c.PayloadBytes, 200}} {
-		if *v.value == 0 {
-			*v.value = v.initial
-		}
-	}
-	if c.Duration == 0 {
-		c.Duration = 10 * time.Second
-	}
+	c.Jobs = cmp.Or(c.Jobs, 300_000)
+	c.Imports = cmp.Or(c.Imports, 200_000)
+	c.Clients = cmp.Or(c.Clients, 64)
+	c.Window = cmp.Or(c.Window, 16)
+	c.Offered = cmp.Or(c.Offered, 30_000)
+	c.Duration = cmp.Or(c.Duration, 10*time.Second)
 	c.Seconds = c.Duration.Seconds()
-	if c.RoundTime == 0 {
-		c.RoundTime = time.Second
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, int, int) {}
-	}
+	c.Rounds = cmp.Or(c.Rounds, 3)
+	c.RoundTime = cmp.Or(c.RoundTime, time.Second)
+	c.PayloadBytes = cmp.Or(c.PayloadBytes, 200)
+	c.Progress = defaultProgress(c.Progress)
 	return c, nil
 }
 
