@@ -7,11 +7,9 @@ import (
 
 // pace holds a save back, or a partition that is taken, so that what runs beside it does not wait for a core or the disk.
 type pace struct {
-	share, rate float64
-	begun       time.Time
-	done        float64   // bytes
-	since       int       // bytes since the clock was read
-	resumed     time.Time // after the last rest
+	share   float64
+	since   int       // bytes since the clock was read
+	resumed time.Time // after the last rest
 }
 
 const (
@@ -19,20 +17,15 @@ const (
 	burst     = time.Millisecond // of work, at the least, between two rests
 )
 
-func newPace(share, rate float64) *pace {
-	now := time.Now()
-	return &pace{share: share, rate: rate, begun: now, resumed: now}
-}
+func newPace(share float64) *pace { return &pace{share: share, resumed: time.Now()} }
 
 // step counts bytes of work done, and rests when it is time to. Errors: the context's.
 func (p *pace) step(ctx context.Context, n int) error {
 	if p.since += n; p.since < paceBytes {
 		return nil
 	}
-	p.done += float64(p.since)
 	p.since = 0
-	now := time.Now()
-	rest := p.rest(now)
+	rest := p.rest(time.Now())
 	if rest <= 0 {
 		return ctx.Err()
 	}
@@ -49,15 +42,9 @@ func (p *pace) step(ctx context.Context, n int) error {
 
 // rest says how long to rest now.
 func (p *pace) rest(now time.Time) time.Duration {
-	var rest time.Duration
-	if worked := now.Sub(p.resumed); p.share < 1 && worked >= burst {
-		rest = time.Duration(float64(worked) * (1 - p.share) / p.share)
+	worked := now.Sub(p.resumed)
+	if worked < burst {
+		return 0
 	}
-	if p.rate > 0 {
-		ahead := time.Duration(p.done/p.rate*float64(time.Second)) - now.Sub(p.begun)
-		if ahead >= burst {
-			rest = max(rest, ahead)
-		}
-	}
-	return rest
+	return time.Duration(float64(worked) * (1 - p.share) / p.share)
 }

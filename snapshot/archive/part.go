@@ -19,7 +19,7 @@ func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapsh
 	if m.Prefix != prefix {
 		return 0, fmt.Errorf("snapshot archive: %s is of a service with the prefix %q, not %q", t.Path(manifestName(id)), m.Prefix, prefix)
 	}
-	r := &restorer{target: t, manifest: m, pace: newPace(share, 0)}
+	r := &restorer{target: t, manifest: m, pace: newPace(share)}
 	return p.Position, r.partition(ctx, table, p, State{Position: p.Position, State: p.State})
 }
 

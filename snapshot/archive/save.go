@@ -31,9 +31,6 @@ type SaveOptions struct {
 	// are of about a millisecond.
 	Share float64
 
-	// Rate is a bound on the raw bytes read from the table per second; 0: none.
-	Rate float64
-
 	// Recheck compares a block that is there with what it would write, and writes it again where it differs: that
 	// mends an archive which Verify found damaged. Else only their sizes are compared.
 	Recheck bool
@@ -60,9 +57,6 @@ func (o *SaveOptions) Validate() error {
 	}
 	if o.Share < 0 || o.Share > 1 {
 		return fmt.Errorf("snapshot archive: SaveOptions.Share is %g, must be above 0 and at most 1", o.Share)
-	}
-	if o.Rate < 0 {
-		return fmt.Errorf("snapshot archive: SaveOptions.Rate is %g, must not be negative", o.Rate)
 	}
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -97,7 +91,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lock.Release(ctx)) }()
-	s := &saver{ctx: ctx, target: t, o: o, pace: newPace(o.Share, o.Rate), there: make(map[string]int64)}
+	s := &saver{ctx: ctx, target: t, o: o, pace: newPace(o.Share), there: make(map[string]int64)}
 	s.build.sizes = o.sizes
 	s.saved.Manifest = &Manifest{
 		Format: formatWhole, Time: o.Now.UTC().Truncate(time.Millisecond), Versions: o.Versions, Prefix: o.Prefix,

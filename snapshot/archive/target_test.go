@@ -540,7 +540,7 @@ func TestSaveRefuses(t *testing.T) {
 	defer func() { must(t, store.Close()) }()
 	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1})
 	wantErr(t, err, snapshot.ErrGone)
-	for _, o := range []SaveOptions{{}, {Partitions: 1 << 17}, {Partitions: 1, Share: 2}, {Partitions: 1, Rate: -1}} {
+	for _, o := range []SaveOptions{{}, {Partitions: 1 << 17}, {Partitions: 1, Share: 2}} {
 		if _, err := Save(ctx, table, target, o); err == nil {
 			t.Errorf("%+v is accepted", o)
 		}
@@ -560,21 +560,17 @@ func TestSaveRefuses(t *testing.T) {
 	}
 }
 
-// The pace rests in proportion, and to a rate.
+// The pace rests in proportion.
 func TestPace(t *testing.T) {
 	start := time.Now()
-	p := &pace{share: 0.25, resumed: start, begun: start}
+	p := &pace{share: 0.25, resumed: start}
 	if got := p.rest(start.Add(4 * time.Millisecond)); got != 12*time.Millisecond {
 		t.Errorf("after 4 ms of work at a quarter: %v", got)
 	}
 	if got := p.rest(start.Add(burst / 2)); got != 0 {
 		t.Errorf("in a burst: %v", got)
 	}
-	p = &pace{share: 1, rate: 1000, done: 100, resumed: start, begun: start}
-	if got := p.rest(start.Add(40 * time.Millisecond)); got != 60*time.Millisecond {
-		t.Errorf("ahead of the rate: %v", got)
-	}
-	p = newPace(0.5, 1)
+	p = newPace(0.5)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	wantErr(t, p.step(ctx, 1<<20), context.Canceled)
