@@ -16,7 +16,7 @@ const (
 	VerbPause  Verb = "pause"
 	VerbResume Verb = "resume"
 	VerbFire   Verb = "fire"
-	VerbDone   Verb = "done"
+	VerbDone   Verb = "done" // reserved for executions
 )
 
 // VerbImport is the request that puts many jobs.
@@ -35,15 +35,6 @@ const (
 	VerbPreview Verb = "preview"
 	VerbStatus  Verb = "status"
 )
-
-// Command tells whether the verb is one of a command, which goes through the log.
-func (v Verb) Command() bool {
-	switch v {
-	case VerbPut, VerbDelete, VerbPause, VerbResume, VerbFire, VerbDone:
-		return true
-	}
-	return false
-}
 
 // Limits of requests.
 const (
