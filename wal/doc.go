@@ -52,4 +52,7 @@
 // build it anew from the stream. After power loss the count may itself be old, and then a flipped bit in the
 // last seconds' records can pass as a torn write: the caller's comparison of Last with the stream is what
 // notices that.
+//
+// A reading order: options.go, store.go (the database), log.go with record.go and keys.go (its bytes), synced.go (the count), fence.go,
+// sstable.go (what is taken in whole), scheduler.go and pace.go (compactions give way).
 package wal

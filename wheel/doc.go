@@ -15,5 +15,5 @@
 // filled again from a list of its timers, in the order of their insertion, goes on exactly as the
 // first one would have.
 //
-// A Wheel is not safe for concurrent use.
+// A Wheel is not safe for concurrent use. wheel.go has the essay and the calls, slab.go where timers lie.
 package wheel

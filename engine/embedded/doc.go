@@ -31,4 +31,6 @@
 // Where clients are not trusted, give nats-server a configuration file with an account of the engine's own that exports
 // requests and commands as services: subjects of another account cannot be named at all, by a reply or otherwise.
 // docs/deploy/nats/carillon.conf is one, for engines, operators, clients, workers and tenants.
+//
+// A reading order: options.go, server.go, rights.go, log.go (the server's own lines).
 package embedded

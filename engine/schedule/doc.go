@@ -16,4 +16,6 @@
 // robfig/cron v3.0.1 refuses L, W and #; hashicorp/cronexpr v1.1.3 and adhocore/gronx v1.20.4 refuse
 // L-3, and gronx LW. All three drop "30 2 * * *" on the day the hour is skipped; the first two fire it
 // twice on the day the hour is repeated, and gronx leaves out an hour of "*/30 * * * *" on that day.
+//
+// A reading order: schedule.go (Parse), plan.go, cron.go, next.go (how the next fire is found), zone.go.
 package schedule

@@ -10,7 +10,7 @@
 // calms down, drains, and is judged (judge.go) by a model of the partition that has no wheel, no queue and no
 // checkpoint (reference.go). The table that checkpoints go to checks what they say of the one before.
 //
-// A reading order: world.go, node.go, follow.go, clock.go, client.go, stream.go, reference.go, judge.go.
+// A reading order: world.go, node.go, follow.go, residence.go (jobs on disk), clock.go, client.go, stream.go, reference.go, judge.go.
 //
 // What the simulator showed about a host of the machine, beyond the page of package engine:
 //   - Where the chain goes on is decided only once the machine has applied the log up to a last sequence

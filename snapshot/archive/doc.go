@@ -24,6 +24,6 @@
 //     about to go. In a directory it is the operating system's, in a bucket an object that is renewed.
 //   - A restore checks each byte that it reads, builds beside, and renames.
 //
-// A reading order: target.go, block.go (the format, and where blocks end), manifest.go, save.go, verify.go,
-// prune.go, restore.go, route.go (into other partitions).
+// A reading order: target.go with dir.go and bucket.go, block.go (the format, and where blocks end), manifest.go, save.go with pace.go,
+// verify.go, prune.go, read.go (one room), restore.go, route.go (into other partitions), part.go (one partition into a table in use).
 package archive
