@@ -1,14 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/schollz/progressbar/v3"
@@ -177,110 +174,5 @@ func (a *app) steps() func(step string, done, total int) {
 			)
 		}
 		_ = bar.Set(done)
-	}
-}
-
-func newBenchLatenessCommand(a *app) *cobra.Command {
-	var c bench.LatenessConfig
-	var data, natsURL, mix string
-	cmd := &cobra.Command{
-		Use:   "lateness",
-		Short: "How late triggers reach a worker, at a fixed rate for a time",
-		Example: `  carillon bench lateness
-  carillon bench lateness --rate 20000 --duration 30s --mix intervals=2,cron=1,one_shots=1
-  carillon bench lateness --server nats://127.0.0.1:4222 --json > lateness.json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Mix, err = bench.ParseMix(mix); err != nil {
-				return usagef("--mix: %w", err)
-			}
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
-				return err
-			}
-			c.Progress = a.steps()
-			return measure(a, cmd, c, bench.RunLateness)
-		},
-	}
-	f := cmd.Flags()
-	f.IntVar(&c.Rate, "rate", 5000, "triggers a second")
-	f.DurationVar(&c.Duration, "duration", time.Minute, "how long, in whole seconds")
-	payloadFlag(f, &c.PayloadBytes)
-	f.StringVar(&mix, "mix", "intervals", "kinds of jobs and their weights: intervals, cron, one_shots")
-	handlersFlag(f, &c.Concurrency)
-	f.StringVar(&c.Raw, "raw", "", "`file` for every trigger as CSV")
-	dataFlag(f, &data)
-	natsFlag(f, &natsURL)
-	return cmd
-}
-
-func newBenchRecoveryCommand(a *app) *cobra.Command {
-	var c bench.RecoveryConfig
-	cmd := ownFlags(&cobra.Command{
-		Use:   "recovery",
-		Short: "How soon triggers come again after kill -9",
-		Example: `  carillon bench recovery
-  carillon bench recovery --jobs 1000000 --fill=false`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.Progress = a.steps()
-			return measure(a, cmd, c, bench.RunRecovery)
-		},
-	})
-	f := cmd.Flags()
-	f.IntVar(&c.Jobs, "jobs", 100_000, "jobs present")
-	f.IntVar(&c.Rate, "rate", 1000, "triggers a second that the jobs make")
-	f.IntVar(&c.Kills, "kills", 3, "how often the engine is killed")
-	f.BoolVar(&c.Fill, "fill", true, "fill the output streams to their retention and the log as far as it goes, first")
-	payloadFlag(f, &c.PayloadBytes)
-	dataFlag(f, &c.Service.Data)
-	return cmd
-}
-
-func newBenchCeilingCommand(a *app) *cobra.Command {
-	var c bench.CeilingConfig
-	var data, natsURL string
-	cmd := &cobra.Command{
-		Use:   "ceiling",
-		Short: "What the transport, the disk and the timers of this machine allow",
-		Example: `  carillon bench ceiling
-  carillon bench ceiling --messages 100000 --rounds 1 --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
-				return err
-			}
-			c.Progress = a.steps()
-			return measure(a, cmd, c, bench.RunCeiling)
-		},
-	}
-	f := cmd.Flags()
-	f.IntVar(&c.Messages, "messages", 500_000, "messages of each measurement of a rate")
-	f.IntVar(&c.Streams, "streams", 8, "streams that are published to at once")
-	payloadFlag(f, &c.PayloadBytes)
-	f.IntVar(&c.Rounds, "rounds", 3, "rounds; each figure is their median")
-	dataFlag(f, &data)
-	natsFlag(f, &natsURL)
-	return cmd
-}
-
-// newBenchWorkerCommand is the worker's process of bench lateness and others, which start it.
-func newBenchWorkerCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:    "worker",
-		Short:  "The worker of bench lateness",
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			nc, _, err := a.connect(cmd.Context(), append(bench.Reconnect(), nats.Name("carillon bench worker"))...)
-			if err != nil {
-				return err
-			}
-			defer nc.Close()
-			err = bench.Work(cmd.Context(), nc, a.connection.names(), a.stdin, a.stdout)
-			if cause := context.Cause(cmd.Context()); cause != nil {
-				return cmp.Or(err, fmt.Errorf("stopped: %w", cause))
-			}
-			return err
-		},
 	}
 }
