@@ -862,21 +862,14 @@ func TestScanBehind(t *testing.T) {
 	}
 }
 
-// A consumer that lives and keeps back what the stream has acknowledged does not keep it from the reader, and is made anew.
-func TestReadBesideLateConsumer(t *testing.T) {
-	h := newHost(t)
-	nc := h.connect()
-	var applied, resets atomic.Uint64
-	s := open(t, nc, Config{Partitions: 1, Reader: "engine", OnReset: func(err error) {
-		if !strings.Contains(err.Error(), "the consumer is late") {
-			t.Errorf("the reader starts over: %v", err)
-		}
-		resets.Add(1)
-	}})
+// readInOrder reads the log from its start on; no record may be missing or come twice. come waits until the last one read is this, and end
+// ends the reading.
+func readInOrder(t *testing.T, log *Log) (come func(what string, last uint64), end func()) {
+	var applied atomic.Uint64
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
+		ended <- log.Read(ctx, Position{}, func(batch []Message) error {
 			for _, m := range batch {
 				if !applied.CompareAndSwap(m.Seq-1, m.Seq) {
 					t.Errorf("record %d came behind %d", m.Seq, applied.Load())
@@ -885,10 +878,31 @@ func TestReadBesideLateConsumer(t *testing.T) {
 			return nil
 		})
 	}()
-	come := func(what string, last uint64) {
+	come = func(what string, last uint64) {
 		t.Helper()
 		eventually(t, what, func() bool { return applied.Load() == last })
 	}
+	return come, func() {
+		t.Helper()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("it ended with %v", err)
+		}
+	}
+}
+
+// A consumer that lives and keeps back what the stream has acknowledged does not keep it from the reader, and is made anew.
+func TestReadBesideLateConsumer(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	var resets atomic.Uint64
+	s := open(t, nc, Config{Partitions: 1, Reader: "engine", OnReset: func(err error) {
+		if !strings.Contains(err.Error(), "the consumer is late") {
+			t.Errorf("the reader starts over: %v", err)
+		}
+		resets.Add(1)
+	}})
+	come, end := readInOrder(t, s.Log)
 	appendLog(t, s.Log, 10)
 	come("records come", 10)
 	js, err := jetstream.New(nc)
@@ -905,10 +919,7 @@ func TestReadBesideLateConsumer(t *testing.T) {
 		appendLog(t, s.Log, 10)
 		come("records come by that", n*(2*scanFew+10)+10)
 	}
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	end()
 }
 
 // Who waits for the log's leader waits for the end of an election, and not for what will never be.
@@ -977,23 +988,7 @@ func testReadWithoutConsumer(t *testing.T, refuse nats.MsgHandler) {
 	if err := account.AddMapping(create, "astray"); err != nil {
 		t.Fatal(err)
 	}
-	var applied atomic.Uint64
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
-			for _, m := range batch {
-				if !applied.CompareAndSwap(m.Seq-1, m.Seq) {
-					t.Errorf("record %d came behind %d", m.Seq, applied.Load())
-				}
-			}
-			return nil
-		})
-	}()
-	come := func(what string, last uint64) {
-		t.Helper()
-		eventually(t, what, func() bool { return applied.Load() == last })
-	}
+	come, end := readInOrder(t, s.Log)
 	appendLog(t, s.Log, 2*scanFew)
 	come("records come before there is a consumer", 2*scanFew)
 
@@ -1018,10 +1013,7 @@ func testReadWithoutConsumer(t *testing.T, refuse nats.MsgHandler) {
 	appendLog(t, s.Log, 10)
 	come("records come when it is gone", 2*scanFew+20)
 	account.RemoveMapping(create)
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("it ended with %v", err)
-	}
+	end()
 }
 
 // Records of the consumer come while a question to the stream has no answer, and the answer counts when it
