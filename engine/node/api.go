@@ -166,9 +166,9 @@ func (n *Node) guarded(reply string) bool {
 // quietLooks is for how many looks, a millisecond apart, no command may be in progress before all that were sent count as taken.
 const quietLooks = 10
 
-// answerLast takes no more requests, and waits until the commands that were taken have come back through the log, which must still be
+// finishCommands takes no more requests, and waits until the commands that were taken have come back through the log, which must still be
 // read until then, or until nobody waits for them any more.
-func (n *Node) answerLast(ctx context.Context) {
+func (n *Node) finishCommands(ctx context.Context) {
 	api := n.api.Load()
 	if api == nil {
 		return

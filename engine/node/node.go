@@ -41,7 +41,7 @@ type Node struct {
 	refuseJobs atomic.Bool     // the disk has too little room for new jobs
 	recovered  func() error    // runs recover once, and returns its error each time
 	restored   *restored       // at the first start after a restore
-	saves      saves           // of snapshots
+	snapshots  saving          // to archives
 
 	// The way to NATS.
 	server    *embedded.Server // nil with an external one
@@ -86,7 +86,7 @@ type Node struct {
 	joined  joined
 	pulse   pulse
 	regain  regain
-	gives   saves         // of partitions, for other nodes
+	gives   saving        // of partitions, for other nodes
 	given   sync.RWMutex  // read-locked while saved partitions are read; locked to give a partition up
 	servers servers.Watch // where NATS is external
 	leaders leaders
@@ -104,7 +104,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer context.AfterFunc(parent, func() {
 		n.handOver(ctx)
 		n.unasked(ctx)
-		n.answerLast(ctx)
+		n.finishCommands(ctx)
 		n.lastTick(ctx)
 		cancel(context.Cause(parent))
 	})()
@@ -195,7 +195,7 @@ func (n *Node) start(ctx context.Context) error {
 		}
 		n.url = n.server.ClientURL()
 	}
-	n.saves.open(ctx)
+	n.snapshots.open(ctx)
 	n.gives.open(ctx)
 	return nil
 }
@@ -204,7 +204,7 @@ func (n *Node) start(ctx context.Context) error {
 func (n *Node) windDown() {
 	n.leave()
 	n.work.Wait()
-	n.saves.close()
+	n.snapshots.close()
 	n.gives.close()
 }
 

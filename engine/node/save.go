@@ -26,8 +26,8 @@ const saveShare = 0.5
 // saveWord is how often a save that is under way says so.
 const saveWord = 250 * time.Millisecond
 
-// saves knows the one save that is under way.
-type saves struct {
+// saving is what a node saves, one at a time.
+type saving struct {
 	mu      sync.Mutex
 	ctx     context.Context // of the run; nil: none is taken
 	current *save
@@ -45,14 +45,14 @@ type save struct {
 }
 
 // open lets saves begin, until ctx ends.
-func (s *saves) open(ctx context.Context) {
+func (s *saving) open(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ctx = ctx
 }
 
 // close gives up the save that is under way, and lets none begin.
-func (s *saves) close() {
+func (s *saving) close() {
 	s.mu.Lock()
 	s.ctx = nil
 	current := s.current
@@ -63,7 +63,7 @@ func (s *saves) close() {
 	}
 }
 
-func (s *saves) begin(id string) (*save, context.Context, error) {
+func (s *saving) begin(id string) (*save, context.Context, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -77,7 +77,7 @@ func (s *saves) begin(id string) (*save, context.Context, error) {
 	return s.current, ctx, nil
 }
 
-func (s *saves) end(one *save) {
+func (s *saving) end(one *save) {
 	s.mu.Lock()
 	s.current = nil
 	s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *saves) end(one *save) {
 }
 
 // cancel gives a save up and waits until it has ended. One that was saved before it could be given up is not under way any more.
-func (s *saves) cancel(id string) error {
+func (s *saving) cancel(id string) error {
 	s.mu.Lock()
 	current := s.current
 	s.mu.Unlock()
@@ -107,7 +107,7 @@ func (n *Node) cancels() string { return n.o.Prefix + ".api.snapshot-cancel" }
 // hearCancels gives up this node's save when another was asked to. Mostly there is no such save here; one that there is
 // takes a while to end.
 func (n *Node) hearCancels() error {
-	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.saves.cancel(string(m.Data)) }() })
+	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
 	return err
 }
 
@@ -118,14 +118,14 @@ func (n *Node) apiSnapshot(c *call) error {
 		return err
 	}
 	if r.Cancel != "" {
-		if err := n.saves.cancel(r.Cancel); err != nil {
+		if err := n.snapshots.cancel(r.Cancel); err != nil {
 			// Another node may be the one that saves. Who asked has the error, and may ask again.
 			_ = n.nc.Publish(n.cancels(), []byte(r.Cancel))
 			return err
 		}
 		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
 	}
-	one, ctx, err := n.saves.begin(c.Headers().Get(carillon.HeaderRequest))
+	one, ctx, err := n.snapshots.begin(c.Headers().Get(carillon.HeaderRequest))
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	saved, where, err := n.save(ctx, &r, one)
 	given := ctx.Err() != nil
 	one.saved = err == nil
-	n.saves.end(one)
+	n.snapshots.end(one)
 	<-saying
 	switch {
 	case err == nil:

@@ -38,7 +38,7 @@ func TestSaveRefusal(t *testing.T) {
 // Who gives a save up hears that it was too late where there is a snapshot.
 func TestCancelBehindSave(t *testing.T) {
 	for saved, want := range map[bool]error{false: nil, true: &carillon.Error{Code: carillon.CodeNotFound}} {
-		var s saves
+		var s saving
 		s.open(t.Context())
 		one, ctx, err := s.begin("r")
 		if err != nil {
