@@ -47,7 +47,8 @@ func parseCron(words []string, gap carillon.Gap, fold carillon.Fold) (*cron, *ca
 		words = append([]string{"0"}, words...)
 	case 6:
 	default:
-		return nil, invalid("a cron expression has 5 fields, or 6 with seconds first; this has %d", len(words))
+		return nil, invalid("a cron expression has 5 fields, or 6 with seconds first, and none for the year; this has %d. "+
+			"Others are such as @every 5m, @in 5m and @at 2026-12-01T09:00:00Z", len(words))
 	}
 	var masks [4]uint64
 	for i, f := range []field{secondField, minuteField, hourField, monthField} {
@@ -260,6 +261,19 @@ func parseDayOfWeek(item string) (monthDays, *carillon.Error) {
 	if item == "L" {
 		return nil, weekdayField.invalid(item, "say which day is the last of its kind in the month, such as FRIL")
 	}
+	if name, nth, ok := strings.Cut(item, "#"); ok {
+		weekday, err := weekdayField.parseValue(item, name)
+		if err != nil {
+			return nil, err
+		}
+		n, bad := strconv.ParseUint(nth, 10, 16)
+		if bad != nil || n < 1 || n > 5 {
+			return nil, weekdayField.invalid(item, "after # comes a number from 1 to 5; the last of the month is such as FRIL")
+		}
+		return func(first, _ int) uint32 {
+			return 1 << ((weekday-first+7)%7 + 7*int(n-1))
+		}, nil
+	}
 	if name, ok := strings.CutSuffix(item, "L"); ok {
 		weekday, err := weekdayField.parseValue(item, name)
 		if err != nil {
@@ -268,19 +282,6 @@ func parseDayOfWeek(item string) (monthDays, *carillon.Error) {
 		return func(first, length int) uint32 {
 			back := (first + length - 1 - weekday + 7) % 7 // days from the last such day to the month's end
 			return 1 << (length - 1 - back)
-		}, nil
-	}
-	if name, nth, ok := strings.Cut(item, "#"); ok {
-		weekday, err := weekdayField.parseValue(item, name)
-		if err != nil {
-			return nil, err
-		}
-		n, bad := strconv.ParseUint(nth, 10, 16)
-		if bad != nil || n < 1 || n > 5 {
-			return nil, weekdayField.invalid(item, "after # comes a number from 1 to 5")
-		}
-		return func(first, _ int) uint32 {
-			return 1 << ((weekday-first+7)%7 + 7*int(n-1))
 		}, nil
 	}
 	return nil, nil

@@ -54,9 +54,44 @@ var shorthands = map[string]string{
 func Parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, error) {
 	e, err := parse(text, zone, gap, fold)
 	if err != nil {
+		if other := remedy(split(text)); other != "" && err.Code == carillon.CodeInvalidSchedule {
+			return nil, invalid("%s", other)
+		}
 		return nil, err
 	}
 	return e, nil
+}
+
+func split(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' })
+}
+
+// remedy says what to write instead of what crontabs and other schedulers read; "" for what is none of that. It is asked about what
+// is refused anyway.
+func remedy(words []string) string {
+	if len(words) == 0 {
+		return ""
+	}
+	first, last := words[0], words[len(words)-1]
+	lower := strings.ToLower(first)
+	name, _, call := strings.Cut(lower, "(")
+	zoned := ""
+	if strings.HasPrefix(lower, "cron_tz=") || strings.HasPrefix(lower, "tz=") {
+		zoned = first
+	} else if zoneFiles()[last] != nil {
+		zoned = last
+	}
+	switch known := shorthands[lower] != "" || lower == "@at" || lower == "@in" || lower == "@every"; {
+	case zoned != "":
+		return quote(zoned) + ": the time zone belongs in the field zone"
+	case known && lower != first:
+		return quote(first) + ": write " + lower
+	case lower == "@reboot":
+		return quote(first) + ": no job fires because an engine starts; @in 1m fires once, a minute after the job is put"
+	case call && (name == "cron" || name == "rate" || name == "at"):
+		return quote(first) + ": write it without " + name + "(…), as a cron expression without a year, @every 5m or @at 2026-12-01T09:00:00Z"
+	}
+	return ""
 }
 
 func parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, *carillon.Error) {
@@ -68,7 +103,7 @@ func parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, *car
 			return nil, invalid("%s has a character that no schedule has, at byte %d", quote(text), i)
 		}
 	}
-	words := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' })
+	words := split(text)
 	if long, ok := shorthands[strings.Join(words, " ")]; ok {
 		words = strings.Fields(long)
 	}
@@ -127,13 +162,13 @@ func (e *Expr) CheckAhead(now int64) error {
 // parseTime reads RFC 3339 to the millisecond.
 func parseTime(words []string) (int64, *carillon.Error) {
 	if len(words) != 1 {
-		return 0, invalid("@at takes one time, such as @at 2026-12-01T09:00:00.250Z")
+		return 0, invalid("@at takes one time, in one word, such as @at 2026-12-01T09:00:00.250Z")
 	}
 	// It lets pass what RFC 3339 does not, such as hours of one digit. Not UnmarshalText, which does so for now: a later Go
 	// that no longer does would read something else in an old log.
 	t, err := time.Parse(time.RFC3339, words[0])
 	if err != nil {
-		return 0, invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z", quote(words[0]))
+		return 0, invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z, with its offset, Z or such as +01:00", quote(words[0]))
 	}
 	if t.Nanosecond()%int(time.Millisecond) != 0 {
 		return 0, invalid("%s is finer than a millisecond", quote(words[0]))
@@ -148,12 +183,12 @@ func parseTime(words []string) (int64, *carillon.Error) {
 // parseDuration reads what follows @in or @every.
 func parseDuration(words []string) (int64, *carillon.Error) {
 	if len(words) != 2 {
-		return 0, invalid("%s takes one duration, such as %[1]s 1m30s", words[0])
+		return 0, invalid("%s takes one duration, in one word, such as %[1]s 1m30s", words[0])
 	}
 	d, err := time.ParseDuration(words[1])
 	switch {
 	case err != nil:
-		return 0, invalid("%s is not a duration such as 250ms, 1m30s or 24h, from 1ms to 10 years", quote(words[1]))
+		return 0, invalid("%s is not a duration such as 250ms, 1m30s or 24h, with units h, m, s and ms, from 1ms to 10 years", quote(words[1]))
 	case d < carillon.MinInterval:
 		return 0, invalid("%s %s: the shortest duration is 1ms", words[0], quote(words[1]))
 	case d > carillon.MaxInterval:
