@@ -53,7 +53,8 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		next = state.firstFire(plan, last, want.MaxFires)
 	}
 	if next == none && expr.Kind() != schedule.None && last == 0 && state == nil {
-		return false, neverFires(&want)
+		unbound := firstFire(expr.Bind(accepted, 0, 0, offset), expr.Kind(), m.now, last)
+		return false, neverFires(&want, unbound)
 	}
 	if j == nil && m.diskLow {
 		return false, &carillon.Error{Code: carillon.CodeLimitExceeded, Message: "the engine's disk is nearly full: no new jobs are taken"}
@@ -171,9 +172,12 @@ func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 	}
 }
 
-// neverFires names the bound that leaves a new job no fire.
-func neverFires(job *carillon.Job) *carillon.Error {
-	if job.End.IsZero() {
+// neverFires names what leaves a new job no fire: a bound, if there would be one without bounds.
+func neverFires(job *carillon.Job, unbound int64) *carillon.Error {
+	switch {
+	case unbound == none:
+		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "schedule", Message: "has no fire still to come; 1970-01-01T00:00:00Z stands for none"}
+	case job.End.IsZero():
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "start", Message: "the schedule has no fire from the start on"}
 	}
 	return &carillon.Error{Code: carillon.CodeInvalidField, Field: "end", Message: "the schedule has no fire between now and the end"}
