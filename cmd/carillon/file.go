@@ -36,6 +36,10 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 		mode = info.Mode().Perm()
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
+	default:
+		if name, err = missing(name); err != nil {
+			return err
+		}
 	}
 	// Of two at once the first would put in place what the second has written so far. Where a file system knows no locks, nobody
 	// is kept out.
@@ -54,6 +58,25 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 		}
 		return write(w)
 	})
+}
+
+// missing follows links to the file that is to be made. EvalSymlinks has found that they end at none, and are no circle.
+func missing(name string) (string, error) {
+	for {
+		to, err := os.Readlink(name)
+		if err != nil {
+			return name, nil
+		}
+		if filepath.IsAbs(to) {
+			name = to
+			continue
+		}
+		dir, err := filepath.EvalSymlinks(filepath.Dir(name)) // .. is of where it really is
+		if err != nil {
+			return "", err
+		}
+		name = filepath.Join(dir, to)
+	}
 }
 
 // partEnd is the end of the name of a file that is not whole yet.

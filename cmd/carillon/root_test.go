@@ -797,6 +797,29 @@ func TestWriteWhole(t *testing.T) {
 	if err := writeWhole(os.DevNull, func(*bufio.Writer) error { return nil }); err != nil {
 		t.Error(err)
 	}
+	// Like a shell, it makes the file that a link names, be it by way of others, and leaves the link as it is.
+	far := filepath.Join(dir, "far")
+	dangling, later := filepath.Join(dir, "dangling"), filepath.Join(far, "later.ndjson")
+	err := errors.Join(os.Mkdir(far, 0o700), os.Symlink("far/again", dangling), os.Symlink("later.ndjson", filepath.Join(far, "again")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = writeWhole(dangling, func(w *bufio.Writer) error {
+		_, err := w.WriteString("third")
+		return err
+	})
+	if got, _ := os.ReadFile(later); err != nil || string(got) != "third" {
+		t.Errorf("through a link to no file: %q, %v", got, err)
+	}
+	if info, err := os.Lstat(dangling); err != nil || info.Mode().IsRegular() {
+		t.Errorf("the link is %v, %v", info, err)
+	}
+	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeWhole(filepath.Join(dir, "loop"), func(*bufio.Writer) error { return nil }); err == nil {
+		t.Error("a link to itself is written to")
+	}
 	// Of two at once the second is refused: what it has written so far would be put in place by the first.
 	if err := writeWhole(name, func(*bufio.Writer) error {
 		return writeWhole(link, func(*bufio.Writer) error { return nil })
@@ -804,8 +827,8 @@ func TestWriteWhole(t *testing.T) {
 		t.Errorf("two at once: %v", err)
 	}
 	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 2 {
-		t.Errorf("%v, %v: want the file and the link", left, err)
+	if err != nil || len(left) != 5 {
+		t.Errorf("%v, %v: want the file, the links and the directory", left, err)
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
 		t.Errorf("the link is %v, %v", info, err)
