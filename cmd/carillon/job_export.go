@@ -30,6 +30,9 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
   carillon job export --label team=billing | jq .id`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := notZero(c, "limit"); err != nil {
+				return err
+			}
 			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err

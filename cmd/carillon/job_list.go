@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
@@ -26,6 +27,9 @@ $CARILLON_PREFIX: carillon --prefix acme job list`,
   carillon job list --json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := notZero(c, "limit"); err != nil {
+				return err
+			}
 			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err
@@ -51,8 +55,22 @@ func (l *listFlags) flags(c *cobra.Command) {
 	selectionFlags(c, &l.request.Selection)
 	f := c.Flags()
 	f.Var((*filled)(&l.request.Topic), "topic", "of this `topic`, which may hold wildcards")
-	f.Var((*filled)(&l.request.Status), "status", "with this `status`: scheduled, paused or completed")
+	f.Var((*jobStatus)(&l.request.Status), "status", "with this `status`: scheduled, paused or completed")
 	f.UintVar(&l.limit, "limit", 0, "stop after this `many` jobs")
+}
+
+// jobStatus is one that a job can have. The protocol has more, for executions to come.
+type jobStatus carillon.Status
+
+func (v *jobStatus) String() string { return string(*v) }
+func (v *jobStatus) Type() string   { return "string" }
+
+func (v *jobStatus) Set(s string) error {
+	switch *v = jobStatus(s); carillon.Status(s) {
+	case carillon.StatusScheduled, carillon.StatusPaused, carillon.StatusCompleted:
+		return nil
+	}
+	return errors.New("expected scheduled, paused or completed")
 }
 
 // selectionFlags add the flags of a selection.

@@ -38,6 +38,9 @@ local copy of an engine that is stopped.`,
 			if d.partition < everyPartition || d.partition >= node.MaxPartitions {
 				return usagef("--partition is %d; expected 0 to %d", d.partition, node.MaxPartitions-1)
 			}
+			if err := notZero(c, "limit"); err != nil {
+				return err
+			}
 			d.app = a
 			var err error
 			if d.data != "" {

@@ -29,6 +29,9 @@ taken from a worker, and what fires before it begins is not shown. Ctrl-C ends i
   carillon watch --json --count 10`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := notZero(c, "count"); err != nil {
+				return err
+			}
 			w.app = a
 			return w.run(c.Context())
 		},
