@@ -98,8 +98,8 @@ func (c *carillonClient) createAll(ctx context.Context, jobs []job) error {
 }
 
 func (c *carillonClient) version(ctx context.Context) (string, error) {
-	_, err := c.Status(ctx)
-	return "embedded nats-server " + c.nc.ConnectedServerVersion(), err
+	r, err := c.Status(ctx)
+	return r.Versions.Carillon + ", embedded nats-server " + c.nc.ConnectedServerVersion(), err
 }
 
 func (c *carillonClient) close() { c.nc.Close() }

@@ -13,7 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/bench"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // The test binary is the worker and the NATS peer too, as the command is.
@@ -265,6 +270,26 @@ func TestStopLeftovers(t *testing.T) {
 	<-p.exited
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the site is still there: %v", err)
+	}
+}
+
+// A result says which Carillon was measured, and not only the server in it.
+func TestCarillonVersion(t *testing.T) {
+	url := natstest.Start(t, &server.Options{}).ClientURL()
+	c, err := openCarillon(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	nc := c.(*carillonClient).nc
+	if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) {
+		_ = m.Respond((&carillon.StatusReply{Versions: carillon.Versions{Carillon: "5d968561c9f0"}}).AppendJSON(nil))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	v, err := c.version(t.Context())
+	if want := "5d968561c9f0, embedded nats-server " + nc.ConnectedServerVersion(); v != want || err != nil {
+		t.Errorf("the version is %q, %v; want %q", v, err, want)
 	}
 }
 
