@@ -305,6 +305,10 @@ func (e *engine) atNATS(do func(jetstream.JetStream) error) error {
 		if js, err = jetstream.New(nc); err == nil {
 			err = do(js)
 		}
+		// A request that may not be made has no answer.
+		if refused := nc.LastError(); err != nil && errors.Is(refused, nats.ErrPermissionViolation) {
+			err = fmt.Errorf("%w: a run is the engine, its clients and its workers in one, and needs a user with all rights of the account", refused)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("bench: the NATS that the engine is to use: %w", err)

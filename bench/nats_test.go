@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +79,22 @@ func TestExternalNATS(t *testing.T) {
 	}
 	if left := streams(); !slices.Contains(left, log) {
 		t.Error("the run removed a service's stream")
+	}
+}
+
+// The user of an engine has not all that a run needs: which right is missing is said, and what to do.
+func TestExternalNATSWithoutRights(t *testing.T) {
+	const names = "$JS.API.STREAM.NAMES"
+	url := natstest.Start(t, &server.Options{JetStream: true, Users: []*server.User{{
+		Username: "engine", Password: "x", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{names}}},
+	}}}).ClientURL()
+	ctx, refused := context.WithCancel(t.Context())
+	e := &engine{Service: Service{NATS: url, Names: carillon.DefaultNames(), Connect: func(url string) (*nats.Conn, error) {
+		return nats.Connect(url, nats.UserInfo("engine", "x"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) { refused() }))
+	}}}
+	err := e.reserve(ctx)
+	if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), names) || !strings.Contains(err.Error(), "all rights") {
+		t.Errorf("without a right: %v", err)
 	}
 }
 

@@ -97,7 +97,7 @@ func dataFlag(f *pflag.FlagSet, data *string) {
 }
 
 func natsFlag(f *pflag.FlagSet, url *string) {
-	f.StringVar(url, "nats", "", "`URL`s of a NATS that runs already, for the engine that is started; the run removes what it makes there")
+	f.StringVar(url, "nats", "", "`URL`s of a NATS that runs already, for the engine that is started, with all rights of the account; the run removes what it makes there")
 }
 
 func payloadFlag(f *pflag.FlagSet, bytes *int) {
