@@ -26,7 +26,7 @@ func (f *archiveFlags) flags(c *cobra.Command) {
 }
 
 func (f *archiveFlags) check(args []string) error {
-	if (f.bucket == "") == (len(args) == 0) {
+	if (f.bucket == "") == (len(args) == 0) || len(args) > 0 && args[0] == "" {
 		return usagef("give a directory or --bucket")
 	}
 	return nil
