@@ -14,5 +14,6 @@ func newJobDeleteCommand(a *app) *cobra.Command {
   carillon job delete --prefix invoice- --label team=billing --yes`,
 		one:  (*carillon.Client).Delete,
 		many: (*carillon.Client).DeleteWhere,
+		done: func(s *carillon.StatusReply) int { return -jobsIn(s, "") },
 	}, "Delete jobs, with their fires that are still to come or waiting.")
 }

@@ -54,12 +54,7 @@ func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, 
 	total := int64(-1)
 	if l == (listFlags{}) && isTerminal(a.stderr) {
 		if s, err := client.Status(ctx); err == nil { // only the bar's end depends on it
-			total = 0
-			for i := range s.Partitions {
-				for _, n := range s.Partitions[i].Jobs {
-					total += int64(n)
-				}
-			}
+			total = int64(jobsIn(&s, ""))
 		}
 	}
 	bar := a.newProgress("export", total, false)

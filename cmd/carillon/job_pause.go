@@ -13,5 +13,6 @@ func newJobPauseCommand(a *app) *cobra.Command {
   carillon job pause --owner acme --yes`,
 		one:  (*carillon.Client).Pause,
 		many: (*carillon.Client).PauseWhere,
+		done: func(s *carillon.StatusReply) int { return jobsIn(s, carillon.StatusPaused) },
 	}, "Stop the scheduled fires of jobs until they are resumed. 'carillon job fire' still works on them.")
 }

@@ -13,5 +13,6 @@ func newJobResumeCommand(a *app) *cobra.Command {
   carillon job resume --label team=billing --yes`,
 		one:  (*carillon.Client).Resume,
 		many: (*carillon.Client).ResumeWhere,
+		done: func(s *carillon.StatusReply) int { return -jobsIn(s, carillon.StatusPaused) },
 	}, "Let paused jobs fire again. Fires missed while they were paused are skipped and counted.")
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
@@ -104,6 +105,18 @@ func (p *progress) end() time.Duration {
 		_ = p.bar.Finish()
 	}
 	return time.Since(p.began)
+}
+
+// jobsIn counts a service's jobs of a status; of "" all.
+func jobsIn(s *carillon.StatusReply, status carillon.Status) (n int) {
+	for i := range s.Partitions {
+		for of, jobs := range s.Partitions[i].Jobs {
+			if status == "" || status == of {
+				n += int(jobs)
+			}
+		}
+	}
+	return n
 }
 
 // blocksProgress shows how far a walk over an archive's blocks is, whose size is known only once it has begun.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,6 +34,7 @@ type change struct {
 	example    string
 	one        func(*carillon.Client, context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error)
 	many       func(*carillon.Client, context.Context, carillon.Selection) (carillon.SelectionReply, error)
+	done       func(*carillon.StatusReply) int // grows by one with each job that is changed
 }
 
 func (a *app) newChangeCommand(ch change, long string) *cobra.Command {
@@ -109,7 +111,9 @@ func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, y
 		return err
 	}
 	defer nc.Close()
+	end := a.showChanges(ctx, client, ch)
 	r, err := ch.many(client, ctx, s)
+	end()
 	if err != nil {
 		return err
 	}
@@ -122,6 +126,42 @@ func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, y
 		err = &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("of %d jobs the outcome is unknown, or there was no room to change them; the same command again does no harm", r.Failed)}
 	}
 	return err
+}
+
+// showChanges shows on a terminal how many jobs a selection has changed so far, until end is called. The answer comes once all are, so
+// it goes by what the service counts: what others change meanwhile is in it, too.
+func (a *app) showChanges(ctx context.Context, client *carillon.Client, ch change) (end func()) {
+	if !isTerminal(a.stderr) {
+		return func() {}
+	}
+	bar := a.newProgress(ch.verb, -1, false)
+	_ = bar.bar.RenderBlank() // something is to be seen at once
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		began, shown := -1, 0
+		for ctx.Err() == nil {
+			if s, err := client.Status(ctx); err == nil {
+				n := ch.done(&s)
+				if began < 0 {
+					began = n
+				}
+				more := max(n-began-shown, 0)
+				shown += more
+				bar.advance(more, more)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * redraw):
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+		bar.end()
+	}
 }
 
 func describeSelection(s carillon.Selection) string {
