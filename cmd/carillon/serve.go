@@ -148,7 +148,7 @@ func (s *serveFlags) embedded(cmd *cobra.Command) error {
 func (s *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.level)); err != nil {
-		return nil, usagef("--log-level: %w", err)
+		return nil, usagef("--log-level is %q, must be debug, info, warn or error", s.level)
 	}
 	o := &slog.HandlerOptions{Level: level}
 	switch s.format {
