@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -198,6 +199,40 @@ func TestMissingRights(t *testing.T) {
 
 	// Of many the first are named, and the others counted.
 	refuses(t, connect(t, allow(list(nil, "")), `">"`, ""), cfg, "may not publish on carillon.cmd.*.*", "and ")
+}
+
+// Behind a leaf node both servers tell what somebody may do: the engine's own of it, and the hub of the leaf, which may not use JetStream
+// without naming its domain.
+func TestRightsBehindALeaf(t *testing.T) {
+	t.Parallel()
+	hub := serverOf(t, `server_name: hub, jetstream: {domain: hub}, leafnodes: {listen: "127.0.0.1:-1"}`)
+	v, err := hub.Varz(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := serverOf(t, fmt.Sprintf(`server_name: leaf, default_js_domain: {"$G": hub}, leafnodes: {remotes: [{url: "nats-leaf://127.0.0.1:%d"}]}`, v.LeafNode.Port))
+	nc := connectTo(t, leaf.ClientURL())
+	answers, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for told := ""; !strings.Contains(told, `"name":"hub"`); { // once the leaf is there
+		if err := nc.PublishRequest(userInfo, answers.Subject, nil); err != nil {
+			t.Fatal(err)
+		}
+		m, err := answers.NextMsg(5 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		told = string(m.Data)
+	}
+	need := Config{Partitions: 2}.withDefaults().rights("_INBOX")
+	for range 20 { // either may be the first
+		if err := checkRights(t.Context(), nc, need); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(t, nc, Config{Partitions: 2})
 }
 
 func TestMatch(t *testing.T) {

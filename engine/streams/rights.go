@@ -69,22 +69,9 @@ func inboxPrefix(nc *nats.Conn) string {
 func checkRights(ctx context.Context, nc *nats.Conn, need Rights) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	m, err := ask(ctx, nc, userInfo)
-	switch {
-	case err != nil:
-		return err
-	case m == nil:
-		return nil // a server without a system account: what is refused shows one by one (refusal)
-	}
-	var who struct {
-		Data struct {
-			User        string       `json:"user"`
-			Account     string       `json:"account"`
-			Permissions *permissions `json:"permissions"`
-		} `json:"data"`
-	}
-	if err := json.Unmarshal(m.Data, &who); err != nil {
-		return fmt.Errorf("streams: %s: answer: %w", userInfo, err)
+	who, err := whoAmI(ctx, nc)
+	if who == nil || err != nil {
+		return err // or a server without a system account: what is refused shows one by one (refusal)
 	}
 	missing := who.Data.Permissions.missing(need)
 	if len(missing) == 0 {
@@ -94,16 +81,28 @@ func checkRights(ctx context.Context, nc *nats.Conn, need Rights) error {
 		who.Data.User, who.Data.Account, strings.Join(missing, ", "))
 }
 
-// ask is a request to the server itself that does not wait for an answer where the server says at once that there
-// will be none. No message is the answer where nobody listens.
-func ask(ctx context.Context, nc *nats.Conn, subject string) (*nats.Msg, error) {
+// identity is a server's answer to userInfo.
+type identity struct {
+	Server struct {
+		ID string `json:"id"`
+	} `json:"server"`
+	Data struct {
+		User        string       `json:"user"`
+		Account     string       `json:"account"`
+		Permissions *permissions `json:"permissions"`
+	} `json:"data"`
+}
+
+// whoAmI asks the server that it is connected to, and does not wait for an answer where that says at once that there will be none: then
+// it is nil. Behind a leaf node the hub answers, too, with what the leaf may do.
+func whoAmI(ctx context.Context, nc *nats.Conn) (*identity, error) {
 	inbox := nc.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
 		return nil, sendError(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails on a closed connection, which has none
-	if err := nc.PublishRequest(subject, inbox, nil); err != nil {
+	if err := nc.PublishRequest(userInfo, inbox, nil); err != nil {
 		return nil, sendError(err)
 	}
 	if err := nc.FlushWithContext(ctx); err != nil {
@@ -112,14 +111,22 @@ func ask(ctx context.Context, nc *nats.Conn, subject string) (*nats.Msg, error) 
 	if word := nc.LastError(); errors.Is(word, nats.ErrPermissionViolation) {
 		return nil, fmt.Errorf("streams: a right is missing: %w", word)
 	}
-	m, err := sub.NextMsgWithContext(ctx)
-	if errors.Is(err, nats.ErrNoResponders) || err == nil && noResponders(m) {
-		return nil, nil
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if errors.Is(err, nats.ErrNoResponders) || err == nil && noResponders(m) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, sendError(err)
+		}
+		who := &identity{}
+		if err := json.Unmarshal(m.Data, who); err != nil {
+			return nil, fmt.Errorf("streams: %s: answer: %w", userInfo, err)
+		}
+		if who.Server.ID == nc.ConnectedServerId() {
+			return who, nil
+		}
 	}
-	if err != nil {
-		return nil, sendError(err)
-	}
-	return m, nil
 }
 
 // refusal prefers the server's word about a missing right to the silence that followed it.
