@@ -316,6 +316,9 @@ type otherTopic struct{ error }
 
 func (e otherTopic) Unwrap() error { return e.error }
 
+// codeMaxAckPending is JetStream's word that a consumer is to have more unanswered than the server, the account or the stream allows.
+const codeMaxAckPending = 10121
+
 // makeConsumer finds or makes the durable consumer of one partition. If one was there and is gone, the new one begins where that one
 // began.
 func (w *worker) makeConsumer(ctx context.Context, p int) error {
@@ -339,10 +342,19 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
 	}
 	stream := w.names.OutStream(p)
+	// ask has JetStream make or change the consumer; where so many unanswered are not allowed, with as many as it gives by itself.
+	ask := func(do func(context.Context, string, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
+		consumer, err := do(ctx, stream, want)
+		if refused, ok := errors.AsType[*jetstream.APIError](err); ok && refused.ErrorCode == codeMaxAckPending {
+			want.MaxAckPending = 0
+			consumer, err = do(ctx, stream, want)
+		}
+		return consumer, err
+	}
 	made := false
 	consumer, err := w.js.Consumer(ctx, stream, w.Name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		consumer, err = w.js.CreateConsumer(ctx, stream, want)
+		consumer, err = ask(w.js.CreateConsumer)
 		made = err == nil
 		if errors.Is(err, jetstream.ErrConsumerExists) { // another worker of the name was first, with options of its own
 			consumer, err = w.js.Consumer(ctx, stream, w.Name)
@@ -356,7 +368,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = have.DeliverPolicy, have.OptStartSeq, have.OptStartTime
 		want.MaxWaiting = have.MaxWaiting              // it cannot be changed
 		want.AckWait = max(want.AckWait, have.AckWait) // others may give signs of life by it
-		consumer, err = w.js.CreateOrUpdateConsumer(ctx, stream, want)
+		consumer, err = ask(w.js.CreateOrUpdateConsumer)
 	}
 	if err != nil {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -106,6 +107,9 @@ func (p *puller) pull(ctx context.Context) error {
 		return err
 	}
 	p.receive(of, ctx.Done())
+	if bound, ok := errors.AsType[pullBound](of.err); ok {
+		p.size.bound, of.err = int(bound), nil
+	}
 	if of.came > 0 {
 		p.size.took(min(of.came, of.most), of.largest, time.Since(of.first))
 	}
@@ -235,8 +239,18 @@ func outcome(h nats.Header) (ended bool, err error) {
 	case strings.EqualFold(description, "Batch Completed"): // and more bytes could have come
 		return true, nil
 	}
+	if most, ok := strings.CutPrefix(description, "Exceeded MaxRequestBatch of "); ok {
+		if n, err := strconv.Atoi(most); err == nil && n > 0 {
+			return true, pullBound(n)
+		}
+	}
 	return true, fmt.Errorf("%s %s", status, description)
 }
+
+// pullBound is the answer to a pull that asked for more messages than the server allows: how many it does.
+type pullBound int
+
+func (b pullBound) Error() string { return fmt.Sprintf("a pull may ask for %d messages", int(b)) }
 
 // errPullFull says that the next message would be too much for a pull; a matter of course, but for the first one.
 var errPullFull = errors.New("the next message is larger than one pull may bring")
@@ -245,6 +259,7 @@ var errPullFull = errors.New("the next message is larger than one pull may bring
 // a round trip every few messages, a large one keeps work from others that are idle.
 type pullSize struct {
 	least, now int
+	bound      int // by the server; 0: none is known
 	largest    int // message so far, bytes
 }
 
@@ -258,7 +273,7 @@ const (
 
 func (s *pullSize) next() int {
 	most := min(pullMost, pullBytes/max(s.largest, 1))
-	s.now = min(max(s.now, s.least), max(most, s.least))
+	s.now = min(max(s.now, s.least), max(most, s.least), cmp.Or(s.bound, math.MaxInt))
 	return s.now
 }
 

@@ -623,6 +623,32 @@ func TestWorkConsumers(t *testing.T) {
 	}
 }
 
+// A server or an account may bound what a consumer has unanswered, and what a pull asks for: so much it is then.
+func TestWorkWithinLimits(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{JetStream: true, JetStreamLimits: server.JSLimitOpts{MaxAckPending: 3, MaxRequestBatch: 2}})
+	nc := dial(t, ns.ClientURL())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := makeOutput(t, js, 1)
+	const all = 20
+	for i := range all {
+		out.trigger(0, "t", fmt.Sprint(i), 1000, "")
+	}
+	var handled atomic.Int32
+	o := WorkerOptions{Topic: "t", Name: "g", Concurrency: 8, OnError: func(_ *Trigger, err error) { t.Error(err) }}
+	startWorker(t, Connect(nc), o, func(context.Context, *Trigger) error {
+		handled.Add(1)
+		return nil
+	})
+	eventually(t, "all triggers handled", func() bool { return handled.Load() == all })
+	if _, err := Connect(nc).MakeConsumers(t.Context(), o); err != nil { // which are there
+		t.Error(err)
+	}
+}
+
 // late finds no consumer, which another worker makes just then.
 type late struct {
 	jetstream.JetStream
