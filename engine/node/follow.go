@@ -60,6 +60,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 			switch {
 			case wanted == p.follows.Load():
 				since[i] = time.Time{}
+				p.refused.Store(nil)
 				continue
 			case since[i].IsZero():
 				since[i] = time.Now()
@@ -77,6 +78,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 				return err
 			default:
 				since[i] = time.Now()
+				p.refused.Store(&err)
 				n.troubles.unfollowed.tell(n.log, time.Now(), "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
 			}
 		}
@@ -108,7 +110,11 @@ func (n *Node) toFollow(v cluster.View) (problems []string) {
 	}
 	for _, p := range n.partitions {
 		if !p.follows.Load() && n.shouldFollow(v, p) {
-			problems = append(problems, fmt.Sprintf("partition %d is placed here and not followed yet", p.number))
+			problem := fmt.Sprintf("partition %d is placed here and not followed yet", p.number)
+			if why := p.refused.Load(); why != nil {
+				problem += fmt.Sprintf(": %v", *why)
+			}
+			problems = append(problems, problem)
 		}
 	}
 	return problems

@@ -26,10 +26,11 @@ type partition struct {
 	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
 
 	// Whether this node follows the partition, that is, has its jobs.
-	follows    atomic.Bool   // else the machine is empty. Written under mu
-	needs      atomic.Uint64 // a position from which the log is needed to begin to follow; 0: none
-	leaves     atomic.Bool   // it is about to be given up: other nodes are asked from now on
-	unanswered atomic.Int64  // commands that this node took for it and has not answered
+	follows    atomic.Bool           // else the machine is empty. Written under mu
+	refused    atomic.Pointer[error] // why it could not be followed at the latest try
+	needs      atomic.Uint64         // a position from which the log is needed to begin to follow; 0: none
+	leaves     atomic.Bool           // it is about to be given up: other nodes are asked from now on
+	unanswered atomic.Int64          // commands that this node took for it and has not answered
 
 	// Publishing.
 	out       sync.Mutex // guards what follows, up to pause

@@ -314,6 +314,10 @@ func keepsObjects(ctx context.Context, b *archive.Bucket) error {
 	return err
 }
 
+// codeMaxBytesRequired is JetStream's word that the account has no stream without a bound of bytes. How large a bucket may become no engine
+// can know, and what it may take is taken from the account at once.
+const codeMaxBytesRequired = 10113
+
 // bucket opens a bucket, and makes it where there is none. It has a connection of its own: what goes over the engine's is
 // awaited by triggers.
 func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *archive.Bucket, release func(), err error) {
@@ -333,6 +337,13 @@ func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *ar
 		if errors.Is(err, jetstream.ErrBucketNotFound) {
 			o.Replicas = n.streams.Log.Replicas()
 			store, err = js.CreateObjectStore(ctx, o)
+			if refused, ok := errors.AsType[*jetstream.APIError](err); ok && refused.ErrorCode == codeMaxBytesRequired {
+				err = fmt.Errorf("%w (max_bytes_required); make the bucket before, as large as it may become: "+
+					"nats object add %s --max-bucket-size SIZE --replicas %d", err, o.Bucket, o.Replicas)
+				if o.TTL > 0 {
+					err = fmt.Errorf("%w --ttl %s", err, o.TTL)
+				}
+			}
 		}
 		if err == nil {
 			return archive.NewBucket(o.Bucket, js, store), nc.Close, nil

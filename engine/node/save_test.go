@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -638,4 +640,27 @@ func TestSaveIntoForgetfulBucket(t *testing.T) {
 	}
 	_, err := client(t, r.NATS).SaveSnapshot(t.Context(), carillon.SnapshotRequest{Bucket: "forgetful"}, func(carillon.SnapshotReply) {})
 	words(t, err, "invalid_field: bucket", "forgets objects after 1h0m0s")
+}
+
+// Where an account has no streams without a bound of bytes, a bucket is made by hand: who asks for it is told how.
+func TestSaveWhereBoundsAreRequired(t *testing.T) {
+	t.Parallel()
+	ns := &server.Options{}
+	if err := ns.ProcessConfigString(`jetstream: {}, accounts { A: { jetstream: {max_bytes_required: true}, users: [{user: u, password: p}] } }, no_auth_user: u`); err != nil {
+		t.Fatal(err)
+	}
+	o := base(t)
+	o.NATS = natstest.Start(t, ns).ClientURL()
+	run(t, o)
+	save := func() error {
+		_, err := client(t, o.NATS).SaveSnapshot(t.Context(), carillon.SnapshotRequest{Bucket: "bounded"}, func(carillon.SnapshotReply) {})
+		return err
+	}
+	words(t, save(), "max_bytes_required", "nats object add bounded --max-bucket-size SIZE --replicas 1")
+	if _, err := jetStream(t, dial(t, o.NATS)).CreateObjectStore(t.Context(), jetstream.ObjectStoreConfig{Bucket: "bounded", MaxBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if err := save(); err != nil {
+		t.Error(err)
+	}
 }

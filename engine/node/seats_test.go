@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -30,6 +31,11 @@ func TestSeats(t *testing.T) {
 
 	if got, want := n.toFollow(v), []string{"partition 1 is placed here and not followed yet"}; !slices.Equal(got, want) {
 		t.Errorf("to follow: %q", got)
+	}
+	why := errors.New("there is no room")
+	n.partitions[1].refused.Store(&why)
+	if got, want := n.toFollow(v), []string{"partition 1 is placed here and not followed yet: there is no room"}; !slices.Equal(got, want) {
+		t.Errorf("to follow, once that was tried: %q", got)
 	}
 	if n.shouldFollow(v, n.partitions[2]) {
 		t.Error("one that is placed elsewhere is to be followed")
