@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// bucketMaxBytes holds a thousand nodes that each tell of 1,024 partitions, and stops whoever else writes here.
-const bucketMaxBytes = 64 << 20
+// BucketMaxBytes holds a thousand nodes that each tell of 1,024 partitions, and stops whoever else writes here.
+const BucketMaxBytes = 64 << 20
 
 // In a cluster of servers a bucket that was made a moment ago, be it by another node that starts at the same time, is
 // answered for by its own leader; the one that says what there is may hear of it later.
@@ -38,7 +38,7 @@ func openBucketOnce(ctx context.Context, js jetstream.JetStream, o Options) (jet
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 			Bucket: o.Bucket, Description: "Carillon: who is there, and who serves what",
-			History: 1, Storage: jetstream.FileStorage, Replicas: o.Replicas, MaxBytes: bucketMaxBytes,
+			History: 1, Storage: jetstream.FileStorage, Replicas: o.Replicas, MaxBytes: BucketMaxBytes,
 		})
 		if errors.Is(err, jetstream.ErrBucketExists) { // another node was quicker, and made it otherwise
 			kv, err = js.KeyValue(ctx, o.Bucket)

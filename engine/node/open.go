@@ -14,6 +14,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
@@ -62,15 +63,16 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	reader := "" // with an external NATS a random one
+	reader, bucket := "", int64(cluster.BucketMaxBytes) // with an external NATS a random name, and a bucket of the nodes
 	if n.server != nil {
-		reader = embedded.Reader
+		reader, bucket = embedded.Reader, 0
 	}
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
 		Rebound: n.server != nil && o.NATSConfig == "", // clients may not edit them there
 		Known:   n.server == nil && n.knowsLog(),
+		Bucket:  bucket,
 		Rights:  n.rights(),
 		Reader:  reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
 	})

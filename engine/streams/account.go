@@ -84,7 +84,11 @@ func (c Config) notMade(ctx context.Context, nc *nats.Conn, want jetstream.Strea
 	if asked != nil {
 		return err
 	}
-	err = fmt.Errorf("%w; all streams of the engine, %d of them, need %s of storage", err, 1+c.Partitions, c.storage())
+	count := 1 + c.Partitions
+	if c.Bucket > 0 {
+		count++
+	}
+	err = fmt.Errorf("%w; all streams of the engine, %d of them, need %s of storage", err, count, c.storage())
 	t := a.of(c.Replicas)
 	switch int(api.ErrorCode) {
 	case codeMaxStreams:
@@ -106,7 +110,7 @@ func (c Config) storage() string {
 	if log < 0 || out < 0 {
 		return "without bound"
 	}
-	return fmt.Sprintf("%d × %s", c.Replicas, mib(log+int64(c.Partitions)*out))
+	return fmt.Sprintf("%d × %s", c.Replicas, mib(log+int64(c.Partitions)*out+c.Bucket))
 }
 
 func mib(bytes int64) string {

@@ -143,8 +143,8 @@ func TestNoRoom(t *testing.T) {
 	}{
 		"account's storage": {
 			`jetstream: {max_file_store: 10G}, accounts { A: { jetstream: {max_file: 300MiB}, ` + user,
-			Config{},
-			[]string{"CARILLON_OUT_", "insufficient storage resources", "9 of them, need 1 × 768 MiB of storage", "the account may use 300 MiB"},
+			Config{Bucket: 64 << 20},
+			[]string{"CARILLON_OUT_", "insufficient storage resources", "10 of them, need 1 × 832 MiB of storage", "the account may use 300 MiB"},
 		},
 		"account's streams": {
 			`jetstream: {max_file_store: 10G}, accounts { A: { jetstream: {max_streams: 3}, ` + user,

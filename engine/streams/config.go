@@ -38,6 +38,7 @@ type Config struct {
 	// Known has Open make nothing where the log is not there: the caller has read it.
 	Known bool
 
+	Bucket     int64         // bytes of a bucket that the caller makes besides, for what is said of the room that all need
 	Rights     Rights        // what the caller needs besides; Open refuses a user who lacks any of it
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
 	AckTimeout time.Duration // until a publish without an answer is ErrTimeout at the latest, default 5 s
