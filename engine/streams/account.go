@@ -54,8 +54,12 @@ func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
 		return a, fmt.Errorf("%w on nats-server %s", ErrNoJetStream, nc.ConnectedServerName())
 	case errors.Is(err, ErrDisconnected):
 		// In a cluster others may have it, and be away at the moment.
-		if on, _ := nc.ConnectedServerJetStream(); !on && nc.IsConnected() && nc.ConnectedClusterName() == "" {
-			return a, fmt.Errorf("%w on nats-server %s, which stands alone", ErrNoJetStream, nc.ConnectedServerName())
+		if on, _ := nc.ConnectedServerJetStream(); !on && nc.IsConnected() {
+			if nc.ConnectedClusterName() == "" {
+				return a, fmt.Errorf("%w on nats-server %s, which stands alone", ErrNoJetStream, nc.ConnectedServerName())
+			}
+			err = fmt.Errorf("%w by way of nats-server %s, which has none itself (a leaf node has to name the hub's domain: default_js_domain)",
+				err, nc.ConnectedServerName())
 		}
 	case err == nil && a.API.Level < apiLevel:
 		return a, fmt.Errorf("streams: the nats-server that leads JetStream has API level %d, must be %d or more: %s",

@@ -67,11 +67,12 @@ func TestNoJetStream(t *testing.T) {
 	}
 }
 
-// A server of a cluster may be without JetStream: others have it, and may come back.
+// A server of a cluster, which a leaf node is for itself, may be without JetStream: others have it, and may come back.
 func TestNoJetStreamInCluster(t *testing.T) {
 	t.Parallel()
-	nc := connectTo(t, serverOf(t, `cluster { name: C, listen: "127.0.0.1:-1" }`).ClientURL())
-	if err := refuses(t, nc, Config{}, "JetStream does not answer"); !errors.Is(err, ErrDisconnected) {
+	nc := connectTo(t, serverOf(t, `server_name: bare, cluster { name: C, listen: "127.0.0.1:-1" }`).ClientURL())
+	err := refuses(t, nc, Config{}, "JetStream does not answer by way of nats-server bare, which has none itself", "default_js_domain")
+	if !errors.Is(err, ErrDisconnected) {
 		t.Errorf("%v is not ErrDisconnected", err)
 	}
 }
