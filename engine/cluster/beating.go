@@ -233,7 +233,7 @@ func (m *Member) reopen(ctx context.Context) error {
 }
 
 // lookAgain finds out why the key has another revision: a beat was stored whose answer was lost, the key was removed
-// or its bucket made anew, or another session has the name.
+// or its bucket made anew, something that is no node wrote it (which the watch tells), or another session has the name.
 func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error) {
 	e, err := m.kv.Get(ctx, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
@@ -250,7 +250,7 @@ func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: beat: %w", err)
 	}
-	if b, err := parseBeat(m.key, e.Value()); err != nil || b.Session != m.session {
+	if b, err := parseBeat(m.key, e.Value()); err == nil && b.Session != m.session {
 		return e, nil
 	}
 	m.revision = e.Revision()

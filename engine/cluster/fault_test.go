@@ -269,6 +269,21 @@ func TestGarbage(t *testing.T) {
 	if !slices.Equal(names(after.Members), []string{"a", "b"}) {
 		t.Errorf("live are %v", names(after.Members))
 	}
+	for _, j := range []*joined{a, b} {
+		told := j.troubles.Load()
+		if _, err := a.kv.PutString(t.Context(), j.key, "{"); err != nil {
+			t.Fatal(err)
+		}
+		j.until("it tells what others write", func(View) bool { return j.troubles.Load() > told })
+		for own := false; !own; {
+			e, err := a.kv.Get(t.Context(), j.key)
+			if err != nil || j.Err() != nil {
+				t.Fatal(err, j.Err())
+			}
+			beat, err := parseBeat(j.key, e.Value())
+			own = err == nil && beat.Session == j.session
+		}
+	}
 	c := h.join("c")
 	c.placedFor("a", "b", "c")
 	b.placedFor("a", "b", "c")
