@@ -139,7 +139,7 @@ func (n *Node) connect(o *Options) (err error) {
 	// is not answered, what follows says so.
 	_ = n.nc.FlushTimeout(replyTimeout)
 	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
-		return fmt.Errorf("node: max_payload of nats-server is %d bytes; a trigger may need %d", n.nc.MaxPayload(), least)
+		return fmt.Errorf("%w: max_payload of nats-server is %d bytes, must be %d", errSmall, n.nc.MaxPayload(), least)
 	}
 	return nil
 }

@@ -225,8 +225,8 @@ func TestMaxPayloadOfAccount(t *testing.T) {
 	words(t, refused(t, o), "max_payload of nats-server is 400000")
 }
 
-// A nats-server whose limit is lowered closes a connection for good when a message is larger: the engine says why, connects again,
-// and is refused as at any start.
+// A nats-server whose limit is lowered closes a connection for good when a message is larger: the engine says why, and waits until
+// the limit is what it was.
 func TestMaxPayloadLowered(t *testing.T) {
 	t.Parallel()
 	before := &server.Options{JetStream: true}
@@ -234,17 +234,28 @@ func TestMaxPayloadLowered(t *testing.T) {
 	o := base(t)
 	o.NATS = ns.ClientURL()
 	r := run(t, o)
-	put(t, client(t, r.NATS), carillon.Job{ID: "large", Schedule: "@every 100ms", Payload: bytes.Repeat([]byte("x"), 64<<10), Form: carillon.PayloadText})
-	lower := before.Clone()
-	lower.MaxPayload = 32 << 10
-	if err := ns.ReloadOptions(lower); err != nil {
-		t.Fatal(err)
+	large := beat
+	large.Payload, large.Form = bytes.Repeat([]byte("x"), 64<<10), carillon.PayloadText
+	put(t, client(t, r.NATS), large)
+	limit := func(most int32) {
+		t.Helper()
+		so := before.Clone()
+		so.MaxPayload = most
+		if err := ns.ReloadOptions(so); err != nil {
+			t.Fatal(err)
+		}
 	}
-	<-r.done
-	words(t, r.err, "max_payload of nats-server is 32768")
+	limit(32 << 10)
+	notReady(t, r.HTTP, "max_payload of nats-server is 32768")
 	if !contains(r.log, "waiting for NATS", "Maximum Payload Violation") {
 		t.Error("it did not say why the connection was closed")
 	}
+	limit(server.MAX_PAYLOAD_SIZE)
+	r.again(t)
+	c := client(t, r.NATS)
+	beats(t, c, 5)
+	unbroken(t, dial(t, r.NATS), c)
+	r.stop(t)
 }
 
 // A job whose command fills a message is in every answer, though that says more than the command.

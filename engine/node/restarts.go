@@ -23,6 +23,8 @@ var (
 
 	// errUnreachable is of an external NATS at the start. Later on the connection comes back by itself.
 	errUnreachable = errors.New("node: NATS cannot be reached")
+	// errSmall passes once the process has run over that NATS: then somebody lowered the limit, and may raise it again.
+	errSmall = errors.New("node: a trigger may be larger than what NATS takes")
 )
 
 // unreachable marks err if it says so of an external NATS.

@@ -23,8 +23,8 @@ type Ready struct {
 // it, and a checkpoint is taken at the head of the log. ready is called each time the node begins to take jobs.
 //
 // Run starts the node again in place, once that makes sense, after a full disk or a store that failed, when it could open no more files,
-// and when an external NATS cannot be reached; and with nothing, when the log has left it behind. Any other error ends Run. Errors: those
-// of Options.Validate, ErrDataInUse, and the loud stops of docs/operations.md.
+// and when an external NATS cannot be reached, or takes smaller messages than it did; and with nothing, when the log has left it behind.
+// Any other error ends Run. Errors: those of Options.Validate, ErrDataInUse, and the loud stops of docs/operations.md.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -49,12 +49,14 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	}
 	defer closeHTTP()
 	var away, short trouble
+	ran := false
+	running := func(r Ready) { ran = true; ready(r) }
 	for anew := false; ; {
 		n := &Node{
 			o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew,
 			delivered: make(chan struct{}, 1), requests: requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
 		}
-		err := n.run(ctx, httpURL, ready)
+		err := n.run(ctx, httpURL, running)
 		web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 			return nil
@@ -78,7 +80,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 			short.tellFirst(1, o.Logger.Error, time.Now(), "stopped firing, waiting for the disk", "error", err)
 		case errors.Is(err, errNoFiles):
 			short.tellFirst(1, o.Logger.Error, time.Now(), "stopped firing, waiting for fewer open files", "error", err)
-		case errors.Is(err, errUnreachable):
+		case errors.Is(err, errUnreachable), ran && errors.Is(err, errSmall):
 			away.tell(o.Logger, time.Now(), "waiting for NATS", "error", err)
 		default:
 			return err
