@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +20,9 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
@@ -231,6 +234,51 @@ func TestDiskFullAtRest(t *testing.T) {
 	ready(t, r)
 	put(t, carillon.Connect(nc, carillon.WithTimeout(20*time.Second)), carillon.Job{ID: "far", Schedule: "@daily"})
 	r.stop(t)
+}
+
+// A disk that is full at the very first write to the log: a sequence is gone with nothing ever in it, and the next start begins all
+// the same, as does the one after it, before there is a checkpoint.
+func TestDiskFullAtFirstWrite(t *testing.T) {
+	dir, ok := smalldisk.Mount(t, 64)
+	if !ok {
+		return
+	}
+	s := settings{Data: filepath.Join(dir, "data"), Partitions: partitions, LogMaxBytes: 16 << 20, OutMaxBytes: 8 << 20}
+	server, err := embedded.Start(embedded.Options{Dir: filepath.Join(s.Data, "nats"), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Shutdown()
+	nc, err := server.Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	all, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions, LogMaxBytes: s.LogMaxBytes, OutMaxBytes: s.OutMaxBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	drop := smalldisk.Fill(t, dir, 0)
+	if m, err := nc.Request("carillon.log.0.claim", make([]byte, 100<<10), 100*time.Millisecond); err == nil {
+		t.Fatalf("a full disk took it: %s", m.Data)
+	}
+	drop()
+	if info, err := all.Log.Info(t.Context()); err != nil || info.First != 2 || info.Last != 1 {
+		t.Fatalf("the log holds %+v, %v", info, err)
+	}
+	server.Shutdown()
+
+	p := mustSpawn(t, s)
+	put(t, client(t, p.NATS), carillon.Job{ID: "far", Schedule: "@yearly"})
+	p.kill()
+	p = mustSpawn(t, s)
+	c := client(t, p.NATS)
+	fires(t, c, "near")
+	if _, err := c.Get(t.Context(), "far"); err != nil {
+		t.Error(err)
+	}
+	p.terminate(t)
 }
 
 // fillable is the file system of a disk that takes nothing more while it is full.

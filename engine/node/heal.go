@@ -43,6 +43,9 @@ func (n *Node) heal(ctx context.Context) error {
 		}
 	}
 	if last == 0 {
+		if n.neverWritten(info) {
+			return n.keepPlaces(info)
+		}
 		if info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {
 			return fmt.Errorf("node: the local log is empty and the log stream begins at %d: what came before is in the checkpoints that were lost with the local log; see docs/operations.md", info.First)
 		}
@@ -76,6 +79,24 @@ func (n *Node) heal(ctx context.Context) error {
 		return fmt.Errorf("node: heal the log stream: %w", err)
 	}
 	return nil
+}
+
+// neverWritten tells whether nothing has ever been in a log stream whose first sequences are gone: a write that fails takes one. A job
+// comes behind the claims of all partitions.
+func (n *Node) neverWritten(info streams.Info) bool {
+	return n.server != nil && n.applied.Load() == 0 && info.Messages == 0 && info.Last > 0 && info.Last <= uint64(len(n.partitions))
+}
+
+// keepPlaces has the local log begin at 1 all the same.
+func (n *Node) keepPlaces(info streams.Info) error {
+	n.log.Warn("the first writes to the log stream failed; going on behind them", "stream", info.Last)
+	var holes []wal.Record
+	for seq := uint64(1); seq <= info.Last; seq++ {
+		r := engine.Record{Seq: seq, Time: info.LastTime.UnixNano(), Subject: n.layout.LogSubject(engine.Everyone, "heal")}
+		holes = append(holes, wal.Record{Seq: seq, Data: engine.AppendRecord(nil, &r)})
+	}
+	n.applied.Store(info.Last)
+	return n.local.Append(holes)
 }
 
 // putBack appends the records of the local log up to last to a log stream that ends at end.
