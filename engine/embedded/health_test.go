@@ -3,6 +3,7 @@
 package embedded
 
 import (
+	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -17,22 +18,40 @@ import (
 )
 
 // A stream that could not be written once stays dead, without an answer to anyone, until the server is
-// started anew. A limit on the size of files stands for the full disk.
+// started anew. A limit on the size of files stands for the full disk. One of the same name in another account is not the engine's.
 func TestWriteError(t *testing.T) {
-	dir := t.TempDir()
-	s := start(t, Options{Dir: dir})
+	o := Options{Dir: t.TempDir(), Account: "A", ConfigFile: filepath.Join(t.TempDir(), "nats.conf")}
+	if err := os.WriteFile(o.ConfigFile, []byte(`listen: "127.0.0.1:-1"
+		accounts { A: { jetstream: enabled }, B: { jetstream: enabled, users: [{user: b, password: b}] } }`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, o)
 	nc := engine(t, s)
-	stream(t, nc, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
-	publish := func(patience time.Duration) error {
+	if err := s.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := nats.Connect(s.ClientURL(), nats.UserInfo("b", "b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	for _, of := range []*nats.Conn{nc, foreign} {
+		stream(t, of, jetstream.StreamConfig{Name: "CARILLON_LOG", Subjects: []string{"carillon.log.>"}})
+	}
+	publishTo := func(nc *nats.Conn, patience time.Duration) error {
 		_, err := nc.Request("carillon.log.0.tick", make([]byte, 100<<10), patience)
 		return err
 	}
+	publish := func(patience time.Duration) error { return publishTo(nc, patience) }
 	const answered, unanswered = 20 * time.Second, 300 * time.Millisecond
 	if err := publish(answered); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Health(); err != nil {
-		t.Fatal(err)
+	if err, ill := s.Health(), s.Ill(); err != nil || len(ill) > 0 {
+		t.Fatal(err, ill)
+	}
+	if n := testing.AllocsPerRun(10, func() { s.Ill() }); n > 0 {
+		t.Errorf("it looks at all streams although nothing was said: %v allocations", n)
 	}
 
 	signal.Ignore(unix.SIGXFSZ)
@@ -52,8 +71,16 @@ func TestWriteError(t *testing.T) {
 		}
 	}
 	defer roomy()
+	for taken := 0; s.Health() == nil; taken++ {
+		if _ = publishTo(foreign, unanswered); taken > 20 {
+			t.Fatal("the limit on files has no effect")
+		}
+	}
+	if ill := s.Ill(); len(ill) > 0 {
+		t.Errorf("of another account: %v", ill)
+	}
 	taken := 1
-	for end := time.Now().Add(time.Minute); s.Health() == nil; { // an answer that does not come soon may be late alone
+	for end := time.Now().Add(time.Minute); len(s.Ill()) == 0; { // an answer that does not come soon may be late alone
 		if publish(unanswered) == nil {
 			taken++
 		}
@@ -62,6 +89,11 @@ func TestWriteError(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatalf("nothing is said of it after %d messages", taken)
+		}
+	}
+	for range 2 { // until it is started anew
+		if why := s.Ill()["CARILLON_LOG"]; !strings.Contains(why, "'A > CARILLON_LOG' write error: ") {
+			t.Errorf("wrong with it is %q", why)
 		}
 	}
 	if err := s.Health(); err == nil || !strings.Contains(err.Error(), "CARILLON_LOG") {
@@ -73,7 +105,7 @@ func TestWriteError(t *testing.T) {
 	}
 	nc.Close()
 	s.Shutdown()
-	s = start(t, Options{Dir: dir})
+	s = start(t, o)
 	nc = engine(t, s)
 	if err := publish(answered); err != nil {
 		t.Errorf("after a restart: %v", err)

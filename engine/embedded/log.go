@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/internal/pace"
@@ -14,9 +15,10 @@ import (
 // would exit; here the first such line is kept and becomes the error of Start or Listen, which take it.
 type logger struct {
 	to      *slog.Logger
-	open    bool       // the only user with a password is the default client, and its is empty
-	clients pace.Lines // errors of clients, such as a forbidden publish: each message may be one
-	engine  pace.Lines // errors of the engine's own connections
+	open    bool        // the only user with a password is the default client, and its is empty
+	clients pace.Lines  // errors of clients, such as a forbidden publish: each message may be one
+	engine  pace.Lines  // errors of the engine's own connections
+	erred   atomic.Bool // an error that is no client's was said since Ill looked
 	mu      sync.Mutex
 	fatal   error
 }
@@ -38,6 +40,7 @@ func (l *logger) Warnf(format string, v ...any) {
 func (l *logger) Errorf(format string, v ...any) {
 	line := fmt.Sprintf(format, v...)
 	if !strings.Contains(line, " - cid:") {
+		l.erred.Store(true)
 		l.to.Error(line)
 	} else if held, ok := l.clients.Say(clientErrors, time.Now()); ok {
 		l.to.Error(line, "held_back", held)

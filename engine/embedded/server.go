@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -51,6 +52,7 @@ type Server struct {
 	log       *logger
 	opts      Options
 	dir       string // JetStream's directory
+	name      string // of the engine's account
 	hp        string // host:port clients will connect to
 	gated     bool
 	early     bool // the port opened in Start
@@ -75,6 +77,7 @@ func Start(o Options) (_ *Server, err error) {
 	}
 	o = o.withDefaults()
 	s := &Server{opts: o, log: &logger{to: o.Logger}}
+	s.log.erred.Store(true) // there may be streams that are not recovered
 	so, err := s.serverOptions()
 	if err != nil {
 		return nil, err
@@ -224,9 +227,11 @@ func addInProcess(so *server.Options, account *server.Account, rights *server.Pe
 	return key, nil
 }
 
+// global is the account of whoever has no other.
+const global = "$G"
+
 // account finds the account of the streams among those of a configuration file; nil is $G.
 func (s *Server) account(so *server.Options) (*server.Account, error) {
-	const global = "$G"
 	want := s.opts.Account
 	if want == "" && so.NoAuthUser != "" {
 		want = global
@@ -273,6 +278,9 @@ func (s *Server) probe() error {
 		return err
 	}
 	defer nc.Close()
+	if s.name, err = s.accountOf(nc); err != nil {
+		return err
+	}
 	js, err := nc.JetStream()
 	if err != nil {
 		return fmt.Errorf("embedded: %w", err)
@@ -285,6 +293,22 @@ func (s *Server) probe() error {
 		return nil
 	}
 	return s.unread()
+}
+
+// accountOf is the account of a connection to this server.
+func (s *Server) accountOf(nc *nats.Conn) (string, error) {
+	id, err := nc.GetClientID()
+	if err != nil {
+		return "", fmt.Errorf("embedded: %w", err)
+	}
+	conns, err := s.ns.Connz(&server.ConnzOptions{CID: id, Username: true})
+	if err == nil && len(conns.Conns) == 0 {
+		err = errors.New("the engine's connection is gone")
+	}
+	if err != nil {
+		return "", fmt.Errorf("embedded: %w", err)
+	}
+	return cmp.Or(conns.Conns[0].Account, global), nil
 }
 
 // unread names an encrypted stream of the engine's that nats-server has passed over, as it has another key or none. Whoever makes it
@@ -391,16 +415,20 @@ func (s *Server) Health() error {
 	return fmt.Errorf("embedded: nats-server: %s: %s", h.Status, h.Error)
 }
 
-// Ill is what is wrong with each stream, by its name, in whatever account. In a cluster it says nothing.
+// Ill is what is wrong with each stream of the engine's account, by its name. In a cluster it says nothing. It looks at them only once
+// nats-server has said an error, as it does of each stream that could not be written, and for as long as something is wrong.
 func (s *Server) Ill() map[string]string {
-	if s.clustered {
+	if s.clustered || !s.log.erred.Swap(false) {
 		return nil
 	}
 	ill := make(map[string]string)
-	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true}).Errors {
+	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true, Account: s.name}).Errors {
 		if e.Type == server.HealthzErrorStream {
 			ill[e.Stream] = e.Error
 		}
+	}
+	if len(ill) > 0 {
+		s.log.erred.Store(true)
 	}
 	return ill
 }
