@@ -63,7 +63,7 @@ func passing(err error) error {
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return fmt.Errorf("%w: %w", errNoFiles, err)
 	// A store also fails when Pebble meets damage in the background, which a restart does not heal.
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, streams.ErrNotSynced), errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt):
 		return fmt.Errorf("%w: %w", errDisk, err)
 	}
 	return err

@@ -126,6 +126,15 @@ func TestDurableIsSynced(t *testing.T) {
 	sync(stored, 2)
 	write("something that nobody waits for")
 	sync(stored, 2)
+
+	// What cannot be synced ends the run as what the local stores cannot sync does: it starts again in place.
+	if err := os.Symlink("2.blk", filepath.Join(filepath.Dir(block), "2.blk")); err != nil { // it leads nowhere
+		t.Fatal(err)
+	}
+	p.durable = engine.Acked{}
+	if _, err := n.syncOutputs(p, outputs); !errors.Is(err, errDisk) || !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("a sync that fails: %v", err)
+	}
 }
 
 // Partitions that put out all the time are synced one after the other, evenly spread, and each again a whole pause after its

@@ -26,6 +26,8 @@ var (
 	ErrNoStream = errors.New("streams: no such stream")
 	// ErrNotFound: the stream has no message at this sequence.
 	ErrNotFound = errors.New("streams: no message at this sequence")
+	// ErrNotSynced: what a stream's files hold could not be made durable.
+	ErrNotSynced = errors.New("streams: not synced")
 	// ErrClosed: Close was called.
 	ErrClosed = errors.New("streams: closed")
 )

@@ -45,13 +45,13 @@ func NewFileSync(dir, stream string) (*FileSync, error) {
 }
 
 // Sync returns when everything that was written before the call is on disk, and tells how many blocks had to be brought
-// there. It is for one goroutine.
+// there. It is for one goroutine. Error: ErrNotSynced.
 func (s *FileSync) Sync() (blocks int, err error) {
 	present := make(map[string]stamp, len(s.synced))
 	for _, dir := range s.dirs {
 		n, err := s.syncDir(dir, present)
 		if err != nil {
-			return blocks, fmt.Errorf("streams: sync: %w", err)
+			return blocks, fmt.Errorf("%w: %w", ErrNotSynced, err)
 		}
 		blocks += n
 	}
