@@ -37,15 +37,14 @@ type puller struct {
 func (w *worker) pullAll(ctx context.Context, partition int) {
 	p := &puller{worker: w, partition: partition, inbox: w.nc.NewInbox(), size: pullSize{least: (w.Concurrency + 1) / 2}, said: w.nc.LastError()}
 	p.came = make(chan *nats.Msg, 2*max(pullMost, p.size.least)) // the rest of a pull taken to be lost may come beside the next
-	sub, err := w.nc.ChanSubscribe(p.inbox+".*", p.came)
-	for ; err != nil; sub, err = w.nc.ChanSubscribe(p.inbox+".*", p.came) {
-		if !p.failed(ctx, err) {
-			return
-		}
-	}
+	sub := p.subscribe(ctx)
 	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection, which has no subscriptions
 	for ctx.Err() == nil {
 		err := p.pull(ctx)
+		if p.silent { // the server may have taken the subscription away with a right or a limit, and does not give it back
+			_ = sub.Drain() // what is on its way still comes
+			sub = p.subscribe(ctx)
+		}
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
@@ -59,6 +58,16 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 			if err := w.makeConsumer(ctx, partition); err != nil && ctx.Err() == nil {
 				w.OnError(nil, err)
 			}
+		}
+	}
+}
+
+// subscribe listens to what comes of pulls; nil where ctx ends before that.
+func (p *puller) subscribe(ctx context.Context) *nats.Subscription {
+	for {
+		sub, err := p.nc.ChanSubscribe(p.inbox+".*", p.came)
+		if err == nil || !p.failed(ctx, err) {
+			return sub
 		}
 	}
 }

@@ -707,6 +707,88 @@ func TestWorkWithoutRights(t *testing.T) {
 	}
 }
 
+// A subscription that nats-server took away with a right or a limit does not come back with it by itself: the worker makes it again.
+func TestWorkRightsTakenForAWhile(t *testing.T) {
+	for name, c := range map[string]struct {
+		user, account string
+		says          error
+		on            uint64 // which connection: a limit closes the first
+	}{
+		"subjects":      {`, permissions: { subscribe: { deny: ["_INBOX.>"] } }`, "", nats.ErrPermissionViolation, 0},
+		"subscriptions": {"", "limits { max_subs: 1 },", nats.ErrMaxSubscriptionsExceeded, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			options := func(user, account string) *server.Options {
+				o := &server.Options{}
+				if err := o.ProcessConfigString(fmt.Sprintf(
+					"accounts { A { jetstream: enabled, %s users: [{user: w, password: w %s}, {user: e, password: e}] } }", account, user)); err != nil {
+					t.Fatal(err)
+				}
+				o.JetStream = true
+				return o
+			}
+			first := options("", "")
+			ns := natstest.Start(t, first)
+			connect := func(user string, on nats.ErrHandler) (*nats.Conn, jetstream.JetStream) {
+				nc, err := nats.Connect(ns.ClientURL(), nats.UserInfo(user, user), nats.ErrorHandler(on), nats.ReconnectWait(10*time.Millisecond))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(nc.Close)
+				js, err := jetstream.New(nc)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return nc, js
+			}
+			quiet := func(*nats.Conn, *nats.Subscription, error) {}
+			_, js := connect("e", quiet)
+			out := makeOutput(t, js, 2)
+			taken := make(chan error, 100)
+			nc, _ := connect("w", func(_ *nats.Conn, _ *nats.Subscription, err error) {
+				select {
+				case taken <- err:
+				default:
+				}
+			})
+			var handled atomic.Int32
+			o := WorkerOptions{Topic: "t", Name: "g", OnError: func(*Trigger, error) {}}
+			startWorker(t, Connect(nc), o, func(context.Context, *Trigger) error {
+				handled.Add(1)
+				return nil
+			})
+			fire := func(all int32) {
+				t.Helper()
+				for p := range 2 {
+					out.trigger(p, "t", "j", int64(all), "")
+				}
+				eventually(t, "all triggers are handled", func() bool { return handled.Load() == all })
+			}
+			fire(2)
+			reload := func(user, account string) {
+				o, with := first.Clone(), options(user, account)
+				o.Accounts, o.Users = with.Accounts, with.Users
+				if err := ns.ReloadOptions(o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			reload(c.user, c.account)
+			for {
+				if err := <-taken; !errors.Is(err, c.says) {
+					t.Fatal(err)
+				}
+				if nc.Stats().Reconnects >= c.on {
+					break
+				}
+			}
+			reload("", "")
+			_, out.js = connect("e", quiet) // the limit was the other's, too
+			fire(4)
+		})
+	}
+}
+
 // Of workers of one name that begin together one makes the consumer, and what it takes holds for the others.
 func TestWorkConsumersOfTwoAtOnce(t *testing.T) {
 	nc, js := startNATS(t)
