@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -518,16 +519,16 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 // rightsAfter is how long to wait for an answer before looking whether the server refused the request, and how often to look then.
 const rightsAfter = 100 * time.Millisecond
 
-// watchRights ends the context that it returns soon after the server refuses to take a message on a subject. The server tells only
+// watchRights ends the context that it returns soon after the server refuses to take a message on one of these subjects. The server tells only
 // the connection of that, so whoever waits for the answer would wait in vain. The caller calls forbidden when it waits no more, with
 // the error that it met, if any; forbidden returns the server's refusal in its place, if there was one.
-func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Context, forbidden func(error) error) {
+func (c *Client) watchRights(ctx context.Context, subjects ...string) (_ context.Context, forbidden func(error) error) {
 	before := c.nc.LastError()
 	ctx, cancel := context.WithCancel(ctx)
 	look := time.AfterFunc(rightsAfter, func() {
 		again := time.NewTicker(rightsAfter)
 		defer again.Stop()
-		for c.violation(before, subject) == nil {
+		for c.violation(before, subjects...) == nil {
 			select {
 			case <-ctx.Done():
 				return
@@ -542,14 +543,16 @@ func (c *Client) watchRights(ctx context.Context, subject string) (_ context.Con
 		if err == nil {
 			return nil
 		}
-		return cmp.Or(c.violation(before, subject), err)
+		return cmp.Or(c.violation(before, subjects...), err)
 	}
 }
 
-// violation is the connection's last error if it says that rights to the subject are missing, and is not the one from before; else nil.
-func (c *Client) violation(before error, subject string) error {
+// violation is the connection's last error if it says that rights to one of the subjects are missing, and is not the one from before;
+// else nil.
+func (c *Client) violation(before error, subjects ...string) error {
 	last := c.nc.LastError()
-	if !errors.Is(last, nats.ErrPermissionViolation) || last == before || !strings.Contains(last.Error(), `"`+subject+`"`) {
+	if !errors.Is(last, nats.ErrPermissionViolation) || last == before ||
+		!slices.ContainsFunc(subjects, func(s string) bool { return strings.Contains(last.Error(), `"`+s+`"`) }) {
 		return nil
 	}
 	return last

@@ -165,7 +165,7 @@ func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, erro
 func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstream.Stream, error) {
 	var streams []jetstream.Stream
 	for p := 0; ; p++ {
-		s, err := js.Stream(ctx, c.names.OutStream(p))
+		s, err := c.stream(ctx, js, c.names.OutStream(p))
 		switch {
 		case err == nil:
 			streams = append(streams, s)
@@ -177,6 +177,13 @@ func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstre
 			return streams, nil
 		}
 	}
+}
+
+// stream opens a stream.
+func (c *Client) stream(ctx context.Context, js jetstream.JetStream, name string) (jetstream.Stream, error) {
+	ctx, forbidden := c.watchRights(ctx, jetstream.DefaultAPIPrefix+"STREAM.INFO."+name)
+	s, err := js.Stream(ctx, name)
+	return s, forbidden(err)
 }
 
 // checkDestination refuses a topic with a token that nats-server replaces when a stream maps subjects, since it cannot be escaped: the

@@ -121,7 +121,7 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for options and for a missing handler; CodeInvalidField when the name is in use
 // with another topic (with Partitions only when a trigger of that topic comes); CodeNotFound when the service has no streams;
-// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; the errors of jetstream's CreateConsumer.
+// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -194,12 +194,15 @@ const (
 func (w *worker) insistConsumer(ctx context.Context, p int) error {
 	whole, cancel := context.WithTimeout(ctx, consumerTimeout)
 	defer cancel()
+	consumer := w.names.OutStream(p) + "." + w.Name
+	whole, forbidden := w.watchRights(whole, jetstream.DefaultAPIPrefix+"CONSUMER.INFO."+consumer,
+		jetstream.DefaultAPIPrefix+"CONSUMER.CREATE."+consumer+"."+w.names.Trigger(p, w.Topic))
 	for {
 		asking, cancel := context.WithTimeout(whole, consumerAnswer)
 		err := w.makeConsumer(asking, p)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || whole.Err() != nil {
-			return err
+			return forbidden(err)
 		}
 	}
 }

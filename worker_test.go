@@ -670,6 +670,9 @@ func TestWorkWithoutRights(t *testing.T) {
 		{Username: "pull", Permissions: &server.Permissions{Publish: to("$JS.ACK.>")}},
 		{Username: "answers", Permissions: &server.Permissions{Subscribe: to("carillon.>")}},
 		{Username: "ack", Permissions: &server.Permissions{Publish: to("$JS.API.CONSUMER.MSG.NEXT.>")}},
+		{Username: "INFO.CARILLON_OUT_0", Permissions: &server.Permissions{Publish: to("$JS.API.CONSUMER.>")}},
+		{Username: "CONSUMER.INFO", Permissions: &server.Permissions{Publish: to("$JS.API.STREAM.>")}},
+		{Username: "CONSUMER.CREATE", Permissions: &server.Permissions{Publish: to("$JS.API.STREAM.>", "$JS.API.CONSUMER.INFO.>")}},
 	}}
 	url := natstest.Start(t, o).ClientURL()
 	as := func(user string) *nats.Conn {
@@ -694,6 +697,14 @@ func TestWorkWithoutRights(t *testing.T) {
 			t.Fatal(err)
 		}
 		startWorker(t, Connect(as(user)), o, func(context.Context, *Trigger) error { return nil })
+	}
+	for _, lacks := range []string{"INFO.CARILLON_OUT_0", "CONSUMER.INFO", "CONSUMER.CREATE"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err := Connect(as(lacks)).MakeConsumers(ctx, WorkerOptions{Topic: "t", Name: "new"})
+		if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), lacks) || ctx.Err() != nil {
+			t.Errorf("without %s: %v", lacks, err)
+		}
+		cancel()
 	}
 	for user, told := range told {
 		select {
