@@ -42,6 +42,16 @@ func TestRosterByHand(t *testing.T) {
 		if got := names(r.live()); !slices.Equal(got, want) {
 			t.Fatalf("live are %v, want %v", got, want)
 		}
+		var dead []string // or not heard of yet: what they need of the log is kept
+		for name := range r.members {
+			if !slices.Contains(want, name) {
+				dead = append(dead, name)
+			}
+		}
+		slices.Sort(dead)
+		if got := names(r.silent()); !slices.Equal(got, dead) {
+			t.Fatalf("silent are %v, want %v", got, dead)
+		}
 	}
 	r.beat(at, 3, said("b", "old"), true)
 	r.beat(at, 4, said("c", "old"), true)
@@ -79,6 +89,15 @@ func TestRosterByHand(t *testing.T) {
 	is("a", "c")
 	r.remove("c")
 	is("a")
+
+	// Nothing is expected any more of one that died long ago.
+	for died := r.members["b"].at; r.heard-died <= remembered; {
+		is("a")
+		own(beatEvery)
+	}
+	if got := r.silent(); got != nil {
+		t.Fatalf("silent are %v, after %v", names(got), remembered)
+	}
 }
 
 // Whatever is heard when: a member that is heard in each stretch of the bound less two intervals, by the roster's own
