@@ -139,14 +139,14 @@ func TestFirstStandbysTakeOver(t *testing.T) {
 		for i := range nodes {
 			nodes[i].Zone = ""
 		}
-		partitions := rapid.IntRange(1, 64).Draw(t, "partitions")
-		placed := Place(Place(nil, drawNodes(t), partitions, 1), nodes, partitions, 1)
+		partitions, standbys := rapid.IntRange(1, 64).Draw(t, "partitions"), rapid.IntRange(1, 3).Draw(t, "standbys")
+		placed := Place(Place(nil, drawNodes(t), partitions, standbys), nodes, partitions, standbys)
 		gone := rapid.IntRange(0, len(nodes)-1).Draw(t, "gone")
 		rest := slices.Delete(slices.Clone(nodes), gone, gone+1)
 		if len(rest) == 0 {
 			return
 		}
-		for p, seat := range Place(placed, rest, partitions, 1) {
+		for p, seat := range Place(placed, rest, partitions, standbys) {
 			if was := placed[p]; was.Owner == nodes[gone].Name && seat.Owner != was.Standbys[0] {
 				t.Fatalf("%s went: partition %d has standby %s and goes to %s", was.Owner, p, was.Standbys[0], seat.Owner)
 			}
