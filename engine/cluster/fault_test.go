@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -181,8 +182,20 @@ func TestBucketDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := a.js.DeleteKeyValue(t.Context(), a.o.Bucket); err != nil {
-		t.Fatal(err)
+	for range 2 { // the members make it again, each time
+		if err := a.js.DeleteKeyValue(t.Context(), a.o.Bucket); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(patience); ; time.Sleep(beatEvery) {
+			_, err := a.js.KeyValue(t.Context(), a.o.Bucket)
+			muted, why := a.Muted()
+			if err == nil && why == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the bucket: %v; no beat of a is stored for %v: %v", err, muted, why)
+			}
+		}
 	}
 	d := h.join("d")
 	for _, j := range []*joined{a, b, c, d} {
@@ -233,6 +246,10 @@ func TestAsksWithoutWatch(t *testing.T) {
 	}
 	m.roster.beat(0, 1, said("b", b.session), true)
 	m.roster.beat(0, 1, said("a", "a"), false)
+	for i := range 2 * askedAtOnce { // and those who died long ago
+		name := fmt.Sprintf("dead-%d", i)
+		m.roster.members[name] = &seen{Beat: said(name, name), at: -time.Minute}
+	}
 	m.putAt.Store(int64(time.Hour))
 	ctx, stop := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
@@ -269,6 +286,13 @@ func TestGarbage(t *testing.T) {
 	if !slices.Equal(names(after.Members), []string{"a", "b"}) {
 		t.Errorf("live are %v", names(after.Members))
 	}
+	// A placement of another number of partitions is none.
+	if _, err := a.kv.PutString(t.Context(), placementKey, `{"seats":[{"owner":"a"}]}`); err != nil {
+		t.Fatal(err)
+	}
+	a.until("the placement is written anew", func(v View) bool {
+		return v.Revision > after.Revision+1 && v.Placement.Equal(before.Placement)
+	})
 	for _, j := range []*joined{a, b} {
 		told := j.troubles.Load()
 		if _, err := a.kv.PutString(t.Context(), j.key, "{"); err != nil {
@@ -287,6 +311,15 @@ func TestGarbage(t *testing.T) {
 	c := h.join("c")
 	c.placedFor("a", "b", "c")
 	b.placedFor("a", "b", "c")
+}
+
+// A weight that no node can have would outweigh all others, or overflow where weights are multiplied.
+func TestWeightsOfBeatsAreBounded(t *testing.T) {
+	for said, want := range map[string]int{"-1": 0, "0": 0, "7": 7, "1000": 1000, "1001": MaxWeight, "4000000000000000000": MaxWeight} {
+		if b, err := parseBeat("node.a", []byte(`{"name":"a","session":"s","weight":`+said+`}`)); err != nil || b.Weight != want {
+			t.Errorf("weight %s counts as %d, want %d: %v", said, b.Weight, want, err)
+		}
+	}
 }
 
 // BenchmarkDeath is the time from a member's last sign of life until another has the placement without it, with the
