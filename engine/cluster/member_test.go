@@ -214,7 +214,7 @@ func (j *joined) placedFor(want ...string) View {
 func TestJoinAndLeave(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	a, b := h.join("a"), h.join("b")
+	a, b := h.join("a"), h.join("b", func(o *Options) { o.Bound = 10 * patience })
 	two := a.placedFor("a", "b")
 	c := h.join("c", func(o *Options) { o.Zone, o.Version = "cellar", "1.2" })
 	three := a.placedFor("a", "b", "c")
@@ -243,9 +243,14 @@ func TestJoinAndLeave(t *testing.T) {
 			t.Errorf("c left, and partition %d of %s moved", p, three.Placement[p].Owner)
 		}
 	}
-	// The first leaves: another one places.
+	// The first leaves, the answer to whose last beat was lost: the next one places, and does not wait for the bound.
+	a.Close()
+	a.revision--
 	if err := a.Leave(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := b.kv.Get(t.Context(), a.key); !errors.Is(err, jetstream.ErrKeyNotFound) {
+		t.Errorf("a's key after it left: %v", err)
 	}
 	b.placedFor("b")
 	again := h.join("a") // at once: the name is free
@@ -407,18 +412,35 @@ func TestJoinsWhereTheBucketIsNew(t *testing.T) {
 }
 
 func TestOptionsAreChecked(t *testing.T) {
-	for field, change := range map[string]func(*Options){
-		"Name": func(o *Options) { o.Name = "a.b" }, "Bucket": func(o *Options) { o.Bucket = "a b" },
-		"Replicas": func(o *Options) { o.Replicas = 6 }, "Weight": func(o *Options) { o.Weight = -1 },
-		"Partitions": func(o *Options) { o.Partitions = 0 }, "Standbys": func(o *Options) { o.Standbys = 5 },
-		"Interval": func(o *Options) { o.Interval = -1 }, "Bound": func(o *Options) { o.Bound = 2 * o.Interval },
-		"Report": func(o *Options) { o.Report = nil },
+	for field, changes := range map[string][]func(*Options){
+		"Name": {func(o *Options) { o.Name = "a.b" }}, "Bucket": {func(o *Options) { o.Bucket = "a b" }},
+		"Replicas":   {func(o *Options) { o.Replicas = -1 }, func(o *Options) { o.Replicas = maxReplicas + 1 }},
+		"Weight":     {func(o *Options) { o.Weight = -1 }, func(o *Options) { o.Weight = MaxWeight + 1 }},
+		"Partitions": {func(o *Options) { o.Partitions = 0 }, func(o *Options) { o.Partitions = maxPartitions + 1 }},
+		"Standbys":   {func(o *Options) { o.Standbys = -2 }, func(o *Options) { o.Standbys = maxStandbys + 1 }},
+		"Interval":   {func(o *Options) { o.Interval = -1 }}, "Bound": {func(o *Options) { o.Bound = 3*o.Interval - 1 }},
+		"Report": {func(o *Options) { o.Report = nil }},
 	} {
-		o := options("a")
-		change(&o)
-		if _, err := Join(t.Context(), nil, o); err == nil {
-			t.Errorf("a bad %s is taken", field)
+		for _, change := range changes {
+			o := options("a")
+			change(&o)
+			if err := o.Validate(); err == nil {
+				t.Errorf("a bad %s is taken: %+v", field, o)
+			}
 		}
+	}
+	for _, o := range []Options{
+		{Replicas: 1, Weight: 1, Partitions: 1, Standbys: -1, Interval: time.Millisecond, Bound: 3 * time.Millisecond},
+		{Replicas: maxReplicas, Weight: MaxWeight, Partitions: maxPartitions, Standbys: maxStandbys},
+	} {
+		o.Name, o.Report = "a", func() Report { return Report{} }
+		if err := o.Validate(); err != nil {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	bad := options("a.b")
+	if _, err := Join(t.Context(), nil, bad); err == nil {
+		t.Error("Join takes a bad name")
 	}
 }
 
