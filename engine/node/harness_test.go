@@ -637,19 +637,24 @@ func checkOutputs(t testing.TB, nc *nats.Conn, partitions int, order func([]outp
 	for p := range partitions {
 		of := outputs(t, nc, p)
 		order(of)
-		bad := 0
-		for i, o := range of {
-			if o.number != uint64(i+1) && bad < 5 {
-				t.Errorf("partition %d: message %d of %d has output number %d", p, i+1, len(of), o.number)
-				bad++
-			}
-			if o.trigger != nil && o.stored.Before(o.trigger.Scheduled) {
-				t.Errorf("%s was stored at %s, early", o.trigger.ID, o.stored.Format(carillon.TimeFormat))
-			}
-		}
+		checkStream(t, p, of)
 		all = append(all, of...)
 	}
 	return all
+}
+
+func checkStream(t testing.TB, partition int, of []output) {
+	t.Helper()
+	bad := 0
+	for i, o := range of {
+		if o.number != uint64(i+1) && bad < 5 {
+			t.Errorf("partition %d: message %d of %d has output number %d", partition, i+1, len(of), o.number)
+			bad++
+		}
+		if o.trigger != nil && o.stored.Before(o.trigger.Scheduled) {
+			t.Errorf("%s was stored at %s, early", o.trigger.ID, o.stored.Format(carillon.TimeFormat))
+		}
+	}
 }
 
 // copyTree copies a directory as it is just now; what vanishes meanwhile is left out.

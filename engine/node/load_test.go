@@ -331,7 +331,7 @@ func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 		l.end(j, decided)
 	}
 	e := &era{
-		job: j.id, version: r.Version, grid: due, misfire: job.Misfire,
+		job: j.id, version: r.Version, grid: due, misfire: job.Misfire, payload: string(job.Payload),
 		mayFrom: before, mustFrom: after + 1, mustTo: 0, fireTo: forever, skipTo: forever,
 	}
 	if exact {

@@ -84,6 +84,7 @@ type era struct {
 	grid    grid
 	misfire carillon.Misfire
 	expires bool
+	payload string
 
 	mayFrom, mustFrom int64 // due times from here on may fire, must be accounted for
 	mustTo            int64 // up to here they must
@@ -140,12 +141,23 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 			t.Errorf(format, v...)
 		}
 	}
+	// A trigger has what was put with its version: a payload that differs with each put tells one from another.
+	payload := func(e *era, tr *carillon.Trigger) {
+		if string(tr.Payload) != e.payload {
+			fail("%s of version %d carries %q, expected %q", tr.ID, tr.Version, tr.Payload, e.payload)
+		}
+	}
 	forced := make(map[string]int)
 	var triggers, missed, skipped, stalls int
 	for _, o := range all {
 		switch {
 		case o.trigger != nil && o.trigger.Forced():
 			forced[o.trigger.ID]++
+			if e, _ := of(o.trigger.Job, o.trigger.Version); e == nil {
+				fail("%s is of version %d, which the client never made", o.trigger.ID, o.trigger.Version)
+			} else {
+				payload(e, o.trigger)
+			}
 		case o.trigger != nil:
 			triggers++
 			tr := o.trigger
@@ -154,6 +166,7 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 				fail("%s of version %d fired, which the client never made", tr.ID, tr.Version)
 				continue
 			}
+			payload(e, tr)
 			ms := tr.Scheduled.UnixMilli()
 			a.fired = append(a.fired, ms)
 			a.covered[ms]++
@@ -232,8 +245,8 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 			fail("%s version %d fired out of order: %v", e.job, e.version, a.fired)
 		}
 	}
-	for id, must := range h.forced {
-		if must && forced[id] != 1 {
+	for id := range h.forced {
+		if forced[id] != 1 {
 			fail("forced %s is in the streams %d times", id, forced[id])
 		}
 	}
@@ -262,3 +275,271 @@ func (h *history) down(from, to int64) bool {
 }
 
 func (e *era) String() string { return fmt.Sprintf("%s version %d", e.job, e.version) }
+
+// complaints takes what a check says of a history.
+type complaints struct {
+	testing.TB
+	said []string
+}
+
+func (c *complaints) Helper()             {}
+func (c *complaints) Logf(string, ...any) {}
+func (c *complaints) Error(v ...any)      { c.said = append(c.said, fmt.Sprint(v...)) }
+func (c *complaints) Errorf(format string, v ...any) {
+	c.said = append(c.said, fmt.Sprintf(format, v...))
+}
+
+// expect fails the test unless each complaint says what it is to say, and there is no other.
+func (c *complaints) expect(t *testing.T, name string, want ...string) {
+	t.Helper()
+	same := slices.EqualFunc(c.said, want, func(said, want string) bool { return strings.Contains(said, want) })
+	if !same {
+		t.Errorf("%s: it says %q, expected %q", name, c.said, want)
+	}
+}
+
+// TestOracle holds made-up outputs against a history: those that are right pass, and each defect is told of, by itself.
+func TestOracle(t *testing.T) {
+	trigger := func(job string, version uint64, ms int64) output {
+		return output{trigger: &carillon.Trigger{
+			Job: job, ID: carillon.FormatTriggerID(job, ms), Version: version, Scheduled: time.UnixMilli(ms),
+			Payload: []byte(fmt.Sprint(job, version)),
+		}}
+	}
+	forced := func(job string, seq uint64) output {
+		o := trigger(job, 1, 1150)
+		o.trigger.ID = carillon.FormatForcedID(job, seq)
+		return o
+	}
+	skipped := func(job string, reason string, count uint64, first, last int64) output {
+		return output{event: &carillon.Event{
+			Kind: carillon.EventSkipped, Job: job, Version: 1, Reason: reason, Count: count,
+			First: time.UnixMilli(first), Last: time.UnixMilli(last),
+		}}
+	}
+	of := func(job string, version uint64, misfire carillon.Misfire, g grid) *era {
+		return &era{
+			job: job, version: version, grid: g, misfire: misfire, payload: fmt.Sprint(job, version),
+			mayFrom: 1000, mustFrom: 1000, mustTo: 1500, fireTo: 1500, skipTo: 1500,
+		}
+	}
+	const once, skip, all = "once", "skip", "all" // jobs, by their policies
+	known := func() *history {
+		tenths := every(1000, 100)
+		replaced, paused := of(all, 1, carillon.FireAll, tenths), of("paused", 1, carillon.FireAll, tenths)
+		expiring := of("expiring", 1, carillon.FireOnce, at(1200))
+		replaced.mustTo, replaced.fireTo = 1200, 1200
+		by := of(all, 2, carillon.FireAll, tenths)
+		by.mayFrom, by.mustFrom = 1300, 1300
+		paused.pauses, expiring.expires = []span{{1150, 1350}}, true
+		taken := of("taken", 1, carillon.FireOnce, at(1200)) // back before it was due
+		taken.mustTo, taken.fireTo, taken.skipTo = 0, 0, 0
+		unsure := of("unsure", 1, carillon.FireAll, tenths) // when it began and when it ended
+		unsure.mustFrom, unsure.mustTo, unsure.fireTo, unsure.skipTo = 1200, 1300, forever, forever
+		return &history{
+			eras: []*era{
+				of(once, 1, carillon.FireOnce, tenths), of(skip, 1, carillon.Skip, cron("0-2 * * * * *")), replaced, by, paused, expiring, taken, unsure,
+			},
+			forced: map[string]bool{once + "!7": true}, maybeFired: map[string]int{once: 1},
+		}
+	}
+	outputs := func() []output {
+		missed := trigger(once, 1, 1400)
+		missed.trigger.Missed = 2
+		return []output{
+			trigger(once, 1, 1000), trigger(once, 1, 1100), missed, trigger(once, 1, 1500), forced(once, 7), forced(once, 8),
+			skipped(skip, carillon.ReasonMisfire, 1, 1000, 1000),
+			trigger(all, 1, 1000), trigger(all, 1, 1100), trigger(all, 1, 1200), trigger(all, 2, 1300), trigger(all, 2, 1400), trigger(all, 2, 1500),
+			trigger("paused", 1, 1000), trigger("paused", 1, 1100), skipped("paused", carillon.ReasonPaused, 2, 1200, 1300),
+			trigger("paused", 1, 1400), trigger("paused", 1, 1500),
+			skipped("expiring", carillon.ReasonExpired, 1, 1200, 1200), trigger("unsure", 1, 1200), trigger("unsure", 1, 1300),
+		}
+	}
+	// index is where the output of that name is.
+	index := func(o []output, id string) int {
+		return slices.IndexFunc(o, func(o output) bool {
+			return o.trigger != nil && o.trigger.ID == id || o.event != nil && o.event.Job+" skipped" == id
+		})
+	}
+	without := func(id string) func([]output) []output {
+		return func(o []output) []output { return slices.Delete(o, index(o, id), index(o, id)+1) }
+	}
+	with := func(more ...output) func([]output) []output {
+		return func(o []output) []output { return append(o, more...) }
+	}
+	change := func(id string, by func(*output)) func([]output) []output {
+		return func(o []output) []output {
+			by(&o[index(o, id)])
+			return o
+		}
+	}
+	for name, c := range map[string]struct {
+		spoil func([]output) []output
+		want  []string // what each complaint says
+	}{
+		"right":                 {spoil: with()},
+		"where it may":          {spoil: with(trigger("unsure", 1, 1400))},
+		"missing where it must": {without("unsure@1300"), []string{"unsure version 1 due at 1300 (01.300) is in the streams 0 times"}},
+		"after the end of all":  {with(trigger("unsure", 1, 1600)), []string{"unsure version 1: 3 due times were decided, 2 of them"}},
+		"a fire is missing":     {without("once@1100"), []string{"once version 1 due at 1100 (01.100) is in the streams 0 times"}},
+		"the first is missing":  {without("all@1000"), []string{"all version 1 due at 1000 (01.000) is in the streams 0 times"}},
+		"the last is missing":   {without("all@1500"), []string{"all version 2 due at 1500 (01.500) is in the streams 0 times"}},
+		"a fire comes twice":    {with(trigger(all, 2, 1500)), []string{"all version 2 due at 1500 (01.500) is in the streams 2 times"}},
+		"a fire comes after later": {func(o []output) []output { return append(without("all@1400")(o), trigger(all, 2, 1400)) }, []string{
+			"all version 2 fired out of order",
+		}},
+		"beyond the end": {with(trigger(all, 2, 1600)), []string{
+			"outside its time, 1300 to 1500", "4 due times were decided, 3 of them",
+		}},
+		"between due times": {func(o []output) []output { return slices.Insert(o, index(o, "all@1400"), trigger(all, 2, 1399)) }, []string{
+			"all version 2: 4 due times were decided, 3 of them",
+		}},
+		"the older version goes on": {change("all@1300", func(o *output) { *o = trigger(all, 1, 1300) }), []string{
+			"outside its time, 1000 to 1200", "all version 2 due at 1300 (01.300) is in the streams 0",
+		}},
+		"the newer version begins early": {change("all@1200", func(o *output) { *o = trigger(all, 2, 1200) }), []string{
+			"outside its time, 1300 to", "all version 1 due at 1200 (01.200) is in the streams 0", "4 due times were decided, 3 of them",
+		}},
+		"a version nobody made": {with(trigger(all, 3, 1500)), []string{"version 3 fired, which the client never made"}},
+		"a deleted job": {with(trigger("taken", 1, 1200)), []string{
+			"outside its time, 1000 to 0", "1 due times were decided, 0 of them",
+		}},
+		"another version's payload": {change("all@1400", func(o *output) { o.trigger.Payload = []byte("all1") }), []string{
+			`carries "all1", expected "all2"`,
+		}},
+
+		"one missed too few": {change("once@1400", func(o *output) { o.trigger.Missed = 1 }), []string{
+			"once version 1 due at 1200 (01.200) is in the streams 0",
+		}},
+		"one missed too many": {change("once@1400", func(o *output) { o.trigger.Missed = 3 }), []string{
+			"once version 1 due at 1100 (01.100) is in the streams 2",
+		}},
+		"all missed": {change("once@1400", func(o *output) { o.trigger.Missed = 4 }), []string{
+			"due at 1000 (01.000) is in the streams 2", "due at 1100 (01.100) is in the streams 2",
+		}},
+		"more missed than there are": {change("once@1400", func(o *output) { o.trigger.Missed = 5 }), []string{
+			"stands for 5 others, of 4 possible", "due at 1200 (01.200) is in the streams 0", "due at 1300 (01.300) is in the streams 0",
+		}},
+		"missed under a policy that fires all": {change("all@1500", func(o *output) { o.trigger.Missed = 1 }), []string{
+			"stands for 1 others, of 2 possible; its policy is fire_all",
+		}},
+
+		"skipped and fired": {with(trigger(skip, 1, 1000)), []string{"skip version 1 due at 1000 (01.000) is in the streams 2"}},
+		"skipped twice": {with(skipped(skip, carillon.ReasonMisfire, 1, 1000, 1000)), []string{
+			"skip version 1 due at 1000 (01.000) is in the streams 2",
+		}},
+		"a skip is missing": {without("skip skipped"), []string{"skip version 1 due at 1000 (01.000) is in the streams 0"}},
+		"a skip of a wrong count": {change("paused skipped", func(o *output) { o.event.Count = 1 }), []string{
+			"the schedule has 2 due times there",
+		}},
+		"a skip that begins too soon": {change("paused skipped", func(o *output) { o.event.First = time.UnixMilli(1199) }), []string{
+			"the schedule has 2 due times there",
+		}},
+		"a skip that ends too late": {change("paused skipped", func(o *output) { o.event.Last = time.UnixMilli(1301) }), []string{
+			"the schedule has 2 due times there",
+		}},
+		"a skip beyond the end": {with(skipped(skip, carillon.ReasonMisfire, 1, 2000, 2000)), []string{
+			"lies outside of the version's time, 1000 to 1500", "2 due times were decided, 1 of them",
+		}},
+		"a skip before the beginning": {with(skipped(skip, carillon.ReasonMisfire, 1, 0, 0)), []string{
+			"lies outside of the version's time, 1000 to 1500", "2 due times were decided, 1 of them",
+		}},
+		"a skip of nothing": {with(skipped(skip, carillon.ReasonMisfire, 0, 1001, 1001)), []string{
+			"the schedule has 0 due times there",
+		}},
+		"a skip of what nobody made": {with(skipped("no", carillon.ReasonMisfire, 1, 2000, 2000)), []string{
+			"no version 1 was skipped, which the client never made",
+		}},
+		"skipped under another policy": {change("once@1100", func(o *output) { *o = skipped(once, carillon.ReasonMisfire, 1, 1100, 1100) }), []string{
+			"has no such reason",
+		}},
+		"expired, and never does": {change("skip skipped", func(o *output) { o.event.Reason = carillon.ReasonExpired }), []string{
+			"has no such reason",
+		}},
+		"expired, and was paused": {change("paused skipped", func(o *output) { o.event.Reason = carillon.ReasonExpired }), []string{
+			"has no such reason",
+		}},
+		"paused, and never was": {change("expiring skipped", func(o *output) { o.event.Reason = carillon.ReasonPaused }), []string{
+			"has no such reason",
+		}},
+		"paused before the pause": {change("paused@1000", func(o *output) { *o = skipped("paused", carillon.ReasonPaused, 1, 1000, 1000) }), []string{
+			"has no such reason",
+		}},
+		"paused after the pause": {change("paused@1500", func(o *output) { *o = skipped("paused", carillon.ReasonPaused, 1, 1500, 1500) }), []string{
+			"has no such reason",
+		}},
+
+		"a fire by command is missing":      {without("once!7"), []string{"forced once!7 is in the streams 0 times"}},
+		"a fire by command comes twice":     {with(forced(once, 7)), []string{"forced once!7 is in the streams 2 times"}},
+		"one that may be there comes twice": {with(forced(once, 8)), []string{"forced once!8 is in the streams 2 times, and nobody"}},
+		"one more than may be there":        {with(forced(once, 9)), []string{"is in the streams 1 times, and nobody asked for it"}},
+		"of a job that nobody fired":        {with(forced(all, 9)), []string{"forced all!9 is in the streams 1 times, and nobody"}},
+		"of a version nobody made": {change("once!7", func(o *output) { o.trigger.Version = 2 }), []string{
+			"once!7 is of version 2, which the client never made",
+		}},
+		"with another payload": {change("once!7", func(o *output) { o.trigger.Payload = nil }), []string{
+			`once!7 of version 1 carries "", expected "once1"`,
+		}},
+	} {
+		said := &complaints{TB: t}
+		known().verify(said, c.spoil(outputs()), 1500)
+		said.expect(t, name, c.want...)
+	}
+
+	nothing := &complaints{TB: t}
+	(&history{}).verify(nothing, nil, 1500)
+	nothing.expect(t, "nothing at all", "nothing to check")
+	h, unforced := known(), &complaints{TB: t}
+	h.forced, h.maybeFired = nil, map[string]int{once: 2}
+	h.verify(unforced, outputs(), 1500)
+	unforced.expect(t, "no fire by command", "nothing to check")
+
+	for name, c := range map[string]struct {
+		numbers []uint64
+		stored  int64
+		want    []string
+	}{
+		"right":        {numbers: []uint64{1, 2, 3}, stored: 1000},
+		"early":        {[]uint64{1, 2, 3}, 999, []string{"all@1000 was stored at 1970-01-01T00:00:00.999Z, early"}},
+		"a gap":        {[]uint64{1, 3}, 1000, []string{"message 2 of 2 has output number 3"}},
+		"a repeat":     {[]uint64{1, 1}, 1000, []string{"message 2 of 2 has output number 1"}},
+		"no first":     {[]uint64{2}, 1000, []string{"message 1 of 1 has output number 2"}},
+		"out of order": {[]uint64{2, 1}, 1000, []string{"message 1 of 2", "message 2 of 2"}},
+	} {
+		var of []output
+		for _, n := range c.numbers {
+			o := trigger(all, 1, 900)
+			if o.number, o.stored = n, time.UnixMilli(900).UTC(); n == 1 {
+				o = trigger(all, 1, 1000)
+				o.number, o.stored = n, time.UnixMilli(c.stored).UTC()
+			}
+			of = append(of, o)
+		}
+		said := &complaints{TB: t}
+		checkStream(said, 0, of)
+		said.expect(t, name, c.want...)
+	}
+}
+
+// The oracle's own schedules.
+func TestGrids(t *testing.T) {
+	for name, c := range map[string]struct {
+		of       grid
+		from, to int64
+		want     []int64
+	}{
+		"once":                 {at(5), 5, 5, []int64{5}},
+		"once, before":         {at(5), 6, 9, nil},
+		"once, after":          {at(5), 1, 4, nil},
+		"interval":             {every(1000, 300), 0, 1700, []int64{1000, 1300, 1600}},
+		"interval, in between": {every(1000, 300), 1301, 2200, []int64{1600, 1900, 2200}},
+		"interval, at one":     {every(1000, 300), 1300, 1599, []int64{1300}},
+		"each second":          {cron("* * * * * *"), 999, 3000, []int64{1000, 2000, 3000}},
+		"seconds":              {cron("0,7,20-29/3 * * * * *"), 1, 61_000, []int64{7000, 20_000, 23_000, 26_000, 29_000, 60_000}},
+		"steps":                {cron("*/30 1-2 * * * *"), 0, 3_700_000, []int64{60_000, 90_000, 120_000, 150_000, 3_660_000, 3_690_000}},
+	} {
+		if got := c.of(c.from, c.to); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, expected %v", name, got, c.want)
+		}
+	}
+}
