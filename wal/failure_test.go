@@ -495,6 +495,8 @@ func TestLostTail(t *testing.T) {
 	if s.Log().Last() != 2 {
 		t.Fatalf("the log ends at %d", s.Log().Last())
 	}
+	must(t, s.Close()) // with nothing written: it was told of the loss all the same
+	s = open(t, opts)
 	must(t, s.Log().Append([]Record{{3, []byte("three, from elsewhere")}}))
 	must(t, s.Close())
 	s = open(t, opts)

@@ -96,6 +96,14 @@ func TestSubmitAgain(t *testing.T) {
 	}
 	must(t, first())
 	must(t, first())
+
+	// Who waits for the earlier of two last does not take back what the other has shown.
+	earlier, later := l.Submit([]Record{{2, nil}}), l.Submit([]Record{{3, nil}})
+	must(t, later())
+	must(t, earlier())
+	if l.Last() != 3 {
+		t.Errorf("the log ends at %d, expected 3", l.Last())
+	}
 }
 
 func TestOnSync(t *testing.T) {
