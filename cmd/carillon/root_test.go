@@ -422,7 +422,7 @@ func TestStatusTells(t *testing.T) {
 	}{
 		{nil, []string{
 			"node a, not ready: one; two", "a live - 0 0 0 1100 0 - 100 ms", "b silent - 0 0 0 1000 0 - -1500 ms",
-			"warning: the clock of b is 1.5 s off that of the streams; see to its time synchronization",
+			"warning: the clock of b is 1.5 s off that of the streams; see to the time synchronization of it and of the nats-servers",
 			"0 - - 0 0 0 0 0 520 0 0 0.0 ms 0 7 -", "1 - - 0 0 0 0 0 400 0 0 0.0 ms 0 0 lost",
 		}},
 		{&before, []string{

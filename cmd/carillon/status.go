@@ -120,8 +120,8 @@ func (a *app) printNodes(r, before *carillon.StatusReply) error {
 			n.Node, n.State, orDash(n.Zone), n.Weight, n.Serves, n.Standby, n.Position, n.Lag,
 			perSecond(n.Position, then, r, known), n.ClockOffset, n.Version)
 		if n.ClockOffset > clockWarning || n.ClockOffset < -clockWarning {
-			warnings = append(warnings, fmt.Sprintf("warning: the clock of %s is %.1f s off that of the streams; see to its time synchronization",
-				n.Node, math.Abs(float64(n.ClockOffset))/1000))
+			warnings = append(warnings, fmt.Sprintf("warning: the clock of %s is %.1f s off that of the streams; "+
+				"see to the time synchronization of it and of the nats-servers", n.Node, math.Abs(float64(n.ClockOffset))/1000))
 		}
 	}
 	if err := w.Flush(); err != nil {
