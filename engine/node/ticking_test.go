@@ -40,6 +40,11 @@ func TestTicking(t *testing.T) {
 	waits(0, false)
 	waits(tickAgain, false)
 	waits(2*tickAgain, true)
+	other := tick(2 * tickAgain)
+	other.Epoch++
+	if _, ours := k.ours(&engine.Entry{Ticks: []engine.Tick{other}}); ours {
+		t.Error("a tick of another owner is taken for this one's")
+	}
 	if got := k.silent(after(3 * time.Second)); got != 2*time.Second {
 		t.Errorf("ticks have been unanswered for %s", got)
 	}
@@ -83,5 +88,51 @@ func TestTicking(t *testing.T) {
 	k.back(after(4*time.Second), after(5*time.Second))
 	if k.fruitless(after(6*time.Second)) != 0 || k.silent(after(6*time.Second)) != 0 || k.until().After(after(5*time.Second)) || k.end() {
 		t.Error("a tick that came back is still waited for")
+	}
+	if k.start(tick(6*time.Second), after(6*time.Second)) {
+		t.Error("a tick goes out after the end")
+	}
+}
+
+// Of ticks that never come back the newest are kept track of.
+func TestTicksAwayAreBounded(t *testing.T) {
+	var k ticking
+	for to := range int64(2 * ticksAway) {
+		k.start(engine.Tick{To: to}, time.UnixMilli(to))
+	}
+	if first := k.away[0].to; len(k.away) != ticksAway || first != ticksAway {
+		t.Errorf("%d ticks are kept track of, from %d on", len(k.away), first)
+	}
+	if k.abort(); k.end() {
+		t.Error("ticks that are given up are waited for")
+	}
+}
+
+// The lead follows how long ticks take, between its bounds.
+func TestLead(t *testing.T) {
+	var k ticking
+	for _, c := range []struct {
+		takes time.Duration
+		ticks int
+		want  int64
+	}{
+		{0, 0, leadMin},
+		{100 * time.Microsecond, 1000, leadMin},
+		{3500 * time.Microsecond, 1000, 4},
+		{time.Second, 1, leadMax},
+		{200 * time.Microsecond, 1000, leadMin},
+	} {
+		for range c.ticks {
+			k.back(time.UnixMilli(0), time.UnixMilli(0).Add(c.takes))
+		}
+		if got := k.lead(); got != c.want {
+			t.Errorf("after %d ticks of %s the lead is %d ms, want %d", c.ticks, c.takes, got, c.want)
+		}
+	}
+	for i := range 100 { // as often quick as slow
+		k.back(time.UnixMilli(0), time.UnixMilli(int64(i%2*4)))
+	}
+	if got := k.lead(); got != leadMax {
+		t.Errorf("where ticks take from 0 to 4 ms the lead is %d ms, want %d", got, leadMax)
 	}
 }
