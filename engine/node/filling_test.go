@@ -31,8 +31,30 @@ func TestFilling(t *testing.T) {
 	is("and a little more", true, false)
 	take(12, 10)
 	is("more than there is to spare", true, true)
+	room := f.mustWait()
+	waits := func(what string, want bool) {
+		t.Helper()
+		select {
+		case <-room:
+			if want {
+				t.Errorf("%s: who waits for room goes on", what)
+			}
+		default:
+			if !want {
+				t.Errorf("%s: who waits for room waits", what)
+			}
+		}
+	}
+	f.asked(streams.Info{Bytes: 78, MaxBytes: 100, Last: 12}, f.bytes())
+	waits("not freed", true)
 	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 11}, before)
 	is("freed, but for what was read since", true, false)
+	waits("freed", false)
+	if f.mustWait() != nil {
+		t.Error("a request waits where there is room")
+	}
 	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 12}, f.bytes())
 	is("freed", false, false)
+	f.asked(streams.Info{Bytes: 50, MaxBytes: -1, Last: 12}, f.bytes())
+	is("without a limit", false, false)
 }

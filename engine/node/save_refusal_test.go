@@ -49,8 +49,14 @@ func TestCancelBehindSave(t *testing.T) {
 			one.saved = saved
 			s.end(one)
 		}()
+		if err := s.cancel("another"); !errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) || ctx.Err() != nil {
+			t.Errorf("another one is given up: %v, and so is this one: %t", err, ctx.Err() != nil)
+		}
 		if err := s.cancel("r"); !errors.Is(err, want) {
 			t.Errorf("saved %t: %v, want %v", saved, err, want)
+		}
+		if err := s.cancel("r"); !errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
+			t.Errorf("none is under way: %v", err)
 		}
 	}
 }
