@@ -70,6 +70,15 @@ func TestSeats(t *testing.T) {
 		}
 	}
 
+	w := v
+	w.Members = slices.Clone(v.Members)
+	w.Members[1].Partitions = w.Members[1].Partitions[:1]
+	n.applied.Store(caughtUp)
+	if n.followedBySeats(w, 2) {
+		t.Error("its standby does not follow it, the log is young, and it may be given up")
+	}
+	n.applied.Store(100_000)
+
 	n.partitions[0].checkpoint.Store(99_200)
 	n.partitions[2].checkpoint.Store(99_001)
 	if n.followedBySeats(v, 2) {
@@ -89,5 +98,10 @@ func TestSeats(t *testing.T) {
 	n.partitions[1].follows.Store(true)
 	if got := n.neededToFollow(cluster.View{}); got != math.MaxUint64-1 {
 		t.Errorf("who follows all keeps what is above %d for others", got)
+	}
+
+	// While a checkpoint was waited for, those on whom it is placed may have died.
+	if err := n.giveUp(t.Context(), n.partitions[2]); err != nil || !n.partitions[2].follows.Load() {
+		t.Errorf("a partition that nobody else follows is given up: %v", err)
 	}
 }
