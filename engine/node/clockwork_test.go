@@ -125,6 +125,26 @@ func TestAcknowledgedIsNotDurable(t *testing.T) {
 	}
 }
 
+// A linked output names itself and the one before it, by ids that no other partition, run of the chain or start of a node has.
+func TestMessageIDs(t *testing.T) {
+	n := &Node{session: "s"}
+	for _, c := range []struct {
+		m    engine.Publish
+		want string
+	}{
+		{engine.Publish{Named: true, Linked: true}, "Nats-Msg-Id: s.2.a.b\r\nNats-Expected-Last-Msg-Id: s.2.a.a\r\n"},
+		{engine.Publish{Named: true}, "Nats-Msg-Id: s.2.a.b\r\n"},
+		{engine.Publish{}, ""},
+	} {
+		c.m.Output = &engine.Output{Number: 11, Kind: engine.OutputEvent}
+		var got streams.Chained
+		n.write(&got, &partition{number: 2, run: 10}, c.m)
+		if ids := strings.TrimSuffix(string(got.Header), string(c.m.Output.AppendHeader(nil))); ids != c.want {
+			t.Errorf("named %t, linked %t: %q, want %q", c.m.Named, c.m.Linked, ids, c.want)
+		}
+	}
+}
+
 // An answer that is late has somebody ask for what it is about, or it would never come; any other error gives the chain up. Neither is
 // said of a chain that was resumed since.
 func TestAnswerThatDoesNotCome(t *testing.T) {
@@ -133,6 +153,10 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 		late, lost bool
 	}{{streams.ErrLate, true, false}, {streams.ErrTimeout, false, true}} {
 		n, p := chainOf(t, nil)
+		n.acked(p, p.run+1, 1, nil)
+		if stored := p.chain.Stored(); stored.Seq != 0 {
+			t.Errorf("an ack of another run of the chain counts: stored is %+v", stored)
+		}
 		n.acked(p, p.run+1, 0, c.err)
 		if p.overdue.upTo != 0 || p.chain.Lost() {
 			t.Errorf("%v counts for another run of the chain", c.err)
