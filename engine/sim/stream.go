@@ -115,13 +115,15 @@ func (s *Stream) Delete(seq uint64) bool {
 	return true
 }
 
-// Age removes what was stored before a time, unix ns.
-func (s *Stream) Age(before int64) {
+// Age removes, and returns, what was stored before a time, unix ns.
+func (s *Stream) Age(before int64) []Message {
 	n := 0
 	for n < len(s.messages) && s.messages[n].Time < before {
 		n++
 	}
+	gone := s.messages[:n]
 	s.messages = slices.Clone(s.messages[n:])
+	return gone
 }
 
 // Sync makes everything stored survive a power failure.

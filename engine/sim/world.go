@@ -82,7 +82,8 @@ type world struct {
 	wire  []packet
 	acks  []ack
 	words []word
-	syncs []int // of each output stream
+	syncs []int    // of each output stream
+	aged  []uint64 // and its newest output that age took
 	calm  bool
 	err   error
 
@@ -161,6 +162,7 @@ func newWorld(seed uint64, o Options) *world {
 		w.loud = append(w.loud, false)
 	}
 	w.syncs, w.replaced = make([]int, w.layout.Partitions), make([]bool, w.layout.Partitions)
+	w.aged = make([]uint64, w.layout.Partitions)
 	nodes := 2 + w.rng.IntN(2)
 	if w.watched = w.chance(30); !w.watched {
 		// With a foreign message and a stale owner's messages in flight at once, only links tell what belongs where.
@@ -538,7 +540,10 @@ func (w *world) age() {
 		if w.faults.foreign {
 			break
 		}
-		s.Age(w.stamp() - maxAge*1e6)
+		for _, m := range s.Age(w.stamp() - maxAge*1e6) {
+			number, _ := outputOf(m)
+			w.aged[p] = max(w.aged[p], number)
+		}
 		w.note("out %d aged: begins at %d, ends at %d", p, s.First(), s.Last())
 	}
 }
