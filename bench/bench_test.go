@@ -657,6 +657,30 @@ func TestJudge(t *testing.T) {
 			a[2].stored = 10_500*1e6 - 1
 			return a
 		}, nil, Checks{Expected: 3, Early: 1}},
+		"on time": {func(a []arrival) []arrival {
+			a[1].received, a[1].stored = 10_000*1e6, 10_000*1e6
+			return a
+		}, nil, Checks{Expected: 3}},
+		"very late": {func(a []arrival) []arrival {
+			a[1].received += 3600 * 1e9
+			return a
+		}, nil, Checks{Expected: 3}},
+		"the last is missing": {func(a []arrival) []arrival { return a[:3] }, nil, Checks{Expected: 3, Missing: 1}},
+		"another's job in the window": {func(a []arrival) []arrival {
+			b := a[3]
+			b.job, b.output = 2, 10
+			return append(a, b)
+		}, nil, Checks{Expected: 3}},
+		"before the window": {func(a []arrival) []arrival {
+			b := a[0]
+			b.job, b.scheduled, b.output = 0, 9000, 5
+			return append(a, b)
+		}, nil, Checks{Expected: 3}},
+		"a gap, in another order": {func(a []arrival) []arrival {
+			a[3].output, a[4].output = 11, 12
+			a[2], a[3] = a[3], a[2]
+			return a
+		}, nil, Checks{Expected: 3, Gaps: 2}},
 		"missing, and its number": {func(a []arrival) []arrival { return slices.Delete(a, 2, 3) }, nil, Checks{Expected: 3, Missing: 1, Gaps: 1}},
 		"another holds the number": {func(a []arrival) []arrival {
 			a[3].output, a[4].output = 10, 13
@@ -719,25 +743,37 @@ func TestJudge(t *testing.T) {
 		if r.Checks.clean() != (v.want.Early+v.want.Missing+v.want.Duplicate+v.want.Gaps+v.want.Stray == 0) {
 			t.Errorf("%s: clean is %t", name, r.Checks.clean())
 		}
+		for _, text := range []string{r.Received, r.Stored} { // each fire once, however often it came
+			if h, err := decode(text); err != nil || int(h.TotalCount()) != v.want.Expected-v.want.Missing {
+				t.Errorf("%s: %d of %d in a histogram, %v", name, h.TotalCount(), v.want.Expected-v.want.Missing, err)
+			}
+		}
 	}
 	p, arrivals := judged()
 	r, err := judge(p, arrivals, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := decode(r.Received)
-	if err != nil {
-		t.Fatal(err)
+	for text, want := range map[string]int64{r.Received: 2000, r.Stored: 1000} {
+		h, err := decode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.TotalCount() != 3 || !h.ValuesAreEquivalent(h.Min(), want) || !h.ValuesAreEquivalent(h.Max(), want) {
+			t.Errorf("3 triggers %d µs late make %d of %d to %d µs", want, h.TotalCount(), h.Min(), h.Max())
+		}
 	}
-	if h.TotalCount() != 3 || !h.ValuesAreEquivalent(h.Min(), 2000) || !h.ValuesAreEquivalent(h.Max(), 2000) {
-		t.Errorf("3 triggers 2 ms late make %d of %d to %d µs", h.TotalCount(), h.Min(), h.Max())
+	if r, err = judge(p, arrivals[:2], nil); err != nil || !slices.Equal(r.Missing, []string{"x-0@11000", "x-1@10500"}) {
+		t.Errorf("missing are %q, %v", r.Missing, err)
 	}
 }
 
 // The lines of raw triggers are those of the plan's window, and say how late each was.
 func TestRaw(t *testing.T) {
 	p, arrivals := judged()
-	w := &worker{chunks: [][]arrival{arrivals[:2], arrivals[2:]}}
+	another, before := arrivals[2], arrivals[1] // another's in the window, and one before it
+	another.job, before.scheduled = -1, 9000
+	w := &worker{chunks: [][]arrival{arrivals[:2], append(arrivals[2:], another, before)}}
 	path := filepath.Join(t.TempDir(), "raw.csv")
 	if err := w.writeRaw(path, p); err != nil {
 		t.Fatal(err)

@@ -113,7 +113,7 @@ func (p *plan) which(i int, ms int64) (k int, ok bool) {
 		return 0, false
 	case p.Forced:
 		return 0, p.slots(i) > 0
-	case p.First[i] >= 0 && since == 0:
+	case since == 0:
 		return 0, true
 	case p.First[i] >= 0 && p.Every[i] > 0 && since > 0 && since%p.Every[i] == 0:
 		return int(since / p.Every[i]), true
