@@ -81,8 +81,25 @@ func checkResult(t *testing.T, workload, file string) {
 	if r.Figures.Get(figure) <= 0 {
 		t.Errorf("%s: %s is %v", file, figure, r.Figures.Get(figure))
 	}
-	if workload == "commands" {
+	f := r.Figures
+	switch workload {
+	case "commands":
 		return
+	case "burst": // all came by the time of the last, the latest of them, and none before the first
+		last, first := f.Get("drained_s"), f.Get("first_ms")
+		if n := f.Get("drained_per_s") * last; n < 1990 || n > 2010 {
+			t.Errorf("%s: %v/s for %v s are %v jobs, want 2000", file, f.Get("drained_per_s"), last, n)
+		}
+		if most := f.Get("received_max_ms"); most < 990*last || most > 1010*last || first > f.Get("received_p50_ms")*1.01 {
+			t.Errorf("%s: from %v ms to %v s, and the latest %v ms off: %+v", file, first, last, most, f)
+		}
+	case "lateness":
+		if rate := f.Get("triggers_per_s"); rate <= 0 || rate > 200 {
+			t.Errorf("%s: %v of 200 triggers a second", file, rate)
+		}
+	}
+	if early, most := f.Get("early_max_ms"), f.Get("off_max_ms"); most < early*0.99 || most < f.Get("received_max_ms")*0.99 {
+		t.Errorf("%s: at most %v ms off, but up to %v ms early and %v ms late", file, most, early, f.Get("received_max_ms"))
 	}
 	want := bench.Checks{Expected: map[string]int{"lateness": 200, "burst": 2000}[workload]}
 	if r.Checks == nil || *r.Checks != want {
