@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -38,10 +39,12 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 				return err
 			}
 			defer nc.Close()
-			write := func(w *bufio.Writer) error { return a.export(c.Context(), client, l, w) }
+			beside := a.stdout
+			write := func(w *bufio.Writer) error { return a.export(c.Context(), client, l, w, beside) }
 			if output == "" || output == "-" {
 				return flushed(a.stdout, write)
 			}
+			beside = io.Discard
 			return writeWhole(output, write)
 		},
 	}
@@ -50,14 +53,14 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 	return c
 }
 
-func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer) error {
+func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer, beside io.Writer) error {
 	total := int64(-1)
 	if l == (listFlags{}) && isTerminal(a.stderr) {
 		if s, err := client.Status(ctx); err == nil { // only the bar's end depends on it
 			total = int64(jobsIn(&s, ""))
 		}
 	}
-	bar := a.newProgress("export", total, false)
+	bar := a.newOutputProgress("export", total, "jobs", beside)
 	var line []byte
 	defer bar.end()
 	return l.pages(ctx, client, func(page []carillon.JobReply) error {

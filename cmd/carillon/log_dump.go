@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,23 +74,12 @@ type dumper struct {
 	limit     uint64
 	data      string
 
-	bar    *progress
 	layout engine.Layout // of the most partitions there can be, and so it shows what each record says it is
 	shown  uint64
 }
 
 // errLimit ends a dump that has shown enough.
 var errLimit = errors.New("limit reached")
-
-// begin shows how far a dump is that goes elsewhere than to a terminal.
-func (d *dumper) begin(total int64) {
-	silent := *d.app
-	if isTerminal(d.app.stdout) {
-		silent.stderr = io.Discard
-	}
-	d.bar = silent.newProgress("dump", total, false)
-	d.bar.unit = "records"
-}
 
 // local reads the store of a stopped engine.
 func (d *dumper) local(ctx context.Context) error {
@@ -107,13 +95,13 @@ func (d *dumper) local(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.begin(-1)
-	defer d.bar.end()
+	bar := d.app.newOutputProgress("dump", -1, "records", d.app.stdout)
+	defer bar.end()
 	err = store.Log().Read(d.from, func(rec wal.Record) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		d.bar.step(1)
+		bar.step(1)
 		r, err := engine.DecodeRecord(rec.Seq, rec.Data)
 		if err != nil {
 			return err
@@ -168,8 +156,8 @@ func (d *dumper) stream(ctx context.Context) error {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
 	defer records.stop()
-	d.begin(int64(last - max(d.from, state.FirstSeq, 1) + 1))
-	defer d.bar.end()
+	bar := d.app.newOutputProgress("dump", int64(last-max(d.from, state.FirstSeq, 1)+1), "records", d.app.stdout)
+	defer bar.end()
 	for {
 		// What the stream held at its end may have been removed since; then nothing more would come.
 		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)
@@ -181,7 +169,7 @@ func (d *dumper) stream(ctx context.Context) error {
 		if meta.Sequence.Stream > last {
 			return nil
 		}
-		d.bar.step(1)
+		bar.step(1)
 		r := engine.Record{
 			Seq: meta.Sequence.Stream, Time: meta.Timestamp.UnixNano(), Subject: m.Subject, Header: headerFields(m.Header), Data: m.Data,
 		}

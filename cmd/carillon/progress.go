@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"math"
 	"sync"
 	"time"
@@ -45,6 +46,18 @@ func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
 		progressbar.OptionSetWidth(30), progressbar.OptionShowBytes(bytes), progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetPredictTime(true), progressbar.OptionSetElapsedTime(true), progressbar.OptionSpinnerType(14),
 	)
+	return p
+}
+
+// newOutputProgress begins the bar of a command whose result goes to output as it comes. Where that is a terminal there is none: it would
+// be drawn into the result.
+func (a *app) newOutputProgress(verb string, total int64, unit string, output io.Writer) *progress {
+	shown := *a
+	if isTerminal(output) {
+		shown.stderr = io.Discard
+	}
+	p := shown.newProgress(verb, total, false)
+	p.unit = unit
 	return p
 }
 
