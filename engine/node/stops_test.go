@@ -891,9 +891,7 @@ func TestHealedLogIsWhole(t *testing.T) {
 	p.kill()
 	replace(t, filepath.Join(s.Data, "nats"), older)
 	p = mustSpawn(t, s)
-	if !contains(p.log, "the log stream lost its end; healing") {
-		t.Fatal("there was nothing to heal")
-	}
+	eventually(t, "it tells that it heals", func() bool { return contains(p.log, "the log stream lost its end; healing") })
 	churn(t, client(t, p.NATS), "b", 0)
 	p.kill()
 	if err := os.RemoveAll(filepath.Join(s.Data, "log")); err != nil {
