@@ -519,9 +519,9 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 // rightsAfter is how long to wait for an answer before looking whether the server refused the request, and how often to look then.
 const rightsAfter = 100 * time.Millisecond
 
-// watchRights ends the context that it returns soon after the server refuses to take a message on one of these subjects. The server tells only
-// the connection of that, so whoever waits for the answer would wait in vain. The caller calls forbidden when it waits no more, with
-// the error that it met, if any; forbidden returns the server's refusal in its place, if there was one.
+// watchRights ends the context that it returns soon after the server refuses to take a message on one of these subjects. The server
+// tells only the connection of that, so whoever waits for the answer would wait in vain. The caller calls forbidden when it waits no
+// more, with the error that it met, if any; forbidden returns the server's refusal in its place, if there was one.
 func (c *Client) watchRights(ctx context.Context, subjects ...string) (_ context.Context, forbidden func(error) error) {
 	before := c.nc.LastError()
 	ctx, cancel := context.WithCancel(ctx)

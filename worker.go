@@ -121,7 +121,8 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for options and for a missing handler; CodeInvalidField when the name is in use
 // with another topic (with Partitions only when a trigger of that topic comes); CodeNotFound when the service has no streams;
-// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors of jetstream's CreateConsumer.
+// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors of
+// jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err

@@ -176,7 +176,9 @@ func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 func neverFires(job *carillon.Job, unbound int64) *carillon.Error {
 	switch {
 	case unbound == none:
-		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "schedule", Message: "has no fire still to come; 1970-01-01T00:00:00Z stands for none"}
+		return &carillon.Error{
+			Code: carillon.CodeInvalidField, Field: "schedule", Message: "has no fire still to come; 1970-01-01T00:00:00Z stands for none",
+		}
 	case job.End.IsZero():
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "start", Message: "the schedule has no fire from the start on"}
 	}
