@@ -134,8 +134,8 @@ func (n *Node) claimApplied(p *partition) {
 	case st.Epoch > mine:
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)
 	case st.Position >= mine:
-		p.stopped = newerRules(p, st)
-		n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", p.stopped)
+		p.halt(newerRules(p, st))
+		n.tellStopped(p, p.stopped)
 	default: // it has yet to come
 		return
 	}
