@@ -360,14 +360,15 @@ func (n *Node) apiGet(c *call) error {
 	if err := c.mayID(c.job); err != nil {
 		return err
 	}
-	if p := n.partitionOf(c.job); !p.follows.Load() {
+	p := n.partitionOf(c.job)
+	if !p.follows.Load() {
 		return n.passOn(c, p)
 	}
-	if err := n.current(n.partitionOf(c.job)); err != nil {
+	if err := n.current(p); err != nil {
 		return err
 	}
 	job, ok := n.job(c.job)
-	if err := n.partitionOf(c.job).readable(); err != nil {
+	if err := p.readable(); err != nil {
 		return err
 	}
 	if !ok {
