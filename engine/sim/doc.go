@@ -6,9 +6,9 @@
 // Every step is drawn from the seed: a client's command, a node that reads, syncs, applies, ticks,
 // publishes or takes a checkpoint, a packet that arrives, is lost or overtaken, and the faults: crashes
 // between any two steps, power failures, stale owners, clocks that jump or are wrong by an hour (clock.go), streams that
-// are emptied, stuck or put back to an older copy. The marks of all nodes are compared throughout. At the end the world
-// calms down, drains, and is judged (judge.go) by a model of the partition that has no wheel, no queue and no
-// checkpoint (reference.go). The table that checkpoints go to checks what they say of the one before.
+// are emptied, stuck or put back to an older copy. The marks of all nodes, and what became of each command, are compared
+// throughout. At the end the world calms down, drains, and is judged (judge.go) by a model of the partition that has no
+// wheel, no queue and no checkpoint (reference.go). The table that checkpoints go to checks what they say of the one before.
 //
 // A reading order: world.go, node.go, follow.go, residence.go (jobs on disk), clock.go, client.go, stream.go, reference.go, judge.go.
 //

@@ -60,6 +60,9 @@ func (w *world) judge() {
 		if w.err == nil {
 			w.judgeReplay(p)
 		}
+		if w.err == nil {
+			w.judgeAnswers(p, r)
+		}
 	}
 }
 
@@ -208,6 +211,16 @@ func (w *world) judgeReplicas(p int) {
 	}
 }
 
+// judgeAnswers compares what became of each command with what the reference makes of it.
+func (w *world) judgeAnswers(p int, r *reference) {
+	for _, seq := range slices.Sorted(maps.Keys(r.answers)) {
+		if got, want := w.answers[p][seq], r.answers[seq]; got != want {
+			w.fail("record %d of partition %d was answered with %q, not %q", seq, p, got, want)
+			return
+		}
+	}
+}
+
 // judgeReplay applies the log once more, with checkpoints and restores at other places: the outputs and
 // the state are the same.
 func (w *world) judgeReplay(p int) {
@@ -240,10 +253,12 @@ func (w *world) judgeReplay(p int) {
 			}
 			w.bound(m)
 		}
-		if _, err := m.Apply(&e); err != nil {
+		result, err := m.Apply(&e)
+		if err != nil {
 			w.fail("replay: %v", err)
 			return
 		}
+		w.nodes[0].answer(p, &e, result)
 		w.nodes[0].compare(p, m.Mark())
 		outputs, _ := m.Outbox(made)
 		for i := range outputs {

@@ -120,6 +120,12 @@ func TestJudge(t *testing.T) {
 	told("another digest", "has digest", w.judge)
 	w.marks[p] = marks
 
+	seq := slices.Min(slices.Collect(maps.Keys(r.answers)))
+	answers := maps.Clone(w.answers[p])
+	w.answers[p][seq] += "other"
+	told("another answer", "answers record", w.judge)
+	w.answers[p] = answers
+
 	told("lives as they were", "", func() { w.judgeLives(r) })
 	for what, spoil := range map[string]func(*life){
 		"a fire too many":   func(l *life) { l.fires++ },

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strconv"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
@@ -339,6 +340,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 		}
 	}
 	n.mistake(e)
+	known := e.Seq <= part.machine.Stats().Position
 	result, err := part.machine.Apply(e)
 	if n.mistakes != "" && errors.Is(err, engine.ErrDiverged) {
 		part.stopped = err
@@ -357,6 +359,9 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	if part.owner.Epoch != 0 {
 		w.promised[e.Seq] = true
 	}
+	if !known {
+		n.answer(p, e, result)
+	}
 	n.compare(p, part.machine.Mark())
 	if part.machine.Made() > part.offered {
 		outputs, ok := part.machine.Outbox(part.offered)
@@ -370,6 +375,28 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 		part.chain.Offer(outputs)
 		part.offered = part.machine.Made()
 	}
+}
+
+// answer holds what became of a record's commands against what anybody else's machine says.
+func (n *node) answer(p int, e *engine.Entry, r engine.Result) {
+	if n.mistakes != "" {
+		return
+	}
+	w, said := n.world, ""
+	if e.Kind != engine.KindImport {
+		r.Jobs = []engine.Outcome{{Err: r.Err, Changed: r.Changed}}
+	}
+	for _, o := range r.Jobs {
+		var refused carillon.Code
+		if o.Err != nil {
+			refused = o.Err.Code
+		}
+		said += outcome(o.Changed || w.o.Sabotage.Reply, refused)
+	}
+	if before, ok := w.answers[p][e.Seq]; ok && before != said {
+		w.fail("%s answers record %d with %q, before it was %q", n.name(), e.Seq, said, before)
+	}
+	w.answers[p][e.Seq] = said
 }
 
 // compare holds the digest of a state against anybody else's at the same position.

@@ -36,6 +36,7 @@ type reference struct {
 	refused  []*refRefusal
 	graves   []refGrave
 	outputs  []expected
+	answers  map[uint64]string // by sequence: what became of a command, or of each job of an import
 	lives    []*life
 	left     int
 	logged   int64 // when the tick was
@@ -243,9 +244,25 @@ func (r *reference) apply(rec *engine.Record) {
 
 func (r *reference) decide(e *engine.Entry, packed *engine.PackedJob) {
 	r.expire(r.now)
-	if code := r.command(e, packed); code != "" {
+	changed, code := r.command(e, packed)
+	if code != "" {
 		r.refuse(e, code)
 	}
+	if r.answers == nil {
+		r.answers = make(map[uint64]string)
+	}
+	r.answers[e.Seq] += outcome(changed, code)
+}
+
+// outcome is what a command's sender is told of it.
+func outcome(changed bool, refused carillon.Code) string {
+	switch {
+	case refused != "":
+		return string(refused) + " "
+	case changed:
+		return "changed "
+	}
+	return "unchanged "
 }
 
 // find is the job of an id. One that is gone may as well leave now.
@@ -276,14 +293,14 @@ func (r *reference) expire(now int64) {
 	}
 }
 
-func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) carillon.Code {
+func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) (changed bool, refused carillon.Code) {
 	switch {
 	case e.Kind == engine.KindUnknown:
-		return carillon.CodeInvalidField
+		return false, carillon.CodeInvalidField
 	case len(e.Job) > 128 || strings.Contains(e.Job, "*"):
-		return carillon.CodeInvalidJobID
+		return false, carillon.CodeInvalidJobID
 	case engine.PartitionOf(e.Job, r.layout.Partitions) != r.partition:
-		return carillon.CodeInvalidJobID
+		return false, carillon.CodeInvalidJobID
 	}
 	j := r.find(e.Job)
 	if e.Kind == engine.KindPut {
@@ -292,13 +309,13 @@ func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) carillon.
 	repeated := j != nil && e.Kind != engine.KindDelete && e.Request != "" && j.request == e.Request
 	var c condition
 	if e.Kind != engine.KindFire && len(e.Body) > 0 && json.Unmarshal(e.Body, &c) != nil {
-		return carillon.CodeInvalidJSON
+		return false, carillon.CodeInvalidJSON
 	}
 	switch {
 	case j == nil:
-		return carillon.CodeNotFound
+		return false, carillon.CodeNotFound
 	case c.IfVersion != nil && *c.IfVersion != j.version && !repeated:
-		return carillon.CodeVersionConflict
+		return false, carillon.CodeVersionConflict
 	}
 	switch e.Kind {
 	case engine.KindDelete:
@@ -309,15 +326,15 @@ func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) carillon.
 			}
 		}
 		r.drop(j)
-		return ""
+		return true, ""
 	case engine.KindPause:
 		if j.paused || j.completed {
-			return ""
+			return false, ""
 		}
 		j.paused, j.ready = true, false
 	case engine.KindResume:
 		if !j.paused {
-			return ""
+			return false, ""
 		}
 		j.paused = false
 		if j.next <= r.now {
@@ -326,26 +343,26 @@ func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) carillon.
 		r.arm(j)
 	case engine.KindFire:
 		if repeated {
-			return ""
+			return false, ""
 		}
 		f := &refForced{seq: e.Seq, at: r.now, job: j}
 		var body struct{ Payload json.RawMessage }
 		if len(e.Body) > 0 {
 			if err := json.Unmarshal(e.Body, &body); err != nil {
-				return carillon.CodeInvalidJSON
+				return false, carillon.CodeInvalidJSON
 			}
 			f.body = ptr(string(body.Payload))
 		}
 		r.forced = append(r.forced, f)
 	}
 	j.request = e.Request
-	return ""
+	return true, ""
 }
 
-func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) carillon.Code {
+func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (changed bool, refused carillon.Code) {
 	state := packed.State
 	if code, ok := badBodies[string(e.Body)]; ok {
-		return code
+		return false, code
 	}
 	var p put
 	if err := json.Unmarshal(e.Body, &p); err != nil {
@@ -354,23 +371,24 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) ca
 	condition := p.IfVersion
 	p.IfVersion = nil
 	if j != nil && packed.IfAbsent {
-		return ""
+		return false, ""
 	}
 	if j != nil && e.Request != "" && j.request == e.Request {
-		return ""
+		return false, ""
 	}
 	if j != nil && !j.completed && same(p, j.spec) && (state == nil || j.version >= state.Version && j.accepted() == state.Accepted && j.last >= state.Last) {
 		if packed.Paused && !j.paused {
 			j.paused, j.ready, j.request = true, false, e.Request
+			return true, ""
 		}
-		return ""
+		return false, ""
 	}
 	switch {
 	case condition == nil:
 	case j == nil && *condition != 0:
-		return carillon.CodeNotFound
+		return false, carillon.CodeNotFound
 	case j != nil && *condition != j.version:
-		return carillon.CodeVersionConflict
+		return false, carillon.CodeVersionConflict
 	}
 	accepted, from := r.now, r.now
 	if strings.HasPrefix(p.Schedule, "@at") {
@@ -399,10 +417,10 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) ca
 		next = never
 	}
 	if next == never && t.kind != 0 && last == 0 && state == nil {
-		return carillon.CodeInvalidField
+		return false, carillon.CodeInvalidField
 	}
 	if j == nil && r.diskLow {
-		return carillon.CodeLimitExceeded
+		return false, carillon.CodeLimitExceeded
 	}
 	if j == nil {
 		if grave >= 0 {
@@ -430,7 +448,7 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) ca
 	} else if !paused {
 		r.arm(j)
 	}
-	return ""
+	return true, ""
 }
 
 func same(a, b put) bool { return encode(canonical(a)) == encode(canonical(b)) }

@@ -17,6 +17,7 @@ func TestSabotage(t *testing.T) {
 		{"save", Sabotage{Save: true}},
 		{"table", Sabotage{Table: true}},
 		{"take", Sabotage{Take: true}},
+		{"reply", Sabotage{Reply: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seed, err := firstFailure(1, 4000, Options{Sabotage: c.broken})

@@ -28,6 +28,7 @@ type Sabotage struct {
 	Clock bool // nodes take their own clocks for the streams'
 	Take  bool // nodes take partitions without the log above the checkpoint
 	Cut   bool // nodes cut the log as if somebody followed each partition
+	Reply bool // senders are told that each command that was taken changed something
 }
 
 // Failure is what a run ends with when the engine broke a promise.
@@ -98,6 +99,7 @@ type world struct {
 	applied  uint64                   // by anybody
 	made     []map[uint64]string      // by partition: what output n is, at whoever made it first
 	marks    []map[uint64]uint64      // by partition: the digest at a position, at whoever came there first
+	answers  []map[uint64]string      // by partition and sequence: what became of a command there
 	loud     []bool                   // partitions in which a loud stop is legitimate
 }
 
@@ -159,6 +161,7 @@ func newWorld(seed uint64, o Options) *world {
 		w.out = append(w.out, &Stream{ignoreExpected: o.Sabotage.Chain})
 		w.made = append(w.made, make(map[uint64]string))
 		w.marks = append(w.marks, make(map[uint64]uint64))
+		w.answers = append(w.answers, make(map[uint64]string))
 		w.loud = append(w.loud, false)
 	}
 	w.syncs, w.replaced = make([]int, w.layout.Partitions), make([]bool, w.layout.Partitions)
