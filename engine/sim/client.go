@@ -33,17 +33,22 @@ func (c *client) init(w *world) {
 
 // put is the body of a put, in the order of the protocol; the reference reads it with encoding/json.
 type put struct {
-	Schedule  string     `json:"schedule,omitempty"`
-	Start     *time.Time `json:"start,omitempty"`
-	End       *time.Time `json:"end,omitempty"`
-	MaxFires  uint64     `json:"max_fires,omitempty"`
-	Spread    string     `json:"spread,omitempty"`
-	Misfire   string     `json:"misfire,omitempty"`
-	Expires   string     `json:"expires,omitempty"`
-	Priority  string     `json:"priority,omitempty"`
-	Payload   any        `json:"payload,omitempty"`
-	IfVersion *uint64    `json:"if_version,omitempty"`
+	Schedule  string            `json:"schedule,omitempty"`
+	Start     *time.Time        `json:"start,omitempty"`
+	End       *time.Time        `json:"end,omitempty"`
+	MaxFires  uint64            `json:"max_fires,omitempty"`
+	Spread    string            `json:"spread,omitempty"`
+	Misfire   string            `json:"misfire,omitempty"`
+	Expires   string            `json:"expires,omitempty"`
+	Topic     string            `json:"topic,omitempty"`
+	Priority  string            `json:"priority,omitempty"`
+	Payload   any               `json:"payload,omitempty"`
+	Headers   map[string]string `json:"headers,omitempty"`
+	IfVersion *uint64           `json:"if_version,omitempty"`
 }
+
+// headerOf is the name of the one header that jobs have, or not.
+const headerOf = "Of"
 
 // condition is the body of a delete, pause or resume.
 type condition struct {
@@ -233,6 +238,12 @@ func (c *client) put() string {
 	}
 	if w.chance(40) {
 		p.Payload = w.rng.IntN(1000)
+	}
+	if w.chance(30) {
+		p.Topic = pick("a", "a.b", "default")
+	}
+	if w.chance(20) {
+		p.Headers = map[string]string{headerOf: pick("x", "y")}
 	}
 	if w.chance(15) {
 		p.IfVersion = ptr(w.rng.Uint64N(4))

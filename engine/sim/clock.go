@@ -174,6 +174,11 @@ func (w *world) diverge() {
 	w.client.send(command{"delete", id, "", ""})
 }
 
+// mistaken tells whether the node has made a mistake in a partition.
+func (n *node) mistaken(p int) bool {
+	return n.mistakes != "" && engine.PartitionOf(n.mistakes, n.world.layout.Partitions) == p
+}
+
 // mistake makes another job of the one that the node is to mistake.
 func (n *node) mistake(e *engine.Entry) {
 	if n.mistakes != "" && e.Kind == engine.KindPut && e.Job == n.mistakes {

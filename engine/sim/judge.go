@@ -106,12 +106,17 @@ func (w *world) judgeContent(p int, r *reference) {
 				diff = a + " is not " + b
 			}
 		} else {
-			expect := fmt.Sprintf("%s %d %d %s %s", want.id, want.version, want.missed, millis(want.due).Format(carillon.TimeFormat), want.payload)
+			expect := fmt.Sprintf("carillon.trigger.%d.%s %s %s %d %d %s %s %s", p, cmp.Or(want.topic, carillon.DefaultTopic), want.job, want.id, want.version,
+				want.missed, millis(want.due).Format(carillon.TimeFormat), want.of, want.payload)
 			missed := fields[carillon.HeaderMissed]
 			if missed == "" {
 				missed = "0"
 			}
-			if got := fmt.Sprintf("%s %s %s %s %s", fields[carillon.HeaderTrigger], fields[carillon.HeaderVersion], missed, fields[carillon.HeaderScheduled], body); got != expect {
+			got := strings.Join([]string{
+				subject, fields[carillon.HeaderJob], fields[carillon.HeaderTrigger], fields[carillon.HeaderVersion], missed,
+				fields[carillon.HeaderScheduled], fields[headerOf], body,
+			}, " ")
+			if got != expect {
 				diff = got + " is not " + expect
 			}
 		}

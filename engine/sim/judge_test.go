@@ -92,12 +92,17 @@ func TestJudge(t *testing.T) {
 		want  string
 		spoil func(made map[uint64]string)
 	}{
-		"as it was":        {"", func(map[uint64]string) {}},
-		"never made":       {"was never made", func(made map[uint64]string) { delete(made, number) }},
-		"one more":         {"outputs, expected are", func(made map[uint64]string) { made[uint64(len(made))+1] = made[number] }},
-		"another's fire":   {" of partition 0 (", header(carillon.HeaderTrigger, "other@1")},
-		"another version":  {" of partition 0 (", header(carillon.HeaderVersion, "77")},
-		"another time":     {" of partition 0 (", header(carillon.HeaderScheduled, "2026-01-01T00:00:00.001Z")},
+		"as it was":       {"", func(map[uint64]string) {}},
+		"never made":      {"was never made", func(made map[uint64]string) { delete(made, number) }},
+		"one more":        {"outputs, expected are", func(made map[uint64]string) { made[uint64(len(made))+1] = made[number] }},
+		"another's fire":  {" of partition 0 (", header(carillon.HeaderTrigger, "other@1")},
+		"another job":     {" of partition 0 (", header(carillon.HeaderJob, "other")},
+		"another version": {" of partition 0 (", header(carillon.HeaderVersion, "77")},
+		"another time":    {" of partition 0 (", header(carillon.HeaderScheduled, "2026-01-01T00:00:00.001Z")},
+		"another's topic": {" of partition 0 (", func(made map[uint64]string) { made[number] = "carillon.trigger.0.other" + made[number] }},
+		"another's header": {" of partition 0 (", func(made map[uint64]string) {
+			made[number] = strings.Replace(made[number], "\r\n", "\r\n"+headerOf+": z\r\n", 1)
+		}},
 		"another's text":   {" of partition 0 (", func(made map[uint64]string) { made[number] += "other" }},
 		"an event instead": {" of partition 0 (", func(made map[uint64]string) { made[number] = made[1] }},
 		"another's event":  {" of partition 0 (", func(made map[uint64]string) { made[1] = made[number] }},

@@ -342,7 +342,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	n.mistake(e)
 	known := e.Seq <= part.machine.Stats().Position
 	result, err := part.machine.Apply(e)
-	if n.mistakes != "" && errors.Is(err, engine.ErrDiverged) {
+	if n.mistaken(p) && errors.Is(err, engine.ErrDiverged) {
 		part.stopped = err
 		return
 	}
@@ -379,7 +379,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 
 // answer holds what became of a record's commands against what anybody else's machine says.
 func (n *node) answer(p int, e *engine.Entry, r engine.Result) {
-	if n.mistakes != "" {
+	if n.mistaken(p) {
 		return
 	}
 	w, said := n.world, ""
@@ -402,10 +402,10 @@ func (n *node) answer(p int, e *engine.Entry, r engine.Result) {
 // compare holds the digest of a state against anybody else's at the same position.
 func (n *node) compare(p int, m engine.Mark) {
 	w := n.world
-	if before, ok := w.marks[p][m.Position]; n.mistakes == "" && ok && before != m.Digest {
+	if before, ok := w.marks[p][m.Position]; !n.mistaken(p) && ok && before != m.Digest {
 		w.fail("%s has digest %016x of partition %d at %d, before it was %016x", n.name(), m.Digest, p, m.Position, before)
 	}
-	if n.mistakes == "" {
+	if !n.mistaken(p) {
 		w.marks[p][m.Position] = m.Digest
 	}
 }
@@ -414,7 +414,7 @@ func (n *node) compare(p int, m engine.Mark) {
 func (n *node) check(p int, o *engine.Output) {
 	w := n.world
 	content := o.Subject(w.layout, p) + "\n" + string(o.AppendHeader(nil)) + "\n" + o.Payload()
-	if n.mistakes != "" {
+	if n.mistaken(p) {
 		return
 	}
 	if before, ok := w.made[p][o.Number]; ok && before != content {

@@ -100,12 +100,13 @@ type refRefusal struct {
 
 // expected is an output as it must be, as far as the reference says.
 type expected struct {
-	id      string // of a trigger
-	version uint64
-	missed  uint64
-	due     int64
-	payload string
-	event   carillon.Event
+	job, id   string // of a trigger
+	version   uint64
+	missed    uint64
+	due       int64
+	topic, of string // as the job has them
+	payload   string
+	event     carillon.Event
 }
 
 // times is a schedule, by arithmetic of its own.
@@ -635,7 +636,10 @@ func (r *reference) fire(f *refForced) {
 	if f.body != nil {
 		body = *f.body
 	}
-	r.outputs = append(r.outputs, expected{id: carillon.FormatForcedID(f.job.id, f.seq), version: f.job.version, due: f.at, payload: body})
+	r.outputs = append(r.outputs, expected{
+		job: f.job.id, id: carillon.FormatForcedID(f.job.id, f.seq), version: f.job.version, due: f.at,
+		topic: f.job.spec.Topic, of: f.job.spec.Headers[headerOf], payload: body,
+	})
 }
 
 func payload(p put) string {
@@ -703,7 +707,8 @@ func (r *reference) takeTurn(j *refJob) {
 	j.last = j.next
 	j.life.fires, j.life.missed, j.life.decided = j.life.fires+1, j.life.missed+others, j.last
 	r.outputs = append(r.outputs, expected{
-		id: carillon.FormatTriggerID(j.id, j.last), version: j.version, missed: others, due: j.last, payload: payload(j.spec),
+		job: j.id, id: carillon.FormatTriggerID(j.id, j.last), version: j.version, missed: others, due: j.last,
+		topic: j.spec.Topic, of: j.spec.Headers[headerOf], payload: payload(j.spec),
 	})
 	if j.spec.MaxFires > 0 && j.fires >= j.spec.MaxFires {
 		r.end(j)
