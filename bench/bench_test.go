@@ -114,6 +114,13 @@ func running(t *testing.T, flags ...string) (*engine, *nats.Conn) {
 // eventually waits for a condition that the machine's load may delay but not prevent.
 var eventually = natstest.Eventually
 
+// runningAt is a service that runs already, for a workload.
+func runningAt(t *testing.T, e *engine) Service {
+	t.Helper()
+	s := service(t)
+	return Service{Server: e.url, Worker: s.Worker, Data: s.Data}
+}
+
 // putOther puts a job that no run has to do with. It fires beside them.
 func putOther(t *testing.T, nc *nats.Conn) {
 	t.Helper()
@@ -227,7 +234,7 @@ func TestLatenessOfARunningService(t *testing.T) {
 	putOther(t, nc)
 
 	c := smallLateness(t)
-	c.Service = Service{Server: e.url}
+	c.Service = runningAt(t, e)
 	r, err := RunLateness(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
@@ -301,7 +308,7 @@ func TestLatenessBeginsAgain(t *testing.T) {
 	e, nc := running(t)
 	putOther(t, nc) // its triggers stand between those that do not count
 	c := smallLateness(t)
-	c.Service = Service{Server: e.url}
+	c.Service = runningAt(t, e)
 	client := carillon.Connect(nc)
 	fired := func() (jobs int) {
 		for job, err := range client.List(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "bench"}}) {

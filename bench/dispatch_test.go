@@ -130,7 +130,7 @@ func TestDispatchAndBurstOfARunningService(t *testing.T) {
 	putOther(t, nc)
 
 	c := smallDispatch(t)
-	c.Service = Service{Server: e.url, Data: t.TempDir()}
+	c.Service = runningAt(t, e)
 	r, err := RunDispatch(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

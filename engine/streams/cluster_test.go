@@ -100,12 +100,13 @@ func chainAll(t testing.TB, out *OutStream, behind uint64, from, to int) uint64 
 		}
 		eventually(t, "the stream tells its end", func() bool {
 			info, m, err := out.Last(t.Context())
-			if err == nil && m != nil {
-				behind = info.Last
-				_, err = fmt.Sscan(string(m.Data), &from)
-				from++
+			if err != nil || m == nil { // or nothing was stored
+				return err == nil
 			}
-			return err == nil && m != nil
+			behind = info.Last
+			_, err = fmt.Sscan(string(m.Data), &from)
+			from++
+			return err == nil
 		})
 	}
 	return behind
