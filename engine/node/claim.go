@@ -141,7 +141,7 @@ func (n *Node) claimApplied(p *partition) {
 	}
 	p.owner.Epoch = 0
 	p.serving = false
-	p.lostSince = time.Time{}
+	p.lostSince, p.lostBy = time.Time{}, nil
 	p.run++ // answers to what was sent no longer count
 	p.chain.Lose()
 	ring(n.joined.changed)

@@ -47,6 +47,7 @@ type partition struct {
 	overdue   overdue
 	leader    streams.Leader // of the stream when it was last asked for its end
 	lostSince time.Time      // when the chain was lost; zero once it publishes again
+	lostBy    error          // the latest reason that is known
 	resumed   time.Time      // when the chain was last resumed
 	pause     time.Duration  // before the next attempt to resume it
 

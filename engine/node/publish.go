@@ -142,6 +142,7 @@ func (n *Node) lose(p *partition, why error) {
 		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, time.Now(), "chain lost", "partition", p.number, "error", why)
 	}
 	n.meters.lost.Inc()
+	p.lostBy = why
 	p.chain.Lose()
 }
 

@@ -67,6 +67,9 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			against = time.Time{}
 			n.troubles.unsaid.tell(n.log, time.Now(), "output stream does not say how far it is", "partition", p.number, "error", err)
 		}
+		p.out.Lock()
+		p.lostBy = err
+		p.out.Unlock()
 		before = min(max(2*before, resumePauseMin), answerPauseMax)
 	}
 }

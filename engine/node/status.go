@@ -155,7 +155,11 @@ func (n *Node) problem(p *partition) string {
 	case p.serving && p.marker > p.chain.Stored().Output: // else who serves it puts that out
 		return fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number)
 	case !p.lostSince.IsZero() && time.Since(p.lostSince) > lostTooLong:
-		return fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(p.lostSince).Round(time.Second))
+		problem := fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(p.lostSince).Round(time.Second))
+		if p.lostBy != nil {
+			problem += fmt.Sprintf(": %v", p.lostBy)
+		}
+		return problem
 	}
 	return ""
 }

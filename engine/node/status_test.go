@@ -81,6 +81,7 @@ func TestOutputsNotTaken(t *testing.T) {
 		})
 	}
 	says(false, "partition 0 has not been able to publish for")
+	says(false, ": streams: no such stream")
 	if _, err := js.UpdateStream(t.Context(), was); err != nil {
 		t.Fatal(err)
 	}
