@@ -27,7 +27,7 @@ run: build ## start the engine with sample jobs and watch them fire
 
 test: ## vet and test everything (short forms of the long runs included)
 	go vet ./...
-	go test -timeout 15m -parallel 3 ./engine/node ./... # the longest first, the others beside it; many tests mostly wait
+	go test -timeout 15m ./engine/node ./... # the longest first: the others run beside it
 	cd bench/peers && go vet ./... && go test ./...
 
 check: lint test ## what a change must pass: lint and test
