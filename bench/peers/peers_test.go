@@ -300,7 +300,9 @@ func TestCarillonVersion(t *testing.T) {
 	defer c.close()
 	nc := c.(*carillonClient).nc
 	if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) {
-		_ = m.Respond((&carillon.StatusReply{Versions: carillon.Versions{Carillon: "5d968561c9f0"}}).AppendJSON(nil))
+		if err := m.Respond((&carillon.StatusReply{Versions: carillon.Versions{Carillon: "5d968561c9f0"}}).AppendJSON(nil)); err != nil {
+			t.Error(err)
+		}
 	}); err != nil {
 		t.Fatal(err)
 	}

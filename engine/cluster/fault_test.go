@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // child is a member in a process of its own.
@@ -186,16 +188,11 @@ func TestBucketDeleted(t *testing.T) {
 		if err := a.js.DeleteKeyValue(t.Context(), a.o.Bucket); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(patience); ; time.Sleep(beatEvery) {
+		natstest.Eventually(t, "the bucket is there, with a's beats", func() bool {
 			_, err := a.js.KeyValue(t.Context(), a.o.Bucket)
-			muted, why := a.Muted()
-			if err == nil && why == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("the bucket: %v; no beat of a is stored for %v: %v", err, muted, why)
-			}
-		}
+			_, why := a.Muted()
+			return err == nil && why == nil
+		})
 	}
 	d := h.join("d")
 	for _, j := range []*joined{a, b, c, d} {

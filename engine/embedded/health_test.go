@@ -72,8 +72,8 @@ func TestWriteError(t *testing.T) {
 	}
 	defer roomy()
 	for taken := 0; s.Health() == nil; taken++ {
-		if _ = publishTo(foreign, unanswered); taken > 20 {
-			t.Fatal("the limit on files has no effect")
+		if err := publishTo(foreign, unanswered); taken > 20 {
+			t.Fatalf("the limit on files has no effect: %v", err)
 		}
 	}
 	if ill := s.Ill(); len(ill) > 0 {

@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
-	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
@@ -244,30 +242,17 @@ func TestDiskFullAtFirstWrite(t *testing.T) {
 		return
 	}
 	s := settings{Data: filepath.Join(dir, "data"), Partitions: partitions, LogMaxBytes: 16 << 20, OutMaxBytes: 8 << 20}
-	server, err := embedded.Start(embedded.Options{Dir: filepath.Join(s.Data, "nats"), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Shutdown()
-	nc, err := server.Connect()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	all, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions, LogMaxBytes: s.LogMaxBytes, OutMaxBytes: s.OutMaxBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer all.Close()
-	drop := smalldisk.Fill(t, dir, 0)
-	if m, err := nc.Request("carillon.log.0.claim", make([]byte, 100<<10), 100*time.Millisecond); err == nil {
-		t.Fatalf("a full disk took it: %s", m.Data)
-	}
-	drop()
-	if info, err := all.Log.Info(t.Context()); err != nil || info.First != 2 || info.Last != 1 {
-		t.Fatalf("the log holds %+v, %v", info, err)
-	}
-	server.Shutdown()
+	small := streams.Config{Partitions: partitions, LogMaxBytes: s.LogMaxBytes, OutMaxBytes: s.OutMaxBytes}
+	onStreams(t, s.Data, small, func(nc *nats.Conn, log *streams.Log) {
+		drop := smalldisk.Fill(t, dir, 0)
+		if m, err := nc.Request("carillon.log.0.claim", make([]byte, 100<<10), 100*time.Millisecond); err == nil {
+			t.Fatalf("a full disk took it: %s", m.Data)
+		}
+		drop()
+		if info, err := log.Info(t.Context()); err != nil || info.First != 2 || info.Last != 1 {
+			t.Fatalf("the log holds %+v, %v", info, err)
+		}
+	})
 
 	p := mustSpawn(t, s)
 	put(t, client(t, p.NATS), carillon.Job{ID: "far", Schedule: "@yearly"})

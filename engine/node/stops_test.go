@@ -267,7 +267,7 @@ func TestStopCutLogEmptied(t *testing.T) {
 		if o.NATS != "" {
 			purge(jetStream(t, dial(t, o.NATS)))
 		} else {
-			onStreams(t, o.Data, func(nc *nats.Conn, _ *streams.Log) { purge(jetStream(t, nc)) })
+			onStreams(t, o.Data, streams.Config{Partitions: partitions}, func(nc *nats.Conn, _ *streams.Log) { purge(jetStream(t, nc)) })
 		}
 
 		r := run(t, accept(o))
@@ -295,7 +295,7 @@ func goesBack(t *testing.T, o node.Options, dir string) {
 }
 
 // onStreams uses the streams of a data directory that no process runs on.
-func onStreams(t testing.TB, data string, use func(*nats.Conn, *streams.Log)) {
+func onStreams(t testing.TB, data string, c streams.Config, use func(*nats.Conn, *streams.Log)) {
 	t.Helper()
 	server, err := embedded.Start(embedded.Options{Dir: filepath.Join(data, "nats"), Listen: "127.0.0.1:0"})
 	if err != nil {
@@ -307,7 +307,7 @@ func onStreams(t testing.TB, data string, use func(*nats.Conn, *streams.Log)) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: partitions})
+	s, err := streams.Open(t.Context(), nc, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -511,7 +511,7 @@ func TestStopOlderTicksUnread(t *testing.T) {
 	o := base(t)
 	older := engine.Claim{Node: "older", Logic: engine.Logic, TZData: "1999a"}
 	var last uint64
-	onStreams(t, o.Data, func(_ *nats.Conn, log *streams.Log) {
+	onStreams(t, o.Data, streams.Config{Partitions: partitions}, func(_ *nats.Conn, log *streams.Log) {
 		epoch, err := log.Publish(t.Context(), "carillon.log.1.claim", nil, older.Encode())
 		if err != nil {
 			t.Fatal(err)
@@ -522,7 +522,7 @@ func TestStopOlderTicksUnread(t *testing.T) {
 		}
 	})
 	words(t, refused(t, o), "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
-	onStreams(t, o.Data, func(_ *nats.Conn, log *streams.Log) {
+	onStreams(t, o.Data, streams.Config{Partitions: partitions}, func(_ *nats.Conn, log *streams.Log) {
 		info, err := log.Info(t.Context())
 		if err != nil {
 			t.Fatal(err)

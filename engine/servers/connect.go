@@ -38,28 +38,28 @@ type Config struct {
 }
 
 // Connect connects to NATS. What the connection is for is in its name. Its error is ErrTurnedAway where a server takes none now.
-func (o Config) Connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
-	return o.connect(o.URL, purpose, more...)
+func (c Config) Connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return c.connect(c.URL, purpose, more...)
 }
 
 // ConnectTo connects to one of the servers, by an address that others may have told.
-func (o Config) ConnectTo(server, purpose string, more ...nats.Option) (*nats.Conn, error) {
-	return o.connect(withUser(server, o.URL), purpose, more...)
+func (c Config) ConnectTo(server, purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return c.connect(withUser(server, c.URL), purpose, more...)
 }
 
-func (o Config) connect(servers, purpose string, more ...nats.Option) (*nats.Conn, error) {
+func (c Config) connect(servers, purpose string, more ...nats.Option) (*nats.Conn, error) {
 	options := []nats.Option{
-		nats.Name("carillon " + o.Node + purpose), nats.SetCustomDialer(dialer{}),
+		nats.Name("carillon " + c.Node + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
 		nats.ReconnectOnFlusherError(), // what was to be written is lost, and nobody would know
 		nats.SkipHostLookup(),          // the dialer looks it up, within its time
 		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
 		// The library's own handler writes to standard error, whatever the log is to be like.
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			o.Logger.Warn("error of the NATS connection", "error", err)
+			c.Logger.Warn("error of the NATS connection", "error", err)
 		}),
 	}
-	options = append(append(options, more...), o.Options...)
+	options = append(append(options, more...), c.Options...)
 	nc, err := nats.Connect(servers, append(options, nearestFirst)...)
 	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
 		err = errors.New("a server's address is no URL")

@@ -55,23 +55,23 @@ const (
 )
 
 // Ask asks all servers that main knows of until ctx ends.
-func (s *Watch) Ask(ctx context.Context, main *nats.Conn) {
-	s.mu.Lock()
-	s.all = make(map[string]*natsServer)
-	s.mu.Unlock()
+func (w *Watch) Ask(ctx context.Context, main *nats.Conn) {
+	w.mu.Lock()
+	w.all = make(map[string]*natsServer)
+	w.mu.Unlock()
 	t := time.NewTicker(serversLook)
 	defer t.Stop()
-	defer s.work.Wait()
+	defer w.work.Wait()
 	for {
 		for _, u := range main.Servers() {
-			s.mu.Lock()
-			known := s.all[u] != nil
-			s.mu.Unlock()
+			w.mu.Lock()
+			known := w.all[u] != nil
+			w.mu.Unlock()
 			if !known && ctx.Err() == nil { // a stop waits for one that says nothing, not for one after the other
-				s.add(ctx, u)
+				w.add(ctx, u)
 			}
 		}
-		s.forget(main.Servers(), time.Now())
+		w.forget(main.Servers(), time.Now())
 		select {
 		case <-ctx.Done():
 			return
@@ -81,56 +81,56 @@ func (s *Watch) Ask(ctx context.Context, main *nats.Conn) {
 }
 
 // add begins to ask a server.
-func (s *Watch) add(ctx context.Context, url string) {
+func (w *Watch) add(ctx context.Context, url string) {
 	one := &natsServer{url: url, home: onThisMachine(ctx, url)}
-	changed := func(nc *nats.Conn) { s.connected(one, nc) }
-	nc, err := s.Config.ConnectTo(url, " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
+	changed := func(nc *nats.Conn) { w.connected(one, nc) }
+	nc, err := w.Config.ConnectTo(url, " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(),                                       // one that refuses for a moment, as its own resolver is away, is asked again
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the node's own connection says the same
 		nats.ConnectHandler(changed), nats.ReconnectHandler(changed),
-		nats.DisconnectErrHandler(func(*nats.Conn, error) { s.broke(one) }))
+		nats.DisconnectErrHandler(func(*nats.Conn, error) { w.broke(one) }))
 	if err != nil {
 		return // the URL is none, or its server refuses: nothing is known of it
 	}
 	ctx, end := context.WithCancel(ctx)
 	one.nc, one.end = nc, end
-	s.mu.Lock()
-	s.all[url] = one
-	s.mu.Unlock()
-	s.connected(one, nc)
-	s.work.Go(func() {
+	w.mu.Lock()
+	w.all[url] = one
+	w.mu.Unlock()
+	w.connected(one, nc)
+	w.work.Go(func() {
 		defer nc.Close()
-		s.askOne(ctx, one)
+		w.askOne(ctx, one)
 	})
 }
 
 // forget ends the connections to servers of which others tell no more and that are gone: one that comes back elsewhere, as pods do,
 // would leave one behind each time.
-func (s *Watch) forget(known []string, now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for u, one := range s.all {
+func (w *Watch) forget(known []string, now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for u, one := range w.all {
 		if one.gone(now) && !slices.Contains(known, u) {
 			one.end()
-			delete(s.all, u)
+			delete(w.all, u)
 		}
 	}
 }
 
 // GoTo has a connection go to the server of a URL, if its nats.ReconnectToServer is Choose. A request whose answer is lost with the old one is made again, as ever.
-func (s *Watch) GoTo(main *nats.Conn, url string) error {
-	s.mu.Lock()
-	s.next = url
-	s.mu.Unlock()
+func (w *Watch) GoTo(main *nats.Conn, url string) error {
+	w.mu.Lock()
+	w.next = url
+	w.mu.Unlock()
 	return main.ForceReconnect()
 }
 
 // WayHome is to a server of this machine that has been well for long, where the node is connected to another one.
-func (s *Watch) WayHome(own string, now time.Time) (home Way, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, one := range s.all {
+func (w *Watch) WayHome(own string, now time.Time) (home Way, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, one := range w.all {
 		switch {
 		case !one.home:
 		case one.name == own: // it is there
@@ -144,11 +144,11 @@ func (s *Watch) WayHome(own string, now time.Time) (home Way, ok bool) {
 }
 
 // Choose is for nats.ReconnectToServer: the server that GoTo named, once; nil is the library's own choice.
-func (s *Watch) Choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	to := s.next
-	s.next = ""
+func (w *Watch) Choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	to := w.next
+	w.next = ""
 	i := slices.IndexFunc(pool, func(one nats.Server) bool { return one.URL.Scheme+"://"+one.URL.Host == to }) // as Conn.Servers writes it
 	if i < 0 {
 		return nil, 0
@@ -156,36 +156,36 @@ func (s *Watch) Choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, tim
 	return &pool[i], 0
 }
 
-func (s *Watch) connected(one *natsServer, nc *nats.Conn) {
+func (w *Watch) connected(one *natsServer, nc *nats.Conn) {
 	if !nc.IsConnected() {
 		return
 	}
 	now, name := time.Now(), nc.ConnectedServerName() // which may wait for a connection that breaks in this moment
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	one.name = name
 	if one.died || one.gone(now) {
 		one.died, one.quick, one.since = false, now, now
 	}
 }
 
-func (s *Watch) broke(one *natsServer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (w *Watch) broke(one *natsServer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	one.died = !one.silent(time.Now())
 }
 
 // askOne asks one server until ctx ends.
-func (s *Watch) askOne(ctx context.Context, one *natsServer) {
+func (w *Watch) askOne(ctx context.Context, one *natsServer) {
 	t := time.NewTicker(answerEvery)
 	defer t.Stop()
 	for {
 		answer, cancel := context.WithTimeout(ctx, answerMost)
 		sent := time.Now()
 		if one.nc.IsConnected() && one.nc.FlushWithContext(answer) == nil {
-			s.mu.Lock()
+			w.mu.Lock()
 			one.came(sent, time.Now())
-			s.mu.Unlock()
+			w.mu.Unlock()
 		}
 		cancel()
 		select {
@@ -197,19 +197,19 @@ func (s *Watch) askOne(ctx context.Context, one *natsServer) {
 }
 
 // Slow is who was slow when that was last judged.
-func (s *Watch) Slow() Slowness {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.judged
+func (w *Watch) Slow() Slowness {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.judged
 }
 
 // Judge looks how all servers answer a node that is connected to one of them.
-func (s *Watch) Judge(own string, now time.Time) (slow Slowness) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer func() { s.judged = slow }()
+func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer func() { w.judged = slow }()
 	by := make(map[string]*natsServer) // of several ways to one the best
-	for _, one := range s.all {
+	for _, one := range w.all {
 		if best := by[one.name]; !one.died && !one.gone(now) && (best == nil || one.quick.After(best.quick)) {
 			by[one.name] = one
 		}
@@ -233,10 +233,10 @@ func (s *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	home, mostly := by[own], 2*len(silent) > others
 	stalls := home != nil && home.doubtful(now)
 	if mostly && !stalls || home != nil && now.Sub(home.quick) > stallMost {
-		s.self = now
+		w.self = now
 	}
-	slow.Now, slow.Self = mostly || home != nil && home.silent(now), now.Sub(s.self) < selfSlowFor
-	settling := now.Sub(s.self) < settleFor // so it is where most are silent and its own server is not
+	slow.Now, slow.Self = mostly || home != nil && home.silent(now), now.Sub(w.self) < selfSlowFor
+	settling := now.Sub(w.self) < settleFor // so it is where most are silent and its own server is not
 	for name, one := range by {
 		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
 			one.slow, slow.Silent[name] = now, one.nc

@@ -359,7 +359,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	if part.owner.Epoch != 0 {
 		w.promised[e.Seq] = true
 	}
-	if !known {
+	if !known { // else it was applied before, and this says nothing
 		n.answer(p, e, result)
 	}
 	n.compare(p, part.machine.Mark())
