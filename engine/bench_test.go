@@ -205,7 +205,7 @@ func BenchmarkMemory(b *testing.B) {
 // BenchmarkChain is an output's way through a chain whose window is full: offered, sent, acknowledged with others.
 func BenchmarkChain(b *testing.B) {
 	c := NewChain()
-	c.Share(8)
+	c.Share(8, HurriedMost)
 	c.Resume(0, 0, nil)
 	window := c.Room()
 	outputs := numbered(1, uint64(window/roomShare), 0)

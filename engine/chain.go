@@ -48,12 +48,12 @@ package engine
 
 // The window bounds how many outputs are in flight. The chains of a host that publish at the same time share it, as they share its
 // cores and its disk. So an output of high priority that becomes due waits behind the same number of others whether one chain publishes
-// or many, some 15 ms of a full drain by the embedded server; and a chain that drains alone goes as fast as its stream takes it.
+// or many; and a chain that drains alone goes as fast as its stream takes it.
 //
-// Only three quarters of the window are open while outputs overtake others that were due before them: those that overtake are mostly of
-// high priority, and should not wait long. Why not always: a drain of one priority loses a twentieth of its rate by it. Why not where
-// messages are confirmed: a round trip to several servers is longer. With half of the window open high priorities waited less, but the
-// drain beside them lost a twentieth, too.
+// Less of it is open while outputs overtake others that were due before them: those that overtake are mostly of high priority, and should
+// not wait long. It is what the embedded server stored within hurriedTime of late, so that they wait no longer on a slow machine, or while
+// a sync of the streams takes half of the cores. Why not always: a drain of one priority loses a twentieth of its rate by it. Why not where
+// messages are confirmed: a round trip to several servers takes what the network takes.
 //
 // Tried and rejected: a window for each chain, of what it drains in 20 ms. A chain whose acks have all come may be waiting for work or
 // for its window, and with a share of two cores its acks have mostly all come. When these pauses were left out of the measurement, the
@@ -64,8 +64,13 @@ const (
 	windowConfirmed = 512  // at the most: what is in flight is asked for, and sent again, when a leader is lost
 	acksFlying      = 8    // acks asked for in one window
 	roomShare       = 4    // a fourth of the window must be free before more outputs are made
-	hurryFor        = 8192 // for so many outputs after one that overtook others only three quarters of the window are open
+	hurryFor        = 8192 // for so many outputs after one that overtook others less of the window is open
+	hurriedLeast    = HurriedMost / 2
+	hurriedTime     = 0.012 // s
 )
+
+// HurriedMost is how much of the window is open at the most while outputs overtake others.
+const HurriedMost = windowAll * 3 / 4
 
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
 // known to be stored.
@@ -82,16 +87,26 @@ type Chain struct {
 	asked   int    // outputs sent since an ack was last asked for
 	stored  Acked  // the newest output known to be in the stream
 
-	window int
-	due    int64 // of the trigger that was offered last
-	hurry  int   // how many outputs are still to be stored before the whole window is open again (hurryFor)
+	window  int
+	hurried int
+	due     int64 // of the trigger that was offered last
+	hurry   int   // how many outputs are still to be stored before the whole window is open again (hurryFor)
 }
 
 // NewChain returns a chain that must be resumed first. It links its messages, and shares its window with many.
-func NewChain() *Chain { return &Chain{lost: true, window: windowMin} }
+func NewChain() *Chain { return &Chain{lost: true, window: windowMin, hurried: windowMin} }
 
-// Share tells the chain how many of its host's chains have something to put out now, itself included.
-func (c *Chain) Share(chains int) { c.window = max(windowAll/max(chains, 1), windowMin) }
+// Hurried is how much of the window is open while outputs overtake others, by how many outputs the embedded server stored of late, a second.
+func Hurried(perSecond float64) int {
+	return int(min(max(perSecond*hurriedTime, hurriedLeast), HurriedMost))
+}
+
+// Share tells the chain how many of its host's chains have something to put out now, itself included, and how much of their window is
+// open while outputs overtake others.
+func (c *Chain) Share(chains, hurried int) {
+	chains = max(chains, 1)
+	c.window, c.hurried = max(windowAll/chains, windowMin), max(hurried/chains, windowMin)
+}
 
 // Watch tells whether the host hears of every foreign message. Only then the chain goes without links.
 func (c *Chain) Watch(watched bool) { c.watched = watched }
@@ -129,7 +144,8 @@ func (c *Chain) Lose() {
 func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
 	*c = Chain{
 		watched: c.watched, confirm: c.confirm, alone: c.confirm,
-		queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq}, window: c.window,
+		queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq},
+		window: c.window, hurried: c.hurried,
 	}
 }
 
@@ -164,7 +180,7 @@ func (c *Chain) open() int {
 	case c.confirm:
 		return min(c.window, windowConfirmed)
 	case c.hurry > 0:
-		return c.window * 3 / 4
+		return c.hurried
 	}
 	return c.window
 }

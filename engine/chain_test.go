@@ -53,7 +53,7 @@ func TestChain(t *testing.T) {
 // What is stored is let go of: a chain moves through its memory slowly, and payloads are large.
 func TestChainLetsGo(t *testing.T) {
 	c := NewChain()
-	c.Share(1)
+	c.Share(1, HurriedMost)
 	c.Resume(0, 0, nil)
 	made := numbered(1, 100, 50)
 	for i := range made {
@@ -85,7 +85,7 @@ func TestChainLetsGo(t *testing.T) {
 func TestChainWindow(t *testing.T) {
 	for _, chains := range []int{1, 8, 1000} {
 		c := NewChain()
-		c.Share(chains)
+		c.Share(chains, HurriedMost)
 		c.Resume(0, 0, nil)
 		window := max(windowAll/chains, windowMin)
 		if c.Room() != window {
@@ -121,7 +121,7 @@ func TestChainWindow(t *testing.T) {
 // A chain that must share its window with others sends no more until less than its share is in flight.
 func TestChainShares(t *testing.T) {
 	c := NewChain()
-	c.Share(1)
+	c.Share(1, HurriedMost)
 	c.Resume(0, 0, numbered(1, windowAll, 0))
 	send := func() (sent int) {
 		for {
@@ -135,7 +135,7 @@ func TestChainShares(t *testing.T) {
 	if sent := send(); sent != windowAll {
 		t.Fatalf("alone it sends %d", sent)
 	}
-	c.Share(4)
+	c.Share(4, HurriedMost)
 	c.Acked(windowAll - share)
 	c.Offer(numbered(windowAll+1, windowAll+share, 0))
 	if sent := send(); sent != 0 || c.Room() != 0 {
@@ -153,7 +153,7 @@ func TestChainHurries(t *testing.T) {
 	const window = windowAll / 16
 	for _, confirms := range []bool{false, true} {
 		c := NewChain()
-		c.Share(16)
+		c.Share(16, HurriedMost)
 		open := func(want int) {
 			t.Helper()
 			if confirms {
@@ -203,7 +203,7 @@ func TestChainHurries(t *testing.T) {
 func TestChainConfirmsFew(t *testing.T) {
 	c := NewChain()
 	c.Confirm()
-	c.Share(1)
+	c.Share(1, HurriedMost)
 	c.Resume(0, 0, nil)
 	if c.Room() != windowConfirmed {
 		t.Errorf("room for %d", c.Room())
@@ -253,7 +253,7 @@ func TestChainConfirms(t *testing.T) {
 // memory for them stays what a window needs.
 func TestChainQueue(t *testing.T) {
 	c := NewChain()
-	c.Share(8)
+	c.Share(8, HurriedMost)
 	c.Resume(0, 0, nil)
 	var offered, sent uint64
 	for step := range uint64(10_000) {

@@ -19,7 +19,7 @@
 //			for publish := range chain.Next(now) {   // held until their due millisecond
 //				out.Publish(publish) // behind publish.Expect
 //			}
-//			chain.Share(partitions)                  // of the host that have something due
+//			chain.Share(partitions, hurried)         // of the host that have something due
 //			if tick, ok := owner.Tick(machine, now, lead, chain.Room(), durable); ok {
 //				log.Publish(tick)                // comes back above, like everything
 //			}

@@ -109,7 +109,7 @@ func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
 			sharing++
 		}
 	})
-	n.sharing = sharing
+	n.window.sharing = sharing
 	return wake, owns
 }
 
@@ -135,11 +135,13 @@ func (n *Node) lastTick(ctx context.Context) {
 // owners visits the partitions that this node owns, with the room in their shares of the window, bounded by how many of its largest
 // outputs fit into space: a tick goes into the log, and whoever applies it makes as many outputs as it allows.
 func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
+	stored := uint64(0)
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		p.out.Lock()
 		_, sending := p.chain.HoldUntil()
-		p.chain.Share(n.sharing)
+		p.chain.Share(n.window.sharing, n.window.hurried())
+		stored += p.chain.Stored().Output
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
 			n.bell.ring() // an output that waited for room may be sent, and this round of publishing is over
 		}
@@ -154,6 +156,9 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 			visit(p, room, durable)
 		}
 		p.mu.Unlock()
+	}
+	if n.server != nil {
+		n.window.look(n.clock.running(), stored)
 	}
 }
 

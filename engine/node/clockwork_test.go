@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
@@ -72,7 +73,7 @@ func TestShareGrows(t *testing.T) {
 	}
 	p.chain.Resume(0, 0, outputs)
 	share := func(chains int) (rang bool) {
-		n.sharing = chains
+		n.window.sharing = chains
 		n.owners(1<<30, func(*partition, int, engine.Acked) {})
 		select {
 		case <-bell.rang:
@@ -212,5 +213,41 @@ func TestWindowIsShared(t *testing.T) {
 	n.partitions[2].owner.Epoch = 0 // another node's
 	if got, want := rooms(due-leadMax), alone/2; !slices.Equal(got, []int{want, want}) {
 		t.Errorf("two have room for %v, want %d each", got, want)
+	}
+	n.partitions[0].chain.Offer([]engine.Output{{Number: 1, Due: 2}, {Number: 2, Due: 1}}) // the second overtakes
+	hurried := func() int { return rooms(due - leadMax)[0] + 2 }
+	if got := hurried(); got != engine.HurriedMost/2 {
+		t.Errorf("while outputs overtake others there is room for %d", got)
+	}
+	n.clock.began, n.server = time.Now().Add(-time.Minute), &embedded.Server{} // by which nothing was stored in that time
+	hurried()
+	if got := hurried(); got != engine.Hurried(0)/2 {
+		t.Errorf("while outputs overtake others, and few are stored, there is room for %d", got)
+	}
+}
+
+// While outputs overtake others the window goes by how quickly they are stored, within bounds, and not by a moment too short to tell.
+func TestWindowIsMeasured(t *testing.T) {
+	var w window
+	if w.hurried() != engine.HurriedMost {
+		t.Errorf("before it is measured %d outputs may be in flight", w.hurried())
+	}
+	const least, middle = 1920, 2400
+	for _, c := range []struct {
+		at     time.Duration
+		stored uint64
+		open   int
+	}{
+		{time.Second, 100, least},
+		{1010 * time.Millisecond, 2_100, middle}, // 200,000 a second
+		{1011 * time.Millisecond, 2_200, middle},
+		{1030 * time.Millisecond, 6_100, middle},
+		{1040 * time.Millisecond, 10_100, engine.HurriedMost},
+		{1050 * time.Millisecond, 10_000, least}, // a chain was resumed
+		{1060 * time.Millisecond, 12_000, middle},
+	} {
+		if w.look(c.at, c.stored); w.hurried() != c.open {
+			t.Errorf("after %v and %d outputs %d may be in flight, want %d", c.at, c.stored, w.hurried(), c.open)
+		}
 	}
 }

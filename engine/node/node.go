@@ -74,7 +74,7 @@ type Node struct {
 	bell       alarm
 	ticking    ticking
 	chained    streams.Chained // the next message of a chain; only the clockwork uses it
-	sharing    int             // how many partitions share the window of outputs; only the clockwork uses it
+	window     window          // of outputs in flight; only the clockwork uses it
 
 	// Requests and their answers.
 	requestConn *nats.Conn // where requests arrive. With an embedded server not nc: a flood of them must not hold up the log

@@ -437,7 +437,7 @@ func (n *node) tick() {
 		if part.stopped != nil {
 			continue
 		}
-		part.chain.Share(1 + int(n.now()%64)) // whatever else is going on, and another share each time
+		part.chain.Share(1+int(n.now()%64), engine.Hurried(float64(n.now()%400_000))) // whatever else is going on, and another share each time
 		t, ok := part.owner.Tick(part.machine, n.now(), lead, part.chain.Room(), part.durable)
 		if !ok {
 			continue
