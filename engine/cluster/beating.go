@@ -141,7 +141,7 @@ func (m *Member) beatOn(ctx context.Context) {
 func (m *Member) placeOn(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
-	var unfitSince time.Duration
+	var last unfit
 	for {
 		select {
 		case <-ctx.Done():
@@ -152,7 +152,7 @@ func (m *Member) placeOn(ctx context.Context) {
 				m.o.OnTrouble(err)
 			}
 		}
-		if err := m.place(ctx, &unfitSince); err != nil && ctx.Err() == nil {
+		if err := m.place(ctx, &last); err != nil && ctx.Err() == nil {
 			m.o.OnTrouble(err)
 		}
 	}

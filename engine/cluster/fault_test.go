@@ -205,6 +205,55 @@ func TestBucketDeleted(t *testing.T) {
 	}
 }
 
+// Who joins when a bucket was made anew a moment ago, and finds the placement but not yet the keys of those it was made for, gives them a
+// bound to write these. One whose key was removed has left, and is not waited for.
+func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	js, _ := h.connect()
+	for _, left := range []bool{false, true} {
+		o := options("d").withDefaults()
+		o.Bucket = fmt.Sprintf("lost-%t", left)
+		kv, err := openBucket(t.Context(), js, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &Member{
+			o: o, js: js, kv: kv, roster: newRoster("d", o.Interval, o.Bound), start: time.Now(),
+			watched: true, views: make(chan View, 1), known: make(chan struct{}), kick: make(chan struct{}, 1),
+		}
+		nodes := []Node{{Name: "a"}, {Name: "b"}}
+		if err := m.writePlaced(t.Context(), placed{Nodes: nodes, Standbys: 1, Seats: Place(nil, nodes, o.Partitions, 1)}, 0); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range nodes {
+			m.roster.beat(0, 1, said(n.Name, n.Name), true)
+			m.roster.remove(n.Name)
+		}
+		if !left {
+			m.roster = newRoster("d", o.Interval, o.Bound)
+		}
+		m.roster.beat(0, 1, said("d", "d"), false)
+		m.told = true
+		remembered := m.placedRev
+		var last unfit
+		place := func() (anew bool) {
+			t.Helper()
+			if err := m.place(t.Context(), &last); err != nil {
+				t.Fatal(err)
+			}
+			return m.placedRev != remembered
+		}
+		if anew := place(); anew != left {
+			t.Errorf("others have left: %t; placed anew at once: %t", left, anew)
+		}
+		m.start = m.start.Add(-o.Bound)
+		if !place() {
+			t.Errorf("others have left: %t; not placed anew after the bound", left)
+		}
+	}
+}
+
 // A watch that died without a word is noticed by the beats that do not come back.
 func TestWatchIsBegunAgain(t *testing.T) {
 	t.Parallel()

@@ -22,30 +22,43 @@ func parsePlaced(data []byte) (placed, error) {
 // been lost a moment ago, and those who remember what was in it write that first.
 const forget = 2
 
+// unfit is a placement that was made for others than are live.
+type unfit struct {
+	revision uint64
+	since    time.Duration // when it was seen to be so; 0: the present one fits
+}
+
 // place writes a new placement when the one in the bucket was made for others than are live. The first of the live
 // members does so at once, the second after a bound, and so on: where two views differ for long they do not
 // overwrite each other all the time, and a first that cannot write is replaced. All write behind the revision that
 // they placed from, so that of two one is refused, and none works from a placement that nobody else has.
-func (m *Member) place(ctx context.Context, since *time.Duration) error {
+//
+// Who joins right after a bucket was lost may find the placement that others remember before their keys. It gives them a bound to write
+// these: it would take itself for the only one.
+func (m *Member) place(ctx context.Context, last *unfit) error {
 	m.mu.Lock()
 	view, before, revision, told := m.current(), m.placed, m.placedRev, m.told
+	unheard := m.roster.unheard(before.Nodes)
 	m.mu.Unlock()
 	nodes, standbys := wanted(view.Members)
 	if !told || len(nodes) == 0 || revision != 0 && before.fits(nodes, m.o.Partitions, standbys) {
-		*since = 0
+		*last = unfit{}
 		return nil
 	}
-	if *since == 0 {
-		*since = m.now()
+	if last.since == 0 || last.revision != revision {
+		*last = unfit{revision, m.now()}
 	}
 	rank := 0
 	for rank < len(view.Members) && view.Members[rank].Name < m.o.Name {
 		rank++
 	}
-	if before.Seats == nil {
+	switch {
+	case before.Seats == nil:
 		rank += forget
+	case unheard:
+		rank++
 	}
-	if m.now()-*since < time.Duration(rank)*m.o.Bound {
+	if m.now()-last.since < time.Duration(rank)*m.o.Bound {
 		return nil
 	}
 	next := placed{Nodes: nodes, Standbys: standbys, Seats: Place(before.Seats, nodes, m.o.Partitions, standbys)}

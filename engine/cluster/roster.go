@@ -21,6 +21,7 @@ type roster struct {
 	echo    time.Duration // when the last one was, by the monotonic clock
 	echoed  bool
 	members map[string]*seen
+	left    map[string]bool // whose keys were removed
 }
 
 type seen struct {
@@ -31,7 +32,7 @@ type seen struct {
 }
 
 func newRoster(session string, interval, bound time.Duration) *roster {
-	return &roster{self: session, bound: bound, maxGap: 2 * interval, members: make(map[string]*seen)}
+	return &roster{self: session, bound: bound, maxGap: 2 * interval, members: make(map[string]*seen), left: make(map[string]bool)}
 }
 
 // beat takes a member's beat. first says that it was in the bucket before the watch began: only a change shows life.
@@ -44,6 +45,7 @@ func (r *roster) beat(now time.Duration, revision uint64, b Beat, first bool) {
 		r.echo, r.echoed = now, true
 		first = false
 	}
+	delete(r.left, b.Name)
 	s, known := r.members[b.Name]
 	if !known {
 		r.members[b.Name] = &seen{Beat: b, revision: revision, changed: !first, at: r.heard}
@@ -62,7 +64,15 @@ func (r *roster) revision(name string) uint64 {
 	return 0
 }
 
-func (r *roster) remove(name string) { delete(r.members, name) }
+func (r *roster) remove(name string) {
+	delete(r.members, name)
+	r.left[name] = true
+}
+
+// unheard tells whether there is neither a key of one of these, nor the mark of its removal: then it was in a bucket that is lost.
+func (r *roster) unheard(nodes []Node) bool {
+	return slices.ContainsFunc(nodes, func(n Node) bool { return r.members[n.Name] == nil && !r.left[n.Name] })
+}
 
 // live lists the live members by name.
 func (r *roster) live() []Beat {
