@@ -3,7 +3,7 @@ package report
 import (
 	"bytes"
 	"cmp"
-	_ "embed" // the page's template and style
+	_ "embed" // the page's template and styles
 	"encoding/json"
 	"fmt"
 	"html/template"
@@ -20,8 +20,13 @@ import (
 //go:embed page.tmpl
 var pageText string
 
-//go:embed style.css
-var style string
+// style is the page's, with the colours of light and of dark mode first; plotStyle is the plots'.
+var (
+	//go:embed style.css
+	style string
+	//go:embed plot.css
+	plotStyle string
+)
 
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
@@ -40,7 +45,7 @@ func (s Summary) Failed() int { return s.Checked - s.Clean }
 
 // Write writes the page of some results. The same results give the same page.
 func Write(w io.Writer, runs []Run) (Summary, error) {
-	p := page{Style: template.CSS(style), Sections: sections(runs)}
+	p := page{Style: template.CSS(plotStyle + style), Sections: sections(runs)}
 	p.Results = len(runs)
 	for _, s := range p.Sections {
 		p.Plots += len(s.Plots)

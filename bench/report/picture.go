@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"html/template"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -18,7 +19,7 @@ type Picture struct {
 // Pictures draws each plot of the page of some results, in its order. A picture needs nothing else, and follows the dark mode of
 // whoever looks at it.
 func Pictures(runs []Run) (all []Picture, err error) {
-	names := make(map[string]int)
+	names, style := make(map[string]int), pictureStyle()
 	for _, s := range sections(runs) {
 		for _, p := range s.Plots {
 			const margin, heading = 12, 48
@@ -48,6 +49,25 @@ func Pictures(runs []Run) (all []Picture, err error) {
 		}
 	}
 	return all, nil
+}
+
+var (
+	colourSet  = regexp.MustCompile(`--(\w+): (#\w+);`)
+	colourUsed = regexp.MustCompile(`var\(--(\w+)\)`)
+)
+
+// pictureStyle is that of the plots with plain colours: many programs that show SVG files know no variables, and draw all in black.
+func pictureStyle() template.CSS {
+	light, rest, _ := strings.Cut(style, "@media (prefers-color-scheme: dark)")
+	dark, _, _ := strings.Cut(rest, "@media")
+	in := func(theme string) string {
+		colours := make(map[string]string)
+		for _, c := range colourSet.FindAllStringSubmatch(theme, -1) {
+			colours[c[1]] = c[2]
+		}
+		return colourUsed.ReplaceAllStringFunc(plotStyle, func(used string) string { return colours[colourUsed.FindStringSubmatch(used)[1]] })
+	}
+	return template.CSS(in(light) + "@media (prefers-color-scheme: dark) {\n" + in(dark) + "}\n")
 }
 
 // picture is what page.tmpl shows of one.

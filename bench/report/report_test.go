@@ -411,7 +411,7 @@ func TestNothingIsFetched(t *testing.T) {
 		}
 	}
 	css := page.find("style", "")[0].text
-	if css != style || strings.Contains(css, "url(") || strings.Contains(css, "@import") {
+	if css != plotStyle+style || strings.Contains(css, "url(") || strings.Contains(css, "@import") {
 		t.Errorf("the style is not plain:\n%s", css)
 	}
 	policy := page.find("meta", "")[2].attr
@@ -439,8 +439,15 @@ func TestPictures(t *testing.T) {
 		}
 		names[p.Name] = true
 		svg := parsed(t, bytes.NewReader(p.SVG)).all[0]
-		if svg.name != "svg" || svg.attr["xmlns"] != "http://www.w3.org/2000/svg" || svg.find("style", "")[0].text != style {
+		if svg.name != "svg" || svg.attr["xmlns"] != "http://www.w3.org/2000/svg" {
 			t.Errorf("%s is no picture of its own: %s %v", p.Name, svg.name, svg.attr)
+		}
+		// Its colours are plain ones, for who knows no variables, and those of the dark mode for who knows modes.
+		light, dark, _ := strings.Cut(svg.find("style", "")[0].text, "@media (prefers-color-scheme: dark)")
+		for mode, css := range map[string]string{"#b4530a": light, "#f0a04b": dark} {
+			if strings.Contains(css, "--") || !strings.Contains(css, ".c0 { color: "+mode+"; }") || strings.Count(css, "{") != strings.Count(css, "}") {
+				t.Errorf("%s has the colours\n%s", p.Name, css)
+			}
 		}
 		all := svg.find("text", "")
 		if caption := figures[i].find("figcaption", "")[0].text; all[0].text+all[1].text != caption {
