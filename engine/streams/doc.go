@@ -21,7 +21,7 @@
 // answer, goes on the wire while few commands are under way: the library's frames wait for the goroutine that sends them.
 //
 // A reading order: config.go (Open, what is checked) with account.go and rights.go, stream.go (one of either kind) with errors.go, log.go
-// and reader.go, out.go, press.go, wire.go, acks.go, sync.go (what is on disk).
+// and reader.go with session.go, out.go, press.go, wire.go, acks.go, sync.go (what is on disk).
 //
 // docs/formats/streams.md describes the streams and what nats-server does with them.
 package streams
