@@ -78,12 +78,12 @@ var rules = []rule{
 	},
 	{
 		room: "engine/embedded",
-		may:  []string{"internal/pace", "internal/filelock", "github.com/nats-io/nats.go", "github.com/nats-io/nats-server/v2", "github.com/nats-io/nkeys", "github.com/nats-io/jwt/v2", "golang.org/x/sys"},
+		may:  []string{"internal/loglimit", "internal/filelock", "github.com/nats-io/nats.go", "github.com/nats-io/nats-server/v2", "github.com/nats-io/nkeys", "github.com/nats-io/jwt/v2", "golang.org/x/sys"},
 	},
 	{
 		room: "engine/node",
 		may: []string{
-			"", "engine", "internal/pace", "engine/schedule", "engine/streams", "engine/embedded", "engine/cluster", "engine/servers", "wal", "snapshot", "snapshot/archive", "internal/filelock", "github.com/nats-io/nats.go",
+			"", "engine", "internal/loglimit", "engine/schedule", "engine/streams", "engine/embedded", "engine/cluster", "engine/servers", "wal", "snapshot", "snapshot/archive", "internal/filelock", "github.com/nats-io/nats.go",
 			"github.com/VictoriaMetrics/metrics", "github.com/HdrHistogram/hdrhistogram-go", "github.com/cockroachdb/pebble/v2", "golang.org/x/sys",
 		},
 		never: map[string]string{"github.com/spf13": cliOnly},

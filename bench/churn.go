@@ -215,7 +215,7 @@ func (c *ChurnConfig) changes(l *load) (changes []change) {
 
 // send sends each change at its time, and waits for the answers and for the end of the window.
 func (c *ChurnConfig) send(ctx context.Context, p *pipe, l *load, changes []change, latency *hdrhistogram.Histogram) error {
-	err := pace(ctx, len(changes), func(i int) time.Time { return changes[i].at }, func(i int, at time.Time) error {
+	err := sendOnTime(ctx, len(changes), func(i int) time.Time { return changes[i].at }, func(i int, at time.Time) error {
 		v := &changes[i]
 		c.Progress("measuring", i, len(changes))
 		job := l.job(v.job)

@@ -172,7 +172,7 @@ type clientsRun struct {
 func (r *clientsRun) run(ctx context.Context, began time.Time) error {
 	if r.Rate > 0 {
 		gap := time.Second / time.Duration(r.Rate)
-		return pace(ctx, r.N, func(i int) time.Time { return began.Add(time.Duration(i) * gap) }, func(i int, at time.Time) error {
+		return sendOnTime(ctx, r.N, func(i int) time.Time { return began.Add(time.Duration(i) * gap) }, func(i int, at time.Time) error {
 			return r.send(i%len(r.pipes), i, at, func() {})
 		})
 	}

@@ -158,18 +158,18 @@ func drainAll(ctx context.Context, pipes []*pipe) error {
 	return nil
 }
 
-// paceStep is the least that pace sleeps: at 30,000 a second a wakeup for each send would take cores away from the engine.
-// What is sent late for it is measured from its time all the same.
-const paceStep = time.Millisecond
+// leastSleep is the least that sendOnTime sleeps: at 30,000 a second a wakeup for each send would take cores away from the engine.
+// A send that is late because of this is measured from its time all the same.
+const leastSleep = time.Millisecond
 
-// pace calls send for 0 … n-1, each at its time, or up to paceStep after it; where it is over already, at once.
-func pace(ctx context.Context, n int, at func(int) time.Time, send func(i int, at time.Time) error) error {
+// sendOnTime calls send for 0 … n-1, each at its time or up to leastSleep after it; where that time is over already, at once.
+func sendOnTime(ctx context.Context, n int, at func(int) time.Time, send func(i int, at time.Time) error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for i := range n {
 		due := at(i)
 		if wait := time.Until(due); wait > 0 {
-			timer.Reset(max(wait, paceStep))
+			timer.Reset(max(wait, leastSleep))
 			select {
 			case <-ctx.Done():
 				return ctx.Err()

@@ -17,7 +17,7 @@ import (
 // drive carries out what is done with a batch, each command at its time, whatever the answers. One that has to wait for room counts
 // from that time all the same.
 func (s *soak) drive(ctx context.Context, b *soakBatch) {
-	err := pace(ctx, len(b.ops), func(i int) time.Time { return time.Unix(0, b.ops[i].at) }, func(i int, _ time.Time) error {
+	err := sendOnTime(ctx, len(b.ops), func(i int) time.Time { return time.Unix(0, b.ops[i].at) }, func(i int, _ time.Time) error {
 		select {
 		case s.room <- struct{}{}:
 		case <-ctx.Done():

@@ -186,11 +186,11 @@ func TestPipeFillsWhatWasRefused(t *testing.T) {
 }
 
 // What had to wait is sent late, and none of it left out or counted from then; what is not due yet waits.
-func TestPace(t *testing.T) {
+func TestSendOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var sent, due []time.Duration
-		err := pace(t.Context(), 4, func(i int) time.Time { return began.Add(time.Duration(i) * 100 * time.Millisecond) }, func(i int, at time.Time) error {
+		err := sendOnTime(t.Context(), 4, func(i int) time.Time { return began.Add(time.Duration(i) * 100 * time.Millisecond) }, func(i int, at time.Time) error {
 			sent, due = append(sent, time.Since(began)), append(due, at.Sub(began))
 			if i == 0 {
 				time.Sleep(250 * time.Millisecond)

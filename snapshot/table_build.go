@@ -41,9 +41,9 @@ type Build struct {
 // stepBytes is what is gathered or written between two steps: less than a millisecond of work.
 const stepBytes = 32 << 10
 
-// Pace has step called again and again from then on, by what gathers and by Prepare, between small parts of the work: in
-// it a caller who is in no hurry can rest.
-func (b *Build) Pace(step func()) { b.step = step }
+// OnStep has step called from then on after every stepBytes of work, by whatever gathers and by Prepare: a caller that is in no hurry
+// can rest in it.
+func (b *Build) OnStep(step func()) { b.step = step }
 
 // work notes how many bytes were handled.
 func (b *Build) work(bytes int) {

@@ -711,7 +711,7 @@ func TestTableReadersBesideCommits(t *testing.T) {
 }
 
 // A checkpoint in no hurry can rest while it gathers, sorts and writes, and none of these goes on for long without.
-func TestTablePace(t *testing.T) {
+func TestTableOnStep(t *testing.T) {
 	store := open(t, tableOptions(vfs.NewMem()))
 	defer closeStore(t, store)
 	b, err := small(store).Begin(1)
@@ -719,7 +719,7 @@ func TestTablePace(t *testing.T) {
 	defer b.Abort()
 	b.State(1, nil)
 	steps := 0
-	b.Pace(func() { steps++ })
+	b.OnStep(func() { steps++ })
 	const pairs, bytes = 20_000, 100
 	value := make([]byte, bytes)
 	for i := range uint32(pairs) {

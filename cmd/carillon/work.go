@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
 func newWorkCommand(a *app) *cobra.Command {
@@ -80,7 +80,7 @@ type worker struct {
 	command []string
 	mu      sync.Mutex // one trigger's output at a time
 
-	troubles pace.Lines // what goes wrong beside the triggers: in each partition every two seconds, maybe
+	troubles loglimit.Lines // what goes wrong beside the triggers: in each partition every two seconds, maybe
 }
 
 // troublesSaid are said at a time.

@@ -8,17 +8,17 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/carillon-scheduler/carillon/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
 // logger turns nats-server's lines into slog records. The server calls Fatalf where its own binary
 // would exit; here the first such line is kept and becomes the error of Start or Listen, which take it.
 type logger struct {
 	to      *slog.Logger
-	open    bool        // the only user with a password is the default client, and its is empty
-	clients pace.Lines  // errors of clients, such as a forbidden publish: each message may be one
-	engine  pace.Lines  // errors of the engine's own connections
-	erred   atomic.Bool // an error that is no client's was said since Ill looked
+	open    bool           // the only user with a password is the default client, and its is empty
+	clients loglimit.Lines // errors of clients, such as a forbidden publish: each message may be one
+	engine  loglimit.Lines // errors of the engine's own connections
+	erred   atomic.Bool    // an error that is no client's was said since Ill looked
 	mu      sync.Mutex
 	fatal   error
 }

@@ -320,7 +320,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	if ctx.Err() != nil {
 		return nil
 	}
-	build.Pace(rest)
+	build.OnStep(rest)
 	c.Write(build, position)
 	if err := build.Prepare(); err != nil {
 		return err

@@ -103,8 +103,8 @@ func (l *load) firesBeyond(partitions int, moment time.Time) {
 
 func now() int64 { return time.Now().UnixMilli() }
 
-// pace waits between two commands; false when the load ends.
-func (l *load) pace(d time.Duration) bool {
+// wait passes the time between two commands; false when the load ends.
+func (l *load) wait(d time.Duration) bool {
 	l.mu.Lock()
 	l.ops++
 	l.mu.Unlock()
@@ -212,7 +212,7 @@ func (l *load) recurring(name string) {
 			l.t.Errorf("%s: %v", name, err)
 			return
 		}
-		if !l.pace(opPause) {
+		if !l.wait(opPause) {
 			return
 		}
 	}
@@ -384,9 +384,9 @@ func (l *load) pause(j *recurring) error {
 	l.learn(j, r)
 	paused := span{from: j.known + 1} // what was due and not yet decided is paused, too
 	for l.resting(j) && l.ctx.Err() == nil {
-		l.pace(opPause)
+		l.wait(opPause)
 	}
-	l.pace(opPause)
+	l.wait(opPause)
 	if r, err = l.sure(j, func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error) {
 		return l.client.Resume(ctx, j.id, options...)
 	}); err != nil {
@@ -471,7 +471,7 @@ func (l *load) oneShots(name string) {
 			l.t.Errorf("%s: %v", name, err)
 			return
 		}
-		if !l.pace(oneShotPause) {
+		if !l.wait(oneShotPause) {
 			return
 		}
 	}
@@ -518,7 +518,7 @@ func (l *load) importSurely(body []byte, request string) error {
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}
-		l.pace(oneShotPause)
+		l.wait(oneShotPause)
 	}
 }
 
@@ -568,7 +568,7 @@ func (l *load) oneShot(id string) error {
 	l.mu.Lock()
 	l.last = max(l.last, due)
 	l.mu.Unlock()
-	if kind != 9 || e.expires || l.resting(j) || !l.pace(200*time.Millisecond) {
+	if kind != 9 || e.expires || l.resting(j) || !l.wait(200*time.Millisecond) {
 		return nil
 	}
 	r, err := l.client.Delete(timeout(ctx, time.Second), id)

@@ -32,7 +32,7 @@ func TestKillCold(t *testing.T) {
 		// Nobody waits for an answer: mostly one is being saved, and the kill may take any of them.
 		for l.ctx.Err() == nil {
 			_ = l.nc.PublishRequest(carillon.DefaultNames().API(carillon.VerbSnapshot, ""), l.nc.NewRespInbox(), body)
-			l.pace(50 * time.Millisecond)
+			l.wait(50 * time.Millisecond)
 		}
 	}
 	// Every save may have met a kill: one gets its time behind the last of them.

@@ -7,14 +7,14 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/carillon-scheduler/carillon/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
 // protestsSaid is how many errors of the connection are told at a time: a right that is missing may be so for many subjects.
 const protestsSaid = 10
 
 // trouble is something that is tried again several times a second while it goes wrong. One line in a while says so.
-type trouble struct{ lines pace.Lines }
+type trouble struct{ lines loglimit.Lines }
 
 // troubles are those of a node.
 type troubles struct {

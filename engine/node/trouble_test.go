@@ -10,7 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/carillon-scheduler/carillon/internal/pace"
+	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
 // However often something goes wrong, the log has one line of it in a while, which counts the rest.
@@ -42,7 +42,7 @@ func TestTrouble(t *testing.T) {
 	lines.Reset()
 	var shy trouble
 	start := time.Now()
-	for i, after := range []time.Duration{0, pace.Every - 1, pace.Every - 1, pace.Every, 2 * pace.Every} {
+	for i, after := range []time.Duration{0, loglimit.Every - 1, loglimit.Every - 1, loglimit.Every, 2 * loglimit.Every} {
 		shy.tell(n.log, start.Add(after), "trouble", "number", i)
 	}
 	if got := lines.String(); strings.Count(got, "\n") != 3 || !strings.Contains(got, "msg=trouble number=3 held_back=2") || !strings.Contains(got, "number=4 held_back=0") {

@@ -1,5 +1,5 @@
-// Package pace bounds how often a log tells of what goes wrong again and again.
-package pace
+// Package loglimit bounds how often a log tells of what goes wrong again and again.
+package loglimit
 
 import (
 	"sync"
