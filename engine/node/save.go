@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,20 +17,20 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// saveShare is the part of one core that a save takes beside firing, and who fills a partition with what another node saved.
+// saveShare is the part of one core that a save may take beside firing. A node that takes a partition which another saved has it, too.
 const saveShare = 0.5
 
-// saveWord is how often a save that is under way says so.
-const saveWord = 250 * time.Millisecond
+// progressEvery is how often a save in progress tells how far it is.
+const progressEvery = 250 * time.Millisecond
 
-// saving is what a node saves, one at a time.
+// saving admits a node's saves, one at a time.
 type saving struct {
 	mu      sync.Mutex
 	ctx     context.Context // of the run; nil: none is taken
 	current *save
 }
 
-// save is one of them.
+// save is one save, from the request until it has ended.
 type save struct {
 	id     string // the client's name for it; may be ""
 	cancel context.CancelFunc
@@ -51,7 +48,7 @@ func (s *saving) open(ctx context.Context) {
 	s.ctx = ctx
 }
 
-// close gives up the save that is under way, and lets none begin.
+// close gives up the save in progress, and lets none begin.
 func (s *saving) close() {
 	s.mu.Lock()
 	s.ctx = nil
@@ -85,7 +82,7 @@ func (s *saving) end(one *save) {
 	close(one.ended)
 }
 
-// cancel gives a save up and waits until it has ended. One that was saved before it could be given up is not under way any more.
+// cancel gives a save up and waits until it has ended. It fails if the snapshot was complete before that.
 func (s *saving) cancel(id string) error {
 	s.mu.Lock()
 	current := s.current
@@ -104,8 +101,8 @@ func (s *saving) cancel(id string) error {
 // cancels is where nodes that share a NATS tell each other which save is to be given up.
 func (n *Node) cancels() string { return n.o.Prefix + ".api.snapshot-cancel" }
 
-// hearCancels gives up this node's save when another was asked to. Mostly there is no such save here; one that there is
-// takes a while to end.
+// hearCancels gives up this node's save when another node was asked to. The goroutine is for a save that is here, which takes a while
+// to end; mostly there is none.
 func (n *Node) hearCancels() error {
 	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
 	return err
@@ -135,7 +132,7 @@ func (n *Node) apiSnapshot(c *call) error {
 		one.say(c)
 	}()
 	saved, where, err := n.save(ctx, &r, one)
-	given := ctx.Err() != nil
+	cancelled := ctx.Err() != nil // before end, which cancels the context
 	one.saved = err == nil
 	n.snapshots.end(one)
 	<-saying
@@ -146,7 +143,7 @@ func (n *Node) apiSnapshot(c *call) error {
 			Phase: carillon.SnapshotDone, Done: totals.Raw, Total: totals.Raw, Rows: totals.Pairs, Blocks: totals.Blocks,
 			ID: saved.Manifest.ID, Archive: where, Partitions: len(saved.Manifest.Partitions), Written: saved.Written, WrittenBytes: saved.Bytes,
 		}).AppendJSON(nil))
-	case given:
+	case cancelled:
 		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
 	}
 	n.log.Warn("no snapshot was saved", "error", err)
@@ -170,7 +167,7 @@ func saveRefusal(err error) error {
 // noPeers is JetStream's code (JSClusterNoPeersErrF) for a cluster of which too few servers are there to place a stream.
 const noPeers = 10005
 
-// mayBeBack tells of an error whether NATS, or as much of it as is needed, is only away for now.
+// mayBeBack tells whether an error is of NATS being away for now, or too much of it.
 func mayBeBack(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code == 503 || api.ErrorCode == noPeers
@@ -180,7 +177,7 @@ func mayBeBack(err error) bool {
 
 // say answers with the progress, until the save has ended.
 func (s *save) say(c *call) {
-	t := time.NewTicker(saveWord)
+	t := time.NewTicker(progressEvery)
 	defer t.Stop()
 	for {
 		s.mu.Lock()
@@ -253,7 +250,7 @@ func (n *Node) noRoomToSave(r *carillon.SnapshotRequest) error {
 	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB are free on the disk of the data directory: no snapshot is saved there", n.o.FreeForJobs>>20)}
 }
 
-// checkpointForSave takes a checkpoint of every partition, so that all that was answered is in the snapshot.
+// checkpointForSave takes a checkpoint of every partition, so that the snapshot has every command that was answered.
 func (n *Node) checkpointForSave(ctx context.Context) error {
 	if n.holdTicks.Load() {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no checkpoint is taken", n.o.FreeForTicks>>20)}
@@ -268,7 +265,7 @@ func (n *Node) checkpointForSave(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// saveOptions say who saves what.
+// saveOptions are the options of every save of a service, with or without a running node.
 func saveOptions(partitions int, prefix string) archive.SaveOptions {
 	return archive.SaveOptions{
 		Partitions: partitions, Prefix: prefix,
@@ -281,122 +278,4 @@ func saveOptions(partitions int, prefix string) archive.SaveOptions {
 			return time.UnixMilli(s.To), nil
 		},
 	}
-}
-
-// archive opens what a request names.
-func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t archive.Target, release func(), err error) {
-	if r.Dir != "" {
-		if err := n.checkArchiveDir(r.Dir); err != nil {
-			return nil, nil, err
-		}
-		return archive.OpenDir(nil, filepath.Clean(r.Dir)), func() {}, nil
-	}
-	b, release, err := n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: r.Bucket})
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := keepsObjects(ctx, b); err != nil {
-		release()
-		return nil, nil, err
-	}
-	return b, release, nil
-}
-
-// keepsObjects refuses a bucket that forgets what is in it: a snapshot uses blocks that older ones brought.
-func keepsObjects(ctx context.Context, b *archive.Bucket) error {
-	ttl, err := b.TTL(ctx)
-	if err == nil && ttl > 0 {
-		err = &carillon.Error{
-			Code: carillon.CodeInvalidField, Field: "bucket",
-			Message: fmt.Sprintf("%s forgets objects after %s, and later snapshots are made of them, too: it needs one without", b, ttl),
-		}
-	}
-	return err
-}
-
-// codeMaxBytesRequired is JetStream's word that the account has no stream without a bound of bytes. How large a bucket may become no engine
-// can know, and what it may take is taken from the account at once.
-const codeMaxBytesRequired = 10113
-
-// bucket opens a bucket, and makes it where there is none. It has a connection of its own: what goes over the engine's is
-// awaited by triggers.
-func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *archive.Bucket, release func(), err error) {
-	var nc *nats.Conn
-	if n.server != nil {
-		nc, err = n.server.Connect(nats.Name("carillon " + n.o.Name + " snapshot"))
-	} else {
-		nc, err = n.servers.Config.Connect(" snapshot")
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("connect for the bucket: %w", err)
-	}
-	js, err := archive.JetStream(nc, 0)
-	if err == nil {
-		var store jetstream.ObjectStore
-		store, err = js.ObjectStore(ctx, o.Bucket)
-		if errors.Is(err, jetstream.ErrBucketNotFound) {
-			o.Replicas = n.streams.Log.Replicas()
-			store, err = js.CreateObjectStore(ctx, o)
-			if refused, ok := errors.AsType[*jetstream.APIError](err); ok && refused.ErrorCode == codeMaxBytesRequired {
-				err = fmt.Errorf("%w (max_bytes_required); make the bucket before, as large as it may become: "+
-					"nats object add %s --max-bucket-size SIZE --replicas %d", err, o.Bucket, o.Replicas)
-				if o.TTL > 0 {
-					err = fmt.Errorf("%w --ttl %s", err, o.TTL)
-				}
-			}
-		}
-		if err == nil {
-			return archive.NewBucket(o.Bucket, js, store), nc.Close, nil
-		}
-	}
-	nc.Close()
-	return nil, nil, fmt.Errorf("bucket %s: %w", o.Bucket, err)
-}
-
-// checkArchiveDir refuses a directory that is somebody else's: any client may ask, and this process writes.
-func (n *Node) checkArchiveDir(dir string) error {
-	refuse := func(format string, args ...any) error {
-		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "dir", Message: fmt.Sprintf(format, args...)}
-	}
-	if !filepath.IsAbs(dir) {
-		return refuse("is no absolute path here: %q", dir)
-	}
-	inside, err := liesIn(dir, n.o.Data)
-	if err != nil {
-		return err
-	}
-	if inside {
-		return refuse("lies in the service's data directory")
-	}
-	if err := archive.OpenDir(nil, dir).Check(); err != nil {
-		return refuse("%v", err)
-	}
-	return nil
-}
-
-// liesIn tells whether a path is a directory or lies in it, whatever symbolic links lead there.
-func liesIn(path, dir string) (bool, error) {
-	path, err := behindLinks(path)
-	if err != nil {
-		return false, err
-	}
-	if dir, err = behindLinks(dir); err != nil {
-		return false, err
-	}
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)), nil
-}
-
-// behindLinks is the absolute path without symbolic links, of something that need not be there yet.
-func behindLinks(path string) (string, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	real, err := filepath.EvalSymlinks(path)
-	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
-		real, err = behindLinks(parent)
-		return filepath.Join(real, filepath.Base(path)), err
-	}
-	return real, err
 }
