@@ -17,7 +17,6 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
-	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 // requests are those in progress.
@@ -236,123 +235,6 @@ func (c *call) answerJob(job *carillon.JobReply) error {
 	return c.answer(*b)
 }
 
-// handleCommand checks a command before it goes into the log, so that a refusal costs nothing there, and
-// answers when the command has come back.
-func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
-	c, err := n.begin(r)
-	if c == nil {
-		return
-	}
-	p := n.partitionOf(c.job)
-	p.unanswered.Add(1) // before it is looked whether the partition is given up: giveUp waits for unanswered commands
-	if err == nil && (!p.follows.Load() || p.leaves.Load() && !c.passed) {
-		p.unanswered.Add(-1)
-		go func() { n.end(c, n.passOn(c, p)) }()
-		return
-	}
-	began := time.Now()
-	if err == nil {
-		err = n.requests.congestion.admits(began, n.requests.calls.Load())
-	}
-	if err == nil {
-		err = n.check(c, verb)
-	}
-	if err != nil {
-		p.unanswered.Add(-1)
-		n.end(c, err)
-		return
-	}
-	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
-		p.unanswered.Add(-1)
-		now := time.Now()
-		n.requests.congestion.note(now, now.Sub(began), r.err)
-		if r.err != nil {
-			n.end(c, r.err)
-			return
-		}
-		n.end(c, c.answerJob(&r.job))
-	})
-}
-
-func (n *Node) check(c *call, verb carillon.Verb) error {
-	if err := carillon.CheckJobID(c.job); err != nil {
-		return err
-	}
-	if err := c.mayID(c.job); err != nil {
-		return err
-	}
-	switch verb {
-	case carillon.VerbPut:
-		job, _, err := carillon.ParsePut(c.Data())
-		if err != nil {
-			return err
-		}
-		job.ID = c.job
-		if err := c.mayPut(&job); err != nil {
-			return err
-		}
-		return n.checkPut(&job, true)
-	case carillon.VerbFire:
-		_, _, err := carillon.ParseFire(c.Data())
-		return err
-	default:
-		_, err := carillon.ParseCondition(c.Data())
-		return err
-	}
-}
-
-// checkPut checks what the machine would refuse, too, and whether there is room. Three things are refused only here, because machines
-// have accepted them and existing logs have them: a header that workers could not read, a bound that means none, and, if the job has no
-// state yet (isNew), a schedule with nothing ahead.
-func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
-	for name := range job.Headers {
-		if strings.EqualFold(name, "Status") {
-			// Client libraries would end the consumer, or pass over the trigger, and nobody would acknowledge it.
-			return &carillon.Error{
-				Code: carillon.CodeInvalidField, Field: "headers",
-				Message: fmt.Sprintf("the name %q is reserved: to a worker a message that has it is the NATS server's own word", name),
-			}
-		}
-	}
-	if err := checkBounds(job.Start, job.End); err != nil {
-		return err
-	}
-	expr, err := schedule.Parse(job.Schedule, job.Zone, job.Gap, job.Fold)
-	if err != nil {
-		return err
-	}
-	if isNew {
-		if err := expr.CheckAhead(n.clock.ms()); err != nil {
-			return err
-		}
-	}
-	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // a node that follows it knows whether it has room
-		return nil
-	}
-	if _, exists := n.job(job.ID); exists {
-		return nil
-	}
-	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
-}
-
-// checkBounds refuses the one instant that to the machine means "no bound": @every would not count from such a start, and such an end
-// would not end anything.
-func checkBounds(start, end time.Time) error {
-	var field string
-	switch epoch := time.UnixMilli(0); {
-	case start.Equal(epoch):
-		field = "start"
-	case end.Equal(epoch):
-		field = "end"
-	default:
-		return nil
-	}
-	return &carillon.Error{
-		Code: carillon.CodeInvalidField, Field: field,
-		Message: "is 1970-01-01T00:00:00Z, which stands for no bound; expected a later time. For @every any later one of its times is the same start",
-	}
-}
-
 func (n *Node) apiGet(c *call) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
 		return err
@@ -410,43 +292,4 @@ func (p *partition) readable() error {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: unreadable(p.number, err).Error()}
 	}
 	return nil
-}
-
-func (n *Node) apiPreview(c *call) error {
-	p, err := carillon.ParsePreview(c.Data())
-	if err != nil {
-		return err
-	}
-	if err := checkBounds(p.Start, p.End); err != nil {
-		return err
-	}
-	expr, err := schedule.Parse(p.Schedule, p.Zone, p.Gap, p.Fold)
-	if err != nil {
-		return err
-	}
-	now := n.clock.ms()
-	if err := expr.CheckAhead(now); err != nil {
-		return err
-	}
-	after := now
-	if !p.After.IsZero() {
-		after = p.After.UnixMilli()
-	}
-	ms := func(t time.Time) int64 {
-		if t.IsZero() {
-			return 0
-		}
-		return t.UnixMilli()
-	}
-	plan := expr.Bind(now, ms(p.Start), ms(p.End), 0)
-	r := carillon.PreviewReply{}
-	for range p.Count {
-		next, ok := plan.Next(after)
-		if !ok {
-			break
-		}
-		r.Next = append(r.Next, time.UnixMilli(next).UTC())
-		after = next
-	}
-	return c.answer(r.AppendJSON(nil))
 }
