@@ -116,3 +116,31 @@ func (n *Node) timeFrom(from uint64) (ms int64, seq uint64, err error) {
 	}
 	return ms, seq, err
 }
+
+// knowsOthers tells whether this node knows who else needs the log.
+func (n *Node) knowsOthers() bool { return n.server != nil || len(n.view().Members) > 0 }
+
+// neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
+// minutes and until the stream is half full, one that lives but lags until requests have to wait for room: the log is
+// never held for ever. A node that comes too late begins with nothing (beginAnew). But for each partition that this
+// node does not follow, it is kept for one follower in all cases. While it is not known who is there, all of the log is needed.
+func (n *Node) neededElsewhere() uint64 {
+	if !n.knowsOthers() {
+		return 0
+	}
+	v := n.view()
+	needed := n.neededToFollow(v)
+	if !n.filling.mustFree() {
+		for i := range v.Silent {
+			needed = min(needed, v.Silent[i].Needs)
+		}
+	}
+	if !n.filling.tight() {
+		for i := range v.Members {
+			if v.Members[i].Name != n.o.Name { // this node's own word is older than what it knows
+				needed = min(needed, v.Members[i].Needs)
+			}
+		}
+	}
+	return needed
+}

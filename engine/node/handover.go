@@ -1,0 +1,94 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// handOverTimeout bounds how long a stopping node waits for others to take over.
+	handOverTimeout = 10 * time.Second
+	// reconnectSoon is how long a hand-over waits for a connection that broke.
+	reconnectSoon = time.Second
+	// onItsWay is how much later than this node another may hear who serves a partition, its requests included.
+	onItsWay = 100 * time.Millisecond
+)
+
+// handOver lets others take what this node serves, and goes on ticking until they have. It returns when they have,
+// when there is nobody to, when the run ends, or after a while.
+func (n *Node) handOver(ctx context.Context) {
+	if !n.joined.takes.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	defer cancel()
+	broken := n.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
+	defer n.nc.RemoveStatusListener(broken)
+	n.joined.draining.Store(true)
+	began := time.Now()
+	for n.serves() > 0 && n.heirs() && n.connectsSoon(ctx) && ctx.Err() == nil {
+		select {
+		case <-n.joined.changed:
+		case <-broken:
+		case <-ctx.Done():
+		}
+	}
+	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
+}
+
+// serves counts the partitions that this node has claimed and that nobody has claimed since.
+func (n *Node) serves() (count int) {
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if p.owner.Epoch != 0 {
+			count++
+		}
+		p.mu.Unlock()
+	}
+	return count
+}
+
+// heirs tells whether somebody else could serve.
+func (n *Node) heirs() bool {
+	for _, b := range n.view().Members {
+		if b.Name != n.o.Name && !b.Draining && b.Weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// connectsSoon waits for a connection that has just broken: a host that shuts down may stop its server together with this node, and
+// another server is milliseconds away.
+func (n *Node) connectsSoon(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, reconnectSoon)
+	defer cancel()
+	for !n.nc.IsConnected() && !n.nc.IsClosed() {
+		if !pause(ctx, 5*time.Millisecond) {
+			break
+		}
+	}
+	return n.nc.IsConnected()
+}
+
+// unasked waits until other nodes ask somebody else about each partition that was handed over, and then for the requests that they
+// sent here before. A request to a node that no longer listens is dropped, and another server says nothing about that: the sender
+// would wait for its whole timeout.
+func (n *Node) unasked(ctx context.Context) {
+	if !n.joined.takes.Load() || n.serves() > 0 || !n.heirs() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	asked := func() bool {
+		v := n.view()
+		return slices.ContainsFunc(n.partitions, func(p *partition) bool { return v.Follower(p.number) == n.o.Name })
+	}
+	for asked() && pause(ctx, 5*time.Millisecond) {
+		continue
+	}
+	pause(ctx, onItsWay)
+}

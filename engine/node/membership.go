@@ -1,0 +1,210 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+const (
+	// meetTimeout bounds how long a node that comes waits for word of the others.
+	meetTimeout = 3 * time.Second
+	// leaveTimeout bounds the last word to the others, and the last answers.
+	leaveTimeout = time.Second
+)
+
+// nodesBucket is where the nodes of a service meet.
+func nodesBucket(stream string) string { return stream + "_NODES" }
+
+// nodeName makes a host's name one that a node may have.
+func nodeName(host string) string {
+	plain := func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '-'
+	}
+	if host = strings.Map(plain, host); len(host) > 64 {
+		host = host[:64]
+	}
+	return host
+}
+
+// rights are those that a node over an external NATS needs beside its streams'.
+func (n *Node) rights() streams.Rights {
+	r := streams.Rights{Subscribe: []string{n.o.Prefix + ".api.>", n.o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true}
+	if n.o.NATS == "" {
+		return r
+	}
+	bucket := "KV_" + nodesBucket(n.o.Stream)
+	r.Publish = []string{
+		"$KV." + nodesBucket(n.o.Stream) + ".>", "$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.CREATE." + bucket,
+		"$JS.API.DIRECT.GET." + bucket + ".>", "$JS.API.CONSUMER.CREATE." + bucket + ".>", "$JS.API.CONSUMER.DELETE." + bucket + ".*",
+		"$JS.API.STREAM.LEADER.STEPDOWN." + bucket,
+		n.nodeSubject("*") + ".>", n.cancels(),
+	}
+	r.Subscribe = append(r.Subscribe, n.nodeSubject(n.o.Name)+".>")
+	return r
+}
+
+// membership are this node's options as a member.
+func (n *Node) membership() cluster.Options {
+	var membership trouble // there may be some with every beat
+	return cluster.Options{
+		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
+		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
+		OnTrouble: func(err error) {
+			membership.tell(n.log, time.Now(), "trouble with this node's membership; trying again", "error", err)
+		},
+	}
+}
+
+// join begins to make this node a member, in a goroutine because a name that was just in use takes a while to be free. Beats
+// tell of no partitions yet.
+func (n *Node) join(ctx context.Context) {
+	j := &n.joined
+	j.tried, j.changed = make(chan struct{}), make(chan struct{}, 1)
+	n.work.Go(func() {
+		defer close(j.tried)
+		js, err := jetstream.New(n.nc)
+		if err == nil {
+			j.member, err = cluster.Join(ctx, js, n.membership())
+		}
+		if err != nil {
+			j.err = fmt.Errorf("node: %w", err)
+		}
+	})
+}
+
+// meetOthers waits, for meetTimeout at most, until this node knows who is there: until then it would say of each partition that it
+// does not follow that nobody does.
+func (n *Node) meetOthers(ctx context.Context) {
+	if n.joined.member == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
+	defer cancel()
+	select {
+	case <-n.joined.member.Known():
+	case <-ctx.Done():
+	}
+}
+
+// takePart waits until all is applied that the log has, and begins to claim.
+func (n *Node) takePart(ctx context.Context) error {
+	n.joined.follows.Store(true)
+	if err := n.catchUp(ctx); err != nil {
+		return err
+	}
+	<-n.joined.tried
+	if n.joined.err != nil {
+		return n.joined.err
+	}
+	n.pulse.last = time.Now()
+	n.work.Go(func() { n.feelPulse(ctx) })
+	if err := n.hearCancels(); err != nil {
+		return fmt.Errorf("node: %w", err)
+	}
+	n.joined.since = n.clock.running()
+	n.joined.takes.Store(true)
+	n.work.Go(func() { n.servers.Ask(ctx, n.nc) })
+	n.work.Go(func() { n.every(ctx, seatLook, n.lookAtServers) })
+	n.work.Go(func() { n.every(ctx, leadersLook, n.lookAtLeaders) })
+	n.work.Go(func() { n.takeSeats(ctx) })
+	n.work.Go(func() {
+		if err := n.followSeats(ctx); err != nil {
+			n.fail(err)
+		}
+	})
+	return nil
+}
+
+// report is what goes into each beat. A node that can neither fire nor read tells of no partition, so that others take them.
+func (n *Node) report() cluster.Report {
+	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
+	if !n.joined.follows.Load() {
+		return r
+	}
+	r.Needs = n.needs()
+	if n.holdTicks.Load() || n.stuck() {
+		return r
+	}
+	position := n.applied.Load()
+	for _, p := range n.partitions {
+		p.mu.Lock()
+		if p.stopped == nil && p.follows.Load() {
+			r.Partitions = append(r.Partitions, cluster.Progress{Partition: p.number, Position: position, Epoch: p.owned()})
+		}
+		p.mu.Unlock()
+	}
+	return r
+}
+
+// stuck tells whether ticks do not come back although the log stream has answered all the while: then it is this node.
+func (n *Node) stuck() bool {
+	now := n.clock.running()
+	return n.ticking.fruitless(time.Now()) > tickTimeout &&
+		now-time.Duration(n.logHeard.Load()) < tickTimeout && now-time.Duration(n.logHeardSince.Load()) > tickTimeout
+}
+
+// leave ends the membership, so that others know at once. The context of join has ended, or will not.
+func (n *Node) leave() {
+	j := &n.joined
+	if j.tried == nil {
+		return
+	}
+	<-j.tried
+	if j.member == nil {
+		return
+	}
+	j.leaving.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+		defer cancel()
+		if err := j.member.Leave(ctx); err != nil {
+			n.log.Warn("the other nodes were not told that this one stops; they will notice", "error", err)
+		}
+	})
+}
+
+// member is nil where this node has not joined.
+func (n *Node) member() *cluster.Member {
+	j := &n.joined
+	if j.tried == nil {
+		return nil
+	}
+	select {
+	case <-j.tried:
+		return j.member
+	default:
+		return nil
+	}
+}
+
+// view is the cluster as this node sees it: empty for one that is alone with its server, and until it knows who else
+// is there.
+func (n *Node) view() cluster.View {
+	if m := n.member(); m != nil {
+		return m.View()
+	}
+	return cluster.View{}
+}
+
+// muted says that no beat of this node is stored although NATS is there. A node that hears none of its own takes no other for dead.
+func (n *Node) muted() []string {
+	m := n.member()
+	if m == nil || !n.nc.IsConnected() {
+		return nil
+	}
+	since, err := m.Muted()
+	if err == nil || since < lostTooLong {
+		return nil
+	}
+	return []string{fmt.Sprintf("no beat of this node has been stored for %s, so others are not known to be gone and not taken over from: %s",
+		since.Round(time.Second), err)}
+}
