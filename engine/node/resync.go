@@ -79,7 +79,7 @@ var (
 	errNotOwner = errors.New("node: the partition is not this node's")
 )
 
-// stillServing tells whether the chain is still this node's. If not, it is resumed when it is again.
+// stillServing tells whether the chain is still this node's. If not, resyncing ends, and begins again with the next claim.
 func (p *partition) stillServing() bool {
 	p.out.Lock()
 	defer p.out.Unlock()
@@ -87,8 +87,8 @@ func (p *partition) stillServing() bool {
 	return p.serving
 }
 
-// owned tells under which epoch this node owns the partition, and 0 while its claim has not been applied. Its caller
-// holds mu.
+// owned is the epoch under which this node owns the partition, 0 if it does not or while its claim has not been applied. The
+// caller holds mu.
 func (p *partition) owned() uint64 {
 	if p.owner.Epoch != p.machine.Epoch() {
 		return 0
@@ -96,11 +96,11 @@ func (p *partition) owned() uint64 {
 	return p.owner.Epoch
 }
 
-// resume brings a chain to the stream's end. All that owners before have put out is of records below this node's claim,
-// which is applied; so the machine knows every output that there can be, unless somebody has claimed since. What a
-// later owner put out left after its records were in the log. So where the stream has an output that the machine does
-// not know, what the log has by then is applied, and the stream is judged again. By the end of it the partition may be
-// another's, or this node's again: then what was found says nothing about the outputs that are held now.
+// resume brings a chain to the stream's end. What earlier owners published comes from records below this node's claim, which is
+// applied; so the machine knows every output that there can be, unless somebody has claimed since. A later owner published
+// only after its records were in the log. So if the stream has an output that the machine does not know, the node applies
+// what the log has by then, and judges the stream again. Meanwhile the partition may have become another's, and this node's
+// again: then what was found says nothing about the outputs that are held now, and epoch tells.
 func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.mu.Lock()
 	epoch, acked, stopped := p.owned(), p.machine.Acked(), p.stopped
@@ -121,30 +121,22 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.out.Unlock()
 	found, number, err := n.judge(ctx, p, epoch, info, last, acked)
 	if errors.Is(err, engine.ErrAhead) {
-		wait := n.upToDate
-		if n.server != nil { // a refill may have put out what is in the local log, and not applied yet
-			wait = func(ctx context.Context) error { return n.reach(ctx, n.local.Last()) }
-		}
-		if err := wait(ctx); err != nil {
+		if err := n.applyWhatIsLogged(ctx); err != nil {
 			return err
 		}
 		found, number, err = n.judge(ctx, p, epoch, info, last, acked)
 	}
-	if errors.Is(err, engine.ErrBehind) {
+	switch {
+	case errors.Is(err, engine.ErrBehind):
 		return n.refill(ctx, p, epoch, info.Last, found.end, err)
+	case errors.Is(err, engine.ErrAhead) && n.o.AcceptLoss[p.number]:
+		n.log.Error("accepting as foreign what the output stream has beyond the log", "partition", p.number, "error", err)
+		number, err = found.made, n.markLoss(ctx, p)
 	}
 	if err != nil {
-		if n.o.AcceptLoss[p.number] && errors.Is(err, engine.ErrAhead) {
-			n.log.Error("accepting as foreign what the output stream has beyond the log", "partition", p.number, "error", err)
-			if err := n.markLoss(ctx, p); err != nil {
-				return err
-			}
-			number = found.made
-		} else {
-			return err
-		}
+		return err
 	}
-	end, err := n.replace(ctx, p, out, info.Last, found.missing)
+	end, err := n.replaceDisplaced(ctx, p, out, info.Last, found.missing)
 	if err != nil {
 		return err
 	}
@@ -161,11 +153,20 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	return nil
 }
 
+// applyWhatIsLogged waits until the machines have applied what the log has now. With the embedded server that is the local log: a
+// refill may have published outputs of records that are there and not applied yet.
+func (n *Node) applyWhatIsLogged(ctx context.Context) error {
+	if n.server != nil {
+		return n.reach(ctx, n.local.Last())
+	}
+	return n.upToDate(ctx)
+}
+
 // judge finds the number of the last output in a stream that was asked for its end. Errors: errNotOwner when the
 // partition is no longer this node's by its claim at epoch, engine.ErrAhead, engine.ErrBehind with what was found, what
 // the stream answers.
 func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, number uint64, err error) {
-	if f, err = n.look(ctx, p, info, last, acked); err != nil {
+	if f, err = n.findEnd(ctx, p, info, last, acked); err != nil {
 		return f, 0, err
 	}
 	p.mu.Lock()
@@ -178,7 +179,7 @@ func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info strea
 	return f, number, err
 }
 
-// resumeChain resumes; its caller holds mu.
+// resumeChain sets the chain to go on after an output. The caller holds mu.
 func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engine.Output, foreign uint64) {
 	p.out.Lock()
 	defer p.out.Unlock()
@@ -200,13 +201,13 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 // finding is what an output stream holds at its end.
 type finding struct {
 	end     engine.StreamEnd
-	foreign uint64   // messages, but for those counted before
+	foreign uint64   // messages that are no outputs, without those that were counted before
 	missing []uint64 // outputs that a foreign message displaced
-	made    uint64   // the machine's newest then
+	made    uint64   // the machine's newest output at that moment
 }
 
-// look finds how far an output stream is that has this last message.
-func (n *Node) look(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, err error) {
+// findEnd finds the last output in a stream. last is the stream's last message, or nil.
+func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, err error) {
 	p.out.Lock()
 	counted, links := p.counted, n.server == nil && !p.chain.Confirms()
 	p.out.Unlock()
@@ -218,8 +219,8 @@ func (n *Node) look(ctx context.Context, p *partition, info streams.Info, last *
 	if err != nil || f.end.Number > 0 {
 		return f, err
 	}
-	// None is left above what the log knows to be stored. What age took there was ours; what is missing
-	// although it cannot be old enough was lost in a power failure, which may keep the last sequence.
+	// No output is left above what the log knows to be stored. If age can have removed them, they were ours; else they were
+	// lost in a power failure, after which the stream may still know its last sequence.
 	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
 	gone := acked.Seq > 0 && acked.Seq <= info.Last && info.First > info.Last && !aged
 	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
@@ -308,8 +309,8 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	defer p.mu.Unlock()
 	f.end, f.missing = s.End(), s.Missing()
 	if len(s.Foreign) > 0 {
-		// What is in flight from before the loss may still come, and belongs elsewhere behind a foreign message. What that
-		// displaced, and was taken for stored, is not to count as durable (heardForeign may come too late to say so).
+		// Outputs in flight from before the loss may still arrive, after a foreign message and so at other sequences. An output that
+		// it displaced and that was taken for stored must not count as durable (heardForeign may come too late to say so).
 		p.out.Lock()
 		p.chain.Watch(false)
 		p.settling = p.durable
@@ -323,9 +324,9 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	return f, nil
 }
 
-// replace publishes the outputs that are missing in the stream behind its last sequence, one by one, and
-// returns the one that the stream has then.
-func (n *Node) replace(ctx context.Context, p *partition, out *streams.OutStream, last uint64, missing []uint64) (uint64, error) {
+// replaceDisplaced publishes the outputs that foreign messages displaced after the stream's last sequence, one by one, and
+// returns the last sequence after that.
+func (n *Node) replaceDisplaced(ctx context.Context, p *partition, out *streams.OutStream, last uint64, missing []uint64) (uint64, error) {
 	for _, number := range missing {
 		var c streams.Chained
 		p.mu.Lock()
@@ -356,8 +357,7 @@ func (n *Node) replace(ctx context.Context, p *partition, out *streams.OutStream
 	return last, nil
 }
 
-// outputOf tells what output a message claims to be. What has not the shape of one is number 0, whatever it
-// claims.
+// outputOf tells which output a message claims to be; number 0 if it does not have the shape of one.
 func (n *Node) outputOf(m *streams.Message) (number uint64, trigger string) {
 	if number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64); err == nil && n.wellFormed(m) {
 		return number, m.Header.Get(carillon.HeaderTrigger)
@@ -383,7 +383,7 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 		p.mu.Lock()
 		acked := p.machine.Acked()
 		p.mu.Unlock()
-		// With no output left to tell, each sequence that is missing was one; of foreign ones none is known.
+		// No output is left that could tell the number. So each missing sequence counts as an output: no foreign one is known there.
 		number = acked.Output - min(acked.Output, acked.Seq-min(acked.Seq, end.LastSeq))
 	}
 	n.log.Warn("the output stream lost outputs; making them again", "partition", p.number, "stream", number, "reason", behind)
@@ -426,9 +426,9 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 	return nil
 }
 
-// markLoss has the partition make an output, the event of a command that does not exist. It tells readers of
-// the stream that something was lost or repeated here, and the next start where the stream goes on:
-// without it that would stop again. Until it is stored the node is not ready.
+// markLoss makes the partition put out the event of a command that does not exist. It tells readers of the stream that
+// something was lost or repeated here. It also tells the next start where the stream goes on: without it that start would stop
+// again. Until it is stored the node is not ready.
 func (n *Node) markLoss(ctx context.Context, p *partition) error {
 	p.mu.Lock()
 	made := p.machine.Made()
