@@ -17,12 +17,12 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// Any node answers any request. What is about one job is passed on to a node that follows the job's partition, and its answer
-// is passed back: nats-server lets nobody pass on a request of another account with the reply subject that it made for it. What
-// is about many jobs is put together: of the partitions that this node does not follow it asks others. All of that goes by
-// subjects that only engines have, <prefix>.node.<name>.…, and is not passed on again.
+// Any node answers any request. A request about one job is passed on to a node that follows the job's partition, and the answer is
+// passed back; the other node cannot answer the client, because nats-server accepts no publish to a reply subject that it made itself
+// for a request from another account. An answer about many jobs is put together: a node asks others about the partitions that it does
+// not follow. All of this goes over subjects that only engines use, <prefix>.node.<name>.…, and is not passed on again.
 
-// nodeSubject is where one node is asked.
+// nodeSubject is the root of the subjects on which a node answers the others.
 func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }
 
 // passOn has a node that follows a partition answer a request.
@@ -50,28 +50,28 @@ func (n *Node) passOn(c *call, p *partition) error {
 	return c.publish(&nats.Msg{Header: answer.Header, Data: answer.Data})
 }
 
-// unfollowed is the refusal of what concerns a partition that nobody knows.
+// unfollowed is the refusal of a request about a partition that no live node follows.
 func unfollowed(partition int) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("no live node follows partition %d", partition)}
 }
 
-// moved is the refusal of what concerns a partition that somebody believed to be here.
+// moved is the refusal of a request from a node that wrongly believes the partition to be here.
 func (n *Node) moved(partition int) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not follow partition %d just now", n.o.Name, partition)}
 }
 
-// unanswered is the outcome of what another node was asked for.
+// unanswered is the error of a request to another node that brought no answer.
 func unanswered(name string, err error) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s did not answer, so the outcome is unknown: %v", name, err)}
 }
 
-// Some of what a node is asked for takes long. So while it is at it, it says so now and then, with an answer that has no body.
+// Some requests take a node long. While it works on one it sends an answer without a body now and then.
 const (
 	stillEvery = time.Second
-	stillMost  = 5 * time.Second // of silence, and it is not waited for any longer
+	stillMost  = 5 * time.Second // after this much silence nobody waits any longer
 )
 
-// askNode asks another node.
+// askNode asks another node, and waits for as long as it says that it is at work. Errors: the other node's, unanswered.
 func (n *Node) askNode(ctx context.Context, name, what string, header nats.Header, body []byte) (*nats.Msg, error) {
 	inbox := n.nc.NewInbox()
 	sub, err := n.nc.SubscribeSync(inbox)
@@ -95,7 +95,7 @@ func (n *Node) askNode(ctx context.Context, name, what string, header nats.Heade
 	return nil, unanswered(name, err)
 }
 
-// handleNode is handle for what another node asks.
+// handleNode is handle for requests from other nodes: it says now and then that it is still at work.
 func (n *Node) handleNode(r micro.Request, do func(*call) error) {
 	n.handle(r, func(c *call) error {
 		over := make(chan struct{})
@@ -228,28 +228,37 @@ func (n *Node) apiPage(c *call) error {
 	return c.publish(&nats.Msg{Header: header, Data: r.AppendJSON(nil)})
 }
 
+// askEach asks several nodes at the same time about their partitions, and returns their errors. take gets one answer after the other.
+func (n *Node) askEach(ctx context.Context, there map[string][]*partition, what string, body []byte, take func(answer []byte) error) (err error) {
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	for name, ps := range there {
+		work.Go(func() {
+			answer, failed := n.askNode(ctx, name, what, nats.Header{headerPartitions: {numbers(ps)}}, body)
+			mu.Lock()
+			defer mu.Unlock()
+			if failed == nil {
+				failed = take(answer.Data)
+			}
+			err = errors.Join(err, failed)
+		})
+	}
+	work.Wait()
+	return err
+}
+
 // askSelections has other nodes carry out a command on the jobs of a selection that are in their partitions.
 func (n *Node) askSelections(there map[string][]*partition, verb carillon.Verb, s *carillon.Selection) (sum carillon.SelectionReply, err error) {
 	body, err := json.Marshal(s)
 	if err != nil {
 		return sum, err
 	}
-	var mu sync.Mutex
-	var work sync.WaitGroup
-	for name, ps := range there {
-		work.Go(func() {
-			var r carillon.SelectionReply
-			answer, aerr := n.askNode(context.Background(), name, "select."+string(verb), nats.Header{headerPartitions: {numbers(ps)}}, body)
-			if aerr == nil {
-				aerr = json.Unmarshal(answer.Data, &r)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			err = errors.Join(err, aerr)
-			addCounts(&sum, &r)
-		})
-	}
-	work.Wait()
+	err = n.askEach(context.Background(), there, "select."+string(verb), body, func(answer []byte) error {
+		var r carillon.SelectionReply
+		err := json.Unmarshal(answer, &r)
+		addCounts(&sum, &r)
+		return err
+	})
 	return sum, err
 }
 
@@ -326,29 +335,18 @@ func (n *Node) apiPack(c *call) error {
 	return c.answer(body)
 }
 
-// askPartitions has other nodes tell of partitions. What is not told is left as it is.
-func (n *Node) askPartitions(there map[string][]*partition, tell func(carillon.PartitionStatus)) (err error) {
-	var mu sync.Mutex
-	var work sync.WaitGroup
-	for name, ps := range there {
-		work.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
-			defer cancel()
-			var told []carillon.PartitionStatus
-			answer, aerr := n.askNode(ctx, name, "partitions", nats.Header{headerPartitions: {numbers(ps)}}, nil)
-			if aerr == nil {
-				aerr = json.Unmarshal(answer.Data, &told)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			err = errors.Join(err, aerr)
-			for _, s := range told {
-				tell(s)
-			}
-		})
-	}
-	work.Wait()
-	return err
+// askPartitions asks other nodes for the status of their partitions. tell is not called for partitions whose node does not answer.
+func (n *Node) askPartitions(there map[string][]*partition, tell func(carillon.PartitionStatus)) error {
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	return n.askEach(ctx, there, "partitions", nil, func(answer []byte) error {
+		var told []carillon.PartitionStatus
+		err := json.Unmarshal(answer, &told)
+		for _, s := range told {
+			tell(s)
+		}
+		return err
+	})
 }
 
 // statusTimeout is how long a status waits for other nodes: whoever asks for one wants to know why they do not answer.
