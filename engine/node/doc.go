@@ -13,15 +13,15 @@
 //     the log cut), filling.go (how a log stream is kept from becoming full), residence.go (which jobs are in memory), holding.go
 //     (for how long a partition waits for what is done beside it), memory.go with trim_c.go, shapes.go (streams that were edited),
 //     stopped.go (streams that could not be written).
-//   - Requests: api.go, congestion.go (how many commands are taken), selection.go, tenant.go, import.go and replies.go (their way into
-//     the log, and their answers), list.go, ahead.go (what is read for them beside a partition, of its table.go), status.go and nodes.go,
-//     version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).
-//   - Snapshots: save.go, save_stopped.go, restored.go (the first start after a restore), replayed.go (a restore up to a time),
-//     salvage.go (jobs by themselves).
-//   - Several nodes over an external NATS: regain.go (rights that come back), cluster.go (who serves what), reach.go (how
-//     far the log is applied), follow.go, give.go and leftbehind.go (who has what), elsewhere.go (how a node answers for what it does
-//     not have), pulse.go (which requests are too old). Slow networks: leaders.go (what slow servers lead), detour.go (how a node goes
-//     around them).
+//   - Requests: api.go, command.go with congestion.go (how many are taken), preview.go, selection.go, tenant.go, import.go and
+//     replies.go (their way into the log, and their answers), list.go, ahead.go (what is read for them beside a partition, of its
+//     table.go), status.go and nodes.go, version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).
+//   - Snapshots: save.go with save_target.go (where to), save_stopped.go, restored.go (the first start after a restore),
+//     restore_time.go (a restore up to a time), salvage.go (jobs by themselves).
+//   - Several nodes over an external NATS: regain.go (rights that come back), membership.go, cluster.go (who serves what) with
+//     handover.go, reach.go (how far the log is applied), follow.go, give.go and leftbehind.go (who has what), elsewhere.go (how a
+//     node answers for what it does not have), pulse.go (which requests are too old). Slow networks: leaders.go (what slow servers
+//     lead), detour.go (how a node goes around them).
 //
 // Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
 // first is never taken while the second is held.

@@ -18,17 +18,17 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// ErrOutOfLog is a point in time that a snapshot and the log that was kept do not reach.
+// ErrOutOfLog says that no snapshot and the log since then reach the time.
 var ErrOutOfLog = errors.New("node: the time is out of reach")
 
 // RestoreToTime makes dir a data directory with the jobs as they were at a time: those of a snapshot before it, and
 // what the local log of a data directory says since then. No process may run on that one, and its log must go back to
 // the snapshot (Options.KeepLog); it stays as it is. id "" is the service's newest snapshot before the time. What had fired
-// by then does not fire again, but for what the log does not know to be stored: that of its last second, at most.
+// by then does not fire again, except what the log does not know to be stored: that of its last second, at most.
 //
-// A snapshot of another history than the log's, which a restore has left, is none of the service's.
+// A snapshot of a history that an earlier restore has left is not the service's.
 //
-// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where what the log says of the state is not so, those of Restore.
+// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where replay comes to another state than the log's digests say, those of Restore.
 func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*Restored, error) {
 	if _, err := os.Stat(filepath.Join(log, "log")); err != nil {
 		return nil, err // opening would make it
@@ -65,7 +65,7 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	return done, nil
 }
 
-// prefixOfLog is that of the service whose local log it is.
+// prefixOfLog is the subject prefix of the service whose local log it is, from its first record.
 func prefixOfLog(l *wal.Log) (prefix string, err error) {
 	err = l.Read(l.First(), func(stored wal.Record) error {
 		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
@@ -88,8 +88,7 @@ func openLog(data string, logger *slog.Logger) (*wal.Store, error) {
 	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
 }
 
-// snapshotBefore is the newest snapshot of a local log's service that holds nothing younger than a time; or the one that is named, if
-// it does not.
+// snapshotBefore finds the newest snapshot of a local log's service that holds nothing younger than a time, or checks the one with an id.
 func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at time.Time, logger *slog.Logger) (_ *archive.Manifest, err error) {
 	store, err := openLog(data, logger)
 	if err != nil {
@@ -104,7 +103,20 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 	if err != nil {
 		return nil, err
 	}
-	var unfit error // an earlier one does as well, with more of the log
+	m, err := newestFitting(entries, store.Log(), prefix, id, data, at)
+	switch {
+	case m != nil || err != nil:
+		return m, err
+	case id != "":
+		return nil, fmt.Errorf("%w: snapshot %s in %s", archive.ErrNotFound, id, t)
+	}
+	return nil, fmt.Errorf("%w: %s has no snapshot from before %s of the service with the prefix %q", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat), prefix)
+}
+
+// newestFitting is the first of some snapshots, newest first, with which the log reaches the time. nil without an error: there is none of
+// this service from before the time, or none with this id.
+func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string, at time.Time) (*archive.Manifest, error) {
+	var unfit error // why the newest does not fit; an earlier one does as well, with more of the log
 	for _, e := range entries {
 		switch {
 		case id != "" && e.ID != id:
@@ -118,7 +130,7 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, prefix)
 		}
 		_, states, err := newRestored(e.Manifest)
-		if err != nil { // of a newer version, it may be
+		if err != nil { // it may be of a newer version
 			unfit = cmp.Or(unfit, err)
 			continue
 		}
@@ -128,7 +140,7 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 			}
 			continue
 		}
-		switch err := sameHistory(store.Log(), e.Manifest, states); {
+		switch err := sameHistory(l, e.Manifest, states); {
 		case err == nil:
 			return e.Manifest, nil
 		case !errors.Is(err, ErrOutOfLog):
@@ -137,18 +149,12 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 			unfit = cmp.Or(unfit, fmt.Errorf("the log in %s: %w", data, err))
 		}
 	}
-	switch {
-	case unfit != nil:
-		return nil, unfit
-	case id != "":
-		return nil, fmt.Errorf("%w: snapshot %s in %s", archive.ErrNotFound, id, t)
-	}
-	return nil, fmt.Errorf("%w: %s has no snapshot from before %s of the service with the prefix %q", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat), prefix)
+	return nil, unfit
 }
 
-// sameHistory tells whether a log is the one that went on from a snapshot, or led to it. A restore leaves the history of what it does not
-// take: the service that it makes goes on above an earlier snapshot, with claims of its own where others have been. So of each
-// partition the log has up to the snapshot no other claim in force than the one that the snapshot goes by.
+// sameHistory tells whether a log led to a snapshot, or went on from it. A restored service begins a history of its own: it goes on above
+// an earlier snapshot, and has claims of its own at sequences where the former service had others. So up to the snapshot, the claim in
+// force of each partition must be the same in the log and in the snapshot.
 func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) error {
 	from, to := l.Last(), uint64(0)
 	last := func(p int) uint64 { return max(m.Partitions[p].Position, states[p].Position) }
@@ -185,7 +191,7 @@ func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) e
 	return nil
 }
 
-// latestOf is the time up to which a snapshot knows what happened, unix ms.
+// latestOf is the latest time that a snapshot has reached in any partition, unix ms.
 func latestOf(states []*engine.SavedState) (latest int64) {
 	for _, s := range states {
 		latest = max(latest, s.Now)
@@ -282,17 +288,17 @@ type replayer struct {
 	records  uint64   // since the last checkpoint
 	bytes    uint64   // of those
 	past     bool     // all up to then is applied
-	stored   []uint64 // by partition: outputs up to here were stored, says what came after it
+	stored   []uint64 // by partition: outputs up to here were stored, by later ticks
 }
 
 func (r *replayer) run(ctx context.Context) error {
 	_, err := r.n.replay(ctx, r.from, func(e *engine.Entry, size int) error {
 		if r.past = r.past || e.Time > r.until; r.past {
-			return r.look(e)
+			return r.readPast(e)
 		}
 		return r.apply(ctx, e, size)
 	})
-	return err // with no end but the log's: a time that it has twice shows behind it
+	return err // it reads to the log's end, because a time that the log has twice shows only after it
 }
 
 func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
@@ -314,8 +320,7 @@ func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
 	return r.unload(ctx, e.Time)
 }
 
-// unload takes checkpoints on the way, and lets go of jobs as a running node does, so that memory holds neither all that
-// changed nor all there is.
+// unload takes checkpoints on the way, and unloads jobs as a running node does, so that memory holds neither all changes nor all jobs.
 func (r *replayer) unload(ctx context.Context, now int64) error {
 	for _, p := range r.n.partitions {
 		if err := r.n.takeCheckpoint(ctx, p); err != nil {
@@ -328,12 +333,12 @@ func (r *replayer) unload(ctx context.Context, now int64) error {
 	return nil
 }
 
-// setBack is more than a log's clock goes back by where another server comes to lead it, ms.
+// setBack is further than a log's clock goes back when another server comes to lead it, ms.
 const setBack = 1000
 
-// look sees what later ticks say of the outputs that were made, and that the log's clock was not set back: a time that it has
-// twice says too little.
-func (r *replayer) look(e *engine.Entry) error {
+// readPast reads a record from after the time. Its ticks tell which of the outputs were stored. If the log's clock was set back, the log
+// has the time twice, and which of the two is meant is not known.
+func (r *replayer) readPast(e *engine.Entry) error {
 	if e.Time < r.until-setBack {
 		return fmt.Errorf("%w: the log has it twice, up to sequence %d and from %d on, of %s, as its clock was set back",
 			ErrOutOfLog, r.position, e.Seq, formatMilli(e.Time))
