@@ -52,30 +52,43 @@ func (n *Node) heal(ctx context.Context) error {
 		return nil
 	}
 	if at := min(last, info.Last); at > 0 {
-		if err := n.compare(ctx, at, last, info); err != nil {
-			var differs *streams.DiffersError
-			if !errors.As(err, &differs) {
-				return err
-			}
-			if !n.acceptsAll(len(n.partitions)) {
-				return fmt.Errorf("node: the log stream is not the one that was read before: %w; see docs/operations.md", err)
-			}
-			n.log.Error("accepting that the log stream is another", "error", err)
-			n.disregard(info.Last)
+		if err := n.expectSameLog(ctx, at, last, info); err != nil {
+			return err
 		}
 	}
 	if info.Last >= last {
 		return nil
 	}
+	return n.restoreEnd(ctx, info.Last, last)
+}
+
+// expectSameLog refuses a log stream that is another than the one that was read, unless that is to be accepted.
+func (n *Node) expectSameLog(ctx context.Context, at, last uint64, info streams.Info) error {
+	err := n.compare(ctx, at, last, info)
+	var differs *streams.DiffersError
+	if !errors.As(err, &differs) {
+		return err
+	}
+	if !n.acceptsAll(len(n.partitions)) {
+		return fmt.Errorf("node: the log stream is not the one that was read before: %w; see docs/operations.md", err)
+	}
+	n.log.Error("accepting that the log stream is another", "error", err)
+	n.disregard(info.Last)
+	return nil
+}
+
+// restoreEnd puts back what the local log has and the embedded server's log stream lost. An external server must not have lost
+// anything; where that is to be accepted, its last sequence is raised.
+func (n *Node) restoreEnd(ctx context.Context, end, last uint64) error {
 	if n.server == nil {
 		if !n.acceptsAll(len(n.partitions)) {
-			return fmt.Errorf("node: the log stream ends at %d, but %d was read from it: the NATS server lost acknowledged records; see docs/operations.md", info.Last, last)
+			return fmt.Errorf("node: the log stream ends at %d, but %d was read from it: the NATS server lost acknowledged records; see docs/operations.md", end, last)
 		}
-		n.log.Error("accepting that the NATS server lost records; those that were read count", "stream", info.Last, "local", last)
+		n.log.Error("accepting that the NATS server lost records; those that were read count", "stream", end, "local", last)
 		return n.streams.Log.Bump(ctx, last)
 	}
-	n.log.Warn("the log stream lost its end; healing", "stream", info.Last, "local", last)
-	if err := n.putBack(ctx, info.Last, last); err != nil {
+	n.log.Warn("the log stream lost its end; healing", "stream", end, "local", last)
+	if err := n.putBack(ctx, end, last); err != nil {
 		return fmt.Errorf("node: heal the log stream: %w", err)
 	}
 	return nil

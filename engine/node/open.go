@@ -63,6 +63,22 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := n.openStreams(ctx, &o); err != nil {
+		return err
+	}
+	if loss != nil {
+		if err := n.openWithLoss(ctx, loss); err != nil {
+			return err
+		}
+	}
+	if n.layout.Partitions == 0 {
+		n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
+	}
+	return n.openSyncs()
+}
+
+// openStreams opens the log and output streams, and makes those that are not there.
+func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
 	reader, bucket := "", int64(cluster.BucketMaxBytes) // with an external NATS a random name, and a bucket of the nodes
 	if n.server != nil {
 		reader, bucket = embedded.Reader, 0
@@ -87,25 +103,22 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return fmt.Errorf("node: a loss of partition %d cannot be accepted: there are 0 to %d", p, n.streams.Log.Partitions()-1)
 		}
 	}
-	if loss != nil {
-		if err := n.openWithLoss(ctx, loss); err != nil {
+	return nil
+}
+
+// openSyncs opens what the embedded server's output streams are synced by.
+func (n *Node) openSyncs() (err error) {
+	if n.server == nil {
+		return nil
+	}
+	n.outputs = make([]*streams.FileSync, n.layout.Partitions)
+	for p := range n.outputs {
+		if n.outputs[p], err = streams.NewFileSync(n.server.JetStreamDir(), n.streams.Out[p].Name()); err != nil {
 			return err
 		}
 	}
-	if n.layout.Partitions == 0 {
-		n.layout = engine.Layout{Prefix: o.Prefix, Partitions: n.streams.Log.Partitions()}
-	}
-	if n.server != nil {
-		n.outputs = make([]*streams.FileSync, n.layout.Partitions)
-		for p := range n.outputs {
-			if n.outputs[p], err = streams.NewFileSync(n.server.JetStreamDir(), n.streams.Out[p].Name()); err != nil {
-				return err
-			}
-		}
-		// Streams that were made just now are to be there after a power failure.
-		return streams.Syncfs(n.server.JetStreamDir())
-	}
-	return nil
+	// Streams that were made just now are to be there after a power failure.
+	return streams.Syncfs(n.server.JetStreamDir())
 }
 
 // connect starts the embedded server, or finds the way to an external one.
