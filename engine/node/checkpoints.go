@@ -13,8 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// checkpointLook is how often it is looked whether a checkpoint is due while the log brings records. Why not every
-// second: a flood of commands fills the default log stream in a few.
+// checkpointLook is how often the node looks whether a checkpoint is due while the log brings records. Why not every
+// second: a flood of commands fills the default log stream within a few.
 const checkpointLook = 100 * time.Millisecond
 
 // checkpoints waits for records, or a second, and takes the checkpoints that are due.
@@ -28,9 +28,9 @@ func (n *Node) checkpoints(ctx context.Context) error {
 	return n.checkpointDue(ctx)
 }
 
-// checkpointDue takes a checkpoint of the partitions whose replay would have become long. A log that is
-// filling up is freed before anything else: it can be cut below the older of two checkpoints. One that rests is emptied: what
-// the last minute brought would stay for as long as nothing follows it.
+// checkpointDue takes a checkpoint of the partitions whose replay would become long. A log that is filling up is freed first: it
+// can be cut below the older of two checkpoints. A log at rest is emptied: otherwise the records of the last minute would stay
+// until others follow.
 func (n *Node) checkpointDue(ctx context.Context) error {
 	if len(n.followed()) == 0 && n.clock.running()-n.idleTrim >= n.o.CheckpointEvery {
 		n.idleTrim = n.clock.running()
@@ -68,7 +68,7 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 }
 
 // dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position up to which the log is to be cut as soon as
-// can be; 0: it has room.
+// possible; 0: it has room.
 func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
@@ -96,17 +96,17 @@ func (n *Node) atRest(live []*partition) bool {
 // burst drains.
 const burstTimes = 4
 
-// checkpointUrgent tells whether a partition's checkpoint can wait for nothing: memory runs out, or a burst that drains has
-// been waited for.
+// checkpointUrgent tells whether a partition's checkpoint can no longer wait: memory runs out, or it has waited long enough for a
+// burst that drains.
 func (n *Node) checkpointUrgent(p *partition) bool {
-	return n.newRecords(p) > 0 && n.mostlyChanged(p) || n.replayed(p, burstTimes)
+	return n.newRecords(p) > 0 && n.mostlyChanged(p) || n.replayIs(p, burstTimes)
 }
 
 // checkpointLong tells whether a partition's replay would become long.
-func (n *Node) checkpointLong(p *partition) bool { return n.replayed(p, 1) }
+func (n *Node) checkpointLong(p *partition) bool { return n.replayIs(p, 1) }
 
-// replayed tells whether a start would replay so many times as much as is to be between two checkpoints.
-func (n *Node) replayed(p *partition, times uint64) bool {
+// replayIs tells whether a start would replay at least some times as much as there should be between two checkpoints.
+func (n *Node) replayIs(p *partition, times uint64) bool {
 	return n.newRecords(p)/times >= n.o.CheckpointRecords || (n.filling.bytes()-p.bytesAt.Load())/times >= n.o.CheckpointBytes
 }
 
@@ -117,9 +117,9 @@ func (n *Node) checkpointAge(p *partition) time.Duration {
 	return n.clock.running() - time.Duration(p.checkpointAt.Load())
 }
 
-// checkpointWaits tells whether one that is not urgent waits while a burst drains, be it in another partition: the log it
-// would shorten grows little, each job that fired is one more to write, and it would take the cores from the burst. Not where
-// somebody waits for its end to take one of his own.
+// checkpointWaits tells whether a checkpoint that is not urgent waits while a burst drains, in this partition or another: the log
+// that it would shorten grows little, each job that fires is one more to write, and it would take the cores from the burst. It
+// does not wait if another checkpoint of the partition is wanted and waits for it to end.
 func (n *Node) checkpointWaits(p *partition) bool {
 	return p.wanted.Load() == 0 && n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.draining()
 }
@@ -137,9 +137,9 @@ func (n *Node) draining() bool {
 	return false
 }
 
-// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it. That is so when three
-// quarters of a partition's share are used, and while a burst drains when all of it is: what a checkpoint copied that waits
-// for the burst counts, too, and must not be what makes it urgent.
+// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it. Memory runs out when three
+// quarters of a partition's share are used, or all of it while a burst drains: the copies of a checkpoint that waits for the burst
+// count, too, and must not make it urgent.
 func (n *Node) mostlyChanged(p *partition) bool {
 	p.mu.Lock()
 	st, used := p.machine.Stats(), p.machine.Memory()
@@ -151,7 +151,7 @@ func (n *Node) mostlyChanged(p *partition) bool {
 	return used > share || used > share/4*3 && !n.draining()
 }
 
-// live lists the partitions that are followed and have not stopped. Of those that have the log is kept for the way out.
+// live lists the partitions that are followed and have not stopped. For a stopped partition the log is kept for the way out.
 func (n *Node) live() (live []*partition) {
 	for _, p := range n.partitions {
 		if p.follows.Load() && p.whyStopped() == nil {
@@ -186,7 +186,7 @@ func (n *Node) checkpointAll(ctx context.Context) error {
 	return nil
 }
 
-// checkpointOrStop is checkpointWith, but where a partition's jobs are damaged it stops that one, and the others go on.
+// checkpointOrStop is checkpointWith, but if the partition's jobs are damaged it stops the partition, and the others go on.
 func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) error {
 	err := n.checkpointWith(ctx, p, rest)
 	if damaged(err) {
@@ -196,12 +196,12 @@ func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) 
 	return err
 }
 
-// unreadable words what was met in a partition's jobs.
+// unreadable is the error of a partition whose jobs are damaged.
 func unreadable(partition int, err error) error {
 	return fmt.Errorf("the jobs of partition %d cannot be read: %w", partition, err)
 }
 
-// damaged tells of an error of reading a partition's jobs whether they are not those that were written.
+// damaged tells whether an error says that a partition's jobs are not those that were written.
 func damaged(err error) bool {
 	return errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint)
 }
@@ -210,76 +210,6 @@ func damaged(err error) bool {
 // time, and for nothing that is written.
 func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	return n.checkpointWith(ctx, p, runtime.Gosched)
-}
-
-const (
-	// restShare is how long a checkpoint that is in no hurry rests, in times of what it worked: it takes a fifth of a core.
-	restShare = 4
-	// restLess is the same of one that is needed soon: it takes half a core. By their CPU, the eight of a flood of
-	// creates would take one of two cores for 0.6 s every three seconds.
-	restLess = 1
-	// restLook is how often it looks whether it still may rest, at the least: a part that waited for the disk takes
-	// seconds, and the log may be full after as many.
-	restLook = 20 * time.Millisecond
-)
-
-// resting returns what a partition's checkpoint calls between parts of the work. Unless it rested it would hold one of few cores
-// for half a second, and those of eight partitions for four: what comes due meanwhile would be late. For a burst it stops.
-func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
-	return restful(ctx, n.restTimes, func() bool { return n.checkpointWaits(p) })
-}
-
-// compactionRests returns what compactions of the job table call between parts of the work (wal.Options.Rest): one takes a
-// core for seconds. While nothing comes by the log there is nobody to rest for, as before the partitions are there.
-func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
-	var behind bool
-	var applied uint64
-	times := func() time.Duration {
-		before := applied
-		if applied = n.applied.Load(); behind || applied == before {
-			return 0
-		}
-		return n.restTimes()
-	}
-	rest := restful(ctx, times, n.draining)
-	return func(is bool) {
-		behind = is
-		rest()
-	}
-}
-
-// restful returns what some work calls between small parts of it. It then rests for times() as long as it worked; and for longer
-// while waits() says so, unless times() says that the work is needed soon.
-func restful(ctx context.Context, times func() time.Duration, waits func() bool) (rest func()) {
-	began := time.Now()
-	return func() {
-		worked, share := time.Since(began), time.Duration(0)
-		if worked >= time.Millisecond {
-			share = times()
-		}
-		if share == 0 {
-			runtime.Gosched()
-			return
-		}
-		goesOn := pause(ctx, min(share*worked, restLook))
-		for goesOn && waits() && times() == restShare {
-			goesOn = pause(ctx, restLook)
-		}
-		began = time.Now()
-	}
-}
-
-// restTimes is how long a checkpoint or a compaction rests, in times of what it worked: the shorter, the sooner another checkpoint
-// is needed.
-func (n *Node) restTimes() time.Duration {
-	live := n.live()
-	switch {
-	case n.filling.mustHurry() || slices.ContainsFunc(live, n.checkpointUrgent):
-		return 0
-	case n.filling.mustFree() || slices.ContainsFunc(live, func(p *partition) bool { return n.checkpointLong(p) && !n.checkpointWaits(p) }):
-		return restLess
-	}
-	return restShare
 }
 
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.
@@ -345,7 +275,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	return nil
 }
 
-// forget gives up the completed jobs that are gone, which the checkpoint then takes out of the table. No other checkpoint may
+// forget lets go of completed jobs past their retention, which the checkpoint then removes from the table. No other checkpoint may
 // be taken meanwhile. The partition does not wait for the disk.
 func (n *Node) forget(p *partition) error {
 	for more := true; more; runtime.Gosched() {
