@@ -65,14 +65,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 			case since[i].IsZero():
 				since[i] = time.Now()
 			}
-			var err error
-			switch asked := time.Since(since[i]); {
-			case wanted && asked >= followAfter:
-				err = n.follow(ctx, p, v)
-			case !wanted && asked >= n.o.Linger && n.followedBySeats(v, p.number):
-				err = n.giveUp(ctx, p)
-			}
-			switch err = passing(err); {
+			switch err := passing(n.followOrGiveUp(ctx, p, v, wanted, time.Since(since[i]))); {
 			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // others are at it
 			case errors.Is(err, errDisk):
 				return err
@@ -86,8 +79,19 @@ func (n *Node) followSeats(ctx context.Context) error {
 	return nil
 }
 
-// shouldFollow tells whether a view has this node follow a partition. One that it serves it follows, and one that stopped
-// stays for people to look at.
+// followOrGiveUp follows a partition, or gives it up, once that has been wanted for long enough.
+func (n *Node) followOrGiveUp(ctx context.Context, p *partition, v cluster.View, wanted bool, since time.Duration) error {
+	switch {
+	case wanted && since >= followAfter:
+		return n.follow(ctx, p, v)
+	case !wanted && since >= n.o.Linger && n.followedBySeats(v, p.number):
+		return n.giveUp(ctx, p)
+	}
+	return nil
+}
+
+// shouldFollow tells whether this node is to follow a partition, by a view. It follows what it serves, and keeps a partition that
+// stopped for people to look at.
 func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 	if n.o.Follow == FollowAll {
 		return true
@@ -101,7 +105,8 @@ func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 
 // toFollow says which partitions are to be followed and are not yet.
 func (n *Node) toFollow(v cluster.View) (problems []string) {
-	// One that has just come is in no placement yet: to whoever waits until it has taken its share it would seem to have it.
+	// A node that has just come is in no placement yet. Without this it would be ready at once, and whoever waits until it has taken
+	// its share would go on too early.
 	if n.o.Follow == FollowPlaced && n.joined.takes.Load() && n.clock.running()-n.joined.since < placedWithin && len(n.followed()) == 0 {
 		return []string{"what is placed here is not known yet"}
 	}
@@ -120,8 +125,9 @@ func (n *Node) toFollow(v cluster.View) (problems []string) {
 	return problems
 }
 
-// followedBySeats tells whether all those on whom a partition is placed follow it closely, and one of them serves it. None
-// may be where the log can have been cut already, because this node follows the partition and needs no more (neededToFollow).
+// followedBySeats tells whether all nodes on which a partition is placed follow it closely, and one of them serves it. A node that
+// is below what this one needs does not count: the log may be cut there already, because this node follows the partition
+// (neededToFollow).
 func (n *Node) followedBySeats(v cluster.View, partition int) bool {
 	if len(v.Placement) != len(n.partitions) {
 		return false
@@ -176,7 +182,7 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 	return nil
 }
 
-// keepUp has a partition whose checkpoint has just come into the job table follow the log.
+// keepUp replays the local log for a partition whose checkpoint has just come into the job table, until the reader can go on with it.
 func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error) {
 	defer func() {
 		if err != nil { // what is open would keep its files until the next try
@@ -204,7 +210,8 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// What the reader has passed by is in the local log; what it has not waits for mu, and is passed by where it was applied.
+	// Records that the reader has passed are in the local log. The reader waits for mu with those that it has not, and skips what is
+	// applied here.
 	if err := again(); err != nil {
 		return records, err
 	}
@@ -227,8 +234,8 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	return records, nil
 }
 
-// giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it. Commands for it that
-// are under way are waited for: of their outcome nothing would be known here.
+// giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it. It first waits for the
+// commands in progress, because after it nothing would be known here of their outcome.
 func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	p.leaves.Store(true)
 	defer p.leaves.Store(false)
@@ -270,7 +277,7 @@ func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// beginEmpty has a node that has nothing go on from the log's end: what it is to follow it takes from others.
+// beginEmpty makes a node that has nothing go on from the log's end: it takes what it is to follow from others.
 func (n *Node) beginEmpty(end uint64) {
 	for _, p := range n.partitions {
 		p.follows.Store(false)
@@ -295,8 +302,8 @@ func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())
 // stoppedHere counts the partitions that have stopped.
 func (n *Node) stoppedHere() int { return len(n.followed()) - len(n.live()) }
 
-// neededToFollow is the position above which the log is needed so that each partition which this node does not follow is
-// followed by somebody: 0 where no live node does, since who did will go on from where he left it.
+// neededToFollow is the position above which the log is needed so that each partition that this node does not follow keeps a
+// follower. It is 0 if a partition has no live follower, because a former one will go on from where it left off.
 func (n *Node) neededToFollow(v cluster.View) uint64 {
 	needed := uint64(math.MaxUint64 - 1)
 	for _, p := range n.partitions {

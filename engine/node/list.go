@@ -82,15 +82,26 @@ func (n *Node) apiList(c *call) error {
 	if err := n.current(here...); err != nil {
 		return err
 	}
-	parts := n.listings(here, there, &list, string(after))
-	var r carillon.JobsReply
-	size, limit := 0, n.pageBytes()
+	r, err := mergeListings(n.listings(here, there, &list, string(after)), list.Limit, n.pageBytes())
+	if err != nil {
+		return err
+	}
+	if err := readable(here); err != nil {
+		return err // jobs may be missing on the page
+	}
+	return c.answer(r.AppendJSON(nil))
+}
+
+// mergeListings merges the listings of all partitions into a page of at most so many jobs and bytes, or a single job of any size. A
+// listing that looked at enough for this page ends it at the last id that it looked at: its next job may come before the others'.
+func mergeListings(parts []listing, jobs, bytes int) (r carillon.JobsReply, err error) {
+	size := 0
 	for {
 		next, short := &listing{}, &listing{}
 		for i := range parts {
 			l := &parts[i]
 			if l.read(); l.err != nil {
-				return l.err
+				return r, l.err
 			}
 			switch {
 			case len(l.jobs) > 0:
@@ -103,23 +114,19 @@ func (n *Node) apiList(c *call) error {
 		}
 		if short.more && (len(next.jobs) == 0 || short.after < next.jobs[0].ID) {
 			r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(short.after))
-			break
+			return r, nil
 		}
 		if len(next.jobs) == 0 {
-			break
+			return r, nil
 		}
 		job := next.jobs[0]
 		size += len(job.AppendJSON(nil)) + 1
-		if len(r.Jobs) == list.Limit || size > limit && len(r.Jobs) > 0 {
+		if len(r.Jobs) == jobs || size > bytes && len(r.Jobs) > 0 {
 			r.Cursor = base64.RawURLEncoding.EncodeToString([]byte(r.Jobs[len(r.Jobs)-1].ID))
-			break
+			return r, nil
 		}
 		r.Jobs, next.jobs = append(r.Jobs, job), next.jobs[1:]
 	}
-	if err := readable(here); err != nil {
-		return err // jobs may be missing on the page
-	}
-	return c.answer(r.AppendJSON(nil))
 }
 
 // pageBytes is how many bytes of jobs a page may have, so that it fits into one message whatever the payloads are.
