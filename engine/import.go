@@ -15,14 +15,14 @@ type PackedJob struct {
 	Request   string // as in the Carillon-Request header of a put; "": none
 	IfVersion *uint64
 	Paused    bool      // the job is paused before it could fire; else a paused job stays so
-	IfAbsent  bool      // a job that is there stays as it is
+	IfAbsent  bool      // an existing job stays as it is
 	State     *JobState // of a job that had a life elsewhere; nil: it begins now
 	Spec      []byte    // canonical encoding, see docs/formats/rows.md
 }
 
 // JobState is what a restored job brings along, so that its later fires are those it would have had.
 type JobState struct {
-	Version  uint64 // at least; a job that is there does not go back
+	Version  uint64 // at least; an existing job does not go back
 	Accepted int64  // unix ms: what its schedule counts from
 	From     int64  // unix ms: fires before are settled
 	Last     int64  // unix ms: the latest fire decided; 0: none
@@ -225,7 +225,7 @@ func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carill
 	return want, e.packed.IfVersion, refusal
 }
 
-// absentOnly tells whether a put leaves a job alone that is there.
+// absentOnly tells whether a put leaves an existing job alone.
 func (e *Entry) absentOnly() bool { return e.packed != nil && e.packed.IfAbsent }
 
 func (e *Entry) paused() bool { return e.packed != nil && e.packed.Paused }

@@ -68,7 +68,7 @@ func (x *index) insert(hash, slot uint32) {
 	}
 }
 
-// remove takes a slot out that is there.
+// remove takes out a slot, which must be in the index.
 func (x *index) remove(hash, slot uint32) {
 	x.n--
 	s := x.segment(hash)

@@ -40,8 +40,8 @@ func Open(layout Layout, partition int, t Table) (*Machine, error) {
 	return l.done()
 }
 
-// OpenCold is Open without the jobs, but for those that are being fired: the machine reads the others in the table
-// when it needs them, which has to stay with it. How large the table is makes no difference but for completed jobs,
+// OpenCold is Open without the jobs, except those that are being fired: the machine reads the others in the table
+// when it needs them, which has to stay with it. The size of the table makes no difference except for completed jobs,
 // which are counted.
 func OpenCold(layout Layout, partition int, t Table) (*Machine, error) {
 	l, err := openState(layout, partition, t)

@@ -33,7 +33,7 @@ const (
 )
 
 // A turn is one entry of the ready queue: what is due and waits to become an output. Due time and order
-// together are unique within a kind, but for rejections of one import, so slots, which differ between
+// together are unique within a kind, except for rejections of one import, so slots, which differ between
 // replicas, never decide.
 type turn struct {
 	due   int64

@@ -380,7 +380,7 @@ func decodeGrave(key, value []byte) (*grave, error) {
 	return g, errors.Join(k.end(), d.end())
 }
 
-// value is an output's but for the number, which is its key.
+// value is that of an output, without its number, which is its key.
 func (o *Output) value() []byte {
 	b := binary.AppendVarint([]byte{rowVersion}, o.Due)
 	b = append(b, byte(o.Kind))

@@ -41,7 +41,7 @@ func ReadState(state []byte) (*SavedState, error) {
 func (s *SavedState) Gives(c Claim) bool { return !s.machine.claim.newer(c) }
 
 // OnNewStreams returns the state for output streams that hold nothing yet: the outputs that are held come first
-// there, under their numbers, but for those up to stored, of which it is known that they were stored elsewhere.
+// there, under their numbers, except those up to stored, which are known to be stored elsewhere.
 func (s *SavedState) OnNewStreams(stored uint64) []byte {
 	acked := &s.machine.outbox.acked
 	*acked = Acked{Output: max(acked.Output, min(stored, s.Made))}

@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// A gap is a time without ticks: fires due in it, but for its last second, were missed.
+// A gap is a time without ticks: fires due in it, except in its last second, were missed.
 type gap struct{ from, to int64 }
 
 // tick advances the partition's time and turns what is due into outputs, within its bounds. What it

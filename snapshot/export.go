@@ -24,7 +24,7 @@ func (v *View) Rooms() ([]byte, error) {
 	return rooms, it.Close() // with the iterator's error
 }
 
-// Live yields all pairs of a room, ascending, but for those that were given up with Drop and Cut and stay only for
+// Live yields all pairs of a room, ascending, except those that were given up with Drop and Cut and stay only for
 // the older checkpoint. It is for the newest one. Key and value are valid only during yield. Errors: Scan's.
 func (v *View) Live(room byte, yield func(key, value []byte) error) error {
 	dropped, err := v.drops(dropPair, room)

@@ -34,7 +34,7 @@ var (
 //		...
 //	})
 //
-// What keys and values mean is the caller's business. A room is a byte of the caller's choice, but for those
+// What keys and values mean is the caller's business. A room is a byte of the caller's choice, except those
 // named here, and of one of two kinds:
 //
 //   - pairs of a changing room are set and deleted by Change and Remove;

@@ -318,7 +318,7 @@ func (b *Build) writeTo(s sink) error {
 			w.delete(key(room, k))
 		}
 		if len(p.appended) > 0 {
-			w.next() // a table that lies above all that is there, and so sinks to the bottom
+			w.next() // a table that lies above all existing ones, and so sinks to the bottom
 		}
 		for _, c := range p.appended {
 			w.set(key(room, c.key), c.value)

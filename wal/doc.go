@@ -33,7 +33,7 @@
 // # Concurrency
 //
 // One goroutine appends. Any number may read meanwhile; each Read sees the log as it was when it began, and
-// nothing that is not on disk (but for a gap that is being filled just then). Truncate may run beside all of
+// nothing that is not on disk (except a gap that is being filled just then). Truncate may run beside all of
 // them. Close waits for calls in progress and ends long reads with ErrClosed.
 //
 // # Full and broken disks

@@ -88,7 +88,7 @@ import (
 // written once more, and no chunk is taken for it. A cascade reads a chunk ahead what it is going to write; the making of
 // rows first reads, for all of the slot, what it and expiry will (fetch).
 //
-// Most insertions go to a slot that is there and has room in its last chunk; they write that record, its pos, and the slot's
+// Most insertions go to an existing slot that has room in its last chunk; they write that record, its pos, and the slot's
 // end and count, and nothing else (place). Where one way did for all (placeIn), what a call might need was saved on the stack
 // each time, and a write that misses the cache most likely held that up. So place also notes itself what may be the next one
 // due: Insert need not keep it on the stack.
@@ -342,7 +342,7 @@ func (w *Wheel) Next() (deadline int64, ok bool) {
 }
 
 // Advance moves time to `to` (unix ms), calling expired for each timer that is due by then, in the
-// order (deadline, insertion), but for no more than budget of them. It reports whether these were
+// order (deadline, insertion), at most budget of them. It reports whether these were
 // all. If not, time stands at the deadline of the last one it yielded, and a later Advance
 // goes on from there. Time never goes back: an earlier `to` counts as Now.
 //

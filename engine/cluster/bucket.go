@@ -12,14 +12,14 @@ import (
 // BucketMaxBytes holds a thousand nodes that each tell of 1,024 partitions, and stops whoever else writes here.
 const BucketMaxBytes = 64 << 20
 
-// In a cluster of servers a bucket that was made a moment ago, be it by another node that starts at the same time, is
+// In a cluster of servers a bucket that was made a moment ago, perhaps by another node that starts at the same time, is
 // answered for by its own leader; the one that says what there is may hear of it later.
 const (
 	seenAgain = 50 * time.Millisecond
 	seenTries = 200
 )
 
-// openBucket makes the bucket, or checks the one that is there.
+// openBucket makes the bucket, or checks the existing one.
 func openBucket(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, error) {
 	for try := 1; ; try++ {
 		kv, err := openBucketOnce(ctx, js, o)

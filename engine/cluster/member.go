@@ -16,7 +16,7 @@ var (
 	// ErrNameTaken: another live member has the name. From Join: it was there before. From Err: it took the name
 	// over after this one had been silent for the bound.
 	ErrNameTaken = errors.New("cluster: the name is taken")
-	// ErrBucket: the bucket that is there cannot be used; the text says why, and what to do.
+	// ErrBucket: the existing bucket cannot be used; the text says why, and what to do.
 	ErrBucket = errors.New("cluster: bucket")
 	// ErrPartitions: the bucket is that of a cluster with another number of partitions.
 	ErrPartitions = errors.New("cluster: another number of partitions")

@@ -11,7 +11,7 @@ import (
 // Options of a member. Name, Partitions and Report are needed.
 type Options struct {
 	Bucket   string // default "CARILLON_NODES"
-	Replicas int    // of the bucket, default 1; one that is there must have as many at least
+	Replicas int    // of the bucket, default 1; an existing one must have as many at least
 
 	Name       string // of the node, one of the cluster: letters, digits, - and _
 	Weight     int    // 1 to MaxWeight, default 1

@@ -152,7 +152,7 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 }
 
 // guarded tells whether an answer must not go to a reply subject. Answers are published with the engine's rights, and a client chooses
-// the subject: it must not be one on which only engines may publish, nor one of a service, be it this one or NATS's own.
+// the subject: it must not be one on which only engines may publish, nor one of this service or of NATS's own.
 func (n *Node) guarded(reply string) bool {
 	if strings.HasPrefix(reply, "$") {
 		return true

@@ -176,7 +176,7 @@ func (n *Node) relieve(ctx context.Context) error {
 	return n.trim(ctx)
 }
 
-// checkpointAll takes a checkpoint of every partition where it stands, but for those that have stopped.
+// checkpointAll takes a checkpoint of every partition where it stands, except those that have stopped.
 func (n *Node) checkpointAll(ctx context.Context) error {
 	for _, p := range n.partitions {
 		if err := n.checkpointOrStop(ctx, p, runtime.Gosched); err != nil {

@@ -87,7 +87,7 @@ func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err err
 		switch {
 		case lacks == "":
 			return empty(o)
-		case !nc.IsConnected(): // not for want of others
+		case !nc.IsConnected(): // NATS is away, which says nothing of the other nodes
 			return fmt.Errorf("%w: %w", errUnreachable, behind)
 		case waited > patience(v):
 			return fmt.Errorf("%w; no other node follows %s", behind, lacks)
@@ -131,7 +131,7 @@ func empty(o Options) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
 		return err
 	}
-	// A store goes aside in one step, as one that is removed in part cannot be opened.
+	// A store goes aside in one step, because a store that is removed in part cannot be opened.
 	for _, store := range []string{"log", "jobs"} {
 		err := os.Rename(filepath.Join(o.Data, store), filepath.Join(dir, store))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

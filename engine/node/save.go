@@ -256,7 +256,7 @@ func (n *Node) checkpointForSave(ctx context.Context) error {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no checkpoint is taken", n.o.FreeForTicks>>20)}
 	}
 	if err := n.checkpointAll(ctx); err != nil {
-		n.fail(passing(err)) // as one that was due would
+		n.fail(passing(err)) // a checkpoint that was due would do the same
 		return err
 	}
 	if stopped := n.stoppedHere(); stopped > 0 {

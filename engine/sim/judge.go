@@ -132,7 +132,7 @@ func (w *world) judgeContent(p int, r *reference) {
 
 func eventText(e carillon.Event) string { return string(e.AppendJSON(nil)) }
 
-// judgeStream walks an output stream: each output once, in order unless it was displaced, none missing, but for
+// judgeStream walks an output stream: each output once, in order unless it was displaced, none missing, except
 // those at the beginning that age took.
 func (w *world) judgeStream(p int, r *reference) {
 	last, first := w.aged[p], true

@@ -737,7 +737,7 @@ func (r *reference) missed(j *refJob) (until int64, policy string, missed bool) 
 	return 0, policy, false
 }
 
-// accepted is when the job's version was; fires before never existed, but for a one-shot put late.
+// accepted is when the job's version was; fires before never existed, except that of a one-shot put late.
 func (j *refJob) accepted() int64 { return j.life.accepted }
 
 func (r *reference) skip(j *refJob, reason string, last int64) {

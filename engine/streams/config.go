@@ -22,7 +22,7 @@ type Config struct {
 	StreamPrefix string // of streams, default "CARILLON"
 	Partitions   int    // 1 to 1024; default what the log was made with, else 8
 
-	Replicas int // default 1; a stream that is there must have as many at least
+	Replicas int // default 1; an existing stream must have as many at least
 
 	// These count when a stream is made. Of one that is there they stay as they are: an operator
 	// changes them with `nats stream edit`, unless Rebound.

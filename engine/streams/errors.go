@@ -86,7 +86,7 @@ func (e *CutError) Error() string {
 // DiffersError: what the stream holds at the position is not what was read there.
 type DiffersError struct {
 	At    Position
-	Found time.Time // the time of the message that is there now; zero when there is none
+	Found time.Time // the time of the message now at that sequence; zero when there is none
 }
 
 func (e *DiffersError) Error() string {

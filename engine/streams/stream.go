@@ -274,7 +274,7 @@ func (s *stream) gaps(ctx context.Context) (*gaps, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The list ends with the newest message that is there (server/filestore.go, State); a power failure may take those behind.
+	// The list ends with the newest existing message (server/filestore.go, State); a power failure may take those behind.
 	for seq := info.First + info.Messages + uint64(len(deleted)); seq <= info.Last; seq++ {
 		deleted = append(deleted, seq)
 	}

@@ -232,7 +232,7 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// purge removes what is known of an object, but for what was put since, and then the chunks.
+// purge removes what is known of an object, except what was put since, and then the chunks.
 func (b *Bucket) purge(ctx context.Context, name string, k known) error {
 	s, err := b.js.Stream(ctx, b.stream())
 	if err != nil {

@@ -157,7 +157,7 @@ func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 	return lock, nil
 }
 
-// empty empties a directory but for the lock.
+// empty removes everything in a directory except the lock.
 func empty(fsys vfs.FS, tmp string) error {
 	names, err := fsys.List(tmp)
 	for _, name := range names {

@@ -31,7 +31,7 @@ type SaveOptions struct {
 	// are of about a millisecond.
 	Share float64
 
-	// Recheck compares a block that is there with what it would write, and writes it again where it differs: that
+	// Recheck compares an existing block with what it would write, and writes it again where it differs: that
 	// mends an archive which Verify found damaged. Else only their sizes are compared.
 	Recheck bool
 
