@@ -164,9 +164,9 @@ func TestPayload(t *testing.T) {
 	}
 }
 
-// Carillon has to be ahead of every tuned peer in everything, and without a flaw.
+// Carillon has to be ahead of every tuned peer in everything, and without a flaw. Where one of them has no figure that is not shown.
 func TestVerdict(t *testing.T) {
-	c := config{systems: []string{"carillon", "river", "river-tuned"}, rates: []int{1000}}
+	c := config{systems: []string{"carillon", "river", "river-tuned"}, workloads: []string{"lateness", "burst"}, rates: []int{1000}}
 	result := func(name string, tuned bool, workload string, rate int, figures ...bench.Figure) bench.Result {
 		return bench.Result{Workload: workload, Params: params{System: name, Tuned: tuned, Rate: rate}, Figures: figures, Checks: &bench.Checks{}}
 	}
@@ -174,7 +174,9 @@ func TestVerdict(t *testing.T) {
 		p50, p99, drained float64
 		early             int
 		tuned             bool
+		spoil             func(*outcome)
 		want              bool
+		says              string
 	}{
 		"ahead":        {p50: 1, p99: 2, drained: 900, want: true},
 		"ahead tuned":  {p50: 1, p99: 2, drained: 900, tuned: true, want: true},
@@ -185,6 +187,22 @@ func TestVerdict(t *testing.T) {
 		"drains less":  {p50: 1, p99: 2, drained: 700},
 		"no more":      {p50: 1, p99: 2, drained: 800},
 		"early":        {p50: 1, p99: 2, drained: 900, early: 1},
+		"a peer without a figure": {
+			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results[4].Figures = nil },
+			says: "NO  burst, drained_per_s: river-tuned has no figure to compare with carillon\n",
+		},
+		"a peer without a result": {
+			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results = o.results[:4] },
+			says: "NO  burst, drained_per_s: river-tuned has no figure to compare with carillon\n",
+		},
+		"no figure of its own": {
+			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results[0].Figures = nil },
+			says: "NO  lateness at 1000/s, off_p99_ms: carillon has no figure to compare with river-tuned\n",
+		},
+		"no result of its own": {
+			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results = o.results[2:] },
+			says: "NO  burst, drained_per_s: carillon has no figure to compare with river-tuned\n",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := outcome{results: []bench.Result{
@@ -200,9 +218,12 @@ func TestVerdict(t *testing.T) {
 			if test.tuned {
 				c.systems = append([]string{"carillon-tuned"}, c.systems...)
 			}
+			if test.spoil != nil {
+				test.spoil(&o)
+			}
 			var said bytes.Buffer
-			if got := o.verdict(&said, c); got != test.want {
-				t.Errorf("held: %v, want %v:\n%s", got, test.want, &said)
+			if got := o.verdict(&said, c); got != test.want || !strings.Contains(said.String(), test.says) {
+				t.Errorf("held: %v, want %v and %q:\n%s", got, test.want, test.says, &said)
 			}
 			if err := o.table(&said, c); err != nil {
 				t.Fatal(err)
@@ -211,6 +232,20 @@ func TestVerdict(t *testing.T) {
 				t.Errorf("river-tuned has %d lines, want one of figures and one of settings:\n%s", lines, &said)
 			}
 		})
+	}
+}
+
+// A run that has nothing to compare says so, and does not fail for it.
+func TestNothingToCompare(t *testing.T) {
+	for _, c := range []config{
+		{systems: []string{"carillon", "river"}, workloads: []string{"lateness", "burst"}, rates: []int{1000}},
+		{systems: []string{"river-tuned"}, workloads: []string{"burst"}, rates: []int{1000}},
+		{systems: []string{"carillon", "river-tuned"}, workloads: []string{"commands"}, rates: []int{1000}},
+	} {
+		var said bytes.Buffer
+		if held := (&outcome{}).verdict(&said, c); !held || !strings.HasPrefix(said.String(), "nothing to compare:") {
+			t.Errorf("%v of %v: held: %v, and it says %q", c.workloads, c.systems, held, &said)
+		}
 	}
 }
 

@@ -114,7 +114,8 @@ func flaws(r *bench.Result) string {
 
 // verdict holds Carillon, tuned where it was measured so, against every tuned peer of the run: nearer to the
 // due time at p50 and p99 at every rate, a higher drain rate, nothing early, missing or doubled. It says so,
-// and whether all of it held.
+// and whether all of it held. Where a figure is missing nothing was compared, and it did not; a run that has
+// nothing to compare says that.
 func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 	held = true
 	us := "carillon"
@@ -128,21 +129,28 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 		}
 		fmt.Fprintf(w, "%-4s%s\n", word, fmt.Sprintf(format, args...))
 	}
+	compared := 0
 	compare := func(workload string, rate int, figure string, better func(ours, theirs float64) bool) {
-		ours := o.get(us, workload, rate)
-		if ours == nil {
+		if !slices.Contains(c.systems, us) || !slices.Contains(c.workloads, workload) {
 			return
+		}
+		name := workload
+		if rate > 0 {
+			name += fmt.Sprintf(" at %d/s", rate)
 		}
 		for _, key := range c.systems {
 			if s, err := find(key); err != nil || !s.tuned || key == us {
 				continue
 			}
-			if theirs := o.get(key, workload, rate); theirs != nil {
-				a, b := ours.Figures.Get(figure), theirs.Figures.Get(figure)
-				name := workload
-				if rate > 0 {
-					name += fmt.Sprintf(" at %d/s", rate)
-				}
+			compared++
+			a, ours := o.figure(us, workload, rate, figure)
+			b, theirs := o.figure(key, workload, rate, figure)
+			switch {
+			case !ours:
+				say(false, "%s, %s: %s has no figure to compare with %s", name, figure, us, key)
+			case !theirs:
+				say(false, "%s, %s: %s has no figure to compare with %s", name, figure, key, us)
+			default:
 				say(better(a, b), "%s, %s: %s %.4g, %s %.4g", name, figure, us, a, key, b)
 			}
 		}
@@ -153,6 +161,9 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 		compare("lateness", rate, "off_p99_ms", less)
 	}
 	compare("burst", 0, "drained_per_s", func(a, b float64) bool { return a > b })
+	if compared == 0 {
+		fmt.Fprintln(w, "nothing to compare: that takes lateness or burst of carillon and of a tuned peer")
+	}
 	for i := range o.results {
 		r := &o.results[i]
 		if p := r.Params.(params); p.System == "carillon" && r.Checks != nil {
@@ -160,4 +171,17 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 		}
 	}
 	return held
+}
+
+// figure is one of a system's result; false where the system has none, or no such result.
+func (o *outcome) figure(key, workload string, rate int, name string) (value float64, ok bool) {
+	r := o.get(key, workload, rate)
+	if r == nil {
+		return 0, false
+	}
+	i := slices.IndexFunc(r.Figures, func(f bench.Figure) bool { return f.Name == name })
+	if i < 0 {
+		return 0, false
+	}
+	return r.Figures[i].Value, true
 }
