@@ -5,7 +5,9 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,8 +19,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// load is about 2,000 triggers a second of mixed one-shots, intervals and cron under updates, pauses,
-// forced fires and deletes, by request and by raw command, with a history of what it was told.
+// load is about 2,000 triggers a second of mixed one-shots, intervals, some of which end, and cron under updates, pauses,
+// forced fires, deletes and commands that are refused, by request and by raw command, with a history of what it was told.
 type load struct {
 	t      testing.TB
 	nc     *nats.Conn
@@ -59,7 +61,7 @@ const (
 func startLoad(t testing.TB, url, name string, raw bool, options ...nats.Option) *load {
 	nc := dial(t, url, options...)
 	l := &load{t: t, nc: nc, client: carillon.Connect(nc, carillon.WithTimeout(tryFor)), raw: raw}
-	l.history.forced, l.history.maybeFired = make(map[string]bool), make(map[string]int)
+	l.history.forced, l.history.maybeFired, l.history.refused = make(map[string]bool), make(map[string]int), make(map[refusal]times)
 	l.ctx, l.stop = context.WithCancel(t.Context())
 	t.Cleanup(func() {
 		l.stop()
@@ -405,6 +407,7 @@ func (l *load) delete(j *recurring) error {
 		return l.client.Delete(ctx, j.id, options...)
 	})
 	decided := int64(-1)
+	l.mayRefuse(refusal{j.id, string(carillon.VerbDelete), carillon.CodeNotFound}, times{0, anyNumber}) // when it was sent again
 	switch {
 	case errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) || err == nil && r.Version == 0: // by an earlier try
 	case err != nil:
@@ -455,6 +458,8 @@ func (l *load) fire(j *recurring) error {
 	defer l.mu.Unlock()
 	if id == "" {
 		l.history.maybeFired[j.id]++
+		late := refusal{j.id, string(carillon.VerbFire), carillon.CodeNotFound} // when the job is gone already
+		l.history.refused[late] = times{0, l.history.refused[late].most + 1}
 	} else {
 		l.history.forced[id] = true
 	}
@@ -464,7 +469,12 @@ func (l *load) fire(j *recurring) error {
 func (l *load) oneShots(name string) {
 	for i := 0; ; i++ {
 		shoot := l.oneShot
-		if i%8 == 7 {
+		switch i % 16 {
+		case 3:
+			shoot = l.few
+		case 5:
+			shoot = l.refused
+		case 7, 15:
 			shoot = l.importOneShots
 		}
 		if err := shoot(fmt.Sprintf("%s-%d", name, i)); err != nil && l.ctx.Err() == nil {
@@ -475,6 +485,69 @@ func (l *load) oneShots(name string) {
 			return
 		}
 	}
+}
+
+// few puts a job that fires a few times, in intervals from its acceptance on, and completes.
+func (l *load) few(id string) error {
+	interval, limit := 20+rand.Int64N(80), 1+rand.N(8)
+	job := carillon.Job{
+		ID: id, Topic: "few", Schedule: fmt.Sprintf("@every %dms", interval), MaxFires: uint64(limit), Misfire: carillon.Misfire(rand.N(3)),
+		Payload: []byte(crand.Text()),
+	}
+	first := now() + interval // or later
+	r, err := l.ask(&recurring{id: id}, job)
+	if err != nil {
+		return err
+	}
+	next, exact := millis(r.Next), r.Fires == 0 && r.Skipped == 0
+	if next == 0 { // it has completed
+		next = millis(r.LastScheduled)
+	}
+	if next < first || exact && next > now()+interval {
+		return fmt.Errorf("%s each %d ms, first at %d or later, is due at %d: %+v", id, interval, first, next, r)
+	}
+	e := &era{
+		job: id, version: 1, misfire: job.Misfire, limit: limit, payload: string(job.Payload),
+		mayFrom: first, mustFrom: now() + interval, mustTo: forever, fireTo: forever, skipTo: forever,
+	}
+	if exact {
+		e.mayFrom, e.mustFrom = next, next
+	}
+	e.grid = every(next-(next-e.mayFrom)/interval*interval, interval)
+	l.add(e)
+	l.mu.Lock()
+	l.last = max(l.last, next+int64(limit)*interval)
+	l.mu.Unlock()
+	return nil
+}
+
+// refused sends a command that is refused, once.
+func (l *load) refused(id string) (err error) {
+	of := refusal{id, string(carillon.VerbPause), carillon.CodeNotFound}
+	ctx := timeout(context.WithoutCancel(l.ctx), time.Second)
+	if l.raw && rand.N(2) == 0 {
+		of.verb, of.code = string(carillon.VerbPut), carillon.CodeInvalidSchedule
+		_, err = l.client.Send(ctx, carillon.Command{Verb: carillon.VerbPut, Job: id, Body: []byte(`{"schedule":"@never","topic":"once"}`)})
+	} else if _, err = l.client.Pause(ctx, id, carillon.NoRetry()); errors.Is(err, &carillon.Error{Code: of.code}) {
+		err = nil
+	} else if err == nil {
+		return fmt.Errorf("%s was paused, which nobody put", id)
+	}
+	switch {
+	case err == nil:
+		l.mayRefuse(of, times{1, 1})
+	case errors.Is(err, unavailable):
+		l.mayRefuse(of, times{0, 1})
+	default:
+		return err
+	}
+	return nil
+}
+
+func (l *load) mayRefuse(of refusal, n times) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.history.refused[of] = n
 }
 
 // importOneShots puts some in one request. It is sent again, as the same, until its outcome is known: each fires once.
@@ -571,6 +644,7 @@ func (l *load) oneShot(id string) error {
 	if kind != 9 || e.expires || l.resting(j) || !l.wait(200*time.Millisecond) {
 		return nil
 	}
+	l.mayRefuse(refusal{id, string(carillon.VerbDelete), carillon.CodeNotFound}, times{0, anyNumber}) // when it is sent again
 	r, err := l.client.Delete(timeout(ctx, time.Second), id)
 	answered := now()
 	if err != nil || r.Version == 0 {
@@ -595,7 +669,9 @@ func (l *load) finish() (h *history, end int64) {
 	eventually(l.t, "there is something to check", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return len(l.history.forced) > 0 || l.t.Failed() // forced fires come last, once a loader has all its jobs
+		refusals := slices.ContainsFunc(slices.Collect(maps.Values(l.history.refused)), func(n times) bool { return n.least > 0 })
+		completions := slices.ContainsFunc(l.history.eras, func(e *era) bool { return e.limit > 0 })
+		return len(l.history.forced) > 0 && refusals && completions || l.t.Failed()
 	})
 	l.stop()
 	l.work.Wait()

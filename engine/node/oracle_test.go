@@ -84,6 +84,7 @@ type era struct {
 	grid    grid
 	misfire carillon.Misfire
 	expires bool
+	limit   int // of fires: with the last of them it completes; 0: it has no end, or is a one-shot
 	payload string
 
 	mayFrom, mustFrom int64 // due times from here on may fire, must be accounted for
@@ -96,18 +97,31 @@ type span struct{ from, to int64 }
 
 const forever = int64(1) << 60
 
+// refusal is what a refused command's event names.
+type refusal struct {
+	job, verb string
+	code      carillon.Code
+}
+
+// times bounds how often something may have happened.
+type times struct{ least, most uint64 }
+
+const anyNumber = ^uint64(0)
+
 // history is everything the client was told.
 type history struct {
 	eras       []*era
-	forced     map[string]bool // ids of forced triggers that must be there
-	maybeFired map[string]int  // fire commands of a job whose outcome is unknown
-	downs      []span          // from a kill until the node was ready again
+	forced     map[string]bool   // ids of forced triggers that must be there
+	maybeFired map[string]int    // fire commands of a job whose outcome is unknown
+	refused    map[refusal]times // there are no others
+	downs      []span            // from a kill until the node was ready again
 }
 
 // account is what the streams say about one version.
 type account struct {
-	covered map[int64]int // due time → how often it fired, was skipped or counted as missed
-	fired   []int64
+	covered   map[int64]int // due time → how often it fired, was skipped or counted as missed
+	fired     []int64
+	completed int
 }
 
 // verify holds all outputs against the history.
@@ -147,7 +161,7 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 			fail("%s of version %d carries %q, expected %q", tr.ID, tr.Version, tr.Payload, e.payload)
 		}
 	}
-	forced := make(map[string]int)
+	forced, rejected := make(map[string]int), make(map[refusal]uint64)
 	var triggers, missed, skipped, stalls int
 	for _, o := range all {
 		switch {
@@ -218,13 +232,37 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 			for _, d := range due {
 				a.covered[d]++
 			}
+		case o.event.Kind == carillon.EventCompleted:
+			ev := o.event
+			e, a := of(ev.Job, ev.Version)
+			if e == nil {
+				fail("%s version %d completed, which the client never made", ev.Job, ev.Version)
+				continue
+			}
+			a.completed++
+			if e.limit > 0 && (len(a.fired) != e.limit || ev.Last.UnixMilli() != a.fired[e.limit-1]) {
+				fail("completed event %+v comes after the fires %v, of %d", *ev, a.fired, e.limit)
+			}
+		case o.event.Kind == carillon.EventRejected && o.event.Error != nil:
+			rejected[refusal{o.event.Job, o.event.Verb, o.event.Error.Code}] += o.event.Count
+		default:
+			fail("no event of the protocol: %+v", *o.event)
 		}
 	}
-	checked := 0
+	checked, completed := 0, 0
 	for _, e := range h.eras {
 		_, a := of(e.job, e.version)
 		to := min(max(e.mustTo, e.fireTo, e.skipTo), end)
-		n := 0
+		n, ends := 0, 0
+		if e.limit > 0 {
+			completed++
+			if to, ends = 0, 1; len(a.fired) > 0 {
+				to = a.fired[min(len(a.fired), e.limit)-1]
+			}
+		}
+		if a.completed != ends {
+			fail("%s completed %d times, expected %d", e, a.completed, ends)
+		}
 		for _, d := range e.grid(e.mayFrom, to) {
 			must := d >= e.mustFrom && d <= e.mustTo
 			if must {
@@ -259,12 +297,26 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 			fail("forced %s is in the streams %d times, and nobody asked for it", id, n)
 		}
 	}
+	refused := 0
+	for r, n := range h.refused {
+		if n.least > 0 {
+			refused++
+		}
+		if rejected[r] < n.least || rejected[r] > n.most {
+			fail("%s of %s was rejected as %s %d times, expected %d to %d", r.verb, r.job, r.code, rejected[r], n.least, n.most)
+		}
+	}
+	for r, n := range rejected {
+		if _, known := h.refused[r]; !known {
+			fail("%s of %s was rejected as %s %d times, which the client does not know of", r.verb, r.job, r.code, n)
+		}
+	}
 	if failures > 20 {
 		t.Errorf("… and %d more", failures-20)
 	}
-	t.Logf("%d triggers, %d forced, %d missed, %d skipped; %d due times of %d versions checked; %d misfires without a kill",
-		triggers, len(forced), missed, skipped, checked, len(h.eras), stalls)
-	if checked == 0 || len(h.forced) == 0 {
+	t.Logf("%d triggers, %d forced, %d missed, %d skipped; %d due times of %d versions, %d completions, %d refusals checked; %d misfires without a kill",
+		triggers, len(forced), missed, skipped, checked, len(h.eras), completed, refused, stalls)
+	if checked == 0 || len(h.forced) == 0 || completed == 0 || refused == 0 {
 		t.Error("the oracle had nothing to check")
 	}
 }
@@ -317,6 +369,12 @@ func TestOracle(t *testing.T) {
 			First: time.UnixMilli(first), Last: time.UnixMilli(last),
 		}}
 	}
+	completed := func(job string, version uint64, last int64) output {
+		return output{event: &carillon.Event{Kind: carillon.EventCompleted, Job: job, Version: version, Last: time.UnixMilli(last)}}
+	}
+	rejected := func(job, verb string, code carillon.Code, count uint64) output {
+		return output{event: &carillon.Event{Kind: carillon.EventRejected, Job: job, Verb: verb, Error: &carillon.Error{Code: code}, Count: count}}
+	}
 	of := func(job string, version uint64, misfire carillon.Misfire, g grid) *era {
 		return &era{
 			job: job, version: version, grid: g, misfire: misfire, payload: fmt.Sprint(job, version),
@@ -336,16 +394,24 @@ func TestOracle(t *testing.T) {
 		taken.mustTo, taken.fireTo, taken.skipTo = 0, 0, 0
 		unsure := of("unsure", 1, carillon.FireAll, tenths) // when it began and when it ended
 		unsure.mustFrom, unsure.mustTo, unsure.fireTo, unsure.skipTo = 1200, 1300, forever, forever
+		few := of("few", 1, carillon.FireOnce, tenths)
+		few.limit, few.mustTo, few.fireTo, few.skipTo = 2, forever, forever, forever
 		return &history{
 			eras: []*era{
-				of(once, 1, carillon.FireOnce, tenths), of(skip, 1, carillon.Skip, cron("0-2 * * * * *")), replaced, by, paused, expiring, taken, unsure,
+				of(once, 1, carillon.FireOnce, tenths), of(skip, 1, carillon.Skip, cron("0-2 * * * * *")), replaced, by, paused, expiring, taken, unsure, few,
 			},
 			forced: map[string]bool{once + "!7": true}, maybeFired: map[string]int{once: 1},
+			refused: map[refusal]times{
+				{"none", "pause", carillon.CodeNotFound}: {1, 1}, {"none", "put", carillon.CodeInvalidSchedule}: {2, 3},
+				{"taken", "delete", carillon.CodeNotFound}: {0, anyNumber},
+			},
 		}
 	}
 	outputs := func() []output {
 		missed := trigger(once, 1, 1400)
 		missed.trigger.Missed = 2
+		fewLast := trigger("few", 1, 1200)
+		fewLast.trigger.Missed = 1
 		return []output{
 			trigger(once, 1, 1000), trigger(once, 1, 1100), missed, trigger(once, 1, 1500), forced(once, 7), forced(once, 8),
 			skipped(skip, carillon.ReasonMisfire, 1, 1000, 1000),
@@ -353,12 +419,14 @@ func TestOracle(t *testing.T) {
 			trigger("paused", 1, 1000), trigger("paused", 1, 1100), skipped("paused", carillon.ReasonPaused, 2, 1200, 1300),
 			trigger("paused", 1, 1400), trigger("paused", 1, 1500),
 			skipped("expiring", carillon.ReasonExpired, 1, 1200, 1200), trigger("unsure", 1, 1200), trigger("unsure", 1, 1300),
+			trigger("few", 1, 1000), fewLast, completed("few", 1, 1200),
+			rejected("none", "pause", carillon.CodeNotFound, 1), rejected("none", "put", carillon.CodeInvalidSchedule, 2),
 		}
 	}
 	// index is where the output of that name is.
 	index := func(o []output, id string) int {
 		return slices.IndexFunc(o, func(o output) bool {
-			return o.trigger != nil && o.trigger.ID == id || o.event != nil && o.event.Job+" skipped" == id
+			return o.trigger != nil && o.trigger.ID == id || o.event != nil && strings.TrimLeft(o.event.Verb+" "+o.event.Job+" "+o.event.Kind, " ") == id
 		})
 	}
 	without := func(id string) func([]output) []output {
@@ -477,6 +545,33 @@ func TestOracle(t *testing.T) {
 		"of a version nobody made": {change("once!7", func(o *output) { o.trigger.Version = 2 }), []string{
 			"once!7 is of version 2, which the client never made",
 		}},
+		"a completion is missing":  {without("few completed"), []string{"few version 1 completed 0 times, expected 1"}},
+		"a completion comes twice": {with(completed("few", 1, 1200)), []string{"few version 1 completed 2 times, expected 1"}},
+		"it names another fire":    {change("few completed", func(o *output) { o.event.Last = time.UnixMilli(1100) }), []string{"comes after the fires [1000 1200], of 2"}},
+		"it comes before the last": {func(o []output) []output {
+			last := o[index(o, "few@1200")]
+			return append(without("few@1200")(o), last)
+		}, []string{"comes after the fires [1000], of 2"}},
+		"of another job":             {with(completed(all, 2, 1500)), []string{"all version 2 completed 1 times, expected 0"}},
+		"of what nobody made":        {with(completed("few", 2, 1500)), []string{"few version 2 completed, which the client never made"}},
+		"it fires once more":         {with(trigger("few", 1, 1300)), []string{"few version 1: 4 due times were decided, 3 of them"}},
+		"none, and it fires once":    {func(o []output) []output { return without("few completed")(without("few@1200")(o)) }, []string{"few version 1 completed 0 times, expected 1"}},
+		"once more, as may be":       {with(rejected("none", "put", carillon.CodeInvalidSchedule, 1)), nil},
+		"a refusal is missing":       {without("pause none rejected"), []string{"pause of none was rejected as not_found 0 times, expected 1 to 1"}},
+		"a refusal comes twice":      {with(rejected("none", "pause", carillon.CodeNotFound, 1)), []string{"pause of none was rejected as not_found 2 times, expected 1 to 1"}},
+		"it counts too few":          {change("put none rejected", func(o *output) { o.event.Count = 1 }), []string{"put of none was rejected as invalid_schedule 1 times, expected 2 to 3"}},
+		"it counts too many":         {change("put none rejected", func(o *output) { o.event.Count = 4 }), []string{"put of none was rejected as invalid_schedule 4 times, expected 2 to 3"}},
+		"refusals that may be there": {with(rejected("taken", "delete", carillon.CodeNotFound, 9)), nil},
+		"a refusal nobody knows of":  {with(rejected("taken", "put", carillon.CodeNotFound, 1)), []string{"put of taken was rejected as not_found 1 times, which"}},
+		"refusals that name nobody":  {with(rejected("", "", carillon.CodeNotFound, 1)), []string{" was rejected as not_found 1 times, which"}},
+		"a refusal for another cause": {change("pause none rejected", func(o *output) { o.event.Error.Code = carillon.CodeInternal }), []string{
+			"pause of none was rejected as not_found 0 times", "pause of none was rejected as internal 1 times, which",
+		}},
+		"a refusal without a cause": {change("pause none rejected", func(o *output) { o.event.Error = nil }), []string{
+			"no event of the protocol", "pause of none was rejected as not_found 0 times",
+		}},
+		"an event of no kind": {with(output{event: &carillon.Event{Kind: "rung", Job: all}}), []string{"no event of the protocol"}},
+
 		"with another payload": {change("once!7", func(o *output) { o.trigger.Payload = nil }), []string{
 			`once!7 of version 1 carries "", expected "once1"`,
 		}},
@@ -493,6 +588,10 @@ func TestOracle(t *testing.T) {
 	h.forced, h.maybeFired = nil, map[string]int{once: 2}
 	h.verify(unforced, outputs(), 1500)
 	unforced.expect(t, "no fire by command", "nothing to check")
+	h, unrefused := known(), &complaints{TB: t}
+	h.refused = map[refusal]times{{"none", "pause", carillon.CodeNotFound}: {0, 1}, {"none", "put", carillon.CodeInvalidSchedule}: {0, 3}}
+	h.verify(unrefused, outputs(), 1500)
+	unrefused.expect(t, "no refusal that must be there", "nothing to check")
 
 	for name, c := range map[string]struct {
 		numbers []uint64
