@@ -12,7 +12,7 @@ import (
 
 // takeName writes the first beat. A key of another session is taken over when it has not changed for the bound.
 func (m *Member) takeName(ctx context.Context) error {
-	other := holder{bound: m.o.Bound + m.o.Interval}
+	other := m.holder()
 	for {
 		e, err := m.kv.Get(ctx, m.key)
 		switch {
@@ -67,6 +67,8 @@ func (h *holder) read(now time.Duration, revision uint64) {
 	h.newest, h.since = revision, now
 }
 
+func (m *Member) holder() holder { return holder{bound: m.o.Bound + m.o.Interval} }
+
 func (h *holder) lives() bool { return h.changes >= changesOfLife }
 
 // silent tells whether it has been for the bound.
@@ -112,7 +114,7 @@ func (m *Member) beat() []byte {
 func (m *Member) beatOn(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
-	var lostSince time.Duration
+	other := m.holder()
 	for {
 		select {
 		case <-ctx.Done():
@@ -126,13 +128,32 @@ func (m *Member) beatOn(ctx context.Context) {
 			m.o.OnTrouble(err)
 		case entry == nil:
 			m.failed.Store(nil)
-			lostSince = 0
-		case lostSince == 0:
-			lostSince = m.now()
-		case m.now()-lostSince > m.o.Bound: // no read of a replica that is behind
-			m.end(m.taken(entry))
-			return
+			other = m.holder()
+		default:
+			other.read(m.now(), entry.Revision())
+			if other.lives() {
+				m.end(m.taken(entry))
+				return
+			}
+			if other.silent(m.now()) {
+				m.takeBack(ctx, entry)
+			}
 		}
+	}
+}
+
+// takeBack writes a beat behind another session's last, which was silent for the bound: it died, or was no member at all. Where
+// it beats after all, the next look tells.
+func (m *Member) takeBack(ctx context.Context, e jetstream.KeyValueEntry) {
+	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	defer cancel()
+	revision, err := m.kv.Update(brief, m.key, m.beat(), e.Revision())
+	if err == nil {
+		m.stored(revision)
+		err = fmt.Errorf("cluster: another session had written key %s, and was silent since", m.key)
+	}
+	if !conflict(err) && ctx.Err() == nil {
+		m.o.OnTrouble(err)
 	}
 }
 

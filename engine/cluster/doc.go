@@ -19,11 +19,12 @@
 // # Who is live
 //
 // Each member writes its own key every interval, behind the revision it wrote before: so it finds out when another
-// process has its name. All members watch the bucket. A key whose revision changes is that of a live member; one
-// that stays for the bound, by the watcher's own monotonic clock, is that of a dead one. The simple way, a timer a
-// member, finds everybody dead when the watcher itself was stopped, or its server was away. So the clock of the
-// roster runs only while the watcher's own beats come back through the bucket: what it did not hear of itself it did
-// not hear of others either (roster.go). That also tells a watch that works from one that died without a word.
+// process has its name, and ends if that one goes on writing; what is written once it outlives. All members watch the
+// bucket. A key whose revision changes is that of a live member; one that stays for the bound, by the watcher's own
+// monotonic clock, is that of a dead one. The simple way, a timer a member, finds everybody dead when the watcher
+// itself was stopped, or its server was away. So the clock of the roster runs only while the watcher's own beats come
+// back through the bucket: what it did not hear of itself it did not hear of others either (roster.go). That also
+// tells a watch that works from one that died without a word.
 //
 // A death is known within the bound and an interval, 1 s by default; a departure (Leave) at once.
 //

@@ -345,18 +345,34 @@ func TestGarbage(t *testing.T) {
 			t.Fatal(err)
 		}
 		j.until("it tells what others write", func(View) bool { return j.troubles.Load() > told })
-		for own := false; !own; {
-			e, err := a.kv.Get(t.Context(), j.key)
-			if err != nil || j.Err() != nil {
-				t.Fatal(err, j.Err())
-			}
-			beat, err := parseBeat(j.key, e.Value())
-			own = err == nil && beat.Session == j.session
-		}
+		j.hasItsKey()
 	}
 	c := h.join("c")
 	c.placedFor("a", "b", "c")
 	b.placedFor("a", "b", "c")
+	// Nor does a beat under a member's name that is well formed, and comes once.
+	for _, j := range []*joined{a, b} {
+		if _, err := a.kv.PutString(t.Context(), j.key, fmt.Sprintf(`{"name":%q,"weight":1,"session":"foreign"}`, j.o.Name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, j := range []*joined{a, b} {
+		j.hasItsKey()
+	}
+	c.placedFor("a", "b", "c")
+}
+
+// hasItsKey waits until a member's key holds a beat of its own.
+func (j *joined) hasItsKey() {
+	j.t.Helper()
+	natstest.Eventually(j.t, j.o.Name+" has its key", func() bool {
+		e, err := j.kv.Get(j.t.Context(), j.key)
+		if err != nil || j.Err() != nil {
+			j.t.Fatal(err, j.Err())
+		}
+		beat, err := parseBeat(j.key, e.Value())
+		return err == nil && beat.Session == j.session
+	})
 }
 
 // A weight that no node can have would outweigh all others, or overflow where weights are multiplied.

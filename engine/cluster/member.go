@@ -14,7 +14,7 @@ import (
 
 var (
 	// ErrNameTaken: another live member has the name. From Join: it was there before. From Err: it took the name
-	// over after this one had been silent for the bound.
+	// over after this one had been silent for the bound, and goes on beating.
 	ErrNameTaken = errors.New("cluster: the name is taken")
 	// ErrBucket: the existing bucket cannot be used; the text says why, and what to do.
 	ErrBucket = errors.New("cluster: bucket")
