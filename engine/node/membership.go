@@ -125,9 +125,11 @@ func (n *Node) takePart(ctx context.Context) error {
 	return nil
 }
 
-// report is what goes into each beat. A node that can neither fire nor read tells of no partition, so that others take them.
+// report is what goes into each beat. A node that can neither fire nor read tells of no partition, so that others take them. One
+// whose outputs nats-server refuses drains: it goes on where nobody else can, and still answers.
 func (n *Node) report() cluster.Report {
-	r := cluster.Report{Draining: n.joined.draining.Load(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
+	draining := n.joined.draining.Load() || n.regain.silenced()
+	r := cluster.Report{Draining: draining, ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
 	if !n.joined.follows.Load() {
 		return r
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,76 @@ func TestRightsTakenForAWhile(t *testing.T) {
 			r.stop(t)
 		})
 	}
+}
+
+// An engine that may put out nothing any more, and else all, leaves what it serves to one that may, and has its share again once it may.
+func TestOutputsRefused(t *testing.T) {
+	t.Parallel()
+	const refused = `, permissions: { publish: { deny: ["carillon.trigger.>", "carillon.event.>"] } }`
+	options := func(a, b string) *server.Options {
+		so := &server.Options{}
+		if err := so.ProcessConfigString(fmt.Sprintf(
+			"accounts { A { jetstream: enabled, users: [{user: a, password: a %s}, {user: b, password: b %s}, {user: c, password: c}] } }", a, b)); err != nil {
+			t.Fatal(err)
+		}
+		so.JetStream = true
+		return so
+	}
+	first := options("", "")
+	ns := natstest.Start(t, first)
+	start := func(name string) *running {
+		o := base(t)
+		o.Name, o.NATS = name, strings.Replace(ns.ClientURL(), "nats://", "nats://"+name+":"+name+"@", 1)
+		return run(t, o)
+	}
+	a, b := start("a"), start("b")
+	nc := dial(t, ns.ClientURL(), nats.UserInfo("c", "c"))
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	for p := range partitions {
+		put(t, c, carillon.Job{ID: in(p, "beat"), Schedule: "@every 50ms", Misfire: carillon.FireAll})
+	}
+	serves := func(name string) bool { return slices.Contains(owners(status(t, c)), name) }
+	fire := func() {
+		t.Helper()
+		before := status(t, c).Partitions
+		eventually(t, "all fire", func() bool {
+			for p, now := range status(t, c).Partitions {
+				if now.Published < before[p].Published+20 {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	reload := func(a, b string) {
+		so, with := first.Clone(), options(a, b)
+		so.Accounts, so.Users = with.Accounts, with.Users
+		if err := ns.ReloadOptions(so); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "both serve", func() bool { return serves("a") && serves("b") })
+	reload(refused, "")
+	eventually(t, "b serves alone", func() bool { return !serves("a") })
+	notReady(t, a.HTTP, `the user "a" of account "A" may not publish on carillon.trigger.>, may not publish on carillon.event.>`)
+	fire()
+	reload(refused, refused) // nobody may: what is served stays, and is answered for
+	notReady(t, b.HTTP, `the user "b" of account "A" may not publish on carillon.trigger.>`)
+	eventually(t, "both say so", func() bool {
+		return !slices.ContainsFunc(status(t, c).Nodes, func(s carillon.NodeStatus) bool { return s.State != carillon.NodeDraining })
+	})
+	put(t, c, carillon.Job{ID: "meanwhile", Schedule: "@in 1ms"})
+	if by := owners(status(t, c)); slices.Contains(by, "a") {
+		t.Errorf("where neither may publish, b leaves what it serves: %v", by)
+	}
+	reload("", "")
+	eventually(t, "both serve again", func() bool { return serves("a") && serves("b") })
+	ready(t, a)
+	ready(t, b)
+	fire()
+	allOutputs(t, nc, partitions)
+	a.stop(t)
+	b.stop(t)
 }
 
 // A server says nothing any more, and no connection breaks: the engine goes to another one.

@@ -20,6 +20,7 @@ const rightsWithin = 2 * time.Second
 // stay away for good.
 type regain struct {
 	refused atomic.Bool // a subscription was
+	outputs atomic.Bool // an output was; nothing is lost for good by that, but others may be allowed to
 
 	mu      sync.Mutex
 	missing error     // what the user may not do by now
@@ -27,10 +28,14 @@ type regain struct {
 }
 
 // note takes an error of the connection.
-func (r *regain) note(err error) {
-	if errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), "Violation for Subscription") ||
-		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
+func (r *regain) note(err error, prefix string) {
+	word, outputs := err.Error(), `Violation for Publish to "`+prefix
+	switch {
+	case errors.Is(err, nats.ErrMaxSubscriptionsExceeded),
+		errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(word, "Violation for Subscription"):
 		r.refused.Store(true)
+	case errors.Is(err, nats.ErrPermissionViolation) && (strings.Contains(word, outputs+".trigger.") || strings.Contains(word, outputs+".event.")):
+		r.outputs.Store(true)
 	}
 }
 
@@ -39,6 +44,9 @@ func (r *regain) lacks(missing error) {
 	defer r.mu.Unlock()
 	r.missing = missing
 }
+
+// silenced tells whether outputs were refused, and nats-server says that the user may not do all.
+func (r *regain) silenced() bool { return r.outputs.Load() && r.problem() != nil }
 
 // problem is what the user may not do; nil where nothing is known to be missing.
 func (r *regain) problem() error {
@@ -58,14 +66,18 @@ func (r *regain) may(now time.Time) bool {
 	return true
 }
 
-// regainRights looks whether the user may do all again, once a subscription was refused.
+// regainRights looks whether the user may do all again, once a subscription or an output was refused.
 func (n *Node) regainRights(ctx context.Context) error {
-	if !n.regain.refused.Load() || !n.nc.IsConnected() {
+	if !n.regain.refused.Load() && !n.regain.outputs.Load() || !n.nc.IsConnected() {
 		return nil
 	}
 	missing := n.askRights(ctx)
 	n.regain.lacks(missing)
-	if missing != nil || !n.regain.may(time.Now()) {
+	if missing != nil {
+		return nil
+	}
+	n.regain.outputs.Store(false)
+	if !n.regain.refused.Load() || !n.regain.may(time.Now()) {
 		return nil
 	}
 	n.regain.refused.Store(false)

@@ -31,7 +31,7 @@ type troubles struct {
 
 // protest logs an error of the connection. Each may say something else, but that of credentials which are refused.
 func (n *Node) protest(err error) {
-	n.regain.note(err)
+	n.regain.note(err, n.o.Prefix)
 	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
 		if errors.Is(err, refused) {
 			n.troubles.refusals.tell(n.log, time.Now(), "error of the NATS connection", "error", err)
