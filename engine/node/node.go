@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,8 @@ import (
 // Node is one run of the engine.
 type Node struct {
 	o       Options
-	session string // of this run, in the ids of its messages
+	place   *os.File // the data directory
+	session string   // of this run, in the ids of its messages
 	log     *slog.Logger
 	web     *web
 	meters  *meters

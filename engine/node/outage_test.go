@@ -444,6 +444,29 @@ func waitsFor(r *running, what string) <-chan struct{} {
 	return said
 }
 
+// A data directory that is renamed, or another that is put in its place, ends the process: a restart in place would go on with no jobs.
+func TestDataMoved(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.Data = filepath.Join(t.TempDir(), "data")
+	r := run(t, o)
+	put(t, client(t, r.NATS), carillon.Job{ID: "kept", Schedule: "@yearly"})
+	elsewhere := o.Data + "-elsewhere"
+	if err := errors.Join(os.Rename(o.Data, elsewhere), os.Mkdir(o.Data, 0o750)); err != nil {
+		t.Fatal(err)
+	}
+	<-r.done
+	if !errors.Is(r.err, node.ErrDataMoved) || !strings.Contains(r.err.Error(), o.Data) {
+		t.Errorf("the node ended with %v", r.err)
+	}
+	o.Data = elsewhere
+	r = run(t, o)
+	if _, err := client(t, r.NATS).Get(t.Context(), "kept"); err != nil {
+		t.Error(err)
+	}
+	r.stop(t)
+}
+
 // A second node on the same data directory is told so, whatever else they would fight about.
 func TestDataInUse(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -24,7 +25,7 @@ type Ready struct {
 //
 // Run starts the node again in place, once that makes sense, after a full disk or a store that failed, when it could open no more files,
 // and when an external NATS cannot be reached, or takes smaller messages than it did; and with nothing, when the log has left it behind.
-// Any other error ends Run. Errors: those of Options.Validate, ErrDataInUse, and the loud stops of docs/operations.md.
+// Any other error ends Run. Errors: those of Options.Validate, ErrDataInUse, ErrDataMoved, and the loud stops of docs/operations.md.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -38,6 +39,11 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	defer lock.Close()
+	place, err := os.Open(o.Data) // open, so that no other directory gets its inode
+	if err != nil {
+		return fmt.Errorf("node: data directory: %w", err)
+	}
+	defer place.Close()
 	// What was left when giving up a state was interrupted.
 	if err := os.RemoveAll(filepath.Join(o.Data, setAside)); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
@@ -53,7 +59,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	running := func(r Ready) { ran = true; ready(r) }
 	for anew := false; ; {
 		n := &Node{
-			o: o, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew,
+			o: o, place: place, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew,
 			delivered: make(chan struct{}, 1), requests: requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
 		}
 		err := n.run(ctx, httpURL, running)
@@ -89,6 +95,9 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		if waitForRoom(ctx, o) != nil {
 			return nil
 		}
+		if err := inPlace(place); err != nil {
+			return err
+		}
 		// A restart uses the same address: if the port was 0, the system has chosen one.
 		if o.NATS == "" && n.server != nil && o.NATSConfig == "" {
 			o.Listen = hostOf(n.url, o.Listen)
@@ -98,6 +107,26 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 
 // ErrDataInUse is returned by Run when another process runs on the same data directory.
 var ErrDataInUse = errors.New("node: the data directory is in use by another process")
+
+// ErrDataMoved is returned by Run when the data directory's path no longer leads to it, as after it was renamed or unmounted: what
+// the engine has open is in the one directory, and what it opens next would be in another.
+var ErrDataMoved = errors.New("node: the data directory is no longer where it was at the start")
+
+// inPlace tells whether an open directory is where it was.
+func inPlace(dir *os.File) error {
+	opened, err := dir.Stat()
+	if err != nil {
+		return fmt.Errorf("node: data directory: %w", err)
+	}
+	there, err := os.Stat(dir.Name())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(opened, there) {
+		return fmt.Errorf("%w: %s", ErrDataMoved, dir.Name())
+	}
+	if err != nil {
+		return fmt.Errorf("node: data directory: %w", err)
+	}
+	return nil
+}
 
 // lockData takes the data directory for this process, restarts within it included, until the file is
 // closed or the process ends.

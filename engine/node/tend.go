@@ -136,6 +136,9 @@ var freeBytes = streams.FreeBytes
 // watchDisk keeps an eye on the room that is left, and on whether the log could be written: with no tick due for long, nobody else
 // finds out. Nothing waits for it: a disk that stands still may not answer, and others are to hear of that (stuck).
 func (n *Node) watchDisk(context.Context) error {
+	if err := inPlace(n.place); err != nil {
+		return err
+	}
 	free, err := freeBytes(n.o.Data)
 	if err != nil {
 		return err
