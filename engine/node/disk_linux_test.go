@@ -16,6 +16,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -349,6 +350,32 @@ func TestTooManyOpenFiles(t *testing.T) {
 		return fired == 1
 	})
 	r.stop(t)
+}
+
+// A process that may open fewer files than a start needs waits until it may open more.
+func TestFewOpenFiles(t *testing.T) {
+	t.Parallel()
+	p := mustSpawn(t, settings{Data: t.TempDir(), Partitions: partitions})
+	nc := dial(t, p.NATS)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	put(t, c, beat)
+	beats(t, c, 3)
+	var usual unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &usual); err != nil {
+		t.Fatal(err)
+	}
+	// The stores alone could be opened with so many.
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 32, Max: usual.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	notReady(t, p.HTTP, "too many files and connections are open: node: a start opens up to")
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &usual, nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node is ready", func() bool { ok, _ := readyz(t, p.HTTP); return ok })
+	beats(t, c, 10)
+	unbroken(t, nc, c)
+	p.terminate(t)
 }
 
 // A disk that fills up while jobs on disk come due, and checkpoints fail that would let others leave: each fires once.

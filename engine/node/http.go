@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -27,6 +28,10 @@ func newWeb() *web {
 	return w
 }
 
+// mostWatchers is how many connections are open at a time: each takes one of the files that the engine needs, too. Further ones are
+// closed.
+const mostWatchers = 128
+
 // listen serves HTTP on the options' address until closed is called; url is "" when that is off.
 func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 	if o.HTTP == "off" {
@@ -36,7 +41,21 @@ func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 	if err != nil {
 		return "", nil, fmt.Errorf("node: cannot serve health and metrics on %s (is another engine running there?): %w", o.HTTP, err)
 	}
-	server := &http.Server{Handler: w.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second}
+	var open atomic.Int64
+	server := &http.Server{
+		Handler: w.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		ErrorLog: slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn),
+		ConnState: func(c net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				if open.Add(1) > mostWatchers {
+					c.Close()
+				}
+			case http.StateClosed:
+				open.Add(-1)
+			}
+		},
+	}
 	go server.Serve(listener)
 	return "http://" + listener.Addr().String(), server.Close, nil
 }

@@ -113,9 +113,12 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 
 	n.clock.begin(n.o.NATS != "")
 	n.replies.init()
+	if err := wantFiles(n.o.Data); err != nil {
+		return passing(err)
+	}
 	n.bell, err = newAlarm()
 	if err != nil {
-		return err
+		return passing(err)
 	}
 	defer n.bell.close()
 	if err := n.open(ctx); err != nil {

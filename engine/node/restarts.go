@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"syscall"
 
 	"github.com/nats-io/nats.go"
@@ -54,6 +55,28 @@ func unreachable(err error) error {
 		return fmt.Errorf("%w: %w", errUnreachable, err)
 	}
 	return err
+}
+
+// startFiles is how many more files a start is to be able to open: with eight partitions it takes some thirty.
+const startFiles = 48
+
+// wantFiles looks whether so many can be opened, dir over and over: of those that open them later nats-server does not say that it was
+// this which failed, and Pebble (2.1.7) can panic.
+func wantFiles(dir string) error {
+	opened := make([]*os.File, 0, startFiles)
+	defer func() {
+		for _, f := range opened {
+			f.Close()
+		}
+	}()
+	for range startFiles {
+		f, err := os.Open(dir)
+		if err != nil {
+			return fmt.Errorf("node: a start opens up to %d files: %w", startFiles, err)
+		}
+		opened = append(opened, f)
+	}
+	return nil
 }
 
 // passing marks err if it says of this machine what passes.
