@@ -164,8 +164,9 @@ func (f *fence) Rename(oldname, newname string) error {
 	return nil
 }
 
+// MkdirAll lets others than the user and its group into no directory, whatever Pebble asks for: its files can be read by all.
 func (f *fence) MkdirAll(dir string, perm fs.FileMode) error {
-	f.do("mkdir", dir, func() error { return f.FS.MkdirAll(dir, perm) })
+	f.do("mkdir", dir, func() error { return f.FS.MkdirAll(dir, perm&^0o027) })
 	return nil
 }
 

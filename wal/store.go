@@ -105,7 +105,7 @@ func OpenStore(opts Options) (_ *Store, err error) {
 		return nil, openError(opts.Dir, err)
 	}
 	tables := f.PathJoin(opts.Dir, tableDir)
-	if err := errors.Join(f.RemoveAll(tables), f.MkdirAll(tables, 0o755)); err != nil {
+	if err := errors.Join(f.RemoveAll(tables), f.MkdirAll(tables, 0o750)); err != nil {
 		return nil, err
 	}
 	if err := s.checkFormat(); err != nil {

@@ -106,6 +106,19 @@ func TestCloseEndsRead(t *testing.T) {
 	must(t, <-closed)
 }
 
+// Directories of a store on disk are closed to others than its user and group.
+func TestOthersCannotEnter(t *testing.T) {
+	dir := t.TempDir() + "/made/store"
+	open(t, Options{Dir: dir})
+	for _, d := range []string{dir, path.Dir(dir), path.Join(dir, tableDir)} {
+		info, err := os.Stat(d)
+		must(t, err)
+		if info.Mode()&0o027 != 0 {
+			t.Errorf("%s has mode %s", d, info.Mode())
+		}
+	}
+}
+
 func TestLockedInProcess(t *testing.T) {
 	dir := t.TempDir()
 	open(t, Options{Dir: dir})

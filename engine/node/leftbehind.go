@@ -128,7 +128,7 @@ func (e *leftBehindError) lacks(v cluster.View) string {
 // next start is left behind again.
 func empty(o Options) error {
 	dir := filepath.Join(o.Data, setAside)
-	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o750)); err != nil {
 		return err
 	}
 	// A store goes aside in one step, because a store that is removed in part cannot be opened.

@@ -24,7 +24,7 @@ type Dir struct {
 const (
 	lockFile = "LOCK"
 	partsDir = "tmp" // objects being written
-	dirPerm  = 0o755
+	dirPerm  = 0o750 // what is in it are all jobs, as in a data directory
 )
 
 // OpenDir returns a directory as a Target; fsys nil is the disk. Put and Lock make it where it is absent.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +65,23 @@ func TestRoute(t *testing.T) {
 			t.Fatal(d)
 		}
 		must(t, mem.RemoveAll("new"))
+	}
+}
+
+// An archive on disk, and a directory that was restored from it, are closed to others than the user and the group.
+func TestOthersCannotEnter(t *testing.T) {
+	dir := t.TempDir()
+	archive, data := dir+"/made/archive", dir+"/data"
+	target := OpenDir(nil, archive)
+	fixture(t, vfs.NewMem(), target, 60)
+	_, err := Restore(t.Context(), target, "", data, RestoreOptions{})
+	must(t, err)
+	for _, d := range []string{archive, archive + "/blocks", archive + "/snapshots", data, data + "/jobs"} {
+		info, err := os.Stat(d)
+		must(t, err)
+		if info.Mode()&0o027 != 0 {
+			t.Errorf("%s has mode %s", d, info.Mode())
+		}
 	}
 }
 
