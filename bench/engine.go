@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // Service says which engine is measured: one that is started for the run, or one that runs already.
@@ -86,6 +87,9 @@ type engine struct {
 // startTimeout is beyond what ten million jobs take. An engine that ends is not waited for.
 const startTimeout = 15 * time.Minute
 
+// leastFree is node.Options.FreeForJobs; with less room than its FreeForTicks an engine would not even begin, but wait for more.
+const leastFree = 2 << 30
+
 // open starts an engine, or reaches one. close ends it.
 func (s Service) open(ctx context.Context) (*engine, error) {
 	e := &engine{Service: s, url: s.Server}
@@ -108,6 +112,9 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 	own, err := makeScratch(s.Data)
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
+	}
+	if free, err := streams.FreeBytes(own.dir); err == nil && free < leastFree {
+		return nil, errors.Join(fmt.Errorf("bench: %d MiB are free in %s, and an engine takes new jobs where %d are", free>>20, s.Data, leastFree>>20), own.remove())
 	}
 	e.dir, e.own = own.dir, own
 	if s.NATS != "" {

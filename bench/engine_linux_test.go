@@ -8,7 +8,24 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
+
+// A disk without room for an engine is told at once: the engine would wait for room, and the run for the engine.
+func TestTooLittleDisk(t *testing.T) {
+	dir, ok := smalldisk.Mount(t, 64)
+	if !ok {
+		return
+	}
+	c := smallLateness(t)
+	c.Service.Data = dir
+	_, err := RunLateness(t.Context(), c)
+	if err == nil || !strings.Contains(err.Error(), "64 MiB are free in "+dir) {
+		t.Errorf("the error is %v", err)
+	}
+	nothingIn(t, dir)
+}
 
 // An engine ends with the bench that started it, though that is killed with -9.
 func TestEngineEndsWithBench(t *testing.T) {
