@@ -248,6 +248,10 @@ func TestClientVerbs(t *testing.T) {
 			t.Errorf("%s finer than a millisecond: %v, %v", field, got, err)
 		}
 	}
+	negative := PreviewRequest{Schedule: "@hourly", Count: -1}
+	if _, err := ParsePreview(negative.AppendJSON(nil)); err == nil || !strings.Contains(err.Error(), "count: is -1;") {
+		t.Errorf("a preview of -1: %v", err)
+	}
 	status := StatusReply{Type: TypeStatus, Node: "n1", Partitions: []PartitionStatus{{Partition: 0, Jobs: map[Status]uint64{StatusPaused: 4}}}}
 	s.answers("carillon.api.status", answer{body: status.AppendJSON(nil)})
 	if got, err := c.Status(t.Context()); err != nil || !cmp.Equal(got, status) {

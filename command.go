@@ -2,6 +2,7 @@ package carillon
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -325,7 +326,7 @@ func (p *PreviewRequest) AppendJSON(dst []byte) []byte {
 	}
 	if p.Count != 0 {
 		comma()
-		dst = appendUint(append(dst, `"count":`...), uint64(p.Count))
+		dst = strconv.AppendInt(append(dst, `"count":`...), int64(p.Count), 10)
 	}
 	return append(dst, '}')
 }
