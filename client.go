@@ -480,18 +480,23 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 			return nil, false, err
 		}
 		if ctx.Err() != nil && before != nil { // the last try was cut short: the error of the one before says more
-			if !errors.Is(err, ctx.Err()) {
-				err = fmt.Errorf("%w (%w)", err, ctx.Err())
-			}
-			return nil, uncertain, fmt.Errorf("%w; before that: %w", err, before)
+			return nil, uncertain, fmt.Errorf("%w; before that: %w", ended(ctx, err), before)
 		}
 		before = err
 		select {
 		case <-ctx.Done():
-			return nil, uncertain, fmt.Errorf("%w (%w)", err, ctx.Err())
+			return nil, uncertain, ended(ctx, err)
 		case <-time.After(pause):
 		}
 	}
+}
+
+// ended adds to the error of the last try that the context is over, unless it says so itself.
+func ended(ctx context.Context, err error) error {
+	if errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", err, ctx.Err())
 }
 
 // tryTime is for how long one try waits for its answer. After a lost one there is time for two more at least, and with a long timeout

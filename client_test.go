@@ -442,7 +442,8 @@ func TestClientWithoutService(t *testing.T) {
 
 	cancelled, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := c.Get(cancelled, "j"); !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) {
+	_, err = c.Get(cancelled, "j")
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) || strings.Count(err.Error(), "context canceled") != 1 {
 		t.Errorf("%v", err)
 	}
 	nc.Close()
