@@ -59,12 +59,15 @@ type Client struct {
 // ClientOption changes a default of Connect.
 type ClientOption func(*Client)
 
-// WithNames is for a service that runs with --prefix.
+// WithNames is for a service that runs with --prefix: give NamesFor of that prefix.
 func WithNames(n Names) ClientOption { return func(c *Client) { c.names = n } }
 
-// WithTimeout replaces DefaultTimeout. An engine whose log is nearly full waits three seconds for room before it refuses a command.
-// With a timeout below nine seconds the client sends the command again before that, and reports the outcome as unknown.
-func WithTimeout(d time.Duration) ClientOption { return func(c *Client) { c.timeout = d } }
+// WithTimeout replaces DefaultTimeout, unless d is 0. An engine whose log is nearly full waits three seconds for room before it
+// refuses a command. With a timeout below nine seconds the client sends the command again before that, and reports the outcome as
+// unknown.
+func WithTimeout(d time.Duration) ClientOption {
+	return func(c *Client) { c.timeout = cmp.Or(d, c.timeout) }
+}
 
 // Connect makes a client on a connection, which the caller closes. Each client has a random name of its own, by which the service
 // tells a command that was sent again from a new one. So do not go on with one client in two copies of a process, such as two

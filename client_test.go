@@ -159,6 +159,13 @@ func TestCommandsAreNamed(t *testing.T) {
 	}
 }
 
+// A timeout that nobody has set is not one in which nothing can be answered.
+func TestTimeoutOfZero(t *testing.T) {
+	if c := Connect(nil, WithTimeout(0)); c.timeout != DefaultTimeout {
+		t.Errorf("it is %s; want %s", c.timeout, DefaultTimeout)
+	}
+}
+
 func TestClientVerbs(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
