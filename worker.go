@@ -21,7 +21,10 @@ import (
 // the same Trigger.ID. A panic ends the program, as in any goroutine.
 type Handler func(ctx context.Context, t *Trigger) error
 
-// Permanent marks an error that no retry will mend. Of nil it is nil.
+// Permanent marks an error that no retry will mend: the trigger is given up, as after MaxAttempts. Of nil it is nil.
+//
+// A trigger that is given up goes to no worker of the name any more. It stays in its output stream, and JetStream tells of it, with the
+// error, in an advisory that a stream can keep; docs/protocol.md says on which subject.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -40,8 +43,12 @@ type WorkerOptions struct {
 
 	Concurrency int           // handlers at a time, up to 100,000; default 16
 	AckWait     time.Duration // how long a worker may be silent before others get its triggers; default 30 s; the longest of a name counts
-	MaxAttempts int           // deliveries before a failing trigger is given up, including those that no handler began; default no bound
 	Grace       time.Duration // the time that handlers have to end in when the worker is stopped; default 30 s
+
+	// MaxAttempts is after how many deliveries a failing trigger is given up, including those that no handler began; default no bound.
+	// Only a handler's error is a failure: a trigger whose handler ends the process comes again whatever this says, with a greater
+	// Attempt each time.
+	MaxAttempts int
 
 	// RetryDelay is how long a trigger waits after its attempt-th delivery failed with err; default a
 	// second, doubling up to a minute.

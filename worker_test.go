@@ -2,6 +2,7 @@ package carillon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -164,6 +165,12 @@ func TestWorkRetriesAndGivesUp(t *testing.T) {
 	for _, job := range []string{"fine", "flaky", "broken", "hopeless"} {
 		out.trigger(0, "t", job, 1, "")
 	}
+	givenUp, err := js.CreateStream(t.Context(), jetstream.StreamConfig{ // as docs/protocol.md says
+		Name: "GIVEN_UP", Subjects: []string{"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.*.g"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	attempts := make(map[string][]int)
 	var asked []int
@@ -209,6 +216,38 @@ func TestWorkRetriesAndGivesUp(t *testing.T) {
 	}
 	if slices.Sort(told); strings.Join(told, " ") != "broken flaky flaky hopeless hopeless hopeless hopeless" {
 		t.Errorf("OnError was told of %v", told)
+	}
+	eventually(t, "two given up", func() bool {
+		info, err := givenUp.Info(t.Context())
+		return err == nil && info.State.Msgs == 2
+	})
+	var list []string
+	for seq := range uint64(2) {
+		m, err := givenUp.GetMsg(t.Context(), seq+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a struct {
+			Stream     string
+			Seq        uint64 `json:"stream_seq"`
+			Deliveries int
+			Reason     string
+		}
+		if err := json.Unmarshal(m.Data, &a); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := js.Stream(t.Context(), a.Stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		trigger, err := stream.GetMsg(t.Context(), a.Seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, fmt.Sprintf("%s %d %s", trigger.Header.Get(HeaderJob), a.Deliveries, a.Reason))
+	}
+	if slices.Sort(list); strings.Join(list, ", ") != "broken 1 wrapped: no such customer, hopeless 4 not yet" {
+		t.Errorf("given up are %v", list)
 	}
 }
 
