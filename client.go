@@ -134,6 +134,9 @@ func (c *Client) optionsOf(options []CommandOption) commandOptions {
 // Put creates or replaces a job, and returns it as it then stands, once that is durable. The command is sent again while its outcome
 // is unknown, unless NoRetry is given.
 //
+// A job that is there is replaced as a whole. If it equals the new one and is not completed, nothing changes, its version included; else
+// its schedule begins anew, so that an @in, or an @every without a Start, counts from now on.
+//
 // Errors: those of Job.Validate, before anything is sent; CodeInvalidSchedule, CodeInvalidZone and CodeInvalidField, for what only
 // the service can check; CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
 func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
@@ -284,7 +287,7 @@ func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r Selection
 	return r, readReply(reply, &r)
 }
 
-// Preview returns the next fire times of a schedule, without a job.
+// Preview returns the next fire times of a schedule, in UTC, without a job. There are none where the schedule has ended.
 //
 // Errors: CodeInvalidSchedule, CodeInvalidZone, CodeInvalidField.
 func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, error) {

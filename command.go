@@ -273,7 +273,7 @@ type PreviewRequest struct {
 	Fold     Fold
 	Start    time.Time
 	End      time.Time
-	After    time.Time // zero: now
+	After    time.Time // fires later than this; zero: now
 	Count    int       // fire times, 1 to MaxPreviewCount; 0 is DefaultPreview
 }
 

@@ -111,8 +111,11 @@ const (
 type Job struct {
 	ID string // see CheckJobID. Not in the JSON of a put, whose subject has it
 
-	Schedule string            // @at, @in, @every, @daily and the like, or cron, see docs/protocol.md; empty: the job fires only by Fire
-	Zone     string            // IANA name, for cron only; empty is UTC
+	// Schedule is "@every 15m", "@in 90s", "@at 2026-12-01T09:00:00Z", "@daily" and the like, or cron, such as "30 9 * * MON-FRI"; see
+	// docs/protocol.md. Empty: the job fires only by Fire.
+	Schedule string
+
+	Zone     string            // IANA name, such as Europe/Paris, for cron, @daily and the like; empty is UTC
 	Gap      Gap               // "dst_gap" in JSON
 	Fold     Fold              // "dst_fold" in JSON
 	Start    time.Time         // no fire before; whole milliseconds; zero: no bound

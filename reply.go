@@ -44,10 +44,10 @@ type JobReply struct {
 	ID            string
 	Version       uint64
 	Status        Status
-	Next          time.Time // the next fire; zero: none
-	LastScheduled time.Time // scheduled time of the latest fire that became a trigger; zero: none
+	Next          time.Time // the next fire, UTC; zero: none, or the job is paused
+	LastScheduled time.Time // scheduled time of the latest fire that became a trigger, UTC; zero: none
 	Fires         uint64    // scheduled fires of this version, without skips and forced ones
-	Skipped       uint64
+	Skipped       uint64    // fires of this version that were skipped, for whatever reason
 	Partition     int
 	Trigger       string // the trigger's id, in the answer to a fire, but for one that repeats another
 	Spec          Job    // its ID is the reply's
