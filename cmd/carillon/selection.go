@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -162,6 +163,19 @@ func (a *app) showChanges(ctx context.Context, client *carillon.Client, ch chang
 		<-ended
 		bar.end()
 	}
+}
+
+// checkSelection is what the service does with a selection that it is sent, for one that it is not; an empty one takes all jobs.
+func checkSelection(s carillon.Selection) error {
+	if s == (carillon.Selection{}) {
+		return nil
+	}
+	body, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	_, err = carillon.ParseSelection(body)
+	return err
 }
 
 func describeSelection(s carillon.Selection) string {

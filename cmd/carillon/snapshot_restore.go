@@ -106,7 +106,7 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 		}
 		r.options.Missed = &policy
 	}
-	return nil
+	return checkSelection(r.options.Only)
 }
 
 // timeFlag reads --to-time; the zero time where it is not given.
