@@ -92,6 +92,9 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	if len(w.command) > 0 {
+		if _, err := exec.LookPath(w.command[0]); err != nil {
+			return err // each trigger would fail, and maybe be given up
+		}
 		outlivePipes() // commands would be left behind, and what they have done would be done again
 	}
 	nc, client, err := w.app.connect(ctx, throughout...)
