@@ -31,7 +31,7 @@ var connectionFlags = []string{
 }
 
 func (c *connection) flags(f *pflag.FlagSet) {
-	f.StringVarP(&c.server, "server", "s", "", "NATS `URL`s, separated by commas ($NATS_URL; default "+nats.DefaultURL+")")
+	f.VarP((*filled)(&c.server), "server", "s", "NATS `URL`s, separated by commas ($NATS_URL; default "+nats.DefaultURL+")")
 	f.StringVar(&c.user, "user", "", "user `name`, or a token when there is no password ($NATS_USER)")
 	f.StringVar(&c.password, "password", "", "`password` ($NATS_PASSWORD)")
 	f.StringVar(&c.creds, "creds", "", "user credentials `file` ($NATS_CREDS)")
@@ -41,7 +41,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.ca, "tlsca", "", "TLS certificate authority `file` ($NATS_CA)")
 	f.BoolVar(&c.tlsFirst, "tlsfirst", false, "begin with TLS, where the server is configured with handshake_first")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 10s)")
-	f.StringVar(&c.prefix, "prefix", "", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
+	f.Var((*filled)(&c.prefix), "prefix", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
 
 // variable of the environment is what a flag is by default.

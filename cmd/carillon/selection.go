@@ -15,7 +15,7 @@ import (
 )
 
 // filled is the value of a flag that may not be empty. A shell makes that of a variable that is not set, and without it a
-// selection is of more jobs, a job has nothing in it, or an engine has a NATS of its own.
+// selection is of more jobs, a job has nothing in it, an engine has a NATS of its own, or a command goes to another service.
 type filled string
 
 func (v *filled) String() string { return string(*v) }
