@@ -127,7 +127,7 @@ type Job struct {
 	Topic    string            // workers take triggers by it: 1 to 8 tokens; empty is DefaultTopic
 	Priority Priority          // among jobs that are due
 	Payload  []byte            // the bytes delivered, up to MaxPayload
-	Form     PayloadForm       // how JSON has the payload
+	Form     PayloadForm       // how JSON has the payload; to give a job that was read a payload of another kind, set PayloadNone
 	Headers  map[string]string // delivered with every trigger
 	Owner    string            // to select jobs by, as are the labels; not delivered
 	Labels   map[string]string

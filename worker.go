@@ -17,7 +17,8 @@ import (
 
 // Handler does the work of one trigger. A nil error acknowledges the trigger, an error made by Permanent gives it up, and with any
 // other error it is delivered again after the worker's RetryDelay. The context ends only when the worker was
-// stopped and its Grace is over. The same trigger may come more than once, for example after a worker crashed; it then has
+// stopped and its Grace is over: however long a handler takes, its trigger goes to nobody else while the worker lives, so bound by
+// a context of its own what may hang. The same trigger may come more than once, for example after a worker crashed; it then has
 // the same Trigger.ID. A panic ends the program, as in any goroutine.
 type Handler func(ctx context.Context, t *Trigger) error
 
