@@ -72,7 +72,7 @@ func (n *Node) apiList(c *call) error {
 		return err
 	}
 	after, err := base64.RawURLEncoding.DecodeString(list.Cursor)
-	if err != nil || len(after) > carillon.MaxJobIDLength {
+	if err != nil || len(after) > 0 && carillon.CheckJobID(string(after)) != nil {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "cursor", Message: "is not one that this service gave"}
 	}
 	here, there, err := n.whoFollows()

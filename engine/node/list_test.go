@@ -60,6 +60,13 @@ func TestListPages(t *testing.T) {
 			}
 		}
 	}
+	// One that was damaged on the way is not the end of the list.
+	for _, cursor := range []string{"!!", "xyz", "MTk5AA"} {
+		page, err := c.ListPage(t.Context(), carillon.ListRequest{Cursor: cursor})
+		if !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidField}) {
+			t.Errorf("cursor %s: %d jobs, %v", cursor, len(page.Jobs), err)
+		}
+	}
 }
 
 // A filter that hardly any job matches is answered in pages that may be empty, and has every job that it matches once.
