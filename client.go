@@ -287,7 +287,8 @@ func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r Selection
 	return r, readReply(reply, &r)
 }
 
-// Preview returns the next fire times of a schedule, in UTC, without a job. There are none where the schedule has ended.
+// Preview returns the next fire times of a schedule, in UTC, without a job. There are none where the schedule has ended;
+// an @at that has passed, which a Put would fire at once, has none either.
 //
 // Errors: CodeInvalidSchedule, CodeInvalidZone, CodeInvalidField.
 func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, error) {

@@ -7,7 +7,8 @@ import (
 )
 
 // JobState is the life that a job had, in this service or another: with it an import puts the job back as it was, so
-// that its later fires are those it would have had, at the same times and with the same trigger ids.
+// that its later fires are those it would have had, at the same times and with the same trigger ids. Accepted and From are needed,
+// except by a job without a schedule; Version, Fires and Skipped are at most 1<<52.
 type JobState struct {
 	Version  uint64    // at least; a job that is there does not go back
 	Accepted time.Time // what its schedule counts from
