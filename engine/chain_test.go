@@ -70,14 +70,26 @@ func TestChainLetsGo(t *testing.T) {
 			t.Fatalf("of what is stored %+v is told", o)
 		}
 	}
-	held := 0
-	for _, o := range c.room {
-		if o.Job+o.Event+o.Body+string(o.spec) != "" {
-			held++
+	holds := func(want int) {
+		t.Helper()
+		held := 0
+		for _, o := range c.room {
+			if o.Job+o.Event+o.Body+string(o.spec) != "" {
+				held++
+			}
+		}
+		if held != want || len(c.queue) != want || c.queue[0].Body != "body" {
+			t.Errorf("it holds the texts of %d outputs, want %d, and %d wait", held, want, len(c.queue))
 		}
 	}
-	if held != 40 || len(c.queue) != 40 || c.queue[0].Body != "body" {
-		t.Errorf("it holds the texts of %d outputs, and %d wait", held, len(c.queue))
+	holds(40)
+	for range 10 { // the queue comes to the end of its memory, and moves
+		c.Offer(made[:60])
+		holds(100)
+		for range 60 {
+			c.Next(50)
+		}
+		c.Acked(c.Stored().Seq + 60)
 	}
 }
 
@@ -189,9 +201,14 @@ func TestChainHurries(t *testing.T) {
 		open(window)
 		offer(0)
 		offer(now)
+		offer(now)
 		open(window)
 		offer(now - 500) // it waits, behind one of high priority that is due now
 		open(window * 3 / 4)
+		if c.Share(1000, HurriedMost); !confirms && c.open() != windowMin {
+			t.Errorf("one of 1000 chains may have %d outputs under way", c.open())
+		}
+		c.Share(16, HurriedMost)
 		drain(hurryFor - 10)
 		open(window * 3 / 4)
 		drain(20)
@@ -258,7 +275,7 @@ func TestChainQueue(t *testing.T) {
 	var offered, sent uint64
 	for step := range uint64(10_000) {
 		n := step * 7 % 300
-		c.Offer(numbered(offered+1, offered+n, int64(step)))
+		c.Offer(numbered(offered+1, offered+n, int64(step|1))) // every other time they wait for a step
 		offered += n
 		for {
 			p, ok := c.Next(int64(step))
