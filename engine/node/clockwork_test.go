@@ -175,10 +175,10 @@ func TestWindowIsShared(t *testing.T) {
 	const due = 5_000
 	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
 	n := &Node{}
-	const space = 1 << 30
+	const space, each = 1 << 30, 66_000 * 3600 // outputs of each that are stored: of all three 198,000 for each second of an hour
 	for i := range 3 {
 		p := &partition{number: i, machine: engine.New(layout, i), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
-		p.chain.Resume(0, 0, nil)
+		p.chain.Resume(0, each, nil)
 		n.partitions = append(n.partitions, p)
 	}
 	seq := uint64(0)
@@ -214,13 +214,16 @@ func TestWindowIsShared(t *testing.T) {
 	if got, want := rooms(due-leadMax), alone/2; !slices.Equal(got, []int{want, want}) {
 		t.Errorf("two have room for %v, want %d each", got, want)
 	}
-	n.partitions[0].chain.Offer([]engine.Output{{Number: 1, Due: 2}, {Number: 2, Due: 1}}) // the second overtakes
+	n.partitions[0].chain.Offer([]engine.Output{{Number: each + 1, Due: 2}, {Number: each + 2, Due: 1}}) // the second overtakes
 	hurried := func() int { return rooms(due - leadMax)[0] + 2 }
 	if got := hurried(); got != engine.HurriedMost/2 {
 		t.Errorf("while outputs overtake others there is room for %d", got)
 	}
-	n.clock.began, n.server = time.Now().Add(-time.Minute), &embedded.Server{} // by which nothing was stored in that time
-	hurried()
+	n.clock.began, n.server = time.Now().Add(-time.Hour), &embedded.Server{}
+	if got := hurried(); got > engine.Hurried(198_000)/2 || got < engine.Hurried(180_000)/2 { // as long as this took less than six minutes
+		t.Errorf("while outputs overtake others, and 198,000 are stored a second, there is room for %d", got)
+	}
+	n.window.at = 0 // since when nothing was stored
 	if got := hurried(); got != engine.Hurried(0)/2 {
 		t.Errorf("while outputs overtake others, and few are stored, there is room for %d", got)
 	}
