@@ -490,8 +490,9 @@ func TestReadWhileTrimmed(t *testing.T) {
 }
 
 func TestReadDeliverError(t *testing.T) {
-	s, _, _ := fresh(t, Config{Partitions: 1})
+	s, nc, _ := fresh(t, Config{Partitions: 1})
 	appendLog(t, s.Log, 3)
+	subscriptions := nc.NumSubscriptions()
 	// Even an error that would make the reader start over is the caller's when the caller returns it.
 	for _, want := range []error{errEnough, ErrDisconnected, context.DeadlineExceeded} {
 		calls := 0
@@ -499,6 +500,61 @@ func TestReadDeliverError(t *testing.T) {
 		if !errors.Is(err, want) || calls != 1 {
 			t.Errorf("Read ended with %v after %d calls, want %v", err, calls, want)
 		}
+	}
+	if left := nc.NumSubscriptions() - subscriptions; left != 0 {
+		t.Errorf("%d subscriptions are left", left)
+	}
+}
+
+// Between what the consumer sends and what the stream gives when it is asked nothing comes twice, and nothing is passed over.
+func TestReadBoth(t *testing.T) {
+	var got []uint64
+	r := &reader{at: Position{Seq: 7}, deliver: func(batch []Message) error {
+		for _, m := range batch {
+			got = append(got, m.Seq)
+		}
+		return nil
+	}}
+	gives := func(first, from, to uint64) error {
+		a := answer{info: Info{First: first, Last: to}, upTo: to}
+		for seq := from; seq <= to; seq++ {
+			a.batch = append(a.batch, Message{Seq: seq})
+		}
+		_, err := r.answered(a)
+		return err
+	}
+	if err := gives(1, 6, 9); err != nil || fmt.Sprint(got) != "[8 9]" {
+		t.Errorf("behind 7 the stream gives 6 to 9, and %v come, %v", got, err)
+	}
+	queue := make(chan *nats.Msg, 3)
+	for i := range cap(queue) { // whose headers, by whoever published, make one look like a heartbeat
+		queue <- &nats.Msg{Reply: fmt.Sprintf("$JS.ACK.CARILLON_LOG.engine.1.%d.%d.0.0", 8+i, 1+i), Header: nats.Header{"Status": {"100"}}}
+	}
+	if err := r.take(t.Context(), <-queue, queue); err != nil || fmt.Sprint(got) != "[8 9 10]" {
+		t.Errorf("then the consumer sends 8 to 10, and %v have come, %v", got, err)
+	}
+	if err := gives(12, 12, 13); !errors.Is(err, errReset) || r.upTo() != 10 {
+		t.Errorf("the stream begins behind 11, and the reader is at %d, %v", r.upTo(), err)
+	}
+}
+
+// Who was in doubt of a stream, and could read it since, is in doubt from now on when it is said again.
+func TestReadDoubtsAnew(t *testing.T) {
+	s, _, h := fresh(t, Config{Partitions: 1})
+	if err := h.account().AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", "nobody"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	r := &reader{stream: &s.Log.stream, name: "engine", against: time.Now().Add(-Doubt)}
+	r.onReset = func(err error) {
+		if verdict(err) || !r.against.IsZero() {
+			t.Errorf("after %v it is in doubt since %v", err, r.against)
+		}
+		cancel()
+	}
+	if err := r.read(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Read ended with %v", err)
 	}
 }
 
@@ -738,6 +794,9 @@ func TestScanGaps(t *testing.T) {
 		if _, err := out.Get(t.Context(), seq); !errors.Is(err, ErrNotFound) {
 			t.Errorf("message %d that was deleted: %v", seq, err)
 		}
+	}
+	if g, err := out.gaps(t.Context()); err != nil || g.has(1) || !g.has(7) || !g.has(messages) {
+		t.Errorf("of the first, the 7th and the last message not only the first is there: %+v, %v", g, err)
 	}
 	for _, after := range []uint64{0, messages - scanFew} {
 		next := after
