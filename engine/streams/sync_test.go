@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -33,7 +34,9 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	if got := sync(1); got.size != 3 {
 		t.Fatalf("synced %+v, want the 3 bytes", got)
 	}
-	sync(0)
+	for range 2 {
+		sync(0)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "1.blk"), []byte("one and two"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -47,12 +50,22 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "1.blk")); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Symlink("gone", filepath.Join(dir, "2.blk")); err != nil { // which is listed, and is not there
+		t.Fatal(err)
+	}
 	sync(0)
 	// Nor is a stream that is deleted.
 	if err := os.RemoveAll(filepath.Dir(dir)); err != nil {
 		t.Fatal(err)
 	}
 	sync(0)
+	// One whose blocks cannot be listed is.
+	if err := os.WriteFile(filepath.Dir(dir), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Sync(); !errors.Is(err, ErrNotSynced) {
+		t.Errorf("its directory cannot be read: %v", err)
+	}
 }
 
 // A stream that is not where it is looked for is not taken for synced.
