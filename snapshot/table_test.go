@@ -127,8 +127,9 @@ func (h history) step(table *Table, partition uint16, rng *rand.Rand, size int) 
 	for _, room := range []byte{'s', 'o'} {
 		pairs := next.Pairs[room]
 		keys := slices.Sorted(maps.Keys(pairs))
+		rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 		for _, key := range keys {
-			if rng.IntN(4) == 0 {
+			for range rng.IntN(5) - 2 { // maybe twice
 				b.Drop(room, []byte(key))
 				next.dead[room] = append(next.dead[room], key)
 			}
