@@ -2,6 +2,7 @@ package streams
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -234,6 +235,28 @@ func TestRightsBehindALeaf(t *testing.T) {
 		}
 	}
 	open(t, nc, Config{Partitions: 2})
+}
+
+// What nats-server says of a user tells what is missing. Who has allow_responses and no list of subjects may only answer.
+func TestRightsMissing(t *testing.T) {
+	need := Rights{Publish: []string{"a"}, Answer: true}
+	for said, want := range map[string]int{
+		`null`:                     0,
+		`{"responses":{"max":-1}}`: 1,
+		`{"publish":{"allow":["a"]},"responses":{"max":1000}}`: 0,
+		`{"publish":{"allow":["a"]},"responses":{"max":999}}`:  1,
+		`{"publish":{"deny":["b"]}}`:                           0,
+		`{"publish":{"deny":["a","b"]}}`:                       1,
+		`{"publish":{"allow":["b","_INBOX.>"],"deny":["c"]}}`:  1,
+	} {
+		var p *permissions
+		if err := json.Unmarshal([]byte(said), &p); err != nil {
+			t.Fatal(err)
+		}
+		if missing := p.missing(need); len(missing) != want {
+			t.Errorf("%s: %q", said, missing)
+		}
+	}
 }
 
 func TestMatch(t *testing.T) {

@@ -816,6 +816,29 @@ func TestScanGaps(t *testing.T) {
 	}
 }
 
+// What a power failure took from the end of a stream is not in the server's list of what was deleted, and is gone all the same.
+func TestGapsAtTheEnd(t *testing.T) {
+	s, nc, h := fresh(t, Config{Partitions: 1})
+	lost, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
+		_ = m.Respond([]byte(`{"state":{"messages":2,"first_seq":3,"last_seq":7,"deleted":[4]}}`)) // what fails shows
+	})
+	if err == nil {
+		err = h.account().AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", lost.Subject)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := s.Log.gaps(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seq := range uint64(8) {
+		if there := seq == 3 || seq == 5; g.has(seq) == there {
+			t.Errorf("message %d is gone: %t", seq, there)
+		}
+	}
+}
+
 // A server that lacks what another one has acknowledged does not pass for the end of the stream: not as the leader that
 // it was, nor as the one that a consumer runs on.
 func TestScanBehind(t *testing.T) {
