@@ -333,6 +333,41 @@ func TestBlocksOfRoom(t *testing.T) {
 	}
 }
 
+// A manifest that is whole, and is in no order or says of its blocks what they are not, is damage to a verification and to a restore.
+func TestManifestDiffers(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 300)
+	list, err := List(ctx, target)
+	must(t, err)
+	for what, spoil := range map[string]func(m *Manifest, r []Room){
+		"a version below the first":  func(m *Manifest, _ []Room) { m.Format = 0 },
+		"a partition at another's":   func(m *Manifest, _ []Room) { m.Partitions[0].Partition = 1 },
+		"one partition twice":        func(m *Manifest, _ []Room) { m.Format, m.Part, m.Partitions[1].Partition = FormatVersion, true, 0 },
+		"a room of two characters":   func(_ *Manifest, r []Room) { r[len(r)-1].Room += "x" },
+		"rooms in no order":          func(_ *Manifest, r []Room) { r[0], r[1] = r[1], r[0] },
+		"a room without blocks":      func(_ *Manifest, r []Room) { r[0].Blocks, r[0].Pairs, r[0].Raw = nil, 0, 0 },
+		"more pairs than the blocks": func(_ *Manifest, r []Room) { r[0].Pairs++ },
+		"more pairs than a block":    func(_ *Manifest, r []Room) { r[0].Blocks[0].Pairs, r[0].Pairs = r[0].Blocks[0].Pairs+1, r[0].Pairs+1 },
+		"blocks in no order":         func(_ *Manifest, r []Room) { r[0].Blocks[0], r[0].Blocks[1] = r[0].Blocks[1], r[0].Blocks[0] },
+	} {
+		m, err := get(ctx, target, list[0].ID)
+		must(t, err)
+		spoil(m, m.Partitions[0].Rooms)
+		file, err := m.encode()
+		must(t, err)
+		must(t, target.Put(ctx, manifestName(m.ID), file))
+		v, err := Verify(ctx, target, []string{m.ID}, nil)
+		must(t, err)
+		if len(v.Problems) == 0 || !errors.Is(v.Problems[0].Err, wal.ErrCorrupt) {
+			t.Errorf("%s: a verification finds %v", what, v.Problems)
+		}
+		if _, err := Restore(ctx, target, m.ID, "new", RestoreOptions{FS: mem}); !errors.Is(err, wal.ErrCorrupt) {
+			t.Errorf("%s: a restore says %v", what, err)
+		}
+	}
+}
+
 // Pairs are whole, and their keys ascend.
 func TestPairsOfFrame(t *testing.T) {
 	pairs := func(keys ...string) (raw []byte) {
@@ -650,7 +685,12 @@ func TestForeignDirectory(t *testing.T) {
 		f, err := mem.Create(name, vfs.WriteCategoryUnspecified)
 		must(t, errors.Join(err, f.Close()))
 	}
-	foreign := []string{"home/tmp/thesis.txt", "home/tmp/old/thesis.txt", "home/blocks/lego.txt", "home/blocks/ab/abc", "home/tmp/notes.json"}
+	foreign := []string{
+		"home/tmp/thesis.txt", "home/tmp/old/thesis.txt", "home/blocks/lego.txt", "home/blocks/ab/abcd", "home/tmp/notes.json",
+		"home/tmp/20270115T080000.123Z-cafe.json", "home/tmp/20270115T080000.123Z-somebody's-notes.json",
+		"home/blocks/ab/" + strings.Repeat("0", sumDigits), // not in its place
+		"home/blocks/AB/" + strings.Repeat("AB", sumDigits/2), "home/blocks/xy/" + strings.Repeat("xy", sumDigits/2),
+	}
 	check := func() {
 		t.Helper()
 		for _, name := range foreign {
