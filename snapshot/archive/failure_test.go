@@ -348,6 +348,55 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
+// A directory that cannot be synced is told of: it ends a save before its snapshot is there, and a prune before it removes a block, as what
+// these go by may be lost with the power.
+func TestDirectoryNotSynced(t *testing.T) {
+	ctx := t.Context()
+	for _, c := range []struct {
+		what, dir string
+		nth       int // of its syncs fails
+		snapshots int // that are there afterwards
+	}{
+		{"save", "above/archive/blocks", 1, 1},
+		{"save", "above/archive/blocks", 2, 2},
+		{"save", "above", 1, 1},
+		{"prune", "above/archive/blocks", 1, 0},
+	} {
+		disk := vfs.NewMem()
+		archive := OpenDir(disk, "above/archive")
+		fixture(t, disk, archive, 60)
+		list, err := List(ctx, archive)
+		must(t, err)
+		before, err := blocksIn(ctx, archive)
+		must(t, err)
+		syncs := 0
+		target := OpenDir(faultfs.Wrap(disk, func(op errorfs.Op) error {
+			if op.Kind == errorfs.OpFileSync && op.Path == c.dir {
+				if syncs++; syncs == c.nth {
+					return syscall.EIO
+				}
+			}
+			return nil
+		}), "above/archive")
+		if c.what == "save" {
+			store, table, serr := openTable(disk, "db")
+			must(t, serr)
+			_, err = Save(ctx, table, target, SaveOptions{Partitions: 2, sizes: smallSizes})
+			must(t, store.Close())
+		} else {
+			_, err = Prune(ctx, target, PruneOptions{Drop: []string{list[0].ID}})
+		}
+		wantErr(t, err, syscall.EIO)
+		after, err := blocksIn(ctx, archive)
+		must(t, err)
+		list, err = List(ctx, archive)
+		must(t, err)
+		if len(after) != len(before) || len(list) != c.snapshots {
+			t.Errorf("%+v: %d of %d blocks, and the snapshots %v", c, len(after), len(before), list)
+		}
+	}
+}
+
 // A file that the disk does not give back is damage like any other: a verification and a list go on behind it, a prune can
 // drop the snapshot, and a save mends a block.
 func TestUnreadable(t *testing.T) {
