@@ -340,6 +340,37 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, second.Release(ctx))
 }
 
+// lostLock is a target whose lock another takes over while it is held.
+type lostLock struct{ Target }
+
+func (l lostLock) Lock(ctx context.Context) (Lock, error) {
+	lock, err := l.Target.Lock(ctx)
+	return takenLock{lock}, err
+}
+
+type takenLock struct{ Lock }
+
+func (takenLock) Check(context.Context) error { return ErrLocked }
+
+// Who has lost the lock writes no snapshot, whose blocks may be gone, and removes nothing, which may be another's.
+func TestLockIsLost(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	list, err := List(ctx, target)
+	must(t, err)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	defer func() { must(t, store.Close()) }()
+	_, err = Save(ctx, table, lostLock{target}, SaveOptions{Partitions: 2, sizes: smallSizes})
+	wantErr(t, err, ErrLocked)
+	_, err = Prune(ctx, lostLock{target}, PruneOptions{Drop: []string{list[0].ID}})
+	wantErr(t, err, ErrLocked)
+	if v, err := clean(target); err != nil || v.Snapshots != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
 // Who gives a save up while NATS is away, as an engine does that stops, does not wait for it until the lock has ended by itself.
 func TestBucketLockIsLeft(t *testing.T) {
 	ctx, giveUp := context.WithCancel(t.Context())
