@@ -87,6 +87,19 @@ func TestLate(t *testing.T) {
 	}
 }
 
+// Answers that are late are looked for in time whatever else is published meanwhile.
+func TestLookIsNotPutOff(t *testing.T) {
+	a := &acks{began: time.Now(), waiting: make(map[uint64]func(uint64, error)), look: time.NewTimer(time.Hour)}
+	for awaited := range 3 {
+		if _, err := a.await(once, nil); err != nil {
+			t.Fatal(err)
+		}
+		if set := a.look.Stop(); set && awaited > 0 {
+			t.Errorf("while %d answers are awaited another publish sets the timer again", awaited)
+		}
+	}
+}
+
 // A question that is lost is asked again.
 func TestAskedAgain(t *testing.T) {
 	h := newHost(t)

@@ -404,6 +404,10 @@ func TestReadStops(t *testing.T) {
 	if err := s.Log.Trim(t.Context(), 8); err != nil {
 		t.Fatal(err)
 	}
+	wrong = Position{Seq: 8, Time: at[7].Time.Add(1)}
+	if err := read(wrong); !errors.As(err, &differs) || !differs.Found.Equal(at[7].Time) || differs.At != wrong {
+		t.Errorf("another time, of the first: %v", err)
+	}
 	var cut *CutError
 	if err := read(at[5]); !errors.As(err, &cut) || cut.First != 8 || cut.At != at[5] {
 		t.Errorf("cut: %v", err)

@@ -286,6 +286,9 @@ func TestFirstOutputStreamComesLast(t *testing.T) {
 func TestOpenAgain(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
+	if _, err := Open(t.Context(), nc, Config{Known: true}); !errors.Is(err, ErrNoStream) { // and none is made
+		t.Errorf("a log that is known and not there: %v", err)
+	}
 	if s := open(t, nc, Config{Partitions: 3, PersistAsync: true}); len(s.Out) != 3 || s.Log.Partitions() != 3 {
 		t.Errorf("%d output streams, %d partitions, want 3", len(s.Out), s.Log.Partitions())
 	}
@@ -301,8 +304,11 @@ func TestOpenAgain(t *testing.T) {
 		}
 	}
 	// Where nobody else may edit them those that are given count, and others stay.
-	open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, Rebound: true})
-	s := open(t, nc, Config{LogMaxBytes: 3 << 20, OutMaxAge: -1, Rebound: true})
+	s := open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, Rebound: true})
+	if out, err := s.Out[2].Info(t.Context()); err != nil || out.MaxAge != time.Hour {
+		t.Errorf("an output stream is bounded by %s, %v", out.MaxAge, err)
+	}
+	s = open(t, nc, Config{LogMaxBytes: 3 << 20, OutMaxAge: -1, Rebound: true})
 	out, err := s.Out[2].Info(t.Context())
 	if err != nil || out.MaxBytes != 2<<20 || out.MaxAge != 0 {
 		t.Errorf("an output stream is bounded by %d bytes, %s, %v", out.MaxBytes, out.MaxAge, err)

@@ -63,7 +63,9 @@ func TestWirePublishesWhatTheLibraryPublishes(t *testing.T) {
 		{Subject: "carillon.log.0.put.a"},
 		{Subject: "carillon.log.0.put.b", Data: []byte("PUB x 0\r\n")},
 		{Subject: "carillon.log.0.put.c", Header: nats.Header{"Carillon-Request": {"r: 1"}, "A": {"x", "", "z"}}},
-		{Subject: "carillon.log.0.put.c", Header: nats.Header{"Carillon-Request": {"a\rb"}, "A": {"x\r\nB: y"}, "C": {" \tz "}}},
+		{Subject: "carillon.log.0.put.c", Header: nats.Header{"Carillon-Request": {"a\rb"}}},
+		{Subject: "carillon.log.0.put.c", Header: nats.Header{"A": {"x\r\nB: y"}}},
+		{Subject: "carillon.log.0.put.c", Header: nats.Header{"C": {" \tz "}}},
 		{Subject: "carillon.log.0.put.d", Header: nats.Header{"Carillon-Request": {"r"}}, Data: []byte(strings.Repeat("x", 200_000))},
 	}
 	var counted uint64 // messages that the library sent, beside the questions, which may be asked twice
@@ -92,8 +94,8 @@ func TestWirePublishesWhatTheLibraryPublishes(t *testing.T) {
 			t.Errorf("message %d is %.300q, want %.300q", i, got[i], want[i])
 		}
 	}
-	if counted != 1 { // what it words otherwise
-		t.Errorf("the library sent %d messages, want 1", counted)
+	if counted != 3 { // what it words otherwise
+		t.Errorf("the library sent %d messages, want 3", counted)
 	}
 	tooLarge := make([]byte, nc.MaxPayload()+1)
 	if a := publishNow(t, wire, nats.Msg{Subject: "carillon.log.0.put.e", Data: tooLarge}); !errors.Is(a.err, nats.ErrMaxPayload) {
