@@ -26,7 +26,8 @@ func TestConfigFile(t *testing.T) {
 		user    []nats.Option // a client the file lets in
 		bare    bool          // a client without credentials gets in, with the default rights
 	}{
-		"no authorization": {bare: true},
+		"no authorization":           {bare: true},
+		"no authorization, a domain": {text: `jetstream { domain: hub }`, bare: true},
 		"single user": {
 			text: `authorization { user: u, password: p }`,
 			user: []nats.Option{nats.UserInfo("u", "p")},
@@ -42,6 +43,10 @@ func TestConfigFile(t *testing.T) {
 		"one account": {
 			text: `accounts { A: { jetstream: enabled, users: [{user: u, password: p}] }, SYS: { users: [{user: s, password: p}] } }
 			       system_account: SYS`,
+			user: []nats.Option{nats.UserInfo("u", "p")},
+		},
+		"one account beside $SYS": {
+			text: `accounts { A: { jetstream: enabled, users: [{user: u, password: p}] }, $SYS: { users: [{user: s, password: p}] } }`,
 			user: []nats.Option{nats.UserInfo("u", "p")},
 		},
 		"named account": {
@@ -67,8 +72,14 @@ func TestConfigFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.bare {
-				if !refusedPublish(t, client(t, s), "carillon.log.0.tick") {
+				nc := client(t, s)
+				if !refusedPublish(t, nc, "carillon.log.0.tick") {
 					t.Error("a file without authorization drops the default rights")
+				}
+				// By the name of a domain the log is no less protected, whether what was sent is refused or what nats-server maps that to.
+				if strings.Contains(c.text, "domain: hub") && !refusedPublish(t, nc, "$JS.hub.API.STREAM.DELETE.CARILLON_LOG") &&
+					!refused(nc, "$JS.API.STREAM.DELETE.CARILLON_LOG") {
+					t.Error("by the name of the domain the log may be deleted")
 				}
 				return
 			}
@@ -159,6 +170,23 @@ func TestConfigCertificatesElsewhere(t *testing.T) {
 		}
 		if err == nil {
 			nc.Close()
+		}
+	}
+}
+
+// Clients may come in by another door before Listen: it is said so, and where certificates name users the server listens at once.
+func TestConfigDoors(t *testing.T) {
+	dir := t.TempDir()
+	natstest.NewAuthority(t, dir).Issue("client")
+	mapped := fmt.Sprintf("tls { cert_file: %q, key_file: %q, ca_file: %q, verify_and_map: true }\n",
+		filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key"), filepath.Join(dir, "ca.crt"))
+	for _, door := range []string{"websocket { listen: 127.0.0.1:-1, no_tls: true }", "mqtt { listen: 127.0.0.1:-1 }", "leafnodes { listen: 127.0.0.1:-1 }"} {
+		text := "listen: 127.0.0.1:-1\nserver_name: bells\n" + door + "\n"
+		if s := start(t, Options{ConfigFile: writeConfig(t, text)}); s.Gated() {
+			t.Errorf("%s: it says that clients are kept out", door)
+		}
+		if s := start(t, Options{ConfigFile: writeConfig(t, text+mapped)}); s.ns.Addr() == nil {
+			t.Errorf("%s: it does not listen", door)
 		}
 	}
 }
