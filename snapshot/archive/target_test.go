@@ -70,7 +70,7 @@ func TestBucketOnSlowLink(t *testing.T) {
 	}
 }
 
-// An object whose bytes are gone is damaged, and does not end a verification.
+// An object whose bytes are gone, or others, is damaged, and does not end a verification.
 func TestBucketWithoutBytes(t *testing.T) {
 	t.Parallel()
 	ctx, b := t.Context(), startBucket(t)
@@ -87,14 +87,20 @@ func TestBucketWithoutBytes(t *testing.T) {
 	s, err := js.Stream(ctx, b.stream())
 	must(t, err)
 	must(t, s.Purge(ctx, jetstream.WithPurgeSubject(b.chunks(k.info.NUID))))
+	k, err = b.last(ctx, blocks[1].Name)
+	must(t, err)
+	_, err = js.Publish(ctx, b.chunks(k.info.NUID), []byte("more"))
+	must(t, err)
 
 	v, err := Verify(ctx, b, nil, nil)
 	must(t, err)
-	if len(v.Problems) != 1 || v.Blocks != len(blocks) {
+	if len(v.Problems) != 2 || v.Blocks != len(blocks) {
 		t.Fatalf("of %d blocks %d were read: %v", len(blocks), v.Blocks, v.Problems)
 	}
-	if where, ok := errors.AsType[*Damage](v.Problems[0].Err); !ok || where.File != b.Path(blocks[0].Name) {
-		t.Error(v.Problems[0].Err)
+	for i, p := range v.Problems {
+		if where, ok := errors.AsType[*Damage](p.Err); !ok || where.File != b.Path(blocks[i].Name) {
+			t.Error(p.Err)
+		}
 	}
 	if _, err := b.Get(ctx, "blocks/none"); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
