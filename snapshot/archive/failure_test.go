@@ -397,6 +397,25 @@ func TestDirectoryNotSynced(t *testing.T) {
 	}
 }
 
+// The directories above are synced as far as they can be, the first of them in any case.
+func TestSyncAbove(t *testing.T) {
+	mem := vfs.NewMem()
+	must(t, mem.MkdirAll("a/b/c", dirPerm))
+	for _, err := range []error{syscall.EACCES, syscall.EINVAL, errors.ErrUnsupported, syscall.EIO} {
+		for dir, fails := range map[string]bool{"a/b": true, "a": err == syscall.EIO} {
+			disk := faultfs.Wrap(mem, func(op errorfs.Op) error {
+				if op.Kind == errorfs.OpOpenDir && op.Path == dir {
+					return err
+				}
+				return nil
+			})
+			if got := syncAbove(disk, "a/b/c"); errors.Is(got, err) != fails || !fails && got != nil {
+				t.Errorf("%s, %v: %v", dir, err, got)
+			}
+		}
+	}
+}
+
 // A file that the disk does not give back is damage like any other: a verification and a list go on behind it, a prune can
 // drop the snapshot, and a save mends a block.
 func TestUnreadable(t *testing.T) {

@@ -68,6 +68,11 @@ func TestParts(t *testing.T) {
 	}
 	o.Elsewhere = elsewhere
 	again := OpenDir(mem, "again")
+	o.Prefix = "other"
+	if _, err := Save(ctx, lacks, again, o); err == nil {
+		t.Error("a part of another service was saved")
+	}
+	o.Prefix = m.Prefix
 	saved, err := Save(ctx, lacks, again, o)
 	must(t, err)
 	o.Elsewhere = nil

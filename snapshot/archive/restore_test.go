@@ -89,7 +89,7 @@ func TestRestoreRefuses(t *testing.T) {
 	ctx := t.Context()
 	mem := vfs.NewMem()
 	target := OpenDir(mem, "archive")
-	fixture(t, mem, target, 60)
+	fixture(t, mem, target, 400) // rooms of more blocks than are read ahead
 	keep := func(from uint16, room byte, key, value []byte) (Routed, bool, error) {
 		return Routed{Partition: from, Key: key, Value: value}, true, nil
 	}

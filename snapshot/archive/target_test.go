@@ -346,17 +346,28 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, second.Release(ctx))
 }
 
-// lostLock is a target whose lock another takes over while it is held.
-type lostLock struct{ Target }
+// lostLock is a target whose lock another takes over after so many looks.
+type lostLock struct {
+	Target
+	looks int
+}
 
 func (l lostLock) Lock(ctx context.Context) (Lock, error) {
 	lock, err := l.Target.Lock(ctx)
-	return takenLock{lock}, err
+	return &takenLock{lock, l.looks}, err
 }
 
-type takenLock struct{ Lock }
+type takenLock struct {
+	Lock
+	looks int
+}
 
-func (takenLock) Check(context.Context) error { return ErrLocked }
+func (l *takenLock) Check(context.Context) error {
+	if l.looks--; l.looks < 0 {
+		return ErrLocked
+	}
+	return nil
+}
 
 // Who has lost the lock writes no snapshot, whose blocks may be gone, and removes nothing, which may be another's.
 func TestLockIsLost(t *testing.T) {
@@ -368,12 +379,18 @@ func TestLockIsLost(t *testing.T) {
 	store, table, err := openTable(mem, "db")
 	must(t, err)
 	defer func() { must(t, store.Close()) }()
-	_, err = Save(ctx, table, lostLock{target}, SaveOptions{Partitions: 2, sizes: smallSizes})
+	_, err = Save(ctx, table, lostLock{target, 0}, SaveOptions{Partitions: 2, sizes: smallSizes})
 	wantErr(t, err, ErrLocked)
-	_, err = Prune(ctx, lostLock{target}, PruneOptions{Drop: []string{list[0].ID}})
+	_, err = Prune(ctx, lostLock{target, 0}, PruneOptions{Drop: []string{list[0].ID}})
 	wantErr(t, err, ErrLocked)
-	if v, err := clean(target); err != nil || v.Snapshots != 1 {
-		t.Errorf("%+v, %v", v, err)
+	before, err := clean(target)
+	if err != nil || before.Snapshots != 1 {
+		t.Errorf("%+v, %v", before, err)
+	}
+	_, err = Prune(ctx, lostLock{target, 2}, PruneOptions{Drop: []string{list[0].ID}})
+	wantErr(t, err, ErrLocked)
+	if after, err := clean(target); err != nil || after.Unused != before.Blocks-1 {
+		t.Errorf("after one of %d blocks the lock was lost: %+v, %v", before.Blocks, after, err)
 	}
 }
 
@@ -453,6 +470,12 @@ func TestBucketKeepsWhatIsPutAgain(t *testing.T) {
 	if data, err := b.Get(ctx, "blocks/x"); string(data) != "two" || err != nil {
 		t.Errorf("it holds %q, %v", data, err)
 	}
+	must(t, b.Put(ctx, "blocks/y", nil))
+	must(t, b.store.Delete(ctx, "blocks/y")) // as JetStream does
+	if list, err := b.List(ctx, blocksFolder); err != nil || len(list) != 1 || list[0].Name != "blocks/x" {
+		t.Errorf("there is %v, %v", list, err)
+	}
+	must(t, b.Delete(ctx, "blocks/y"))
 	must(t, b.Delete(ctx, "blocks/x"))
 	_, err = b.Get(ctx, "blocks/x")
 	wantErr(t, err, ErrNotFound)
