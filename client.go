@@ -390,11 +390,14 @@ func (c *Client) jetStream() (jetstream.JetStream, error) {
 // Send publishes a command to the log and returns its sequence there: it is accepted in order and will
 // not be lost, but may still be refused, which only an event tells.
 //
-// Errors: CodeInvalidJobID; CodeUnavailable, where the outcome is unknown; the refusal of the stream, such
-// as being full, as a *jetstream.APIError.
+// Errors: CodeInvalidJobID; CodeInvalidField for a verb that is missing or no word; CodeUnavailable, where the outcome is unknown; the
+// refusal of the stream, such as being full, as a *jetstream.APIError.
 func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err error) {
 	if err := CheckJobID(cmd.Job); err != nil {
 		return 0, err
+	}
+	if CheckJobID(string(cmd.Verb)) != nil { // it is no token of a subject; one that is unknown the engine refuses
+		return 0, errField(CodeInvalidField, "verb", "is %s; expected put, delete, pause, resume or fire", quote(string(cmd.Verb)))
 	}
 	js, err := c.jetStream()
 	if err != nil {

@@ -580,6 +580,11 @@ func TestClientSend(t *testing.T) {
 	if _, err := c.Send(t.Context(), Command{Verb: VerbPut, Job: "*"}); !errors.Is(err, &Error{Code: CodeInvalidJobID}) {
 		t.Errorf("%v", err)
 	}
+	for _, verb := range []Verb{"", "put.j", "put j"} { // no subject of a command
+		if _, err := c.Send(t.Context(), Command{Verb: verb, Job: "j"}); !errors.Is(err, &Error{Code: CodeInvalidField}) {
+			t.Errorf("verb %q: %v", verb, err)
+		}
+	}
 }
 
 // A connection that breaks in the middle of a write is one that a later try may get over.
