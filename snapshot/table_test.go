@@ -806,6 +806,9 @@ func TestTableMisuse(t *testing.T) {
 		_, err := v.Scan('s', nil, nil, 0, func(_, _ []byte) error { return stopped })
 		return err
 	}), stopped)
+	wantErr(t, table.View(1, func(v *View) error {
+		return v.Live('s', func(_, _ []byte) error { return stopped })
+	}), stopped)
 
 	b = begin(11)
 	wantErr(t, table.Clear(1), ErrBusy)
