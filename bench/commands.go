@@ -33,7 +33,7 @@ type CommandsConfig struct {
 	Jobs         int           `json:"jobs"`          // that many clients create, and then update; default 300,000
 	Imports      int           `json:"imports"`       // jobs imported; default 200,000
 	Clients      int           `json:"clients"`       // connections of the many; default 64
-	Window       int           `json:"window"`        // commands that each of them has under way; default 16
+	Window       int           `json:"window"`        // commands that each of them has under way; default 8
 	Offered      int           `json:"offered_per_s"` // creates a second of the open loop; default 30,000
 	Duration     time.Duration `json:"-"`             // of the open loop; default 10 s
 	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
@@ -62,7 +62,7 @@ func (c CommandsConfig) withDefaults() (CommandsConfig, error) {
 	c.Jobs = cmp.Or(c.Jobs, 300_000)
 	c.Imports = cmp.Or(c.Imports, 200_000)
 	c.Clients = cmp.Or(c.Clients, 64)
-	c.Window = cmp.Or(c.Window, 16)
+	c.Window = cmp.Or(c.Window, 8)
 	c.Offered = cmp.Or(c.Offered, 30_000)
 	c.Duration = cmp.Or(c.Duration, 10*time.Second)
 	c.Seconds = c.Duration.Seconds()

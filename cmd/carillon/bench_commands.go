@@ -43,7 +43,7 @@ reply is there, and every job is read back at the end.`,
 	f.IntVar(&c.Jobs, "jobs", 300_000, "jobs that many clients create and update; half of them they delete")
 	f.IntVar(&c.Imports, "imports", 200_000, "jobs to import")
 	f.IntVar(&c.Clients, "clients", 64, "connections of the many clients")
-	f.IntVar(&c.Window, "window", 16, "commands that each of the many clients has under way")
+	f.IntVar(&c.Window, "window", 8, "commands that each of the many clients has under way")
 	f.IntVar(&c.Offered, "offered", 30_000, "creates a second at which the latency is measured")
 	f.DurationVar(&c.Duration, "duration", 10*time.Second, "how long creates are offered at that rate (--offered)")
 	f.IntVar(&c.Rounds, "rounds", 3, "rounds of the single client")

@@ -10,7 +10,7 @@ import (
 // filling knows how full the log stream is: by its last answer, and by how much was read since of what has come after that.
 //
 // A stream that is full refuses ticks as it refuses commands, so it must not come to that. From half full on it is
-// freed, from five eighths on before anything else; from three quarters on requests wait. The last quarter is for the ticks, and
+// freed before anything else; from three quarters on requests wait. The last quarter is for the ticks, and
 // for raw commands, which nobody can hold up: a flood of those can fill it, until it is freed.
 type filling struct {
 	mu    sync.Mutex
@@ -25,9 +25,8 @@ type filling struct {
 }
 
 const (
-	fillingFree  = 4 // eighths from which the stream is freed
-	fillingHurry = 5 // eighths from which checkpoints, which have to come first, rest no more (restTimes)
-	fillingWait  = 6 // eighths from which requests wait
+	fillingFree = 4 // eighths from which the stream is freed, and checkpoints, which have to come first, rest no more (restTimes)
+	fillingWait = 6 // eighths from which requests wait
 )
 
 // took is told of what was read. A node that comes back reads much that the stream holds already.
@@ -82,13 +81,6 @@ func (f *filling) mustFree() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.above(fillingFree)
-}
-
-// mustHurry tells whether it must be freed before anything else.
-func (f *filling) mustHurry() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.above(fillingHurry)
 }
 
 // tight tells whether requests have to wait.

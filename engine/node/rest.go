@@ -70,9 +70,9 @@ func restful(ctx context.Context, times func() time.Duration, waits func() bool)
 func (n *Node) restTimes() time.Duration {
 	live := n.live()
 	switch {
-	case n.filling.mustHurry() || slices.ContainsFunc(live, n.checkpointUrgent):
+	case n.filling.mustFree() || slices.ContainsFunc(live, n.checkpointUrgent):
 		return 0
-	case n.filling.mustFree() || slices.ContainsFunc(live, func(p *partition) bool { return n.checkpointLong(p) && !n.checkpointWaits(p) }):
+	case slices.ContainsFunc(live, func(p *partition) bool { return n.checkpointLong(p) && !n.checkpointWaits(p) }):
 		return restLess
 	}
 	return restShare
