@@ -117,7 +117,7 @@ func (s *session) end() {
 		t.Stop()
 	}
 	s.beside.Wait()
-	_ = s.sub.Unsubscribe()
+	_ = s.sub.Unsubscribe() // fails on a closed connection, which has none
 }
 
 // create has the consumer made, from behind what has been read.
