@@ -159,7 +159,7 @@ func TestCommandsAreNamed(t *testing.T) {
 	}
 }
 
-// A timeout that nobody has set is not one in which nothing can be answered.
+// A timeout of zero stands for the default.
 func TestTimeoutOfZero(t *testing.T) {
 	if c := Connect(nil, WithTimeout(0)); c.timeout != DefaultTimeout {
 		t.Errorf("it is %s; want %s", c.timeout, DefaultTimeout)

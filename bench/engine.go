@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
@@ -87,9 +88,6 @@ type engine struct {
 // startTimeout is beyond what ten million jobs take. An engine that ends is not waited for.
 const startTimeout = 15 * time.Minute
 
-// leastFree is node.Options.FreeForJobs; with less room than its FreeForTicks an engine would not even begin, but wait for more.
-const leastFree = 2 << 30
-
 // open starts an engine, or reaches one. close ends it.
 func (s Service) open(ctx context.Context) (*engine, error) {
 	e := &engine{Service: s, url: s.Server}
@@ -113,8 +111,10 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	if free, err := streams.FreeBytes(own.dir); err == nil && free < leastFree {
-		return nil, errors.Join(fmt.Errorf("bench: %d MiB are free in %s, and an engine takes new jobs where %d are", free>>20, s.Data, leastFree>>20), own.remove())
+	// With too little room an engine takes no jobs, or does not even begin, but waits. Not every system tells how much there is.
+	const least = node.DefaultFreeForJobs
+	if free, err := streams.FreeBytes(own.dir); err == nil && free < least {
+		return nil, errors.Join(fmt.Errorf("bench: %d MiB are free in %s, and an engine takes new jobs where %d are", free>>20, s.Data, least>>20), own.remove())
 	}
 	e.dir, e.own = own.dir, own
 	if s.NATS != "" {

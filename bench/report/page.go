@@ -20,7 +20,8 @@ import (
 //go:embed page.tmpl
 var pageText string
 
-// style is the page's, with the colours of light and of dark mode first; plotStyle is the plots'.
+// style is the page's, with the colours of light and of dark mode first; plotStyle is the plots', which a page has before that: on narrow
+// screens and paper the page's rules prevail.
 var (
 	//go:embed style.css
 	style string

@@ -16,6 +16,9 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// DefaultFreeForJobs is that of Options.FreeForJobs, bytes.
+const DefaultFreeForJobs = 2 << 30
+
 // Options say how a node runs. The zero value of a field is its default, except Data.
 type Options struct {
 	Data       string // directory of everything the node owns
@@ -78,7 +81,7 @@ type Options struct {
 	// LoadAhead is how long before it is due a job is brought into memory. One that fires more often stays there.
 	LoadAhead time.Duration // default 30 min
 
-	FreeForJobs  uint64 // free bytes below which new jobs are refused; default 2 GiB
+	FreeForJobs  uint64 // free bytes below which new jobs are refused; default DefaultFreeForJobs, 2 GiB
 	FreeForTicks uint64 // free bytes below which firing waits; default 512 MiB
 
 	// AcceptLoss names the partitions whose lost outputs or records are accepted: the way out of a loud
@@ -123,7 +126,7 @@ func (o Options) withDefaults() Options {
 	o.MemoryForJobs = cmp.Or(o.MemoryForJobs, 1<<30)
 	o.HotJobs = cmp.Or(o.HotJobs, 1<<15)
 	o.LoadAhead = cmp.Or(o.LoadAhead, 30*time.Minute)
-	o.FreeForJobs = cmp.Or(o.FreeForJobs, 2<<30)
+	o.FreeForJobs = cmp.Or(o.FreeForJobs, DefaultFreeForJobs)
 	o.FreeForTicks = cmp.Or(o.FreeForTicks, 512<<20)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
