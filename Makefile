@@ -1,6 +1,6 @@
 # `make` alone prints the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build run test check lint race sim kill kill-cold kill-restore failover faults moving power flood fuzz bench clean tzdata peers peers-stop bench-peers
+.PHONY: help build run test check lint race sim kill kill-cold kill-restore failover faults moving power flood fuzz bench profile clean tzdata peers peers-stop bench-peers
 
 TOOLS := go tool -modfile=.ci/tools/go.mod
 SEED ?=
@@ -13,6 +13,8 @@ POWER ?= 100
 FLOOD ?= 1000000
 FUZZTIME ?= 10m
 PEERS ?=
+# All is compiled with the profile that go build takes for the program, so that a dependency is compiled once.
+export GOFLAGS := $(shell go env GOFLAGS) '-pgo=$(CURDIR)/cmd/carillon/default.pgo'
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 help: ## print this
@@ -77,6 +79,9 @@ fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
 
 bench: build ## lateness at 5,000 triggers a second for a minute, beside the machine's own floor
 	./bin/carillon bench lateness
+
+profile: ## take the profile that the program is compiled with, under load (about six minutes)
+	bench/profile.sh
 
 peers: build ## install the peers' servers (PostgreSQL and Redis, Debian's) and see each start and stop
 	@{ ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1 && command -v redis-server >/dev/null || \

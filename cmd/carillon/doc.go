@@ -11,6 +11,7 @@
 // A reading order: main.go (signals and the exit code), root.go (Run, the tree of commands, how errors
 // are told), connect.go (the flags and environment of the nats CLI), output.go (tables and JSON),
 // file.go (files that are whole or not there), then one file a command: job_put.go is carillon job put.
+// default.pgo is where an engine's CPU goes under load: go build compiles the program, and what it imports, by it.
 //
 // The tree is built with spf13/cobra and not with the standard library's flag: subcommands two deep,
 // flags in any order with arguments, a help page with examples for each, suggestions for mistyped names
