@@ -10,140 +10,88 @@ import (
 // The simple version. Write a time in base 64. A timer hangs at the level of the highest digit in
 // which its deadline differs from now, in the slot that this digit of the deadline names: level 0
 // has 64 slots of 1 ms, level 1 has 64 of 64 ms, and so on; eleven levels hold every int64. All
-// timers of a level are due before all of the levels above it, and within a level slots are in
-// order of time; so the lowest set bit of the lowest occupied level is the earliest slot, a gap of
+// timers of a level are due before all of the levels above it, and within a level the slots are in
+// order of time. So the lowest set bit of the lowest occupied level is the earliest slot, a gap of
 // an hour or of a century is skipped in one step, and a timer is inserted in constant time. When
-// now reaches a slot of a level above 0, its timers are cascaded: each is put in again, and lands
-// lower, because it shares one more digit with now.
+// now reaches a slot above level 0, its timers cascade: each is inserted again, and lands lower,
+// because it now shares one more digit with now.
 //
-// What is hard about it. Three things are asked of this wheel which the simple version lacks.
+// What is hard. The simple version lacks three things.
 //
-//  1. Bounded work. A slot of level 4 is 4.7 hours wide. When a million timers are in it, one step
-//     of time, or one search for its earliest, costs a million steps.
-//  2. An answer that depends on nothing but the calls. Replicas of a partition must agree on what
-//     each Advance yields, also when one of them was filled from a checkpoint a second ago and its
-//     timers lie at other levels. So the state of a cascade must not show, and Advance yields
+//  1. Bounded work. A slot of level 4 is 4.7 hours wide. When it holds a million timers, one step of
+//     time, or one search for its earliest timer, costs a million steps.
+//  2. Answers that depend on nothing but the calls. Replicas of a partition must agree on what each
+//     Advance yields, even if one of them was filled from a checkpoint a second ago and its timers
+//     lie at other levels. So the progress of a cascade must not show, and Advance must yield
 //     min(budget, due) timers, no fewer.
-//  3. Memory. At ten million timers nearly every access outside the cache costs 100 ns, and a linked
-//     list makes each wait for the one before.
+//  3. Few cache misses in a row. At ten million timers nearly every access outside the cache costs
+//     100 ns, and in a linked list each access waits for the one before.
 //
-// So a slot here never holds more than slotMax timers unsorted. The one too many splits it: the slot
-// gets a node of 64 slots of its own, one level below, and its timers are put there. This does the
-// cascade's work when the timers arrive, spread over their arrival, and no sooner than their number
-// asks for it. When now reaches a slot that was split, its node becomes the level below, as it is;
-// when it reaches one that was not, at most slotMax timers are put in again; or, at level 1, lined up
-// by millisecond, in rows, while their records stay where they are. (Seen as a tree: a burst trie on
-// the digits of the deadline, whose nodes along now are the levels of the wheel.) A slot of level 0 is
-// one millisecond, is in order by itself, and may hold any number. Its row, if it has one, comes first:
-// what is inserted after the rows were made is put in the slot.
+// Slots split. A slot never holds more than slotMax timers unsorted. The one too many splits it: the
+// slot gets a node of 64 slots of its own, one level below, and its timers move there. That is the
+// work of a cascade, but spread over the arrival of the timers, and done only where there are many.
+// When now reaches a slot that was split, its node becomes the level below, as it is; when now
+// reaches one that was not split, at most slotMax timers move. (Seen as a tree, this is a burst trie
+// on the digits of the deadline, and the levels of the wheel are its nodes along now.) A slot of
+// level 0 is one millisecond: its timers need no sorting, so it may hold any number.
 //
-// What one call does, then: Advance looks at a few words for each level, moves each timer at most once
-// a level in its life, and no more than slotMax of them before it yields one; Next looks at slotMax;
-// Insert moves slotMax at a split, and once a level when a crowd shares one far millisecond and each
-// split finds all of it in one slot again.
+// Rows replace the last cascade. When now reaches a slot of level 1, its records stay where they
+// are, and a table of their positions lists them by millisecond: a row for each slot of level 0.
+// That saves writing each record and its pos once more. A row comes before the timers in the slot
+// itself, which were inserted after the rows were made.
 //
-// Invariants, with key = max(deadline, now at insertion), the time at which a timer is due:
+// So Advance looks at a few words for each level, moves each timer at most once a level in its life,
+// and moves no more than slotMax of them before it yields one. Next looks at slotMax timers at most.
+// Insert moves slotMax timers when it splits a slot; it does so once a level when a crowd shares one
+// far millisecond, because each split finds all of the crowd in one slot again.
 //
-//   - now <= every key: time is never moved past one.
-//   - A timer's slot follows from its key, now and which slots are split: begin at the level of
-//     the highest digit in which key and now differ, and go down while the slot is split.
-//   - Therefore timers of one key are always in one slot, and there in the order of insertion: a new
-//     one is added at the end; and a slot's timers move only all together, in their order, and
-//     before anything else can be added (split and enter do it, in one call). No timer can be found
-//     above, still to cascade, while a later one of the same key is below already. A row counts as the
-//     beginning of its slot: rows are made when level 0 is empty, the last ones included.
-//   - In level k > 0 the slot that now itself is in is empty: what shares that digit with now
-//     belongs lower. Slots before it are empty, too, since they are the past.
-//   - Moving now to t <= every key changes the place only of timers in the slot of t at the highest
-//     digit that changes, and those are what enter puts in again or lines up: a timer at level k has all higher
-//     digits in common with now and a greater digit k. t lies between now and its key, so it has
-//     these higher digits in common with both, and a digit k no greater than the timer's. If less,
-//     the timer stays where it is; if equal, it is in the slot of t.
+// Invariants, where key = max(deadline, now at insertion) is the time at which a timer is due:
 //
-// A late timer (deadline <= now) has the key now, hence is in the slot of now at level 0, behind
-// those already there; and stays there, as time cannot pass it.
+//   - now <= every key: time never moves past a key. So a late timer (deadline <= now) goes behind
+//     those already in the slot of now at level 0, and stays there.
+//   - A timer's slot follows from its key, from now, and from which slots are split: begin at the
+//     level of the highest digit in which key and now differ, and go down while the slot is split.
+//   - Therefore all timers of one key are in one slot, in the order of insertion. A new one is added
+//     at the end. A slot's timers move only all together, in their order, and before anything else
+//     can be added (split and enter do it in one call). So there is never a timer above, still to
+//     cascade, while a later one of the same key is below already. A row counts as the beginning of
+//     its slot: rows are made only when level 0 is empty, and no rows are left.
+//   - At a level above 0 the slot that now is in is empty, because what shares that digit with now
+//     belongs lower. The slots before it are empty because they are in the past.
+//   - Moving now to t <= every key changes the place of no timers but those in the slot of t at the
+//     highest digit that changes, and those are what enter moves. The reason: a timer at level k
+//     shares all higher digits with now and has a greater digit k. Since t lies between now and the
+//     timer's key, t shares those higher digits, too, and its digit k is no greater than the timer's.
+//     If it is less, the timer stays where it is; if it is equal, the timer is in the slot of t.
 //
-// How a slot holds its timers. As a list of chunks of 16 records, in order; pos says where the record
-// of an id is. Reading a slot is then reading memory in runs whose misses the processor overlaps, and
-// to move a record is two writes that nobody waits for. Only the last chunk of a slot is added to.
-// Remove clears a bit in four bytes that are kept for each chunk (use), and touches neither the record nor, mostly, the
-// chunk's header or the slot. When it leaves 6 or fewer in a chunk that has 12 or fewer together with a neighbour, the
-// two become one. That bounds what removals can waste, and costs at most three moved records for each
-// written: a slot gets another chunk only when its last is full, which takes 4 writes after a merge. Chunks
-// in rows do not merge: they hold what one slot did, and are free within its 64 ms.
+// In memory a slot is a list of chunks of 16 records, in order, and pos says where the record of an id
+// is. The processor overlaps the misses of reading a chunk, and moving a record is two writes that
+// nobody waits for. Records are added to the last chunk of a slot only. Most insertions find room
+// there, and write the record, its pos, and the slot's end and count, nothing else. Most removals read
+// and write the entry of pos and four bytes of the chunk (use), nothing else.
 //
-// How many records of a slot's last chunk were written, only the slot knows. Remove asks it when the chunk is alone. Else
-// it goes by those that are not in use any more, and a last chunk may be left without a timer; it goes with the one before.
+// Removals leave gaps. When one leaves 6 records or fewer in a chunk that has 12 or fewer together with
+// a neighbour, the two are merged. That bounds the memory wasted, and costs at most three moved records
+// for each one written: a merged chunk takes 4 more before the slot needs another chunk. Chunks in rows
+// are not merged: they are free within 64 ms.
 //
-// A record is 12 bytes: it has the low 32 bits of its deadline only. In a slot of levels 1 to 5, which is no wider than 2^30,
-// the others are those of the slot; at level 0 a deadline is the slot's millisecond, or late, and then the last one before it
-// with these bits, if it is late by less than 2^32 ms (49 days). A timer later than that, or at level 6 and above (two years
-// ahead, until a crowd splits its slot or time comes near), takes two records, and its chunk, with 8 of them, is wide.
+// Tried and rejected (figures: docs/tried.md, "Wheel"):
 //
-// An id that is free is an entry of pos that is not needed, and holds the id 32 below it in the stack of free ids, which
-// therefore takes no memory. Remove has this entry at hand. To take an id is to wait for its entry, which
-// says what comes after it; so they are read 32 at a time, before the first of them is needed.
-//
-// Rows are a table of positions, 12 kB, instead of a last move within 64 ms of the end: a record and its pos are not
-// written once more, and no chunk is taken for it. A cascade reads a chunk ahead what it is going to write; the making of
-// rows first reads, for all of the slot, what it and expiry will (fetch).
-//
-// Most insertions go to an existing slot that has room in its last chunk; they write that record, its pos, and the slot's
-// end and count, and nothing else (place). Where one way did for all (placeIn), what a call might need was saved on the stack
-// each time, and a write that misses the cache most likely held that up. So place also notes itself what may be the next one
-// due: Insert need not keep it on the stack.
-//
-// A removal reads four bytes of a chunk (use) and not its header. It is some 75 instructions, so that no more than four
-// are under way at once, each with two reads that wait.
-//
-// What ten million timers within an hour cost, ns to insert / to remove in random order / to expire, beside the machine's
-// floor (BenchmarkFloor). The two figures of a line were measured in turns; lines are of different machines, days and loads, and
-// do not compare.
-//
-//	                                        before         after          floor
-//	rows                                    – / – / 70     – / – / 56
-//	what rows will write is read first      – / – / 84     – / – / 56             84 at best
-//	in a pass of its own                    – / – / 52     – / – / 44
-//	a smaller record, and more (below)      51 / 75 / 62   50 / 54 / 45   16      median of nine turns, a machine with other work
-//	place beside placeIn                    72 / – / –     60 / – / –     18      an EPYC, less in ten of fourteen turns
-//	use, and place notes what may be next   54 / 64 / 46   50 / 52 / 49   15–17   a quiet EPYC, seven turns
-//	the same half an hour later             75 / 73 / 50   62 / 58 / 57           nine turns
-//
-// A smaller record, and more: before that there were 16 bytes a record, a stack of free ids, headers in one block with their records, a look
-// at the slot for every last chunk, and one pass to make rows, and a timer took 25.8 bytes instead of 17.7. What it costs to have no
-// stack: a million insertions after as many removals, out of order, take 86 each for 76.
-//
-// In a wheel that has long been in use, what is free is everywhere, and a chunk holds nine timers instead of 16. After three times
-// ten million removals and insertions it costs 47 / 160 / 54, where a new one costs 42 / 56 / 44, and a timer takes 25.7 bytes: of
-// 100 removals 16 leave a chunk with 6 or fewer, and 6 of those make two chunks one, which moves some twelve records, whose pos are
-// anywhere.
-//
-// Tried, and rejected. Figures: as above, but best of 20 batches on an earlier machine, beside 62 / 52 / 73 for what was here then.
-//
-//   - The simple version with a doubly linked list a slot, 24 bytes a timer: 131 / 41 / 428. A cascade
-//     follows links through memory, each a miss that has to end before the next begins.
-//   - Slicing its cascades, counted in the budget, new timers of the slot's range waiting behind it:
-//     how many timers an Advance yields then depends on where they lie, against (2).
-//   - The earliest deadline kept for each slot: exact until that timer is removed. Then a slot of a
-//     million is searched, at each removal of its first.
-//   - Free ids linked through pos one by one: taking one waits for memory, each for the one before. In eight lists in turn
-//     such an insertion took 127. A stack beside pos, 4 bytes an id: but each line of it is waited for before it is
-//     written, and a removal took 8 more.
-//   - Headers beside their records, to have one page to look up: slower to remove, 150 against 115,
-//     as the headers of ten million timers on their own are 10 MB, and records are 120 MB. In blocks that have 8 kB of
-//     headers before their records it is 65 against 61 for 64 kB.
-//   - Blocks as slices or by unsafe pointers, so that Go need not read the first bytes of each in order to find that its
-//     pointer is not nil: not told apart from noise.
-//   - Insertions and removals carried out 64 at a time, so that what they wait for is waited for together: on the other machine
-//     79 / 54 / 53, with rows as well. But what removes one and asks for the next waits 94 for 44, and one call may make 64 splits.
-//   - In a wheel in use, chunks left with few timers put off and seen to 32 at a time, so that what they wait for is waited for
-//     together: 127, 128, 130 to remove beside 127, 127, 132. Neighbours looked at only as a chunk comes down to 6: 132,
-//     150, 126 beside 129, 144, 141. Made one with at most 8 or 4 timers instead of 12: 119 and 101 at best, and 31 and 38 bytes.
-//   - In a wheel in use, a slot written to twice as often as it has timers swept whole by who comes next, so that its chunks are
-//     full again: 149, 150 to remove beside 148, 152, as two neighbours become one long before; where only those of at most 8, or
-//     of 4, do, 134, 126 and 82, 103 beside 154, 132, but 67 to 97 to insert beside 63 to 67, and 30 and 36 bytes.
-//   - Huge pages: the kernel gave them, and a read that nothing waits for took 9.3 for 10.4, one that is waited for 158 for 182. On a later
-//     machine, in use, 55 / 94 / 36 for 66 / 119 / 38, once; but a service would have to ask the kernel for them.
+//   - A doubly linked list for each slot: a cascade waits for one cache miss after the other.
+//   - Cascades in slices that count in the budget: what Advance yields then depends on where the
+//     timers lie, against (2).
+//   - The earliest deadline kept for each slot: removing that timer costs a search of the slot.
+//   - Free ids linked one by one, or in a stack of their own: taking an id waits for the one before;
+//     a stack is another cache miss for each removal, and 4 bytes an id.
+//   - Headers of chunks beside their records: removals are slower. Alone, the headers of ten million
+//     timers are 10 MB; the records are 120 MB.
+//   - Blocks as slices or by unsafe pointers, to save a nil check: no difference.
+//   - 64 insertions or removals carried out together: Next after a removal takes twice as long, and one
+//     call may split 64 slots.
+//   - Other rules for merging, because in a wheel long in use chunks hold 9 timers and removals cost
+//     three times as much: later or a slot at a time gained nothing; less often costs memory, or
+//     time to insert.
+//   - Huge pages: faster, but a service would have to ask the kernel for them.
 
 const (
 	digit    = 6
@@ -151,23 +99,27 @@ const (
 	levels   = (64 + digit - 1) / digit
 	chunkLen = 16
 
-	// slotMax bounds a cascade and a search for the earliest: 2,048 records are moved in some 20 µs and
-	// searched in two. Not less: just after a split each of the 64 new slots has 32 timers on average
-	// and half a chunk to spare; with 512 it would be 8 and half a chunk, and 30 bytes a timer. Not
-	// more: a split and a cascade are work that a single Insert or Advance has to do at once.
+	// slotMax bounds a cascade and a search for the earliest timer: 2,048 records are moved in some 20 µs
+	// and searched in two. Not less: just after a split each of the 64 new slots has 32 timers on average
+	// and half a chunk unused; with 512 it would be 8 timers and half a chunk, which is 30 bytes a timer.
+	// Not more: a single Insert or Advance has to do all of a split or a cascade.
 	slotMax = fan * 2 * chunkLen
 
-	mergeMax = chunkLen * 3 / 4 // two neighbours with no more records than this become one chunk
+	mergeMax = chunkLen * 3 / 4 // two neighbouring chunks with no more records than this are merged
 
-	wide     = 2 // records of a timer whose slot does not tell the high half of its deadline
-	farLevel = 6 // the slots of this level and above do not
+	wide     = 2 // records that a timer takes if its slot does not give the high half of its deadline
+	farLevel = 6 // slots of this level and above never give it
 )
 
 // ID names a timer from its insertion until it is removed or expires; then it may be used again.
 // 0 is no timer.
 type ID uint32
 
-// record is a timer. The high half of its deadline follows from the slot; or is the low of the next record, if step is wide.
+// record is a timer, with the low 32 bits of its deadline only; its slot gives the others. At levels 1 to 5 a slot is no wider
+// than 2^30 ms, so it has the high bits. At level 0 the deadline is the slot's millisecond; or, of a timer that is late by less
+// than 2^32 ms (49 days), the last time before it with these low bits. A timer that is later than that, or lies at level 6 or
+// above (two years ahead, until a crowd splits its slot or its time comes near), takes two records, in a chunk of step wide:
+// the second has the high bits as its low.
 type record struct {
 	low  uint32 // half of the deadline, as a key
 	data uint32
@@ -176,48 +128,53 @@ type record struct {
 
 // chunk is the header of chunkLen records.
 type chunk struct {
-	slot       uint32 // node and index
-	prev, next uint32 // in the slot; next also links the free ones
+	slot       uint32 // node*fan + index; or inRows
+	prev, next uint32 // in the slot; next also links the free chunks
 }
 
-// use is what Remove looks at of a chunk.
+// use is the four bytes of a chunk that Remove reads and writes, so that it mostly need not read the header.
+//
+// Only the slot knows how many records of its last chunk were written. Remove asks the slot if that chunk is alone in it.
+// Otherwise the last chunk may be left without a timer, until the chunk before it goes (dropChunk).
 type use struct {
-	live  uint16 // records in use; also all those not written yet, so that writing leaves it alone
-	step  uint8  // records a timer takes: 1, or wide
-	alone bool   // in its slot, or in rows
+	live  uint16 // records in use, and those not written yet: so writing a record need not change it
+	step  uint8  // records that a timer takes: 1, or wide
+	alone bool   // the only chunk of its slot, or in rows
 }
 
-// ones is the live of a chunk to which nothing was written, by step.
+// ones is use.live of a chunk to which nothing was written, by step.
 var ones = [...]uint16{1: 0xffff, wide: 0x5555}
 
 // slot is empty (head 0), a list of chunks, or split (end 0): then head is a node.
 type slot struct {
 	head  uint32
 	end   uint32 // position behind the last record: where the next one goes, if its chunk has room
-	count uint32 // timers, those removed since the last count included
+	count uint32 // timers, and those removed since the last recount
 }
 
 func (s *slot) split() bool { return s.head != 0 && s.end == 0 }
 
 type node struct {
-	occupied uint64 // slots; at level 0 also those that have only a row
-	from     uint64 // when its first slot begins; a level of the wheel has it from now
+	occupied uint64 // a bit for each slot that has timers; at level 0 also if they are in a row only
+	from     uint64 // when its first slot begins; not used in a level of the wheel, where now gives it
 	level    uint32
 	up       uint32 // the slot this node splits; 0 for a level of the wheel
 	slots    [fan]slot
 }
 
-// rows are the timers of one slot of level 1, since now reached it, by millisecond; their records stay where they were.
-// A row is a list in the order of insertion, which a removed timer stays in. Entry g is before the first of row g.
+// rows list the timers of one slot of level 1 by millisecond, once now has reached it; their records stay where they were.
+// A row is a linked list of entries in the order of insertion. Entry g is the head of row g, before its first timer. The
+// entry of a removed timer stays, and is skipped.
 type rows struct {
-	left [fan]uint16 // timers
-	last [fan]uint16 // entries; of a row without timers, g
+	left [fan]uint16 // timers in the row
+	last [fan]uint16 // the row's last entry; g if it has no timers
 	next [fan + slotMax]uint16
 	pos  [fan + slotMax]uint32
 }
 
-// freeIDs is a stack, in rows of freeRow: of the last row, and of the one below it when it was read. What is below an id
-// of that is in its pos. So the stack takes no memory, and what taking an id waits for is read a row at a time.
+// freeIDs is a stack that takes next to no memory, because the entry of pos of a free id is not needed otherwise: it holds
+// the id freeRow below it in the stack. Here are only the topmost row of ids, and the row below it once it was read. Taking
+// ids one by one would wait for one entry after the other, so a whole row is read before the first of it is needed.
 type freeIDs struct {
 	count      uint32
 	top, below [freeRow]ID
@@ -226,14 +183,14 @@ type freeIDs struct {
 
 const (
 	freeRow = 32
-	freeBit = 1 << 31 // of the pos of an id that is free
+	freeBit = 1 << 31 // set in the pos of an id that is free
 )
 
-// inRows is the slot of the chunks of rows. It is one of node 0, so no other chunk has it.
+// inRows is chunk.slot of the chunks in rows. It belongs to node 0, which is none, so no other chunk has it.
 const inRows = 1
 
-// Memory comes in blocks, so that growth neither copies nor moves. None of them holds a pointer, and
-// number 0 of chunks, nodes and ids is never used: it is nil.
+// Memory comes in blocks, so that growth neither copies nor moves. Blocks hold no pointers. Number 0 of
+// chunks, nodes and ids is never used: it stands for none.
 const (
 	blockLen     = 1 << 13 // records
 	blockChunks  = blockLen / chunkLen
@@ -246,30 +203,30 @@ const (
 type (
 	headBlock   [headBlockLen]chunk
 	useBlock    [useBlockLen]use
-	recordBlock [blockLen]record   // a position is a chunk and an index in it: chunk * chunkLen + index
-	posBlock    [idBlockLen]uint32 // where the record of an id is; or freeBit, and the id below it
+	recordBlock [blockLen]record   // position of a record: chunk * chunkLen + index in the chunk
+	posBlock    [idBlockLen]uint32 // position of an id's record; if the id is free, freeBit and another free id (freeIDs)
 	nodeBlock   [nodeBlockLen]node
 )
 
 // Wheel holds timers, each a deadline (unix ms) and 32 bits of data for its owner. Make one with New.
 type Wheel struct {
-	now   uint64         // as a key: order-preserving, the earliest int64 is 0
-	next  uint64         // no key is less
-	first uint32         // the slot in which one is equal, or 0 if not known
-	least uint32         // where that timer is, if above level 0: there all of a slot have one key
-	busy  uint16         // levels with an occupied slot
-	level [levels]uint32 // the wheel's nodes
+	now   uint64         // as a key: unsigned, in the order of the times, 0 for the earliest int64
+	next  uint64         // no timer's key is less
+	first uint32         // the slot with a timer whose key is next, or 0 if not known
+	least uint32         // the position of that timer, if it is above level 0; at level 0 all of a slot have the same key
+	busy  uint16         // a bit for each level with an occupied slot
+	level [levels]uint32 // the nodes of the levels
 
 	rows rows
 
-	fetched uint32 // sum of what was read ahead: reads that nothing depends on are left out. It means nothing
+	fetched uint32 // a meaningless sum of what fetch read: the compiler drops reads that nothing depends on
 
 	heads                          []*headBlock
 	uses                           []*useBlock
 	records                        []*recordBlock
 	ids                            []*posBlock
 	nodes                          []*nodeBlock
-	chunkCount, idCount, nodeCount uint32 // ever used, with number 0
+	chunkCount, idCount, nodeCount uint32 // numbers ever used, 0 included
 	freeChunk, freeNode            uint32
 	freeChunkCount                 uint32
 	free                           freeIDs
@@ -299,8 +256,8 @@ func (w *Wheel) Now() int64 { return toTime(w.now) }
 // Len is the number of timers.
 func (w *Wheel) Len() int { return int(w.idCount - 1 - w.free.count) }
 
-// Insert adds a timer. A deadline (unix ms) that is not after Now counts as Now: the timer is the last
-// of those due now, and still reports its own deadline.
+// Insert adds a timer. If its deadline (unix ms) is not after Now, it is due at Now, after all that are due then already;
+// Deadline and Advance still report its own deadline.
 func (w *Wheel) Insert(deadline int64, data uint32) ID {
 	id := w.newID()
 	return w.place(max(toKey(deadline), w.now), toKey(deadline), data, id)
@@ -326,11 +283,11 @@ func (w *Wheel) Deadline(id ID) int64 {
 	return toTime(w.deadline(*w.find(id)))
 }
 
-// Next is the time in unix ms at which the next timer is due: the earliest deadline, exactly, or Now
-// if that is in the past. It is false when there is no timer.
+// Next is the time in unix ms at which the next timer is due: exactly the earliest deadline, or Now
+// if that is in the past. ok is false when there is no timer.
 //
-// The answer is kept until that timer expires or is removed. Then finding the next looks at one
-// slot, at most slotMax timers.
+// The answer is remembered until that timer expires or is removed. Then finding the next one looks at
+// a single slot, slotMax timers at most.
 func (w *Wheel) Next() (deadline int64, ok bool) {
 	if w.Len() == 0 {
 		return 0, false
@@ -341,13 +298,13 @@ func (w *Wheel) Next() (deadline int64, ok bool) {
 	return toTime(w.next), true
 }
 
-// Advance moves time to `to` (unix ms), calling expired for each timer that is due by then, in the
-// order (deadline, insertion), at most budget of them. It reports whether these were
+// Advance moves time to `to` (unix ms), and calls expired for each timer that is due by then, in the
+// order (deadline, insertion), but for at most budget of them. It reports whether these were
 // all. If not, time stands at the deadline of the last one it yielded, and a later Advance
 // goes on from there. Time never goes back: an earlier `to` counts as Now.
 //
-// A timer is gone when expired is called for it. expired may call Insert, also with a deadline up to
-// `to`, which is then yielded in its turn by the same Advance, and Remove, but not Advance.
+// When expired is called, its timer is gone already. expired may call Remove and Insert, but not
+// Advance. A timer inserted with a deadline up to `to` is yielded in its turn by the same Advance.
 func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline int64)) (done bool) {
 	end := max(toKey(to), w.now)
 	for w.Len() > 0 {
@@ -380,7 +337,7 @@ func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline
 	return true
 }
 
-// pop takes out the first timer of slot s of level 0, which is due now.
+// pop takes out the first timer of s, a slot of level 0. It is due now.
 func (w *Wheel) pop(s *slot) (data uint32, deadline int64) {
 	c := s.head
 	u, used := w.use(c), w.used(s, c)
@@ -395,7 +352,7 @@ func (w *Wheel) pop(s *slot) (data uint32, deadline int64) {
 	return data, deadline
 }
 
-// popRow takes out the first timer of row g, which is due now.
+// popRow takes out the first timer of row g. It is due now.
 func (w *Wheel) popRow(g uint32) (data uint32) {
 	for {
 		e := w.rows.next[g]
@@ -403,7 +360,7 @@ func (w *Wheel) popRow(g uint32) (data uint32) {
 		pos := w.rows.pos[e]
 		u, bit := w.use(pos/chunkLen), uint16(1)<<(pos%chunkLen)
 		if w.chunk(pos/chunkLen).slot != inRows || u.live&bit == 0 {
-			continue // removed, and its chunk perhaps used again
+			continue // the timer was removed, and its chunk may be in use elsewhere
 		}
 		u.live &^= bit
 		r := w.record(pos)
@@ -414,7 +371,7 @@ func (w *Wheel) popRow(g uint32) (data uint32) {
 	}
 }
 
-// leaveRow counts out a timer of row g that was in chunk c.
+// leaveRow does what is left to do when a timer of row g, in chunk c, is gone.
 func (w *Wheel) leaveRow(g, c uint32) {
 	if w.use(c).live == 0 {
 		w.recycle(c)
@@ -427,8 +384,10 @@ func (w *Wheel) leaveRow(g, c uint32) {
 	}
 }
 
-// place puts a timer at the end of the slot its key belongs to, and returns its id: what Insert need not keep meanwhile is
-// not saved on the stack.
+// place puts a timer at the end of the slot that its key belongs to: by itself if the last chunk has room and no split is
+// due, as for most insertions, else by placeIn. One function for both saved more registers on the stack at each call, and
+// most likely those writes waited behind writes that miss the cache. For the same reason place returns id and calls placed:
+// Insert need not keep anything meanwhile.
 func (w *Wheel) place(key, deadline uint64, data uint32, id ID) ID {
 	k := levelOf(w.now ^ key)
 	for n := w.level[k]; ; k-- {
@@ -453,14 +412,15 @@ func (w *Wheel) place(key, deadline uint64, data uint32, id ID) ID {
 	}
 }
 
-// placed heeds that a timer may be the next one due.
+// placed notes the timer at pos, in slot i, if it is the next one due.
 func (w *Wheel) placed(key uint64, i, pos uint32) {
 	if key < w.next {
 		w.next, w.first, w.least = key, i, pos
 	}
 }
 
-// placeIn is place for slot i, which may have no chunk with room, or none of the right step, or too many timers.
+// placeIn is place in the general case: slot i may be empty, its last chunk may be full or of the wrong step, and the slot
+// may have to be split afterwards.
 func (w *Wheel) placeIn(i uint32, key, deadline uint64, data uint32, id ID) ID {
 	nd, s := w.node(i/fan), w.slot(i)
 	w.busy |= 1 << levelOf(w.now^key)
@@ -486,8 +446,8 @@ func (w *Wheel) placeIn(i uint32, key, deadline uint64, data uint32, id ID) ID {
 	return id
 }
 
-// recount counts the timers of slot s again: Remove does not, as the slot would be one more place in
-// memory to wait for.
+// recount counts the timers of slot s again. Remove does not keep count: it would have to wait for the
+// slot's memory.
 func (w *Wheel) recount(s *slot) uint32 {
 	s.count = 0
 	for c := s.head; c != 0; c = w.chunk(c).next {
@@ -508,7 +468,7 @@ func (w *Wheel) split(i uint32) {
 	w.scatter(&old, last)
 }
 
-// enter moves now to t, which is no greater than any key, and opens the slots that now is in then.
+// enter moves now to t, which is no greater than any key, and moves the timers of the slots that t is in to lower levels.
 func (w *Wheel) enter(t uint64) {
 	k := levelOf(w.now ^ t)
 	w.now = t
@@ -525,17 +485,17 @@ func (w *Wheel) enter(t uint64) {
 			} else {
 				w.scatter(&s, t|(1<<(k*digit)-1))
 			}
-			return // to levels below k, in slots after now's
+			return // the slots that t is in at lower levels were empty, and these timers went to others, or to level 0
 		}
-		w.dropNode(w.level[k-1]) // empty: its time is over
+		w.dropNode(w.level[k-1]) // empty, because its time is over
 		w.level[k-1] = s.head
 		w.node(s.head).up = 0
 		w.busy |= 1 << (k - 1)
 	}
 }
 
-// scatter places the timers of s, which is no slot any more and whose time ended with last, anew and in order, and frees
-// its chunks. None of them is late: those lie at level 0, which is neither split nor entered.
+// scatter places the timers of a former slot again, in order, and frees its chunks. last is the slot's last millisecond.
+// None of the timers is late: late ones lie at level 0, which is neither split nor entered.
 func (w *Wheel) scatter(s *slot, last uint64) {
 	for c := s.head; c != 0; {
 		next, step, used, records := w.chunk(c).next, w.use(c).step, w.used(s, c), *w.recordsOf(c)
@@ -550,7 +510,8 @@ func (w *Wheel) scatter(s *slot, last uint64) {
 	}
 }
 
-// lineUp makes rows of s, which is no slot any more and was of level 1. Level 0 is empty.
+// lineUp makes rows of s, a former slot of level 1. Level 0 must be empty. All that this writes, and what expiry will read
+// of it, is read ahead first.
 func (w *Wheel) lineUp(s *slot) {
 	rows := &w.rows
 	for c := s.head; c != 0; {
@@ -583,8 +544,8 @@ func (w *Wheel) lineUp(s *slot) {
 	w.busy |= 1
 }
 
-// fetch reads what moving some records writes, and first what comes after them: asked for together it is on its way
-// together, where each would be waited for.
+// fetch reads ahead what moving records will write, and before that the next chunk. Reads that do not depend on each other
+// wait for memory together; the writes, one by one, would each wait alone.
 func (w *Wheel) fetch(records *[chunkLen]record, next uint32) {
 	sum := w.fetched + w.chunk(next).slot + uint32(w.use(next).live)
 	ahead := w.recordsOf(next)
@@ -597,7 +558,8 @@ func (w *Wheel) fetch(records *[chunkLen]record, next uint32) {
 	w.fetched = sum
 }
 
-// vacate empties slot i, and takes away its node if that was its last and it splits another slot.
+// vacate empties slot i. If no slot of its node is occupied then and the node splits a slot above, the node goes, and that
+// slot is vacated as well.
 func (w *Wheel) vacate(i uint32) {
 	if i == w.first {
 		w.first = 0
@@ -622,7 +584,7 @@ func (w *Wheel) vacate(i uint32) {
 	}
 }
 
-// startOf is the first time of slot i.
+// startOf is the first millisecond of slot i, as a key.
 func (w *Wheel) startOf(i uint32) uint64 {
 	nd := w.node(i / fan)
 	shift := nd.level * digit
@@ -633,7 +595,7 @@ func (w *Wheel) startOf(i uint32) uint64 {
 	return from | uint64(i%fan)<<shift
 }
 
-// lastOf is the last time of slot i.
+// lastOf is the last millisecond of slot i, as a key.
 func (w *Wheel) lastOf(i uint32) uint64 {
 	return w.startOf(i) | (1<<(w.node(i/fan).level*digit) - 1)
 }
@@ -643,7 +605,7 @@ func (w *Wheel) firstOf(n uint32) uint32 {
 	return n*fan + uint32(bits.TrailingZeros64(w.node(n).occupied))
 }
 
-// deadline is that of the record at pos, as a key.
+// deadline is the deadline of the timer at pos, as a key.
 func (w *Wheel) deadline(pos uint32) uint64 {
 	c := pos / chunkLen
 	h := w.chunk(c)
@@ -654,8 +616,9 @@ func (w *Wheel) deadline(pos uint32) uint64 {
 	return deadlineIn(w.recordsOf(c), int(pos%chunkLen), w.use(c).step, last)
 }
 
-// deadlineIn is that of record j in a chunk of a slot whose last time is last: the last deadline until then of which it is
-// the low half, unless the other half is there, too. So it is also for one that is late.
+// deadlineIn is the deadline, as a key, of the timer at record j of a chunk, in a slot whose last millisecond is last. If
+// the record has only the low half, the deadline is the greatest key up to last with that low half; this holds for late
+// timers, too.
 func deadlineIn(records *[chunkLen]record, j int, step uint8, last uint64) uint64 {
 	low := records[j].low
 	if step == wide {
@@ -664,7 +627,7 @@ func deadlineIn(records *[chunkLen]record, j int, step uint8, last uint64) uint6
 	return last - uint64(uint32(last)-low)
 }
 
-// earliest finds the least key, the slot it is in, and, above level 0, where the timer is. There must be one.
+// earliest finds the least key of all timers, its slot, and, above level 0, the timer's position. There must be a timer.
 func (w *Wheel) earliest() (key uint64, i, at uint32) {
 	n := w.level[bits.TrailingZeros16(w.busy)]
 	for {
