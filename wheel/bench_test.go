@@ -11,13 +11,13 @@ import (
 )
 
 // The benchmarks hold n timers, due at random within the next hour, and time batches of a tenth of
-// them; what brings the number back to n is not timed. Timers are removed in random order: nothing
-// that was near in memory at insertion is near in the order of removal. Expiry steps through the
-// milliseconds as an engine would. B/timer is what the heap grew by;
-// of a wheel in use, what it holds.
+// them. Bringing the number back to n is not timed. Timers are removed in random order: timers that
+// were near in memory at insertion are not near in the order of removal. Expiry steps through the
+// milliseconds as an engine would. B/timer is how much the heap grew for each timer; for a wheel in use it is
+// how much memory the wheel holds.
 //
-// Figures are of ten million timers, a batch at a time, to be compared with the floor of the same minutes. In a longer run a wheel
-// that is "new" has been in use since its first batch.
+// The figures in the docs are of ten million timers, one batch each time, beside the floor measured in the same minutes. In a longer
+// run a "new" wheel has been in use since its first batch.
 //
 //	go test -run '^$' -bench '^Benchmark(Floor|Insert|Remove|Expire)$/n=10M' -benchtime 1000000x -count 10 ./wheel
 //	go test -run '^$' -bench WorstStep/n=10M -benchtime 1x ./wheel
@@ -33,8 +33,8 @@ func eachSize(b *testing.B, run func(b *testing.B, n int)) {
 	}
 }
 
-// eachState is eachSize for a wheel that was just filled, and for one in which, since then, three times as many timers as it
-// holds were removed at random and others inserted: what is free in it then is everywhere.
+// eachState is eachSize for a wheel that was just filled, and for one that has been in use since: three times as many timers as it
+// holds were removed at random and others inserted, so free records are everywhere.
 func eachState(b *testing.B, run func(b *testing.B, f *full)) {
 	eachSize(b, func(b *testing.B, n int) {
 		b.Run("new", func(b *testing.B) { run(b, fill(n)) })
@@ -112,8 +112,8 @@ func (f *full) replace(ids []ID) {
 	}
 }
 
-// The machine's own floor: a timer's memory is somewhere in 170 MB, and to remove it is to read where it is, and to
-// read there. Nothing is written, and nothing depends on what was read.
+// The machine's own floor: a timer's memory is somewhere in 170 MB, and a removal must at least read where it is, and then read
+// there. Nothing is written, and nothing depends on what was read.
 func BenchmarkFloor(b *testing.B) {
 	eachSize(b, func(b *testing.B, n int) {
 		rng := rand.New(rand.NewPCG(1, 1))
@@ -219,7 +219,7 @@ func BenchmarkExpireBurst(b *testing.B) {
 	})
 }
 
-// The longest a single step of 1 ms takes, expiring included, while an hour passes; and the longest Insert.
+// The longest time of a single step of 1 ms, expiry included, while an hour passes; and of a single Insert.
 func BenchmarkWorstStep(b *testing.B) {
 	eachSize(b, func(b *testing.B, n int) {
 		var step, insert time.Duration
@@ -388,7 +388,7 @@ func BenchmarkTHWRemove(b *testing.B) {
 	})
 }
 
-// All n are due, as its clock is its own; so without the cost of steps.
+// thw has a clock of its own, so all n are due at once; this is without the cost of steps.
 func BenchmarkTHWExpire(b *testing.B) {
 	eachSize(b, func(b *testing.B, n int) {
 		b.ReportAllocs()

@@ -1,7 +1,7 @@
-// Package wheel is a hierarchical timing wheel for a great many timers: it says exactly when the next
-// one is due, and hands them out in the order (deadline, insertion).
+// Package wheel is a hierarchical timing wheel for a great many timers. It says exactly when the next
+// one is due, and yields them in the order (deadline, insertion).
 //
-// It has no clock. Time is what the caller says it is, in unix milliseconds:
+// The wheel has no clock. The caller tells it the time, in unix milliseconds:
 //
 //	w := wheel.New(now)
 //	id := w.Insert(deadline, data)
@@ -11,9 +11,10 @@
 //	}
 //	next, ok := w.Next() // sleep until then
 //
-// What it answers depends only on the calls made, never on how the timers happen to be stored: a wheel
-// filled again from a list of its timers, in the order of their insertion, goes on exactly as the
+// Its answers depend only on the calls made, never on how the timers happen to be stored: a new wheel,
+// filled from a list of the timers in the order of their insertion, goes on exactly as the
 // first one would have.
 //
-// A Wheel is not safe for concurrent use. wheel.go has the essay and the calls, slab.go where timers lie.
+// A Wheel is not safe for concurrent use. wheel.go has an essay on how it works, and the calls; slab.go
+// has the memory.
 package wheel

@@ -34,7 +34,7 @@ func (w *Wheel) slot(i uint32) *slot {
 	return &w.node(i / fan).slots[i%fan]
 }
 
-// find returns where the position of a live id is kept.
+// find returns the entry of pos of a live id; it panics for any other.
 func (w *Wheel) find(id ID) (pos *uint32) {
 	if b := id / idBlockLen; int(b) < len(w.ids) {
 		if pos = &w.ids[b][id%idBlockLen]; int32(*pos) > 0 {
@@ -59,7 +59,7 @@ func (w *Wheel) newID() ID {
 	return ID(id)
 }
 
-// freeID puts id, whose position is kept at pos, on the stack of free ones.
+// freeID puts id, whose entry of pos is given, on the stack of free ids.
 func (w *Wheel) freeID(id ID, pos *uint32) {
 	f := &w.free
 	k := f.count % freeRow
@@ -71,7 +71,7 @@ func (w *Wheel) freeID(id ID, pos *uint32) {
 	f.count++
 }
 
-// popID takes the last id off the stack of free ones.
+// popID takes the topmost id off the stack of free ids.
 func (w *Wheel) popID() ID {
 	f := &w.free
 	f.count--
@@ -89,8 +89,8 @@ func (w *Wheel) popID() ID {
 	return id
 }
 
-// stepTo is what the next timer takes at the end of slot s: wide if it must be, or if the last chunk is. A last chunk
-// that is not, but must be, is written no more.
+// stepTo is how many records the next timer takes at the end of slot s: those of the last chunk's step, but wide if it must
+// be wide. A last chunk that is not wide then gets no more records.
 func (w *Wheel) stepTo(s *slot, must bool) uint32 {
 	for s.end%chunkLen != 0 {
 		c := s.end / chunkLen
@@ -134,7 +134,7 @@ func (w *Wheel) addChunk(s *slot, i, step uint32) {
 	s.end = c * chunkLen
 }
 
-// growChunks takes memory for count chunks in all, with number 0.
+// growChunks allocates memory for count chunks in all, number 0 included.
 func (w *Wheel) growChunks(count uint64) {
 	if count > freeBit/chunkLen {
 		panic("wheel: no position is left for another timer")
@@ -150,16 +150,17 @@ func (w *Wheel) growChunks(count uint64) {
 	}
 }
 
-// used is the records in use of chunk c of slot s.
+// used has a bit for each record in use in chunk c of slot s.
 func (w *Wheel) used(s *slot, c uint32) uint16 {
 	live := w.use(c).live
 	if w.chunk(c).next != 0 {
 		return live
 	}
-	return live & (1<<(s.end-c*chunkLen) - 1) // the last
+	return live & (1<<(s.end-c*chunkLen) - 1) // of the last chunk, only what was written
 }
 
-// dropChunk takes chunk c, which holds no timer any more, out of slot s; and one behind it that holds none and is then alone.
+// dropChunk takes chunk c, which holds no timer any more, out of slot s. If that leaves a single chunk, which holds no timer
+// either, it is taken out as well.
 func (w *Wheel) dropChunk(s *slot, c uint32) {
 	h := w.chunk(c)
 	prev, next := h.prev, h.next
@@ -195,7 +196,7 @@ func (w *Wheel) recycle(c uint32) {
 	w.freeChunkCount++
 }
 
-// removed does for its chunk what removing the timer at pos asks for: to free it if that was its last, or to merge it.
+// removed frees or merges the chunk of pos, if it may now be, after the timer there was removed.
 func (w *Wheel) removed(pos uint32) {
 	c := pos / chunkLen
 	h := w.chunk(c)
@@ -211,7 +212,8 @@ func (w *Wheel) removed(pos uint32) {
 	}
 }
 
-// merge moves the timers of chunk b of slot s behind those of chunk a, its predecessor, if both exist and hold few enough.
+// merge moves the timers of chunk b of slot s behind those of chunk a, its predecessor, if both exist (are not 0), are of
+// one step, and hold few enough. It reports whether it did.
 func (w *Wheel) merge(s *slot, a, b uint32) bool {
 	if a == 0 || b == 0 {
 		return false
@@ -262,8 +264,8 @@ func (w *Wheel) dropNode(n uint32) {
 	w.freeNode = n
 }
 
-// Grow takes the memory for n more timers now, a quarter more than they fill when they are spread evenly and take a record
-// each.
+// Grow allocates the memory for n more timers ahead: a quarter more chunks than n timers of one record each fill, for
+// chunks that are not full.
 func (w *Wheel) Grow(n int) {
 	for uint64(len(w.ids))*idBlockLen < uint64(w.idCount-w.free.count)+uint64(n) {
 		w.ids = append(w.ids, new(posBlock))
@@ -271,7 +273,7 @@ func (w *Wheel) Grow(n int) {
 	w.growChunks(uint64(w.chunkCount-w.freeChunkCount) + uint64(n+n/4)/chunkLen + levels*fan)
 }
 
-// Bytes is the memory held, in bytes, for timers present and past: it is used again but not given back.
+// Bytes is the memory held, in bytes. Memory of timers that are gone is used again, but not given back.
 func (w *Wheel) Bytes() int {
 	return int(unsafe.Sizeof(*w)) +
 		len(w.heads)*int(unsafe.Sizeof(headBlock{})) + cap(w.heads)*int(unsafe.Sizeof((*headBlock)(nil))) +

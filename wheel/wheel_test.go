@@ -59,7 +59,7 @@ type failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// advance compares each timer yielded with the model's; then runs during, which may insert and remove.
+// advance compares each timer that is yielded with the model's, and then calls during, which may insert and remove.
 func (p *pair) advance(t failer, to int64, budget int, during func()) (done bool) {
 	t.Helper()
 	end, yielded := max(to, p.now), 0
@@ -188,7 +188,7 @@ func check(t failer, w *Wheel) {
 			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
 				h, u := w.chunk(c), w.use(c)
 				chunks++
-				empty := w.used(&s, c) == 0 && (h.prev == 0 || h.next != 0) // a last one may be, if it is not alone
+				empty := w.used(&s, c) == 0 && (h.prev == 0 || h.next != 0) // the last chunk may be empty if it is not alone
 				if h.slot != i || h.prev != prev || empty || h.next != 0 && u.live&^ones[u.step] != 0 ||
 					u.alone != (h.prev == 0 && h.next == 0) {
 					t.Fatalf("chunk %d after %d in slot %d: %+v, %+v", c, prev, i, *h, *u)
@@ -394,8 +394,8 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// What comes out does not depend on where the timers lie: a wheel filled later, at another time of
-// the same timers' life, yields the same for the same budgets.
+// What is yielded does not depend on where the timers lie: a wheel that is filled with the same timers later yields the same for the same
+// budgets.
 func TestRefilledWheelGoesOnAlike(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	old := newPair(y2k)
@@ -425,7 +425,8 @@ func TestRefilledWheelGoesOnAlike(t *testing.T) {
 	}
 }
 
-// A timer set early from far away, whose slot was split or entered since, precedes one set late.
+// A timer that was inserted early, far ahead, and whose slot was split or entered since, precedes one of the same deadline that was
+// inserted late.
 func TestInsertionOrderOfEqualDeadlines(t *testing.T) {
 	for _, crowd := range []int{0, slotMax + 1} {
 		t.Run(fmt.Sprint(crowd), func(t *testing.T) {
@@ -465,11 +466,11 @@ func TestNextAcrossSplit(t *testing.T) {
 	}
 }
 
-// The next one due is moved by a merge, and then it goes.
+// The next timer due is moved by a merge, and then removed.
 func TestNextAcrossMerge(t *testing.T) {
 	p := newPair(0)
 	for i := range int64(3 * chunkLen) {
-		p.insert(1<<20 - i) // the last chunk has the earliest
+		p.insert(1<<20 - i) // the last chunk has the earliest timer
 	}
 	p.agree(t)
 	least := p.w.least
@@ -488,7 +489,7 @@ func TestNextAcrossMerge(t *testing.T) {
 	}
 }
 
-// When now reaches a slot of level 1 its records stay where they are, also while some of them are removed.
+// When now reaches a slot of level 1, its records stay where they are, even while some of them are removed.
 func TestRowsMoveNoRecord(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	p := newPair(0)
@@ -520,7 +521,7 @@ func TestRowsMoveNoRecord(t *testing.T) {
 	}
 }
 
-// A slot never holds more timers than rows have room for, wherever in a chunk its last one ends: who comes next splits it.
+// A slot never holds more timers than rows have room for, wherever in a chunk its last record is: the next insertion splits it.
 func TestSlotMax(t *testing.T) {
 	p := newPair(0)
 	fill := func(n int) {
@@ -549,14 +550,14 @@ func TestSlotMax(t *testing.T) {
 	check(t, p.w)
 }
 
-// A record has half a deadline. What the other is has to be clear also of one late by any time, beside those that are not;
-// and stays so when its slot's level becomes another.
+// A record has only half of its deadline. The other half must be known for timers late by any time, too, beside those that are not
+// late; and it must stay known when the slot moves to another level.
 func TestBothHalvesOfDeadlines(t *testing.T) {
 	for _, start := range []int64{0, 1<<32 - 1, 1<<32 + 5, y2k, -1 << 33} {
 		p := newPair(start)
 		rng := rand.New(rand.NewPCG(13, 14))
 		for range 40 {
-			for range rng.IntN(30) { // of different kinds in turn, some chunks long
+			for range rng.IntN(30) { // runs of different kinds in turn, some of several chunks
 				p.insert(p.now)
 			}
 			for _, late := range []int64{1, 1<<32 - 1, 1 << 32, 1<<32 + 1, 1 << 40} {
@@ -581,7 +582,7 @@ func TestBothHalvesOfDeadlines(t *testing.T) {
 	}
 }
 
-// The last chunk of a slot may hold no timer, if it is not alone. However the rest of the slot goes, it goes as well.
+// The last chunk of a slot may hold no timer, if it is not alone. However the rest of the slot is removed, that chunk is freed, too.
 func TestLastChunkWithoutTimers(t *testing.T) {
 	for name, rest := range map[string]func(t *testing.T, p *pair){
 		"removed": func(t *testing.T, p *pair) {
@@ -606,7 +607,7 @@ func TestLastChunkWithoutTimers(t *testing.T) {
 				check(t, p.w)
 			}
 		},
-		"closed": func(t *testing.T, p *pair) { // if it is the slot of now, by one that needs a wide chunk
+		"closed": func(t *testing.T, p *pair) { // if it is the slot of now, by a timer that needs a wide chunk
 			p.insert(p.now - 1<<33)
 			check(t, p.w)
 			p.deadlines(t)
@@ -641,7 +642,7 @@ func TestLastChunkWithoutTimers(t *testing.T) {
 	}
 }
 
-// Ids come back the last one first, and take no memory meanwhile.
+// Free ids are used again in the order last in, first out, and take no memory meanwhile.
 func TestFreeIDs(t *testing.T) {
 	const n = 5*freeRow + 3
 	w, rng := New(0), rand.New(rand.NewPCG(17, 18))
@@ -785,7 +786,7 @@ func TestRemovalsGiveRoom(t *testing.T) {
 	removalsGiveRoom(t, 1<<50, 3.5) // in wide chunks
 }
 
-// In each chunk there is room for 16 records; most is how many of them a timer may hold.
+// most is how many records of memory a timer may take.
 func removalsGiveRoom(t *testing.T, width int64, most float64) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(7, 8))
