@@ -6,37 +6,39 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Ahead is what a table has of jobs that somebody asks for, read beside the machine: to answer it would read them itself, and a
-// partition that waits for its disk fires nothing.
+// Ahead has jobs of the table that a query asks for, read while the machine goes on. Otherwise the machine would read them itself to
+// answer the query, and a partition that waits for its disk fires nothing. "Beside the machine" below means: in another goroutine,
+// while records may be applied.
 //
-//	a := m.Ahead()                        // between records,
-//	err := a.Scan(table, &list, after, n) // and this beside the machine, for a page, on a table that was opened since;
-//	cold := m.Cold(a.IDs())               // between records,
-//	err = a.Read(table, cold)             // beside the machine,
+//	a := m.Ahead()                        // between records
+//	err := a.Scan(table, &list, after, n) // beside the machine, on a table that was opened since; for a page only
+//	cold := m.Cold(a.IDs())               // between records
+//	err = a.Read(table, cold)             // beside the machine
 //	m.Page(&list, after, limit, n, a)     // between records
 //
-// It is of use until the next checkpoint: until then the table has the jobs that are not in memory as they were read. After that, and
-// where nothing was read, a nil Ahead included, the machine reads the table itself. So the answers are the same either way.
+// An Ahead is good until the next checkpoint is committed: until then the table has the jobs that are not in memory as they were read.
+// After that, and for what was not read ahead, the machine reads the table itself, as it does with a nil Ahead. So the answers
+// are the same either way.
 type Ahead struct {
 	m    *Machine
 	base int
 	ids  tableIDs
-	jobs map[string]coldJob // those without a row are not there
+	jobs map[string]coldJob // a job without a row does not exist
 }
 
 // Ahead begins to read ahead.
 func (m *Machine) Ahead() *Ahead { return &Ahead{m: m, base: m.residence.bases} }
 
-// Scan reads the ids at which Page will look for the same list. Errors: the table's.
+// Scan reads the ids that Page will look at for the same arguments. Errors: the table's.
 func (a *Ahead) Scan(t Table, f *carillon.ListRequest, after string, scan int) (err error) {
 	a.ids, err = scanIDs(t, pageFrom(f, after, scan))
 	return err
 }
 
-// IDs are those that Scan found.
+// IDs are the ids that Scan found.
 func (a *Ahead) IDs() []string { return a.ids.found }
 
-// Read reads jobs, and that some are not there. Errors: the table's, ErrCheckpoint.
+// Read reads the jobs of some ids, and notes which do not exist. Errors: the table's, ErrCheckpoint.
 func (a *Ahead) Read(t Table, ids []string) error {
 	a.jobs = make(map[string]coldJob, len(ids))
 	for _, id := range ids {
@@ -57,10 +59,10 @@ func (a *Ahead) Read(t Table, ids []string) error {
 	return nil
 }
 
-// holds tells whether what was read is as the machine's table has it.
+// holds tells whether what was read is still what the machine's table has.
 func (a *Ahead) holds(m *Machine) bool { return a != nil && a.m == m && a.base == m.residence.bases }
 
-// Cold are those of some ids whose jobs, if there are any, are in the table alone.
+// Cold returns those of some ids whose jobs, if they exist, are only in the table.
 func (m *Machine) Cold(ids []string) (cold []string) {
 	if m.residence.complete || m.residence.err != nil {
 		return nil

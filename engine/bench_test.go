@@ -66,7 +66,7 @@ func (s *feed) triggers(b *testing.B) {
 	}
 }
 
-// step is a tick a millisecond further on, and says how many outputs it made.
+// step ticks a millisecond further on, and returns how many outputs that made.
 func (s *feed) step(limit int) int {
 	s.now++
 	return s.tick(limit)
@@ -106,8 +106,8 @@ func BenchmarkPutNew(b *testing.B) {
 	}
 }
 
-// BenchmarkCheckpoint takes checkpoints of a million jobs, on disk, and of as many as one of eight partitions has of
-// a million: the first one, one of 10,000 that changed. Then it opens the last one.
+// BenchmarkCheckpoint takes checkpoints on disk, of a million jobs and of an eighth of that, as one of eight partitions has: the first
+// one, and one after 10,000 jobs changed. Then it opens the last one.
 func BenchmarkCheckpoint(b *testing.B) {
 	id := func(i int) string { return fmt.Sprintf("job-%016x", uint64(i)*0x9e3779b97f4a7c15) }
 	for _, jobs := range []int{benchJobs / 8, benchJobs} {
@@ -146,7 +146,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 	}
 }
 
-// benchTake takes a checkpoint and says how long that was, s; it reports the longest wait of the machine.
+// benchTake takes a checkpoint, returns how long that took, in s, and reports how long the machine had to wait at most.
 func benchTake(b *testing.B, m *Machine, table *snapshot.Table) float64 {
 	began := time.Now()
 	build, err := table.Begin(0)
@@ -172,8 +172,8 @@ func benchTake(b *testing.B, m *Machine, table *snapshot.Table) float64 {
 	return time.Since(began).Seconds()
 }
 
-// BenchmarkMemory is what a recurring job takes of the heap beyond its payload once a checkpoint has it, and how long
-// a collection takes with half a million of them: go test -run '^$' -bench Memory -benchtime 1x ./engine
+// BenchmarkMemory measures how much heap a recurring job takes beyond its payload once a checkpoint has it, and how long
+// a garbage collection takes with half a million of them: go test -run '^$' -bench Memory -benchtime 1x ./engine
 func BenchmarkMemory(b *testing.B) {
 	const n, payload = 500_000, 200
 	heap := func() float64 {

@@ -42,7 +42,7 @@ func (f *feed) put(job, body string) {
 	}
 }
 
-// tick advances to now and returns how many outputs that made; all made before are stored for good.
+// tick advances to now and returns how many outputs that made; it says that all outputs made before are stored for good.
 func (f *feed) tick(limit int) int {
 	made := f.m.Made()
 	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: uint64(limit), Acked: Acked{made, made}}}})
@@ -83,8 +83,8 @@ func TestRejectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestTicksAreBounded has many jobs due at once: a tick moves and makes no more than its bounds, what is
-// of high priority comes first although it was put last, and none is lost.
+// TestTicksAreBounded has many jobs due at once: a tick moves no more timers and makes no more outputs than its bounds allow, a
+// job of high priority comes first although it was put last, and none is lost.
 func TestTicksAreBounded(t *testing.T) {
 	f := newFeed(t)
 	jobs := 3 * DefaultBounds.Moves
@@ -117,8 +117,8 @@ func TestTicksAreBounded(t *testing.T) {
 	}
 }
 
-// TestReadyIsBounded lets a backlog pile up while next to nothing can be put out: most of it stays on the
-// wheel, what is of high priority goes past it, and in the end all of it comes, in order.
+// TestReadyIsBounded lets a backlog pile up while next to nothing can be published: most of it stays on the
+// wheel, jobs of high priority overtake it, and in the end all of it comes, in order.
 func TestReadyIsBounded(t *testing.T) {
 	f := newFeed(t)
 	b := Bounds{Moves: 50, Ready: 200, Sweep: 1}
@@ -160,7 +160,7 @@ func TestReadyIsBounded(t *testing.T) {
 	}
 }
 
-// Ids that are deleted and put again leave nothing behind, though one stands at the front that was deleted for good.
+// Ids that are deleted and put again leave nothing behind, even behind an id that was deleted first and stays deleted.
 func TestGravesAreBounded(t *testing.T) {
 	f := newFeed(t)
 	fireAndDelete := func(job string) {
@@ -184,7 +184,7 @@ func TestGravesAreBounded(t *testing.T) {
 	}
 }
 
-// Each skip is counted for who listens, by its reason.
+// The listener hears of each skip, with its reason.
 func TestSkipsAreHeard(t *testing.T) {
 	f := newFeed(t)
 	got := make(map[string]uint64)
@@ -203,8 +203,8 @@ func TestSkipsAreHeard(t *testing.T) {
 	}
 }
 
-// Each command is counted for who listens by its verb and outcome, and each record that changed nothing by the reason. What
-// is no command has one name, whatever it calls itself.
+// The listener hears of each command with its verb and outcome, and of each record that changed nothing, with the reason. Unknown
+// verbs have one name for it, whatever they are.
 func TestCommandsAreHeard(t *testing.T) {
 	f := newFeed(t)
 	var got []string
@@ -223,8 +223,8 @@ func TestCommandsAreHeard(t *testing.T) {
 	}
 }
 
-// An owner's digest is held against that of a replica, which may be another build of the same Logic: each decision goes into
-// it, and always in the same way.
+// An owner's digest is compared with that of a replica, which may be another build of the same Logic. So each decision must go into
+// the digest, and always in the same way.
 func TestDigest(t *testing.T) {
 	f := newFeed(t)
 	tick := func(limit uint64) *Entry {

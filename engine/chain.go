@@ -1,75 +1,80 @@
 package engine
 
-// The chain
+// # The chain
 //
-// The simple way to publish outputs exactly once is to publish one, wait for its ack, note it down, and
-// publish the next: a round trip and a write for each. The chain does neither. Every message carries
-// the sequence that the stream must have before it (Nats-Expected-Last-Sequence), so the stream itself
-// takes each output once, in order, without gaps, and nothing needs to be noted down: after a crash the
-// stream says how far it is.
+// The simple version. To publish outputs exactly once, publish one, wait for its ack, note it down, and
+// publish the next: a round trip and a write for each. The chain needs neither. Every message carries
+// the sequence that the stream must have before it (Nats-Expected-Last-Sequence). So the stream itself
+// takes each output once, in order, without gaps, and after a crash the stream's end says how far it is.
 //
 // Invariants:
-//   - Output number n is always the same message (the machine is deterministic), so it does not matter
-//     which owner's copy of n the stream took.
+//
+//   - Output number n is always the same message, because the machine is deterministic. So it does not
+//     matter which owner's copy of n the stream took.
 //   - Between two losses of the chain, output numbers and stream sequences grow together: an ack for
-//     sequence s speaks for the one number that belongs to s, and for all before it.
+//     sequence s confirms the one output that belongs to s, and all before it.
 //   - If message k is refused, k+1 … are refused too, since each expects the one before it. So only some
-//     messages of a window ask for an ack, and the newest ack speaks for the rest.
+//     messages of a window ask for an ack, and the newest ack confirms the rest.
 //
-// The sequence alone does not give the last one. When somebody else's message takes the place of k, k+1
-// finds the sequence that it expects, is stored, and its ack speaks for k, which is lost. So each message
-// but the first after a resumption also expects the message id of the one before it
-// (Nats-Expected-Last-Msg-Id). The ids are this chain's own, another chain's copy has another: the stream's
-// de-duplication would answer a copy with the sequence where the other stands.
+// What is hard. Sequences alone do not give the third invariant. When a foreign message (one that is not an
+// output of this partition) takes the place of k, then k is refused; but k+1 finds the sequence that it
+// expects and is stored, and its ack seems to confirm k, which is lost. Against that a chain does one of
+// three things:
 //
-// Ids are a quarter of what a message costs the server. So a chain does without them as long as its host would hear of
-// every foreign message (Watched): the host subscribes to the partition's subjects on the chain's own connection, without the
-// echo of what it sends itself, to a server that stands alone. When it hears of a foreign message, it loses the chain,
-// and links its messages from then on. It does the same when it finds one in the stream: behind a foreign message each
-// output stands at another sequence, and what is still in flight must not be taken beside what is sent again. What the foreign
-// message displaced is found when the chain is resumed: the host surveys all that the stream holds above what the log
-// knows to be stored, and publishes again what is missing. The word about a foreign message may come a moment later than
-// the ack of the message behind it; so an output counts as stored for good, and may be forgotten, only some time after
-// its ack (the host's syncOutputs).
-//
-// On a replicated stream messages must not be linked at all. nats-server checks the sequence before it proposes a
-// message, but the id only when each replica applies it, and from 2.14 on it takes a mismatch there for a replica that went
-// wrong: the stream stops on all of them, for good (TestReplicatedLink in engine/streams). Two owners one after the other
-// are enough for that, without any foreign message. So there each message is confirmed by an ack of its own (Confirm): one
-// that was displaced is refused, and the chain takes no ack beyond it. These acks cost a third of the throughput. The first
-// message after a resumption goes alone, so that either it or what is in flight from before is refused.
+//   - It links its messages: each but the first after a resumption also expects the message id of the
+//     one before it (Nats-Expected-Last-Msg-Id). Each chain makes its own ids. If two chains' copies of an
+//     output had the same id, the stream's de-duplication would answer the second copy with the sequence
+//     of the first.
+//   - It is watched (Watch), and links nothing. Ids are a quarter of what a message costs the server. A chain
+//     does without them while its host would hear of every foreign message: the host subscribes to the
+//     partition's subjects on the chain's own connection, without an echo of what it sends itself, to a
+//     server that stands alone. When the host hears of a foreign message, or finds one in the stream, it
+//     loses the chain, and links from then on: behind that message each output has another sequence, and
+//     what is still in flight must not be stored beside what is sent again. When the chain is resumed, the
+//     host surveys all that the stream holds above what the log knows to be stored (Survey), and publishes
+//     what is missing. It may hear of a foreign message a moment after the ack of the message behind it.
+//     So an output counts as stored for good, and may be forgotten, only some time after its ack (the
+//     host's syncOutputs).
+//   - It has each message confirmed by an ack of its own (Confirm), and links nothing: for replicated streams.
+//     A message that was displaced is refused, and the chain takes no ack beyond it. The first message
+//     after a resumption goes alone, so that either it or what is in flight from before is refused. The
+//     acks cost a third of the throughput. Linking is not possible there: nats-server checks the sequence
+//     before it proposes a message, but the id only when each replica applies it, and from 2.14 on it
+//     takes a mismatch there for a replica that went wrong. Then the stream stops on all replicas, for
+//     good (TestReplicatedLink in engine/streams). For that two owners one after the other are enough,
+//     without any foreign message.
 //
 // Any refusal, missing ack or lost connection loses the chain: what is in flight may or may not be
 // stored. The host then asks the stream for its end and resumes from there. Messages of the lost window
-// that still arrive afterwards are either taken, which is as good as ours, or refused.
+// that still arrive afterwards are either stored, which is as good as ours, or refused.
 //
 // Tried and rejected: message ids and the de-duplication window (150 bytes an id, and it forgets);
 // atomic batches (11–20 ms each); a commit record for each output in the local log (a write a trigger).
 
-// The window bounds how many outputs are in flight. The chains of a host that publish at the same time share it, as they share its
-// cores and its disk. So an output of high priority that becomes due waits behind the same number of others whether one chain publishes
-// or many; and a chain that drains alone goes as fast as its stream takes it.
+// The window bounds how many outputs are in flight. The chains of a host that publish at the same time share it, because they share
+// the host's cores and its disk. So an output of high priority that becomes due waits behind the same number of others whether one
+// chain publishes or many; and a chain that drains alone goes as fast as its stream stores.
 //
-// Less of it is open while outputs overtake others that were due before them: those that overtake are mostly of high priority, and should
-// not wait long. It is what the embedded server stored within hurriedTime of late, so that they wait no longer on a slow machine, or while
-// a sync of the streams takes half of the cores. Why not always: a drain of one priority loses a twentieth of its rate by it. Why not where
-// messages are confirmed: a round trip to several servers takes what the network takes.
+// While outputs overtake others that were due before them, only part of the window is open: those that overtake are mostly of high
+// priority, and should not wait long. That part is what the embedded server recently stored within hurriedTime, so that the wait is no
+// longer on a slow machine, or while a sync of the streams takes half of the cores. Not always, because a drain of one priority would
+// lose a twentieth of its rate. Not where messages are confirmed, because the time of a round trip to several servers is the network's.
 //
-// Tried and rejected: a window for each chain, of what it drains in 20 ms. A chain whose acks have all come may be waiting for work or
-// for its window, and with a share of two cores its acks have mostly all come. When these pauses were left out of the measurement, the
-// windows of eight chains grew to 1,600 each and the wait to 150 ms; when they were left in, nothing was ever measured.
+// Tried and rejected: a window for each chain, of what it drains in 20 ms. A chain with nothing in flight may be waiting for work or
+// for its window, and on two shared cores a chain mostly has nothing in flight. When these pauses were left out of the measurement,
+// the windows of eight chains grew to 1,600 each, and the wait to 150 ms; when they were left in, nothing was ever measured.
 const (
 	windowAll       = 5120
 	windowMin       = 128  // of a chain: with 64 a round trip starved it
-	windowConfirmed = 512  // at the most: what is in flight is asked for, and sent again, when a leader is lost
+	windowConfirmed = 512  // at most: what is in flight must be looked for, and sent again, when a leader is lost
 	acksFlying      = 8    // acks asked for in one window
 	roomShare       = 4    // a fourth of the window must be free before more outputs are made
-	hurryFor        = 8192 // for so many outputs after one that overtook others less of the window is open
+	hurryFor        = 8192 // outputs for which only part of the window is open, after one that overtook others
 	hurriedLeast    = HurriedMost / 2
 	hurriedTime     = 0.012 // s
 )
 
-// HurriedMost is how much of the window is open at the most while outputs overtake others.
+// HurriedMost is how much of the window is open at most while outputs overtake others.
 const HurriedMost = windowAll * 3 / 4
 
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
@@ -87,35 +92,36 @@ type Chain struct {
 	asked   int    // outputs sent since an ack was last asked for
 	stored  Acked  // the newest output known to be in the stream
 
-	window  int
-	hurried int
+	window  int   // this chain's share
+	hurried int   // its share while outputs overtake others
 	due     int64 // of the trigger that was offered last
 	hurry   int   // how many outputs are still to be stored before the whole window is open again (hurryFor)
 }
 
-// NewChain returns a chain that must be resumed first. It links its messages, and shares its window with many.
+// NewChain returns a chain that must be resumed first. It links its messages, and has the least share of the window until Share.
 func NewChain() *Chain { return &Chain{lost: true, window: windowMin, hurried: windowMin} }
 
-// Hurried is how much of the window is open while outputs overtake others, by how many outputs the embedded server stored of late, a second.
+// Hurried is how much of the window is open while outputs overtake others. perSecond is how many outputs the embedded server
+// recently stored in a second.
 func Hurried(perSecond float64) int {
 	return int(min(max(perSecond*hurriedTime, hurriedLeast), HurriedMost))
 }
 
-// Share tells the chain how many of its host's chains have something to put out now, itself included, and how much of their window is
-// open while outputs overtake others.
+// Share tells the chain how many of its host's chains have outputs to publish now, itself included, and how much of the whole window
+// is open while outputs overtake others (Hurried).
 func (c *Chain) Share(chains, hurried int) {
 	chains = max(chains, 1)
 	c.window, c.hurried = max(windowAll/chains, windowMin), max(hurried/chains, windowMin)
 }
 
-// Watch tells whether the host hears of every foreign message. Only then the chain goes without links.
+// Watch says whether the host would hear of every foreign message. Only then does the chain go without links.
 func (c *Chain) Watch(watched bool) { c.watched = watched }
 
 // Watched tells what Watch was told.
 func (c *Chain) Watched() bool { return c.watched }
 
-// Confirm has every message confirmed by its own ack instead of linked to the one before: for a stream that is, or may
-// become, replicated. The host must then give Acked only the answers to messages sent since the chain was resumed.
+// Confirm has every message confirmed by an ack of its own instead of linked to the one before: for a stream that is, or may
+// become, replicated. The host must then give Acked only the acks of messages sent since the chain was resumed.
 func (c *Chain) Confirm() { c.confirm = true }
 
 // Confirms tells whether Confirm was called.
@@ -125,7 +131,7 @@ func (c *Chain) Confirms() bool { return c.confirm }
 type Publish struct {
 	Output *Output // valid until the next call on the chain
 	Expect uint64  // Nats-Expected-Last-Sequence
-	Named  bool    // it has an id, for the next one to be linked to
+	Named  bool    // send it with a message id, which the next one is linked to
 	Linked bool    // the stream's last message must be the one that this chain sent before
 	Ack    bool    // ask for an ack
 }
@@ -139,8 +145,8 @@ func (c *Chain) Lose() {
 	c.queue, c.room, c.sent, c.asked = nil, nil, 0, 0
 }
 
-// Resume goes on after the stream's end: lastSeq is the stream's last sequence, number the output that is
-// the last one in it, and outputs are the ones after number, contiguous.
+// Resume goes on after the stream's end: lastSeq is the stream's last sequence, number the last output
+// in it, and outputs are the ones after number, contiguous.
 func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
 	*c = Chain{
 		watched: c.watched, confirm: c.confirm, alone: c.confirm,
@@ -154,7 +160,7 @@ func (c *Chain) Offer(outputs []Output) {
 	if c.lost {
 		return
 	}
-	// Where append would allocate, there is mostly room in front of the queue, left by outputs that are stored.
+	// Where append would allocate, there is mostly room in front of the queue, where outputs that are stored were.
 	if n := len(c.queue); n+len(outputs) > cap(c.queue) {
 		if 2*(n+len(outputs)) > cap(c.room) {
 			c.room = make([]Output, 4*(n+len(outputs)))
@@ -205,7 +211,7 @@ func (c *Chain) Next(now int64) (Publish, bool) {
 	return p, true
 }
 
-// full tells whether there is nothing that may be sent, whatever the time.
+// full tells whether nothing may be sent, whatever the time.
 func (c *Chain) full() bool {
 	return c.lost || c.sent == len(c.queue) || c.sent >= c.open() || c.alone && c.sent > 0
 }
@@ -218,9 +224,9 @@ func (c *Chain) HoldUntil() (at int64, ok bool) {
 	return c.queue[c.sent].Due, true
 }
 
-// Acked takes the stream's word that the message at seq is stored, and returns the outputs that are known
-// to be stored by it: which they are, and when they were due. Doubled and late acks are harmless. Where each message is
-// confirmed by its own, an ack that leaves one out loses the chain.
+// Acked takes an ack, which says that the message at seq is stored. It returns the outputs that are known to be stored by that,
+// only with Number, Due and Kind. Duplicate and late acks are harmless. Where each message is confirmed by an ack of its own, an
+// ack that leaves one out loses the chain.
 func (c *Chain) Acked(seq uint64) []Output {
 	if c.lost || seq <= c.stored.Seq || seq > c.expect {
 		return nil
@@ -233,7 +239,7 @@ func (c *Chain) Acked(seq uint64) []Output {
 	n := int(seq - c.stored.Seq)
 	c.stored = Acked{c.stored.Output + uint64(n), seq}
 	stored := c.queue[:n]
-	for i := range stored { // their texts would stay in memory until others take their place
+	for i := range stored { // without their texts, which would stay in memory until other outputs take their place
 		stored[i] = Output{Number: stored[i].Number, Due: stored[i].Due, Kind: stored[i].Kind}
 	}
 	c.queue = c.queue[n:]

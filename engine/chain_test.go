@@ -2,7 +2,7 @@ package engine
 
 import "testing"
 
-// numbered makes outputs from..to, each due at a time.
+// numbered makes the outputs from..to, all due at the same time.
 func numbered(from, to uint64, due int64) []Output {
 	var outputs []Output
 	for n := from; n <= to; n++ {
@@ -11,8 +11,8 @@ func numbered(from, to uint64, due int64) []Output {
 	return outputs
 }
 
-// TestChain follows one chain: what it sends, what it asks an ack for, and what an ack speaks for. Lost
-// acks, refusals and other writers are the simulator's.
+// TestChain follows one chain: what it sends, for which messages it asks for an ack, and which outputs an ack confirms. The simulator
+// tests lost acks, refusals and other writers.
 func TestChain(t *testing.T) {
 	c := NewChain()
 	c.Offer(numbered(1, 1, 0))
@@ -36,7 +36,7 @@ func TestChain(t *testing.T) {
 	if stored := c.Acked(9); len(stored) != 2 || c.Stored() != (Acked{6, 9}) || c.InFlight() != 0 {
 		t.Errorf("an ack for 9 speaks for %d outputs, up to %+v", len(stored), c.Stored())
 	}
-	for _, seq := range []uint64{9, 3, 10} { // doubled, late, of what was never sent
+	for _, seq := range []uint64{9, 3, 10} { // a duplicate, a late one, one of a message that was never sent
 		if stored := c.Acked(seq); stored != nil || c.Stored() != (Acked{6, 9}) {
 			t.Errorf("an ack for %d speaks for %d outputs", seq, len(stored))
 		}
@@ -50,7 +50,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// What is stored is let go of: a chain moves through its memory slowly, and payloads are large.
+// The texts of stored outputs are freed at once, because a chain moves through its memory slowly, and payloads are large.
 func TestChainLetsGo(t *testing.T) {
 	c := NewChain()
 	c.Share(1, HurriedMost)
@@ -93,7 +93,7 @@ func TestChainLetsGo(t *testing.T) {
 	}
 }
 
-// TestChainWindow fills a window: it ends, acks are asked for on the way, and room is what is left.
+// TestChainWindow fills a window: sending stops at its end, acks are asked for on the way, and Room is what is left.
 func TestChainWindow(t *testing.T) {
 	for _, chains := range []int{1, 8, 1000} {
 		c := NewChain()
@@ -203,7 +203,7 @@ func TestChainHurries(t *testing.T) {
 		offer(now)
 		offer(now)
 		open(window)
-		offer(now - 500) // it waits, behind one of high priority that is due now
+		offer(now - 500) // it waited behind an output of high priority that is due now
 		open(window * 3 / 4)
 		if c.Share(1000, HurriedMost); !confirms && c.open() != windowMin {
 			t.Errorf("one of 1000 chains may have %d outputs under way", c.open())
@@ -227,8 +227,8 @@ func TestChainConfirmsFew(t *testing.T) {
 	}
 }
 
-// A chain whose messages are confirmed one by one: no ids, an ack each, the first one alone, and nothing counts behind
-// an answer that did not come.
+// A chain whose messages are confirmed one by one: no ids, an ack for each, the first message goes alone, and nothing behind
+// a missing ack counts.
 func TestChainConfirms(t *testing.T) {
 	c := NewChain()
 	c.Confirm()
@@ -275,7 +275,7 @@ func TestChainQueue(t *testing.T) {
 	var offered, sent uint64
 	for step := range uint64(10_000) {
 		n := step * 7 % 300
-		c.Offer(numbered(offered+1, offered+n, int64(step|1))) // every other time they wait for a step
+		c.Offer(numbered(offered+1, offered+n, int64(step|1))) // in every other step they are not due yet
 		offered += n
 		for {
 			p, ok := c.Next(int64(step))

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Changes take what a checkpoint changes against the one before it, in rooms of pairs; nil stands for no pair.
-// They keep the slices. (snapshot.Build is one.)
+// Changes takes the differences between a checkpoint and the one before it, in rooms of pairs. A nil old or value means
+// that there is no pair. It keeps the slices. (snapshot.Build is one.)
 type Changes interface {
 	State(position uint64, state []byte)
 	Change(room byte, key, old, value []byte)
@@ -17,42 +17,42 @@ type Changes interface {
 	Cut(room byte, key []byte)
 }
 
-// base is the checkpoint that changes are counted from. The zero base is an empty one.
+// base is the checkpoint that changes are counted from. The zero base is an empty checkpoint.
 type base struct {
-	position uint64 // of the machine: specs up to here are in it
+	position uint64 // of the machine: specs of puts up to here are in it
 	made     uint64 // outputs up to here are in it, or were stored for good
-	acked    uint64 // outputs up to here are of no use to it
+	acked    uint64 // outputs up to here were stored for good, and are not needed in it
 }
 
 func (m *Machine) asBase() base { return base{m.position, m.outbox.made, m.outbox.acked.Output} }
 
-// Checkpoint is one being taken: the machine's state at one moment, as what changed since the checkpoint before.
+// Checkpoint is a checkpoint being taken: the machine's state at one moment, as what changed since the checkpoint before.
 // The machine may go on applying records meanwhile.
 //
-//	c := m.BeginCheckpoint()        // these come between records,
-//	for c.Next(500) {
+//	c := m.BeginCheckpoint()        // between records
+//	for c.Next(500) {               // each call between records
 //	}
-//	c.Write(build, position)        // this need not:
-//	err := build.Commit()           // it is the most of the work
+//	c.Write(build, position)        // beside the machine, in another goroutine
+//	err := build.Commit()           // the same; these two are most of the work
 //	c.Committed()                   // between records; or c.Abandon()
 //
-// A job that changes before its turn came is taken first, as it was.
+// A job that is about to change before Next has come to it is taken at once, as it was (touch).
 type Checkpoint struct {
 	m       *Machine
 	from    base
 	to      base
 	state   []byte
 	changes *generation
-	cursor  int // jobs before it are taken
+	cursor  int // how many entries of changes are taken
 	outputs []Output
 
 	forced []*forcedFire // new ones
-	graves []*grave
-	ledger int // of those that came, these are looked at
+	graves []*grave      // new ones
+	ledger int           // how many of changes.forced.born, then of changes.graves.born, are taken
 }
 
-// BeginCheckpoint starts taking the state as it is now. Its work does not grow with what there is or what changed.
-// One is taken at a time; a second call abandons the first.
+// BeginCheckpoint starts taking the state as it is now. The time it takes does not depend on how many jobs there are or changed.
+// Only one checkpoint is taken at a time; a second call abandons the first.
 func (m *Machine) BeginCheckpoint() *Checkpoint {
 	if m.saving != nil {
 		m.saving.Abandon()
@@ -60,7 +60,7 @@ func (m *Machine) BeginCheckpoint() *Checkpoint {
 	c := &Checkpoint{
 		m: m, from: m.base, to: m.asBase(), state: m.appendState(nil), changes: m.changes,
 	}
-	c.outputs, _ = m.outbox.after(max(c.from.made, c.to.acked)) // what follows the acked one is held
+	c.outputs, _ = m.outbox.after(max(c.from.made, c.to.acked)) // ok: all outputs after the acked one are held
 	m.outbox.pin()
 	m.changes = newGeneration(m.changes.number + 1)
 	m.saving = c
@@ -91,7 +91,7 @@ func (c *Checkpoint) Next(n int) (more bool) {
 	return c.cursor < c.changes.n || c.ledger < len(forced)+len(graves)
 }
 
-// take keeps the row of a job as it is, and its spec if it is a new one, and says how many bytes of spec that was.
+// take keeps the row of a job as it is now, and its spec if no checkpoint has that yet. It returns how many bytes of spec it copied.
 func (c *Checkpoint) take(i uint32) (copied int) {
 	e := c.changes.at(i)
 	if e.slot == noSlot || e.row != 0 {
@@ -109,8 +109,8 @@ func (c *Checkpoint) take(i uint32) (copied int) {
 	return copied
 }
 
-// Write hands over what changed, once Next has said that it is all taken. position is the caller's, of the log.
-// It reads nothing that the machine changes.
+// Write hands over what changed, once Next has said that all of it is taken. position is the caller's position in the log.
+// Write reads nothing that the machine may change meanwhile.
 func (c *Checkpoint) Write(to Changes, position uint64) {
 	to.State(position, c.state)
 	c.writeJobs(to)
@@ -134,9 +134,10 @@ func (c *Checkpoint) Write(to Changes, position uint64) {
 	}
 }
 
-// writeJobs writes the jobs that changed. An id that was deleted and put again has two entries.
+// writeJobs writes the jobs that changed. A job that was deleted and put again has two entries, of which only the second leads to
+// a pair of its id.
 func (c *Checkpoint) writeJobs(to Changes) {
-	deleted := make(map[string][]byte) // where their rows were, by id
+	deleted := make(map[string][]byte) // pointers to the rows of deleted jobs, by id
 	for i := range c.changes.n {
 		if old, now := c.rows(i); old != nil && now == nil {
 			_, id := old.names()
@@ -146,7 +147,7 @@ func (c *Checkpoint) writeJobs(to Changes) {
 	for i := range c.changes.n {
 		old, now := c.rows(i)
 		if old == nil && now == nil {
-			continue // it came and went
+			continue // created and deleted in between
 		}
 		writeRow(to, old, now)
 		if now == nil {
@@ -168,13 +169,13 @@ func (c *Checkpoint) writeJobs(to Changes) {
 	}
 }
 
-// rows returns a job's row as it was and as it is; nil: there was none, or is none.
+// rows returns a job's row as it was and as it is now; nil if the job did not, or does not, exist.
 func (c *Checkpoint) rows(i int) (old, now row) {
 	e := c.changes.at(uint32(i))
 	return c.changes.rows.get(e.old), c.changes.rows.get(e.row)
 }
 
-// writeRow writes a job's row, one of which may be nil, and gives up the spec that it has no longer.
+// writeRow writes the change of a job's row from old to now, one of which may be nil, and drops the spec that the job no longer has.
 func writeRow(to Changes, old, now row) {
 	switch {
 	case old == nil:
@@ -197,7 +198,7 @@ func writeRow(to Changes, old, now row) {
 	to.Drop(roomSpecs, was.append(nil))
 }
 
-// Committed says that the checkpoint is on disk: changes are counted from it now, and the machine's table has it.
+// Committed says that the checkpoint is on disk. From now on changes are counted from it, and the machine's table has it (see Attach).
 func (c *Checkpoint) Committed() {
 	if m := c.end(); m != nil {
 		m.base = c.to
@@ -205,8 +206,8 @@ func (c *Checkpoint) Committed() {
 	}
 }
 
-// Abandon gives the checkpoint up, unless it has ended: the next one has its changes, too. Its work grows with
-// them.
+// Abandon gives the checkpoint up, unless it has ended. The next checkpoint has its changes, too. The time this takes grows with their
+// number.
 func (c *Checkpoint) Abandon() {
 	m := c.end()
 	if m == nil {
@@ -236,7 +237,7 @@ func (c *Checkpoint) Abandon() {
 	m.changes.absent = append(c.changes.absent, m.changes.absent...)
 }
 
-// moved is a row of the checkpoint in the generation after it.
+// moved copies a row of the checkpoint into the generation after it.
 func (c *Checkpoint) moved(m *Machine, r ref) ref {
 	if r == 0 {
 		return 0
@@ -244,7 +245,7 @@ func (c *Checkpoint) moved(m *Machine, r ref) ref {
 	return m.changes.rows.add(c.changes.rows.get(r))
 }
 
-// end returns the machine if the checkpoint is the one being taken.
+// end ends the checkpoint and returns the machine; nil if the checkpoint has ended already.
 func (c *Checkpoint) end() *Machine {
 	m := c.m
 	if m == nil || m.saving != c {
@@ -255,9 +256,9 @@ func (c *Checkpoint) end() *Machine {
 	return m
 }
 
-// Export hands over the whole state, as a checkpoint does that follows none. It leaves out completed jobs that are
-// gone, so what it hands over depends on the log alone. It is for tools: it takes long, and no record may be
-// applied meanwhile. Jobs that are not in memory come there. Errors: those of Load.
+// Export hands over the whole state, like a checkpoint that follows an empty one. It leaves out completed jobs that are
+// gone, so what it hands over depends only on the log. It is for tools: it takes long, no record may be
+// applied meanwhile, and it brings all jobs into memory. Errors: those of Load.
 func (m *Machine) Export(to Changes, position uint64) error {
 	if err := m.loadAll(); err != nil {
 		return err
@@ -276,7 +277,7 @@ func (m *Machine) Export(to Changes, position uint64) error {
 			c.graves = append(c.graves, g)
 		}
 	}
-	c.outputs, _ = m.outbox.after(m.outbox.acked.Output) // what follows it is held
+	c.outputs, _ = m.outbox.after(m.outbox.acked.Output) // ok: all outputs after the acked one are held
 	c.Write(to, position)
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
-// TestCheckpointPause looks at how much of a checkpoint is done while the machine waits: to begin and to end one is
-// the same work whatever there is, seen by what it allocates, and a slice takes no more than it was told to.
+// TestCheckpointPause looks at the work of a checkpoint for which the machine must wait: beginning and ending one costs
+// the same however many jobs there are, measured by allocations, and a slice takes no more jobs than it was told to.
 func TestCheckpointPause(t *testing.T) {
 	allocated := func(do func()) uint64 {
 		var before, after runtime.MemStats
@@ -29,7 +29,7 @@ func TestCheckpointPause(t *testing.T) {
 			f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: fmt.Sprintf("job-%d", i)})
 		}
 		f.now += 1000
-		f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: uint64(2 * n)}}}) // outputs that nobody stores
+		f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: uint64(2 * n)}}}) // the outputs are never acked
 		for i := range n {
 			f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: fmt.Sprintf("dead-%d", i)})
 		}
@@ -58,7 +58,7 @@ func TestCheckpointPause(t *testing.T) {
 	}
 	fewBegin, fewEnd := bytes(100)
 	manyBegin, manyEnd := bytes(5000)
-	const slack = 8 << 10 // a list of what there is would be 40 KB at least
+	const slack = 8 << 10 // a list of all jobs would be at least 40 KB
 	if manyBegin > fewBegin+slack || manyEnd > fewEnd+slack {
 		t.Errorf("to begin takes %d bytes with few, %d with many; to end %d and %d", fewBegin, manyBegin, fewEnd, manyEnd)
 	}
@@ -117,17 +117,17 @@ func TestCheckpointIncremental(t *testing.T) {
 	f.put("job-1", `{"schedule":"@every 2h"}`)                      // row deleted, row, id; spec
 	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "job-2"})   // row deleted, row, id
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-3"}) // row, id, both deleted
-	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job-4"})     // the fire
-	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "job-5"})   // there
-	f.apply(&Entry{Kind: KindResume, Verb: "resume", Job: "job-5"}) // and back: row deleted, row, id
-	f.put("new", `{"schedule":"@every 2h"}`)                        // came
-	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "new"})   // and went
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job-4"})     // the forced fire
+	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "job-5"})   // with the next line:
+	f.apply(&Entry{Kind: KindResume, Verb: "resume", Job: "job-5"}) // row deleted, row, id
+	f.put("new", `{"schedule":"@every 2h"}`)                        // with the next line:
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "new"})   // nothing
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-6"}) // row deleted
 	f.put("job-6", `{"schedule":"@every 1h"}`)                      // row, id; spec
 	write(3+3+2+1+3+0+3, 2, 3)
 }
 
-// What a checkpoint wrote leaves memory once the table has it, and Clean has been through.
+// Jobs that a checkpoint wrote leave memory once the table has them and Clean has looked at them all.
 func TestCommittedLeavesMemory(t *testing.T) {
 	f := newFeed(t)
 	s := saved{m: f.m}
@@ -161,7 +161,7 @@ func TestCommittedLeavesMemory(t *testing.T) {
 	runtime.KeepAlive(f)
 }
 
-// What a checkpoint takes between two records is bounded in bytes of specs, too; and it leaves the outbox alone when it ends.
+// The work of a checkpoint between two records is bounded in bytes of specs, too; and a checkpoint that ends leaves the outbox alone.
 func TestCheckpointOfLargeJobs(t *testing.T) {
 	f := newFeed(t)
 	const size = 300 << 10

@@ -8,7 +8,7 @@ import (
 )
 
 // Claim takes a partition: its sequence in the log becomes the partition's epoch. It also carries what
-// every reader must compute alike: the versions of the rules, and the settings that outputs depend on.
+// must be the same for every reader: the versions of the rules, and the settings that outputs depend on.
 type Claim struct {
 	Node         string `json:"node"`
 	Logic        int    `json:"logic"`         // Logic of the binary that claims
@@ -48,11 +48,11 @@ func (c Claim) newer(o Claim) bool {
 
 func (c Claim) sameRules(o Claim) bool { return c.Logic == o.Logic && c.TZData == o.TZData }
 
-// Rules are what this binary computes by.
+// Rules are the versions of the rules that this binary computes by.
 func Rules() Claim { return Claim{Logic: Logic, TZData: schedule.TZVersion()} }
 
 // takeClaim makes the claim's sequence the partition's epoch. A claim under older rules than those in
-// force is void: its node must refuse to go on, and nobody follows it.
+// force has no effect: its node must refuse to go on, and no reader follows it.
 func (m *Machine) takeClaim(e *Entry) (uint64, error) {
 	if m.claim.newer(e.Claim) {
 		m.garbage("older_rules")

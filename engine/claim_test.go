@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A state may come from a node with other rules. Ticks above it stop the machine, which says which of the two versions can go on.
+// A state may come from a node with other rules. Then the first tick stops the machine, and the error says which of the two versions can
+// go on.
 func TestTicksUnderOtherRules(t *testing.T) {
 	for _, c := range []struct{ tzdata, says string }{
 		{"1999a", "drain it with that version"},

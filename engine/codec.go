@@ -10,8 +10,8 @@ var (
 	errValue = errors.New("a value is out of range")
 )
 
-// decoder reads the varint formats of this package. Its first error sticks, and every later read
-// returns zero, so that a decoding function checks once.
+// decoder reads the varint formats of this package. Its first error stays, and every later read
+// returns zero, so that a decoding function needs to check only once.
 type decoder struct {
 	b   []byte
 	err error

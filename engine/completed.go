@@ -1,19 +1,19 @@
 package engine
 
-// A completed job stays until two watermarks of the state have passed it: completions until the retention
-// ago, and all but so many of the newest. Both follow from the log, and neither goes back, whatever a later
-// claim says. A job behind them is gone: nothing that can be asked tells it from one that was never there.
-// When its memory is freed is this replica's own affair, and a few at a time will do.
+// A completed job stays until one of two watermarks has passed it: by time, after the retention; by number, when enough
+// jobs have completed after it. Both follow from the log, and neither goes back, whatever a later
+// claim says. A job that a watermark has passed is gone: no answer differs from what it would be if the job had never been.
+// When its memory is freed is each replica's own affair, so a few at a time are enough.
 type watermark struct {
-	at     int64  // jobs that completed up to here, ms, are gone
-	number uint64 // and so are those with completions up to this one
+	at     int64  // ms: jobs that completed at or before this time are gone
+	number uint64 // and so are those whose number of completion is not greater than this
 }
 
 func (w watermark) passed(j *job) bool {
 	return j.status == statusCompleted && (j.next <= w.at || j.armed <= w.number)
 }
 
-// expire lets the watermark follow time and the completions.
+// expire moves the watermark on with time and completions.
 func (m *Machine) expire(now int64) {
 	if m.epoch == 0 {
 		return
@@ -24,7 +24,7 @@ func (m *Machine) expire(now int64) {
 	}
 }
 
-// finish keeps a job that has no fire left until the watermark passes it. Completions are in order of time.
+// finish makes a job that has no fire left a completed one. Completions are in order of time.
 func (m *Machine) finish(slot uint32, j *job) {
 	m.finished++
 	m.become(j, statusCompleted)
@@ -40,8 +40,8 @@ func (m *Machine) isStale(c completion) bool {
 	return j.status != statusCompleted || j.armed != c.number
 }
 
-// pinned tells whether something of a job waits that has to be put out first: a fire that was asked for, or
-// the event of its completion.
+// pinned tells whether a job must stay because an output of it waits: a turn in the ready queue, such as the event of its
+// completion, or a forced fire.
 func (m *Machine) pinned(slot uint32, j *job) bool {
 	return j.place == inReady || len(m.forcedBy[slot]) > 0
 }
@@ -50,7 +50,7 @@ func (m *Machine) gone(slot uint32, j *job) bool {
 	return m.expired.passed(j) && !m.pinned(slot, j)
 }
 
-// free gives back what a job takes of memory if it is gone.
+// free removes a job from memory if it is gone.
 func (m *Machine) free(slot uint32, j *job) (freed bool) {
 	if freed = m.gone(slot, j); freed {
 		m.remove(slot, j)
@@ -58,8 +58,8 @@ func (m *Machine) free(slot uint32, j *job) (freed bool) {
 	return freed
 }
 
-// sweep frees gone jobs, looking at no more than n completions. One that is pinned is freed when what it
-// waited for is out.
+// sweep frees gone jobs, and looks at no more than n completions for it. A job that is pinned is freed later, once its outputs
+// are made.
 func (m *Machine) sweep(n int) {
 	for ; n > 0 && m.completed.len() > 0; n-- {
 		c := m.completed.first()

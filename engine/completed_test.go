@@ -7,7 +7,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// TestGoneIsGone asks for jobs whose time is over in every way there is, while they are still in memory.
+// TestGoneIsGone asks for jobs that are gone but still in memory, in every way there is.
 func TestGoneIsGone(t *testing.T) {
 	f := newFeed(t)
 	f.m.SetBounds(Bounds{Moves: 100, Ready: 100})
@@ -18,7 +18,7 @@ func TestGoneIsGone(t *testing.T) {
 	if n := f.tick(100); n != 8 {
 		t.Fatalf("%d fires", n)
 	}
-	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job-7"}) // keeps it
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job-7"}) // pins the job
 	f.now += f.m.claim.RetentionMS
 	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1}}})
 	if n := f.m.Stats().Completed; n != 8 {
@@ -58,7 +58,7 @@ func TestGoneIsGone(t *testing.T) {
 	}
 }
 
-// TestGoneWhileSaved lets what keeps a completed job come out while a checkpoint is being taken: the job is in
+// TestGoneWhileSaved makes the output that pins a completed job while a checkpoint is being taken: the job is in
 // that checkpoint.
 func TestGoneWhileSaved(t *testing.T) {
 	f := newFeed(t)
@@ -83,8 +83,8 @@ func TestGoneWhileSaved(t *testing.T) {
 	}
 }
 
-// TestGoneMemory completes far more jobs than are kept: those in memory and in the table stay few, and none is lost
-// that a checkpoint taken meanwhile must have.
+// TestGoneMemory completes far more jobs than are kept: few stay in memory and in the table, but all that a checkpoint taken
+// meanwhile must have.
 func TestGoneMemory(t *testing.T) {
 	f := newFeed(t)
 	f.m.claim.CompletedMax = 100
@@ -117,7 +117,7 @@ func TestGoneMemory(t *testing.T) {
 	}
 }
 
-// A job that completes again and again, behind one that stays completed, leaves nothing of its earlier completions.
+// A job that completes again and again, behind another that stays completed, leaves no memory of its earlier completions.
 func TestCompletedAgain(t *testing.T) {
 	f := newFeed(t)
 	f.put("gone", `{"schedule":"@in 1ms"}`)

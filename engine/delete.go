@@ -6,7 +6,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// delete removes a job with all that is pending of it.
+// delete removes a job, and all of its fires that wait.
 func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
 	slot, j, refusal := m.conditional(e)
 	if refusal != nil {

@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// Disk is an owner's word about the room on its disk. It goes through the log so that every reader refuses
-// the same jobs, and in a record of its own since a partition where nothing is due has no ticks.
+// Disk says whether an owner's disk is nearly full. It goes through the log, so that every reader refuses
+// the same jobs; and in a record of its own, because a partition where nothing is due has no ticks.
 type Disk struct {
-	Epoch uint64 // ignored unless it is the partition's
+	Epoch uint64 // the record is ignored unless this is the partition's epoch
 	Low   bool   // new jobs are refused, until an owner says otherwise
 }
 
@@ -37,7 +37,7 @@ func DecodeDisk(b []byte) (Disk, error) {
 	return disk, nil
 }
 
-// takeDisk notes the owner's word about its disk.
+// takeDisk notes whether the owner's disk is nearly full.
 func (m *Machine) takeDisk(e *Entry) {
 	if e.Disk.Epoch != m.epoch || m.epoch == 0 {
 		m.garbage("stale_epoch")

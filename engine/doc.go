@@ -1,7 +1,7 @@
-// Package engine is one partition of Carillon as a state machine, with what decides around it: which
-// tick to append (Owner) and which output to publish (Chain). Nothing in it has a clock, a goroutine,
-// randomness or I/O, so one seed replays a whole cluster's history (engine/sim), and replaying the log
-// is recovery.
+// Package engine is one partition of Carillon as a state machine (Machine), and the two decisions made
+// around it: which tick to append (Owner) and which output to publish (Chain). Nothing in it has a clock,
+// a goroutine, randomness or I/O. So recovery is replaying the log, and one seed replays the history of a
+// whole cluster (engine/sim).
 //
 // A host drives it like this; engine/node is that host, with group commit, locks and timers:
 //
@@ -35,13 +35,14 @@
 //
 // # A million jobs
 //
-// A job takes one line of the processor's cache, 64 bytes without a pointer, in a slot that never moves. Its id, the fields that a
-// version does not change, the request of its last command and its spec lie in pages of bytes (texts.go); what many specs or requests
-// have in common is stored once (frames.go). All jobs with the same expression share its parsed schedule (exprs.go). Fields that few
-// jobs have are kept apart. A job is found by its id through a table that grows in small steps (index.go). So the garbage collector
-// has next to nothing to follow: it takes 3 ms with half a million jobs, where jobs with two strings, a pointer and a map entry each
-// took 254. A recurring job takes 132 bytes beyond its payload, with its timer and its places in the indexes; until the next
-// checkpoint one that changed also keeps its row as it was, about 110 bytes.
+// A job takes one line of the processor's cache, 64 bytes without a pointer, in a slot that never moves. Its id, the fields that stay
+// the same while it keeps its version, the request of its last command and its spec lie in pages of bytes (texts.go); what many specs
+// or requests have in common is stored once (frames.go). All jobs with the same expression share its parsed schedule (exprs.go).
+// Fields that few jobs have are kept apart. A job is found by its id through a table that grows in small steps (index.go).
+//
+// So the garbage collector has next to nothing to follow: it takes 3 ms with half a million jobs, where jobs with two strings, a
+// pointer and a map entry each took 254. A recurring job takes 132 bytes beyond its payload, with its timer and its places in the
+// indexes. A job that changed also keeps its row as it was, about 110 bytes, until the next checkpoint.
 //
 // Files, in a reading order:
 //

@@ -5,13 +5,13 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// exprs shares parsed schedules between the jobs that have them: most have one of a few. Those of @at and
-// @in are not worth it, since a job's plan says all of them.
+// exprs shares parsed schedules between jobs: most jobs have one of a few. Those of @at and @in are not shared by text,
+// since a job's plan has the time itself.
 type exprs struct {
 	byKey  map[exprKey]exprRef
-	all    []shared // from 1
+	all    []shared // by exprRef; once comes first
 	free   []exprRef
-	unused int // of those in byKey
+	unused int // how many in byKey no job has
 }
 
 type exprKey struct {
@@ -27,13 +27,13 @@ type shared struct {
 	memo schedule.Memo
 }
 
-// exprRef is a place among the shared ones.
+// exprRef is a place in exprs.all.
 type exprRef uint32
 
-// unusedMax are kept for the next job that wants them.
+// unusedMax is how many schedules that no job has are kept, for the next job that wants them.
 const unusedMax = 4096
 
-// once are the expressions of @at and @in, whose times are in the plans.
+// once has one expression each for no schedule, @at and @in: the times of these are in the jobs' plans.
 var once = [...]*schedule.Expr{schedule.None: mustParse(""), schedule.At: mustParse("@at 1970-01-01T00:00:00Z"), schedule.In: mustParse("@in 1s")}
 
 func mustParse(text string) *schedule.Expr {
@@ -53,7 +53,7 @@ func (x *exprs) init() {
 
 func keyOf(j *carillon.Job) exprKey { return exprKey{j.Schedule, j.Zone, j.Gap, j.Fold} }
 
-// parse returns the schedule of a job, parsed now if no other has it.
+// parse returns the schedule of a job, and parses it if no other job has it.
 func (x *exprs) parse(j *carillon.Job) (*schedule.Expr, error) {
 	if ref, ok := x.byKey[keyOf(j)]; ok {
 		return x.at(ref), nil
@@ -63,7 +63,7 @@ func (x *exprs) parse(j *carillon.Job) (*schedule.Expr, error) {
 
 func (x *exprs) at(ref exprRef) *schedule.Expr { return x.all[ref].expr }
 
-// acquire keeps a schedule for a job.
+// acquire stores a job's schedule, or counts one more job for it.
 func (x *exprs) acquire(key exprKey, e *schedule.Expr) exprRef {
 	if kind := e.Kind(); int(kind) < len(once) {
 		return exprRef(kind)
@@ -87,7 +87,7 @@ func (x *exprs) acquire(key exprKey, e *schedule.Expr) exprRef {
 	return ref
 }
 
-// release is told that a job has it no more.
+// release notes that a job no longer has a schedule.
 func (x *exprs) release(ref exprRef) {
 	if int(ref) < len(once) {
 		return

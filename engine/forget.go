@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// Forgetting is where the table is to be read on for completed jobs that are gone.
+// Forgetting says from where the table is to be read next to find completed jobs that are gone.
 type Forgetting struct {
-	after []byte // key of the last one that was looked at
+	after []byte // key of the last completed job that was looked at
 	gone  watermark
 	base  int
 }
 
-// Gone are completed jobs of the table that a Forgetting found to be gone.
+// Gone are completed jobs of the table that are gone, as found by Forgetting.Read.
 type Gone struct {
 	Forgetting
 	rows []row
@@ -24,14 +24,14 @@ type Gone struct {
 // errEnough ends a scan.
 var errEnough = errors.New("enough")
 
-// Forgetting says where to read on. ok is false where nothing is to be forgotten, as all jobs are in memory.
-// Errors: what made the machine be of no use.
+// Forgetting says where to read on. ok is false if all jobs are in memory: then there is nothing to read.
+// Errors: Machine.Err.
 func (m *Machine) Forgetting() (f Forgetting, ok bool, err error) {
 	r := &m.residence
 	return Forgetting{slices.Clone(r.forgot), m.expired, r.bases}, !r.complete && r.err == nil, r.err
 }
 
-// Read reads the next completed jobs, at most n. It may run beside the machine, on a table that was opened after the
+// Read reads the next completed jobs that are gone, at most n. It may run beside the machine, on a table that was opened after the
 // machine was asked for the Forgetting. Errors: the table's, ErrCheckpoint.
 func (f Forgetting) Read(t Table, n int) (*Gone, error) {
 	g := &Gone{Forgetting: f}
@@ -52,8 +52,9 @@ func (f Forgetting) Read(t Table, n int) (*Gone, error) {
 	return g, err
 }
 
-// Forget gives up completed jobs that were read, and tells whether there may be more. Where they were read too long ago
-// nothing is done: they are to be read again. It comes before a checkpoint, which then takes them out, and between records.
+// Forget has the next checkpoint take the jobs out of the table, and tells whether there may be more. It does nothing, and returns true,
+// if they were read before the newest checkpoint or before another Forget: then they are to be read again. It must be called between
+// records.
 func (m *Machine) Forget(g *Gone) (more bool) {
 	r := &m.residence
 	if g.base != r.bases || !bytes.Equal(g.after, r.forgot) {

@@ -20,7 +20,7 @@ import (
 // testEpoch is when the tests' logs begin, unix ms.
 var testEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMilli()
 
-// The golden bytes of docs/formats are what the code writes, and what it reads back as.
+// The code writes the golden bytes of docs/formats, and reads them back.
 
 func TestRecordGolden(t *testing.T) {
 	page := golden(t, "log-record.md")
@@ -130,7 +130,7 @@ func TestRowsGolden(t *testing.T) {
 	same(t, m, restored)
 }
 
-// Rows and specs of a later version are refused by that, in whatever room.
+// Rows and specs of a later version are refused because of it, in whatever room.
 func TestNewerRows(t *testing.T) {
 	checkpoint := decoded(golden(t, "rows.md")["checkpoint"])
 	for room, rows := range checkpoint.rooms {
@@ -168,7 +168,7 @@ func encoded(v memtable.View) []byte {
 	return b
 }
 
-// pairs is a checkpoint of whatever bytes.
+// pairs is a checkpoint of arbitrary bytes.
 type pairs struct {
 	state []byte
 	rooms map[byte]map[string][]byte

@@ -2,33 +2,33 @@ package engine
 
 import "github.com/cespare/xxhash/v2"
 
-// frames keeps once what many texts say alike. Of jobs' specs that is topic and headers in front of the payload, what is between
-// payload and start, and schedule, zone, owner and labels behind that: a job has its payload, its start, and the number of its frame.
-// Of requests it is what a client's begin with.
+// frames stores once what many texts have in common. Of a job's spec that is topic and headers in front of the payload; what is
+// between payload and start; and end, schedule, zone, owner and labels behind the start. The job then has only its payload, its start,
+// and the number of its frame. Of a request it is the client's part in front (acquireRequest).
 //
-// What a text has beside its own becomes a frame when it comes for the fourth time of late, as a frame costs what some four to six
-// texts save by it: jobs that have nothing in common with others, such as one-shots with a time each, get none, and pay nothing
-// for it.
+// The common parts of a text are its ends. Ends get a frame when they come for the fourth time in recent puts, because a frame costs about
+// what four to six texts save by it. So jobs that have nothing in common with others, such as one-shots with a time each, get none,
+// and pay nothing.
 type frames struct {
 	byEnds map[string]frameRef
-	all    []frame // from 1
+	all    []frame // by frameRef; the first is not used
 	free   []frameRef
-	late   [1024]uint32 // of the ends that came of late and have no frame: half of their hash, at the place that the other half says; its last bits count
-	ends   []byte
+	late   [1024]uint32 // hashes of recent ends without a frame: half of the hash is the place, half the value, whose lowest bits count
+	ends   []byte       // memory for the ends that are looked for
 }
 
-// frame is what some jobs' texts have around their own, in one string.
+// frame is what some jobs' texts have around their own parts.
 type frame struct {
-	ends   string
-	middle int // where it begins, and
-	back   int // where what follows the start does
-	jobs   int // 0: free
+	ends   string // front, middle and back in one
+	middle int    // where in ends the middle begins
+	back   int    // where in ends the back begins, which follows the start
+	jobs   int    // that use it; 0: free
 }
 
 // frameRef is a place among the frames; 0 is none.
 type frameRef uint32
 
-// framed is a text in parts. One without a frame is all own.
+// framed is a text in parts, in the order of the fields. A text without a frame is all own.
 type framed struct {
 	front  string
 	own    []byte // of a spec: the payload, with its length
@@ -47,7 +47,8 @@ func (x *frames) init() {
 	x.all = make([]frame, 1)
 }
 
-// acquireSpec returns the frame that a spec fits into, and what is not in it.
+// acquireSpec returns the frame that a spec fits into, and the parts that are not in it; without a frame (0), payload is the whole
+// spec.
 func (x *frames) acquireSpec(spec []byte) (ref frameRef, payload, start []byte) {
 	at, ok := cutsOf(spec)
 	if !ok {
@@ -61,14 +62,14 @@ func (x *frames) acquireSpec(spec []byte) (ref frameRef, payload, start []byte) 
 	return ref, spec[at.payload:at.middle], spec[at.start:at.back]
 }
 
-// framedAt is the time that ends come at which they get a frame, a power of two.
+// framedAt is how often ends must come to get a frame, a power of two.
 const framedAt = 4
 
-// clientLeast is what requests must have in common to be worth a frame.
+// clientLeast is how many bytes a client's part must have to be worth a frame.
 const clientLeast = 8
 
-// acquireRequest returns the frame of a request's client, and what is not in it. A client names itself up to the last dash, and
-// counts behind it.
+// acquireRequest returns the frame of a request's client, and the part that is not in it. The Go client makes a request id of its
+// own name, a dash and a count; so the client's part is what goes up to the last dash.
 func acquireRequest[T ~string | ~[]byte](x *frames, request T) (ref frameRef, own T) {
 	n := len(request)
 	for n > 0 && request[n-1] != '-' {
@@ -84,7 +85,7 @@ func acquireRequest[T ~string | ~[]byte](x *frames, request T) (ref frameRef, ow
 	return ref, request[n:]
 }
 
-// acquire returns the frame whose ends x.ends has, 0 if it is not worth one.
+// acquire returns the frame of the ends in x.ends; 0 if they are not worth one.
 func (x *frames) acquire(middle, back int) frameRef {
 	ref, known := x.byEnds[string(x.ends)]
 	if !known {
@@ -97,9 +98,9 @@ func (x *frames) acquire(middle, back int) frameRef {
 	return ref
 }
 
-// seldom counts that ends came, and tells whether that was not often enough.
+// seldom counts that the ends in x.ends came once more, and tells whether that was not yet often enough for a frame.
 func (x *frames) seldom() bool {
-	const times = framedAt - 1 // the bits that count
+	const times = framedAt - 1 // mask of the bits that count
 	h := xxhash.Sum64(x.ends)
 	last := &x.late[h%uint64(len(x.late))]
 	switch ends := uint32(h>>32) &^ times; {
@@ -127,7 +128,7 @@ func (x *frames) add(f frame) (ref frameRef) {
 	return ref
 }
 
-// release is told that a job has it no more.
+// release notes that a job no longer uses a frame.
 func (x *frames) release(ref frameRef) {
 	if ref == 0 {
 		return
@@ -141,13 +142,13 @@ func (x *frames) release(ref frameRef) {
 	x.free = append(x.free, ref)
 }
 
-// framed puts a text's own in its frame.
+// framed puts a text's own parts into its frame.
 func (x *frames) framed(ref frameRef, own, start []byte) framed {
 	f := &x.all[ref]
 	return framed{front: f.ends[:f.middle], own: own, middle: f.ends[f.middle:f.back], start: start, back: f.ends[f.back:]}
 }
 
-// cuts are where parts of a spec begin.
+// cuts are where the parts of a spec begin.
 type cuts struct{ payload, middle, start, back int }
 
 func cutsOf(spec []byte) (at cuts, ok bool) {

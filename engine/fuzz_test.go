@@ -59,7 +59,7 @@ func FuzzDecodeTicks(f *testing.F) {
 	})
 }
 
-// FuzzOpen reads whatever bytes as a checkpoint: that fails, or gives a machine that can go on and whose own
+// FuzzOpen reads arbitrary bytes as a checkpoint. That fails, or gives a machine that can go on and whose own
 // checkpoint can be read.
 func FuzzOpen(f *testing.F) {
 	m := New(fuzzLayout, 0)
@@ -76,8 +76,8 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) { goOnFrom(t, b) })
 }
 
-// TestOpenDamaged changes single bytes of a checkpoint. The table's checksums would find each; even so none may
-// do worse than fail.
+// TestOpenDamaged changes single bytes of a checkpoint. The table's checksums would find each change; but even without them
+// it must do no worse than fail.
 func TestOpenDamaged(t *testing.T) {
 	whole := golden(t, "rows.md")["checkpoint"]
 	for i := range whole {
@@ -97,7 +97,7 @@ func goOnFrom(t *testing.T, b []byte) {
 	}
 	layout := fuzzLayout
 	if len(checkpoint.state) > 10 && checkpoint.state[10] == 1 {
-		layout.Partitions = 1 // as the golden one has it
+		layout.Partitions = 1 // as in the golden checkpoint
 	}
 	if m, err := OpenCold(layout, 0, checkpoint); err == nil {
 		m.SetBounds(Bounds{Moves: 2, Ready: 2})
@@ -111,7 +111,7 @@ func goOnFrom(t *testing.T, b []byte) {
 	goOnWith(m, layout)
 }
 
-// goOnWith has a machine do what there is to do. Of one out of damaged bytes any answer will do.
+// goOnWith has a machine do everything that it can. A machine from damaged bytes may give any answer.
 func goOnWith(m *Machine, layout Layout) {
 	m.Page(&carillon.ListRequest{}, "", 10, 100, nil)
 	position := m.position
@@ -129,9 +129,9 @@ func goOnWith(m *Machine, layout Layout) {
 	_, _ = m.Apply(&Entry{Seq: m.position + 1, Time: testEpoch + 1e6, Kind: KindTick, Ticks: []Tick{{To: testEpoch + 1e6, Epoch: m.epoch, Limit: 100}}})
 }
 
-// FuzzApply applies records made of whatever bytes, beside a replica that frees what is gone sooner, and that takes
-// checkpoints between them, gives some up, and goes on from others: neither fails, both agree, and each checkpoint
-// is the state as it was when it began.
+// FuzzApply applies records made of arbitrary bytes to a machine, and to a replica that frees gone jobs sooner, takes
+// checkpoints between records, gives some up, and goes on from others. Neither fails, both agree, and each checkpoint
+// has the state as it was when it began.
 func FuzzApply(f *testing.F) {
 	f.Add([]byte("\x00\x10\x20\x30\x40\x50\x60\x70\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0"), uint8(4))
 	f.Add(bytes.Repeat([]byte("\x00\x05\x01\x06\x15\x07\x25\x0b\x35\x01\x45\x0b"), 9), uint8(9))
@@ -144,7 +144,7 @@ func TestCheckpoints(t *testing.T) {
 		noise := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
 		b := make([]byte, 1200)
 		_, _ = noise.Read(b)
-		for i := range b { // mostly what means something
+		for i := range b { // mostly bytes that mean something
 			if i%3 > 0 && b[i]%16 > 11 {
 				b[i] &= 0xf7
 			}
@@ -193,7 +193,7 @@ func applyBoth(t *testing.T, records []Record, at uint8) {
 		case c != nil && dice == 6:
 			c.Abandon()
 			c = nil
-		case dice == 7 && s.m.BeginCheckpoint() != nil: // which gives another one up
+		case dice == 7 && s.m.BeginCheckpoint() != nil: // gives up the one that is being taken
 			c = nil
 			if err := s.checkpoint(100); err != nil {
 				t.Fatal(err)
@@ -259,7 +259,7 @@ func fuzzRecords(b []byte) []Record {
 			command("fire", `{"payload":1}`)
 		case 14:
 			r.Subject, r.Data = fuzzLayout.LogSubject(0, "import"), EncodePack(fuzzPack(next, now))
-		default: // whatever bytes, on whatever subject
+		default: // arbitrary bytes, on an arbitrary subject
 			n := min(len(b), int(detail)%64)
 			kinds := []string{"tick", "claim", "heal", "put.a", "delete.c", "import", "pause.*", ""}
 			r.Subject, r.Data = fuzzLayout.LogSubject(0, kinds[kind/16%8]), bytes.Clone(b[:n])
@@ -277,7 +277,7 @@ func fuzzRecords(b []byte) []Record {
 	return records
 }
 
-// fuzzPack makes a few jobs, good and bad, with and without a life before.
+// fuzzPack makes a few jobs, valid and invalid, with and without a state from elsewhere.
 func fuzzPack(next func() byte, now int64) (pack []PackedJob) {
 	for range 1 + next()%4 {
 		d, e := next(), next()

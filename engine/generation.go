@@ -1,10 +1,10 @@
 package engine
 
-// generation is what changed between two checkpoints. Before its first change a job is added, with its row as it was. So a checkpoint
-// writes what changed and what that replaces, and nothing of jobs that came and went in between.
+// generation is what changed between two checkpoints. A job is added before its first change (touch), with its row as it was. So a
+// checkpoint writes what changed and what that replaces, and nothing of jobs that were created and deleted in between.
 type generation struct {
 	number uint64
-	chunks []*[entriesPerChunk]entry // never moved: growing must not hold up a tick
+	chunks []*[entriesPerChunk]entry // so that growing moves no entries, which would hold up a tick
 	n      int
 	rows   arena
 
@@ -17,11 +17,11 @@ const entriesPerChunk = 1024
 
 // entry is a job that changed.
 type entry struct {
-	slot   uint32 // noSlot: it is gone
-	before uint32 // its entry in the generation that is being written, plus 1; 0: none
+	slot   uint32 // noSlot: the job was removed
+	before uint32 // its entry in the generation of the checkpoint that is being taken, plus 1; 0: none
 	old    ref    // its row at the checkpoint before; 0: the job did not exist
-	row    ref    // its row in the checkpoint that is being written, once that is taken
-	spec   ref    // the same of its spec, if no checkpoint has that yet
+	row    ref    // its row in the checkpoint that is being taken, once that has come to it
+	spec   ref    // the same for its spec, if no checkpoint has that yet
 }
 
 const (
@@ -33,8 +33,8 @@ func newGeneration(number uint64) *generation { return &generation{number: numbe
 
 func (g *generation) at(i uint32) *entry { return &g.chunks[i/entriesPerChunk][i%entriesPerChunk] }
 
-// has tells whether a slot's job is in the generation. entry is the job's latest entry; if that belongs to another generation, the entry
-// of this number here belongs to another slot.
+// has tells whether a slot's job is in the generation. entry is the job's latest entry. If that belongs to another generation, then
+// the entry of that number in this one, if there is one, has another slot.
 func (g *generation) has(slot, entry uint32) bool {
 	return int(entry) < g.n && g.at(entry).slot == slot
 }
@@ -49,10 +49,10 @@ func (g *generation) add(e entry) (i uint32) {
 	return i
 }
 
-// drop notes that a job that was touched has been removed.
+// drop notes that a job was removed, which must have been touched before.
 func (g *generation) drop(entry uint32) { g.at(entry).slot = noSlot }
 
-// touch is called before a job changes.
+// touch must be called before a job changes. It keeps the row as it was.
 func (m *Machine) touch(slot uint32) {
 	j := m.jobs.at(slot)
 	if m.changes.has(slot, j.entry) {
@@ -70,18 +70,18 @@ func (m *Machine) touch(slot uint32) {
 	j.entry = m.changes.add(e)
 }
 
-// touchNew is called when a slot gets a job that no checkpoint knows.
+// touchNew must be called when a slot gets a new job, which no checkpoint has.
 func (m *Machine) touchNew(slot uint32) {
 	m.jobs.at(slot).entry = m.changes.add(entry{slot: slot})
 }
 
-// life is when something that never changes came and went, in generations.
+// life says in which generations something that never changes came and went (gone 0: it is still there).
 type life struct{ born, gone uint64 }
 
-// in tells whether a checkpoint has it that writes up to a generation.
+// in tells whether it belongs in the checkpoint of a generation.
 func (l *life) in(generation uint64) bool { return l.gone == 0 || l.gone > generation }
 
-// ledger notes what came in a generation, and the keys of what went that came before.
+// ledger notes what came in a generation, and the keys of what went that had come in an earlier one.
 type ledger[T any] struct {
 	born []*T
 	gone []uint64
@@ -99,13 +99,13 @@ func (l *ledger[T]) end(of *life, key, generation uint64) {
 	}
 }
 
-// after puts what an older generation noted before the rest.
+// after adds what an older generation noted, in front.
 func (l *ledger[T]) after(older *ledger[T]) {
 	l.born = append(older.born, l.born...)
 	l.gone = append(older.gone, l.gone...)
 }
 
-// arena holds runs of bytes that are dropped together.
+// arena holds byte strings that are all freed together.
 type arena struct{ pages [][]byte }
 
 // ref is a place in an arena; 0 is none.
@@ -116,7 +116,7 @@ const arenaPage = 1 << 16
 func (a *arena) add(b []byte) ref {
 	last := len(a.pages) - 1
 	if last < 0 || len(a.pages[last])+textSize(len(b)) > cap(a.pages[last]) {
-		a.pages = append(a.pages, make([]byte, 1, max(arenaPage, 1+textSize(len(b))))) // no run begins at 0
+		a.pages = append(a.pages, make([]byte, 1, max(arenaPage, 1+textSize(len(b))))) // nothing begins at 0, so ref 0 is free
 		last++
 	}
 	at := len(a.pages[last])

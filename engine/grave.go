@@ -2,9 +2,9 @@ package engine
 
 import "slices"
 
-// A grave remembers of a deleted job what its id must not do again: fire at or before the last scheduled
-// time that was fired under it. Triggers are named by id and scheduled time, and a name is unique. Graves
-// stay for the retention of completed jobs, and the newest maxGraves of them.
+// A grave (a tombstone) remembers the last scheduled time at which a deleted job fired. A new job of that id must not fire at or
+// before it: triggers are named by job id and scheduled time, and each name is unique. Graves are kept for as long
+// as completed jobs, and at most the newest maxGraves of them.
 type grave struct {
 	life
 	id     string
@@ -27,7 +27,7 @@ func (m *Machine) dig(g *grave) {
 	m.changes.graves.begin(&g.life, g, m.changes.number)
 }
 
-// unbury forgets a grave, if there is one: the id lives again, or has been dead for long enough.
+// unbury forgets a job's grave, if there is one: a job of that id exists again, or was deleted long enough ago.
 func (m *Machine) unbury(id string) {
 	if g := m.graves[id]; g != nil {
 		delete(m.graves, id)
@@ -35,7 +35,7 @@ func (m *Machine) unbury(id string) {
 	}
 }
 
-// sweepGraves forgets the graves that are over or too many, oldest first.
+// sweepGraves forgets the graves that are too old or too many, oldest first.
 func (m *Machine) sweepGraves() {
 	n := 0
 	for ; n < len(m.buried); n++ {
@@ -50,7 +50,7 @@ func (m *Machine) sweepGraves() {
 	}
 	clear(m.buried[:n])
 	m.buried = m.buried[n:]
-	if len(m.buried) > 2*len(m.graves)+fifoSlack { // those behind the first that stays
+	if len(m.buried) > 2*len(m.graves)+fifoSlack { // many behind the first that stays are gone
 		m.buried = slices.DeleteFunc(m.buried, func(g *grave) bool { return g.gone != 0 })
 	}
 }

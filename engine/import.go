@@ -8,30 +8,30 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// PackedJob is a put in an import record, which holds many of one partition. What is refused of it is refused
+// PackedJob is one put in an import record, which holds many for one partition. Each is accepted or refused
 // by itself, as a put would be.
 type PackedJob struct {
 	ID        string
 	Request   string // as in the Carillon-Request header of a put; "": none
 	IfVersion *uint64
-	Paused    bool      // the job is paused before it could fire; else a paused job stays so
+	Paused    bool      // the job is paused before it can fire; if false, a job that is paused stays paused
 	IfAbsent  bool      // an existing job stays as it is
-	State     *JobState // of a job that had a life elsewhere; nil: it begins now
+	State     *JobState // of a restored job; nil: the job begins now
 	Spec      []byte    // canonical encoding, see docs/formats/rows.md
 }
 
-// JobState is what a restored job brings along, so that its later fires are those it would have had.
+// JobState is the state that a restored job brings along, so that its later fires are those it would have had.
 type JobState struct {
-	Version  uint64 // at least; an existing job does not go back
+	Version  uint64 // the least that the job gets; an existing job's version does not go back
 	Accepted int64  // unix ms: what its schedule counts from
-	From     int64  // unix ms: fires before are settled
+	From     int64  // unix ms: fires before it are decided
 	Last     int64  // unix ms: the latest fire decided; 0: none
-	Fires    uint64 // scheduled ones so far
+	Fires    uint64 // scheduled fires so far
 	Skipped  uint64
-	Missed   missedPolicy // of the fires that are over by more than a second
+	Missed   missedPolicy // for fires that were due more than a second ago
 }
 
-// StateOf is a state as a record has it.
+// StateOf converts a state to the form of a record.
 func StateOf(s *carillon.JobState) *JobState {
 	state := &JobState{
 		Version: s.Version, Accepted: unixMilli(s.Accepted), From: unixMilli(s.From), Last: unixMilli(s.Last), Fires: s.Fires, Skipped: s.Skipped,
@@ -42,10 +42,10 @@ func StateOf(s *carillon.JobState) *JobState {
 	return state
 }
 
-// Bounds of an import record. They keep a tick that stands behind it from waiting for more than a few ms.
+// Bounds of an import record, so that a tick behind it in the log waits for a few ms at most.
 const (
 	MaxPackJobs  = 256
-	MaxPackBytes = 128 << 10 // unless it is of one job
+	MaxPackBytes = 128 << 10 // unless it has only one job
 )
 
 const packVersion = 1
@@ -59,12 +59,12 @@ const (
 	packedFlags
 )
 
-// Pack makes a put of a job for an import record. The job must be a valid one; an ID of it is taken along.
+// Pack makes a put of a job for an import record. The job must be valid; its ID may be set later, in the result.
 func Pack(job *carillon.Job, ifVersion *uint64, request string) PackedJob {
 	return PackedJob{ID: job.ID, Request: request, IfVersion: ifVersion, Spec: encodeSpec(job)}
 }
 
-// Job decodes the job that is put. Its payload aliases Spec.
+// Job decodes the job. Its payload aliases Spec.
 func (p *PackedJob) Job() (carillon.Job, error) {
 	job, err := decodeSpec(p.Spec)
 	job.ID = p.ID
@@ -125,8 +125,8 @@ func (p *PackedJob) flags() (f byte) {
 	return f
 }
 
-// DecodePack is the inverse of EncodePack. It fails on anything else, trailing bytes included; whether the jobs
-// are any good is found when they are put. Their specs alias b.
+// DecodePack is the inverse of EncodePack. It fails on anything else, trailing bytes included. It does not check the
+// jobs, which happens when they are put. Their specs alias b.
 func DecodePack(b []byte) ([]PackedJob, error) {
 	d := decoder{b: b}
 	if d.byte() != packVersion {
@@ -186,7 +186,7 @@ func (d *decoder) instant() int64 { return int64(d.atMost(uint64(schedule.Horizo
 
 // Outcome is what became of one job of an import record.
 type Outcome struct {
-	Err     *carillon.Error // it was refused; nothing changed
+	Err     *carillon.Error // not nil: it was refused; nothing changed
 	Changed bool
 }
 
@@ -205,8 +205,8 @@ func (m *Machine) takePack(e *Entry) []Outcome {
 	return outcomes
 }
 
-// asksFor is what a put is to make. A packed job is checked like a command's body: not only engines can publish
-// where permissions are lax.
+// asksFor decodes the job that a put asks for. A packed job is checked like a command's body, because where permissions
+// are lax, others than engines can publish import records.
 func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carillon.Error) {
 	if e.packed == nil {
 		want, ifVersion, err := carillon.ParsePut(e.Body)
@@ -237,7 +237,7 @@ func (e *Entry) state() *JobState {
 	return e.packed.State
 }
 
-// has tells whether a job already stands where an entry's state would put it, or further on.
+// has tells whether a job is already where an entry's state would put it, or further on.
 func (m *Machine) has(e *Entry, j *job) bool {
 	s := e.state()
 	if s == nil {
@@ -247,7 +247,7 @@ func (m *Machine) has(e *Entry, j *job) bool {
 	return f.version >= s.Version && f.accepted == s.Accepted && j.last >= s.Last
 }
 
-// firstFire is the first fire of a restored job: what is due already is late, and no fire is repeated.
+// firstFire is the first fire of a restored job. It may be in the past, but no fire is repeated.
 func (s *JobState) firstFire(plan schedule.Plan, last int64, maxFires uint64) int64 {
 	next, ok := plan.Next(max(s.From-1, last))
 	if !ok || maxFires > 0 && s.Fires >= maxFires {
@@ -256,7 +256,7 @@ func (s *JobState) firstFire(plan schedule.Plan, last int64, maxFires uint64) in
 	return next
 }
 
-// restore gives a job the counts of its life elsewhere. What was due there long enough before now was missed.
+// restore gives a job the counts that it had elsewhere. Fires due more than misfireAfter before now were missed.
 func (t *jobTable) restore(j *job, s *JobState, next, now int64) {
 	j.fires = s.Fires
 	if s.Skipped > 0 {

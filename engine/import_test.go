@@ -72,7 +72,7 @@ func TestPackBounds(t *testing.T) {
 	}
 }
 
-// TestPackIsPut gives one machine puts and another the same jobs in imports: each job ends alike, and so do the
+// TestPackIsPut gives one machine puts and another the same jobs in imports: in the end all jobs are the same, and so are the
 // outcomes.
 func TestPackIsPut(t *testing.T) {
 	bodies := []string{
@@ -129,7 +129,7 @@ func TestPackIsPut(t *testing.T) {
 	}
 }
 
-// TestForgedPack puts specs that no put gives: each is refused, or is as good as a put.
+// TestForgedPack imports specs that no put could make: each is refused, or has the effect of a put.
 func TestForgedPack(t *testing.T) {
 	valid := carillon.Job{ID: "a", Schedule: "@every 1s", Payload: []byte(`{"n":1}`), Form: carillon.PayloadJSON, Headers: map[string]string{"A": "b"}}
 	change := func(f func(j *carillon.Job)) spec {

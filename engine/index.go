@@ -5,24 +5,25 @@ import (
 	"slices"
 )
 
-// index finds jobs' slots by the hashes of their ids. It is a table of segments that each grow, or are split in two, by
-// themselves: an insertion moves at most a segment's cells, where a table in one piece would have to move all of them at once.
-// A cell keeps the hash, so nothing of a job is read when it moves. It takes some 10 bytes a job where a map of Go's took 19.
+// index finds jobs' slots by the hashes of their ids (extendible hashing). It is a table of segments, each of which grows, or
+// is split in two, by itself: an insertion moves at most the cells of one segment, where a table in one piece would have to
+// move all of them at once. A cell keeps the hash, so nothing of a job is read when the cell moves. The index takes some
+// 10 bytes a job, where a Go map took 19.
 //
-// The first bits of a hash choose the segment. What follows them says how far into the segment its cell belongs; one that
-// is taken pushes what comes behind. So cells stand in the order of hashes, in runs without a gap from where they belong, and
-// a search, too, ends at the first greater hash.
+// The first bits of a hash choose the segment. The bits after them say how far into the segment its cell belongs. If that place
+// is taken, the cells behind it are pushed on. So the cells of a segment are in the order of their hashes, with no free cell
+// between where a cell belongs and where it is, and a search can end at the first greater hash.
 type index struct {
-	directory []uint32  // of segments, by the first bits of a hash; those of fewer bits are there more than once
-	segments  []segment // together: small objects each, they held pages of the heap on which little else lived
-	bits      uint8
+	directory []uint32  // places in segments, by the first bits of a hash; a segment of fewer bits is there more than once
+	segments  []segment // in one slice: as objects of their own they held pages of the heap with little else on them
+	bits      uint8     // how many first bits of a hash choose a place in directory
 	n         int
 }
 
 type segment struct {
 	cells []cell
 	n     int
-	bits  uint8 // that all of its hashes have in common
+	bits  uint8 // how many first bits all of its hashes have in common
 }
 
 type cell struct {
@@ -30,8 +31,8 @@ type cell struct {
 	slot uint32 // + 1; 0: free
 }
 
-// segmentMax cells are split: in some 5 µs. Not more, as an insertion waits for it; not fewer, as each segment, and its places in
-// the directory, take some 48 bytes.
+// segmentMax is how many cells a segment has before it is split, which takes some 5 µs. Not more, because an insertion waits for
+// that; not fewer, because each segment, with its places in the directory, takes some 48 bytes.
 const segmentMax = 1024
 
 func newIndex() index { return index{directory: []uint32{0}, segments: make([]segment, 1)} }
@@ -41,7 +42,7 @@ func (x *index) segment(hash uint32) *segment {
 	return &x.segments[x.directory[uint64(hash)<<x.bits>>32]]
 }
 
-// slots yields those of a hash. Nothing must change meanwhile.
+// slots yields the slots of a hash. The index must not change meanwhile.
 func (x *index) slots(hash uint32) iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
 		s := x.segment(hash)
@@ -53,7 +54,7 @@ func (x *index) slots(hash uint32) iter.Seq[uint32] {
 	}
 }
 
-// insert adds a slot that is not there.
+// insert adds a slot, which must not be there yet.
 func (x *index) insert(hash, slot uint32) {
 	x.n++
 	s := x.segment(hash)
@@ -82,8 +83,9 @@ func (x *index) remove(hash, slot uint32) {
 	}
 }
 
-// split makes two segments of the one of a hash, unless the directory is much larger than so many jobs need: ids whose hashes
-// are alike, which can be made, would have it doubled again and again. Then the segment grows.
+// split makes two segments of the one of a hash. It refuses when the directory is much larger than so many jobs need, and then
+// the segment grows instead: somebody could choose ids whose hashes begin alike, which would double the directory again and
+// again.
 func (x *index) split(hash uint32) bool {
 	at := x.directory[uint64(hash)<<x.bits>>32]
 	s := x.segments[at]
@@ -123,13 +125,13 @@ func (x *index) split(hash uint32) bool {
 	return true
 }
 
-// belongs is the first cell that a hash may have. The last sixteenth is for those that are pushed.
+// belongs is the first cell that a hash may have. The last sixteenth of the cells is for those that are pushed on.
 func (s *segment) belongs(hash uint32) int {
 	room := len(s.cells) - len(s.cells)/16
 	return int(uint64(hash<<s.bits) * uint64(room) >> 32)
 }
 
-// search finds the first cell of a hash, or the place for it.
+// search finds the first cell of a hash, or where it would be inserted.
 func (s *segment) search(hash uint32) int {
 	i := s.belongs(hash)
 	for i < len(s.cells) && s.cells[i].slot != 0 && s.cells[i].hash < hash {
@@ -138,7 +140,7 @@ func (s *segment) search(hash uint32) int {
 	return i
 }
 
-// insert fails if there is no room behind where the cell belongs.
+// insert fails if no cell is free behind the place of the new one.
 func (s *segment) insert(c cell) bool {
 	at := s.search(c.hash)
 	free := at
@@ -162,10 +164,10 @@ func (s *segment) remove(i int) {
 	s.cells[i] = cell{}
 }
 
-// roomFor so many cells is a quarter more.
+// roomFor is how many cells a segment gets for n: a quarter more.
 func roomFor(n int) int { return n + n/4 + 4 }
 
-// resize gives the segment so many cells, or as many as memory comes in; more where those at the end need it.
+// resize gives the segment room cells, or as many as the allocator's size class has; more if those pushed beyond the end need it.
 func (s *segment) resize(room int) {
 	old := s.cells
 	for ; ; room = roomFor(room) {
@@ -177,7 +179,7 @@ func (s *segment) resize(room int) {
 	}
 }
 
-// refill puts cells, which ascend, into empty ones, and fails where the last of them would be pushed out.
+// refill puts cells, in ascending order, into the segment's empty ones. It fails if the last of them would be pushed beyond the end.
 func (s *segment) refill(from []cell) bool {
 	at := 0
 	for _, c := range from {

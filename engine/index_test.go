@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The index says what a map says, also of hashes that are the same, nearly the same, or the last there are.
+// The index gives the same answers as a map, even for hashes that are equal, nearly equal, or the greatest possible.
 func TestIndexIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x := newIndex()
@@ -74,7 +74,7 @@ func TestIndexIsAMap(t *testing.T) {
 	})
 }
 
-// No insertion moves more than some segments' cells, and a slot takes some ten bytes, however many there are.
+// No insertion moves more than the cells of a few segments, and a slot takes some ten bytes, however many there are.
 func TestIndexGrowsBitByBit(t *testing.T) {
 	x := newIndex()
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -33,44 +33,44 @@ const (
 	nowhere place = iota
 	onWheel
 	inReady
-	inLater // beyond what is on the wheel
+	inLater // in memory, but beyond the window of what is on the wheel (residence)
 )
 
-// job is one job's state, but for its texts and what is fixed. A job is in one place at a time: its earliest fire not yet
-// decided is on the wheel, or ready, and the fires after it are computed when its turn comes. It holds no pointer, and what
-// few jobs have is kept aside, in rare. It fills a line of the cache, and TestJobIsALine holds it to that.
+// job is one job's state, without its texts and its fixed fields. A job waits in one place only: with its earliest fire not yet
+// decided. The fires after it are computed when its turn comes. A job holds no pointer, and fields that few jobs have are kept
+// apart, in rare. So it fills exactly one line of the cache (TestJobIsALine).
 type job struct {
-	text textRef // id, what is fixed, request of the last applied command, spec
-	rare uint32  // place of what few jobs have; 0: nothing
+	text textRef // id, fixed fields, request of the last applied command, spec
+	rare uint32  // index of its rare fields; 0: it has none
 	expr exprRef
 
 	timer wheel.ID
-	entry uint32 // in the generation of changes that it is in, if it is in one
+	entry uint32 // its latest entry in a generation of changes; noEntry: none
 
 	status  status
 	place   place
 	rank    uint8 // 0 goes first
 	misfire carillon.Misfire
 
-	from  int64 // of its plan, ms
+	from  int64 // start of its plan, ms
 	next  int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
 	last  int64 // the latest fire decided, ms; 0: none
 	fires uint64
 	armed uint64 // order of arming; of a completed job: order of completion
 }
 
-// rare is what few jobs have.
+// rare has the fields that few jobs need.
 type rare struct {
 	end, offset int64 // of the plan, ms
 	maxFires    uint64
 	expires     int64 // ms
 	skipped     uint64
 
-	// While fires are being counted, over several turns if they are many: so far, and the first.
+	// While fires are being counted, which may take several turns: how many so far, and the first of them.
 	counted      uint64
 	countedFirst int64
-	skipTo       int64 // fires up to here were missed while paused; 0: none
-	recovery           // of what was missed before the job was put back
+	skipTo       int64 // fires up to this time were missed while the job was paused; 0: none
+	recovery           // for fires missed before the job was restored
 }
 
 const none = math.MaxInt64
@@ -87,21 +87,21 @@ type jobTable struct {
 	chunks []*[chunkSlots]job
 	free   []uint32
 	used   uint32 // slots ever handed out
-	probe  []byte // the id that slot probeSlot stands for in comparisons
+	probe  []byte // the id that probeSlot stands for in comparisons
 
 	texts texts
-	whole []byte // the last spec that was asked for
-	asked []byte // and the last request
-	rares []rare // from 1
-	spare []uint32
+	whole []byte   // memory for the answer of spec
+	asked []byte   // memory for the answer of request
+	rares []rare   // by job.rare; 0 is empty
+	spare []uint32 // free places of rares
 	exprs exprs
 }
 
-// orderDegree makes nodes of some thousand slots. With 64 it was as fast, and after a million puts 16,000 small nodes lay on pages
-// of the heap on which little else lived: 5 MB. One that is free is kept for the next, not 32.
+// orderDegree makes nodes of some thousand slots. A degree of 64 was as fast, but after a million puts 16,000 small nodes were left
+// on pages of the heap with little else on them: 5 MB. For the same reason the tree keeps one free node, not 32.
 const orderDegree = 2048
 
-// probeSlot is no job: it lets the tree be searched for an id that has no slot.
+// probeSlot is not a job's slot. It stands for the id in probe, so that the tree can be searched for an id that has no slot.
 const probeSlot = math.MaxUint32
 
 func (t *jobTable) init() {
@@ -123,7 +123,7 @@ func (t *jobTable) idAt(slot uint32) []byte {
 
 func (t *jobTable) fixed(j *job) fixed { return t.texts.fixed(j.text) }
 
-// id is where the table has it: to be read before the job changes.
+// id is valid until the job's texts change.
 func (t *jobTable) id(j *job) []byte { return t.texts.id(j.text) }
 
 // request is valid until the next call.
@@ -142,7 +142,7 @@ func (t *jobTable) spec(j *job) []byte {
 
 func (t *jobTable) at(slot uint32) *job { return &t.chunks[slot>>chunkBits][slot&(chunkSlots-1)] }
 
-// hashOf need not be stable: it decides nothing but where an id is found.
+// hashOf may differ between replicas and versions: it decides only where an id is found.
 func hashOf[T string | []byte](id T) uint32 { return uint32(xxhash.Sum64String(string(id))) }
 
 func (t *jobTable) find(id string) (uint32, *job) {
@@ -154,14 +154,14 @@ func (t *jobTable) find(id string) (uint32, *job) {
 	return 0, nil
 }
 
-// add gives a new job a slot, with its texts and nothing else.
+// add makes a new job, which has its texts and nothing else yet.
 func (t *jobTable) add(id string, f fixed, request string, spec []byte) (uint32, *job) {
 	slot, j := t.insert(addText(&t.texts, id, f, request, spec))
 	t.sorted.ReplaceOrInsert(slot)
 	return slot, j
 }
 
-// insert gives a job with a text a slot, but no place in the order of ids.
+// insert gives a slot to a job whose text is stored. The caller has yet to put it into sorted.
 func (t *jobTable) insert(text textRef) (uint32, *job) {
 	var slot uint32
 	if n := len(t.free); n > 0 {
@@ -190,7 +190,7 @@ func (t *jobTable) remove(slot uint32) {
 	t.free = append(t.free, slot)
 }
 
-// clear drops all of a job but its text and its places: what stays when another version replaces it.
+// clear drops everything of a job except what stays when another version replaces it: its text, and its entry in the changes.
 func (t *jobTable) clear(j *job) {
 	t.exprs.release(j.expr)
 	if j.rare != 0 {
@@ -208,7 +208,7 @@ func (t *jobTable) write(j *job, f fixed, request string, spec []byte) {
 	t.texts.remove(before)
 }
 
-// describe gives a job what its spec says.
+// describe sets the fields of a job that follow from its spec.
 func (t *jobTable) describe(j *job, want *carillon.Job, expr *schedule.Expr, plan schedule.Plan) {
 	j.rank, j.misfire = rankOf(want.Priority), want.Misfire
 	j.expr = t.exprs.acquire(keyOf(want), expr)
@@ -241,7 +241,7 @@ func (t *jobTable) next(j *job, after int64) (at int64, ok bool) {
 	return t.plan(j).NextWith(&t.exprs.all[j.expr].memo, after)
 }
 
-// rare is what few jobs have, made when this one has nothing of it yet. It is valid until the next call.
+// rare returns a job's rare fields, to be changed; they are made if the job has none. Valid until the next call.
 func (t *jobTable) rare(j *job) *rare {
 	if j.rare == 0 {
 		if n := len(t.spare); n > 0 {
@@ -255,7 +255,7 @@ func (t *jobTable) rare(j *job) *rare {
 	return &t.rares[j.rare]
 }
 
-// readRare is the same to read only: nothing is made for a job that has none of it.
+// readRare returns a job's rare fields, to be read only: nothing is made for a job that has none.
 func (t *jobTable) readRare(j *job) rare { return t.rares[j.rare] }
 
 // from walks the jobs whose ids come at or after id, in order.
@@ -264,7 +264,8 @@ func (t *jobTable) from(id string, yield func(slot uint32, j *job) bool) {
 	t.sorted.AscendGreaterOrEqual(probeSlot, func(slot uint32) bool { return yield(slot, t.at(slot)) })
 }
 
-// completion is a job's place in the queue of completed jobs. It is stale once the job is another.
+// completion is an entry in the queue of completed jobs. It is stale once the slot holds another job, or the job is no longer
+// completed as this number.
 type completion struct {
 	slot   uint32
 	number uint64
@@ -280,14 +281,14 @@ func (q *fifo) push(c completion) { q.items = append(q.items, c) }
 func (q *fifo) len() int          { return len(q.items) - q.head }
 func (q *fifo) first() completion { return q.items[q.head] }
 
-// roomKept is for how many entries a list or map keeps its memory once it is empty: a burst should not take it anew, and an
-// engine at rest not keep all that the largest one took.
+// roomKept is up to how many entries a list or map keeps its memory once it is empty: the next burst need not allocate it again,
+// but an engine at rest does not keep all that the largest burst took.
 const roomKept = 1 << 16
 
-// fifoSlack is how many stale entries are not worth a walk.
+// fifoSlack is how many stale entries are too few to be worth a walk.
 const fifoSlack = 1024
 
-// drop removes the entries that are of no use any more.
+// drop removes the useless entries.
 func (q *fifo) drop(useless func(completion) bool) {
 	q.items = slices.DeleteFunc(append(q.items[:0], q.items[q.head:]...), useless)
 	q.head = 0

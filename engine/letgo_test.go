@@ -7,7 +7,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// What was stored for good while a checkpoint read the outbox is let go of, also where nothing is put out any more.
+// Outputs that were stored for good while a checkpoint read the outbox are freed, even if no more outputs are made.
 func TestOutboxLetsGo(t *testing.T) {
 	const made = 20 * sweepSlack
 	if o := (&Output{Body: "body", spec: "spec"}); o.size() != (&Output{}).size()+len("body"+"spec") {
@@ -41,7 +41,7 @@ func TestOutboxLetsGo(t *testing.T) {
 	}
 }
 
-// While a checkpoint reads what was held when it began, what came later and is stored is let go of.
+// While a checkpoint reads the outputs that were held when it began, later ones that are stored are freed.
 func TestOutboxLetsGoWhilePinned(t *testing.T) {
 	var b outbox
 	const before = 3 * sweepSlack
@@ -73,7 +73,7 @@ func TestOutboxLetsGoWhilePinned(t *testing.T) {
 	}
 }
 
-// What a burst took of lists and maps is let go of once they are empty.
+// The memory that a burst took in lists and maps is freed once they are empty.
 func TestListsLetGo(t *testing.T) {
 	q := newTurns()
 	var completed fifo
@@ -122,7 +122,7 @@ func TestListsLetGo(t *testing.T) {
 	}
 }
 
-// A job that a command brought in and did not change leaves before the next record.
+// A job that a command brought into memory and did not change leaves before the next record.
 func TestVisitorsLeave(t *testing.T) {
 	f := newFeed(t)
 	s := &saved{m: f.m}

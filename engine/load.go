@@ -7,17 +7,17 @@ import (
 	"slices"
 )
 
-// Reading is the point up to which a priority's waiting jobs were read from the table: where to read on.
+// Reading says up to which key a priority's waiting jobs were read from the table, so from where to read on.
 type Reading struct {
 	rank  int
 	after Key
 	base  int
 }
 
-// Rows are the jobs that a Reading found: those that wait next after it.
+// Rows are the jobs that Reading.Read found: those that wait next.
 type Rows struct {
 	Reading
-	upTo Key // no other job waits up to here
+	upTo Key // of the table's jobs that wait up to here, none is missing
 	jobs []coldJob
 }
 
@@ -42,7 +42,7 @@ func (m *Machine) Readings() [priorities]Reading {
 func (r Reading) End() Key { return r.after }
 
 // Read reads the jobs that wait next, up to a time (unix ms), n of them at most. It may run beside the machine, on a table that was
-// opened after the machine was asked for the Reading. Errors: those of the table, ErrCheckpoint.
+// opened after the machine was asked for the Reading. Errors: the table's, ErrCheckpoint.
 func (r Reading) Read(t Table, until int64, n int) (*Rows, error) {
 	found := &Rows{Reading: r, upTo: Key{until, math.MaxUint64}}
 	if until == math.MaxInt64 {
@@ -74,13 +74,13 @@ func waitingKey(rank int, k Key) []byte {
 	return appendNumber(appendTime([]byte{byte(rank)}, k.Due), k.Armed)
 }
 
-// key is where a waiting job stands.
+// key is the key of a waiting job.
 func (c *coldJob) key() Key {
 	d := decoder{b: c.row.key()[1:]}
 	return Key{d.time(), d.number()}
 }
 
-// readSpecs reads what the jobs' puts said, in the order in which the table has it.
+// readSpecs reads the jobs' specs, in the order in which the table has them.
 func (r *Rows) readSpecs(t Table) error {
 	order := make([]*coldJob, len(r.jobs))
 	for i := range order {
@@ -101,8 +101,9 @@ func (r *Rows) readSpecs(t Table) error {
 	return nil
 }
 
-// Load puts jobs that were read on the wheel. ok is false if they were read too long ago: they may have changed, and
-// are to be read again. It comes between records. Errors: ErrCheckpoint; the machine is of no use after it.
+// Load brings jobs that were read into memory, onto the wheel. ok is false if they were read before the newest checkpoint, or if the
+// window has changed since or is being shrunk: then they are to be read again. Load must be called between records. Errors:
+// ErrCheckpoint; the machine is of no use after it.
 func (m *Machine) Load(rows *Rows) (ok bool, err error) {
 	r := &m.residence
 	if rows.base != r.bases || rows.after != r.windows[rows.rank] || r.shrinks {
@@ -132,7 +133,7 @@ func (m *Machine) Load(rows *Rows) (ok bool, err error) {
 	return true, nil
 }
 
-// widen moves the end of a window, and the jobs in memory that wait up to there to the wheel.
+// widen moves the end of a window on, and moves the jobs of later that wait up to there to the wheel.
 func (m *Machine) widen(rank int, end Key) {
 	m.residence.windows[rank] = end
 	later := m.residence.later[rank]
@@ -146,14 +147,14 @@ func (m *Machine) widen(rank int, end Key) {
 	}
 }
 
-// What a tick reads when the host did not read ahead: so many jobs, or those of so much time.
+// What a tick reads at a time when the host has not read far enough ahead: at most so many jobs, due within so much time.
 const (
 	lateRows  = 1024
 	lateAhead = 60_000 // ms
 )
 
-// ensure has the wheel of a priority answer as if all jobs were on it: it gets all that is due by a time, or more
-// than move of it.
+// ensure has the wheel of a priority answer as if all jobs were on it: afterwards all jobs due by a time are on it, or more
+// than move, which is the most that it may yield.
 func (m *Machine) ensure(rank int, at int64, move int) {
 	r := &m.residence
 	if r.windows[rank].covers(at) {
@@ -171,7 +172,7 @@ func (m *Machine) ensure(rank int, at int64, move int) {
 	}
 }
 
-// loadAll takes all jobs into memory.
+// loadAll brings all jobs into memory.
 func (m *Machine) loadAll() error {
 	r := &m.residence
 	if r.complete || r.err != nil {
@@ -197,7 +198,7 @@ func (m *Machine) loadAll() error {
 	return nil
 }
 
-// loadRoom takes the jobs of a room into memory that wait for nothing.
+// loadRoom brings the jobs of a room, which wait for nothing, into memory.
 func (m *Machine) loadRoom(room byte) error {
 	r := &m.residence
 	var after []byte

@@ -28,16 +28,16 @@ const (
 	markWithin   = 500     // ms, the same: a replica that differs is found within a second, where something is due as often
 )
 
-// Bounds limit a tick's work beyond its outputs, and what that leaves in memory. Moves and Ready are part
-// of the rules: all readers of a log have the same, and to change them takes another Logic.
+// Bounds limit a tick's work beyond its outputs, and the memory of what is ready. Moves and Ready are part
+// of the rules: all readers of a log must have the same, so changing them takes another Logic.
 type Bounds struct {
 	Moves int // timers that one tick takes off the wheels
-	Ready int // with so many ready jobs of a priority, no more are taken off its wheel, however many are due
-	Sweep int // completed jobs that one tick frees in any case. No output depends on it
+	Ready int // while so many jobs of a priority are ready, no more are taken off its wheel, however many are due
+	Sweep int // completed jobs that one tick frees in any case; no output depends on it
 }
 
-// DefaultBounds are what a machine has at first. Moves take a few ms, and few enough that the first
-// outputs of a burst do not wait for its last timers. Ready is eight times as many: what is due beyond that
+// DefaultBounds are the bounds of a new machine. So many moves take a few ms, so that the first
+// outputs of a burst do not wait for its last timers. Ready is eight times as many; what is due beyond that
 // stays on the wheel, where a backlog of millions costs least.
 var DefaultBounds = Bounds{Moves: 1 << 12, Ready: 1 << 15, Sweep: 1 << 8}
 
@@ -48,7 +48,7 @@ var ErrRules = errors.New("engine: the log goes on under other rules")
 // ErrDiverged says that this replica's state differs from its owner's. It must not go on.
 var ErrDiverged = errors.New("engine: this replica's state differs from the owner's")
 
-// Machine is one partition: its jobs, its wheel, what is due and what was put out. It is a pure
+// Machine is one partition: its jobs, its wheels, what is due, and the outputs that it made. It is a pure
 // function of the records applied to it. It is not safe for concurrent use.
 type Machine struct {
 	layout    Layout
@@ -58,8 +58,8 @@ type Machine struct {
 
 	// The state: how far it is, and what it counts.
 	position uint64 // sequence of the last record applied
-	now      int64  // greatest record timestamp so far, ms: the time of commands
-	to       int64  // the time that ticks have reached, ms: the time of firing
+	now      int64  // greatest record timestamp so far, ms: the time for commands
+	to       int64  // the time that ticks have reached, ms: the time for firing
 	epoch    uint64 // sequence of the claim in force
 	claim    Claim
 	ticks    uint64 // effective ticks so far
@@ -70,21 +70,21 @@ type Machine struct {
 	finished uint64 // jobs completed so far
 	diskLow  bool   // the owner's disk has no room for new jobs
 	expired  watermark
-	counts   [statuses]int // jobs by status, without statusFree; of completed ones those in memory, gone or not
+	counts   [statuses]int // jobs by status, in memory or not, completed ones until they are freed; of statusFree it means nothing
 
 	// The state: jobs, and what waits.
 	jobs       jobTable
 	wheels     [priorities]*wheel.Wheel // by rank
 	ready      turns
-	readyJobs  [priorities]int        // how many turns in ready are jobs', by rank
-	forced     map[uint64]*forcedFire // fires that were asked for and wait, by the sequence of the command
+	readyJobs  [priorities]int        // how many turns in ready are of jobs, by rank
+	forced     map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
 	forcedMost int                    // the most that forced held since the map was made
-	forcedBy   map[uint32][]uint64    // the sequences of forced, by the slot of the job
-	rejected   map[origin]*rejection  // rejections that wait, by the command that came first
+	forcedBy   map[uint32][]uint64    // the keys of forced, by the slot of the job
+	rejected   map[origin]*rejection  // rejections whose event waits, by the first command that was refused
 	collapse   map[rejectionKey]origin
 	gaps       []gap
-	recovery   recovery          // after a restore
-	graves     map[string]*grave // deleted jobs, by id
+	recovery   recovery          // the policy for missed fires after a restore
+	graves     map[string]*grave // of deleted jobs, by id
 	buried     []*grave          // graves in the order of burial; some are gone from the map
 	deaths     uint64            // jobs buried so far
 	completed  fifo              // completed jobs that are in memory, oldest first
@@ -93,15 +93,15 @@ type Machine struct {
 	// What is in memory and what is on disk.
 	residence residence
 	base      base        // the checkpoint that changes are counted from
-	changes   *generation // since base, or since the checkpoint that is being taken began
-	saving    *Checkpoint // the one that is being taken, if any
+	changes   *generation // since base; while a checkpoint is being taken, since it began
+	saving    *Checkpoint // the checkpoint that is being taken, if any
 
 	// Of the tick that is being applied.
 	left   int   // outputs that it may still make
 	move   int   // timers that it may still take off the wheels
-	logged int64 // ms: when it was logged; what comes due later, within the lead, is not late
+	logged int64 // its record's time, ms: what comes due after it, within the lead, is not late
 
-	// Memory that is used again, and what is no part of the state.
+	// Not part of the state; most of it is memory that is used again.
 	due      func(slot uint32, deadline int64) // adds a timer's job to soon
 	soon     []uint32                          // jobs that are off the wheel and not yet ready
 	prefetch prefetch
@@ -109,16 +109,16 @@ type Machine struct {
 	scratch  []byte    // a row
 	spec     []byte    // of the put that is being decided
 	outcomes []Outcome // of the last import
-	refused  uint64    // commands refused since the process started
+	refused  uint64    // commands refused since Listen was called
 	unmarked uint64    // see Disregard
 }
 
-// Listener hears what the machine does. Any field may be nil. A listener must not call the machine.
+// Listener is told what the machine does. Any field may be nil. A listener must not call the machine.
 type Listener struct {
-	Command func(verb string, code carillon.Code) // code "" for a command that was applied
-	Made    func(o *Output)                       // a trigger or an event
-	Skipped func(reason string, n uint64)         // fires
-	Garbage func(reason string)                   // a record that changes nothing
+	Command func(verb string, code carillon.Code) // a command was decided; code is "" if it was applied
+	Made    func(o *Output)                       // a trigger or an event was made
+	Skipped func(reason string, n uint64)         // n fires were skipped
+	Garbage func(reason string)                   // a record changed nothing
 }
 
 // New returns the machine of one partition before its first record.
@@ -142,7 +142,7 @@ func New(layout Layout, partition int) *Machine {
 	return m
 }
 
-// Listen sets who hears what the machine does from now on. What was refused before, in a replay, is not counted.
+// Listen sets the listener from now on, and counts refused commands (Stats.Rejected) anew: those of a replay do not count.
 func (m *Machine) Listen(l Listener) { m.listen, m.refused = l, 0 }
 
 // SetBounds replaces DefaultBounds. It must come before the first record, or right after a restore.
@@ -153,14 +153,15 @@ type Result struct {
 	Err     *carillon.Error // of a command that was refused; nothing changed
 	Changed bool            // of a command: it had an effect
 	Epoch   uint64          // of a claim that was taken
-	Jobs    []Outcome       // of an import, by place in it; the machine's own, until the next Apply
+	Jobs    []Outcome       // of an import, by the job's place in it; valid until the next Apply
 }
 
-// Apply carries out one record of the log. Records come in order of their sequences; one at or below
+// Apply carries out one record of the log. Records must come in order of their sequences; one at or below
 // the machine's position changes nothing.
 //
-// An error stops the partition for good. If it wraps ErrRules or ErrDiverged, the machine is as it was before the record. Else it came
-// from the table, or is ErrCheckpoint for a row in it: the machine must then be thrown away, and returns the same error from then on.
+// An error stops the partition for good. If it wraps ErrRules or ErrDiverged, the machine is as it was before the record. Any other
+// error came from reading the table, or is ErrCheckpoint for a row in it. Then the machine must be thrown away; it returns the same
+// error from then on.
 func (m *Machine) Apply(e *Entry) (Result, error) {
 	if e.Seq <= m.position || m.residence.err != nil {
 		return Result{}, m.residence.err
@@ -205,7 +206,7 @@ func (m *Machine) garbage(reason string) {
 	}
 }
 
-// command decides a client's command. A refusal changes nothing but queues an event.
+// command decides a client's command. A refusal changes nothing, except that an event is queued.
 func (m *Machine) command(e *Entry) Result {
 	changed, refusal := m.decide(e)
 	if refusal != nil {
@@ -265,14 +266,14 @@ func (m *Machine) find(id string) (uint32, *job) {
 	return slot, j
 }
 
-// become gives a job another status. A job that is new, or about to be removed, has statusFree.
+// become gives a job another status, and counts it there. A job that is new, or about to be removed, has statusFree.
 func (m *Machine) become(j *job, s status) {
 	m.counts[j.status]--
 	j.status = s
 	m.counts[s]++
 }
 
-// mix folds a decision into the digest.
+// mix folds a decision into the digest, by which replicas are compared.
 func (m *Machine) mix(values ...uint64) {
 	for _, v := range values {
 		hi, lo := bits.Mul64(m.digest^v^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
@@ -288,7 +289,7 @@ func asError(err error) *carillon.Error {
 	return &carillon.Error{Code: carillon.CodeInternal, Message: err.Error()}
 }
 
-// cut bounds how much of hostile input a message repeats.
+// cut bounds how much of a command's own text an error message repeats: the text may be hostile.
 func cut(s string) string {
 	if len(s) > carillon.MaxJobIDLength {
 		s = s[:carillon.MaxJobIDLength]

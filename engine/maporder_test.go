@@ -22,8 +22,8 @@ var sortedRanges = map[string]string{
 	"headerLines": "collects the names and sorts them",
 }
 
-// TestMapOrder looks into the pure rooms for the one thing that makes two replicas differ and that no import
-// tells of: the order of a map.
+// TestMapOrder checks the pure rooms for the one thing that makes two replicas differ and that imports do not
+// show: the order of a map.
 func TestMapOrder(t *testing.T) {
 	used := make(map[string]bool)
 	for _, dir := range []string{"wheel", "engine/schedule", "engine"} {
@@ -74,7 +74,7 @@ func TestMapOrder(t *testing.T) {
 	}
 }
 
-// exported reads the types of imported packages from what the compiler wrote of them.
+// exported reads the types of imported packages from the compiler's export data.
 func exported(t *testing.T, fset *token.FileSet) types.Importer {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", ".", "./schedule", "../wheel").Output()
@@ -95,7 +95,7 @@ func isOf(info *types.Info, id *ast.Ident, pkg string, names ...string) bool {
 	return ok && f.Signature().Recv() == nil && f.Pkg() != nil && f.Pkg().Path() == pkg && slices.Contains(names, f.Name())
 }
 
-// function is the name of what a call calls, without its package.
+// function is the name of the function that a call calls, without its package.
 func function(e ast.Expr) *ast.Ident {
 	switch e := e.(type) {
 	case *ast.Ident:

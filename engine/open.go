@@ -13,16 +13,16 @@ import (
 // Table is a partition's state as of a checkpoint. Key and value are valid only until the next call or the end of
 // yield. (snapshot.View is one.)
 type Table interface {
-	// State is what Changes.State was given; nil: there is no checkpoint.
+	// State is the state that Changes.State was given; nil: there is no checkpoint.
 	State() ([]byte, error)
-	// Scan yields the pairs of a room with keys above one and below another, ascending; nil is no bound. It stops
-	// after limit of them, 0 for all, and says whether there are more.
+	// Scan yields the pairs of a room with keys above and below two bounds (both exclusive; nil: no bound), ascending. It
+	// stops after limit pairs (0: no limit), and says whether there are more.
 	Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error)
 	// Get looks a pair up.
 	Get(room byte, key []byte) (value []byte, found bool, err error)
 }
 
-// Open returns the machine as of a checkpoint, with all jobs in memory; a new one if there is none. Errors: the
+// Open returns the machine as of a checkpoint, with all jobs in memory; a new machine if there is no checkpoint. Errors: the
 // table's, ErrCheckpoint.
 func Open(layout Layout, partition int, t Table) (*Machine, error) {
 	l, err := openState(layout, partition, t)
@@ -40,9 +40,9 @@ func Open(layout Layout, partition int, t Table) (*Machine, error) {
 	return l.done()
 }
 
-// OpenCold is Open without the jobs, except those that are being fired: the machine reads the others in the table
-// when it needs them, which has to stay with it. The size of the table makes no difference except for completed jobs,
-// which are counted.
+// OpenCold is Open without the jobs, except those whose turns are ready or that have forced fires. The machine reads the others from
+// the table when it needs them, so it keeps the table. The time this takes does not depend on the number of jobs, except completed
+// ones, which are counted.
 func OpenCold(layout Layout, partition int, t Table) (*Machine, error) {
 	l, err := openState(layout, partition, t)
 	if err != nil || l.blank {
@@ -58,19 +58,19 @@ func OpenCold(layout Layout, partition int, t Table) (*Machine, error) {
 	return l.done()
 }
 
-// loader reads a checkpoint into a machine. The rows are read as they are kept, in order of what waits; the specs
-// in the order of the puts, each when its turn comes; and then the ids in theirs.
+// loader reads a checkpoint into a machine, each room in its own order: the rows, by when they are due; the specs, by put, each joined
+// to its row; and the ids.
 type loader struct {
 	m     *Machine
 	table Table
-	blank bool // there is no checkpoint
-	rest  arena
+	blank bool       // there is no checkpoint
+	rest  arena      // of the rows in found
 	found []foundRow // in order of rooms and keys
 
 	scheduled, paused, made uint64 // as the state says
 }
 
-// openState returns the loader of a machine that has its state, and nothing else yet.
+// openState returns the loader of a machine that has the checkpoint's state, but none of its pairs yet.
 func openState(layout Layout, partition int, t Table) (l loader, err error) {
 	m := New(layout, partition)
 	state, err := t.State()
@@ -86,7 +86,7 @@ func openState(layout Layout, partition int, t Table) (l loader, err error) {
 	return l, nil
 }
 
-// done returns the machine.
+// done returns the machine, if it has all outputs.
 func (l *loader) done() (*Machine, error) {
 	m := l.m
 	if m.outbox.made != l.made {
@@ -97,14 +97,14 @@ func (l *loader) done() (*Machine, error) {
 	return m, nil
 }
 
-// foundRow is a job's row before it has its spec.
+// foundRow is a job's row whose spec has yet to be read.
 type foundRow struct {
 	spec specKey
 	row  ref
 	slot uint32
 }
 
-// all scans a room.
+// all scans a whole room, and adds to an error of load which pair it was.
 func (l *loader) all(room byte, load func(key, value []byte) error) error {
 	_, err := l.table.Scan(room, nil, nil, 0, func(key, value []byte) error {
 		if err := load(key, value); err != nil {
@@ -134,7 +134,7 @@ func (l *loader) rows() error {
 	return nil
 }
 
-// specs goes through the specs and gives each to its row.
+// specs reads the specs, and brings the job of each into memory.
 func (l *loader) specs() error {
 	order := make([]uint32, len(l.found))
 	for i := range order {
@@ -152,7 +152,7 @@ func (l *loader) specs() error {
 			return err
 		}
 		if len(order) == 0 || at.before(l.found[order[0]].spec) {
-			return nil // unused since
+			return nil // no job has it any more
 		}
 		f := &l.found[order[0]]
 		if f.spec != at {
@@ -171,7 +171,7 @@ func (l *loader) specs() error {
 	return err
 }
 
-// admit takes a job into memory. It has no place in the order of ids yet, and does not wait anywhere.
+// admit brings a job into memory. The caller has yet to put it into the order of ids, and where it waits.
 func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	restored, err := decodeRow(r)
 	if err != nil {
@@ -201,7 +201,7 @@ func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	return slot, nil
 }
 
-// ids puts the jobs in order of their ids, and holds what the ids say against the rows.
+// ids puts the jobs in order of their ids, and checks that each id's pointer leads to its row.
 func (l *loader) ids() error {
 	m := l.m
 	n := 0
@@ -227,8 +227,8 @@ func (l *loader) ids() error {
 	return err
 }
 
-// queue puts the jobs where they wait. Timers return to the wheel in the order of keys: among equal deadlines
-// that is the order of arming, which the wheel keeps.
+// queue puts the jobs where they wait. Timers are inserted into the wheel in the order of keys, because among equal deadlines
+// that is the order of arming, in which the wheel must yield them.
 func (l *loader) queue() error {
 	m := l.m
 	for _, f := range l.found {
@@ -246,7 +246,7 @@ func (l *loader) queue() error {
 	return nil
 }
 
-// ready takes in the jobs whose turns are ready. They are among those that were due.
+// ready brings the jobs into memory whose turns are ready. They are among those that were due.
 func (l *loader) ready() error {
 	var found []row
 	for rank := range byte(priorities) {
@@ -258,7 +258,7 @@ func (l *loader) ready() error {
 	return l.takeReady(found)
 }
 
-// completed counts the completed jobs, and takes in those whose event is ready.
+// completed counts the completed jobs, and brings those into memory whose event is ready.
 func (l *loader) completed() error {
 	var found []row
 	keep := keepReady(roomCompleted, &found)
@@ -269,7 +269,7 @@ func (l *loader) completed() error {
 	return errors.Join(err, l.takeReady(found))
 }
 
-// keepReady keeps the rows of a room whose turns are ready.
+// keepReady returns a function for Scan that keeps the rows whose turns are ready.
 func keepReady(room byte, found *[]row) func(key, value []byte) error {
 	return func(key, value []byte) error {
 		if len(key) != keySize(room) || len(value) < 2 {
@@ -329,7 +329,7 @@ func (l *loader) graves() error {
 	})
 }
 
-// outputs reads those that are held. Earlier ones may still be there.
+// outputs reads the outputs that are held, and skips earlier ones that the table still has.
 func (l *loader) outputs() error {
 	m := l.m
 	m.outbox.made = m.outbox.acked.Output

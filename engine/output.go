@@ -24,7 +24,7 @@ const (
 // same message, whoever publishes it.
 type Output struct {
 	Number    uint64 // 1, 2, 3 … without gaps
-	Due       int64  // not published before, unix ms
+	Due       int64  // unix ms: not published before; of an event 0
 	Kind      OutputKind
 	Job       string // of an event: "" when the subject's last token is "_"
 	Scheduled int64  // of a trigger, unix ms
@@ -109,7 +109,7 @@ func (o *Output) AppendHeader(dst []byte) []byte {
 	return append(dst, lines...)
 }
 
-// size is what the output holds in memory, about, in bytes.
+// size is about how much memory the output takes, in bytes.
 func (o *Output) size() int { return 160 + len(o.spec) + len(o.Body) }
 
 // outbox holds the outputs that are not yet known to be stored for good, in order of their numbers.
@@ -120,11 +120,12 @@ type outbox struct {
 	acked   Acked // the newest output known to be stored for good
 	made    uint64
 
-	// A checkpoint being taken reads the outputs that were held when it began where they lie. So they are
-	// left there until it ends, and cleared bit by bit after that. Those behind them are cleared meanwhile.
+	// Outputs that are dropped are cleared, so that their texts are freed. But a checkpoint that is being taken reads the
+	// outputs that were held when it began, without a copy. So until it ends only those behind them are cleared, and they
+	// themselves bit by bit afterwards.
 	pinned bool
 	clean  int // outputs[:clean] are cleared
-	beyond int // while pinned: so are, up to here, those behind the ones that the checkpoint reads
+	beyond int // while pinned: outputs dropped behind those that the checkpoint reads are cleared up to here
 }
 
 // sweepSlack is how many outputs are cleared beyond those that a trim drops.
@@ -143,7 +144,7 @@ func (b *outbox) add(o Output) *Output {
 	return &b.outputs[len(b.outputs)-1]
 }
 
-// trim drops what is stored for good. A word about outputs never made is ignored.
+// trim drops what is stored for good. An ack of outputs never made is ignored.
 func (b *outbox) trim(acked Acked) {
 	if acked.Output <= b.acked.Output || acked.Output > b.made {
 		return
@@ -170,7 +171,7 @@ func (b *outbox) trim(acked Acked) {
 	b.freeIfEmpty()
 }
 
-// pin has the outputs that are held now stay as they are.
+// pin keeps the outputs that are held now as they are, until unpin.
 func (b *outbox) pin() { b.pinned, b.beyond = true, len(b.outputs) }
 
 // unpin is called when no checkpoint reads the outputs any more.
@@ -179,15 +180,15 @@ func (b *outbox) unpin() {
 	b.freeIfEmpty()
 }
 
-// freeIfEmpty gives up the memory of an outbox that holds nothing but outputs that are not cleared yet: it may be long until the next
-// trim, which clears more.
+// freeIfEmpty gives up the memory of an outbox that holds only dropped outputs that are not cleared yet: it may be long until the next
+// trim, which would clear more.
 func (b *outbox) freeIfEmpty() {
 	if b.head == len(b.outputs) && b.clean < b.head {
 		b.outputs, b.head, b.clean = nil, 0, 0
 	}
 }
 
-// after returns the held outputs with numbers above n; it fails when some of them are held no longer.
+// after returns the outputs with numbers above n. It fails when some of them are no longer held.
 func (b *outbox) after(n uint64) ([]Output, bool) {
 	if n < b.acked.Output {
 		return nil, false
@@ -208,10 +209,10 @@ func (m *Machine) Acked() Acked { return m.outbox.acked }
 // the log says that they are stored for good. The slice is valid until the next Apply.
 func (m *Machine) Outbox(n uint64) (outputs []Output, ok bool) { return m.outbox.after(n) }
 
-// OutboxBytes is the memory that the outbox takes, about.
+// OutboxBytes is about how much memory the outbox takes.
 func (m *Machine) OutboxBytes() int { return m.outbox.bytes }
 
-// LargestOutput is about how many bytes an output takes at the most, by the jobs that have been in memory.
+// LargestOutput is about how many bytes the largest output can take, of the jobs that have been in memory so far.
 func (m *Machine) LargestOutput() int { return (&Output{}).size() + m.jobs.texts.largest }
 
 func (m *Machine) emit(o Output) {
@@ -239,7 +240,7 @@ func (m *Machine) emitForced(j *job, f *forcedFire) {
 	})
 }
 
-// copied is what an output takes along of its job, which may be another by the time it is published.
+// copied returns copies of what an output needs of its job, which may have changed by the time the output is published.
 func (m *Machine) copied(j *job) (id string, version uint64, s spec) {
 	from, f, rest := m.jobs.texts.get(j.text)
 	m.text = rest.append(append(m.text[:0], from...))
@@ -249,7 +250,7 @@ func (m *Machine) copied(j *job) (id string, version uint64, s spec) {
 
 func (m *Machine) emitEvent(e carillon.Event) {
 	o := Output{Kind: OutputEvent, Event: e.Kind, Job: e.Job, Body: string(e.AppendJSON(nil))}
-	if e.Error != nil && e.Error.Code == carillon.CodeInvalidJobID { // as it is cut it may look like another job's
+	if e.Error != nil && e.Error.Code == carillon.CodeInvalidJobID { // the id was cut, and may now be that of another job
 		o.Job = ""
 	}
 	m.left--

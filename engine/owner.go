@@ -1,6 +1,6 @@
 package engine
 
-// Owner decides when a partition is ticked, and with what. It has no clock: the host asks it.
+// Owner decides when a partition is ticked, and with what. It has no clock: the host asks it, and tells it the time.
 type Owner struct {
 	Epoch uint64 // of this owner's claim; 0: it does not own the partition
 	last  int64  // when it ticked last, ms of the stream's clock
@@ -8,15 +8,15 @@ type Owner struct {
 
 // Timing of an owner, ms.
 const (
-	// keepAlive bounds the time between ticks while something waits that cannot be put out yet. It is well
+	// keepAlive bounds the time between ticks while something is due but the publisher has no room for it. It is well
 	// below misfireAfter, so that waiting is lateness and never a misfire.
 	keepAlive = 250
-	// ackPause is how often acks alone are worth a tick.
+	// ackPause is the least time since the last tick at which acks alone are worth another.
 	ackPause = 1000
 )
 
-// Tick gives the tick that the partition needs at now, if it needs one: something is due within lead, or
-// outputs became durable. room is how many outputs the publisher can take.
+// Tick returns the tick that the partition needs at now, if it needs one: something is due within lead, or
+// outputs became durable. room is how many outputs the publisher can take (Chain.Room).
 func (o *Owner) Tick(m *Machine, now, lead int64, room int, durable Acked) (Tick, bool) {
 	if o.Epoch == 0 || o.Epoch != m.epoch {
 		return Tick{}, false
@@ -41,7 +41,7 @@ func (o *Owner) Tick(m *Machine, now, lead int64, room int, durable Acked) (Tick
 func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64 {
 	at := int64(none)
 	if o.Epoch == 0 || o.Epoch != m.epoch {
-		return at // the log tells when that changes
+		return at // a claim in the log changes that
 	}
 	if deadline, ok := m.NextDeadline(); ok {
 		at = deadline - lead
@@ -55,6 +55,6 @@ func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64
 	return max(at, now)
 }
 
-// kept is until when the partition can go without a tick while the publisher has no room. Ticks of the owner before count, too: a
-// first one sent at once would make nothing, and the one that could would have to wait until it has come back.
+// kept is until when the partition can go without a tick while the publisher has no room. The former owner's ticks count, too: a
+// new owner that ticked at once would make no outputs, and its next tick, which could, would have to wait for that one to come back.
 func (o *Owner) kept(m *Machine) int64 { return max(o.last, m.to) + keepAlive }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// An owner that has nowhere to put outputs yet ticks only to keep the partition going: at once where nobody has for a
-// while, and not where the owner before did a moment ago.
+// An owner that has no room for outputs yet ticks only to keep the partition going: at once if nobody has ticked for a
+// while, but not if the former owner did a moment ago.
 func TestOwnerWithoutRoom(t *testing.T) {
 	f := newFeed(t)
 	f.put("j", `{"schedule":"@every 10ms"}`)
@@ -35,7 +35,7 @@ func TestOwnerWithoutRoom(t *testing.T) {
 	}
 }
 
-// What became durable is told to the log by itself, but once a second at most; when it is told, a partition at rest is left alone.
+// Outputs that became durable are worth a tick of their own, but once a second at most. After that a partition at rest gets no ticks.
 func TestOwnerTellsAcks(t *testing.T) {
 	f := newFeed(t)
 	o := Owner{Epoch: f.seq}
@@ -53,7 +53,7 @@ func TestOwnerTellsAcks(t *testing.T) {
 		after   int64
 		durable Acked
 		want    string
-		wake    int64 // in so many ms; none: never
+		wake    int64 // ms from now; none: never
 	}{
 		{0, Acked{}, "true 0 1", none},
 		{1, Acked{}, "false 0 1", none},

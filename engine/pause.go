@@ -22,8 +22,8 @@ func (m *Machine) halt(slot uint32, j *job, request string) {
 	m.remember(slot, j, request)
 }
 
-// resume lets a paused job go on. What it missed meanwhile is counted when its turn comes, not here: a
-// cron expression may have missed a great many fires.
+// resume lets a paused job go on. The fires that it missed meanwhile are counted when its turn comes, not here:
+// a cron expression may have missed a great many.
 func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 	slot, j, refusal := m.conditional(e)
 	if refusal != nil || j.status != statusPaused {

@@ -1,12 +1,12 @@
 package engine
 
-// prefetch reads what is about to be used of many jobs, so that it is in the cache by then. Jobs that are due at one time lie
-// anywhere in memory, and each costs several reads that a core waits for, one after the other: where a job leads is known
-// only when it is there. Asked for together, some dozen are on their way at a time, and all of them take little longer than
-// one.
+// prefetch reads what is about to be used of many jobs, so that it is in the cache by then. Jobs that are due at the same time lie
+// anywhere in memory, and each costs several cache misses one after the other, because where a job's texts are is known only when
+// the job has been read. If many jobs are read together, a core waits for some dozen misses at a time, which take little longer
+// than one.
 type prefetch struct {
 	slots []uint32
-	sum   uint32 // of what was read: reads that nothing depends on are left out. It means nothing
+	sum   uint32 // a meaningless sum of what was read: the compiler drops reads that nothing depends on
 }
 
 const (

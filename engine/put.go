@@ -74,7 +74,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	switch {
 	case next == none && expr.Kind() != schedule.None:
 		m.finish(slot, j)
-		if state == nil { // else that was told where the job comes from
+		if state == nil { // a restored job's completion was announced where it comes from
 			m.announce(slot, j)
 		}
 	case paused:
@@ -87,12 +87,13 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	return true, nil
 }
 
-// repeats tells whether a command is the last one that the job took, sent again.
+// repeats tells whether a command is a retry of the last one that was applied to the job.
 func (m *Machine) repeats(e *Entry, j *job) bool {
 	return e.Request != "" && string(m.jobs.request(j)) == e.Request
 }
 
-// write makes a new job of the spec in m.spec, or gives that spec to a job that exists, which then has no timer and no status yet.
+// write makes a job of the spec in m.spec if j is nil; else it gives j that spec, and takes its timer and its status away. Either way
+// the caller has yet to give the job a status.
 func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uint32, *job) {
 	if j == nil {
 		m.unbury(e.Job)
@@ -111,15 +112,15 @@ func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uin
 	return slot, j
 }
 
-// announce has the next tick tell that a recurring job was complete as soon as it was put.
+// announce queues the event of a recurring job that was complete as soon as it was put.
 func (m *Machine) announce(slot uint32, j *job) {
 	if m.jobs.recurring(j) {
 		m.queue(slot, j)
 	}
 }
 
-// firstFire is the first fire of a version accepted at now: none before it, except that a one-shot whose
-// time has passed fires at once, and none at or before the last fire of an earlier version.
+// firstFire is the first fire of a version accepted at now. It is not before now, except that a one-shot whose
+// time has passed fires at once; and it is after last, the last fire of an earlier version.
 func firstFire(plan schedule.Plan, kind schedule.Kind, now, last int64) int64 {
 	after := now - 1
 	if kind == schedule.At {
@@ -132,7 +133,7 @@ func firstFire(plan schedule.Plan, kind schedule.Kind, now, last int64) int64 {
 	return next
 }
 
-// checkVersion holds a command's condition against the job, which is nil when there is none.
+// checkVersion checks a command's if_version against the job; j is nil when there is no job.
 func (m *Machine) checkVersion(id string, j *job, ifVersion *uint64) *carillon.Error {
 	switch {
 	case ifVersion == nil:
@@ -148,7 +149,7 @@ func (m *Machine) checkVersion(id string, j *job, ifVersion *uint64) *carillon.E
 	return nil
 }
 
-// remember keeps the request id of the last applied command, so that its retry is known.
+// remember keeps the request id of the last applied command, so that a retry of it is recognized.
 func (m *Machine) remember(slot uint32, j *job, request string) {
 	if string(m.jobs.request(j)) != request {
 		m.touch(slot)
@@ -158,7 +159,7 @@ func (m *Machine) remember(slot uint32, j *job, request string) {
 	}
 }
 
-// rerank moves a job's forced fires when its priority changes.
+// rerank moves a job's forced fires in the ready queue when its priority changes.
 func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 	if j.rank == rank || len(m.forcedBy[slot]) == 0 {
 		return
@@ -172,7 +173,7 @@ func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
 	}
 }
 
-// neverFires names what leaves a new job no fire: a bound, if there would be one without bounds.
+// neverFires says why a new job would never fire: because of its start or end, if without them there would be a fire (unbound).
 func neverFires(job *carillon.Job, unbound int64) *carillon.Error {
 	switch {
 	case unbound == none:

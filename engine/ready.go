@@ -28,20 +28,20 @@ type turnKind uint8
 
 const (
 	turnJob      turnKind = iota // a job's earliest undecided fire
-	turnForced                   // a fire that was asked for
-	turnRejected                 // an event that tells of a refusal
+	turnForced                   // a forced fire
+	turnRejected                 // the event of a refusal
 )
 
-// A turn is one entry of the ready queue: what is due and waits to become an output. Due time and order
-// together are unique within a kind, except for rejections of one import, so slots, which differ between
-// replicas, never decide.
+// A turn is one entry of the ready queue: something that is due and waits to become an output. Within a kind no two
+// turns have the same due time and order, except rejections of one import. So the slot of a job, which differs between
+// replicas, never decides the order.
 type turn struct {
 	due   int64
-	order uint64 // of a job: of its creation; else the sequence of the record that asked
-	slot  uint32 // of a job; of a rejection: its place in an import
+	order uint64 // of a job: its order of creation; else the sequence of the record that caused the turn
+	slot  uint32 // of the job; of a rejection: its place in an import
 	rank  uint8
 	kind  turnKind
-	dead  bool // it was taken out of a run
+	dead  bool // it was removed from a run
 }
 
 func (t turn) before(o turn) bool {
@@ -62,15 +62,15 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 	return turn{due: j.next, order: m.jobs.texts.order(j.text), slot: slot, rank: j.rank, kind: turnJob}
 }
 
-// queue makes a job's turn one of those that wait.
+// queue puts a job's turn into the ready queue.
 func (m *Machine) queue(slot uint32, j *job) {
 	j.place = inReady
 	m.readyJobs[j.rank]++
 	m.ready.Insert(m.turnOf(slot, j))
 }
 
-// arm puts a scheduled job's next fire where it waits: ready when its time has come, else the wheel, or what is to
-// come there later.
+// arm puts a scheduled job's next fire where it waits: into the ready queue if its time has come, else onto the wheel, or
+// into later (await).
 func (m *Machine) arm(slot uint32, j *job, next int64) {
 	j.next = next
 	if next == none {
@@ -86,7 +86,7 @@ func (m *Machine) arm(slot uint32, j *job, next int64) {
 	m.await(slot, j)
 }
 
-// disarm takes a job's next fire from where it waits.
+// disarm takes a job's next fire away from where it waits.
 func (m *Machine) disarm(slot uint32, j *job) {
 	switch j.place {
 	case onWheel:
@@ -100,7 +100,7 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	j.place, j.timer = nowhere, 0
 }
 
-// forcedFire is a fire that was asked for and waits. It never changes.
+// forcedFire is a fire by command (verb fire) that waits. It never changes.
 type forcedFire struct {
 	life
 	seq  uint64 // of the command
@@ -118,11 +118,11 @@ func (m *Machine) force(f *forcedFire) {
 	m.changes.forced.begin(&f.life, f, m.changes.number)
 }
 
-// endForced ends a fire that was asked for: it is out, or its job goes.
+// endForced ends a forced fire: it has become an output, or its job is removed.
 func (m *Machine) endForced(f *forcedFire) {
 	delete(m.forced, f.seq)
 	if m.forcedMost = max(m.forcedMost, len(m.forced)+1); len(m.forced) == 0 && m.forcedMost > roomKept {
-		m.forced, m.forcedMost = make(map[uint64]*forcedFire), 0 // one that has been large stays so
+		m.forced, m.forcedMost = make(map[uint64]*forcedFire), 0 // a map never gives its memory back
 	}
 	m.changes.forced.end(&f.life, f.seq, m.changes.number)
 }
@@ -131,7 +131,7 @@ func (m *Machine) forcedTurn(f *forcedFire) turn {
 	return turn{due: f.at, order: f.seq, slot: f.slot, rank: m.jobs.at(f.slot).rank, kind: turnForced}
 }
 
-// unforce forgets the fires that were asked for of a job that goes.
+// unforce ends the forced fires of a job that is removed.
 func (m *Machine) unforce(slot uint32) {
 	for _, seq := range m.forcedBy[slot] {
 		f := m.forced[seq]
@@ -141,7 +141,7 @@ func (m *Machine) unforce(slot uint32) {
 	delete(m.forcedBy, slot)
 }
 
-// rejection is a refused command whose event waits; repeated ones collapse into it.
+// rejection is a refused command whose event waits. Repetitions collapse into it.
 type rejection struct {
 	key   rejectionKey
 	err   carillon.Error
@@ -160,7 +160,7 @@ func (o origin) compare(p origin) int {
 }
 
 type rejectionKey struct {
-	verb, job string // empty for those that collapsed by code alone
+	verb, job string // empty for rejections collapsed by code alone
 	code      carillon.Code
 }
 

@@ -70,9 +70,9 @@ func DecodeRecord(seq uint64, b []byte) (Record, error) {
 // Kind is what a record asks of a partition.
 type Kind uint8
 
-// The kinds of entries. Everything below KindTick is a client's command.
+// The kinds of entries. KindUnknown to KindFire are clients' commands.
 const (
-	KindGarbage Kind = iota // on the log's own subjects, but nothing a partition knows
+	KindGarbage Kind = iota // on the log's own subjects, but nothing that a partition knows
 	KindUnknown             // a command with an unknown verb
 	KindPut
 	KindDelete
@@ -91,7 +91,7 @@ var verbs = map[string]Kind{
 
 // Entry is a decoded record: what it is, and for whom.
 type Entry struct {
-	Seq       uint64 // sequence; a healed record keeps the one it had
+	Seq       uint64 // sequence; a record that was put back (heal) keeps the one it had
 	Time      int64  // timestamp, unix milliseconds
 	Kind      Kind
 	Partition int    // the one partition concerned; Everyone for a tick of several
@@ -104,14 +104,14 @@ type Entry struct {
 	Disk      Disk
 	Pack      []PackedJob // of an import
 
-	Index  uint32     // of a job of an import: its place there
-	packed *PackedJob // the same: what stands for Body
+	Index  uint32     // of one job of an import: its place there
+	packed *PackedJob // of one job of an import: the put, in place of Body
 }
 
 // Everyone stands for the partitions named inside a tick record.
 const Everyone = -1
 
-// Layout is what is fixed when the streams are made.
+// Layout is what is fixed once the streams are made.
 type Layout struct {
 	Prefix     string // of subjects, "carillon"
 	Partitions int
@@ -134,10 +134,10 @@ func (l Layout) LogSubject(partition int, kind string) string {
 	return l.Prefix + ".log." + token + "." + kind
 }
 
-// Decode says what a record is. It never fails: what is no known record is KindGarbage, and harmless.
+// Decode says what a record is. It never fails: anything unknown is KindGarbage, which is harmless.
 func (l Layout) Decode(r *Record) Entry { return l.decode(r, false) }
 
-// Healed returns the record that another one puts back, if it is a heal record.
+// Healed returns the record that r puts back, if r is a heal record.
 func (l Layout) Healed(r *Record) (healed Record, ok bool) {
 	rest, ok := strings.CutPrefix(r.Subject, l.Prefix+".log.")
 	if _, kind, _ := strings.Cut(rest, "."); !ok || kind != "heal" {
@@ -147,7 +147,7 @@ func (l Layout) Healed(r *Record) (healed Record, ok bool) {
 	return healed, err == nil && healed.Seq <= r.Seq
 }
 
-// decode reads a record of the stream, or one that was put back. What is no heal record when it is read is none later.
+// decode reads a record of the stream, or (healed) one that a heal record puts back. A heal record inside another is garbage.
 func (l Layout) decode(r *Record, healed bool) Entry {
 	e := Entry{Seq: r.Seq, Time: floorMilli(r.Time), Partition: Everyone}
 	rest, ok := strings.CutPrefix(r.Subject, l.Prefix+".")
@@ -157,7 +157,7 @@ func (l Layout) decode(r *Record, healed bool) Entry {
 	token := strings.Split(rest, ".")
 	switch {
 	case token[0] == "cmd" && len(token) == 3:
-		// Stored untransformed: a literal wildcard in the subject. Partition 0 refuses it.
+		// The stream did not transform the subject, because it has a literal wildcard. Partition 0 refuses it.
 		e.Partition = 0
 		l.command(&e, r, token[1], token[2])
 	case token[0] == "log" && len(token) == 4:

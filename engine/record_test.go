@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// A record that was lost and is put back says what it said, whatever it was: a job whose name is that of a kind of records,
-// garbage, and what only looks like a heal record.
+// A record that was lost and is put back decodes as before, whatever it was: a command for a job with the name of a kind of records,
+// garbage, or something that only looks like a heal record.
 func TestHealed(t *testing.T) {
 	layout := Layout{Prefix: "carillon", Partitions: 4}
 	put := Record{Seq: 6, Time: 1e15, Subject: "carillon.log.3.put.a", Data: []byte(`{}`)}

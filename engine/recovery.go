@@ -6,24 +6,24 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// A recovery says what becomes of fires that came due after a snapshot and before what was restored from it went on.
-// Only the log knows when that is: a restored partition goes on with the claim of the first node that starts on it,
-// and until then it is open. It holds until nothing of that time is left.
+// A recovery says what becomes of fires that came due after a snapshot was taken and before the partition restored from it went on.
+// When it goes on is known only from the log: with the claim of the first node that starts on it. Until then the end of that time is
+// open. The recovery stays in the state until no fire of that time is left.
 //
-// A job that is put back by itself has one of its own.
+// A job that is restored by itself, into a running service, has a recovery of its own.
 type recovery struct {
 	policy missedPolicy
-	until  int64 // of fires due before, unix ms; 0: of all, until the partition goes on
+	until  int64 // it is for fires due before this, unix ms; 0: the partition has not gone on yet
 }
 
 // missedPolicy is a misfire policy in place of a job's own.
 type missedPolicy uint8
 
-const ownPolicy missedPolicy = 0 // none
+const ownPolicy missedPolicy = 0 // the job's own holds
 
 func policyOf(m carillon.Misfire) missedPolicy { return missedPolicy(m) + 1 }
 
-// or is the policy, or that of a job that has its own.
+// or is the misfire policy that holds for a job with this one of its own.
 func (p missedPolicy) or(own carillon.Misfire) carillon.Misfire {
 	if p == ownPolicy {
 		return own
@@ -31,7 +31,7 @@ func (p missedPolicy) or(own carillon.Misfire) carillon.Misfire {
 	return carillon.Misfire(p - 1)
 }
 
-// String is the policy's word, and nothing where it is the job's own.
+// String is the policy's word; "" for ownPolicy.
 func (p missedPolicy) String() string {
 	if p == ownPolicy {
 		return ""
@@ -39,19 +39,19 @@ func (p missedPolicy) String() string {
 	return p.or(0).String()
 }
 
-// Recover has a policy stand in for each job's own, for what comes due before a restored service goes on.
+// Recover sets a misfire policy in place of each job's own, for fires due before the restored service goes on.
 func (s *SavedState) Recover(missed carillon.Misfire) {
 	s.machine.recovery = recovery{policy: policyOf(missed)}
 }
 
-// goOn is told of the claim that the partition goes on with.
+// goOn notes that a claim was taken. With the first one after a restore the partition goes on.
 func (r *recovery) goOn(now int64) {
 	if r.policy != ownPolicy && r.until == 0 {
 		r.until = now
 	}
 }
 
-// over tells whether no fire can be left, when all that was due up to a time is decided.
+// over tells whether no fire of a recovery can be left once all fires due up to a time are decided.
 func (r *recovery) over(to int64) bool { return r.until > 0 && to >= r.until }
 
 func (r *recovery) append(b []byte) []byte {

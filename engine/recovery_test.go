@@ -13,8 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// What came due between a snapshot and the start on what was restored goes by the policy that the restore was given;
-// what is missed after that, by each job's own.
+// For fires that came due between a snapshot and the start of the restored service, the policy given to the restore holds; for those
+// missed after that, each job's own.
 func TestRecovery(t *testing.T) {
 	type outcome struct {
 		Fired   []int64 // s
@@ -36,7 +36,7 @@ func TestRecovery(t *testing.T) {
 				for _, own := range []carillon.Misfire{carillon.FireOnce, carillon.FireAll, carillon.Skip} {
 					w.put("every-"+own.String(), fmt.Sprintf(`{"schedule":"@every 4s","misfire":%q}`, own))
 					w.put("shot-"+own.String(), fmt.Sprintf(`{"schedule":"@in 50s","misfire":%q}`, own))
-					e, s := outcome{Fired: []int64{4}}, outcome{} // what was held goes out as it was
+					e, s := outcome{Fired: []int64{4}}, outcome{} // outputs that were held are published as they were
 					switch policy {
 					case carillon.FireOnce:
 						e.Fired, s.Fired = append(e.Fired, 92), append(s.Fired, 50)
@@ -74,7 +74,7 @@ func TestRecovery(t *testing.T) {
 				at(other, 95)
 				other.begin()
 				at(other, 97)
-				for i, m := range other.ms { // the word stays: over a checkpoint, and over another start
+				for i, m := range other.ms { // the policy stays, over a checkpoint and over another start
 					other.ms[i] = open(t, m, wholeOf(t, m))
 				}
 				other.from = nil
@@ -118,7 +118,7 @@ func (w *town) firedAt(id string) (all []int64) {
 	return all
 }
 
-// restored is the town from a snapshot, in as many partitions.
+// restored is the town restored from a snapshot, in as many partitions.
 func (w *town) restored(missed carillon.Misfire) *town {
 	w.t.Helper()
 	other := &town{t: w.t, seq: w.seq, now: w.now}
@@ -165,7 +165,7 @@ func TestReadRecoveryRefuses(t *testing.T) {
 	}
 }
 
-// A fire that was armed under other rules of a zone, and missed, is still one fire, though under those of now there is none
+// A fire that was armed under other rules of a zone, and missed, still counts as one fire, although by the present rules there is none
 // at that time.
 func TestArmedUnderOtherRules(t *testing.T) {
 	for _, misfire := range []string{"fire_once", "skip"} {

@@ -16,21 +16,22 @@ import (
 
 // # Other partitions
 //
-// A Reroute makes of the checkpoints of P partitions those of another number, or those of some of the jobs, pair by
-// pair: each goes where its job's id does. It is given all pairs in order and holds none of them, but it has to know
-// some things before the first one goes out, so rows are given to it twice: to Scout, and then to Route.
+// A Reroute turns the checkpoints of P partitions into those of another number of partitions, or of some of the jobs only. It maps
+// pair by pair: each goes where its job's id belongs. It is given all pairs in order and holds none of them. But it must know
+// some things before the first pair goes out, so rows are given to it twice: first to Scout, then to Route. What has to be solved:
 //
-//   - Specs do not say whose they are. What the rows say of that is kept: 24 bytes a job.
-//   - Numbers are unique in a partition only. Of creation, arming, completion and burial, number n of partition p
-//     becomes n·P + p: unique among all, in the order in which they were in each, and a formula, so that what an id
-//     says of where its row is can be rewritten by itself. Of completions and burials n is first raised by what the
-//     partition has had fewer of than the one with the most: the newest of each stay the newest, and what is kept of
-//     many is not the busiest one's alone. Outputs are numbered anew, since theirs have no gaps. What has the log's
-//     sequences for keys keeps them.
-//   - Time is the earliest that ticks had reached in any partition in which something was due by then; partitions
-//     with nothing due come along. So all that came due after the checkpoint is missed, or not, by what happens next.
-//     What of the others was ready already and is due later waits again.
-//   - Completed jobs that are gone are left out, since the numbers up to which they are differ.
+//   - A spec's pair does not say which job it belongs to. The rows do, so what they say is kept: 24 bytes a job.
+//   - Numbers are unique only within a partition. Numbers of creation, arming, completion and burial are renumbered: n of
+//     partition p becomes n·P + p. These are unique among all, and keep the order that they had in each partition. Because it is a
+//     formula, the pointer from an id to its row can be rewritten without the row. Before that, numbers of completions
+//     and burials are raised, so that all partitions end with the same number: then the newest of each partition stay the newest,
+//     and a limit on how many are kept does not leave only those of the busiest partition.
+//   - Outputs are numbered anew, since their numbers may have no gaps. Keys that are sequences of the log stay as they are.
+//   - The new partitions go on from one time: the earliest that ticks had reached in any partition that had something due by
+//     the latest time that ticks had reached anywhere. Partitions with nothing due by then do not count. So whether a fire that came
+//     due after the checkpoint is missed depends on what happens next. A job of another partition that was ready already, but is
+//     due after that time, waits again.
+//   - Completed jobs that are gone are left out, since each partition has its own number up to which they are gone.
 //
 // Tried and rejected: a table of new numbers without gaps, which takes memory for each job three times over; the
 // latest time that ticks had reached, which needs gaps of its own for each job.
@@ -40,24 +41,24 @@ type Reroute struct {
 	only       carillon.Selection
 	from       []*rerouted
 	to         []*Machine // their states
-	least      []uint64   // completions below are gone, by new partition
-	time       int64      // that ticks have reached, from the end of scouting on
+	least      []uint64   // the least number of a completion that is kept, by new partition
+	time       int64      // that ticks have reached in the new partitions; known from Scouted on
 	wheels     [priorities]int64
 	b          []byte
 }
 
-// rerouted is a partition that is rerouted.
+// rerouted is an old partition.
 type rerouted struct {
 	*Machine
 	number int
-	raise  struct{ finished, deaths uint64 } // of the numbers of completions and burials
+	raise  struct{ finished, deaths uint64 } // what is added to numbers of completions and burials
 
-	earliest int64          // when the first of its fires is due that is not decided
+	earliest int64          // when its first undecided fire is due
 	specs    []reroutedSpec // by key, once sorted
 	sorted   bool
-	next     int               // of specs
-	dropped  []uint64          // marks of the rows that are left out, ascending in the end
-	asked    map[string]uint64 // marks of the jobs with fires that were asked for; 0: not found yet
+	next     int               // place in specs
+	dropped  []uint64          // marks of the rows that are left out; ascending from Scouted on
+	asked    map[string]uint64 // ids of the jobs with forced fires, and the marks of their rows; 0: not found yet
 }
 
 // reroutedSpec says where the spec of a row goes.
@@ -73,12 +74,12 @@ func (s *reroutedSpec) key() specKey { return specKey{s.put, s.index} }
 const (
 	leftOut       = math.MaxUint16 // in place of a partition
 	maxRerouted   = math.MaxUint16 // partitions
-	maxRenumbered = 1 << 62        // so that a mark has room for the room
+	maxRenumbered = 1 << 62        // numbers stay below, so that mark can shift them by two bits
 )
 
-// NewReroute begins to make partitions of other ones, whose states these are, all of one service. position is where
-// the log ends that all of them follow. Only the selected jobs go along. Errors: numbers too great to be multiplied
-// once more.
+// NewReroute begins to make new partitions of old ones. states are those of all partitions of one service. position is where
+// the log ends that all of them follow. Only the selected jobs go along. Errors: partitions out of range; numbers too great to be
+// multiplied once more.
 func NewReroute(states []*SavedState, partitions int, position uint64, only carillon.Selection) (*Reroute, error) {
 	if partitions < 1 || partitions >= maxRerouted {
 		return nil, fmt.Errorf("engine: %d partitions; there are 1 to %d", partitions, maxRerouted-1)
@@ -99,7 +100,7 @@ func NewReroute(states []*SavedState, partitions int, position uint64, only cari
 	return r, nil
 }
 
-// align has the completions and burials of all partitions end with the same number.
+// align raises the numbers of completions and burials so that those of all partitions end with the same number.
 func (r *Reroute) align() {
 	var finished, deaths uint64
 	for _, s := range r.from {
@@ -110,7 +111,7 @@ func (r *Reroute) align() {
 	}
 }
 
-// Rooms are those to be scouted, in this order, in each partition.
+// Rooms are the rooms to be given to Scout, in this order, for each partition.
 func (r *Reroute) Rooms() []byte {
 	rooms := append([]byte{roomForced}, jobRooms[:]...)
 	if r.bySpec() {
@@ -119,11 +120,11 @@ func (r *Reroute) Rooms() []byte {
 	return rooms
 }
 
-// bySpec tells whether only its spec says whether a job is selected.
+// bySpec tells whether a job's spec is needed to know whether the job is selected.
 func (r *Reroute) bySpec() bool { return r.only.Label != "" || r.only.Owner != "" }
 
-// Scout looks at a pair. Pairs of a partition come in order; those of others may come from other goroutines
-// meanwhile. It keeps none of the bytes. Errors: ErrCheckpoint.
+// Scout looks at a pair. The pairs of one partition must come in order; those of others may come from other goroutines
+// at the same time. Scout keeps none of the bytes. Errors: ErrCheckpoint.
 func (r *Reroute) Scout(from int, room byte, key, value []byte) error {
 	s := r.from[from]
 	var err error
@@ -141,7 +142,7 @@ func (r *Reroute) Scout(from int, room byte, key, value []byte) error {
 	return malformed(room, key, err)
 }
 
-// malformed says of which pair an error is.
+// malformed adds to an error which pair it is about.
 func malformed(room byte, key []byte, err error) error {
 	if err == nil {
 		return nil
@@ -185,12 +186,12 @@ func (w watermark) hasPassed(key []byte) bool {
 	return w.passed(&job{status: statusCompleted, next: k.time(), armed: k.number()})
 }
 
-// mark stands for a row among those of its partition, by the number that ends its key.
+// mark identifies a row among those of its partition: by the number that ends its key, and its room.
 func mark(room byte, key []byte) uint64 {
 	return binary.BigEndian.Uint64(key[len(key)-8:])<<2 | uint64(slices.Index(jobRooms[:], room))
 }
 
-// scoutSpec leaves out what is not selected by its spec.
+// scoutSpec leaves a job out that is not selected by its spec.
 func (r *Reroute) scoutSpec(s *rerouted, key, value []byte) error {
 	s.sortSpecs()
 	at, err := s.spec(key)
@@ -201,7 +202,7 @@ func (r *Reroute) scoutSpec(s *rerouted, key, value []byte) error {
 	if err != nil {
 		return err
 	}
-	if want.ID = r.only.Prefix; !r.only.Matches(&want) { // the prefix was looked at
+	if want.ID = r.only.Prefix; !r.only.Matches(&want) { // scoutRow has checked the prefix
 		at.to = leftOut
 		s.dropped = append(s.dropped, at.mark)
 	}
@@ -216,7 +217,7 @@ func (s *rerouted) sortSpecs() {
 	slices.SortFunc(s.specs, func(a, b reroutedSpec) int { return a.key().compare(b.key()) })
 }
 
-// spec finds what is known of a spec; nil: no row names it. Keys ascend from call to call.
+// spec finds what is known of a spec; nil if no row names it. Keys must ascend from call to call.
 func (s *rerouted) spec(key []byte) (*reroutedSpec, error) {
 	k, err := decodeSpecKey(key)
 	if err != nil {
@@ -236,7 +237,7 @@ func (s *rerouted) drops(m uint64) bool {
 	return found
 }
 
-// Scouted ends scouting: Route comes after it.
+// Scouted must be called when all pairs have been scouted, before the first Route.
 func (r *Reroute) Scouted() {
 	latest := int64(0)
 	for _, s := range r.from {
@@ -265,7 +266,7 @@ func (r *Reroute) renumbered(s *rerouted, n uint64) uint64 {
 	return n*uint64(len(r.from)) + uint64(s.number)
 }
 
-// rearmed is what the number in the key of a row becomes: that of a completion, or of an arming.
+// rearmed is what the number that ends a row's key becomes: in roomCompleted a number of completion, else of arming or creation.
 func (r *Reroute) rearmed(s *rerouted, room byte, n uint64) uint64 {
 	if room == roomCompleted {
 		n += s.raise.finished
@@ -273,7 +274,7 @@ func (r *Reroute) rearmed(s *rerouted, room byte, n uint64) uint64 {
 	return r.renumbered(s, n)
 }
 
-// renumberedMax is a number above what all those up to n become.
+// renumberedMax is a number above what numbers up to n become in any partition.
 func (r *Reroute) renumberedMax(n uint64) uint64 { return (n + 1) * uint64(len(r.from)) }
 
 // Routed is where a pair goes. Key and value are valid until the next call, or as long as what Route was given.
@@ -282,9 +283,9 @@ type Routed struct {
 	Key, Value []byte
 }
 
-// Route says where a pair goes, or that it does not go along. Pairs of a room come in order from each partition; those
-// of several may be mixed. What is routed from one partition to another is in order, too, and what goes there is
-// unique. Errors: ErrCheckpoint.
+// Route says where a pair goes, or that it is left out (keep is false). The pairs of a room must come in order from each partition;
+// those of several partitions may be mixed. What goes from one old partition to one new one is in order, too, and all keys in a new
+// partition are unique. Errors: ErrCheckpoint.
 func (r *Reroute) Route(from int, room byte, key, value []byte) (to Routed, keep bool, err error) {
 	s := r.from[from]
 	to = Routed{Key: key, Value: value}
@@ -362,7 +363,7 @@ func (r *Reroute) routeID(s *rerouted, to *Routed) (keep bool, err error) {
 	return true, nil
 }
 
-// routeOutput lets the outputs go along that are held. An event without a job goes anywhere.
+// routeOutput keeps the outputs that are held. An event without a job may go to any partition.
 func (r *Reroute) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
 	o, err := decodeOutput(to.Key, to.Value)
 	if err != nil || o.Number <= s.outbox.acked.Output {
@@ -385,7 +386,7 @@ func (r *Reroute) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
 	return true, nil
 }
 
-// partitionOf is where what tells of a job goes, which may be none.
+// partitionOf is where an output or a rejection goes that is about a job; job may be "".
 func (r *Reroute) partitionOf(s *rerouted, job string) int {
 	if job == "" {
 		return s.number % r.partitions
@@ -393,8 +394,8 @@ func (r *Reroute) partitionOf(s *rerouted, job string) int {
 	return PartitionOf(job, r.partitions)
 }
 
-// States are those of the new partitions, once all pairs are routed, and how many jobs they have. Their output streams
-// hold nothing yet.
+// States returns the states of the new partitions, and how many jobs these have, once all pairs are routed. The new partitions'
+// output streams must be empty.
 func (r *Reroute) States() (all [][]byte, jobs int) {
 	all = make([][]byte, len(r.to))
 	for i, m := range r.to {
@@ -415,7 +416,7 @@ func (r *Reroute) States() (all [][]byte, jobs int) {
 	return all, jobs
 }
 
-// addState adds to a new partition's state what it has of an old one's.
+// addState adds an old partition's state to a new one's.
 func (r *Reroute) addState(m *Machine, s *rerouted) {
 	if s.epoch > m.epoch {
 		m.epoch, m.claim = s.epoch, s.claim
@@ -424,7 +425,7 @@ func (r *Reroute) addState(m *Machine, s *rerouted) {
 	m.ticks, m.now = max(m.ticks, s.ticks), max(m.now, s.now)
 	m.created, m.armed = max(m.created, r.renumberedMax(s.created)), max(m.armed, r.renumberedMax(s.armed))
 	m.finished, m.deaths = max(m.finished, r.renumberedMax(s.finished)), max(m.deaths, r.renumberedMax(s.deaths))
-	m.expired.at = min(m.expired.at, s.expired.at) // what is gone already is left out
+	m.expired.at = min(m.expired.at, s.expired.at) // jobs that are gone already were left out
 	m.diskLow = m.diskLow || s.diskLow
 	m.gaps = append(m.gaps, s.gaps...)
 	m.recovery = cmp.Or(m.recovery, s.recovery)
@@ -441,8 +442,7 @@ func (r *Reroute) addState(m *Machine, s *rerouted) {
 	}
 }
 
-// mergeGaps makes one of gaps that overlap. What they have beyond a time is left to the gap that the next tick makes
-// from there on.
+// mergeGaps joins gaps that overlap. It leaves fires after until to the gap that the next tick makes from there on.
 func mergeGaps(gaps []gap, until int64) (merged []gap) {
 	slices.SortFunc(gaps, func(a, b gap) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
 	for _, g := range gaps {

@@ -22,7 +22,7 @@ type town struct {
 	ms    []*Machine
 	seq   uint64
 	now   int64
-	from  []uint64 // the output before the first in each stream
+	from  []uint64 // the number of the output before the first one in each stream
 	fired []string
 }
 
@@ -35,7 +35,7 @@ func newTown(t testing.TB, partitions int) *town {
 	return w
 }
 
-// begin has a node take the partitions, and notes what they put out from now on.
+// begin has a node claim the partitions, and notes the outputs that they make from now on.
 func (w *town) begin() {
 	for _, m := range w.ms {
 		w.from = append(w.from, m.Acked().Output)
@@ -46,7 +46,7 @@ func (w *town) begin() {
 	w.listen()
 }
 
-// listen notes what is put out from now on, with what is held.
+// listen notes the outputs that are held and those that are made from now on.
 func (w *town) listen() {
 	w.fired = nil
 	note := func(o *Output) {
@@ -82,7 +82,7 @@ func (w *town) put(job, body string) {
 	}
 }
 
-// tick advances some partitions to now. What was put out before is stored for good, unless it is to be held.
+// tick advances some partitions to now. It says that outputs made before are stored for good, unless they are to be held.
 func (w *town) tick(limit int, hold bool, only ...int) {
 	w.seq++
 	for p, m := range w.ms {
@@ -110,7 +110,7 @@ func (w *town) moved(partitions int, only carillon.Selection, cold bool, missed 
 	return w.movedFrom(views, partitions, only, cold, missed...)
 }
 
-// movedFrom is the same from checkpoints of all partitions.
+// movedFrom is moved, from given checkpoints of all partitions.
 func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *town {
 	w.t.Helper()
 	var states []*SavedState
@@ -207,7 +207,7 @@ func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Se
 	return other
 }
 
-// sameFires fails if two towns did not put out the same.
+// sameFires fails if two towns did not make the same outputs.
 func sameFires(t *testing.T, want, got *town) {
 	t.Helper()
 	a, b := slices.Sorted(slices.Values(want.fired)), slices.Sorted(slices.Values(got.fired))
@@ -216,7 +216,7 @@ func sameFires(t *testing.T, want, got *town) {
 	}
 }
 
-// month has all kinds of jobs in all states, after two days.
+// month is a town with all kinds of jobs in all states, after two days.
 func month(t *testing.T) *town {
 	w := newTown(t, 4)
 	hour := time.Hour.Milliseconds()
@@ -244,7 +244,7 @@ func month(t *testing.T) *town {
 	return w
 }
 
-// later goes on for a month, with commands on what was there.
+// later goes on for a month, with commands for jobs that were there.
 func (w *town) later() {
 	hour := time.Hour.Milliseconds()
 	for i := range 30 * 24 {
@@ -298,13 +298,13 @@ func TestRerouteMonth(t *testing.T) {
 		if partitions != 1 {
 			continue
 		}
-		// And once more, from what was restored and has numbered on.
+		// And once more, from the restored service, whose numbers have gone on.
 		again := other.moved(3, carillon.Selection{}, true)
 		goOn(t, other, again)
 	}
 }
 
-// goOn lets a service and what was restored from it go on, and compares what they put out from there.
+// goOn lets a service and one that was restored from it go on, and compares the outputs that they make from there on.
 func goOn(t *testing.T, w, restored *town) {
 	t.Helper()
 	w.from = nil
@@ -315,7 +315,7 @@ func goOn(t *testing.T, w, restored *town) {
 	sameFires(t, w, restored)
 }
 
-// A partition in which little completed and was deleted keeps what it knows of that beside one in which much did.
+// A partition with few completed and deleted jobs keeps what it knows of them beside a partition with many.
 func TestRerouteUneven(t *testing.T) {
 	w := newTown(t, 2)
 	id := func(partition int, name string, n int) string {
@@ -356,8 +356,7 @@ func TestRerouteUneven(t *testing.T) {
 	}
 }
 
-// Completed jobs that are gone may still be in a checkpoint: whoever restores it gets none of them, but for one with a fire
-// that was asked for.
+// Completed jobs that are gone may still be in a checkpoint. A restore leaves them out, except one with a forced fire.
 func TestRestoredGone(t *testing.T) {
 	w := newTown(t, 2)
 	for i := range 10 {
@@ -372,7 +371,7 @@ func TestRestoredGone(t *testing.T) {
 		c := Rules()
 		c.Node, c.RetentionMS, c.CompletedMax = "n", 40*time.Hour.Milliseconds(), 2
 		w.apply(m, &Entry{Kind: KindClaim, Claim: c})
-		w.apply(m, &Entry{Kind: KindFire, Verb: "fire", Job: fmt.Sprintf("none-%d", p)}) // its time is over with that
+		w.apply(m, &Entry{Kind: KindFire, Verb: "fire", Job: fmt.Sprintf("none-%d", p)}) // once that is out, it is gone
 	}
 	var views []memtable.View
 	var want, salvaged []string
@@ -418,7 +417,7 @@ func TestRestoredGone(t *testing.T) {
 	}
 }
 
-// What a restore into other partitions takes of memory for each job is what the docs say.
+// A restore into other partitions takes as much memory for each job as the docs say.
 func TestReroutedSpecSize(t *testing.T) {
 	if size := unsafe.Sizeof(reroutedSpec{}); size != 24 {
 		t.Errorf("%d bytes a job, not 24", size)
@@ -489,8 +488,8 @@ func (w *town) quiet() {
 	}
 }
 
-// Partitions stood at different times: what is due since the earliest in which something was due is missed, and the
-// time of the others does not hold it back.
+// Partitions stood at different times. What came due since the earliest time of those in which something was due is missed; the
+// times of the others do not matter.
 func TestRerouteTime(t *testing.T) {
 	w := newTown(t, 4)
 	name := func(p int, s string) string {
@@ -517,7 +516,7 @@ func TestRerouteTime(t *testing.T) {
 		if m.to != testEpoch+minute {
 			t.Errorf("restored to %d ms, the partition with something due stands at %d", m.to-testEpoch, minute)
 		}
-		if len(m.gaps) != 1 || m.gaps[0] != (gap{testEpoch, testEpoch + minute}) { // nothing of what is to be missed again
+		if len(m.gaps) != 1 || m.gaps[0] != (gap{testEpoch, testEpoch + minute}) { // nothing beyond that: the next tick makes a gap from there
 			t.Errorf("gaps %+v", m.gaps)
 		}
 	}
@@ -549,7 +548,7 @@ func TestMergeGaps(t *testing.T) {
 	}
 }
 
-// What was refused is told of in its job's partition; what many refusals were collapsed to, in one, with all of them.
+// The event of a refusal is in its job's partition; that of many collapsed refusals is in one partition, with the count of all.
 func TestRerouteRefusals(t *testing.T) {
 	w := newTown(t, 3)
 	const refused = 6 * maxRejected
@@ -609,7 +608,7 @@ func TestRerouteRefuses(t *testing.T) {
 				}
 			}
 			if room == 's' && len(key) == 12 {
-				continue // any spec that no row names
+				continue // a spec that no row names may be anything
 			}
 			if _, _, err := r.Route(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
 				t.Errorf("room %q, key %x: %v", room, key, err)

@@ -13,15 +13,15 @@ import (
 // # Which jobs are in memory
 //
 // A job that does not change and does not come due need not be in memory: the newest checkpoint has it, in a table on
-// disk. Which jobs are in memory is the host's choice, and nothing in the log depends on it. The machine's rules ask only for a job
-// by its id, and for the first jobs of a priority that are due by some time. The answers are the same whatever is in memory,
-// because of these invariants:
+// disk. Which jobs are in memory is the host's choice, and no decision of the machine may depend on it. The machine only ever asks
+// for a job by its id, and for the first jobs of a priority that are due by some time. The answers are the same whatever is in
+// memory, because of these invariants:
 //
 //   - Every job that changed since the table's checkpoint is in memory, and the id of every job that was removed since is in absent.
-//     So memory comes first, and what memory does not know is as the table has it.
-//   - Of the jobs that wait in a priority, those up to the end of a window are on its wheel, and no others. The window ends
-//     at a Key, which orders jobs as the wheel yields them: by due time, and among equals by arming. Jobs in memory
-//     that wait beyond it are in later.
+//     So memory takes precedence, and what memory does not know is as the table has it.
+//   - Each priority has a window, which ends at a Key. Of the jobs that wait in that priority, those up to the window's end are
+//     on the wheel, and no others. Keys are in the order in which the wheel yields: by due time, and among equals by arming. Jobs
+//     in memory that wait beyond the window are in later.
 //   - A window grows in the order of keys. So among equal deadlines the order of insertion is that of arming, whether all
 //     jobs are on the wheel or few.
 //   - Before a wheel is asked for what is due, it holds all of that, or more than it may yield (ensure).
@@ -47,7 +47,7 @@ var allKeys = Key{math.MaxInt64, math.MaxUint64}
 
 func keyOfJob(j *job) Key { return Key{j.next, j.armed} }
 
-// waiting is a job that waits beyond what is on the wheel.
+// waiting is a job in memory that waits beyond the window.
 type waiting struct {
 	Key
 	slot uint32
@@ -59,19 +59,19 @@ type residence struct {
 	complete bool  // all jobs are in memory
 	windows  [priorities]Key
 	later    [priorities]*btree.BTreeG[waiting]
-	absent   map[string]uint64 // ids of jobs that were removed, with the generation in which they were
-	visitors []uint32          // slots of jobs that were read for one record
-	bases    int               // checkpoints committed
+	absent   map[string]uint64 // ids of jobs that were removed, each with the generation of its removal
+	visitors []uint32          // slots of jobs that were read from the table for one record
+	bases    int               // checkpoints committed; tells whether something was read before the newest
 	settling []*settling
-	shrinks  bool   // jobs beyond the windows are leaving memory
-	shrunk   uint32 // how many slots were looked at for that
+	shrinks  bool   // Shrink was called: jobs beyond the windows are leaving memory (Sweep)
+	shrunk   uint32 // how many slots Sweep has looked at
 	forgot   []byte // key of the last completed job that Forget looked at
-	loaded   uint64 // jobs that came into memory
+	loaded   uint64 // jobs that came into memory from the table
 	late     uint64 // those of them that a tick had to wait for
-	err      error  // of the table; the machine can no longer be used
+	err      error  // from the table; the machine can no longer be used
 }
 
-// settling is a committed generation whose jobs may leave memory.
+// settling is a committed generation whose jobs may leave memory (Clean).
 type settling struct {
 	*generation
 	cursor int
@@ -86,14 +86,14 @@ func (r *residence) init() {
 	}
 }
 
-// leave notes that not all jobs are in memory any more.
+// leave notes that no job is in memory: they are in a table.
 func (r *residence) leave(t Table) {
 	r.table, r.complete = t, false
 	clear(r.windows[:])
 }
 
-// Attach tells the machine which table its checkpoints go to: one that always shows the newest, or for a moment
-// after Committed may show the one before. Without it no job leaves memory.
+// Attach tells the machine which table its checkpoints go to. The table must show the newest one; for a moment
+// after Committed it may show the one before. Without a table no job leaves memory.
 func (m *Machine) Attach(t Table) { m.residence.table = t }
 
 // await puts a job that is not due yet on the wheel, or, beyond the window, into later.
@@ -115,7 +115,7 @@ func (m *Machine) look(id string) (uint32, *job) {
 	return m.fetch(id)
 }
 
-// fetch reads a job that is not in memory. It stays until the next record, and longer if it changes.
+// fetch brings a job into memory from the table. The job stays until the next record; if it changes, until a checkpoint has it.
 func (m *Machine) fetch(id string) (uint32, *job) {
 	r, err := m.readRow(id)
 	if err != nil {
@@ -170,7 +170,7 @@ func rowOf(t Table, id string) (row, error) {
 	return nil, fmt.Errorf("%w: job %q is not at % x", ErrCheckpoint, id, whole.pointer())
 }
 
-// readSpec returns what a row's put said, until the next call of the table.
+// readSpec returns the spec of a row's job. It is valid until the next call of the table.
 func readSpec(t Table, r row) ([]byte, error) {
 	key, id := r.names()
 	s, found, err := t.Get(roomSpecs, key.append(nil))
@@ -180,7 +180,7 @@ func readSpec(t Table, r row) ([]byte, error) {
 	return s, err
 }
 
-// take takes a row's job into memory, where it does not wait yet.
+// take brings a row's job into memory. The caller has yet to put it where it waits.
 func (m *Machine) take(r row) (uint32, *job, error) {
 	s, err := readSpec(m.residence.table, r)
 	if err != nil {
@@ -189,7 +189,7 @@ func (m *Machine) take(r row) (uint32, *job, error) {
 	return m.admitCold(r, s)
 }
 
-// admitCold takes a job into memory that is in the table.
+// admitCold brings a job into memory whose row and spec were read from the table.
 func (m *Machine) admitCold(r row, s []byte) (uint32, *job, error) {
 	slot, err := m.admit(r, s)
 	if err != nil {
@@ -200,7 +200,7 @@ func (m *Machine) admitCold(r row, s []byte) (uint32, *job, error) {
 	return slot, m.jobs.at(slot), nil
 }
 
-// visit has a job leave before the next record, unless something keeps it.
+// visit has a job leave memory before the next record, unless letGo finds a reason to keep it.
 func (m *Machine) visit(slot uint32) {
 	if !m.residence.complete {
 		m.residence.visitors = append(m.residence.visitors, slot)
@@ -214,14 +214,14 @@ func (m *Machine) dismiss() {
 	m.residence.visitors = m.residence.visitors[:0]
 }
 
-// letGo frees the memory of a job, if the table has it as it is and nothing of it is about to fire.
+// letGo takes a job out of memory, if the table has it as it is and it is neither on the wheel nor about to fire.
 func (m *Machine) letGo(slot uint32) {
 	j := m.jobs.at(slot)
 	if j.status == statusFree || j.place == onWheel || m.pinned(slot, j) || m.changed(slot, j) {
 		return
 	}
 	if _, gone := m.residence.absent[string(m.jobs.id(j))]; gone {
-		return // an earlier job of that id; Clean comes to it
+		return // an earlier job of that id was removed, and the table may still show it; Clean comes to this one later
 	}
 	if j.place == inLater {
 		m.residence.later[j.rank].Delete(waiting{keyOfJob(j), slot})
@@ -229,12 +229,12 @@ func (m *Machine) letGo(slot uint32) {
 	m.jobs.remove(slot)
 }
 
-// changed tells whether the table does not have a job as it is.
+// changed tells whether a job may differ from what the table has.
 func (m *Machine) changed(slot uint32, j *job) bool {
 	return m.changes.has(slot, j.entry) || m.saving != nil && m.saving.changes.has(slot, j.entry)
 }
 
-// miss notes that a job went which the table may have. It is in the changes.
+// miss notes that a job was removed which the table may still have. The job must be in the changes (touch).
 func (m *Machine) miss(j *job) {
 	if m.residence.table != nil && m.changes.at(j.entry).old != 0 {
 		m.missID(string(m.jobs.id(j)))
@@ -246,7 +246,7 @@ func (m *Machine) missID(id string) {
 	m.changes.absent = append(m.changes.absent, id)
 }
 
-// settle has what a committed checkpoint wrote leave memory, by Clean.
+// settle has the jobs of a committed generation leave memory, by Clean.
 func (m *Machine) settle(g *generation) {
 	r := &m.residence
 	r.bases++
@@ -256,8 +256,8 @@ func (m *Machine) settle(g *generation) {
 	}
 }
 
-// Clean lets go of what committed checkpoints wrote, after a look at about n jobs, and tells whether there are more
-// to look at. It comes between records.
+// Clean takes jobs out of memory that committed checkpoints wrote. It looks at about n jobs, and tells whether there are more
+// to look at. It must be called between records.
 func (m *Machine) Clean(n int) (more bool) {
 	r := &m.residence
 	for ; n > 0 && len(r.settling) > 0; n-- {
@@ -271,9 +271,9 @@ func (m *Machine) Clean(n int) (more bool) {
 			continue
 		}
 		if s.cursor == s.n || r.complete {
-			r.settling = slices.Delete(r.settling, 0, 1) // cut off in front it would stay reachable, with all its rows
+			r.settling = slices.Delete(r.settling, 0, 1) // after settling[1:] it would stay reachable, with all its rows
 			if len(r.settling) == 0 && len(r.absent) == 0 {
-				r.absent = make(map[string]uint64) // one that has been large stays so
+				r.absent = make(map[string]uint64) // a map never gives its memory back
 			}
 			continue
 		}
@@ -285,7 +285,7 @@ func (m *Machine) Clean(n int) (more bool) {
 	return len(r.settling) > 0
 }
 
-// Shrink lets go of the jobs that wait beyond a key, and of those that wait for nothing. They do so by Sweep.
+// Shrink has the jobs that wait beyond a key, and those that wait for nothing, leave memory. Sweep carries that out.
 func (m *Machine) Shrink(end Key) {
 	r := &m.residence
 	if r.table == nil {
@@ -299,7 +299,7 @@ func (m *Machine) Shrink(end Key) {
 	}
 }
 
-// Sweep carries on what Shrink began, with about n jobs, and tells whether there are more to look at.
+// Sweep carries on what Shrink began. It looks at about n jobs, and tells whether there are more to look at.
 func (m *Machine) Sweep(n int) (more bool) {
 	r := &m.residence
 	for ; r.shrinks && n > 0; n-- {
@@ -323,10 +323,10 @@ func (m *Machine) Sweep(n int) (more bool) {
 	return r.shrinks
 }
 
-// What a job in memory takes beside its texts, about: itself, its places in the table and on the wheel.
+// jobBytes is about what a job in memory takes beside its texts: itself, and its places in the indexes and on the wheel.
 const jobBytes = int(unsafe.Sizeof(job{})) + 48
 
-// Memory is about how many bytes the jobs in memory take, with what is kept of the changed ones until a checkpoint has
+// Memory is about how many bytes the jobs in memory take, including the rows that are kept of changed ones until a checkpoint has
 // them.
 func (m *Machine) Memory() int {
 	changes := len(m.changes.rows.pages)
@@ -339,8 +339,8 @@ func (m *Machine) Memory() int {
 	return m.jobs.sorted.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage
 }
 
-// Nearest is the key up to which about n jobs wait on the wheels, found from a few of them; ok is false if there are
-// no more than that.
+// Nearest estimates the key up to which n jobs wait on the wheels, from a sample of them. ok is false if there are
+// no more than n.
 func (m *Machine) Nearest(n int) (end Key, ok bool) {
 	const samples = 1 << 10
 	step := max(1, m.jobs.used/samples)

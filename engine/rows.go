@@ -12,26 +12,27 @@ import (
 	"github.com/carillon-scheduler/carillon/wheel"
 )
 
-// The bytes of a checkpoint are docs/formats/rows.md. The wheel and the ready queue are not in them, since each
-// job's row says where it waits.
+// The format of a checkpoint is docs/formats/rows.md. The wheel and the ready queue are not in it, since each
+// job's row says where the job waits.
 
-// ErrCheckpoint marks a checkpoint that is none of this machine, or not whole.
+// ErrCheckpoint marks a checkpoint that does not belong to this machine, or is not whole.
 var ErrCheckpoint = errors.New("engine: malformed checkpoint")
 
 const (
-	stateVersion = 2 // 1 where there is no recovery
+	stateVersion = 2 // 1 is written if there is no recovery
 	rowVersion   = 1
 )
 
-// Rooms of a checkpoint. Those of specs and outputs are appended to; pairs of the others come and go.
+// Rooms of a checkpoint, each with the form of its keys. Specs and outputs are appended in order, never changed, and dropped in the
+// end; pairs of the other rooms come, change and go.
 const (
 	roomWaiting   = 'w' // <rank> <due> <armed>: a job whose next fire is on the wheel or ready
-	roomIdle      = 'z' // <order>: a job that waits for nothing, as it is paused or has no schedule
+	roomIdle      = 'z' // <order>: a job that waits for nothing, because it is paused or has no schedule
 	roomCompleted = 'c' // <completed at> <completion>: a completed job
 	roomIDs       = 'i' // <id>: where the job's row is
-	roomSpecs     = 's' // <sequence> <index>: what a put said
-	roomForced    = 'f' // <sequence>: a fire that was asked for and waits
-	roomGraves    = 'g' // <burial>
+	roomSpecs     = 's' // <sequence> <index>: the spec of a put
+	roomForced    = 'f' // <sequence>: a forced fire that waits
+	roomGraves    = 'g' // <burial>: a grave
 	roomOutputs   = 'o' // <number>: an output that is not known to be stored for good
 )
 
@@ -49,12 +50,12 @@ func keySize(room byte) int {
 	return 8 + 8
 }
 
-// What a row's flags say besides the status, which is in the low two bits.
+// The flags of a row.
 const (
-	rowStatus = 0x03
+	rowStatus = 0x03 // mask of the status
 	rowReady  = 0x04 // its turn is ready, or the event of its completion
-	rowRare   = 0x08 // what few jobs have follows
-	rowBack   = 0x10 // and what becomes of fires missed before the job was put back
+	rowRare   = 0x08 // rare fields follow
+	rowBack   = 0x10 // the recovery of a job that was restored by itself follows
 )
 
 func appendNumber(b []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(b, n) }
@@ -82,10 +83,10 @@ func (d *decoder) end() error {
 	return d.err
 }
 
-// specKey says which put a spec is of. Specs never change, and come in the order of their keys.
+// specKey says which put a spec belongs to. Specs never change, and are made in the order of their keys.
 type specKey struct {
-	put   uint64 // its sequence
-	index uint16 // in a record of several
+	put   uint64 // sequence of its record
+	index uint16 // in an import record
 }
 
 func (k specKey) append(b []byte) []byte {
@@ -109,7 +110,7 @@ func decodeSpecKey(b []byte) (specKey, error) {
 	return specKey{binary.BigEndian.Uint64(b), uint16(index)}, nil
 }
 
-// row is a job's pair in one piece: room, key, value. Room and key are also what its id points to.
+// row is a job's pair in one piece: room, key, value. Room and key are also its pointer, the value of its pair in roomIDs.
 type row []byte
 
 func (r row) room() byte      { return r[0] }
@@ -123,7 +124,7 @@ func (r row) names() (specKey, []byte) {
 	return specKey{d.uvarint(), uint16(d.uvarint())}, d.bytes()
 }
 
-// appendPointer appends the room and the key of a job's row; order is that of its creation.
+// appendPointer appends the room and the key of a job's row; order is the job's order of creation.
 func appendPointer(b []byte, j *job, order uint64) []byte {
 	switch {
 	case j.status == statusCompleted:
@@ -134,12 +135,12 @@ func appendPointer(b []byte, j *job, order uint64) []byte {
 	return appendNumber(appendTime(append(b, roomWaiting, j.rank), j.next), j.armed)
 }
 
-// stored is a job as its row has it. What its spec says is not in it.
+// stored is a job as its row has it, without the fields that follow from its spec.
 type stored struct {
 	job
 	fixed
 	few         rare
-	id, request []byte // of a row that was decoded: they alias it
+	id, request []byte // they alias the row
 }
 
 // appendRow appends a job's row.
@@ -291,7 +292,7 @@ func (m *Machine) appendState(b []byte) []byte {
 	return b
 }
 
-// readState is the inverse of appendState, on a new machine; the outbox has yet to get its outputs up to made.
+// readState is the inverse of appendState, on a new machine. The outbox has yet to get its outputs, up to made.
 func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
 	version := d.byte()
 	if d.err == nil && (version < 1 || version > stateVersion) {
@@ -380,7 +381,7 @@ func decodeGrave(key, value []byte) (*grave, error) {
 	return g, errors.Join(k.end(), d.end())
 }
 
-// value is that of an output, without its number, which is its key.
+// value is the value of an output's pair. The output's number is the key.
 func (o *Output) value() []byte {
 	b := binary.AppendVarint([]byte{rowVersion}, o.Due)
 	b = append(b, byte(o.Kind))
@@ -414,7 +415,7 @@ func decodeOutput(key, value []byte) (Output, error) {
 	return o, nil
 }
 
-// version reads the byte that rows and specs begin with.
+// version reads the version byte that rows and specs begin with, and fails unless it is reads.
 func (d *decoder) version(of string, reads byte) {
 	if v := d.byte(); d.err == nil && v != reads {
 		d.fail(fmt.Errorf("%s of version %d, this binary reads %d", of, v, reads))

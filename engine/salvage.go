@@ -9,9 +9,9 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Salvage takes the jobs out of a partition's checkpoint, to be put back somewhere else: each with its state, as of
-// the checkpoint. It is given the pairs of rows and then those of specs, in order, and holds the rows of the selected
-// jobs meanwhile. What tells of other things, and fires that were asked for, does not belong to a job.
+// Salvage takes the jobs out of a partition's checkpoint, each with its state as of the checkpoint, to be put into a running service.
+// It is given the pairs of rows and then those of specs, in order, and holds the rows of the selected
+// jobs meanwhile. Everything else of the checkpoint is left behind, forced fires included.
 type Salvage struct {
 	state  *SavedState
 	only   carillon.Selection
@@ -26,10 +26,10 @@ func NewSalvage(state *SavedState, only carillon.Selection) *Salvage {
 	return &Salvage{state: state, only: only}
 }
 
-// Rooms are those to be given, in this order.
+// Rooms are the rooms to be given to Take, in this order.
 func (*Salvage) Rooms() []byte { return append(jobRooms[:], roomSpecs) }
 
-// Take takes a pair, and yields the job if it is whole with that. Errors: yield's, ErrCheckpoint.
+// Take takes a pair, and yields the job if the pair completes it. Errors: yield's, ErrCheckpoint.
 func (s *Salvage) Take(room byte, key, value []byte, yield func(carillon.ImportJob) error) error {
 	if room != roomSpecs {
 		return malformed(room, key, s.takeRow(room, key, value))
@@ -40,7 +40,7 @@ func (s *Salvage) Take(room byte, key, value []byte, yield func(carillon.ImportJ
 		return malformed(room, key, err)
 	}
 	if s.next == len(s.found) || at.before(s.found[s.next].spec) {
-		return nil // unused
+		return nil // no selected job has this spec
 	}
 	if s.found[s.next].spec != at {
 		return s.End()
@@ -56,7 +56,7 @@ func (s *Salvage) Take(room byte, key, value []byte, yield func(carillon.ImportJ
 	return yield(j)
 }
 
-// sortRows puts the rows in order of their specs, once they are all there.
+// sortRows sorts the rows by their specs, at the first spec: all rows are there by then.
 func (s *Salvage) sortRows() {
 	if s.sorted {
 		return
@@ -65,7 +65,7 @@ func (s *Salvage) sortRows() {
 	slices.SortFunc(s.found, func(a, b foundRow) int { return a.spec.compare(b.spec) })
 }
 
-// End tells whether each row had its spec. Errors: ErrCheckpoint.
+// End must be called after the last pair. It fails if a row's spec was missing. Errors: ErrCheckpoint.
 func (s *Salvage) End() error {
 	if s.next == len(s.found) {
 		return nil
@@ -90,7 +90,7 @@ func (s *Salvage) takeRow(room byte, key, value []byte) error {
 	return nil
 }
 
-// portable is a job as an import has it.
+// portable converts a job to the form of an import.
 func portable(r row, s []byte) (p carillon.ImportJob, err error) {
 	j, err := decodeRow(r)
 	if err != nil {
@@ -103,10 +103,10 @@ func portable(r row, s []byte) (p carillon.ImportJob, err error) {
 	from := j.next
 	switch {
 	case j.status == statusCompleted:
-		from++ // it is when that was
+		from++ // next is when it completed
 	case j.next == none:
 		from = 0
-	case j.few.skipTo > 0: // those missed while paused are settled
+	case j.few.skipTo > 0: // fires missed while it was paused are decided
 		from = max(from, j.few.skipTo+1)
 	case j.few.counted > 0:
 		from = j.few.countedFirst

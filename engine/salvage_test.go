@@ -21,7 +21,7 @@ func (w *town) salvaged(only carillon.Selection) (jobs []carillon.ImportJob) {
 	return jobs
 }
 
-// salvagedFrom are those of a checkpoint.
+// salvagedFrom are the jobs of one checkpoint.
 func (w *town) salvagedFrom(v memtable.View, only carillon.Selection) (jobs []carillon.ImportJob) {
 	w.t.Helper()
 	state, _ := v.State() // it is in memory
@@ -46,7 +46,7 @@ func (w *town) salvagedFrom(v memtable.View, only carillon.Selection) (jobs []ca
 	return jobs
 }
 
-// putBack puts jobs into a town that lives.
+// putBack puts jobs into a running town.
 func (w *town) putBack(jobs []carillon.ImportJob) {
 	w.t.Helper()
 	for i := range jobs {
@@ -107,8 +107,8 @@ func TestSalvageMonth(t *testing.T) {
 	}
 }
 
-// Jobs whose missed fires are still being counted, over several turns, are put back: what was missed while paused is settled,
-// and all else is counted from the first.
+// Jobs whose missed fires are still being counted, over several turns, are put back: fires missed while paused are decided,
+// and all others are counted again from the first.
 func TestSalvageWhileCounting(t *testing.T) {
 	w := newTown(t, 1)
 	w.put("counted", `{"schedule":"* * * * * *"}`)
@@ -141,7 +141,7 @@ func TestSalvageWhileCounting(t *testing.T) {
 			town.now += 1000
 			town.tick(100, false)
 		}
-		town.fired = slices.DeleteFunc(town.fired, func(o string) bool { return !strings.Contains(o, "@") }) // of what was skipped
+		town.fired = slices.DeleteFunc(town.fired, func(o string) bool { return !strings.Contains(o, "@") }) // without the events of skips
 	}
 	sameFires(t, w, other)
 	if len(w.fired) != 1+2+1+3*3 { // what was missed, what is late by a second at most, also of the first that was resumed, and what is due

@@ -39,7 +39,7 @@ func (s *saved) reopen() (err error) {
 	return err
 }
 
-// wholeOf is a machine's whole state as a table has it.
+// wholeOf is a machine's whole state, as a table would have it.
 func wholeOf(t testing.TB, m *Machine) memtable.View {
 	t.Helper()
 	var table memtable.Table

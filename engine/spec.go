@@ -10,8 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// A spec is a job as the machine keeps it: immutable bytes in one canonical encoding, so that equal
-// jobs have equal specs. What a trigger needs comes first: topic, header lines, payload. The format is
+// A spec is what a put said of a job, as the machine keeps it: immutable bytes in one canonical encoding, so that
+// equal jobs have equal specs. What a trigger needs comes first: topic, header lines, payload. The format is
 // docs/formats/rows.md.
 type spec string
 
@@ -83,7 +83,7 @@ func decodeSpec(s []byte) (carillon.Job, error) {
 		name := d.string()
 		j.Labels[name] = d.string()
 	}
-	_ = d.end() // it sticks
+	_ = d.end() // the error stays in d.err, which is checked below
 	if len(j.Payload) == 0 && j.Form == carillon.PayloadNone {
 		j.Payload = nil
 	}
@@ -101,7 +101,7 @@ func decodeSpec(s []byte) (carillon.Job, error) {
 	return j, nil
 }
 
-// terms reads what says when a job fires.
+// terms reads the part of a spec that says when a job fires.
 func (d *decoder) terms(j *carillon.Job) {
 	j.Form = carillon.PayloadForm(d.byte())
 	j.Misfire = carillon.Misfire(d.byte())
@@ -116,7 +116,7 @@ func (d *decoder) terms(j *carillon.Job) {
 	j.Schedule, j.Zone = d.string(), d.string()
 }
 
-// decodeTerms reads no more of a spec than when the job fires. It fails where decodeSpec does.
+// decodeTerms decodes only the part of a spec that says when the job fires. It fails for the same specs as decodeSpec.
 func decodeTerms(s []byte) (j carillon.Job, err error) {
 	d := decoder{b: s}
 	d.version("spec", specVersion)

@@ -2,7 +2,7 @@ package engine
 
 import "fmt"
 
-// SavedState is what the state of a checkpoint says of itself.
+// SavedState is the state of a checkpoint, without its pairs.
 type SavedState struct {
 	Prefix     string
 	Partitions int
@@ -12,7 +12,7 @@ type SavedState struct {
 	Made       uint64 // outputs
 	To         int64  // the time that ticks have reached, unix ms; 0: none yet
 	Now        int64  // the latest timestamp of a record, unix ms
-	Jobs       int    // at most: completed ones whose time is over may be among them
+	Jobs       int    // upper bound: it may count completed jobs whose retention is over
 
 	machine *Machine
 }
@@ -37,11 +37,11 @@ func ReadState(state []byte) (*SavedState, error) {
 	return s, nil
 }
 
-// Gives tells whether a claim that comes next takes the partition; else it is void.
+// Gives tells whether the claim c, if it came next, would take the partition; else it has no effect.
 func (s *SavedState) Gives(c Claim) bool { return !s.machine.claim.newer(c) }
 
-// OnNewStreams returns the state for output streams that hold nothing yet: the outputs that are held come first
-// there, under their numbers, except those up to stored, which are known to be stored elsewhere.
+// OnNewStreams returns the state for output streams that hold nothing yet. The outputs that are held will come first
+// there, under their numbers; those up to stored are left out, because they are known to be stored elsewhere.
 func (s *SavedState) OnNewStreams(stored uint64) []byte {
 	acked := &s.machine.outbox.acked
 	*acked = Acked{Output: max(acked.Output, min(stored, s.Made))}

@@ -43,7 +43,7 @@ func TestRestoredMonth(t *testing.T) {
 		f.now += hour
 		f.tick(1000)
 	}
-	// Some changes of all kinds, outputs that nobody knows to be stored, fires and a refusal that wait.
+	// Some changes of all kinds, outputs that are not known to be stored, forced fires and a refusal that wait.
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "every-3"})
 	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "cron-4"})
 	f.now += 3 * hour

@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// Loud stops of a partition's output chain; docs/operations.md has the way out of each.
+// Errors that stop a partition's output chain; docs/operations.md has the way out of each.
 var (
-	// ErrAhead says that the stream holds an output that the machine never made: the local state and the
+	// ErrAhead says that the stream has an output that the machine never made: the local state and the
 	// log are older than the stream.
 	ErrAhead = errors.New("engine: the output stream is ahead of the log")
 	// ErrBehind says that the stream lost outputs that are no longer held.
@@ -23,8 +23,9 @@ type StreamEnd struct {
 	Seq     uint64
 }
 
-// Foreign reports whether a message that claims to be an output cannot be this partition's: its number
-// is held and another message, or its sequence contradicts what the log knows to be stored.
+// Foreign reports whether a message in the stream cannot be an output of this partition, although it may have the shape of one:
+// because it has no number (0), because the output of that number is another one, or because its sequence contradicts what the log
+// knows to be stored.
 func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
 	acked := m.outbox.acked
 	if number == 0 {
@@ -37,7 +38,7 @@ func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
 	return held[0].ID() != trigger
 }
 
-// LastStored gives the number of the last output in a stream with this end, to resume the chain from.
+// LastStored returns the number of the last output in a stream with this end, for Chain.Resume. Errors: ErrAhead, ErrBehind.
 func (m *Machine) LastStored(end StreamEnd) (number uint64, err error) {
 	acked := m.outbox.acked
 	switch {
@@ -57,33 +58,33 @@ func (m *Machine) LastStored(end StreamEnd) (number uint64, err error) {
 	return number, nil
 }
 
-// Survey is what is found on a walk through an output stream, from what the log knows to be stored to the stream's end. It
+// Survey collects what a walk through an output stream finds, from what the log knows to be stored to the stream's end. It
 // is for a chain whose messages were not linked: a foreign message may have taken the place of any of them.
 type Survey struct {
-	Foreign []uint64 // sequences of the messages that are none of this partition's outputs
+	Foreign []uint64 // sequences of the messages that are not outputs of this partition
 
 	machine *Machine
 	highest StreamEnd // at the highest output found, which need not be the last message
-	ahead   StreamEnd // at the highest one that the machine never made, unless one that it made follows: then it was accepted as foreign
+	ahead   StreamEnd // at the highest number that the machine never made; none if a later output was made: then it was accepted as foreign
 	above   uint64    // outputs up to here are not looked for
-	found   []uint64  // bits, one an output, from above + 1 on
+	found   []uint64  // a bit for each output found, from above + 1 on
 }
 
-// surveyed bounds the numbers that a survey takes note of: 8 MiB of bits. What claims to be beyond is forged.
+// surveyed bounds how many numbers a survey takes note of: 8 MiB of bits. A number beyond that is forged.
 const surveyed = 1 << 26
 
-// Survey begins one of a stream with these first and last sequences. Add is to be called for every message
+// Survey begins the survey of a stream with these first and last sequences. Add must then be called for every message
 // above the log's acked sequence, in order.
 func (m *Machine) Survey(first, last uint64) *Survey {
 	end := StreamEnd{LastSeq: last}
 	s := &Survey{machine: m, highest: end, ahead: end, above: m.outbox.acked.Output}
 	if first > m.outbox.acked.Seq+1 {
-		s.above = none // age took what was before the first one that is found
+		s.above = none // messages were deleted by age: outputs before the first one found are not looked for
 	}
 	return s
 }
 
-// Add takes the next message. Its number is 0 when it has not the shape of an output.
+// Add takes the next message. number is 0 if it does not have the shape of an output.
 func (s *Survey) Add(number, seq uint64, trigger string) {
 	if s.machine.Foreign(number, seq, trigger) || s.has(number) {
 		s.Foreign = append(s.Foreign, seq)
@@ -119,7 +120,7 @@ func (s *Survey) has(number uint64) bool {
 	return at/64 < uint64(len(s.found)) && s.found[at/64]&(1<<(at%64)) != 0
 }
 
-// End is of the highest output found.
+// End is the stream's end as LastStored needs it: with the highest output found.
 func (s *Survey) End() StreamEnd {
 	if s.ahead.Number > 0 {
 		return s.ahead
@@ -127,7 +128,7 @@ func (s *Survey) End() StreamEnd {
 	return s.highest
 }
 
-// Missing lists the outputs below the highest one found that the stream does not have, ascending.
+// Missing lists the outputs below the highest one found that the stream does not have, in ascending order.
 func (s *Survey) Missing() (missing []uint64) {
 	for number := s.above; number < s.highest.Number; number++ {
 		if number > s.above && !s.has(number) {

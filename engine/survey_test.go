@@ -60,7 +60,7 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
-// A message is this partition's output where the number that it claims can be what stands there.
+// A message counts as this partition's output if the output of the number that it claims can be at that place.
 func TestForeign(t *testing.T) {
 	m := New(oneOfOne, 0)
 	for n := range int64(9) {
@@ -90,7 +90,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// A chain that is watched sends neither ids nor links; told of a foreign message, it links from then on.
+// A watched chain sends neither ids nor links; once it is told of a foreign message, it links from then on.
 func TestChainWatched(t *testing.T) {
 	c := NewChain()
 	c.Watch(true)

@@ -5,27 +5,28 @@ import (
 	"math/bits"
 )
 
-// texts holds what a job has of bytes: its id, what is fixed while it keeps its version, the request of its last command and
-// its spec; what many have alike of the last two is kept once (frames). They lie in pages without pointers, so that a million
-// jobs are as little work for the garbage collector as none, and cost no more than their length and half a unit each.
+// texts holds the variable-length data of jobs. The text of a job has its id, its fixed fields, the request of its last command
+// and its spec; what many of the latter two have in common is kept once (frames). Texts lie in pages without pointers, so
+// that the garbage collector has as little to do with a million jobs as with none. A text costs no more than its length and,
+// on average, half a unit.
 //
-// Freed cells are used again for texts of their own size only: sizes of jobs seldom differ much over time,
-// and nothing has to be moved.
+// Freed cells are used again for texts of their own size only: the sizes of jobs seldom change much over time,
+// and so nothing has to be moved.
 type texts struct {
 	pages [][]byte
-	next  int                     // unused units of the last page begin here
-	free  [smallUnits + 1]textRef // first free cell of each size; its first bytes are the next one's ref
-	large [][]byte                // texts of more than smallUnits, or for which no page is left; nil: free
+	next  int                     // first unused unit of the last page
+	free  [smallUnits + 1]textRef // the first free cell of each size in units; a free cell begins with the ref of the next
+	large [][]byte                // texts of more than smallUnits, or made when no page was left; nil: free
 	gaps  []textRef               // free places in large
 	bytes int                     // in use
 
-	largest int // of all that ever came, in bytes, with its frames
+	largest int // the size of the largest text so far, in bytes, with its frames
 	specs   frames
-	clients frames // of requests
+	clients frames // the clients' parts of requests
 }
 
 // textRef names a text: the number of its first unit in the pages or, with largeRef, its place in large. 0
-// is no text.
+// names no text.
 type textRef uint32
 
 const (
@@ -36,7 +37,8 @@ const (
 	pagesMost  = largeRef / pageUnits // 8 GiB
 )
 
-// fixed is what stays as it is while a job keeps its version. It is needed with the texts, or seldom, so it lies with them.
+// fixed has the fields that do not change while a job keeps its version. They are needed together with the texts, or seldom, so
+// they lie there.
 type fixed struct {
 	order    uint64 // of creation, in this partition
 	version  uint64
@@ -45,7 +47,7 @@ type fixed struct {
 	index    uint16
 }
 
-// fixedMax is the most that append adds.
+// fixedMax is the most that fixed.append adds, in bytes.
 const fixedMax = 4*binary.MaxVarintLen64 + binary.MaxVarintLen16
 
 func (f *fixed) append(b []byte) []byte {
@@ -56,12 +58,12 @@ func (f *fixed) append(b []byte) []byte {
 	return binary.AppendUvarint(b, uint64(f.index))
 }
 
-// cutFixed takes it off the front.
+// cutFixed takes the fixed fields off the front of b.
 func cutFixed(b []byte) (f fixed, rest []byte) {
 	f.order, b = cutUvarint(b)
 	f.version, b = cutUvarint(b)
 	accepted, b := cutUvarint(b)
-	f.accepted = int64(accepted>>1) ^ -int64(accepted&1) // as varints have signs
+	f.accepted = int64(accepted>>1) ^ -int64(accepted&1) // zigzag, as in binary.Varint
 	f.put, b = cutUvarint(b)
 	index, b := cutUvarint(b)
 	f.index = uint16(index)
@@ -76,7 +78,8 @@ func cutUvarint(b []byte) (v uint64, rest []byte) {
 	return v, b[n:]
 }
 
-// addText stores a text: the id and what is fixed, then request and spec, of each the number of its frame and what is not in it.
+// addText stores a text: the id and the fixed fields, then request and spec, each as the number of its frame and what is not in
+// the frame.
 func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []byte) textRef {
 	client, count := acquireRequest(&t.clients, request)
 	frame, payload, start := t.specs.acquireSpec(spec)
@@ -104,7 +107,7 @@ func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []
 	return ref
 }
 
-// textSize is what appendString needs.
+// textSize is how many bytes appendString adds for n bytes.
 func textSize(n int) int {
 	return (bits.Len64(uint64(n)|1)+6)/7 + n
 }
@@ -153,7 +156,7 @@ func (t *texts) cell(ref textRef, units int) []byte {
 	return t.pages[ref/pageUnits][from:to:to]
 }
 
-// remove gives a text's memory back. What get returned of it must not be used any more.
+// remove frees a text. What get returned of it must not be used any more.
 func (t *texts) remove(ref textRef) {
 	size, client, frame := t.measure(ref)
 	t.clients.release(client)
@@ -179,7 +182,7 @@ func (t *texts) measure(ref textRef) (size int, client, frame frameRef) {
 	return len(b) - len(rest), client, frame
 }
 
-// get returns id and spec of a text, where they lie: they are the caller's to read until the text is removed.
+// get returns id, fixed fields and spec of a text. Id and spec are not copied: they may be read until the text is removed.
 func (t *texts) get(ref textRef) (id []byte, f fixed, s framed) {
 	id, b := cutText(t.at(ref))
 	f, b = cutFixed(b)
@@ -188,7 +191,7 @@ func (t *texts) get(ref textRef) (id []byte, f fixed, s framed) {
 	return id, f, t.specs.framed(frame, own, start)
 }
 
-// request returns that part alone.
+// request returns the request alone.
 func (t *texts) request(ref textRef) framed {
 	_, b := cutText(t.at(ref))
 	_, b = cutFixed(b)
@@ -196,20 +199,20 @@ func (t *texts) request(ref textRef) framed {
 	return t.clients.framed(client, own, nil)
 }
 
-// id returns the first part alone.
+// id returns the id alone.
 func (t *texts) id(ref textRef) []byte {
 	id, _ := cutText(t.at(ref))
 	return id
 }
 
-// fixed returns the second one alone.
+// fixed returns the fixed fields alone.
 func (t *texts) fixed(ref textRef) fixed {
 	_, b := cutText(t.at(ref))
 	f, _ := cutFixed(b)
 	return f
 }
 
-// order returns the first of what is fixed.
+// order returns the first of the fixed fields.
 func (t *texts) order(ref textRef) uint64 {
 	_, b := cutText(t.at(ref))
 	order, _ := cutUvarint(b)
@@ -223,7 +226,7 @@ func (t *texts) at(ref textRef) []byte {
 	return t.pages[ref/pageUnits][int(ref%pageUnits)*unit:]
 }
 
-// cutText takes a part off the front.
+// cutText takes a length-prefixed part off the front of b.
 func cutText(b []byte) (part, rest []byte) {
 	n, size := uint64(b[0]), 1
 	if n >= 0x80 {
@@ -239,7 +242,8 @@ func cutRequest(b []byte) (client frameRef, own, rest []byte) {
 	return frameRef(n), own, rest
 }
 
-// cutSpec takes off a payload with its length, and a start; without a frame, the whole.
+// cutSpec takes a spec off the front of b. With a frame, own is the payload with its length, and start the job's start; without
+// one (frame 0), own is the whole spec.
 func cutSpec(b []byte) (frame frameRef, own, start, rest []byte) {
 	n, b := cutUvarint(b)
 	own, rest = cutText(b)

@@ -16,7 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// What the table says is what a map of the same jobs says, whatever was freed and used again meanwhile.
+// The table gives the same answers as a map of the same jobs, whatever was freed and used again meanwhile.
 func TestJobTableIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type content struct {
@@ -143,7 +143,7 @@ func samePlan(a, b schedule.Plan) bool {
 	return true
 }
 
-// Ids of one hash are told apart, and any of them can go.
+// Ids with the same hash are told apart, and any of them can be removed.
 func TestJobTableCollisions(t *testing.T) {
 	var table jobTable
 	table.init()
@@ -194,7 +194,7 @@ func TestTextsAreUsedAgain(t *testing.T) {
 	}
 }
 
-// Schedules that no job has any more are let go.
+// Schedules that no job has any more are freed.
 func TestExprsAreLetGo(t *testing.T) {
 	var table jobTable
 	table.init()
@@ -249,7 +249,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// What the requests of a client begin with is kept once, and as long as a job has one of them.
+// What all requests of a client begin with is kept once, for as long as a job has one of them.
 func TestRequestsOfAClient(t *testing.T) {
 	var table jobTable
 	table.init()
@@ -290,7 +290,7 @@ func TestTextsOfARecurringJob(t *testing.T) {
 	}
 }
 
-// A table whose pages have all the places that a ref can name goes on, with texts that stand alone.
+// A table goes on when its pages have all the places that a ref can name: it stores further texts one by one.
 func TestTextsBeyondTheLastPage(t *testing.T) {
 	var table jobTable
 	table.init()

@@ -8,18 +8,18 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// A gap is a time without ticks: fires due in it, except in its last second, were missed.
+// A gap is a time without ticks. Fires due in it were missed, except those of its last second (misfireAfter).
 type gap struct{ from, to int64 }
 
-// tick advances the partition's time and turns what is due into outputs, within its bounds. What it
-// leaves stays ready, or on the wheel, until the next one.
+// tick advances the partition's time and turns what is due into outputs, within its bounds. The rest
+// stays ready, or on the wheel, until the next tick.
 func (m *Machine) tick(e *Entry, t *Tick) error {
 	if t.Epoch != m.epoch || m.epoch == 0 {
 		m.garbage("stale_epoch")
 		return nil
 	}
 	switch rules := Rules(); {
-	case m.claim.newer(rules): // the state was taken from another node, else the claim had stopped this machine
+	case m.claim.newer(rules): // the state came from another node; otherwise the claim would have stopped this machine
 		return m.newerRules(m.claim, m.epoch)
 	case !m.claim.sameRules(rules):
 		return fmt.Errorf("%w: partition %d has ticks under logic %d and tzdata %s after its checkpoint; drain it with that version (this one has logic %d and tzdata %s)",
@@ -39,8 +39,8 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	}
 	m.ticks++
 
-	// What is due by the record's own time waits, and goes by priority. What comes due only within the
-	// lead goes by due time: it is held until then, and must not hold up what is due before it.
+	// What is due by the record's own time has waited already, and goes by priority. What comes due only within the
+	// lead goes by due time: such an output is held until it is due, and must not hold up what is due before it.
 	finished := m.finished
 	m.left, m.move, m.logged = int(min(t.Limit, maxLimit)), m.bounds.Moves, min(max(e.Time, before), m.to)
 	for at := m.logged; ; at = m.dueAfter(at) {
@@ -64,8 +64,8 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	return nil
 }
 
-// Disregard leaves marks up to a position uncompared: they were made by owners of another state, and an operator has accepted the
-// difference. It is not part of the state.
+// Disregard has marks up to a position not compared: they were made by owners with another state, and an operator has accepted the
+// difference. This is not part of the state.
 func (m *Machine) Disregard(position uint64) { m.unmarked = position }
 
 // mark notes the digest at a position, in the place of the oldest mark.
@@ -79,8 +79,8 @@ func (m *Machine) mark(seq uint64) {
 	m.marks[oldest] = Mark{seq, m.digest}
 }
 
-// gather moves what is due at or before a time from the wheels to ready, high priority first. A priority of which
-// enough jobs are ready already has to wait (Bounds.Ready); a higher one does not. done says that all of it was moved.
+// gather moves what is due at or before a time from the wheels to ready, high priority first. A priority that has
+// Bounds.Ready jobs ready already has to wait; the others do not. done says that all that was due was moved.
 func (m *Machine) gather(at int64) (done bool) {
 	done = true
 	for rank, w := range m.wheels {
@@ -95,7 +95,7 @@ func (m *Machine) gather(at int64) (done bool) {
 	return done
 }
 
-// comesDue notes a job whose timer the wheel gave out.
+// comesDue notes a job whose timer expired.
 func (m *Machine) comesDue(slot uint32, _ int64) {
 	m.move--
 	if m.soon = append(m.soon, slot); len(m.soon) == fetchAhead {
@@ -114,7 +114,7 @@ func (m *Machine) makeReady() {
 	m.soon = m.soon[:0]
 }
 
-// dueAfter is the next time after at, up to now, when something comes due.
+// dueAfter is the next time after at when something comes due, m.to at the latest.
 func (m *Machine) dueAfter(at int64) int64 {
 	next := m.to
 	for rank, w := range m.wheels {
@@ -162,12 +162,12 @@ func (m *Machine) drain() {
 	}
 }
 
-// takeTurn decides a job's earliest undecided fire: it becomes a trigger, or is skipped, or is one of
-// many missed fires that are counted first.
+// takeTurn decides a job's earliest undecided fire: it becomes a trigger; or it is skipped; or it is one of
+// many missed fires, which must be counted first.
 func (m *Machine) takeTurn(slot uint32, j *job) {
 	m.touch(slot)
 	j.place = nowhere
-	if j.status == statusCompleted { // since its put, which left it no fire (announce)
+	if j.status == statusCompleted { // its put left it no fire, and queued this turn to announce that
 		m.emitCompleted(j)
 		m.free(slot, j)
 		return
@@ -214,8 +214,8 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 	m.advance(slot, j, j.last)
 }
 
-// missed tells whether a job's earliest undecided fire was missed, and if so up to when further fires were, and by which policy
-// they go. Fires before a job's acceptance never existed: a one-shot put late is late, not missed.
+// missed tells whether a job's earliest undecided fire was missed, and if so, up to when its further fires were missed, and which
+// policy applies. Fires before a job's acceptance never existed: a one-shot that is put late is late, not missed.
 func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if until, policy, ok = m.away(j); ok && j.next < m.jobs.fixed(j).accepted {
 		return 0, 0, false
@@ -223,8 +223,8 @@ func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool)
 	return until, policy, ok
 }
 
-// away is missed without a look at the job's acceptance: whether nobody ticked, or the service was yet to be restored, when the fire
-// was due.
+// away is missed without regard to the job's acceptance: when the fire was due, either nobody ticked, or the service was not yet
+// restored.
 func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if r := m.jobs.readRare(j).recovery; j.next < r.until {
 		return r.until - 1, r.policy.or(j.misfire), true
@@ -241,15 +241,15 @@ func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	return 0, 0, false
 }
 
-// count adds the fires from the job's next one up to until to those it has counted, countSteps of them in a turn. When it is not done,
-// the job is queued for another turn.
+// count adds the fires from the job's next one up to until to its counted ones, with at most countSteps steps of the schedule in a
+// turn. When it is not done, it queues the job for another turn.
 func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool) {
 	plan, r := m.jobs.plan(j), m.jobs.rare(j)
 	if r.counted == 0 {
 		r.countedFirst = j.next
 	}
 	n, last, done := plan.Count(j.next-1, until, countSteps)
-	if n == 0 { // it was armed under other zone rules, and would be no fire under these: it counts as it was armed
+	if n == 0 { // the fire was armed under other zone rules, by which it exists, and counts although by these it does not
 		n, last = 1, j.next
 	}
 	r.counted += uint64(n)
@@ -264,7 +264,7 @@ func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool
 	return last, true
 }
 
-// skip accounts for the counted fires, tells of them, and goes on after the last.
+// skip counts the counted fires as skipped, emits the event, and goes on after the last one.
 func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
 	r := m.jobs.rare(j)
 	n, first := r.counted, r.countedFirst
@@ -289,7 +289,7 @@ func (m *Machine) advance(slot uint32, j *job, after int64) {
 	m.complete(slot, j)
 }
 
-// complete ends a job that has no fire left, and tells of it if it was a recurring one.
+// complete ends a job that has no fire left. A recurring job gets an event.
 func (m *Machine) complete(slot uint32, j *job) {
 	if m.jobs.recurring(j) {
 		m.emitCompleted(j)
@@ -297,7 +297,7 @@ func (m *Machine) complete(slot uint32, j *job) {
 	m.finish(slot, j)
 }
 
-// fireForced turns a fire that was asked for into a trigger.
+// fireForced turns a forced fire into a trigger.
 func (m *Machine) fireForced(t turn) {
 	f := m.forced[t.order]
 	m.endForced(f)
@@ -309,8 +309,8 @@ func (m *Machine) fireForced(t turn) {
 	}
 }
 
-// unlistForced takes a fire that was asked for off its job's list. Mostly such fires go in the order in which they came, so it is the
-// first: then the others, of which there may be as many as the log holds, need not be moved.
+// unlistForced takes a forced fire off its job's list. Forced fires mostly go in the order in which they came, so it is mostly the
+// first. Then the others are not moved: there may be as many as the log has room for.
 func (m *Machine) unlistForced(slot uint32, seq uint64) {
 	waits := m.forcedBy[slot]
 	if waits[0] == seq {
@@ -323,15 +323,15 @@ func (m *Machine) unlistForced(slot uint32, seq uint64) {
 	}
 }
 
-// NextDeadline is the time from which a tick would have something to do: ok is false when there is
-// nothing at all. It may lie in the past.
+// NextDeadline is the time from which a tick would have something to do. It may lie in the past. ok is false when
+// nothing waits at all.
 func (m *Machine) NextDeadline() (at int64, ok bool) {
 	if m.ready.Len() > 0 {
 		return m.to, true
 	}
 	at = math.MaxInt64
 	for rank, w := range m.wheels {
-		at = min(at, m.residence.windows[rank].Due) // what comes after it is not known
+		at = min(at, m.residence.windows[rank].Due) // jobs that are due later may be on disk
 		if d, waits := w.Next(); waits {
 			at = min(at, d)
 		}

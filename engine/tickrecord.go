@@ -18,8 +18,8 @@ type Mark struct{ Position, Digest uint64 }
 type Tick struct {
 	Partition int
 	To        int64  // unix milliseconds
-	Epoch     uint64 // ignored unless it is the partition's
-	Limit     uint64 // outputs
+	Epoch     uint64 // the tick is ignored unless this is the partition's epoch
+	Limit     uint64 // outputs to make at most
 	Acked     Acked
 	Mark      Mark // the owner's newest mark; Position 0: none
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // The transcripts in testdata are the machine's specification. Each line of a command is one record or
-// one question; times are offsets from midnight, so +1.5s is a second and a half into the day.
+// one query. Times are offsets from midnight, so +1.5s is a second and a half into the day.
 //
 //	<time> put|delete|pause|resume|fire <job> [request=<id>] [<body>]
 //	<time> claim [node=<name>] [logic=<n>] [tzdata=<version>] [retention=<d>] [kept=<n>]
@@ -210,7 +210,7 @@ func outcomeText(o Outcome) string {
 	return "unchanged\n"
 }
 
-// scriptPack reads the jobs of an import. A body that is no job is packed as it is.
+// scriptPack reads the jobs of an import. A body that is not a job is packed as it is.
 func scriptPack(texts []string) (pack []PackedJob, err error) {
 	for _, text := range texts {
 		head, body, _ := strings.Cut(text, " {")

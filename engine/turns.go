@@ -7,20 +7,20 @@ import (
 	"github.com/google/btree"
 )
 
-// turns are the ready queue, in the order of turn.before. What comes off a wheel comes nearly in that order: of each
-// rank what fits behind the last is a run, from which it goes again at the front for next to nothing. The rest stands in
-// a tree, where a turn costs half a microsecond.
+// turns are the ready queue, in the order of turn.before. What comes off a wheel comes nearly in that order. So each rank
+// has a run, a sorted list: a turn that belongs behind the last one of its rank is appended to it, and taken from its front
+// later, for next to nothing. All others go into a tree, where a turn costs half a microsecond.
 type turns struct {
 	runs [priorities]turnRun // by rank
 	rest *btree.BTreeG[turn]
 	n    int
 }
 
-// turnRun is sorted.
+// turnRun is a sorted list of turns.
 type turnRun struct {
-	list []turn // from head on; some may be dead, but not the one at head
+	list []turn // list[head:] wait; some of them may be dead, but not the one at head
 	head int
-	dead int // from head on
+	dead int // of list[head:]
 }
 
 func newTurns() turns { return turns{rest: btree.NewG(64, turn.before)} }
@@ -28,7 +28,7 @@ func newTurns() turns { return turns{rest: btree.NewG(64, turn.before)} }
 // Len is how many turns wait.
 func (q *turns) Len() int { return q.n }
 
-// Insert adds a turn that is not there.
+// Insert adds a turn, which must not be there yet.
 func (q *turns) Insert(t turn) {
 	q.n++
 	r := &q.runs[t.rank]
@@ -72,7 +72,8 @@ func (q *turns) DeleteMin() (first turn, ok bool) {
 	return first, true
 }
 
-// ahead visits the next n turns of the first rank that has any, and as many at most besides, in no order.
+// ahead visits turns that will come soon, in no particular order: the first n of the first run that has any, and the first n of
+// the tree.
 func (q *turns) ahead(n int, visit func(turn)) {
 	for rank := range q.runs {
 		if r := &q.runs[rank]; len(r.list) > 0 {
@@ -110,14 +111,14 @@ func (r *turnRun) remove(t turn) bool {
 	live[i].dead = true
 	r.dead++
 	r.settle()
-	if r.dead > len(r.list)/2+fifoSlack { // those behind the first that waits
+	if r.dead > len(r.list)/2+fifoSlack {
 		r.list = slices.DeleteFunc(append(r.list[:0], r.list[r.head:]...), func(t turn) bool { return t.dead })
 		r.head, r.dead = 0, 0
 	}
 	return true
 }
 
-// settle brings head to one that lives.
+// settle moves head on to the next turn that is not dead.
 func (r *turnRun) settle() {
 	for r.head < len(r.list) && r.list[r.head].dead {
 		r.head++

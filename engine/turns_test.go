@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestTurns holds the ready queue against a sorted list, with turns that come mostly in order.
+// TestTurns compares the ready queue with a sorted list, with turns that come mostly in order.
 func TestTurns(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q := newTurns()
@@ -71,8 +71,8 @@ func TestTurns(t *testing.T) {
 	})
 }
 
-// What comes and goes behind a turn that has to wait leaves nothing: else each put and delete of a job that is due would
-// leave some, for as long as an output stream takes nothing.
+// Turns that come and go behind a turn that waits leave no memory behind. Otherwise each put and delete of a job that is due would
+// leave some, for as long as an output stream stores nothing.
 func TestTurnsAreBounded(t *testing.T) {
 	q := newTurns()
 	gone, first, kept := turn{due: 0}, turn{due: 1}, turn{due: 2, order: 1 << 20}
@@ -101,7 +101,7 @@ func TestTurnsAreBounded(t *testing.T) {
 	}
 }
 
-// Of many fires that were asked for of one job each leaves the others where they are.
+// When one of a job's many forced fires goes, the others are not moved.
 func TestForcedFiresLeaveInOrder(t *testing.T) {
 	m := New(Layout{Prefix: "carillon", Partitions: 1}, 0)
 	for seq := range uint64(4) {

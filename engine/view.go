@@ -9,13 +9,14 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Err is why the machine is of no use any more: its table could not be read. nil: it is.
+// Err is why the machine is of no use any more: its table could not be read. nil if it works.
 func (m *Machine) Err() error { return m.residence.err }
 
 // Complete tells whether all jobs are in memory.
 func (m *Machine) Complete() bool { return m.residence.complete }
 
-// Job returns what is known of a job. It is none, too, if Err. What was read ahead of it, or nil, saves a look into the table.
+// Job returns what is known of a job; false if there is no such job, or if Err is not nil. read, which may be nil, saves
+// reading the table.
 func (m *Machine) Job(id string, read *Ahead) (carillon.JobReply, bool) {
 	slot, j := m.jobs.find(id)
 	if j == nil {
@@ -36,7 +37,7 @@ func (m *Machine) view(j *job) carillon.JobReply {
 	want.ID = string(id)
 	few := m.jobs.readRare(j)
 	r := m.viewAs(j, f.version, few.skipped, want)
-	if !r.Next.IsZero() && j.next <= few.skipTo { // it was resumed, and what it missed has yet to be counted
+	if !r.Next.IsZero() && j.next <= few.skipTo { // it was resumed, and the fires that it missed have yet to be counted
 		next, _ := m.jobs.plan(j).Next(few.skipTo)
 		r.Next = fromMilli(next)
 	}
@@ -54,8 +55,7 @@ func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) car
 	return r
 }
 
-// coldJob returns a job that is not in memory, and does not bring it there. only is the status that it must have; "" is
-// any.
+// coldJob returns a job that is not in memory, without bringing it there. only is the status that it must have; "": any.
 func (m *Machine) coldJob(id string, only carillon.Status, read *Ahead) (carillon.JobReply, bool) {
 	j, s, err := m.readJob(id, read)
 	if err != nil {
@@ -73,7 +73,7 @@ func (m *Machine) coldJob(id string, only carillon.Status, read *Ahead) (carillo
 	return m.viewAs(&j.job, j.version, j.few.skipped, want), true
 }
 
-// readJob reads a job that is not in memory, and its spec: nil if there is none.
+// readJob reads a job that is not in memory, and its spec, which is nil if there is no such job.
 func (m *Machine) readJob(id string, read *Ahead) (j stored, s []byte, err error) {
 	r, s, err := m.readCold(id, read)
 	if err != nil || r == nil {
@@ -85,7 +85,7 @@ func (m *Machine) readJob(id string, read *Ahead) (j stored, s []byte, err error
 	return j, s, nil
 }
 
-// readCold returns the row of a job that is not in memory, and what its put said: as it was read ahead, or else out of the table.
+// readCold returns the row and the spec of a job that is not in memory: as they were read ahead, or else from the table.
 func (m *Machine) readCold(id string, read *Ahead) (r row, s []byte, err error) {
 	if read.holds(m) {
 		if c, known := read.jobs[id]; known && m.cold(id) {
@@ -99,9 +99,9 @@ func (m *Machine) readCold(id string, read *Ahead) (r row, s []byte, err error) 
 	return r, s, err
 }
 
-// Page walks the jobs with ids above after, in order, and collects those that match, at most limit of
-// them, and no more than their payloads fill a page. It looks at no more than scan jobs in memory and scan in the table:
-// last is the id it got to, and more tells whether jobs may follow. What was read ahead for it, or nil, saves looks into the table.
+// Page walks the jobs with ids above after, in order, and collects those that match: at most limit of them, and
+// until their payloads fill carillon.MaxPageBytes. It looks at no more than scan jobs in memory and scan ids in the table.
+// last is the id that it got to, and more tells whether jobs may follow. read, which may be nil, saves reading the table.
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, read *Ahead) (page []carillon.JobReply, last string, more bool) {
 	part := pageFrom(f, after, scan)
 	last = after
@@ -126,7 +126,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 		}
 		return true
 	}
-	// considerCold looks at the jobs of the table that are not in memory, before an id or up to its part's end.
+	// considerCold looks at the jobs of the table that are not in memory, up to an id; "": up to the end of the part that was read.
 	considerCold := func(before string) bool {
 		for ; len(rows) > 0 && (before == "" || rows[0] < before); rows = rows[1:] {
 			id := rows[0]
@@ -157,28 +157,28 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 	return page, last, more
 }
 
-// idPart says which ids of the table a page looks at: the next n, from one on or behind it.
+// idPart says which ids of the table a page looks at: the n ids after from, and from itself if it is included.
 type idPart struct {
 	from      string
 	including bool
 	n         int
 }
 
-// pageFrom is where a page begins that comes after an id.
+// pageFrom is the part of the table for a page that comes after an id.
 func pageFrom(f *carillon.ListRequest, after string, n int) idPart {
 	from := max(after, f.Prefix)
 	return idPart{from, from != after, n}
 }
 
-// tableIDs are the ids of a part, and the first one is there beside n others if it is included.
+// tableIDs are the ids of a part of the table.
 type tableIDs struct {
 	idPart
 	found []string
-	end   string // the last of them where others follow
+	end   string // the last id found, if others follow; else ""
 }
 
-// tableIDs returns the ids of a part of the table, as they were read ahead or out of it. All of them may be of jobs in
-// memory: whoever looks for n that are not reads the whole table.
+// tableIDs returns the ids of a part of the table, as they were read ahead, or else from the table. It does not look for n ids whose
+// jobs are not in memory: if most are in memory, that would read the whole table.
 func (m *Machine) tableIDs(part idPart, read *Ahead) (ids []string, end string) {
 	r := &m.residence
 	if r.complete || r.err != nil {
@@ -214,7 +214,7 @@ func scanIDs(t Table, part idPart) (ids tableIDs, err error) {
 	return ids, err
 }
 
-// cold tells whether a job that the table has is there and not in memory.
+// cold tells whether a job, if the table has it, is only there: not in memory, and not removed.
 func (m *Machine) cold(id string) bool {
 	if _, j := m.jobs.find(id); j != nil {
 		return false
@@ -231,14 +231,14 @@ type Stats struct {
 	Now       int64 // the time of commands, unix ms
 	To        int64 // the time that ticks have reached, unix ms
 	Jobs      int
-	Completed int // those whose time is over may be among them for a while
+	Completed int // for a while it also counts jobs whose retention is over
 	Paused    int
 	Dirty     int    // jobs that changed since the last checkpoint
 	Hot       int    // jobs in memory
 	Loaded    uint64 // jobs that came into memory from the table, since the process started
 	Late      uint64 // those of them that a tick had to wait for
 	DiskLow   bool   // new jobs are refused
-	Rejected  uint64 // commands since the process started
+	Rejected  uint64 // commands refused since Listen was called
 	Armed     uint64 // fires armed so far
 	Timers    int    // on the wheel
 	Ready     int

@@ -27,7 +27,7 @@ func (c *tableCounted) Scan(room byte, above, below []byte, limit int, yield fun
 	})
 }
 
-// A page is read while the partition waits: it costs the same whatever is in memory of what is in the table.
+// The partition waits while a page is read. So a page costs the same however many of the table's jobs are in memory.
 func TestPageIsBounded(t *testing.T) {
 	const jobs, scan = 1000, 20
 	for _, hot := range []int{0, 1, 500, 999, jobs} {
@@ -46,7 +46,7 @@ func TestPageIsBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range hot { // here and there
+		for i := range hot { // spread over all ids
 			m.look(want[i*7%jobs])
 		}
 		if n := m.Stats().Hot; n != hot {
@@ -96,7 +96,7 @@ func TestPageFills(t *testing.T) {
 	}
 }
 
-// Where jobs were read ahead, the machine asks its table for nothing; and it does not believe that any more once it is old.
+// If jobs were read ahead, the machine does not read its table; and it no longer trusts what was read once that is old.
 func TestAhead(t *testing.T) {
 	const jobs, scan = 50, 20
 	f := newFeed(t)
@@ -147,7 +147,7 @@ func TestAhead(t *testing.T) {
 		t.Error("without that, it did not ask either")
 	}
 
-	// What changed meanwhile is in memory, and so is that something went.
+	// Jobs that changed meanwhile are in memory, and memory knows which were removed.
 	f.put("job-003", `{"schedule":"@every 2h"}`)
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-004"})
 	f.put("none", `{"schedule":"@every 2h"}`)
@@ -155,7 +155,7 @@ func TestAhead(t *testing.T) {
 	if got := versions(a); fmt.Sprint(got) != fmt.Sprint(changed) {
 		t.Errorf("after changes: got %v, want %v", got, changed)
 	}
-	// Then a checkpoint has it, and it leaves memory: what was read ahead is of the past.
+	// Then a checkpoint has the changes, and they leave memory: what was read ahead is out of date.
 	if err := s.checkpoint(200); err != nil {
 		t.Fatal(err)
 	}
