@@ -60,7 +60,7 @@ func wantFailed(t testing.TB, s *Store, cause error) {
 	closeSoon(t, s)
 }
 
-// A store that is opened on a full disk fails for want of room, and does not take what it could not write for damage.
+// A store that is opened on a full disk fails with "no space", and does not report what it could not write as damage.
 func TestFullDiskIsNoDamage(t *testing.T) {
 	disk := vfs.NewMem()
 	var full atomic.Bool
@@ -77,7 +77,7 @@ func TestFullDiskIsNoDamage(t *testing.T) {
 	must(t, err)
 	must(t, s.Close())
 	full.Store(true)
-	_, err = OpenStore(opts) // Pebble writes a table of what its log has
+	_, err = OpenStore(opts) // Pebble writes the content of its log into a table
 	wantErr(t, err, syscall.ENOSPC)
 	if strings.Contains(said.String(), "corrupt") {
 		t.Errorf("on a full disk it says: %s", said.String())
@@ -223,7 +223,7 @@ func TestDiskFullAtTruncate(t *testing.T) {
 	t.Logf("%d truncations failed", failed)
 }
 
-// Who is told of a failure finds Failed closed, whoever met the failure.
+// Whoever gets the error of a failure finds Failed closed, whichever call met the failure.
 func TestFailedAtOnce(t *testing.T) {
 	for range 20_000 {
 		f := newFence(vfs.NewMem())
@@ -263,7 +263,7 @@ func TestOneFailure(t *testing.T) {
 			for seq, data := range before {
 				acked[seq], tried[seq] = data, triedBefore[seq]
 			}
-			if !hit.Load() { // this kind of operation does not happen to this file
+			if !hit.Load() { // there is no operation of this kind on this file
 				must(t, err)
 				continue
 			}
@@ -283,7 +283,7 @@ func TestRealDiskFull(t *testing.T) {
 	if !ok {
 		return
 	}
-	drop := smalldisk.Fill(t, dir, 3<<20) // so that there can be room again
+	drop := smalldisk.Fill(t, dir, 3<<20) // to be dropped later, to make room again
 	opts := Options{Dir: filepath.Join(dir, "db"), MemTableBytes: 512 << 10}
 	s := open(t, opts)
 	acked, tried, err := fill(s, 1, 100_000)
@@ -340,7 +340,7 @@ func TestRealDiskFullAtTruncate(t *testing.T) {
 		drop()
 	}
 	s = open(t, opts)
-	if first := s.Log().First(); first != before-1 && first != before { // the last one, which failed, may be on disk
+	if first := s.Log().First(); first != before-1 && first != before { // the last truncation, which failed, may be on disk
 		t.Fatalf("the log begins at %d, truncated before %d and tried before %d", first, before-1, before)
 	}
 	for seq := s.Log().First(); seq <= last; seq++ {
@@ -383,7 +383,7 @@ func TestBitFlips(t *testing.T) {
 	last := s.Log().Last()
 	must(t, s.Close())
 
-	var live string // Pebble's log; the others were flushed and wait to be used again
+	var live string // the file of Pebble's log in use; the others were flushed and wait to be used again
 	originals := map[string][]byte{}
 	must(t, filepath.WalkDir(opts.Dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -450,7 +450,7 @@ func TestBitFlips(t *testing.T) {
 		if path != live && filepath.Ext(path) != ".sst" {
 			continue
 		}
-		if found < flips/2 { // a log that is used again ends in old records
+		if found < flips/2 { // not all: a log file that is used again ends in old records
 			t.Errorf("%s: only %d of %d flips found", path, found, flips)
 		}
 		if unclassed > 0 {
@@ -488,14 +488,14 @@ func TestLostTail(t *testing.T) {
 	if !errors.As(err, &loss) || loss.Last != 2 || loss.SyncedLast != 3 || loss.Lost != 1 || loss.Dir != opts.Dir {
 		t.Fatalf("got %+v (%v)", loss, err)
 	}
-	// The way out: what is left, and then all is well again.
+	// The way out: open it with the loss; then all is well again.
 	allow := opts
 	allow.AllowLoss = true
 	s = open(t, allow)
 	if s.Log().Last() != 2 {
 		t.Fatalf("the log ends at %d", s.Log().Last())
 	}
-	must(t, s.Close()) // with nothing written: it was told of the loss all the same
+	must(t, s.Close()) // nothing was written, but opening with the loss has settled it
 	s = open(t, opts)
 	must(t, s.Log().Append([]Record{{3, []byte("three, from elsewhere")}}))
 	must(t, s.Close())

@@ -14,38 +14,42 @@ import (
 // fence stands between Pebble and the disk. At the first write or sync that fails it closes for good: from
 // then on nothing changes on disk, and Pebble is told that everything it writes went well.
 //
-// Why such a lie. Pebble 2.1.7 treats a failed write as the end of the process: a synced commit that fails
-// calls Logger.Fatalf and, if that returns, reports success; a later one panics inside the commit pipeline
-// while holding its mutex, as does a log rotation that cannot make its file, so that Close would wait for
-// ever; a failed manifest write calls Fatalf on a background goroutine under the database's mutex; a failed
-// flush is tried again at once, in a loop. Fatalf can neither exit (the node goes on when there is room
-// again), nor panic or Goexit (it may be Pebble's goroutine, and locks stay taken). If instead Pebble never
-// sees an error, it never gets there: its goroutines finish, and Close returns.
+// Why this lie. Pebble 2.1.7 treats a failed write as the end of the process:
+//
+//   - A synced commit that fails calls Logger.Fatalf and, if that returns, reports success.
+//   - A later commit panics inside the commit pipeline while holding its mutex, as does a log rotation that
+//     cannot make its file; Close would then wait for ever.
+//   - A failed manifest write calls Fatalf on a background goroutine under the database's mutex.
+//   - A failed flush is tried again at once, in a loop.
+//
+// Fatalf must not exit, because the node goes on when there is room again. Nor may it panic or call Goexit: it may
+// run on Pebble's goroutine, with locks taken. But if Pebble never sees an error, it never calls Fatalf: its
+// goroutines finish, and Close returns.
 //
 // Why it is safe. The disk stays as it was at the first error, which is what a crash at that moment would
 // have left, and Pebble is built to open after a crash. Nothing is reported as done because of the lie: the
-// Store looks at the fence after each wait for a sync and before it hands out anything read, and once it is
-// closed all operations return ErrFailed with the first error. The cost is memory: what Pebble writes
+// Store asks the fence after each wait for a sync and before it hands out anything it has read. Once the fence is
+// closed, all operations return ErrFailed with the first error. The cost is memory: what Pebble writes
 // before Close (at most the flushes and compactions under way) is kept in memory so that it can be read
 // back.
 //
-// Rejected: a Fatalf that parks its goroutine, and leaving the database behind (each full disk would leak
+// Tried and rejected: a Fatalf that parks its goroutine, and leaving the database behind (each full disk would leak
 // the memtables and some goroutines); passing errors on (the panics above; and Pebble removes the tables of a
 // flush whose manifest write failed, though the manifest may list them: the next start found one missing).
 type fence struct {
 	vfs.FS
 	once   sync.Once
-	cause  error         // before failed is closed, nobody reads it
+	cause  error         // set before failed is closed; read only after that
 	failed chan struct{} // closed at the first failure
 	sink   *vfs.MemFS    // files made after the failure, by their base names
 
-	pace pace // of tables
+	pace pace // of the tables that are written
 
 	synced     atomic.Pointer[manifest] // what is on disk of the manifest in use
 	onManifest atomic.Pointer[func()]   // called after each change of synced
 }
 
-// manifest is a synced part of one of Pebble's manifests, which only grow; see mark.
+// manifest describes the synced beginning of one of Pebble's manifests, which only grow; see mark.
 type manifest struct {
 	name string
 	size uint64
@@ -86,7 +90,7 @@ func (f *fence) do(op, name string, write func() error) {
 	}
 }
 
-// open makes a writable file, on disk or, behind a closed fence, in memory.
+// open makes a writable file: on disk, or in memory if the fence is closed.
 func (f *fence) open(op, name string, open func() (vfs.File, error)) (vfs.File, error) {
 	var file vfs.File
 	f.do(op, name, func() (err error) {
@@ -101,7 +105,7 @@ func (f *fence) open(op, name string, open func() (vfs.File, error)) (vfs.File, 
 		return fenced, nil
 	}
 	if file != nil {
-		_ = file.Close() // it will not be written
+		_ = file.Close() // it will not be used
 	}
 	return f.sink.Create(f.sinkName(name), vfs.WriteCategoryUnspecified)
 }
@@ -150,8 +154,7 @@ func (f *fence) OpenDir(name string) (vfs.File, error) {
 	return &fencedFile{File: dir, fence: f, name: name}, nil
 }
 
-// Link's errors are passed on: Pebble copies where the file system cannot link, and fails without harm
-// where it cannot do that.
+// Link's errors are passed on: if the file system cannot link, Pebble copies instead, and if that fails, too, it does no harm.
 func (f *fence) Link(oldname, newname string) error {
 	if f.err() != nil {
 		return nil
@@ -164,7 +167,7 @@ func (f *fence) Rename(oldname, newname string) error {
 	return nil
 }
 
-// MkdirAll lets others than the user and its group into no directory, whatever Pebble asks for: its files can be read by all.
+// MkdirAll makes directories that only the user and its group may enter, whatever Pebble asks for: its files in them may be read by all.
 func (f *fence) MkdirAll(dir string, perm fs.FileMode) error {
 	f.do("mkdir", dir, func() error { return f.FS.MkdirAll(dir, perm&^0o027) })
 	return nil
@@ -192,8 +195,8 @@ type fencedFile struct {
 	vfs.File
 	fence    *fence
 	name     string
-	manifest *manifest // what was written, of a manifest
-	step     func()    // called after each write, if any
+	manifest *manifest // what was written so far, if the file is a manifest
+	step     func()    // called after each write, if not nil
 }
 
 func (f *fencedFile) Write(p []byte) (int, error) {

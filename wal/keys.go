@@ -8,15 +8,15 @@ const (
 	TableRoom = 't' // belongs to package snapshot, in a store with ProfileTable
 )
 
-// What the store knows of itself: m 0 <name>.
+// The store's own fields: m 0 <name>.
 var (
-	formatKey = []byte("m\x00format") // version of this layout, one byte
+	formatKey = []byte("m\x00format") // storeFormat, one byte
 	lastKey   = []byte("m\x00last")   // the log's last sequence at its last truncation
-	countKey  = []byte("m\x00synced") // number of the synced batch that wrote it; see mark
+	countKey  = []byte("m\x00synced") // count of the newest synced batch; see mark
 )
 
-// storeFormat is the version of the key layout as a whole. In 1 the checkpoints, all of the state each, stood
-// beside the log.
+// storeFormat is the version of the key layout as a whole. In version 1 the store also had the checkpoints, each with all of
+// the state.
 const storeFormat = 2
 
 var (

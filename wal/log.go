@@ -18,12 +18,12 @@ import (
 type Log struct {
 	store *Store
 
-	mu      sync.Mutex // held from the look at submitted to the commit that changes it
-	pending view       // with all that was submitted
-	durable atomic.Pointer[view]
+	mu      sync.Mutex           // held from reading pending to the commit that changes it
+	pending view                 // with all that was submitted
+	durable atomic.Pointer[view] // with all that is on disk
 }
 
-// view is the extent of the log after the synced batch with this count.
+// view is the extent of the log after the batch with this count.
 type view struct {
 	count       uint64
 	first, last uint64
@@ -63,8 +63,8 @@ func seqOf(key []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(key[1:]), nil
 }
 
-// publish makes v what readers see, unless a later one is already: syncs end in the order of commits, but the
-// goroutines that wait for them may not.
+// publish makes v what readers see, unless they see a later view already: syncs end in the order of commits, but the
+// goroutines that wait for them may go on in another order.
 func (l *Log) publish(v *view) {
 	for {
 		old := l.durable.Load()
@@ -81,19 +81,20 @@ func (l *Log) First() uint64 { return l.durable.Load().first }
 // Only what is on disk counts.
 func (l *Log) Last() uint64 { return l.durable.Load().last }
 
-// Append adds records in one atomic batch and returns when they are on disk. The bytes may be reused then.
+// Append adds records in one atomic batch and returns when they are on disk. Then the bytes may be reused.
 //
-// Sequences ascend within a call. One that is not above the last was read again: it is stored if the log does not
-// have it, is nothing new if the log has it with the same bytes, and ErrConflict if with others (then nothing of the call is stored).
+// Sequences must ascend within a call. A record that is not above Last was read again from the stream. If the log does not have it, it
+// is stored; if the log has it with the same bytes, nothing changes; if with other bytes, the error is ErrConflict, and nothing of the
+// call is stored.
 //
-// Other errors: ErrOrder, ErrFailed (the records may or may not be there after the store is opened again,
-// all or none), ErrClosed.
+// Other errors: ErrOrder; ErrFailed (after the store is opened again, either all of the records are there or none);
+// ErrClosed.
 func (l *Log) Append(recs []Record) error { return l.Submit(recs)() }
 
-// Submit is Append in two steps: it returns when the records have their place, and wait returns when they are
-// on disk, or Append's error. So the caller can prepare and submit the next batch while this one is synced.
-// Syncs end in order: once wait has returned nil, everything submitted before is on disk too. The bytes may
-// be reused when Submit returns; wait may be called from any goroutine, more than once, or never.
+// Submit is Append in two steps. Submit returns when the place of the records in the log is fixed; wait returns nil when
+// they are on disk, or Append's error. So the caller can prepare and submit the next batch while this one is synced.
+// Syncs end in order: once wait has returned nil, everything submitted before is on disk, too. The bytes may
+// be reused when Submit returns. wait may be called from any goroutine, more than once, or never.
 func (l *Log) Submit(recs []Record) (wait func() error) {
 	start := time.Now()
 	done, size, err := l.submit(recs)
@@ -148,15 +149,15 @@ func (l *Log) submit(recs []Record) (done func() error, size int, err error) {
 		}
 	}
 	if b.Empty() && l.pending.count == l.durable.Load().count {
-		return b.Close, size, nil // all of it is on disk
+		return b.Close, size, nil // all records are on disk already
 	}
-	// An empty batch still waits for the one that brought the records.
+	// A batch without new records must still be synced, because the batch that has them may not be on disk yet.
 	wait := l.store.commit(b, &v)
 	l.pending = v
 	return wait, size, nil
 }
 
-// known says whether the log has the record already.
+// known says whether the log has the record already. Errors: ErrConflict if it has it with other bytes.
 func (l *Log) known(r Record) (bool, error) {
 	have, err := l.get(r.Seq)
 	if errors.Is(err, ErrNotFound) {
@@ -195,8 +196,8 @@ func (l *Log) Get(seq uint64) ([]byte, error) {
 	return data, err
 }
 
-// Read calls yield for the records from a sequence on, ascending, up to Last at the time of the call. The data
-// is valid only during yield. Each checksum is verified before yield sees the record. Errors: yield's,
+// Read calls yield for the records from a sequence on, in ascending order, up to Last at the time of the call. The data
+// is valid only during yield. Each record's checksum is verified before yield sees it. Errors: yield's,
 // ErrCorrupt with the sequence or the file, ErrVersion, ErrFailed, ErrClosed.
 func (l *Log) Read(from uint64, yield func(Record) error) error {
 	if err := l.store.enter(); err != nil {
@@ -249,8 +250,8 @@ func (l *Log) read(it *pebble.Iterator, yield func(Record) error) error {
 	return l.store.fence.err()
 }
 
-// Truncate drops the records below a sequence, atomically, and returns when that is on disk. Their space comes
-// back later, as Pebble compacts. Last stays as it is. Errors: ErrFailed, ErrClosed, ErrCorrupt.
+// Truncate drops the records below a sequence, atomically, and returns when that is on disk. Their space is
+// freed later, when Pebble compacts. Last stays as it is. Errors: ErrFailed, ErrClosed, ErrCorrupt.
 func (l *Log) Truncate(before uint64) error {
 	wait, err := l.truncate(before)
 	if err != nil {
@@ -286,7 +287,7 @@ func (l *Log) truncate(before uint64) (wait func() error, err error) {
 	return wait, nil
 }
 
-// firstFrom finds the smallest sequence at or above from, 0 for none.
+// firstFrom finds the smallest sequence at or above from; 0 if there is none.
 func (l *Log) firstFrom(from uint64) (first uint64, err error) {
 	it, err := l.store.db.NewIter(&pebble.IterOptions{LowerBound: logKey(from), UpperBound: logEnd})
 	if err != nil {

@@ -35,7 +35,7 @@ func TestAppend(t *testing.T) {
 	wantErr(t, l.Append([]Record{{0, nil}}), ErrOrder)
 	extent(5, 7)
 
-	must(t, l.Append([]Record{{5, []byte("five")}, {7, []byte("seven")}})) // nothing new
+	must(t, l.Append([]Record{{5, []byte("five")}, {7, []byte("seven")}})) // changes nothing
 	wantErr(t, l.Append([]Record{{6, nil}, {7, []byte("other")}, {8, nil}}), ErrConflict)
 	extent(5, 7)
 	_, err := l.Get(6)
@@ -97,7 +97,7 @@ func TestSubmitAgain(t *testing.T) {
 	must(t, first())
 	must(t, first())
 
-	// Who waits for the earlier of two last does not take back what the other has shown.
+	// Of two batches, the waiter of the earlier one may come last; it does not take back what the later one has made visible.
 	earlier, later := l.Submit([]Record{{2, nil}}), l.Submit([]Record{{3, nil}})
 	must(t, later())
 	must(t, earlier())
@@ -242,7 +242,7 @@ func (m *model) check(s *Store) error {
 	return nil
 }
 
-// The log against a map, with restarts.
+// The log is compared with a map, with restarts.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		opts := Options{Dir: "db", FS: vfs.NewMem(), MemTableBytes: minMemTableBytes}
@@ -351,7 +351,7 @@ func TestCrash(t *testing.T) {
 					must(t, next.append(recs))
 				}
 				history = append(history, next)
-				// A truncation that has nothing to do waits for nothing.
+				// A truncation that has nothing to drop does not wait for a sync.
 				if !truncate && rng.IntN(3) == 0 {
 					must(t, waits[len(waits)-1]())
 					acked = len(history) - 1

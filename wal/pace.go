@@ -8,23 +8,23 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// pace keeps flushes and compactions from taking a core for as long as they last: they give way after each block that they
-// write, and a compaction may rest there. Go lets a busy goroutine run for 10 ms, and a compaction lasts for seconds;
-// where there are few cores, who appends would wait.
+// pace keeps flushes and compactions from taking a core for as long as they last: after each block that they write they yield
+// the processor, and a compaction may rest there. Otherwise, where there are few cores, appends would wait: Go lets a busy
+// goroutine run for 10 ms at a time, and a compaction lasts for seconds.
 type pace struct {
-	rest   func(behind bool) // nil: they only give way
+	rest   func(behind bool) // Options.Rest; nil: compactions only yield
 	store  atomic.Pointer[Store]
-	looked atomic.Int64 // when it was looked last whether compactions are behind, unix ns
+	looked atomic.Int64 // when behind was last updated, unix ns
 	behind atomic.Bool
 }
 
-// What Pebble says of a file that it makes (getDiskWriteCategoryForCompaction).
+// The categories that Pebble gives to files that it makes (getDiskWriteCategoryForCompaction).
 const (
 	flushed   vfs.DiskWriteCategory = "pebble-memtable-flush"
 	compacted vfs.DiskWriteCategory = "pebble-compaction"
 )
 
-// of is what to call between two writes of a file; nil: nothing.
+// of returns what to call after each write of a file of this category; nil: nothing.
 func (p *pace) of(c vfs.DiskWriteCategory) func() {
 	switch {
 	case c == compacted && p.rest != nil:
@@ -36,13 +36,13 @@ func (p *pace) of(c vfs.DiskWriteCategory) func() {
 }
 
 const (
-	// behindSublevels of level 0 are twice as many as a compaction begins with. Reads ask each, and writes wait for
-	// compactions at four times as many.
+	// behindSublevels of level 0 are twice as many as make a compaction of tables begin. Reads ask each sublevel. Writes
+	// wait for compactions at four times as many as make one begin.
 	behindSublevels = 16
 	behindLook      = 250 * time.Millisecond
 )
 
-// isBehind tells whether compactions are to go on without a rest: for the depth of level 0, or because the store closes and
+// isBehind tells whether compactions must go on without a rest: because level 0 is too deep, or because the store is closing and
 // waits for them.
 func (p *pace) isBehind() bool {
 	s := p.store.Load()

@@ -11,10 +11,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// compactsAt sublevels make a compaction of tables due.
+// compactsAt is how many sublevels make a compaction of tables due.
 const compactsAt = 8
 
-// ingest adds a table that lies over all that are there already.
+// ingest adds a table that overlaps all that are there already.
 func ingest(t *testing.T, s *Store) {
 	t.Helper()
 	random := rand.NewChaCha8([32]byte{byte(s.Metrics().Levels[0].Sublevels)})
@@ -22,14 +22,14 @@ func ingest(t *testing.T, s *Store) {
 	must(t, err)
 	for i := range 500 {
 		value := make([]byte, 200)
-		_, _ = random.Read(value) // so that blocks stay as large as they are
+		_, _ = random.Read(value) // does not compress
 		must(t, tb.Set(fmt.Appendf(nil, "c%04d", i), value))
 	}
 	must(t, tb.Close())
 	must(t, s.Ingest([]*SSTable{tb}))
 }
 
-// A store that was killed with a compaction due opens before that runs, and then it does.
+// A store that was killed with a compaction due opens before that compaction runs, and then it runs.
 func TestOpensBeforeCompactions(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	goOn := make(chan struct{})
@@ -68,7 +68,7 @@ func TestOpensBeforeCompactions(t *testing.T) {
 	}
 }
 
-// A compaction rests while it may, and is told when it may not: since level 0 has grown too deep, or the store closes.
+// A compaction rests while it may, and is told when it may not: because level 0 has grown too deep, or the store is closing.
 func TestCompactionsRest(t *testing.T) {
 	resting, goOn := make(chan bool), make(chan struct{})
 	s := open(t, Options{
@@ -80,7 +80,7 @@ func TestCompactionsRest(t *testing.T) {
 	})
 	depth := func() int { return int(s.Metrics().Levels[0].Sublevels) }
 	next := func() bool {
-		s.fence.pace.looked.Store(0) // as if it was looked some time ago
+		s.fence.pace.looked.Store(0) // as if the last look was long ago
 		goOn <- struct{}{}
 		return <-resting
 	}

@@ -6,11 +6,12 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// scheduler lets one compaction run at a time, Pebble's default: who ends lets the next begin. None begins while the store
-// opens: what replay flushes makes one due, and before pebble.Open returns it waits for that to end (scanObsoleteFiles).
+// scheduler lets one compaction run at a time, as Pebble does by default: the end of one lets the next begin. But none begins
+// while the store opens: the flushes of replay would make one due, and pebble.Open would wait for it to end
+// (scanObsoleteFiles).
 type scheduler struct {
-	// The default one looks ten times a second besides whether more may run at once, which costs an idle engine a tenth of
-	// a per cent of a core each.
+	// Pebble's default scheduler also looks ten times a second whether more compactions may run at once, which costs an idle
+	// engine a tenth of a per cent of a core for each store.
 	*pebble.ConcurrencyLimitScheduler
 	opened atomic.Bool
 }
@@ -19,7 +20,7 @@ func newScheduler() *scheduler {
 	return &scheduler{ConcurrencyLimitScheduler: pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()}
 }
 
-// TrySchedule is Pebble's question whether a compaction may begin. One that may not is remembered there.
+// TrySchedule is how Pebble asks whether a compaction may begin. Pebble remembers one that may not.
 func (s *scheduler) TrySchedule() (granted bool, grant pebble.CompactionGrantHandle) {
 	if !s.opened.Load() {
 		return false, nil
@@ -27,10 +28,10 @@ func (s *scheduler) TrySchedule() (granted bool, grant pebble.CompactionGrantHan
 	return s.ConcurrencyLimitScheduler.TrySchedule()
 }
 
-// open is called once the store is open.
+// open must be called once the store is open.
 func (s *scheduler) open() {
 	s.opened.Store(true)
 	if granted, grant := s.TrySchedule(); granted {
-		grant.Done() // as the end of a compaction would, it has the one begin that waits
+		grant.Done() // lets a compaction begin that waits, as the end of another would
 	}
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// SSTable is a sorted file built beside the database, to be taken in whole by Ingest. It costs the log nothing:
-// its bytes pass neither Pebble's log nor a memtable, so the next append's fsync does not carry them.
+// SSTable is a sorted file that is built beside the database, and then taken in whole by Ingest. Its bytes go
+// neither through Pebble's log nor through a memtable, so no fsync of the log has to write them.
 type SSTable struct {
 	store *Store
 	path  string
 	w     *sstable.Writer
 }
 
-// NewSSTable begins a table. Each must be closed, and then ingested or removed.
+// NewSSTable begins a table. It must be closed, and then ingested or removed.
 func (s *Store) NewSSTable() (*SSTable, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func (s *Store) NewSSTable() (*SSTable, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Synced bit by bit like Pebble's own tables, so that its end does not hold up the log's fsyncs.
+	// Synced bit by bit, like Pebble's own tables, so that the sync at its end does not hold up the log's fsyncs.
 	f = vfs.NewSyncingFile(f, vfs.SyncingFileOptions{BytesPerSync: s.popts.BytesPerSync})
 	w := sstable.NewWriter(objstorageprovider.NewFileWritable(f), s.popts.MakeWriterOptions(0, s.db.TableFormat()))
 	return &SSTable{store: s, path: path, w: w}, nil
@@ -43,7 +43,7 @@ func (t *SSTable) Set(key, value []byte) error {
 	return t.store.wrap(t.w.Set(key, value))
 }
 
-// Delete takes back a pair that is in the store; keys ascend together with those of Set. Errors: Set's.
+// Delete deletes a pair that is in the store. Keys must ascend together with those of Set. Errors: Set's.
 func (t *SSTable) Delete(key []byte) error {
 	if err := t.store.enter(); err != nil {
 		return err
@@ -52,8 +52,8 @@ func (t *SSTable) Delete(key []byte) error {
 	return t.store.wrap(t.w.Delete(key))
 }
 
-// DeleteRange takes back the pairs from one key to before another that are in the store, not those of the
-// table itself. Ranges ascend among themselves. Errors: Set's.
+// DeleteRange deletes the pairs in [from, to) that are in the store, not those of the table itself. Ranges must ascend
+// among themselves. Errors: Set's.
 func (t *SSTable) DeleteRange(from, to []byte) error {
 	if err := t.store.enter(); err != nil {
 		return err
@@ -74,8 +74,8 @@ func (t *SSTable) Remove() error {
 	return t.store.wrap(t.store.fence.Remove(t.path))
 }
 
-// Ingest makes the changes of closed tables, which must not overlap, part of the store: all or none, on disk
-// when it returns. Errors: ErrFailed, ErrClosed.
+// Ingest applies the changes of closed tables, which must not overlap, to the store: all or none, and they are on
+// disk when it returns. Errors: ErrFailed, ErrClosed.
 func (s *Store) Ingest(tables []*SSTable) error {
 	if err := s.enter(); err != nil {
 		return err

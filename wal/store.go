@@ -17,7 +17,7 @@ import (
 var (
 	ErrLocked   = errors.New("wal: in use by another carillon")           // the directory is open in this or another process
 	ErrCorrupt  = errors.New("wal: corrupt")                              // bytes on disk are not those that were written, or are missing
-	ErrVersion  = errors.New("wal: written by another version")           // a version byte beyond what this binary reads, or a store's before that
+	ErrVersion  = errors.New("wal: written by another version")           // a version byte that this binary does not read
 	ErrFailed   = errors.New("wal: store failed, close it and open it")   // a write or sync failed; wraps the cause, e.g. syscall.ENOSPC
 	ErrClosed   = errors.New("wal: store is closed")                      // Close was called
 	ErrNotFound = errors.New("wal: not found")                            // no such record
@@ -54,7 +54,7 @@ type Store struct {
 	lock  *pebble.Lock // nil if Pebble made the directory and holds the lock itself
 
 	commitMu sync.Mutex // the order of counts is the order of commits
-	count    uint64     // of the newest synced batch
+	count    uint64     // of the newest batch committed with a sync
 
 	tables atomic.Uint64 // names of tables under construction
 
@@ -64,7 +64,7 @@ type Store struct {
 	ending atomic.Bool    // tells long calls that Close waits
 }
 
-// tableDir holds tables under construction; what a crash left there goes when the store opens.
+// tableDir holds tables under construction. What a crash left there is removed when the store opens.
 const tableDir = "building"
 
 // OpenStore opens the store in opts.Dir, or makes one. Errors: ErrLocked, ErrCorrupt (with the file, and the
@@ -79,13 +79,13 @@ func OpenStore(opts Options) (_ *Store, err error) {
 	defer func() {
 		if err != nil {
 			err = s.wrap(err)
-			_ = s.release() // what could not be opened has nothing to lose
+			_ = s.release() // nothing can be lost: the store was never open
 		}
 	}()
 	f := s.fence
 	var synced markState
-	// What can be checked is checked before Pebble opens: it deletes the files that a damaged manifest does
-	// not list. Pebble makes a directory that is not there, and locks it.
+	// Check what can be checked before Pebble opens, because Pebble deletes files that a damaged manifest does
+	// not list. If the directory is not there, Pebble makes it and locks it.
 	if _, err := f.Stat(opts.Dir); err == nil {
 		if s.lock, err = pebble.LockDirectory(opts.Dir, f); err != nil {
 			return nil, lockError(opts.Dir, err)
@@ -144,7 +144,7 @@ func OpenStore(opts Options) (_ *Store, err error) {
 	return s, nil
 }
 
-// lockError tells a lock that is held from other trouble.
+// lockError turns the error of a lock that is held into ErrLocked.
 func lockError(dir string, err error) error {
 	// Pebble has no error value for a lock that this process holds itself.
 	if errors.Is(err, syscall.EAGAIN) || strings.Contains(err.Error(), "lock held by current process") {
@@ -153,8 +153,8 @@ func lockError(dir string, err error) error {
 	return err
 }
 
-// openError tells files that are missing or of another size, which Pebble does not call corruption, and a lock that is held,
-// from other trouble.
+// openError turns errors about files that are missing or of another size, which Pebble does not call corruption, into ErrCorrupt, and
+// that of a lock that is held into ErrLocked.
 func openError(dir string, err error) error {
 	switch {
 	case errors.Is(err, pebble.ErrDBNotPristine):
@@ -201,7 +201,7 @@ func (s *Store) Close() error {
 	s.users.Wait()
 	err := s.release()
 	if s.fence.err() != nil {
-		return nil // reported already; what remained in memory is given up on purpose
+		return nil // the failure was reported already; what is only in memory is given up on purpose
 	}
 	return err
 }
@@ -223,7 +223,7 @@ func (s *Store) release() error {
 	return err
 }
 
-// Metrics tell of Pebble's levels, caches and compactions; nil once the store is closed.
+// Metrics returns Pebble's metrics: levels, caches, compactions; nil once the store is closed.
 func (s *Store) Metrics() *pebble.Metrics {
 	if s.enter() != nil {
 		return nil
@@ -232,8 +232,8 @@ func (s *Store) Metrics() *pebble.Metrics {
 	return s.db.Metrics()
 }
 
-// Failed is closed when a write or a sync has failed. All calls return ErrFailed from then on, and nothing on
-// disk changes. What to do: Close, see to the cause (Err), and open the store again; in the same process is fine.
+// Failed is closed when a write or a sync has failed. From then on all calls return ErrFailed, and nothing on
+// disk changes. What to do: Close, remove the cause (Err), and open the store again, in the same process if you like.
 func (s *Store) Failed() <-chan struct{} { return s.fence.failed }
 
 // Err is nil, or ErrFailed wrapping the first failure.
@@ -242,7 +242,7 @@ func (s *Store) Err() error { return s.fence.err() }
 // Log returns the store's log.
 func (s *Store) Log() *Log { return s.log }
 
-// enter begins a call, leave ends it.
+// enter begins a call, and leave ends it: Close waits for the calls between them.
 func (s *Store) enter() error {
 	s.useMu.Lock()
 	defer s.useMu.Unlock()
@@ -269,7 +269,7 @@ func (s *Store) interrupted() error {
 	return nil
 }
 
-// wrap gives an error of Pebble its class. Once the store has failed, that is the reason for whatever follows.
+// wrap gives an error of Pebble its class. Once the store has failed, whatever follows is ErrFailed with the first cause.
 func (s *Store) wrap(err error) error {
 	if failed := s.fence.err(); failed != nil {
 		return failed
@@ -277,7 +277,7 @@ func (s *Store) wrap(err error) error {
 	return corruption(err)
 }
 
-// corruption marks Pebble's corruption errors as ours and adds the details that their texts leave out: the
+// corruption turns Pebble's corruption errors into ErrCorrupt and adds the details that their texts leave out: the
 // file, and for a log the offset.
 func corruption(err error) error {
 	if err == nil || !pebble.IsCorruptionError(err) || errors.Is(err, ErrCorrupt) {
@@ -297,15 +297,15 @@ func corruption(err error) error {
 	return fmt.Errorf("%w%s: %w", ErrCorrupt, where, err)
 }
 
-// commit puts the batch and its count into Pebble in one piece; the function it returns waits until that is on
-// disk, makes the log's view v (if any) the durable one, and frees the batch. The caller has entered the store;
-// the wait needs no enter: Pebble's Close ends pending syncs.
+// commit puts the batch and its count into Pebble as one batch. The function it returns waits until that is on
+// disk, makes v (if any) the log's durable view, and frees the batch. The caller of commit must have entered the store;
+// the wait need not, because Pebble's Close ends pending syncs.
 func (s *Store) commit(b *pebble.Batch, v *view) (wait func() error) {
 	s.commitMu.Lock()
 	count := s.count + 1
 	err := b.Set(countKey, binary.BigEndian.AppendUint64(nil, count), nil)
 	if err == nil {
-		// Unlike Apply this returns a failed sync as an error (from SyncWait) instead of calling Fatalf.
+		// Unlike Apply, this returns a failed sync as an error (from SyncWait) instead of calling Fatalf.
 		err = s.db.ApplyNoSyncWait(b, pebble.Sync)
 	}
 	if err == nil {
@@ -329,7 +329,7 @@ func (s *Store) commit(b *pebble.Batch, v *view) (wait func() error) {
 		if v != nil {
 			s.log.publish(v)
 		}
-		// The mark is closed with the store; the batch is on disk all the same.
+		// If the store is closed, so is the mark; the batch is on disk all the same.
 		if s.enter() == nil {
 			defer s.leave()
 			s.mark.advance(count, s.log.Last())
@@ -365,7 +365,7 @@ func (s *Store) uint64At(key []byte) (uint64, error) {
 	return binary.BigEndian.Uint64(v), nil
 }
 
-// Update writes, in one atomic batch, what fill puts into it, and returns when it is on disk. It is for the
+// Update writes one atomic batch that fill fills, and returns when it is on disk. It is for the
 // rooms beside the log. Errors: fill's, ErrFailed, ErrClosed.
 func (s *Store) Update(fill func(*pebble.Batch) error) error {
 	if err := s.enter(); err != nil {
@@ -385,7 +385,7 @@ type Snapshot struct {
 	store *Store
 }
 
-// Snapshot returns what the store holds now. What is read of it counts only if Next says nothing after it. Errors:
+// Snapshot returns what the store holds now. What is read from it is valid only if a call of Next afterwards returns nil. Errors:
 // ErrFailed, ErrClosed.
 func (s *Store) Snapshot() (*Snapshot, error) {
 	if err := s.enter(); err != nil {
@@ -394,10 +394,10 @@ func (s *Store) Snapshot() (*Snapshot, error) {
 	return &Snapshot{s.db.NewSnapshot(), s}, nil
 }
 
-// Next ends long reading early. Errors: ErrFailed, ErrClosed.
+// Next must be called now and then while reading, and ends a long read early. Errors: ErrFailed, ErrClosed.
 func (v *Snapshot) Next() error { return v.store.interrupted() }
 
-// Wrap says of an error of reading whether it is ErrCorrupt or ErrFailed.
+// Wrap gives an error of reading its class: ErrCorrupt, ErrFailed or neither.
 func (v *Snapshot) Wrap(err error) error {
 	if err == nil {
 		return nil
@@ -405,7 +405,7 @@ func (v *Snapshot) Wrap(err error) error {
 	return v.store.wrap(err)
 }
 
-// Close ends it. Its iterators must have been closed. Errors: ErrFailed.
+// Close ends the snapshot. Its iterators must have been closed. Errors: ErrFailed.
 func (v *Snapshot) Close() error {
 	defer v.store.leave()
 	if err := v.Reader.Close(); err != nil {

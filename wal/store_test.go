@@ -208,7 +208,7 @@ func storeFile(t *testing.T, opts Options, pattern string) string {
 	s := open(t, opts)
 	must(t, s.Log().Append([]Record{{1, []byte("kept")}}))
 	must(t, s.Close())
-	must(t, open(t, opts).Close()) // what was in Pebble's log is in a table
+	must(t, open(t, opts).Close()) // which moves the content of Pebble's log into a table
 	files, err := opts.FS.List(opts.Dir)
 	must(t, err)
 	for _, name := range files {
@@ -220,7 +220,7 @@ func storeFile(t *testing.T, opts Options, pattern string) string {
 	return ""
 }
 
-// Without the file that names the manifest in use Pebble would begin anew, and delete what was there: it is not let to.
+// Without the file that names the manifest in use, Pebble would begin anew and delete what was there. OpenStore refuses before that.
 func TestLostMarker(t *testing.T) {
 	opts := Options{Dir: "db", FS: vfs.NewMem()}
 	marker := storeFile(t, opts, "marker.manifest.*")
@@ -309,7 +309,7 @@ func TestTablesDelete(t *testing.T) {
 	}
 }
 
-// The store of tables answers from filters, in the bottom level too, and is otherwise a store like the other.
+// A store of tables answers from filters, in the bottom level, too, and is otherwise a store like that of a log.
 func TestTableProfile(t *testing.T) {
 	opts := Options{Dir: "db", FS: vfs.NewMem(), Profile: ProfileTable}
 	s := open(t, opts)
@@ -348,7 +348,7 @@ func TestTableProfile(t *testing.T) {
 	}
 }
 
-// A table comes in whole; one that is given up, or left by a crash, leaves nothing.
+// A table is ingested whole; one that is removed, or that a crash left, leaves nothing.
 func TestTables(t *testing.T) {
 	opts := Options{Dir: "db", FS: vfs.NewMem()}
 	s := open(t, opts)

@@ -16,24 +16,24 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// syncedFile is the name of the store's own note of how much it has synced; see mark.
+// syncedFile is the name of the file with the mark.
 const syncedFile = "SYNCED"
 
 // mark remembers, outside of Pebble, what was synced, so that a loss is noticed.
 //
-// Pebble cannot tell a damaged end of its log from one that a crash tore, and cuts the log there in
-// silence. Its chunks carry the offset that was synced before them, so that damage further in should be an
-// error; but in 2.1.7 that offset counts only what was flushed out of a partly filled 32 KiB block
-// (record.LogWriter.flushLoop), so after large batches it lags far behind, and megabytes of synced records
-// may vanish without one. So every synced batch carries a count, and the count of the newest one is written
+// Pebble cannot tell a damaged end of its log from one that a crash tore, and silently cuts the log there.
+// Its chunks carry the offset that was synced before them, so damage before that offset should be an
+// error. But in 2.1.7 that offset counts only what was flushed out of a partly filled 32 KiB block
+// (record.LogWriter.flushLoop): after large batches it lags far behind, and megabytes of synced records
+// may vanish without an error. So every synced batch carries a count, and the count of the newest one is written
 // here after its sync. A store that opens with a smaller count has lost synced batches.
 //
-// The manifest, which lists the tables, is cut in the same way, and then whole tables of records are gone
-// from the middle, which no count shows. A manifest only grows, and rarely; so the size and checksum of what
-// is synced of it are here as well.
+// Pebble cuts a damaged manifest, which lists the tables, in the same way. Then whole tables of records are gone
+// from the middle, which the count does not show. A manifest only grows, and rarely. So the mark also has the size and
+// the checksum of its synced part.
 //
-// The mark itself is not synced: it is one small write to the page cache a commit. A killed process loses
-// nothing of it; after power loss it may be old, which can only hide a loss, not invent one.
+// The mark itself is not synced: it is one small write to the page cache for each commit. A killed process loses
+// nothing of it. After a power loss it may be old, which can hide a loss, but never report one that did not happen.
 type mark struct {
 	mu    sync.Mutex
 	fence *fence
@@ -47,8 +47,8 @@ type markState struct {
 	manifest manifest
 }
 
-// The mark's bytes: version, count, last, manifest number, its size, its crc32c, crc32c of all these;
-// integers big-endian.
+// The mark's bytes: version, count, last, the manifest's number, size and crc32c, and a crc32c of all these;
+// integers are big-endian.
 const (
 	markVersion = 1
 	markSize    = 1 + 8 + 8 + 8 + 8 + 4 + 4
@@ -88,7 +88,7 @@ func decodeMark(b []byte) (s markState, err error) {
 	return s, nil
 }
 
-// readMark returns zeros when there is no mark yet: no file, or one whose first write a power loss undid.
+// readMark returns the zero state when there is no mark yet: no file, or an empty one, whose first write was lost with power.
 func readMark(fsys vfs.FS, dir string) (s markState, err error) {
 	path := fsys.PathJoin(dir, syncedFile)
 	b, err := readFile(fsys, path, markSize+1)
@@ -101,8 +101,8 @@ func readMark(fsys vfs.FS, dir string) (s markState, err error) {
 	return s, nil
 }
 
-// checkManifest verifies what was synced of the manifest. One that is gone was followed by another. Where the empty file is
-// lost that names the one in use, Pebble makes a new database and deletes the tables of the old one.
+// checkManifest verifies the synced part of the manifest m. If that manifest is gone, a later one has replaced it. An empty file
+// names the manifest in use; if that file were lost, Pebble would make a new database and delete the tables of the old one.
 func checkManifest(fsys vfs.FS, dir string, m manifest) error {
 	if m.size > 0 {
 		found, err := pebble.Peek(dir, fsys)
@@ -127,7 +127,7 @@ func checkManifest(fsys vfs.FS, dir string, m manifest) error {
 	return nil
 }
 
-// readFile reads at most the first bytes of a file; nil when there is none.
+// readFile reads a file, at most its first bytes; nil if there is no file.
 func readFile(fsys vfs.FS, path string, most uint64) ([]byte, error) {
 	f, err := fsys.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -140,7 +140,7 @@ func readFile(fsys vfs.FS, path string, most uint64) ([]byte, error) {
 	return b, errors.Join(err, f.Close())
 }
 
-// openMark starts a mark, makes it durable, and follows the manifest from then on.
+// openMark begins a new mark, syncs it, and follows the manifest from then on.
 func openMark(f *fence, dir string, count, last uint64) (*mark, error) {
 	file, err := f.OpenReadWrite(f.PathJoin(dir, syncedFile), vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -165,7 +165,7 @@ func syncDir(fsys vfs.FS, dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// write puts the state down. An error shows at the fence.
+// write writes the state. An error closes the fence.
 func (m *mark) write() {
 	if synced := m.fence.synced.Load(); synced != nil {
 		m.state.manifest = *synced
@@ -173,7 +173,7 @@ func (m *mark) write() {
 	_, _ = m.file.WriteAt(encodeMark(m.state), 0)
 }
 
-// advance notes that the batch with this count is on disk. A smaller count than noted is no news.
+// advance notes that the batch with this count is on disk. A smaller count than before is ignored.
 func (m *mark) advance(count, last uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
