@@ -6,7 +6,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Rooms returns the rooms that hold something, ascending, without the table's own. Errors: wal.ErrCorrupt.
+// Rooms returns the rooms that are not empty, ascending, without the table's own. Errors: wal.ErrCorrupt.
 func (v *View) Rooms() ([]byte, error) {
 	prefix := appendTableKey(nil, v.partition, 0, nil)[:tableKeyPrefix-1]
 	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: successor(prefix)})
@@ -24,8 +24,8 @@ func (v *View) Rooms() ([]byte, error) {
 	return rooms, it.Close() // with the iterator's error
 }
 
-// Live yields all pairs of a room, ascending, except those that were given up with Drop and Cut and stay only for
-// the older checkpoint. It is for the newest one. Key and value are valid only during yield. Errors: Scan's.
+// Live yields all pairs of a room, ascending, except those that Drop or Cut gave up and that stay only for
+// the older checkpoint. The View must be of the newest one. Key and value are valid only during yield. Errors: Scan's.
 func (v *View) Live(room byte, yield func(key, value []byte) error) error {
 	dropped, err := v.drops(dropPair, room)
 	if err != nil {
@@ -39,7 +39,7 @@ func (v *View) Live(room byte, yield func(key, value []byte) error) error {
 	}
 	_, err = v.Scan(room, nil, nil, 0, func(key, value []byte) error {
 		for len(dropped) > 0 && bytes.Compare(dropped[0], key) < 0 {
-			dropped = dropped[1:] // was not there
+			dropped = dropped[1:] // a pair that is not there
 		}
 		if bytes.Compare(key, cut) < 0 || len(dropped) > 0 && bytes.Equal(dropped[0], key) {
 			return nil
@@ -49,7 +49,7 @@ func (v *View) Live(room byte, yield func(key, value []byte) error) error {
 	return err
 }
 
-// drops lists what the newest checkpoint gave up in a room, in one of the two ways, ascending.
+// drops lists the keys of a room that the newest checkpoint gave up, ascending; how is dropPair or dropBefore.
 func (v *View) drops(how, room byte) ([][]byte, error) {
 	var keys [][]byte
 	c, err := v.cursor(appendDropKey(nil, v.partition, v.ID, how, room, nil), nil, nil)

@@ -6,12 +6,12 @@ import (
 	"fmt"
 )
 
-// ErrFilled is told by Table.Fill of a partition that has a checkpoint.
+// ErrFilled is the error of Table.Fill for a partition that has a checkpoint already.
 var ErrFilled = errors.New("snapshot: the partition is not empty")
 
-// Fill writes a partition's first checkpoint from sorted pairs, in constant memory: each goes straight into a sorted
-// table, and Commit ingests them all. It notes no pairs in the undo, as there is no checkpoint before. It ends with
-// Commit or Abort, and is for one goroutine; those of other partitions may run beside it.
+// Fill writes a partition's first checkpoint from sorted pairs, in constant memory: each pair goes straight into a sorted
+// table, and Commit ingests these tables. The undo has no pairs, because there is no checkpoint before. A Fill ends with
+// Commit or Abort. It is for one goroutine; Fills of other partitions may run at the same time.
 type Fill struct {
 	build *Build // holds the partition
 	sink  *tableSink
@@ -35,8 +35,8 @@ func (t *Table) Fill(partition uint16) (*Fill, error) {
 	return &Fill{build: b, sink: s, w: writer{sink: s}}, nil
 }
 
-// Set adds a pair. Rooms ascend, and keys in each. It keeps neither key nor value. Errors: a pair out of order, a
-// room that is the table's own, wal.ErrFailed, wal.ErrClosed; after an error the Fill cannot be committed.
+// Set adds a pair. Rooms must ascend, and so must the keys in each. Set keeps neither key nor value. Errors: a pair out of
+// order, a room that is the table's own, wal.ErrFailed, wal.ErrClosed; after an error the Fill cannot be committed.
 func (f *Fill) Set(room byte, key, value []byte) error {
 	switch {
 	case f.w.err != nil:
@@ -59,7 +59,7 @@ func (f *Fill) Set(room byte, key, value []byte) error {
 	return f.w.err
 }
 
-// Commit makes what was set the partition's first checkpoint, in one atomic step that is on disk when it returns.
+// Commit makes the pairs that were set the partition's first checkpoint, atomically; it is on disk when Commit returns.
 // Errors: Set's.
 func (f *Fill) Commit(position uint64, state []byte) (Base, error) {
 	if f.build.done {

@@ -15,8 +15,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// What Rooms and Live show of a random history is its newest checkpoint without what that one gave up; and a Fill of
-// another table with it is a first checkpoint, on which the next ones build.
+// After a random history, Rooms and Live show the newest checkpoint without what that one gave up. When they are filled into
+// another table, that is a first checkpoint, on which the next ones build.
 func TestLiveAndFill(t *testing.T) {
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -58,7 +58,7 @@ func TestLiveAndFill(t *testing.T) {
 		want.Base = base
 		filled := history{want, noRows()}
 		must(t, filled.check(other, 5, rng))
-		// Keys of appending rooms that the next step takes are above those there.
+		// The next step's keys of appending rooms are above those that are there.
 		want.Base.ID = h.newest.Base.ID
 		b, next, err := history{want, noRows()}.step(other, 5, rng, 300)
 		must(t, err)

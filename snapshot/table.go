@@ -18,7 +18,7 @@ var (
 	ErrGone = errors.New("snapshot: no such checkpoint")
 )
 
-// Table holds the partitions' state as of their last checkpoints, in rooms of sorted pairs that are read one by
+// Table holds the partitions' state as of their last checkpoints, in rooms of sorted pairs, which can be read one by
 // one and in ranges. A checkpoint writes only what changed since the one before:
 //
 //	t := snapshot.OpenTable(store)            // of a store with wal.ProfileTable
@@ -35,38 +35,40 @@ var (
 //	})
 //
 // What keys and values mean is the caller's business. A room is a byte of the caller's choice, except those
-// named here, and of one of two kinds:
+// named in this package (table_format.go). There are two kinds of rooms:
 //
-//   - pairs of a changing room are set and deleted by Change and Remove;
+//   - pairs of a changing room are set and deleted, by Change and Remove;
 //   - pairs of an appending room are immutable and come with ascending keys, by Append; they are given up one by
 //     one with Drop, or from the front with Cut.
 //
 // # Two checkpoints
 //
-// The table is the newest checkpoint. With it stands an undo of one step: the old values of what it changed. Older
-// lays that over the table and so shows the checkpoint before. Reads of the newest see nothing of it, and it costs
-// one more copy of what changes. Of appended pairs the undo notes only where they begin, and what is dropped stays
-// one step longer. (Versions in the keys would make each scan filter; two tables in turn would take twice the disk;
-// hard links of Pebble's files are thousands each time.)
+// The table is the newest checkpoint. Beside it is an undo of one step: the old values of the pairs that it changed. Older
+// lays the undo over the table, and so shows the checkpoint before. Reads of the newest do not see the undo, and it costs
+// one more copy of what changes. Of appended pairs the undo notes only where they begin, and pairs that are given up stay
+// one step longer.
+//
+// Rejected: versions in the keys, since each scan would have to filter; two tables in turn, which would take twice the
+// disk; hard links of Pebble's files, which would be thousands each time.
 //
 // # How a checkpoint gets in
 //
-// A large one is written as sorted tables beside the database, room by room, and ingested in one edit of Pebble's
-// manifest: its bytes pass neither Pebble's log nor a memtable, and appended rooms, whose keys lie above all that
-// is there, sink to the bottom level and are written once in their life. A small one is one synced batch: tables
-// of a few kilobytes would sink as well, and nobody would ever merge them.
+// A large checkpoint is written as sorted tables beside the database, room by room, and ingested in one edit of Pebble's
+// manifest. Its bytes go neither through Pebble's log nor through a memtable. Appended pairs, whose keys lie above all that
+// is there, go straight to the bottom level and are written only once. A small checkpoint is one synced batch, because tables
+// of a few kilobytes would go to the bottom level, too, where nothing would ever merge them.
 //
 // A Table is safe for concurrent use.
 type Table struct {
 	store      *wal.Store
-	batchBytes int // see the constants of these names
-	tableBytes int
+	batchBytes int // the constant of that name, except in tests
+	tableBytes int // sortedTableBytes, except in tests
 
 	mu       sync.Mutex
-	building map[uint16]bool // partitions
+	building map[uint16]bool // partitions with a Build or Fill under way
 }
 
-// Base is a checkpoint in the table. The zero Base is that of a partition that has none yet.
+// Base names a checkpoint in the table. The zero Base stands for none.
 type Base struct {
 	ID       uint64 // rises by one with each checkpoint of the partition
 	Position uint64 // the log's sequence up to which the state has been applied
@@ -77,7 +79,7 @@ func OpenTable(store *wal.Store) *Table {
 	return &Table{store: store, batchBytes: batchBytes, tableBytes: sortedTableBytes, building: make(map[uint16]bool)}
 }
 
-// List returns a partition's checkpoints, newest first: none, one, or two. Errors: wal.ErrCorrupt, wal.ErrVersion,
+// List returns a partition's checkpoints, newest first: none, one or two. Errors: wal.ErrCorrupt, wal.ErrVersion,
 // wal.ErrFailed, wal.ErrClosed.
 func (t *Table) List(partition uint16) ([]Base, error) {
 	var list []Base
@@ -96,8 +98,8 @@ func (t *Table) List(partition uint16) ([]Base, error) {
 	return list, err
 }
 
-// Open returns a partition's newest checkpoint, which does not change until it is closed; nor does the store close,
-// and what is given up meanwhile stays on disk. The View is for one goroutine. Errors: wal.ErrCorrupt,
+// Open returns a View of a partition's newest checkpoint, which does not change until it is closed. Until then the store does
+// not close, and what is given up stays on disk. The View is for one goroutine. Errors: wal.ErrCorrupt,
 // wal.ErrVersion, wal.ErrFailed, wal.ErrClosed.
 func (t *Table) Open(partition uint16) (*View, error) {
 	snap, err := t.store.Snapshot()
@@ -111,8 +113,8 @@ func (t *Table) Open(partition uint16) (*View, error) {
 	return v, nil
 }
 
-// View lets read look at a partition's newest checkpoint, which does not change meanwhile. The View ends with
-// read, and is for one goroutine. Errors: read's, and those of Open.
+// View calls read with a View of a partition's newest checkpoint, which does not change meanwhile. The View is closed when
+// read returns, and is for one goroutine. Errors: read's, Open's.
 func (t *Table) View(partition uint16, read func(*View) error) error {
 	v, err := t.Open(partition)
 	if err != nil {
@@ -128,7 +130,7 @@ func (t *Table) View(partition uint16, read func(*View) error) error {
 	return nil
 }
 
-// Older lets read look at the checkpoint before the newest. Errors: View's, ErrGone when there is none.
+// Older is View for the checkpoint before the newest. Errors: View's, ErrGone if there is none.
 func (t *Table) Older(partition uint16, read func(*View) error) error {
 	return t.View(partition, func(v *View) error {
 		if v.ID != 0 {
@@ -143,7 +145,8 @@ func (t *Table) Older(partition uint16, read func(*View) error) error {
 	})
 }
 
-// First returns the first partition that has a checkpoint; false: none has. Errors: wal.ErrFailed, wal.ErrClosed.
+// First returns the first partition that has something in the table; found is false if none has. Errors: wal.ErrFailed,
+// wal.ErrClosed.
 func (t *Table) First() (partition uint16, found bool, err error) {
 	snap, err := t.store.Snapshot()
 	if err != nil {
@@ -160,7 +163,7 @@ func (t *Table) First() (partition uint16, found bool, err error) {
 	return partition, found, snap.Wrap(it.Close())
 }
 
-// Clear gives up all of a partition's table: the way out when it cannot be read. Errors: ErrBusy, wal.ErrFailed,
+// Clear deletes all pairs of a partition: the way out when they cannot be read. Errors: ErrBusy, wal.ErrFailed,
 // wal.ErrClosed.
 func (t *Table) Clear(partition uint16) error {
 	t.mu.Lock()

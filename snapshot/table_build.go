@@ -13,39 +13,39 @@ import (
 )
 
 const (
-	// batchBytes is the size below which a checkpoint is written as one batch. Why not larger: Pebble's log
-	// and memtable take it, half of a memtable's 2 MiB. Why not smaller: tables of appended rooms sink
-	// to the bottom and stay as they are, and a few hundred kilobytes are the least that is worth a file.
+	// batchBytes is the size up to which a checkpoint is written as one batch. Why not larger: a batch goes through
+	// Pebble's log and memtable, and this is half of a memtable's 2 MiB. Why not smaller: tables of appended rooms go to
+	// the bottom level and stay as they are, and a file should have a few hundred kilobytes at least.
 	batchBytes = 1 << 20
 
-	// sortedTableBytes is where a room goes on in another table, as large as Pebble makes them itself.
+	// sortedTableBytes is the size of a table after which a room goes on in another one. Pebble's own are as large.
 	sortedTableBytes = 8 << 20
 )
 
 // Build gathers a checkpoint in memory and writes it with Prepare and Commit. It ends with Commit or Abort, and is for
-// one goroutine at a time. It keeps the slices that it is given: they must not change until it ends. Nothing that is
-// gathered fails; what is wrong with it is an error of Prepare, and then nothing is written.
+// one goroutine at a time. It keeps the slices that it is given: they must not change until it ends. The methods that gather
+// return no errors; if something that was gathered is wrong, Prepare fails, and nothing is written.
 type Build struct {
 	table     *Table
 	partition uint16
-	from, to  Base // the checkpoint before, and this
+	from, to  Base // the checkpoint before, and this one
 	state     []byte
 	rooms     map[byte]*pending
 	prepared  bool
-	tables    *tableSink // that Prepare has written; nil: Commit writes one batch
+	tables    *tableSink // written by Prepare; nil: Commit writes one batch
 	step      func()
 	worked    int // bytes since the last step
 	done      bool
 }
 
-// stepBytes is what is gathered or written between two steps: less than a millisecond of work.
+// stepBytes is how much is gathered or written between two steps: less than a millisecond of work.
 const stepBytes = 32 << 10
 
-// OnStep has step called from then on after every stepBytes of work, by whatever gathers and by Prepare: a caller that is in no hurry
-// can rest in it.
+// OnStep has step called from now on after every stepBytes of work, by the methods that gather and by Prepare. A caller that is in
+// no hurry can rest in it.
 func (b *Build) OnStep(step func()) { b.step = step }
 
-// work notes how many bytes were handled.
+// work counts bytes that were handled, and calls step when it is time.
 func (b *Build) work(bytes int) {
 	if b.worked += bytes; b.worked >= stepBytes && b.step != nil {
 		b.worked = 0
@@ -53,19 +53,19 @@ func (b *Build) work(bytes int) {
 	}
 }
 
-// pending is what comes to a room.
+// pending is what a checkpoint changes in a room.
 type pending struct {
 	changes  []change
 	removed  [][]byte // keys of pairs whose values the caller does not have
 	appended []change // with old nil
-	dropped  [][]byte // unused from this checkpoint on
-	cut      []byte   // as is what lies before
-	dead     [][]byte // unused since the last checkpoint
-	deadCut  []byte
-	last     []byte // key in the room, where something is appended
+	dropped  [][]byte // keys of pairs that are unused from this checkpoint on
+	cut      []byte   // pairs before this key are unused from this checkpoint on
+	dead     [][]byte // dropped of the checkpoint before: now deleted
+	deadCut  []byte   // cut of the checkpoint before: now deleted
+	last     []byte   // the last key in the room, if something is appended
 }
 
-// change is a pair as it was and as it is; nil: absent.
+// change is a pair as it was and as it is now; nil: absent.
 type change struct{ key, old, value []byte }
 
 // Begin begins a partition's next checkpoint. Errors: ErrBusy, List's.
@@ -84,7 +84,7 @@ func (t *Table) Begin(partition uint16) (*Build, error) {
 	return b, nil
 }
 
-// ID is that of the checkpoint being built.
+// ID is the ID of the checkpoint being built.
 func (b *Build) ID() uint64 { return b.to.ID }
 
 func (b *Build) room(room byte) *pending {
@@ -96,15 +96,15 @@ func (b *Build) room(room byte) *pending {
 	return p
 }
 
-// State says which position of the log the checkpoint is of, and gives it a value of its own, beside the rooms. A
-// checkpoint without it is not committed.
+// State sets the position of the log that the checkpoint is of, and its state, one value beside the rooms. A
+// checkpoint without a state cannot be committed.
 func (b *Build) State(position uint64, state []byte) {
 	b.to.Position, b.state = position, append([]byte{}, state...)
 }
 
 // Change says that a pair was old at the checkpoint before and is value now; nil stands for no pair. The table
-// takes the caller's word for old, and gives it back to those who look at the older checkpoint. Each key comes
-// once; a pair that is as it was need not come, and costs nothing if it does.
+// does not check old, and shows it to those who look at the older checkpoint. Each key may be changed
+// once. A pair with equal old and value is ignored.
 func (b *Build) Change(room byte, key, old, value []byte) {
 	if old == nil && value == nil || old != nil && value != nil && bytes.Equal(old, value) {
 		return
@@ -114,28 +114,27 @@ func (b *Build) Change(room byte, key, old, value []byte) {
 	b.work(len(key) + len(old) + len(value))
 }
 
-// Remove says that a pair is no more, for a caller who does not know what it was: Prepare looks it up. There need
-// not be one.
+// Remove deletes a pair, for a caller who does not know its old value: Prepare looks it up. The pair need not exist.
 func (b *Build) Remove(room byte, key []byte) {
 	p := b.room(room)
 	p.removed = append(p.removed, key)
 }
 
-// Append adds a pair to an appending room; its key must be above all that ever came there.
+// Append adds a pair to an appending room. Its key must be above all keys that were ever there.
 func (b *Build) Append(room byte, key, value []byte) {
 	p := b.room(room)
 	p.appended = append(p.appended, change{key: key, value: value})
 	b.work(len(key) + len(value))
 }
 
-// Drop says that a pair of an appending room is unused from this checkpoint on. It goes with the next one.
+// Drop says that a pair of an appending room is unused from this checkpoint on. The next checkpoint deletes it.
 func (b *Build) Drop(room byte, key []byte) {
 	p := b.room(room)
 	p.dropped = append(p.dropped, key)
 }
 
-// Cut says that all pairs of an appending room below a key are unused from this checkpoint on. They go with the
-// next one.
+// Cut says that all pairs of an appending room below a key are unused from this checkpoint on. The next checkpoint
+// deletes them.
 func (b *Build) Cut(room byte, key []byte) { b.room(room).cut = key }
 
 // Abort gives the checkpoint up. After Commit it does nothing, so it can be deferred.
@@ -152,8 +151,8 @@ func (b *Build) Abort() {
 	delete(b.table.building, b.partition)
 }
 
-// Prepare does the most of Commit's work, and changes nothing that can be seen. Commit does it where it was not called;
-// nothing may be gathered after it. Errors: what is wrong with what was gathered, wal.ErrCorrupt, wal.ErrFailed,
+// Prepare does most of Commit's work, and changes nothing that can be seen. Commit calls it if the caller did not.
+// Nothing may be gathered after it. Errors: what is wrong with what was gathered, wal.ErrCorrupt, wal.ErrFailed,
 // wal.ErrClosed, what the file system said.
 func (b *Build) Prepare() error {
 	if b.done {
@@ -194,8 +193,9 @@ func (b *Build) Prepare() error {
 	return nil
 }
 
-// Commit makes the checkpoint the partition's newest, and the one that was it the older, in one atomic step that
-// is on disk when it returns. Errors: Prepare's; after the last three the checkpoint may be there, whole: List tells.
+// Commit makes the checkpoint the partition's newest, and the one before the older one, atomically; it is on disk when
+// Commit returns. Errors: Prepare's; after wal.ErrFailed, wal.ErrClosed or an error of the file system the whole checkpoint may be
+// there, which List shows.
 func (b *Build) Commit() (Base, error) {
 	defer b.Abort()
 	if err := b.Prepare(); err != nil {
@@ -214,7 +214,8 @@ func (b *Build) Commit() (Base, error) {
 	return b.to, nil
 }
 
-// complete adds what only the table knows.
+// complete adds what has to be read from the table: the old header and state, what the checkpoint before gave up, the old
+// values of removed pairs, and the last keys of rooms that are appended to.
 func (b *Build) complete(v *View) error {
 	for key, value := range map[byte][]byte{headerKey: appendHeader(nil, b.to), stateKey: b.state} {
 		old, err := v.copy(roomBase, []byte{key})
@@ -261,7 +262,7 @@ func (b *Build) complete(v *View) error {
 	return nil
 }
 
-// arrange sorts what comes to a room, and checks it. work is told how many bytes were looked at.
+// arrange sorts and checks what a checkpoint changes in a room. It calls work with the bytes that it looked at.
 func (p *pending) arrange(work func(bytes int)) error {
 	if (len(p.changes) > 0 || len(p.removed) > 0) &&
 		(len(p.appended) > 0 || len(p.dropped) > 0 || p.cut != nil || len(p.dead) > 0 || p.deadCut != nil) {
@@ -281,7 +282,7 @@ func (p *pending) arrange(work func(bytes int)) error {
 	if len(p.appended) > 0 && bytes.Compare(p.appended[0].key, p.last) <= 0 {
 		return fmt.Errorf("key % x is appended after % x", p.appended[0].key, p.last)
 	}
-	// What goes with the rest of the front need not go by itself.
+	// What deadCut deletes need not be deleted by itself.
 	p.dead = slices.DeleteFunc(p.dead, func(key []byte) bool { return bytes.Compare(key, p.deadCut) < 0 })
 	slices.SortFunc(p.dropped, bytes.Compare)
 	p.dropped = slices.CompactFunc(p.dropped, bytes.Equal)
@@ -318,7 +319,7 @@ func (b *Build) writeTo(s sink) error {
 			w.delete(key(room, k))
 		}
 		if len(p.appended) > 0 {
-			w.next() // a table that lies above all existing ones, and so sinks to the bottom
+			w.next() // so that its table lies above all existing keys, and goes straight to the bottom level
 		}
 		for _, c := range p.appended {
 			w.set(key(room, c.key), c.value)
@@ -373,11 +374,11 @@ func (b *Build) writeTo(s sink) error {
 // writer seals values, and keeps the first error.
 type writer struct {
 	sink sink
-	buf  []byte // keys are built at its start
+	buf  []byte // memory for a key and its value
 	err  error
 }
 
-// set stores a value, given in parts, under a key that stands at the start of buf.
+// set stores a value, given in parts, under a key that was built at the start of buf.
 func (w *writer) set(key []byte, value ...[]byte) {
 	w.buf = key
 	for _, part := range value {
@@ -408,7 +409,7 @@ func (w *writer) next() {
 	}
 }
 
-// sink takes what a checkpoint writes: keys ascending between two calls of next.
+// sink takes what a checkpoint writes. Between two calls of next, keys ascend.
 type sink interface {
 	set(key, value []byte) error
 	delete(key []byte) error
@@ -416,7 +417,7 @@ type sink interface {
 	next() error
 }
 
-// batchSink is one batch of Pebble's.
+// batchSink writes into one batch of Pebble.
 type batchSink struct{ batch *pebble.Batch }
 
 func (s batchSink) set(key, value []byte) error       { return s.batch.Set(key, value, nil) }
@@ -424,7 +425,7 @@ func (s batchSink) delete(key []byte) error           { return s.batch.Delete(ke
 func (s batchSink) deleteRange(from, to []byte) error { return s.batch.DeleteRange(from, to, nil) }
 func (s batchSink) next() error                       { return nil }
 
-// tableSink is sorted tables to be ingested. Each call of next begins another one, at the next write.
+// tableSink writes sorted tables, which are to be ingested. After each call of next the next write begins another table.
 type tableSink struct {
 	build  *Build
 	tables []*wal.SSTable
@@ -482,7 +483,7 @@ func (s *tableSink) next() error {
 	return s.tables[len(s.tables)-1].Close()
 }
 
-// remove gives the tables up. It has no error: a file that cannot be removed now goes when the store opens.
+// remove removes the tables. It returns no error: a file that cannot be removed now is removed when the store opens.
 func (s *tableSink) remove() {
 	_ = s.next()
 	for _, t := range s.tables {

@@ -9,14 +9,14 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// RoomIDs is the room whose keys are often looked up in vain: there Get asks filters before it reads a block.
+// RoomIDs is the room in which absent keys are often looked up. There Get asks filters before it reads a block.
 const RoomIDs = 'i'
 
 // The table's own rooms; see docs/formats/table.md.
 const (
 	roomBase = 'a' // the checkpoint: header and state
-	roomDrop = 'd' // <id> <how> <room> <key>: what the checkpoint with this id gave up
-	roomUndo = 'u' // <id> <room> <key>: what it found there
+	roomDrop = 'd' // <id> <how> <room> <key>: a pair, or pairs, that the checkpoint with this id gave up
+	roomUndo = 'u' // <id> <room> <key>: the pair as it was before the checkpoint with this id
 )
 
 // Keys of roomBase.
@@ -25,17 +25,17 @@ const (
 	stateKey  = 's'
 )
 
-// How something was given up.
+// How pairs were given up.
 const (
-	dropPair   = 0x00 // this pair
-	dropBefore = 0x01 // those of the room before the key
+	dropPair   = 0x00 // the pair with this key
+	dropBefore = 0x01 // all pairs of the room before this key
 )
 
-// What an undo's value begins with.
+// The first byte of an undo's value.
 const (
 	undoAbsent   = 0x00 // there was no such pair
 	undoValue    = 0x01 // its value follows
-	undoAppended = 0x02 // neither this pair nor those after it in the room were there
+	undoAppended = 0x02 // neither this pair nor any after it in the room was there
 )
 
 const (
@@ -72,7 +72,7 @@ func appendDropKey(b []byte, partition uint16, id uint64, how, room byte, key []
 	return append(b, key...)
 }
 
-// generation is what all undo or drop keys of a checkpoint begin with; that of the next id is their upper bound.
+// generation is the prefix of all undo or drop keys of a checkpoint; that of the next id is their upper bound.
 func generation(partition uint16, room byte, id uint64) []byte {
 	return binary.BigEndian.AppendUint64(appendTableKey(nil, partition, room, nil), id)
 }
@@ -98,11 +98,11 @@ func decodeHeader(v []byte) (Base, error) {
 	return base, nil
 }
 
-// seal ends a key and its value, one behind the other, with the low four bytes of their xxhash64. The key is in
-// it so that a value under another key does not pass.
+// seal appends a checksum to a key and its value in one piece: the low four bytes of their xxhash64. The key is
+// included so that a value under another key does not pass.
 func seal(b []byte) []byte { return binary.BigEndian.AppendUint32(b, uint32(xxhash.Sum64(b))) }
 
-// unseal returns a part of stored. Errors: wal.ErrCorrupt.
+// unseal checks a stored value and returns it without the checksum, as a part of stored. Errors: wal.ErrCorrupt.
 func unseal(d *xxhash.Digest, key, stored []byte) ([]byte, error) {
 	n := len(stored) - sealSize
 	if n >= 0 {

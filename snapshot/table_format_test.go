@@ -54,7 +54,7 @@ func TestTableGolden(t *testing.T) {
 
 const goldenSealed = "68 65 6c 6c 6f 47 a9 bf 94"
 
-// Whatever stands under a key is either what was sealed or an error with its class.
+// A stored value is either read as it was sealed, or is an error of a known class.
 func FuzzTableValue(f *testing.F) {
 	key := appendTableKey(nil, 1, roomBase, []byte{headerKey})
 	for _, data := range [][]byte{nil, []byte("x"), appendHeader(nil, Base{1, 2}), {tableVersion + 1}, {0}} {
@@ -67,7 +67,7 @@ func FuzzTableValue(f *testing.F) {
 		data, err := unseal(xxhash.New(), key, stored)
 		if err != nil {
 			wantErr(t, err, wal.ErrCorrupt)
-			data = stored // reaches the header's decoder all the same
+			data = stored // so that arbitrary bytes reach the header's decoder, too
 		} else if again := seal(append(bytes.Clone(key), data...)); !bytes.Equal(again[len(key):], stored) {
 			t.Fatalf("% x holds what is sealed as % x", stored, again[len(key):])
 		}

@@ -73,7 +73,7 @@ type history struct{ newest, older rows }
 
 func newHistory() history { return history{noRows(), noRows()} }
 
-// step gathers a random checkpoint and says what it leads to.
+// step gathers a random checkpoint and returns the content that it leads to.
 func (h history) step(table *Table, partition uint16, rng *rand.Rand, size int) (*Build, history, error) {
 	position := h.newest.Base.Position + rng.Uint64N(3)
 	b, err := table.Begin(partition)
@@ -241,7 +241,7 @@ func (h history) check(table *Table, partition uint16, rng *rand.Rand) error {
 			return err
 		}
 	}
-	// No generation but the newest one's stays.
+	// Only the newest checkpoint's undo and drops stay.
 	if err := table.View(partition, func(v *View) error {
 		for _, room := range []byte{roomUndo, roomDrop} {
 			if _, err := v.Scan(room, nil, nil, 0, func(key, _ []byte) error {
@@ -264,7 +264,7 @@ func (h history) check(table *Table, partition uint16, rng *rand.Rand) error {
 	return err
 }
 
-// small has tables of all sizes come in by ingestion, cut in the middle of rooms.
+// small has checkpoints of all sizes ingested as tables, which end in the middle of rooms.
 func small(store *wal.Store) *Table {
 	t := OpenTable(store)
 	t.batchBytes, t.tableBytes = 0, 500
@@ -275,7 +275,7 @@ func tableOptions(fs vfs.FS) wal.Options {
 	return wal.Options{Dir: "db", FS: fs, Profile: wal.ProfileTable, MemTableBytes: 64 << 10}
 }
 
-// Against maps: batches and ingestions in turn, several partitions, aborts, restarts.
+// The table is compared with maps: batches and ingestions in turn, several partitions, aborts, restarts.
 func TestTableModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		opts := tableOptions(vfs.NewMem())
@@ -303,7 +303,7 @@ func TestTableModel(t *testing.T) {
 					t.Fatal(err)
 				}
 				if rapid.Bool().Draw(t, "prepared") {
-					if err := errors.Join(b.Prepare(), h.check(table, p, rng)); err != nil { // nothing is seen of it
+					if err := errors.Join(b.Prepare(), h.check(table, p, rng)); err != nil { // Prepare changes nothing that can be seen
 						t.Fatal(err)
 					}
 				}
@@ -368,10 +368,11 @@ func closeStore(t testing.TB, store *wal.Store) {
 	must(t, store.Close())
 }
 
-// sinks are both ways in: tables, of which there are many, and a batch.
+// sinks are both ways in which a checkpoint gets in: as tables, here many, and as a batch.
 var sinks = map[string]func(*wal.Store) *Table{"tables": small, "batch": OpenTable}
 
-// linkFS keeps links and crashes apart: MemFS.Link takes the lock that CrashClone waits for, twice.
+// linkFS makes links and crashes exclude each other: MemFS.Link takes a read lock twice, and would deadlock if CrashClone began to wait
+// for the write lock in between.
 type linkFS struct {
 	vfs.FS
 	mu *sync.Mutex
@@ -383,7 +384,7 @@ func (f linkFS) Link(oldname, newname string) error {
 	return f.FS.Link(oldname, newname)
 }
 
-// A crash at every single write of a commit: the table is what it was, or what it was to be.
+// A crash at every single write of a commit: the table is as it was before, or as it is after the commit.
 func TestTableCrash(t *testing.T) {
 	for name, open := range sinks {
 		t.Run(name, func(t *testing.T) {
@@ -467,7 +468,7 @@ func TestTableCrash(t *testing.T) {
 	}
 }
 
-// No space from the n-th write of a commit on: the store fails, and opens with one of the two.
+// No space from the n-th write of a commit on: the store fails, and opens again with the old or the new checkpoint.
 func TestTableDiskFull(t *testing.T) {
 	for name, open := range sinks {
 		t.Run(name, func(t *testing.T) {
@@ -583,11 +584,11 @@ func TestTableBitFlips(t *testing.T) {
 			}
 			flips++
 			if err == nil {
-				continue // what nobody reads
+				continue // a file that nobody reads
 			}
 			found++
 			wantErr(t, err, wal.ErrCorrupt)
-			// A compaction may have come upon it first, which gives the number only.
+			// A compaction may have found it first, and gives only the file's number.
 			if !strings.Contains(err.Error(), strings.TrimSuffix(name, ".sst")) {
 				t.Errorf("bit %d flipped at %d of %s: %v", bit%8, bit/8, name, err)
 			}
@@ -641,7 +642,7 @@ func TestTableSeal(t *testing.T) {
 	})
 	wantErr(t, err, wal.ErrCorrupt)
 
-	// So is an undo that leads to another checkpoint than the one before.
+	// An undo that leads to another checkpoint than the one before is caught, too.
 	undo := appendUndoKey(nil, 3, 1, roomBase, []byte{headerKey})
 	must(t, store.Update(func(b *pebble.Batch) error {
 		return b.Set(undo, seal(appendHeader(append(bytes.Clone(undo), undoValue), Base{ID: 2, Position: 1}))[len(undo):], nil)
@@ -722,7 +723,7 @@ func TestTableReadersBesideCommits(t *testing.T) {
 	readers.Wait()
 }
 
-// A checkpoint in no hurry can rest while it gathers, sorts and writes, and none of these goes on for long without.
+// A checkpoint in no hurry can rest while it gathers, sorts and writes, and none of these goes on for long without a step.
 func TestTableOnStep(t *testing.T) {
 	store := open(t, tableOptions(vfs.NewMem()))
 	defer closeStore(t, store)
@@ -743,7 +744,7 @@ func TestTableOnStep(t *testing.T) {
 		t.Errorf("%d steps while %d bytes were gathered", gathered, pairs*bytes)
 	}
 	must(t, b.Prepare())
-	compared := pairs * 8 * 4 / stepBytes // of a sort, at the least
+	compared := pairs * 8 * 4 / stepBytes // the least number of steps in a sort
 	if prepared := steps - gathered; prepared < least+compared {
 		t.Errorf("%d steps while they were sorted and written", prepared)
 	}

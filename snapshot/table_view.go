@@ -13,25 +13,25 @@ import (
 
 // View is a partition's table as of one checkpoint.
 type View struct {
-	Base      // of what is seen; zero, and nothing is there, for a partition that has no checkpoint
+	Base      // of the checkpoint that is seen; zero if the partition has none, and then there are no pairs
 	partition uint16
 	snap      *wal.Snapshot
 
-	// undo is the id of the checkpoint whose undo is laid over the table, 0 for none; marks are the first
-	// pairs that it appended to rooms, nil for rooms that change.
+	// undo is the id of the checkpoint whose undo is laid over the table, 0 for none. marks has, for each room that was looked
+	// at, the first key that this checkpoint appended; nil if it appended nothing.
 	undo  uint64
 	marks map[byte][]byte
 
 	// Iterators for lookups, made when needed. Pebble's Get would make one each time, and would not use
-	// the filters of the bottom level, where nearly all pairs are. Those are asked for RoomIDs only: with
-	// the other rooms', which are there when they are asked for, they would fill the cache for nothing.
+	// the filters of the bottom level, where nearly all pairs are. Filters are used for RoomIDs only: in
+	// the other rooms nearly all keys that are looked up exist, so their filters would fill the cache for nothing.
 	plain, filtered *pebble.Iterator
 
-	key []byte // scratch
+	key []byte // memory for a key
 	sum *xxhash.Digest
 }
 
-// Close ends a view that Open returned; nil is none. Errors: wal.ErrFailed.
+// Close ends a View that Open returned. A nil View may be closed, too. Errors: wal.ErrFailed.
 func (v *View) Close() error {
 	if v == nil {
 		return nil
@@ -45,7 +45,7 @@ func (v *View) Close() error {
 	return errors.Join(err, v.snap.Close())
 }
 
-// readBase reads the header of what is seen.
+// readBase reads the header of the checkpoint that is seen.
 func (v *View) readBase() error {
 	value, found, err := v.Get(roomBase, []byte{headerKey})
 	v.Base = Base{}
@@ -55,7 +55,7 @@ func (v *View) readBase() error {
 	return err
 }
 
-// stepBack lays the newest checkpoint's undo over the table. What is seen then may be the zero Base.
+// stepBack lays the newest checkpoint's undo over the table. Then Base is zero if there was no checkpoint before.
 func (v *View) stepBack() error {
 	v.undo, v.marks = v.ID, make(map[byte][]byte)
 	if err := v.readBase(); err != nil {
@@ -67,12 +67,12 @@ func (v *View) stepBack() error {
 	return nil
 }
 
-// State returns what Build.State was given; nil for the zero Base. Errors: wal.ErrCorrupt.
+// State returns the state that Build.State was given; nil for the zero Base. Errors: wal.ErrCorrupt.
 func (v *View) State() ([]byte, error) {
 	return v.copy(roomBase, []byte{stateKey})
 }
 
-// copy is Get with a value to keep, nil if there is none.
+// copy is Get with a copy of the value; nil if there is no such pair.
 func (v *View) copy(room byte, key []byte) ([]byte, error) {
 	value, found, err := v.Get(room, key)
 	if err != nil || !found {
@@ -81,7 +81,7 @@ func (v *View) copy(room byte, key []byte) ([]byte, error) {
 	return append([]byte{}, value...), nil
 }
 
-// last returns the last key of a room in the table, nil if it is empty.
+// last returns the last key of a room in the table; nil if the room is empty.
 func (v *View) last(room byte) ([]byte, error) {
 	prefix := appendTableKey(nil, v.partition, room, nil)
 	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: successor(prefix)})
@@ -95,8 +95,8 @@ func (v *View) last(room byte) ([]byte, error) {
 	return key, it.Close() // with the iterator's error
 }
 
-// Get looks a pair up. The value is valid until the next call. Many are fastest in ascending order of keys, room
-// by room. Errors: wal.ErrCorrupt, with the file or the key; wal.ErrFailed, wal.ErrClosed.
+// Get looks a pair up. The value is valid until the next call. Many lookups are fastest room by room, in ascending order of
+// keys. Errors: wal.ErrCorrupt, with the file or the key; wal.ErrFailed, wal.ErrClosed.
 func (v *View) Get(room byte, key []byte) (value []byte, found bool, err error) {
 	if value, found, err = v.get(room, key); err == nil {
 		err = v.snap.Next()
@@ -151,7 +151,7 @@ func (v *View) lookup(filtered bool) (value []byte, found bool, err error) {
 	return value, err == nil, err
 }
 
-// undone takes an undo's value apart.
+// undone decodes an undo's value: the pair's old value, or that there was no such pair.
 func (v *View) undone(undo []byte) (value []byte, found bool, err error) {
 	switch {
 	case len(undo) == 1 && undo[0] == undoAbsent:
@@ -181,8 +181,8 @@ func (v *View) mark(room byte) ([]byte, error) {
 	return mark, err
 }
 
-// Scan yields the pairs of a room with keys above one (nil: from the first) and below another (nil: to the last),
-// ascending; at most limit of them (0: all), and then says whether there are more. Key and value are valid only
+// Scan yields the pairs of a room with keys above and below two bounds (both exclusive; nil: no bound), ascending. It
+// stops after limit pairs (0: no limit), and then says whether there are more. Key and value are valid only
 // during yield. Errors: yield's, wal.ErrCorrupt with the file or the key, wal.ErrFailed, wal.ErrClosed.
 func (v *View) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (more bool, err error) {
 	more, err = v.scan(room, above, below, limit, yield)
@@ -213,7 +213,7 @@ func (v *View) scan(room byte, above, below []byte, limit int, yield func(key, v
 		return false, err
 	}
 	for yielded := 0; base.ok || undo.ok; {
-		// The lesser key is next; of two equal ones the undo's, and the table's goes unseen.
+		// The lesser key is next. Of two equal keys the undo's pair counts, and the table's is skipped.
 		at, found, value := &base, true, base.value
 		if order := bytes.Compare(undo.key, base.key); undo.ok && (!base.ok || order <= 0) {
 			at = &undo
@@ -251,12 +251,12 @@ type cursor struct {
 	sum    *xxhash.Digest
 	prefix int // bytes of a stored key before key
 
-	ok         bool // it stands at a pair:
+	ok         bool // the cursor is at a pair, which is:
 	key, value []byte
 }
 
-// cursor stands at the first pair under a prefix between two keys, nil for none. It is to be closed, even after
-// an error.
+// cursor returns a cursor at the first pair under a prefix and between two bounds (exclusive; nil: no bound). It must be
+// closed, even after an error.
 func (v *View) cursor(prefix, above, below []byte) (c cursor, err error) {
 	c = cursor{sum: v.sum, prefix: len(prefix)}
 	from, to := prefix, successor(prefix)
@@ -297,7 +297,7 @@ func (c *cursor) close() error {
 	return c.it.Close()
 }
 
-// successor is the first key after all that begin with a prefix, whose first byte is below 0xff.
+// successor is the first key after all keys that begin with a prefix. The prefix's first byte must be below 0xff.
 func successor(prefix []byte) []byte {
 	b := bytes.Clone(prefix)
 	for i := len(b) - 1; ; i-- {
