@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 		child(what, os.Args[1:])
 		return
 	}
-	// nats.go's: of an object's Put that ends before the goroutine it made has begun, one waits on a nil channel for ever.
+	// A goroutine of nats.go: if an object's Put ends before the goroutine that it made has begun, that one waits on a nil channel for
+	// ever.
 	leaktest.Main(m,
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"))
 }
@@ -49,7 +50,7 @@ func wantErr(t testing.TB, err, class error) {
 	}
 }
 
-// smallSizes make many blocks and frames of little.
+// smallSizes make many blocks and frames of little data.
 var smallSizes = sizes{frame: 200, least: 400, mean: 600, most: 4000}
 
 // content is what a partition holds: pairs by room and key.
@@ -64,7 +65,7 @@ func (c content) clone() content {
 	return c
 }
 
-// mutate changes some pairs of the rooms w and i at random, adds some to s, and returns the table's share of it.
+// mutate changes some pairs of the rooms w and i at random, adds some to s, and returns what the table has to change for that.
 func (c content) mutate(t *snapshot.Table, p uint16, rng *rand.Rand, n int) (content, error) {
 	c = c.clone()
 	c.Position += 1 + rng.Uint64N(5)
@@ -157,7 +158,7 @@ func restored(fsys vfs.FS, dir string, partitions int) ([]content, error) {
 	return all, errors.Join(err, store.Close())
 }
 
-// clean verifies an archive in which nothing may be wrong.
+// clean verifies an archive, and fails if anything is wrong.
 func clean(t Target) (*Verified, error) {
 	v, err := Verify(context.Background(), t, nil, nil)
 	if err == nil && len(v.Problems) > 0 {
@@ -166,7 +167,7 @@ func clean(t Target) (*Verified, error) {
 	return v, err
 }
 
-// Against maps: saves, restores and prunes of a changing table in turn.
+// Saves, restores and prunes of a changing table in turn, compared with maps.
 func TestModel(t *testing.T) {
 	ctx := t.Context()
 	rapid.Check(t, func(t *rapid.T) {
@@ -264,7 +265,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// fixture is an archive of one snapshot in memory, and what is in it.
+// fixture makes an archive of one snapshot in memory, and returns its content.
 func fixture(t testing.TB, mem vfs.FS, target Target, pairs int) []content {
 	t.Helper()
 	const partitions = 2
@@ -314,7 +315,7 @@ func TestManifestSays(t *testing.T) {
 	}
 }
 
-// What a whole block holds is compared with the manifest, and with the block before.
+// An intact block is compared with its manifest, and with the block before.
 func TestBlocksOfRoom(t *testing.T) {
 	for want, spoil := range map[string]func(*roomCheck, *Block){
 		"":                            func(*roomCheck, *Block) {},
@@ -333,7 +334,7 @@ func TestBlocksOfRoom(t *testing.T) {
 	}
 }
 
-// A manifest that is whole, and is in no order or says of its blocks what they are not, is damage to a verification and to a restore.
+// A manifest that is intact, but out of order or wrong about its blocks, counts as damage in a verification and in a restore.
 func TestManifestDiffers(t *testing.T) {
 	ctx, mem := t.Context(), vfs.NewMem()
 	target := OpenDir(mem, "archive")
@@ -401,7 +402,7 @@ type damage struct {
 	data []byte // after
 }
 
-// spoilt returns n ways to damage the objects of an archive, spread over all of them.
+// spoilt returns n ways to damage an archive, spread over all of its objects.
 func spoilt(t *testing.T, target Target, n int, spoil func(rng *rand.Rand, data []byte) (at int, after []byte)) []damage {
 	t.Helper()
 	var objects []Object
@@ -444,7 +445,7 @@ func testDamage(t *testing.T, spoil func(rng *rand.Rand, data []byte) (at int, a
 		if !ok || where.File != target.Path(d.file) || where.Offset > int64(d.at) || !errors.Is(where, wal.ErrCorrupt) || len(v.Problems[0].Snapshots) != 1 {
 			t.Fatalf("%s: %v", d.name, v.Problems[0])
 		}
-		// What is wrong lies in the frame that the error names.
+		// The damage is in the frame that the error names.
 		if int64(d.at)-where.Offset > int64(smallSizes.most) {
 			t.Fatalf("%s: error is at %d", d.name, where.Offset)
 		}
@@ -539,7 +540,7 @@ func TestRecheckMends(t *testing.T) {
 	must(t, err)
 	file[20] ^= 1
 	must(t, target.Put(ctx, blocks[3].Name, file))
-	must(t, target.Put(ctx, blocks[4].Name, file[:10])) // another length is noticed without Recheck
+	must(t, target.Put(ctx, blocks[4].Name, file[:10])) // another size is noticed even without Recheck
 	store, table, err := openTable(mem, "db")
 	must(t, err)
 	save := func(recheck bool, want int) {
@@ -630,8 +631,8 @@ func (j *bigJobs) change(t testing.TB, table *snapshot.Table, p uint16, position
 	must(t, err)
 }
 
-// One row in a hundred changes: neighbours leave nearly all blocks as they are, scattered ones change all of that
-// room, and none of the others.
+// One row in a hundred changes. If these are neighbours, nearly all blocks stay as they are; if they are scattered, all blocks of that
+// room change, and none of the other rooms.
 func TestReuse(t *testing.T) {
 	ctx := t.Context()
 	mem := vfs.NewMem()
@@ -675,8 +676,8 @@ func TestReuse(t *testing.T) {
 	}
 }
 
-// A directory that is not an archive's own is not written to, and nothing of it is removed; nor is what lies in an archive's
-// folders and is not called as what an archive writes.
+// A directory that is not an archive's own is not written to, and nothing in it is removed. In an archive's own folders, files with other
+// names than an archive writes are not removed either.
 func TestForeignDirectory(t *testing.T) {
 	ctx, mem := t.Context(), vfs.NewMem()
 	write := func(name string) {
@@ -718,7 +719,7 @@ func TestForeignDirectory(t *testing.T) {
 			t.Errorf("there is %v now, %v", names, err)
 		}
 	}
-	// All that is left to see is in folders that an archive has, too.
+	// All that is left is in folders that an archive has, too.
 	must(t, mem.Remove("home/letter.txt"))
 	fixture(t, mem, target, 60)
 	foreign = append(foreign, "home/snapshots/thesis.txt")

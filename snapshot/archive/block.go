@@ -25,23 +25,25 @@ const (
 	frameHeader = 4 + 1 + 4 // length, kind, crc32c
 	framePlain  = 1         // pairs
 	frameSnappy = 2         // pairs, compressed
-	frameIndex  = 3         // the last
+	frameIndex  = 3         // the index, which is the last frame
 
 )
 
-// maxRaw bounds what a frame decompresses to, so that a damaged length does not ask for all memory: a frame's share
-// of a block and one pair.
+// maxRaw bounds what a frame decompresses to, so that a damaged length cannot take all memory: room for the largest pair
+// and the rest of a frame.
 const maxRaw = maxPair + 1<<20
 
-// maxPair is the largest pair that a save takes, many times what a job may have.
+// maxPair is the size of the largest pair that a save accepts, many times what a job may have.
 const maxPair = 64 << 20
 
-// Sizes say where blocks end. They are no part of the format: a reader takes any.
+// sizes say where blocks and frames end, in raw bytes. They are not part of the format: a reader takes blocks of any size.
 type sizes struct {
-	frame int // raw bytes after which a frame ends. Why not larger: a reader of one pair decompresses it all.
-	least int // raw bytes of a block. Why not smaller: each is a file, or an object of several messages.
-	mean  int // raw bytes beyond the least that a block goes on, on average
-	most  int // Why not larger: it is in memory whole, several times. Why not smaller: this end moves with an insertion.
+	frame int // a frame ends after so many. Why not larger: to read one pair, all of its frame must be decompressed.
+	least int // of a block. Why not smaller: each block is a file, or an object of several messages.
+	mean  int // how much a block goes on beyond least, on average
+	// most of a block. Why not larger: a block is in memory whole, several times. Why not smaller: an end at this size moves
+	// with an insertion.
+	most int
 }
 
 var defaultSizes = sizes{frame: 64 << 10, least: 256 << 10, mean: 1 << 20, most: 4 << 20}
@@ -53,10 +55,10 @@ type builder struct {
 	sizes  sizes
 	file   []byte
 	raw    []byte // the frame under construction
-	packed []byte // scratch
-	first  []byte // key of the frame
+	packed []byte // memory for a compressed frame
+	first  []byte // first key of the frame
 	pairs  uint64 // in the frame
-	index  []byte // entries of the frames that are done
+	index  []byte // entries of the frames that are complete
 	frames uint64
 
 	info blockInfo
@@ -75,9 +77,9 @@ func (b *builder) begin(room byte) {
 	b.info = blockInfo{room: room}
 }
 
-// add adds a pair, and says whether the block ends with it. That depends on the block's pairs alone: so the same
-// run of pairs makes the same blocks, wherever it begins, from the first common end on. A pair is the last with a
-// probability in proportion to its size; by the key's hash, so that another value leaves the ends as they are.
+// add adds a pair, and says whether the block ends with it. That depends only on the pairs of the block. So two rooms with
+// a run of pairs in common have the same blocks there, from the first common end on. A pair ends a block with a
+// probability in proportion to its size. The key's hash decides, so that a changed value mostly leaves the ends as they are.
 func (b *builder) add(key, value []byte) (full bool) {
 	before := len(b.raw)
 	if b.pairs == 0 {
@@ -138,7 +140,7 @@ func appendFrame(b []byte, kind byte, payload []byte) []byte {
 
 func appendBytes(b, s []byte) []byte { return append(binary.AppendUvarint(b, uint64(len(s))), s...) }
 
-// cutBytes takes a string off the front.
+// cutBytes takes a length-prefixed string off the front of b.
 func cutBytes(b []byte) (s, rest []byte, ok bool) {
 	n, size := binary.Uvarint(b)
 	if size <= 0 || n > uint64(len(b)-size) {
@@ -147,7 +149,7 @@ func cutBytes(b []byte) (s, rest []byte, ok bool) {
 	return b[size : size+int(n)], b[size+int(n):], true
 }
 
-// cutPair takes a pair off the front.
+// cutPair takes a pair off the front of b.
 func cutPair(b []byte) (key, value, rest []byte, ok bool) {
 	if key, rest, ok = cutBytes(b); ok {
 		value, rest, ok = cutBytes(rest)
@@ -155,20 +157,20 @@ func cutPair(b []byte) (key, value, rest []byte, ok bool) {
 	return key, value, rest, ok
 }
 
-// blockSum is what a block is called after.
+// blockSum is a block's sha256 in hexadecimal, which its name is made of.
 func blockSum(file []byte) string {
 	sum := sha256.Sum256(file)
 	return hex.EncodeToString(sum[:])
 }
 
-// frame is a piece of a block's file.
+// frame is one frame of a block's file.
 type frame struct {
 	kind    byte
 	payload []byte
-	end     int // where the next one begins
+	end     int // offset of the next frame
 }
 
-// readFrame checks the frame at an offset.
+// readFrame reads the frame at an offset and checks its checksum.
 func readFrame(path string, file []byte, at int) (frame, error) {
 	left := len(file) - at
 	if left < frameHeader {
@@ -187,8 +189,8 @@ func readFrame(path string, file []byte, at int) (frame, error) {
 	return f, nil
 }
 
-// openBlock checks a block as a whole against its name and its pairs one by one, and returns these, as they are in
-// frames but without compression: about so many bytes. Errors: *Damage, wal.ErrVersion.
+// openBlock checks a block as a whole against its name, and its pairs one by one. It returns the pairs, encoded as in frames but
+// without compression; about is how many bytes of them to expect. Errors: *Damage, wal.ErrVersion.
 func openBlock(path, sum string, file []byte, about uint64) (raw []byte, info blockInfo, err error) {
 	if got := blockSum(file); got != sum {
 		_, _, err := readBlock(path, file, 0)
@@ -200,7 +202,7 @@ func openBlock(path, sum string, file []byte, about uint64) (raw []byte, info bl
 	return readBlock(path, file, about)
 }
 
-// readBlock checks all of a block but its name.
+// readBlock is openBlock without the check of the name.
 func readBlock(path string, file []byte, about uint64) (raw []byte, info blockInfo, err error) {
 	if len(file) < blockHeader || string(file[:len(blockMagic)]) != blockMagic || file[len(blockMagic)] == 0 {
 		return nil, info, damaged(path, 0, "no header of a block")
@@ -260,7 +262,7 @@ func appendRaw(raw []byte, f frame) ([]byte, error) {
 	return raw, fmt.Errorf("frame of unknown kind %d", f.kind)
 }
 
-// take counts a frame's pairs, and checks that keys ascend. It returns the first.
+// take counts a frame's pairs, and checks that their keys ascend. It returns the first key.
 func (i *blockInfo) take(raw []byte) (first []byte, err error) {
 	i.raw += uint64(len(raw))
 	if len(raw) == 0 {
@@ -288,7 +290,7 @@ func (i *blockInfo) take(raw []byte) (first []byte, err error) {
 	return first, nil
 }
 
-// checkIndex checks that a block ends as it must after its frames of pairs.
+// checkIndex checks the end of a block after its frames of pairs: the index frame and the trailer.
 func checkIndex(path string, file []byte, at int, f frame, frames uint64, entries []byte, info *blockInfo) error {
 	if frames == 0 || len(f.payload) == 0 {
 		return damaged(path, at, "block without pairs")

@@ -17,18 +17,18 @@ import (
 	"github.com/nats-io/nuid"
 )
 
-// Bucket is a JetStream Object Store as a Target. A write or a delete that is interrupted may leave up to
-// a block's chunks in its stream, which nothing names; JetStream has no way to find them.
+// Bucket is a JetStream Object Store as a Target. A write or a delete that is interrupted may leave chunks in the bucket's
+// stream that no object names, of one block at most; JetStream has no way to find them.
 type Bucket struct {
 	name   string
-	folder string // with a slash, or ""
+	folder string // with a slash at its end, or ""
 	js     jetstream.JetStream
 	store  jetstream.ObjectStore
 	life   time.Duration // of a lock that is not renewed
 	beat   time.Duration // between two renewals
 }
 
-// Why a minute: a save must notice that it was suspended before another one takes over; why not less: a server
+// lockLife is a minute so that a save that was suspended notices it before another one takes over. Not less, because a server
 // that changes its leader does not answer for seconds.
 const (
 	lockLife = time.Minute
@@ -40,18 +40,18 @@ const locksFolder = "locks"
 // objectTime is how long an object of a few MiB may take on a slow link.
 const objectTime = time.Minute
 
-// JetStream is that of a connection as a Bucket needs it: what JetStream waits for an answer by default, five seconds, it
-// waits for a whole object. The timeout is the least that it is to be.
+// JetStream returns a connection's JetStream as a Bucket needs it: with a longer default timeout, because by that, five seconds
+// by default, it also waits for a whole object. timeout is the least that it gets.
 func JetStream(nc *nats.Conn, timeout time.Duration) (jetstream.JetStream, error) {
 	return jetstream.New(nc, jetstream.WithDefaultTimeout(max(timeout, objectTime)))
 }
 
-// NewBucket returns a bucket as a Target; js is one of JetStream's, and store the one of that name.
+// NewBucket returns a bucket as a Target. js comes from JetStream, and store is the object store of that name.
 func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore) *Bucket {
 	return &Bucket{name: name, js: js, store: store, life: lockLife, beat: lockBeat}
 }
 
-// TTL is for how long the bucket keeps an object; 0: for ever. Errors: what the server said.
+// TTL is how long the bucket keeps an object; 0: for ever. Errors: what the server said.
 func (b *Bucket) TTL(ctx context.Context) (time.Duration, error) {
 	s, err := b.store.Status(ctx)
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *Bucket) TTL(ctx context.Context) (time.Duration, error) {
 	return s.TTL(), nil
 }
 
-// In returns a folder of a bucket as a Target of its own: no lock in it has to do with those outside.
+// In returns a folder of a bucket as a Target of its own, with locks of its own.
 func (b *Bucket) In(folder string) *Bucket {
 	in := *b
 	in.folder += folder + "/"
@@ -74,7 +74,7 @@ func (b *Bucket) String() string {
 	return "bucket " + b.name
 }
 
-// Path names bucket and object.
+// Path is the name of the bucket, a colon, and that of the object.
 func (b *Bucket) Path(name string) string { return b.name + ":" + b.folder + name }
 
 // Put stores an object; it has no name before it is whole.
@@ -102,8 +102,8 @@ func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 	return data, nil
 }
 
-// emptied is the damage of an object of whose bytes nothing is there: who reads it waits for the first of them in vain. nil where
-// that is not known.
+// emptied returns a *Damage if none of an object's bytes are there: reading it only waits for the first of them, and times out. It
+// returns nil if they are there, or if it cannot tell.
 func (b *Bucket) emptied(ctx context.Context, name string) error {
 	k, err := b.last(ctx, name)
 	if err != nil || !k.there() || k.info.Size == 0 {
@@ -121,8 +121,9 @@ func (b *Bucket) emptied(ctx context.Context, name string) error {
 	return damaged(b.Path(name), 0, "nothing of its %d bytes is there", k.info.Size)
 }
 
-// List asks for all names, and then for what is to be listed: JetStream finds no part of them. A watch of the bucket, which
-// nats.go lists with, ends only when it has seen an object that may be deleted meanwhile.
+// List asks for the names of all objects, and then for each in the folder, because names are encoded in subjects and JetStream
+// cannot filter by a part of one. It does not list as nats.go does, with a watch of the bucket: that ends only when it has seen the
+// last object, which may be deleted meanwhile.
 func (b *Bucket) List(ctx context.Context, folder string) ([]Object, error) {
 	return b.list(ctx, folder+"/")
 }
@@ -156,7 +157,7 @@ func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err
 	return objects, nil
 }
 
-// stream is the stream of a bucket, subject where it has what is known of an object, and chunks where its bytes.
+// stream is the stream of the bucket, subject the subject of an object's metadata, and chunks that of its bytes.
 func (b *Bucket) stream() string                { return "OBJ_" + b.name }
 func (b *Bucket) subject(encoded string) string { return "$O." + b.name + ".M." + encoded }
 func (b *Bucket) chunks(nuid string) string     { return "$O." + b.name + ".C." + nuid }
@@ -164,7 +165,7 @@ func (b *Bucket) subjectOf(name string) string {
 	return b.subject(base64.URLEncoding.EncodeToString([]byte(b.folder + name)))
 }
 
-// known is the newest message of what is known of an object.
+// known is the newest message of an object's metadata.
 type known struct {
 	sequence uint64 // 0: there is none
 	time     time.Time
@@ -173,8 +174,8 @@ type known struct {
 
 func (k *known) there() bool { return k.sequence > 0 && !k.info.Deleted }
 
-// last asks the leader of the bucket's stream what is known of an object. The object store does not: it makes direct gets,
-// which any replica answers, also one that is behind.
+// last asks the leader of the bucket's stream for an object's metadata. The object store makes direct gets instead, which any
+// replica may answer, even one that is behind.
 func (b *Bucket) last(ctx context.Context, name string) (k known, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.js.Options().DefaultTimeout)
 	defer cancel()
@@ -207,7 +208,7 @@ func (b *Bucket) last(ctx context.Context, name string) (k known, err error) {
 	return k, reply.Error
 }
 
-// absent is the error for an object that some replica does not have: ErrNotFound, unless that one is behind.
+// absent is the error for an object that a replica said it does not have: ErrNotFound, unless that replica is behind.
 func (b *Bucket) absent(ctx context.Context, name string) error {
 	k, err := b.last(ctx, name)
 	switch {
@@ -219,8 +220,9 @@ func (b *Bucket) absent(ctx context.Context, name string) error {
 	return fmt.Errorf("%w: %s", ErrNotFound, b.Path(name))
 }
 
-// Delete removes an object. Not as JetStream deletes one, which leaves a message that says so, for ever: names of objects are
-// not used again, so a bucket that is saved to and pruned would grow without end, and every List walks through all of it.
+// Delete removes an object with its metadata. JetStream's own delete leaves a message for ever that says that the object was deleted.
+// Names of objects are not used again, so a bucket that is saved to and pruned would grow without end, and List would walk
+// through all of it.
 func (b *Bucket) Delete(ctx context.Context, name string) error {
 	k, err := b.last(ctx, name)
 	if err == nil && k.sequence > 0 {
@@ -232,7 +234,7 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// purge removes what is known of an object, except what was put since, and then the chunks.
+// purge removes an object's metadata, up to the message k, and then the chunks that k names. What was put since stays.
 func (b *Bucket) purge(ctx context.Context, name string, k known) error {
 	s, err := b.js.Stream(ctx, b.stream())
 	if err != nil {
@@ -244,7 +246,7 @@ func (b *Bucket) purge(ctx context.Context, name string, k known) error {
 	return s.Purge(ctx, jetstream.WithPurgeSubject(b.chunks(k.info.NUID)))
 }
 
-// Empty removes all objects, whoever has a lock.
+// Empty removes all objects, whoever holds the lock.
 func (b *Bucket) Empty(ctx context.Context) error {
 	objects, err := b.list(ctx, "")
 	for i := range objects {
@@ -255,13 +257,13 @@ func (b *Bucket) Empty(ctx context.Context) error {
 	return err
 }
 
-// Clean has nothing to do; see Bucket.
+// Clean does nothing, because JetStream cannot find what interrupted writes left (Bucket).
 func (b *Bucket) Clean(context.Context) error { return nil }
 
-// Lock puts an object of its own, and gives way to every other that is alive: of two that come at the same time
-// at least one sees the other, maybe both. A lock is alive that was renewed within the last minute, by the server's
-// clock; one of a process that was killed is passed over then, and removed. One that is a minute ahead or more is from before
-// that clock was set back, and no more alive.
+// Lock puts an object of its own, and fails if there is another lock that is alive. Of two callers at the same time
+// at least one sees the other, maybe both. A lock is alive if it was renewed within the last minute, by the server's
+// clock. One that is older is of a process that was killed; one that is a minute or more in the future was put before that clock
+// was set back. Both are removed.
 func (b *Bucket) Lock(ctx context.Context) (Lock, error) {
 	l := &bucketLock{bucket: b, name: locksFolder + "/" + nuid.Next(), stop: make(chan struct{})}
 	if err := b.Put(ctx, l.name, []byte(l.name)); err != nil {
@@ -281,7 +283,7 @@ type bucketLock struct {
 	renewing sync.WaitGroup
 }
 
-// takeOver looks for other locks.
+// takeOver fails if another lock is alive, and removes those that are not.
 func (l *bucketLock) takeOver(ctx context.Context) error {
 	locks, err := l.bucket.List(ctx, locksFolder)
 	if err != nil {
@@ -309,8 +311,8 @@ func (l *bucketLock) lost() error {
 	return fmt.Errorf("%w: lost the lock %s", ErrLocked, l.bucket.Path(l.name))
 }
 
-// renew keeps the lock alive, until it is released or lost. A renewal that fails is tried again: Check tells
-// whether there was one in time.
+// renew keeps the lock alive until it is released or lost. It tries a renewal that failed again; if none came in time,
+// another may have taken over, which Check shows.
 func (l *bucketLock) renew() {
 	ticker := time.NewTicker(l.bucket.beat)
 	defer ticker.Stop()
@@ -332,7 +334,7 @@ func (l *bucketLock) renew() {
 	}
 }
 
-// Check says ErrLocked when another has taken over.
+// Check returns ErrLocked if another has taken over.
 func (l *bucketLock) Check(ctx context.Context) error {
 	k, err := l.bucket.last(ctx, l.name)
 	if err == nil && !k.there() {
@@ -347,8 +349,8 @@ func (l *bucketLock) Release(ctx context.Context) error {
 	return l.giveBack(ctx)
 }
 
-// giveBack removes the lock, also where ctx has ended; but then, as an engine does not stop before, NATS is not waited for longer
-// than for a renewal. A lock that stays ends with its life.
+// giveBack removes the lock, even if ctx has ended. But then it waits for NATS no longer than between two renewals, because an
+// engine that stops waits for it. A lock that cannot be removed ends by itself (lockLife).
 func (l *bucketLock) giveBack(ctx context.Context) error {
 	giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockLife)
 	defer cancel()

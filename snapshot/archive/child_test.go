@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// child is the process that TestKill kills: it does one thing again and again, in the directory it is given.
+// child is the process that TestKill kills: it does one thing again and again, in a given directory.
 func child(what string, args []string) {
 	ctx, dir := context.Background(), args[0]
 	target := OpenDir(nil, dir+"/archive")
-	go func() { // end with the parent
+	go func() { // ends with the parent
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(1)
 	}()
@@ -41,7 +41,7 @@ func child(what string, args []string) {
 	os.Exit(1)
 }
 
-// moveAway removes what the last restore made, without a moment at which half of it is there.
+// moveAway removes what the last restore made, so that at no moment only a part of it is there.
 func moveAway(dir string) error {
 	err := os.Rename(dir+"/new", dir+"/old")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -50,7 +50,7 @@ func moveAway(dir string) error {
 	return os.RemoveAll(dir + "/old")
 }
 
-// childSave saves the table cut into blocks anew, so that each save has something to write.
+// childSave saves the table with other block sizes each time, so that each save has something to write.
 func childSave(ctx context.Context, target Target, dir string) error {
 	store, table, err := openTable(nil, dir+"/db")
 	if err != nil {

@@ -24,10 +24,10 @@ type Dir struct {
 const (
 	lockFile = "LOCK"
 	partsDir = "tmp" // objects being written
-	dirPerm  = 0o750 // what is in it are all jobs, as in a data directory
+	dirPerm  = 0o750 // as a data directory: an archive has all jobs in it
 )
 
-// OpenDir returns a directory as a Target; fsys nil is the disk. Put and Lock make it where it is absent.
+// OpenDir returns a directory as a Target; a nil fsys is the disk. Put and Lock make the directory if it is absent.
 func OpenDir(fsys vfs.FS, root string) *Dir {
 	if fsys == nil {
 		fsys = vfs.Default
@@ -37,11 +37,11 @@ func OpenDir(fsys vfs.FS, root string) *Dir {
 
 func (d *Dir) String() string { return d.root }
 
-// Path is the file's.
+// Path is the path of an object's file.
 func (d *Dir) Path(name string) string { return d.fs.PathJoin(d.root, name) }
 
-// Put writes a file beside, syncs it, and renames it: there is no moment at which a file of that name is not
-// whole, not even after a loss of power. So a later save may take a block by its name alone.
+// Put writes a temporary file, syncs it, and renames it. So a file of that name is whole at any moment, even after a
+// loss of power, and a later save may trust that a block with its name is whole.
 func (d *Dir) Put(_ context.Context, name string, data []byte) (err error) {
 	parts, to := d.Path(partsDir), d.Path(name)
 	if err := errors.Join(d.fs.MkdirAll(parts, dirPerm), d.fs.MkdirAll(d.fs.PathDir(to), dirPerm)); err != nil {
@@ -69,7 +69,7 @@ func (d *Dir) Put(_ context.Context, name string, data []byte) (err error) {
 	return nil
 }
 
-// Sync syncs all directories, also those that only a save before this one changed: that one may have ended early.
+// Sync syncs all directories, even those that only an earlier save changed: that save may have ended before it synced them.
 func (d *Dir) Sync(context.Context) error {
 	dirs := []string{blocksFolder}
 	names, err := d.list(blocksFolder)
@@ -87,9 +87,9 @@ func (d *Dir) Sync(context.Context) error {
 	return syncAbove(d.fs, d.root)
 }
 
-// syncAbove syncs the directory that has an entry, and those above that: they may have been made for its sake, and what is
-// below an entry that is lost is lost with it. From a directory on that this user may not open, or that cannot be synced,
-// they were there before.
+// syncAbove syncs the directory that an entry is in, and those above: they may have been made together with the entry, and if one of
+// them is lost, so is the entry. It stops at a directory that this user may not open, or that cannot be synced: that one and those
+// above it were there before.
 func syncAbove(fsys vfs.FS, entry string) error {
 	for first := true; ; first = false {
 		above := fsys.PathDir(entry)
@@ -118,7 +118,7 @@ func syncDir(fsys vfs.FS, dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Get reads a file. A disk that cannot give all of it back has it damaged: whoever finds such a file goes on with the others.
+// Get reads a file. If the disk cannot read all of it, that is a *Damage, so that callers can go on with other files.
 func (d *Dir) Get(_ context.Context, name string) ([]byte, error) {
 	file := d.Path(name)
 	data, err := readFile(d.fs, file)
@@ -131,7 +131,7 @@ func (d *Dir) Get(_ context.Context, name string) ([]byte, error) {
 	return data, err
 }
 
-// readFile returns what it has read with an error, too.
+// readFile reads a file. With an error, too, it returns what it has read.
 func readFile(fsys vfs.FS, file string) ([]byte, error) {
 	f, err := fsys.Open(file)
 	if err != nil {
@@ -148,13 +148,13 @@ func readAll(f vfs.File) ([]byte, error) {
 	}
 	data := make([]byte, info.Size())
 	n, err := io.ReadFull(f, data)
-	if err == io.EOF { // which says that nothing was left, not that all was read
+	if err == io.EOF { // ReadFull's word for no bytes at all, although some were expected
 		err = io.ErrUnexpectedEOF
 	}
 	return data[:n], err
 }
 
-// list returns the names in a directory, ascending; none when it is absent.
+// list returns the names in a directory, ascending; none if the directory is absent.
 func (d *Dir) list(dir string) ([]string, error) {
 	names, err := d.fs.List(d.Path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -164,7 +164,7 @@ func (d *Dir) list(dir string) ([]string, error) {
 	return names, err
 }
 
-// List walks two levels down, as deep as an archive is.
+// List walks two levels down, which is how deep an archive is.
 func (d *Dir) List(ctx context.Context, folder string) ([]Object, error) {
 	names, err := d.list(folder)
 	if err != nil {
@@ -175,7 +175,7 @@ func (d *Dir) List(ctx context.Context, folder string) ([]Object, error) {
 		name = path.Join(folder, name)
 		info, err := d.fs.Stat(d.Path(name))
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // gone meanwhile
+		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
 		case err != nil:
 			return nil, err
 		case !info.IsDir():
@@ -199,7 +199,7 @@ func (d *Dir) Delete(_ context.Context, name string) error {
 	return nil
 }
 
-// Clean removes files that were being written, and nothing that an archive would not write.
+// Clean removes files whose writing was interrupted, but only those with names that an archive writes.
 func (d *Dir) Clean(context.Context) error {
 	names, err := d.list(partsDir)
 	for _, name := range names {
@@ -210,8 +210,8 @@ func (d *Dir) Clean(context.Context) error {
 	return err
 }
 
-// Check refuses a directory in which anything lies beside an archive: it is somebody's who expects no archive there, or that of
-// one archive among others. One that is absent or empty may become an archive. Error: ErrForeign.
+// Check refuses a directory that has anything in it beside an archive: it is probably used for something else, or has archives
+// in directories of its own. A directory that is absent or empty may become an archive. Error: ErrForeign.
 func (d *Dir) Check() error {
 	names, err := d.list("")
 	if err != nil {
@@ -227,7 +227,7 @@ func (d *Dir) Check() error {
 	return nil
 }
 
-// Lock takes the operating system's lock on a file, which ends with the process at the latest.
+// Lock takes a lock of the operating system on a file, which ends with the process at the latest.
 func (d *Dir) Lock(context.Context) (Lock, error) {
 	if err := d.Check(); err != nil {
 		return nil, err

@@ -25,8 +25,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
-// A process that saves, prunes or restores is killed at random moments: the archive is whole each time, and what was
-// restored is all there or not at all. CARILLON_KILLS says how often, 15 times each by default.
+// A process that saves, prunes or restores is killed at random moments. Each time the archive is whole, and what was
+// restored is all there or not at all. CARILLON_KILLS says how often, by default 15 times for each.
 func TestKill(t *testing.T) {
 	kills := 15
 	if s := os.Getenv("CARILLON_KILLS"); s != "" {
@@ -113,7 +113,7 @@ func kill(t *testing.T, what, dir string, after time.Duration) {
 	defer func() { must(t, os.RemoveAll(dir+"/old")) }()
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	timer := time.NewTimer(after)
-	<-timer.C // the moment is what is random here
+	<-timer.C // a random moment
 	must(t, c.Process.Kill())
 	_ = c.Wait()
 	if line != "begun\n" || stderr.Len() > 0 {
@@ -121,7 +121,8 @@ func kill(t *testing.T, what, dir string, after time.Duration) {
 	}
 }
 
-// linkFS keeps links and crashes apart: MemFS.Link takes the lock that CrashClone waits for, twice.
+// linkFS makes links and crashes exclude each other: MemFS.Link takes a read lock twice, and would deadlock if CrashClone began to wait
+// for the write lock in between.
 type linkFS struct {
 	vfs.FS
 	mu *sync.Mutex
@@ -133,7 +134,7 @@ func (f linkFS) Link(oldname, newname string) error {
 	return f.FS.Link(oldname, newname)
 }
 
-// crashing runs something and returns the disk as a loss of power at its n-th write leaves it; done: it had fewer.
+// crashing runs something, and returns the disk as a loss of power at its n-th write leaves it. done says that it had fewer writes.
 func crashing(mem *vfs.MemFS, n int64, percent int, run func(fsys vfs.FS) error) (clone *vfs.MemFS, done bool, err error) {
 	var left atomic.Int64
 	left.Store(n)
@@ -174,7 +175,7 @@ func scene(t *testing.T) (mem *vfs.MemFS, before, after []content) {
 	return mem, before, after
 }
 
-// act is what is interrupted, on a file system.
+// act is an operation on a file system that is interrupted.
 type act struct {
 	run   func(fsys vfs.FS) error
 	check func(t *testing.T, disk vfs.FS, done bool)
@@ -289,7 +290,7 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// What a save and a restore have returned from is there after a loss of power, also where they made the directories above.
+// What a save or a restore has made is there after a loss of power once they have returned, even if they made the directories above.
 func TestPowerLossBelowNewDirectories(t *testing.T) {
 	ctx := t.Context()
 	mem := vfs.NewCrashableMem()
@@ -348,13 +349,13 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// A directory that cannot be synced is told of: it ends a save before its snapshot is there, and a prune before it removes a block, as what
-// these go by may be lost with the power.
+// A directory that cannot be synced is an error. It ends a save before its snapshot is there, and a prune before it removes a block,
+// because what these rely on may be lost with the power.
 func TestDirectoryNotSynced(t *testing.T) {
 	ctx := t.Context()
 	for _, c := range []struct {
 		what, dir string
-		nth       int // of its syncs fails
+		nth       int // which of the directory's syncs fails
 		snapshots int // that are there afterwards
 	}{
 		{"save", "above/archive/blocks", 1, 1},
@@ -416,8 +417,8 @@ func TestSyncAbove(t *testing.T) {
 	}
 }
 
-// A file that the disk does not give back is damage like any other: a verification and a list go on behind it, a prune can
-// drop the snapshot, and a save mends a block.
+// A file that the disk cannot read is damage like any other: a verification and a list go on after it, a prune can
+// drop the snapshot, and a save repairs a block.
 func TestUnreadable(t *testing.T) {
 	ctx := t.Context()
 	for _, of := range []func(*Manifest) string{
@@ -436,7 +437,7 @@ func TestUnreadable(t *testing.T) {
 			case op.Kind == errorfs.OpFileRead:
 				return syscall.EIO
 			case op.Kind == errorfs.OpCreate:
-				bad = false // what is written anew is elsewhere
+				bad = false // a file that is written anew is elsewhere on the disk
 			}
 			return nil
 		}), "archive")
@@ -460,8 +461,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// A disk that fails once a restored directory is in its place: nobody is told of a restore that failed, and then of the directory
-// in the way of the next, without a word that it is whole.
+// The disk fails once a restored directory is in its place. Then the error says that the directory is whole: otherwise the user would
+// only hear of a failed restore, and then of a directory that is in the way of the next one.
 func TestRestoreInPlace(t *testing.T) {
 	mem, before, _ := scene(t)
 	for _, c := range []struct {

@@ -79,7 +79,7 @@ func TestLaterVersions(t *testing.T) {
 	wantErr(t, err, wal.ErrVersion)
 }
 
-// What goes into blocks comes out, whatever their sizes.
+// The pairs that go into blocks come out again, whatever their sizes.
 func TestBlockModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pairs := rapid.MapOfN(rapid.String(), rapid.SliceOfN(rapid.Byte(), 0, 300), 1, -1).Draw(t, "pairs")

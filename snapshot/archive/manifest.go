@@ -16,8 +16,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// FormatVersion is the newest of the manifests that this binary writes and reads: those of parts. A whole snapshot has
-// formatWhole, which older binaries read as well.
+// FormatVersion is the newest format of manifests that this binary writes and reads. Only parts have it. A whole snapshot has
+// formatWhole, which older binaries can read, too.
 const (
 	FormatVersion = 2
 	formatWhole   = 1
@@ -30,18 +30,18 @@ const (
 	manifestEnd     = ".json"
 )
 
-// Manifest is a snapshot: what it is of, and which blocks hold it. Times are UTC.
+// Manifest describes a snapshot: what it is of, and which blocks hold it. Times are UTC.
 type Manifest struct {
 	ID         string      `json:"-"` // <time>-<beginning of its sha256>
 	Format     int         `json:"format"`
 	Time       time.Time   `json:"time"` // when the save began
 	Versions   Versions    `json:"versions"`
 	Prefix     string      `json:"prefix"`         // of the service's subjects
-	Part       bool        `json:"part,omitempty"` // some partitions of the service only: a node gives them to another
+	Part       bool        `json:"part,omitempty"` // it has only some of the service's partitions, which one node gives to another
 	Partitions []Partition `json:"partitions"`
 }
 
-// Versions are of the engine that the state comes from.
+// Versions are the versions of the engine that the state comes from.
 type Versions struct {
 	Carillon string `json:"carillon"`
 	Logic    int    `json:"logic"`
@@ -52,12 +52,12 @@ type Versions struct {
 type Partition struct {
 	Partition uint16    `json:"partition"`
 	Position  uint64    `json:"position"`        // sequence up to which the log has been applied
-	Time      time.Time `json:"time,omitzero"`   // up to which it has fired, where the saver knew it
-	State     []byte    `json:"state"`           // the checkpoint's own value
-	Rooms     []Room    `json:"rooms,omitempty"` // ascending, those that hold something
+	Time      time.Time `json:"time,omitzero"`   // up to which it has fired, if the saver knew it (SaveOptions.Time)
+	State     []byte    `json:"state"`           // of the checkpoint (snapshot.Build.State)
+	Rooms     []Room    `json:"rooms,omitempty"` // ascending, those that are not empty
 }
 
-// Room is the sorted pairs of a room, in blocks.
+// Room describes the sorted pairs of a room, which are in blocks.
 type Room struct {
 	Room   string  `json:"room"` // one character
 	Pairs  uint64  `json:"pairs"`
@@ -65,23 +65,23 @@ type Room struct {
 	Blocks []Block `json:"blocks"`
 }
 
-// Block is where a run of pairs is.
+// Block names and describes a block, which has a run of pairs.
 type Block struct {
-	First []byte `json:"first"` // key
+	First []byte `json:"first"` // its first key
 	Pairs uint64 `json:"pairs"`
 	Raw   uint64 `json:"raw_bytes"`
 	Bytes int64  `json:"bytes"` // of the file
 	Sum   string `json:"sha256"`
 }
 
-// Name is the block's object.
+// Name is the name of the block's object.
 func (b *Block) Name() string { return blockName(b.Sum) }
 
 func blockName(sum string) string { return path.Join(blocksFolder, sum[:2], sum) }
 
 func manifestName(id string) string { return path.Join(snapshotsFolder, id+manifestEnd) }
 
-// isManifest tells whether a file is called as a manifest is.
+// isManifest tells whether a file has the name of a manifest.
 func isManifest(file string) bool {
 	id, ok := strings.CutSuffix(file, manifestEnd)
 	when, sum, _ := strings.Cut(id, "-")
@@ -89,12 +89,12 @@ func isManifest(file string) bool {
 	return ok && err == nil && len(sum) == idDigits && hexBytes([]byte(sum)) != nil
 }
 
-// isSum tells whether a text is a sha256, as blocks are called.
+// isSum tells whether a text is a sha256 as in the name of a block.
 func isSum(text string) bool {
 	return len(text) == sumDigits && hexBytes([]byte(text)) != nil && strings.ToLower(text) == text
 }
 
-// blocksIn lists the blocks of an archive; what else lies there is not its own.
+// blocksIn lists the blocks of an archive. Files of other names in its folder are not its own.
 func blocksIn(ctx context.Context, t Target) ([]Object, error) {
 	objects, err := t.List(ctx, blocksFolder)
 	return slices.DeleteFunc(objects, func(o Object) bool {
@@ -103,13 +103,13 @@ func blocksIn(ctx context.Context, t Target) ([]Object, error) {
 	}), err
 }
 
-// Totals of a snapshot.
+// Totals are sums over a snapshot.
 type Totals struct {
 	Pairs, Raw, Blocks uint64
-	Bytes              int64 // of the blocks' files; those of other snapshots may be the same
+	Bytes              int64 // of the blocks' files, which it may share with other snapshots
 }
 
-// Totals adds the partitions up.
+// Totals sums up the partitions.
 func (m *Manifest) Totals() Totals {
 	var t Totals
 	for b := range m.blocks() {
@@ -137,7 +137,7 @@ func (m *Manifest) blocks() func(yield func(*Block) bool) {
 	}
 }
 
-// What stands around the manifest in its file.
+// The parts of a manifest's file around the manifest and its sha256; lengths and forms of names.
 const (
 	manifestHead = `{"sha256":"`
 	manifestMid  = `","snapshot":`
@@ -158,7 +158,8 @@ func (m *Manifest) encode() ([]byte, error) {
 	return slices.Concat([]byte(manifestHead), []byte(sum), []byte(manifestMid), body, []byte(manifestTail)), nil
 }
 
-// decodeManifest takes a file apart that must have this ID. Errors: *Damage, wal.ErrVersion.
+// decodeManifest decodes and checks the manifest of the snapshot with this ID; file names it in errors. Errors: *Damage,
+// wal.ErrVersion.
 func decodeManifest(file, id string, b []byte) (*Manifest, error) {
 	const begin = len(manifestHead) + sumDigits + len(manifestMid)
 	if len(b) < begin+len(manifestTail) {
@@ -192,7 +193,7 @@ func decodeManifest(file, id string, b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// hexBytes gives nil for what is no hexadecimal number.
+// hexBytes decodes hexadecimal digits; nil if they are none.
 func hexBytes(b []byte) []byte {
 	out, err := hex.DecodeString(string(b))
 	if err != nil {
@@ -201,7 +202,7 @@ func hexBytes(b []byte) []byte {
 	return out
 }
 
-// differs returns the first byte that is another, -1 for none.
+// differs returns the offset of the first byte that differs; -1 if none does.
 func differs(b []byte, want string) int {
 	for i := range b {
 		if b[i] != want[i] {
@@ -211,7 +212,7 @@ func differs(b []byte, want string) int {
 	return -1
 }
 
-// check is for what a reader relies on, beyond the checksum.
+// check checks what readers rely on and the checksum does not show.
 func (m *Manifest) check(sum string) error {
 	if m.Format < 1 {
 		return fmt.Errorf("format %d", m.Format)
@@ -244,17 +245,17 @@ func (m *Manifest) check(sum string) error {
 type Entry struct {
 	ID       string
 	Manifest *Manifest
-	Err      error // *Damage, wal.ErrVersion; Manifest is nil
+	Err      error // *Damage or wal.ErrVersion: then Manifest is nil
 }
 
 // List returns the snapshots of an archive, newest first. It looks at manifests only. Errors: what the target said.
 func List(ctx context.Context, t Target) ([]Entry, error) {
 	entries, err := listed(ctx, t)
-	pruned := func(e Entry) bool { return errors.Is(e.Err, ErrNotFound) } // meanwhile
+	pruned := func(e Entry) bool { return errors.Is(e.Err, ErrNotFound) } // since its name was listed
 	return slices.DeleteFunc(entries, pruned), err
 }
 
-// listed is List, with an ErrNotFound for what went meanwhile. Under the archive's lock nothing does.
+// listed is List, but has an entry with ErrNotFound for each snapshot that was pruned meanwhile. Under the archive's lock there is none.
 func listed(ctx context.Context, t Target) ([]Entry, error) {
 	objects, err := t.List(ctx, snapshotsFolder)
 	if err != nil {
@@ -276,8 +277,8 @@ func listed(ctx context.Context, t Target) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get returns a snapshot's manifest; id "" is the newest of an archive that one service saves to. Errors: ErrNotFound,
-// ErrSeveral, ErrPart, *Damage, wal.ErrVersion.
+// Get returns a snapshot's manifest. With id "" it is the newest, if all snapshots in the archive are of one service. Errors:
+// ErrNotFound, ErrSeveral, ErrPart, *Damage, wal.ErrVersion.
 func Get(ctx context.Context, t Target, id string) (*Manifest, error) {
 	m, err := getOrNewest(ctx, t, id)
 	if err == nil && m.Part {
@@ -303,7 +304,7 @@ func getOrNewest(ctx context.Context, t Target, id string) (*Manifest, error) {
 	return entries[0].Manifest, entries[0].Err
 }
 
-// prefixesOf are those of the services that snapshots are of, ascending.
+// prefixesOf returns the prefixes of the services that the snapshots are of, ascending.
 func prefixesOf(entries []Entry) (prefixes []string) {
 	for _, e := range entries {
 		if e.Err == nil {
@@ -314,7 +315,7 @@ func prefixesOf(entries []Entry) (prefixes []string) {
 	return slices.Compact(prefixes)
 }
 
-// newestOf returns the newest snapshot of a service, by its prefix; nil where there is none that can be read.
+// newestOf returns the newest snapshot of a service, by its prefix; nil if none can be read.
 func newestOf(ctx context.Context, t Target, prefix string) *Manifest {
 	objects, err := t.List(ctx, snapshotsFolder)
 	if err != nil {

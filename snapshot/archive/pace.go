@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// pace holds a save back, or a partition that is taken, so that what runs beside it does not wait for a core or the disk.
+// pace slows a save or the restore of a part down, so that what runs beside it need not wait for a core or the disk.
 type pace struct {
-	share   float64
+	share   float64   // of the time, in which to work
 	since   int       // bytes since the clock was read
-	resumed time.Time // after the last rest
+	resumed time.Time // when the last rest ended
 }
 
 const (
 	paceBytes = 16 << 10         // between two looks at the clock
-	burst     = time.Millisecond // of work, at the least, between two rests
+	burst     = time.Millisecond // the least time of work between two rests
 )
 
 func newPace(share float64) *pace { return &pace{share: share, resumed: time.Now()} }
@@ -40,7 +40,7 @@ func (p *pace) step(ctx context.Context, n int) error {
 	return nil
 }
 
-// rest says how long to rest now.
+// rest says how long to rest now; 0 if it is not time yet.
 func (p *pace) rest(now time.Time) time.Duration {
 	worked := now.Sub(p.resumed)
 	if worked < burst {

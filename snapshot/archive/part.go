@@ -7,9 +7,9 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
 
-// RestorePart fills a partition of a table that has nothing of it with what a snapshot has, and returns the position of
-// that. All of it is verified while it is read; the partition has it whole or not at all. Share is the part of the time in
-// which it works, as in SaveOptions: above 0, and at most 1. Errors: ErrNotFound, *Damage, wal.ErrVersion,
+// RestorePart fills an empty partition of a table from a snapshot, and returns the partition's position in that. Everything is
+// verified while it is read; the partition gets all of it or nothing. share is the part of the time in
+// which RestorePart works, as in SaveOptions: above 0, and at most 1. Errors: ErrNotFound, *Damage, wal.ErrVersion,
 // snapshot.ErrFilled, snapshot.ErrBusy, wal.ErrFailed, wal.ErrClosed, what the target said.
 func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapshot.Table, partition uint16, share float64) (position uint64, err error) {
 	m, p, err := partOf(ctx, t, id, partition)
@@ -23,7 +23,7 @@ func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapsh
 	return p.Position, r.partition(ctx, table, p, State{Position: p.Position, State: p.State})
 }
 
-// partOf finds a partition in a snapshot, whole or part.
+// partOf finds a partition in a snapshot, which may be a part.
 func partOf(ctx context.Context, t Target, id string, partition uint16) (*Manifest, *Partition, error) {
 	m, err := get(ctx, t, id)
 	if err != nil {

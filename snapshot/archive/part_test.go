@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// A partition goes from one table to another by way of a part; and a table that lacks some of the partitions saves the very
-// snapshot that one with all of them does, with the rest from parts.
+// A partition goes from one table to another by way of a part. And a table that lacks some of the partitions saves exactly the
+// snapshot that a table with all of them does, with the rest from parts.
 func TestParts(t *testing.T) {
 	ctx := t.Context()
 	mem := vfs.NewMem()
@@ -84,7 +84,7 @@ func TestParts(t *testing.T) {
 	_, err = clean(again)
 	must(t, err)
 
-	// Damage is met before anything is taken.
+	// Damage is noticed before anything is restored.
 	block := saved.Manifest.Partitions[last].Rooms[0].Blocks[0]
 	file, err := parts.Get(ctx, block.Name())
 	must(t, err)

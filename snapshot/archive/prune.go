@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// PruneOptions say which snapshots go. Without any, only blocks go that no snapshot names.
+// PruneOptions say which snapshots to drop. Without any, only blocks are removed that no snapshot names.
 type PruneOptions struct {
-	// Keep and OlderThan drop together: a snapshot goes that is not among the newest Keep of its service, by its prefix,
-	// of those that Drop does not name, and older than OlderThan. Keep 0 with OlderThan 0 drops none.
+	// A snapshot is dropped if it is both not among the newest Keep of its service (by its prefix; those in Drop do not
+	// count) and older than OlderThan. A zero Keep or OlderThan does not restrict that; if both are zero, none is dropped.
 	Keep      int
 	OlderThan time.Duration
 
-	Drop   []string // IDs that go whatever else is said, also damaged ones
-	DryRun bool     // say what would go, and change nothing
+	Drop   []string // IDs to drop in any case; damaged ones, too
+	DryRun bool     // only say what would be removed
 	Now    time.Time
 
-	Progress func(done, total int) // of the blocks to remove; nil: not
+	Progress func(done, total int) // called after each block removed, if not nil
 }
 
 // Pruned says what a prune did.
@@ -29,11 +29,11 @@ type Pruned struct {
 	Bytes         int64    // freed by that
 }
 
-// Prune drops snapshots and then the blocks that none of the others names. It keeps saves out while it runs, so
-// that none counts on a block that is about to go. Interrupted at any moment it leaves whole snapshots, and at most
-// blocks for the next one to remove. A snapshot that stays but cannot be read ends it, as nobody knows what that one
-// names: its error says which, and Drop takes it. Errors: ErrLocked, ErrForeign, ErrNotFound for a snapshot of Drop, *Damage,
-// wal.ErrVersion, what the target said.
+// Prune drops snapshots, and then removes the blocks that no other snapshot names. It keeps saves out while it runs, so
+// that none relies on a block that is about to be removed. If it is interrupted at any moment, the snapshots left are whole, and
+// there may be unused blocks, which the next Prune removes. Prune fails if a snapshot that would stay cannot be read, because then it
+// is not known which blocks that one names; the error says which snapshot it is, and Drop may name it. Errors: ErrLocked, ErrForeign,
+// ErrNotFound for a snapshot of Drop, *Damage, wal.ErrVersion, what the target said.
 func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error) {
 	if o.Keep < 0 || o.OlderThan < 0 {
 		return nil, fmt.Errorf("snapshot archive: PruneOptions.Keep is %d and OlderThan %v, must not be negative", o.Keep, o.OlderThan)
@@ -69,7 +69,7 @@ func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error)
 	return pruned, o.remove(ctx, t, lock, pruned.Dropped, unused)
 }
 
-// choose says which snapshots go, and which blocks the others name.
+// choose says which snapshots to drop, and which blocks the others name.
 func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bool, error) {
 	for _, id := range o.Drop {
 		if !slices.ContainsFunc(entries, func(e Entry) bool { return e.ID == id }) {
@@ -77,7 +77,7 @@ func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bo
 		}
 	}
 	pruned, used := new(Pruned), make(map[string]bool)
-	newer := make(map[string]int) // of a prefix, without those of Drop
+	newer := make(map[string]int) // by prefix: how many snapshots came before, without those of Drop
 	for _, e := range entries {
 		if slices.Contains(o.Drop, e.ID) {
 			pruned.Dropped = append(pruned.Dropped, e.ID)
@@ -100,7 +100,7 @@ func (o *PruneOptions) choose(t Target, entries []Entry) (*Pruned, map[string]bo
 	return pruned, used, nil
 }
 
-// expired tells whether the rules drop the snapshot that has so many newer ones beside it.
+// expired tells whether Keep and OlderThan drop a snapshot; newer is how many newer ones its service has.
 func (o *PruneOptions) expired(newer int, m *Manifest) bool {
 	if o.Keep == 0 && o.OlderThan == 0 {
 		return false
@@ -108,7 +108,7 @@ func (o *PruneOptions) expired(newer int, m *Manifest) bool {
 	return newer >= o.Keep && (o.OlderThan == 0 || o.Now.Sub(m.Time) > o.OlderThan)
 }
 
-// remove makes sure that a manifest is gone for good before the first of its blocks goes.
+// remove removes the manifests and then the blocks. The manifests are durably removed before the first block is.
 func (o *PruneOptions) remove(ctx context.Context, t Target, lock Lock, ids []string, unused []Object) error {
 	if err := lock.Check(ctx); err != nil {
 		return err

@@ -2,8 +2,8 @@ package archive
 
 import "context"
 
-// ReadRoom yields the pairs of one room of a partition, ascending, each checked with its block before. Key and value
-// are valid until yield returns. read, which may be nil, is told of each block; neither it nor yield is called by two
+// ReadRoom yields the pairs of one room of a partition, ascending. A block is checked before any of its pairs is yielded. Key and
+// value are valid until yield returns. read, if not nil, is called for each block. Neither is called by two
 // goroutines at a time. A room that the snapshot does not have is empty. Errors: yield's, *Damage, wal.ErrVersion, what
 // the target said.
 func ReadRoom(ctx context.Context, t Target, m *Manifest, partition int, room byte, read func(*Block), yield func(key, value []byte) error) error {
@@ -24,7 +24,7 @@ func ReadRoom(ctx context.Context, t Target, m *Manifest, partition int, room by
 	return nil
 }
 
-// RawBytes is how many bytes of pairs a room has in all partitions.
+// RawBytes is how many raw bytes a room has in all partitions.
 func (m *Manifest) RawBytes(room byte) (raw uint64) {
 	for i := range m.Partitions {
 		for _, r := range m.Partitions[i].Rooms {

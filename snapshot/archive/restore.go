@@ -20,52 +20,53 @@ import (
 // TableDir is where a restored data directory has its table.
 const TableDir = "jobs"
 
-// RestoreOptions say what becomes of a snapshot. The zero value restores it as it is.
+// RestoreOptions say how a snapshot is restored. The zero value restores it as it is.
 type RestoreOptions struct {
 	FS     vfs.FS // nil: the disk
 	Logger *slog.Logger
 
-	// Partitions is how many the table shall have; 0: as many as the snapshot.
+	// Partitions is how many partitions the table gets; 0: as many as the snapshot has.
 	Partitions int
 
-	// Prepare comes before anything else, once nobody else restores into the directory. nil: nothing.
+	// Prepare, if not nil, is called before anything else, once the directory is locked against other restores.
 	Prepare func(*Manifest) error
 
-	// Route says where a pair goes, or that it is left out. nil: everything stays where it is. The pairs of a
-	// room come from each partition in the order of their keys, mixed in that of their new ones, room by room. So
-	// new keys, which are unique in their partition, must ascend as the old ones do among those of one partition;
-	// or as the calls do, among those to one partition. Others are an error. It is called by one goroutine. What it
-	// is given is valid during the call; what it returns may be part of that, and is copied before the next call.
+	// Route says where a pair goes, or that it is left out (keep is false). nil: everything stays where it is. It is called
+	// room by room. In a room it gets the pairs of each partition in the order of their keys, and merges the partitions by
+	// the new keys of their next pairs. So the new keys must be unique in their new partition, and either ascend among the
+	// pairs from one old partition as the old keys do, or ascend from call to call among the pairs to one new partition.
+	// Other orders are an error. Route is called by one goroutine. Its arguments are valid during the call; what it returns
+	// may be part of them, and is copied before the next call.
 	Route func(from uint16, room byte, key, value []byte) (to Routed, keep bool, err error)
 
-	// States makes the partitions' positions and state rows, after all pairs were routed. nil: as they were,
+	// States makes the positions and states of the new partitions, after all pairs were routed. nil: as they were,
 	// which needs the same number of partitions.
 	States func(*Manifest) ([]State, error)
 
-	// Finish does what else belongs into the data directory before it counts. It gets the directory under
-	// construction, with the table closed. What it writes, it syncs.
+	// Finish adds what else belongs into the data directory, before that is put in its place. It gets the directory under
+	// construction, with the table closed. It must sync what it writes.
 	Finish func(dir string) error
 
-	Progress func(Progress) // called after each block, by one goroutine at a time; nil: not
+	Progress func(Progress) // called after each block, by one goroutine at a time, if not nil
 }
 
-// Routed is a pair in its new place; the room stays.
+// Routed is a pair in its new place. Its room does not change.
 type Routed struct {
 	Partition  uint16
 	Key, Value []byte
 }
 
-// State is what snapshot.Build.State is given.
+// State has the arguments of snapshot.Build.State.
 type State struct {
 	Position uint64
 	State    []byte
 }
 
-// Restore makes dir a data directory with a snapshot's table; id "" is the newest. dir must be empty or absent, and
-// becomes the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
-// synced, and renamed. What an interrupted one left there goes with the next. Errors: ErrNotEmpty, also for something
-// else in dir+".tmp"; ErrLocked for another one into the same directory, ErrNotFound, ErrSeveral, *Damage,
-// wal.ErrVersion, wal.ErrFailed with what the file system said, those of Prepare, Route, States and Finish.
+// Restore makes dir a data directory with a snapshot's table; id "" is the newest snapshot (Get). dir must be empty or absent. It
+// gets the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
+// synced, and renamed. The next Restore removes what an interrupted one left there. Errors: ErrNotEmpty, also if dir+".tmp" has
+// something that is not a restore's; ErrLocked while another Restore uses the same directory; ErrNotFound, ErrSeveral, ErrPart,
+// *Damage, wal.ErrVersion, wal.ErrFailed with what the file system said; those of Prepare, Route, States and Finish.
 func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_ *Manifest, err error) {
 	if o.FS == nil {
 		o.FS = vfs.Default
@@ -88,7 +89,8 @@ func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_
 	if err != nil {
 		return nil, err
 	}
-	// In this order: whoever comes next finds no lock in what is complete, and may remove what is not.
+	// The lock is released last: by then the next restore finds either a complete directory without the lock's file, or one
+	// that it may remove.
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	r := &restorer{target: t, manifest: m, o: o}
 	r.tell = r.count
@@ -109,7 +111,7 @@ func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_
 	return m, nil
 }
 
-// wantEmpty tells whether there is anything in a directory.
+// wantEmpty fails if there is anything in a directory.
 func wantEmpty(fsys vfs.FS, dir string) error {
 	names, err := fsys.List(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -121,10 +123,10 @@ func wantEmpty(fsys vfs.FS, dir string) error {
 	return err
 }
 
-// restoring is the file in a directory that is being built which is locked meanwhile. No archive, and no store, has one of that name.
+// restoring is the lock's file in a directory under construction. Neither archives nor stores have a file of that name.
 const restoring = "RESTORING"
 
-// wantLeft refuses a directory that no restore has left: those have the lock's file as long as they have anything.
+// wantLeft fails if a directory has something that a restore did not leave: what a restore leaves has the lock's file with it.
 func wantLeft(fsys vfs.FS, tmp string) error {
 	names, err := fsys.List(tmp)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -136,7 +138,7 @@ func wantLeft(fsys vfs.FS, tmp string) error {
 	return err
 }
 
-// claim makes an empty directory that nobody else restores into. The lock's file is on disk before anything else is there.
+// claim makes an empty directory and locks it against other restores. The lock's file is durable before anything else is written there.
 func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
 	if err := wantLeft(fsys, tmp); err != nil {
 		return nil, err
@@ -168,18 +170,18 @@ func empty(fsys vfs.FS, tmp string) error {
 	return err
 }
 
-// abandon removes what was being built. It has no error: what cannot be removed now goes with the next restore.
+// abandon removes what was being built. It returns no error: the next restore removes what cannot be removed now.
 func abandon(fsys vfs.FS, tmp string) {
 	if empty(fsys, tmp) != nil {
-		return // the lock's file says whose the rest is
+		return // the lock's file stays, to show that the rest is a restore's
 	}
-	_ = syncDir(fsys, tmp) // on a full disk the lock goes all the same
+	_ = syncDir(fsys, tmp) // if that fails, as on a full disk, the lock's file is removed all the same
 	_ = fsys.Remove(fsys.PathJoin(tmp, restoring))
 	_ = fsys.Remove(tmp)
 }
 
-// commit puts what was built in place. The lock's file goes along, and stays behind as an empty file if the process
-// ends before it is removed, or it cannot be.
+// commit renames what was built. The lock's file is renamed with it, and stays as an empty file if the process
+// ends before it is removed, or it cannot be removed.
 func commit(fsys vfs.FS, tmp, dir string) error {
 	if err := syncDir(fsys, tmp); err != nil {
 		return err
@@ -205,14 +207,14 @@ type restorer struct {
 	target   Target
 	manifest *Manifest
 	o        RestoreOptions
-	tell     func(*Block) // of each block read; nil: nobody
-	pace     *pace        // nil: as fast as can be
+	tell     func(*Block) // called for each block read, if not nil
+	pace     *pace        // nil: as fast as possible
 
 	mu       sync.Mutex
 	progress Progress
 }
 
-// build fills a table and closes it.
+// build fills a new table, closes it, and calls Finish.
 func (r *restorer) build(ctx context.Context, tmp string) (err error) {
 	store, err := wal.OpenStore(wal.Options{
 		Dir: r.o.FS.PathJoin(tmp, TableDir), FS: r.o.FS, Profile: wal.ProfileTable, Logger: r.o.Logger,
@@ -238,7 +240,7 @@ func (r *restorer) build(ctx context.Context, tmp string) (err error) {
 	return err
 }
 
-// states are the partitions' new ones.
+// states returns the positions and states of the new partitions.
 func (r *restorer) states() ([]State, error) {
 	var states []State
 	if r.o.States != nil {
@@ -312,14 +314,14 @@ func (r *restorer) partition(ctx context.Context, table *snapshot.Table, p *Part
 type stream struct {
 	partition uint16
 	room      *Room
-	blocks    chan []byte // raw
+	blocks    chan []byte // the raw bytes of blocks
 	cancel    context.CancelFunc
 	reading   sync.WaitGroup
 	readErr   error // valid once blocks is closed
 	err       error
 
 	raw        []byte // what is left of the block
-	key, value []byte // parts of the block
+	key, value []byte // of the pair; parts of the block
 }
 
 func (r *restorer) open(ctx context.Context, partition uint16, room *Room) *stream {
@@ -371,7 +373,7 @@ func (r *restorer) count(b *Block) {
 	}
 }
 
-// next steps to a pair; false at the end, and after an error.
+// next steps to the next pair; false at the end, and after an error.
 func (s *stream) next() bool {
 	for len(s.raw) == 0 {
 		raw, ok := <-s.blocks
@@ -383,12 +385,12 @@ func (s *stream) next() bool {
 	}
 	var ok bool
 	if s.key, s.value, s.raw, ok = cutPair(s.raw); !ok {
-		s.err = fmt.Errorf("snapshot archive: block of room %q changed in memory", s.room.Room) // it was checked
+		s.err = fmt.Errorf("snapshot archive: block of room %q changed in memory", s.room.Room) // since it was checked
 	}
 	return ok
 }
 
-// close ends the stream, at its end or before, and returns its error.
+// close ends the stream, wherever it is, and returns its error.
 func (s *stream) close() error {
 	s.cancel()
 	s.reading.Wait()

@@ -140,7 +140,7 @@ func TestRestoreRefuses(t *testing.T) {
 	_, err := Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
 	wantErr(t, err, ErrNotEmpty)
 	must(t, mem.RemoveAll("new/x"))
-	must(t, mem.MkdirAll("new.tmp/x", 0o755)) // somebody else's
+	must(t, mem.MkdirAll("new.tmp/x", 0o755)) // not a restore's
 	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
 	wantErr(t, err, ErrNotEmpty)
 	_, err = mem.Stat("new.tmp/x")
@@ -151,7 +151,7 @@ func TestRestoreRefuses(t *testing.T) {
 	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
 	wantErr(t, err, ErrLocked)
 	must(t, lock.Close())
-	// Into an empty directory, over what an interrupted one left; and Finish sees the table.
+	// Into an empty directory, over what an interrupted restore left; and Finish sees the table.
 	finished := false
 	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem, Finish: func(dir string) error {
 		finished = true

@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
 
-// routed restores through Route: for each room the streams of all partitions are merged by their new keys, and each
-// pair goes to its new partition, where a goroutine writes.
+// routed restores through Route: for each room it merges the streams of all partitions by the new keys, and hands each
+// pair to the goroutine that writes its new partition.
 func (r *restorer) routed(ctx context.Context, table *snapshot.Table) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -119,14 +119,14 @@ func (r *restorer) mergeRoom(ctx context.Context, name string, writers []*fillWr
 	return nil
 }
 
-// source is a stream whose pairs were routed.
+// source is a stream with its current pair routed.
 type source struct {
 	*stream
-	to         uint16 // partition
-	key, value []byte // copies, with the new key
+	to         uint16 // the pair's new partition
+	key, value []byte // copies of its new key and value
 }
 
-// route steps to the source's next pair that is kept.
+// route steps to the source's next pair that is kept, and routes it.
 func (r *restorer) route(s *source) (more bool, err error) {
 	for s.next() {
 		to, keep, err := r.o.Route(s.partition, s.room.Room[0], s.stream.key, s.stream.value)
@@ -171,7 +171,7 @@ type routedPair struct {
 	key, value []byte
 }
 
-// fillWriter writes a partition.
+// fillWriter writes a new partition, in a goroutine of its own.
 type fillWriter struct {
 	fill    *snapshot.Fill
 	batches chan []routedPair
@@ -204,7 +204,7 @@ func (w *fillWriter) flush() {
 	}
 }
 
-// write takes all batches, also after an error.
+// write writes batches until there are no more. After an error it still takes them, so that flush does not block.
 func (w *fillWriter) write() (err error) {
 	for batch := range w.batches {
 		for _, p := range batch {

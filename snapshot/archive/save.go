@@ -12,7 +12,7 @@ import (
 
 // SaveOptions say what to save, and how. Only Partitions is required.
 type SaveOptions struct {
-	Partitions int // the table's, from 0
+	Partitions int // how many the service has; they are numbered from 0
 	Prefix     string
 	Versions   Versions
 	Now        time.Time // when the save begins; zero: now
@@ -20,34 +20,35 @@ type SaveOptions struct {
 	// Only names the partitions to save, ascending, and makes the snapshot a part. nil: all.
 	Only []uint16
 
-	// Elsewhere names an archive and a part in it that has a partition which the table does not have: it is copied from
-	// there, block by block. A target of nil says that the table has it. nil: it has all.
+	// Elsewhere says where to find a partition that the table does not have: an archive, and a part in it, from which
+	// the partition is copied block by block. A nil Target says that the table has it. If Elsewhere is nil, the table has
+	// all of them.
 	Elsewhere func(ctx context.Context, partition uint16) (t Target, part string, err error)
 
-	// Time reads from a partition's state up to when it has fired. nil: the manifest does not say.
+	// Time reads from a partition's state the time up to which it has fired. nil: the manifest does not have it.
 	Time func(partition uint16, state []byte) (time.Time, error)
 
-	// Share is the part of the time in which a save works, 1 by default; 0.5 is at most half a core. Its bursts
-	// are of about a millisecond.
+	// Share is the part of the time in which a save works, 1 by default; 0.5 is at most half a core. It works in bursts
+	// of about a millisecond.
 	Share float64
 
-	// Recheck compares an existing block with what it would write, and writes it again where it differs: that
-	// mends an archive which Verify found damaged. Else only their sizes are compared.
+	// Recheck compares existing blocks with what would be written, and writes those again that differ: that
+	// repairs an archive in which Verify found damage. Without it only the sizes are compared.
 	Recheck bool
 
-	Progress func(Progress) // called after each block; nil: not
+	Progress func(Progress) // called after each block, if not nil
 
 	sizes sizes // of blocks; zero: the default
 }
 
 // Progress is how far a save, verification or restore is.
 type Progress struct {
-	Done, Total uint64 // raw bytes. Total is a guess of a save, from the snapshot before; 0: not known
+	Done, Total uint64 // raw bytes. Of a save, Total is an estimate from the snapshot before; 0: not known
 	Pairs       uint64
 	Blocks      uint64
 }
 
-// Validate fills in the defaults and says what is impossible.
+// Validate fills in the defaults and refuses what is impossible.
 func (o *SaveOptions) Validate() error {
 	if o.Partitions < 1 || o.Partitions > 1<<16 {
 		return fmt.Errorf("snapshot archive: SaveOptions.Partitions is %d", o.Partitions)
@@ -70,18 +71,21 @@ func (o *SaveOptions) Validate() error {
 // Saved says what a save did.
 type Saved struct {
 	Manifest  *Manifest
-	Written   int   // blocks that were not there
+	Written   int   // blocks that were written
 	Bytes     int64 // of these
-	Reused    int   // blocks that were
-	Rewritten int   // of Written: there, but with other bytes
+	Reused    int   // blocks that the archive had already
+	Rewritten int   // of Written: blocks that the archive had, but with other bytes
 }
 
-// Save writes a snapshot of a table's newest checkpoints. Each partition is consistent by itself, at its own position;
-// all its pairs are read in one state of the table, whatever is committed meanwhile. Blocks that the archive has are
-// not written again, so a save is incremental against all that was saved before, and yet stands alone. When Save
-// returns nil the snapshot is durable; when it fails, or the process does, there is none, unless that was at its very end, when the
-// manifest is synced and the lock given back, and the blocks written so far are used by the next save or go with Prune. Errors: ErrLocked, snapshot.ErrGone for a partition without a
-// checkpoint, wal.ErrCorrupt, wal.ErrFailed, wal.ErrClosed of the table, what the target said.
+// Save writes a snapshot of a table's newest checkpoints. Each partition is consistent by itself, at its own position:
+// all of its pairs are read from one state of the table, whatever is committed meanwhile. Blocks that the archive has are
+// not written again. So a save is incremental against all that was saved before, and yet each snapshot stands alone.
+//
+// When Save returns nil, the snapshot is durable. When Save or the process fails, there is no snapshot, except if that happens at the
+// very end, when the manifest is synced and the lock released. The next save uses the blocks written so far, or Prune removes them.
+//
+// Errors: ErrLocked, ErrForeign, snapshot.ErrGone for a partition without a checkpoint, wal.ErrCorrupt, wal.ErrFailed, wal.ErrClosed
+// of the table, what the target said.
 func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (_ *Saved, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -103,7 +107,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	for _, b := range blocks {
 		s.there[b.Name] = b.Bytes
 	}
-	if before := newestOf(ctx, t, o.Prefix); before != nil { // only the bar's end depends on it
+	if before := newestOf(ctx, t, o.Prefix); before != nil { // a guess, for the progress only
 		s.progress.Total = before.Totals().Raw
 	}
 	only := o.Only
@@ -137,7 +141,7 @@ type saver struct {
 	progress Progress
 }
 
-// finish makes the snapshot exist: the blocks are durable before the manifest is there.
+// finish makes the snapshot exist: it syncs the blocks before it writes the manifest.
 func (s *saver) finish(lock Lock) error {
 	file, err := s.saved.Manifest.encode()
 	if err != nil {
@@ -155,7 +159,7 @@ func (s *saver) finish(lock Lock) error {
 	return s.target.Sync(s.ctx)
 }
 
-// one saves a partition from where it is.
+// one saves a partition, from the table or from elsewhere.
 func (s *saver) one(table *snapshot.Table, partition uint16) error {
 	if s.o.Elsewhere != nil {
 		t, part, err := s.o.Elsewhere(s.ctx, partition)
@@ -169,7 +173,7 @@ func (s *saver) one(table *snapshot.Table, partition uint16) error {
 	return table.View(partition, func(v *snapshot.View) error { return s.partition(partition, v) })
 }
 
-// copy saves a partition of another archive's snapshot.
+// copy saves a partition from a snapshot in another archive.
 func (s *saver) copy(from Target, id string, partition uint16) error {
 	m, p, err := partOf(s.ctx, from, id, partition)
 	if err != nil {
@@ -265,7 +269,7 @@ func (s *saver) room(v *snapshot.View, room byte) (Room, error) {
 	return r, err
 }
 
-// put writes a block unless it is there.
+// put writes a block, unless the archive has it.
 func (s *saver) put(b *Block, file []byte) error {
 	s.progress.Blocks++
 	s.progress.Pairs += b.Pairs
@@ -295,7 +299,7 @@ func (s *saver) put(b *Block, file []byte) error {
 	return s.ctx.Err()
 }
 
-// same tells whether a block in the archive is what would be written.
+// same tells whether a block in the archive is the same as what would be written.
 func (s *saver) same(name string, size int64, file []byte) (bool, error) {
 	if size != int64(len(file)) || !s.o.Recheck {
 		return size == int64(len(file)), nil

@@ -21,12 +21,12 @@ var (
 
 // Target is a place that keeps whole objects by name. Names are paths with slashes. It is safe for concurrent use.
 type Target interface {
-	// String says where it is, and Path where an object is: for people.
+	// String says where the target is, and Path where an object is: both are for people.
 	String() string
 	Path(name string) string
 
-	// Put stores an object, whole or not at all; one of that name is replaced. It stays there after a loss of
-	// power once Sync has returned.
+	// Put stores an object, whole or not at all, and replaces one of the same name. After Sync has returned, it
+	// survives a loss of power.
 	Put(ctx context.Context, name string, data []byte) error
 	Sync(ctx context.Context) error
 
@@ -42,27 +42,27 @@ type Target interface {
 	// Clean removes what interrupted writes left. The caller holds the lock.
 	Clean(ctx context.Context) error
 
-	// Lock keeps out others who change the archive. Errors: ErrLocked, ErrForeign.
+	// Lock keeps others from changing the archive. Errors: ErrLocked, ErrForeign.
 	Lock(ctx context.Context) (Lock, error)
 }
 
-// Object is what List says of one.
+// Object is an object as List returns it.
 type Object struct {
 	Name  string
 	Bytes int64
 	Time  time.Time // of its last change, by the target's clock
 }
 
-// Lock is held until Release. Check says whether it still is.
+// Lock is held until Release. Check returns ErrLocked if it was lost.
 type Lock interface {
 	Check(ctx context.Context) error
-	Release(ctx context.Context) error // also where ctx has ended, which only bounds how long it takes
+	Release(ctx context.Context) error // works even if ctx has ended, which only bounds how long it takes
 }
 
-// Damage is bytes in an archive that are not those that were written, or are missing. It is a wal.ErrCorrupt.
+// Damage says that bytes in an archive are missing, or are not those that were written. It is a wal.ErrCorrupt.
 type Damage struct {
 	File   string // as Target.Path gives it
-	Offset int64  // in bytes; where it was noticed: what is wrong lies there or in the piece that begins there
+	Offset int64  // in bytes: the damage is there, or in the piece that begins there
 	What   string
 }
 

@@ -36,7 +36,7 @@ func startBucket(t *testing.T, o ...nats.Option) *Bucket {
 	return NewBucket("snapshots", js, store)
 }
 
-// standstill is a link on which nothing comes for a while, once.
+// standstill is a link on which nothing arrives for a while, once.
 type standstill struct {
 	net.Conn
 	next *atomic.Bool
@@ -70,11 +70,11 @@ func TestBucketOnSlowLink(t *testing.T) {
 	}
 }
 
-// An object whose bytes are gone, or others, is damaged, and does not end a verification.
+// An object whose bytes are gone or changed counts as damaged, and does not end a verification.
 func TestBucketWithoutBytes(t *testing.T) {
 	t.Parallel()
 	ctx, b := t.Context(), startBucket(t)
-	js, err := jetstream.New(b.js.Conn(), jetstream.WithDefaultTimeout(time.Second)) // it is waited for in vain
+	js, err := jetstream.New(b.js.Conn(), jetstream.WithDefaultTimeout(time.Second)) // short, because reading the object waits for it in vain
 	must(t, err)
 	store, err := js.ObjectStore(ctx, b.name)
 	must(t, err)
@@ -129,14 +129,14 @@ func TestEmptyFolder(t *testing.T) {
 	}
 }
 
-// A bucket does what a directory does: both on real ones.
+// A bucket does the same as a directory; both are real.
 func TestTargets(t *testing.T) {
 	targets := map[string]func(t *testing.T) Target{
 		"directory": func(t *testing.T) Target { return OpenDir(nil, t.TempDir()+"/archive") },
 		"bucket":    func(t *testing.T) Target { return startBucket(t) },
 		"folder of a bucket": func(t *testing.T) Target {
 			bucket := startBucket(t)
-			lock, err := bucket.Lock(t.Context()) // it has nothing to do with the folder
+			lock, err := bucket.Lock(t.Context()) // does not concern the folder
 			must(t, err)
 			t.Cleanup(func() { must(t, lock.Release(t.Context())) })
 			return bucket.In("folder")
@@ -226,7 +226,7 @@ func spoilManifest(t *testing.T, target Target, id string) {
 	must(t, target.Put(t.Context(), manifestName(id), file))
 }
 
-// shared makes an archive of the fixture's snapshot, which is acme's, and of one for each prefix, in order of time.
+// shared makes an archive of the fixture's snapshot, which is acme's, and one more for each prefix, in order of time.
 func shared(t *testing.T, prefixes ...string) (target *Dir, saved []string) {
 	t.Helper()
 	mem := vfs.NewMem()
@@ -243,7 +243,7 @@ func shared(t *testing.T, prefixes ...string) (target *Dir, saved []string) {
 	return target, saved
 }
 
-// Keep is of the snapshots that Drop does not name: to drop a damaged one costs no whole one.
+// Keep counts only snapshots that Drop does not name: dropping a damaged one does not cost a whole one.
 func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	ctx := t.Context()
 	target, _ := shared(t, "acme", "acme", "acme")
@@ -260,11 +260,11 @@ func TestKeepsAsManyAsAreNotDropped(t *testing.T) {
 	}
 }
 
-// What is older goes, unless it is among those to keep.
+// Older snapshots are dropped, unless they are among those to keep.
 func TestDropsWhatIsOlder(t *testing.T) {
 	target, saved := shared(t, "acme", "acme", "acme")
 	slices.Reverse(saved)
-	now := time.UnixMilli(1_800_000_001_001).Add(time.Hour) // an hour behind the second
+	now := time.UnixMilli(1_800_000_001_001).Add(time.Hour) // an hour after the second snapshot
 	for keep, kept := range []int{2, 2, 2, 3} {
 		pruned, err := Prune(t.Context(), target, PruneOptions{Keep: keep, OlderThan: time.Hour, Now: now, DryRun: true})
 		must(t, err)
@@ -279,7 +279,7 @@ func TestDropsWhatIsOlder(t *testing.T) {
 	}
 }
 
-// Of an archive that two services share, each keeps its own.
+// In an archive that two services share, each service keeps its own snapshots.
 func TestKeepsOfEachService(t *testing.T) {
 	target, saved := shared(t, "acme", "carillon", "carillon", "carillon")
 	pruned, err := Prune(t.Context(), target, PruneOptions{Keep: 1})
@@ -317,7 +317,7 @@ func TestLocks(t *testing.T) {
 	}
 }
 
-// A lock in a bucket is renewed; one that is not is taken over, and its holder learns of it.
+// A lock in a bucket is renewed. One that is not renewed is taken over, and its holder finds out.
 func TestBucketLockIsTakenOver(t *testing.T) {
 	ctx := t.Context()
 	bucket := startBucket(t)
@@ -346,7 +346,7 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, second.Release(ctx))
 }
 
-// lostLock is a target whose lock another takes over after so many looks.
+// lostLock is a target whose lock is taken over by another after so many checks.
 type lostLock struct {
 	Target
 	looks int
@@ -369,7 +369,8 @@ func (l *takenLock) Check(context.Context) error {
 	return nil
 }
 
-// Who has lost the lock writes no snapshot, whose blocks may be gone, and removes nothing, which may be another's.
+// After the loss of its lock a save writes no snapshot, because blocks may be gone, and a prune removes nothing, because it may be
+// another's.
 func TestLockIsLost(t *testing.T) {
 	ctx, mem := t.Context(), vfs.NewMem()
 	target := OpenDir(mem, "archive")
@@ -394,7 +395,7 @@ func TestLockIsLost(t *testing.T) {
 	}
 }
 
-// Who gives a save up while NATS is away, as an engine does that stops, does not wait for it until the lock has ended by itself.
+// A save that is given up while NATS is away, as by an engine that stops, does not wait for NATS until the lock has ended by itself.
 func TestBucketLockIsLeft(t *testing.T) {
 	ctx, giveUp := context.WithCancel(t.Context())
 	away := &outage{}
@@ -415,7 +416,7 @@ func TestBucketLockIsLeft(t *testing.T) {
 	}
 }
 
-// outage is a network by which nobody can be reached while it is true.
+// outage is a network over which nobody can be reached while it is true.
 type outage struct{ atomic.Bool }
 
 func (o *outage) Dial(network, address string) (net.Conn, error) {
@@ -425,7 +426,7 @@ func (o *outage) Dial(network, address string) (net.Conn, error) {
 	return net.Dial(network, address)
 }
 
-// One whose process was killed while the server's clock was ahead keeps nobody out until the clock is there again.
+// A lock whose process was killed while the server's clock was ahead does not keep others out until the clock is there again.
 func TestBucketLockFromAhead(t *testing.T) {
 	bucket := startBucket(t)
 	bucket.life = time.Nanosecond
@@ -471,7 +472,7 @@ func TestBucketKeepsWhatIsPutAgain(t *testing.T) {
 		t.Errorf("it holds %q, %v", data, err)
 	}
 	must(t, b.Put(ctx, "blocks/y", nil))
-	must(t, b.store.Delete(ctx, "blocks/y")) // as JetStream does
+	must(t, b.store.Delete(ctx, "blocks/y")) // JetStream's own delete
 	if list, err := b.List(ctx, blocksFolder); err != nil || len(list) != 1 || list[0].Name != "blocks/x" {
 		t.Errorf("there is %v, %v", list, err)
 	}
@@ -486,14 +487,14 @@ func TestBucketKeepsWhatIsPutAgain(t *testing.T) {
 	}
 }
 
-// behindWith has direct gets of a bucket answered as by a replica that does not have an object yet.
+// behindWith has a bucket's direct gets answered as by a replica that does not have an object yet.
 func behindWith(t *testing.T, b *Bucket, name string) {
 	t.Helper()
 	ctx := t.Context()
 	s, err := b.js.Stream(ctx, b.stream())
 	must(t, err)
 	config := s.CachedInfo().Config
-	config.AllowDirect = false // so the server answers none, and what asks it goes by what it knew before
+	config.AllowDirect = false // so the server does not answer direct gets; clients that are open already still send them
 	s, err = b.js.UpdateStream(ctx, config)
 	must(t, err)
 	direct := "$JS.API.DIRECT.GET." + b.stream() + "."
@@ -515,8 +516,8 @@ func behindWith(t *testing.T, b *Bucket, name string) {
 	must(t, err)
 }
 
-// In a bucket of several replicas one that is behind answers direct gets, too. What it does not have counts as no deleted
-// snapshot: its blocks stay.
+// In a bucket of several replicas one that is behind answers direct gets, too. A snapshot that it does not have yet does not count as
+// deleted: its blocks stay.
 func TestBucketReplicaBehind(t *testing.T) {
 	ctx, b := t.Context(), startBucket(t)
 	mem := vfs.NewMem()
@@ -546,7 +547,7 @@ func TestBucketReplicaBehind(t *testing.T) {
 	}
 }
 
-// listsOnly is an archive with an object that is listed and then not there.
+// listsOnly is an archive with an object that is listed, but not there when it is read.
 type listsOnly struct {
 	Target
 	name string
@@ -559,7 +560,8 @@ func (l listsOnly) Get(ctx context.Context, name string) ([]byte, error) {
 	return l.Target.Get(ctx, name)
 }
 
-// A snapshot that is gone when a List reads it was pruned. A prune knows that none was, and touches nothing.
+// A snapshot that is gone when List reads it was pruned, and List leaves it out. A prune holds the lock, so it knows that none was
+// pruned, and removes nothing.
 func TestListedAndGone(t *testing.T) {
 	ctx, mem := t.Context(), vfs.NewMem()
 	target := OpenDir(mem, "archive")
@@ -576,7 +578,7 @@ func TestListedAndGone(t *testing.T) {
 	must(t, err)
 }
 
-// A lock that a replica does not have yet is not lost.
+// A lock that one replica does not have yet is not lost.
 func TestBucketLockReplicaBehind(t *testing.T) {
 	ctx, b := t.Context(), startBucket(t)
 	lock, err := b.Lock(ctx)
@@ -620,7 +622,7 @@ func TestSaveRefuses(t *testing.T) {
 	}
 }
 
-// The pace rests in proportion.
+// The pace rests in proportion to the work.
 func TestPace(t *testing.T) {
 	start := time.Now()
 	p := &pace{share: 0.25, resumed: start}

@@ -19,7 +19,7 @@ type Verified struct {
 	Blocks    int   // each once, however many snapshots name it
 	Bytes     int64 // of their files
 	Pairs     uint64
-	Unused    int // blocks that no snapshot names: left by an interrupted save, or by Prune
+	Unused    int // blocks that no snapshot names: left by an interrupted save or Prune
 	Problems  []Problem
 }
 
@@ -29,7 +29,7 @@ type Problem struct {
 	Err       error    // *Damage, wal.ErrVersion
 }
 
-// Verify reads snapshots, all when no ids are given, with all their blocks, and checks every byte. It goes on after
+// Verify reads snapshots with all of their blocks, and checks every byte. Without ids it verifies all snapshots. It goes on after
 // a problem. Errors: ErrNotFound for a snapshot that is not there, what the target said.
 func Verify(ctx context.Context, t Target, ids []string, progress func(Progress)) (*Verified, error) {
 	v := &verifier{target: t, progress: progress, named: make(map[string][]string)}
@@ -65,8 +65,8 @@ type verifier struct {
 	target    Target
 	progress  func(Progress)
 	manifests []*Manifest
-	order     []*Block            // each block once
-	named     map[string][]string // IDs of snapshots by names of blocks
+	order     []*Block            // the blocks to read, each once
+	named     map[string][]string // by a block's name: the IDs of the snapshots that name it
 
 	mu    sync.Mutex
 	done  Progress
@@ -168,8 +168,8 @@ func (v *verifier) block(ctx context.Context, b *Block) error {
 	return nil
 }
 
-// fetch reads a block and checks all that can be said of it alone. Errors: *Damage, also for one that is not there;
-// wal.ErrVersion, what the target said.
+// fetch reads a block and checks everything that can be checked without its manifest. Errors: *Damage, also for a block that is not
+// there; wal.ErrVersion; what the target said.
 func fetch(ctx context.Context, t Target, b *Block) (raw []byte, info blockInfo, err error) {
 	path := t.Path(b.Name())
 	file, err := t.Get(ctx, b.Name())
@@ -183,10 +183,10 @@ func fetch(ctx context.Context, t Target, b *Block) (raw []byte, info blockInfo,
 	return raw, info, err
 }
 
-// pruned takes out the problems of snapshots that have gone since they were looked for, blocks first: a prune does not wait for
-// who reads. Error: ErrNotFound, where they were asked for by name.
+// pruned drops the problems of snapshots that were pruned meanwhile, because a prune does not wait for readers: their blocks may have
+// been missing. Error: ErrNotFound, if the snapshots were asked for by id.
 func (v *verifier) pruned(ctx context.Context, named bool) error {
-	gone := make(map[string]bool) // those with problems
+	gone := make(map[string]bool) // of the snapshots with problems
 	for _, p := range v.found.Problems {
 		for _, id := range p.Snapshots {
 			if _, looked := gone[id]; looked {
@@ -209,7 +209,7 @@ func (v *verifier) pruned(ctx context.Context, named bool) error {
 	return nil
 }
 
-// compare checks that a manifest says of its blocks what they are, and that the keys of each room ascend.
+// compare checks that a manifest describes its blocks correctly, and that the keys of each room ascend.
 func (v *verifier) compare(m *Manifest) {
 	file := v.target.Path(manifestName(m.ID))
 	for p := range m.Partitions {
@@ -234,7 +234,7 @@ func (v *verifier) compare(m *Manifest) {
 	}
 }
 
-// roomCheck compares the blocks of a room, in order, with what the manifest says of them.
+// roomCheck compares the blocks of a room, in order, with what the manifest says about them.
 type roomCheck struct {
 	room       byte
 	last       []byte
