@@ -9,10 +9,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// apiLevel is nats-server 2.12's, told by whoever leads JetStream: it may be another server than the one connected to.
+// apiLevel is the API level of nats-server 2.12. The leader of JetStream reports it, which may be another server than the one that
+// the engine is connected to.
 const apiLevel = 2
 
-// account is what JetStream says of the engine's account.
+// account is JetStream's answer about the engine's account.
 type account struct {
 	tier
 	Tiers map[string]tier `json:"tiers"` // of an account whose limits depend on the replicas: "R1", "R3"
@@ -32,7 +33,7 @@ type tier struct {
 	} `json:"limits"`
 }
 
-// of is what counts for streams of so many replicas.
+// of returns the limits for streams of so many replicas.
 func (a *account) of(replicas int) tier {
 	if t, ok := a.Tiers[fmt.Sprintf("R%d", replicas)]; ok {
 		return t
@@ -43,7 +44,7 @@ func (a *account) of(replicas int) tier {
 // ErrNoJetStream: nats-server has no JetStream, or none for the engine's account.
 var ErrNoJetStream = errors.New("streams: JetStream is not enabled")
 
-// lookAround asks JetStream whether it is there and new enough.
+// lookAround checks that JetStream is there and new enough.
 func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
 	err = (&stream{nc: nc}).request(ctx, "INFO", nil, &a)
 	var api *APIError
@@ -53,7 +54,7 @@ func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
 	case errors.As(err, &api) && api.ErrCode == codeNotEnabled:
 		return a, fmt.Errorf("%w on nats-server %s", ErrNoJetStream, nc.ConnectedServerName())
 	case errors.Is(err, ErrDisconnected):
-		// In a cluster others may have it, and be away at the moment.
+		// In a cluster other servers may have JetStream, and be away at the moment.
 		if on, _ := nc.ConnectedServerJetStream(); !on && nc.IsConnected() {
 			if nc.ConnectedClusterName() == "" {
 				return a, fmt.Errorf("%w on nats-server %s, which stands alone", ErrNoJetStream, nc.ConnectedServerName())
@@ -68,7 +69,7 @@ func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
 	return a, refusal(nc, err)
 }
 
-// notMade says why a stream could not be made, with the figures that it is about.
+// notMade says why a stream could not be made, with the limits that matter.
 func (c Config) notMade(ctx context.Context, nc *nats.Conn, want jetstream.StreamConfig, err error) error {
 	var api *jetstream.APIError
 	if !errors.As(err, &api) {
@@ -108,7 +109,7 @@ func (c Config) notMade(ctx context.Context, nc *nats.Conn, want jetstream.Strea
 	return fmt.Errorf("%w; the servers' max_file_store leaves too little", err)
 }
 
-// storage is what all streams take when full, over all replicas.
+// storage is how much all streams take when they are full, over all replicas.
 func (c Config) storage() string {
 	log, out := c.logConfig().MaxBytes, c.outConfig(0).MaxBytes
 	if log < 0 || out < 0 {

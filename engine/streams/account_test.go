@@ -38,7 +38,7 @@ func connectTo(t *testing.T, url string, options ...nats.Option) *nats.Conn {
 	return nc
 }
 
-// refuses opens streams and wants an error that says all of these.
+// refuses opens streams and wants an error that contains all of these texts.
 func refuses(t *testing.T, nc *nats.Conn, cfg Config, want ...string) error {
 	t.Helper()
 	s, err := Open(t.Context(), nc, cfg)
@@ -68,7 +68,7 @@ func TestNoJetStream(t *testing.T) {
 	}
 }
 
-// A server of a cluster, which a leaf node is for itself, may be without JetStream: others have it, and may come back.
+// A server of a cluster (a leaf node is one of its own) may be without JetStream: other servers have it, and may come back.
 func TestNoJetStreamInCluster(t *testing.T) {
 	t.Parallel()
 	nc := connectTo(t, serverOf(t, `server_name: bare, cluster { name: C, listen: "127.0.0.1:-1" }`).ClientURL())
@@ -78,7 +78,7 @@ func TestNoJetStreamInCluster(t *testing.T) {
 	}
 }
 
-// olderServer stands before a real server and says that it is of another version.
+// olderServer is a proxy for a real server that reports another version.
 func olderServer(t *testing.T, ns *server.Server, version string) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -125,7 +125,7 @@ func TestServerTooOld(t *testing.T) {
 	refuses(t, connectTo(t, olderServer(t, ns, "2.11.9")), Config{}, "nats-server is 2.11.9", "must be 2.12 or newer")
 	open(t, connectTo(t, olderServer(t, ns, "2.12.0")), Config{})
 
-	// Another server may lead JetStream: it says so itself.
+	// Another server may lead JetStream, and reports its own API level.
 	bare := connectTo(t, serverOf(t, `server_name: bare`).ClientURL())
 	leader := func(m *nats.Msg) { _ = m.Respond([]byte(`{"api":{"level":1}}`)) }
 	if _, err := bare.Subscribe("$JS.API.INFO", leader); err != nil {
@@ -134,7 +134,7 @@ func TestServerTooOld(t *testing.T) {
 	refuses(t, bare, Config{}, "leads JetStream has API level 1", "must be 2.12 or newer")
 }
 
-// What keeps streams from being made is said with the figures it is about.
+// If streams cannot be made, the error has the limits that matter.
 func TestNoRoom(t *testing.T) {
 	t.Parallel()
 	const user = `users: [{user: u, password: p}]}}, no_auth_user: u`
@@ -171,7 +171,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// Each right that is needed is named when it is not there, and what else is there makes no difference.
+// Each right that is needed is named if it is missing, whatever other rights there are.
 func TestMissingRights(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Partitions: 2, Rights: Rights{Subscribe: []string{"carillon.api.>"}, Answer: true}}
@@ -199,12 +199,12 @@ func TestMissingRights(t *testing.T) {
 	refuses(t, connect(t, `{allow: "carillon.>", deny: "$JS.>"}`, `">"`, ""), cfg, userInfo) // which says nothing itself
 	refuses(t, connect(t, `">"`, `{deny: "_INBOX.>"}`, ""), cfg, "_INBOX.")
 
-	// Of many the first are named, and the others counted.
+	// If many are missing, the first are named, and the others counted.
 	refuses(t, connect(t, allow(list(nil, "")), `">"`, ""), cfg, "may not publish on carillon.cmd.*.*", "and ")
 }
 
-// Behind a leaf node both servers tell what somebody may do: the engine's own of it, and the hub of the leaf, which may not use JetStream
-// without naming its domain.
+// Behind a leaf node both servers answer what the user may do: the engine's own server about the engine, and the hub about the leaf node,
+// which may not use JetStream without naming its domain.
 func TestRightsBehindALeaf(t *testing.T) {
 	t.Parallel()
 	hub := serverOf(t, `server_name: hub, jetstream: {domain: hub}, leafnodes: {listen: "127.0.0.1:-1"}`)
@@ -237,7 +237,7 @@ func TestRightsBehindALeaf(t *testing.T) {
 	open(t, nc, Config{Partitions: 2})
 }
 
-// What nats-server says of a user tells what is missing. Who has allow_responses and no list of subjects may only answer.
+// nats-server's answer about a user shows what is missing. A user with allow_responses and no list of subjects may only answer requests.
 func TestRightsMissing(t *testing.T) {
 	need := Rights{Publish: []string{"a"}, Answer: true}
 	for said, want := range map[string]int{

@@ -11,10 +11,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// acks publishes and routes the answers. All of them come back on one wildcard subscription: the last
-// token of the reply subject is the number of the publish in base 36, the time when it went out. An answer,
-// the timeout, a broken connection and close race for each awaited publish; whoever takes it out of the map
-// calls it back.
+// acks publishes messages and routes the answers. All answers come back on one wildcard subscription: the last
+// token of the reply subject is the number of the publish in base 36, which is also the time when it was sent. An answer,
+// the timeout, a broken connection and close race for each awaited publish; whoever takes it out of waiting
+// calls its callback.
 type acks struct {
 	nc      *nats.Conn
 	prefix  string // of the reply subjects, with the dot
@@ -25,9 +25,9 @@ type acks struct {
 	done    sync.WaitGroup
 
 	mu      sync.Mutex
-	last    uint64 // µs since began, unless there are more than one in a µs
+	last    uint64 // the last number: µs since began, or one more than the number before
 	waiting map[uint64]func(uint64, error)
-	// Numbers in the order of publishing. Those that were answered stay until they are looked at, which is every
+	// Numbers in the order of publishing. Those that were answered stay until the next look (expire), which is every
 	// ackLook while there are any.
 	sent   [kinds][]uint64
 	look   *time.Timer
@@ -35,15 +35,15 @@ type acks struct {
 }
 
 const (
-	ackLook   = 50 * time.Millisecond  // between two looks which answers have not come in time
-	lateAfter = 250 * time.Millisecond // a busy machine's stalls take less, mostly; who is told asks, and goes on
+	ackLook   = 50 * time.Millisecond  // between two looks for answers that have not come in time
+	lateAfter = 250 * time.Millisecond // longer than most stalls of a busy machine; who gets ErrLate asks the stream, and goes on
 )
 
-// The kinds of publishes that are awaited.
+// The kinds of awaited publishes.
 const (
-	once    = iota // it is waited for as long as allowed
-	patient        // the same, and its sender is told that it is late: ErrLate
-	told           // a patient one whose sender was told
+	once    = iota // the answer is awaited until the timeout
+	patient        // the same, but after lateAfter its sender gets ErrLate
+	told           // a patient one whose sender got ErrLate
 	kinds
 )
 
@@ -61,11 +61,11 @@ func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 		a.look.Stop()
 		return nil, fmt.Errorf("streams: subscribe to acks: %w", err)
 	}
-	// Limits would drop answers, which are small and as many as there are publishes awaiting them.
+	// No limits, which would drop answers: answers are small, and no more than awaited publishes.
 	if err := a.sub.SetPendingLimits(-1, -1); err != nil {
 		return nil, fmt.Errorf("streams: subscribe to acks: %w", err)
 	}
-	// A frame on the wire may overtake what the library has not sent yet.
+	// A frame on the wire may overtake the subscription, which the library may not have sent yet.
 	if err := nc.Flush(); err != nil {
 		return nil, fmt.Errorf("streams: subscribe to acks: %w", err)
 	}
@@ -84,7 +84,7 @@ func (a *acks) publish(m *nats.Msg, kind int, onAck func(uint64, error)) error {
 	return a.publishBy(nil, m, kind, onAck)
 }
 
-// publishBy is publish by a wire, unless that is nil.
+// publishBy is publish on a wire, if w is not nil.
 func (a *acks) publishBy(w *Wire, m *nats.Msg, kind int, onAck func(uint64, error)) error {
 	if onAck == nil {
 		return sendError(a.send(w, m))
@@ -123,15 +123,15 @@ func (a *acks) await(kind int, onAck func(uint64, error)) (id uint64, err error)
 	return a.last, nil
 }
 
-// awaits tells whether there is anything to look at; its caller holds mu.
+// awaits tells whether there is anything to look at. The caller holds mu.
 func (a *acks) awaits() bool {
 	return slices.ContainsFunc(a.sent[:], func(sent []uint64) bool { return len(sent) > 0 })
 }
 
-// passed is the time since the first number.
+// passed is the time since began, which numbers count from.
 func (a *acks) passed() time.Duration { return time.Since(a.began) }
 
-// patience is how long an answer is waited for, or for how long nothing is said of it; its caller holds mu.
+// patience is how long an answer may take before its sender gets ErrTimeout, or ErrLate. The caller holds mu.
 func (a *acks) patience(kind int) time.Duration {
 	if kind == patient {
 		return min(lateAfter, a.timeout)
@@ -180,7 +180,7 @@ func (a *acks) receive(m *nats.Msg) {
 	f(parseAck(m.Data))
 }
 
-// noResponders recognizes the server's word that nobody listens on a subject.
+// noResponders recognizes the server's message that nobody listens on a subject.
 func noResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header.Get("Status") == "503"
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// unanswered are streams whose messages to the subject "hole" arrive, and are answered by the test alone. An answer from
-// the log has come before.
+// unanswered are streams whose messages to the subject "hole" arrive, and only the test answers them. The log has given an answer
+// before.
 func unanswered(t *testing.T) (s *Streams, hole *nats.Subscription) {
 	t.Helper()
 	h := newHost(t)
@@ -23,7 +23,7 @@ func unanswered(t *testing.T) (s *Streams, hole *nats.Subscription) {
 	return s, hole
 }
 
-// answerNext answers the next message that has come there.
+// answerNext answers the next message that has arrived there.
 func answerNext(t *testing.T, hole *nats.Subscription) {
 	t.Helper()
 	m, err := hole.NextMsg(time.Minute)
@@ -35,7 +35,7 @@ func answerNext(t *testing.T, hole *nats.Subscription) {
 	}
 }
 
-// Who is patient is told once that an answer is late, and gets it when it comes; where none comes that is told in time.
+// A patient publish gets ErrLate once if its answer is late, and the answer when it comes. If none comes, it gets ErrTimeout in time.
 func TestLate(t *testing.T) {
 	s, hole := unanswered(t)
 	type answer struct {
@@ -81,13 +81,13 @@ func TestLate(t *testing.T) {
 	if a := <-answers; !errors.Is(a.err, ErrTimeout) {
 		t.Errorf("the last word is %v", a.err)
 	}
-	s.acks.expire() // nothing is left to tell
+	s.acks.expire() // calls nobody
 	if len(answers) > 0 {
 		t.Errorf("one more word came: %v", (<-answers).err)
 	}
 }
 
-// Answers that are late are looked for in time whatever else is published meanwhile.
+// Late answers are noticed in time, whatever else is published meanwhile.
 func TestLookIsNotPutOff(t *testing.T) {
 	a := &acks{began: time.Now(), waiting: make(map[uint64]func(uint64, error)), look: time.NewTimer(time.Hour)}
 	for awaited := range 3 {
@@ -107,7 +107,7 @@ func TestAskedAgain(t *testing.T) {
 	asked := 0
 	if _, err := nc.Subscribe("question", func(m *nats.Msg) {
 		if asked++; asked == 3 {
-			_ = m.Respond([]byte("answer")) // what fails shows
+			_ = m.Respond([]byte("answer")) // a failure shows below
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestAskedAgain(t *testing.T) {
 	}
 }
 
-// A question whose connection breaks before there is an answer fails as one that could not be sent: nats.go ends it.
+// A question whose connection breaks before the answer fails like one that could not be sent, because nats.go ends it.
 func TestAskedAndLeft(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()

@@ -30,7 +30,7 @@ func triggerHeader(i int) nats.Header {
 	}
 }
 
-// BenchmarkPublishAsync is the usual way, an ack a message.
+// BenchmarkPublishAsync is the usual way, with an ack for each message.
 func BenchmarkPublishAsync(b *testing.B) {
 	_, nc, _ := fresh(b, Config{Partitions: 1})
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4000))
@@ -48,7 +48,7 @@ func BenchmarkPublishAsync(b *testing.B) {
 	<-js.PublishAsyncComplete()
 }
 
-// triggerLines are the same in the form of the wire.
+// triggerLines are the same headers in the form of the wire.
 func triggerLines(dst []byte, i int) []byte {
 	dst = append(dst, "Carillon-Output: "...)
 	dst = strconv.AppendInt(dst, int64(i), 10)
@@ -61,8 +61,8 @@ func appendID(dst []byte, i uint64) []byte {
 	return strconv.AppendUint(append(dst, "AB34CD56EF.1."...), i, 36)
 }
 
-// BenchmarkPublishChained asks for every 500th ack and keeps 8 such windows open a stream: through the
-// client library, on the wire, and there with each message naming the one before it. cpu-ns/op is of the whole process, server
+// BenchmarkPublishChained asks for every 500th ack and keeps 8 such windows open for each stream: through the
+// client library, on the wire, and on the wire with each message linked to the one before. cpu-ns/op is of the whole process, server
 // included.
 func BenchmarkPublishChained(b *testing.B) {
 	for _, streams := range []int{1, 8} {
@@ -136,7 +136,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkSend is the client's part alone: what a message costs before the server sees it.
+// BenchmarkSend is only the client's part: what a message costs before the server sees it.
 func BenchmarkSend(b *testing.B) {
 	_, nc, _ := fresh(b, Config{Partitions: 1})
 	data := make([]byte, benchPayload)
@@ -157,7 +157,7 @@ func BenchmarkSend(b *testing.B) {
 	}
 }
 
-// BenchmarkRead reads a backlog of 300-byte records, by each of the ways there are.
+// BenchmarkRead reads a backlog of 300-byte records, in each of the ways there are.
 func BenchmarkRead(b *testing.B) {
 	const n = 300_000
 	s, nc, _ := fresh(b, Config{Partitions: 1})

@@ -18,8 +18,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// A chain on three replicas, each message with an ack of its own: pipelined, and without a gap or a doubled message
-// across the loss of the stream's leader in the middle of it.
+// A chain on three replicas, pipelined, each message with an ack of its own. There is no gap and no duplicate message
+// although the stream's leader is lost in the middle.
 func TestReplicatedChain(t *testing.T) {
 	t.Parallel()
 	c := natstest.StartCluster(t, 3, "")
@@ -89,7 +89,7 @@ func chainAll(t testing.TB, out *OutStream, behind uint64, from, to int) uint64 
 			}
 		}
 		var failed error
-		for i := from; i < end; i++ { // all of them: then nothing is in flight any more
+		for i := from; i < end; i++ { // waits for all acks: then nothing is in flight any more
 			if err := <-answers; err != nil {
 				failed = err
 			}
@@ -100,7 +100,7 @@ func chainAll(t testing.TB, out *OutStream, behind uint64, from, to int) uint64 
 		}
 		eventually(t, "the stream tells its end", func() bool {
 			info, m, err := out.Last(t.Context())
-			if err != nil || m == nil { // or nothing was stored
+			if err != nil || m == nil { // m is nil if nothing was stored
 				return err == nil
 			}
 			behind = info.Last
@@ -112,8 +112,8 @@ func chainAll(t testing.TB, out *OutStream, behind uint64, from, to int) uint64 
 	return behind
 }
 
-// Why chains on replicated streams have no links (engine/chain.go): nats-server, from 2.14 on, ends all replicas of
-// a stream over one message that expects another message id before it. If this fails, links can be had there, too.
+// Why chains on replicated streams have no links (engine/chain.go): from 2.14 on, nats-server stops all replicas of
+// a stream because of one message that expects another message id before it. If this test fails, links may be possible there.
 func TestReplicatedLink(t *testing.T) {
 	t.Parallel()
 	c := natstest.StartCluster(t, 3, "")
@@ -139,7 +139,8 @@ func TestReplicatedLink(t *testing.T) {
 	}
 }
 
-// The leader of a stream steps down for the server that is named; asked again, for one that leads already, nobody does.
+// The leader of a stream steps down in favour of the server that is named. When it is asked again, in favour of the one that leads
+// already, nothing happens.
 func TestStepDown(t *testing.T) {
 	t.Parallel()
 	c := natstest.StartCluster(t, 3, "")
@@ -189,7 +190,7 @@ func TestStepDown(t *testing.T) {
 	}
 }
 
-// mustInfo asks a log that has a leader how it is.
+// mustInfo returns the Info of a log that has a leader.
 func mustInfo(t testing.TB, s *Streams) Info {
 	t.Helper()
 	info, err := s.Log.Info(t.Context())
@@ -199,8 +200,8 @@ func mustInfo(t testing.TB, s *Streams) Info {
 	return info
 }
 
-// A replica that is left alone says nothing of what the stream holds: others may have gone on without it. nats-server
-// lets it answer, first as the leader that it was, and later because it has none.
+// The answer of a replica that is left alone does not count, because the others may have gone on without it. nats-server
+// lets it answer, at first as the leader that it was, and later because there is no leader.
 func TestAloneOfThree(t *testing.T) {
 	t.Parallel()
 	c := natstest.StartCluster(t, 3, "")
@@ -224,7 +225,7 @@ func TestAloneOfThree(t *testing.T) {
 	})
 }
 
-// The API gives no message while JetStream has no leader of all servers; a stream that has one of its own is read all the same.
+// While JetStream's servers have no leader, the API gives no messages; but a stream that has a leader is read all the same.
 func TestReadWithoutLeaderOfAll(t *testing.T) {
 	t.Parallel()
 	const messages, more = 2 * scanFew, 5 // too many to be asked for one by one
@@ -238,7 +239,7 @@ func TestReadWithoutLeaderOfAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stay := []string{leader, followers[0]} // most of the stream's three, and not of all five
+	stay := []string{leader, followers[0]} // a majority of the stream's three servers, but not of all five
 	for i := range 5 {
 		if !slices.Contains(stay, fmt.Sprintf("n%d", i+1)) {
 			c.Stop(i)
@@ -268,14 +269,14 @@ func TestReadWithoutLeaderOfAll(t *testing.T) {
 	if now := scanned(t, out, messages+more); !reflect.DeepEqual(now[:messages], before) {
 		t.Errorf("with %d more read %+v, and before %+v", more, now, before)
 	}
-	// Of one that no replica has nothing is said, once the last server knows that the leader of all is gone.
+	// A message that no replica has is not reported as missing, once the last server knows that JetStream's leader is gone.
 	eventually(t, "nothing is said", func() bool {
 		_, err := out.Get(t.Context(), messages+more+1)
 		return errors.Is(err, ErrDisconnected)
 	})
 }
 
-// scanned is all of a stream that holds so many messages.
+// scanned scans all of a stream that has so many messages.
 func scanned(t testing.TB, out *OutStream, messages uint64) (all []Message) {
 	t.Helper()
 	err := out.Scan(t.Context(), 0, messages, func(batch []Message) error { all = append(all, batch...); return nil })

@@ -22,54 +22,53 @@ type Config struct {
 	StreamPrefix string // of streams, default "CARILLON"
 	Partitions   int    // 1 to 1024; default what the log was made with, else 8
 
-	Replicas int // default 1; an existing stream must have as many at least
+	Replicas int // default 1; an existing stream must have at least as many
 
-	// These count when a stream is made. Of one that is there they stay as they are: an operator
-	// changes them with `nats stream edit`, unless Rebound.
+	// These are for streams that are made. Existing streams keep theirs (an operator changes them with `nats stream edit`),
+	// unless Rebound is set.
 	LogMaxBytes  int64         // the log refuses records beyond it; default 256 MiB, -1 none
-	OutMaxBytes  int64         // of each output stream, the oldest go first; default 512 MiB / Partitions, but LeastBytes at least, -1 none
+	OutMaxBytes  int64         // of each output stream, which drops the oldest; default 512 MiB / Partitions, but at least LeastBytes; -1 none
 	OutMaxAge    time.Duration // of an output, default 72 h, -1 none
 	PersistAsync bool          // output streams acknowledge before they write; needs one replica
 
-	// Rebound has the bounds of bytes and age that are given, and are not defaults, count for streams that are there, too: where
-	// nobody but the caller may edit them.
+	// Rebound has Open change the bounds of bytes and age of existing streams to those that are given here, but not to
+	// defaults. It is for a caller who is the only one who may edit the streams.
 	Rebound bool
 
-	// Known has Open make nothing where the log is not there: the caller has read it.
+	// Known says that the caller has read the log before: if it is not there, Open fails instead of making it.
 	Known bool
 
-	Bucket     int64         // bytes of a bucket that the caller makes besides, for what is said of the room that all need
-	Rights     Rights        // what the caller needs besides; Open refuses a user who lacks any of it
+	Bucket     int64         // bytes of a bucket that the caller makes itself, to be counted in errors about missing room
+	Rights     Rights        // what else the caller needs; Open refuses a user who lacks any of it
 	Reader     string        // name of the log's consumer, unique among the engines; default a random one
-	AckTimeout time.Duration // until a publish without an answer is ErrTimeout at the latest, default 5 s
-	Wire       *Wire         // of the connection, when there is one
-	OnReset    func(error)   // told why a reader of the log starts over; called from Read, may be nil
-	// Gather says for how long a reader of the log lets a batch grow once nothing more has arrived: whoever delivers it
-	// pays as much for few records as for many. Called from Read for each batch; nil is no time.
+	AckTimeout time.Duration // after which a publish without an answer is ErrTimeout, default 5 s
+	Wire       *Wire         // of the connection, if it has one
+	OnReset    func(error)   // called from Read with the reason why a reader of the log starts over; may be nil
+	// Gather says how long a reader of the log lets a batch grow once nothing more has arrived, because to deliver few
+	// records costs as much as many. Called from Read for each batch; nil: no time.
 	Gather func() time.Duration
 }
 
-// MaxPartitions is how many a service may have.
+// MaxPartitions is how many partitions a service may have.
 const MaxPartitions = 1024
 
-// LeastBytes is the least bound of a stream that holds any message: a trigger takes up to some 540 KiB. An output stream
-// of less drops a larger one as it comes, and a log refuses it for good.
+// LeastBytes is the least bound of a stream that can hold any message: a trigger takes up to some 540 KiB. An output stream
+// with a lower bound drops a larger message at once, and a log refuses it for good.
 const LeastBytes = 1 << 20
 
 const (
 	defaultPartitions = 8
-	// After a kill nats-server reads every byte of every stream that was written to since it last wrote
-	// its state, so what all of them hold together is what a restart waits for: about 1.2 s for these
-	// (BenchmarkRestart), whatever the number of partitions. Less would cost slow workers their triggers
-	// (512 MiB is a million), more would cost the restart its second.
+	// After a kill nats-server reads every byte of each stream that was written to since it last wrote
+	// its state. So a restart takes the longer the more all streams hold together: about 1.2 s with these bounds
+	// (BenchmarkRestart), whatever the number of partitions. With less, slow workers would lose triggers
+	// (512 MiB is a million); with more, the restart would take longer than its target of a second or so.
 	defaultLogMaxBytes = 256 << 20
 	defaultOutBytes    = 512 << 20
-	// duplicateWindow is the least the server takes. Nothing here relies on it.
+	// duplicateWindow is the least that the server accepts. Nothing here relies on it.
 	duplicateWindow = 100 * time.Millisecond
 	// requestTimeout bounds one request to the JetStream API.
 	requestTimeout = 5 * time.Second
-	// directTimeout bounds a direct get, which stands in for the API where that does not answer. Whoever is told of that asks
-	// again.
+	// directTimeout bounds a direct get, which is used if the API does not answer. If it fails, the caller asks again.
 	directTimeout = time.Second
 )
 
@@ -115,12 +114,12 @@ func (c Config) Validate() error {
 func (c Config) logName() string      { return c.StreamPrefix + "_LOG" }
 func (c Config) outName(p int) string { return c.StreamPrefix + "_OUT_" + strconv.Itoa(p) }
 
-// logConfig is the log as it is made. A full log refuses new records and never drops an unread one.
+// logConfig is the log's configuration. A full log refuses new records, and never drops one that is unread.
 func (c Config) logConfig() jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name:        c.logName(),
 		Description: "Carillon: the order of everything",
-		// Three tokens behind cmd would be stored but never read, so they are no subject of ours.
+		// A record with three tokens behind cmd would be stored but never read, so the log does not have such subjects.
 		Subjects: []string{c.Prefix + ".cmd.*.*", c.Prefix + ".log.>"},
 		SubjectTransform: &jetstream.SubjectTransformConfig{
 			Source:      c.Prefix + ".cmd.*.*",
@@ -164,7 +163,7 @@ func (c Config) outConfig(p int) jetstream.StreamConfig {
 	return cfg
 }
 
-// Streams is the log and the output streams over one connection.
+// Streams are the log and the output streams over one connection.
 type Streams struct {
 	Log *Log
 	Out []*OutStream // by partition
@@ -174,12 +173,12 @@ type Streams struct {
 	need  Rights
 }
 
-// Open makes the streams that are missing, checks those that are there, and starts to listen for
+// Open makes the streams that are missing, checks those that exist, and starts to listen for
 // publish acks on nc. Close ends that; the connection stays the caller's.
 //
-// Errors: a server older than 2.12, [ErrNoJetStream], [ErrNoStream] where the log was Known, a user without the rights needed, an account or servers without
-// room for the streams, a number of partitions other than the one the log was made with, a stream whose shape breaks
-// the design. Each names what is wrong and how it must be.
+// Errors: a server older than 2.12; [ErrNoJetStream]; [ErrNoStream] if the log was Known and is not there; a user without the rights
+// needed; an account or servers without room for the streams; a number of partitions other than the one that the log was made with; a
+// stream whose configuration the engine cannot work with. Each says what is wrong and how it must be.
 func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -227,9 +226,9 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := given.rebound(ctx, js, got, given.LogMaxBytes, 0); err != nil {
 		return nil, err
 	}
-	cfg.Replicas = got.Replicas // and of the output streams that are still to be made
+	cfg.Replicas = got.Replicas // output streams that are made now get as many
 	for i := range cfg.Partitions {
-		p := (i + 1) % cfg.Partitions // 0 comes last: who counts them from 0 on finds none, or all
+		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
 		want := cfg.outConfig(p)
 		got, err := cfg.ensure(ctx, js, want)
 		if err != nil {
@@ -258,12 +257,12 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 // Flush sends what PublishChained has gathered.
 func (s *Streams) Flush() { s.press.flush() }
 
-// CheckRights refuses a connection whose user has not the rights that Open asked for.
+// CheckRights refuses a connection whose user lacks any of the rights that Open checked.
 func (s *Streams) CheckRights(ctx context.Context, nc *nats.Conn) error {
 	return checkRights(ctx, nc, s.need)
 }
 
-// Close stops listening for acks; those still awaited end with ErrClosed before it returns.
+// Close stops listening for acks. Those still awaited end with ErrClosed before it returns.
 func (s *Streams) Close() { s.acks.close() }
 
 func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.StreamConfig, error) {
@@ -280,7 +279,7 @@ func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstre
 	return st.CachedInfo().Config, nil
 }
 
-// rebound gives a stream that is there other bounds, where that is wanted; 0 leaves one as it is.
+// rebound gives an existing stream other bounds, if Config.Rebound says so; 0 leaves a bound as it is.
 func (c Config) rebound(ctx context.Context, js jetstream.JetStream, got jetstream.StreamConfig, bytes int64, age time.Duration) error {
 	want := got
 	if bytes != 0 {
@@ -312,7 +311,7 @@ func (c Config) partitionsOf(got jetstream.StreamConfig) (int, bool) {
 	return n, err == nil && n >= 1 && n <= MaxPartitions
 }
 
-// check refuses a stream that is misshapen.
+// check refuses a stream that the engine cannot work with.
 func check(got, want jetstream.StreamConfig) error {
 	if wrong := misshapen(&got, &want); wrong != "" {
 		return fmt.Errorf("streams: %s cannot be used: %s", got.Name, wrong)
@@ -320,8 +319,8 @@ func check(got, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// misshapen compares what the design stands on, and says what is wrong. Bounds of bytes and of an output's age, more replicas,
-// compression and placement are the operator's.
+// misshapen says what is wrong with a stream's configuration: it compares the settings that the engine relies on. Bounds of
+// bytes and of an output's age, more replicas, compression and placement are the operator's.
 func misshapen(got, want *jetstream.StreamConfig) string {
 	var bad []string
 	is := func(ok bool, format string, v ...any) {
@@ -346,7 +345,7 @@ func misshapen(got, want *jetstream.StreamConfig) string {
 	is(got.Replicas >= want.Replicas, "it has %d replicas, %d are asked for (nats stream edit %s --replicas %d)",
 		got.Replicas, want.Replicas, got.Name, want.Replicas)
 	if want.Discard == jetstream.DiscardNew {
-		// The log is cut by the engine alone, below its checkpoints, and it looks at its bytes for that.
+		// Only the engine cuts the log, below its checkpoints; how many bytes the log has tells it when.
 		is(got.MaxAge == 0, "max age is %s, must be none", got.MaxAge)
 		is(got.MaxMsgs <= 0, "max messages is %d, must be none", got.MaxMsgs)
 		is(got.MaxConsumers <= 0, "max consumers is %d, must be none", got.MaxConsumers)
@@ -365,8 +364,8 @@ func misshapen(got, want *jetstream.StreamConfig) string {
 	return strings.Join(bad, "; ")
 }
 
-// needsVersion: persist_mode came with 2.12, and so did the check of a replicated stream's last sequence before a
-// message is proposed; the chain over three servers is tested from there on.
+// needsVersion is 2.12 because persist_mode came with it, and so did the check of a replicated stream's last sequence before a
+// message is proposed. Chains over three servers are tested from that version on.
 const needsVersion = "nats-server must be 2.12 or newer"
 
 func checkVersion(version string) error {

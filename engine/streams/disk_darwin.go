@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Syncfs asks the system to write out everything written so far, on every file system: there is no
-// call for one alone here, and this one does not wait for the disk.
+// Syncfs asks the system to write out everything written so far, on every file system: this system has no
+// call for a single one, and this call does not wait for the disk.
 func Syncfs(dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("streams: syncfs: %w", err)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FreeBytes is what an ordinary user may still write to the file system of dir.
+// FreeBytes is how much an ordinary user may still write to the file system of dir.
 func FreeBytes(dir string) (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -11,12 +11,12 @@ import (
 )
 
 var (
-	// ErrWrongSequence: the stream's last message is another than expected. See WrongSequenceError.
+	// ErrWrongSequence: the stream's last sequence is another than expected. See WrongSequenceError.
 	ErrWrongSequence = errors.New("streams: wrong last sequence")
 	// ErrTimeout: no answer came; the message may be stored or not. nats-server does not answer at all
 	// when a file stream cannot be written, so a full disk looks like this.
 	ErrTimeout = errors.New("streams: no publish ack")
-	// ErrLate: the answer has not come for a quarter of a second, and is waited for on.
+	// ErrLate: the answer has not come for a quarter of a second, and is still awaited.
 	ErrLate = errors.New("streams: the publish ack is late")
 	// ErrDisconnected: the connection broke, or there is no leader; a message that was sent may be stored or not.
 	ErrDisconnected = errors.New("streams: disconnected")
@@ -49,8 +49,8 @@ func (e *WrongSequenceError) Error() string {
 // Is makes errors.Is(err, ErrWrongSequence) true.
 func (e *WrongSequenceError) Is(target error) bool { return target == ErrWrongSequence }
 
-// A Position is a record of the log that was read: its sequence and the time the stream gave it. The
-// zero Position is before the first. Without a time only the sequence is compared.
+// A Position names a record of the log that was read: its sequence and the time that the stream gave it. The
+// zero Position is before the first record. Without a time only the sequence is compared.
 type Position struct {
 	Seq  uint64
 	Time time.Time
@@ -83,10 +83,10 @@ func (e *CutError) Error() string {
 	return fmt.Sprintf("streams: the log begins at %d, but it was read only to %v", e.First, e.At)
 }
 
-// DiffersError: what the stream holds at the position is not what was read there.
+// DiffersError: the message that the stream has at the position is not the one that was read there.
 type DiffersError struct {
 	At    Position
-	Found time.Time // the time of the message now at that sequence; zero when there is none
+	Found time.Time // the time of the message now at that sequence; zero if there is none
 }
 
 func (e *DiffersError) Error() string {
@@ -96,7 +96,7 @@ func (e *DiffersError) Error() string {
 	return fmt.Sprintf("streams: the log has another record, of %s, at %v", e.Found.UTC().Format(time.RFC3339Nano), e.At)
 }
 
-// APIError is an error of the JetStream API as the server words it (server/errors.json).
+// APIError is an error of the JetStream API as the server sends it (server/errors.json).
 type APIError struct {
 	Code        int    `json:"code"`
 	ErrCode     int    `json:"err_code"`
@@ -107,7 +107,7 @@ func (e *APIError) Error() string {
 	return fmt.Sprintf("streams: %s (%d)", e.Description, e.ErrCode)
 }
 
-// The error codes told apart here, from the server's list.
+// The error codes that are told apart here, from the server's list.
 const (
 	codeAccountResources     = 10002
 	codeNoPeers              = 10005 // in a cluster: too few servers, or too little room on them
@@ -125,8 +125,8 @@ const (
 	codeReplicasAlone        = 10074
 	codeNotEnabled           = 10076
 	codeStoreFailed          = 10077 // with "maximum bytes exceeded" and its like when discard is new
-	codeStreamOffline        = 10118 // all servers that have it are away
-	codeConsumerOffline      = 10119 // it has been given to a server that is away
+	codeStreamOffline        = 10118 // all servers that have the stream are away
+	codeConsumerOffline      = 10119 // the consumer was assigned to a server that is away
 	codeMaxStreamBytes       = 10122
 	codeConsumerExists       = 10148
 	codeWrongLastSequenceX   = 10164 // 10071 without the number
@@ -160,7 +160,7 @@ type pubAck struct {
 }
 
 func parseAck(data []byte) (uint64, error) {
-	// What nearly all of them are, {"stream":"NAME","seq":N}, needs no parser.
+	// Nearly all are of the form {"stream":"NAME","seq":N}, which needs no JSON parser.
 	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok {
 		if _, rest, ok = bytes.Cut(rest, []byte(`","seq":`)); ok {
 			if digits, ok := bytes.CutSuffix(rest, []byte("}")); ok {

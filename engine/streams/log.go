@@ -15,15 +15,15 @@ const (
 	awaitLook = 100 * time.Millisecond
 )
 
-// Log is the stream of commands and engine's records.
+// Log is the stream of the commands and of the engines' records.
 type Log struct {
 	stream
 	acks  *acks
 	cfg   Config
-	known atomic.Uint64 // the newest sequence that an answer told of
+	known atomic.Uint64 // the newest sequence in an answer to a publish
 }
 
-// learn has the log know of what answers tell.
+// learn wraps onAck so that known keeps up with the answers.
 func (l *Log) learn(onAck func(uint64, error)) func(uint64, error) {
 	if onAck == nil {
 		return nil
@@ -36,19 +36,19 @@ func (l *Log) learn(onAck func(uint64, error)) func(uint64, error) {
 	}
 }
 
-// Partitions is the number the log was made with.
+// Partitions is the number of partitions that the log was made with.
 func (l *Log) Partitions() int { return l.cfg.Partitions }
 
-// Replicas is how many the log has.
+// Replicas is how many replicas the log has.
 func (l *Log) Replicas() int { return l.cfg.Replicas }
 
-// here tells whether the log is served by a server in this process that is part of no cluster: that one keeps nothing back, and
-// does not go without the process.
+// here tells whether the log is on a server in this process that is part of no cluster: that one delivers everything that it
+// acknowledged, and does not go away without the process.
 func (l *Log) here() bool {
 	return l.cfg.Wire != nil && l.nc.ConnectedClusterName() == "" && l.Replicas() <= 1
 }
 
-// Await waits until somebody leads the log, for as long as an election may take. Errors: Info's.
+// Await waits until the log has a leader, for as long as an election may take. Errors: Info's.
 func (l *Log) Await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, awaitMost)
 	defer cancel()
@@ -71,14 +71,14 @@ func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAc
 	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
 }
 
-// PublishNow is PublishAsync of a record that is sent at once where there is a wire: the quicker way for one, and more work
-// for many.
+// PublishNow is PublishAsync on the wire, if there is one, which sends the record at once: quicker for a single record, but more
+// work for many.
 func (l *Log) PublishNow(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
 	return l.acks.publishBy(l.cfg.Wire, &nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
 }
 
-// PublishPatient is PublishAsync of a record that its sender may append again where the answer is late, as it does no harm when
-// it is there twice: onAck gets ErrLate first then, and what comes later as well.
+// PublishPatient is PublishAsync for a record that does no harm if it is in the log twice: if the answer is late, onAck first gets
+// ErrLate, so that the sender may append the record again, and later the answer as well.
 func (l *Log) PublishPatient(subject string, data []byte, onAck func(seq uint64, err error)) error {
 	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, patient, l.learn(onAck))
 }
@@ -102,8 +102,8 @@ func (l *Log) Publish(ctx context.Context, subject string, header nats.Header, d
 	}
 }
 
-// Trim removes every record below seq, which must not be beyond the last sequence + 1: at that the log
-// is empty and goes on with the next number.
+// Trim removes all records below seq, which must not be greater than the last sequence + 1. With that the log
+// is empty, and goes on with the next number.
 func (l *Log) Trim(ctx context.Context, seq uint64) error {
 	if seq <= 1 { // 0 would purge everything
 		return nil
@@ -118,8 +118,8 @@ func (l *Log) Trim(ctx context.Context, seq uint64) error {
 	return l.purge(ctx, seq)
 }
 
-// Bump raises the last sequence to last, so that the next record is last + 1. The log loses every
-// record it holds: put back what is needed afterwards. Errors: last is below the stream's.
+// Bump raises the last sequence to last, so that the next record is last + 1. It removes all records from the log:
+// put back afterwards what is needed. Errors: last is below the stream's.
 func (l *Log) Bump(ctx context.Context, last uint64) error {
 	info, err := l.Info(ctx)
 	if err != nil {

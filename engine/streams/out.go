@@ -5,7 +5,8 @@ import (
 	"errors"
 )
 
-// ExpectedLastSequence is the header a chained publish carries; the server reserves its name.
+// ExpectedLastSequence is the header of a chained publish that has the sequence which the stream must have before it. The server
+// reserves its name.
 const ExpectedLastSequence = "Nats-Expected-Last-Sequence"
 
 // OutStream is the stream of one partition's triggers and events.
@@ -14,8 +15,8 @@ type OutStream struct {
 	press *press
 }
 
-// Last tells what the stream holds and gives its last message, nil when age, bytes or a purge took that, or when
-// there never was one. The two are asked for at once, so that it takes as long as one question. Errors: ErrNoStream,
+// Last returns what the stream holds, and its last message, which is nil if age, bytes or a purge removed it, or if
+// there never was one. It asks for both at the same time, so that it takes no longer than one question. Errors: ErrNoStream,
 // ErrDisconnected, the context's.
 func (o *OutStream) Last(ctx context.Context) (info Info, m *Message, err error) {
 	type answer struct {
@@ -49,16 +50,16 @@ func (o *OutStream) Last(ctx context.Context) (info Info, m *Message, err error)
 	return info, &a.m, nil
 }
 
-// Chained is one message of a chain. None of it is kept.
+// Chained is one message of a chain. PublishChained keeps none of its bytes.
 type Chained struct {
 	Subject []byte
 	Header  []byte // lines, each ending in CR LF
 	Data    string
-	Expect  uint64 // the sequence behind which it belongs
-	Patient bool   // an answer that is late is ErrLate first
+	Expect  uint64 // the sequence that the stream must have before it
+	Patient bool   // if the answer is late, onAck first gets ErrLate
 }
 
-// kind is that of its publish.
+// kind is the kind of the message's publish.
 func (m *Chained) kind() int {
 	if m.Patient {
 		return patient
@@ -67,17 +68,17 @@ func (m *Chained) kind() int {
 }
 
 // PublishChained sends a message that the stream takes only right behind sequence Expect, and then as
-// Expect + 1. It does not wait: the caller sends the next with Expect + 1 at once, and calls Flush after
-// the last. When one is refused, so is every later one of the chain, hence the answer to the last of a
-// window speaks for all of it; without onAck no answer is asked for.
+// Expect + 1. It does not wait: the caller sends the next message with Expect + 1 at once, and calls Flush after
+// the last one. If one is refused, so is every later one of the chain; so the answer to the last message of a
+// window counts for all of it (but see engine/chain.go on foreign messages). Without onAck no answer is asked for.
 //
 // onAck is called once, on a goroutine that serves all streams and must not be held up, with the
 // message's sequence or ErrWrongSequence, ErrNoSpace, ErrTimeout, ErrDisconnected, ErrNoStream,
-// ErrClosed or an *APIError. It is not called when PublishChained returns an error (ErrDisconnected,
+// ErrClosed or an *APIError. It is not called if PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
 //
-// For a Patient message ErrLate comes after a quarter of a second, one call more: the answer is still waited for, up to Config.AckTimeout,
-// and may by then have come.
+// For a Patient message there may be one more call before, with ErrLate, after a quarter of a second. The answer is still awaited then,
+// up to Config.AckTimeout.
 func (o *OutStream) PublishChained(m *Chained, onAck func(seq uint64, err error)) error {
 	return o.press.publish(m, onAck)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// press sends the messages of all chains: as frames where there is a wire, else through the client library.
+// press sends the messages of all chains: as frames if there is a wire, else through the client library.
 type press struct {
 	acks *acks
 	wire *Wire
@@ -18,8 +18,8 @@ type press struct {
 	digits [20]byte
 }
 
-// pressBytes are gathered at most before they are sent: what nats-server reads at a time. A message that it reads in two
-// parts it copies once more.
+// pressBytes is the most that is gathered before it is sent: as much as nats-server reads at a time. It would copy a message once
+// more that it reads in two parts.
 const pressBytes = 64 << 10
 
 func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
@@ -70,20 +70,20 @@ func (p *press) flush() {
 	}
 }
 
-// send writes the first n bytes of what was gathered. Where it fails, whoever awaits an answer is told: every chain
-// awaits the one to its last message.
+// send writes the first n bytes of what was gathered. If that fails, all awaited answers fail. So every chain hears of it, because
+// it awaits the answer to its last message.
 func (p *press) send(n int) {
 	err := ErrDisconnected
-	if p.acks.nc.IsConnected() { // not before the library has subscribed again: answers would be lost
+	if p.acks.nc.IsConnected() { // so the library has subscribed again; before that answers would be lost
 		err = p.wire.Write(p.frames[:n])
 	}
 	p.frames = p.frames[:copy(p.frames, p.frames[n:])]
 	if err != nil {
-		go p.acks.failAll(err) // the callbacks may wait for whoever calls us
+		go p.acks.failAll(err) // in a goroutine, because callbacks may wait for our caller
 	}
 }
 
-// message is a chain's message in the library's form.
+// message converts a chain's message to the library's form.
 func message(m *Chained) *nats.Msg {
 	header := make(nats.Header, 8)
 	for line := range strings.SplitSeq(string(m.Header), "\r\n") {

@@ -37,7 +37,7 @@ func (c *notedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Who publishes while the connection is down is told: no answer can come.
+// A publish while the connection is down fails: no answer can come.
 func TestPressTellsWhileDisconnected(t *testing.T) {
 	h := newHost(t)
 	wire := NewWire(h)
@@ -71,7 +71,7 @@ func TestPressTellsWhileDisconnected(t *testing.T) {
 	}
 }
 
-// Frames are sent whole, as many as the server reads at a time, or one that is longer.
+// Frames are sent whole: as many at a time as the server reads at a time, or a single longer one.
 func TestPressSendsWhatIsReadAtOnce(t *testing.T) {
 	w := &written{host: newHost(t)}
 	wire := NewWire(w)

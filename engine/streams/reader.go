@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// The server is silent no longer than this. After twice that the stream is asked, after four times the consumer is gone.
+	// The server is silent no longer than this. After two missed heartbeats the stream is asked, after four the consumer is taken
+	// for gone (checkSilent).
 	heartbeat = 250 * time.Millisecond
-	// A server in this process does not go without a word, and each heartbeat wakes an idle engine several times.
+	// Longer, because a server in this process does not vanish silently, and each heartbeat wakes an idle engine several times.
 	heartbeatEmbedded = time.Second
-	// A batch ends here even when more has arrived: it bounds the caller's memory and its longest
-	// commit, and is far beyond what one fsync needs to be shared by.
+	// A batch ends here even if more has arrived. That bounds the caller's memory and its longest
+	// commit, and is far more than one fsync needs to be shared by.
 	batchMessages = 4096
 	batchBytes    = 8 << 20
-	// Flow control lets up to 32 MiB be on the way (server/consumer.go, JsFlowControlMaxPending): this
-	// many messages of 128 bytes. If more come they are dropped, seen as a gap and read again.
+	// Flow control lets up to 32 MiB be on the way (server/consumer.go, JsFlowControlMaxPending): that is this
+	// many messages of 128 bytes. If more come, they are dropped, which shows as a gap, and read again.
 	readerQueue = 256 << 10
-	// scanSlack is the room in a scan's queue beside what it is to deliver: for heartbeats, and for what comes behind that.
+	// scanSlack is the room in a scan's queue beside what the scan has to deliver: for heartbeats, and for later messages.
 	scanSlack = 8 << 10
 	// Waits between two attempts to start over.
 	resetWaitMin = 5 * time.Millisecond
@@ -37,20 +38,20 @@ const (
 var errReset = errors.New("streams: reader starts over")
 
 // Read delivers the log's records after a position, in order, in batches of whatever has arrived, and
-// waits for more until ctx ends. The slice is used again after deliver returns, what the messages
-// point to is not. A jump in Seq is a hole: the stream has nothing between the two.
+// waits for more until ctx ends. The slice is used again after deliver returns; what the messages
+// point to is not. If Seq jumps between two messages, the stream has nothing in between.
 //
-// Lost messages, a broken connection, a restarted server and a deleted consumer are made good by
-// starting over behind the last batch that was delivered. Each time, and at first, the stream is
-// compared with the position, so that one which lost or changed records is never read on silently.
+// After lost messages, a broken connection, a restart of the server or a deleted consumer, Read
+// starts over behind the last batch that was delivered. Each time, and at first, it compares the stream
+// with the position, so that it never silently goes on with a stream that lost or changed records.
 //
 // Errors: the context's, deliver's, *RewoundError, *CutError, *DiffersError, ErrNoStream, ErrDisconnected
-// when the connection was closed for good. After any of them the caller knows from deliver how far it is.
+// if the connection was closed for good. After any of them the caller knows from deliver how far it is.
 //
-// This is a push consumer without acks, with flow control, like nats.go's ordered consumer. Of the ways
-// there are it was the quickest both at a backlog and at a trickle: 278,000 records a second of 300 bytes
-// against 240,000 by pulling and 177,000 by batches of direct gets, and 43 µs (p99 0.23 ms) from append
-// to delivery at 500 a second against 52 µs (0.42 ms) by pulling (BenchmarkRead, BenchmarkReadLatency;
+// It uses a push consumer without acks, with flow control, like nats.go's ordered consumer. Of all ways
+// to read that was the quickest, both with a backlog and with a trickle: 278,000 records a second of 300 bytes
+// against 240,000 by pulling and 177,000 by batches of direct gets; and 43 µs (p99 0.23 ms) from append
+// to delivery at 500 records a second against 52 µs (0.42 ms) by pulling (BenchmarkRead, BenchmarkReadLatency;
 // in process, two cores shared with the server).
 func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
 	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, gather: l.cfg.Gather, heartbeat: heartbeat}
@@ -62,12 +63,12 @@ func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Mes
 	return r.read(ctx)
 }
 
-// Scan delivers the messages above one sequence up to another, last, in order, in batches as Read does, and returns once that is done.
-// Then every sequence between the two has been delivered, or the stream's leader has said that it is gone: a caller that took a
-// part for the whole would publish the rest again. Errors: those of Read; *RewoundError also when the stream does not reach last.
+// Scan delivers the messages with sequences above after and up to last, in order, in batches as Read does, and then returns. When it
+// returns nil, every message in that range was delivered, or the stream's leader has said that it is gone. (A caller that took a
+// part for the whole would publish the rest again.) Errors: those of Read; *RewoundError also if the stream does not reach last.
 //
-// A few messages are asked for one by one, all at the same time. That takes as long as one question; to make and remove a consumer
-// takes five, on two of which the servers of a cluster must agree.
+// If there are only a few messages, Scan asks for them one by one, all at the same time. That takes as long as one question. A consumer
+// takes five to make and remove, and on two of these the servers of a cluster must agree.
 func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
 	if after < last && last-after <= scanFew {
 		upTo, err := o.few(ctx, after, last, deliver)
@@ -91,11 +92,11 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 	return r.read(ctx)
 }
 
-// scanFew is how many messages a scan asks for one by one.
+// scanFew is how many messages a scan asks for one by one at most.
 const scanFew = 64
 
-// few delivers the messages above one sequence up to another in one batch, as far as each of them was found or is known to be gone, and
-// returns how far that is. A message that is not found may only be unknown to a leader that no longer is one.
+// few delivers the messages above after and up to last in one batch, as far as each of them was found or is known to be gone, and
+// returns how far that is. That a message is not found is not enough: a former leader may answer, which never had the message.
 func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch []Message) error) (upTo uint64, err error) {
 	found := make([]Message, last-after)
 	errs := make([]error, len(found))
@@ -129,7 +130,7 @@ func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch
 func (r *reader) read(ctx context.Context) error {
 	if r.name == "" {
 		r.name = "engine-" + nuid.Next()
-		// Nobody takes the name again, so nobody waits: while JetStream has no leader there is no answer.
+		// Nobody needs the name again, so do not wait: while JetStream has no leader there is no answer.
 		defer func() { go r.drop(context.WithoutCancel(ctx)) }()
 	} else {
 		defer r.remove(ctx)
@@ -142,13 +143,13 @@ func (r *reader) read(ctx context.Context) error {
 			return ctx.Err()
 		}
 		var own deliverError
-		if errors.As(err, &own) { // also where the end of a scan has come
+		if errors.As(err, &own) { // before r.done: it counts even at the end of a scan
 			return own.error
 		}
 		if r.done {
 			return nil
 		}
-		if r.nc.IsClosed() { // nats-server says why, where it was that
+		if r.nc.IsClosed() { // LastError has the reason if nats-server closed it
 			return fmt.Errorf("%w: the connection was closed: %w", ErrDisconnected, cmp.Or(r.nc.LastError(), nats.ErrConnectionClosed))
 		}
 		if !verdict(err) {
@@ -173,10 +174,10 @@ func (r *reader) read(ctx context.Context) error {
 	}
 }
 
-// deliverError marks the caller's own, which ends Read whatever it is.
+// deliverError marks an error of deliver, which ends Read whatever it is.
 type deliverError struct{ error }
 
-// verdict tells whether an error is about the stream itself, so that another try would end in the same way.
+// verdict tells whether an error says that the stream is not what it should be, so that another try would end in the same way.
 func verdict(err error) bool {
 	var (
 		rewound *RewoundError
@@ -186,9 +187,9 @@ func verdict(err error) bool {
 	return errors.As(err, &rewound) || errors.As(err, &cut) || errors.As(err, &differs) || errors.Is(err, ErrNoStream)
 }
 
-// confirm returns a verdict only once it has been given for Doubt: it may come from a leader that no longer is one. Until then it
-// returns nil, and the reader starts over. A stream without replicas is believed at once, but for one that is not there: its server
-// has not read it yet, where an account gets JetStream back.
+// confirm returns a verdict only once each try for as long as Doubt has ended with one, because it may come from a former leader. Until
+// then it returns nil, and the reader starts over. A stream without replicas is believed at once, except when it is missing: when an
+// account gets JetStream back, the server may not have read the stream yet.
 func (r *reader) confirm(verdict error) error {
 	if r.against.IsZero() {
 		r.against = time.Now()
@@ -204,36 +205,36 @@ type reader struct {
 	name    string // of its consumer
 	at      Position
 	passed  uint64 // all messages up to here were read, or are gone from the stream; at.Seq may be greater
-	until   uint64 // where a scan ends; 0: the reader follows the stream
-	done    bool   // the scan has come that far
+	until   uint64 // where a scan ends; 0: no scan, the reader follows the stream
+	done    bool   // the scan has reached its end
 	deliver func([]Message) error
 	onReset func(error)
 	gather  func() time.Duration // as in Config
-	known   func() uint64        // a sequence that the stream is known to have; nil: nobody knows one
+	known   func() uint64        // a sequence that the stream is known to have; nil: it is not known
 
 	heartbeat time.Duration // of its consumer
 
 	batch []Message
 	bytes int
-	cseq  uint64 // the consumer's own count of what it has sent
-	told  uint64 // the stream's sequence of the last message that it sent
+	cseq  uint64 // the consumer's sequence: its own count of what it has sent
+	told  uint64 // the stream sequence of the last message that the consumer sent
 
 	replicas int       // of the stream
-	behind   bool      // when the session began, the stream held more than had been read
-	against  time.Time // since when what the stream holds contradicts the position; zero: it does not
+	behind   bool      // when the session began, the stream had more than had been read
+	against  time.Time // since when there has been a verdict against the stream (confirm); zero: there is none
 }
 
 // upTo is how far the reader is.
 func (r *reader) upTo() uint64 { return max(r.at.Seq, r.passed) }
 
-// cut tells whether records that were not read are gone. To a scan that is nothing new.
+// cut tells whether records that were not read are gone. For a scan that does not matter.
 func (r *reader) cut(info Info) bool {
 	return r.until == 0 && info.First > r.upTo()+1
 }
 
-// take delivers m, what has arrived behind it, and what arrives while it pays to wait for more (Config.Gather).
+// take delivers m, what has arrived behind it, and what arrives while it is worth waiting for more (Config.Gather).
 func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) error {
-	var enough <-chan time.Time // is waited for
+	var enough <-chan time.Time // ends the waiting for more
 	for {
 		if err := r.add(ctx, m); err != nil {
 			return errors.Join(err, r.hand())
@@ -265,7 +266,7 @@ func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) er
 	}
 }
 
-// patience is for how long a batch may grow.
+// patience is how long the batch may still grow.
 func (r *reader) patience() time.Duration {
 	if r.gather == nil || len(r.batch) == 0 {
 		return 0
@@ -305,7 +306,7 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	if err := r.follows(ctx, d.streamSeq); err != nil {
 		return err
 	}
-	if d.streamSeq > r.at.Seq { // else the stream was asked for it meanwhile
+	if d.streamSeq > r.at.Seq { // else it was delivered already: the stream was asked for it
 		r.batch = append(r.batch, Message{
 			Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
 		})
@@ -315,8 +316,8 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	return nil
 }
 
-// follows returns an error if the stream has, or had, a message between what was read last and a sequence. When its stream is cut
-// ahead of it, a consumer goes on where the stream now begins, and says nothing.
+// follows returns an error if messages between what was read last and seq may have been missed: if the stream has one there, or was cut
+// above what was read. When its stream is cut ahead of it, a consumer silently goes on where the stream now begins.
 func (r *reader) follows(ctx context.Context, seq uint64) error {
 	last := r.upTo()
 	if n := len(r.batch); n > 0 {
@@ -337,11 +338,11 @@ func (r *reader) follows(ctx context.Context, seq uint64) error {
 	return nil
 }
 
-// control handles a heartbeat or a flow control request. The request is answered once everything
-// before it is delivered, so the server is never further ahead than it allows itself.
+// control handles a heartbeat or a flow control request. The request is answered only once everything
+// before it is delivered, so that the server is never further ahead than flow control allows.
 func (r *reader) control(m *nats.Msg) error {
 	reply := m.Reply
-	if reply == "" { // a heartbeat, which names the request that is still unanswered, if any
+	if reply == "" { // a heartbeat, which names the flow control request that is still unanswered, if any
 		if last := m.Header.Get("Nats-Last-Consumer"); last != "" && last != fmt.Sprint(r.cseq) {
 			return fmt.Errorf("%w: delivery %s is missing, %d came last", errReset, last, r.cseq)
 		}
@@ -356,7 +357,7 @@ func (r *reader) control(m *nats.Msg) error {
 	return sendError(r.nc.Publish(reply, nil))
 }
 
-// holds compares the stream with the position that was read from it.
+// holds checks that the stream still has what was read from it, up to the reader's position.
 func (r *reader) holds(ctx context.Context) error {
 	at := r.at
 	info, err := r.Info(ctx)
@@ -373,7 +374,7 @@ func (r *reader) holds(ctx context.Context) error {
 		return nil
 	}
 	m, err := r.Get(ctx, at.Seq)
-	if errors.Is(err, ErrNotFound) { // it may have been trimmed between the two questions
+	if errors.Is(err, ErrNotFound) { // the log may have been trimmed between the two questions
 		switch info, err = r.Info(ctx); {
 		case err != nil:
 			return err
@@ -393,7 +394,7 @@ func (r *reader) holds(ctx context.Context) error {
 	return nil
 }
 
-// consumerRequest is the part of the API's consumer configuration used here; durations are in ns.
+// consumerRequest has the part of the API's consumer configuration that is used here; durations are in ns.
 type consumerRequest struct {
 	Stream string         `json:"stream_name"`
 	Config consumerConfig `json:"config"`
@@ -415,7 +416,7 @@ type consumerConfig struct {
 	MemoryStorage     bool          `json:"mem_storage"`
 }
 
-// create makes the consumer, which begins at a sequence; one of the same name is left from before and goes.
+// create makes the consumer, which begins at a sequence. If there is one of the same name, it is left from before, and is deleted.
 func (r *reader) create(ctx context.Context, inbox string, from uint64) error {
 	req := consumerRequest{
 		Stream: r.stream.name,
@@ -456,7 +457,7 @@ func (r *reader) drop(ctx context.Context) error {
 	return err
 }
 
-// remove deletes the consumer. If that fails, the server does so after a while without a subscriber.
+// remove deletes the consumer. If that fails, the server deletes it after it had no subscriber for a while.
 func (r *reader) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -502,7 +503,7 @@ func parseDelivery(reply string) (d delivery, ok bool) {
 	return d, err == nil
 }
 
-// number takes a decimal and the dot behind it off s.
+// number takes a decimal number and the dot behind it off the front of s.
 func number(s string) (n uint64, rest string, ok bool) {
 	for i := range len(s) {
 		switch c := s[i]; {

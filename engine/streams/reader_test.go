@@ -19,7 +19,7 @@ import (
 
 var errEnough = errors.New("enough")
 
-// readTo reads behind a position until the record last has come.
+// readTo reads after a position until the record last has come.
 func readTo(t testing.TB, l *Log, after Position, last uint64) ([]Message, error) {
 	t.Helper()
 	ctx, cancel := cancelled(t)
@@ -79,7 +79,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// What is cut while a reader that has read nothing waits is not passed over.
+// Records that are cut off while a reader that has read nothing waits are not silently skipped.
 func TestReadNothingYet(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
 	ctx, cancel := cancelled(t)
@@ -107,7 +107,7 @@ func TestReadNothingYet(t *testing.T) {
 	}
 }
 
-// What is appended while a reader waits comes at once. What is cut before it was read is not passed over.
+// Records that are appended while a reader waits come at once. Records that are cut off before they were read are not silently skipped.
 func TestReadLive(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
 	ctx, cancel := cancelled(t)
@@ -141,13 +141,13 @@ func TestReadLive(t *testing.T) {
 	}
 }
 
-// A batch grows while its reader says so, and no longer than until it is full; a reader that ends does not wait for it.
+// A batch grows for as long as Config.Gather says, but only until it is full; a reader that ends does not wait for it.
 func TestReadGathers(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	s, _, _ := fresh(t, Config{Partitions: 1, Gather: func() time.Duration {
 		select {
 		case asked <- struct{}{}:
-		default: // nobody is to wait for a test that has failed
+		default: // must not block after the test has failed
 		}
 		return time.Hour
 	}})
@@ -185,7 +185,7 @@ func TestReadGathers(t *testing.T) {
 	}
 }
 
-// A record that was read and is gone, from between others, says that the stream is another one.
+// If a record that was read is gone, while others around it are there, the stream is another one.
 func TestReadBehindDeleted(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1})
 	appendLog(t, s.Log, 1)
@@ -216,7 +216,7 @@ func TestReadBehindDeleted(t *testing.T) {
 	}
 }
 
-// What the server waits for with more is answered once what it sent is delivered.
+// A flow control request is answered once everything that the server sent before it is delivered.
 func TestFlowControlIsAnswered(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1})
 	answers, err := nc.SubscribeSync("flow")
@@ -238,7 +238,7 @@ func TestFlowControlIsAnswered(t *testing.T) {
 	}
 }
 
-// A batch of large records is full before it has many.
+// A batch of large records is full with few of them.
 func TestReadBytesAreBounded(t *testing.T) {
 	var batches []int
 	r := &reader{gather: func() time.Duration { return time.Hour }, deliver: func(batch []Message) error {
@@ -251,13 +251,13 @@ func TestReadBytesAreBounded(t *testing.T) {
 		queue <- &nats.Msg{Subject: "carillon.log.0.tick", Reply: fmt.Sprintf("$JS.ACK.CARILLON_LOG.engine.1.%d.%[1]d.0.0", i+1), Data: data}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // it waits for no more than has arrived
+	cancel() // so it must not wait for more than has arrived
 	if err := r.take(ctx, <-queue, queue); err != nil || !slices.Equal(batches, []int{8}) {
 		t.Errorf("batches of %d, %v, want one of 8", batches, err)
 	}
 }
 
-// Holes are passed over, by a consumer as by questions.
+// Holes are skipped, with a consumer as with questions to the stream.
 func TestReadHoles(t *testing.T) {
 	s, nc, h := fresh(t, Config{Partitions: 1, Reader: "engine"})
 	js, err := jetstream.New(nc)
@@ -268,7 +268,7 @@ func TestReadHoles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const records = 2*scanFew + 20 // one hole is longer than what is asked for at once
+	const records = 2*scanFew + 20 // so that one hole is longer than what is asked for at once
 	for seq := 1; seq <= records; seq++ {
 		subject := "carillon.log.0.stays"
 		if seq%5 == 0 || seq > 10 && seq < scanFew+15 {
@@ -415,12 +415,12 @@ func TestReadStops(t *testing.T) {
 	if err := read(Position{}); !errors.As(err, &cut) || cut.First != 8 || cut.At.Seq != 0 {
 		t.Errorf("cut before anything was read: %v", err)
 	}
-	// Position 7 is gone, and everything behind it is there.
+	// Position 7 is gone, and everything after it is there.
 	if all, err := readTo(t, s.Log, at[6], 10); err != nil || len(all) != 3 {
 		t.Errorf("behind the cut: %d records, %v", len(all), err)
 	}
 
-	// The tail is lost while the reader waits: the store is put back to an older copy.
+	// The tail is lost while the reader waits: the store is replaced by an older copy.
 	got := make(chan uint64, 100)
 	ended := make(chan error, 1)
 	ctx, cancel := cancelled(t)
@@ -470,7 +470,7 @@ func TestReadStops(t *testing.T) {
 	}
 }
 
-// A reader that starts over while all that it has read is being trimmed finds the log as it should be.
+// A reader that starts over while everything that it has read is being trimmed finds nothing wrong with the log.
 func TestReadWhileTrimmed(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1})
 	for range 300 {
@@ -497,7 +497,7 @@ func TestReadDeliverError(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1})
 	appendLog(t, s.Log, 3)
 	subscriptions := nc.NumSubscriptions()
-	// Even an error that would make the reader start over is the caller's when the caller returns it.
+	// Even an error that would make the reader start over ends Read if deliver returns it.
 	for _, want := range []error{errEnough, ErrDisconnected, context.DeadlineExceeded} {
 		calls := 0
 		err := s.Log.Read(t.Context(), Position{}, func([]Message) error { calls++; return want })
@@ -510,7 +510,7 @@ func TestReadDeliverError(t *testing.T) {
 	}
 }
 
-// Between what the consumer sends and what the stream gives when it is asked nothing comes twice, and nothing is passed over.
+// When messages come both from the consumer and from questions to the stream, none comes twice, and none is skipped.
 func TestReadBoth(t *testing.T) {
 	var got []uint64
 	r := &reader{at: Position{Seq: 7}, deliver: func(batch []Message) error {
@@ -531,7 +531,7 @@ func TestReadBoth(t *testing.T) {
 		t.Errorf("behind 7 the stream gives 6 to 9, and %v come, %v", got, err)
 	}
 	queue := make(chan *nats.Msg, 3)
-	for i := range cap(queue) { // whose headers, by whoever published, make one look like a heartbeat
+	for i := range cap(queue) { // one has headers, from its publisher, that make it look like a heartbeat
 		queue <- &nats.Msg{Reply: fmt.Sprintf("$JS.ACK.CARILLON_LOG.engine.1.%d.%d.0.0", 8+i, 1+i), Header: nats.Header{"Status": {"100"}}}
 	}
 	if err := r.take(t.Context(), <-queue, queue); err != nil || fmt.Sprint(got) != "[8 9 10]" {
@@ -542,7 +542,7 @@ func TestReadBoth(t *testing.T) {
 	}
 }
 
-// Who was in doubt of a stream, and could read it since, is in doubt from now on when it is said again.
+// When a verdict against a stream comes again after the stream could be read, the time of doubt begins anew.
 func TestReadDoubtsAnew(t *testing.T) {
 	s, _, h := fresh(t, Config{Partitions: 1})
 	if err := h.account().AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", "nobody"); err != nil {
@@ -562,8 +562,8 @@ func TestReadDoubtsAnew(t *testing.T) {
 	}
 }
 
-// A gap in what the consumer sends, or in what its heartbeat says it has sent, starts over; what
-// came before it is delivered.
+// After a gap in what the consumer sends, or in what its heartbeat says it has sent, the reader starts over; what
+// came before the gap is delivered.
 func TestReaderSeesGaps(t *testing.T) {
 	delivered := func(n int) *nats.Msg {
 		return &nats.Msg{Reply: fmt.Sprintf("$JS.ACK.CARILLON_LOG.engine.1.%d.%d.1700000000000000000.0", 10+n, n)}
@@ -703,7 +703,7 @@ func TestScan(t *testing.T) {
 			t.Errorf("deliver's error: %v", err)
 		}
 	}
-	if err := out.purge(t.Context(), 200); err != nil { // the last message is the only one, and all is done with it
+	if err := out.purge(t.Context(), 200); err != nil { // only the last message is left, and ends the scan
 		t.Fatal(err)
 	}
 	if err := out.Scan(t.Context(), 100, 200, func([]Message) error { return stop }); !errors.Is(err, stop) {
@@ -717,14 +717,14 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// A scan takes no longer for a consumer that is not made, and that nobody removes: without a leader of all JetStream.
+// A scan takes no longer if its consumer cannot be made or removed, because JetStream has no leader.
 func TestScanWithoutConsumer(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
 	s := open(t, nc, Config{Partitions: 1})
 	const messages = 5 * scanFew
 	chainAll(t, s.Out[0], 0, 0, messages)
-	astray, err := nc.SubscribeSync("astray.*.*") // they arrive, and nobody answers
+	astray, err := nc.SubscribeSync("astray.*.*") // requests arrive here, and nobody answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -735,8 +735,8 @@ func TestScanWithoutConsumer(t *testing.T) {
 	if err := s.Out[0].Scan(t.Context(), 0, messages, func(batch []Message) error { seen += len(batch); return nil }); err != nil || seen != messages {
 		t.Errorf("%d messages, want %d: %v", seen, messages, err)
 	}
-	// What is not answered is asked again while somebody waits for it: for the consumer nobody does, and for its end somebody
-	// still does.
+	// A request without an answer is repeated while somebody waits for it: nobody waits any more for the consumer to be made, but
+	// somebody still waits for it to be deleted.
 	if err := nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -754,7 +754,7 @@ func TestScanWithoutConsumer(t *testing.T) {
 	}
 }
 
-// A scan has room for what it is to deliver, however many there are at a time.
+// A scan's queue has room for what it has to deliver, and no more: there may be many scans at a time.
 func TestScanRoom(t *testing.T) {
 	for _, c := range []struct{ after, last uint64 }{{0, 100}, {1 << 40, 1<<40 + 100}} {
 		if r := (&reader{at: Position{Seq: c.after}, until: c.last}); r.room() != 100+scanSlack {
@@ -768,7 +768,7 @@ func TestScanRoom(t *testing.T) {
 	}
 }
 
-// What was deleted is passed over, also at the end.
+// Messages that were deleted are skipped, even at the end.
 func TestScanGaps(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1})
 	out := s.Out[0]
@@ -820,11 +820,11 @@ func TestScanGaps(t *testing.T) {
 	}
 }
 
-// What a power failure took from the end of a stream is not in the server's list of what was deleted, and is gone all the same.
+// Messages that a power failure took from the end of a stream are not in the server's list of deleted ones, but count as gone, too.
 func TestGapsAtTheEnd(t *testing.T) {
 	s, nc, h := fresh(t, Config{Partitions: 1})
 	lost, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
-		_ = m.Respond([]byte(`{"state":{"messages":2,"first_seq":3,"last_seq":7,"deleted":[4]}}`)) // what fails shows
+		_ = m.Respond([]byte(`{"state":{"messages":2,"first_seq":3,"last_seq":7,"deleted":[4]}}`)) // a failure shows below
 	})
 	if err == nil {
 		err = h.account().AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", lost.Subject)
@@ -843,8 +843,8 @@ func TestGapsAtTheEnd(t *testing.T) {
 	}
 }
 
-// A server that lacks what another one has acknowledged does not pass for the end of the stream: not as the leader that
-// it was, nor as the one that a consumer runs on.
+// If a server lacks what another one has acknowledged, what it has is not taken for the end of the stream: neither when it was the
+// leader, nor when a consumer runs on it.
 func TestScanBehind(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
@@ -859,12 +859,12 @@ func TestScanBehind(t *testing.T) {
 	}
 	behind := fmt.Sprintf(`{"state":{"messages":%d,"first_seq":%d,"last_seq":%d}}`, known, ahead.First, known)
 	api := func(what string) string { return apiPrefix + what + "." + out.name }
-	var told atomic.Int32 // how many answers were of the one behind
+	var told atomic.Int32 // how many answers came from the server that is behind
 	answer := func(subject, with string) (end func()) {
 		t.Helper()
 		sub, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
 			told.Add(1)
-			_ = m.Respond([]byte(with)) // what fails shows
+			_ = m.Respond([]byte(with)) // a failure shows below
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -924,7 +924,7 @@ func TestScanBehind(t *testing.T) {
 	}
 	end()
 
-	// The consumer has nothing. While it is waited for the stream is behind, and has all at last.
+	// The consumer has nothing. While the reader waits for it, the stream is behind at first, and has everything in the end.
 	create := apiPrefix + "CONSUMER.CREATE." + out.name + ".*"
 	endConsumer := answer(create, `{"num_pending":0}`)
 	defer endConsumer()
@@ -948,8 +948,8 @@ func TestScanBehind(t *testing.T) {
 	}
 }
 
-// readInOrder reads the log from its start on; no record may be missing or come twice. come waits until the last one read is this, and end
-// ends the reading.
+// readInOrder reads the log from its start on; no record may be missing or come twice. come waits until a given record is the last one
+// read, and end ends the reading.
 func readInOrder(t *testing.T, log *Log) (come func(what string, last uint64), end func()) {
 	var applied atomic.Uint64
 	ctx, cancel := context.WithCancel(t.Context())
@@ -977,7 +977,7 @@ func readInOrder(t *testing.T, log *Log) (come func(what string, last uint64), e
 	}
 }
 
-// A consumer that lives and keeps back what the stream has acknowledged does not keep it from the reader, and is made anew.
+// If a live consumer does not deliver what the stream has acknowledged, the reader gets it from the stream, and makes the consumer anew.
 func TestReadBesideLateConsumer(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
@@ -1008,7 +1008,7 @@ func TestReadBesideLateConsumer(t *testing.T) {
 	end()
 }
 
-// Who waits for the log's leader waits for the end of an election, and not for what will never be.
+// Await waits for the end of an election, but returns at once if there will never be a leader.
 func TestAwait(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
@@ -1018,7 +1018,7 @@ func TestAwait(t *testing.T) {
 	asked := make(chan struct{}, 100)
 	if _, err := nc.Subscribe("astray", func(m *nats.Msg) {
 		asked <- struct{}{}
-		_ = m.Respond([]byte(`{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`)) // what fails shows
+		_ = m.Respond([]byte(`{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`)) // a failure shows below
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -1050,9 +1050,9 @@ func TestReadWithoutConsumer(t *testing.T) {
 	t.Run("refused once, and then without an answer", func(t *testing.T) {
 		const offline = `{"error":{"code":500,"err_code":10119,"description":"consumer is offline"}}`
 		var once sync.Once
-		testReadWithoutConsumer(t, func(m *nats.Msg) { once.Do(func() { _ = m.Respond([]byte(offline)) }) }) // what fails shows
+		testReadWithoutConsumer(t, func(m *nats.Msg) { once.Do(func() { _ = m.Respond([]byte(offline)) }) }) // a failure shows below
 	})
-	t.Run("refused at once, again and again", func(t *testing.T) { // there is no leader of all JetStream
+	t.Run("refused at once, again and again", func(t *testing.T) { // JetStream has no leader
 		const unavailable = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
 		testReadWithoutConsumer(t, func(m *nats.Msg) { _ = m.Respond([]byte(unavailable)) })
 	})
@@ -1102,7 +1102,7 @@ func testReadWithoutConsumer(t *testing.T, refuse nats.MsgHandler) {
 	end()
 }
 
-// Records of the consumer come while a question to the stream has no answer, and the answer counts when it
+// Records from the consumer are delivered while a question to the stream has no answer yet, and the answer counts when it
 // comes.
 func TestReadWhileTheStreamIsAsked(t *testing.T) {
 	h := newHost(t)
@@ -1123,7 +1123,7 @@ func TestReadWhileTheStreamIsAsked(t *testing.T) {
 	}}
 	ended := make(chan error, 1)
 	go func() { ended <- r.read(t.Context()) }()
-	asked, err := questions.NextMsg(time.Minute) // whether it is still the stream it was
+	asked, err := questions.NextMsg(time.Minute) // the reader's question whether it is still the same stream
 	if err == nil {
 		err = asked.Respond([]byte(`{"state":{"first_seq":1}}`))
 	}
@@ -1152,8 +1152,8 @@ func TestReadWhileTheStreamIsAsked(t *testing.T) {
 	}
 }
 
-// Only what a stream says of itself ends a reader, and a stream with replicas must say it for a while: a leader that is
-// none any more lacks what the others have.
+// Only a verdict about the stream itself ends a reader. For a stream with replicas it must be repeated for a while, because a
+// former leader may lack what the others have.
 func TestVerdicts(t *testing.T) {
 	broken := &net.OpError{Op: "write", Err: errors.New("broken pipe")}
 	for _, err := range []error{errReset, ErrDisconnected, ErrNoSpace, nats.ErrTimeout, context.DeadlineExceeded, broken, (&APIError{ErrCode: codeConsumerExists}).class()} {
@@ -1184,7 +1184,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// A server that says nothing of since when it leads is known by its name.
+// A server that does not say since when it leads is compared by name only.
 func TestSameLeader(t *testing.T) {
 	since := Leader{"a", "2026-01-01T00:00:00Z"}
 	for l, same := range map[Leader]bool{since: true, {"a", ""}: true, {"a", "2026-01-01T00:00:01Z"}: false, {"b", since.Since}: false, {"b", ""}: false, {}: false} {

@@ -78,9 +78,9 @@ func restart(b *testing.B, mib int, async bool) {
 	var first, again time.Duration
 	for b.Loop() {
 		kill()
-		first += ready() // the state file is as old as the last two minutes allow
+		first += ready() // the state file may be up to two minutes old
 		kill()
-		again += ready() // the first start wrote another one
+		again += ready() // the first start wrote a new state file
 	}
 	kill()
 	b.ReportMetric(0, "ns/op")

@@ -11,11 +11,11 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Rights are subjects, which may hold wildcards, that a user needs as a whole.
+// Rights are what a user must be allowed to do. Subjects may have wildcards; then the user needs all of them.
 type Rights struct {
 	Publish   []string
 	Subscribe []string
-	Answer    bool // requests, on whatever reply subject they name
+	Answer    bool // to answer requests, on whatever reply subject they name
 }
 
 func (r Rights) and(more Rights) Rights {
@@ -26,7 +26,7 @@ func (r Rights) and(more Rights) Rights {
 	}
 }
 
-// rights are what this package does over a connection whose inboxes begin with inbox.
+// rights are those that this package needs on a connection whose inboxes begin with inbox.
 func (c Config) rights(inbox string) Rights {
 	r := Rights{
 		Publish: []string{
@@ -49,11 +49,11 @@ func (c Config) rights(inbox string) Rights {
 }
 
 const (
-	userInfo  = "$SYS.REQ.USER.INFO" // the server tells anyone what they may do, from 2.10 on
+	userInfo  = "$SYS.REQ.USER.INFO" // from 2.10 on the server tells any user what they may do
 	apiPrefix = "$JS.API."
 	apiInfo   = apiPrefix + "INFO"
-	directGet = "DIRECT.GET."             // and the stream
-	stepDown  = "STREAM.LEADER.STEPDOWN." // and the stream
+	directGet = "DIRECT.GET."             // followed by the stream's name
+	stepDown  = "STREAM.LEADER.STEPDOWN." // followed by the stream's name
 )
 
 // inboxPrefix is what the connection's inboxes begin with.
@@ -64,14 +64,15 @@ func inboxPrefix(nc *nats.Conn) string {
 	return strings.TrimSuffix(nats.InboxPrefix, ".")
 }
 
-// checkRights compares what the connection's user may do with what is needed, all of it at once: a server says
-// nothing to who sends where it may not but a word on the side, and who waits for an answer waits in vain.
+// checkRights compares what the connection's user may do with everything that is needed, in advance. Otherwise a missing right would
+// be hard to see: the server only sends an error on the connection for a publish that is not allowed, and whoever waits for an
+// answer to it waits in vain.
 func checkRights(ctx context.Context, nc *nats.Conn, need Rights) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	who, err := whoAmI(ctx, nc)
 	if who == nil || err != nil {
-		return err // or a server without a system account: what is refused shows one by one (refusal)
+		return err // nil for a server without a system account: there missing rights show one by one (refusal)
 	}
 	missing := who.Data.Permissions.missing(need)
 	if len(missing) == 0 {
@@ -93,8 +94,8 @@ type identity struct {
 	} `json:"data"`
 }
 
-// whoAmI asks the server that it is connected to, and does not wait for an answer where that says at once that there will be none: then
-// it is nil. Behind a leaf node the hub answers, too, with what the leaf may do.
+// whoAmI asks the connected server who the user is and what the user may do; nil if the server says at once that nobody will answer.
+// Behind a leaf node the hub answers, too, with what the leaf node may do; that answer is skipped.
 func whoAmI(ctx context.Context, nc *nats.Conn) (*identity, error) {
 	inbox := nc.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
@@ -129,7 +130,7 @@ func whoAmI(ctx context.Context, nc *nats.Conn) (*identity, error) {
 	}
 }
 
-// refusal prefers the server's word about a missing right to the silence that followed it.
+// refusal replaces a timeout by the server's error about a missing right, if there was one: it is the likely cause.
 func refusal(nc *nats.Conn, err error) error {
 	word := nc.LastError()
 	if err == nil || !errors.Is(word, nats.ErrPermissionViolation) || !timedOut(err) {
@@ -142,7 +143,7 @@ func timedOut(err error) bool {
 	return errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// permissions are those of nats-server's answer. None at all allow everything.
+// permissions are a user's permissions in nats-server's answer. nil allows everything.
 type permissions struct {
 	Publish   subjects `json:"publish"`
 	Subscribe subjects `json:"subscribe"`
@@ -157,18 +158,18 @@ type subjects struct {
 	Deny  []string `json:"deny"`
 }
 
-// answersAtLeast is how many messages allow_responses must let an engine answer a request with: the progress of an
-// import or a snapshot is many.
+// answersAtLeast is how many answers to one request allow_responses must allow: the progress of an
+// import or a snapshot is many messages.
 const answersAtLeast = 1000
 
-// missing says what is needed and not granted, the first few in full.
+// missing lists what is needed and not granted, but no more than the first few.
 func (p *permissions) missing(need Rights) (all []string) {
 	if p == nil {
 		return nil
 	}
 	publish := p.Publish
 	if p.Responses != nil && len(publish.Allow) == 0 {
-		publish.Allow = []string{""} // with responses, none is none (server/auth.go, validateResponsePermissions)
+		publish.Allow = []string{""} // with allow_responses an empty list allows nothing (server/auth.go, validateResponsePermissions)
 	}
 	all = append(all, publish.lacks("may not publish on", need.Publish)...)
 	all = append(all, p.Subscribe.lacks("may not subscribe to", need.Subscribe)...)
@@ -191,7 +192,7 @@ func (s subjects) lacks(what string, need []string) (all []string) {
 	return all
 }
 
-// grants tells whether all of a subject with wildcards is allowed by one entry, and none of it denied.
+// grants tells whether one entry allows all of a subject, which may have wildcards, and no entry denies any of it.
 func (s subjects) grants(subject string) bool {
 	allowed := len(s.Allow) == 0
 	for _, a := range s.Allow {
@@ -203,8 +204,8 @@ func (s subjects) grants(subject string) bool {
 	return allowed
 }
 
-// match tells whether an entry, which may name a queue behind a space, covers all of a subject, or, with overlap,
-// has any subject in common with it. Both may hold wildcards.
+// match tells whether an entry covers all of a subject, or, with overlap, has any subject in common with it. Both may have
+// wildcards. The entry may have a queue name behind a space, which is ignored.
 func match(entry, subject string, overlap bool) bool {
 	entry, _, _ = strings.Cut(entry, " ")
 	e, s := strings.Split(entry, "."), strings.Split(subject, ".")

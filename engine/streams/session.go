@@ -11,46 +11,46 @@ import (
 )
 
 const (
-	// While the consumer is not heard the stream is asked for what it holds, this often.
+	// While the consumer is being made, is silent or is late, the stream itself is asked for messages this often.
 	askEvery   = 50 * time.Millisecond
 	askAtOnce  = time.Millisecond
 	askTimeout = 500 * time.Millisecond
-	// A consumer that JetStream did not make, for example because it has no leader of all servers, is asked for again this soon.
+	// When JetStream did not make the consumer, for example because its servers have no leader, the next attempt is this soon.
 	createAgain = 250 * time.Millisecond
-	// A record that was stored before the last look, and has not come by this one though nothing else has, is late.
-	// A consumer that is late for as long as lateMost is made anew, maybe on another server: without a leader of all JetStream
-	// the log's leader gives no message by its number.
+	// Every lateLook the reader looks whether the consumer is late: it is if a record that was stored before the last look has
+	// not come by this one, although nothing else waits to be read. A consumer that stays late for lateMost is made anew, maybe on
+	// another server: while JetStream's servers have no leader, the log's leader gives no message by its sequence.
 	lateLook = 100 * time.Millisecond
 	lateMost = 2 * time.Second
 )
 
-// A session is the life of one consumer, and what is asked of the stream itself meanwhile.
+// A session is the life of one consumer, and the questions to the stream itself meanwhile.
 type session struct {
 	*reader
 	inbox string // where the consumer sends to
 	sub   *nats.Subscription
-	queue chan *nats.Msg // what it has sent
+	queue chan *nats.Msg // what the consumer has sent
 
 	beside  sync.WaitGroup   // the goroutines that wait for JetStream
-	made    chan error       // whether the consumer was made
+	made    chan error       // the result of making the consumer
 	again   <-chan time.Time // when to make it again
-	answers chan answer
-	asking  bool // an answer is waited for
+	answers chan answer      // of the stream
+	asking  bool             // an answer is awaited
 
 	idle *time.Ticker // the consumer's heartbeat
-	look *time.Ticker // when it is looked whether the consumer is late
-	ask  *time.Ticker // when the stream is asked; stopped while the consumer is well
+	look *time.Ticker // when to look whether the consumer is late
+	ask  *time.Ticker // when to ask the stream; stopped while the consumer works
 
 	running bool      // the consumer was made, or has been heard
-	silent  int       // heartbeats without a word from it
+	silent  int       // heartbeats since it was last heard
 	late    bool      // it has not delivered what the stream is known to have
-	since   time.Time // since when it is late
+	since   time.Time // since when it has been late
 	seen    uint64    // a sequence that the stream had at the latest look
 }
 
-// session runs one consumer until something is wrong. While the consumer is being made, is silent or is late, the stream itself is
-// asked for its messages: the leader of all JetStream makes a consumer, and it may run on any of the servers. When that server is
-// killed or cut off, or is slow, the stream goes on under a leader on another one, and only its consumer is missed.
+// session runs one consumer until something is wrong. While the consumer is being made, is silent or is late, the reader asks the
+// stream itself for its messages. The reason: the leader of all JetStream makes consumers, and may put one on any of the servers.
+// When that server is killed, cut off or slow, the stream goes on with a leader on another one, and only the consumer is missing.
 func (r *reader) session(ctx context.Context) error {
 	broken := r.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer r.nc.RemoveStatusListener(broken)
@@ -111,7 +111,8 @@ func (r *reader) begin() (*session, error) {
 	return s, nil
 }
 
-// end waits for what the session began, as the next one's consumer has the same name. Its context has ended.
+// end waits for the goroutines that the session began, because the next session's consumer has the same name. The session's context
+// has ended.
 func (s *session) end() {
 	for _, t := range []*time.Ticker{s.idle, s.look, s.ask} {
 		t.Stop()
@@ -120,7 +121,7 @@ func (s *session) end() {
 	_ = s.sub.Unsubscribe() // fails on a closed connection, which has none
 }
 
-// create has the consumer made, from behind what has been read.
+// create begins to make the consumer, which starts behind what has been read.
 func (s *session) create(ctx context.Context) {
 	from := s.at.Seq + 1
 	s.told, s.cseq = s.at.Seq, 0
@@ -133,30 +134,30 @@ func (s *session) wasMade(refused error) error {
 		s.alive()
 	case errors.Is(refused, ErrNoStream):
 		return refused
-	default: // nobody leads all of JetStream, or no more are allowed; the stream can be asked
+	default: // JetStream has no leader, or allows no more consumers; the stream can be asked meanwhile
 		s.again = time.After(createAgain)
 	}
 	return nil
 }
 
-// heard notes that the consumer is heard.
+// heard notes that the consumer sent something.
 func (s *session) heard() {
 	s.silent = 0
 	s.alive()
 }
 
-// alive stops asking the stream where the consumer delivers.
+// alive notes that the consumer works, and mostly stops asking the stream.
 func (s *session) alive() {
 	s.running = true
 	switch {
-	case s.until > 0: // a consumer on a replica that is behind does not come to the end
+	case s.until > 0: // a scan asks on: a consumer on a replica that is behind may not come to the end
 		s.ask.Reset(askEvery)
 	case !s.late:
 		s.ask.Stop()
 	}
 }
 
-// checkSilent has the stream asked where heartbeats are missing, and ends the session where too many are.
+// checkSilent has the stream asked if heartbeats are missing, and ends the session if too many are.
 func (s *session) checkSilent() error {
 	if s.running {
 		s.silent++
@@ -164,13 +165,13 @@ func (s *session) checkSilent() error {
 	switch {
 	case s.silent > 4:
 		return fmt.Errorf("%w: the server is silent", errReset)
-	case s.silent > 2: // the first may be of the same moment as the last word
+	case s.silent > 2: // the first tick may come right after the consumer was heard
 		s.ask.Reset(askEvery)
 	}
 	return nil
 }
 
-// checkLate has the stream asked where the consumer is behind what the stream is known to have, and ends the session where it stays so.
+// checkLate has the stream asked if the consumer is behind what the stream is known to have, and ends the session if it stays behind.
 func (s *session) checkLate() error {
 	was := s.late
 	s.late, s.seen = s.seen > s.told && len(s.queue) == 0, s.known()
@@ -184,7 +185,7 @@ func (s *session) checkLate() error {
 	return nil
 }
 
-// askStream asks for the next few messages, unless that is being done.
+// askStream asks the stream for the next few messages, unless an answer is awaited already.
 func (s *session) askStream(ctx context.Context) {
 	if s.asking {
 		return
@@ -194,14 +195,14 @@ func (s *session) askStream(ctx context.Context) {
 	s.beside.Go(func() { s.answers <- s.next(ctx, after, s.until) })
 }
 
-// takeAnswer delivers what the stream gave, and has it asked again for as long as the consumer is of no use.
+// takeAnswer delivers the stream's answer, and has the stream asked again for as long as the consumer does not work.
 func (s *session) takeAnswer(a answer) error {
 	s.asking = false
 	more, err := s.answered(a)
 	switch {
 	case err != nil:
 		return err
-	case more && (s.late || s.until > 0): // it may be long until the consumer is of use
+	case more && (s.late || s.until > 0): // it may be long until the consumer delivers
 		s.ask.Reset(askAtOnce)
 	case s.late || s.until > 0 || !s.running:
 		s.ask.Reset(askEvery)
@@ -209,8 +210,8 @@ func (s *session) takeAnswer(a answer) error {
 	return nil
 }
 
-// room is how many messages may be on the way. A queue of readerQueue takes 2 MiB, and there may be a scan of each of a
-// thousand output streams at once; what one has to deliver is known.
+// room is how many messages the queue must hold. A queue of readerQueue takes 2 MiB, and there may be scans of a
+// thousand output streams at once. But it is known how much a scan has to deliver, so it gets a queue for that.
 func (r *reader) room() int {
 	if r.until == 0 {
 		return readerQueue
@@ -218,15 +219,15 @@ func (r *reader) room() int {
 	return int(min(readerQueue, r.until-min(r.at.Seq, r.until)+scanSlack))
 }
 
-// answer is what the stream said of its messages behind a sequence.
+// answer is the stream's answer to the question for its messages behind a sequence.
 type answer struct {
-	err   error // it did not say: it is asked again
+	err   error // there was no answer, or only a part: the stream is asked again
 	info  Info
-	batch []Message // the next few that it holds
-	upTo  uint64    // what it holds up to here is in the batch
+	batch []Message // the next few messages
+	upTo  uint64    // all messages that the stream has up to here are in the batch
 }
 
-// next asks the stream for its next few messages behind a sequence, for askTimeout at most. The reader goes on meanwhile.
+// next asks the stream for its next few messages behind a sequence, for at most askTimeout. The reader goes on meanwhile.
 func (s *stream) next(ctx context.Context, after, until uint64) (a answer) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -243,7 +244,7 @@ func (s *stream) next(ctx context.Context, after, until uint64) (a answer) {
 	return a
 }
 
-// last is up to where there are messages of interest to who reads up to a sequence, or on and on if that is 0.
+// last is the last sequence that a reader needs which reads up to until; with until 0, the stream's last.
 func (a *answer) last(until uint64) uint64 {
 	if until > 0 {
 		return min(a.info.Last, until)
@@ -251,8 +252,8 @@ func (a *answer) last(until uint64) uint64 {
 	return a.info.Last
 }
 
-// answered delivers what the stream gave, without what the consumer has delivered meanwhile. more says that it pays to ask again at
-// once: the stream gave something, and has more.
+// answered delivers the messages of an answer, without those that the consumer has delivered meanwhile. more says that it is worth
+// asking again at once: the stream gave something, and has more.
 func (r *reader) answered(a answer) (more bool, err error) {
 	if a.info.Last == 0 { // it has no leader, or nothing
 		return false, nil

@@ -22,7 +22,7 @@ type Message struct {
 	Data    []byte
 }
 
-// Position is where the message stands in its stream.
+// Position is the message's position in its stream.
 func (m *Message) Position() Position { return Position{Seq: m.Seq, Time: m.Time} }
 
 // Info is what a stream holds. An emptied stream has First = Last + 1, a new one 0 and 0.
@@ -33,37 +33,39 @@ type Info struct {
 	MaxBytes    int64         // -1: no limit
 	MaxAge      time.Duration // 0: no limit
 	Replicas    int
-	Leader      Leader // that answered for all of them; none where there is no cluster
+	Leader      Leader // that answered; zero if there is no cluster
 	LastTime    time.Time
 	Now         time.Time // by the clock that stamps the stream's messages
-	Wrong       string    // what somebody has edited since Open so that it would be refused now
+	Wrong       string    // why Open would refuse the stream now, because somebody edited it; else ""
 }
 
 // Leader is a server that leads a stream, and since when.
 type Leader struct {
 	Name  string
-	Since string // by its own clock, as it writes it; empty where it does not say
+	Since string // by its own clock and in its own form; "" if it does not say
 }
 
-// Same tells whether l still leads as o did. One that was elected again answers nothing that came to it in between.
+// Same tells whether l and o are one term of one leader. A leader that lost and won an election in between answers nothing that came
+// to it meanwhile.
 func (l Leader) Same(o Leader) bool {
 	return l.Name == o.Name && (l.Since == o.Since || l.Since == "" || o.Since == "")
 }
 
-// before is the sequence below which the stream has nothing, that included.
+// before is the greatest sequence up to which the stream has nothing.
 func (i *Info) before() uint64 { return i.First - min(i.First, 1) }
 
 // stream is what the log and the output streams have in common: requests about one stream.
 type stream struct {
 	nc   *nats.Conn
 	name string
-	want *jetstream.StreamConfig // how it must be, nil: in whatever way
+	want *jetstream.StreamConfig // how it must be configured; nil: it does not matter
 }
 
-// Name is the stream's.
+// Name is the stream's name.
 func (s *stream) Name() string { return s.name }
 
-// request asks the JetStream API and decodes the answer into resp, or its error. It may be carried out more than once.
+// request sends a request to the JetStream API, and decodes the answer into resp or returns the error in it. The server may carry
+// the request out more than once (ask).
 func (s *stream) request(ctx context.Context, subject string, req, resp any) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -99,12 +101,12 @@ func (s *stream) request(ctx context.Context, subject string, req, resp any) err
 	return nil
 }
 
-// askAgain is how long an answer is waited for before the question is asked again beside the first, and beside the others:
-// whoever waits for a leader is to know of it soon after there is one.
+// askAgain is how often a request is sent again until there is an answer, so that a caller who waits for a leader hears of one
+// soon.
 const askAgain = 250 * time.Millisecond
 
-// ask sends a request until one answer has come. One that is sent while there is no leader, or to one that dies, is lost
-// without a word: who waited for it would wait on when the next leader has long been there.
+// ask sends a request again and again until there is an answer. A request that is sent while there is no leader, or to one that dies,
+// is silently lost; without another, the caller would still wait when the next leader has long been there.
 func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
 	type answer struct {
 		m   *nats.Msg
@@ -134,31 +136,32 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 	}
 }
 
-// group is what the answer about a stream in a cluster says of its replicas.
+// group is the part of the answer about a stream in a cluster that is about its replicas.
 type group struct {
 	Leader   string `json:"leader"`
 	Since    string `json:"leader_since"`
 	Replicas []struct {
 		Name   string        `json:"name"`
-		Active time.Duration `json:"active"` // since the leader heard of it; 0: it never did
-	} `json:"replicas"` // all others
+		Active time.Duration `json:"active"` // since the leader last heard from it; 0: it never did
+	} `json:"replicas"` // all but the one that answered
 }
 
-// heard is the longest that a leader's word counts without one of most replicas: a follower that hears nothing elects another
-// after four seconds at the earliest, and an idle leader asks them every other second (server/raft.go). A follower that does
-// hear it votes for another all the same, so for as long as this a leader may be one that no longer is.
+// heard is how recently a leader must have heard from most replicas for its answer to count. A follower that hears nothing from the
+// leader has another elected after four seconds at the earliest, and an idle leader asks its followers every other second
+// (server/raft.go). But a follower that still hears the leader may vote for another, too. So for as long as this a server may
+// be believed that no longer leads.
 const heard = 3 * time.Second
 
-// Doubt is how long what a stream with replicas says against a node has to be said before it counts: twice as long as a
-// leader that is none any more may be believed.
+// Doubt is how long a stream with replicas must say again and again what makes it, or a node, unusable before that counts: twice as
+// long as a former leader may be believed.
 const Doubt = 2 * heard
 
-// LeaderOf names the server that leads a stream, and those that follow it. Errors: as Info's.
+// LeaderOf names the server that leads a stream, and those that follow it. Errors: Info's.
 func (s *Streams) LeaderOf(ctx context.Context, name string) (leader string, followers []string, err error) {
 	return LeaderBy(ctx, s.Log.nc, name)
 }
 
-// LeaderBy is the same, asked by way of another connection.
+// LeaderBy is LeaderOf by way of another connection.
 func LeaderBy(ctx context.Context, nc *nats.Conn, name string) (leader string, followers []string, err error) {
 	one := stream{nc: nc, name: name}
 	var resp struct {
@@ -179,8 +182,8 @@ func LeaderBy(ctx context.Context, nc *nats.Conn, name string) (leader string, f
 	return resp.Cluster.Leader, followers, nil
 }
 
-// StepDown asks the leader of a stream, by way of a connection to it, to leave that to another server. Asked twice it does so
-// once: who leads already refuses. It does not wait for that.
+// StepDown asks the leader of a stream, over a connection to that server, to hand leadership over to another one. It does not wait
+// for that. To ask twice does no harm: a server that leads already refuses.
 func StepDown(nc *nats.Conn, name, to string) error {
 	var req struct {
 		Placement struct {
@@ -195,16 +198,16 @@ func StepDown(nc *nats.Conn, name, to string) error {
 	return sendError(nc.Publish(apiPrefix+stepDown+name, body))
 }
 
-// leads tells whether most replicas follow the one that answered. Where a group has no leader each replica answers with
-// what it has (server/jetstream_api.go, jsStreamInfoRequest), and a leader that is cut off from the others knows of that
-// after ten seconds and more: both may lack what has long been acknowledged.
+// leads tells whether the server that answered is a leader that most replicas follow. If a group has no leader, each replica answers
+// with what it has (server/jetstream_api.go, jsStreamInfoRequest); and a leader that is cut off from the others notices that only
+// after ten seconds or more. Both may lack what has long been acknowledged.
 func (g *group) leads() bool {
 	if g == nil { // no cluster
 		return true
 	}
 	follow := 1
 	for _, r := range g.Replicas {
-		if r.Name == g.Leader { // it learned of a leader while it answered in place of one
+		if r.Name == g.Leader { // another one leads: there was no leader when this one began to answer
 			return false
 		}
 		if r.Active > 0 && r.Active < heard {
@@ -214,14 +217,14 @@ func (g *group) leads() bool {
 	return g.Leader != "" && follow > (len(g.Replicas)+1)/2
 }
 
-// Info asks what the stream holds: all that was acknowledged before, at least. Errors: ErrNoStream, ErrDisconnected, also
-// while there is no leader, the context's.
+// Info asks what the stream holds. The answer includes at least everything that was acknowledged before the call. Errors: ErrNoStream;
+// ErrDisconnected, also while there is no leader; the context's.
 func (s *stream) Info(ctx context.Context) (Info, error) {
 	info, _, err := s.info(ctx, false)
 	return info, err
 }
 
-// info tells as well, if asked, which messages between the first and the last are gone, ascending.
+// info is Info, and with deletes also returns which messages between the first and the last are gone, ascending.
 func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []uint64, err error) {
 	var req any
 	if deletes {
@@ -263,7 +266,7 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	}, st.Deleted, nil
 }
 
-// gaps is what a stream had and has no more.
+// gaps says which messages a stream had and no longer has.
 type gaps struct {
 	first, last uint64
 	deleted     []uint64 // between the two, ascending
@@ -274,7 +277,8 @@ func (s *stream) gaps(ctx context.Context) (*gaps, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The list ends with the newest existing message (server/filestore.go, State); a power failure may take those behind.
+	// The server's list ends with the newest existing message (server/filestore.go, State). After a power failure messages behind that
+	// may be gone, too.
 	for seq := info.First + info.Messages + uint64(len(deleted)); seq <= info.Last; seq++ {
 		deleted = append(deleted, seq)
 	}
@@ -286,10 +290,10 @@ func (g *gaps) has(seq uint64) bool {
 	return seq < g.first || deleted
 }
 
-// Get reads one message. Errors: ErrNotFound when it is gone or the stream does not reach that far, ErrNoStream,
+// Get reads one message. Errors: ErrNotFound if it is gone or the stream does not reach that far, ErrNoStream,
 // ErrDisconnected, the context's.
 //
-// It asks the API, where the stream's leader answers, which knows when a message is gone. A direct get stands in for it only
+// It asks the API, where the stream's leader answers, which knows whether a message is gone. A direct get is used only
 // while nobody answers there.
 func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	if seq == 0 { // to the API it means "no sequence given"
@@ -299,7 +303,7 @@ func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	if !errors.Is(err, ErrNotFound) {
 		return m, err
 	}
-	// A leader that is cut off says so of what has been stored since.
+	// A leader that is cut off says "not found", too, of what has been stored since.
 	gone, failed := s.gaps(ctx)
 	switch {
 	case failed != nil:
@@ -310,7 +314,7 @@ func (s *stream) Get(ctx context.Context, seq uint64) (Message, error) {
 	return Message{}, err
 }
 
-// messageRequest asks for one message, in one of these ways.
+// messageRequest asks for one message, by one of these.
 type messageRequest struct {
 	Seq     uint64 `json:"seq,omitempty"`
 	LastFor string `json:"last_by_subj,omitempty"`
@@ -338,14 +342,14 @@ func (s *stream) get(ctx context.Context, req messageRequest) (Message, error) {
 	m := resp.Message
 	out := Message{Seq: m.Seq, Time: m.Time, Subject: m.Subject, Data: m.Data}
 	if h, err := nats.DecodeHeadersMsg(m.Header); err == nil {
-		out.Header = h // nats-server stores any bytes as headers; a reader gets none of those either
+		out.Header = h // nats-server stores any bytes as headers; malformed ones are dropped, as they are for a consumer's reader
 	}
 	return out, nil
 }
 
-// direct gets one message from any of the replicas. While JetStream has no leader of all servers the API gives none, though the
-// stream may have a leader and take more (server/jetstream_api.go, jsMsgGetRequest). What a replica has is what was agreed
-// on; what it has not may only not have come to it yet, so that is no answer.
+// direct gets one message from any of the replicas. While JetStream's servers have no leader, the API gives no messages, although the
+// stream may have a leader and store more (server/jetstream_api.go, jsMsgGetRequest). What a replica has was agreed on by the group.
+// What it does not have may not have reached it yet, so that is an error other than ErrNotFound.
 func (s *stream) direct(ctx context.Context, seq uint64) (Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
@@ -360,7 +364,8 @@ func (s *stream) direct(ctx context.Context, seq uint64) (Message, error) {
 	return directMessage(m)
 }
 
-// directMessage takes what the server wrote into the headers of a message out of them. It wrote that behind the message's own.
+// directMessage makes a Message of the answer to a direct get. It takes out the headers that the server added; these are behind the
+// message's own, which may have the same names.
 func directMessage(m *nats.Msg) (Message, error) {
 	take := func(key string) (value string) {
 		if values := m.Header[key]; len(values) > 1 {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.init.0.func1"))
 }
 
-// serve is the process that gets killed: a server on dir over TCP. It says where, and waits.
+// serve is the process that gets killed: a server on dir over TCP. It prints its address, and waits.
 func serve(dir string) {
 	ns, err := run(dir, 0)
 	if err != nil {
@@ -81,7 +81,7 @@ func (h *host) InProcessConn() (net.Conn, error) {
 	return ns.InProcessConn()
 }
 
-// account is that of all clients, in which what is asked of JetStream can be led astray.
+// account is the account of all clients, in which requests to JetStream can be led astray.
 func (h *host) account() *server.Account {
 	h.t.Helper()
 	account, err := h.ns.Load().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
@@ -231,7 +231,7 @@ func TestCommandSubjects(t *testing.T) {
 		"carillon.cmd.put.a":    "carillon.log.4.put.a",
 		"carillon.cmd.tick.x":   fmt.Sprintf("carillon.log.%d.tick.x", engine.PartitionOf("x", 8)),
 		"carillon.cmd.put.*":    "carillon.cmd.put.*", // stored as it is
-		"carillon.cmd.put.a.b":  "",                   // nobody takes it
+		"carillon.cmd.put.a.b":  "",                   // no stream takes it
 		"carillon.cmd.put":      "",
 		"carillon.cmd.put.a.*":  "",
 		"carillon.log.3.tick":   "carillon.log.3.tick",
@@ -261,7 +261,7 @@ func TestCommandSubjects(t *testing.T) {
 	}
 }
 
-// Workers count the output streams from 0 on: one that comes while they are being made must not take some for all.
+// Workers count the output streams from 0 on. A worker that starts while the streams are being made must not take some for all.
 func TestFirstOutputStreamComesLast(t *testing.T) {
 	_, nc, _ := fresh(t, Config{Partitions: 4})
 	js, err := jetstream.New(nc)
@@ -293,7 +293,7 @@ func TestOpenAgain(t *testing.T) {
 		t.Errorf("%d output streams, %d partitions, want 3", len(s.Out), s.Log.Partitions())
 	}
 	for _, p := range []int{0, 3} {
-		// Limits are the operator's: others are asked for here and change nothing.
+		// Limits are the operator's: asking for others here changes nothing.
 		s := open(t, nc, Config{Partitions: p, OutMaxBytes: 1 << 20})
 		if len(s.Out) != 3 {
 			t.Errorf("asked for %d partitions, got %d, want 3", p, len(s.Out))
@@ -303,7 +303,7 @@ func TestOpenAgain(t *testing.T) {
 			t.Errorf("%+v, %v: want the limit it was made with", info, err)
 		}
 	}
-	// Where nobody else may edit them those that are given count, and others stay.
+	// With Rebound, limits that are given are changed, and others stay.
 	s := open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, Rebound: true})
 	if out, err := s.Out[2].Info(t.Context()); err != nil || out.MaxAge != time.Hour {
 		t.Errorf("an output stream is bounded by %s, %v", out.MaxAge, err)
@@ -326,7 +326,7 @@ func TestOpenAgain(t *testing.T) {
 	}
 }
 
-// A log tells how many partitions it was made with, the most and the fewest, too.
+// A log shows how many partitions it was made with, from the fewest to the most.
 func TestPartitionsOf(t *testing.T) {
 	for _, n := range []int{1, MaxPartitions} {
 		c := Config{Partitions: n}.withDefaults()
@@ -419,7 +419,7 @@ func TestConfigValidate(t *testing.T) {
 	}
 }
 
-// However many partitions share the default, each output stream holds any trigger.
+// However many partitions share the default bound, each output stream can hold any trigger.
 func TestDefaultHoldsAnyTrigger(t *testing.T) {
 	largest := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10)
 	if bound := (Config{Partitions: MaxPartitions}).withDefaults().outConfig(0).MaxBytes; bound < largest {
@@ -481,7 +481,7 @@ func TestChain(t *testing.T) {
 			t.Errorf("async %t: answers are\n%q, want\n%q", async, got, want)
 		}
 
-		// Without acks the same holds; the one that asks speaks for all.
+		// Without acks the same holds; the ack of the one that asks counts for all.
 		for expect := uint64(3); expect < 500; expect++ {
 			if err := o.PublishChained(chained(subject, nil, expect), nil); err != nil {
 				t.Fatal(err)
@@ -504,7 +504,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// A stream that age has emptied keeps its last sequence: 0 is refused there, the true one taken.
+// A stream that was emptied by age keeps its last sequence: a publish that expects 0 is refused, one that expects the true one is stored.
 func TestChainOnEmptiedStream(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1, OutMaxAge: 100 * time.Millisecond})
 	o := s.Out[0]
@@ -533,7 +533,7 @@ func TestChainOnEmptiedStream(t *testing.T) {
 	}
 }
 
-// A full log refuses; nothing that was not read goes, and trimming makes room.
+// A full log refuses records, and does not drop any that were not read; trimming makes room.
 func TestLogFull(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1, LogMaxBytes: 64 << 10})
 	var last uint64
@@ -599,7 +599,7 @@ func TestTrimAndBump(t *testing.T) {
 	}
 }
 
-// process is a server in a process of its own, which kill ends without its knowing.
+// process is a server in a process of its own, which can be killed.
 func process(t testing.TB, dir string) (nc *nats.Conn, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -667,8 +667,8 @@ func TestKill(t *testing.T) {
 	empty(func(l *Log) error { return l.Bump(t.Context(), 1<<40) }, 1<<40)
 }
 
-// What was acknowledged survives a kill, or, of a stream that persists later, all but its tail: no hole,
-// nothing else, and the chain goes on from the last sequence there is.
+// What was acknowledged survives a kill; of a stream that persists later, all but its tail. There is no hole
+// and nothing else in it, and the chain goes on from the last sequence that is there.
 func TestKillTail(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		dir := t.TempDir()
@@ -715,7 +715,7 @@ func TestAcksOnce(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
 	s := open(t, nc, Config{Partitions: 1, AckTimeout: 50 * time.Millisecond})
-	hole, err := nc.Subscribe("hole", func(*nats.Msg) {}) // takes publishes, never answers
+	hole, err := nc.Subscribe("hole", func(*nats.Msg) {}) // receives publishes, and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -764,7 +764,7 @@ func TestAcksOnce(t *testing.T) {
 			t.Errorf("disconnected: %v", err)
 		}
 	}
-	disconnected := func(l *Log, subject, when string) { // the word that the connection broke may come in between
+	disconnected := func(l *Log, subject, when string) { // the library may notice in between that the connection broke
 		if got, err := send(l, subject); got != ErrDisconnected.Error() && !errors.Is(err, ErrDisconnected) {
 			t.Errorf("%s: %s, %v", when, got, err)
 		}
@@ -839,7 +839,7 @@ func cancelled(t testing.TB) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), 30*time.Second)
 }
 
-// A direct get gives what the API gives, whatever headers a message has; and says nothing of one that is not there.
+// A direct get returns the same as the API, whatever headers a message has; but a message that it does not have is not ErrNotFound.
 func TestDirect(t *testing.T) {
 	nc := newHost(t).connect()
 	s := open(t, nc, Config{Partitions: 1})

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// FileSync makes what the server inside our process wrote to a stream durable: it syncs the message
-// blocks that changed since the last call. A syncfs would do the same, and would also wait for whatever
-// else anybody has written to the file system, seconds' worth on a busy machine.
+// FileSync makes durable what the server inside our process wrote to a stream: it syncs the message
+// blocks that changed since the last call. A syncfs would do the same, but would also wait for whatever
+// else was written to the file system: for seconds, on a busy machine.
 type FileSync struct {
 	dirs   []string // of message blocks
 	synced map[string]stamp
@@ -23,9 +23,9 @@ type stamp struct {
 	modified time.Time
 }
 
-// NewFileSync watches the stream of a name under a server's JetStream directory, in whichever account
-// (server/filestore.go: <directory>/<account>/streams/<stream>/msgs/<n>.blk). Error: it is not there,
-// since a server that keeps it elsewhere must not pass for one that has nothing to sync.
+// NewFileSync is for the stream of a name under a server's JetStream directory, in whatever account
+// (server/filestore.go: <directory>/<account>/streams/<stream>/msgs/<n>.blk). It fails if the stream is not there:
+// a server that keeps it elsewhere must not pass for one that has nothing to sync.
 func NewFileSync(dir, stream string) (*FileSync, error) {
 	accounts, err := os.ReadDir(dir)
 	if err != nil {
@@ -44,8 +44,8 @@ func NewFileSync(dir, stream string) (*FileSync, error) {
 	return s, nil
 }
 
-// Sync returns when everything that was written before the call is on disk, and tells how many blocks had to be brought
-// there. It is for one goroutine. Error: ErrNotSynced.
+// Sync returns when everything that was written before the call is on disk, and how many blocks it had to sync
+// for that. It is for one goroutine. Error: ErrNotSynced.
 func (s *FileSync) Sync() (blocks int, err error) {
 	present := make(map[string]stamp, len(s.synced))
 	for _, dir := range s.dirs {
@@ -62,7 +62,7 @@ func (s *FileSync) Sync() (blocks int, err error) {
 func (s *FileSync) syncDir(dir string, present map[string]stamp) (blocks int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil // the stream was deleted; what is published to it says so
+		return 0, nil // the stream was deleted, which the next publish will show
 	}
 	if err != nil {
 		return 0, err
@@ -75,7 +75,7 @@ func (s *FileSync) syncDir(dir string, present map[string]stamp) (blocks int, er
 		path := filepath.Join(dir, e.Name())
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // retention took it
+			continue // removed by retention
 		}
 		if err != nil {
 			return blocks, err
@@ -91,7 +91,7 @@ func (s *FileSync) syncDir(dir string, present map[string]stamp) (blocks int, er
 		} else if err != nil {
 			return blocks, err
 		}
-		// Stamped from before the fsync: what was written since is seen as a change the next time.
+		// The stamp is from before the sync, so that what was written since counts as a change the next time.
 		present[path] = now
 		blocks++
 		created = created || !known

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncData brings a file's data to disk, and of what the file system knows of it what the data is found by: not the time
-// of its last write, which alone would cost a write of its inode, or a commit of the file system's journal.
+// syncData syncs a file's data, and only the metadata needed to find it: not the time of its last write, which
+// alone would cost a write of the inode, or a commit of the file system's journal.
 func syncData(f *os.File) error {
 	for {
 		switch err := unix.Fdatasync(int(f.Fd())); err {

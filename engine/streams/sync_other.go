@@ -4,5 +4,5 @@ package streams
 
 import "os"
 
-// syncData brings a file's data to disk.
+// syncData syncs a file.
 func syncData(f *os.File) error { return f.Sync() }

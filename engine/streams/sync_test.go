@@ -46,11 +46,11 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	if len(s.synced) != 1 {
 		t.Fatalf("synced %v, want only the output stream's block", s.synced)
 	}
-	// A block that retention takes between listing and fsync is no error.
+	// A block that retention removes between listing and fsync is no error.
 	if err := os.Remove(filepath.Join(dir, "1.blk")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("gone", filepath.Join(dir, "2.blk")); err != nil { // which is listed, and is not there
+	if err := os.Symlink("gone", filepath.Join(dir, "2.blk")); err != nil { // it is listed, but cannot be opened
 		t.Fatal(err)
 	}
 	sync(0)
@@ -68,9 +68,9 @@ func TestFileSyncSeesEachChangeOnce(t *testing.T) {
 	}
 }
 
-// A stream that is not where it is looked for is not taken for synced.
+// A stream that is not where it is expected does not pass for synced.
 func TestFileSyncFindsTheStream(t *testing.T) {
-	store := filepath.Join(t.TempDir(), "data[1]") // no pattern
+	store := filepath.Join(t.TempDir(), "data[1]") // must not be read as a glob pattern
 	if err := os.MkdirAll(filepath.Join(store, "jetstream", "$G", "streams", "CARILLON_OUT_10", "msgs"), 0o755); err != nil {
 		t.Fatal(err)
 	}

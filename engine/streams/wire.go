@@ -13,11 +13,9 @@ import (
 )
 
 // Wire is the client library's connection to a server in this process, on which whole protocol frames can
-// be written beside the library's own. The library makes a map, sorts it and renders it for the headers of
-// each message, which cost more than all else that the engine does for a trigger; a chain's messages are
-// frames from the start.
+// be written between the library's own. The package doc says why.
 //
-// Given to nats.InProcessServer, it leaves everything else to the library: the handshake, credentials,
+// It is to be given to nats.InProcessServer. Everything else is left to the library: the handshake, credentials,
 // pings, reconnecting, and everything that is received.
 type Wire struct {
 	server nats.InProcessConnProvider
@@ -41,8 +39,8 @@ func (w *Wire) InProcessConn() (net.Conn, error) {
 	return w.conn, nil
 }
 
-// Write sends frames and waits until the server has read them. Error: ErrDisconnected, and some of them
-// may have arrived.
+// Write sends frames and waits until the server has read them. Error: ErrDisconnected; some of the frames
+// may have arrived then.
 func (w *Wire) Write(frames []byte) error {
 	w.mu.Lock()
 	c := w.conn
@@ -53,21 +51,21 @@ func (w *Wire) Write(frames []byte) error {
 	return c.writeFrames(frames)
 }
 
-// Publish sends one message at once. The library gathers what is published, and has another goroutine send it: the better way
-// for many, but one that somebody waits for waits for that, too. What cannot be a frame now is left to the library, whose
-// connection nc is. Errors: ErrDisconnected, and the message may have arrived; the library's.
+// Publish sends one message at once. The library would gather messages and have another goroutine send them, which is better for
+// many, but slower for a single one that somebody waits for. Messages that cannot be sent as a frame now are left to the library; nc
+// is its connection. Errors: ErrDisconnected, and then the message may have arrived; the library's.
 func (w *Wire) Publish(nc *nats.Conn, m *nats.Msg) error {
 	b := frameBuffers.Get().(*[]byte)
 	defer frameBuffers.Put(b)
 	*b = appendFrame((*b)[:0], m)
-	// The server ends a connection that sends too much. While there is none, answers could not come.
+	// The server ends a connection that sends too large a message. While there is no connection, answers could not come back.
 	if int64(len(*b)) > nc.MaxPayload() || !nc.IsConnected() || !plain(m.Header) {
 		return nc.PublishMsg(m)
 	}
 	return w.Write(*b)
 }
 
-// plain tells whether the library would send the values as they are.
+// plain tells whether the library would send the values unchanged.
 func plain(h nats.Header) bool {
 	for _, values := range h {
 		for _, v := range values {
@@ -113,13 +111,13 @@ func appendFrame(dst []byte, m *nats.Msg) []byte {
 	return append(append(dst, m.Data...), "\r\n"...)
 }
 
-// wireConn takes turns between two writers. The library, too, writes whole frames at a time: those that its
-// buffer holds.
+// wireConn serializes two writers. The library, too, writes only whole frames at a time: those in its
+// buffer.
 type wireConn struct {
 	net.Conn
 
 	mu   sync.Mutex
-	open bool // the library has sent CONNECT: what follows is read after it
+	open bool // the library has sent CONNECT, which must come first
 }
 
 func (c *wireConn) Write(b []byte) (int, error) {

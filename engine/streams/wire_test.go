@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// wired is a connection with a wire, and streams that publish on it.
+// wired makes a connection with a wire, and streams that publish on it.
 func wired(t testing.TB, cfg Config) (*Streams, *nats.Conn, *host) {
 	t.Helper()
 	h := newHost(t)
@@ -20,7 +20,7 @@ func wired(t testing.TB, cfg Config) (*Streams, *nats.Conn, *host) {
 	return open(t, nc, cfg), nc, h
 }
 
-// What a chain's message is does not depend on the way that it went.
+// A chain's message is the same whether it is sent on the wire or through the library.
 func TestWireSendsWhatTheLibrarySends(t *testing.T) {
 	messages := []Chained{
 		{Subject: []byte("carillon.trigger.0.a"), Data: ""},
@@ -57,7 +57,7 @@ func TestWireSendsWhatTheLibrarySends(t *testing.T) {
 	}
 }
 
-// The same of a single message that is sent at once.
+// So is a single message that is sent at once.
 func TestWirePublishesWhatTheLibraryPublishes(t *testing.T) {
 	messages := []nats.Msg{
 		{Subject: "carillon.log.0.put.a"},
@@ -68,7 +68,7 @@ func TestWirePublishesWhatTheLibraryPublishes(t *testing.T) {
 		{Subject: "carillon.log.0.put.c", Header: nats.Header{"C": {" \tz "}}},
 		{Subject: "carillon.log.0.put.d", Header: nats.Header{"Carillon-Request": {"r"}}, Data: []byte(strings.Repeat("x", 200_000))},
 	}
-	var counted uint64 // messages that the library sent, beside the questions, which may be asked twice
+	var counted uint64 // messages that the library sent, without requests, which may be sent twice
 	stored := func(s *Streams) (all []string) {
 		counted = 0
 		for _, m := range messages {
@@ -94,7 +94,7 @@ func TestWirePublishesWhatTheLibraryPublishes(t *testing.T) {
 			t.Errorf("message %d is %.300q, want %.300q", i, got[i], want[i])
 		}
 	}
-	if counted != 3 { // what it words otherwise
+	if counted != 3 { // those that it would render differently
 		t.Errorf("the library sent %d messages, want 3", counted)
 	}
 	tooLarge := make([]byte, nc.MaxPayload()+1)
@@ -121,7 +121,7 @@ func publishNow(t *testing.T, s *Streams, m nats.Msg) (a stored) {
 	return <-answer
 }
 
-// Frames and what the library sends share one connection, and neither breaks the other.
+// Frames and the library's own messages share one connection, and neither breaks the other.
 func TestWireBesideTheLibrary(t *testing.T) {
 	s, nc, _ := wired(t, Config{Partitions: 1})
 	const n = 5000
@@ -197,7 +197,7 @@ func TestWireReconnects(t *testing.T) {
 	}
 }
 
-// Nothing may be sent before the handshake: the server would take it for a stranger's.
+// Nothing may be sent before the handshake: the server would take it for the message of an unknown client.
 func TestWireWaitsForTheHandshake(t *testing.T) {
 	h := newHost(t)
 	w := NewWire(h)
