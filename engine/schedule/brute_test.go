@@ -26,7 +26,7 @@ var zonesOfNote = []string{
 
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
-// randomField makes the text of a field; usual is a value that it shall often contain.
+// randomField makes the text of a field; usual is a value that it often contains.
 func randomField(r *rand.Rand, lowest, highest, usual int, names []string) string {
 	value := func() string {
 		v := lowest + r.IntN(highest-lowest+1)
@@ -47,7 +47,7 @@ func randomField(r *rand.Rand, lowest, highest, usual int, names []string) strin
 		case 0:
 			return pick(r, "*/", "*/", "?/") + step()
 		case 1:
-			return value() + "-" + value() // which may run over the field's end
+			return value() + "-" + value() // may wrap around the field's end
 		case 2:
 			return value() + "-" + value() + "/" + step()
 		case 3:
@@ -239,7 +239,7 @@ func TestNextEqualsStepping(t *testing.T) {
 	}
 }
 
-// TestCountEqualsNext holds a count over a change of the clock to what Next finds one by one.
+// TestCountEqualsNext compares a count over a change of the clock with the fires that Next finds one by one.
 func TestCountEqualsNext(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	counted, cut := 0, 0
@@ -286,8 +286,8 @@ func show(ms int64, loc *time.Location) string {
 	return time.UnixMilli(ms).In(loc).Format("2006-01-02T15:04:05.000Z07:00:00")
 }
 
-// TestDaysEqualStepping steps through days instead of seconds, as far as it takes: over the 400 years
-// after which the calendar repeats where an expression can never match.
+// TestDaysEqualStepping steps through days instead of seconds, as far as necessary: if an expression can never match, over the
+// 400 years after which the calendar repeats.
 func TestDaysEqualStepping(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
 	expressions := 2_000

@@ -13,11 +13,11 @@ type cron struct {
 	seconds, minutes uint64
 	hours            uint32
 	months           uint16
-	shift            bool          // a fire in a gap is moved to its end, or else lost
+	shift            bool          // a fire in a gap is moved to the gap's end; if false, it is lost
 	fold             carillon.Fold // which of two equal local times fires
-	opening          int64         // the first fire of a day that has any, in seconds since its midnight
-	// The matching days of a month, by the weekday of its first day (0 is Sunday) and its length less
-	// 28. Bit 0 is the first day. All of L, W and # is settled here, once.
+	opening          int64         // the first fire of a matching day, in seconds since its midnight
+	// The matching days of a month, by the weekday of its first day (0 is Sunday) and its length minus
+	// 28. Bit 0 is the first day. L, W and # are all resolved here, once.
 	days [7][4]uint32
 	zone *zone
 }
@@ -38,7 +38,7 @@ var (
 	weekdayField = field{"day of week", 0, 6, []string{"SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"}}
 )
 
-// monthDays gives days of a month, as bits from 0, from the weekday of the first and the length.
+// monthDays returns days of a month, as bits from 0, given the weekday of the first day and the month's length.
 type monthDays func(first, length int) uint32
 
 func parseCron(words []string, gap carillon.Gap, fold carillon.Fold) (*cron, *carillon.Error) {
@@ -78,16 +78,16 @@ func parseCron(words []string, gap carillon.Gap, fold carillon.Fold) (*cron, *ca
 		fold:    fold,
 	}
 	if hour := words[2]; strings.ContainsAny(hour[:1], "*?") && !strings.Contains(hour, ",") {
-		// By elapsed time. Every hour: whatever hour it is called. Every n hours: no local time twice,
-		// and none lost.
+		// These go by elapsed time. Every hour: whatever the clock calls it. Every n hours: no local time fires twice,
+		// and none is lost.
 		if c.shift, c.fold = true, carillon.FoldFirst; c.hours == 1<<24-1 {
 			c.shift, c.fold = false, carillon.FoldBoth
 		}
 	}
 	c.opening = int64(bits.TrailingZeros32(c.hours))*3600 +
 		int64(bits.TrailingZeros64(c.minutes))*60 + int64(bits.TrailingZeros64(c.seconds))
-	// As in cron: a day field that begins with a star does not restrict, and then both must match (it
-	// may still have a step); of two that restrict, either may match.
+	// As in cron: if a day field begins with a star, both fields must match (a star may still have a step). Otherwise
+	// it is enough that one of them matches.
 	both := strings.ContainsAny(words[3][:1]+words[5][:1], "*?")
 	for first := range 7 {
 		for length := 28; length <= 31; length++ {
@@ -103,7 +103,7 @@ func parseCron(words []string, gap carillon.Gap, fold carillon.Fold) (*cron, *ca
 	return c, nil
 }
 
-// parseItem reads an item of a list: *, which may be written ?, a, a-b, each with an optional /step. The result has a bit for
+// parseItem reads an item of a list: * (or ?), a or a-b, each with an optional /step. The result has a bit for
 // each value.
 func (f field) parseItem(item string) (uint64, *carillon.Error) {
 	body, stepText, stepped := strings.Cut(item, "/")
@@ -132,22 +132,22 @@ func (f field) parseItem(item string) (uint64, *carillon.Error) {
 				return 0, err
 			}
 		case stepped:
-			hi = f.max // from there on, to the field's end
+			hi = f.max // a/step: from a to the field's end
 		default:
 			hi = lo
 		}
 	}
 	if hi < lo {
-		hi += count // over the field's end, as in FRI-MON
+		hi += count // the range wraps around, as FRI-MON does
 	}
 	var mask uint64
-	for v := lo; v <= hi; v += step { // v may be over it, as 7 for Sunday is
+	for v := lo; v <= hi; v += step { // v may be beyond the field's end, as 7 for Sunday is
 		mask |= 1 << (f.min + (v-f.min)%count)
 	}
 	return mask, nil
 }
 
-// parseValue reads a number or name. Only a day of week may be one over the field's end: 7 is Sunday.
+// parseValue reads a number or name. Only a day of week may be one beyond the field's end: 7 is Sunday.
 func (f field) parseValue(item, text string) (int, *carillon.Error) {
 	for i, name := range f.names {
 		if strings.EqualFold(text, name) {
@@ -176,8 +176,8 @@ func (f field) invalid(item, message string) *carillon.Error {
 	return invalid("%s %s: %s", f.name, quote(item), message)
 }
 
-// parseDays reads a day field. special tries the forms that a plain field does not have, and returns nil
-// where the item is not one of them.
+// parseDays reads a day field. special reads the forms that other fields do not have, and returns nil
+// if the item is not one of them.
 func parseDays(word string, f field, special func(item string) (monthDays, *carillon.Error)) (monthDays, *carillon.Error) {
 	var plain uint64
 	var rules []monthDays
@@ -224,7 +224,7 @@ func parseDayOfMonth(item string) (monthDays, *carillon.Error) {
 		if err != nil || n < 1 || n > 30 {
 			return nil, dayField.invalid(item, "after L- comes a number of days from 1 to 30")
 		}
-		return func(_, length int) uint32 { return 1 << length >> (n + 1) }, nil // 0 where the month is too short
+		return func(_, length int) uint32 { return 1 << length >> (n + 1) }, nil // 0 if the month is too short
 	}
 	if day, ok := strings.CutSuffix(item, "W"); ok {
 		n, err := strconv.ParseUint(day, 10, 16)
@@ -241,7 +241,7 @@ func parseDayOfMonth(item string) (monthDays, *carillon.Error) {
 	return nil, nil
 }
 
-// nearestWeekday is the day from Monday to Friday nearest to a day, counted from 0, in the same month.
+// nearestWeekday is the bit of the day from Monday to Friday in the same month that is nearest to a day, counted from 0.
 func nearestWeekday(day, first, length int) uint32 {
 	switch (first + day) % 7 {
 	case 6: // Saturday

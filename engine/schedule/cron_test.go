@@ -75,7 +75,7 @@ func TestForms(t *testing.T) {
 		{"0 0 ? * MON#1,MON#3", "26-01-05 00:00:00, 26-01-19 00:00:00, 26-02-02 00:00:00"},
 		{"0 0 29 2 *", "28-02-29 00:00:00, 32-02-29 00:00:00"},
 		{"0 0 */28 2 THU#5", "52-02-29 00:00:00, 80-02-29 00:00:00"},
-		// Day of month and day of week both restricted: either. A field that begins with a star never is.
+		// If day of month and day of week are both restricted, either may match. A field that begins with a star is not restricted.
 		{"0 0 13 * FRI", "26-01-02 00:00:00, 26-01-09 00:00:00, 26-01-13 00:00:00, 26-01-16 00:00:00"},
 		{"0 0 */2 * FRI", "26-01-09 00:00:00, 26-01-23 00:00:00, 26-02-13 00:00:00"},
 		{"0 0 1-31/2 * FRI", "26-01-02 00:00:00, 26-01-03 00:00:00, 26-01-05 00:00:00"},
@@ -242,7 +242,7 @@ func TestRefused(t *testing.T) {
 		{"@at 9999-12-31T23:59:59Z", "1970 to 2499"},
 		{"@", "is none of"},
 		{"@daily now", "is none of"},
-		// What other schedulers read, and what to write instead.
+		// What other schedulers accept, and what to write instead.
 		{"CRON_TZ=Europe/Paris 0 9 * * *", `"CRON_TZ=Europe/Paris": the time zone belongs in the field zone`},
 		{"TZ=UTC @daily", `"TZ=UTC": the time zone belongs in the field zone`},
 		{"0 9 * * * America/New_York", `"America/New_York": the time zone belongs in the field zone`},
@@ -290,7 +290,7 @@ func TestAtInEvery(t *testing.T) {
 		{"@in 1m30s", In, 0, []int64{1_090_000}},
 		{"@every 250ms", Every, 0, []int64{1_000_250, 1_000_500, 1_000_750}},
 		{"@every 250ms", Every, 1_000_100, []int64{1_000_100, 1_000_350}},
-		{"@every 250ms", Every, 999_900, []int64{1_000_150, 1_000_400}}, // the grid of its start
+		{"@every 250ms", Every, 999_900, []int64{1_000_150, 1_000_400}}, // counted from its start
 	} {
 		e := mustParse(t, c.text, "UTC", carillon.GapShift, carillon.FoldFirst)
 		if e.Kind() != c.kind {

@@ -5,14 +5,14 @@
 //	plan := e.Bind(accepted, 0, 0, schedule.Offset("invoice-7", spread))
 //	at, ok := plan.Next(now)
 //
-// Jobs that have one cron expression mostly ask for the same fire one after the other, so its Memo keeps the
-// last answer for all of them (Plan.NextWith).
+// Jobs with the same cron expression mostly ask for the same fire, one after the other. So a Memo keeps the
+// expression's last answer for all of them (Plan.NextWith).
 //
 // Times are Unix milliseconds in UTC. Nothing here reads a clock, the system's zone files or anything
 // else outside the program, so the same call gives the same answer on every machine; the zone rules are
 // a copy of the IANA database inside the package (see TZVersion). docs/time.md is the specification.
 //
-// The cron part is our own because no Go library that we tried keeps the rules we promise.
+// The cron part is our own because no Go library that we tried keeps the rules that we promise.
 // robfig/cron v3.0.1 refuses L, W and #; hashicorp/cronexpr v1.1.3 and adhocore/gronx v1.20.4 refuse
 // L-3, and gronx LW. All three drop "30 2 * * *" on the day the hour is skipped; the first two fire it
 // twice on the day the hour is repeated, and gronx leaves out an hour of "*/30 * * * *" on that day.

@@ -7,12 +7,12 @@ import (
 	carillon "github.com/carillon-scheduler/carillon"
 )
 
-// How the next fire is found
+// # How the next fire is found
 //
-// Local time is the time on the wall: the instant plus the zone's offset, counted in seconds like an
-// instant. An expression is a set of local times, and matches finds the next member of it by bit masks
+// Local time is wall clock time: the instant plus the zone's offset, counted in seconds like an
+// instant. An expression is a set of local times, and matches finds the next one in the set by bit masks
 // alone. A zone is a sequence of periods with one offset each, in which local time runs like the instant
-// does. So the search takes the periods in order, each with the stretch of local time it answers for:
+// does. So the search takes the periods in order, each with the stretch of local time that it answers for:
 //
 //	              old offset │ new offset
 //	ordinary       ──────────┤├──────────      each period answers for its own local times
@@ -26,8 +26,8 @@ import (
 //
 // A fire is the same whichever of the skipped times led to it, which is why several collapse to one.
 //
-// Two changes of a zone are always further apart than the local time either repeats or skips, so that no
-// local time comes up three times; a test holds the embedded rules to that.
+// Two changes of a zone are always further apart than the local time that either repeats or skips, so no
+// local time comes three times. A test checks this for the embedded rules.
 
 // next returns the first fire at or after t, seconds from 1970.
 func (c *cron) next(t int64) (int64, bool) {
@@ -40,7 +40,7 @@ func (c *cron) next(t int64) (int64, bool) {
 		begin, end, off := z.at[i], z.at[i+1], z.off[i]
 		local, stop := max(t, begin)+off, end+off
 		if i > 0 {
-			old := begin + z.off[i-1] // the local time the earlier period ended at
+			old := begin + z.off[i-1] // the local time at which the earlier period ended
 			switch gap := old < begin+off; {
 			case gap && c.shift && t <= begin:
 				local = old
@@ -61,13 +61,13 @@ func (c *cron) next(t int64) (int64, bool) {
 	return 0, false
 }
 
-// hour counts the fires after one, up to until, in what is left of its hour on the wall: at most budget, and the last of them
-// or the one itself. They need no search, so a count of many costs a search an hour.
+// hour counts the fires after a given one, up to until, in the rest of its local hour, but at most budget. last is the last of them,
+// or the given fire if there are none. This needs no search, so counting many fires takes only one search an hour.
 func (c *cron) hour(fire, until, budget int64) (n, last int64) {
 	z := c.zone
 	i := z.period(fire)
 	if fire == z.at[i] {
-		return 0, fire // it may stand for skipped times, and match nothing itself
+		return 0, fire // it may have been moved there from skipped times, and not match itself
 	}
 	until = min(until, z.at[i+1]-1)
 	if c.fold == carillon.FoldLast && i+1 < len(z.off) {
@@ -95,14 +95,15 @@ func (c *cron) hour(fire, until, budget int64) (n, last int64) {
 
 const daySeconds = 24 * 60 * 60
 
-// Days are counted from 1969-01-01, a Wednesday: a local time may lie before 1970, and after the Horizon.
+// Days are counted from 1969-01-01, a Wednesday, because a local time may be before 1970; and to the end of 2500, because it may be
+// after the Horizon.
 const (
 	calendarYears = 2501 - 1969
 	calendarEpoch = -365 * daySeconds // in Unix seconds
 	calendarFirst = 3                 // the weekday of day 0 (0 is Sunday)
 )
 
-// monthStart is the first day of each month of the calendar, and the end of the last.
+// monthStart is the first day of each month of the calendar, and the day after the last month.
 var monthStart = func() (start [12*calendarYears + 1]int32) {
 	for m := range 12 * calendarYears {
 		length, year := int32(31), 1969+m/12
@@ -121,7 +122,7 @@ var monthStart = func() (start [12*calendarYears + 1]int32) {
 }()
 
 // matches returns the first local time at or after the given one that the expression's fields match, or
-// math.MaxInt64 where the calendar ends before it.
+// math.MaxInt64 if there is none before the calendar's end.
 func (c *cron) matches(local int64) int64 {
 	local -= calendarEpoch
 	day := local / daySeconds
@@ -149,7 +150,7 @@ func (c *cron) matches(local int64) int64 {
 	return calendarEpoch + day*daySeconds + c.opening
 }
 
-// daysOf gives the matching days of a month of the calendar, as bits from 0.
+// daysOf returns the matching days of a month of the calendar, as bits from 0.
 func (c *cron) daysOf(month int) uint32 {
 	if c.months>>(month%12)&1 == 0 {
 		return 0
@@ -158,7 +159,7 @@ func (c *cron) daysOf(month int) uint32 {
 	return c.days[(start+calendarFirst)%7][end-start-28]
 }
 
-// matchesDay is matches for the seconds of a day; -1 where none is left.
+// matchesDay is matches for the seconds of a day; -1 if none is left.
 func (c *cron) matchesDay(s int) int64 {
 	hour, minute, second := s/3600, s/60%60, s%60
 	if c.hours>>hour&1 == 1 {

@@ -3,13 +3,13 @@ package schedule
 // Plan is an expression bound to one job. It is a small comparable value; the zero Plan never fires.
 type Plan struct {
 	e      *Expr
-	from   int64 // the first fire; for Cron, the earliest time a fire may have
+	from   int64 // the first fire; for Cron, the earliest time that a fire may have
 	end    int64 // fires are before it
-	offset int64 // added to every fire; from and end do not contain it
+	offset int64 // added to every fire; from and end do not include it
 }
 
-// Bind makes the plan of a job. accepted is when it was accepted, the anchor of @in, and of @every
-// where start is 0. Fires are at or after start and before end, 0 being no bound; offset (see Offset)
+// Bind makes the plan of a job. accepted is when it was accepted: the anchor of @in, and of @every
+// if start is 0. Fires are at or after start and before end; 0 is no bound. offset (see Offset)
 // is added to each of them afterwards. All are milliseconds.
 func (e *Expr) Bind(accepted, start, end, offset int64) Plan {
 	accepted, start = min(accepted, Horizon), min(start, Horizon)
@@ -36,10 +36,10 @@ func (e *Expr) Bind(accepted, start, end, offset int64) Plan {
 	return p
 }
 
-// Fields are what a plan has beyond its expression; Expr.Plan makes it again.
+// Fields returns the fields of a plan beside its expression. With them, Expr.Plan makes the plan again.
 func (p Plan) Fields() (from, end, offset int64) { return p.from, p.end, p.offset }
 
-// Plan is the plan with these fields. For @at and @in any expression of the same kind will do.
+// Plan returns the plan with these fields. For @at and @in any expression of the same kind will do.
 func (e *Expr) Plan(from, end, offset int64) Plan { return Plan{e, from, end, offset} }
 
 // Memo keeps the last answer of a cron expression for the plans that share it: jobs with one expression
@@ -48,11 +48,11 @@ type Memo struct {
 	from, next int64 // the first match from any second in [from, next] on is next; 0: empty
 }
 
-// Next returns the first fire strictly after the given time, in milliseconds and with the plan's offset
-// contained in both. ok is false where there is none any more.
+// Next returns the first fire strictly after the given time. Both are in milliseconds and include the plan's
+// offset. ok is false if there is none any more.
 func (p Plan) Next(after int64) (at int64, ok bool) { return p.NextWith(&Memo{}, after) }
 
-// NextWith is Next, and uses and renews the memo of the plan's expression.
+// NextWith is Next with the memo of the plan's expression, which it uses and updates.
 func (p Plan) NextWith(memo *Memo, after int64) (at int64, ok bool) {
 	if p.e == nil {
 		return 0, false
@@ -89,9 +89,9 @@ func (p Plan) NextWith(memo *Memo, after int64) (at int64, ok bool) {
 	return at + p.offset, true
 }
 
-// Count counts the fires in (after, until]. last is the latest of them, or after where n is 0. For cron
-// it counts at most budget fires; done is false where there may be more, and a call with after = last
-// goes on. The other kinds need no budget: their count takes constant time.
+// Count counts the fires in (after, until]. last is the latest of them, or after if n is 0. For cron
+// it counts at most budget fires; done is false if there may be more, and a call with after = last
+// goes on. The other kinds need no budget: to count them takes constant time.
 func (p Plan) Count(after, until int64, budget int) (n, last int64, done bool) {
 	if p.e != nil && p.e.kind == Cron {
 		for last = after; n < int64(budget); {
@@ -116,9 +116,9 @@ func (p Plan) Count(after, until int64, budget int) (n, last int64, done bool) {
 	return k + 1, first + k*p.e.ms, true
 }
 
-// Offset is the stable share of a job in its spread: a number of milliseconds in [0, spread), the same
-// for the same id for ever; 0 where spread is not positive. It is the FNV-1a 64 hash of the id, mixed by
-// the finalizer of MurmurHash3 so that ids which differ in the last character only lie far apart, modulo
+// Offset is a job's place in its spread: a number of milliseconds in [0, spread), always the same
+// for the same id; 0 if spread is not positive. It is the FNV-1a 64 hash of the id, mixed by
+// the finalizer of MurmurHash3 so that ids which differ only in the last character get very different offsets, modulo
 // spread.
 func Offset(jobID string, spread int64) int64 {
 	if spread <= 0 {

@@ -45,8 +45,8 @@ func drawExpr(t *rapid.T) *Expr {
 	return e
 }
 
-// TestPlan holds a bound plan to its definition: the fires are those of the unbounded expression that lie
-// in [start, end), each moved by the offset; and Count to Next.
+// TestPlan compares a bound plan with its definition: its fires are those of the unbounded expression in
+// [start, end), each moved by the offset. And it compares Count with Next.
 func TestPlan(t *testing.T) {
 	plans, firing := 0, 0
 	check := func(t *rapid.T) {
@@ -139,7 +139,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// Counting is constant time: ten years of milliseconds at once. And no time is too far off.
+// Counting takes constant time: ten years of milliseconds at once. And no time is too far ahead.
 func TestCountFar(t *testing.T) {
 	p := mustParse(t, "@every 1ms", "", carillon.GapShift, carillon.FoldFirst).Bind(1000, 0, 0, 5)
 	if n, last, done := p.Count(1005, 315_360_000_000, 0); n != 315_360_000_000-1005 || last != 315_360_000_000 || !done {

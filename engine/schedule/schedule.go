@@ -8,9 +8,9 @@ import (
 	carillon "github.com/carillon-scheduler/carillon"
 )
 
-// Horizon is 2500-01-01T00:00:00Z, in Unix milliseconds: no schedule fires at or after it, before its
-// offset is added, nor before 1970. It lies more than the 400 years of a Gregorian cycle ahead, so
-// what does not match until then never does.
+// Horizon is 2500-01-01T00:00:00Z, in Unix milliseconds. No schedule fires at or after it (before its
+// offset is added), nor before 1970. It is more than the 400 years of a Gregorian cycle ahead, so
+// an expression that does not match until then never does.
 const Horizon int64 = 16725225600000
 
 // Kind is the form of a schedule.
@@ -66,8 +66,8 @@ func split(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' })
 }
 
-// remedy says what to write instead of what crontabs and other schedulers read; "" for what is none of that. It is asked about what
-// is refused anyway.
+// remedy says what to write instead of a form that crontabs or other schedulers accept; "" if words are no such form. It is called
+// only for what is refused anyway.
 func remedy(words []string) string {
 	if len(words) == 0 {
 		return ""
@@ -148,8 +148,9 @@ func parse(text, zone string, gap carillon.Gap, fold carillon.Fold) (*Expr, *car
 	return e, nil
 }
 
-// CheckAhead refuses a cron expression that has matched for the last time before now, unix ms: in a zone whose clocks have come
-// to skip that hour. Parse asks from 1970 on, as it must give the same for as long as there are logs.
+// CheckAhead refuses a cron expression that has matched for the last time before now, unix ms: this happens in a zone whose clocks
+// now always skip that hour. Parse does not refuse it, because it looks from 1970 on: it must give the same answer for as long as
+// there are logs.
 func (e *Expr) CheckAhead(now int64) error {
 	if e.kind == Cron {
 		if _, ok := e.Bind(now, 0, 0, 0).Next(now); !ok {
@@ -164,8 +165,8 @@ func parseTime(words []string) (int64, *carillon.Error) {
 	if len(words) != 1 {
 		return 0, invalid("@at takes one time, in one word, such as @at 2026-12-01T09:00:00.250Z")
 	}
-	// It lets pass what RFC 3339 does not, such as hours of one digit. Not UnmarshalText, which does so for now: a later Go
-	// that no longer does would read something else in an old log.
+	// time.Parse accepts more than RFC 3339, such as hours of one digit. So does UnmarshalText for now, but a later Go
+	// may be stricter there, and would then read something else in an old log.
 	t, err := time.Parse(time.RFC3339, words[0])
 	if err != nil {
 		return 0, invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z, with its offset, Z or such as +01:00", quote(words[0]))
@@ -207,7 +208,7 @@ func invalidZone(format string, args ...any) *carillon.Error {
 	return &carillon.Error{Code: carillon.CodeInvalidZone, Field: "zone", Message: fmt.Sprintf(format, args...)}
 }
 
-// quote cuts s so that an error never repeats a whole hostile input.
+// quote quotes s, and cuts it so that an error never repeats all of a hostile input.
 func quote(s string) string {
 	const longest = 64
 	if len(s) > longest {

@@ -19,18 +19,18 @@ var (
 	tzVersion string
 )
 
-// TZVersion is the release of the IANA Time Zone Database that schedules are computed with, "2025c".
+// TZVersion is the release of the IANA Time Zone Database that schedules are computed with, such as "2025c".
 func TZVersion() string { return strings.TrimSpace(tzVersion) }
 
-// zone is the offset from UTC over time. Period i lasts over [at[i], at[i+1]) and has the offset off[i],
-// all in seconds; the first begins in 1970 and the last ends at the Horizon, which is in at as well.
+// zone is the offset from UTC over time. Period i is [at[i], at[i+1]) and has the offset off[i],
+// all in seconds. The first begins in 1970 and the last ends at the Horizon, which is the last element of at.
 // Neighbouring offsets differ.
 type zone struct {
 	at  []int64
 	off []int64
 }
 
-// period returns the one that holds t, a time from 1970 to before the Horizon.
+// period returns the index of the period that t is in; t is from 1970 to before the Horizon.
 func (z *zone) period(t int64) int {
 	lo, hi := 0, len(z.off)
 	for hi-lo > 1 {
@@ -43,7 +43,7 @@ func (z *zone) period(t int64) int {
 	return lo
 }
 
-// zones has the *zone of each name used so far. It only saves work: what it holds depends on the name.
+// zones has the *zone of each name used so far. It only saves work: a zone depends on nothing but its name.
 var zones sync.Map
 
 // zoneFiles are the files of the embedded archive by name.
@@ -103,8 +103,8 @@ func newZone(loc *time.Location) *zone {
 			break
 		}
 		if !end.After(t) {
-			// Past the zone's listed changes ZoneBounds gives the end of a year after 365 days, which the
-			// last day of a leap year has behind it. No zone changes on that day; a test looks.
+			// Beyond the zone's listed changes ZoneBounds takes a year to end after 365 days, so on the last day
+			// of a leap year it returns an end in the past. No zone changes on that day, which a test checks.
 			end = t.Add(daySeconds * time.Second)
 		}
 		t = end

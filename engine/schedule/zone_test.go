@@ -42,7 +42,7 @@ func TestZoneNames(t *testing.T) {
 	}
 }
 
-// TestZoneTables holds the table of each zone to time.Time, and to what the search relies on.
+// TestZoneTables compares the table of each zone with time.Time, and checks what the search relies on.
 func TestZoneTables(t *testing.T) {
 	for name := range zoneFiles() {
 		z, _ := findZone(name)
