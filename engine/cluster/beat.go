@@ -13,31 +13,31 @@ type Beat struct {
 	Node
 	Session  string `json:"session"`  // of this run of the process
 	Version  string `json:"version"`  // of the binary, for people
-	Standbys int    `json:"standbys"` // how many it was told to place for each partition
+	Standbys int    `json:"standbys"` // how many standbys it was configured to place for each partition
 	Report
 }
 
-// Report is the part of a beat that the host is asked for each time.
+// Report is the part of a beat that the host supplies each time (Options.Report).
 type Report struct {
-	// Draining members stay live and get nothing: what they serve goes to others as these catch up.
+	// Draining members stay live and get no partitions: what they serve goes to others when these have caught up.
 	Draining bool `json:"draining,omitempty"`
-	// Server is the name of the nats-server that the member is connected to. It is told, not used.
+	// Server is the name of the nats-server that the member is connected to. This package does not use it.
 	Server string `json:"server,omitempty"`
-	// ClockOffsetMS is the stream's clock less the member's own, as the member measures it. It is told, not used.
+	// ClockOffsetMS is the stream's clock minus the member's own, as the member measures it. This package does not use it.
 	ClockOffsetMS int64 `json:"clock_offset_ms"`
-	// Needs is the position from which the member would go on after a crash: the log above it is to stay. 0: all of it.
+	// Needs is the position from which the member would go on after a crash: the log above it must be kept. 0: all of it.
 	Needs      uint64     `json:"needs"`
-	Partitions []Progress `json:"partitions,omitempty"` // that the member serves or follows
+	Partitions []Progress `json:"partitions,omitempty"` // those that the member serves or follows
 }
 
 // Progress is how far a member is with a partition.
 type Progress struct {
 	Partition int    `json:"p"`
 	Position  uint64 `json:"position"`        // the last sequence of the log that it has stored and applied
-	Epoch     uint64 `json:"epoch,omitempty"` // of the claim by which it serves the partition; 0: it does not
+	Epoch     uint64 `json:"epoch,omitempty"` // of the claim by which it serves the partition; 0: it does not serve it
 }
 
-// node is the member as placement sees it.
+// node is the member as placement sees it: without a weight if it is draining.
 func (b *Beat) node() Node {
 	if b.Draining {
 		return Node{Name: b.Name, Zone: b.Zone}
@@ -45,9 +45,9 @@ func (b *Beat) node() Node {
 	return b.Node
 }
 
-// Progress is how far the member says it is with a partition; false: it does not follow it.
+// Progress is how far the member says it is with a partition; false if it does not follow it.
 func (b *Beat) Progress(partition int) (Progress, bool) {
-	if partition < len(b.Partitions) && b.Partitions[partition].Partition == partition { // as of one that follows all
+	if partition < len(b.Partitions) && b.Partitions[partition].Partition == partition { // true for a member that follows all
 		return b.Partitions[partition], true
 	}
 	i := slices.IndexFunc(b.Partitions, func(p Progress) bool { return p.Partition == partition })
@@ -57,7 +57,7 @@ func (b *Beat) Progress(partition int) (Progress, bool) {
 	return b.Partitions[i], true
 }
 
-// sameAs compares what a view is made of; positions and offsets change with every beat.
+// sameAs compares only what makes a new view. Positions and offsets do not: they change with every beat.
 func (b *Beat) sameAs(c *Beat) bool {
 	return b.node() == c.node() && b.Session == c.Session && b.Version == c.Version && b.Standbys == c.Standbys &&
 		b.Draining == c.Draining
@@ -81,21 +81,21 @@ func parseBeat(key string, data []byte) (Beat, error) {
 	return b, nil
 }
 
-// placed is the placement as it stands in the bucket, with what it was made for.
+// placed is the placement as it is in the bucket, with the nodes and standbys that it was made for.
 type placed struct {
-	Nodes    []Node    `json:"nodes"` // by name, those with a weight
+	Nodes    []Node    `json:"nodes"` // in order of names, those with a weight
 	Standbys int       `json:"standbys"`
 	Seats    Placement `json:"seats"`
 }
 
-// fits tells whether the placement was made for the same. What Place made of it may differ between versions of
-// Carillon, and is not made again for that: two of them in one cluster would never agree.
+// fits tells whether the placement was made for these arguments. It does not compare the seats with what Place would make now: two
+// versions of Carillon in one cluster may differ there, and would overwrite each other's placement for ever.
 func (p *placed) fits(nodes []Node, partitions, standbys int) bool {
 	return slices.Equal(p.Nodes, nodes) && p.Standbys == standbys && len(p.Seats) == partitions
 }
 
-// wanted lists what a placement for the live members is made for. How many standbys is what the first of them was
-// told, so that all want the same while that is changed node by node.
+// wanted returns the nodes and the number of standbys that a placement for the live members should be made for. The number is what
+// the first member by name was configured with, so that all members agree while it is being changed node by node.
 func wanted(live []Beat) (nodes []Node, standbys int) {
 	for _, b := range live {
 		if n := b.node(); n.Weight > 0 {

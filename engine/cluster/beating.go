@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// takeName writes the first beat. A key of another session is taken over when it has not changed for the bound.
+// takeName writes the first beat. It takes a key of another session over once that has not changed for the bound and an interval.
 func (m *Member) takeName(ctx context.Context) error {
 	other := m.holder()
 	for {
@@ -38,23 +38,24 @@ func (m *Member) takeName(ctx context.Context) error {
 		if !conflict(err) {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
-		other.since = m.now() // somebody wrote it in this moment
+		other.since = m.now() // somebody wrote the key just now
 		if err := pause(ctx, m.o.Interval); err != nil {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
 	}
 }
 
-// holder is who has a name, by the revisions of its key. Reads go to any replica: one that is behind gives older ones, and
-// those that it catches up with look like beats.
+// holder judges from the revisions of a key whether another session that has the name is alive. Reads go to any replica. One that is
+// behind returns older revisions, and while it catches up, their changes look like beats.
 type holder struct {
 	bound   time.Duration
 	newest  uint64
-	since   time.Duration // when that was read first
+	since   time.Duration // when newest was first read
 	changes int
 }
 
-// changesOfLife are more than a replica that catches up shows between reads an interval apart.
+// changesOfLife is how many changes show that a session is alive: more than a replica that catches up shows in reads that are an
+// interval apart.
 const changesOfLife = 5
 
 func (h *holder) read(now time.Duration, revision uint64) {
@@ -71,14 +72,14 @@ func (m *Member) holder() holder { return holder{bound: m.o.Bound + m.o.Interval
 
 func (h *holder) lives() bool { return h.changes >= changesOfLife }
 
-// silent tells whether it has been for the bound.
+// silent tells whether the key has not changed for the bound and an interval.
 func (h *holder) silent(now time.Duration) bool { return now-h.since > h.bound }
 
 // writeTimeout bounds the first beat.
 const writeTimeout = 5 * time.Second
 
-// firstBeat writes it, and does not break off when ctx ends meanwhile: then it may be stored all the same, and nobody would
-// know that it is to be removed. Others would take that for a member that died.
+// firstBeat writes the first beat. It does not stop when ctx ends meanwhile, because the beat might be stored all the same, and nobody
+// would remove it: others would take it for a member that died.
 func (m *Member) firstBeat(ctx context.Context, write func(context.Context) (uint64, error)) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
@@ -105,7 +106,7 @@ func (m *Member) beat() []byte {
 		Session: m.session, Version: m.o.Version, Standbys: max(m.o.Standbys, 0), Report: m.o.Report(),
 	})
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // cannot fail: strings and numbers
 	}
 	return data
 }
@@ -142,8 +143,8 @@ func (m *Member) beatOn(ctx context.Context) {
 	}
 }
 
-// takeBack writes a beat behind another session's last, which was silent for the bound: it died, or was no member at all. Where
-// it beats after all, the next look tells.
+// takeBack writes a beat behind the last one of another session, which was silent for long enough (holder.silent): it died, or was
+// not a member. If it goes on beating after all, the next beat of this one finds out.
 func (m *Member) takeBack(ctx context.Context, e jetstream.KeyValueEntry) {
 	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
@@ -157,8 +158,8 @@ func (m *Member) takeBack(ctx context.Context, e jetstream.KeyValueEntry) {
 	}
 }
 
-// placeOn places when something changed, and looks every interval what else there is to do for all, until the context ends. It
-// does so beside the beats, which must not wait for it.
+// placeOn places when something changed and every interval, and then also removes the keys of members that are long dead, until the
+// context ends. It is a goroutine of its own, because beats must not wait for it.
 func (m *Member) placeOn(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
@@ -186,8 +187,8 @@ func (m *Member) end(err error) {
 	m.stop()
 }
 
-// beatOnce writes a beat behind the one before. If another session has written the key it returns its entry. It waits
-// half the bound for an answer: one that a dying server owes must not cost the member its life.
+// beatOnce writes a beat behind the one before. If another session has written the key, it returns that entry. It waits for an
+// answer no longer than half the bound, so that a dying server which does not answer does not make the member look dead.
 func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) {
 	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
@@ -196,7 +197,7 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 		return m.lookAgain(brief)
 	}
 	if err != nil {
-		if m.looking.CompareAndSwap(false, true) { // beside the beats: where there is no leader that is a question without an answer
+		if m.looking.CompareAndSwap(false, true) { // in a goroutine: while there is no leader, nobody answers it
 			m.work.Go(func() {
 				defer m.looking.Store(false)
 				if err := m.reopen(ctx); err != nil && ctx.Err() == nil {
@@ -211,7 +212,7 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 }
 
 // bury removes the key of a member that is long dead: names of containers do not come back, and the bucket would fill with
-// them. The first of the live members does, one at a beat, which must not wait for many. One that was only frozen or cut off
+// their keys. The first of the live members does this, for one key each interval. A member that was only frozen or cut off
 // finds its key gone when it beats again, and writes it anew.
 func (m *Member) bury(ctx context.Context) error {
 	m.mu.Lock()
@@ -225,7 +226,7 @@ func (m *Member) bury(ctx context.Context) error {
 	defer cancel()
 	err := m.kv.Delete(ctx, nodePrefix+name, jetstream.LastRevision(revision))
 	switch {
-	case conflict(err): // it lives, and the watch will say so; or it was never in this bucket, which was made anew
+	case conflict(err): // it is alive, which the watch will show; or the bucket was made anew, and it was never in this one
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.roster.revision(name) == revision {
@@ -242,7 +243,7 @@ func (m *Member) stored(revision uint64) {
 	m.putAt.Store(int64(m.now()))
 }
 
-// reopen makes the bucket again if it is gone. What was in it comes back: each beat, and the placement from memory.
+// reopen makes the bucket again if it is gone. Its content comes back: members write their beats, and the placement from memory.
 func (m *Member) reopen(ctx context.Context) error {
 	if !m.js.Conn().IsConnected() {
 		return nil
@@ -253,8 +254,9 @@ func (m *Member) reopen(ctx context.Context) error {
 	return err
 }
 
-// lookAgain finds out why the key has another revision: a beat was stored whose answer was lost, the key was removed
-// or its bucket made anew, something that is no node wrote it (which the watch tells), or another session has the name.
+// lookAgain finds out why the key has another revision. Either a beat was stored and its answer was lost; or the key was removed or
+// the bucket made anew; or something other than a node wrote it (which the watch reports); or another session has the name.
+// In the last case it returns that session's entry.
 func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error) {
 	e, err := m.kv.Get(ctx, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
@@ -275,16 +277,16 @@ func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error)
 		return e, nil
 	}
 	m.revision = e.Revision()
-	switch revision, err := m.kv.Update(ctx, m.key, m.beat(), m.revision); { // others have waited for it
+	switch revision, err := m.kv.Update(ctx, m.key, m.beat(), m.revision); { // at once: others are waiting for a beat
 	case err == nil:
 		m.stored(revision)
-	case !conflict(err): // else it was read of a replica that is behind
+	case !conflict(err): // after a conflict the next beat tries again: the read was from a replica that is behind
 		return nil, fmt.Errorf("cluster: beat: %w", err)
 	}
 	return nil, nil
 }
 
-// look tells whether the key is this session's, and takes its revision.
+// look tells whether the key is this session's, and if so notes its revision.
 func (m *Member) look(ctx context.Context) (bool, error) {
 	e, err := m.kv.Get(ctx, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {

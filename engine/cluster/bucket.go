@@ -9,11 +9,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// BucketMaxBytes holds a thousand nodes that each tell of 1,024 partitions, and stops whoever else writes here.
+// BucketMaxBytes is room for a thousand nodes that each report 1,024 partitions, and a bound for whatever else writes here.
 const BucketMaxBytes = 64 << 20
 
-// In a cluster of servers a bucket that was made a moment ago, perhaps by another node that starts at the same time, is
-// answered for by its own leader; the one that says what there is may hear of it later.
+// In a cluster of servers, a bucket that was just made, perhaps by another node that starts at the same time, has a leader of its
+// own. The server that answers whether the bucket exists may hear of it later, so openBucket tries again.
 const (
 	seenAgain = 50 * time.Millisecond
 	seenTries = 200
@@ -40,7 +40,7 @@ func openBucketOnce(ctx context.Context, js jetstream.JetStream, o Options) (jet
 			Bucket: o.Bucket, Description: "Carillon: who is there, and who serves what",
 			History: 1, Storage: jetstream.FileStorage, Replicas: o.Replicas, MaxBytes: BucketMaxBytes,
 		})
-		if errors.Is(err, jetstream.ErrBucketExists) { // another node was quicker, and made it otherwise
+		if errors.Is(err, jetstream.ErrBucketExists) { // another node was faster, and made it with other options
 			kv, err = js.KeyValue(ctx, o.Bucket)
 		}
 	}

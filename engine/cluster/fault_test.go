@@ -90,7 +90,7 @@ func TestKilledIsTakenForDead(t *testing.T) {
 	h.child("c").placedFor("a", "c") // a killed node's name is free after the bound
 }
 
-// A node that was stopped is taken for dead. When it goes on it finds nobody dead, and has its share again.
+// A node that was stopped is taken for dead. When it goes on, it finds nobody dead, and gets its share again.
 func TestStoppedAndContinued(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -123,7 +123,7 @@ func TestNameIsTaken(t *testing.T) {
 			t.Fatalf("a second %s: %v", name, err)
 		}
 	}
-	// One that is silent loses its name to the next, and ends when it finds out.
+	// A silent member loses its name to the next one that joins, and ends when it finds out.
 	c.signal(syscall.SIGSTOP)
 	a.placedFor("a")
 	second := h.join("c")
@@ -141,7 +141,7 @@ func TestNameIsTaken(t *testing.T) {
 	}
 }
 
-// A server that is away for longer than the bound costs no member, and no partition moves.
+// If the server is away for longer than the bound, no member is taken for dead, and no partition moves.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -184,7 +184,7 @@ func TestBucketDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 2 { // the members make it again, each time
+	for range 2 { // each time the members make it again
 		if err := a.js.DeleteKeyValue(t.Context(), a.o.Bucket); err != nil {
 			t.Fatal(err)
 		}
@@ -205,8 +205,8 @@ func TestBucketDeleted(t *testing.T) {
 	}
 }
 
-// Who joins when a bucket was made anew a moment ago, and finds the placement but not yet the keys of those it was made for, gives them a
-// bound to write these. One whose key was removed has left, and is not waited for.
+// A member that joins when a bucket was just made anew, and finds the placement but not yet the keys of those it was made for, gives
+// them a bound to write these. A member whose key was removed has left, and is not waited for.
 func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -254,7 +254,7 @@ func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {
 	}
 }
 
-// A watch that died without a word is noticed by the beats that do not come back.
+// A watch that died silently is noticed, because beats do not come back.
 func TestWatchIsBegunAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -280,7 +280,7 @@ func TestWatchIsBegunAgain(t *testing.T) {
 	b.placedFor("a", "b")
 }
 
-// Where no watch tells what is new, it is asked for.
+// If no watch brings changes, the keys are read.
 func TestAsksWithoutWatch(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -292,7 +292,7 @@ func TestAsksWithoutWatch(t *testing.T) {
 	}
 	m.roster.beat(0, 1, said("b", b.session), true)
 	m.roster.beat(0, 1, said("a", "a"), false)
-	for i := range 2 * askedAtOnce { // and those who died long ago
+	for i := range 2 * askedAtOnce { // keys of members that died long ago
 		name := fmt.Sprintf("dead-%d", i)
 		m.roster.members[name] = &seen{Beat: said(name, name), at: -time.Minute}
 	}
@@ -317,7 +317,7 @@ func TestAsksWithoutWatch(t *testing.T) {
 	}
 }
 
-// Garbage under the bucket's keys neither stops a member nor makes one.
+// Garbage under the bucket's keys neither stops a member nor counts as one.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -332,7 +332,7 @@ func TestGarbage(t *testing.T) {
 	if !slices.Equal(names(after.Members), []string{"a", "b"}) {
 		t.Errorf("live are %v", names(after.Members))
 	}
-	// A placement of another number of partitions is none.
+	// A placement of another number of partitions is ignored.
 	if _, err := a.kv.PutString(t.Context(), placementKey, `{"seats":[{"owner":"a"}]}`); err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +350,7 @@ func TestGarbage(t *testing.T) {
 	c := h.join("c")
 	c.placedFor("a", "b", "c")
 	b.placedFor("a", "b", "c")
-	// Nor does a beat under a member's name that is well formed, and comes once.
+	// Nor does a well-formed beat under a member's name that is written once.
 	for _, j := range []*joined{a, b} {
 		if _, err := a.kv.PutString(t.Context(), j.key, fmt.Sprintf(`{"name":%q,"weight":1,"session":"foreign"}`, j.o.Name)); err != nil {
 			t.Fatal(err)
@@ -400,8 +400,8 @@ func BenchmarkDeath(b *testing.B) {
 	}
 }
 
-// The key of a member that is long dead is removed, and nobody remembers it; of one that was only frozen for so long it
-// comes back with it, and harms nothing.
+// The key of a member that is long dead is removed, and nobody remembers the member. If a member was only frozen for so long, it comes
+// back with its key, and harms nothing.
 func TestLongDeadAreForgotten(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -428,7 +428,7 @@ func TestLongDeadAreForgotten(t *testing.T) {
 	if _, err := a.kv.Get(t.Context(), nodePrefix+"c"); !errors.Is(err, jetstream.ErrKeyNotFound) {
 		t.Errorf("the key of one that is long dead: %v", err)
 	}
-	// So is one whose key is of a bucket that was lost since.
+	// So is a member whose key was in a bucket that was lost since.
 	a.Member.mu.Lock()
 	a.roster.members["ghost"] = &seen{Beat: Beat{Node: Node{Name: "ghost"}}, revision: 1 << 40, at: a.roster.heard - 2*abandonedAfter}
 	a.Member.mu.Unlock()
@@ -449,7 +449,7 @@ func TestLongDeadAreForgotten(t *testing.T) {
 	c.until("it has the last placement", func(last View) bool { return last.Revision == v.Revision })
 }
 
-// A beat that was stored and not answered is followed by another at once: others wait for it.
+// A beat that was stored but whose answer was lost is followed by another one at once, because others wait for it.
 func TestBeatAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

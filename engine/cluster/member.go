@@ -13,8 +13,8 @@ import (
 )
 
 var (
-	// ErrNameTaken: another live member has the name. From Join: it was there before. From Err: it took the name
-	// over after this one had been silent for the bound, and goes on beating.
+	// ErrNameTaken: another live member has the name. From Join: it had the name before. From Err: it took the name
+	// over after this member had been silent for the bound, and goes on beating.
 	ErrNameTaken = errors.New("cluster: the name is taken")
 	// ErrBucket: the existing bucket cannot be used; the text says why, and what to do.
 	ErrBucket = errors.New("cluster: bucket")
@@ -31,32 +31,32 @@ type Member struct {
 	session string
 	start   time.Time // for the monotonic clock
 
-	revision uint64                // of the member's key, as it wrote it last; of run, then of Leave
-	putAt    atomic.Int64          // when a beat was stored last, by the monotonic clock
-	failed   atomic.Pointer[error] // why the latest was not stored; nil: it was
-	echoAt   atomic.Int64          // when one came back by the watch last, or the watch began
-	looking  atomic.Bool           // whether the bucket is still there
-	kick     chan struct{}
-	renewed  chan struct{} // the bucket may be another one
+	revision uint64                // of the member's key, as last written; used by beatOn, and after its end by Leave
+	putAt    atomic.Int64          // when a beat was last stored, by the monotonic clock
+	failed   atomic.Pointer[error] // why the latest beat was not stored; nil: it was
+	echoAt   atomic.Int64          // when a beat last came back by the watch, or the watch began
+	looking  atomic.Bool           // a goroutine is looking whether the bucket is still there
+	kick     chan struct{}         // something changed: placeOn is to look
+	renewed  chan struct{}         // the bucket may be another one: the watch is to begin again
 	views    chan View
 	stop     context.CancelFunc
 	work     sync.WaitGroup
-	known    chan struct{} // closed before the first of views
-	done     chan struct{} // closed behind views, when work has ended
+	known    chan struct{} // closed before the first view is sent
+	done     chan struct{} // closed after views, when work has ended
 
 	mu        sync.Mutex
 	roster    *roster
 	placed    placed
-	placedRev uint64 // of the bucket; 0: there is none
-	watched   bool   // the bucket was read once
-	view      View
-	told      bool
+	placedRev uint64 // revision of the placement in the bucket; 0: there is none
+	watched   bool   // all of the bucket was read once
+	view      View   // as last sent
+	told      bool   // a view was sent
 	err       error
 }
 
-// Join makes the node a member, and returns once its first beat is in the bucket, which it makes if there is none.
-// Where the name's last session left no word it waits for the bound, to see that it is gone. The context is for
-// joining alone.
+// Join makes the node a member, and returns once its first beat is in the bucket. It makes the bucket if there is none.
+// If the last session of that name did not Leave, Join waits for the bound and an interval, to see that it is gone. The context is only
+// for joining.
 //
 // Errors: an option that cannot be used, ErrBucket, ErrPartitions, ErrNameTaken, what JetStream answers.
 func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, error) {
@@ -93,14 +93,14 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 	return m, nil
 }
 
-// Views gives the newest view after each change of who is live, of what they say beside Report's figures, or of the
-// placement. One that was not fetched is replaced. The channel is closed when the member has ended.
+// Views delivers a new view after each change of who is live, of what their beats say (except figures that change all the time, such
+// as positions), or of the placement. A view that was not received yet is replaced. The channel is closed when the member has ended.
 func (m *Member) Views() <-chan View { return m.views }
 
-// Known is closed once it is known who is there.
+// Known is closed once it is known which members are live.
 func (m *Member) Known() <-chan struct{} { return m.known }
 
-// View is the present view with each member's last report. It is empty before the first of Views.
+// View is the present view with each member's latest report. It is empty before the first of Views.
 func (m *Member) View() View {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -110,7 +110,7 @@ func (m *Member) View() View {
 	return m.current()
 }
 
-// Muted is for how long no beat has been stored, and why the latest was not; nil: it was.
+// Muted is how long no beat has been stored, and why the latest was not; 0 and nil if it was.
 func (m *Member) Muted() (time.Duration, error) {
 	if failed := m.failed.Load(); failed != nil {
 		return m.now() - time.Duration(m.putAt.Load()), *failed
@@ -133,7 +133,7 @@ func (m *Member) Leave(ctx context.Context) error {
 		return nil
 	}
 	err := m.kv.Delete(ctx, m.key, jetstream.LastRevision(m.revision))
-	if errors.Is(err, jetstream.ErrKeyRevisionMismatch) { // a beat was stored without an answer, maybe
+	if errors.Is(err, jetstream.ErrKeyRevisionMismatch) { // perhaps a beat was stored whose answer was lost
 		var own bool
 		if own, err = m.look(ctx); own {
 			err = m.kv.Delete(ctx, m.key, jetstream.LastRevision(m.revision))
@@ -145,7 +145,7 @@ func (m *Member) Leave(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the member without a word: others take it for dead after the bound.
+// Close ends the member and leaves its key: others take it for dead after the bound.
 func (m *Member) Close() {
 	m.stop()
 	<-m.done
@@ -167,12 +167,12 @@ func (m *Member) checkPartitions(ctx context.Context) error {
 	return nil
 }
 
-// current is the view as it is now; under mu.
+// current is the view as it is now. The caller holds mu.
 func (m *Member) current() View {
 	return View{Members: m.roster.live(), Silent: m.roster.silent(), Placement: m.placed.Seats, Revision: m.placedRev}
 }
 
-// changed tells a new view, if it is one, and wakes up whoever places; under mu.
+// changed sends the view if it is a new one, and wakes placeOn. The caller holds mu.
 func (m *Member) changed() {
 	if !m.watched || !m.told && !m.roster.settled() {
 		return
@@ -189,7 +189,7 @@ func (m *Member) changed() {
 	case <-m.views:
 	default:
 	}
-	m.views <- view // there is room: only this sends, under mu
+	m.views <- view // does not block: nothing else sends, and this holds mu
 	select {
 	case m.kick <- struct{}{}:
 	default:

@@ -68,7 +68,7 @@ func options(name string) Options {
 	}
 }
 
-// patiently has a member take nobody for dead on a machine that stands still for seconds.
+// patiently has a member take nobody for dead although the machine may stand still for seconds.
 func patiently(o *Options) { o.Bound = 4 * time.Second }
 
 // host is a server on a port of its own that can be stopped and started under its clients.
@@ -121,7 +121,7 @@ func (h *host) connect() (jetstream.JetStream, *nats.Conn) {
 	return js, nc
 }
 
-// joined is a member with all the views that it told.
+// joined is a member with all views that it sent.
 type joined struct {
 	*Member
 	t  testing.TB
@@ -243,7 +243,7 @@ func TestJoinAndLeave(t *testing.T) {
 			t.Errorf("c left, and partition %d of %s moved", p, three.Placement[p].Owner)
 		}
 	}
-	// The first leaves, the answer to whose last beat was lost: the next one places, and does not wait for the bound.
+	// The first member leaves, and the answer to its last beat was lost. The next one places, and does not wait for the bound.
 	a.Close()
 	a.revision--
 	if err := a.Leave(t.Context()); err != nil {
@@ -257,14 +257,14 @@ func TestJoinAndLeave(t *testing.T) {
 	again.placedFor("a", "b")
 }
 
-// A context that ends while the first beat is on its way does not leave it behind: the member is there, to leave.
+// If the context ends while the first beat is on its way, the beat is not left behind: Join returns a member, which can leave.
 func TestJoinEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	js, _ := h.connect()
 	ctx, cancel := context.WithCancel(t.Context())
 	o := options("a")
-	o.Report = func() Report { // it is asked right before the beat is written
+	o.Report = func() Report { // called right before the beat is written
 		cancel()
 		return Report{}
 	}
@@ -298,7 +298,7 @@ func TestDrainingGetsNothing(t *testing.T) {
 	a.placedFor("a", "b")
 }
 
-// Positions and offsets come with each beat, and tell no view. Clocks that are hours off change nothing.
+// Positions and offsets come with each beat, and do not make a new view. Clocks that are hours off change nothing.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -372,7 +372,7 @@ func TestBucketIsChecked(t *testing.T) {
 	}
 }
 
-// lateSight is a JetStream of several servers, the leader of which hears of a new bucket some questions late.
+// lateSight is a JetStream of several servers whose leader hears of a new bucket only after some questions.
 type lateSight struct {
 	jetstream.JetStream
 	late int
@@ -444,7 +444,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// Whoever has a name lives when its key goes on changing, and not when replicas differ in how far they are.
+// The holder of a name counts as alive if its key goes on changing, but not if only replicas differ in how far they are.
 func TestHolder(t *testing.T) {
 	const interval, bound = 200 * time.Millisecond, time.Second
 	for what, c := range map[string]struct {

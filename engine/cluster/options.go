@@ -11,24 +11,24 @@ import (
 // Options of a member. Name, Partitions and Report are needed.
 type Options struct {
 	Bucket   string // default "CARILLON_NODES"
-	Replicas int    // of the bucket, default 1; an existing one must have as many at least
+	Replicas int    // of the bucket, default 1; an existing bucket must have at least as many
 
-	Name       string // of the node, one of the cluster: letters, digits, - and _
+	Name       string // of the node, unique in the cluster: letters, digits, - and _
 	Weight     int    // 1 to MaxWeight, default 1
-	Zone       string // what fails together with the node, e.g. a rack
+	Zone       string // nodes of one zone may fail together, e.g. a rack
 	Version    string // of the binary
 	Partitions int    // of the log
 	Standbys   int    // of each partition, default 1, -1 none
 
 	// Interval between beats, default 200 ms. Why not less: each beat is a replicated write, read by every node.
 	Interval time.Duration
-	// Bound is the silence after which a member is taken for dead, default 800 ms, at least three intervals: two beats
-	// may be late. Why not more: with an interval more, until the next own beat comes back, it is most of what a
-	// dead node's triggers wait.
+	// Bound is the silence after which a member is taken for dead, default 800 ms. Why not less: it must be at least three
+	// intervals, so that two beats may be late. Why not more: together with the interval until the next own beat comes back, it
+	// is most of the time that a dead node's triggers wait.
 	Bound time.Duration
 
-	Report func() Report // asked before each beat, from a goroutine of the member; must not block
-	// OnTrouble is told what went wrong and will be tried again; from a goroutine of the member. May be nil.
+	Report func() Report // called before each beat, from a goroutine of the member; must not block
+	// OnTrouble is called with errors after which the member tries again, from a goroutine of the member. May be nil.
 	OnTrouble func(error)
 }
 

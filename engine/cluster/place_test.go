@@ -38,8 +38,8 @@ func TestPlaceByHand(t *testing.T) {
 	}
 }
 
-// The first seats are those of rendezvous hashing where the bound allows it, and the hash favours nobody: of many
-// partitions, each node is the first choice of about as many.
+// The first seats are those of rendezvous hashing if the bound allows it, and the hash favours no node: each is the first choice for
+// about as many of many partitions.
 func TestScoresAreEven(t *testing.T) {
 	const partitions, nodes = 8192, 8
 	first := make(map[int]int)
@@ -59,8 +59,8 @@ func TestScoresAreEven(t *testing.T) {
 	}
 }
 
-// A newcomer takes its share and nothing else moves; one that leaves loses its own and nothing else moves. The
-// shares are never above ⌈partitions × weight ÷ all weights⌉. With any weights.
+// A newcomer takes its share and nothing else moves; a node that leaves loses its own and nothing else moves. The
+// shares are never above ⌈partitions × weight ÷ all weights⌉. All of this holds for any weights.
 func TestPlaceMovesOnlyWhatItMust(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := drawNodes(t)
@@ -98,7 +98,7 @@ func TestPlaceMovesOnlyWhatItMust(t *testing.T) {
 	})
 }
 
-// Any change of the nodes at once moves no more owners than the difference of the shares.
+// Whatever changes at once among the nodes, no more owners move than the shares differ.
 func TestPlaceMovesNoMoreThanTheSharesDiffer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		partitions := rapid.IntRange(1, 64).Draw(t, "partitions")
@@ -131,7 +131,7 @@ func TestPlaceIsDeterministicAndSettled(t *testing.T) {
 	})
 }
 
-// Unless zones forbid it, every partition of a node that goes is taken over by its first standby, so that none
+// Unless zones forbid it, each partition of a node that goes is taken over by its first standby, so that none
 // waits for a node to catch up.
 func TestFirstStandbysTakeOver(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -175,7 +175,7 @@ func TestPlaceAtSize(t *testing.T) {
 	t.Logf("%d of 2048 standbys follow a partition anew", follow)
 }
 
-// Each node is the second standby of about as many partitions as it owns, also when others came or went.
+// Each node is the second standby of about as many partitions as it owns, even after others came or went.
 func TestSecondStandbysAreEven(t *testing.T) {
 	var placed Placement
 	for _, n := range []int{4, 5, 8, 3} {
@@ -272,7 +272,7 @@ func moves(from, to Placement) []int {
 	return moved
 }
 
-// Whatever a placement was made for, it fits nothing else.
+// A placement fits only what it was made for.
 func TestPlacedFits(t *testing.T) {
 	p := placed{Nodes: equalNodes(3), Standbys: 1, Seats: Place(nil, equalNodes(3), 8, 1)}
 	if !p.fits(equalNodes(3), 8, 1) || p.fits(equalNodes(2), 8, 1) || p.fits(equalNodes(3), 9, 1) || p.fits(equalNodes(3), 8, 2) {

@@ -11,14 +11,14 @@ import (
 // Node is what placement knows of a member.
 type Node struct {
 	Name   string `json:"name"`
-	Weight int    `json:"weight"`         // of partitions, beside those of others, 0 to MaxWeight; 0: gets none
-	Zone   string `json:"zone,omitempty"` // what fails together; without one a node is a zone of its own
+	Weight int    `json:"weight"`         // its share of partitions, relative to the others' weights; 0 to MaxWeight; 0: gets none
+	Zone   string `json:"zone,omitempty"` // nodes of one zone may fail together; without a zone a node is one of its own
 }
 
 // MaxWeight is the greatest weight of a node.
 const MaxWeight = 1000
 
-// Seat names who is to serve a partition and who is to follow it.
+// Seat names the node that should serve a partition and those that should follow it.
 type Seat struct {
 	Owner    string   `json:"owner"`
 	Standbys []string `json:"standbys,omitempty"` // the first takes over first
@@ -32,21 +32,21 @@ func (p Placement) Equal(q Placement) bool {
 	return slices.EqualFunc(p, q, func(a, b Seat) bool { return a.Owner == b.Owner && slices.Equal(a.Standbys, b.Standbys) })
 }
 
-// Place seats partitions on the live nodes, up to so many standbys each, and moves as little of the placement
-// before as their shares allow. The result depends on the arguments alone, not on the order of nodes, whose names
-// differ. Without a node that has a weight all seats are empty.
+// Place seats partitions on the live nodes, each with an owner and at most so many standbys. It moves as little of the placement
+// before as the nodes' shares allow. The result depends only on the arguments, and not on the order of nodes, whose names
+// must differ. If no node has a weight, all seats are empty.
 //
 // Each node owns exactly its share (see shares), at most ⌈partitions × weight ÷ all weights⌉. A partition stays where
-// it is unless its owner is gone or has more than its share. So after a change of one node, by what shares
-// promises: one that came takes its share and nothing else moves; one that went loses its own and nothing else
-// moves. What moves goes first to nodes that follow it already, then where rendezvous hashing would have it.
+// it is unless its owner is gone or has more than its share. Because of what shares guarantees, this holds after a change of
+// one node: a node that came takes its share, and nothing else moves; a node that went loses its partitions, and nothing else
+// moves. A partition that moves goes first to a node that follows it already, else where rendezvous hashing would put it.
 //
-// Why rendezvous hashing alone does not do: a choice that depends only on who is there, and moves only what must,
-// is a fixed ranking of all nodes for each partition, so nobody can bound how many partitions the same node
-// leads. The bound needs the placement before; it is kept in the bucket (see Member).
+// Why rendezvous hashing alone is not enough: a rule that depends only on which nodes are there, and moves only what it must,
+// is a fixed ranking of all nodes for each partition. Then nothing bounds how many partitions one node
+// leads. The bound needs the placement before, which is kept in the bucket (see Member).
 //
-// Standbys are in another zone than the owner, and than each other, where there are such nodes. The first standbys
-// of a node's partitions are spread as their ownership would be if the node went. Unless zones forbid it, each of
+// Standbys are in other zones than the owner and each other, if there are such nodes. The first standbys
+// of a node's partitions are distributed as the partitions would be if that node went. So, unless zones forbid it, each of
 // them is promoted then, and no partition goes to a node that has to catch up.
 func Place(before Placement, nodes []Node, partitions, standbys int) Placement {
 	p := newPlacer(before, nodes, partitions)
@@ -109,7 +109,7 @@ func (p *placer) placement() Placement {
 	return placed
 }
 
-// owners gives each node its share: what it has, less what is above, and of the rest what fits it best.
+// owners gives each node its share: it keeps what it has, up to its share, and gets what fits it best of the rest.
 func (p *placer) owners() {
 	room, excess := slices.Clone(p.shares), make([]int, len(p.nodes))
 	for _, seat := range p.was {
@@ -150,7 +150,7 @@ func (p *placer) owners() {
 	}
 }
 
-// firstStandbys spreads the partitions of each node as the others would own them without it.
+// firstStandbys makes the first standby of each partition the node that would own it without its owner.
 func (p *placer) firstStandbys() {
 	owned := make([][]int, len(p.nodes))
 	for i, seat := range p.seats {
@@ -178,8 +178,8 @@ func (p *placer) firstStandbys() {
 	}
 }
 
-// moreStandbys seats the standbys of one level: about as many on each node as it owns, where zones and the other
-// seats allow it. Those before stay while they may; then nodes with more give to nodes with less.
+// moreStandbys seats the standbys of one level: about as many on each node as it owns partitions, if zones and the other
+// seats allow it. Standbys of the placement before stay if they may; then nodes with too many give to nodes with too few.
 func (p *placer) moreStandbys(level int) {
 	room := slices.Clone(p.shares)
 	var wishes []wish
@@ -195,7 +195,7 @@ func (p *placer) moreStandbys(level int) {
 		}
 	}
 	granted := grant(wishes, slices.Clone(room), nil)
-	for _, w := range wishes { // in their order now, so what found no room takes the best
+	for _, w := range wishes { // grant has sorted them, so a partition that found no room gets its best wish
 		if _, ok := granted[w.partition]; !ok {
 			granted[w.partition] = w.node
 		}
@@ -207,7 +207,7 @@ func (p *placer) moreStandbys(level int) {
 	p.even(level, room)
 }
 
-// even moves standbys of one level from nodes with negative room to such with room.
+// even moves standbys of one level from nodes with negative room to nodes with room.
 func (p *placer) even(level int, room []int) {
 	var wishes []wish
 	for i, seat := range p.seats {
@@ -233,8 +233,8 @@ func (p *placer) even(level int, room []int) {
 	}
 }
 
-// apart lists the nodes that may take the partition's next seat, if those before it are taken: in a zone that it
-// is not in yet, or else any other.
+// apart lists the nodes that may take the partition's next seat, if the seats before it are taken: those in zones where it has
+// no seat yet; if there are none, any other node.
 func (p *placer) apart(partition, level int) []int {
 	seat := p.seats[partition]
 	if len(seat) != level+1 {
@@ -273,7 +273,7 @@ func (p *placer) sameZone(a, b int) bool {
 // wish is a partition that could go to a node.
 type wish struct {
 	partition, node int
-	order           int // 0: it served the partition until now, 1: it has this very seat, 2: it followed, 3: neither
+	order           int // 0: the node was the owner; 1: it had this seat (for an owner's: the first standby's); 2: another seat; 3: none
 	score           uint64
 }
 
@@ -290,9 +290,9 @@ func (p *placer) wish(partition, node, level int) wish {
 	return w
 }
 
-// score is the weight of rendezvous hashing: the node with the highest one is the partition's first choice. It is
-// a few lines over a hash that is here already; the libraries for it (github.com/dgryski/go-rendezvous, last touched
-// in 2020) give the first choice alone, where a bound on the load needs all of them in order.
+// score is the weight of rendezvous hashing: the node with the highest score is the partition's first choice. It is
+// a few lines over a hash that is used already. The libraries for it (github.com/dgryski/go-rendezvous, last changed
+// in 2020) return only the first choice, but a bound on the load needs all nodes in order.
 func score(partition int, node string) uint64 {
 	var d xxhash.Digest
 	d.ResetWithSeed(uint64(partition))
@@ -305,8 +305,8 @@ func (w wish) compare(v wish) int {
 		cmp.Compare(w.partition, v.partition), cmp.Compare(w.node, v.node))
 }
 
-// grant sorts the wishes and fills the room with the best of them, one a partition; may, if there is one, is asked
-// last.
+// grant sorts the wishes and grants the best ones for which there is room, one for each partition. may, if not nil, is asked
+// last, and may refuse one.
 func grant(wishes []wish, room []int, may func(wish) bool) map[int]int {
 	slices.SortFunc(wishes, wish.compare)
 	granted := make(map[int]int)

@@ -18,23 +18,23 @@ func parsePlaced(data []byte) (placed, error) {
 	return p, nil
 }
 
-// forget is how many bounds a member that never saw a placement waits before it makes the first: the bucket may have
-// been lost a moment ago, and those who remember what was in it write that first.
+// forget is how many bounds a member that never saw a placement waits before it makes the first one. The bucket may have
+// been lost a moment ago, and then those who remember the old placement should write that first.
 const forget = 2
 
-// unfit is a placement that was made for others than are live.
+// unfit is a placement that was made for other members than are live.
 type unfit struct {
 	revision uint64
-	since    time.Duration // when it was seen to be so; 0: the present one fits
+	since    time.Duration // when that was first seen; 0: the present placement fits
 }
 
-// place writes a new placement when the one in the bucket was made for others than are live. The first of the live
-// members does so at once, the second after a bound, and so on: where two views differ for long they do not
-// overwrite each other all the time, and a first that cannot write is replaced. All write behind the revision that
-// they placed from, so that of two one is refused, and none works from a placement that nobody else has.
+// place writes a new placement if the one in the bucket was made for other members than are live. The first of the live
+// members does so at once, the second after a bound, and so on: so two members whose views differ for long do not
+// overwrite each other's placement all the time, and a first member that cannot write is replaced. All write behind the revision that
+// they placed from, so that of two writes one is refused, and nobody works from a placement that only it has.
 //
-// Who joins right after a bucket was lost may find the placement that others remember before their keys. It gives them a bound to write
-// these: it would take itself for the only one.
+// A member that joins right after a bucket was lost may find the placement that others remember before it finds their keys, and would
+// take itself for the only member. So it gives them a bound to write their keys.
 func (m *Member) place(ctx context.Context, last *unfit) error {
 	m.mu.Lock()
 	view, before, revision, told := m.current(), m.placed, m.placedRev, m.told
@@ -68,17 +68,17 @@ func (m *Member) place(ctx context.Context, last *unfit) error {
 func (m *Member) writePlaced(ctx context.Context, p placed, behind uint64) error {
 	data, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // cannot fail: strings and numbers
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
 	var revision uint64
 	if behind == 0 {
-		revision, err = m.kv.Create(ctx, placementKey, data) // goes past the mark of a deletion
+		revision, err = m.kv.Create(ctx, placementKey, data) // works even if the key was deleted before
 	} else {
 		revision, err = m.kv.Update(ctx, placementKey, data, behind)
 	}
-	if conflict(err) { // the watch brings what was written instead; if the bucket is another one, it says so, too
+	if conflict(err) { // the watch will show what was written instead, or that the bucket is another one
 		return nil
 	}
 	if err != nil {
@@ -93,8 +93,8 @@ func (m *Member) writePlaced(ctx context.Context, p placed, behind uint64) error
 	return nil
 }
 
-// takePlaced takes what the watch brought: a placement, or that there is none (any more). The last one known stays,
-// so that a bucket made anew does not shuffle the partitions.
+// takePlaced takes what the watch brought: a placement, or that there is none (any more). Then the last one known is kept,
+// so that a bucket made anew does not move the partitions.
 func (m *Member) takePlaced(e jetstream.KeyValueEntry) error {
 	if e == nil || e.Operation() != jetstream.KeyValuePut {
 		m.placedRev = 0
@@ -106,7 +106,7 @@ func (m *Member) takePlaced(e jetstream.KeyValueEntry) error {
 	}
 	m.placedRev = e.Revision()
 	if err != nil {
-		m.placed.Nodes = nil // fits nobody: it is written anew, from the last good one
+		m.placed.Nodes = nil // so that it never fits, and a new one is made from the last good one
 		return errors.Join(ErrBucket, err)
 	}
 	m.placed = p

@@ -6,37 +6,37 @@ import (
 	"time"
 )
 
-// roster decides who is live. No wall clock comes near it, its own or another's: it is fed with revisions, and
-// with the time of the local monotonic clock at which its own beats came back through the bucket.
+// roster decides who is live. It uses no wall clock, neither this machine's nor another's. Its input is revisions, and
+// the time at which its own beats came back through the bucket, by the local monotonic clock.
 //
 // A member is silent for as long as the roster heard its own beats and none of the member's. So a node that was
-// stopped, cut off or without a server finds nobody dead for it when it comes back: while it heard nothing, not
+// stopped, cut off or without a server does not find others dead when it comes back: while it heard nothing, not
 // even itself, it learnt nothing about others. Each gap between own beats counts for at most maxGap.
 type roster struct {
-	self   string // session
+	self   string // this member's session
 	bound  time.Duration
 	maxGap time.Duration
 
-	heard   time.Duration // how long own beats were heard, in all
-	echo    time.Duration // when the last one was, by the monotonic clock
-	echoed  bool
+	heard   time.Duration // the roster's clock: how long own beats were heard, in all
+	echo    time.Duration // when the last own beat came back, by the monotonic clock
+	echoed  bool          // an own beat has come back
 	members map[string]*seen
-	left    map[string]bool // whose keys were removed
+	left    map[string]bool // names whose keys were removed
 }
 
 type seen struct {
 	Beat
 	revision uint64
-	changed  bool          // since it is watched; what was there before may be of long ago
-	at       time.Duration // of heard
+	changed  bool          // a new revision came since the watch began; what was there before may be old
+	at       time.Duration // when it was last heard, by roster.heard
 }
 
 func newRoster(session string, interval, bound time.Duration) *roster {
 	return &roster{self: session, bound: bound, maxGap: 2 * interval, members: make(map[string]*seen), left: make(map[string]bool)}
 }
 
-// beat takes a member's beat. first says that it was in the bucket before the watch began: only a change shows life.
-// A revision that differs is a change, even a lower one: a bucket that was made anew counts from one again.
+// beat takes a member's beat. first says that it was in the bucket before the watch began; then it is no sign of life, only a change
+// is. Any other revision is a change, even a lower one: a bucket that was made anew counts from one again.
 func (r *roster) beat(now time.Duration, revision uint64, b Beat, first bool) {
 	if b.Session == r.self {
 		if r.echoed {
@@ -56,7 +56,7 @@ func (r *roster) beat(now time.Duration, revision uint64, b Beat, first bool) {
 	}
 }
 
-// revision is that of a member's newest beat; 0: there is none.
+// revision is the revision of a member's newest beat; 0 if there is none.
 func (r *roster) revision(name string) uint64 {
 	if s := r.members[name]; s != nil {
 		return s.revision
@@ -69,28 +69,28 @@ func (r *roster) remove(name string) {
 	r.left[name] = true
 }
 
-// unheard tells whether there is neither a key of one of these, nor the mark of its removal: then it was in a bucket that is lost.
+// unheard tells whether for one of these nodes there is neither a key, nor was one removed: then its key was in a bucket that is lost.
 func (r *roster) unheard(nodes []Node) bool {
 	return slices.ContainsFunc(nodes, func(n Node) bool { return r.members[n.Name] == nil && !r.left[n.Name] })
 }
 
-// live lists the live members by name.
+// live lists the live members in order of names.
 func (r *roster) live() []Beat {
 	return r.list(func(s *seen) bool { return s.changed && r.heard-s.at <= r.bound })
 }
 
-// remembered is for how long a dead member is one of whom something may be expected.
+// remembered is how long a dead member is listed as silent: it may still come back.
 const remembered = 10 * time.Minute
 
-// silent lists those who died not long ago.
+// silent lists the members that died not long ago.
 func (r *roster) silent() []Beat {
 	return r.list(func(s *seen) bool { return (!s.changed || r.heard-s.at > r.bound) && r.heard-s.at <= remembered })
 }
 
-// abandonedAfter is the silence after which a member's key is of no use: nothing has been expected of it for long.
+// abandonedAfter is the silence after which a member's key is removed.
 const abandonedAfter = time.Hour
 
-// abandoned finds a member that was silent for so long, and its revision.
+// abandoned finds a member that was silent for longer than that, and its revision.
 func (r *roster) abandoned() (name string, revision uint64, found bool) {
 	for _, s := range r.members {
 		if r.heard-s.at > abandonedAfter {
@@ -111,7 +111,7 @@ func (r *roster) list(which func(*seen) bool) []Beat {
 	return list
 }
 
-// settled tells whether the roster has heard enough to judge everybody: each member has changed, or had the time to.
+// settled tells whether the roster can judge everybody: each member has either beaten or had the time to.
 func (r *roster) settled() bool {
 	if !r.echoed {
 		return false

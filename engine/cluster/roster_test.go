@@ -42,7 +42,7 @@ func TestRosterByHand(t *testing.T) {
 		if got := names(r.live()); !slices.Equal(got, want) {
 			t.Fatalf("live are %v, want %v", got, want)
 		}
-		var dead []string // or not heard of yet: what they need of the log is kept
+		var dead []string // or not heard yet: what they need of the log is kept
 		for name := range r.members {
 			if !slices.Contains(want, name) {
 				dead = append(dead, name)
@@ -56,7 +56,7 @@ func TestRosterByHand(t *testing.T) {
 	r.beat(at, 3, said("b", "old"), true)
 	r.beat(at, 4, said("c", "old"), true)
 	own(0)
-	is("a") // b and c have not moved yet
+	is("a") // the keys of b and c have not changed yet
 	if r.heard != 0 {
 		t.Fatalf("%v were heard before the first own beat", r.heard)
 	}
@@ -75,22 +75,22 @@ func TestRosterByHand(t *testing.T) {
 	r.beat(at, 200, said("c", "new"), false)
 	is("a", "b", "c")
 
-	// Nothing was heard for an hour, own beats included: nobody is dead for it.
+	// Nothing was heard for an hour, own beats included: nobody counts as dead for that.
 	own(time.Hour)
 	is("a", "b", "c")
-	// The same revision again is no life.
+	// The same revision again is no sign of life.
 	for range 5 {
 		own(beatEvery)
 		r.beat(at, 200, said("c", "new"), false)
 	}
 	is("a")
-	// A lower one is: the bucket is another.
+	// A lower one is: the bucket is another one.
 	r.beat(at, 1, said("c", "new"), false)
 	is("a", "c")
 	r.remove("c")
 	is("a")
 
-	// Nothing is expected any more of one that died long ago.
+	// A member that died long ago is no longer listed as silent.
 	for died := r.members["b"].at; r.heard-died <= remembered; {
 		is("a")
 		own(beatEvery)
@@ -100,9 +100,9 @@ func TestRosterByHand(t *testing.T) {
 	}
 }
 
-// Whatever is heard when: a member that is heard in each stretch of the bound less two intervals, by the roster's own
-// beats, is live, however long nothing at all was heard in between; one that is silent for the bound and an
-// interval, in which own beats came on time, is not.
+// Whatever is heard when: a member that is heard at least once within the bound less two intervals, by the clock of the roster's own
+// beats, is live, however long nothing at all was heard in between. A member that is silent for the bound and an
+// interval, while own beats came on time, is not.
 func TestRosterJudgesByWhatItHears(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRoster("me", beatEvery, deadAfter)
@@ -111,7 +111,7 @@ func TestRosterJudgesByWhatItHears(t *testing.T) {
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			if rapid.IntRange(0, 9).Draw(t, "blind") == 0 {
 				now += time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "for"))
-				silent++ // a gap counts for two intervals at most
+				silent++ // a gap counts for at most two intervals
 			} else {
 				now += beatEvery
 			}
@@ -139,7 +139,7 @@ func TestRosterJudgesByWhatItHears(t *testing.T) {
 	})
 }
 
-// Clocks of two machines are never compared: no time of the stream is read, and the local clock once, where the
+// Clocks of two machines are never compared: no time of the stream is read, and the local clock only once, where the
 // monotonic one begins.
 func TestNoWallClock(t *testing.T) {
 	files, err := filepath.Glob("*.go")

@@ -1,19 +1,19 @@
 package cluster
 
-// shares says how many of so many partitions each node gets, in the order of nodes: seats given one after the
-// other, each to the node whose weight ÷ seats so far is greatest (Adams's method of apportionment; a node without
-// a seat comes first, the heavier and then the one whose name is less wins a tie).
+// shares says how many partitions each node gets, in the order of nodes. Seats are given one after the
+// other, each to the node whose weight ÷ seats so far is greatest (Adams's method of apportionment). Nodes without
+// a seat come first; ties go to the heavier node, then to the lesser name.
 //
-// Why not round each share up or down: a divisor method gives the same seats in the same order whoever else is
-// there, so one node more takes seats from others and moves none between them, for any weights. Of the divisor
-// methods Adams's is the one that never gives more than the share rounded up.
+// Why not round each share up or down: a divisor method gives a set of nodes its seats in the same order whichever other nodes are
+// there. So one more node takes seats from the others and moves none between them, for any weights. Of the divisor
+// methods, Adams's is the one that never gives more than the share rounded up.
 func shares(nodes []Node, partitions int) []int {
 	seats := make([]int, len(nodes))
 	award(nodes, seats, partitions, func(int) bool { return true })
 	return seats
 }
 
-// award gives so many seats more to the nodes that may have them, one of which has a weight.
+// award gives count more seats to the nodes that may have them; none if no such node has a weight.
 func award(nodes []Node, seats []int, count int, may func(i int) bool) {
 	for range count {
 		best := -1
@@ -29,9 +29,9 @@ func award(nodes []Node, seats []int, count int, may func(i int) bool) {
 	}
 }
 
-// before tells whether a with its seats is due the next one before b with its own.
+// before tells whether node a, which has so many seats, gets the next seat before node b.
 func before(a Node, has int, b Node, hasB int) bool {
-	// a.Weight/has > b.Weight/hasB, without division; no seats make it infinite.
+	// a.Weight/has > b.Weight/hasB, without division; without seats the quotient is infinite.
 	if left, right := a.Weight*hasB, b.Weight*has; left != right {
 		return left > right
 	}

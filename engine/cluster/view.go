@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// View is the cluster as one member sees it. Two members' views may differ for a while; nothing that must be
-// right depends on them (see the package's text).
+// View is the cluster as one member sees it. Two members' views may differ for a while; correctness does not
+// depend on them (see the package doc).
 type View struct {
-	Members   []Beat    // live, by name
-	Silent    []Beat    // by name: those that died in the last ten minutes, as they were heard last; not who left
-	Placement Placement // as it stands in the bucket; it may still name a member that is gone
-	Revision  uint64    // of the placement, for people; 0: of a bucket that is gone
+	Members   []Beat    // the live ones, in order of names
+	Silent    []Beat    // those that died in the last ten minutes, as last heard, in order of names; not those that left
+	Placement Placement // as it is in the bucket; it may still name a member that is gone
+	Revision  uint64    // of the placement, for people; 0: the bucket has none
 }
 
 // Member finds a live member.
@@ -23,7 +23,7 @@ func (v View) Member(name string) (Beat, bool) {
 	return v.Members[i], true
 }
 
-// Standbys names those who are to follow a partition, the first to take over first.
+// Standbys names the nodes that should follow a partition; the first one takes over first.
 func (v View) Standbys(partition int) []string {
 	if partition >= len(v.Placement) {
 		return nil
@@ -31,7 +31,7 @@ func (v View) Standbys(partition int) []string {
 	return v.Placement[partition].Standbys
 }
 
-// Serving names the member that says it serves a partition, the one of the latest claim if several do; "" when none does.
+// Serving names the member that says it serves a partition, the one with the latest claim if several do; "" if none does.
 func (v View) Serving(partition int) string {
 	var epoch uint64
 	serving := ""
@@ -43,7 +43,7 @@ func (v View) Serving(partition int) string {
 	return serving
 }
 
-// Follower names a member that follows a partition: who serves it, or else who is furthest; "" when none does.
+// Follower names a member that follows a partition: the one that serves it, or else the one that is furthest; "" if none does.
 func (v View) Follower(partition int) string {
 	if serving := v.Serving(partition); serving != "" {
 		return serving
@@ -62,11 +62,11 @@ func (v View) furthest(partition int) (name string) {
 	return name
 }
 
-// Claimant names the member that should serve a partition now: its owner, once that is caught up; until then
-// whoever serves it and is not draining, or else the first standby that is caught up, or else whoever serves it, or who is
-// furthest. Caught up is within so many records of the log of the member that is furthest. "" when nobody is live.
+// Claimant names the member that should serve a partition now: its owner, once that has caught up. Until then it is the member that
+// serves it and is not draining; else the first standby that has caught up; else the member that serves it, or is
+// furthest. A member has caught up if it is within so many records of the one that is furthest. "" if nobody is live.
 //
-// A member that finds its own name here, and does not serve the partition, claims it.
+// A member that finds its own name here, and does not serve the partition, should claim it.
 func (v View) Claimant(partition int, within uint64) string {
 	serving, ahead := v.Serving(partition), v.furthest(partition)
 	first, _ := v.Member(ahead)
@@ -85,7 +85,7 @@ func (v View) Claimant(partition int, within uint64) string {
 	switch {
 	case live && (ahead == "" || caughtUp(seat.Owner)):
 		return seat.Owner
-	case serving != "" && !server.Draining: // a member that leaves is not kept by an owner-to-be that may never catch up
+	case serving != "" && !server.Draining: // not a draining one: the owner-to-be may never catch up, and would keep it from leaving
 		return serving
 	}
 	if i := slices.IndexFunc(seat.Standbys, caughtUp); i >= 0 {

@@ -8,7 +8,7 @@ func follows(name string, position, epoch uint64) Beat {
 
 func idle(name string) Beat { return Beat{Node: Node{Name: name}, Session: "s"} }
 
-// Who is asked about a partition is who serves it, or else who knows most of it.
+// The member to ask about a partition is the one that serves it, or else the one that is furthest.
 func TestFollower(t *testing.T) {
 	for _, c := range []struct {
 		members []Beat

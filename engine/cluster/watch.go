@@ -12,8 +12,8 @@ import (
 )
 
 // watch reads the bucket until the context ends. The client's watcher goes on by itself
-// after most faults. Whether it really does is known from the member's own beats: when they are stored and do not
-// come back, the watch is begun again, and brings all that it missed.
+// after most faults. Whether it really does shows in the member's own beats: if they are stored but do not
+// come back, the watch is begun again, and brings everything that it missed.
 func (m *Member) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := m.watchOnce(ctx)
@@ -66,12 +66,12 @@ func (m *Member) watchOnce(ctx context.Context) error {
 	}
 }
 
-// unheard is for how long own beats have been stored and not come back by the watch.
+// unheard is how long own beats have been stored and not come back by the watch.
 func (m *Member) unheard() time.Duration { return time.Duration(m.putAt.Load() - m.echoAt.Load()) }
 
-// ask reads what is known of the bucket key by key for as long as the watch does not tell, until the context ends. The
-// watch is a consumer: the leader of all JetStream makes it, and it runs on any server. When the one or the other is lost
-// the bucket may have its own leader all the while.
+// ask reads the known keys of the bucket one by one for as long as the watch brings nothing, until the context ends. The
+// watch is a consumer: the leader of all JetStream makes it, and it runs on any server. If either of these is lost,
+// the bucket may still have a leader.
 func (m *Member) ask(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
@@ -87,10 +87,10 @@ func (m *Member) ask(ctx context.Context) {
 	}
 }
 
-// askedAtOnce bounds the reads of a large cluster that are under way.
+// askedAtOnce bounds how many keys of a large cluster are read at the same time.
 const askedAtOnce = 16
 
-// askOnce reads the placement and each member's key. Nobody is known who joins meanwhile.
+// askOnce reads the placement and the key of each known member. It does not find members that join meanwhile.
 func (m *Member) askOnce(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
@@ -100,7 +100,7 @@ func (m *Member) askOnce(ctx context.Context) {
 		slots <- struct{}{}
 		asked.Go(func() {
 			defer func() { <-slots }()
-			if e, err := m.kv.Get(ctx, key); err == nil { // else it is asked again
+			if e, err := m.kv.Get(ctx, key); err == nil { // after an error the next askOnce tries again
 				m.takeNewer(e)
 			}
 		})
@@ -108,7 +108,7 @@ func (m *Member) askOnce(ctx context.Context) {
 	asked.Wait()
 }
 
-// keys are those of the bucket that are known.
+// keys are the known keys of the bucket.
 func (m *Member) keys() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,7 +119,7 @@ func (m *Member) keys() []string {
 	return keys
 }
 
-// takeNewer takes what was read of a key, unless more is known: a read goes to any replica, and that may be behind.
+// takeNewer takes a key that was read, unless a newer revision is known: a read goes to any replica, which may be behind.
 func (m *Member) takeNewer(e jetstream.KeyValueEntry) {
 	m.mu.Lock()
 	known := m.placedRev
@@ -137,7 +137,7 @@ func (m *Member) takeNewer(e jetstream.KeyValueEntry) {
 	}
 }
 
-// rewatch has the watch begun again.
+// rewatch has the watch begin again.
 func (m *Member) rewatch() {
 	select {
 	case m.renewed <- struct{}{}:
@@ -145,9 +145,9 @@ func (m *Member) rewatch() {
 	}
 }
 
-// dismiss stops a watcher. What it still delivers is thrown away: it may hang on to a full channel.
+// dismiss stops a watcher, and throws away what it still delivers: otherwise it might block on a full channel for ever.
 func (m *Member) dismiss(w jetstream.KeyWatcher) {
-	_ = w.Stop() // an error says that it has ended already
+	_ = w.Stop() // an error means that it has ended already
 	m.work.Go(func() {
 		for range w.Updates() {
 			continue
@@ -155,12 +155,12 @@ func (m *Member) dismiss(w jetstream.KeyWatcher) {
 	})
 }
 
-// readOnce: all that was in the bucket has been read.
+// readOnce notes that everything that was in the bucket has been read; placement says whether it had a placement.
 func (m *Member) readOnce(placement bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !placement {
-		_ = m.takePlaced(nil) // fails only on a placement that cannot be read
+		_ = m.takePlaced(nil) // fails only for a placement that cannot be decoded
 	}
 	m.watched = true
 	m.changed()
@@ -184,7 +184,7 @@ func (m *Member) takeKey(e jetstream.KeyValueEntry, first bool) (own bool, err e
 	case e.Key() == placementKey:
 		return false, m.takePlaced(e)
 	case !node:
-		return false, nil // of a newer version, maybe
+		return false, nil // perhaps of a newer version
 	case e.Operation() != jetstream.KeyValuePut:
 		m.roster.remove(name)
 		return false, nil
