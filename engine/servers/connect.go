@@ -17,32 +17,33 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A server that is cut off, or whose machine lost power, says nothing when it goes: to TCP the connection lives on for a
-// quarter of an hour, to the library's defaults for six minutes. Meanwhile the others, who have a leader again, are
-// not asked. So an engine asks its server for a sign of life, and goes to another one when there is none.
+// A server that is cut off, or whose machine lost power, goes silently. For TCP the connection then lives on for a
+// quarter of an hour, with the library's defaults for six minutes. Meanwhile the engine would not ask the other servers, which have a
+// leader again. So it pings its server, and goes to another one when there is no answer.
 const (
 	pingEvery = time.Second
-	// pingsUnanswered is how many may be. Why not fewer: a server that elects leaders on a busy machine, or whose
-	// packets are lost now and then, comes back sooner than a new connection takes the streams up again.
+	// pingsUnanswered is how many pings may be unanswered. Why not fewer: a server that elects leaders on a busy machine, or that
+	// loses packets now and then, is back sooner than a new connection would have taken up the streams again.
 	pingsUnanswered = 2
-	// writeFor bounds one write. It holds up everything else on the connection, pings included.
+	// writeFor bounds one write, because a write holds up everything else on the connection, pings included.
 	writeFor = 2 * time.Second
 )
 
-// Config is how a node connects to an external NATS.
+// Config says how a node connects to an external NATS.
 type Config struct {
-	Node    string        // its name, of which those of its connections are made
-	URL     string        // of NATS: of one server, or of several with commas between them
+	Node    string        // its name, which is part of its connections' names
+	URL     string        // of one server, or of several, separated by commas
 	Options []nats.Option // credentials and TLS
-	Logger  *slog.Logger  // is told of what goes wrong with a connection
+	Logger  *slog.Logger  // for errors of the connections
 }
 
-// Connect connects to NATS. What the connection is for is in its name. Its error is ErrTurnedAway where a server takes none now.
+// Connect connects to NATS. purpose becomes part of the connection's name. The error is ErrTurnedAway if a server takes no
+// connections at the moment.
 func (c Config) Connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
 	return c.connect(c.URL, purpose, more...)
 }
 
-// ConnectTo connects to one of the servers, by an address that others may have told.
+// ConnectTo connects to one of the servers, by an address that may come from another server.
 func (c Config) ConnectTo(server, purpose string, more ...nats.Option) (*nats.Conn, error) {
 	return c.connect(withUser(server, c.URL), purpose, more...)
 }
@@ -51,23 +52,23 @@ func (c Config) connect(servers, purpose string, more ...nats.Option) (*nats.Con
 	options := []nats.Option{
 		nats.Name("carillon " + c.Node + purpose), nats.SetCustomDialer(dialer{}),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsUnanswered), nats.FlusherTimeout(writeFor),
-		nats.ReconnectOnFlusherError(), // what was to be written is lost, and nobody would know
-		nats.SkipHostLookup(),          // the dialer looks it up, within its time
-		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // with TLS the library's is ten times that
-		// The library's own handler writes to standard error, whatever the log is to be like.
+		nats.ReconnectOnFlusherError(), // after a failed write data is lost, and otherwise nobody would know
+		nats.SkipHostLookup(),          // the dialer does that, within its time limit
+		nats.ReconnectJitter(nats.DefaultReconnectJitter, nats.DefaultReconnectJitter), // the library's default for TLS is ten times that
+		// The library's own handler writes to standard error, whatever the log's format is.
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			c.Logger.Warn("error of the NATS connection", "error", err)
 		}),
 	}
 	options = append(append(options, more...), c.Options...)
 	nc, err := nats.Connect(servers, append(options, nearestFirst)...)
-	if _, ok := errors.AsType[*url.Error](err); ok { // it has the URL in it, with all that is secret
+	if _, ok := errors.AsType[*url.Error](err); ok { // its text has the whole URL, secrets included
 		err = errors.New("a server's address is no URL")
 	}
 	return nc, turnedAway(err)
 }
 
-// withUser gives the URL of a server that others told of the user of those that were given.
+// withUser adds the user of the given URLs to the URL of a server that was found.
 func withUser(found, given string) string {
 	u, err := url.Parse(found)
 	if err != nil || u.User != nil {
@@ -75,7 +76,7 @@ func withUser(found, given string) string {
 	}
 	for g := range strings.SplitSeq(given, ",") {
 		if g = strings.TrimSpace(g); !strings.Contains(g, "://") {
-			g = "nats://" + g // as the library takes it
+			g = "nats://" + g // as the library reads it
 		}
 		if from, err := url.Parse(g); err == nil && from.User != nil {
 			u.User = from.User
@@ -84,10 +85,11 @@ func withUser(found, given string) string {
 	return u.String()
 }
 
-// ErrTurnedAway is of a server, or what stands before it, that takes no connection just now.
+// ErrTurnedAway: a server, or a proxy in front of it, takes no connections at the moment.
 var ErrTurnedAway = errors.New("the connection was closed at once")
 
-// turnedAway marks an error of nats.Connect if it says that. The library has no error for what a server says before it lets one in.
+// turnedAway turns an error of nats.Connect into ErrTurnedAway if it means that. It compares texts, because the library has no error
+// values for what a server says before it lets a client in.
 func turnedAway(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -98,8 +100,8 @@ func turnedAway(err error) error {
 	return err
 }
 
-// nearestFirst has a server of this machine tried first, one of them at random: there is no network between that could
-// break, and what takes the machine away takes both. Options that keep the servers' order keep it.
+// nearestFirst has a server on this machine tried first (a random one if there are several): there is no network in between that could
+// break, and if the machine fails, both fail. If the options say to keep the servers' order, it is kept.
 func nearestFirst(o *nats.Options) error {
 	if o.NoRandomize || o.Url != "" || len(o.Servers) < 2 {
 		return nil
@@ -116,14 +118,14 @@ func nearestFirst(o *nats.Options) error {
 	return nil
 }
 
-// onThisMachine tells whether a server's name or address is one of this machine's. One that cannot be told is not.
+// onThisMachine tells whether a server's name or address is one of this machine's; false if that is not known.
 func onThisMachine(ctx context.Context, server string) bool {
 	if !strings.Contains(server, "://") {
 		server = "nats://" + server
 	}
 	u, err := url.Parse(server)
 	if err != nil {
-		return false // the library says what is wrong with it
+		return false // the library will report what is wrong with it
 	}
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
 	if err != nil {
@@ -141,9 +143,9 @@ func onThisMachine(ctx context.Context, server string) bool {
 	})
 }
 
-// dialer makes connections that take with them what they have not sent when they are given up: the system would go on
-// trying for minutes, and a command that its sender has long repeated elsewhere would be carried out once more. Who
-// closes one that works waits first until all is sent.
+// dialer makes connections that discard unsent data when they are closed (SO_LINGER 0). Otherwise the system would go on
+// trying to send it for minutes, and a command that its sender has long repeated elsewhere would be carried out once more. So a
+// caller who closes a working connection must first wait until everything is sent.
 type dialer struct{}
 
 func (dialer) Dial(network, address string) (net.Conn, error) {
@@ -155,7 +157,7 @@ func (dialer) Dial(network, address string) (net.Conn, error) {
 	}
 	found, err := net.DefaultResolver.LookupHost(ctx, host)
 	if err != nil {
-		return nil, &net.OpError{Op: "dial", Net: network, Err: err} // as net.Dial has it: unreachable knows it by that
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err} // like net.Dial: engine/node (unreachable) recognizes it by that
 	}
 	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
 	c, err := dialOne(ctx, network, found, port)
@@ -170,8 +172,8 @@ func (dialer) Dial(network, address string) (net.Conn, error) {
 	return c, nil
 }
 
-// dialOne connects to the first of some addresses that answers. Each has its share of the time: by itself the net package leaves nothing
-// of so little to those behind one that is silent, as a machine without power is.
+// dialOne connects to the first address that answers. Each address gets its share of the time. The net package by itself would spend
+// all of so short a time on one silent address, such as that of a machine without power.
 func dialOne(ctx context.Context, network string, addresses []string, port string) (c net.Conn, err error) {
 	end, _ := ctx.Deadline()
 	for i, a := range addresses {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Behind a name that stands for several machines, those that are silent do not keep an engine from the others.
+// If a name stands for several machines, silent ones among them do not keep an engine from the others.
 func TestSilentAddress(t *testing.T) {
 	answers, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -27,7 +27,7 @@ func TestSilentAddress(t *testing.T) {
 	c.Close()
 }
 
-// silent has an address say nothing to who connects, as a machine without power: a socket that takes no more does so.
+// silent makes an address silent to those who connect, like that of a machine without power: by a socket with a full backlog.
 func silent(t *testing.T, ip [4]byte, port int) {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

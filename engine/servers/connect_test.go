@@ -16,8 +16,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// An engine goes to a nats-server of its own machine first, whatever the order in which they were given; where there is
-// none, or the order is to be kept, the library chooses as ever.
+// An engine connects to a nats-server on its own machine first, in whatever order the servers were given. If there is
+// none, or the order must be kept, the library chooses as usual.
 func TestNearestFirst(t *testing.T) {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
@@ -59,7 +59,7 @@ func TestNearestFirst(t *testing.T) {
 		}
 	}
 	chosen := make(map[string]bool)
-	for range 1000 { // of several all are taken, each by some engines
+	for range 1000 { // if there are several, each is chosen sometimes
 		o := nats.Options{Servers: slices.Clone(own[:3])}
 		if err := nearestFirst(&o); err != nil {
 			t.Fatal(err)
@@ -98,7 +98,7 @@ func TestTurnedAway(t *testing.T) {
 	}
 }
 
-// What is wrong with a URL is said without its password.
+// The error about a URL does not have its password.
 func TestConnectKeepsSecrets(t *testing.T) {
 	for _, url := range []string{"nats://engine:s3c%zzret@127.0.0.1:1", "nats://engine:s3c#ret@127.0.0.1:1", "nats://engine:s3c ret@127.0.0.1:1"} {
 		if _, err := (Config{URL: url}).Connect(""); err == nil || strings.Contains(err.Error(), "s3c") {
@@ -107,8 +107,8 @@ func TestConnectKeepsSecrets(t *testing.T) {
 	}
 }
 
-// What a connection meets is told by the engine's log, and of those that only ask for a sign of life not at all: the library would
-// write to standard error.
+// Errors of a connection go to the engine's log, and those of connections that only watch servers nowhere. The library by itself would
+// write them to standard error.
 func TestConnectionsTellTheLog(t *testing.T) {
 	url := natstest.Start(t, &server.Options{}).ClientURL()
 	var lines bytes.Buffer

@@ -1,6 +1,6 @@
-// Package servers is an engine's way to the nats-servers of an external NATS: how it connects, and which of them are slow to answer just
-// now.
+// Package servers is about the nats-servers of an external NATS: how an engine connects to them, and which of them are slow to answer
+// at the moment.
 //
-// A reading order: connect.go (one of this machine first, and how a dead one is noticed), promptness.go (whether a server answers as it
-// usually does), watch.go (who is slow in comparison, or whether it is this node's own network).
+// A reading order: connect.go (a server on this machine first, and how a dead one is noticed), promptness.go (whether a server answers
+// as it usually does), watch.go (which servers are slow compared with the others, or whether it is this node's own network).
 package servers

@@ -2,35 +2,36 @@ package servers
 
 import "time"
 
-// promptness judges a server by when it answered.
+// promptness judges a server by the times of its answers.
 type promptness struct {
-	usual time.Duration // how long it takes
-	quick time.Time     // when the latest question was sent that was answered in about as long
-	since time.Time     // the first of those without silence between them
-	slow  time.Time     // when it was found slow last
+	usual time.Duration // how long an answer usually takes
+	quick time.Time     // when the latest question was sent that was answered in time
+	since time.Time     // when the first such question was sent since the server was last silent
+	slow  time.Time     // when the server was last found slow
 }
 
 const (
-	// AnswerLate is how long an answer may take and is not late: more than what the stalls of a busy machine take, mostly.
+	// AnswerLate: an answer that takes no longer than this is in time, whatever is usual. It is longer than most stalls of a busy
+	// machine.
 	AnswerLate = 80 * time.Millisecond
-	// answerLater is how many times as long as usual it may.
+	// answerLater: an answer is also in time if it takes no longer than so many times what is usual.
 	answerLater = 4
-	// SilentAfter is how long there may be no answer in time: two of them may be late.
+	// SilentAfter is how long a server may give no answer in time before it counts as silent: two answers may be late.
 	SilentAfter   = 250 * time.Millisecond
 	doubtfulAfter = 150 * time.Millisecond
-	// slowFor is how long a server that was slow is to answer in time before it counts as well: packets are lost at
-	// random, and what moves there would have to leave again. To itself a node is slow for longer, so that nobody takes
-	// away again what it takes back.
+	// slowFor is how long a server that was slow must answer in time before it no longer counts as slow: packets are lost at
+	// random, and what moved back there would have to leave again. A node counts its own network as slow for longer, so that
+	// nobody takes away again what it takes back.
 	slowFor     = 3 * time.Second
 	selfSlowFor = slowFor + time.Second
 	goneAfter   = 30 * time.Second
-	// stallMost is how long its own server may be silent before a node takes that for its network: a busy machine stalls.
+	// stallMost is how long a node's own server may be silent before the node blames its network: a busy machine may just stall.
 	stallMost = time.Second
-	// settleFor is how long others may need to answer, one after the other, once this node's network is well again.
+	// settleFor is how long the others may take to answer, one after the other, once this node's network works again.
 	settleFor = time.Second
 )
 
-// came notes the answer to a question. What is quicker than usual is soon usual, what is slower after a quarter of an hour.
+// came notes the answer to a question. A quicker answer changes what is usual soon, a slower one only over a quarter of an hour.
 func (p *promptness) came(sent, now time.Time) {
 	took := now.Sub(sent)
 	switch {
@@ -51,8 +52,8 @@ func (p *promptness) came(sent, now time.Time) {
 
 func (p *promptness) silent(now time.Time) bool { return now.Sub(p.quick) > SilentAfter }
 
-// gone tells whether it has been silent for so long that it is not slow, but dead.
+// gone tells whether the server has been silent for so long that it is not slow, but dead.
 func (p *promptness) gone(now time.Time) bool { return now.Sub(p.quick) > goneAfter }
 
-// doubtful tells whether it may be about to be silent.
+// doubtful tells whether the server may soon count as silent.
 func (p *promptness) doubtful(now time.Time) bool { return now.Sub(p.quick) > doubtfulAfter }

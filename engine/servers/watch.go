@@ -11,50 +11,50 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Watch knows which nats-servers of the cluster are slow to answer just now.
+// Watch finds out which nats-servers of the cluster are slow to answer at the moment.
 //
-// A server whose network loses packets stays in the cluster, and leads what it leads: for JetStream all is well. But what
-// goes to it waits in the one connection between two servers until TCP has sent again what was lost, behind all else that
-// they have for each other, and that is more every moment. So the partitions of an engine there and the streams that are led
-// from there are best moved away, and early. By the answers of the streams that would be told too late: they come by the same
-// connection. So a node asks each server ten times a second, on a connection of its own that carries nothing else.
+// A server whose network loses packets stays in the cluster, and goes on leading its streams: for JetStream all is well. But
+// messages to it wait in the one connection between two servers until TCP has sent again what was lost, behind everything else that
+// the two have for each other, and that becomes more every moment. So it is best to move the partitions of an engine there, and
+// the streams that are led from there, away early. The answers of the streams would show that too late, because they come by the same
+// connection. So a node asks each server ten times a second, on a connection that carries nothing else.
 //
-// A server is slow in comparison: with what was usual for it, and with the others. To who finds most of them slow it
-// is his own network that is.
+// A server is slow by comparison: with what was usual for it, and with the other servers. A node that finds most of them slow
+// concludes that its own network is slow.
 type Watch struct {
-	Config Config // of the connections by which they are asked; set before Ask
+	Config Config // of the connections to ask on; set before Ask
 
 	work sync.WaitGroup
 
 	mu     sync.Mutex
 	all    map[string]*natsServer // by URL
-	self   time.Time              // when this node's own network was found slow last
+	self   time.Time              // when this node's own network was last found slow
 	judged Slowness
-	next   string // the URL of the one that GoTo named; "": whichever
+	next   string // the URL that GoTo named; "": any server
 }
 
-// natsServer is one that is asked.
+// natsServer is a server that is asked.
 type natsServer struct {
 	url  string
 	nc   *nats.Conn
-	end  context.CancelFunc // of asking it
+	end  context.CancelFunc // ends the asking
 	home bool               // it is on this machine
 	name string
-	died bool // the connection broke while all was well: that is not slowness
+	died bool // the connection broke while answers came in time: the server is dead, not slow
 	promptness
 }
 
 const (
-	answerEvery = 100 * time.Millisecond // an answer is asked for
-	answerMost  = 5 * time.Second        // it is waited for
-	serversLook = 5 * time.Second        // for servers that are new
-	serverRetry = time.Second            // to connect to one
+	answerEvery = 100 * time.Millisecond // between two questions
+	answerMost  = 5 * time.Second        // for an answer
+	serversLook = 5 * time.Second        // between two looks for new servers
+	serverRetry = time.Second            // between two attempts to connect to a server
 
-	// HomeAfter is how long this machine's own server is to be well before a node goes back to it.
+	// HomeAfter is how long a server on this machine must have answered in time before a node goes back to it.
 	HomeAfter = 15 * time.Second
 )
 
-// Ask asks all servers that main knows of until ctx ends.
+// Ask asks all servers that the connection main knows of, until ctx ends.
 func (w *Watch) Ask(ctx context.Context, main *nats.Conn) {
 	w.mu.Lock()
 	w.all = make(map[string]*natsServer)
@@ -67,7 +67,7 @@ func (w *Watch) Ask(ctx context.Context, main *nats.Conn) {
 			w.mu.Lock()
 			known := w.all[u] != nil
 			w.mu.Unlock()
-			if !known && ctx.Err() == nil { // a stop waits for one that says nothing, not for one after the other
+			if !known && ctx.Err() == nil { // so that a stop waits for one silent server at most, not for all
 				w.add(ctx, u)
 			}
 		}
@@ -86,12 +86,12 @@ func (w *Watch) add(ctx context.Context, url string) {
 	changed := func(nc *nats.Conn) { w.connected(one, nc) }
 	nc, err := w.Config.ConnectTo(url, " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
-		nats.IgnoreAuthErrorAbort(),                                       // one that refuses for a moment, as its own resolver is away, is asked again
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the node's own connection says the same
+		nats.IgnoreAuthErrorAbort(),                                       // a server may refuse for a moment, while its account resolver is away
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the node's own connection reports the same errors
 		nats.ConnectHandler(changed), nats.ReconnectHandler(changed),
 		nats.DisconnectErrHandler(func(*nats.Conn, error) { w.broke(one) }))
 	if err != nil {
-		return // the URL is none, or its server refuses: nothing is known of it
+		return // not a URL, or the server refuses: then it is not watched
 	}
 	ctx, end := context.WithCancel(ctx)
 	one.nc, one.end = nc, end
@@ -105,8 +105,8 @@ func (w *Watch) add(ctx context.Context, url string) {
 	})
 }
 
-// forget ends the connections to servers of which others tell no more and that are gone: one that comes back elsewhere, as pods do,
-// would leave one behind each time.
+// forget ends the connections to servers that are gone and no longer known to the others. Otherwise a server that comes back under
+// another address, as pods do, would leave one behind each time.
 func (w *Watch) forget(known []string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +118,8 @@ func (w *Watch) forget(known []string, now time.Time) {
 	}
 }
 
-// GoTo has a connection go to the server of a URL, if its nats.ReconnectToServer is Choose. A request whose answer is lost with the old one is made again, as ever.
+// GoTo has a connection reconnect to the server of a URL. The connection's nats.ReconnectToServer option must be Choose. Requests whose
+// answers are lost with the old connection are made again, as after any reconnect.
 func (w *Watch) GoTo(main *nats.Conn, url string) error {
 	w.mu.Lock()
 	w.next = url
@@ -126,14 +127,15 @@ func (w *Watch) GoTo(main *nats.Conn, url string) error {
 	return main.ForceReconnect()
 }
 
-// WayHome is to a server of this machine that has been well for long, where the node is connected to another one.
+// WayHome returns a way to a server on this machine that has answered in time for HomeAfter, if the node is connected to a server
+// elsewhere.
 func (w *Watch) WayHome(own string, now time.Time) (home Way, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, one := range w.all {
 		switch {
 		case !one.home:
-		case one.name == own: // it is there
+		case one.name == own: // the node is connected to it
 			return Way{}, false
 		case one.died || one.doubtful(now):
 		case now.Sub(one.since) > HomeAfter:
@@ -143,7 +145,8 @@ func (w *Watch) WayHome(own string, now time.Time) (home Way, ok bool) {
 	return home, ok
 }
 
-// Choose is for nats.ReconnectToServer: the server that GoTo named, once; nil is the library's own choice.
+// Choose is for nats.ReconnectToServer: it returns the server that GoTo named, once; otherwise nil, which leaves the choice to the
+// library.
 func (w *Watch) Choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,7 +163,7 @@ func (w *Watch) connected(one *natsServer, nc *nats.Conn) {
 	if !nc.IsConnected() {
 		return
 	}
-	now, name := time.Now(), nc.ConnectedServerName() // which may wait for a connection that breaks in this moment
+	now, name := time.Now(), nc.ConnectedServerName() // not under mu: it may wait while the connection breaks
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	one.name = name
@@ -196,25 +199,25 @@ func (w *Watch) askOne(ctx context.Context, one *natsServer) {
 	}
 }
 
-// Slow is who was slow when that was last judged.
+// Slow is the result of the last Judge.
 func (w *Watch) Slow() Slowness {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.judged
 }
 
-// Judge looks how all servers answer a node that is connected to one of them.
+// Judge judges how all servers answer this node, which is connected to the one named own.
 func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer func() { w.judged = slow }()
-	by := make(map[string]*natsServer) // of several ways to one the best
+	by := make(map[string]*natsServer) // by name; of several ways to one server the best
 	for _, one := range w.all {
 		if best := by[one.name]; !one.died && !one.gone(now) && (best == nil || one.quick.After(best.quick)) {
 			by[one.name] = one
 		}
 	}
-	var silent []*natsServer // of the others
+	var silent []*natsServer // those of the others that are silent
 	others, doubtful := 0, false
 	for name, one := range by {
 		if name == own {
@@ -236,7 +239,7 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 		w.self = now
 	}
 	slow.Now, slow.Self = mostly || home != nil && home.silent(now), now.Sub(w.self) < selfSlowFor
-	settling := now.Sub(w.self) < settleFor // so it is where most are silent and its own server is not
+	settling := now.Sub(w.self) < settleFor // also while most are silent and the node's own server is not
 	for name, one := range by {
 		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
 			one.slow, slow.Silent[name] = now, one.nc
@@ -251,22 +254,22 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	return slow
 }
 
-// Slowness is who is slow: some servers, or this node itself.
+// Slowness says who is slow: some servers, or this node itself.
 type Slowness struct {
-	Now    bool                  // most or its own do not answer this node
-	Self   bool                  // it is this node's network that is slow, or was a moment ago
-	Silent map[string]*nats.Conn // the servers by name, with a way to each
-	Lately map[string]bool       // those, and who were slow a moment ago
-	Well   []Way                 // to servers that answer, but its own
+	Now    bool                  // most servers, or the node's own, do not answer this node
+	Self   bool                  // this node's own network is slow, or was a moment ago
+	Silent map[string]*nats.Conn // the slow servers by name, with a connection to each
+	Lately map[string]bool       // these, and servers that were slow a moment ago
+	Well   []Way                 // to the servers that answer in time, without the node's own
 }
 
-// Way is one to a server.
+// Way is a way to a server.
 type Way struct {
 	URL  string
 	Conn *nats.Conn
 }
 
-// String is for the log.
+// String names who is slow, for the log.
 func (s Slowness) String() string {
 	switch {
 	case len(s.Lately) > 0:

@@ -14,14 +14,14 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// Who is slow is told by when each server answered in time last; where most are silent it is this node's own network.
+// Which servers are slow follows from when each last answered in time; if most are silent, it is this node's own network.
 func TestSlowness(t *testing.T) {
 	const silent, doubtful, well = SilentAfter + time.Millisecond, doubtfulAfter + time.Millisecond, doubtfulAfter
 	for name, c := range map[string]struct {
 		ages map[string]time.Duration // since an answer came in time
 		died []string
 		want string
-		now  []string // are asked to lead no longer
+		now  []string // the servers that are asked to step down
 	}{
 		"all are well":                {ages: map[string]time.Duration{"own": well, "b": well, "c": well}, want: "none"},
 		"one is slow":                 {ages: map[string]time.Duration{"own": well, "b": silent, "c": well}, want: "b", now: []string{"b"}},
@@ -50,7 +50,7 @@ func TestSlowness(t *testing.T) {
 	}
 }
 
-// Ways around are those to servers that answer, but for the one at hand.
+// Slowness.Well has the servers that answer in time, except the node's own.
 func TestWaysAround(t *testing.T) {
 	for name, c := range map[string]struct {
 		b, c time.Duration // since an answer came in time
@@ -76,7 +76,7 @@ func TestWaysAround(t *testing.T) {
 	}
 }
 
-// A node goes back to its own machine's server when that has been well for long without a silence.
+// A node goes back to the server on its own machine when that has answered in time for long, without a silence.
 func TestWayHome(t *testing.T) {
 	now := time.Now()
 	home := &natsServer{url: "home", name: "home", home: true}
@@ -104,7 +104,7 @@ func TestWayHome(t *testing.T) {
 	is("it was silent", "b", false)
 }
 
-// The main connection goes to the server that it is sent to once, and from then on wherever the library chooses.
+// The main connection goes once to the server that it is sent to, and later to whichever the library chooses.
 func TestGoTo(t *testing.T) {
 	var urls []string
 	for range 3 {
@@ -126,9 +126,9 @@ func TestGoTo(t *testing.T) {
 	natstest.Eventually(t, "it is at one of the others", func() bool { return nc.IsConnected() && nc.ConnectedUrl() != urls[2] })
 }
 
-// A server that is known by several addresses is as quick as by the best of them.
+// A server that is known by several addresses is judged by the best of them.
 func TestSlownessByTheBestWay(t *testing.T) {
-	for range 20 { // the order of a map is another each time
+	for range 20 { // the order of a map is different each time
 		now := time.Now()
 		well, silent := promptness{quick: now}, promptness{quick: now.Add(-time.Second)}
 		s := Watch{all: map[string]*natsServer{
@@ -141,7 +141,8 @@ func TestSlownessByTheBestWay(t *testing.T) {
 	}
 }
 
-// A server that was slow counts as slow for a while; to itself a node does so for longer, and so nothing moves back and forth.
+// A server that was slow counts as slow for a while longer, and a node counts itself as slow for even longer, so that nothing moves back
+// and forth.
 func TestSlownessLasts(t *testing.T) {
 	began := time.Now()
 	at := func(after time.Duration, ages map[string]time.Duration, s *Watch) Slowness {
@@ -192,8 +193,8 @@ func TestSlownessLasts(t *testing.T) {
 	is("one never answers", at(settleFor, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), "b", false)
 }
 
-// A server that ended while all was well is not slow, and one that comes back, or that nothing was known of, has as long to answer
-// as any. One that was slow when its connection broke stays slow until it answers.
+// A server that died while it answered in time is not slow. One that comes back, or is new, has as long to answer
+// as any other. One that was slow when its connection broke stays slow until it answers.
 func TestServerComesBack(t *testing.T) {
 	ns := natstest.Start(t, &server.Options{ServerName: "b"})
 	nc, err := nats.Connect(ns.ClientURL())
@@ -237,7 +238,7 @@ func TestServerComesBack(t *testing.T) {
 	}
 }
 
-// What is late depends on what is usual: a server far away is not slow, one that came nearer is soon held to that.
+// What counts as late depends on what is usual: a server far away is not slow, and one that has become quicker is soon measured by that.
 func TestPromptness(t *testing.T) {
 	var p promptness
 	now := time.Now()
@@ -270,7 +271,7 @@ func TestPromptness(t *testing.T) {
 	is("for half an hour", answer(200*time.Millisecond), true)
 }
 
-// A connection that breaks while its server is slow leaves it slow; else the server died.
+// If a connection breaks while its server is slow, the server stays slow; otherwise it died.
 func TestSlownessOfBroken(t *testing.T) {
 	var s Watch
 	now := time.Now()
@@ -282,8 +283,8 @@ func TestSlownessOfBroken(t *testing.T) {
 	}
 }
 
-// A server that is gone, and of which others no longer tell, is asked no more. One that is known is, and one that was there a
-// moment ago.
+// A server that is gone, and that the others no longer name, is no longer asked. A server that is named still is, and so is one that was
+// there a moment ago.
 func TestForgetServers(t *testing.T) {
 	known, other := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
 	s := Watch{Config: Config{Node: "a", URL: known}, all: make(map[string]*natsServer)}
@@ -304,7 +305,7 @@ func TestForgetServers(t *testing.T) {
 	natstest.Eventually(t, "its connection is closed", gone.IsClosed)
 }
 
-// A node that stops connects to no more servers: each that says nothing would hold it up for as long as connecting may take.
+// A node that stops connects to no more servers: each silent one would hold it up for as long as connecting may take.
 func TestStopConnectsToNoMoreServers(t *testing.T) {
 	o := Config{Node: "a", URL: natstest.Start(t, &server.Options{}).ClientURL()}
 	nc, err := o.Connect("")
