@@ -23,7 +23,7 @@ func TestConfigFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		text    string
 		account string
-		user    []nats.Option // a client the file lets in
+		user    []nats.Option // a client that the file lets in
 		bare    bool          // a client without credentials gets in, with the default rights
 	}{
 		"no authorization":           {bare: true},
@@ -76,7 +76,8 @@ func TestConfigFile(t *testing.T) {
 				if !refusedPublish(t, nc, "carillon.log.0.tick") {
 					t.Error("a file without authorization drops the default rights")
 				}
-				// By the name of a domain the log is no less protected, whether what was sent is refused or what nats-server maps that to.
+				// By the domain's name the log is protected, too, whether the subject that was sent is refused or the one that
+				// nats-server maps it to.
 				if strings.Contains(c.text, "domain: hub") && !refusedPublish(t, nc, "$JS.hub.API.STREAM.DELETE.CARILLON_LOG") &&
 					!refused(nc, "$JS.API.STREAM.DELETE.CARILLON_LOG") {
 					t.Error("by the name of the domain the log may be deleted")
@@ -95,7 +96,7 @@ func TestConfigFile(t *testing.T) {
 				}
 				return
 			}
-			// The file's user is in the engine's account: what it may publish arrives.
+			// The file's user is in the engine's account, so what it publishes arrives.
 			if _, err := nc.Request("carillon.log.0.tick", nil, 10*time.Second); err != nil {
 				t.Fatal(err)
 			}
@@ -138,7 +139,7 @@ func TestConfigFileErrors(t *testing.T) {
 	}
 }
 
-// verify_and_map takes users from certificates, which a pipe in memory has none of.
+// verify_and_map takes users from certificates, but a pipe in memory has no certificate.
 func TestConfigCertificates(t *testing.T) {
 	dir := t.TempDir()
 	natstest.NewAuthority(t, dir).Issue("client")
@@ -152,7 +153,7 @@ func TestConfigCertificates(t *testing.T) {
 	client(t, s, nats.RootCAs(ca), nats.ClientCert(cert, key))
 }
 
-// Who is known by a certificate alone gets in by no other door without one, under a name that everybody may guess.
+// A user who is identified only by a certificate does not get in through another port without one, by a name that anybody may guess.
 func TestConfigCertificatesElsewhere(t *testing.T) {
 	dir := t.TempDir()
 	natstest.NewAuthority(t, dir).Issue("client")
@@ -174,7 +175,7 @@ func TestConfigCertificatesElsewhere(t *testing.T) {
 	}
 }
 
-// Clients may come in by another door before Listen: it is said so, and where certificates name users the server listens at once.
+// With other ports clients may come in before Listen: Gated says so, and if certificates name users, the server listens at once.
 func TestConfigDoors(t *testing.T) {
 	dir := t.TempDir()
 	natstest.NewAuthority(t, dir).Issue("client")
@@ -223,7 +224,7 @@ func TestConfigOperator(t *testing.T) {
 	own.Close()
 	client(t, s, nats.UserCredentials(credsFile))
 
-	// Where its credentials are refused for a while, the engine asks again and again.
+	// While its credentials are refused, the engine tries again and again.
 	nc, err := s.Connect(nats.InProcessServer(socket(s.ns.Addr().String())))
 	if err != nil {
 		t.Fatal(err)
@@ -246,12 +247,12 @@ func TestConfigOperator(t *testing.T) {
 	}
 }
 
-// socket is an address in the place of a pipe, in which the word of who refuses a connection may be lost.
+// socket replaces the pipe by an address: in a pipe the error of a refused connection may be lost.
 type socket string
 
 func (s socket) InProcessConn() (net.Conn, error) { return net.Dial("tcp", string(s)) }
 
-// connections is how many there have been.
+// connections is how many connections there have been so far.
 func connections(t *testing.T, s *Server) uint64 {
 	t.Helper()
 	v, err := s.ns.Varz(nil)
@@ -261,7 +262,7 @@ func connections(t *testing.T, s *Server) uint64 {
 	return v.TotalConnections
 }
 
-// What a configuration file says of its bounds stands.
+// The bounds in a configuration file hold.
 func TestConfigBounds(t *testing.T) {
 	dir := t.TempDir()
 	file := writeConfig(t, fmt.Sprintf("listen: 127.0.0.1:-1\nmax_connections: 77\njetstream { store_dir: %q, max_file_store: 64MB, max_memory_store: 32MB }", dir))
@@ -275,7 +276,7 @@ func TestConfigBounds(t *testing.T) {
 	}
 }
 
-// Streams that are encrypted with another key are named, and left alone for when the right one is back.
+// Streams that are encrypted with another key are named in the error, and are there again with the right key.
 func TestConfigKey(t *testing.T) {
 	dir := t.TempDir()
 	with := func(jetStream string) Options {

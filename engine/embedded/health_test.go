@@ -17,8 +17,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
-// A stream that could not be written once stays dead, without an answer to anyone, until the server is
-// started anew. A limit on the size of files stands for the full disk. One of the same name in another account is not the engine's.
+// A stream that could not be written once stays dead, and answers nobody, until the server is
+// started anew. A limit on the size of files stands in for a full disk. A stream of the same name in another account is not the engine's.
 func TestWriteError(t *testing.T) {
 	o := Options{Dir: t.TempDir(), Account: "A", ConfigFile: filepath.Join(t.TempDir(), "nats.conf")}
 	if err := os.WriteFile(o.ConfigFile, []byte(`listen: "127.0.0.1:-1"
@@ -80,7 +80,7 @@ func TestWriteError(t *testing.T) {
 		t.Errorf("of another account: %v", ill)
 	}
 	taken := 1
-	for end := time.Now().Add(time.Minute); len(s.Ill()) == 0; { // an answer that does not come soon may be late alone
+	for end := time.Now().Add(time.Minute); len(s.Ill()) == 0; { // that an answer does not come soon may only mean that it is late
 		if publish(unanswered) == nil {
 			taken++
 		}
@@ -115,7 +115,7 @@ func TestWriteError(t *testing.T) {
 	}
 }
 
-// A server that starts while others, or its own streams, have nearly filled the disk stores what there is room for.
+// A server that starts while the disk is nearly full, of other files or its own streams, still stores what there is room for.
 func TestStartOnFullDisk(t *testing.T) {
 	disk, ok := smalldisk.Mount(t, 64)
 	if !ok {

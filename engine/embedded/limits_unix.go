@@ -4,7 +4,7 @@ package embedded
 
 import "golang.org/x/sys/unix"
 
-// diskBytes is how large the file system of dir is, 0 when that is not known.
+// diskBytes is the size of dir's file system; 0 if it is not known.
 func diskBytes(dir string) int64 {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
@@ -13,11 +13,11 @@ func diskBytes(dir string) int64 {
 	return int64(st.Blocks) * int64(st.Bsize)
 }
 
-// openFiles is how many files and connections this process may have open, 0 when that is not known.
+// openFiles is how many files and connections this process may have open; 0 if that is not known.
 func openFiles() uint64 {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
 		return 0
 	}
-	return limit.Cur // which the runtime has raised as far as it may
+	return limit.Cur // the Go runtime has raised it to the hard limit
 }

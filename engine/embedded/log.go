@@ -11,19 +11,19 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
-// logger turns nats-server's lines into slog records. The server calls Fatalf where its own binary
-// would exit; here the first such line is kept and becomes the error of Start or Listen, which take it.
+// logger turns nats-server's log lines into slog records. The server calls Fatalf where its own binary
+// would exit; here the first such line is kept and becomes the error of Start or Listen (takeFatal).
 type logger struct {
 	to      *slog.Logger
-	open    bool           // the only user with a password is the default client, and its is empty
-	clients loglimit.Lines // errors of clients, such as a forbidden publish: each message may be one
+	open    bool           // the only user with a password is the default client, whose password is empty
+	clients loglimit.Lines // errors of clients, such as a forbidden publish: each message may cause one
 	engine  loglimit.Lines // errors of the engine's own connections
-	erred   atomic.Bool    // an error that is no client's was said since Ill looked
+	erred   atomic.Bool    // an error not of a client was logged since Ill last looked
 	mu      sync.Mutex
 	fatal   error
 }
 
-// clientErrors are told at a time, and as many of the engine's.
+// clientErrors is how many errors of clients are logged at a time, and how many of the engine's.
 const clientErrors = 10
 
 func (l *logger) Noticef(format string, v ...any) { l.to.Info(fmt.Sprintf(format, v...)) }

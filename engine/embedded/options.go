@@ -10,23 +10,23 @@ import (
 	"strings"
 )
 
-// Options says how to run the server. The zero value of a field is its default, except Dir.
+// Options say how to run the server. The zero value of each field is its default; only Dir is required.
 type Options struct {
-	Dir    string // JetStream's store; created when missing, locked against other processes
+	Dir    string // JetStream's store; created if missing, locked against other processes
 	Listen string // host:port for clients, default 127.0.0.1:4222; port 0 takes a free one
 
-	// ConfigFile is a nats-server configuration file: listeners, TLS, accounts and cluster come from
-	// it, and Listen is ignored. Its users have the rights it gives them; a file without any
-	// authorization gets the default client rights.
+	// ConfigFile is a nats-server configuration file. Listeners, TLS, accounts and cluster come from
+	// it, and Listen is ignored. Its users have the rights that it gives them; if it has no
+	// authorization at all, clients have the default rights.
 	ConfigFile  string
 	Account     string // with ConfigFile: the account of the streams; default that of no_auth_user, else the only one, else $G
 	Credentials string // with ConfigFile in operator (JWT) mode: the engine's .creds file
 
 	Prefix       string // of subjects, default "carillon"
 	StreamPrefix string // of streams, default "CARILLON"
-	Partitions   int    // output streams protected from clients besides those found in Dir, default 8
+	Partitions   int    // how many output streams to protect from clients, besides those found in Dir; default 8
 
-	Logger *slog.Logger // of the server's own lines; default slog.Default()
+	Logger *slog.Logger // for the server's own log lines; default slog.Default()
 }
 
 const (
@@ -87,7 +87,7 @@ func hostPort(listen string) (host string, port int, err error) {
 func (o Options) logStream() string      { return o.StreamPrefix + "_LOG" }
 func (o Options) outStream(p int) string { return o.StreamPrefix + "_OUT_" + strconv.Itoa(p) }
 
-// partitions counts the output streams to protect: those asked for, and those dir already holds,
+// partitions counts the output streams to protect: those of Options.Partitions, and those that storeDir already has,
 // since the number is fixed when the streams are made.
 func (o Options) partitions(storeDir string) (int, error) {
 	n := o.Partitions

@@ -2,11 +2,11 @@ package embedded
 
 import "github.com/nats-io/nats-server/v2/server"
 
-// inboxPrefix is where the engine's own connection gets answers and the log. Clients can neither
-// publish nor listen there: what arrives is believed to come from the server.
+// inboxPrefix is where the engine's own connection receives answers and the log. Clients can neither
+// publish nor subscribe there: the engine believes that what arrives comes from the server.
 const inboxPrefix = "_CARILLON"
 
-// Reader is the name of the engine's consumer of the log, which clients cannot touch.
+// Reader is the name of the engine's consumer of the log, which clients cannot change.
 const Reader = "engine"
 
 // The requests of the JetStream API that change a stream or its messages, from the server's list
@@ -16,15 +16,15 @@ var streamChanges = []string{
 	"PEER.REMOVE", "PEER.EVACUATE", "CANCEL_MOVE", "LEADER.STEPDOWN",
 }
 
-// The requests that create, change, drain or remove one consumer. CREATE has a second form with the
-// filter subject behind the name.
+// The requests that create, change, drain or remove one consumer. CREATE has a second form, with the
+// filter subject behind the consumer's name.
 var consumerChanges = []string{
 	"CREATE", "DURABLE.CREATE", "DELETE", "PAUSE", "RESET", "UNPIN", "MSG.NEXT",
 	"PEER.REMOVE", "PEER.EVACUATE", "LEADER.STEPDOWN",
 }
 
-// clientRights is what everybody but the engine may do; doc.go says how far that goes. domain is the
-// server's JetStream domain: the API answers under that name too, and rights are checked on the
+// clientRights is what everybody except the engine may do; doc.go says what that protects. domain is the
+// server's JetStream domain: the API has subjects with that name, too, and rights are checked against the
 // subject as it was sent.
 func clientRights(o Options, partitions int, domain string) *server.Permissions {
 	apis := []string{"$JS.API."}
@@ -51,7 +51,7 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 		for _, verb := range consumerChanges {
 			deny = append(deny, api+"CONSUMER."+verb+"."+log+"."+Reader)
 		}
-		// The old create request has the consumer's name in its body, where no right can see it.
+		// The old create request has the consumer's name only in its body, where rights cannot check it.
 		deny = append(deny, api+"CONSUMER.CREATE."+log+"."+Reader+".>", api+"CONSUMER.CREATE."+log)
 	}
 	return &server.Permissions{
@@ -60,12 +60,12 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 	}
 }
 
-// Rooms are the tokens behind the prefix under which only engines publish, or a request would be one to the service: nothing that is
-// published for anyone who names a subject goes there.
+// Rooms are the tokens behind the prefix under which only engines publish, or which are for requests to the service. An engine must not
+// publish there an answer whose subject a client has chosen.
 var Rooms = [...]string{"log", "trigger", "event", "cmd", "node", "api", "tenant"}
 
-// serviceRights are those of the connection that requests come by. What the library itself says of a service, to $SRV.PING and its
-// like, goes on it to whatever subject somebody names: not to where only engines may publish, nor as a request.
+// serviceRights are the rights of the connection on which requests come. The library itself answers $SRV.PING and the like on it, to
+// whatever reply subject a client names. These rights keep such answers away from Rooms and the server's own subjects.
 func serviceRights(o Options) *server.Permissions {
 	deny := []string{inboxPrefix + ".>", "$JS.>", "$KV.>", "$O.>", "$SRV.>"}
 	for _, room := range Rooms {

@@ -26,8 +26,8 @@ import (
 // ErrDirInUse is returned by Start when another process runs on the same directory.
 var ErrDirInUse = errors.New("embedded: the data directory is in use by another process")
 
-// lockDir takes dir for this process until the file is closed or the process ends. nats-server takes
-// no lock of its own, and two servers on one store destroy it.
+// lockDir locks dir for this process until the file is closed or the process ends. nats-server takes
+// no lock of its own, and two servers would destroy the store.
 func lockDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("embedded: Dir: %w", err)
@@ -53,14 +53,14 @@ type Server struct {
 	opts      Options
 	dir       string // JetStream's directory
 	name      string // of the engine's account
-	hp        string // host:port clients will connect to
+	hp        string // host:port that clients will connect to
 	gated     bool
-	early     bool // the port opened in Start
+	early     bool // the port was opened in Start
 	clustered bool
 	lock      *os.File
 
-	key    nkeys.KeyPair // the engine's; nil in operator mode
-	asked  nkeys.KeyPair // the same, of its connection for requests
+	key    nkeys.KeyPair // of the engine's connections; nil in operator mode
+	asked  nkeys.KeyPair // of its connection for requests; nil in operator mode
 	listen sync.Mutex    // held while Listen opens the port
 	opened bool          // the port is open
 	down   sync.Once
@@ -77,7 +77,7 @@ func Start(o Options) (_ *Server, err error) {
 	}
 	o = o.withDefaults()
 	s := &Server{opts: o, log: &logger{to: o.Logger}}
-	s.log.erred.Store(true) // there may be streams that are not recovered
+	s.log.erred.Store(true) // so that Ill looks: some streams may not have been recovered
 	so, err := s.serverOptions()
 	if err != nil {
 		return nil, err
@@ -91,8 +91,8 @@ func Start(o Options) (_ *Server, err error) {
 		}
 	}()
 	if so.JetStreamMaxStore <= 0 {
-		// The server's own bound, 3/4 of what is free and of what it holds when it starts, is for good: after a start on a disk
-		// that is nearly full it refuses everything, whatever becomes free.
+		// Not the server's own default, 3/4 of what is free and of what it holds when it starts. That does not change later: after a
+		// start on a disk that is nearly full, the server would refuse everything, however much becomes free.
 		so.JetStreamMaxStore = diskBytes(so.StoreDir)
 	}
 	if so.MaxConn == 0 {
@@ -118,19 +118,19 @@ func Start(o Options) (_ *Server, err error) {
 	return s, nil
 }
 
-// ownFiles is more than the stores and the streams of an engine have open.
+// ownFiles is more files than the stores and the streams of an engine have open.
 const ownFiles = 8192
 
-// mostClients is how many connections leave the engine the files that it needs, or half of all where those are few. 0 is the
-// server's default, as where nothing is known.
+// mostClients is how many connections clients may have, so that the engine has ownFiles files left, or half of all if there are few.
+// It is 0, the server's default, if the number of files is not known.
 func mostClients(files uint64) int {
 	most := files - min(ownFiles, files/2)
 	return int(min(most, server.DEFAULT_MAX_CONNECTIONS))
 }
 
-// serverOptions builds nats-server's options. The engine comes in as an nkey user that only an
-// in-process connection can be: unlike a password it also works where certificates name the users
-// (verify_and_map), and it is no use to anyone on a socket.
+// serverOptions builds nats-server's options. The engine connects as an nkey user that is allowed only on
+// in-process connections. Unlike a password, that also works if certificates name the users
+// (verify_and_map), and it is of no use to anyone on a socket.
 func (s *Server) serverOptions() (*server.Options, error) {
 	o := s.opts
 	so := &server.Options{}
@@ -159,10 +159,10 @@ func (s *Server) serverOptions() (*server.Options, error) {
 	if so.JetStreamMaxMemory <= 0 {
 		so.JetStreamMaxMemory = maxMemory
 	}
-	// Start returns without a listener, and Listen runs the exported accept loop. Routing waits for
-	// the client port inside the server (route.go, StartRouting), so a clustered one opens it now. So does one that maps
-	// certificates and has other doors: through these a server that does not listen lets in whoever names a user that has no
-	// password but a certificate (auth.go, canTLSMap).
+	// Start returns without a listener, and Listen runs the exported accept loop. There are two exceptions, which open the client
+	// port at once. In a clustered server routing waits for that port (route.go, StartRouting). And a server that maps
+	// certificates to users and also has websocket, MQTT or leaf node ports would, while it does not listen, let in through these
+	// whoever names a user that has a certificate instead of a password (auth.go, canTLSMap).
 	so.DontListen = so.Cluster.Port == 0 && (!so.TLSMap || so.Websocket.Port == 0 && so.MQTT.Port == 0 && so.LeafNode.Port == 0)
 
 	if len(so.TrustedOperators) > 0 || len(so.TrustedKeys) > 0 {
@@ -177,7 +177,7 @@ func (s *Server) serverOptions() (*server.Options, error) {
 	return so, s.addUsers(so)
 }
 
-// addUsers lets the engine in and, where nothing says who the clients are, the default client.
+// addUsers adds the engine's users and, if the options do not say who the clients are, the default client.
 func (s *Server) addUsers(so *server.Options) error {
 	account, err := s.account(so)
 	if err != nil {
@@ -205,7 +205,7 @@ func (s *Server) addUsers(so *server.Options) error {
 	return nil
 }
 
-// addInProcess lets in whoever has the key that it makes, and has no socket.
+// addInProcess makes a key and adds a user for it who is allowed only on in-process connections.
 func addInProcess(so *server.Options, account *server.Account, rights *server.Permissions) (nkeys.KeyPair, error) {
 	key, err := nkeys.CreateUser()
 	if err != nil {
@@ -227,7 +227,7 @@ func addInProcess(so *server.Options, account *server.Account, rights *server.Pe
 	return key, nil
 }
 
-// global is the account of whoever has no other.
+// global is the account of users without one of their own.
 const global = "$G"
 
 // account finds the account of the streams among those of a configuration file; nil is $G.
@@ -268,7 +268,7 @@ func (s *Server) account(so *server.Options) (*server.Account, error) {
 	return nil, fmt.Errorf("embedded: configuration file %s has %d accounts: say with --nats-account which one is the engine's", s.opts.ConfigFile, len(named))
 }
 
-// probe connects once and asks for JetStream, which an account of a configuration file may lack.
+// probe connects once and checks that the engine's account has JetStream, which an account in a configuration file may lack.
 func (s *Server) probe() error {
 	if !s.ns.ReadyForConnections(readyWait) {
 		return errors.New("embedded: the server did not become ready")
@@ -285,7 +285,7 @@ func (s *Server) probe() error {
 	if err != nil {
 		return fmt.Errorf("embedded: %w", err)
 	}
-	// A clustered server answers once its cluster has a leader, which is not Start's to wait for.
+	// A clustered server answers only once its cluster has a leader; Start does not wait for that.
 	if _, err := js.AccountInfo(); err != nil && !s.clustered {
 		return fmt.Errorf("embedded: JetStream of the engine's account: %w", err)
 	}
@@ -295,7 +295,7 @@ func (s *Server) probe() error {
 	return s.unread()
 }
 
-// accountOf is the account of a connection to this server.
+// accountOf returns the name of the account of a connection to this server.
 func (s *Server) accountOf(nc *nats.Conn) (string, error) {
 	id, err := nc.GetClientID()
 	if err != nil {
@@ -311,8 +311,8 @@ func (s *Server) accountOf(nc *nats.Conn) (string, error) {
 	return cmp.Or(conns.Conns[0].Account, global), nil
 }
 
-// unread names an encrypted stream of the engine's that nats-server has passed over, as it has another key or none. Whoever makes it
-// again in the same place destroys what is there.
+// unread fails if nats-server has skipped an encrypted stream of the engine, because it has another key or none: making the stream
+// again in the same place would destroy the one that is there.
 func (s *Server) unread() error {
 	keys, err := fs.Glob(os.DirFS(s.dir), "*/streams/"+s.opts.StreamPrefix+"_*/"+server.JetStreamMetaFileKey)
 	if err != nil || len(keys) == 0 {
@@ -342,8 +342,8 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.ns.InProcessConn()
 // decides itself what to send again. The caller closes it before Shutdown.
 func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) { return s.connect(s.key, opts) }
 
-// ConnectService is Connect for a connection by which a micro service is asked. It may not publish where only the engine may, except
-// in operator mode, where it has the same credentials.
+// ConnectService is Connect for the connection of a micro service (serviceRights). In operator mode it has the engine's
+// credentials, and so all of its rights.
 func (s *Server) ConnectService(opts ...nats.Option) (*nats.Conn, error) {
 	return s.connect(s.asked, opts)
 }
@@ -352,13 +352,13 @@ func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, err
 	own := []nats.Option{
 		nats.InProcessServer(s.ns),
 		nats.Name("carillon engine"),
-		nats.Timeout(time.Minute), // nobody is away here: what takes more than the library's two seconds has a busy machine
+		nats.Timeout(time.Minute), // in process the server is never away; if it takes longer than the library's two seconds, the machine is busy
 		nats.CustomInboxPrefix(inboxPrefix),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(50 * time.Millisecond),
 		nats.ReconnectBufSize(-1),
-		nats.IgnoreAuthErrorAbort(), // as its credentials have expired, and are yet to be renewed
-		// The library's own handler writes to standard error, whatever the log is to be like.
+		nats.IgnoreAuthErrorAbort(), // go on if credentials have expired: they may be renewed
+		// The library's own handler writes to standard error, whatever the log's format is.
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.protest(err) }),
 	}
 	if key != nil {
@@ -381,8 +381,8 @@ func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, err
 // a cluster, gateway, leaf nodes, websocket or MQTT: those listeners open in Start.
 func (s *Server) Gated() bool { return s.gated }
 
-// Listen opens the port for clients. An error names the address that cannot be taken. A second call
-// changes nothing.
+// Listen opens the port for clients. An error names the address that cannot be listened on. A second call
+// does nothing.
 func (s *Server) Listen() error {
 	s.listen.Lock()
 	defer s.listen.Unlock()
@@ -403,9 +403,9 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-// Health returns what is wrong with JetStream, nil when nothing is. A stream whose file could not be
-// written once takes no more messages, and does not answer publishes, until the server is started anew
-// (server/filestore.go, setWriteErr): this is where it shows. A short full disk therefore needs Shutdown
+// Health returns what is wrong with JetStream; nil if nothing is. If a stream's file could not be
+// written once, the stream takes no more messages, and does not answer publishes, until the server is started anew
+// (server/filestore.go, setWriteErr). That shows here. So even a disk that was full only briefly needs Shutdown
 // and Start.
 func (s *Server) Health() error {
 	h := s.ns.Healthz(nil)
@@ -415,8 +415,9 @@ func (s *Server) Health() error {
 	return fmt.Errorf("embedded: nats-server: %s: %s", h.Status, h.Error)
 }
 
-// Ill is what is wrong with each stream of the engine's account, by its name. In a cluster it says nothing. It looks at them only once
-// nats-server has said an error, as it does of each stream that could not be written, and for as long as something is wrong.
+// Ill returns what is wrong with the streams of the engine's account, by name. In a cluster it returns nothing. It looks at the streams
+// only after nats-server has logged an error, which it does for each stream that could not be written, and for as long as something is
+// wrong.
 func (s *Server) Ill() map[string]string {
 	if s.clustered || !s.log.erred.Swap(false) {
 		return nil
@@ -433,14 +434,14 @@ func (s *Server) Ill() map[string]string {
 	return ill
 }
 
-// ClientURL is where clients connect, with the port that was chosen; meaningful after Listen.
+// ClientURL is the URL for clients, with the port that was chosen. It is valid after Listen.
 func (s *Server) ClientURL() string { return s.ns.ClientURL() }
 
 // JetStreamDir is the directory of the streams' files.
 func (s *Server) JetStreamDir() string { return s.dir }
 
-// Shutdown stops the server, writes JetStream's state and frees the directory. It may be called more
-// than once; every call returns when the server is down.
+// Shutdown stops the server, writes JetStream's state and unlocks the directory. It may be called more
+// than once; each call returns when the server is down.
 func (s *Server) Shutdown() {
 	s.down.Do(func() {
 		if s.ns != nil {

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hold runs a server on dir, says so, and waits to be killed.
+// hold runs a server on dir, prints that it is ready, and waits to be killed.
 func hold(dir string) {
 	s, err := Start(quiet(Options{Dir: dir, Listen: "127.0.0.1:0"}))
 	if err != nil {
@@ -71,7 +71,7 @@ func engine(t *testing.T, s *Server) *nats.Conn {
 	return nc
 }
 
-// patient is the way into a server, and notes for how long its answers are waited for.
+// patient is a server that notes how long its in-process clients wait for answers.
 type patient struct {
 	*server.Server
 	longest time.Duration
@@ -92,7 +92,7 @@ func (c *patientConn) SetDeadline(at time.Time) error {
 	return c.Conn.SetDeadline(at)
 }
 
-// A server in the same process that answers late has a machine that is busy, which is nothing for an engine to end over.
+// If a server in the same process answers late, the machine is busy; the engine must not give up because of that.
 func TestConnectIsPatient(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{Dir: t.TempDir()})
@@ -208,7 +208,7 @@ func TestClientRights(t *testing.T) {
 	}
 }
 
-// What the library answers for a service goes to no subject that is the engine's, and is no request.
+// The library's own answers for a service do not reach subjects that are the engine's, nor those of requests.
 func TestServiceRights(t *testing.T) {
 	s := start(t, Options{})
 	nc, err := s.ConnectService()
@@ -227,7 +227,7 @@ func TestServiceRights(t *testing.T) {
 	}
 }
 
-// A subscription wider than what is denied stands, but gets nothing of it.
+// A subscription that is wider than what is denied is allowed, but receives nothing of that.
 func TestClientHearsNoRequests(t *testing.T) {
 	s := start(t, Options{Prefix: "bells"})
 	nc, en := client(t, s), engine(t, s)
@@ -280,14 +280,14 @@ func TestConsumerNamedInBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The server takes the name of the subject, or refuses.
+		// The server either uses the name in the subject, or refuses.
 		if got := string(m.Data); !strings.Contains(got, `"error"`) && !strings.Contains(got, `"name":"mine"`) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
 }
 
-// What the rights cannot stop, as doc.go says: the server publishes for a client without asking.
+// What the rights cannot stop, as doc.go says: the server publishes for a client without checking its rights.
 func TestServerPublishesForAnyone(t *testing.T) {
 	const target = "carillon.log.0.tick"
 	for name, attack := range map[string]func(t *testing.T, nc *nats.Conn){
@@ -374,7 +374,7 @@ func TestClientsWaitForListen(t *testing.T) {
 	client(t, s)
 }
 
-// Port 0 is one that is free, not the default.
+// Port 0 takes a free port, not the default one.
 func TestAnyPort(t *testing.T) {
 	urls := make(map[string]bool)
 	for range 2 {
@@ -481,7 +481,7 @@ func writeConfig(t *testing.T, text string) string {
 	return file
 }
 
-// Where nothing is amiss nothing is warned of: not of the password of the default client, which has none.
+// If nothing is wrong, there are no warnings: not even about the default client's password, which is empty.
 func TestPlainStartWarnsOfNothing(t *testing.T) {
 	var mu sync.Mutex
 	var lines bytes.Buffer
@@ -498,7 +498,7 @@ func TestPlainStartWarnsOfNothing(t *testing.T) {
 	}
 }
 
-// What goes wrong on the engine's connection stands in the engine's log, in its format and at its level.
+// Errors on the engine's connection are in the engine's log, in its format and at its level.
 func TestConnectionErrorsAreLogged(t *testing.T) {
 	var mu sync.Mutex
 	var lines bytes.Buffer
@@ -533,7 +533,7 @@ func TestConnectionErrorsAreLogged(t *testing.T) {
 	}
 }
 
-// A client that publishes what it may not, again and again, does not fill the log; other errors are all told.
+// A client that publishes what it may not, again and again, does not fill the log; all other errors are logged.
 func TestClientErrorsAreHeldBack(t *testing.T) {
 	var mu sync.Mutex
 	var lines bytes.Buffer
@@ -565,7 +565,7 @@ func TestClientErrorsAreHeldBack(t *testing.T) {
 	}
 }
 
-// However many clients there are, the engine may still open files.
+// However many clients there are, the engine can still open files.
 func TestClientsLeaveFiles(t *testing.T) {
 	for files, want := range map[uint64]int{0: 0, 100: 50, 20_000: 20_000 - ownFiles, 1 << 20: server.DEFAULT_MAX_CONNECTIONS, 1 << 63: server.DEFAULT_MAX_CONNECTIONS} {
 		if got := mostClients(files); got != want {
