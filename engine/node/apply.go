@@ -101,7 +101,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		n.head.Store(last)
 	}
 	n.reached.told(last)
-	n.bell.ring()
+	n.bell.Ring()
 	ring(n.delivered)
 	b.letGo()
 	return nil

@@ -107,7 +107,7 @@ func (n *Node) own(p *partition, epoch uint64) {
 		n.claimApplied(p) // its record may have come before the word about it
 	}
 	p.mu.Unlock()
-	n.bell.ring()
+	n.bell.Ring()
 }
 
 // claimApplied begins to serve a partition that this node's claim has made its own, and gives up one that somebody else
@@ -129,7 +129,7 @@ func (n *Node) claimApplied(p *partition) {
 	switch {
 	case st.Epoch == mine:
 		p.serving = true
-		n.bell.ring() // there may be ticks to make
+		n.bell.Ring() // there may be ticks to make
 		return
 	case st.Epoch > mine:
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)

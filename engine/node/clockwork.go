@@ -25,14 +25,14 @@ func (n *Node) clockwork(ctx context.Context) {
 		}
 		n.streams.Flush()
 		wake = min(wake, n.tick(now))
-		if err := n.bell.set(n.clock.until(wake)); err != nil {
+		if err := n.bell.Set(n.clock.until(wake)); err != nil {
 			n.fail(fmt.Errorf("node: timer: %w", err))
 			return
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.bell.rang:
+		case <-n.bell.Rang():
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (n *Node) tick(now int64) (wake int64) {
 			n.meters.ticksFailed.Inc()
 		}
 		n.ticking.fail(at, err)
-		n.bell.ring()
+		n.bell.Ring()
 	})
 	n.meters.ticks.Inc()
 	if err != nil {
@@ -143,7 +143,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		p.chain.Share(n.window.sharing, n.window.hurried())
 		stored += p.chain.Stored().Output
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
-			n.bell.ring() // an output that waited for room may be sent, and this round of publishing is over
+			n.bell.Ring() // an output that waited for room may be sent, and this round of publishing is over
 		}
 		room, durable := p.chain.Room(), p.durable
 		p.out.Unlock()

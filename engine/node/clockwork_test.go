@@ -11,6 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/alarm"
 )
 
 // A tick allows no more outputs than there is space for, however large they are; small ones have the whole window.
@@ -60,11 +61,11 @@ func TestRoomForLargeOutputs(t *testing.T) {
 // What waited for its share of the window alone is sent when that grows: nobody else wakes up who publishes.
 func TestShareGrows(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bell.close()
+	defer bell.Close()
 	p := &partition{machine: engine.New(layout, 0), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
 	n := &Node{bell: bell, partitions: []*partition{p}}
 	outputs := make([]engine.Output, 4000)
@@ -76,7 +77,7 @@ func TestShareGrows(t *testing.T) {
 		n.window.sharing = chains
 		n.owners(1<<30, func(*partition, int, engine.Acked) {})
 		select {
-		case <-bell.rang:
+		case <-bell.Rang():
 			return true
 		default:
 			return false
@@ -101,11 +102,11 @@ func TestShareGrows(t *testing.T) {
 // chainOf is a node with the chain of one partition, which has sent one output and asked for an ack.
 func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
 	t.Helper()
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.close)
+	t.Cleanup(bell.Close)
 	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0), chain: engine.NewChain()}
 	n := &Node{bell: bell, partitions: []*partition{p}, server: ns, log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
 	p.chain.Resume(0, 0, []engine.Output{{Number: 1, Kind: engine.OutputEvent}})
@@ -166,7 +167,7 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 		if late := p.overdue.upTo == 1; late != c.late || p.chain.Lost() != c.lost {
 			t.Errorf("%v: late is what is stored up to %d, lost %t", c.err, p.overdue.upTo, p.chain.Lost())
 		}
-		<-n.bell.rang
+		<-n.bell.Rang()
 	}
 }
 

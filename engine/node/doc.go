@@ -6,7 +6,7 @@
 //   - The straight walks: options.go, run.go (one run after the other), node.go (what starts in which order) with open.go,
 //     partition.go, apply.go (a record: log → local log → machine → reply), clockwork.go and publish.go (a trigger: deadline → tick →
 //     log … outputs → due millisecond → stream) with ticking.go (ticks on their way), window.go (how many outputs may be), clock.go and
-//     alarm_linux.go, wait.go.
+//     wait.go. What wakes up the clockwork is internal/alarm.
 //   - How it comes back: recover.go, replay.go and heal.go, claim.go, restarts.go (what passes), resync.go (where the chain goes on),
 //     overdue.go (answers that are late), foreign.go (who else writes into the output streams).
 //   - On a timer: tend.go (outputs made durable, the disk watched), checkpoints.go and trim.go (when the job table is written, and

@@ -13,6 +13,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/alarm"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
@@ -134,11 +135,11 @@ func TestStuck(t *testing.T) {
 // A claim that this node has sent makes a partition its own when it comes, whatever became of the answers, and which of several comes
 // last does not matter. Of one that an earlier run has sent, or another node, that is not so.
 func TestOwnClaims(t *testing.T) {
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.close)
+	t.Cleanup(bell.Close)
 	n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), bell: bell, meters: newMeters(nil)}
 	n.joined.changed = make(chan struct{}, 1)
 	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
@@ -175,11 +176,11 @@ func TestOwnClaims(t *testing.T) {
 // A claim whose answer is late is due again, and the answer counts when it comes.
 func TestClaimLate(t *testing.T) {
 	nc, s := openStreams(t)
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.close)
+	t.Cleanup(bell.Close)
 	layout := engine.Layout{Prefix: "elsewhere", Partitions: 1} // no stream takes what goes there
 	n := &Node{streams: s, layout: layout, log: slog.New(slog.DiscardHandler), bell: bell}
 	claims, err := nc.SubscribeSync(n.layout.LogSubject(0, "claim"))
@@ -212,18 +213,18 @@ func TestClaimLate(t *testing.T) {
 // whoever sleeps.
 func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, rang func() bool) {
 	t.Helper()
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.close)
+	t.Cleanup(bell.Close)
 	n = &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil), bell: bell}
 	p = &partition{chain: engine.NewChain()}
 	p.chain.Confirm()
 	p.chain.Resume(0, 0, outputs)
 	return n, p, func() bool {
 		select {
-		case <-bell.rang:
+		case <-bell.Rang():
 			return true
 		default:
 			return false

@@ -50,5 +50,5 @@ func (n *Node) heardForeign(p *partition, m *nats.Msg) {
 		n.meters.lost.Inc()
 		p.chain.Lose()
 	}
-	n.bell.ring()
+	n.bell.Ring()
 }

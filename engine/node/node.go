@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/alarm"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -73,7 +75,7 @@ type Node struct {
 
 	// Partitions and who ticks them.
 	partitions []*partition
-	bell       alarm
+	bell       alarm.Alarm // wakes the clockwork
 	ticking    ticking
 	chained    streams.Chained // the next message of a chain; only the clockwork uses it
 	window     window          // of outputs in flight; only the clockwork uses it
@@ -116,11 +118,11 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if err := wantFiles(n.o.Data); err != nil {
 		return passing(err)
 	}
-	n.bell, err = newAlarm()
+	n.bell, err = alarm.New()
 	if err != nil {
-		return passing(err)
+		return passing(fmt.Errorf("node: timer: %w", err))
 	}
-	defer n.bell.close()
+	defer n.bell.Close()
 	if err := n.open(ctx); err != nil {
 		cancel(nil)
 		n.work.Wait()

@@ -102,10 +102,10 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		case p.chain.Lost():
 		case errors.Is(err, streams.ErrLate):
 			p.overdue.tell(p.chain.Stored().Seq + uint64(p.chain.InFlight()))
-			n.bell.ring()
+			n.bell.Ring()
 		default:
 			n.lose(p, err)
-			n.bell.ring()
+			n.bell.Ring()
 		}
 		return
 	}
@@ -121,14 +121,14 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	n.lateness(stored, now)
 	if p.chain.Lost() { // the leader that owed the answers before this one is gone
 		n.lose(p, errLeftOut)
-		n.bell.ring()
+		n.bell.Ring()
 		return
 	}
 	if n.server == nil {
 		p.durable = p.chain.Stored() // with an external NATS an ack is taken for durable
 	}
 	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.Room() > 0 {
-		n.bell.ring() // more can be sent, or made, now
+		n.bell.Ring() // more can be sent, or made, now
 	}
 }
 

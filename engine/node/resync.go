@@ -41,7 +41,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		err := n.resume(ctx, p)
 		switch {
 		case err == nil || ctx.Err() != nil:
-			n.bell.ring()
+			n.bell.Ring()
 			return
 		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
 			if against.IsZero() {

@@ -125,7 +125,7 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 	}
 	p.out.Unlock()
 	if more {
-		n.bell.ring()
+		n.bell.Ring()
 	}
 	return true, nil
 }
@@ -158,7 +158,7 @@ func (n *Node) watchDisk(context.Context) error {
 			what = "too little disk space to fire"
 		}
 		n.log.Warn(what, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
-		n.bell.ring()
+		n.bell.Ring()
 	}
 	return nil
 }
@@ -206,7 +206,7 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 		n.shapes.note(n.streams.Log.Name(), info.Wrong)
 		n.clock.measured(asked, time.Now(), info.Now)
 		n.logAnswered(n.clock.running())
-		n.bell.ring() // what it sleeps for may be due by now
+		n.bell.Ring() // what it sleeps for may be due by now
 	}
 	return info, err
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/alarm"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -102,11 +103,11 @@ func TestDurableIsSynced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.close)
+	t.Cleanup(bell.Close)
 	p := &partition{chain: engine.NewChain()}
 	n := &Node{meters: newMeters(nil), bell: bell}
 	stored := engine.Acked{Output: 7, Seq: 9}
@@ -141,11 +142,11 @@ func TestDurableIsSynced(t *testing.T) {
 // last sync; an engine at rest is woken up once for all of them.
 func TestSyncsAreSpread(t *testing.T) {
 	const partitions = 8
-	bell, err := newAlarm()
+	bell, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.close)
+	t.Cleanup(bell.Close)
 	dir := t.TempDir()
 	n := &Node{meters: newMeters(nil), bell: bell, server: &embedded.Server{}}
 	n.fail = func(err error) { t.Error(err) }
