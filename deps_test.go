@@ -83,7 +83,7 @@ var rules = []rule{
 	{
 		room: "engine/node",
 		may: []string{
-			"", "engine", "internal/alarm", "internal/loglimit", "engine/schedule", "engine/streams", "engine/embedded", "engine/cluster", "engine/servers", "wal", "snapshot", "snapshot/archive", "internal/filelock", "github.com/nats-io/nats.go",
+			"", "engine", "internal/alarm", "internal/loglimit", "internal/memory", "engine/schedule", "engine/streams", "engine/embedded", "engine/cluster", "engine/servers", "wal", "snapshot", "snapshot/archive", "internal/filelock", "github.com/nats-io/nats.go",
 			"github.com/VictoriaMetrics/metrics", "github.com/HdrHistogram/hdrhistogram-go", "github.com/cockroachdb/pebble/v2", "golang.org/x/sys",
 		},
 		never: map[string]string{"github.com/spf13": cliOnly},
@@ -91,6 +91,10 @@ var rules = []rule{
 	{
 		room: "internal/alarm", may: []string{"golang.org/x/sys"},
 		never: map[string]string{module: "it wakes up whoever waits, and does not know for what"},
+	},
+	{
+		room:  "internal/memory",
+		never: map[string]string{module: "how a process uses memory does not depend on what it is for"},
 	},
 	{
 		room: "bench/report", may: []string{"bench", "github.com/HdrHistogram/hdrhistogram-go"},

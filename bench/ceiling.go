@@ -20,7 +20,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
-	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/memory"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -226,7 +226,7 @@ func tendCollector() (end func()) {
 	tended.Lock()
 	defer tended.Unlock()
 	if tended.ceilings++; tended.ceilings == 1 {
-		tended.end = node.TendCollector()
+		tended.end = memory.TendCollector()
 	}
 	return sync.OnceFunc(func() {
 		tended.Lock()

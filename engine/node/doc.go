@@ -11,8 +11,8 @@
 //     overdue.go (answers that are late), foreign.go (who else writes into the output streams).
 //   - On a timer: tend.go (outputs made durable, the disk watched), checkpoints.go and trim.go (when the job table is written, and
 //     the log cut) with rest.go (how little of a core that takes), filling.go (how a log stream is kept from becoming full),
-//     residence.go (which jobs are in memory), holding.go (for how long a partition waits for what is done beside it), memory.go with
-//     trim_c.go, shapes.go (streams that were edited), stopped.go (streams that could not be written).
+//     residence.go (which jobs are in memory), holding.go (for how long a partition waits for what is done beside it), shapes.go (streams
+//     that were edited), stopped.go (streams that could not be written).
 //   - Requests: api.go, command.go with congestion.go (how many are taken), preview.go, selection.go, tenant.go, import.go and
 //     replies.go (their way into the log, and their answers), list.go, ahead.go (what is read for them beside a partition, of its
 //     table.go), status.go and nodes.go, version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).

@@ -18,6 +18,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/alarm"
+	"github.com/carillon-scheduler/carillon/internal/memory"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -179,7 +180,7 @@ func (n *Node) start(ctx context.Context) error {
 	n.work.Go(func() { n.tend(ctx) })
 	n.work.Go(func() { n.replies.run(ctx) })
 	if n.o.OwnProcess {
-		n.work.Go(func() { n.tendMemory(ctx) })
+		n.work.Go(func() { memory.Tend(ctx, n.applied.Load) })
 	}
 	var err error
 	if n.server == nil {

@@ -88,7 +88,7 @@ type Options struct {
 	// stop. Where the log itself is concerned it takes all of them.
 	AcceptLoss map[int]bool
 
-	// OwnProcess says that the process is there for the node alone, which then sets its garbage collector.
+	// OwnProcess says that the process is there for the node alone, which then sets how it uses memory (internal/memory).
 	OwnProcess bool
 
 	LogStore wal.Options // of the local log; Dir, Logger, Profile and OnSync are the node's

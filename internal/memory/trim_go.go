@@ -1,6 +1,6 @@
 //go:build !cgo || !linux
 
-package node
+package memory
 
 // trimC does nothing: without cgo Pebble's memory is Go's, and elsewhere than on Linux C's allocator has no such call.
 func trimC() {}

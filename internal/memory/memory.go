@@ -1,4 +1,12 @@
-package node
+// Package memory has a process use memory as suits an engine.
+//
+// The collector's default lets the heap double before it looks at it again. With few jobs that is every few megabytes, hundreds of times
+// a second under load; with millions it is gigabytes that nothing needs. What suits an engine is a room of about one size, and a share
+// of the heap where that is larger.
+//
+// And an engine that has nothing to do gives back what its last burst took: at once what is free by then, and what a later collection
+// frees after it. nats-server keeps the blocks of its streams for a while, and pools live through two collections.
+package memory
 
 import (
 	"context"
@@ -8,18 +16,13 @@ import (
 	"time"
 )
 
-// The collector's default lets the heap double before it looks at it again. With few jobs that is every few
-// megabytes, hundreds of times a second under load; with millions it is gigabytes that nothing needs. What
-// suits an engine is a room of about one size, and a share of the heap where that is larger. And an engine
-// that has nothing to do gives back what its last burst took: at once what is free by then, and what a later collection
-// frees after it. nats-server keeps the blocks of its streams for a while, and pools live through two collections.
 const (
-	memoryLook = 2 * time.Second
-	roomBytes  = 384 << 20
-	roomLeast  = 50               // percent of the heap
-	roomMost   = 800              // percent
-	idleAfter  = 70 * time.Second // longer than a minute: cron comes again each, and pages given back are cleared anew
-	idleBytes  = 16 << 20         // less is not worth a collection
+	look      = 2 * time.Second
+	roomBytes = 384 << 20
+	roomLeast = 50               // percent of the heap
+	roomMost  = 800              // percent
+	idleAfter = 70 * time.Second // longer than a minute: cron comes again each, and pages given back are cleared anew
+	idleBytes = 16 << 20         // less is not worth a collection
 
 	heapLive = "/gc/heap/live:bytes"
 )
@@ -30,8 +33,8 @@ func collectorSet() bool {
 	return set
 }
 
-// TendCollector has this process collected as one that is a node's alone (OwnProcess) until end, and then as before. It is for
-// what a node is measured beside, and gives back no memory. Where the environment sets GOGC it does nothing. One at
+// TendCollector has this process collected as one that is an engine's alone until end, and then as before. It is for
+// what an engine is measured beside, and gives back no memory. Where the environment sets GOGC it does nothing. One at
 // a time: each ends with the percentage that it found.
 func TendCollector() (end func()) {
 	if collectorSet() {
@@ -46,7 +49,7 @@ func TendCollector() (end func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		t := time.NewTicker(memoryLook)
+		t := time.NewTicker(look)
 		defer t.Stop()
 		for {
 			select {
@@ -64,18 +67,19 @@ func TendCollector() (end func()) {
 	}
 }
 
-// tendMemory sets the collector's percentage to what fits the heap, unless the environment says otherwise.
-func (n *Node) tendMemory(ctx context.Context) {
+// Tend sets the collector's percentage to what fits the heap, again and again until ctx ends, unless the environment sets GOGC, and gives
+// back memory while the engine has nothing to do. done counts what it has done: while that stays the same, it is idle.
+func Tend(ctx context.Context, done func() uint64) {
 	set := collectorSet()
 	samples := []metrics.Sample{
 		{Name: heapLive},
 		{Name: "/memory/classes/heap/free:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"},
 	}
-	var since time.Time // when the log was last seen to grow
+	var since time.Time // when it was last seen to do something
 	var last uint64
 	given := false // back what was garbage, since then
-	t := time.NewTicker(memoryLook)
+	t := time.NewTicker(look)
 	defer t.Stop()
 	for {
 		metrics.Read(samples)
@@ -84,8 +88,8 @@ func (n *Node) tendMemory(ctx context.Context) {
 			debug.SetGCPercent(gcPercent(live))
 		}
 		now := time.Now()
-		if applied := n.applied.Load(); applied != last || since.IsZero() {
-			since, last, given = now, applied, false
+		if count := done(); count != last || since.IsZero() {
+			since, last, given = now, count, false
 		}
 		if now.Sub(since) >= idleAfter {
 			give := toGive(given, live, free, objects) > idleBytes

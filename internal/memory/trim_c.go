@@ -1,6 +1,6 @@
 //go:build cgo && linux
 
-package node
+package memory
 
 // #include <stdlib.h>
 // #ifdef __GLIBC__
