@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -98,6 +99,15 @@ type Node struct {
 	detour  detour
 
 	troubles troubles
+}
+
+// newNode makes a node that has yet to run. anew says that it begins with nothing.
+func newNode(o Options, place *os.File, w *web, anew bool) *Node {
+	return &Node{
+		o: o, place: place, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], anew: anew,
+		delivered: make(chan struct{}, 1),
+		requests:  requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
+	}
 }
 
 // run opens, starts and stops a node. When parent ends, the node hands over what it serves and answers what it was asked before it

@@ -2,10 +2,11 @@ package node
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -54,24 +55,35 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	defer closeHTTP()
-	var away, short trouble
-	ran := false
-	running := func(r Ready) { ran = true; ready(r) }
+	r := runs{o: o, place: place, web: web}
+	return r.run(ctx, httpURL, ready)
+}
+
+// runs are those of a node on one data directory, one after the other.
+type runs struct {
+	o     Options
+	place *os.File // the data directory
+	web   *web
+	ran   bool // one of them has taken jobs
+
+	away, short trouble // while NATS is away; while the disk, or the files that may be open, are short
+}
+
+// run does for Run what comes again with each run.
+func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error {
 	for anew := false; ; {
-		n := &Node{
-			o: o, place: place, log: o.Logger, web: web, meters: web.meters, session: rand.Text()[:10], anew: anew,
-			delivered: make(chan struct{}, 1), requests: requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
-		}
-		err := n.run(ctx, httpURL, running)
-		web.serve(nil)
+		n := newNode(r.o, r.place, r.web, anew)
+		err := n.run(ctx, httpURL, func(at Ready) { r.ran = true; ready(at) })
+		r.web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 			return nil
 		}
+		anew = false
 		var behind *leftBehindError
 		if errors.As(err, &behind) {
-			o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
-			web.problem("this node was left behind by the log, and takes what it missed from others")
-			if err = passing(beginAnew(ctx, o, behind)); err == nil {
+			r.o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
+			r.web.problem("this node was left behind by the log, and takes what it missed from others")
+			if err = passing(beginAnew(ctx, r.o, behind)); err == nil {
 				anew = true
 				continue
 			}
@@ -79,30 +91,60 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 				return nil
 			}
 		}
-		anew = false
-		switch {
-		case errors.Is(err, errDisk):
-			// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
-			short.tellFirst(1, o.Logger.Error, time.Now(), "stopped firing, waiting for the disk", "error", err)
-		case errors.Is(err, errNoFiles):
-			short.tellFirst(1, o.Logger.Error, time.Now(), "stopped firing, waiting for fewer open files", "error", err)
-		case errors.Is(err, errUnreachable), ran && errors.Is(err, errSmall):
-			away.tell(o.Logger, time.Now(), "waiting for NATS", "error", err)
-		default:
+		if !r.passes(err) {
 			return err
 		}
-		web.problem(err.Error())
-		if waitForRoom(ctx, o) != nil {
+		r.web.problem(err.Error())
+		if !waitForRoom(ctx, r.o) {
 			return nil
 		}
-		if err := inPlace(place); err != nil {
+		if err := inPlace(r.place); err != nil {
 			return err
 		}
-		// A restart uses the same address: if the port was 0, the system has chosen one.
-		if o.NATS == "" && n.server != nil && o.NATSConfig == "" {
-			o.Listen = hostOf(n.url, o.Listen)
+		// The next run uses the same address: if the port was 0, the system has chosen one.
+		if n.server != nil && r.o.NATSConfig == "" {
+			r.o.Listen = hostOf(n.url, r.o.Listen)
 		}
 	}
+}
+
+// passes tells whether what has ended a run passes, and logs it if so.
+func (r *runs) passes(err error) bool {
+	switch {
+	case errors.Is(err, errDisk):
+		// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
+		r.short.tellFirst(1, r.o.Logger.Error, time.Now(), "stopped firing, waiting for the disk", "error", err)
+	case errors.Is(err, errNoFiles):
+		r.short.tellFirst(1, r.o.Logger.Error, time.Now(), "stopped firing, waiting for fewer open files", "error", err)
+	case errors.Is(err, errUnreachable), r.ran && errors.Is(err, errSmall):
+		r.away.tell(r.o.Logger, time.Now(), "waiting for NATS", "error", err)
+	default:
+		return false
+	}
+	return true
+}
+
+// waitForRoom waits a second, and for the disk's room to fire, before another run. It tells whether ctx still goes on.
+func waitForRoom(ctx context.Context, o Options) bool {
+	for pause(ctx, time.Second) {
+		if free, err := freeBytes(o.Data); err == nil && free >= o.FreeForTicks {
+			return true
+		}
+	}
+	return false
+}
+
+// hostOf is the address to listen on again: otherwise, with the port of the URL for clients, where there is one.
+func hostOf(clientURL, otherwise string) string {
+	u, err := url.Parse(clientURL)
+	if err != nil || u.Port() == "" {
+		return otherwise
+	}
+	host, _, err := net.SplitHostPort(otherwise)
+	if err != nil {
+		return otherwise
+	}
+	return net.JoinHostPort(host, u.Port())
 }
 
 // ErrDataInUse is returned by Run when another process runs on the same data directory.

@@ -3,8 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -229,29 +227,4 @@ func (n *Node) chainLost() bool {
 		}
 	}
 	return false
-}
-
-// waitForRoom waits until a restart makes sense.
-func waitForRoom(ctx context.Context, o Options) error {
-	for {
-		if !pause(ctx, time.Second) {
-			return ctx.Err()
-		}
-		if free, err := freeBytes(o.Data); err == nil && free >= o.FreeForTicks {
-			return nil
-		}
-	}
-}
-
-// hostOf gives the address to listen on again after a restart.
-func hostOf(clientURL, otherwise string) string {
-	u, err := url.Parse(clientURL)
-	if err != nil || u.Port() == "" {
-		return otherwise
-	}
-	host, _, err := net.SplitHostPort(otherwise)
-	if err != nil {
-		return otherwise
-	}
-	return net.JoinHostPort(host, u.Port())
 }
