@@ -187,7 +187,7 @@ func (n *Node) start(ctx context.Context) error {
 	n.work.Go(func() { n.heedStores(ctx) })
 	n.work.Go(func() { n.read(ctx) })
 	n.work.Go(func() { n.clockwork(ctx) })
-	n.work.Go(func() { n.tend(ctx) })
+	n.tend(ctx)
 	n.work.Go(func() { n.replies.run(ctx) })
 	if n.o.OwnProcess {
 		n.work.Go(func() { memory.Tend(ctx, n.applied.Load) })

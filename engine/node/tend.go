@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
@@ -16,19 +15,18 @@ import (
 // published. What all of them stored, or one in a whole second of full drain, would hold it up for longer.
 const syncPause = 250 * time.Millisecond
 
-// tend does what is done on a timer: it makes outputs durable, watches the disk, takes checkpoints.
+// tend starts what is done on a timer: it makes outputs durable, watches the disk, takes checkpoints.
 func (n *Node) tend(ctx context.Context) {
-	var work sync.WaitGroup
-	work.Go(func() { n.syncing(ctx) })
-	work.Go(func() { n.every(ctx, time.Second, n.watch) })
-	work.Go(func() { n.every(ctx, time.Second, n.watchDisk) })
-	work.Go(func() { n.every(ctx, time.Second, n.lookAtOutput) })
-	if n.server == nil {
-		work.Go(func() { n.every(ctx, time.Second, n.regainRights) })
+	if n.server != nil {
+		n.work.Go(func() { n.syncing(ctx) })
+	} else {
+		n.work.Go(func() { n.every(ctx, time.Second, n.regainRights) })
 	}
-	work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
-	work.Go(func() { n.every(ctx, residenceLook, n.reside) })
-	work.Wait()
+	n.work.Go(func() { n.every(ctx, time.Second, n.watch) })
+	n.work.Go(func() { n.every(ctx, time.Second, n.watchDisk) })
+	n.work.Go(func() { n.every(ctx, time.Second, n.lookAtOutput) })
+	n.work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
+	n.work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 }
 
 // heedStores ends the run when a store has failed. Pebble writes in the background as well, and whoever uses the store
@@ -43,29 +41,18 @@ func (n *Node) heedStores(ctx context.Context) {
 	}
 }
 
-// every does something again and again, with a pause of d between.
+// every does something again and again until ctx ends, with a pause of d before each time. An error ends the run.
 func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Context) error) {
-	t := time.NewTicker(d)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for pause(ctx, d) {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
 			n.fail(err)
 			return
 		}
-		t.Reset(d)
 	}
 }
 
 // syncing makes durable what the embedded server stores of the partitions' outputs.
 func (n *Node) syncing(ctx context.Context) {
-	if n.server == nil {
-		return
-	}
 	began, next := time.Now(), make([]time.Time, len(n.partitions))
 	for ctx.Err() == nil {
 		for i, p := range n.partitions {
