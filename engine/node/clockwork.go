@@ -72,14 +72,24 @@ func (n *Node) tick(now int64) (wake int64) {
 	if len(ticks) == 0 {
 		return now + 1
 	}
+	if !n.ticking.start(ticks[0], at) {
+		return math.MaxInt64
+	}
+	if err := n.sendTicks(ticks, at); err != nil {
+		n.ticking.abort()
+		return now + tickPause.Milliseconds() // the connection is down; publishing says so again
+	}
+	return now + tickAgain.Milliseconds()
+}
+
+// sendTicks appends a record with ticks, which were noted as of a moment. Error: it was not sent.
+func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 	partition := engine.Everyone
 	if len(ticks) == 1 {
 		partition = ticks[0].Partition
 	}
-	if !n.ticking.start(ticks[0], at) {
-		return math.MaxInt64
-	}
-	err := n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
+	n.meters.ticks.Inc()
+	return n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
 		if err == nil || errors.Is(err, streams.ErrClosed) {
 			return
 		}
@@ -90,12 +100,6 @@ func (n *Node) tick(now int64) (wake int64) {
 		n.ticking.fail(at, err)
 		n.bell.Ring()
 	})
-	n.meters.ticks.Inc()
-	if err != nil {
-		n.ticking.abort()
-		return now + tickPause.Milliseconds() // the connection is down; publishing says so again
-	}
-	return now + tickAgain.Milliseconds()
 }
 
 // nextTick tells when a partition of this node needs its next tick, and whether the node owns any. The partitions that have something
