@@ -58,7 +58,7 @@ func (b *batch) letGo() {
 	}
 }
 
-// deliver carries out all that has arrived: one fsync for all of it, then one record after the other.
+// deliver stores all that has arrived, with one fsync for all of it, and then carries out one record after the other.
 func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	b.records, b.stored, b.bytes = b.records[:0], b.stored[:0], b.bytes[:0]
 	for i := range messages {
@@ -72,28 +72,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	}
 	n.filling.took(b.stored)
 	for i := range b.records {
-		e := n.layout.Decode(&b.records[i])
-		sent, ours := n.ticking.ours(&e)
-		var now time.Time
-		if ours {
-			now = time.Now()
-			// Before the tick is applied: it sets the clock by which its outputs are then held.
-			n.clock.measured(sent, now, time.Unix(0, b.records[i].Time))
-		}
-		concerned := n.concerned(&e)
-		for _, p := range concerned {
-			n.apply(p, &e)
-		}
-		if len(concerned) == 0 {
-			n.stray(&b.records[i])
-		}
-		if e.Kind == engine.KindImport {
-			runtime.Gosched() // a record of many jobs takes long
-		}
-		if ours {
-			n.ticking.back(sent, now)
-			n.meters.tickRound.Update(now.Sub(sent).Seconds())
-		}
+		n.carryOut(&b.records[i])
 	}
 	last := messages[len(messages)-1].Seq
 	n.applied.Store(last)
@@ -105,6 +84,32 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	ring(n.delivered)
 	b.letGo()
 	return nil
+}
+
+// carryOut applies a record to the partitions that it concerns. One with a tick of this node's also tells how long ticks take.
+func (n *Node) carryOut(r *engine.Record) {
+	e := n.layout.Decode(r)
+	sent, ours := n.ticking.ours(&e)
+	var now time.Time
+	if ours {
+		now = time.Now()
+		// Before the tick is applied: it sets the clock by which its outputs are then held.
+		n.clock.measured(sent, now, time.Unix(0, r.Time))
+	}
+	concerned := n.concerned(&e)
+	for _, p := range concerned {
+		n.apply(p, &e)
+	}
+	if len(concerned) == 0 {
+		n.stray(r)
+	}
+	if e.Kind == engine.KindImport {
+		runtime.Gosched() // a record of many jobs takes long
+	}
+	if ours {
+		n.ticking.back(sent, now)
+		n.meters.tickRound.Update(now.Sub(sent).Seconds())
+	}
 }
 
 // stray notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's subject
