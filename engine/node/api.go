@@ -15,7 +15,6 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 )
 
@@ -257,10 +256,6 @@ func (n *Node) apiGet(c *call) error {
 		return &carillon.Error{Code: carillon.CodeNotFound, Message: "there is no job " + strconv.Quote(c.job)}
 	}
 	return c.answer(job.AppendJSON(nil))
-}
-
-func (n *Node) partitionOf(id string) *partition {
-	return n.partitions[engine.PartitionOf(id, len(n.partitions))]
 }
 
 func (n *Node) job(id string) (carillon.JobReply, bool) {

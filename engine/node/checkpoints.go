@@ -151,15 +151,8 @@ func (n *Node) mostlyChanged(p *partition) bool {
 	return used > share || used > share/4*3 && !n.draining()
 }
 
-// live lists the partitions that are followed and have not stopped. For a stopped partition the log is kept for the way out.
-func (n *Node) live() (live []*partition) {
-	for _, p := range n.partitions {
-		if p.follows.Load() && p.whyStopped() == nil {
-			live = append(live, p)
-		}
-	}
-	return live
-}
+// share is the part of the memory for jobs that each partition has.
+func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
 
 // relieve makes room in a log stream that is filling up, before this run appends to it: in a full one
 // the claims would have no place. All of the local log is applied. Where other nodes may need the log, that waits until

@@ -277,31 +277,6 @@ func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// beginEmpty makes a node that has nothing go on from the log's end: it takes what it is to follow from others.
-func (n *Node) beginEmpty(end uint64) {
-	for _, p := range n.partitions {
-		p.follows.Store(false)
-	}
-	n.from = end
-	n.applied.Store(end)
-}
-
-// followed lists the partitions that this node follows.
-func (n *Node) followed() (list []*partition) {
-	for _, p := range n.partitions {
-		if p.follows.Load() {
-			list = append(list, p)
-		}
-	}
-	return list
-}
-
-// share is the part of the memory for jobs that each partition has.
-func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
-
-// stoppedHere counts the partitions that have stopped.
-func (n *Node) stoppedHere() int { return len(n.followed()) - len(n.live()) }
-
 // neededToFollow is the position above which the log is needed so that each partition that this node does not follow keeps a
 // follower. It is 0 if a partition has no live follower, because a former one will go on from where it left off.
 func (n *Node) neededToFollow(v cluster.View) uint64 {

@@ -144,6 +144,15 @@ func empty(o Options) error {
 	return errors.Join(os.RemoveAll(dir), syncDir(o.Data))
 }
 
+// beginEmpty makes a node that has nothing go on from the log's end: it takes what it is to follow from others.
+func (n *Node) beginEmpty(end uint64) {
+	for _, p := range n.partitions {
+		p.follows.Store(false)
+	}
+	n.from = end
+	n.applied.Store(end)
+}
+
 func syncDir(name string) error {
 	dir, err := vfs.Default.OpenDir(name)
 	if err != nil {

@@ -90,3 +90,45 @@ func (p *partition) whyStopped() error {
 	defer p.mu.Unlock()
 	return p.stopped
 }
+
+// concerned lists the partitions that a record is for.
+func (n *Node) concerned(e *engine.Entry) []*partition {
+	if e.Partition != engine.Everyone {
+		return n.partitions[e.Partition : e.Partition+1]
+	}
+	var ps []*partition
+	for _, t := range e.Ticks {
+		if t.Partition < len(n.partitions) {
+			ps = append(ps, n.partitions[t.Partition])
+		}
+	}
+	return ps
+}
+
+// partitionOf is the one that a job is of.
+func (n *Node) partitionOf(id string) *partition {
+	return n.partitions[engine.PartitionOf(id, len(n.partitions))]
+}
+
+// followed lists the partitions that this node follows.
+func (n *Node) followed() (list []*partition) {
+	for _, p := range n.partitions {
+		if p.follows.Load() {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// live lists the partitions that are followed and have not stopped. For a stopped partition the log is kept for the way out.
+func (n *Node) live() (live []*partition) {
+	for _, p := range n.partitions {
+		if p.follows.Load() && p.whyStopped() == nil {
+			live = append(live, p)
+		}
+	}
+	return live
+}
+
+// stoppedHere counts the partitions that have stopped.
+func (n *Node) stoppedHere() int { return len(n.followed()) - len(n.live()) }

@@ -172,20 +172,6 @@ func (n *Node) reachesBack(position uint64) bool {
 	return first <= position+1
 }
 
-// concerned lists the partitions that a record is for.
-func (n *Node) concerned(e *engine.Entry) []*partition {
-	if e.Partition != engine.Everyone {
-		return n.partitions[e.Partition : e.Partition+1]
-	}
-	var ps []*partition
-	for _, t := range e.Ticks {
-		if t.Partition < len(n.partitions) {
-			ps = append(ps, n.partitions[t.Partition])
-		}
-	}
-	return ps
-}
-
 var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 
 // remake computes outputs once more from a checkpoint and the local log: those numbered above after, up
