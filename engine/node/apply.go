@@ -119,7 +119,7 @@ func (n *Node) stray(r *engine.Record) {
 		return // it stands in the place of a record that was lost
 	}
 	n.meters.ignored("malformed")
-	n.troubles.strays.tell(n.log, time.Now(), "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
+	n.troubles.strays.tell(n.log, "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
 }
 
 // record is a message of the stream as the machine takes it.

@@ -72,7 +72,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 			default:
 				since[i] = time.Now()
 				p.refused.Store(&err)
-				n.troubles.unfollowed.tell(n.log, time.Now(), "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
+				n.troubles.unfollowed.tell(n.log, "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
 			}
 		}
 	}

@@ -60,7 +60,7 @@ func (n *Node) membership() cluster.Options {
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
 		OnTrouble: func(err error) {
-			membership.tell(n.log, time.Now(), "trouble with this node's membership; trying again", "error", err)
+			membership.tell(n.log, "trouble with this node's membership; trying again", "error", err)
 		},
 	}
 }

@@ -268,5 +268,5 @@ func (n *Node) close() error {
 
 // readerResets is told several times a second for as long as NATS is away.
 func (n *Node) readerResets(err error) {
-	n.troubles.resets.tell(n.log, time.Now(), "reading the log starts over", "error", err)
+	n.troubles.resets.tell(n.log, "reading the log starts over", "error", err)
 }

@@ -139,7 +139,7 @@ func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
 // lose gives a chain up; its caller holds out.
 func (n *Node) lose(p *partition, why error) {
 	if !errors.Is(why, streams.ErrClosed) {
-		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, time.Now(), "chain lost", "partition", p.number, "error", why)
+		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, "chain lost", "partition", p.number, "error", why)
 	}
 	n.meters.lost.Inc()
 	p.lostBy = why

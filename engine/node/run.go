@@ -113,11 +113,11 @@ func (r *runs) passes(err error) bool {
 	switch {
 	case errors.Is(err, errDisk):
 		// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
-		r.short.tellFirst(1, r.o.Logger.Error, time.Now(), "stopped firing, waiting for the disk", "error", err)
+		r.short.tellFirst(1, r.o.Logger.Error, "stopped firing, waiting for the disk", "error", err)
 	case errors.Is(err, errNoFiles):
-		r.short.tellFirst(1, r.o.Logger.Error, time.Now(), "stopped firing, waiting for fewer open files", "error", err)
+		r.short.tellFirst(1, r.o.Logger.Error, "stopped firing, waiting for fewer open files", "error", err)
 	case errors.Is(err, errUnreachable), r.ran && errors.Is(err, errSmall):
-		r.away.tell(r.o.Logger, time.Now(), "waiting for NATS", "error", err)
+		r.away.tell(r.o.Logger, "waiting for NATS", "error", err)
 	default:
 		return false
 	}

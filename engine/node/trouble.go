@@ -34,21 +34,21 @@ func (n *Node) protest(err error) {
 	n.regain.note(err, n.o.Prefix)
 	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
 		if errors.Is(err, refused) {
-			n.troubles.refusals.tell(n.log, time.Now(), "error of the NATS connection", "error", err)
+			n.troubles.refusals.tell(n.log, "error of the NATS connection", "error", err)
 			return
 		}
 	}
-	n.troubles.protests.tellFirst(protestsSaid, n.log.Warn, time.Now(), "error of the NATS connection", "error", err)
+	n.troubles.protests.tellFirst(protestsSaid, n.log.Warn, "error of the NATS connection", "error", err)
 }
 
 // tell logs what goes wrong, or only counts it. args are slog's.
-func (t *trouble) tell(log *slog.Logger, now time.Time, what string, args ...any) {
-	t.tellFirst(1, log.Warn, now, what, args...)
+func (t *trouble) tell(log *slog.Logger, what string, args ...any) {
+	t.tellFirst(1, log.Warn, what, args...)
 }
 
-// tellFirst logs the first so many in a while.
-func (t *trouble) tellFirst(most int, say func(string, ...any), now time.Time, what string, args ...any) {
-	if held, ok := t.lines.Say(most, now); ok {
+// tellFirst logs the first so many in a while (loglimit.Every).
+func (t *trouble) tellFirst(most int, say func(string, ...any), what string, args ...any) {
+	if held, ok := t.lines.Say(most, time.Now()); ok {
 		say(what, append(args, "held_back", held)...)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,11 +41,14 @@ func TestTrouble(t *testing.T) {
 		t.Errorf("logged: %s", got)
 	}
 	lines.Reset()
-	var shy trouble
-	start := time.Now()
-	for i, after := range []time.Duration{0, loglimit.Every - 1, loglimit.Every - 1, loglimit.Every, 2 * loglimit.Every} {
-		shy.tell(n.log, start.Add(after), "trouble", "number", i)
-	}
+	synctest.Test(t, func(*testing.T) {
+		var shy trouble
+		start := time.Now()
+		for i, after := range []time.Duration{0, loglimit.Every - 1, loglimit.Every - 1, loglimit.Every, 2 * loglimit.Every} {
+			time.Sleep(time.Until(start.Add(after)))
+			shy.tell(n.log, "trouble", "number", i)
+		}
+	})
 	if got := lines.String(); strings.Count(got, "\n") != 3 || !strings.Contains(got, "msg=trouble number=3 held_back=2") || !strings.Contains(got, "number=4 held_back=0") {
 		t.Errorf("logged: %s", got)
 	}
