@@ -77,25 +77,17 @@ func (n *Node) catchUp(ctx context.Context) error {
 	return n.reach(ctx, end)
 }
 
-// upToDate waits until this node knows what any other has done by now. One that is alone with its server knows.
-func (n *Node) upToDate(ctx context.Context) error {
+// current waits, for a request that reads these partitions, until this node knows what any other has done by now: who was told of a
+// change must not be told of the state before it by the next node that answers. Nor does one answer whose partition has stopped where
+// others may go on with it. One that is alone with its server knows all. Error: CodeUnavailable.
+func (n *Node) current(read ...*partition) error {
 	if n.server != nil {
 		return nil
 	}
-	return n.catchUp(ctx)
-}
-
-// current does the same for a request that reads these partitions: who was told of a change must not be told of the state
-// before it by the next node that answers. Nor does one answer whose partition has stopped where others may go on with it.
-// Error: CodeUnavailable.
-func (n *Node) current(read ...*partition) error {
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
-	if err := n.upToDate(ctx); err != nil {
+	if err := n.catchUp(ctx); err != nil {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not know the latest changes: %v", n.o.Name, err)}
-	}
-	if n.server != nil {
-		return nil
 	}
 	for _, p := range read {
 		if err := p.whyStopped(); err != nil {
@@ -112,7 +104,7 @@ func (n *Node) askLogEnd() (uint64, error) {
 	return info.Last, err
 }
 
-// ends asks for something once for all who want to know it as it is after they asked.
+// ends shares a question among those who ask it at the same time. Each is told an answer to a question that was put after he asked.
 type ends struct {
 	mu   sync.Mutex
 	busy bool

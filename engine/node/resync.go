@@ -159,7 +159,7 @@ func (n *Node) applyWhatIsLogged(ctx context.Context) error {
 	if n.server != nil {
 		return n.reach(ctx, n.local.Last())
 	}
-	return n.upToDate(ctx)
+	return n.catchUp(ctx)
 }
 
 // judge finds the number of the last output in a stream that was asked for its end. Errors: errNotOwner when the
