@@ -23,7 +23,7 @@ func replaying(t *testing.T, o Options) *Node {
 		}
 	})
 	var err error
-	if n.store, err = openLog(n.o.Data, n.log); err != nil {
+	if n.store, err = openLogIn(n.o.Data, n.log); err != nil {
 		t.Fatal(err)
 	}
 	n.local = n.store.Log()

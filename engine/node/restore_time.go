@@ -84,13 +84,9 @@ func prefixOfLog(l *wal.Log) (prefix string, err error) {
 	return "", err
 }
 
-func openLog(data string, logger *slog.Logger) (*wal.Store, error) {
-	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
-}
-
 // snapshotBefore finds the newest snapshot of a local log's service that holds nothing younger than a time, or checks the one with an id.
 func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at time.Time, logger *slog.Logger) (_ *archive.Manifest, err error) {
-	store, err := openLog(data, logger)
+	store, err := openLogIn(data, logger)
 	if err != nil {
 		return nil, err
 	}
@@ -204,19 +200,11 @@ func formatMilli(ms int64) string { return time.UnixMilli(ms).UTC().Format(caril
 // replayUntil applies the log of one data directory to the job table of another, up to a time, and makes the table
 // one for new streams. It returns the position of the last record, and how many jobs there are.
 func replayUntil(ctx context.Context, dir, log string, until int64, position uint64, ro RestoreOptions) (_ uint64, jobs int, err error) {
-	o := Options{Data: dir, Logger: ro.Logger}.withDefaults()
-	n := &Node{o: o, log: cmp.Or(ro.Logger, slog.New(slog.DiscardHandler)), meters: newWeb().meters}
+	n, err := openStopped(Options{Data: dir, Logger: ro.Logger}.withDefaults(), log)
+	if err != nil {
+		return 0, 0, err
+	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	if err := n.openJobs(nil); err != nil {
-		return 0, 0, err
-	}
-	if n.store, err = openLog(log, n.log); err != nil {
-		return 0, 0, err
-	}
-	n.local = n.store.Log()
-	if n.layout, err = n.savedLayout(); err != nil {
-		return 0, 0, err
-	}
 	if err := n.checkReach(position, until, log); err != nil {
 		return 0, 0, err
 	}

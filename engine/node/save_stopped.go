@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -42,20 +43,11 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 		return nil, err
 	}
 	defer lock.Close()
-	n := &Node{o: o, log: o.Logger, meters: newWeb().meters}
+	n, err := openStopped(o, o.Data)
+	if err != nil {
+		return nil, err
+	}
 	defer func() { err = errors.Join(err, n.close()) }()
-	if err := n.openJobs(nil); err != nil {
-		return nil, err
-	}
-	store := o.LogStore
-	store.Dir, store.Logger = filepath.Join(o.Data, "log"), n.log
-	if n.store, err = wal.OpenStore(store); err != nil {
-		return nil, err
-	}
-	n.local = n.store.Log()
-	if n.layout, err = n.savedLayout(); err != nil {
-		return nil, err
-	}
 	if err := n.recover(ctx); err != nil {
 		return nil, err
 	}
@@ -73,6 +65,29 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	save := saveOptions(n.layout.Partitions, n.layout.Prefix)
 	save.Recheck, save.Progress = so.Recheck, so.Progress
 	return archive.Save(ctx, n.saved, t, save)
+}
+
+// openStopped opens the stores of a node that does not run: the job table of its data directory, and the local log that is in the data
+// directory log. Who has it closes it.
+func openStopped(o Options, log string) (*Node, error) {
+	n := &Node{o: o, log: o.Logger, meters: newWeb().meters}
+	err := n.openJobs(nil)
+	if err == nil {
+		n.store, err = openLogIn(log, n.log)
+	}
+	if err == nil {
+		n.local = n.store.Log()
+		n.layout, err = n.savedLayout()
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	return n, nil
+}
+
+// openLogIn opens the local log of a data directory.
+func openLogIn(data string, logger *slog.Logger) (*wal.Store, error) {
+	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
 }
 
 // wantStores refuses a data directory that has not both of its stores: opening would make them. Without the log, what it has
