@@ -27,7 +27,7 @@ func (n *Node) apiImport(c *call) error {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d imports are in progress", maxImports)}
 	}
 	im := newImporting(n.layout.Partitions)
-	if err := im.read(n, c, c.Data(), c.Headers().Get(carillon.HeaderRequest)); err != nil {
+	if err := im.read(c); err != nil {
 		return err
 	}
 	for p := range im.packs {
@@ -75,15 +75,15 @@ func newImporting(partitions int) *importing {
 	return &importing{packs: make([][]*importPack, partitions)}
 }
 
-// read reads a body. A line that is no good is a failure of its own.
-func (im *importing) read(n *Node, c *call, body []byte, request string) error {
+// read reads the body of a request. A line that is no good is a failure of its own.
+func (im *importing) read(c *call) error {
+	body, request := bytes.TrimRight(c.Data(), "\r\n"), c.Headers().Get(carillon.HeaderRequest)
 	if len(request) > carillon.MaxJobIDLength-8 { // the line's number is added to it
 		return &carillon.Error{
 			Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest,
 			Message: fmt.Sprintf("has %d bytes, at most %d in an import", len(request), carillon.MaxJobIDLength-8),
 		}
 	}
-	body = bytes.TrimRight(body, "\r\n")
 	if lines := bytes.Count(body, []byte("\n")); lines >= carillon.MaxImportLines || lines > 0 && len(body) > carillon.MaxImportBytes {
 		return &carillon.Error{
 			Code:    carillon.CodeLimitExceeded,
@@ -98,31 +98,39 @@ func (im *importing) read(n *Node, c *call, body []byte, request string) error {
 		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
 		}
-		l, err := carillon.ParseImport(line)
-		if err == nil {
-			err = c.mayPut(&l.Job)
-		}
-		if err == nil && l.Status == carillon.StatusCompleted && l.State == nil {
-			im.reply.LeftOut++
-			continue
-		}
-		if err == nil {
-			err = n.checkPut(&l.Job, l.State == nil)
-		}
-		if err == nil && l.State != nil {
-			err = checkState(&l.ImportJob)
-		}
-		if err != nil {
+		l, leftOut, err := c.importLine(line)
+		switch {
+		case err != nil:
 			im.failed(number, l.Job.ID, carillon.AsError(err))
-			continue
-		}
-		if request == "" {
+		case leftOut:
+			im.reply.LeftOut++
+		case request == "":
 			im.add(&l.ImportJob, "", number)
-		} else {
+		default:
 			im.add(&l.ImportJob, fmt.Sprintf("%s.%d", request, number), number)
 		}
 	}
 	return nil
+}
+
+// importLine reads a line of an import, or says why it is no good. A completed job without a state is left out.
+func (c *call) importLine(line []byte) (l carillon.ImportLine, leftOut bool, err error) {
+	if l, err = carillon.ParseImport(line); err != nil {
+		return l, false, err
+	}
+	if err := c.mayPut(&l.Job); err != nil {
+		return l, false, err
+	}
+	if l.Status == carillon.StatusCompleted && l.State == nil {
+		return l, true, nil
+	}
+	if err := c.node.checkPut(&l.Job, l.State == nil); err != nil {
+		return l, false, err
+	}
+	if l.State != nil {
+		err = checkState(&l.ImportJob)
+	}
+	return l, false, err
 }
 
 // stateMost bounds the counts of a state: from there none of them comes to the bound of whole numbers, beyond which clients
