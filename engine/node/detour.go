@@ -104,7 +104,7 @@ func (n *Node) goTo(to servers.Way) {
 
 // takes are the streams that this node's triggers take: what all need, and the outputs of what it serves or is to serve.
 func (n *Node) takes(well cluster.View) []string {
-	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
+	names := n.sharedStreams()
 	for _, p := range n.partitions {
 		if n.putsOut(p, well) {
 			names = append(names, n.streams.Out[p.number].Name())

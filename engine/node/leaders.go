@@ -36,9 +36,14 @@ const (
 	deposedLook = 50 * time.Millisecond
 )
 
-// lookAtLeaders asks who leads the log, the nodes' bucket, and what this node follows, a part of that each time.
+// sharedStreams are those that every node needs: the log, and that of the nodes' bucket.
+func (n *Node) sharedStreams() []string {
+	return []string{n.streams.Log.Name(), nodesStream(n.o.Stream)}
+}
+
+// lookAtLeaders asks who leads the shared streams, and the output streams of what this node follows, so many of these each time.
 func (n *Node) lookAtLeaders(ctx context.Context) error {
-	names := []string{n.streams.Log.Name(), "KV_" + nodesBucket(n.o.Stream)}
+	names := n.sharedStreams()
 	l := &n.leaders
 	for range min(len(n.partitions), leadersMost) {
 		if p := n.partitions[l.next%len(n.partitions)]; p.follows.Load() {
@@ -109,8 +114,9 @@ func (n *Node) evade(ctx context.Context, slow servers.Slowness, well cluster.Vi
 		return
 	}
 	if len(well.Members) > 0 && well.Members[0].Name == n.o.Name {
-		n.depose(ctx, n.streams.Log.Name(), slow, nil)
-		n.depose(ctx, "KV_"+nodesBucket(n.o.Stream), slow, nil)
+		for _, name := range n.sharedStreams() {
+			n.depose(ctx, name, slow, nil)
+		}
 	}
 	for _, p := range n.partitions {
 		if n.putsOut(p, well) {

@@ -22,6 +22,9 @@ const (
 // nodesBucket is where the nodes of a service meet.
 func nodesBucket(stream string) string { return stream + "_NODES" }
 
+// nodesStream is the stream of that bucket.
+func nodesStream(stream string) string { return "KV_" + nodesBucket(stream) }
+
 // nodeName makes a host's name one that a node may have.
 func nodeName(host string) string {
 	plain := func(r rune) rune {
@@ -42,7 +45,7 @@ func (n *Node) rights() streams.Rights {
 	if n.o.NATS == "" {
 		return r
 	}
-	bucket := "KV_" + nodesBucket(n.o.Stream)
+	bucket := nodesStream(n.o.Stream)
 	r.Publish = []string{
 		"$KV." + nodesBucket(n.o.Stream) + ".>", "$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.CREATE." + bucket,
 		"$JS.API.DIRECT.GET." + bucket + ".>", "$JS.API.CONSUMER.CREATE." + bucket + ".>", "$JS.API.CONSUMER.DELETE." + bucket + ".*",
