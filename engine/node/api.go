@@ -69,7 +69,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	add("list", "list", n.apiList)
 	add("preview", "preview", n.apiPreview)
 	add("status", "status", n.apiStatus)
-	if n.joined.takes.Load() {
+	if n.joined.takesPart.Load() {
 		add("drain", "drain."+n.o.Name, n.apiDrain)
 		for subject, do := range map[string]func(*call) error{
 			"give.*": n.apiGive, "page": n.apiPage, "select.*": n.apiSelect, "pack.*": n.apiPack, "partitions": n.apiPartitions,

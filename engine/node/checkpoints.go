@@ -25,13 +25,13 @@ func (n *Node) checkpoints(ctx context.Context) error {
 	case <-n.delivered:
 	case <-time.After(time.Second):
 	}
-	return n.checkpointDue(ctx)
+	return n.checkpointRound(ctx)
 }
 
-// checkpointDue takes a checkpoint of the partitions whose replay would become long. A log that is filling up is freed first: it
+// checkpointRound takes a checkpoint of the partitions whose replay would become long. A log that is filling up is freed first: it
 // can be cut below the older of two checkpoints. A log at rest is emptied: otherwise the records of the last minute would stay
 // until others follow.
-func (n *Node) checkpointDue(ctx context.Context) error {
+func (n *Node) checkpointRound(ctx context.Context) error {
 	if len(n.followed()) == 0 && n.clock.running()-n.idleTrim >= n.o.CheckpointEvery {
 		n.idleTrim = n.clock.running()
 		return n.trim(ctx) // no checkpoint does it
@@ -40,23 +40,24 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 		live := n.live()
 		rests := n.atRest(live)
 		free := n.stoppedHere() == 0 && (n.filling.mustFree() || rests) && n.knowsOthers()
-		upTo, save, taken := uint64(0), uint64(0), false
+		var cut, upTo uint64 // the log is to be cut up to cut, and until then all checkpoints are to be at upTo or beyond
 		if free {
-			upTo = min(n.applied.Load(), n.neededElsewhere())
-			save = upTo // what others need stays, whatever is saved here
+			cut = min(n.applied.Load(), n.neededElsewhere())
+			upTo = cut // what others need stays, whatever is saved here
 		}
 		if free && rests { // but at rest others wait for this node, as it does for them
-			save = n.applied.Load()
+			upTo = n.applied.Load()
 		}
+		taken := false
 		for _, p := range live {
-			if n.dueCheckpoint(p, save) {
+			if n.dueCheckpoint(p, upTo) {
 				if err := n.checkpointOrStop(ctx, p, n.resting(ctx, p)); err != nil {
 					return passing(err)
 				}
 				taken = true
 			}
 		}
-		if !taken && !(free && n.filling.holds(upTo)) {
+		if !taken && !(free && n.filling.holds(cut)) {
 			return nil
 		}
 		// Where no checkpoint was due, others may need less of the log than before.
@@ -67,8 +68,8 @@ func (n *Node) checkpointDue(ctx context.Context) error {
 	return nil
 }
 
-// dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position up to which the log is to be cut as soon as
-// possible; 0: it has room.
+// dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position that its older checkpoint is to be at, or beyond, so
+// that the log can be cut; 0: that has room.
 func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
@@ -156,7 +157,7 @@ func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())
 
 // relieve makes room in a log stream that is filling up, before this run appends to it: in a full one
 // the claims would have no place. All of the local log is applied. Where other nodes may need the log, that waits until
-// this one knows them (checkpointDue).
+// this one knows them (checkpointRound).
 func (n *Node) relieve(ctx context.Context) error {
 	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree() {
 		return err

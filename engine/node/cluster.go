@@ -54,16 +54,16 @@ const (
 
 // joined is this node among those over the same NATS.
 type joined struct {
-	tried    chan struct{} // closed when joining has ended, well or not; nil: the node does not join
-	member   *cluster.Member
-	err      error // why it could not join
-	leaving  sync.Once
-	takes    atomic.Bool   // it claims, and is among those who are asked
-	since    time.Duration // when it began to, since the clock began; set before that
-	draining atomic.Bool
-	follows  atomic.Bool   // partitions are there to tell of
-	nearing  atomic.Bool   // it is asked whether nearly all of the log is applied
-	changed  chan struct{} // rung when who serves may have changed, or who could
+	tried     chan struct{} // closed when joining has ended, well or not; nil: the node does not join
+	member    *cluster.Member
+	err       error // why it could not join
+	leaving   sync.Once
+	takesPart atomic.Bool   // it claims partitions, and answers other nodes
+	since     time.Duration // when it began to, since the clock began; set before takesPart
+	draining  atomic.Bool
+	tells     atomic.Bool   // its beats tell of its partitions
+	nearing   atomic.Bool   // a goroutine waits until nearly all of the log is applied (takeDue)
+	changed   chan struct{} // rung when who serves may have changed, or who could
 
 	mu    sync.Mutex
 	alone []time.Time // by partition: since when nobody says that it serves it; zero: somebody does

@@ -57,7 +57,7 @@ func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster
 		defer n.detour.looking.Store(false)
 		for _, by := range slow.Well {
 			led := quicklyLed(ctx, by, names)
-			if len(led) == 0 || !n.unanswered(ctx, led[0]) {
+			if len(led) == 0 || n.leaderAnswers(ctx, led[0]) {
 				continue
 			}
 			if now := n.servers.Slow(); now.Now || now.Self || !n.nc.IsConnected() {
@@ -132,11 +132,11 @@ func quicklyLed(ctx context.Context, by servers.Way, names []string) (led []stri
 	return led
 }
 
-// unanswered tells whether the leader of a stream does not answer by way of this node's own server.
-func (n *Node) unanswered(ctx context.Context, name string) bool {
+// leaderAnswers tells whether the leader of a stream answers by way of this node's own server.
+func (n *Node) leaderAnswers(ctx context.Context, name string) bool {
 	ctx, cancel := context.WithTimeout(ctx, servers.SilentAfter)
 	defer cancel()
-	return n.lookAtLeader(ctx, name) == ""
+	return n.lookAtLeader(ctx, name) != ""
 }
 
 // leaveCutOff goes to another server where the one that this node is connected to lives, but the log stream's leader has

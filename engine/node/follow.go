@@ -107,7 +107,7 @@ func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 func (n *Node) toFollow(v cluster.View) (problems []string) {
 	// A node that has just come is in no placement yet. Without this it would be ready at once, and whoever waits until it has taken
 	// its share would go on too early.
-	if n.o.Follow == FollowPlaced && n.joined.takes.Load() && n.clock.running()-n.joined.since < placedWithin && len(n.followed()) == 0 {
+	if n.o.Follow == FollowPlaced && n.joined.takesPart.Load() && n.clock.running()-n.joined.since < placedWithin && len(n.followed()) == 0 {
 		return []string{"what is placed here is not known yet"}
 	}
 	if len(v.Placement) != len(n.partitions) {

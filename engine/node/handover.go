@@ -20,7 +20,7 @@ const (
 // handOver lets others take what this node serves, and goes on ticking until they have. It returns when they have,
 // when there is nobody to, when the run ends, or after a while.
 func (n *Node) handOver(ctx context.Context) {
-	if !n.joined.takes.Load() {
+	if !n.joined.takesPart.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
@@ -78,7 +78,7 @@ func (n *Node) connectsSoon(ctx context.Context) bool {
 // sent here before. A request to a node that no longer listens is dropped, and another server says nothing about that: the sender
 // would wait for its whole timeout.
 func (n *Node) unasked(ctx context.Context) {
-	if !n.joined.takes.Load() || n.serves() > 0 || !n.heirs() {
+	if !n.joined.takesPart.Load() || n.serves() > 0 || !n.heirs() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)

@@ -101,7 +101,7 @@ func (n *Node) meetOthers(ctx context.Context) {
 
 // takePart waits until all is applied that the log has, and begins to claim.
 func (n *Node) takePart(ctx context.Context) error {
-	n.joined.follows.Store(true)
+	n.joined.tells.Store(true)
 	if err := n.catchUp(ctx); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (n *Node) takePart(ctx context.Context) error {
 		return fmt.Errorf("node: %w", err)
 	}
 	n.joined.since = n.clock.running()
-	n.joined.takes.Store(true)
+	n.joined.takesPart.Store(true)
 	n.work.Go(func() { n.servers.Ask(ctx, n.nc) })
 	n.work.Go(func() { n.every(ctx, seatLook, n.lookAtServers) })
 	n.work.Go(func() { n.every(ctx, leadersLook, n.lookAtLeaders) })
@@ -133,7 +133,7 @@ func (n *Node) takePart(ctx context.Context) error {
 func (n *Node) report() cluster.Report {
 	draining := n.joined.draining.Load() || n.regain.silenced()
 	r := cluster.Report{Draining: draining, ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
-	if !n.joined.follows.Load() {
+	if !n.joined.tells.Load() {
 		return r
 	}
 	r.Needs = n.needs()
