@@ -392,20 +392,7 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 		if !n.o.AcceptLoss[p.number] {
 			return fmt.Errorf("%w; no checkpoint reaches back to output %d", behind, number)
 		}
-		n.log.Error("accepting that outputs are lost", "partition", p.number, "after_output", number)
-		if err := n.markLoss(ctx, p); err != nil {
-			return err
-		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.owned() != epoch {
-			return errNotOwner
-		}
-		acked := p.machine.Acked()
-		n.meters.lostOutputs.Add(int(acked.Output - number))
-		outputs, _ := p.machine.Outbox(acked.Output)
-		n.resumeChain(p, lastSeq, acked.Output, outputs, 0)
-		return nil
+		return n.resumeWithLoss(ctx, p, epoch, lastSeq, number)
 	}
 	if err != nil {
 		return err
@@ -417,12 +404,30 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 	}
 	// Between the replay and now the machine may have made more.
 	made := number + uint64(len(again))
-	if more, ok := p.machine.Outbox(made); ok {
-		again = append(again, more...)
-	} else {
+	more, ok := p.machine.Outbox(made)
+	if !ok {
 		return fmt.Errorf("node: replay made output %d, the machine no longer holds the next", made)
 	}
-	n.resumeChain(p, lastSeq, number, again, 0)
+	n.resumeChain(p, lastSeq, number, append(again, more...), 0)
+	return nil
+}
+
+// resumeWithLoss has a chain go on with what the machine still holds. The outputs between those and number, the last that the stream
+// has, are lost, which was accepted.
+func (n *Node) resumeWithLoss(ctx context.Context, p *partition, epoch, lastSeq, number uint64) error {
+	n.log.Error("accepting that outputs are lost", "partition", p.number, "after_output", number)
+	if err := n.markLoss(ctx, p); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.owned() != epoch {
+		return errNotOwner
+	}
+	acked := p.machine.Acked()
+	n.meters.lostOutputs.Add(int(acked.Output - number))
+	outputs, _ := p.machine.Outbox(acked.Output)
+	n.resumeChain(p, lastSeq, acked.Output, outputs, 0)
 	return nil
 }
 
