@@ -37,7 +37,7 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		n.end(c, err)
 		return
 	}
-	n.submit(string(verb), c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
+	n.submit(verb, c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
 		p.unanswered.Add(-1)
 		now := time.Now()
 		n.requests.congestion.note(now, now.Sub(began), r.err)

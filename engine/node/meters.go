@@ -19,7 +19,6 @@ import (
 // meters are the node's metrics. docs/operations.md says what to alert on.
 type meters struct {
 	set             *metrics.Set
-	running         func() *Node
 	lateness        *metrics.PrometheusHistogram
 	tickRound       *metrics.PrometheusHistogram
 	appendTime      *metrics.PrometheusHistogram
@@ -54,10 +53,11 @@ var histogramBounds = func() (bounds []float64) {
 	return append(bounds, 100)
 }()
 
+// newMeters makes the metrics of a process. running is the node that runs, or nil.
 func newMeters(running func() *Node) *meters {
 	s := metrics.NewSet()
 	m := &meters{
-		set: s, running: running,
+		set:             s,
 		lateness:        s.NewPrometheusHistogramExt("carillon_lateness_seconds", histogramBounds),
 		tickRound:       s.NewPrometheusHistogramExt("carillon_tick_round_seconds", histogramBounds),
 		appendTime:      s.NewPrometheusHistogramExt("carillon_log_append_seconds", histogramBounds),
@@ -76,8 +76,14 @@ func newMeters(running func() *Node) *meters {
 		events:          s.NewCounter("carillon_events_total"),
 	}
 	m.refused(carillon.CodeLimitExceeded) // from 0 on, as it is what one is to be told of
+	m.addGauges(running)
+	return m
+}
+
+// addGauges adds what is read from the node that runs, when somebody looks; 0 while none does.
+func (m *meters) addGauges(running func() *Node) {
 	gauge := func(name string, of func(*Node) float64) {
-		s.NewGauge(name, func() float64 {
+		m.set.NewGauge(name, func() float64 {
 			if n := running(); n != nil {
 				return of(n)
 			}
@@ -138,7 +144,6 @@ func newMeters(running func() *Node) *meters {
 		}
 		return foreign
 	})
-	return m
 }
 
 // loadedAhead is how far the jobs that come due are in memory, in the partition that is worst off; at most LoadAhead,

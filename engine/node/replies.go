@@ -259,8 +259,8 @@ func (r *replies) expire(all bool) {
 
 // submit sends a checked command through the log. done is called once, with its outcome, by the goroutine of replies.run, and must not
 // hold that up.
-func (n *Node) submit(verb, job, request string, body []byte, done func(reply)) {
-	n.sendRecord(n.o.Prefix+".cmd."+verb+"."+job, request, body, done)
+func (n *Node) submit(verb carillon.Verb, job, request string, body []byte, done func(reply)) {
+	n.sendRecord(n.o.Prefix+".cmd."+string(verb)+"."+job, request, body, done)
 }
 
 // submitPack sends an import record. Its outcome has an error if the record did not come back, else an outcome for each job.
@@ -315,7 +315,7 @@ func (n *Node) nothingBuffered() bool {
 }
 
 // command sends a command and waits for its outcome.
-func (n *Node) command(verb, job string) reply {
+func (n *Node) command(verb carillon.Verb, job string) reply {
 	outcome := make(chan reply, 1)
 	n.submit(verb, job, "", nil, func(r reply) { outcome <- r })
 	return <-outcome

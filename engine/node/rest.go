@@ -30,7 +30,7 @@ func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
 func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
 	var behind bool
 	var applied uint64
-	times := func() time.Duration {
+	times := func() int {
 		before := applied
 		if applied = n.applied.Load(); behind || applied == before {
 			return 0
@@ -46,18 +46,18 @@ func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
 
 // restful returns what some work calls between small parts of it. It rests for times() as long as the part took, and for longer
 // while waits() is true, unless times() says that the work is needed soon.
-func restful(ctx context.Context, times func() time.Duration, waits func() bool) (rest func()) {
+func restful(ctx context.Context, times func() int, waits func() bool) (rest func()) {
 	began := time.Now()
 	return func() {
-		worked, share := time.Since(began), time.Duration(0)
+		worked, factor := time.Since(began), 0
 		if worked >= time.Millisecond {
-			share = times()
+			factor = times()
 		}
-		if share == 0 {
+		if factor == 0 {
 			runtime.Gosched()
 			return
 		}
-		goesOn := pause(ctx, min(share*worked, restLook))
+		goesOn := pause(ctx, min(time.Duration(factor)*worked, restLook))
 		for goesOn && waits() && times() == restShare {
 			goesOn = pause(ctx, restLook)
 		}
@@ -67,7 +67,7 @@ func restful(ctx context.Context, times func() time.Duration, waits func() bool)
 
 // restTimes is how many times as long as it worked a checkpoint or a compaction rests: the fewer, the sooner another checkpoint is
 // needed.
-func (n *Node) restTimes() time.Duration {
+func (n *Node) restTimes() int {
 	live := n.live()
 	switch {
 	case n.filling.mustFree() || slices.ContainsFunc(live, n.checkpointUrgent):

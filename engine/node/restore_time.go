@@ -234,8 +234,14 @@ func (n *Node) checkReach(position uint64, until int64, log string) error {
 		return err
 	}
 	oldest := position
-	if err := n.eachPosition(func(p uint64) { oldest = min(oldest, p) }); err != nil {
-		return err
+	for p := range n.layout.Partitions {
+		list, err := n.saved.List(uint16(p))
+		if err != nil {
+			return err
+		}
+		if len(list) > 0 {
+			oldest = min(oldest, list[0].Position)
+		}
 	}
 	if seq > oldest+1 {
 		return fmt.Errorf("%w: the log in %s begins at sequence %d, of %s, and the snapshot ends at %d; see carillon serve --keep-log",
@@ -247,20 +253,6 @@ func (n *Node) checkReach(position uint64, until int64, log string) error {
 	}
 	if last < until {
 		return fmt.Errorf("%w: the log in %s ends at %s", ErrOutOfLog, log, formatMilli(last))
-	}
-	return nil
-}
-
-// eachPosition tells the position of each partition's checkpoint.
-func (n *Node) eachPosition(yield func(position uint64)) error {
-	for p := range n.layout.Partitions {
-		list, err := n.saved.List(uint16(p))
-		if err != nil {
-			return err
-		}
-		for _, base := range list[:min(1, len(list))] {
-			yield(base.Position)
-		}
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Sele
 				slots <- struct{}{}
 				work.Go(func() {
 					defer func() { <-slots }()
-					r := n.command(string(verb), job.ID)
+					r := n.command(verb, job.ID)
 					mu.Lock()
 					defer mu.Unlock()
 					counts.Matched++
