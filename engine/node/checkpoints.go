@@ -68,8 +68,8 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 	return nil
 }
 
-// dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position that its older checkpoint is to be at, or beyond, so
-// that the log can be cut; 0: that has room.
+// dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position that its older checkpoint is to be at, or
+// beyond, so that the log can be cut; 0: that has room.
 func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
@@ -155,9 +155,8 @@ func (n *Node) mostlyChanged(p *partition) bool {
 // share is the part of the memory for jobs that each partition has.
 func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
 
-// relieve makes room in a log stream that is filling up, before this run appends to it: in a full one
-// the claims would have no place. All of the local log is applied. Where other nodes may need the log, that waits until
-// this one knows them (checkpointRound).
+// relieve makes room in a log stream that is filling up, before this run appends to it: in a full one the claims would have no place. All
+// of the local log is applied by then. Where other nodes may need the log, that is left to checkpointRound, once they are known.
 func (n *Node) relieve(ctx context.Context) error {
 	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree() {
 		return err
@@ -299,6 +298,7 @@ func (n *Node) forget(p *partition) error {
 	return nil
 }
 
+// commit makes a checkpoint the newest one, and not while outputs are made again from those that are there (remake).
 func (n *Node) commit(build *snapshot.Build) error {
 	n.logKept.Lock()
 	defer n.logKept.Unlock()

@@ -60,6 +60,7 @@ func (n *Node) otherRules() error {
 	return nil
 }
 
+// newerRules is why a partition stops in which a claim of this node has come to nothing.
 func newerRules(p *partition, st engine.Stats) error {
 	rules := engine.Rules()
 	return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one (which has logic %d and tzdata %s); start that version",

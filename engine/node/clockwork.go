@@ -51,8 +51,8 @@ func (n *Node) tick(now int64) (wake int64) {
 	space := n.outboxSpace()
 	wake, owns := n.nextTick(now, lead, space)
 	if !owns {
-		// Others have taken all of its partitions. It must not go on waiting for its last tick: it would count as stuck, and be given
-		// none again (report).
+		// Others have taken all of its partitions. It must not go on waiting for its last tick: it would count as stuck, its beats would
+		// name no partition (report), and it would be given none again.
 		n.ticking.abort()
 	}
 	if wake > now {
@@ -136,8 +136,10 @@ func (n *Node) lastTick(ctx context.Context) {
 	}
 }
 
-// owners visits the partitions that this node owns, with the room in their shares of the window, bounded by how many of its largest
-// outputs fit into space: a tick goes into the log, and whoever applies it makes as many outputs as it allows.
+// owners visits the partitions that this node owns, with what a tick of each may say: how many outputs are durable, and how many may be
+// made. Those are as many as its chain has room for, and no more than fit into space if all are as large as the partition's largest: a
+// tick goes into the log, and whoever applies it makes as many outputs as it allows. On the way each chain is told its share of the
+// window, and the window is measured.
 func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	stored := uint64(0)
 	for _, p := range n.partitions {

@@ -29,7 +29,7 @@ const (
 	cutOffAfter = 10 * time.Second
 )
 
-// within tells whether another way was taken so lately.
+// within tells whether another way was taken no longer ago than lately.
 func (d *detour) within(lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -141,8 +141,8 @@ func (n *Node) leaderAnswers(ctx context.Context, name string) bool {
 
 // leaveCutOff goes to another server where the one that this node is connected to lives, but the log stream's leader has
 // not answered by way of it for long: it is cut off from the others. The library knows of no reason to leave it. Where it is
-// the node's own network that is slow, it would not be better off elsewhere. left is when the node last did, by its clock,
-// and so it gives back.
+// the node's own network that is slow, it would not be better off elsewhere. left is when this was last done, since the clock
+// began; the result is the same, afterwards.
 func (n *Node) leaveCutOff(left time.Duration) time.Duration {
 	now := n.clock.running()
 	if now-max(left, time.Duration(n.logHeard.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {

@@ -19,7 +19,7 @@ import (
 // A node gives a partition to another by saving it, as a part, into a bucket of the same NATS: to one that is to follow it, and
 // to one that saves a snapshot of all partitions. Who has taken a part removes it.
 
-// stateLife is how long a partition stays there that nobody came for, and bounds how long it may take to save and read it.
+// stateLife is how long a part for which nobody came stays in the bucket, and bounds how long it may take to save and read it.
 const stateLife = 6 * time.Hour
 
 // dropWithin bounds the removal of a partition that was taken.

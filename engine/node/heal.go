@@ -94,13 +94,13 @@ func (n *Node) restoreEnd(ctx context.Context, end, last uint64) error {
 	return nil
 }
 
-// neverWritten tells whether nothing has ever been in a log stream whose first sequences are gone: a write that fails takes one. A job
-// comes behind the claims of all partitions.
+// neverWritten tells whether nothing has ever been in a log stream whose first sequences are gone, because a write that fails uses one up.
+// The first records are the claims of all partitions, so where no more sequences are gone than there are partitions, no job was among them.
 func (n *Node) neverWritten(info streams.Info) bool {
 	return n.server != nil && n.applied.Load() == 0 && info.Messages == 0 && info.Last > 0 && info.Last <= uint64(len(n.partitions))
 }
 
-// keepPlaces has the local log begin at 1 all the same.
+// keepPlaces has the local log begin at 1 all the same, with a hole for each sequence that is gone.
 func (n *Node) keepPlaces(info streams.Info) error {
 	n.log.Warn("the first writes to the log stream failed; going on behind them", "stream", info.Last)
 	var holes []wal.Record
@@ -278,8 +278,8 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 	})
 }
 
-// disregard has no replica compared with what owners before made of the log up to its end, of which this node has accepted
-// that it is not what its own state is of.
+// disregard has the machines pass over the marks (engine.Mark) that owners have left in the log up to its end: it was accepted that this
+// log is not the one that their state comes from.
 func (n *Node) disregard(end uint64) {
 	for _, p := range n.partitions {
 		p.mu.Lock()

@@ -9,8 +9,8 @@ import (
 
 // pauseMeter is how long partitions wait for parts of one kind of work, in seconds.
 type pauseMeter struct {
-	clock *metrics.PrometheusHistogram
-	own   *metrics.PrometheusHistogram // of that without what the machine gave to others, where it says so
+	clock *metrics.PrometheusHistogram // by the clock
+	own   *metrics.PrometheusHistogram // without the time for which others had the core, where the system tells that
 }
 
 func newPauseMeter(s *metrics.Set, what string) *pauseMeter {
@@ -35,7 +35,7 @@ func own(took time.Duration, before, after use) time.Duration {
 	return min(took, after.ran-before.ran)
 }
 
-// holding does a part of something for which the partition waits, and notes for how long.
+// holding does something while it holds a partition's mu, and notes for how long the partition had to wait for it.
 func (n *Node) holding(p *partition, pause *pauseMeter, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,9 +24,9 @@ type leaders struct {
 type led struct {
 	by        string
 	followers []string
-	asked     time.Time // who leads it, last
-	told      time.Time // by whom
-	deposed   time.Time // when it was asked to step down last
+	asked     time.Time // when it was last asked who leads it
+	told      time.Time // when that was last answered
+	deposed   time.Time // when its leader was last asked to step down
 }
 
 const (
@@ -99,7 +99,7 @@ func (n *Node) lookAtServers(ctx context.Context) error {
 	return nil
 }
 
-// withoutSlow is the view of a node without those whose nats-server is slow: others are to serve what they do, until they are well again.
+// withoutSlow is a view without the other nodes whose nats-server is slow: what those serve others are to serve, until it is well again.
 func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.View {
 	if len(slow.Lately) > 0 {
 		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name != self && slow.Lately[b.Server] })
@@ -107,8 +107,8 @@ func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.Vie
 	return v
 }
 
-// evade has the servers that are slow lead no more what this node serves, nor, where it is the first of those who are well,
-// what all need.
+// evade has slow servers lead no more the streams that take the outputs of this node, nor, where it is the first node of those who are
+// well, the shared streams.
 func (n *Node) evade(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if len(slow.Silent) == 0 {
 		return
@@ -133,7 +133,7 @@ func (n *Node) putsOut(p *partition, well cluster.View) bool {
 	return owns || well.Claimant(p.number, caughtUp) == n.o.Name
 }
 
-// silent are the streams, in any order, whose leaders have not said who they are, or are slow.
+// silent are the streams, in any order, whose leaders are slow, or have not answered for a while.
 func (l *leaders) silent(slow servers.Slowness) (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,8 +145,9 @@ func (l *leaders) silent(slow servers.Slowness) (names []string) {
 	return names
 }
 
-// depose asks the leader of a stream to step down if it is slow: for this node's server, or else another that is not. What
-// was on its way to it is lost, or its answer is: a partition's chain is given up once there is another leader.
+// depose asks the leader of a stream to step down if it is slow: for this node's server, or else another one that is not. What was on
+// its way to the leader is lost, or its answer is. So the chain of p, the partition whose stream it is, is given up once another one
+// leads it; p is nil for a stream that is no partition's.
 func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p *partition) {
 	by, to := n.leaders.heir(name, slow, n.nc.ConnectedServerName())
 	if to == "" {
@@ -168,7 +169,8 @@ func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p
 	})
 }
 
-// heir says who leads a stream, and is slow, and who is to; nobody where that is as it should be, or was asked for just now.
+// heir names the leader of a stream, if that is slow, and who is to take its place; nobody where the leader is well, or was asked to step
+// down just now. It notes that the leader is asked.
 func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,7 +189,7 @@ func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to s
 	return s.by, heirs[0]
 }
 
-// succeeded gives up a chain that was resumed under another leader, and waits for answers of that.
+// succeeded gives up the chain of a partition, if there is one, that waits for answers of another leader than its stream has now.
 func (n *Node) succeeded(p *partition, leader string) {
 	if p == nil {
 		return

@@ -24,10 +24,10 @@ type leftBehindError struct {
 	at, first  uint64 // the last record here; the first one there
 	partitions int
 	followed   []int // partitions of which there is something here
-	cause      error // in the words of who found it; nil: in these
+	cause      error // what found it, in whose words it is told; nil: nothing else
 }
 
-// leftBehind is that of this node.
+// leftBehind is the error of this node, whose last record is at, while the log stream begins at first.
 func (n *Node) leftBehind(at, first uint64, cause error) error {
 	e := &leftBehindError{at: at, first: first, partitions: n.layout.Partitions, cause: cause}
 	for _, p := range n.followed() {

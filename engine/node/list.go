@@ -46,7 +46,7 @@ const (
 	listsWithin = 1500 * time.Millisecond
 )
 
-// await waits for a turn among as many as a channel holds, which is over when one is taken from it.
+// await waits for a place in a channel that has one for each of what may be in progress. Whoever is done takes a word out of it.
 func await(turns chan struct{}, what string) error {
 	patience := time.NewTimer(listsWithin)
 	defer patience.Stop()

@@ -148,8 +148,8 @@ func (n *Node) connect(o *Options) (err error) {
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
 	}
-	// An account may be allowed less than the server takes, which is said behind the answer to the first ping. Where a second one
-	// is not answered, what follows says so.
+	// An account may be allowed less than the server takes. The server says so behind its answer to the first ping, so it is asked again.
+	// Where that is not answered, what follows says so.
 	_ = n.nc.FlushTimeout(replyTimeout)
 	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
 		return fmt.Errorf("%w: max_payload of nats-server is %d bytes, must be %d", errSmall, n.nc.MaxPayload(), least)
@@ -192,9 +192,9 @@ func (n *Node) expectLog(o *Options) error {
 	return fmt.Errorf("node: data directory %s has the log of a service with another prefix than %q: there is %q", o.Data, o.Prefix, r.Subject)
 }
 
-// knowsLog tells whether there is to be a log that this node goes on with, unless losses of every partition are accepted. One that an
-// external nats-server does not have may still be on its disk, as with a wrong key for what is encrypted: whoever makes it again destroys
-// it there.
+// knowsLog tells whether the log stream must be there already: this node goes on with it, and losses of every partition are not accepted.
+// A stream that an external nats-server does not know may still be on its disk, as with a wrong key for what is encrypted, and whoever
+// makes it again destroys it there.
 func (n *Node) knowsLog() bool {
 	if n.restored != nil || len(n.o.AcceptLoss) > 0 && n.acceptsAll(cmp.Or(n.layout.Partitions, n.o.Partitions)) {
 		return false
@@ -202,8 +202,8 @@ func (n *Node) knowsLog() bool {
 	return n.layout.Partitions > 0 || n.local != nil && n.local.Last() > 0
 }
 
-// openJobs opens the job table. One that lost its end is how it was earlier, and the log goes on from there: whether it
-// reaches back so far is seen when both are open. rest is what its compactions call (wal.Options.Rest).
+// openJobs opens the job table. A table that lost its end is as it was at an earlier checkpoint, and the log goes on from there: whether
+// it reaches back so far is looked at when both are open (restore). rest is what compactions call (wal.Options.Rest).
 func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	o := n.o.JobStore
 	o.Dir, o.Logger, o.Profile, o.Rest = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable, rest
@@ -221,8 +221,8 @@ func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	return nil
 }
 
-// openWithLoss opens a local log that lost its end, which is no loss while the stream still has the
-// records: they are read again. It looks before it opens, since a store that was opened once forgets.
+// openWithLoss opens a local log that lost its end, which is no loss while the stream still has the records: they are read again. It asks
+// the stream before it opens the log, since nothing tells of the loss any more after that.
 func (n *Node) openWithLoss(ctx context.Context, loss *wal.LossError) error {
 	info, err := n.streams.Log.Info(ctx)
 	if err != nil {

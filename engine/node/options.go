@@ -75,8 +75,8 @@ type Options struct {
 	// MemoryForJobs is about how many bytes the jobs in memory may take. Those that are due last leave it first, and
 	// those that changed only after a checkpoint.
 	MemoryForJobs int // default 1 GiB
-	// HotJobs may be in memory of each partition whatever they wait for: few jobs are there all, which costs nothing.
-	// Of many it is those that changed since the last checkpoint and those that are due next.
+	// HotJobs is how many jobs of each partition may be in memory whenever they are due: few are all there, which costs nothing. Of more
+	// than that, those stay there that changed since the last checkpoint, and those that are due next.
 	HotJobs int // default 32,768
 	// LoadAhead is how long before it is due a job is brought into memory. One that fires more often stays there.
 	LoadAhead time.Duration // default 30 min

@@ -33,8 +33,8 @@ var (
 // or where it answers and no message is answered for long.
 type overdue struct {
 	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
-	heard uint64    // up to where messages were answered when it was last looked
-	since time.Time // no more were
+	heard uint64    // up to where messages were answered at the latest look
+	since time.Time // since when no more were
 	none  time.Time // since when the stream says quickly that it has no more than that
 	all   time.Time // since when it says quickly that it has all of them
 }

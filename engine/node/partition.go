@@ -79,6 +79,7 @@ func (p *partition) halt(err error) (first bool) {
 	return first
 }
 
+// tellStopped logs that a partition stopped, and has those look who take over from each other.
 func (n *Node) tellStopped(p *partition, err error) {
 	ring(n.joined.changed)
 	n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)

@@ -111,7 +111,8 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 	return m, position, nil
 }
 
-// readNewest reads the newest checkpoint. If it has many jobs, the machine is to read them elsewhere from now on.
+// readNewest reads the newest checkpoint. A machine of many jobs needs another table to read them from (Attach) before it is used: the view
+// of the checkpoint is closed again.
 func (n *Node) readNewest(number int) (m *engine.Machine, position uint64, err error) {
 	err = n.saved.View(uint16(number), func(v *snapshot.View) error {
 		position = v.Position
@@ -121,7 +122,7 @@ func (n *Node) readNewest(number int) (m *engine.Machine, position uint64, err e
 	return m, position, err
 }
 
-// openMachine opens a checkpoint. A machine of many jobs goes on reading it.
+// openMachine opens a checkpoint. With more than HotJobs jobs the machine leaves them there, and reads them when it needs them.
 func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error) {
 	state, err := v.State()
 	if err != nil {
@@ -162,8 +163,7 @@ func (n *Node) savedLayout() (l engine.Layout, err error) {
 	return l, err
 }
 
-// reachesBack tells whether the local log has all that came after a position. An empty one may: it then goes on
-// there.
+// reachesBack tells whether the local log has all that came after a position. One without records begins behind the last that it had.
 func (n *Node) reachesBack(position uint64) bool {
 	first := n.local.First()
 	if first == 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// replay decodes the local log above a position, and says how many bytes a record has there.
+// replay has apply called with each record of the local log above a position, and with how many bytes it has there.
 func (n *Node) replay(ctx context.Context, after uint64, apply func(e *engine.Entry, size int) error) (records int, err error) {
 	err = n.local.Read(after+1, func(stored wal.Record) error {
 		if records++; records%4096 == 0 && ctx.Err() != nil {
@@ -46,7 +46,7 @@ func (n *Node) replayInto(ctx context.Context, m *engine.Machine, p *partition, 
 	return last, records, err
 }
 
-// applyAgain applies a record of the local log.
+// applyAgain applies a record of the local log to the partitions that it concerns.
 func (n *Node) applyAgain(e *engine.Entry) error {
 	for _, p := range n.concerned(e) {
 		if err := p.applyAgain(e); err != nil {

@@ -47,7 +47,7 @@ func (n *Node) unread(p *partition) error {
 	return unused.Close()
 }
 
-// resideIn does so in one partition, at a time.
+// resideIn does so in one partition; now is unix ms.
 func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	share := n.share()
 	ahead := now + n.o.LoadAhead.Milliseconds()

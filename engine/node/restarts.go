@@ -79,7 +79,7 @@ func wantFiles(dir string) error {
 	return nil
 }
 
-// passing marks err if it says of this machine what passes.
+// passing marks err if it says of this machine what passes: a disk that cannot be written, or too many open files.
 func passing(err error) error {
 	switch {
 	case errors.Is(err, errDisk), errors.Is(err, errNoFiles): // marked where it was met

@@ -45,7 +45,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	defer place.Close()
-	// What was left when giving up a state was interrupted.
+	// What is left where beginAnew was interrupted.
 	if err := os.RemoveAll(filepath.Join(o.Data, setAside)); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}

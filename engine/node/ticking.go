@@ -110,7 +110,7 @@ func (t *ticking) end() (away bool) {
 	return slices.ContainsFunc(t.away, func(s sentTick) bool { return !s.lost() })
 }
 
-// abort forgets the ticks on their way: none was sent, or none is waited for.
+// abort forgets the ticks on their way: the connection is down, or none is waited for.
 func (t *ticking) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,7 +159,7 @@ func (t *ticking) refused() error {
 	return nil
 }
 
-// silent is how long ticks have gone unanswered.
+// silent is for how long ticks have gone unanswered; 0 where the latest was refused, or none is waited for.
 func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,7 +169,7 @@ func (t *ticking) silent(now time.Time) time.Duration {
 	return now.Sub(t.since)
 }
 
-// fruitless is how long ticks have been sent without one coming back, unless the log has no room: no node has it then.
+// fruitless is for how long ticks have been sent without one coming back; 0 where the log has no room, as it has for no node then.
 func (t *ticking) fruitless(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
