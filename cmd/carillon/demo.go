@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -123,10 +122,4 @@ Ctrl-C stops the engine; its jobs are kept and go on at the next start.
 		}
 	}
 	return nil
-}
-
-func showTrigger(w io.Writer, t *carillon.Trigger) error {
-	_, err := fmt.Fprintf(w, "%s  %10s  %-24s %-16s %s\n", t.Scheduled.Local().Format("15:04:05.000"), milliseconds(t.Lateness()),
-		t.Job, t.Topic, excerpt(t.Payload, 60))
-	return err
 }

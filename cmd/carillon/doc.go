@@ -9,8 +9,9 @@
 // root package's client, and the engine is in engine/node.
 //
 // A reading order: main.go (signals and the exit code), root.go (Run, the tree of commands, how errors
-// are told), connect.go (the flags and environment of the nats CLI), output.go (tables and JSON),
-// file.go (files that are whole or not there), then one file a command: job_put.go is carillon job put.
+// are told), connect.go (the flags and environment of the nats CLI), flags.go (values that flags refuse), output.go (tables and JSON),
+// input.go (what is read for a job), file.go (files that are whole or not there), then one file a command: job_put.go is carillon job put,
+// and job_change.go what delete, pause and resume have in common.
 // default.pgo is where an engine's CPU goes under load: go build compiles the program, and what it imports, by it.
 //
 // The tree is built with spf13/cobra and not with the standard library's flag: subcommands two deep,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,11 +82,7 @@ func (a *app) describeJob(r *carillon.JobReply) error {
 	if j.Expires != 0 {
 		row("expires", j.Expires.String())
 	}
-	topic := j.Topic
-	if topic == "" {
-		topic = carillon.DefaultTopic
-	}
-	row("topic", topic)
+	row("topic", cmp.Or(j.Topic, carillon.DefaultTopic))
 	row("priority", j.Priority.String())
 	row("owner", excerpt([]byte(j.Owner), len(j.Owner)))
 	row("labels", joined(j.Labels))

@@ -17,10 +17,6 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// maxLine is the longest line or file that is read as a job: a payload of text in which each byte is
-// escaped (six for one), and room for the rest.
-const maxLine = 6*carillon.MaxPayload + 1<<20
-
 func newJobImportCommand(a *app) *cobra.Command {
 	im := importer{under: make(map[int]inputLine)}
 	c := &cobra.Command{

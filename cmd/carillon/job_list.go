@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,14 +74,6 @@ func (v *jobStatus) Set(s string) error {
 	return errors.New("expected scheduled, paused or completed")
 }
 
-// selectionFlags add the flags of a selection.
-func selectionFlags(c *cobra.Command, s *carillon.Selection) {
-	f := c.Flags()
-	f.Var((*filled)(&s.Prefix), "prefix", "whose ids begin with a `prefix`")
-	f.Var((*filled)(&s.Label), "label", "with a label, `name=value` or name")
-	f.Var((*filled)(&s.Owner), "owner", "that belong to an `owner`")
-}
-
 // pages calls show with one page of jobs after the other. Only one is held at a time.
 func (l listFlags) pages(ctx context.Context, client *carillon.Client, show func([]carillon.JobReply) error) error {
 	left := l.limit
@@ -112,12 +105,8 @@ func (a *app) listTable(ctx context.Context, client *carillon.Client, l listFlag
 		}
 		for i := range page {
 			r := &page[i]
-			topic := r.Spec.Topic
-			if topic == "" {
-				topic = carillon.DefaultTopic
-			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n",
-				r.ID, r.Status, when(r.Next), orDash(r.Spec.Schedule), topic, r.Fires, r.Version)
+				r.ID, r.Status, when(r.Next), orDash(r.Spec.Schedule), cmp.Or(r.Spec.Topic, carillon.DefaultTopic), r.Fires, r.Version)
 		}
 		return w.Flush()
 	})

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -180,53 +177,4 @@ func (p *payloadFlags) read(stdin io.Reader) ([]byte, carillon.PayloadForm, erro
 		return b, carillon.PayloadNone, err
 	}
 	return nil, carillon.PayloadNone, nil
-}
-
-// untilEnd reads until ctx ends: somebody at a terminal, or a pipe, may never go on. A read that is under way is then left behind.
-type untilEnd struct {
-	ctx context.Context
-	io.Reader
-}
-
-func (u untilEnd) Read(b []byte) (int, error) {
-	if u.ctx.Err() != nil {
-		return 0, context.Cause(u.ctx)
-	}
-	type part struct {
-		bytes []byte
-		err   error
-	}
-	read := make(chan part, 1)
-	own := make([]byte, len(b)) // of b the caller may make something else
-	go func() {
-		n, err := u.Reader.Read(own)
-		read <- part{own[:n], err}
-	}()
-	select {
-	case p := <-read:
-		return copy(b, p.bytes), p.err
-	case <-u.ctx.Done():
-		return 0, context.Cause(u.ctx)
-	}
-}
-
-// readInput reads a file, or standard input for "-", as far as a job can be long.
-func readInput(name string, stdin io.Reader) ([]byte, error) {
-	r := stdin
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		r = f
-	}
-	b, err := io.ReadAll(io.LimitReader(r, maxLine+1))
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", name, err)
-	}
-	if len(b) > maxLine {
-		return nil, &carillon.Error{Code: carillon.CodePayloadTooLarge, Message: fmt.Sprintf("%s is longer than the %d bytes that any job can have", name, maxLine)}
-	}
-	return b, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -64,12 +65,7 @@ func when(t time.Time) string {
 }
 
 // orDash fills a table's empty cell.
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orDash(s string) string { return cmp.Or(s, "-") }
 
 // excerpt gives the beginning of any bytes as text that is safe on a terminal.
 func excerpt(b []byte, most int) string {

@@ -101,37 +101,6 @@ type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// notZero refuses a 0 for flags of which it would be taken for the default.
-func notZero(c *cobra.Command, flags ...string) error {
-	for _, name := range flags {
-		if f := c.Flags().Lookup(name); f.Changed && strings.TrimSuffix(f.Value.String(), "s") == "0" {
-			return usagef("--%s is 0, must be more", name)
-		}
-	}
-	return nil
-}
-
-// notNegative refuses what is below 0 by the flag's name: further in, an option of another name and unit would be told of.
-func notNegative(c *cobra.Command, flags ...string) error {
-	for _, name := range flags {
-		if v := c.Flags().Lookup(name).Value.String(); strings.HasPrefix(v, "-") {
-			return usagef("--%s is %s, must not be negative", name, v)
-		}
-	}
-	return nil
-}
-
-// noZeros refuses a 0 for each flag that is another number by default.
-func noZeros(c *cobra.Command) error {
-	var flags []string
-	c.Flags().Visit(func(f *pflag.Flag) {
-		if f.Value.String() != f.DefValue {
-			flags = append(flags, f.Name)
-		}
-	})
-	return notZero(c, flags...)
-}
-
 func walk(c *cobra.Command, visit func(*cobra.Command)) {
 	visit(c)
 	for _, sub := range c.Commands() {

@@ -1,168 +1,21 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
 )
 
-// filled is the value of a flag that may not be empty. A shell makes that of a variable that is not set, and without it a
-// selection is of more jobs, a job has nothing in it, an engine has a NATS of its own, or a command goes to another service.
-type filled string
-
-func (v *filled) String() string { return string(*v) }
-func (v *filled) Type() string   { return "string" }
-
-func (v *filled) Set(s string) error {
-	if s == "" {
-		return errors.New("is empty")
-	}
-	*v = filled(s)
-	return nil
-}
-
-// change is a command on one job or on all of a selection.
-type change struct {
-	verb, past string // "pause", "paused"
-	example    string
-	one        func(*carillon.Client, context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error)
-	many       func(*carillon.Client, context.Context, carillon.Selection) (carillon.SelectionReply, error)
-	done       func(*carillon.StatusReply) int // grows by one with each job that is changed
-}
-
-func (a *app) newChangeCommand(ch change, long string) *cobra.Command {
-	var s carillon.Selection
-	var yes bool
-	var ifVersion uint64
-	verb := strings.ToUpper(ch.verb[:1]) + ch.verb[1:]
-	c := &cobra.Command{
-		Use:   ch.verb + " [ID]",
-		Short: verb + " a job, or all jobs of a selection",
-		Long: long + `
-
-Give an id, or a selection: jobs that all of --prefix, --label and --owner apply to. A selection is
-changed job by job and not in one transaction; the answer counts them. On a terminal it asks first.
-
-Here --prefix is the beginning of an id. The service's own goes before the command, or into
-$CARILLON_PREFIX: carillon --prefix acme job ` + ch.verb + ` …`,
-		Example: ch.example,
-		Args:    cobra.MaximumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			conditional := c.Flags().Changed("if-version")
-			switch selects := s != (carillon.Selection{}); {
-			case len(args) == 1 && selects:
-				return usagef("give an id or a selection, not both")
-			case len(args) == 0 && !selects:
-				return usagef("give an id, or a selection by --prefix, --label and --owner")
-			case selects && conditional:
-				return usagef("--if-version goes with an id")
-			}
-			if len(args) == 0 {
-				return a.changeMany(c.Context(), ch, s, yes)
-			}
-			var options []carillon.CommandOption
-			if conditional {
-				options = append(options, carillon.IfVersion(ifVersion))
-			}
-			return a.changeOne(c.Context(), ch, args[0], options)
-		},
-	}
-	selectionFlags(c, &s)
-	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask before a selection is changed")
-	c.Flags().Uint64Var(&ifVersion, "if-version", 0, "only if the job is at this `version`")
-	return c
-}
-
-func (a *app) changeOne(ctx context.Context, ch change, id string, options []carillon.CommandOption) error {
-	if err := carillon.CheckJobID(id); err != nil {
-		return err
-	}
-	nc, client, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	r, err := ch.one(client, ctx, id, options...)
-	if err != nil {
-		return err
-	}
-	if r.Status == carillon.StatusDeleted && !a.json {
-		return a.line("%s is deleted", id)
-	}
-	return a.printJob(&r)
-}
-
-func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, yes bool) error {
-	if isTerminal(a.stdin) && !yes {
-		sure, err := a.ask(ctx, fmt.Sprintf("%s all jobs with %s?", ch.verb, describeSelection(s)))
-		if err != nil || !sure {
-			return err
-		}
-	}
-	nc, client, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	end := a.showChanges(ctx, client, ch)
-	r, err := ch.many(client, ctx, s)
-	end()
-	if err != nil {
-		return err
-	}
-	if a.json {
-		err = a.raw(r.AppendJSON(nil))
-	} else {
-		err = a.line("%d selected, %d %s, %d were so or gone already, %d failed", r.Matched, r.Changed, ch.past, r.Unchanged, r.Failed)
-	}
-	if err == nil && r.Failed > 0 {
-		err = &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("of %d jobs the outcome is unknown, or there was no room to change them; the same command again does no harm", r.Failed)}
-	}
-	return err
-}
-
-// showChanges shows on a terminal how many jobs a selection has changed so far, until end is called. The answer comes once all are, so
-// it goes by what the service counts: what others change meanwhile is in it, too.
-func (a *app) showChanges(ctx context.Context, client *carillon.Client, ch change) (end func()) {
-	if !isTerminal(a.stderr) {
-		return func() {}
-	}
-	bar := a.newProgress(ch.verb, -1, false)
-	_ = bar.bar.RenderBlank() // something is to be seen at once
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		began, shown := -1, 0
-		for ctx.Err() == nil {
-			if s, err := client.Status(ctx); err == nil {
-				n := ch.done(&s)
-				if began < 0 {
-					began = n
-				}
-				more := max(n-began-shown, 0)
-				shown += more
-				bar.advance(more, more)
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(5 * redraw):
-			}
-		}
-	}()
-	return func() {
-		cancel()
-		<-ended
-		bar.end()
-	}
+// selectionFlags add the flags of a selection.
+func selectionFlags(c *cobra.Command, s *carillon.Selection) {
+	f := c.Flags()
+	f.Var((*filled)(&s.Prefix), "prefix", "whose ids begin with a `prefix`")
+	f.Var((*filled)(&s.Label), "label", "with a label, `name=value` or name")
+	f.Var((*filled)(&s.Owner), "owner", "that belong to an `owner`")
 }
 
 // checkSelection is what the service does with a selection that it is sent, for one that it is not; an empty one takes all jobs.
@@ -186,20 +39,4 @@ func describeSelection(s carillon.Selection) string {
 		}
 	}
 	return strings.Join(parts, " and ")
-}
-
-// ask puts a yes-or-no question; whatever is no clear yes is a no.
-func (a *app) ask(ctx context.Context, question string) (bool, error) {
-	if _, err := fmt.Fprintf(a.stderr, "%s [y/N] ", question); err != nil {
-		return false, err
-	}
-	answer, err := bufio.NewReader(untilEnd{ctx, a.stdin}).ReadString('\n')
-	if ctx.Err() != nil {
-		return false, ctx.Err()
-	}
-	if err != nil && answer == "" {
-		return false, nil // the end of the input is a no
-	}
-	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes", nil
 }

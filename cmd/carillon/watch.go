@@ -2,15 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"sync"
-	"time"
-	"unicode/utf8"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
@@ -141,43 +137,4 @@ func (w *watcher) showEvent(e *carillon.Event) error {
 		what = fmt.Sprintf("%d fires, %s: %s to %s", e.Count, excerpt([]byte(e.Reason), 32), when(e.First), when(e.Last))
 	}
 	return w.app.line("%s  %10s  %-24s %s", e.Time.Local().Format("15:04:05.000"), excerpt([]byte(e.Kind), 32), excerpt([]byte(e.Job), 64), what)
-}
-
-// triggerLine is a trigger as JSON, for watch and work.
-type triggerLine struct {
-	Type      string      `json:"type"`
-	Job       string      `json:"job"`
-	Trigger   string      `json:"trigger"`
-	Topic     string      `json:"topic"`
-	Scheduled string      `json:"scheduled"`
-	Received  string      `json:"received"`
-	Lateness  float64     `json:"lateness_ms"`
-	Version   uint64      `json:"version"`
-	Output    uint64      `json:"output"`
-	Missed    uint64      `json:"missed,omitempty"`
-	Partition int         `json:"partition"`
-	Attempt   int         `json:"attempt,omitempty"`
-	Headers   nats.Header `json:"headers,omitempty"`
-
-	// One of these, as in a job, but for the white space of JSON, which is left out.
-	Payload json.RawMessage `json:"payload,omitempty"`
-	Text    string          `json:"payload_text,omitempty"`
-	Base64  []byte          `json:"payload_base64,omitempty"`
-}
-
-func newTriggerLine(t *carillon.Trigger) triggerLine {
-	line := triggerLine{
-		Type: "trigger", Job: t.Job, Trigger: t.ID, Topic: t.Topic, Scheduled: when(t.Scheduled),
-		Received: t.Received.UTC().Format("2006-01-02T15:04:05.000000Z"), Lateness: float64(t.Lateness()) / float64(time.Millisecond),
-		Version: t.Version, Output: t.Output, Missed: t.Missed, Partition: t.Partition, Attempt: t.Attempt, Headers: t.Headers,
-	}
-	switch {
-	case utf8.Valid(t.Payload) && json.Valid(t.Payload): // encoding/json takes any bytes within a string
-		line.Payload = t.Payload
-	case utf8.Valid(t.Payload):
-		line.Text = string(t.Payload)
-	default:
-		line.Base64 = t.Payload
-	}
-	return line
 }
