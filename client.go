@@ -41,8 +41,8 @@ const (
 // Beside the errors that it names, every call that sends a request may return
 //
 //   - CodeLimitExceeded: the service has no room for the request, and did nothing;
-//   - CodeUnavailable: nobody answered in time, and the outcome is unknown. If the context ended the wait, its error
-//     (context.Canceled or context.DeadlineExceeded) is wrapped, too;
+//   - CodeUnavailable: nobody answered in time, and the outcome is unknown, unless the message says that nothing was sent. If the
+//     context ended the wait, or was over before it, its error (context.Canceled or context.DeadlineExceeded) is wrapped, too;
 //   - CodeInternal: a fault of the service;
 //   - an error of the connection, wrapped, such as nats.ErrConnectionClosed, or nats.ErrPermissionViolation if the user may not
 //     publish the request. A connection keeps only its last error, so when the server refuses many requests at once, some of the
@@ -410,6 +410,9 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 	if cmd.Request != "" {
 		msg.Header.Set(HeaderRequest, cmd.Request)
 	}
+	if err := ctx.Err(); err != nil {
+		return 0, unsent(err)
+	}
 	if !c.connected(ctx) {
 		return 0, c.connectionError(errNotSent)
 	}
@@ -469,6 +472,12 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 	began := time.Now()
 	var before error
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		switch over := ctx.Err(); {
+		case over != nil && before == nil:
+			return nil, false, unsent(over)
+		case over != nil:
+			return nil, uncertain, ended(ctx, before)
+		}
 		answer, err := c.try(ctx, msg, r)
 		if err == nil {
 			if answer.Header.Get(headerServiceErrorCode) == "" {
@@ -495,7 +504,6 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 		before = err
 		select {
 		case <-ctx.Done():
-			return nil, uncertain, ended(ctx, err)
 		case <-time.After(pause):
 		}
 	}
@@ -590,6 +598,11 @@ func (c *Client) connected(ctx context.Context) (ok bool) {
 	return true
 }
 
+// unsent is the error of a request that was not sent, with the reason.
+func unsent(why error) error {
+	return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: "nothing was sent"}, why)
+}
+
 // connectionError words an error of nats.go; if a later try may succeed, it becomes CodeUnavailable.
 func (c *Client) connectionError(err error) error {
 	unavailable := func(message string) error {
@@ -599,7 +612,7 @@ func (c *Client) connectionError(err error) error {
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
 		return unavailable("no Carillon service answers under the prefix " + quote(c.names.Prefix))
 	case errors.Is(err, errNotSent):
-		return unavailable("nothing was sent")
+		return unsent(err)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return &Error{Code: CodePayloadTooLarge, Message: fmt.Sprintf("the request is larger than the %d bytes this NATS server takes", c.nc.MaxPayload())}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),

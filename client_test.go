@@ -447,11 +447,21 @@ func TestClientWithoutService(t *testing.T) {
 		t.Error(err)
 	}
 
+	// Where the context is over before anything was sent, the outcome is not unknown.
 	cancelled, stop := context.WithCancel(t.Context())
 	stop()
-	_, err = c.Get(cancelled, "j")
-	if !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) || strings.Count(err.Error(), "context canceled") != 1 {
-		t.Errorf("%v", err)
+	late, expired := context.WithTimeout(t.Context(), -1)
+	defer expired()
+	for _, over := range []context.Context{cancelled, late} {
+		_, get := c.Get(over, "j")
+		_, fire := c.Fire(over, "j")
+		_, send := c.Send(over, Command{Verb: VerbFire, Job: "j"})
+		for what, err := range map[string]error{"get": get, "fire": fire, "send": send} {
+			want := "unavailable: nothing was sent (" + over.Err().Error() + ")"
+			if !errors.Is(err, over.Err()) || !errors.Is(err, &Error{Code: CodeUnavailable}) || err.Error() != want {
+				t.Errorf("%s: %v, want %s", what, err, want)
+			}
+		}
 	}
 	nc.Close()
 	if _, err := c.Get(t.Context(), "j"); !errors.Is(err, nats.ErrConnectionClosed) {

@@ -334,13 +334,15 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 
 // send sends a request and reports its jobs. Those that the service has no room for are sent again.
 func (im *importing) send(b *importBatch) {
-	unanswered := false
+	var unanswered error // of the request before, if its outcome is unknown
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if b.id == "" {
 			b.id = rand.Text()[:10]
 		}
 		reply, err := im.request(b, unanswered)
-		unanswered = errors.Is(err, unknown)
+		if unanswered = nil; errors.Is(err, unknown) {
+			unanswered = err
+		}
 		full := b.full(reply, err)
 		if patient := im.patient(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
 			im.settle(b, reply, err)
@@ -358,12 +360,15 @@ func (im *importing) send(b *importBatch) {
 	}
 }
 
-func (im *importing) request(b *importBatch, alone bool) (ImportReply, error) {
-	if alone {
+func (im *importing) request(b *importBatch, unanswered error) (ImportReply, error) {
+	if unanswered != nil {
 		select {
 		case im.again <- struct{}{}:
 			defer func() { <-im.again }()
-		case <-im.ctx.Done(): // the request fails
+		case <-im.ctx.Done():
+		}
+		if im.ctx.Err() != nil { // that nothing is sent now says nothing of the request before
+			return ImportReply{}, ended(im.ctx, unanswered)
 		}
 	}
 	body, _, err := im.ask(im.ctx, request{

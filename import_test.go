@@ -158,6 +158,12 @@ func TestClientImport(t *testing.T) {
 	if err := c.Import(ctx, endless, func(int, error) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("an import without end ended with %v", err)
 	}
+	// What was sent before that, and not answered, may have been put.
+	im := importing{Client: c, ctx: ctx, again: make(chan struct{}, 1)}
+	_, err = im.request(&importBatch{}, &Error{Code: CodeUnavailable, Message: "the outcome is unknown"})
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, unknown) || strings.Contains(err.Error(), "nothing was sent") {
+		t.Errorf("a request that is not sent again: %v", err)
+	}
 }
 
 // What a service has no room for is sent again, and nothing else of the request; after a while without room for any it
