@@ -33,6 +33,9 @@ func Permanent(err error) error {
 	return permanentError{err}
 }
 
+// ErrGivenUp is wrapped by the error that OnError is called with when its trigger is given up, beside the handler's own.
+var ErrGivenUp = errors.New("given up")
+
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
@@ -64,8 +67,8 @@ type WorkerOptions struct {
 	StartNew bool
 
 	// OnError, if not nil, is called with every handler's error, and, with a nil trigger, with what
-	// else goes wrong and the worker tries again by itself. It may be called from several
-	// goroutines at once.
+	// else goes wrong and the worker tries again by itself. Where the trigger is given up after that error,
+	// errors.Is(err, ErrGivenUp). It may be called from several goroutines at once.
 	OnError func(t *Trigger, err error)
 }
 
@@ -417,12 +420,13 @@ func (w *worker) handle(ctx context.Context, h int, d delivery) {
 		w.answer(d.msg, t, ack) // a heartbeat after it is one of a trigger that the server knows no longer
 		return
 	}
-	w.OnError(t, err)
 	_, permanent := errors.AsType[permanentError](err)
 	if permanent || w.MaxAttempts > 0 && t.Attempt >= w.MaxAttempts {
+		w.OnError(t, fmt.Errorf("%w, %w", err, ErrGivenUp))
 		w.refuse(h, d, t, termination(err))
 		return
 	}
+	w.OnError(t, err)
 	w.refuse(h, d, t, delayedNak(w.RetryDelay(t.Attempt, err)))
 }
 

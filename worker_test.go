@@ -190,7 +190,11 @@ func TestWorkRetriesAndGivesUp(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			told = append(told, tr.Job)
+			what := tr.Job
+			if errors.Is(err, ErrGivenUp) {
+				what += " for good"
+			}
+			told = append(told, what)
 		},
 	}, func(_ context.Context, tr *Trigger) error {
 		mu.Lock()
@@ -214,7 +218,7 @@ func TestWorkRetriesAndGivesUp(t *testing.T) {
 	if slices.Sort(asked); !slices.Equal(asked, []int{1, 1, 2, 2, 3}) {
 		t.Errorf("RetryDelay was asked for attempts %v", asked)
 	}
-	if slices.Sort(told); strings.Join(told, " ") != "broken flaky flaky hopeless hopeless hopeless hopeless" {
+	if slices.Sort(told); strings.Join(told, ", ") != "broken for good, flaky, flaky, hopeless, hopeless, hopeless, hopeless for good" {
 		t.Errorf("OnError was told of %v", told)
 	}
 	eventually(t, "two given up", func() bool {

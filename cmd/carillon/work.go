@@ -195,9 +195,6 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 	case len(w.command) > 0:
 		errErr := errOut.show(w.app.stderr, w.app.stderr, t.ID)
 		outErr := out.show(w.app.stdout, w.app.stderr, t.ID)
-		if most := w.options.MaxAttempts; err != nil && most > 0 && t.Attempt >= most {
-			return fmt.Errorf("%w, given up", err)
-		}
 		if err != nil {
 			return err
 		}
