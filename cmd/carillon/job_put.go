@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -15,9 +17,10 @@ func newJobPutCommand(a *app) *cobra.Command {
 		Short: "Create or replace a job",
 		Long: `Create or replace a job, and show it once that is durable.
 
-The job comes from flags, or with -f from a file that holds its JSON. It is replaced as a whole: what is
-not given has its default. Putting a job again that is there already and has fires left changes nothing;
-one that has completed gets a new version, and an @in fires again.
+The job comes from flags, or with -f from a file that holds its JSON, or what 'carillon job get --json'
+prints, of which only the spec counts. It is replaced as a whole: what is not given has its default.
+Putting a job again that is there already and has fires left changes nothing; one that has completed gets
+a new version, and an @in fires again.
 
 Schedules: '@at 2026-12-01T09:00:00Z', '@in 1m30s', '@every 250ms', '@daily' and its like, or cron with 5
 or 6 fields (seconds first). Without one the job fires only by 'carillon job fire'.`,
@@ -25,7 +28,9 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
   carillon job put report --cron '0 9 * * MON-FRI' --zone Europe/Paris --topic reports --payload '{"kind":"daily"}'
   carillon job put retry-1007 --in 90s --expires 10m --header Tenant=acme --label team=billing
   carillon job put retry-1007 --at 2026-12-01T09:00:00.250Z --if-version 1
-  carillon job put invoice-7 -f job.json`,
+  carillon job put invoice-7 -f job.json
+  carillon job get invoice-7 --json > job.json   # to edit, and put back: the version says that nobody else did meanwhile
+  carillon job put invoice-7 -f job.json --if-version 3`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			job, ifVersion, err := p.job(untilEnd{c.Context(), a.stdin})
@@ -126,7 +131,7 @@ func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, er
 		if err != nil {
 			return job, nil, err
 		}
-		return carillon.ParsePut(body)
+		return parsePutFile(body)
 	}
 	body, err := p.fields.body(own)
 	if err != nil {
@@ -139,6 +144,26 @@ func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, er
 		return job, nil, err
 	}
 	return job, nil, job.Validate()
+}
+
+// parsePutFile reads the body of a put, or an answer with the job, as 'job get --json' prints it. Of that only the spec is the job's
+// definition: the rest says how it was.
+func parsePutFile(body []byte) (carillon.Job, *uint64, error) {
+	job, ifVersion, err := carillon.ParsePut(body)
+	if !errors.Is(err, &carillon.Error{Code: carillon.CodeUnknownField, Field: "type"}) {
+		return job, ifVersion, err
+	}
+	var answer struct {
+		Type string          `json:"type"`
+		Spec json.RawMessage `json:"spec"`
+	}
+	if e := json.Unmarshal(body, &answer); e != nil {
+		return job, nil, &carillon.Error{Code: carillon.CodeInvalidJSON, Message: e.Error()}
+	}
+	if answer.Type == carillon.TypeJob && answer.Spec != nil {
+		job, err = carillon.ParseJob(answer.Spec)
+	}
+	return job, nil, err
 }
 
 // payloadFlags are the three ways to give a payload.
