@@ -19,6 +19,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -36,7 +37,7 @@ local copy of an engine that is stopped.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if d.partition < everyPartition || d.partition >= node.MaxPartitions {
-				return usagef("--partition is %d; expected 0 to %d", d.partition, node.MaxPartitions-1)
+				return badPartition(d.partition, node.MaxPartitions)
 			}
 			if err := notZero(c, "limit"); err != nil {
 				return err
@@ -65,6 +66,10 @@ local copy of an engine that is stopped.`,
 }
 
 const everyPartition = -1
+
+func badPartition(given, partitions int) error {
+	return usagef("--partition is %d; expected 0 to %d", given, partitions-1)
+}
 
 type dumper struct {
 	app       *app
@@ -136,7 +141,11 @@ func (d *dumper) stream(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	state := stream.CachedInfo().State
+	info := stream.CachedInfo()
+	if n, ok := streams.PartitionsOf(info.Config); ok && d.partition >= n {
+		return badPartition(d.partition, n)
+	}
+	state := info.State
 	last := state.LastSeq
 	if state.Msgs == 0 || max(d.from, 1) > last {
 		return nil

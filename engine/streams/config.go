@@ -213,7 +213,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, ok := cfg.partitionsOf(got)
+	made, ok := PartitionsOf(got)
 	if ok && asked != 0 && made != asked {
 		return nil, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, asked)
 	}
@@ -299,11 +299,12 @@ func (c Config) rebound(ctx context.Context, js jetstream.JetStream, got jetstre
 
 var partitionCall = regexp.MustCompile(`\{\{\s*[pP]artition\(\s*(\d+)\s*,`)
 
-func (c Config) partitionsOf(got jetstream.StreamConfig) (int, bool) {
-	if got.SubjectTransform == nil {
+// PartitionsOf reads from a log stream's configuration how many partitions it was made with; ok is false where it does not say.
+func PartitionsOf(log jetstream.StreamConfig) (n int, ok bool) {
+	if log.SubjectTransform == nil {
 		return 0, false
 	}
-	m := partitionCall.FindStringSubmatch(got.SubjectTransform.Destination)
+	m := partitionCall.FindStringSubmatch(log.SubjectTransform.Destination)
 	if m == nil {
 		return 0, false
 	}

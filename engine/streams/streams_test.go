@@ -330,7 +330,7 @@ func TestOpenAgain(t *testing.T) {
 func TestPartitionsOf(t *testing.T) {
 	for _, n := range []int{1, MaxPartitions} {
 		c := Config{Partitions: n}.withDefaults()
-		if got, ok := c.partitionsOf(c.logConfig()); got != n || !ok {
+		if got, ok := PartitionsOf(c.logConfig()); got != n || !ok {
 			t.Errorf("%d, %t, want %d", got, ok, n)
 		}
 	}
