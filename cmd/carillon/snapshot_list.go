@@ -21,6 +21,9 @@ It reads manifests only; 'carillon snapshot verify' reads all.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			return f.use(c.Context(), a, args, func(t archive.Target) error {
 				entries, err := archive.List(c.Context(), t)
+				if dir, ok := t.(*archive.Dir); ok && err == nil && len(entries) == 0 {
+					err = dir.Check() // another directory than was meant has none either
+				}
 				if err != nil {
 					return err
 				}
