@@ -313,7 +313,7 @@ func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
 }
 
 // DrainNode has a node hand over the partitions that it serves to others that can take them, and get no more; with undo it gets its
-// share again. It returns at once: Status shows how far the node is.
+// share again, unless it drains by itself, as one that may not put out triggers. It returns at once: Status shows how far the node is.
 //
 // Errors: CodeInvalidField when node is empty; CodeUnavailable, also when there is no such node.
 func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r DrainReply, err error) {

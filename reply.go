@@ -277,8 +277,8 @@ type NodeStatus struct {
 type DrainReply struct {
 	Type     string `json:"type"` // TypeDrain
 	Node     string `json:"node"`
-	Draining bool   `json:"draining"`
-	Serves   int    `json:"serves"` // partitions, just now
+	Draining bool   `json:"draining"` // also after an undo, while it may not put out triggers
+	Serves   int    `json:"serves"`   // partitions, just now
 }
 
 // AppendJSON appends a carillon.v1.drain reply.

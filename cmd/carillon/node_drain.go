@@ -35,6 +35,12 @@ nothing until --undo, or until it is started again. An engine that is stopped wi
 			if err != nil {
 				return err
 			}
+			if undo && r.Draining {
+				return &carillon.Error{
+					Code:    carillon.CodeUnavailable,
+					Message: fmt.Sprintf("node %s goes on draining: NATS refuses its triggers; its /readyz says what its user may not do", r.Node),
+				}
+			}
 			deadline := time.Now().Add(wait)
 			for r.Draining && r.Serves > 0 && time.Now().Before(deadline) {
 				select {

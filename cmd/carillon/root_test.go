@@ -551,6 +551,30 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// An engine that drains by itself does not get its share again because somebody asks.
+func TestUndoOfNoDrain(t *testing.T) {
+	url := natstest.Start(t, &natsserver.Options{}).ClientURL()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	status := carillon.StatusReply{Nodes: []carillon.NodeStatus{{Node: "e1", State: carillon.NodeDraining}}}
+	drain := carillon.DrainReply{Node: "e1", Draining: true}
+	for subject, answer := range map[string][]byte{"carillon.api.status": status.AppendJSON(nil), "carillon.api.drain.e1": drain.AppendJSON(nil)} {
+		if _, err := nc.Subscribe(subject, func(m *nats.Msg) { _ = m.Respond(answer) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errOut := run(t, "-s", url, "node", "drain", "e1", "--undo")
+	if code != exitFailure || out != "" || !strings.HasPrefix(errOut, "carillon: unavailable: node e1 goes on draining: ") {
+		t.Errorf("%d, %q, %q", code, out, errOut)
+	}
+}
+
 // Who is asked may not answer, and who feeds a command may wait for ever: it ends all the same.
 func TestInterruptedInput(t *testing.T) {
 	in, feed := io.Pipe()

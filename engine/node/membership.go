@@ -128,11 +128,13 @@ func (n *Node) takePart(ctx context.Context) error {
 	return nil
 }
 
+// drains tells whether this node is to be given nothing: it was asked to drain, or its outputs are refused.
+func (n *Node) drains() bool { return n.joined.draining.Load() || n.regain.silenced() }
+
 // report is what goes into each beat. A node that can neither fire nor read tells of no partition, so that others take them. One
 // whose outputs nats-server refuses drains: it goes on where nobody else can, and still answers.
 func (n *Node) report() cluster.Report {
-	draining := n.joined.draining.Load() || n.regain.silenced()
-	r := cluster.Report{Draining: draining, ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
+	r := cluster.Report{Draining: n.drains(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
 	if !n.joined.tells.Load() {
 		return r
 	}

@@ -43,7 +43,7 @@ func (n *Node) nodes(v cluster.View) (list []carillon.NodeStatus) {
 	return list
 }
 
-// apiDrain has this node hand over what it serves, or take its share again.
+// apiDrain has this node hand over what it serves, or take its share again, unless it drains for its own reason.
 func (n *Node) apiDrain(c *call) error {
 	r, err := carillon.ParseDrain(c.Data())
 	if err != nil {
@@ -52,5 +52,5 @@ func (n *Node) apiDrain(c *call) error {
 	if n.joined.draining.Swap(!r.Undo) == r.Undo {
 		n.log.Info("asked to drain", "undo", r.Undo)
 	}
-	return c.answer((&carillon.DrainReply{Node: n.o.Name, Draining: !r.Undo, Serves: n.serves()}).AppendJSON(nil))
+	return c.answer((&carillon.DrainReply{Node: n.o.Name, Draining: n.drains(), Serves: n.serves()}).AppendJSON(nil))
 }

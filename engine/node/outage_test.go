@@ -182,6 +182,9 @@ func TestOutputsRefused(t *testing.T) {
 	reload(refused, "")
 	eventually(t, "b serves alone", func() bool { return !serves("a") })
 	notReady(t, a.HTTP, `the user "a" of account "A" may not publish on carillon.trigger.>, may not publish on carillon.event.>`)
+	if r, err := c.DrainNode(t.Context(), "a", true); err != nil || !r.Draining {
+		t.Errorf("asked to take its share again, which it may not, it says %+v, %v", r, err)
+	}
 	fire()
 	reload(refused, refused) // nobody may: what is served stays, and is answered for
 	notReady(t, b.HTTP, `the user "b" of account "A" may not publish on carillon.trigger.>`)
@@ -196,6 +199,9 @@ func TestOutputsRefused(t *testing.T) {
 	eventually(t, "both serve again", func() bool { return serves("a") && serves("b") })
 	ready(t, a)
 	ready(t, b)
+	if r, err := c.DrainNode(t.Context(), "a", true); err != nil || r.Draining {
+		t.Errorf("with its rights it says %+v, %v", r, err)
+	}
 	fire()
 	allOutputs(t, nc, partitions)
 	a.stop(t)
