@@ -177,9 +177,6 @@ func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 			err = errors.Join(err, m.close())
 		}
 	}()
-	if err := os.MkdirAll(c.Service.Data, 0o755); err != nil {
-		return m, fmt.Errorf("bench: %w", err)
-	}
 	if m.own, err = makeScratch(c.Service.Data); err != nil {
 		return m, fmt.Errorf("bench: %w", err)
 	}

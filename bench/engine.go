@@ -104,9 +104,6 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 		e.partitions = len(status.Partitions)
 		return e, nil
 	}
-	if err := os.MkdirAll(s.Data, 0o755); err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
 	own, err := makeScratch(s.Data)
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,14 +19,19 @@ const (
 type scratch struct {
 	dir  string
 	lock *os.File // taken for as long as the run lasts
+	made []string // directories above it that were not there, the deepest first
 }
 
-// makeScratch makes one in another directory, where it first removes those of runs that were killed: they may be as large
-// as the disk. What of them cannot be removed is left to the next run, and told where there is no room for this one.
+// makeScratch makes one in another directory, which need not be there, and where it first removes those of runs that were killed: they
+// may be as large as the disk. What of them cannot be removed is left to the next run, and told where there is no room for this one.
 func makeScratch(in string) (*scratch, error) {
+	s := &scratch{made: missing(in)}
+	if err := os.MkdirAll(in, 0o755); err != nil {
+		return nil, errors.Join(err, s.remove())
+	}
 	there, err := os.ReadDir(in)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, s.remove())
 	}
 	var left error
 	for _, e := range there {
@@ -33,9 +39,8 @@ func makeScratch(in string) (*scratch, error) {
 			left = errors.Join(left, removeLeft(filepath.Join(in, e.Name())))
 		}
 	}
-	s := &scratch{}
 	if s.dir, err = os.MkdirTemp(in, scratchPrefix); err != nil {
-		return nil, errors.Join(err, left)
+		return nil, errors.Join(err, left, s.remove())
 	}
 	// Nobody is to find a lock that is not taken yet.
 	early := filepath.Join(s.dir, scratchLock+".early")
@@ -46,6 +51,17 @@ func makeScratch(in string) (*scratch, error) {
 		return nil, errors.Join(err, left, s.remove())
 	}
 	return s, nil
+}
+
+// missing lists those of a directory and of what it lies in that are not there, the deepest first.
+func missing(dir string) (list []string) {
+	for {
+		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return list
+		}
+		list = append(list, dir)
+		dir = filepath.Dir(dir)
+	}
 }
 
 // removeLeft removes a directory with a lock that nobody has, which comes last: without it nobody would know the rest again. It
@@ -79,5 +95,11 @@ func (s *scratch) remove() error {
 		err = errors.Join(err, s.lock.Close())
 		s.lock = nil
 	}
+	for _, dir := range s.made {
+		if os.Remove(dir) != nil { // somebody else has put something there
+			break
+		}
+	}
+	s.made = nil
 	return err
 }

@@ -71,3 +71,37 @@ func TestKilledRun(t *testing.T) {
 		}
 	}
 }
+
+// What a run has made for its directory goes with it, unless somebody else has come to need it.
+func TestScratchLeavesNothing(t *testing.T) {
+	there := t.TempDir()
+	in := filepath.Join(there, "tmp", "of", "the", "user")
+	first, err := makeScratch(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := makeScratch(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.remove(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(first.dir); err != nil {
+		t.Fatalf("what is in use was removed: %v", err)
+	}
+	foreign := filepath.Join(there, "tmp", "letter.txt")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.remove(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(filepath.Join(there, "tmp"))
+	if err != nil || len(left) != 1 || left[0].Name() != "letter.txt" {
+		t.Errorf("beside another's file %v is left, %v", left, err)
+	}
+	if _, err := makeScratch(filepath.Join(foreign, "in")); err == nil {
+		t.Error("a run has its directory in a file")
+	}
+}
