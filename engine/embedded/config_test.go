@@ -76,11 +76,14 @@ func TestConfigFile(t *testing.T) {
 				if !refusedPublish(t, nc, "carillon.log.0.tick") {
 					t.Error("a file without authorization drops the default rights")
 				}
-				// By the domain's name the log is protected, too, whether the subject that was sent is refused or the one that
-				// nats-server maps it to.
-				if strings.Contains(c.text, "domain: hub") && !refusedPublish(t, nc, "$JS.hub.API.STREAM.DELETE.CARILLON_LOG") &&
-					!refused(nc, "$JS.API.STREAM.DELETE.CARILLON_LOG") {
-					t.Error("by the name of the domain the log may be deleted")
+				// By the name of a domain the log is no less protected: what nats-server maps that to is refused.
+				for _, request := range []string{"STREAM.DELETE.CARILLON_LOG", "STREAM.MSG.DELETE.CARILLON_OUT_7", "CONSUMER.CREATE.CARILLON_LOG.engine.carillon.>"} {
+					if !strings.Contains(c.text, "domain: hub") {
+						break
+					}
+					if refusedPublish(t, nc, "$JS.hub.API."+request); !refused(nc, "$JS.API."+request) {
+						t.Errorf("by the name of the domain one may %s", request)
+					}
 				}
 				return
 			}

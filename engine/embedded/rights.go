@@ -23,14 +23,10 @@ var consumerChanges = []string{
 	"PEER.REMOVE", "PEER.EVACUATE", "LEADER.STEPDOWN",
 }
 
-// clientRights is what everybody except the engine may do; doc.go says what that protects. domain is the
-// server's JetStream domain: the API has subjects with that name, too, and rights are checked against the
-// subject as it was sent.
-func clientRights(o Options, partitions int, domain string) *server.Permissions {
-	apis := []string{"$JS.API."}
-	if domain != "" {
-		apis = append(apis, "$JS."+domain+".API.")
-	}
+// clientRights is what everybody but the engine may do; doc.go says how far that goes. By the name of a JetStream domain
+// ($JS.<domain>.API.>) nobody may do more: nats-server maps that to $JS.API.> before it checks rights (TestConfigFile).
+func clientRights(o Options, partitions int) *server.Permissions {
+	const api = "$JS.API."
 	log := o.logStream()
 	names := []string{log}
 	for p := range partitions {
@@ -42,18 +38,16 @@ func clientRights(o Options, partitions int, domain string) *server.Permissions 
 		inboxPrefix + ".>",
 		"$JS.FC." + log + "." + Reader + ".>", "$JS.FC.*.*." + log + "." + Reader + ".>",
 	}
-	for _, api := range apis {
-		for _, name := range names {
-			for _, verb := range streamChanges {
-				deny = append(deny, api+"STREAM."+verb+"."+name)
-			}
+	for _, name := range names {
+		for _, verb := range streamChanges {
+			deny = append(deny, api+"STREAM."+verb+"."+name)
 		}
-		for _, verb := range consumerChanges {
-			deny = append(deny, api+"CONSUMER."+verb+"."+log+"."+Reader)
-		}
-		// The old create request has the consumer's name only in its body, where rights cannot check it.
-		deny = append(deny, api+"CONSUMER.CREATE."+log+"."+Reader+".>", api+"CONSUMER.CREATE."+log)
 	}
+	for _, verb := range consumerChanges {
+		deny = append(deny, api+"CONSUMER."+verb+"."+log+"."+Reader)
+	}
+	// The old create request has the consumer's name only in its body, where rights cannot check it.
+	deny = append(deny, api+"CONSUMER.CREATE."+log+"."+Reader+".>", api+"CONSUMER.CREATE."+log)
 	return &server.Permissions{
 		Publish:   &server.SubjectPermission{Deny: deny},
 		Subscribe: &server.SubjectPermission{Deny: []string{o.Prefix + ".api.>", o.Prefix + ".tenant.>", inboxPrefix + ".>"}},

@@ -198,7 +198,7 @@ func (s *Server) addUsers(so *server.Options) error {
 		so.Users = []*server.User{{
 			Username:    "client",
 			Account:     account,
-			Permissions: clientRights(s.opts, n, so.JetStreamDomain),
+			Permissions: clientRights(s.opts, n),
 		}}
 		so.NoAuthUser, s.log.open = "client", true
 	}
