@@ -126,7 +126,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 
 	n.clock.begin(n.o.NATS != "")
 	n.replies.init()
-	if err := wantFiles(n.o.Data); err != nil {
+	if err := wantFiles(n.o.Data, n.startFiles()); err != nil {
 		return passing(err)
 	}
 	n.bell, err = alarm.New()

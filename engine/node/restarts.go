@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"github.com/nats-io/nats.go"
@@ -57,22 +59,31 @@ func unreachable(err error) error {
 	return err
 }
 
-// startFiles is how many more files a start is to be able to open: with eight partitions it takes some thirty.
-const startFiles = 48
+// startFiles is how many more files a start is to be able to open: with eight partitions it takes some thirty, and one more for the
+// output stream of each further one that the embedded server has.
+func (n *Node) startFiles() int {
+	partitions := 8
+	if n.o.NATS == "" {
+		// What cannot be listed has as many as usual: then hardly a file can be opened.
+		made, _ := fs.Glob(os.DirFS(filepath.Join(n.o.Data, "nats", "jetstream")), "*/streams/"+n.o.Stream+"_OUT_*")
+		partitions = max(partitions, n.o.Partitions, len(made))
+	}
+	return 40 + partitions
+}
 
 // wantFiles looks whether so many can be opened, dir over and over: of those that open them later nats-server does not say that it was
 // this which failed, and Pebble (2.1.7) can panic.
-func wantFiles(dir string) error {
-	opened := make([]*os.File, 0, startFiles)
+func wantFiles(dir string, most int) error {
+	opened := make([]*os.File, 0, most)
 	defer func() {
 		for _, f := range opened {
 			f.Close()
 		}
 	}()
-	for range startFiles {
+	for range most {
 		f, err := os.Open(dir)
 		if err != nil {
-			return fmt.Errorf("node: a start opens up to %d files: %w", startFiles, err)
+			return fmt.Errorf("node: a start opens up to %d files: %w", most, err)
 		}
 		opened = append(opened, f)
 	}

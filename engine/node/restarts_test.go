@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 
@@ -34,4 +36,26 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%v is not for good", err)
 		}
 	}
+}
+
+// A start wants a file for the output stream of each partition, be they made now or there already.
+func TestStartFiles(t *testing.T) {
+	n := &Node{o: Options{Data: filepath.Join(t.TempDir(), "data[1]"), Stream: "CARILLON"}}
+	wants := func(want int) {
+		t.Helper()
+		if got := n.startFiles(); got != want {
+			t.Errorf("%d files, want %d", got, want)
+		}
+	}
+	wants(48)
+	for p := range 20 {
+		if err := os.MkdirAll(filepath.Join(n.o.Data, "nats", "jetstream", "$G", "streams", fmt.Sprintf("CARILLON_OUT_%d", p)), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants(60)
+	n.o.Partitions = 30
+	wants(70)
+	n.o.NATS = "nats://127.0.0.1:1" // where they are another process's
+	wants(48)
 }
