@@ -3,9 +3,11 @@ package embedded
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
-	"path/filepath"
+	"os"
+	"path"
 	"strconv"
 	"strings"
 )
@@ -91,13 +93,12 @@ func (o Options) outStream(p int) string { return o.StreamPrefix + "_OUT_" + str
 // since the number is fixed when the streams are made.
 func (o Options) partitions(storeDir string) (int, error) {
 	n := o.Partitions
-	pattern := filepath.Join(storeDir, "jetstream", "*", "streams", o.StreamPrefix+"_OUT_*")
-	found, err := filepath.Glob(pattern)
+	found, err := fs.Glob(os.DirFS(storeDir), "jetstream/*/streams/"+o.StreamPrefix+"_OUT_*") // storeDir itself is no pattern
 	if err != nil {
 		return 0, fmt.Errorf("embedded: Dir %q: %w", o.Dir, err)
 	}
 	for _, dir := range found {
-		name := filepath.Base(dir)
+		name := path.Base(dir)
 		p, err := strconv.Atoi(name[len(o.StreamPrefix+"_OUT_"):])
 		if err == nil && p >= n && p < maxPartitions {
 			n = p + 1

@@ -257,7 +257,7 @@ func TestClientHearsNoRequests(t *testing.T) {
 
 // More partitions than asked for are protected when their streams are found on disk.
 func TestStreamsOnDiskAreProtected(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "data[1]") // no pattern
 	s := start(t, Options{Dir: dir, Partitions: 2})
 	stream(t, engine(t, s), jetstream.StreamConfig{Name: "CARILLON_OUT_11", Subjects: []string{"carillon.trigger.11.>"}})
 	if refusedPublish(t, client(t, s), "$JS.API.STREAM.PURGE.CARILLON_OUT_11") {
