@@ -109,6 +109,9 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	if err := notNegative(cmd, "retention", "completed-max", "checkpoint-every", "memory-jobs", "keep-log", "partitions"); err != nil {
 		return err
 	}
+	if o.Profiles && o.HTTP == "off" {
+		return usagef("--pprof goes with --http, which is off")
+	}
 	names := connection.names()
 	o.Prefix, o.Stream = names.Prefix, names.Stream
 	o.MemoryForJobs, o.OwnProcess = s.memory<<20, true
