@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -74,6 +76,10 @@ func (c LatenessConfig) Validate() error {
 		return fmt.Errorf("bench: a weight of the Mix is negative")
 	case c.Concurrency < 1:
 		return fmt.Errorf("bench: Concurrency is %d, must be 1 or more", c.Concurrency)
+	case c.Raw != "": // it is written at the end: the whole run would be for nothing
+		if _, err := os.Stat(filepath.Dir(c.Raw)); err != nil {
+			return fmt.Errorf("bench: Raw: %w", err)
+		}
 	}
 	return nil
 }
