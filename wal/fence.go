@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -59,7 +60,7 @@ type manifest struct {
 const manifestPrefix = "MANIFEST-"
 
 func newFence(inner vfs.FS) *fence {
-	return &fence{FS: inner, failed: make(chan struct{}), sink: vfs.NewMem()}
+	return &fence{FS: inner, failed: make(chan struct{}), sink: vfs.NewMem(), pace: pace{began: time.Now()}}
 }
 
 // trip closes the fence. Only the first cause counts.

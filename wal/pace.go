@@ -14,7 +14,8 @@ import (
 type pace struct {
 	rest   func(behind bool) // Options.Rest; nil: compactions only yield
 	store  atomic.Pointer[Store]
-	looked atomic.Int64 // when behind was last updated, unix ns
+	began  time.Time    // for the monotonic clock
+	looked atomic.Int64 // when behind was last updated, ns since began
 	behind atomic.Bool
 }
 
@@ -49,7 +50,7 @@ func (p *pace) isBehind() bool {
 	if s == nil || s.ending.Load() {
 		return s != nil
 	}
-	if now := time.Now().UnixNano(); now-p.looked.Load() > int64(behindLook) {
+	if now := int64(time.Since(p.began)); now-p.looked.Load() > int64(behindLook) {
 		p.looked.Store(now)
 		m := s.Metrics()
 		p.behind.Store(m == nil || m.Levels[0].Sublevels >= behindSublevels)
