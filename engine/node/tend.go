@@ -198,9 +198,10 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 
 // logAnswered notes that the log stream has answered.
 func (n *Node) logAnswered(now time.Duration) {
-	if now-time.Duration(n.logHeard.Swap(int64(now))) > tickTimeout {
-		n.logHeardSince.Store(int64(now))
+	if now-time.Duration(n.logHeard.Load()) > tickTimeout {
+		n.logHeardSince.Store(int64(now)) // first: who finds this answer must not take it for one of a long row (stuck)
 	}
+	n.logHeard.Store(int64(now))
 }
 
 // chainLost tells whether a partition of this node cannot publish now.
