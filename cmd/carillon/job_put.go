@@ -29,8 +29,7 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
   carillon job put retry-1007 --in 90s --expires 10m --header Tenant=acme --label team=billing
   carillon job put retry-1007 --at 2026-12-01T09:00:00.250Z --if-version 1
   carillon job put invoice-7 -f job.json
-  carillon job get invoice-7 --json > job.json   # to edit, and put back: the version says that nobody else did meanwhile
-  carillon job put invoice-7 -f job.json --if-version 3`,
+  carillon job put invoice-7 -f job.json --if-version 3   # after: carillon job get invoice-7 --json > job.json, and an edit`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			job, ifVersion, err := p.job(untilEnd{c.Context(), a.stdin})
