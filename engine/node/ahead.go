@@ -6,8 +6,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
 
-// readAhead reads what the job table has of jobs that somebody asks for and that are not in memory: the partition does not wait for the
-// disk. Where that fails, it reads them itself, and says what is wrong.
+// readAhead reads jobs that a request asks for from the job table, unless they are in memory, so that the partition does not wait for the
+// disk. If this fails, or all are in memory, the result is nil: then the machine reads what it needs itself, and reports what is wrong.
 func (n *Node) readAhead(p *partition, ids []string) *engine.Ahead {
 	p.mu.Lock()
 	read, cold := p.machine.Ahead(), p.machine.Cold(ids)
@@ -22,7 +22,7 @@ func (n *Node) readAhead(p *partition, ids []string) *engine.Ahead {
 	return read
 }
 
-// readPageAhead does so for a page of up to limit jobs of a list.
+// readPageAhead is readAhead for a page of up to limit jobs of a list.
 func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after string, limit int) *engine.Ahead {
 	p.mu.Lock()
 	read, all := p.machine.Ahead(), p.machine.Complete()
@@ -48,7 +48,7 @@ func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after str
 	return read
 }
 
-// takesAll tells whether a list takes each job that it looks at: it asks for nothing but a beginning of ids.
+// takesAll tells whether a list takes each job that it looks at, because it selects by nothing but a prefix of the ids.
 func takesAll(list *carillon.ListRequest) bool {
 	rest := *list
 	rest.Prefix, rest.Limit, rest.Cursor = "", 0, ""

@@ -18,17 +18,18 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 )
 
-// requests are those in progress.
+// requests counts and bounds the requests in progress.
 type requests struct {
-	calls, bytes atomic.Int64 // all of them, and of their bodies
-	congestion   congestion   // what bounds them for commands
+	calls, bytes atomic.Int64 // of all kinds: how many, and the bytes of their bodies
+	congestion   congestion   // bounds calls where a command comes
 	imports      atomic.Int64
-	selections   atomic.Int64  // those that change a selection
-	lists        chan struct{} // holds one for each list that is put together
-	statuses     chan struct{} // the same of statuses
+	selections   atomic.Int64  // those that change a selection of jobs
+	lists        chan struct{} // holds a value for each list in progress
+	statuses     chan struct{} // the same for statuses
 }
 
-// serveAPI answers requests on <prefix>.api.> as a NATS micro service.
+// serveAPI begins to answer requests as a NATS micro service: those on <prefix>.api.>, those of tenants (tenant.go), and, with an external
+// NATS, those of other nodes.
 func (n *Node) serveAPI() (micro.Service, error) {
 	service, err := micro.AddService(n.requestConn, micro.Config{
 		Name: "carillon", Version: "1.0.0", Description: "Jobs that must start at a time",
@@ -81,12 +82,13 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("node: api: %w", err), service.Stop())
 	}
-	// The server must know of the endpoints before anybody hears that the node is ready. If NATS is away, it learns of them when it is back.
+	// The server must know of the endpoints before anybody hears that the node is ready. If NATS is away, the server learns of them
+	// when it is back.
 	_ = n.requestConn.FlushTimeout(replyTimeout)
 	return service, nil
 }
 
-// passed are the endpoints whose requests a node passes on to another one that follows the job's partition.
+// passed names the endpoints whose requests a node that does not follow the job's partition passes on to one that does.
 var passed = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}
 
 // call is one request.
@@ -98,8 +100,8 @@ type call struct {
 	job    string // the rest of the subject after the verb
 }
 
-// answer publishes the reply. Why not by micro.Request's own methods: they note the outcome in the request, and the service reads that
-// when its handler has returned, which would be a race with an answer that comes later.
+// answer publishes the reply. It does not use micro.Request's own methods, because they note the outcome in the request, and the service
+// reads that when the handler has returned: a data race if the answer comes later.
 func (c *call) answer(body []byte) error { return c.publish(&nats.Msg{Data: body}) }
 
 func (c *call) refuse(e *carillon.Error) error {
@@ -115,7 +117,7 @@ func (c *call) publish(m *nats.Msg) error {
 	return c.node.send(m)
 }
 
-// send publishes an answer; while few requests of any kind are in progress, at once.
+// send publishes an answer. While few requests of any kind are in progress, it writes the answer to the connection at once (fewInProgress).
 func (n *Node) send(m *nats.Msg) error {
 	if n.wire != nil && n.requests.calls.Load() <= fewInProgress {
 		return n.wire.Publish(n.nc, m)
@@ -123,19 +125,21 @@ func (n *Node) send(m *nats.Msg) error {
 	return n.nc.PublishMsg(m)
 }
 
-// Bounds of the requests in progress; a further one is refused, with nothing done. A tick waits in the log behind all of their bytes.
+// Bounds of the requests in progress. A request beyond them is refused, and nothing is done. They are needed because a tick may have to
+// wait in the log behind the bytes of all of them.
 const (
 	maxCalls     = 8192
 	maxCallBytes = 16 << 20 // one request alone may be larger
 )
 
-// begin admits a request, or says why not. c is nil for a request that must not be answered; else the caller calls end when it is over.
+// begin admits a request; an error says why it does not. c is nil if the request must not be answered. Otherwise the caller must call end
+// when the request is over, also after an error.
 func (n *Node) begin(r micro.Request) (c *call, err error) {
 	if n.guarded(r.Reply()) {
 		return nil, nil
 	}
 	if n.server == nil && !n.pulse.fresh(time.Now()) {
-		return nil, nil // it may be old; a client that still wants it asks again, and another node answers
+		return nil, nil // the request may be old; a client that still wants an answer asks again, and another node answers
 	}
 	c = &call{Request: r, node: n}
 	err = c.split(n.o.Prefix)
@@ -150,8 +154,8 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	return c, err
 }
 
-// guarded tells whether an answer must not go to a reply subject. Answers are published with the engine's rights, and a client chooses
-// the subject: it must not be one on which only engines may publish, nor one of this service or of NATS's own.
+// guarded tells whether a reply subject must not get an answer. A client chooses that subject, but answers are published with the engine's
+// rights. So it must not be one on which only engines may publish, one of this service's, or one of NATS's own.
 func (n *Node) guarded(reply string) bool {
 	if strings.HasPrefix(reply, "$") {
 		return true
@@ -161,11 +165,12 @@ func (n *Node) guarded(reply string) bool {
 	return ours && slices.Contains(embedded.Rooms[:], room)
 }
 
-// quietLooks is for how many looks, a millisecond apart, no command may be in progress before all that were sent count as taken.
+// quietLooks is how many times in a row, a millisecond apart, finishCommands must find no command in progress: the client
+// library may not have handed out all of them yet.
 const quietLooks = 10
 
-// finishCommands takes no more requests, and waits until the commands that were taken have come back through the log, which must still be
-// read until then, or until nobody waits for them any more.
+// finishCommands stops taking requests, and waits until the commands that were taken have come back through the log, or until their
+// clients have stopped waiting (replyTimeout). Until it returns, the log must still be read.
 func (n *Node) finishCommands(ctx context.Context) {
 	api := n.api.Load()
 	if api == nil {
@@ -174,7 +179,8 @@ func (n *Node) finishCommands(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
 	_ = (*api).Stop() // fails only on a connection that is gone, and then no requests come
-	// After this the server passes on no more, and what it has passed on is in the library, which calls handlers one after the other.
+	// After this the server delivers no more requests. Those that it delivered are in the client library, which calls handlers one after
+	// the other.
 	_ = n.requestConn.FlushWithContext(ctx)
 	for quiet := 0; quiet < quietLooks; {
 		if quiet++; n.replies.expected() {
@@ -186,7 +192,7 @@ func (n *Node) finishCommands(ctx context.Context) {
 	}
 }
 
-// lastAnswers waits, for a moment at most, until those who asked before the API was stopped have their answers.
+// lastAnswers waits, for leaveTimeout at most, until all requests that came before the API was stopped are answered.
 func (n *Node) lastAnswers() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
@@ -195,7 +201,7 @@ func (n *Node) lastAnswers() {
 	}
 }
 
-// end answers with an error where there is one.
+// end ends a request. If there is an error, that is its answer.
 func (n *Node) end(c *call, err error) {
 	n.requests.calls.Add(-1)
 	n.requests.bytes.Add(-int64(len(c.Data())))
@@ -266,7 +272,7 @@ func (n *Node) job(id string) (carillon.JobReply, bool) {
 	return p.machine.Job(id, read)
 }
 
-// readable returns why what this node knows of the jobs of some partitions must not be used, nil if it may.
+// readable returns an error if what this node knows of the jobs of some partitions must not be used for an answer.
 func readable(ps []*partition) error {
 	for _, p := range ps {
 		if err := p.readable(); err != nil {
@@ -276,7 +282,7 @@ func readable(ps []*partition) error {
 	return nil
 }
 
-// readable says the same of one partition: it must still be followed, and its table readable.
+// readable is readable for one partition: it must still be followed, and reading its table must not have failed.
 func (p *partition) readable() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

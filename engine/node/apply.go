@@ -15,7 +15,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// read follows the log until the node stops.
+// read reads the log and carries out its records, until the node stops.
 func (n *Node) read(ctx context.Context) {
 	defer n.reached.end()
 	var b batch
@@ -27,7 +27,7 @@ func (n *Node) read(ctx context.Context) {
 		n.log.Error("accepting that records are lost", "error", err)
 		n.disregard(n.head.Load())
 		at = streams.Position{Seq: cut.First - 1}
-		n.applied.Store(at.Seq) // there may be nothing more to deliver, and those who wait for the log's end wait for this
+		n.applied.Store(at.Seq) // if no more records come, nothing else would wake those that wait for the log's end
 		n.reached.told(at.Seq)
 		err = n.streams.Log.Read(ctx, at, deliver)
 	}
@@ -39,17 +39,17 @@ func (n *Node) read(ctx context.Context) {
 	}
 }
 
-// batch is the reader's memory between two deliveries.
+// batch has the slices that the reader uses again for each delivery.
 type batch struct {
 	records []engine.Record
 	stored  []wal.Record
 	bytes   []byte
 }
 
-// batchKept is how many bytes a batch keeps for the next one in any case.
+// batchKept is the size, in bytes, up to which a batch keeps its buffer in any case.
 const batchKept = 256 << 10
 
-// letGo frees what nobody needs once a batch is carried out: the messages behind its records, and the memory that a burst took.
+// letGo frees what is no longer needed once a batch is carried out: the messages behind its records, and the memory that a burst took.
 func (b *batch) letGo() {
 	clear(b.records)
 	clear(b.stored)
@@ -86,14 +86,15 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	return nil
 }
 
-// carryOut applies a record to the partitions that it concerns. One with a tick of this node's also tells how long ticks take.
+// carryOut applies a record to the partitions that it concerns. If it is a tick of this node, it also measures how long ticks take to come
+// back.
 func (n *Node) carryOut(r *engine.Record) {
 	e := n.layout.Decode(r)
 	sent, ours := n.ticking.ours(&e)
 	var now time.Time
 	if ours {
 		now = time.Now()
-		// Before the tick is applied: it sets the clock by which its outputs are then held.
+		// This must come before the tick is applied, because it adjusts the clock by which the outputs of the tick are held.
 		n.clock.measured(sent, now, time.Unix(0, r.Time))
 	}
 	concerned := n.concerned(&e)
@@ -104,7 +105,7 @@ func (n *Node) carryOut(r *engine.Record) {
 		n.stray(r)
 	}
 	if e.Kind == engine.KindImport {
-		runtime.Gosched() // a record of many jobs takes long
+		runtime.Gosched() // a record of many jobs takes long: let others run
 	}
 	if ours {
 		n.ticking.back(sent, now)
@@ -116,13 +117,13 @@ func (n *Node) carryOut(r *engine.Record) {
 // transform since the stream was made.
 func (n *Node) stray(r *engine.Record) {
 	if r.Subject == n.layout.LogSubject(engine.Everyone, "heal") {
-		return // it stands in the place of a record that was lost
+		return // it keeps the place of a record that was lost
 	}
 	n.meters.ignored("malformed")
 	n.troubles.strays.tell(n.log, "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
 }
 
-// record is a message of the stream as the machine takes it.
+// record makes a record for the machine from a message of the stream.
 func record(m *streams.Message) engine.Record {
 	r := engine.Record{Seq: m.Seq, Time: m.Time.UnixNano(), Subject: m.Subject, Data: m.Data}
 	for name, values := range m.Header {
@@ -134,10 +135,10 @@ func record(m *streams.Message) engine.Record {
 	return r
 }
 
-// apply gives one record to a partition's machine, its outputs to the chain, and the answer to whoever
-// waits for it.
+// apply gives a record to a partition's machine, the outputs that this makes to the chain, and the outcome to the request that waits for
+// it, if there is one.
 func (n *Node) apply(p *partition, e *engine.Entry) {
-	awaited := hasOutcome(e) && n.replies.expected() // a command of this node is counted there before it is in the log
+	awaited := hasOutcome(e) && n.replies.expected() // replies counts a command of this node before that is in the log
 	p.mu.Lock()
 	if !p.follows.Load() || e.Seq <= p.upTo {
 		p.mu.Unlock()
@@ -167,7 +168,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		if damaged(err) && !store {
 			err = unreadable(p.number, err)
 		}
-		first := p.halt(err) // before mu is released: a machine that could not read its table is in the middle of the record
+		first := p.halt(err) // while mu is held: a machine that could not read its table stopped in the middle of the record
 		p.mu.Unlock()
 		switch {
 		case store:
@@ -194,10 +195,10 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	p.mu.Unlock()
 }
 
-// hasOutcome tells whether somebody may wait for the outcome of a record.
+// hasOutcome tells whether a record has an outcome for which somebody may wait.
 func hasOutcome(e *engine.Entry) bool { return e.Verb != "" || e.Kind == engine.KindImport }
 
-// answer words the outcome of a command; before is the job that a delete removed. Its caller holds mu.
+// answer makes the reply to a command from its result. before is the job that a delete removed. The caller holds mu.
 func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) *reply {
 	if e.Kind == engine.KindImport {
 		return &reply{jobs: slices.Clone(result.Jobs)}
@@ -210,7 +211,7 @@ func (p *partition) answer(e *engine.Entry, result engine.Result, before carillo
 		job = before
 		job.Status, job.Next = carillon.StatusDeleted, time.Time{}
 	}
-	if e.Kind == engine.KindFire && result.Changed { // else it is that of the fire it repeats
+	if e.Kind == engine.KindFire && result.Changed { // if nothing changed, it repeats another fire, whose trigger has another id
 		job.Trigger = carillon.FormatForcedID(e.Job, e.Seq)
 	}
 	return &reply{job: job, changed: result.Changed}

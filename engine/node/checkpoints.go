@@ -13,11 +13,11 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// checkpointLook is how often the node looks whether a checkpoint is due while the log brings records. Why not every
-// second: a flood of commands fills the default log stream within a few.
+// checkpointLook is how often the node looks whether a checkpoint is due while the log brings records. Once a second would be too rare: a
+// flood of commands fills the default log stream within a few seconds.
 const checkpointLook = 100 * time.Millisecond
 
-// checkpoints waits for records, or a second, and takes the checkpoints that are due.
+// checkpoints waits until records come, for a second at most, and then takes the checkpoints that are due.
 func (n *Node) checkpoints(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -28,24 +28,24 @@ func (n *Node) checkpoints(ctx context.Context) error {
 	return n.checkpointRound(ctx)
 }
 
-// checkpointRound takes a checkpoint of the partitions whose replay would become long. A log that is filling up is freed first: it
-// can be cut below the older of two checkpoints. A log at rest is emptied: otherwise the records of the last minute would stay
-// until others follow.
+// checkpointRound takes a checkpoint of each partition whose replay would become long. The log can be cut below the older of a
+// partition's two checkpoints. So if the log stream is filling up, or if no records come any more, checkpointRound also renews the older
+// checkpoints, and cuts the log. Without the second rule the last records would stay in the log until others follow.
 func (n *Node) checkpointRound(ctx context.Context) error {
 	if len(n.followed()) == 0 && n.clock.running()-n.idleTrim >= n.o.CheckpointEvery {
 		n.idleTrim = n.clock.running()
-		return n.trim(ctx) // no checkpoint does it
+		return n.trim(ctx) // otherwise the log is cut after checkpoints, and here there are none
 	}
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
 		rests := n.atRest(live)
 		free := n.stoppedHere() == 0 && (n.filling.mustFree() || rests) && n.knowsOthers()
-		var cut, upTo uint64 // the log is to be cut up to cut, and until then all checkpoints are to be at upTo or beyond
+		var cut, upTo uint64 // the log should be cut up to cut; for that, all older checkpoints must be at upTo or beyond
 		if free {
 			cut = min(n.applied.Load(), n.neededElsewhere())
-			upTo = cut // what others need stays, whatever is saved here
+			upTo = cut // not further: what other nodes need is kept, whatever is saved here
 		}
-		if free && rests { // but at rest others wait for this node, as it does for them
+		if free && rests { // otherwise each node would wait until the others need less of the log
 			upTo = n.applied.Load()
 		}
 		taken := false
@@ -60,7 +60,7 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 		if !taken && !(free && n.filling.holds(cut)) {
 			return nil
 		}
-		// Where no checkpoint was due, others may need less of the log than before.
+		// Also if no checkpoint was due: other nodes may need less of the log than before.
 		if err := n.trim(ctx); err != nil || !free || !taken {
 			return err
 		}
@@ -68,8 +68,8 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 	return nil
 }
 
-// dueCheckpoint tells whether a partition is to have a checkpoint. upTo is the position that its older checkpoint is to be at, or
-// beyond, so that the log can be cut; 0: that has room.
+// dueCheckpoint tells whether a checkpoint of a partition is due. upTo is the position that its older checkpoint must have reached for
+// the log to be cut; 0 if the log need not be cut.
 func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
@@ -80,13 +80,13 @@ func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
 	return n.checkpointLong(p) || n.checkpointOld(p)
 }
 
-// newRecords counts those behind a partition's checkpoint.
+// newRecords counts the records that came after a partition's newest checkpoint.
 func (n *Node) newRecords(p *partition) uint64 {
 	applied := n.applied.Load()
 	return applied - min(applied, p.checkpoint.Load()) // a checkpoint that was taken from another node may be ahead
 }
 
-// atRest tells whether nothing has come by the log since the last checkpoints, and those are old enough.
+// atRest tells whether no records have come since the last checkpoints, and these are as old as EmptyLogAfter.
 func (n *Node) atRest(live []*partition) bool {
 	return len(live) > 0 && !slices.ContainsFunc(live, func(p *partition) bool {
 		return n.newRecords(p) > 0 || n.checkpointAge(p) < n.o.EmptyLogAfter
@@ -97,16 +97,16 @@ func (n *Node) atRest(live []*partition) bool {
 // burst drains.
 const burstTimes = 4
 
-// checkpointUrgent tells whether a partition's checkpoint can no longer wait: memory runs out, or it has waited long enough for a
-// burst that drains.
+// checkpointUrgent tells whether a partition's checkpoint cannot wait, even while a burst drains: memory runs out, or replay would take
+// burstTimes as long as usual.
 func (n *Node) checkpointUrgent(p *partition) bool {
 	return n.newRecords(p) > 0 && n.mostlyChanged(p) || n.replayIs(p, burstTimes)
 }
 
-// checkpointLong tells whether a partition's replay would become long.
+// checkpointLong tells whether a partition's replay would take so long that it needs a checkpoint.
 func (n *Node) checkpointLong(p *partition) bool { return n.replayIs(p, 1) }
 
-// replayIs tells whether a start would replay at least some times as much as there should be between two checkpoints.
+// replayIs tells whether a start would replay at least so many times the records, or the bytes, that should come between two checkpoints.
 func (n *Node) replayIs(p *partition, times uint64) bool {
 	return n.newRecords(p)/times >= n.o.CheckpointRecords || (n.filling.bytes()-p.bytesAt.Load())/times >= n.o.CheckpointBytes
 }
@@ -118,9 +118,9 @@ func (n *Node) checkpointAge(p *partition) time.Duration {
 	return n.clock.running() - time.Duration(p.checkpointAt.Load())
 }
 
-// checkpointWaits tells whether a checkpoint that is not urgent waits while a burst drains, in this partition or another: the log
-// that it would shorten grows little, each job that fires is one more to write, and it would take the cores from the burst. It
-// does not wait if another checkpoint of the partition is wanted and waits for it to end.
+// checkpointWaits tells whether a checkpoint that is not urgent waits while a burst drains, in this partition or another. Meanwhile the
+// log that it would shorten grows little, each job that fires would be one more to write, and the burst needs the cores. The
+// checkpoint does not wait if somebody wants to take another one of the partition, which cannot begin before this one ends.
 func (n *Node) checkpointWaits(p *partition) bool {
 	return p.wanted.Load() == 0 && n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.draining()
 }
@@ -138,9 +138,9 @@ func (n *Node) draining() bool {
 	return false
 }
 
-// mostlyChanged tells whether memory runs out, and a checkpoint would let most of the jobs leave it. Memory runs out when three
-// quarters of a partition's share are used, or all of it while a burst drains: the copies of a checkpoint that waits for the burst
-// count, too, and must not make it urgent.
+// mostlyChanged tells whether memory runs out, and most of the jobs could leave it after a checkpoint. Memory runs out when three
+// quarters of a partition's share are used; while a burst drains, when all of it is used. (If a checkpoint waits for the burst to end, the
+// copies that it has made count as used. They must not be what makes it urgent.)
 func (n *Node) mostlyChanged(p *partition) bool {
 	p.mu.Lock()
 	st, used := p.machine.Stats(), p.machine.Memory()
@@ -155,8 +155,9 @@ func (n *Node) mostlyChanged(p *partition) bool {
 // share is the part of the memory for jobs that each partition has.
 func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
 
-// relieve makes room in a log stream that is filling up, before this run appends to it: in a full one the claims would have no place. All
-// of the local log is applied by then. Where other nodes may need the log, that is left to checkpointRound, once they are known.
+// relieve makes room in a log stream that is filling up, before this run appends to it: a full stream would refuse the claims. All of the
+// local log has been applied by then. With an external NATS, other nodes may need the log. Then this is left to checkpointRound, once they
+// are known.
 func (n *Node) relieve(ctx context.Context) error {
 	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree() {
 		return err
@@ -169,7 +170,7 @@ func (n *Node) relieve(ctx context.Context) error {
 	return n.trim(ctx)
 }
 
-// checkpointAll takes a checkpoint of every partition where it stands, except those that have stopped.
+// checkpointAll takes a checkpoint of every partition that is followed and has not stopped.
 func (n *Node) checkpointAll(ctx context.Context) error {
 	for _, p := range n.partitions {
 		if err := n.checkpointOrStop(ctx, p, runtime.Gosched); err != nil {
@@ -179,7 +180,7 @@ func (n *Node) checkpointAll(ctx context.Context) error {
 	return nil
 }
 
-// checkpointOrStop is checkpointWith, but if the partition's jobs are damaged it stops the partition, and the others go on.
+// checkpointOrStop is checkpointWith, but if the partition's jobs are damaged, it stops the partition and returns nil: the others go on.
 func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) error {
 	err := n.checkpointWith(ctx, p, rest)
 	if damaged(err) {
@@ -194,13 +195,13 @@ func unreadable(partition int, err error) error {
 	return fmt.Errorf("the jobs of partition %d cannot be read: %w", partition, err)
 }
 
-// damaged tells whether an error says that a partition's jobs are not those that were written.
+// damaged tells whether an error says that a partition's jobs, as they are stored, are not what was written.
 func damaged(err error) bool {
 	return errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint)
 }
 
-// takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits for a slice at a
-// time, and for nothing that is written.
+// takeCheckpoint writes what changed in a partition since its last checkpoint. The partition waits while a slice of its jobs is
+// copied, but never while anything is written.
 func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 	return n.checkpointWith(ctx, p, runtime.Gosched)
 }
@@ -208,7 +209,7 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.
 func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) error {
 	p.wanted.Add(1)
-	p.taking.Lock() // a snapshot asks for one beside those that are due
+	p.taking.Lock() // a snapshot may be taking one, too
 	defer p.taking.Unlock()
 	p.wanted.Add(-1)
 	began := time.Now()
@@ -229,8 +230,9 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 		if p.stopped != nil {
 			return
 		}
-		// Every record up to applied that concerns this partition is in; some after it may be, and they are
-		// known to the machine by its own position. A log that was read again may not be that far.
+		// The machine has every record up to applied that concerns this partition. It may have some after that, and will skip them when
+		// they are replayed, by its own position. applied may be before the last checkpoint if the log is read again, or
+		// if the partition was taken from another node.
 		position = max(n.applied.Load(), p.checkpoint.Load())
 		p.bytesAt.Store(n.filling.bytes())
 		c = p.machine.BeginCheckpoint()
@@ -268,8 +270,8 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	return nil
 }
 
-// forget lets go of completed jobs past their retention, which the checkpoint then removes from the table. No other checkpoint may
-// be taken meanwhile. The partition does not wait for the disk.
+// forget drops completed jobs that are past their retention, so that the next checkpoint removes them from the table. No other checkpoint
+// may be taken meanwhile. The partition does not wait for the disk.
 func (n *Node) forget(p *partition) error {
 	for more := true; more; runtime.Gosched() {
 		var m *engine.Machine
@@ -298,7 +300,7 @@ func (n *Node) forget(p *partition) error {
 	return nil
 }
 
-// commit makes a checkpoint the newest one, and not while outputs are made again from those that are there (remake).
+// commit makes a checkpoint the newest one. It waits while outputs are made again from the present checkpoints (remake).
 func (n *Node) commit(build *snapshot.Build) error {
 	n.logKept.Lock()
 	defer n.logKept.Unlock()

@@ -10,19 +10,19 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// claimPause is between two tries to claim in a log stream that is full and being read and trimmed.
+// claimPause is the time between two attempts to claim in a log stream that is full. Meanwhile the stream is read, and trimmed.
 const claimPause = 250 * time.Millisecond
 
-// claimBody is what this node claims with.
+// claimBody is the body of this node's claims.
 func (n *Node) claimBody() []byte {
 	claim := engine.Rules()
 	claim.Node, claim.RetentionMS, claim.CompletedMax = n.o.Name, n.o.Retention.Milliseconds(), n.o.CompletedMax
 	return claim.Encode()
 }
 
-// claimAll claims every partition, for a node that is alone with its server, and waits until the claims come back:
-// then all that was in the log before has been applied. Ticks of an older version that only the log stream has come first:
-// behind claims of this one that version could not go on with them.
+// claimAll claims every partition, for a node with an embedded server, and waits until the claims come back: then all that was in the log
+// before them has been applied. Before it claims, it applies what only the log stream has. If there are ticks of an older version among
+// that, it returns an error and does not claim, because behind claims of this version the older one could not go on either.
 func (n *Node) claimAll(ctx context.Context) error {
 	if err := n.catchUp(ctx); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (n *Node) claimAll(ctx context.Context) error {
 	return n.otherRules()
 }
 
-// otherRules is why a partition stopped that goes on under other rules than this node's, if one does.
+// otherRules returns an error if a partition stopped because its log goes on under other rules than this node's.
 func (n *Node) otherRules() error {
 	for _, p := range n.partitions {
 		if stopped := p.whyStopped(); errors.Is(stopped, engine.ErrRules) {
@@ -60,15 +60,15 @@ func (n *Node) otherRules() error {
 	return nil
 }
 
-// newerRules is why a partition stops in which a claim of this node has come to nothing.
+// newerRules is the error of a partition in which a claim of this node had no effect, because a newer version has claimed it.
 func newerRules(p *partition, st engine.Stats) error {
 	rules := engine.Rules()
 	return fmt.Errorf("%w: partition %d was claimed by node %q under a newer version than this one (which has logic %d and tzdata %s); start that version",
 		engine.ErrRules, p.number, st.Owner, rules.Logic, rules.TZData)
 }
 
-// claim appends a claim of one partition, unless one is on its way. The log tells its outcome: one whose answer is late is made
-// again, as it may be lost, and does no harm when it is not.
+// claim appends a claim of one partition, unless one is on its way. The node owns the partition when the claim comes back in the log
+// (claimApplied). If the answer to the claim is late, the node claims again: the first claim may be lost, and if it is not, two do no harm.
 func (n *Node) claim(p *partition) {
 	p.mu.Lock()
 	if p.claiming {
@@ -83,16 +83,16 @@ func (n *Node) claim(p *partition) {
 		if err == nil {
 			n.own(p, seq)
 		} else if !errors.Is(err, streams.ErrClosed) {
-			n.troubles.claimsLost.tell(n.log, "claim not stored", "partition", p.number, "error", err) // if it was, it is made again
+			n.troubles.claimsLost.tell(n.log, "claim not stored", "partition", p.number, "error", err) // if it was, two do no harm
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.claims != number {
-			return // one that is late is told of twice, and another is on its way by then
+			return // done is called twice if the answer is late; by the second time another claim may be on its way
 		}
 		p.claiming = false
 		if err != nil {
-			p.claimed = time.Time{} // the log may have a leader again any moment
+			p.claimed = time.Time{} // so that mayClaim allows another at once: the log may have a leader again at any moment
 		}
 	}
 	if err := n.streams.Log.PublishPatient(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
@@ -100,22 +100,23 @@ func (n *Node) claim(p *partition) {
 	}
 }
 
-// own makes a partition this node's by its claim at epoch. It counts once the machine has it, too.
+// own notes that this node's claim of a partition is stored, at the sequence epoch. The node begins to serve the partition once the machine
+// has applied the claim, too.
 func (n *Node) own(p *partition, epoch uint64) {
 	p.mu.Lock()
-	if p.stopped == nil && epoch >= p.machine.Epoch() { // else it is over already
+	if p.stopped == nil && epoch >= p.machine.Epoch() { // else the partition stopped, or was claimed again since
 		p.owner.Epoch = epoch
-		n.claimApplied(p) // its record may have come before the word about it
+		n.claimApplied(p) // the claim may have been applied before this answer came
 	}
 	p.mu.Unlock()
 	n.bell.Ring()
 }
 
-// claimApplied begins to serve a partition that this node's claim has made its own, and gives up one that somebody else
-// has claimed since: ticks and outputs end here, at once. Its caller holds mu.
+// claimApplied begins to serve a partition if the machine has applied this node's claim. If it has applied another node's claim since, this
+// node stops ticking the partition and publishing its outputs, at once. The caller holds mu.
 //
-// A claim in this node's name is its own once it has sent one, also one that was not answered, or that comes behind a later one:
-// no other node has the name.
+// Once this node has sent a claim, every claim in its name counts as its own, even one that was not answered, or that is stored behind a
+// later one: no other node has its name.
 func (n *Node) claimApplied(p *partition) {
 	st := p.machine.Stats()
 	if p.sentClaim && st.Owner == n.o.Name {
@@ -137,13 +138,13 @@ func (n *Node) claimApplied(p *partition) {
 	case st.Position >= mine:
 		p.halt(newerRules(p, st))
 		n.tellStopped(p, p.stopped)
-	default: // it has yet to come
+	default: // the claim has not been applied yet
 		return
 	}
 	p.owner.Epoch = 0
 	p.serving = false
 	p.lostSince, p.lostBy = time.Time{}, nil
-	p.run++ // answers to what was sent no longer count
+	p.run++ // answers to what was sent before no longer count
 	p.chain.Lose()
 	ring(n.joined.changed)
 }

@@ -8,14 +8,15 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// wall is this machine's clock. Nobody else in the package reads it: all other times are differences between two
-// moments, of the monotonic clock, or the streams'.
+// wall is this machine's clock. Only clock reads it: all other times in the package are measured by the monotonic clock, or come from
+// the streams.
 var wall = time.Now
 
-// clock is the streams' clock, the reference for everybody, as this node knows it. The embedded server stamps by the
-// machine's clock, so that is it. Elsewhere it is the node's own, the machine's when the node began and carried on by the
-// monotonic clock, plus the offset measured from what the streams stamp. So a machine whose clock is wrong, or is set,
-// makes nothing early or late; one that slept lags by that until it measures again.
+// clock is the streams' clock, the reference for all nodes, as far as this node knows it. The embedded server makes its timestamps by this
+// machine's clock, so with it that is the streams' clock. With an external NATS, the node has a clock of its own: the machine's clock when
+// the node began, carried on by the monotonic clock. The streams' clock is that plus an offset, which is measured from timestamps of the
+// streams. So nothing is early or late because the machine's clock is wrong, or is set. After the machine was suspended, the clock
+// is behind by as long, until the offset is measured again.
 type clock struct {
 	external bool
 	began    time.Time // for the monotonic clock
@@ -34,7 +35,7 @@ func (c *clock) begin(external bool) {
 // running is how long ago the clock began.
 func (c *clock) running() time.Duration { return time.Since(c.began) }
 
-// own is a moment by the node's own clock, unix ns.
+// own converts a moment to the node's own clock, unix ns.
 func (c *clock) own(t time.Time) int64 { return c.start + int64(t.Sub(c.began)) }
 
 // ns is the present time of the streams' clock.
@@ -45,13 +46,13 @@ func (c *clock) ns() int64 {
 	return c.own(time.Now()) + c.offset.Load()
 }
 
-// ms is the same in ms, rounded down: what is held until a millisecond leaves when that has begun.
+// ms is ns in ms, rounded down, so that what is held until a millisecond is published only after that has begun.
 func (c *clock) ms() int64 { return c.ns() / 1e6 }
 
 // until is how long it is until a millisecond of the streams' clock.
 func (c *clock) until(ms int64) time.Duration { return time.Duration(ms*1e6 - c.ns()) }
 
-// measured learns from something that the streams' clock stamped between two moments. The zero stamp tells nothing.
+// measured adjusts the offset by a timestamp that a stream made between two moments. A zero timestamp changes nothing.
 func (c *clock) measured(sent, received, stamp time.Time) {
 	if !c.external || stamp.IsZero() {
 		return
@@ -62,7 +63,7 @@ func (c *clock) measured(sent, received, stamp time.Time) {
 	c.offset.Store(c.known.NS())
 }
 
-// wrong is how far the streams' clock is ahead of this machine's.
+// wrong is how far the streams' clock is ahead of this machine's; 0 with an embedded server.
 func (c *clock) wrong() time.Duration {
 	if !c.external {
 		return 0

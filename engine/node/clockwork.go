@@ -37,8 +37,8 @@ func (n *Node) clockwork(ctx context.Context) {
 	}
 }
 
-// tick appends one record with a tick for every partition that needs one, unless one has just gone out, and
-// says when to look again.
+// tick appends one record with a tick for every partition that needs one, unless such a record has just gone out. It returns when to
+// look again, unix ms.
 func (n *Node) tick(now int64) (wake int64) {
 	at := time.Now()
 	if n.holdTicks.Load() {
@@ -51,8 +51,8 @@ func (n *Node) tick(now int64) (wake int64) {
 	space := n.outboxSpace()
 	wake, owns := n.nextTick(now, lead, space)
 	if !owns {
-		// Others have taken all of its partitions. It must not go on waiting for its last tick: it would count as stuck, its beats would
-		// name no partition (report), and it would be given none again.
+		// Other nodes have taken all partitions of this one. It must not go on waiting for its last tick. Otherwise it would count as
+		// stuck, so its beats would name no partition (report), and it would not get any back.
 		n.ticking.abort()
 	}
 	if wake > now {
@@ -61,8 +61,8 @@ func (n *Node) tick(now int64) (wake int64) {
 		}
 		return wake
 	}
-	// One partition needs a tick. Its record and fsync are paid for, so it takes along all partitions in which something comes due
-	// within the longest lead. Outputs are held until their millisecond all the same.
+	// At least one partition needs a tick, so a record and its fsync are needed in any case. The record then has ticks for all partitions
+	// in which something comes due within the longest lead. Outputs are held until their millisecond all the same.
 	var ticks []engine.Tick
 	n.owners(space, func(p *partition, room int, durable engine.Acked) {
 		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
@@ -77,12 +77,12 @@ func (n *Node) tick(now int64) (wake int64) {
 	}
 	if err := n.sendTicks(ticks, at); err != nil {
 		n.ticking.abort()
-		return now + tickPause.Milliseconds() // the connection is down; publishing says so again
+		return now + tickPause.Milliseconds() // the connection is down: try again after a pause
 	}
 	return now + tickAgain.Milliseconds()
 }
 
-// sendTicks appends a record with ticks, which were noted as of a moment. Error: it was not sent.
+// sendTicks appends a record with ticks; at is the moment under which they were noted (ticking.start). Error: the record was not sent.
 func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 	partition := engine.Everyone
 	if len(ticks) == 1 {
@@ -102,8 +102,8 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 	})
 }
 
-// nextTick tells when a partition of this node needs its next tick, and whether the node owns any. The partitions that have something
-// due within the longest lead share the window of outputs from now on.
+// nextTick tells when one of this node's partitions next needs a tick, unix ms, and whether the node owns any. It also counts the
+// partitions that share the window of outputs from now on: those that have something due within the longest lead.
 func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
 	wake = math.MaxInt64
 	sharing := 0
@@ -136,10 +136,10 @@ func (n *Node) lastTick(ctx context.Context) {
 	}
 }
 
-// owners visits the partitions that this node owns, with what a tick of each may say: how many outputs are durable, and how many may be
-// made. Those are as many as its chain has room for, and no more than fit into space if all are as large as the partition's largest: a
-// tick goes into the log, and whoever applies it makes as many outputs as it allows. On the way each chain is told its share of the
-// window, and the window is measured.
+// owners visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may be
+// made. room is what the partition's chain has room for, and at most what fits into space bytes if all outputs are as large as the
+// partition's largest: a tick goes into the log, and every node that applies it makes as many outputs as it allows. owners also tells
+// each chain its share of the window, and measures the window.
 func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	stored := uint64(0)
 	for _, p := range n.partitions {
@@ -149,7 +149,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		p.chain.Share(n.window.sharing, n.window.hurried())
 		stored += p.chain.Stored().Output
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
-			n.bell.Ring() // an output that waited for room may be sent, and this round of publishing is over
+			n.bell.Ring() // an output that waited for room may be sent now, and this round of publishing is over
 		}
 		room, durable := p.chain.Room(), p.durable
 		p.out.Unlock()

@@ -14,59 +14,59 @@ import (
 
 // Several nodes over one NATS
 //
-// Every node reads the whole log, stores it, and applies what is of the partitions that it follows: all, if nothing else was
-// said (follow.go). It has their state and could serve them. Which one does is said by the latest claim in the log: the
-// machine ignores ticks of any epoch but that claim's, on every node alike, and an output stream takes output n once, whoever
-// publishes it. So none of what follows has to be right for the triggers to be; it has to be quick.
+// Every node reads the whole log, stores it, and applies the records of the partitions that it follows (follow.go); by default these
+// are all partitions. So it has their state, and could serve each of them. The latest claim in the log says which node serves a
+// partition: every node's machine ignores ticks of any epoch but that claim's, and an output stream takes output n once, whoever
+// publishes it. So triggers are right even if something of what follows goes wrong: that only has to make takeovers quick.
 //
-//   - A node that is named by View.Claimant and does not serve appends a claim (takeSeats). It ticks from the moment
-//     when that comes back in the log, and not before: then all that the former owner did under its epoch has been
-//     applied here. Its chain asks the output stream how far it is (resume).
-//   - A node that reads another's claim in the log stops ticking and publishing there and then (claimApplied). Nobody
-//     tells it otherwise, and nobody waits for it.
-//   - A node that hangs or is cut off goes on believing that it serves. Its ticks carry an epoch that is over; its
-//     outputs are the very ones that the new owner publishes, and the chain refuses the second copy. When it wakes up
-//     it reads the claim.
+//   - A node that View.Claimant names for a partition, and that does not serve it, appends a claim (takeSeats). It ticks
+//     from the moment when the claim comes back in the log, and not before: by then all that the former owner did under its epoch
+//     has been applied here. Then the node asks the output stream how far it is, and goes on from there (resume).
+//   - A node that reads another's claim in the log stops ticking and publishing at once (claimApplied). It is not told in any
+//     other way, and nobody waits for it.
+//   - A node that hangs or is cut off goes on believing that it serves. Its ticks carry an old epoch. Its outputs are the
+//     same as those of the new owner, and the output stream refuses the second copy. When the node wakes up, it reads the claim.
 //
-// A planned hand-over is the same with the order turned round: the owner-to-be is caught up before it claims, so that
-// the claim comes back at once; what is lost is the time of one record and one look at the output stream. Where nobody
-// serves there is nothing to wait for, and the claim goes out first.
+// In a planned hand-over the next owner catches up before it claims, so that the claim comes back at once. What is
+// lost is the time of one record and one question to the output stream. If nobody serves the partition, there is nothing to wait
+// for: the node claims first, and then catches up.
 //
-// Two nodes whose views differ could claim from each other for as long as they do. claimAgain bounds how often. What
-// that costs is lateness alone.
+// While the views of two nodes differ, they could claim a partition from each other in turn. claimAgain bounds how often. This
+// only makes triggers late.
 const (
-	// seatLook is how often a node looks whether it should serve something else. Positions in beats change without
-	// a word, five times a second.
+	// seatLook is how often a node looks whether it should claim a partition. That can change without a new view, because the
+	// positions in the beats count, and these come five times a second.
 	seatLook = 50 * time.Millisecond
-	// caughtUp is how many records of the log a member may be behind the one that is furthest, and count as caught
-	// up. Positions are as of each one's last beat, so it is what a busy log takes up in one interval.
+	// caughtUp is how many records of the log a member may be behind the one that is furthest, and still count as caught
+	// up. It is what a busy log takes in during one interval between beats, because the positions are as of each member's last beat.
 	caughtUp = 20_000
-	// handOverLag is how many records an owner-to-be may be behind the log's end and wait for them to claim from one that
-	// serves: they are applied in a millisecond or two.
+	// handOverLag is how many records the next owner may be behind the log's end in a hand-over. Before it claims, it waits
+	// until they are applied, which takes a millisecond or two.
 	handOverLag = 200
-	// handOverAsk bounds the question for the log's end. A slow answer is a reason to leave things as they are.
+	// handOverAsk bounds how long that takes, with the question for the log's end. If it takes longer, the node does not claim now.
 	handOverAsk = time.Second
-	// neglectedFor is how long something may wait to be fired before nobody can be serving it: an election, and what follows.
+	// neglectedFor is for how long something may have been due before a node concludes that nobody serves the partition. It is
+	// longer than an election, and what follows it, takes.
 	neglectedFor = 3 * time.Second
-	// claimAgain is the least time between two claims of a partition by one node, unless the first was not stored.
+	// claimAgain is the least time between two claims of a partition by one node, unless the first one was not stored.
 	claimAgain = time.Second
 )
 
-// joined is this node among those over the same NATS.
+// joined is what this node knows as one of several over the same NATS.
 type joined struct {
 	tried     chan struct{} // closed when joining has ended, well or not; nil: the node does not join
 	member    *cluster.Member
 	err       error // why it could not join
 	leaving   sync.Once
-	takesPart atomic.Bool   // it claims partitions, and answers other nodes
-	since     time.Duration // when it began to, since the clock began; set before takesPart
+	takesPart atomic.Bool   // the node claims partitions, and answers other nodes
+	since     time.Duration // when that began, since the clock began; set before takesPart
 	draining  atomic.Bool
-	tells     atomic.Bool   // its beats tell of its partitions
+	tells     atomic.Bool   // the node's beats tell of its partitions
 	nearing   atomic.Bool   // a goroutine waits until nearly all of the log is applied (takeDue)
-	changed   chan struct{} // rung when who serves may have changed, or who could
+	changed   chan struct{} // rung when it may have changed which node serves, or could serve, a partition
 
 	mu    sync.Mutex
-	alone []time.Time // by partition: since when nobody says that it serves it; zero: somebody does
+	alone []time.Time // by partition: since when no node says that it serves it; zero if one does
 }
 
 // noteUnserved notes which partitions nobody serves.
@@ -93,7 +93,7 @@ func (j *joined) servedElsewhere(partition int) bool {
 	return j.alone != nil && j.alone[partition].IsZero()
 }
 
-// unserved says which partitions nobody has served for a while.
+// unserved reports the partitions that nobody has served for more than lostTooLong.
 func (j *joined) unserved() (problems []string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -105,7 +105,7 @@ func (j *joined) unserved() (problems []string) {
 	return problems
 }
 
-// takeSeats claims what this node is to serve, until ctx ends.
+// takeSeats claims the partitions that this node should serve, until ctx ends.
 func (n *Node) takeSeats(ctx context.Context) {
 	t := time.NewTicker(seatLook)
 	defer t.Stop()
@@ -130,8 +130,8 @@ func (n *Node) takeSeats(ctx context.Context) {
 	}
 }
 
-// takeDue claims what is due to this node: at once, or once all of the log is applied. The log's end is asked for in a goroutine,
-// because a node may die meanwhile, and what is due is worked out anew after that.
+// takeDue claims the partitions that this node should claim (due), some at once, others once all of the log is applied. It waits for the
+// latter in a goroutine, so that it can claim those of a node that dies meanwhile, and then asks again which ones they are.
 func (n *Node) takeDue(ctx context.Context) {
 	atOnce, upToDate := n.due(n.seats())
 	for _, p := range atOnce {
@@ -152,15 +152,16 @@ func (n *Node) takeDue(ctx context.Context) {
 	})
 }
 
-// seats is the view that claims go by: without those whose network is slow.
+// seats is the view by which this node claims, without the other nodes whose nats-server is slow.
 func (n *Node) seats() (cluster.View, servers.Slowness) {
 	slow := n.servers.Slow()
 	return withoutSlow(n.joined.member.View(), slow, n.o.Name), slow
 }
 
-// due are the partitions that this node is to claim: at once those that nobody serves, and once it has caught up those that
-// somebody hands over. For a while after its own network was slow it claims only the former. While its network is slow, nodes that
-// seem dead may not be: then it claims only partitions that nobody can be serving, by all that the log has.
+// due are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied, those
+// that another node serves now. For a while after this node's network was slow, it claims only the former. While it is slow, nodes that
+// seem dead may be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long that
+// nobody can be serving them.
 func (n *Node) due(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
@@ -181,8 +182,8 @@ func (n *Node) due(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*p
 	return atOnce, upToDate
 }
 
-// neglected tells whether something has been due in a partition for so long that nobody can be serving it, by what this node has
-// of the log.
+// neglected tells whether, by what this node has of the log, something in a partition has been due for so long that nobody can be
+// serving it.
 func (n *Node) neglected(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,14 +191,15 @@ func (n *Node) neglected(p *partition) bool {
 	return ok && n.clock.ms()-at > neglectedFor.Milliseconds()
 }
 
-// mayClaim tells whether this node follows a partition, does not own it, and has not claimed it just now.
+// mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has not claimed it within claimAgain.
 func (n *Node) mayClaim(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && time.Since(p.claimed) >= claimAgain
 }
 
-// reachEnd tells whether all is applied that the log has, or nearly so, in a moment.
+// reachEnd waits until all that the log has is applied. It is false if more than handOverLag records are missing, or if this takes longer
+// than handOverAsk.
 func (n *Node) reachEnd(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, handOverAsk)
 	defer cancel()

@@ -11,15 +11,15 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// handleCommand checks a command before it goes into the log, so that a refusal costs nothing there, and
-// answers when the command has come back.
+// handleCommand checks a command before it goes into the log, so that one that is refused costs nothing there. It answers when the
+// command has come back through the log.
 func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	c, err := n.begin(r)
 	if c == nil {
 		return
 	}
 	p := n.partitionOf(c.job)
-	p.unanswered.Add(1) // before it is looked whether the partition is given up: giveUp waits for unanswered commands
+	p.unanswered.Add(1) // before follows and leaves are read: giveUp waits for unanswered commands
 	if err == nil && (!p.follows.Load() || p.leaves.Load() && !c.passed) {
 		p.unanswered.Add(-1)
 		go func() { n.end(c, n.passOn(c, p)) }()
@@ -76,13 +76,14 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	}
 }
 
-// checkPut checks what the machine would refuse, too, and whether there is room. Three things are refused only here, because machines
-// have accepted them and existing logs have them: a header that workers could not read, a bound that means none, and, if the job has no
-// state yet (isNew), a schedule with nothing ahead.
+// checkPut refuses what the machine would refuse, too, and new jobs while there is no room on disk. It refuses three more things, which
+// machines accept because existing logs have them: a header that workers could not read, a start or end that means "no bound", and,
+// if the job has no state yet (isNew), a schedule without a time that is still to come.
 func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 	for name := range job.Headers {
 		if strings.EqualFold(name, "Status") {
-			// Client libraries would end the consumer, or pass over the trigger, and nobody would acknowledge it.
+			// Client libraries would take the trigger for a status message, and end the consumer or skip the trigger, which nobody would
+			// acknowledge.
 			return &carillon.Error{
 				Code: carillon.CodeInvalidField, Field: "headers",
 				Message: fmt.Sprintf("the name %q is reserved: to a worker a message that has it is the NATS server's own word", name),
@@ -101,7 +102,7 @@ func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 			return err
 		}
 	}
-	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // a node that follows it knows whether it has room
+	if !n.refuseJobs.Load() || !n.partitionOf(job.ID).follows.Load() { // a node that follows the partition knows whether it has room
 		return nil
 	}
 	if _, exists := n.job(job.ID); exists {
@@ -110,8 +111,8 @@ func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no new jobs are taken", n.o.FreeForJobs>>20)}
 }
 
-// checkBounds refuses the one instant that to the machine means "no bound": @every would not count from such a start, and such an end
-// would not end anything.
+// checkBounds refuses the one instant that means "no bound" to the machine. @every would not count from such a start, and the job would
+// not end at such an end.
 func checkBounds(start, end time.Time) error {
 	var field string
 	switch epoch := time.UnixMilli(0); {

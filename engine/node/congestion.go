@@ -8,30 +8,33 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// congestion bounds how many requests may be in progress for one more command to be taken: maxCalls, or fewer while commands are answered
-// slowly, as by a machine that is busy with other work. 8,192 of them would take ten seconds each there. Who asked gives up and asks again
-// before that, so the engine would hardly do anything but what nobody waits for any more, and each tick would wait in the log behind it.
+// congestion bounds how many requests may be in progress when a command is taken: maxCalls, or fewer while commands are answered
+// slowly, as on a machine that is busy with other programs. There, 8,192 commands would take ten seconds each. Clients would give up before
+// that, and ask again. So the engine would mostly carry out commands for which nobody waits any more, and ticks would wait in the log
+// behind these.
 //
-// Where two looks in a row end with an answer that took more than slowAnswer, no more are taken than are answered in a second. When
-// answers are quick again, it is twice as many with each look. What waited for a stall is answered quickly at its end, and is no reason.
+// An interval lasts congestionLook at least, from one answer to another. If two intervals in a row end with an answer that took more than
+// slowAnswer, the bound becomes the number of commands that are answered in a second, but at least leastCalls. When answers are quick
+// again, it doubles with each interval. A stall alone does not lower the bound: once it is over, all that waited is answered within one
+// interval.
 type congestion struct {
 	mu       sync.Mutex
 	most     int       // 0 for maxCalls
-	slow     bool      // at the end of the look before
-	from     time.Time // the present look's first answer; zero before that
+	slow     bool      // at the end of the interval before
+	from     time.Time // the present interval's first answer; zero before that
 	answered int       // since then
 	noted    time.Time // the latest answer
 }
 
 const (
 	congestionLook = 500 * time.Millisecond
-	congestionOver = 10 * time.Second // without an answer: whoever comes then finds nobody before him
+	congestionOver = 10 * time.Second // without an answer: the bound is dropped, because no command is waiting any more
 	slowAnswer     = 2 * time.Second
 	leastCalls     = 256
 )
 
-// note is told of each command that went to the log, what became of it, and how long that took. One whose outcome is unknown counts
-// for its time alone; one for which the log had no room says nothing.
+// note takes the outcome of a command that was to go into the log, and how long it took. If the outcome is unknown, only the time counts. A
+// command for which the log had no room does not count.
 func (c *congestion) note(now time.Time, took time.Duration, err *carillon.Error) {
 	if err != nil && err.Code == carillon.CodeLimitExceeded {
 		return
@@ -62,7 +65,7 @@ func (c *congestion) note(now time.Time, took time.Duration, err *carillon.Error
 	c.slow, c.from, c.answered = slow, time.Time{}, 0
 }
 
-// admits refuses a command where the requests in progress, itself included, are too many.
+// admits refuses a command if calls, the number of requests in progress with this one, is beyond the bound.
 func (c *congestion) admits(now time.Time, calls int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
