@@ -12,33 +12,33 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// detour is which way a node takes to the streams. It begins with the nats-server of its own machine (servers.Config), and goes to another
-// one where a leader is reached by that alone (goAround), or nobody by its own (leaveCutOff), and home again once its own is well
-// (goHome).
+// detour is about the nats-server by way of which a node reaches the streams. At first this is the one on the node's own machine, if there
+// is one (servers.Config). The node goes to another one if a leader answers only by way of that (goAround), or if the log's leader does not
+// answer by way of its present one (leaveCutOff). It goes home once the server of its machine is well again (goHome).
 type detour struct {
-	looking atomic.Bool // another way is being looked for
+	looking atomic.Bool // a goroutine looks for another way
 
 	mu   sync.Mutex
-	went time.Time // another one was taken last
+	went time.Time // when another way was last taken
 }
 
 const (
-	aroundAgain = 10 * time.Second // another way is taken: by then a leader whom most do not reach has been replaced
-	// cutOffAfter is how long the log stream may stay silent before it is asked by way of another server: longer than
-	// an election takes, which is the same by way of any.
+	aroundAgain = 10 * time.Second // between two other ways: a leader that most servers cannot reach is replaced sooner
+	// cutOffAfter is how long the log stream may stay silent before the node goes to another server. It is longer than an election takes,
+	// during which the stream is silent by way of every server.
 	cutOffAfter = 10 * time.Second
 )
 
-// within tells whether another way was taken no longer ago than lately.
+// within tells whether another way was taken less than lately ago.
 func (d *detour) within(lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return time.Since(d.went) < lately
 }
 
-// goAround goes to another server where the leader of a stream that this node needs does not answer by way of its own, but quickly by
-// way of that: nothing passes between two hosts, and a third one reaches both. Servers pass nothing on for each other. A leader that is
-// slow, or none, answers quickly by way of nobody.
+// goAround goes to another server if the leader of a stream that this node needs does not answer by way of its present server, but answers
+// quickly by way of the other one. That is so if the link between two hosts is broken and a third one reaches both, because servers do not
+// route messages around a broken link. If the leader is slow, or there is none, it does not answer quickly by way of any server.
 func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if slow.Now || slow.Self || len(slow.Well) == 0 || n.detour.within(aroundAgain) || !n.nc.IsConnected() {
 		return
@@ -61,7 +61,7 @@ func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster
 				continue
 			}
 			if now := n.servers.Slow(); now.Now || now.Self || !n.nc.IsConnected() {
-				return // its own server, or its network, stood still just now, or it goes elsewhere as it is
+				return // its own server, or its network, stalled just now, or the node is reconnecting anyway
 			}
 			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", led[0], "server", by.Conn.ConnectedUrlRedacted())
 			n.goTo(by)
@@ -70,8 +70,8 @@ func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster
 	})
 }
 
-// goHome goes back to this machine's own server, once that has been well for long and the leaders answer by way of it. By the server to
-// which a node is connected others judge whether its network is slow.
+// goHome goes back to this machine's own server, once that has been well for servers.HomeAfter and the leaders answer by way of it. That is
+// where a node should be: other nodes judge by the server to which it is connected whether its network is slow.
 func (n *Node) goHome(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if n.detour.within(servers.HomeAfter) || slow.Now || slow.Self || len(slow.Lately) > 0 || n.nc.Opts.NoRandomize {
 		return
@@ -92,7 +92,7 @@ func (n *Node) goHome(ctx context.Context, slow servers.Slowness, well cluster.V
 	})
 }
 
-// goTo goes to a server, and to none other for a while.
+// goTo goes to a server, and notes when, so that the node does not soon go to another one.
 func (n *Node) goTo(to servers.Way) {
 	n.detour.mu.Lock()
 	n.detour.went = time.Now()
@@ -102,7 +102,8 @@ func (n *Node) goTo(to servers.Way) {
 	}
 }
 
-// takes are the streams that this node's triggers take: what all need, and the outputs of what it serves or is to serve.
+// takes names the streams that this node's triggers need: the shared streams, and the output streams of the partitions that it serves or
+// should serve.
 func (n *Node) takes(well cluster.View) []string {
 	names := n.sharedStreams()
 	for _, p := range n.partitions {
@@ -113,7 +114,7 @@ func (n *Node) takes(well cluster.View) []string {
 	return names
 }
 
-// quicklyLed are those of some streams whose leaders answer quickly by way of a server.
+// quicklyLed names those of some streams whose leaders answer by way of a server within servers.AnswerLate.
 func quicklyLed(ctx context.Context, by servers.Way, names []string) (led []string) {
 	ctx, cancel := context.WithTimeout(ctx, servers.AnswerLate)
 	defer cancel()
@@ -132,17 +133,17 @@ func quicklyLed(ctx context.Context, by servers.Way, names []string) (led []stri
 	return led
 }
 
-// leaderAnswers tells whether the leader of a stream answers by way of this node's own server.
+// leaderAnswers tells whether the leader of a stream answers by way of this node's present server within servers.SilentAfter.
 func (n *Node) leaderAnswers(ctx context.Context, name string) bool {
 	ctx, cancel := context.WithTimeout(ctx, servers.SilentAfter)
 	defer cancel()
 	return n.lookAtLeader(ctx, name) != ""
 }
 
-// leaveCutOff goes to another server where the one that this node is connected to lives, but the log stream's leader has
-// not answered by way of it for long: it is cut off from the others. The library knows of no reason to leave it. Where it is
-// the node's own network that is slow, it would not be better off elsewhere. left is when this was last done, since the clock
-// began; the result is the same, afterwards.
+// leaveCutOff goes to another server if the present one is alive, but the log stream's leader has not answered by way of it for
+// cutOffAfter: the server is cut off from the others. The client library would stay, because the connection works. If the
+// node's own network is slow, another server would be no better. left is when the node last left a server for this reason, since the
+// clock began; the result is the new value of left.
 func (n *Node) leaveCutOff(left time.Duration) time.Duration {
 	now := n.clock.running()
 	if now-max(left, time.Duration(n.logHeard.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {

@@ -17,15 +17,16 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// Any node answers any request. A request about one job is passed on to a node that follows the job's partition, and the answer is
-// passed back; the other node cannot answer the client, because nats-server accepts no publish to a reply subject that it made itself
-// for a request from another account. An answer about many jobs is put together: a node asks others about the partitions that it does
-// not follow. All of this goes over subjects that only engines use, <prefix>.node.<name>.…, and is not passed on again.
+// Any node answers any request. A request about one job is passed on to a node that follows the job's partition, and its answer is
+// passed back. That node cannot answer the client itself: if the request came from another account, nats-server made its reply subject,
+// and does not accept what that node publishes to it. For a request about many jobs, a node asks others about the partitions that
+// it does not follow, and puts the answers together. All of this goes over subjects that only engines use, <prefix>.node.<name>.…, and is
+// not passed on again.
 
 // nodeSubject is the root of the subjects on which a node answers the others.
 func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }
 
-// passOn has a node that follows a partition answer a request.
+// passOn has a request answered by a node that follows the partition.
 func (n *Node) passOn(c *call, p *partition) error {
 	to := n.view().Follower(p.number)
 	switch {
@@ -36,7 +37,7 @@ func (n *Node) passOn(c *call, p *partition) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
-	// No other header: to nats-server some are orders, such as to publish a trace where it says, with the rights of who sends them.
+	// No other header: nats-server takes some as orders, for example to publish a trace to a given subject, with the sender's rights.
 	var header nats.Header
 	if request := c.Headers().Get(carillon.HeaderRequest); request != "" {
 		header = nats.Header{carillon.HeaderRequest: []string{request}}
@@ -60,23 +61,24 @@ func (n *Node) moved(partition int) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not follow partition %d just now", n.o.Name, partition)}
 }
 
-// unanswered is the error of a request to another node that brought no answer.
+// unanswered is the error of a request that another node did not answer.
 func unanswered(name string, err error) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s did not answer, so the outcome is unknown: %v", name, err)}
 }
 
-// Some requests take a node long. While it works on one it sends an answer without a body now and then.
+// Some requests take a node long. While it works on one, it sends an empty answer every stillEvery.
 const (
 	stillEvery = time.Second
-	stillMost  = 5 * time.Second // after this much silence nobody waits any longer
+	stillMost  = 5 * time.Second // after so long without any answer the asking node gives up
 )
 
-// askNode asks another node, and waits for as long as it says that it is at work. Errors: the other node's, unanswered.
+// askNode asks another node, and waits for the answer as long as that node says that it is still at work. Errors: the other node's,
+// unanswered.
 func (n *Node) askNode(ctx context.Context, name, what string, header nats.Header, body []byte) (*nats.Msg, error) {
 	inbox := n.nc.NewInbox()
 	sub, err := n.nc.SubscribeSync(inbox)
 	if err == nil {
-		defer func() { _ = sub.Unsubscribe() }() // fails on a closed connection, which has none
+		defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection, which has no subscriptions
 		err = n.nc.PublishMsg(&nats.Msg{Subject: n.nodeSubject(name) + "." + what, Reply: inbox, Header: header, Data: body})
 	}
 	for err == nil {
@@ -95,7 +97,7 @@ func (n *Node) askNode(ctx context.Context, name, what string, header nats.Heade
 	return nil, unanswered(name, err)
 }
 
-// handleNode is handle for requests from other nodes: it says now and then that it is still at work.
+// handleNode is handle for requests from other nodes. It says every stillEvery that it is still at work.
 func (n *Node) handleNode(r micro.Request, do func(*call) error) {
 	n.handle(r, func(c *call) error {
 		over := make(chan struct{})
@@ -108,7 +110,7 @@ func (n *Node) handleNode(r micro.Request, do func(*call) error) {
 				case <-over:
 					return
 				case <-t.C:
-					_ = c.answer(nil) // who does not hear it asks again
+					_ = c.answer(nil) // a node that does not hear it asks again
 				}
 			}
 		})
@@ -130,7 +132,8 @@ func (n *Node) followedHere(number string) (*partition, error) {
 	return nil, n.moved(i)
 }
 
-// whoFollows tells which partitions are followed here, and of the others who is to be asked about them.
+// whoFollows returns the partitions that are followed here, and the others by the name of the node that is to be asked about them.
+// Error: no live node follows one of them.
 func (n *Node) whoFollows() (here []*partition, there map[string][]*partition, err error) {
 	v := n.view()
 	there = make(map[string][]*partition)
@@ -152,7 +155,7 @@ func (n *Node) whoFollows() (here []*partition, there map[string][]*partition, e
 const (
 	headerPartitions = "Carillon-Partitions" // numbers, with commas between
 	headerAfter      = "Carillon-After"      // the last job id that was looked at
-	headerMore       = "Carillon-More"       // there are jobs behind it
+	headerMore       = "Carillon-More"       // set if there are jobs behind that id
 )
 
 func numbers(ps []*partition) string {
@@ -175,7 +178,7 @@ func (n *Node) named(c *call) (ps []*partition, err error) {
 	return ps, nil
 }
 
-// askPage asks for a page of a partition's jobs, like page.
+// askPage is page for a partition that another node follows.
 func (n *Node) askPage(name string, partition int, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool, err error) {
 	ask := *list
 	ask.Limit, ask.Cursor = min(limit, carillon.MaxListLimit), ""
@@ -228,7 +231,8 @@ func (n *Node) apiPage(c *call) error {
 	return c.publish(&nats.Msg{Header: header, Data: r.AppendJSON(nil)})
 }
 
-// askEach asks several nodes at the same time about their partitions, and returns their errors. take gets one answer after the other.
+// askEach asks several nodes at the same time, each about the partitions listed for it, and returns their errors joined. take is called
+// with each answer, never twice at the same time.
 func (n *Node) askEach(ctx context.Context, there map[string][]*partition, what string, body []byte, take func(answer []byte) error) (err error) {
 	var mu sync.Mutex
 	var work sync.WaitGroup
@@ -262,7 +266,7 @@ func (n *Node) askSelections(there map[string][]*partition, verb carillon.Verb, 
 	return sum, err
 }
 
-// addCounts adds what a selection came to in some partitions.
+// addCounts adds the counts of some partitions to a sum.
 func addCounts(sum, of *carillon.SelectionReply) {
 	sum.Matched += of.Matched
 	sum.Changed += of.Changed
@@ -287,7 +291,7 @@ func (n *Node) apiSelect(c *call) error {
 	return c.answer(counts.AppendJSON(nil))
 }
 
-// passPack has a node that follows a partition put the jobs of a pack. done is called once, with the outcome.
+// passPack has a pack of jobs put by a node that follows the partition. done is called once, with the outcome.
 func (n *Node) passPack(p *partition, pack []engine.PackedJob, done func(reply)) {
 	to := n.view().Follower(p.number)
 	if to == "" {
@@ -312,7 +316,7 @@ func (n *Node) passPack(p *partition, pack []engine.PackedJob, done func(reply))
 	}()
 }
 
-// apiPack puts the jobs of a pack that another node made.
+// apiPack puts the jobs of a pack for another node.
 func (n *Node) apiPack(c *call) error {
 	p, err := n.followedHere(c.job)
 	if err != nil {
@@ -349,10 +353,10 @@ func (n *Node) askPartitions(there map[string][]*partition, tell func(carillon.P
 	})
 }
 
-// statusTimeout is how long a status waits for other nodes: whoever asks for one wants to know why they do not answer.
+// statusTimeout is how long a status waits for other nodes. It is short, because a status is asked for just when they do not answer.
 const statusTimeout = time.Second
 
-// apiPartitions tells of partitions.
+// apiPartitions answers with the status of the partitions that the request names.
 func (n *Node) apiPartitions(c *call) error {
 	ps, err := n.named(c)
 	if err != nil {

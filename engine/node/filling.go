@@ -7,29 +7,29 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// filling knows how full the log stream is: by its last answer, and by how much was read since of what has come after that.
+// filling estimates how full the log stream is: what it held when it was last asked, and what was read since of records that came after.
 //
-// A stream that is full refuses ticks as it refuses commands, so it must not come to that. From half full on it is
-// freed before anything else; from three quarters on requests wait. The last quarter is for the ticks, and
-// for raw commands, which nobody can hold up: a flood of those can fill it, until it is freed.
+// A full stream refuses ticks as it refuses commands, so it must not become full. From half full on, freeing it comes before anything
+// else; from three quarters on, requests wait. The last quarter is for ticks, and for raw commands, which the engine cannot hold up: a
+// flood of those can fill the stream, until it is freed.
 type filling struct {
 	mu    sync.Mutex
-	held  uint64 // bytes in the stream when it was asked
-	limit uint64 // 0: none
-	first uint64 // sequence of the first record in it then
-	last  uint64 // sequence of the last record in it then
-	since uint64 // bytes read of records behind that one
-	seq   uint64 // of the last record read
-	read  uint64 // bytes read in this run
-	freed chan struct{}
+	held  uint64        // bytes in the stream when it was last asked
+	limit uint64        // bytes it may hold; 0: any number
+	first uint64        // sequence of its first record then
+	last  uint64        // sequence of its last record then
+	since uint64        // bytes read of records after last
+	seq   uint64        // of the last record read
+	read  uint64        // bytes read in this run
+	freed chan struct{} // closed once requests need not wait; nil while none waits
 }
 
 const (
-	fillingFree = 4 // eighths from which the stream is freed, and checkpoints, which have to come first, rest no more (restTimes)
+	fillingFree = 4 // eighths from which the stream is freed, and checkpoints, which must come before that, no longer rest (restTimes)
 	fillingWait = 6 // eighths from which requests wait
 )
 
-// took is told of what was read. A node that comes back reads much that the stream holds already.
+// took counts records that were read. Those up to last are in held already: a node that comes back reads many of these.
 func (f *filling) took(records []wal.Record) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -49,7 +49,7 @@ func (f *filling) bytes() uint64 {
 	return f.read
 }
 
-// asked takes the stream's answer; read is what bytes was before the stream was asked. If a record behind the answer's last one was
+// asked takes the stream's answer; read is what bytes returned before the stream was asked. If a record after the answer's last one was
 // read meanwhile, all that was read meanwhile counts: rather too much than too little.
 func (f *filling) asked(info streams.Info, read uint64) {
 	f.mu.Lock()
@@ -64,12 +64,12 @@ func (f *filling) asked(info streams.Info, read uint64) {
 	}
 }
 
-// above tells whether more than so many eighths are in use; its caller holds mu.
+// above tells whether more than so many eighths of the stream are in use. The caller holds mu.
 func (f *filling) above(eighths uint64) bool {
 	return f.limit > 0 && (f.held+f.since)*8 > f.limit*eighths
 }
 
-// holds tells whether the stream, when it was asked, had a record at a sequence or below.
+// holds tells whether the stream began at a sequence or below when it was last asked.
 func (f *filling) holds(seq uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +90,7 @@ func (f *filling) tight() bool {
 	return f.above(fillingWait)
 }
 
-// mustWait is nil when there is room for a request; else it is closed once there is.
+// mustWait returns nil if there is room for a request; otherwise a channel that is closed once there is.
 func (f *filling) mustWait() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,25 +16,25 @@ import (
 
 // What a node follows
 //
-// A node follows a partition when it has its jobs: it applies the partition's records, takes its checkpoints, and could
-// serve it at once. With FollowAll that is every partition. With FollowPlaced it is those on which the placement seats the
-// node, as owner or standby: jobs, memory and the work for them are shared among the nodes, and what the nodes do not share
-// is the log, which each reads and stores whole. So the log is at hand for whatever comes to be followed:
+// A node that follows a partition has its jobs: it applies the partition's records, takes its checkpoints, and could
+// serve it at once. With FollowAll a node follows every partition. With FollowPlaced it follows those that the placement gives
+// it, as owner or standby. So jobs, memory and work are divided among the nodes. The log is not: each node reads and stores all of
+// it. So a node has the log of every partition that it begins to follow:
 //
-//   - A partition that is placed on a node which does not follow it is taken from one that does (follow). That one saves it
-//     into a bucket (give.go), what it saved goes into the job table, and the local log above that is applied.
-//   - A partition that is placed elsewhere is given up once all whom it is placed on follow it closely (giveUp).
+//   - A node that does not follow a partition which is placed on it takes that from a node that does (follow). The other node saves it
+//     into a bucket (give.go); the node puts what was saved into its job table, and applies its local log from there on.
+//   - A node gives up a partition that is no longer placed on it once all nodes on which it is placed follow it closely (giveUp).
 //   - A request about a partition is passed on to a node that follows it (elsewhere.go).
 //
-// The log is not cut beyond what somebody who follows a partition needs, whatever becomes of the others (neededToFollow).
+// However far behind other nodes are, the log is kept as far back as one follower of each partition needs it (neededToFollow).
 const (
 	followLook = 250 * time.Millisecond
-	// followAfter is how long a partition has been placed here before it is taken: a node that is started again soon gets
-	// its seats back, and nothing need be moved.
+	// followAfter is how long a partition must have been placed here before it is taken from another node. If its former node was only
+	// restarted, that gets its seats back within this time, and nothing need be moved.
 	followAfter = 2 * time.Second
-	// placedWithin is how long a node that follows nothing is given until partitions are placed on it, if any are.
+	// placedWithin is how long a node that follows nothing waits for partitions to be placed on it, before it is ready without any.
 	placedWithin = 3 * time.Second
-	// followNear is how many records a partition may lack when the node's reader waits for it to apply them.
+	// followNear is how many records a partition may still lack when it applies the last ones while the node's reader waits.
 	followNear = 64
 )
 
@@ -49,7 +49,7 @@ const (
 
 // followSeats keeps what the node follows in step with the placement, until ctx ends.
 func (n *Node) followSeats(ctx context.Context) error {
-	since := make([]time.Time, len(n.partitions)) // since when a partition is followed and should not be, or the other way round
+	since := make([]time.Time, len(n.partitions)) // since when a partition is followed and should not be, or is not and should be
 	for pause(ctx, followLook) {
 		v := n.view()
 		if len(v.Placement) != len(n.partitions) {
@@ -66,7 +66,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 				since[i] = time.Now()
 			}
 			switch err := passing(n.followOrGiveUp(ctx, p, v, wanted, time.Since(since[i]))); {
-			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // others are at it
+			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // the other node is busy
 			case errors.Is(err, errDisk):
 				return err
 			default:
@@ -79,7 +79,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 	return nil
 }
 
-// followOrGiveUp follows a partition, or gives it up, once that has been wanted for long enough.
+// followOrGiveUp begins to follow a partition, or gives it up, once that has been wanted for long enough.
 func (n *Node) followOrGiveUp(ctx context.Context, p *partition, v cluster.View, wanted bool, since time.Duration) error {
 	switch {
 	case wanted && since >= followAfter:
@@ -90,8 +90,8 @@ func (n *Node) followOrGiveUp(ctx context.Context, p *partition, v cluster.View,
 	return nil
 }
 
-// shouldFollow tells whether this node is to follow a partition, by a view. It follows what it serves, and keeps a partition that
-// stopped for people to look at.
+// shouldFollow tells whether this node should follow a partition, by a view. It goes on following a partition that it serves, and one that
+// stopped, so that people can look at that.
 func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 	if n.o.Follow == FollowAll {
 		return true
@@ -103,10 +103,10 @@ func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 	return busy || seat.Owner == n.o.Name || slices.Contains(seat.Standbys, n.o.Name)
 }
 
-// toFollow says which partitions are to be followed and are not yet.
+// toFollow reports the partitions that this node should follow and does not follow yet.
 func (n *Node) toFollow(v cluster.View) (problems []string) {
-	// A node that has just come is in no placement yet. Without this it would be ready at once, and whoever waits until it has taken
-	// its share would go on too early.
+	// A node that has just joined is in no placement yet. Without this it would be ready at once, too early for those who wait
+	// until it has taken its share.
 	if n.o.Follow == FollowPlaced && n.joined.takesPart.Load() && n.clock.running()-n.joined.since < placedWithin && len(n.followed()) == 0 {
 		return []string{"what is placed here is not known yet"}
 	}
@@ -125,9 +125,9 @@ func (n *Node) toFollow(v cluster.View) (problems []string) {
 	return problems
 }
 
-// followedBySeats tells whether all nodes on which a partition is placed follow it closely, and one of them serves it. A node that
-// is below what this one needs does not count: the log may be cut there already, because this node follows the partition
-// (neededToFollow).
+// followedBySeats tells whether all nodes on which a partition is placed follow it closely, and one of them serves it. A node whose
+// position is below what this node needs does not count: because this node follows the partition, the log may have been cut beyond that
+// position (neededToFollow).
 func (n *Node) followedBySeats(v cluster.View, partition int) bool {
 	if len(v.Placement) != len(n.partitions) {
 		return false
@@ -145,14 +145,14 @@ func (n *Node) followedBySeats(v cluster.View, partition int) bool {
 	return serving == seat.Owner || slices.Contains(seat.Standbys, serving)
 }
 
-// follow takes a partition from a node that follows it, and follows it from then on.
+// follow takes a partition from a node that follows it, and begins to follow it.
 func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 	from := v.Follower(p.number)
 	if from == "" {
 		return errors.New("no live node follows it")
 	}
 	began := time.Now()
-	p.needs.Store(max(1, n.applied.Load())) // what is given is of a later position (give)
+	p.needs.Store(max(1, n.applied.Load())) // the part will be of this position or a later one (give)
 	defer p.needs.Store(0)
 	part, err := n.askPart(ctx, from, p.number)
 	if err != nil {
@@ -175,14 +175,14 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 	}
 	records, err := n.keepUp(ctx, p)
 	if err != nil {
-		return errors.Join(err, n.saved.Clear(uint16(p.number))) // the next start is not to find it without its log
+		return errors.Join(err, n.saved.Clear(uint16(p.number))) // so that the next start does not find it without the log that it needs
 	}
 	n.log.Info("follows a partition", "partition", p.number, "from", from, "position", part.Position, "records", records, "took", time.Since(began))
 	ring(n.joined.changed)
 	return nil
 }
 
-// keepUp replays the local log for a partition whose checkpoint has just come into the job table, until the reader can go on with it.
+// keepUp replays the local log for a partition whose checkpoint was just put into the job table, until the reader can go on with it.
 func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error) {
 	defer func() {
 		if err != nil { // what is open would keep its files until the next try
@@ -210,8 +210,8 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Records that the reader has passed are in the local log. The reader waits for mu with those that it has not, and skips what is
-	// applied here.
+	// Records that the reader has passed are in the local log. With other records of this partition the reader waits for mu, and then it
+	// skips those that were applied here (upTo).
 	if err := again(); err != nil {
 		return records, err
 	}
@@ -234,8 +234,8 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	return records, nil
 }
 
-// giveUp forgets the jobs of a partition, unless it is needed after all, or a snapshot is being saved of it. It first waits for the
-// commands in progress, because after it nothing would be known here of their outcome.
+// giveUp stops following a partition and removes its jobs, unless the partition is needed after all, or this node is saving partitions
+// now. It first waits for the commands in progress, because afterwards this node would not learn their outcomes.
 func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	p.leaves.Store(true)
 	defer p.leaves.Store(false)
@@ -245,14 +245,14 @@ func (n *Node) giveUp(ctx context.Context, p *partition) error {
 		continue
 	}
 	if !n.given.TryLock() {
-		return nil // until the next look
+		return nil // it is tried again at the next look
 	}
 	defer n.given.Unlock()
 	p.wanted.Add(1)
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.wanted.Add(-1)
-	if !n.followedBySeats(n.view(), p.number) { // no more, after a checkpoint that was waited for
+	if !n.followedBySeats(n.view(), p.number) { // checked again, after waiting for commands and perhaps a checkpoint
 		return nil
 	}
 	p.mu.Lock()
@@ -260,9 +260,9 @@ func (n *Node) giveUp(ctx context.Context, p *partition) error {
 		p.mu.Unlock()
 		return nil
 	}
-	p.needs.Store(1) // until the table has forgotten it, a start would go on with it
+	p.needs.Store(1) // a start before the table is cleared would go on with the partition, and need the log
 	p.follows.Store(false)
-	p.sentClaim = false // when it is followed again, older ones may be read again
+	p.sentClaim = false // when the partition is followed again, older claims of this node may be read again
 	p.machine = engine.New(n.layout, p.number)
 	p.checkpoint.Store(0)
 	p.older.Store(0)
@@ -277,8 +277,8 @@ func (n *Node) giveUp(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// neededToFollow is the position above which the log is needed so that each partition that this node does not follow keeps a
-// follower. It is 0 if a partition has no live follower, because a former one will go on from where it left off.
+// neededToFollow is the position above which the log must be kept so that each partition that this node does not follow keeps at least one
+// follower. It is 0 if a partition has no live follower: when a former one comes back, it goes on from where it was.
 func (n *Node) neededToFollow(v cluster.View) uint64 {
 	needed := uint64(math.MaxUint64 - 1)
 	for _, p := range n.partitions {

@@ -7,11 +7,12 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// watchOutputs has the node hear of every message in its output streams that it did not publish itself, so
-// that its chains need no links. It can where the embedded server stands alone: under a configuration file
-// it may be part of a cluster, and then the word may come long after the message. In a cluster a stream may be, or
-// become, replicated, and such a one must not be asked for links. The connection, which knows of no cluster while it is down,
-// is not asked alone.
+// watchOutputs chooses how the chains cope with foreign messages (engine/chain.go). In a cluster a stream may be replicated, or become so,
+// and the messages of a replicated stream must not be linked: there the chains confirm each message. The log's replicas are asked for,
+// too, because the connection knows of no cluster while it is down. If the embedded server stands alone, the node subscribes to its own
+// output subjects, and so hears of every message there that it did not publish itself. Then chains need no links. An embedded server with
+// a configuration file may be part of a cluster, where the node may hear of a message long after it was stored. There, and where an
+// external NATS is no cluster, chains link their messages.
 func (n *Node) watchOutputs() error {
 	if n.nc.ConnectedClusterName() != "" || n.streams.Log.Replicas() > 1 {
 		for _, p := range n.partitions {
@@ -34,10 +35,10 @@ func (n *Node) watchOutputs() error {
 	return nil
 }
 
-// heardForeign is told of a message that somebody else has put into an output stream. Where there is one there
-// may be more: from now on the chain links its messages.
+// heardForeign handles a message that somebody else has put into an output stream. The chain is lost, and links its messages from now on,
+// because there may be more foreign ones.
 func (n *Node) heardForeign(p *partition, m *nats.Msg) {
-	_ = m.Sub.Unsubscribe() // it fails only when the connection is closed
+	_ = m.Sub.Unsubscribe() // fails only on a closed connection
 	p.out.Lock()
 	defer p.out.Unlock()
 	if !p.chain.Watched() {

@@ -16,16 +16,16 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// A node gives a partition to another by saving it, as a part, into a bucket of the same NATS: to one that is to follow it, and
-// to one that saves a snapshot of all partitions. Who has taken a part removes it.
+// A node gives a partition to another node, which is to follow it or saves a snapshot of all partitions. To give it, the node saves the
+// partition, as a part, into a bucket of the same NATS. The node that took a part removes it.
 
-// stateLife is how long a part for which nobody came stays in the bucket, and bounds how long it may take to save and read it.
+// stateLife is how long a part that nobody took stays in the bucket. So saving and reading a part must not take longer.
 const stateLife = 6 * time.Hour
 
-// dropWithin bounds the removal of a partition that was taken.
+// dropWithin bounds the time to remove parts that were taken.
 const dropWithin = 10 * time.Second
 
-// gatherPatience bounds the wait for a node that gives partitions to others, one after the other.
+// gatherPatience bounds the wait for a node that is busy: a node gives only one partition at a time.
 const gatherPatience = 5 * time.Minute
 
 // stateBucket is where nodes save partitions for each other.
@@ -33,15 +33,15 @@ func (n *Node) stateBucket(ctx context.Context) (*archive.Bucket, func(), error)
 	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: n.o.Stream + "_STATE", TTL: stateLife})
 }
 
-// part is a partition that was saved for another node. It has a folder of its own, so that whoever is killed with a lock there
-// holds nobody up.
+// part is a partition that was saved for another node. It has a folder of its own: a node that is killed while it holds the lock of a
+// folder then holds up nobody else.
 type part struct {
 	Folder   string `json:"folder"`
 	ID       string `json:"id"`
 	Position uint64 `json:"position"`
 }
 
-// askPart has a node save a partition.
+// askPart asks a node to save a partition, and waits until it has.
 func (n *Node) askPart(ctx context.Context, from string, partition int) (got part, err error) {
 	answer, err := n.askNode(ctx, from, "give."+strconv.Itoa(partition), nil, nil)
 	if err == nil {
@@ -72,7 +72,7 @@ func (n *Node) apiGive(c *call) error {
 	return c.answer(body)
 }
 
-// give saves a partition as of a position that is not before the log's end when it was asked for.
+// give saves a partition, at a position that is not before the log's end at the time of the call.
 func (n *Node) give(ctx context.Context, p *partition) (part, error) {
 	n.given.RLock()
 	defer n.given.RUnlock()
@@ -103,16 +103,16 @@ func (n *Node) give(ctx context.Context, p *partition) (part, error) {
 	return got, nil
 }
 
-// gathering finds the partitions that this node does not follow, for a snapshot of all of them.
+// gathering has other nodes save the partitions that this node does not follow, for a snapshot of all partitions.
 type gathering struct {
 	n       *Node
-	here    []*partition // those that it follows, as of a checkpoint that was taken for the snapshot
+	here    []*partition // those that this node follows; it took a checkpoint of each for the snapshot
 	bucket  *archive.Bucket
 	release func()
 	taken   []part
 }
 
-// find is archive.SaveOptions.Elsewhere.
+// find has a partition saved by another node, unless it is here. It is used as archive.SaveOptions.Elsewhere.
 func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, id string, err error) {
 	p := g.n.partitions[number]
 	if slices.Contains(g.here, p) {
@@ -132,10 +132,10 @@ func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, 
 	return g.bucket.In(got.Folder), got.ID, nil
 }
 
-// ask has a node that follows a partition save it, once it is not busy with another one.
+// ask has a node that follows a partition save it. If that node is busy with another one, ask tries again until it is not.
 func (g *gathering) ask(ctx context.Context, p *partition) (part, error) {
 	for began := time.Now(); ; {
-		if p.follows.Load() { // by now
+		if p.follows.Load() { // this node began to follow it meanwhile
 			return g.n.give(ctx, p)
 		}
 		from := g.n.view().Follower(p.number)
@@ -159,8 +159,8 @@ func (g *gathering) end(ctx context.Context) {
 	g.release()
 }
 
-// dropParts removes what has been taken, also where ctx has ended, as that of a snapshot does which is given up. What stays goes
-// with its age.
+// dropParts removes parts that were taken, even if ctx has ended, as it has when a snapshot was given up. What cannot be removed is deleted
+// after stateLife.
 func (n *Node) dropParts(ctx context.Context, bucket *archive.Bucket, parts ...part) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWithin)
 	defer cancel()

@@ -11,14 +11,14 @@ import (
 const (
 	// handOverTimeout bounds how long a stopping node waits for others to take over.
 	handOverTimeout = 10 * time.Second
-	// reconnectSoon is how long a hand-over waits for a connection that broke.
+	// reconnectSoon is how long a hand-over waits for a broken connection to come back.
 	reconnectSoon = time.Second
-	// onItsWay is how much later than this node another may hear who serves a partition, its requests included.
+	// onItsWay is how much later than this node another one may hear who serves a partition, with the time that its requests take.
 	onItsWay = 100 * time.Millisecond
 )
 
-// handOver lets others take what this node serves, and goes on ticking until they have. It returns when they have,
-// when there is nobody to, when the run ends, or after a while.
+// handOver lets other nodes take over the partitions that this node serves, which it ticks until then. It returns when they have taken all
+// of them, when no other node could, when the connection stays broken for reconnectSoon, when the run ends, or after handOverTimeout.
 func (n *Node) handOver(ctx context.Context) {
 	if !n.joined.takesPart.Load() {
 		return
@@ -51,7 +51,7 @@ func (n *Node) serves() (count int) {
 	return count
 }
 
-// heirs tells whether somebody else could serve.
+// heirs tells whether another node could take over partitions.
 func (n *Node) heirs() bool {
 	for _, b := range n.view().Members {
 		if b.Name != n.o.Name && !b.Draining && b.Weight > 0 {
@@ -61,8 +61,8 @@ func (n *Node) heirs() bool {
 	return false
 }
 
-// connectsSoon waits for a connection that has just broken: a host that shuts down may stop its server together with this node, and
-// another server is milliseconds away.
+// connectsSoon tells whether the node is connected, or is so again within reconnectSoon. A host that shuts down may stop its nats-server
+// together with this node, and connecting to another server takes milliseconds.
 func (n *Node) connectsSoon(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, reconnectSoon)
 	defer cancel()
@@ -74,9 +74,9 @@ func (n *Node) connectsSoon(ctx context.Context) bool {
 	return n.nc.IsConnected()
 }
 
-// unasked waits until other nodes ask somebody else about each partition that was handed over, and then for the requests that they
-// sent here before. A request to a node that no longer listens is dropped, and another server says nothing about that: the sender
-// would wait for its whole timeout.
+// unasked waits until other nodes no longer send this node requests about the partitions that it handed over, and until those that they
+// sent before have arrived. A request to a node that no longer listens is dropped. If the sender is connected to another server, it
+// is not told so, and would wait for its whole timeout.
 func (n *Node) unasked(ctx context.Context) {
 	if !n.joined.takesPart.Load() || n.serves() > 0 || !n.heirs() {
 		return

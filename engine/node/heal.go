@@ -12,10 +12,10 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// heal compares the end of the local log with the stream and puts back what the stream lost, before
-// clients can reach it. The lost records go to their old sequences, wrapped: no publish can keep a
-// timestamp, and the wrapping keeps it. When the stream lost even what is below the local log, its last
-// sequence is raised first; nobody needs those records, the checkpoints are beyond them.
+// heal compares the end of the local log with the log stream, and puts back what an embedded server's stream lost, before clients can
+// reach the server. The lost records get their old sequences. They are wrapped in heal records, which keep their timestamps: a
+// publish cannot. If the stream has lost even records from before the local log begins, its last sequence is raised first. Nobody needs
+// those records, because the checkpoints are beyond them.
 func (n *Node) heal(ctx context.Context) error {
 	info, err := n.streams.Log.Info(ctx)
 	if err != nil {
@@ -62,7 +62,7 @@ func (n *Node) heal(ctx context.Context) error {
 	return n.restoreEnd(ctx, info.Last, last)
 }
 
-// expectSameLog refuses a log stream that is another than the one that was read, unless that is to be accepted.
+// expectSameLog refuses a log stream that is not the one that was read before, unless losses of all partitions are accepted.
 func (n *Node) expectSameLog(ctx context.Context, at, last uint64, info streams.Info) error {
 	err := n.compare(ctx, at, last, info)
 	var differs *streams.DiffersError
@@ -77,8 +77,8 @@ func (n *Node) expectSameLog(ctx context.Context, at, last uint64, info streams.
 	return nil
 }
 
-// restoreEnd puts back what the local log has and the embedded server's log stream lost. An external server must not have lost
-// anything; where that is to be accepted, its last sequence is raised.
+// restoreEnd puts back what the embedded server's log stream lost and the local log has. An external server must not have lost anything;
+// if such losses are accepted, only the last sequence of its stream is raised.
 func (n *Node) restoreEnd(ctx context.Context, end, last uint64) error {
 	if n.server == nil {
 		if !n.acceptsAll(len(n.partitions)) {
@@ -94,8 +94,8 @@ func (n *Node) restoreEnd(ctx context.Context, end, last uint64) error {
 	return nil
 }
 
-// neverWritten tells whether nothing has ever been in a log stream whose first sequences are gone, because a write that fails uses one up.
-// The first records are the claims of all partitions, so where no more sequences are gone than there are partitions, no job was among them.
+// neverWritten tells whether a log stream never held a job, although its first sequences are gone: a write that fails uses one up. The
+// first records are the claims of all partitions. So if no more sequences are gone than there are partitions, no job was among them.
 func (n *Node) neverWritten(info streams.Info) bool {
 	return n.server != nil && n.applied.Load() == 0 && info.Messages == 0 && info.Last > 0 && info.Last <= uint64(len(n.partitions))
 }
@@ -118,7 +118,7 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 	if first == 0 {
 		first = last + 1
 	}
-	needed, err := n.needed() // what the local log has below that is history
+	needed, err := n.needed() // below that, the local log has only what is kept as history (KeepLog)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 			return err
 		}
 		for p.next < r.Seq && p.failed() == nil {
-			p.append(n.layout.LogSubject(engine.Everyone, "heal"), nil) // a hole keeps its place
+			p.append(n.layout.LogSubject(engine.Everyone, "heal"), nil) // keeps the place of a record that the local log does not have
 		}
 		p.append(n.layout.LogSubject(engine.Everyone, "heal"), n.wrapped(&r))
 		return p.failed()
@@ -147,7 +147,7 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 		return err
 	}
 	n.head.Store(last)
-	if first > last { // there was nothing to put back, only a sequence to go on from
+	if first > last { // no record was put back, only the last sequence was raised
 		return nil
 	}
 	healed, err := n.streams.Log.Get(ctx, last)
@@ -158,12 +158,12 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 	return nil
 }
 
-// wrapped is the body of a heal record. A record that was nearly as large as messages may be has no room
-// for the wrapping; it leaves a hole, as it is applied here already.
+// wrapped is the body of the heal record for r. If r is nearly as large as messages may be, there is no room for the wrapping. Then the
+// body is nil, which only keeps r's place: r has been applied here already.
 func (n *Node) wrapped(r *engine.Record) []byte {
-	const subject = 1 << 10 // and the rest of the protocol line
+	const subject = 1 << 10 // for the subject and the rest of the protocol line
 	if _, ok := n.layout.Healed(r); ok {
-		return r.Data // it was put back before: wrapped twice it would be garbage
+		return r.Data // r is a heal record itself: wrapped twice it would be garbage
 	}
 	body := engine.EncodeHeal(r)
 	if int64(len(body)+subject) > n.nc.MaxPayload() {
@@ -173,7 +173,7 @@ func (n *Node) wrapped(r *engine.Record) []byte {
 	return body
 }
 
-// healer appends records that must come to stand at sequences known beforehand.
+// healer appends records that must get the sequences from next on.
 type healer struct {
 	log  *streams.Log
 	next uint64
@@ -218,7 +218,8 @@ func (h *healer) append(subject string, body []byte) {
 	}
 }
 
-// compare holds a record that both logs should have against the stream's: the last of the shorter one.
+// compare compares the record at a sequence in the local log with that in the stream. at is the last sequence of the shorter log, which
+// both should have; last is the last one of the local log. Error: a streams.DiffersError if the records differ.
 func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) error {
 	data, err := n.local.Get(at)
 	if errors.Is(err, wal.ErrNotFound) {
@@ -249,7 +250,7 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	if healed, ok := n.layout.Healed(&stored); ok && healed.Seq == at {
 		theirs = healed.Time
 	} else if stored.Subject == n.layout.LogSubject(engine.Everyone, "heal") && len(stored.Data) == 0 {
-		theirs = ours // it holds the place of one that was too large to be put back, and says nothing of it
+		theirs = ours // it keeps the place of a record that was too large to be put back, so there is nothing to compare
 	}
 	if ours != theirs {
 		return &streams.DiffersError{At: streams.Position{Seq: at, Time: time.Unix(0, local.Time)}, Found: m.Time}
@@ -260,8 +261,9 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	return nil
 }
 
-// healHoles appends the records that the stream lost but kept the sequences of. They cannot go to their
-// old places; readers that have them ignore them, and others take them as they were.
+// healHoles appends the records that the stream lost although it still has their sequences. They cannot get these back, so they are
+// wrapped, with their old sequences, and appended at the end. Readers that have applied them ignore them, and others apply them as they
+// were.
 func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 	return n.local.Read(info.First, func(stored wal.Record) error {
 		if _, err := n.streams.Log.Get(ctx, stored.Seq); !errors.Is(err, streams.ErrNotFound) {
@@ -278,8 +280,8 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 	})
 }
 
-// disregard has the machines pass over the marks (engine.Mark) that owners have left in the log up to its end: it was accepted that this
-// log is not the one that their state comes from.
+// disregard has the machines ignore the marks (engine.Mark) in ticks up to the log's end. An operator has accepted that the machines' state
+// does not come from this log, so they would differ from the marks.
 func (n *Node) disregard(end uint64) {
 	for _, p := range n.partitions {
 		p.mu.Lock()

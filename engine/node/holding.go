@@ -7,10 +7,10 @@ import (
 	"github.com/VictoriaMetrics/metrics"
 )
 
-// pauseMeter is how long partitions wait for parts of one kind of work, in seconds.
+// pauseMeter measures for how long partitions have to wait while parts of one kind of work are done, in seconds.
 type pauseMeter struct {
 	clock *metrics.PrometheusHistogram // by the clock
-	own   *metrics.PrometheusHistogram // without the time for which others had the core, where the system tells that
+	own   *metrics.PrometheusHistogram // without the time for which other threads had the core, if the system tells that
 }
 
 func newPauseMeter(s *metrics.Set, what string) *pauseMeter {
@@ -20,14 +20,14 @@ func newPauseMeter(s *metrics.Set, what string) *pauseMeter {
 	}
 }
 
-// use is what a thread has had of the machine.
+// use is what a thread has used of the machine so far.
 type use struct {
 	ran    time.Duration // on a core
 	waited int64         // how often it gave its core up: for the disk, a lock, another goroutine
 }
 
-// own is the part of a time that is due to what was done in it. A thread that waited did so for something; one that did not, but
-// ran for less, was kept from its core by others.
+// own returns how much of the time that some work took is due to the work itself. If the thread waited, it waited for something that the
+// work needs, and all of the time counts. If it did not wait but ran for less than took, other threads had its core for the rest.
 func own(took time.Duration, before, after use) time.Duration {
 	if after.waited != before.waited {
 		return took
@@ -35,7 +35,7 @@ func own(took time.Duration, before, after use) time.Duration {
 	return min(took, after.ran-before.ran)
 }
 
-// holding does something while it holds a partition's mu, and notes for how long the partition had to wait for it.
+// holding calls do while it holds a partition's mu, and notes for how long the partition had to wait.
 func (n *Node) holding(p *partition, pause *pauseMeter, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -44,9 +44,9 @@ func (n *Node) holding(p *partition, pause *pauseMeter, do func()) {
 	pause.own.Update(itsOwn.Seconds())
 }
 
-// pauseFor does something, and tells how long that took, and how much of it is its own.
+// pauseFor calls do, and returns how long that took, and how much of the time is its own (own).
 func pauseFor(do func()) (took, itsOwn time.Duration) {
-	runtime.LockOSThread() // what it uses is the thread's
+	runtime.LockOSThread() // threadUse is of a thread, not of a goroutine
 	defer runtime.UnlockOSThread()
 	began, before := time.Now(), threadUse()
 	do()
@@ -54,9 +54,9 @@ func pauseFor(do func()) (took, itsOwn time.Duration) {
 	return took, own(took, before, after)
 }
 
-// inSlices does something long in parts, between which the partition goes on. It rests after each, with runtime.Gosched
-// at least: otherwise the next part mostly has the lock before whoever waits for it has woken up, and one record passes
-// between two parts.
+// inSlices does long work in slices, until slice returns false. The partition goes on between them. rest is called after each slice, and
+// must at least call runtime.Gosched. Otherwise the next slice would mostly have the lock before a goroutine that waits for it has woken
+// up, and only one record could be applied between two slices.
 func (n *Node) inSlices(p *partition, pause *pauseMeter, rest func(), slice func() (more bool)) {
 	for more := true; more; rest() {
 		n.holding(p, pause, func() { more = slice() })

@@ -4,8 +4,8 @@ package node
 
 import "sync/atomic"
 
-// looks tells one look from another.
+// looks counts the calls of threadUse, so that no two results are the same.
 var looks atomic.Int64
 
-// threadUse does not know what a thread has had: all of a pause is its own.
+// threadUse cannot tell here what a thread has used. It looks as if the thread always waited, so all of a pause is its own.
 func threadUse() use { return use{waited: looks.Add(1)} }

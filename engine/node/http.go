@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// web answers HTTP for as long as the process runs, also while the node restarts within it.
+// web answers HTTP as long as the process runs, even while its node is restarted.
 type web struct {
 	meters   *meters
 	ready    atomic.Bool
 	mu       sync.Mutex
 	problems []string
-	node     *Node // whose gauges are shown, nil while there is none
+	node     *Node // whose gauges are shown; nil while there is none
 }
 
 func newWeb() *web {
@@ -28,11 +28,11 @@ func newWeb() *web {
 	return w
 }
 
-// mostWatchers is how many connections are open at a time: each takes one of the files that the engine needs, too. Further ones are
-// closed.
+// mostWatchers is how many connections may be open at a time; further ones are closed. Each uses a file descriptor, of which the
+// process has a limited number.
 const mostWatchers = 128
 
-// listen serves HTTP on the options' address until closed is called; url is "" when that is off.
+// listen serves HTTP on the address in the options until closed is called; url is "" if HTTP is off.
 func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 	if o.HTTP == "off" {
 		return "", func() error { return nil }, nil
@@ -66,7 +66,7 @@ func (w *web) running() *Node {
 	return w.node
 }
 
-// serve shows another node, or none.
+// serve sets the node whose gauges are shown; nil for none.
 func (w *web) serve(n *Node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
