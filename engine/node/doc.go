@@ -3,26 +3,26 @@
 //
 // A reading order:
 //
-//   - The straight walks: options.go, run.go (one run after the other), node.go (what starts in which order) with open.go,
+//   - The two main paths: options.go, run.go (one run after the other), node.go (what starts in which order) with open.go,
 //     partition.go, apply.go (a record: log → local log → machine → reply), clockwork.go and publish.go (a trigger: deadline → tick →
-//     log … outputs → due millisecond → stream) with ticking.go (ticks on their way), window.go (how many outputs may be), clock.go and
-//     wait.go. What wakes up the clockwork is internal/alarm.
-//   - How it comes back: recover.go, replay.go and heal.go, claim.go, restarts.go (what passes), resync.go (where the chain goes on),
-//     overdue.go (answers that are late), foreign.go (who else writes into the output streams).
-//   - On a timer: tend.go (outputs made durable, the disk watched), checkpoints.go and trim.go (when the job table is written, and
-//     the log cut) with rest.go (how little of a core that takes), filling.go (how a log stream is kept from becoming full),
-//     residence.go (which jobs are in memory), holding.go (for how long a partition waits for what is done beside it), shapes.go (streams
-//     that were edited), stopped.go (streams that could not be written).
-//   - Requests: api.go, command.go with congestion.go (how many are taken), preview.go, selection.go, tenant.go, import.go and
-//     replies.go (their way into the log, and their answers), list.go, ahead.go (what is read for them beside a partition, of its
-//     table.go), status.go and nodes.go, version.go, http.go, meters.go, trouble.go (the log of what goes wrong again and again).
-//   - Snapshots: save.go with save_target.go (where to), save_stopped.go, restored.go (the first start after a restore),
-//     restore_time.go (a restore up to a time), salvage.go (jobs by themselves).
-//   - Several nodes over an external NATS: regain.go (rights that come back), membership.go, cluster.go (who serves what) with
-//     handover.go, reach.go (how far the log is applied), follow.go, give.go and leftbehind.go (who has what), elsewhere.go (how a
-//     node answers for what it does not have), pulse.go (which requests are too old). Slow networks: leaders.go (what slow servers
-//     lead), detour.go (how a node goes around them).
+//     log … outputs → due millisecond → stream) with ticking.go (ticks on their way), window.go (how many outputs may be in flight),
+//     clock.go and wait.go. Package internal/alarm wakes the clockwork.
+//   - How a node recovers: recover.go, replay.go and heal.go, claim.go, restarts.go (errors after which it starts again), resync.go
+//     (where a chain goes on), overdue.go (late answers of the output streams), foreign.go (foreign messages in those streams).
+//   - On a timer: tend.go (makes outputs durable, watches the disk), checkpoints.go and trim.go (when the job table is written, and
+//     the log cut) with rest.go (how little of a core that takes), filling.go (keeps the log stream from becoming full),
+//     residence.go (which jobs are in memory), holding.go (how long a partition is held up by such work), shapes.go (streams that
+//     were edited), stopped.go (streams that could not be written).
+//   - Requests: api.go, command.go with congestion.go (how many are admitted), preview.go, selection.go, tenant.go, import.go and
+//     replies.go (how commands get into the log, and their answers), list.go, ahead.go and table.go (reads of jobs on disk, without
+//     and with the partition's lock), status.go and nodes.go, version.go, http.go, meters.go, trouble.go (few log lines about what
+//     goes wrong again and again).
+//   - Snapshots: save.go with save_target.go (where to), save_stopped.go, restored.go (a restore, and the first start after it),
+//     restore_time.go (a restore up to a time), salvage.go (a snapshot's jobs, for a running service).
+//   - Several nodes over an external NATS: regain.go (subscriptions that were lost with a right), membership.go, cluster.go (which
+//     node serves what) with handover.go, reach.go (how far the log is applied), follow.go, give.go and leftbehind.go (which nodes
+//     have a partition's jobs), elsewhere.go (how a node answers about partitions that it does not follow), pulse.go (which requests
+//     are too old). Slow networks: leaders.go (slow servers have to stop leading streams), detour.go (how a node goes around them).
 //
-// Who may touch what: a partition's machine is guarded by partition.mu, its chain by partition.out. The
-// first is never taken while the second is held.
+// Locks: partition.mu guards a partition's machine, partition.out its chain. mu is never taken while out is held.
 package node

@@ -14,13 +14,13 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// maxImports bounds the imports in progress, which take memory and are answered late.
+// maxImports bounds the imports in progress: each holds all its jobs in memory until it is answered.
 const maxImports = 64
 
-// importSlice is how many lines of an import are read, at some 3 µs each, before others get the core.
+// importSlice is how many lines of an import are read, at some 3 µs each, before other goroutines get the core.
 const importSlice = 32
 
-// apiImport puts the jobs of the lines of a body, packed by partition.
+// apiImport puts the jobs of a request's lines, packed into records by partition.
 func (n *Node) apiImport(c *call) error {
 	defer n.requests.imports.Add(-1)
 	if n.requests.imports.Add(1) > maxImports {
@@ -45,7 +45,7 @@ func (n *Node) apiImport(c *call) error {
 	}
 	im.under.Wait()
 	if im.unknown != nil {
-		return im.unknown // all of it is to be sent again, which is harmless
+		return im.unknown // the client is to send all of it again, which is harmless
 	}
 	slices.SortFunc(im.reply.Failed, func(a, b carillon.ImportFail) int { return cmp.Compare(a.Line, b.Line) })
 	return c.answer(im.reply.AppendJSON(nil))
@@ -61,10 +61,10 @@ type importing struct {
 	unknown *carillon.Error
 }
 
-// packHead is more than what stands before the jobs in a record, in bytes.
+// packHead is more than the bytes before the jobs in a record.
 const packHead = 8
 
-// importPack is one record of it.
+// importPack is one record of an import.
 type importPack struct {
 	jobs  []engine.PackedJob
 	lines []int
@@ -75,7 +75,7 @@ func newImporting(partitions int) *importing {
 	return &importing{packs: make([][]*importPack, partitions)}
 }
 
-// read reads the body of a request. A line that is no good is a failure of its own.
+// read reads the body of a request. An invalid line fails alone, and is noted in the reply.
 func (im *importing) read(c *call) error {
 	body, request := bytes.TrimRight(c.Data(), "\r\n"), c.Headers().Get(carillon.HeaderRequest)
 	if len(request) > carillon.MaxJobIDLength-8 { // the line's number is added to it
@@ -93,7 +93,7 @@ func (im *importing) read(c *call) error {
 	number := 0
 	for line := range bytes.SplitSeq(body, []byte("\n")) {
 		if number++; number%importSlice == 0 {
-			runtime.Gosched() // whoever waits for a core may have a partition in hand
+			runtime.Gosched() // a goroutine that waits for the core may hold up a partition
 		}
 		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
@@ -113,7 +113,7 @@ func (im *importing) read(c *call) error {
 	return nil
 }
 
-// importLine reads a line of an import, or says why it is no good. A completed job without a state is left out.
+// importLine reads a line of an import, or says why it is invalid. A completed job without a state is left out.
 func (c *call) importLine(line []byte) (l carillon.ImportLine, leftOut bool, err error) {
 	if l, err = carillon.ParseImport(line); err != nil {
 		return l, false, err
@@ -133,12 +133,12 @@ func (c *call) importLine(line []byte) (l carillon.ImportLine, leftOut bool, err
 	return l, false, err
 }
 
-// stateMost bounds the counts of a state: from there none of them comes to the bound of whole numbers, beyond which clients
-// could not read an answer with the job in it.
+// stateMost bounds the counts of a state, so that none of them can grow beyond the greatest integer that JSON clients read
+// exactly (2^53 - 1).
 const stateMost = 1 << 52
 
-// checkState refuses a state that lacks what a job's schedule goes on from, one whose counts leave no room to grow, and one that
-// no record of the log holds: with such a state in it a record would be garbage, with all jobs in it.
+// checkState refuses a state that lacks the times from which the job's schedule goes on, one whose counts leave no room to grow, and
+// one with a time that a record cannot hold: the whole record, with all its jobs, would be garbage.
 func checkState(job *carillon.ImportJob) error {
 	s := job.State
 	switch {
@@ -173,7 +173,7 @@ func checkState(job *carillon.ImportJob) error {
 	return nil
 }
 
-// add packs a job.
+// add packs a job into the last record of its partition, or into a new one if that is full.
 func (im *importing) add(job *carillon.ImportJob, request string, line int) {
 	one := engine.Pack(&job.Job, nil, request)
 	one.Paused, one.IfAbsent = job.Paused, job.IfAbsent
@@ -197,7 +197,7 @@ func (im *importing) failed(line int, id string, err *carillon.Error) {
 	im.reply.Failed = append(im.reply.Failed, carillon.ImportFail{Line: line, ID: id, Error: err})
 }
 
-// done takes the outcome of a record.
+// done adds the outcome of a record to the reply.
 func (im *importing) done(pack *importPack, r reply) {
 	im.mu.Lock()
 	defer im.mu.Unlock()

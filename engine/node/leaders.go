@@ -11,37 +11,38 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// leaders knows which servers lead the streams that this node's triggers take, so that it can have one that is slow give
-// that up at once. To ask only then would take as long as the answers of a slow server take.
+// leaders knows which servers lead the streams that this node's triggers go through. So when one of them is slow, the node can ask it
+// at once to step down. If it asked only then which streams that server leads, it would have to wait for the slow answers.
 type leaders struct {
-	next int // of the partitions that are asked about in turn
+	next int // the partition that is asked about next
 
 	mu    sync.Mutex
 	known map[string]*led // by stream
 }
 
-// led is who leads a stream, and what may take its place.
+// led is what is known of a stream's leader.
 type led struct {
-	by        string
-	followers []string
-	asked     time.Time // when it was last asked who leads it
+	by        string    // the leader
+	followers []string  // servers that may take its place
+	asked     time.Time // when the node last asked who leads the stream
 	told      time.Time // when that was last answered
 	deposed   time.Time // when its leader was last asked to step down
 }
 
 const (
-	leadersLook = time.Second     // for who leads
-	leadersMost = 64              // output streams that are asked about at a time
-	deposeAgain = 2 * time.Second // an election takes milliseconds where the way to the leader is not lost
-	deposedLook = 50 * time.Millisecond
+	leadersLook = time.Second           // how often the node asks who leads, and how long it waits for the answer
+	leadersMost = 64                    // output streams that are asked about at a time
+	deposeAgain = 2 * time.Second       // before a leader is asked to step down again: an election takes milliseconds if it can be reached
+	deposedLook = 50 * time.Millisecond // how often the node asks then whether another server leads
 )
 
-// sharedStreams are those that every node needs: the log, and that of the nodes' bucket.
+// sharedStreams are the streams that every node needs: the log, and the stream of the nodes' bucket.
 func (n *Node) sharedStreams() []string {
 	return []string{n.streams.Log.Name(), nodesStream(n.o.Stream)}
 }
 
-// lookAtLeaders asks who leads the shared streams, and the output streams of what this node follows, so many of these each time.
+// lookAtLeaders asks who leads the shared streams, and the output streams of partitions that this node follows: of at most leadersMost
+// partitions each time, in turn.
 func (n *Node) lookAtLeaders(ctx context.Context) error {
 	names := n.sharedStreams()
 	l := &n.leaders
@@ -59,7 +60,7 @@ func (n *Node) lookAtLeaders(ctx context.Context) error {
 	return nil
 }
 
-// lookAtLeader asks who leads a stream.
+// lookAtLeader asks who leads a stream; "" if nobody says so in time.
 func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
 	ctx, cancel := context.WithTimeout(ctx, leadersLook)
 	defer cancel()
@@ -77,7 +78,7 @@ func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
 	l.mu.Unlock()
 	leader, followers, err := n.streams.LeaderOf(ctx, name)
 	if err != nil {
-		return "" // it has none just now, or that is slow
+		return "" // the stream has no leader just now, or a slow one
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +86,7 @@ func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
 	return leader
 }
 
-// lookAtServers judges how they answer, and has those that are slow lead no more.
+// lookAtServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and goes around them, or home again.
 func (n *Node) lookAtServers(ctx context.Context) error {
 	before := n.servers.Slow().String()
 	slow := n.servers.Judge(n.nc.ConnectedServerName(), time.Now())
@@ -99,7 +100,7 @@ func (n *Node) lookAtServers(ctx context.Context) error {
 	return nil
 }
 
-// withoutSlow is a view without the other nodes whose nats-server is slow: what those serve others are to serve, until it is well again.
+// withoutSlow is a view without the other nodes whose nats-server is slow: until it is well again, others should serve their partitions.
 func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.View {
 	if len(slow.Lately) > 0 {
 		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name != self && slow.Lately[b.Server] })
@@ -107,8 +108,8 @@ func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.Vie
 	return v
 }
 
-// evade has slow servers lead no more the streams that take the outputs of this node, nor, where it is the first node of those who are
-// well, the shared streams.
+// evade asks slow servers to step down as leaders of the output streams that this node publishes to. The first of the nodes that are
+// not slow does this for the shared streams, too.
 func (n *Node) evade(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if len(slow.Silent) == 0 {
 		return
@@ -125,7 +126,7 @@ func (n *Node) evade(ctx context.Context, slow servers.Slowness, well cluster.Vi
 	}
 }
 
-// putsOut tells whether this node serves a partition, or is to: the claim itself may have to wait for a leader of the log.
+// putsOut tells whether this node serves a partition, or should: its claim may have to wait until the log has a leader.
 func (n *Node) putsOut(p *partition, well cluster.View) bool {
 	p.mu.Lock()
 	owns := p.owner.Epoch != 0
@@ -133,7 +134,7 @@ func (n *Node) putsOut(p *partition, well cluster.View) bool {
 	return owns || well.Claimant(p.number, caughtUp) == n.o.Name
 }
 
-// silent are the streams, in any order, whose leaders are slow, or have not answered for a while.
+// silent returns the streams, in any order, whose leaders are slow, or have not answered for a while.
 func (l *leaders) silent(slow servers.Slowness) (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,9 +146,9 @@ func (l *leaders) silent(slow servers.Slowness) (names []string) {
 	return names
 }
 
-// depose asks the leader of a stream to step down if it is slow: for this node's server, or else another one that is not. What was on
-// its way to the leader is lost, or its answer is. So the chain of p, the partition whose stream it is, is given up once another one
-// leads it; p is nil for a stream that is no partition's.
+// depose asks the leader of a stream to step down if it is slow: in favour of this node's own server, or else of another one that is not
+// slow. Messages on their way to the old leader are lost, or their answers are. So once another server leads the stream, the chain of p
+// is given up. p is the partition whose output stream it is; nil: it is a shared stream.
 func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p *partition) {
 	by, to := n.leaders.heir(name, slow, n.nc.ConnectedServerName())
 	if to == "" {
@@ -169,8 +170,8 @@ func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p
 	})
 }
 
-// heir names the leader of a stream, if that is slow, and who is to take its place; nobody where the leader is well, or was asked to step
-// down just now. It notes that the leader is asked.
+// heir names the leader of a stream, if that is slow, and the server that is to take its place. Both are "" if the leader is well or was
+// asked to step down just now, or if no other server is well. Otherwise heir notes that the leader is asked now.
 func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,7 +190,7 @@ func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to s
 	return s.by, heirs[0]
 }
 
-// succeeded gives up the chain of a partition, if there is one, that waits for answers of another leader than its stream has now.
+// succeeded gives a partition's chain up if it waits for answers of another leader than its stream has now. p may be nil.
 func (n *Node) succeeded(p *partition, leader string) {
 	if p == nil {
 		return

@@ -15,19 +15,19 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
-// A node that is new, or was away for long, may find that the log no longer reaches back to where it is. Others have what it
-// has missed. So it gives up what it has, all of which came from the log, begins with nothing at the log's end, and follows one
-// partition after the other (follow.go). Where nobody has what it would give up it stops instead, loudly.
+// A node that is new, or was away for long, may find that the log no longer reaches back to the node's position. Other nodes have what it
+// missed. So it gives up all it has, which came from the log, begins with nothing at the log's end, and follows one
+// partition after the other (follow.go). If no other node follows what it would give up, it stops with an error instead.
 
-// leftBehindError says that the log stream no longer has the records that come next here.
+// leftBehindError says that the log stream no longer has the records that this node needs next.
 type leftBehindError struct {
-	at, first  uint64 // the last record here; the first one there
+	at, first  uint64 // the last record here; the first one in the log stream
 	partitions int
-	followed   []int // partitions of which there is something here
-	cause      error // what found it, in whose words it is told; nil: nothing else
+	followed   []int // partitions whose jobs this node has
+	cause      error // the error that showed it, whose text is used; nil: none
 }
 
-// leftBehind is the error of this node, whose last record is at, while the log stream begins at first.
+// leftBehind makes the error for this node, whose last record is at, while the log stream begins at first.
 func (n *Node) leftBehind(at, first uint64, cause error) error {
 	e := &leftBehindError{at: at, first: first, partitions: n.layout.Partitions, cause: cause}
 	for _, p := range n.followed() {
@@ -48,15 +48,15 @@ func (e *leftBehindError) Error() string {
 func (e *leftBehindError) Unwrap() error { return e.cause }
 
 const (
-	othersPatience = 30 * time.Second // bounds the wait for nodes that follow what this one did
-	alonePatience  = 2 * time.Second  // the same where there is no other node, nor was one lately
+	othersPatience = 30 * time.Second // bounds the wait for other nodes that follow this one's partitions
+	alonePatience  = 2 * time.Second  // the same if there is no other node, and was none lately
 )
 
-// setAside is where what is given up goes before it is removed, in the data directory.
+// setAside is the folder of the data directory to which the stores are moved before they are removed.
 const setAside = "aside"
 
-// beginAnew empties a data directory that no run uses, once others follow what it has. Its error is behind, with a reason,
-// where nobody does; errUnreachable where NATS is away.
+// beginAnew empties a data directory that no run uses, once other nodes follow the partitions whose jobs it has. Errors: behind, with a
+// reason, if nobody follows one of them; errUnreachable while NATS is away.
 func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err error) {
 	nc, err := o.servers().Connect(" state")
 	if err != nil {
@@ -87,7 +87,7 @@ func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err err
 		switch {
 		case lacks == "":
 			return empty(o)
-		case !nc.IsConnected(): // NATS is away, which says nothing of the other nodes
+		case !nc.IsConnected(): // which says nothing about the other nodes
 			return fmt.Errorf("%w: %w", errUnreachable, behind)
 		case waited > patience(v):
 			return fmt.Errorf("%w; no other node follows %s", behind, lacks)
@@ -97,7 +97,7 @@ func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err err
 	}
 }
 
-// patience is for how long to wait for others. One that is silent just now may be late, as on a host that is busy.
+// patience is how long to wait for other nodes. A silent one may only be late, as on a busy host.
 func patience(v cluster.View) time.Duration {
 	if len(v.Members)+len(v.Silent) < 2 {
 		return alonePatience
@@ -105,8 +105,8 @@ func patience(v cluster.View) time.Duration {
 	return othersPatience
 }
 
-// lacks names what somebody else would have to follow, and nobody does: each partition of which there is something here, or
-// where there is nothing here any one.
+// lacks names the first partition that this node has and no live node follows; "" if there is none. If this node has no partition,
+// it is enough that any partition is followed.
 func (e *leftBehindError) lacks(v cluster.View) string {
 	for _, p := range e.followed {
 		if v.Follower(p) == "" {
@@ -124,27 +124,27 @@ func (e *leftBehindError) lacks(v cluster.View) string {
 	return "any partition"
 }
 
-// empty removes the stores from a data directory. Interrupted at any moment it leaves what was there, or so little that the
+// empty removes the stores from a data directory. If it is interrupted, the stores are still there, or so little of them that the
 // next start is left behind again.
 func empty(o Options) error {
 	dir := filepath.Join(o.Data, setAside)
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o750)); err != nil {
 		return err
 	}
-	// A store goes aside in one step, because a store that is removed in part cannot be opened.
+	// Each store is renamed, which is one step: a store of which only a part was removed could not be opened.
 	for _, store := range []string{"log", "jobs"} {
 		err := os.Rename(filepath.Join(o.Data, store), filepath.Join(dir, store))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err := syncDir(o.Data); err != nil { // the log first: without it the jobs are no harm
+		if err := syncDir(o.Data); err != nil { // before the next rename. The log goes first: without it the jobs do no harm
 			return err
 		}
 	}
 	return errors.Join(os.RemoveAll(dir), syncDir(o.Data))
 }
 
-// beginEmpty makes a node that has nothing go on from the log's end: it takes what it is to follow from others.
+// beginEmpty makes a node that has nothing go on from the log's end. It takes the partitions that it should follow from other nodes.
 func (n *Node) beginEmpty(end uint64) {
 	for _, p := range n.partitions {
 		p.follows.Store(false)

@@ -9,18 +9,18 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// pageScan is how many jobs are looked at while a partition waits.
+// pageScan is how many jobs a list looks at while it holds a partition's lock.
 const pageScan = 200
 
-// pageJobs is how many jobs are taken out of a partition at once.
+// pageJobs is how many jobs a list takes from a partition at most while it holds the lock.
 const pageJobs = 100
 
 // pageLooks is how many jobs a list looks at in all partitions together before it answers with what it has: some tenths of a
 // second in memory, a second on disk.
 const pageLooks = 100_000
 
-// page collects up to limit jobs that match after an id, no more than fill a message, and no more than are found among a
-// partition's share of pageLooks.
+// page collects up to limit jobs that match and come after an id. It ends earlier when they fill a message, or when it has looked at the
+// partition's share of pageLooks. last is the id up to which it looked; more tells whether there are jobs after that.
 func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
 	size := 0
 	more = true
@@ -33,20 +33,21 @@ func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limi
 		p.mu.Unlock()
 		jobs = append(jobs, part...)
 		for i := range part {
-			size += len(part[i].Spec.Payload) // less than its JSON: the merged page is full before this one ends
+			size += len(part[i].Spec.Payload) // less than the job's JSON, so the merged page is full before this one ends
 		}
 	}
 	return jobs, after, more
 }
 
-// maxLists bounds the lists that are put together at a time, in a MiB or so for each partition. Others wait for their turn, but
-// not for longer than whoever asked does: those that nobody waits for any more would keep out the others, and commands.
+// maxLists bounds the lists that are made at a time; each takes a MiB or so for each partition. Others wait for their turn, but
+// only for listsWithin, which is less than a client waits: lists that nobody waits for any more would keep out others, and commands.
 const (
 	maxLists    = 32
 	listsWithin = 1500 * time.Millisecond
 )
 
-// await waits for a place in a channel that has one for each of what may be in progress. Whoever is done takes a word out of it.
+// await waits, for listsWithin at most, for a place in a channel that has one for each request that may be in progress. The caller
+// frees its place by a receive.
 func await(turns chan struct{}, what string) error {
 	patience := time.NewTimer(listsWithin)
 	defer patience.Stop()
@@ -58,7 +59,7 @@ func await(turns chan struct{}, what string) error {
 	}
 }
 
-// apiList answers with a page in order of ids over all partitions. The cursor is the last id, encoded.
+// apiList answers with a page of the jobs of all partitions, in order of ids. The cursor is the last id, encoded.
 func (n *Node) apiList(c *call) error {
 	if err := await(n.requests.lists, "lists"); err != nil {
 		return err
@@ -92,8 +93,8 @@ func (n *Node) apiList(c *call) error {
 	return c.answer(r.AppendJSON(nil))
 }
 
-// mergeListings merges the listings of all partitions into a page of at most so many jobs and bytes, or a single job of any size. A
-// listing that looked at enough for this page ends it at the last id that it looked at: its next job may come before the others'.
+// mergeListings merges the listings of all partitions into a page of at most so many jobs and bytes, or of a single job of any size.
+// When a listing has no job left but is over, the page ends at the last id that it looked at: its next job may come before the others'.
 func mergeListings(parts []listing, jobs, bytes int) (r carillon.JobsReply, err error) {
 	size := 0
 	for {
@@ -129,23 +130,23 @@ func mergeListings(parts []listing, jobs, bytes int) (r carillon.JobsReply, err 
 	}
 }
 
-// pageBytes is how many bytes of jobs a page may have, so that it fits into one message whatever the payloads are.
+// pageBytes is how many bytes of jobs a page may have to fit into one message.
 func (n *Node) pageBytes() int {
-	return min(int(n.nc.MaxPayload()), carillon.MaxPageBytes) - 1024 // for the rest of the page
+	return min(int(n.nc.MaxPayload()), carillon.MaxPageBytes) - 1024 // the rest of the page takes less
 }
 
-// listing is what a page may take next from a partition.
+// listing is a partition's part of a page: the jobs that were read and not merged yet, and how to read more.
 type listing struct {
 	page  func(after string) (jobs []carillon.JobReply, last string, more bool, err error)
 	jobs  []carillon.JobReply
-	limit int    // of what it takes at once
+	limit int    // of jobs that page returns at once
 	after string // the last id that was looked at
-	more  bool   // there are jobs behind that
-	over  bool   // but enough was looked at for this page
+	more  bool   // there are jobs after it
+	over  bool   // enough was looked at for this page: page returned fewer than limit
 	err   error
 }
 
-// read has a job at hand, if one was found.
+// read reads more jobs if none is left, and none of the reasons to stop applies.
 func (l *listing) read() {
 	if len(l.jobs) == 0 && l.more && !l.over && l.err == nil {
 		l.jobs, l.after, l.more, l.err = l.page(l.after)
@@ -153,9 +154,9 @@ func (l *listing) read() {
 	}
 }
 
-// listings are what a page may take from all partitions. Other nodes have been asked for theirs.
+// listings returns the listings of all partitions. Those of other nodes have already been read, side by side.
 func (n *Node) listings(here []*partition, there map[string][]*partition, list *carillon.ListRequest, after string) (parts []listing) {
-	// Ids are spread over the partitions by a hash. What is taken from one and not needed was read for nothing.
+	// A hash spreads the ids over the partitions, so a page takes about as many jobs from each. More would be read for nothing.
 	share := list.Limit/len(n.partitions) + 8
 	for name, ps := range there {
 		for _, p := range ps {

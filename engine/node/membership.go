@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// meetTimeout bounds how long a node that comes waits for word of the others.
+	// meetTimeout bounds how long a node that starts waits until it knows the others.
 	meetTimeout = 3 * time.Second
-	// leaveTimeout bounds the last word to the others, and the last answers.
+	// leaveTimeout bounds the time to tell the others that this node leaves, and the time for the last answers.
 	leaveTimeout = time.Second
 )
 
-// nodesBucket is where the nodes of a service meet.
+// nodesBucket names the bucket in which the nodes of a service write their beats.
 func nodesBucket(stream string) string { return stream + "_NODES" }
 
 // nodesStream is the stream of that bucket.
 func nodesStream(stream string) string { return "KV_" + nodesBucket(stream) }
 
-// nodeName makes a host's name one that a node may have.
+// nodeName makes a valid node name of a host's name.
 func nodeName(host string) string {
 	plain := func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
@@ -39,7 +39,7 @@ func nodeName(host string) string {
 	return host
 }
 
-// rights are those that a node over an external NATS needs beside its streams'.
+// rights returns the rights that a node needs beside those for its streams.
 func (n *Node) rights() streams.Rights {
 	r := streams.Rights{Subscribe: []string{n.o.Prefix + ".api.>", n.o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true}
 	if n.o.NATS == "" {
@@ -56,9 +56,9 @@ func (n *Node) rights() streams.Rights {
 	return r
 }
 
-// membership are this node's options as a member.
+// membership returns this node's options as a member.
 func (n *Node) membership() cluster.Options {
-	var membership trouble // there may be some with every beat
+	var membership trouble // there may be trouble with every beat
 	return cluster.Options{
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
@@ -68,8 +68,8 @@ func (n *Node) membership() cluster.Options {
 	}
 }
 
-// join begins to make this node a member, in a goroutine because a name that was just in use takes a while to be free. Beats
-// tell of no partitions yet.
+// join begins to make this node a member. It does so in a goroutine, because a name that was just in use takes a while to become free.
+// Beats report no partitions yet (takePart).
 func (n *Node) join(ctx context.Context) {
 	j := &n.joined
 	j.tried, j.changed = make(chan struct{}), make(chan struct{}, 1)
@@ -85,8 +85,8 @@ func (n *Node) join(ctx context.Context) {
 	})
 }
 
-// meetOthers waits, for meetTimeout at most, until this node knows who is there: until then it would say of each partition that it
-// does not follow that nobody does.
+// meetOthers waits, for meetTimeout at most, until this node knows the others. Before that it would answer a request about a partition
+// that it does not follow with: nobody follows it.
 func (n *Node) meetOthers(ctx context.Context) {
 	if n.joined.member == nil {
 		return
@@ -99,7 +99,7 @@ func (n *Node) meetOthers(ctx context.Context) {
 	}
 }
 
-// takePart waits until all is applied that the log has, and begins to claim.
+// takePart waits until everything in the log is applied, and begins to claim.
 func (n *Node) takePart(ctx context.Context) error {
 	n.joined.tells.Store(true)
 	if err := n.catchUp(ctx); err != nil {
@@ -128,11 +128,11 @@ func (n *Node) takePart(ctx context.Context) error {
 	return nil
 }
 
-// drains tells whether this node is to be given nothing: it was asked to drain, or its outputs are refused.
+// drains tells whether this node should be given no partitions: it was asked to drain, or nats-server refuses its outputs.
 func (n *Node) drains() bool { return n.joined.draining.Load() || n.regain.silenced() }
 
-// report is what goes into each beat. A node that can neither fire nor read tells of no partition, so that others take them. One
-// whose outputs nats-server refuses drains: it goes on where nobody else can, and still answers.
+// report is this node's part of each beat. A node that can neither fire nor read reports no partitions, so that others take them. One
+// whose outputs nats-server refuses drains: it keeps serving what nobody else can, and still answers.
 func (n *Node) report() cluster.Report {
 	r := cluster.Report{Draining: n.drains(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
 	if !n.joined.tells.Load() {
@@ -153,14 +153,14 @@ func (n *Node) report() cluster.Report {
 	return r
 }
 
-// stuck tells whether ticks do not come back although the log stream has answered all the while: then it is this node.
+// stuck tells whether ticks do not come back although the log stream has answered all the time: then this node is at fault.
 func (n *Node) stuck() bool {
 	now := n.clock.running()
 	return n.ticking.fruitless(time.Now()) > tickTimeout &&
 		now-time.Duration(n.logHeard.Load()) < tickTimeout && now-time.Duration(n.logHeardSince.Load()) > tickTimeout
 }
 
-// leave ends the membership, so that others know at once. The context of join has ended, or will not.
+// leave ends the membership, so that the other nodes know at once. It waits for join, whose context has ended or will not.
 func (n *Node) leave() {
 	j := &n.joined
 	if j.tried == nil {
@@ -179,7 +179,7 @@ func (n *Node) leave() {
 	})
 }
 
-// member is nil where this node has not joined.
+// member returns this node as a member; nil if it has not joined, or not yet.
 func (n *Node) member() *cluster.Member {
 	j := &n.joined
 	if j.tried == nil {
@@ -193,8 +193,7 @@ func (n *Node) member() *cluster.Member {
 	}
 }
 
-// view is the cluster as this node sees it: empty for one that is alone with its server, and until it knows who else
-// is there.
+// view is the cluster as this node sees it. It is empty for a node with an embedded server, and until the node knows the others.
 func (n *Node) view() cluster.View {
 	if m := n.member(); m != nil {
 		return m.View()
@@ -202,7 +201,8 @@ func (n *Node) view() cluster.View {
 	return cluster.View{}
 }
 
-// muted says that no beat of this node is stored although NATS is there. A node that hears none of its own takes no other for dead.
+// muted reports that no beat of this node has been stored for a while although it is connected to NATS. A node that does not hear its
+// own beats takes no other node for dead.
 func (n *Node) muted() []string {
 	m := n.member()
 	if m == nil || !n.nc.IsConnected() {

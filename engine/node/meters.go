@@ -39,7 +39,7 @@ type meters struct {
 }
 
 // histogramBounds are the bounds of the buckets of all histograms, in seconds, from 0.1 ms to 100 s: the preferred numbers of ISO 3,
-// ten to a decade, so that a quantile is known to a quarter of itself.
+// ten to a decade. Neighbours differ by about a quarter, and so a quantile is known to a quarter of its value.
 var histogramBounds = func() (bounds []float64) {
 	for exponent := -4; exponent <= 1; exponent++ {
 		for _, r10 := range []string{"1", "1.25", "1.6", "2", "2.5", "3.15", "4", "5", "6.3", "8"} {
@@ -75,12 +75,12 @@ func newMeters(running func() *Node) *meters {
 		forced:          s.NewCounter(`carillon_triggers_total{kind="forced"}`),
 		events:          s.NewCounter("carillon_events_total"),
 	}
-	m.refused(carillon.CodeLimitExceeded) // from 0 on, as it is what one is to be told of
+	m.refused(carillon.CodeLimitExceeded) // it is alerted on, so it must be there from 0 on
 	m.addGauges(running)
 	return m
 }
 
-// addGauges adds what is read from the node that runs, when somebody looks; 0 while none does.
+// addGauges adds the gauges. They are read from the running node when the metrics are; 0 while none runs.
 func (m *meters) addGauges(running func() *Node) {
 	gauge := func(name string, of func(*Node) float64) {
 		m.set.NewGauge(name, func() float64 {
@@ -146,8 +146,8 @@ func (m *meters) addGauges(running func() *Node) {
 	})
 }
 
-// loadedAhead is how far the jobs that come due are in memory, in the partition that is worst off; at most LoadAhead,
-// which is also the answer where all are.
+// loadedAhead is how far ahead of now all jobs that come due are in memory, in the partition where that is least. It is at most
+// LoadAhead, also if all jobs are in memory.
 func (n *Node) loadedAhead() time.Duration {
 	ahead, now := n.o.LoadAhead, n.clock.ms()
 	for _, p := range n.partitions {
@@ -160,7 +160,7 @@ func (n *Node) loadedAhead() time.Duration {
 	return ahead
 }
 
-// tickLag is how far the most overdue partition is behind: the time since the earliest thing due.
+// tickLag is the greatest lag of all partitions.
 func (n *Node) tickLag() (lag time.Duration) {
 	now := n.clock.ms()
 	for _, p := range n.partitions {
@@ -171,7 +171,7 @@ func (n *Node) tickLag() (lag time.Duration) {
 	return lag
 }
 
-// lag is how long the earliest thing due has waited. Its caller holds mu.
+// lag is how long ago the partition's earliest deadline was; 0 if nothing is due. Its caller holds mu.
 func (p *partition) lag(now int64) time.Duration {
 	at, ok := p.machine.NextDeadline()
 	if !ok {
@@ -180,7 +180,7 @@ func (p *partition) lag(now int64) time.Duration {
 	return max(0, time.Duration(now-at)*time.Millisecond)
 }
 
-// late notes how long after their due time some triggers were known to be stored, ns.
+// late notes for some triggers how long after their due time they were known to be stored, ns.
 func (m *meters) late(ns int64, triggers int) {
 	for range triggers {
 		m.lateness.Update(float64(ns) / 1e9)
@@ -235,15 +235,16 @@ func (m *meters) synced(d time.Duration, records, bytes int) {
 	m.appendedBytes.Add(bytes)
 }
 
-// listener counts what a partition's machine does, where counts says so: of several nodes that apply the same, one does.
+// listener counts what a partition's machine does. Several nodes apply the same records, and only one should count commands and outputs:
+// the one where counts returns true.
 func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 	type outcome struct {
 		verb string
 		code carillon.Code
 	}
-	commands := make(map[outcome]*metrics.Counter) // to name one costs more than to count; only the machine's caller is here
+	commands := make(map[outcome]*metrics.Counter) // because a look-up by name is slow. Needs no lock: the machine has one caller at a time
 	for _, reason := range skipReasons {
-		m.skipped(partition, reason) // from 0 on: of a counter that begins with the first fires skipped no rate would tell of these
+		m.skipped(partition, reason) // from 0 on: a rate does not show the first skipped fires if the counter begins with them
 	}
 	return engine.Listener{
 		Command: func(verb string, code carillon.Code) {
@@ -271,7 +272,7 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 				m.events.Inc()
 			}
 		},
-		Skipped: func(reason string, n uint64) { // on every node: the status of each tells of it
+		Skipped: func(reason string, n uint64) { // on every node, because each reports it in its status
 			m.skipped(partition, reason).AddInt64(int64(n))
 		},
 		Garbage: m.ignored,
@@ -285,7 +286,7 @@ func (m *meters) refused(code carillon.Code) *metrics.Counter {
 	return m.set.GetOrCreateCounter(`carillon_requests_refused_total{code=` + strconv.Quote(string(code)) + `}`)
 }
 
-// ignored counts a record of the log that means nothing.
+// ignored counts a record of the log that has no effect.
 func (m *meters) ignored(reason string) {
 	m.set.GetOrCreateCounter(`carillon_log_ignored_total{reason=` + strconv.Quote(reason) + `}`).Inc()
 }

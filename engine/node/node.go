@@ -33,49 +33,49 @@ type Node struct {
 	web     *web
 	meters  *meters
 	clock   clock
-	layout  engine.Layout  // that of the checkpoints, where there are any; else the streams'
+	layout  engine.Layout  // of the checkpoints, if there are any; else of the streams
 	fail    func(error)    // ends the run
 	work    sync.WaitGroup // goroutines that use what close closes
 
-	// What is stored here.
-	store      *wal.Store // of the log
+	// The local stores.
+	store      *wal.Store // of the local log
 	local      *wal.Log
-	jobs       *wal.Store
-	saved      *snapshot.Table // in jobs: the checkpoints
+	jobs       *wal.Store      // the job table
+	saved      *snapshot.Table // the checkpoints in jobs
 	logKept    sync.RWMutex    // read-locked while the log and the checkpoints must stay; locked to drop some of them
 	holdTicks  atomic.Bool     // the disk has too little room to fire
 	refuseJobs atomic.Bool     // the disk has too little room for new jobs
 	recovered  func() error    // runs recover once, and returns its error each time
-	restored   *restored       // at the first start after a restore
-	snapshots  saving          // to archives
+	restored   *restored       // at the first start after a restore; else nil
+	snapshots  saving          // saves of snapshots
 
 	// The way to NATS.
-	server    *embedded.Server // nil with an external one
-	url       string
+	server    *embedded.Server // nil: NATS is external
+	url       string           // for clients
 	nc        *nats.Conn
-	wire      *streams.Wire         // of nc, to the embedded server
+	wire      *streams.Wire         // under nc, to the embedded server
 	unreached atomic.Pointer[error] // why the last attempt to reconnect nc failed; the library does not keep it
 	streams   *streams.Streams
 	outputs   []*streams.FileSync // of the embedded server's output streams, by partition
 	shapes    shapes              // of the streams
 	stopped   stopped             // streams of the embedded server
 
-	// How far the log is.
+	// Positions in the log.
 	anew      bool          // this node starts with nothing: it takes its partitions from other nodes
 	from      uint64        // position at which the local log of a node that had nothing begins
 	applied   atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
-	appliedAt time.Time     // its timestamp; the reader's
+	appliedAt time.Time     // its timestamp, for the reader
 	delivered chan struct{} // rung when records were applied
 	head      atomic.Uint64 // the log's last sequence, as far as known
-	logEnd    ends          // asks the stream for that, once for all who want to know at the same time
+	logEnd    ends          // asks the stream for its last sequence, once for all that want to know it at the same time
 	reached   reached
 	filling   filling       // how full the log stream is
 	idleTrim  time.Duration // when a node that follows no partition last cut the log, since the clock began
 
-	logHeard      atomic.Int64 // when the log stream last said what it holds, ns since the clock began
-	logHeardSince atomic.Int64 // since when it has done so without a break of tickTimeout, in the same unit
+	logHeard      atomic.Int64 // when the log stream last answered lookAtLog, ns since the clock began
+	logHeardSince atomic.Int64 // since when it has answered without a break of tickTimeout, in the same unit
 
-	// Partitions and who ticks them.
+	// Partitions and their clockwork.
 	partitions []*partition
 	bell       alarm.Alarm // wakes the clockwork
 	ticking    ticking
@@ -83,7 +83,7 @@ type Node struct {
 	window     window          // of outputs in flight; only the clockwork uses it
 
 	// Requests and their answers.
-	requestConn *nats.Conn // where requests arrive. With an embedded server not nc: a flood of them must not hold up the log
+	requestConn *nats.Conn // brings requests. With an embedded server it is not nc: a flood of requests must not hold up the log
 	api         atomic.Pointer[micro.Service]
 	requests    requests
 	replies     replies
@@ -92,9 +92,9 @@ type Node struct {
 	joined  joined
 	pulse   pulse
 	regain  regain
-	gives   saving        // of partitions, for other nodes
-	given   sync.RWMutex  // read-locked while saved partitions are read; locked to give a partition up
-	servers servers.Watch // where NATS is external
+	gives   saving       // saves of partitions, for other nodes
+	given   sync.RWMutex // read-locked while partitions are being saved; locked to give one up
+	servers servers.Watch
 	leaders leaders
 	detour  detour
 
@@ -110,8 +110,8 @@ func newNode(o Options, place *os.File, w *web, anew bool) *Node {
 	}
 }
 
-// run opens, starts and stops a node. When parent ends, the node hands over what it serves and answers what it was asked before it
-// stops, with a checkpoint; when something fails (n.fail), it stops at once and run returns why.
+// run opens, starts and stops a node. When parent ends, the node hands over its partitions, answers the requests in progress, stops, and
+// takes a checkpoint. When something fails (n.fail), it stops at once, and run returns why.
 func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (err error) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
@@ -164,13 +164,13 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	return n.checkpointAll(context.WithoutCancel(ctx))
 }
 
-// start brings a node whose stores and streams are open to where it takes jobs: it recovers, begins to read, tick and publish, claims
-// its partitions, and answers requests.
+// start makes a node whose stores and streams are open take jobs: the node recovers, begins to read, tick and publish, claims its
+// partitions, and answers requests.
 func (n *Node) start(ctx context.Context) error {
 	if err := n.recovered(); err != nil {
 		return err
 	}
-	if err := n.streams.Log.Await(ctx); err != nil { // what was recovered need not be read again for an election
+	if err := n.streams.Log.Await(ctx); err != nil { // else an election would end this run, and all would be recovered once more
 		return n.unreachable(err)
 	}
 	if err := n.heal(ctx); err != nil {
@@ -218,7 +218,7 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// windDown ends what goes on beside a run. The run's context has ended; calling it again does nothing.
+// windDown ends the membership, the goroutines and the saves of a run, whose context has ended. Calling it again does nothing.
 func (n *Node) windDown() {
 	n.leave()
 	n.work.Wait()
@@ -226,7 +226,7 @@ func (n *Node) windDown() {
 	n.gives.close()
 }
 
-// cause prefers why the run was ended to what that made of a waiting call.
+// cause returns why the run was ended, if it was, rather than the error that this caused in a waiting call.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); c != nil {
 		return c
@@ -240,7 +240,7 @@ func (n *Node) close() error {
 	}
 	if n.nc != nil {
 		if n.server == nil && n.nc.IsConnected() {
-			_ = n.nc.FlushTimeout(leaveTimeout) // the last answers; closing takes with it what is not sent (dialer)
+			_ = n.nc.FlushTimeout(leaveTimeout) // sends the last answers: closing would drop them (dialer)
 		}
 		n.nc.Close()
 	}
@@ -266,7 +266,7 @@ func (n *Node) close() error {
 	return err
 }
 
-// readerResets is told several times a second for as long as NATS is away.
+// readerResets logs that the reader starts over. While NATS is away, it is called several times a second.
 func (n *Node) readerResets(err error) {
 	n.troubles.resets.tell(n.log, "reading the log starts over", "error", err)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
-// nodes tells of all nodes of a view.
+// nodes returns the status of all nodes of a view, in order of names.
 func (n *Node) nodes(v cluster.View) (list []carillon.NodeStatus) {
 	applied := n.applied.Load()
 	add := func(b *cluster.Beat, state carillon.NodeState) {
@@ -43,7 +43,7 @@ func (n *Node) nodes(v cluster.View) (list []carillon.NodeStatus) {
 	return list
 }
 
-// apiDrain has this node hand over what it serves, or take its share again, unless it drains for its own reason.
+// apiDrain has this node hand over the partitions that it serves, or take its share again, unless it drains for a reason of its own.
 func (n *Node) apiDrain(c *call) error {
 	r, err := carillon.ParseDrain(c.Data())
 	if err != nil {
