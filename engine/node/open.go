@@ -21,7 +21,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// open opens the local store, the NATS server or the way to one, and the streams.
+// open opens the local stores, starts the embedded server or connects to an external NATS, and opens the streams.
 func (n *Node) open(ctx context.Context) (err error) {
 	if n.restored, err = readRestored(n.o.Data); err != nil {
 		return err
@@ -31,23 +31,24 @@ func (n *Node) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// What takes long where there is much is done side by side: the stores are opened, and then the embedded server starts
-	// while the partitions recover, if there is a checkpoint that says in which layout. An external NATS may be away for long.
+	// What may take long is done side by side: the two stores are opened; then the embedded server starts while the partitions
+	// recover, if there is a checkpoint, which has the layout. With an external NATS recovery comes after the connection: NATS may
+	// be away for long, and each new start would recover again.
 	opened := sync.OnceValue(func() error { return n.openLog(false) })
 	n.recovered = sync.OnceValue(func() error { return n.recover(ctx) })
-	n.work.Go(func() { _ = opened() }) // asked again below
+	n.work.Go(func() { _ = opened() }) // its error is returned below
 	o := n.o
 	if err := n.openJobs(n.compactionRests(ctx)); err != nil {
 		return err
 	}
-	n.layout, _ = n.savedLayout() // what cannot be read is left to recover
+	n.layout, _ = n.savedLayout() // if it cannot be read, recover says so
 	if err := n.expectSaved(&o); err != nil {
 		return err
 	}
 	if o.NATS == "" && n.layout.Partitions > 0 {
 		n.work.Go(func() {
 			if opened() == nil {
-				_ = n.recovered() // run asks again
+				_ = n.recovered() // start returns its error
 			}
 		})
 	}
@@ -79,14 +80,14 @@ func (n *Node) open(ctx context.Context) (err error) {
 
 // openStreams opens the log and output streams, and makes those that are not there.
 func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
-	reader, bucket := "", int64(cluster.BucketMaxBytes) // with an external NATS a random name, and a bucket of the nodes
+	reader, bucket := "", int64(cluster.BucketMaxBytes) // with an external NATS: a random name, and room for the nodes' bucket
 	if n.server != nil {
 		reader, bucket = embedded.Reader, 0
 	}
 	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
 		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
 		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Rebound: n.server != nil && o.NATSConfig == "", // clients may not edit them there
+		Rebound: n.server != nil && o.NATSConfig == "", // then clients have no right to edit the streams
 		Known:   n.server == nil && n.knowsLog(),
 		Bucket:  bucket,
 		Rights:  n.rights(),
@@ -106,7 +107,7 @@ func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
 	return nil
 }
 
-// openSyncs opens what the embedded server's output streams are synced by.
+// openSyncs prepares the syncs of the embedded server's output streams (syncOutputs).
 func (n *Node) openSyncs() (err error) {
 	if n.server == nil {
 		return nil
@@ -117,11 +118,11 @@ func (n *Node) openSyncs() (err error) {
 			return err
 		}
 	}
-	// Streams that were made just now are to be there after a power failure.
+	// Streams that were made just now must survive a power failure.
 	return streams.Syncfs(n.server.JetStreamDir())
 }
 
-// connect starts the embedded server, or finds the way to an external one.
+// connect starts the embedded server and connects to it, or connects to an external NATS.
 func (n *Node) connect(o *Options) (err error) {
 	if o.NATS == "" {
 		n.server, err = embedded.Start(embedded.Options{
@@ -140,7 +141,7 @@ func (n *Node) connect(o *Options) (err error) {
 		n.servers.Config = o.servers()
 		n.nc, err = n.servers.Config.Connect("",
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.Choose),
-			nats.IgnoreAuthErrorAbort(), // as its own resolver is away, or while credentials are exchanged
+			nats.IgnoreAuthErrorAbort(), // the server's resolver may be away, or credentials are just being exchanged
 			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
 		n.requestConn, n.url = n.nc, o.NATS
@@ -148,8 +149,8 @@ func (n *Node) connect(o *Options) (err error) {
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
 	}
-	// An account may be allowed less than the server takes. The server says so behind its answer to the first ping, so it is asked again.
-	// Where that is not answered, what follows says so.
+	// An account may have a lower max_payload than the server. The server only says so after its answer to the first ping, so another
+	// ping is sent. If that is not answered, a later step will fail.
 	_ = n.nc.FlushTimeout(replyTimeout)
 	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
 		return fmt.Errorf("%w: max_payload of nats-server is %d bytes, must be %d", errSmall, n.nc.MaxPayload(), least)
@@ -157,12 +158,12 @@ func (n *Node) connect(o *Options) (err error) {
 	return nil
 }
 
-// expectSaved refuses a service of another shape than the one whose jobs are here, before streams are made for it: to that
-// one the jobs would look damaged.
+// expectSaved refuses options that differ from the service whose jobs are in the data directory, before streams are made for
+// them: under another prefix or number of partitions the jobs would look damaged.
 func (n *Node) expectSaved(o *Options) error {
 	saved := n.layout
 	switch {
-	case saved.Partitions == 0: // there are none, or they cannot be read
+	case saved.Partitions == 0: // there is no checkpoint, or it cannot be read
 		return nil
 	case saved.Prefix != o.Prefix:
 		return fmt.Errorf("node: data directory %s has the jobs of a service with the prefix %q, not %q", o.Data, saved.Prefix, o.Prefix)
@@ -174,8 +175,8 @@ func (n *Node) expectSaved(o *Options) error {
 	return nil
 }
 
-// expectLog does the same by the local log, where there is no checkpoint yet that tells. Its records would be put back into the
-// other service's log, where they mean nothing.
+// expectLog checks the prefix against the local log, for when there is no checkpoint yet. The local log's records would be put back
+// into the other service's log, where they have no effect.
 func (n *Node) expectLog(o *Options) error {
 	last := n.local.Last()
 	if last == 0 {
@@ -183,7 +184,7 @@ func (n *Node) expectLog(o *Options) error {
 	}
 	data, err := n.local.Get(last)
 	if err != nil {
-		return nil // left to recover
+		return nil // recover says why
 	}
 	r, err := engine.DecodeRecord(last, data)
 	if err != nil || strings.HasPrefix(r.Subject, o.Prefix+".log.") || strings.HasPrefix(r.Subject, o.Prefix+".cmd.") {
@@ -192,9 +193,9 @@ func (n *Node) expectLog(o *Options) error {
 	return fmt.Errorf("node: data directory %s has the log of a service with another prefix than %q: there is %q", o.Data, o.Prefix, r.Subject)
 }
 
-// knowsLog tells whether the log stream must be there already: this node goes on with it, and losses of every partition are not accepted.
-// A stream that an external nats-server does not know may still be on its disk, as with a wrong key for what is encrypted, and whoever
-// makes it again destroys it there.
+// knowsLog tells whether the log stream must be there already: this node has read it before, and not all losses are accepted.
+// A stream that an external nats-server does not know may still be on its disk, for example when the key of an encrypted store is wrong.
+// Making the stream again would destroy it.
 func (n *Node) knowsLog() bool {
 	if n.restored != nil || len(n.o.AcceptLoss) > 0 && n.acceptsAll(cmp.Or(n.layout.Partitions, n.o.Partitions)) {
 		return false
@@ -202,8 +203,8 @@ func (n *Node) knowsLog() bool {
 	return n.layout.Partitions > 0 || n.local != nil && n.local.Last() > 0
 }
 
-// openJobs opens the job table. A table that lost its end is as it was at an earlier checkpoint, and the log goes on from there: whether
-// it reaches back so far is looked at when both are open (restore). rest is what compactions call (wal.Options.Rest).
+// openJobs opens the job table. A table that lost its end is as it was at an earlier checkpoint, and the local log is replayed from
+// there. Whether the log reaches back that far is checked when both are open (restore). rest is wal.Options.Rest.
 func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	o := n.o.JobStore
 	o.Dir, o.Logger, o.Profile, o.Rest = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable, rest
@@ -221,8 +222,8 @@ func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	return nil
 }
 
-// openWithLoss opens a local log that lost its end, which is no loss while the stream still has the records: they are read again. It asks
-// the stream before it opens the log, since nothing tells of the loss any more after that.
+// openWithLoss opens a local log that lost its end. Nothing is lost while the stream still has the records: they are read again. It asks
+// the stream before it opens the log, because an opened log no longer shows the loss.
 func (n *Node) openWithLoss(ctx context.Context, loss *wal.LossError) error {
 	info, err := n.streams.Log.Info(ctx)
 	if err != nil {
@@ -245,8 +246,7 @@ func (n *Node) openLog(allowLoss bool) (err error) {
 	return err
 }
 
-// acceptsAll tells whether losses of every partition are accepted: the way out where the log itself is
-// concerned.
+// acceptsAll tells whether losses of every partition are accepted, as they must be if the log itself lost records.
 func (n *Node) acceptsAll(partitions int) bool {
 	for p := range partitions {
 		if !n.o.AcceptLoss[p] {

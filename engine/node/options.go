@@ -16,16 +16,16 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// DefaultFreeForJobs is that of Options.FreeForJobs, bytes.
+// DefaultFreeForJobs is the default of Options.FreeForJobs, in bytes.
 const DefaultFreeForJobs = 2 << 30
 
 // Options say how a node runs. The zero value of a field is its default, except Data.
 type Options struct {
-	Data       string // directory of everything the node owns
+	Data       string // directory of everything that the node stores
 	Name       string // of this node in claims and status; default the host's name
 	Listen     string // address for NATS clients of the embedded server; default 127.0.0.1:4222
 	HTTP       string // address of /healthz, /readyz and /metrics; default 127.0.0.1:8080; "off" for none
-	Profiles   bool   // serve Go's profiles there, too
+	Profiles   bool   // serve Go's profiles under that address, too
 	Partitions int    // fixed when the streams are made; default 8, or what they were made with
 	Prefix     string // of subjects; default "carillon"
 	Stream     string // of stream names; default "CARILLON"
@@ -37,69 +37,69 @@ type Options struct {
 	NATSOptions []nats.Option // credentials and TLS for it
 	Replicas    int           // of the streams, where NATS is a cluster
 
-	// With NATS, the nodes over it that have the same Stream share the partitions. Each needs a name of its own.
-	Weight   int           // this node's share, beside those of others; default 1
-	Zone     string        // what fails together with it, e.g. a rack: owner and standby are in different ones
-	Standbys int           // of each partition, who takes it over first; default 1, -1 none
-	Follow   Follow        // which partitions this node has the jobs of; default FollowAll
-	Linger   time.Duration // how long it keeps those of one that is placed elsewhere by now; default 1 min
+	// With an external NATS, the nodes over it that have the same Stream share the partitions. Each needs a name of its own.
+	Weight   int           // this node's share of the partitions, relative to the other nodes' weights; default 1
+	Zone     string        // what fails together, such as a rack: a partition's owner and standby are in different zones where possible
+	Standbys int           // how many nodes stand by to take over each partition; default 1, -1 none
+	Follow   Follow        // the partitions whose jobs this node has; default FollowAll
+	Linger   time.Duration // how long it keeps the jobs of a partition that is now placed elsewhere; default 1 min
 
-	// Bounds of the streams; 0 is the default of streams.Config, -1 none. Those of bytes are a MiB at least.
+	// Bounds of the streams; 0 is the default of streams.Config, -1 none. Bounds of bytes must be 1 MiB or more.
 	LogMaxBytes  int64         // the log refuses records beyond it
-	OutMaxBytes  int64         // of each output stream, the oldest go first
-	OutMaxAge    time.Duration // of an output
+	OutMaxBytes  int64         // of each output stream, which drops the oldest outputs
+	OutMaxAge    time.Duration // age at which an output is dropped
 	PersistAsync bool          // output streams acknowledge before they write
 
 	Retention    time.Duration // how long a completed job stays queryable; default 24 h
-	CompletedMax int           // a completed job stays until so many others of its partition have completed after it; default 250,000
-	// CheckpointEvery bounds what is replayed at a start: a checkpoint is taken after this time, or after
-	// CheckpointRecords records, whichever comes first. Why not more often: a job that fires all the time is
-	// written each time. Why not less often: replay runs at about 200,000 records a second, and slower where it needs
+	CompletedMax int           // after so many more jobs of its partition have completed, a completed job is removed; default 250,000
+	// CheckpointEvery, CheckpointRecords and CheckpointBytes bound what is replayed at a start: a checkpoint is taken after this
+	// time, this many records, or this many bytes of the log, whichever comes first. Why not more often: a job that fires all the
+	// time is written each time. Why not less often: replay runs at about 200,000 records a second, and slower when it needs
 	// jobs from disk. The bytes keep the log stream, which holds the records back to the older of two checkpoints, well
-	// below its bound. While a burst drains all three are four times as much, unless that stream becomes half full.
+	// below its bound. While a burst drains, all three are four times as much, unless the log stream becomes half full.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
 	CheckpointBytes   uint64        // default 48 MiB, or a fifth of LogMaxBytes where that is less
-	// EmptyLogAfter is how long after a checkpoint, if nothing comes by the log meanwhile, another one lets all of the log be
-	// cut: nats-server keeps some 400 bytes of memory for each subject in it. Why not sooner: outputs that a server loses
-	// with its power are made again from the log, and a server that nobody told otherwise syncs every two minutes.
+	// EmptyLogAfter is how long after a checkpoint, if no records come meanwhile, another checkpoint is taken, so that all of the
+	// log can be cut: nats-server keeps some 400 bytes of memory for each subject in it. Why not sooner: outputs that a server
+	// loses in a power failure are made again from the log, and by default nats-server syncs every two minutes.
 	EmptyLogAfter time.Duration // default 150 s
-	// KeepLog is for how long the local log goes further back than the checkpoints need, so that a snapshot can be
-	// restored to any time since. It gives way where the disk is short. Default 0.
+	// KeepLog is how much of the past the local log keeps, beyond what the checkpoints need, so that a snapshot can be
+	// restored to any time since then. While less than FreeForJobs is free, it is ignored. Default 0.
 	KeepLog time.Duration
 
-	// OutboxMax bounds the bytes of outputs held until they are stored for good, of all partitions. Above
-	// it, firing waits: about a second of full drain.
-	OutboxMax int // default 512 MiB
+	// OutboxMax bounds the bytes of outputs that are held until they are stored for good, in all partitions that this node owns,
+	// together. Above it, firing waits.
+	OutboxMax int // default 512 MiB, about a second of full drain
 
-	// MemoryForJobs is about how many bytes the jobs in memory may take. Those that are due last leave it first, and
-	// those that changed only after a checkpoint.
+	// MemoryForJobs is about how many bytes the jobs in memory may take. The jobs that are due last leave memory first. Jobs that
+	// changed can leave it only after a checkpoint.
 	MemoryForJobs int // default 1 GiB
-	// HotJobs is how many jobs of each partition may be in memory whenever they are due: few are all there, which costs nothing. Of more
-	// than that, those stay there that changed since the last checkpoint, and those that are due next.
+	// HotJobs is how many jobs of each partition may be in memory however late they come due. A partition with no more jobs than that has
+	// all of them in memory. Otherwise those stay that changed since the last checkpoint, and those that are due next.
 	HotJobs int // default 32,768
-	// LoadAhead is how long before it is due a job is brought into memory. One that fires more often stays there.
+	// LoadAhead is how long before it is due a job is brought into memory. A job with a shorter interval stays there.
 	LoadAhead time.Duration // default 30 min
 
 	FreeForJobs  uint64 // free bytes below which new jobs are refused; default DefaultFreeForJobs, 2 GiB
 	FreeForTicks uint64 // free bytes below which firing waits; default 512 MiB
 
-	// AcceptLoss names the partitions whose lost outputs or records are accepted: the way out of a loud
-	// stop. Where the log itself is concerned it takes all of them.
+	// AcceptLoss names the partitions whose lost outputs or records are accepted, so that a partition that stopped because of
+	// them goes on. If the log itself lost records, all partitions must be named.
 	AcceptLoss map[int]bool
 
-	// OwnProcess says that the process is there for the node alone, which then sets how it uses memory (internal/memory).
+	// OwnProcess says that the process runs nothing but the node, which may then tune Go's memory settings (internal/memory).
 	OwnProcess bool
 
-	LogStore wal.Options // of the local log; Dir, Logger, Profile and OnSync are the node's
-	JobStore wal.Options // of the job table; the same
+	LogStore wal.Options // of the local log; the node sets Dir, Logger, OnSync and AllowLoss
+	JobStore wal.Options // of the job table; the node sets Dir, Logger, Profile and Rest, and after a loss AllowLoss
 
 	Logger *slog.Logger
 }
 
 func (o Options) withDefaults() Options {
 	if o.Name == "" {
-		host, _ := os.Hostname() // without a name of its own the host is "node"
+		host, _ := os.Hostname() // "" on an error
 		o.Name = cmp.Or(host, "node")
 		if o.NATS != "" {
 			o.Name = nodeName(o.Name)
@@ -139,7 +139,7 @@ func (o Options) servers() servers.Config {
 	return servers.Config{Node: o.Name, URL: o.NATS, Options: o.NATSOptions, Logger: o.Logger}
 }
 
-// Validate names an option that cannot be used.
+// Validate returns an error that names the first invalid option; nil if there is none.
 func (o Options) Validate() error {
 	switch {
 	case o.Data == "":

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	overdueAsk  = 50 * time.Millisecond // between two questions
-	overdueMost = 2 * time.Second       // without any answer
-	// noneFor is for how long the stream may say, again and again and quickly, that it has none of what is under way. A
-	// message takes the same way as the question behind it: a new leader says what its stream holds a moment before it takes
-	// messages, and what comes in that moment is lost without a word.
+	overdueAsk  = 50 * time.Millisecond // pause between two questions to the stream
+	overdueMost = 2 * time.Second       // how long no more messages may be answered
+	// noneFor is how long the stream may answer, each time quickly, that it has none of the messages in flight. The messages
+	// went the same way ahead of the question, so they should be there. A new leader says what its stream holds a moment
+	// before it accepts messages, and those that come in that moment are silently lost.
 	noneFor     = 500 * time.Millisecond
-	allFor      = 150 * time.Millisecond // the same of all that is under way: their answers left before those words, and were lost
-	quickAnswer = 100 * time.Millisecond
+	allFor      = 150 * time.Millisecond // the same for: it has all of them. Their answers left before this one, and were lost
+	quickAnswer = 100 * time.Millisecond // an answer that took longer says nothing about lost messages
 )
 
 var (
@@ -24,41 +24,46 @@ var (
 	errElected  = errors.New("node: the output stream has had an election since its chain was resumed")
 )
 
-// overdue knows of the answers to a chain's messages that are late, and how long to wait for them.
+// overdue decides how long a chain waits for late answers to its messages.
 //
-// Over a network that loses packets an answer may take seconds, and resuming a chain takes several, one behind the other:
-// who gives a chain up whenever an answer is late hardly ever has one. So the chain goes on, and the stream is asked beside
-// it. It is given up where the stream has had an election since it was resumed, as the leader that was to answer is gone, be
-// it that it leads once more; where the stream says that it has none of the messages, or all: they were lost, or their answers;
-// or where it answers and no message is answered for long.
+// Over a network that loses packets an answer may take seconds, and resuming a chain takes several answers, one after the
+// other. A chain that was given up at each late answer would be lost nearly all the time. So the chain goes on, and meanwhile
+// the stream is asked what it has. The chain is given up in three cases:
+//
+//   - The stream has had an election since the chain was resumed. The leader that should have answered will not, even if it
+//     leads again.
+//   - The stream says for a while that it has none of the messages, or all of them: they were lost, or their answers were.
+//   - The stream answers, but for a long time no message is answered.
+//
+// Messages are identified by the sequences that they should get.
 type overdue struct {
-	upTo  uint64    // the newest message under way when the latest word was that one is late; 0: none is
-	heard uint64    // up to where messages were answered at the latest look
-	since time.Time // since when no more were
-	none  time.Time // since when the stream says quickly that it has no more than that
-	all   time.Time // since when it says quickly that it has all of them
+	upTo  uint64    // the newest message in flight when one was last reported late; 0: none is late
+	heard uint64    // up to where messages had been answered at the latest look
+	since time.Time // since when no more have been answered
+	none  time.Time // since when the stream has quickly answered that it has none beyond heard; zero: it does not
+	all   time.Time // since when it has quickly answered that it has all up to upTo; zero: it does not
 }
 
-// tell notes that one of the messages under way is not answered as soon as it should be. upTo is the newest of them.
+// tell notes that one of the messages in flight is late. upTo is the newest of them.
 func (o *overdue) tell(upTo uint64) { o.upTo = max(o.upTo, upTo) }
 
-// verdict is what is to be done about answers that are late.
+// verdict is what to do about late answers.
 type verdict int
 
 const (
 	waitOn verdict = iota
 	goOn           // all have come
-	giveUp
+	giveUp         // the chain
 )
 
-// lookedAt is what the stream said when it was asked beside its messages.
+// lookedAt is the stream's answer to the question what it has.
 type lookedAt struct {
-	last       uint64        // sequence that it has
-	sameLeader bool          // who has led since the chain was resumed
-	took       time.Duration // to say so
+	last       uint64        // its last sequence
+	sameLeader bool          // there was no election since the chain was resumed
+	took       time.Duration // how long the answer took
 }
 
-// judge says what to do at now, when messages are answered up to a sequence.
+// judge says what to do at now. stored is the sequence up to which messages have been answered.
 func (o *overdue) judge(stored uint64, l lookedAt, now time.Time) verdict {
 	if stored >= o.upTo {
 		return goOn
@@ -75,7 +80,7 @@ func (o *overdue) judge(stored uint64, l lookedAt, now time.Time) verdict {
 	return waitOn
 }
 
-// noted keeps since when something is so; zero: it is not.
+// noted keeps in since when something began to be true; zero: it is not true.
 func noted(since *time.Time, is bool, now time.Time) {
 	switch {
 	case !is:
@@ -89,7 +94,7 @@ func longer(since time.Time, than time.Duration, now time.Time) bool {
 	return !since.IsZero() && now.Sub(since) > than
 }
 
-// awaitAnswers waits for answers that are late, and resumes the chain where they do not come.
+// awaitAnswers waits for late answers. If they do not come, it resumes the chain.
 func (n *Node) awaitAnswers(ctx context.Context, p *partition) {
 	for {
 		asked := time.Now()
@@ -107,7 +112,8 @@ func (n *Node) awaitAnswers(ctx context.Context, p *partition) {
 	}
 }
 
-// judgeAnswers looks whether answers have come, after the stream was asked.
+// judgeAnswers judges the late answers of a partition by what the stream said when it was asked (overdue.judge), and carries the verdict
+// out, except that the caller must resume a chain that was given up.
 func (n *Node) judgeAnswers(p *partition, info streams.Info, took time.Duration, err error) verdict {
 	p.out.Lock()
 	defer p.out.Unlock()
@@ -116,7 +122,7 @@ func (n *Node) judgeAnswers(p *partition, info streams.Info, took time.Duration,
 	}
 	if err != nil {
 		p.overdue.none, p.overdue.all = time.Time{}, time.Time{}
-		return waitOn // it says nothing of its messages either: these fail in time
+		return waitOn // the stream answers nothing at all, and the messages will time out
 	}
 	same := info.Leader.Same(p.leader)
 	v := p.overdue.judge(p.chain.Stored().Seq, lookedAt{info.Last, same, took}, time.Now())

@@ -9,7 +9,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// partition is one machine and what the node keeps beside it.
+// partition is one partition of the service: its machine, its chain, and what the node knows about both.
 type partition struct {
 	number int
 
@@ -19,48 +19,48 @@ type partition struct {
 	table     table // where the machine reads jobs that are on disk
 	owner     engine.Owner
 	claiming  bool      // a claim is on its way
-	sentClaim bool      // a claim was sent during this run, and the partition not given up since
-	claims    uint64    // how many were sent
+	sentClaim bool      // a claim was sent during this run, and the partition has not been given up since
+	claims    uint64    // how many claims were sent
 	claimed   time.Time // when the last one was sent
-	stopped   error     // why the partition stopped for good
+	stopped   error     // why the partition stopped for good; nil: it did not
 	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
 
 	// Whether this node follows the partition, that is, has its jobs.
-	follows    atomic.Bool           // else the machine is empty. Written under mu
-	refused    atomic.Pointer[error] // why it could not be followed at the latest try
-	needs      atomic.Uint64         // a position from which the log is needed to begin to follow; 0: none
-	leaves     atomic.Bool           // it is about to be given up: other nodes are asked from now on
-	unanswered atomic.Int64          // commands that this node took for it and has not answered
+	follows    atomic.Bool           // if false, the machine is empty. Written under mu
+	refused    atomic.Pointer[error] // why the latest attempt to follow it failed
+	needs      atomic.Uint64         // while it is being taken or given up: position above which the log must be kept for that; 0: none
+	leaves     atomic.Bool           // it is about to be given up: requests go to other nodes from now on
+	unanswered atomic.Int64          // commands for it that this node took and has not answered
 
 	// Publishing.
 	out       sync.Mutex // guards what follows, up to pause
 	chain     *engine.Chain
 	serving   bool   // this node owns the partition, so the chain is resumed when it is lost
-	run       uint64 // counts resumptions: an answer to a message of an earlier run means nothing
+	run       uint64 // counts resumptions: an answer to a message of an earlier run must be ignored
 	offered   uint64 // outputs up to this number were offered to the chain
 	durable   engine.Acked
 	settling  engine.Acked // stored; durable once the next sync has ended (syncOutputs)
-	foreign   uint64       // messages of others in the output stream
+	foreign   uint64       // foreign messages found in the output stream
 	counted   uint64       // the stream's sequence up to which those were counted
 	marker    uint64       // the output that marks an accepted loss, or one before it
-	resyncing bool         // a goroutine waits for late answers of the stream, or resumes the chain
+	resyncing bool         // a goroutine waits for late answers, or resumes the chain
 	overdue   overdue
 	leader    streams.Leader // of the stream when it was last asked for its end
 	lostSince time.Time      // when the chain was lost; zero once it publishes again
-	lostBy    error          // the latest reason that is known
+	lostBy    error          // why the chain was lost, or could not be resumed, last
 	resumed   time.Time      // when the chain was last resumed
 	pause     time.Duration  // before the next attempt to resume it
 
 	// Checkpoints.
-	taking       sync.Mutex    // held while one is taken
-	wanted       atomic.Int32  // how many goroutines wait to take one
+	taking       sync.Mutex    // held while a checkpoint is taken
+	wanted       atomic.Int32  // how many goroutines wait for taking
 	checkpoint   atomic.Uint64 // position of the newest
 	older        atomic.Uint64 // position of the one before; 0: there is none, or it is not known
 	checkpointAt atomic.Int64  // when the newest was taken or read, ns since the clock began; 0: never
-	bytesAt      atomic.Uint64 // how many bytes of the log the node had read then
+	bytesAt      atomic.Uint64 // how many bytes of the log the node had read in this run by then
 }
 
-// stop ends one partition for good and says how to go on.
+// stop stops one partition for good, and logs why.
 func (n *Node) stop(p *partition, err error) {
 	p.mu.Lock()
 	first := p.halt(err)
@@ -70,7 +70,7 @@ func (n *Node) stop(p *partition, err error) {
 	}
 }
 
-// halt has a partition go on no more, for the first reason that is given. Its caller holds mu.
+// halt stops a partition, and tells whether it had not stopped before: only the first reason counts. Its caller holds mu.
 func (p *partition) halt(err error) (first bool) {
 	if first = p.stopped == nil; first {
 		p.stopped = err
@@ -79,20 +79,20 @@ func (p *partition) halt(err error) (first bool) {
 	return first
 }
 
-// tellStopped logs that a partition stopped, and has those look who take over from each other.
+// tellStopped logs that a partition stopped, and wakes handOver, which need not wait for that partition any more.
 func (n *Node) tellStopped(p *partition, err error) {
 	ring(n.joined.changed)
 	n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 }
 
-// whyStopped is nil for a partition that goes on.
+// whyStopped is why a partition stopped; nil if it did not.
 func (p *partition) whyStopped() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stopped
 }
 
-// concerned lists the partitions that a record is for.
+// concerned lists the partitions that a record concerns.
 func (n *Node) concerned(e *engine.Entry) []*partition {
 	if e.Partition != engine.Everyone {
 		return n.partitions[e.Partition : e.Partition+1]
@@ -106,7 +106,7 @@ func (n *Node) concerned(e *engine.Entry) []*partition {
 	return ps
 }
 
-// partitionOf is the one that a job is of.
+// partitionOf is the partition of a job.
 func (n *Node) partitionOf(id string) *partition {
 	return n.partitions[engine.PartitionOf(id, len(n.partitions))]
 }
@@ -121,7 +121,8 @@ func (n *Node) followed() (list []*partition) {
 	return list
 }
 
-// live lists the partitions that are followed and have not stopped. For a stopped partition the log is kept for the way out.
+// live lists the partitions that this node follows and that have not stopped. A stopped one gets no checkpoints, so the log that
+// its repair needs is kept.
 func (n *Node) live() (live []*partition) {
 	for _, p := range n.partitions {
 		if p.follows.Load() && p.whyStopped() == nil {
@@ -131,5 +132,5 @@ func (n *Node) live() (live []*partition) {
 	return live
 }
 
-// stoppedHere counts the partitions that have stopped.
+// stoppedHere counts the partitions that this node follows and that have stopped.
 func (n *Node) stoppedHere() int { return len(n.followed()) - len(n.live()) }

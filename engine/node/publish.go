@@ -13,8 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// publish sends what a partition's chain has to send now, and tells when to look again. It starts the goroutine that resumes a lost
-// chain, or waits for answers that are late.
+// publish sends what a partition's chain has to send now, and tells when to look again, unix ms. It starts the goroutine that resumes a
+// lost chain, or waits for late answers.
 func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64) {
 	p.out.Lock()
 	defer p.out.Unlock()
@@ -76,9 +76,9 @@ func (n *Node) write(c *streams.Chained, p *partition, m engine.Publish) {
 	c.Data = o.Payload()
 }
 
-// appendMessageID appends the id of one message of one run of a chain. The next message expects this id right before itself, so that a
-// foreign message between the two is noticed; it is not meant for de-duplication. But a topic queue does de-duplicate, and takes in the
-// messages of all chains, so the partition is part of the id.
+// appendMessageID appends the id of one message of one run of a chain. The next message expects the message right before it to have this
+// id, so that a foreign message between the two is noticed. The id is not meant for de-duplication. But a topic queue, which sources the
+// messages of all chains, does de-duplicate, so the partition is part of the id.
 func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 	dst = append(dst, n.session...)
 	for _, v := range [...]uint64{uint64(p.number), p.run, output} {
@@ -89,13 +89,13 @@ func (n *Node) appendMessageID(dst []byte, p *partition, output uint64) []byte {
 
 var errLeftOut = errors.New("node: an answer came without those before it")
 
-// acked takes the answer to a publish.
+// acked takes the answer to a message: an ack of sequence seq, or err. run is the run of the chain in which the message was sent.
 func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	now := n.clock.ns()
 	p.out.Lock()
 	defer p.out.Unlock()
 	if run != p.run {
-		return // it is about a message of an earlier run, at whose sequence there may be another output now
+		return // another output may be at that sequence by now
 	}
 	if err != nil {
 		switch {
@@ -119,24 +119,24 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		p.lostSince = time.Time{}
 	}
 	n.lateness(stored, now)
-	if p.chain.Lost() { // the leader that owed the answers before this one is gone
+	if p.chain.Lost() { // by that ack, which left one out: the leader that should have sent it is gone
 		n.lose(p, errLeftOut)
 		n.bell.Ring()
 		return
 	}
 	if n.server == nil {
-		p.durable = p.chain.Stored() // with an external NATS an ack is taken for durable
+		p.durable = p.chain.Stored() // with an external NATS what is acknowledged counts as durable
 	}
 	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.Room() > 0 {
-		n.bell.Ring() // more can be sent, or made, now
+		n.bell.Ring() // now more outputs can be sent, or made
 	}
 }
 
-// chainsSaid is how many lost chains, and how many resumed ones, are logged before the log is thinned out: two for each partition. While a
-// stream refuses what it is given, its chain is lost and resumed again and again.
+// chainsSaid is how many lost chains, and how many resumed ones, are logged in a while (tellFirst): two for each partition. While a
+// stream refuses messages, its chain is lost and resumed again and again.
 func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
 
-// lose gives a chain up; its caller holds out.
+// lose gives a chain up. Its caller holds out.
 func (n *Node) lose(p *partition, why error) {
 	if !errors.Is(why, streams.ErrClosed) {
 		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, "chain lost", "partition", p.number, "error", why)
@@ -146,7 +146,7 @@ func (n *Node) lose(p *partition, why error) {
 	p.chain.Lose()
 }
 
-// lateness notes how late triggers were stored; those that were due in the same millisecond are noted together.
+// lateness notes how late triggers were stored, at now in unix ns. Those that were due in the same millisecond are noted together.
 func (n *Node) lateness(stored []engine.Output, now int64) {
 	for i := 0; i < len(stored); {
 		due, triggers := stored[i].Due, 0

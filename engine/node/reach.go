@@ -10,14 +10,14 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// reached wakes those who wait for the log to be applied up to a sequence.
+// reached wakes the goroutines that wait until the log has been applied up to a sequence.
 type reached struct {
 	mu      sync.Mutex
 	waiting []awaited
 	over    bool // no more is applied
 }
 
-// awaited is told nil when the log has been applied up to a sequence, and errStops when it will not be.
+// awaited is one that waits. done gets nil when the log has been applied up to seq, or errStops when it will not be.
 type awaited struct {
 	seq  uint64
 	done chan error
@@ -25,7 +25,7 @@ type awaited struct {
 
 var errStops = errors.New("node: the engine stops")
 
-// told is called when all up to seq has been applied.
+// told must be called when everything up to seq has been applied, after n.applied was set.
 func (r *reached) told(seq uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -37,7 +37,8 @@ func (r *reached) told(seq uint64) {
 	})
 }
 
-// end is called when no more is applied: who waits is to ask another node, and not to wait in vain.
+// end must be called when no more records will be applied. The requests that wait get errStops, so that their clients can ask another
+// node at once.
 func (r *reached) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,7 +53,7 @@ func (n *Node) reach(ctx context.Context, seq uint64) error {
 	w := awaited{seq, make(chan error, 1)}
 	n.reached.mu.Lock()
 	switch {
-	case n.applied.Load() >= seq: // told comes after it was set
+	case n.applied.Load() >= seq: // set before told is called, so no call of told is missed
 		w.done <- nil
 	case n.reached.over:
 		w.done <- errStops
@@ -64,11 +65,11 @@ func (n *Node) reach(ctx context.Context, seq uint64) error {
 	case err := <-w.done:
 		return err
 	case <-ctx.Done():
-		return ctx.Err() // it stays in the list until its time
+		return ctx.Err() // w stays in the list until seq is reached
 	}
 }
 
-// catchUp waits until all is applied that the log had when it was called.
+// catchUp waits until everything that the log had when it was called is applied.
 func (n *Node) catchUp(ctx context.Context) error {
 	end, err := n.logEnd.ask(ctx, n.askLogEnd)
 	if err != nil {
@@ -77,9 +78,10 @@ func (n *Node) catchUp(ctx context.Context) error {
 	return n.reach(ctx, end)
 }
 
-// current waits, for a request that reads these partitions, until this node knows what any other has done by now: who was told of a
-// change must not be told of the state before it by the next node that answers. Nor does one answer whose partition has stopped where
-// others may go on with it. One that is alone with its server knows all. Error: CodeUnavailable.
+// current waits, for a request that reads these partitions, until this node has applied all that any node may have answered for by now:
+// a client that was told of a change must not see the state before it from the next node. It also fails if one of the partitions has
+// stopped here, because other nodes may go on with it. A node with an embedded server is the only one, and need not wait. Error:
+// CodeUnavailable.
 func (n *Node) current(read ...*partition) error {
 	if n.server != nil {
 		return nil
@@ -104,13 +106,15 @@ func (n *Node) askLogEnd() (uint64, error) {
 	return info.Last, err
 }
 
-// ends shares a question among those who ask it at the same time. Each is told an answer to a question that was put after he asked.
+// ends shares one question for the log's end among all callers that ask at the same time. Each caller gets the answer to a question
+// that was sent after its call.
 type ends struct {
 	mu   sync.Mutex
-	busy bool
-	next *end // that has not been asked for yet
+	busy bool // run is running
+	next *end // its question has not been sent yet
 }
 
+// end is the answer to one question; seq and err are set when known is closed.
 type end struct {
 	known chan struct{}
 	seq   uint64
