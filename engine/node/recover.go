@@ -12,7 +12,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// recover rebuilds every partition: its newest checkpoint, then the local log.
+// recover rebuilds every partition from its newest checkpoint and the local log after it.
 func (n *Node) recover(ctx context.Context) error {
 	began := time.Now()
 	if err := n.openPartitions(); err != nil {
@@ -29,7 +29,7 @@ func (n *Node) recover(ctx context.Context) error {
 		p.checkpointAt.Store(int64(n.clock.running()))
 		n.listen(p, p.machine)
 	}
-	// At last: from then on compactions look at the partitions (compactionRests).
+	// This must come last: once applied changes, compactions look at the partitions (compactionRests).
 	n.applied.Store(from)
 	if last := n.local.Last(); last > 0 {
 		n.applied.Store(last)
@@ -38,12 +38,12 @@ func (n *Node) recover(ctx context.Context) error {
 	return nil
 }
 
-// listen has a partition's machine tell what it does, while it applies, under mu.
+// listen has a partition's machine report to the meters. It reports while it applies a record, under mu.
 func (n *Node) listen(p *partition, m *engine.Machine) {
 	m.Listen(n.meters.listener(p.number, func() bool { return n.server != nil || p.owner.Epoch != 0 }))
 }
 
-// openPartitions reads the newest checkpoint of each.
+// openPartitions makes the partitions, each from its newest checkpoint.
 func (n *Node) openPartitions() error {
 	n.partitions = make([]*partition, n.layout.Partitions)
 	var work sync.WaitGroup
@@ -68,7 +68,7 @@ func (n *Node) openPartitions() error {
 	return errors.Join(errs...)
 }
 
-// oldest is the position of the oldest of the newest checkpoints: the log above it is to be replayed.
+// oldest is the lowest position of the partitions' newest checkpoints: the log above it must be replayed.
 func (n *Node) oldest() uint64 {
 	followed := n.followed()
 	if len(followed) == 0 {
@@ -81,8 +81,8 @@ func (n *Node) oldest() uint64 {
 	return position
 }
 
-// restore reads a partition's newest checkpoint, and tells its position: all records up to there are in it. The
-// machine's own position is that of the last one that concerned it. No machine and no error says that the node does not
+// restore reads a partition's newest checkpoint, and returns its position: all records up to there are in it. The
+// machine's own position is that of the last record that concerned the partition. If both m and err are nil, the node does not
 // follow the partition.
 func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
 	m, position, err = n.readNewest(number)
@@ -111,8 +111,8 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 	return m, position, nil
 }
 
-// readNewest reads the newest checkpoint. A machine of many jobs needs another table to read them from (Attach) before it is used: the view
-// of the checkpoint is closed again.
+// readNewest reads a partition's newest checkpoint. A machine that leaves its jobs on disk must get another table (Attach) before it is
+// used, because the view that it was opened from is closed here.
 func (n *Node) readNewest(number int) (m *engine.Machine, position uint64, err error) {
 	err = n.saved.View(uint16(number), func(v *snapshot.View) error {
 		position = v.Position
@@ -122,7 +122,8 @@ func (n *Node) readNewest(number int) (m *engine.Machine, position uint64, err e
 	return m, position, err
 }
 
-// openMachine opens a checkpoint. With more than HotJobs jobs the machine leaves them there, and reads them when it needs them.
+// openMachine makes a machine from a checkpoint. If there are more than HotJobs jobs, the machine leaves them on disk, and reads them
+// when it needs them.
 func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error) {
 	state, err := v.State()
 	if err != nil {
@@ -140,7 +141,7 @@ func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error
 	return engine.Open(n.layout, number, v)
 }
 
-// savedLayout is that of the service whose checkpoints the job table has.
+// savedLayout is the layout of the service whose checkpoints are in the job table.
 func (n *Node) savedLayout() (l engine.Layout, err error) {
 	first, found, err := n.saved.First()
 	if err == nil && !found {
@@ -163,7 +164,7 @@ func (n *Node) savedLayout() (l engine.Layout, err error) {
 	return l, err
 }
 
-// reachesBack tells whether the local log has all that came after a position. One without records begins behind the last that it had.
+// reachesBack tells whether the local log has all records after a position. A log without records begins after the last one that it had.
 func (n *Node) reachesBack(position uint64) bool {
 	first := n.local.First()
 	if first == 0 {
@@ -174,8 +175,8 @@ func (n *Node) reachesBack(position uint64) bool {
 
 var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 
-// remake computes outputs once more from a checkpoint and the local log: those numbered above after, up
-// to the machine's newest. It is for a stream that lost outputs which the machine no longer holds.
+// remake makes outputs again from a checkpoint and the local log: those numbered above after, up to the end of
+// the local log. It is for a stream that lost outputs which the machine no longer holds.
 func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []engine.Output, err error) {
 	n.logKept.RLock()
 	defer n.logKept.RUnlock()

@@ -12,22 +12,22 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// rightsWithin bounds the wait for the answer whether a user may do all.
+// rightsWithin bounds the wait for nats-server's answer to the test of subscriptions.
 const rightsWithin = 2 * time.Second
 
-// regain gets back the subscriptions that nats-server took away with a right or a limit, as by a reload of its configuration. It does
-// not give them back with it, and the library makes them again on a new connection alone: answers to this node and requests to it would
-// stay away for good.
+// regain gets subscriptions back that nats-server removed when the user lost a right, or a limit became lower, as after a reload of its
+// configuration. When the right comes back, nats-server does not restore the subscriptions, and the library makes them again only on a
+// new connection. Without one, answers to this node and requests to it would never arrive again.
 type regain struct {
-	refused atomic.Bool // a subscription was
-	outputs atomic.Bool // an output was; nothing is lost for good by that, but others may be allowed to
+	refused atomic.Bool // a subscription was refused
+	outputs atomic.Bool // an output was refused; nothing is lost for good by that, but other nodes may be allowed to publish
 
 	mu      sync.Mutex
-	missing error     // what the user may not do by now
-	went    time.Time // a new connection was made last
+	missing error     // which right or limit the user lacks, as of the last question; nil: none
+	went    time.Time // when a new connection was last made
 }
 
-// note takes an error of the connection.
+// note looks whether an error of the connection says that a subscription or an output was refused.
 func (r *regain) note(err error, prefix string) {
 	word, outputs := err.Error(), `Violation for Publish to "`+prefix
 	switch {
@@ -45,17 +45,17 @@ func (r *regain) lacks(missing error) {
 	r.missing = missing
 }
 
-// silenced tells whether outputs were refused, and nats-server says that the user may not do all.
+// silenced tells whether outputs were refused, and the user still lacks a right or limit.
 func (r *regain) silenced() bool { return r.outputs.Load() && r.problem() != nil }
 
-// problem is what the user may not do; nil where nothing is known to be missing.
+// problem says which right or limit the user lacks; nil if none is known to be missing.
 func (r *regain) problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.missing
 }
 
-// may tells whether a new connection is to be made: firing pauses for it, so not again and again where that is of no use.
+// may tells whether a new connection may be made, and notes that it is. Firing pauses for it, so it is not made again within aroundAgain.
 func (r *regain) may(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,7 +66,8 @@ func (r *regain) may(now time.Time) bool {
 	return true
 }
 
-// regainRights looks whether the user may do all again, once a subscription or an output was refused.
+// regainRights asks, once a subscription or an output was refused, whether the user has all rights again. If so, it makes a new
+// connection for the sake of the subscriptions.
 func (n *Node) regainRights(ctx context.Context) error {
 	if !n.regain.refused.Load() && !n.regain.outputs.Load() || !n.nc.IsConnected() {
 		return nil
@@ -88,7 +89,7 @@ func (n *Node) regainRights(ctx context.Context) error {
 	return nil
 }
 
-// askRights asks this node's own nats-server, over a connection that has lost nothing yet.
+// askRights asks this node's own nats-server what the user lacks, over a new connection.
 func (n *Node) askRights(ctx context.Context) error {
 	nc, err := n.servers.Config.ConnectTo(n.nc.ConnectedUrl(), " to ask", nats.NoReconnect(),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // what is refused is the answer
@@ -102,7 +103,7 @@ func (n *Node) askRights(ctx context.Context) error {
 	return asMany(ctx, nc, n.nc.NumSubscriptions())
 }
 
-// asMany refuses a connection that may not have so many subscriptions.
+// asMany returns an error if a connection may not have so many subscriptions.
 func asMany(ctx context.Context, nc *nats.Conn, most int) error {
 	ctx, cancel := context.WithTimeout(ctx, rightsWithin)
 	defer cancel()

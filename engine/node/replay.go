@@ -11,7 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// replay has apply called with each record of the local log above a position, and with how many bytes it has there.
+// replay calls apply with each record of the local log above a position, and with its size there in bytes.
 func (n *Node) replay(ctx context.Context, after uint64, apply func(e *engine.Entry, size int) error) (records int, err error) {
 	err = n.local.Read(after+1, func(stored wal.Record) error {
 		if records++; records%4096 == 0 && ctx.Err() != nil {
@@ -28,7 +28,8 @@ func (n *Node) replay(ctx context.Context, after uint64, apply func(e *engine.En
 	return records, err
 }
 
-// replayInto brings a machine that nothing else knows yet up to date with the local log, from the position it is at.
+// replayInto applies the local log above a position to a machine that no other goroutine uses yet, as partition p. last is the sequence
+// of the log's last record, or after if there is none.
 func (n *Node) replayInto(ctx context.Context, m *engine.Machine, p *partition, after uint64) (last uint64, records int, err error) {
 	last = after
 	records, err = n.replay(ctx, after, func(e *engine.Entry, _ int) error {
@@ -66,8 +67,8 @@ func (p *partition) applyAgain(e *engine.Entry) error {
 	return nil
 }
 
-// replayAll applies the local log above a position to all partitions, side by side: they share nothing but the log, and
-// each has its records in their order.
+// replayAll applies the local log above a position to all partitions, on several goroutines: partitions share nothing but the
+// log, and each gets its records in their order.
 func (n *Node) replayAll(ctx context.Context, after uint64) (records int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -96,10 +97,10 @@ func (n *Node) replayAll(ctx context.Context, after uint64) (records int, err er
 	return records, cmp.Or(context.Cause(ctx), err)
 }
 
-// lane applies the records of some of the partitions.
+// lane applies the records of some of the partitions, on one goroutine.
 type lane struct {
 	queue chan []step
-	batch []step // that is not in the queue yet
+	batch []step // fills up before it goes into the queue
 }
 
 // step is a record for one partition.
@@ -108,13 +109,13 @@ type step struct {
 	e engine.Entry
 }
 
-// Bounds of what is read ahead. A step of an import has up to 128 KiB, so that a lane holds 32 MiB at the most.
+// Bounds of what is read ahead. A step of an import has up to 128 KiB, so a lane holds 32 MiB at most.
 const (
 	laneBatch = 64 // steps handed over at once
 	laneAhead = 2  // batches in a queue, beside the one that fills and the one that is applied
 )
 
-// take hands a step over, and tells whether the replay goes on.
+// take adds a step, and tells whether the replay goes on.
 func (l *lane) take(ctx context.Context, s step) bool {
 	if l.batch = append(l.batch, s); len(l.batch) < laneBatch {
 		return true
@@ -132,7 +133,7 @@ func (l *lane) flush(ctx context.Context) bool {
 	}
 }
 
-// end hands over the rest.
+// end hands over the rest, after which the lane ends.
 func (l *lane) end(ctx context.Context) {
 	l.flush(ctx)
 	close(l.queue)

@@ -19,12 +19,12 @@ import (
 const replyTimeout = 5 * time.Second
 
 // While no more than fewInProgress commands are in progress, each is written to the connection at once; so is each answer while no more
-// requests are. When there are more, the client library gathers several and has another goroutine write them, which is quicker for all
-// together, but each waits for it.
+// requests than that are. When there are more, the client library gathers several, and another goroutine writes them: that has the higher
+// throughput, but each of them waits for that goroutine.
 const fewInProgress = 4
 
-// roomTimeout bounds the wait for room in a log that is filling up. It is less than the time after which the Go client by default asks
-// again (tryTime), so that a client that waits in vain is told why.
+// roomTimeout bounds the wait for room in a log that is filling up. It is less than the time after which the Go client by default tries
+// again (tryTime), so that a client that waits in vain learns why.
 const roomTimeout = 3 * time.Second
 
 // reply is the outcome of a command.
@@ -32,7 +32,7 @@ type reply struct {
 	err     *carillon.Error
 	job     carillon.JobReply
 	changed bool
-	jobs    []engine.Outcome // of an import that came back, by place in it
+	jobs    []engine.Outcome // of an import record: one for each job, in order
 }
 
 func refused(code carillon.Code, why string) reply {
@@ -44,21 +44,21 @@ func unknown(why string) reply {
 	return refused(carillon.CodeUnavailable, why+"; the outcome is unknown")
 }
 
-// replies brings the outcomes of commands to those who sent them. They are matched by the sequence that the
+// replies passes the outcomes of commands to their callers. They are matched by the sequence that the
 // stream gave the command, which no client can choose. The outcome may come before the ack that tells this
-// sequence, so while any command is in progress the latest outcomes are kept for a while.
+// sequence. So while any command is in progress, the latest outcomes are kept for a while.
 //
-// Outcomes come from the goroutines that read the log, or the acks of all streams, and these must not be held up: another
-// goroutine passes them on (run).
+// Outcomes come from the goroutines that read the log and the acks of all streams. These must not be held up, so another
+// goroutine (run) passes the outcomes on.
 type replies struct {
 	open atomic.Int64 // commands in progress: sent and not answered
 
 	mu        sync.Mutex
 	waiting   map[uint64]func(reply)
-	deadlines []replyDeadline // in order; those of answered ones stay until their time
-	early     [2]earlies      // the newest, and the ones before
+	deadlines []replyDeadline // in order; those of answered commands stay until their time
+	early     [2]earlies      // the newest, and those before them
 	told      []outcome       // to be passed on by run
-	wake      chan struct{}   // rung when there is something to pass on, or a first deadline
+	wake      chan struct{}   // rung when there is a first outcome to pass on, or a first deadline
 	over      bool            // run has ended, or is about to
 }
 
@@ -72,9 +72,9 @@ type early struct {
 	r   *reply
 }
 
-// earlies are outcomes that nobody waits for yet, each at its sequence's place in a ring. Nobody ever will wait for the outcomes of raw
-// commands, and of those that other nodes answer. So whenever there are earlyMost bytes of new ones, those before them are dropped: no ack
-// is so far behind the log.
+// earlies are outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are of
+// raw commands, or of commands that other nodes answer. So whenever there are earlyMost bytes of new ones, those before them are dropped:
+// no ack is that far behind the log.
 type earlies struct {
 	ring  []early
 	bytes int // about
@@ -82,7 +82,7 @@ type earlies struct {
 
 const (
 	earlyMost    = 32 << 20
-	earlyKept    = 1 << 20 // while no command is under way
+	earlyKept    = 1 << 20 // so many bytes may stay while no command is in progress
 	outcomeBytes = int(unsafe.Sizeof(engine.Outcome{}))
 )
 
@@ -99,16 +99,17 @@ type outcome struct {
 func (r *replies) init() {
 	r.waiting = make(map[uint64]func(reply))
 	for i := range r.early {
-		r.early[i].ring = make([]early, 2*maxCalls) // more than can be waited for
+		r.early[i].ring = make([]early, 2*maxCalls) // more than the commands that can be in progress
 	}
 	r.wake = make(chan struct{}, 1)
 }
 
+// expected tells whether a command of this node is in progress.
 func (r *replies) expected() bool { return r.open.Load() > 0 }
 
-// The next commit of the log waits for more records to share its fsync: gatherEach for each command in progress, gatherMost at most.
-// Without that, a thousand callers at once shared each fsync between seven, and fsync took a tenth of the engine's time. Waits
-// below gatherLeast are left out: with few commands in progress a commit is quick, and a timer is not.
+// The next commit of the local log waits for more records that can share its fsync: gatherEach for each command in progress, gatherMost
+// at most. Without this wait, only seven of a thousand concurrent callers shared an fsync, and fsync took a tenth of the engine's time.
+// Waits below gatherLeast are left out: with few commands in progress a commit is quick, and a timer is not.
 const (
 	gatherEach  = 4 * time.Microsecond
 	gatherLeast = 100 * time.Microsecond
@@ -124,7 +125,7 @@ func (r *replies) gather() time.Duration {
 	return wait
 }
 
-// applied brings the outcome of the command at seq. The caller must not use result afterwards.
+// applied takes the outcome of the command at seq. The caller must not use result afterwards.
 func (r *replies) applied(seq uint64, result *reply) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +143,7 @@ func (r *replies) applied(seq uint64, result *reply) {
 	e.bytes += len(result.job.Spec.Payload) + answerBytes + len(result.jobs)*outcomeBytes
 }
 
-// await has done called with the outcome of the command at seq.
+// await has run call done with the outcome of the command at seq.
 func (r *replies) await(seq uint64, done func(reply)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,7 +166,7 @@ func (r *replies) await(seq uint64, done func(reply)) {
 	}
 }
 
-// failed brings the outcome of a command that has no sequence.
+// failed has run call done with the outcome of a command that has no sequence, because the log did not acknowledge it.
 func (r *replies) failed(done func(reply), result reply) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,7 +183,7 @@ func notTaken(err error) reply {
 
 // tell queues an outcome; its caller holds mu.
 func (r *replies) tell(done func(reply), result *reply) {
-	if r.over { // nobody passes it on any more
+	if r.over { // run passes nothing on any more
 		go func() {
 			done(*result)
 			r.open.Add(-1)
@@ -194,9 +195,9 @@ func (r *replies) tell(done func(reply), result *reply) {
 	}
 }
 
-// run passes outcomes on until ctx ends, and then tells all who still wait that their outcome is unknown.
+// run passes outcomes on until ctx ends, and then tells all callers that still wait that the outcome is unknown.
 func (r *replies) run(ctx context.Context) {
-	var late <-chan time.Time // while somebody waits
+	var late <-chan time.Time // when to look for expired deadlines; nil while there are none
 	var told []outcome
 	for over := false; !over; {
 		select {
@@ -224,7 +225,8 @@ func (r *replies) run(ctx context.Context) {
 	}
 }
 
-// forgetEarly drops early outcomes when no command is in progress, and so nobody can wait for them. Its caller holds mu.
+// forgetEarly drops early outcomes if they take much memory and no command is in progress, so that nobody can ask for them. Its caller
+// holds mu.
 func (r *replies) forgetEarly() {
 	if r.open.Load() > 0 || r.early[0].bytes+r.early[1].bytes <= earlyKept {
 		return
@@ -234,7 +236,7 @@ func (r *replies) forgetEarly() {
 	}
 }
 
-// expire gives up the commands that have waited for too long, or all of them; its caller holds mu.
+// expire gives up the commands that have waited for replyTimeout, or all of them. Its caller holds mu.
 func (r *replies) expire(all bool) {
 	r.over = all
 	n, now := 0, time.Now()
@@ -257,13 +259,13 @@ func (r *replies) expire(all bool) {
 	r.deadlines = r.deadlines[n:]
 }
 
-// submit sends a checked command through the log. done is called once, with its outcome, by the goroutine of replies.run, and must not
-// hold that up.
+// submit sends a checked command through the log. done is called once, with the outcome, by the goroutine of replies.run, and must not
+// block.
 func (n *Node) submit(verb carillon.Verb, job, request string, body []byte, done func(reply)) {
 	n.sendRecord(n.o.Prefix+".cmd."+string(verb)+"."+job, request, body, done)
 }
 
-// submitPack sends an import record. Its outcome has an error if the record did not come back, else an outcome for each job.
+// submitPack sends an import record. The outcome has an error if the record did not come back, else an outcome for each job.
 func (n *Node) submitPack(partition int, pack []engine.PackedJob, done func(reply)) {
 	n.sendRecord(n.layout.LogSubject(partition, "import"), "", engine.EncodePack(pack), done)
 }
@@ -276,7 +278,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 			header = nats.Header{carillon.HeaderRequest: []string{request}}
 		}
 		publish := n.streams.Log.PublishAsync
-		if n.replies.open.Load() <= fewInProgress && n.nothingBuffered() { // else it would overtake what was sent before
+		if n.replies.open.Load() <= fewInProgress && n.nothingBuffered() { // it must not overtake records that were sent before
 			publish = n.streams.Log.PublishNow
 		}
 		err := publish(subject, header, body, func(seq uint64, err error) {
@@ -308,7 +310,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 	}()
 }
 
-// nothingBuffered tells whether all that was published is with the server.
+// nothingBuffered tells whether the library has nothing left to write to the server.
 func (n *Node) nothingBuffered() bool {
 	bytes, err := n.nc.Buffered()
 	return err == nil && bytes == 0

@@ -11,14 +11,14 @@ import (
 
 const (
 	residenceLook = time.Second
-	jobSlice      = 256 // jobs that are handled while a partition waits: half a millisecond
-	// What comes due this soon stays, however many there are: a tick that asks for more of it before all that is to leave has
-	// left would have to let it go in one piece.
+	jobSlice      = 256 // jobs that are handled while the partition's lock is held: half a millisecond
+	// Jobs that are due this soon stay in memory, however many they are. If they were leaving it and a tick needed them before all had
+	// left, that tick would have to finish letting them go, all at once.
 	tooSoon = 5 * time.Second
 )
 
-// reside brings jobs into memory that come due, and lets go of others. Where a partition's jobs are damaged it stops that
-// one, and the others go on.
+// reside brings jobs into memory that come due, and has others leave it. If the jobs of a partition are damaged, it stops that
+// partition, and the others go on.
 func (n *Node) reside(ctx context.Context) error {
 	for _, p := range n.followed() {
 		if err := n.unread(p); err != nil {
@@ -38,8 +38,8 @@ func (n *Node) reside(ctx context.Context) error {
 	return nil
 }
 
-// unread closes what is open of a partition's jobs in the table and has not been read since the last look, also where the
-// partition has stopped: it keeps files that compactions have replaced.
+// unread closes the partition's view of the job table if nothing was read from it since the last look: an open view keeps files
+// on disk that compactions have replaced. It does so for stopped partitions, too.
 func (n *Node) unread(p *partition) error {
 	p.mu.Lock()
 	unused := p.table.renewIdle()
@@ -47,7 +47,7 @@ func (n *Node) unread(p *partition) error {
 	return unused.Close()
 }
 
-// resideIn does so in one partition; now is unix ms.
+// resideIn is reside for one partition; now is unix ms.
 func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	share := n.share()
 	ahead := now + n.o.LoadAhead.Milliseconds()
@@ -64,7 +64,7 @@ func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	case used > share && hot > n.o.HotJobs:
 		n.holding(p, n.meters.loadPause, func() {
 			end, ok := p.machine.Nearest(max(hot/2, n.o.HotJobs))
-			if !ok && p.machine.Complete() { // most of them wait for nothing, and need not be there
+			if !ok && p.machine.Complete() { // most of the jobs wait for nothing, and need not be in memory
 				end, ok = engine.Key{Due: ahead}, true
 			}
 			if ok && end.Due > now+min(tooSoon, n.o.LoadAhead/2).Milliseconds() {
@@ -76,7 +76,7 @@ func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	default:
 		for rank, at := range ends {
 			if at.End().Due > ahead-n.o.LoadAhead.Milliseconds()/16 {
-				continue // a look into the table is worth it once in a while
+				continue // far enough ahead: a look into the table should find many jobs
 			}
 			if err := n.loadNext(ctx, p, rank, ahead, share/10*9); err != nil {
 				return err
@@ -89,7 +89,8 @@ func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	return nil
 }
 
-// loadNext brings the jobs of a priority into memory that are due until a time, as long as there is room.
+// loadNext brings the jobs of a priority into memory that are due until a time (unix ms), while the jobs in memory take less than room
+// bytes.
 func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64, room int) error {
 	for ctx.Err() == nil {
 		var r engine.Reading
@@ -111,9 +112,9 @@ func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64
 		if err != nil {
 			return err
 		}
-		// A checkpoint may have come between, or a tick that could not wait; then it is read again.
+		// If a checkpoint was committed since, or a tick has loaded jobs itself, Load ignores the rows, and they are read again.
 		n.holding(p, n.meters.loadPause, func() {
-			if p.machine == m { // else the partition was given up
+			if p.machine == m { // if not, the partition was given up meanwhile
 				_, err = m.Load(rows)
 			}
 		})

@@ -8,25 +8,26 @@ import (
 )
 
 const (
-	// restShare is how many times as long as it worked a checkpoint rests that is in no hurry: it takes a fifth of a core.
+	// restShare is for how many times as long as it worked a checkpoint rests that is not urgent: so it takes a fifth of a core.
 	restShare = 4
 	// restLess is the same for one that is needed soon: it takes half a core. Without any rest, the eight checkpoints during a
 	// flood of creates would take one of two cores for 0.6 s every three seconds.
 	restLess = 1
-	// restLook is the longest rest before it looks again whether it may rest: a part that waited for the disk takes seconds,
-	// and the log may be full after as many.
+	// restLook bounds a rest, and the time until the next look whether the work may rest on: a part that waited for the disk may have
+	// taken seconds, and in as many seconds the log may be full.
 	restLook = 20 * time.Millisecond
 )
 
-// resting returns what a partition's checkpoint calls between parts of the work. Without rests one checkpoint would hold one of few
-// cores for half a second, and those of eight partitions for four: jobs that come due meanwhile would be late. While a burst drains
-// the checkpoint stands still.
+// resting returns the function that a partition's checkpoint calls between parts of its work. Without rests one checkpoint would take one
+// of few cores for half a second, and those of eight partitions for four: jobs that come due meanwhile would be late. While a burst
+// drains, the checkpoint stands still.
 func (n *Node) resting(ctx context.Context, p *partition) (rest func()) {
 	return restful(ctx, n.restTimes, func() bool { return n.checkpointWaits(p) })
 }
 
-// compactionRests returns what compactions of the job table call between parts of the work (wal.Options.Rest): one takes a
-// core for seconds. While nothing comes by the log, or before the partitions are there, nobody needs the rest.
+// compactionRests returns the function that compactions of the job table call between parts of their work (wal.Options.Rest), because
+// one takes a core for seconds. They do not rest if the work is behind, nor while no records are applied, because then nothing else
+// needs the core. Until the partitions are there, no records are applied.
 func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
 	var behind bool
 	var applied uint64
@@ -44,8 +45,8 @@ func (n *Node) compactionRests(ctx context.Context) func(behind bool) {
 	}
 }
 
-// restful returns what some work calls between small parts of it. It rests for times() as long as the part took, and for longer
-// while waits() is true, unless times() says that the work is needed soon.
+// restful returns a function that some work calls between small parts of it. The function rests for times() times as long as the part
+// took, and for longer while waits() is true, unless times() says by less than restShare that the work is needed soon.
 func restful(ctx context.Context, times func() int, waits func() bool) (rest func()) {
 	began := time.Now()
 	return func() {
@@ -65,8 +66,8 @@ func restful(ctx context.Context, times func() int, waits func() bool) (rest fun
 	}
 }
 
-// restTimes is how many times as long as it worked a checkpoint or a compaction rests: the fewer, the sooner another checkpoint is
-// needed.
+// restTimes is for how many times as long as it worked a checkpoint or a compaction rests: the sooner another checkpoint is needed, the
+// fewer.
 func (n *Node) restTimes() int {
 	live := n.live()
 	switch {

@@ -19,18 +19,18 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// What ends a run of a node and passes: Run starts it again in place.
+// Errors that end a run and may pass: Run starts the node again in place.
 var (
 	errDisk    = errors.New("node: the disk cannot be written")              // it is full, or fails
-	errNoFiles = errors.New("node: too many files and connections are open") // the start closes what clients of the embedded server hold
+	errNoFiles = errors.New("node: too many files and connections are open") // a start closes those of the embedded server's clients
 
-	// errUnreachable is of an external NATS at the start. Later on the connection comes back by itself.
+	// errUnreachable is for an external NATS at the start. Later the connection comes back by itself.
 	errUnreachable = errors.New("node: NATS cannot be reached")
-	// errSmall passes once the process has run over that NATS: then somebody lowered the limit, and may raise it again.
+	// errSmall may pass if this process has taken jobs before: then somebody lowered the limit, and may raise it again.
 	errSmall = errors.New("node: a trigger may be larger than what NATS takes")
 )
 
-// unreachable marks err if it says so of an external NATS.
+// unreachable marks err as errUnreachable if NATS is external and err says that it cannot be reached.
 func (n *Node) unreachable(err error) error {
 	if n.o.NATS == "" {
 		return err
@@ -38,12 +38,12 @@ func (n *Node) unreachable(err error) error {
 	return unreachable(err)
 }
 
-// unreachable marks err if it says that NATS cannot be reached, or JetStream has no leader just now.
+// unreachable marks err as errUnreachable if it says that NATS cannot be reached, or that JetStream has no leader just now.
 func unreachable(err error) error {
-	var network *net.OpError // not net.Error, which any error of a file is: syscall.Errno has its methods
+	var network *net.OpError // not net.Error: file errors would match that too, because syscall.Errno has its methods
 	var refused *jetstream.APIError
 	if errors.As(err, &network) && network.Op == "remote error" {
-		return err // TLS: the server refuses this node, and will go on doing so
+		return err // a TLS alert: the server refuses this node, and will go on doing so
 	}
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
@@ -59,20 +59,20 @@ func unreachable(err error) error {
 	return err
 }
 
-// startFiles is how many more files a start is to be able to open: with eight partitions it takes some thirty, and one more for the
-// output stream of each further one that the embedded server has.
+// startFiles is how many files a start must be able to open. With eight partitions it opens some thirty; the embedded server opens one
+// more for the output stream of each further partition.
 func (n *Node) startFiles() int {
 	partitions := 8
 	if n.o.NATS == "" {
-		// What cannot be listed has as many as usual: then hardly a file can be opened.
+		// If the streams cannot be listed, 8 is enough: then hardly a file can be opened, and the start fails as it should.
 		made, _ := fs.Glob(os.DirFS(filepath.Join(n.o.Data, "nats", "jetstream")), "*/streams/"+n.o.Stream+"_OUT_*")
 		partitions = max(partitions, n.o.Partitions, len(made))
 	}
 	return 40 + partitions
 }
 
-// wantFiles looks whether so many can be opened, dir over and over: of those that open them later nats-server does not say that it was
-// this which failed, and Pebble (2.1.7) can panic.
+// wantFiles checks whether so many files can be opened, by opening dir that often. If it fails later, nats-server does not say that this
+// was the reason, and Pebble (2.1.7) can panic.
 func wantFiles(dir string, most int) error {
 	opened := make([]*os.File, 0, most)
 	defer func() {
@@ -90,13 +90,13 @@ func wantFiles(dir string, most int) error {
 	return nil
 }
 
-// passing marks err if it says of this machine what passes: a disk that cannot be written, or too many open files.
+// passing marks err as errDisk or errNoFiles if it says that the disk cannot be written, or that too many files are open.
 func passing(err error) error {
 	switch {
-	case errors.Is(err, errDisk), errors.Is(err, errNoFiles): // marked where it was met
+	case errors.Is(err, errDisk), errors.Is(err, errNoFiles): // marked already
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return fmt.Errorf("%w: %w", errNoFiles, err)
-	// A store also fails when Pebble meets damage in the background, which a restart does not heal.
+	// A store also fails when Pebble finds damage in the background, which a restart does not repair.
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, streams.ErrNotSynced), errors.Is(err, wal.ErrFailed) && !errors.Is(err, wal.ErrCorrupt):
 		return fmt.Errorf("%w: %w", errDisk, err)
 	}

@@ -18,20 +18,20 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// ErrOutOfLog says that no snapshot and the log since then reach the time.
+// ErrOutOfLog says that there is no snapshot from which the log reaches the time.
 var ErrOutOfLog = errors.New("node: the time is out of reach")
 
-// RestoreToTime makes dir a data directory with the jobs as they were at a time: those of a snapshot before it, and
-// what the local log of a data directory says since then. No process may run on that one, and its log must go back to
-// the snapshot (Options.KeepLog); it stays as it is. id "" is the service's newest snapshot before the time. What had fired
-// by then does not fire again, except what the log does not know to be stored: that of its last second, at most.
+// RestoreToTime makes dir a data directory with the jobs as they were at a time. It takes the jobs of a snapshot from before the time,
+// and applies what came after it in the local log of another data directory, log. No process may run on log, which is not changed, and
+// its local log must go back to the snapshot (Options.KeepLog). id "" is the service's newest snapshot before the time. What had fired
+// by then does not fire again, except triggers that the log does not know to be stored: those of its last second, at most.
 //
-// A snapshot of a history that an earlier restore has left is not the service's.
+// The service may have been restored before. Then snapshots of the history that it left by that do not count as the service's.
 //
-// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged where replay comes to another state than the log's digests say, those of Restore.
+// Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged if replay comes to another state than the log's digests say, those of Restore.
 func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*Restored, error) {
 	if _, err := os.Stat(filepath.Join(log, "log")); err != nil {
-		return nil, err // opening would make it
+		return nil, err // opening the log would make it
 	}
 	lock, err := lockData(log)
 	if err != nil {
@@ -65,7 +65,7 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	return done, nil
 }
 
-// prefixOfLog is the subject prefix of the service whose local log it is, from its first record.
+// prefixOfLog is the subject prefix of the service that a local log belongs to, from its first record.
 func prefixOfLog(l *wal.Log) (prefix string, err error) {
 	err = l.Read(l.First(), func(stored wal.Record) error {
 		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
@@ -84,7 +84,7 @@ func prefixOfLog(l *wal.Log) (prefix string, err error) {
 	return "", err
 }
 
-// snapshotBefore finds the newest snapshot of a local log's service that holds nothing younger than a time, or checks the one with an id.
+// snapshotBefore finds the newest snapshot of a local log's service that has nothing after a time. If id is not "", it checks that one.
 func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at time.Time, logger *slog.Logger) (_ *archive.Manifest, err error) {
 	store, err := openLogIn(data, logger)
 	if err != nil {
@@ -109,10 +109,10 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 	return nil, fmt.Errorf("%w: %s has no snapshot from before %s of the service with the prefix %q", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat), prefix)
 }
 
-// newestFitting is the first of some snapshots, newest first, with which the log reaches the time. nil without an error: there is none of
+// newestFitting is the first of some snapshots, newest first, from which the log reaches the time. nil without an error: there is none of
 // this service from before the time, or none with this id.
 func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string, at time.Time) (*archive.Manifest, error) {
-	var unfit error // why the newest does not fit; an earlier one does as well, with more of the log
+	var unfit error // why the newest does not fit; an earlier one will do, with more of the log to replay
 	for _, e := range entries {
 		switch {
 		case id != "" && e.ID != id:
@@ -126,7 +126,7 @@ func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string,
 			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, prefix)
 		}
 		_, states, err := newRestored(e.Manifest)
-		if err != nil { // it may be of a newer version
+		if err != nil { // a newer version may have saved it
 			unfit = cmp.Or(unfit, err)
 			continue
 		}
@@ -148,9 +148,9 @@ func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string,
 	return nil, unfit
 }
 
-// sameHistory tells whether a log led to a snapshot, or went on from it. A restored service begins a history of its own: it goes on above
-// an earlier snapshot, and has claims of its own at sequences where the former service had others. So up to the snapshot, the claim in
-// force of each partition must be the same in the log and in the snapshot.
+// sameHistory returns ErrOutOfLog if a log and a snapshot are of different histories, or the log ends before the snapshot. A restored
+// service begins a history of its own: it goes on above an earlier snapshot, and at sequences where the former service had claims it has
+// others. So up to the snapshot, the claim in force of each partition must be the same in the log and in the snapshot.
 func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) error {
 	from, to := l.Last(), uint64(0)
 	last := func(p int) uint64 { return max(m.Partitions[p].Position, states[p].Position) }
@@ -187,7 +187,7 @@ func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) e
 	return nil
 }
 
-// latestOf is the latest time that a snapshot has reached in any partition, unix ms.
+// latestOf is the latest time that any partition of a snapshot has reached, unix ms.
 func latestOf(states []*engine.SavedState) (latest int64) {
 	for _, s := range states {
 		latest = max(latest, s.Now)
@@ -197,8 +197,8 @@ func latestOf(states []*engine.SavedState) (latest int64) {
 
 func formatMilli(ms int64) string { return time.UnixMilli(ms).UTC().Format(carillon.TimeFormat) }
 
-// replayUntil applies the log of one data directory to the job table of another, up to a time, and makes the table
-// one for new streams. It returns the position of the last record, and how many jobs there are.
+// replayUntil applies the log of one data directory to the job table of another, up to a time, and prepares the table
+// for new streams. It returns the position of the last record, and how many jobs there are.
 func replayUntil(ctx context.Context, dir, log string, until int64, position uint64, ro RestoreOptions) (_ uint64, jobs int, err error) {
 	n, err := openStopped(Options{Data: dir, Logger: ro.Logger}.withDefaults(), log)
 	if err != nil {
@@ -227,7 +227,7 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 	return r.position, jobs, ctx.Err()
 }
 
-// checkReach tells whether the log has everything from a position to a time.
+// checkReach returns ErrOutOfLog unless the log has everything from a snapshot to a time. position is the snapshot's greatest.
 func (n *Node) checkReach(position uint64, until int64, log string) error {
 	first, seq, err := n.timeFrom(n.local.First())
 	if err != nil {
@@ -264,11 +264,11 @@ type replayer struct {
 	until    int64 // unix ms
 	progress func(done, total uint64)
 
-	position uint64   // of the last record up to then
+	position uint64   // of the last record up to that time
 	records  uint64   // since the last checkpoint
 	bytes    uint64   // of those
-	past     bool     // all up to then is applied
-	stored   []uint64 // by partition: outputs up to here were stored, by later ticks
+	past     bool     // everything up to that time is applied
+	stored   []uint64 // by partition: later ticks say that outputs up to this number were stored
 }
 
 func (r *replayer) run(ctx context.Context) error {
@@ -278,7 +278,7 @@ func (r *replayer) run(ctx context.Context) error {
 		}
 		return r.apply(ctx, e, size)
 	})
-	return err // it reads to the log's end, because a time that the log has twice shows only after it
+	return err // replay reads to the log's end, because only later records show whether the log has the time twice
 }
 
 func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
@@ -300,7 +300,8 @@ func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
 	return r.unload(ctx, e.Time)
 }
 
-// unload takes checkpoints on the way, and unloads jobs as a running node does, so that memory holds neither all changes nor all jobs.
+// unload takes checkpoints during the replay, and has jobs leave memory as a running node does, so that memory holds neither all changes
+// nor all jobs.
 func (r *replayer) unload(ctx context.Context, now int64) error {
 	for _, p := range r.n.partitions {
 		if err := r.n.takeCheckpoint(ctx, p); err != nil {
@@ -313,11 +314,11 @@ func (r *replayer) unload(ctx context.Context, now int64) error {
 	return nil
 }
 
-// setBack is further than a log's clock goes back when another server comes to lead it, ms.
+// setBack is more than a log's clock goes back when another server becomes its leader, ms.
 const setBack = 1000
 
-// readPast reads a record from after the time. Its ticks tell which of the outputs were stored. If the log's clock was set back, the log
-// has the time twice, and which of the two is meant is not known.
+// readPast reads a record from after the time. Its ticks tell which outputs were stored. It returns ErrOutOfLog if the log's clock was set
+// back: then the log has the time twice, and nobody knows which of the two is meant.
 func (r *replayer) readPast(e *engine.Entry) error {
 	if e.Time < r.until-setBack {
 		return fmt.Errorf("%w: the log has it twice, up to sequence %d and from %d on, of %s, as its clock was set back",
@@ -331,7 +332,7 @@ func (r *replayer) readPast(e *engine.Entry) error {
 	return nil
 }
 
-// onNewStreams makes a partition's checkpoint one of a service that begins with streams of its own.
+// onNewStreams writes a partition's checkpoint anew for a service that begins with new streams (engine.SavedState.OnNewStreams).
 func (n *Node) onNewStreams(p *partition, position, stored uint64, missed *carillon.Misfire) error {
 	build, err := n.saved.Begin(uint16(p.number))
 	if err != nil {

@@ -20,43 +20,43 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// restoredFile is in a data directory that was restored, until its first start. It says what the streams are to be.
+// restoredFile is a file in a data directory that was restored, until its first start. It says how the streams must be made.
 const restoredFile = "restored.json"
 
-// restored is what it holds.
+// restored is the content of restoredFile.
 type restored struct {
 	Snapshot   string `json:"snapshot"`
 	Prefix     string `json:"prefix"`
 	Partitions int    `json:"partitions"`
-	Position   uint64 `json:"position"` // the log goes on above it
+	Position   uint64 `json:"position"` // the log stream goes on above it
 }
 
-// MaxPartitions is how many a service may have.
+// MaxPartitions is how many partitions a service may have.
 const MaxPartitions = streams.MaxPartitions
 
 // RestoreOptions say what Restore makes of a snapshot. The zero value restores it as it is.
 type RestoreOptions struct {
 	Partitions int                // 0: as many as the snapshot has
-	Only       carillon.Selection // of the jobs; its zero value takes all
-	Missed     *carillon.Misfire  // what becomes of fires due between the snapshot and the first start; nil: as each job says
+	Only       carillon.Selection // the jobs to restore; its zero value selects all
+	Missed     *carillon.Misfire  // the policy for fires due between the snapshot and the first start; nil: as each job says
 
 	Logger   *slog.Logger
-	Progress func(archive.Progress) // called by one goroutine at a time; nil: not
-	// Replayed is told by RestoreToTime how much of the log it has applied, of how much there is; nil: not.
+	Progress func(archive.Progress) // called by one goroutine at a time; may be nil
+	// RestoreToTime calls Replayed with how much of the log it has applied, and how much there is, in sequences. It may be nil.
 	Replayed func(done, total uint64)
 }
 
-// Restored says what became of a snapshot.
+// Restored says what was restored.
 type Restored struct {
 	Manifest   *archive.Manifest
 	Partitions int
-	Jobs       int // at most: completed ones whose time is over may be among them
+	Jobs       int // an upper bound: completed jobs whose retention is over may be counted
 }
 
 // Restore makes dir a data directory with the jobs of a snapshot; id "" is the newest. A node that is started on it
-// goes on with them on new streams: the log above the greatest position of the snapshot, output numbers where they
-// were, first the outputs that were not known to be stored. Into another number of partitions, or with some of the
-// jobs only, outputs are numbered from 1. Errors: those of archive.Restore; engine.ErrRules for a snapshot of a newer
+// goes on with them on new streams: the log begins above the greatest position of the snapshot, and output numbers go on,
+// first with the outputs that were not known to be stored. If the number of partitions changes, or only some of the jobs are
+// restored, outputs are numbered from 1. Errors: those of archive.Restore; engine.ErrRules for a snapshot of a newer
 // version, engine.ErrCheckpoint.
 func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOptions) (*Restored, error) {
 	if o.Partitions < 0 || o.Partitions > MaxPartitions {
@@ -110,9 +110,9 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	return done, nil
 }
 
-// restoreInto is where a directory really is. The new one is built beside it, under its name with an end, and renamed: of
-// "new/" and "." that would be a place within, and of a link another file system than the link leads to. A link to nothing is
-// refused: it would be replaced; and so is a place in the archive, which nobody could save to then.
+// restoreInto is the absolute path of dir without symbolic links. A restore builds the directory beside it, under its name with a suffix,
+// and renames it. With "new/" or "." that would be a place inside dir, and with a link it might be another file system. A link to
+// nothing is refused, because it would be replaced; so is a place in the archive, because nobody could save into the archive then.
 func restoreInto(dir string, t archive.Target) (string, error) {
 	if from, ok := t.(*archive.Dir); ok {
 		if inside, err := liesIn(dir, from.String()); err != nil || inside {
@@ -129,11 +129,11 @@ func restoreInto(dir string, t archive.Target) (string, error) {
 	if _, err := os.Readlink(dir); err == nil {
 		return "", fmt.Errorf("node: %s is a link to nothing; make the directory that it leads to", dir)
 	}
-	return dir, nil // it is absent
+	return dir, nil // it does not exist yet
 }
 
-// newRestored is the file, and the states that the partitions had. All come to stand at one position: above it the log
-// begins anew.
+// newRestored makes the content of restoredFile for a snapshot, and reads the partitions' states. All partitions get the same
+// position, above which the new log stream begins.
 func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 	if m.Versions.Logic > engine.Logic {
 		return nil, nil, newerSnapshot(m)
@@ -161,7 +161,7 @@ func newerSnapshot(m *archive.Manifest) error {
 		engine.ErrRules, m.ID, m.Versions.Logic, m.Versions.TZData, rules.Logic, rules.TZData)
 }
 
-// states are those of the partitions as they go on.
+// states are the states with which the partitions go on, all at one position.
 func (r *restored) states(of [][]byte) []archive.State {
 	states := make([]archive.State, len(of))
 	for i := range of {
@@ -170,7 +170,7 @@ func (r *restored) states(of [][]byte) []archive.State {
 	return states
 }
 
-// reroute has pairs go into other partitions, or not go along. Some rooms of the snapshot are read twice.
+// reroute makes the restore route pairs to other partitions, or leave them out. Some rooms of the snapshot are read twice for that.
 func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Manifest, rerouting *engine.Reroute, into *archive.RestoreOptions) {
 	read := archive.Progress{Total: m.Totals().Raw}
 	for _, room := range rerouting.Rooms() {
@@ -197,7 +197,7 @@ func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Man
 	}
 }
 
-// scout reads what has to be known before the first pair can be routed, a few partitions at a time.
+// scout reads what must be known before the first pair can be routed, with a goroutine for each core.
 func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine.Reroute, read func(*archive.Block)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -253,7 +253,7 @@ func (r *restored) write(dir string) (err error) {
 	return f.Sync()
 }
 
-// readRestored gives nil where the data directory was not restored, or has been started since.
+// readRestored reads restoredFile. It returns nil if the data directory was not restored, or has been started since.
 func readRestored(dir string) (*restored, error) {
 	file := filepath.Join(dir, restoredFile)
 	b, err := os.ReadFile(file)
@@ -270,7 +270,7 @@ func readRestored(dir string) (*restored, error) {
 	return r, nil
 }
 
-// expect has the streams made as the snapshot needs them.
+// expect refuses options that do not fit the snapshot, and sets the number of partitions.
 func (r *restored) expect(o *Options) error {
 	switch {
 	case r.Prefix != o.Prefix:
@@ -282,8 +282,8 @@ func (r *restored) expect(o *Options) error {
 	return nil
 }
 
-// beginRestored has the log stream go on above the snapshot, at the first start. A log stream that has anything is
-// another service's, or that of the one that was saved, which would go on beside its own outputs.
+// beginRestored makes the log stream go on above the snapshot, at the first start. A log stream that holds records is
+// refused: it is another service's, or that of the service that was saved, whose output streams already have outputs.
 func (n *Node) beginRestored(ctx context.Context, r *restored, info streams.Info) error {
 	if info.Last != 0 && (info.Last != r.Position || info.First <= info.Last) {
 		return fmt.Errorf("node: the data directory was restored from a snapshot and needs streams of its own, but the log stream holds %d to %d; see docs/operations.md", info.First, info.Last)
@@ -302,5 +302,5 @@ func (n *Node) beginRestored(ctx context.Context, r *restored, info streams.Info
 	if err := os.Remove(filepath.Join(n.o.Data, restoredFile)); err != nil {
 		return err
 	}
-	return syncDir(n.o.Data) // were it there again after a loss of power, the log would be another service's
+	return syncDir(n.o.Data) // if the file came back after a power failure, the log would be taken for another service's
 }
