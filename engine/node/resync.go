@@ -13,17 +13,17 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// Pauses between two tries to resume a chain.
+// Pauses between two attempts to resume a chain.
 const (
 	resumePauseMin = 5 * time.Millisecond
-	resumePauseMax = time.Second            // where it is lost again and again
-	answerPauseMax = 100 * time.Millisecond // where the stream does not say how far it is
+	resumePauseMax = time.Second            // if the chain is lost again and again
+	answerPauseMax = 100 * time.Millisecond // if the stream does not say how far it is
 	ownerPause     = 10 * time.Millisecond  // until the claim has come back
 )
 
-// resync asks the output stream how far it is and resumes the chain from there; it tries until it
-// succeeds, the partition stops, or the node does. A chain that is lost again right after it was resumed
-// waits longer each time.
+// resync asks the output stream how far it is, and resumes the chain from there. It tries until it
+// succeeds, the partition stops or is no longer this node's, or the node stops. If the chain is lost again right after it
+// was resumed, the pause before the next attempt is longer each time.
 func (n *Node) resync(ctx context.Context, p *partition) {
 	p.out.Lock()
 	if time.Since(p.resumed) > resumePauseMax {
@@ -33,7 +33,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	p.pause = min(max(2*p.pause, resumePauseMin), resumePauseMax)
 	replicated := p.chain.Confirms()
 	p.out.Unlock()
-	var against time.Time // since when the stream speaks against the log
+	var against time.Time // since when the stream has contradicted the log
 	for {
 		if before > 0 && !pause(ctx, before) {
 			return
@@ -79,7 +79,7 @@ var (
 	errNotOwner = errors.New("node: the partition is not this node's")
 )
 
-// stillServing tells whether the chain is still this node's. If not, resyncing ends, and begins again with the next claim.
+// stillServing tells whether this node still serves the partition. If not, resyncing ends, and begins again after the next claim.
 func (p *partition) stillServing() bool {
 	p.out.Lock()
 	defer p.out.Unlock()
@@ -87,7 +87,7 @@ func (p *partition) stillServing() bool {
 	return p.serving
 }
 
-// owned is the epoch under which this node owns the partition, 0 if it does not or while its claim has not been applied. The
+// owned is the epoch under which this node owns the partition; 0 if it does not own it, or its claim has not been applied yet. The
 // caller holds mu.
 func (p *partition) owned() uint64 {
 	if p.owner.Epoch != p.machine.Epoch() {
@@ -96,11 +96,11 @@ func (p *partition) owned() uint64 {
 	return p.owner.Epoch
 }
 
-// resume brings a chain to the stream's end. What earlier owners published comes from records below this node's claim, which is
-// applied; so the machine knows every output that there can be, unless somebody has claimed since. A later owner published
-// only after its records were in the log. So if the stream has an output that the machine does not know, the node applies
-// what the log has by then, and judges the stream again. Meanwhile the partition may have become another's, and this node's
-// again: then what was found says nothing about the outputs that are held now, and epoch tells.
+// resume makes a chain go on after the stream's end. Earlier owners published outputs of records below this node's claim, which has
+// been applied. So the machine knows every output that there can be, unless another node has claimed since. That node publishes an
+// output only after its record is in the log. So if the stream has an output that the machine does not know, resume waits until
+// everything that the log has by then is applied, and judges the stream again. Meanwhile another node may have owned the partition, and
+// this one may own it again: then what was found says nothing about the outputs that are held now. The epoch shows that.
 func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.mu.Lock()
 	epoch, acked, stopped := p.owned(), p.machine.Acked(), p.stopped
@@ -153,8 +153,8 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// applyWhatIsLogged waits until the machines have applied what the log has now. With the embedded server that is the local log: a
-// refill may have published outputs of records that are there and not applied yet.
+// applyWhatIsLogged waits until the machines have applied what the log has now. With the embedded server that is the local log, because
+// a refill may have published outputs of records that are stored there and not applied yet.
 func (n *Node) applyWhatIsLogged(ctx context.Context) error {
 	if n.server != nil {
 		return n.reach(ctx, n.local.Last())
@@ -162,9 +162,8 @@ func (n *Node) applyWhatIsLogged(ctx context.Context) error {
 	return n.catchUp(ctx)
 }
 
-// judge finds the number of the last output in a stream that was asked for its end. Errors: errNotOwner when the
-// partition is no longer this node's by its claim at epoch, engine.ErrAhead, engine.ErrBehind with what was found, what
-// the stream answers.
+// judge finds the number of the last output in a stream. info and last are the stream's answers about its end. Errors: errNotOwner if
+// the partition is no longer this node's by its claim at epoch; engine.ErrAhead and engine.ErrBehind, with what was found; the stream's.
 func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, number uint64, err error) {
 	if f, err = n.findEnd(ctx, p, info, last, acked); err != nil {
 		return f, 0, err
@@ -179,14 +178,14 @@ func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info strea
 	return f, number, err
 }
 
-// resumeChain sets the chain to go on after an output. The caller holds mu.
+// resumeChain resumes the chain after an output, number, at the stream's last sequence. The caller holds mu.
 func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engine.Output, foreign uint64) {
 	p.out.Lock()
 	defer p.out.Unlock()
 	p.chain.Resume(lastSeq, number, outputs)
-	p.offered = number + uint64(len(outputs)) // replay may be ahead of the machine by what is stored but not applied
+	p.offered = number + uint64(len(outputs)) // a refill's replay may be ahead of the machine: by records that are stored but not applied
 	p.overdue = overdue{}
-	if len(outputs) == 0 { // else the first of them that is stored tells that it works
+	if len(outputs) == 0 { // otherwise the first ack shows that publishing works again
 		p.lostSince = time.Time{}
 	}
 	p.run++
@@ -201,12 +200,12 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 // finding is what an output stream holds at its end.
 type finding struct {
 	end     engine.StreamEnd
-	foreign uint64   // messages that are no outputs, without those that were counted before
+	foreign uint64   // how many foreign messages, without those that were counted before
 	missing []uint64 // outputs that a foreign message displaced
 	made    uint64   // the machine's newest output at that moment
 }
 
-// findEnd finds the last output in a stream. last is the stream's last message, or nil.
+// findEnd finds the last output in a stream. last is the stream's last message; nil: it has none.
 func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, err error) {
 	p.out.Lock()
 	counted, links := p.counted, n.server == nil && !p.chain.Confirms()
@@ -219,8 +218,8 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 	if err != nil || f.end.Number > 0 {
 		return f, err
 	}
-	// No output is left above what the log knows to be stored. If age can have removed them, they were ours; else they were
-	// lost in a power failure, after which the stream may still know its last sequence.
+	// No output is left above what the log knows to be stored. If age can have removed the messages there, they were outputs. Otherwise
+	// they were lost in a power failure, after which the stream may still know its last sequence.
 	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
 	gone := acked.Seq > 0 && acked.Seq <= info.Last && info.First > info.Last && !aged
 	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
@@ -229,7 +228,7 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 			return f, err
 		}
 	}
-	if gone { // somebody may also have purged a subject, or the stream
+	if gone { // by damage, or somebody purged a subject or the stream
 		n.log.Warn("the end of the output stream is gone: purged, or lost by damage", "partition", p.number, "up_to_sequence", acked.Seq)
 	}
 	if aged && info.First > acked.Seq+1 {
@@ -240,8 +239,8 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 	return f, nil
 }
 
-// walkBack goes back from the stream's end to the last message that is an output of this partition, no
-// further than to what the log knows to be stored, if the stream reaches that far.
+// walkBack goes back from the stream's end to the last message that is an output of this partition. It goes no
+// further back than to what the log knows to be stored, unless the stream ends before that.
 func (n *Node) walkBack(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked, counted uint64) (f finding, err error) {
 	f.end.LastSeq = info.Last
 	floor := acked.Seq
@@ -275,8 +274,8 @@ func (n *Node) walkBack(ctx context.Context, p *partition, info streams.Info, la
 	return f, nil
 }
 
-// survey reads all that the stream holds above what the log knows to be stored: the embedded server's streams and
-// replicated ones are written without links between the messages (engine/chain.go).
+// survey reads all that the stream holds above what the log knows to be stored. It is for the embedded server's streams and for
+// replicated ones, because chains do not link the messages there (engine/chain.go).
 func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
 	s := p.machine.Survey(info.First, info.Last)
@@ -296,7 +295,7 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	if err != nil {
 		return f, err
 	}
-	if from+found <= info.Last { // age may have taken what the survey takes for missing
+	if from+found <= info.Last { // what the survey takes for missing may have been removed by age
 		now, err := out.Info(ctx)
 		if err == nil && now.First > from {
 			err = fmt.Errorf("node: the output stream began at %d, and begins at %d", info.First, now.First)
@@ -309,8 +308,8 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	defer p.mu.Unlock()
 	f.end, f.missing = s.End(), s.Missing()
 	if len(s.Foreign) > 0 {
-		// Outputs in flight from before the loss may still arrive, after a foreign message and so at other sequences. An output that
-		// it displaced and that was taken for stored must not count as durable (heardForeign may come too late to say so).
+		// Outputs in flight from before the loss may still arrive, behind a foreign message and so at other sequences. An output that
+		// such a message displaced and that was taken for stored must not count as durable (heardForeign may come too late).
 		p.out.Lock()
 		p.chain.Watch(false)
 		p.settling = p.durable
@@ -324,8 +323,8 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	return f, nil
 }
 
-// replaceDisplaced publishes the outputs that foreign messages displaced after the stream's last sequence, one by one, and
-// returns the last sequence after that.
+// replaceDisplaced publishes, one by one, the outputs that foreign messages displaced. last is the stream's last sequence; the new one is
+// returned.
 func (n *Node) replaceDisplaced(ctx context.Context, p *partition, out *streams.OutStream, last uint64, missing []uint64) (uint64, error) {
 	for _, number := range missing {
 		var c streams.Chained
@@ -357,7 +356,7 @@ func (n *Node) replaceDisplaced(ctx context.Context, p *partition, out *streams.
 	return last, nil
 }
 
-// outputOf tells which output a message claims to be; number 0 if it does not have the shape of one.
+// outputOf tells which output a message claims to be; number 0 if it is not well-formed.
 func (n *Node) outputOf(m *streams.Message) (number uint64, trigger string) {
 	if number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64); err == nil && n.wellFormed(m) {
 		return number, m.Header.Get(carillon.HeaderTrigger)
@@ -376,14 +375,15 @@ func (n *Node) wellFormed(m *streams.Message) bool {
 }
 
 // refill publishes again what the stream lost and the machine no longer holds: replay from a checkpoint
-// makes the same outputs with the same numbers. Beyond the older checkpoint's reach the partition stops.
+// makes the same outputs with the same numbers. If not even the older checkpoint reaches back far enough, the partition stops,
+// unless the loss is accepted.
 func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, end engine.StreamEnd, behind error) error {
 	number := end.Number
 	if number == 0 {
 		p.mu.Lock()
 		acked := p.machine.Acked()
 		p.mu.Unlock()
-		// No output is left that could tell the number. So each missing sequence counts as an output: no foreign one is known there.
+		// No output is left that could tell the number. So each missing sequence counts as an output: no foreign message is known there.
 		number = acked.Output - min(acked.Output, acked.Seq-min(acked.Seq, end.LastSeq))
 	}
 	n.log.Warn("the output stream lost outputs; making them again", "partition", p.number, "stream", number, "reason", behind)
@@ -402,7 +402,7 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 	if p.owned() != epoch {
 		return errNotOwner
 	}
-	// Between the replay and now the machine may have made more.
+	// The machine may have made more since the replay.
 	made := number + uint64(len(again))
 	more, ok := p.machine.Outbox(made)
 	if !ok {
@@ -412,8 +412,8 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 	return nil
 }
 
-// resumeWithLoss has a chain go on with what the machine still holds. The outputs between those and number, the last that the stream
-// has, are lost, which was accepted.
+// resumeWithLoss resumes a chain with the outputs that the machine still holds. number is the last output that the stream has. The
+// outputs in between are lost, which was accepted.
 func (n *Node) resumeWithLoss(ctx context.Context, p *partition, epoch, lastSeq, number uint64) error {
 	n.log.Error("accepting that outputs are lost", "partition", p.number, "after_output", number)
 	if err := n.markLoss(ctx, p); err != nil {
@@ -431,9 +431,9 @@ func (n *Node) resumeWithLoss(ctx context.Context, p *partition, epoch, lastSeq,
 	return nil
 }
 
-// markLoss makes the partition put out the event of a command that does not exist. It tells readers of the stream that
-// something was lost or repeated here. It also tells the next start where the stream goes on: without it that start would stop
-// again. Until it is stored the node is not ready.
+// markLoss makes the partition publish an event: the rejection of a command whose verb does not exist. The event shows readers of the
+// stream that something was lost or repeated here. It also shows the next start where the stream goes on: without it that start would
+// stop again. Until the event is stored, the node is not ready.
 func (n *Node) markLoss(ctx context.Context, p *partition) error {
 	p.mu.Lock()
 	made := p.machine.Made()

@@ -21,12 +21,13 @@ type Ready struct {
 	Partitions int
 }
 
-// Run runs a node until ctx ends, then stops it cleanly: what it serves is handed over to others that can take
-// it, and a checkpoint is taken at the head of the log. ready is called each time the node begins to take jobs.
+// Run runs a node until ctx ends, then stops it cleanly: its partitions are handed over to other nodes that can take
+// them, and a checkpoint is taken at the head of the log. ready is called each time the node begins to take jobs.
 //
-// Run starts the node again in place, once that makes sense, after a full disk or a store that failed, when it could open no more files,
-// and when an external NATS cannot be reached, or takes smaller messages than it did; and with nothing, when the log has left it behind.
-// Any other error ends Run. Errors: those of Options.Validate, ErrDataInUse, ErrDataMoved, and the loud stops of docs/operations.md.
+// Run starts the node again in place after errors that may pass: a full disk, a store that failed, too many open files, an external NATS
+// that cannot be reached or takes smaller messages than before. It waits until the disk has room for firing. When the log has left
+// the node behind, it starts the node with nothing. Any other error ends Run. Errors: those of Options.Validate, ErrDataInUse,
+// ErrDataMoved, and the loud stops of docs/operations.md.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -45,7 +46,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	defer place.Close()
-	// What is left where beginAnew was interrupted.
+	// Remove what an interrupted beginAnew has left.
 	if err := os.RemoveAll(filepath.Join(o.Data, setAside)); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
@@ -59,17 +60,17 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	return r.run(ctx, httpURL, ready)
 }
 
-// runs are those of a node on one data directory, one after the other.
+// runs are the runs of a node on one data directory, one after the other.
 type runs struct {
 	o     Options
 	place *os.File // the data directory
 	web   *web
 	ran   bool // one of them has taken jobs
 
-	away, short trouble // while NATS is away; while the disk, or the files that may be open, are short
+	away, short trouble // NATS is away; the disk is full, or too many files are open
 }
 
-// run does for Run what comes again with each run.
+// run runs the node again and again, until ctx ends or an error does not pass.
 func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error {
 	for anew := false; ; {
 		n := newNode(r.o, r.place, r.web, anew)
@@ -108,11 +109,11 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 	}
 }
 
-// passes tells whether what has ended a run passes, and logs it if so.
+// passes tells whether the error that ended a run may pass, and logs it if so.
 func (r *runs) passes(err error) bool {
 	switch {
 	case errors.Is(err, errDisk):
-		// Once nats-server or Pebble met a full disk they stay as they are until they are started again.
+		// After a full disk, nats-server and Pebble do not work again until they are restarted.
 		r.short.tellFirst(1, r.o.Logger.Error, "stopped firing, waiting for the disk", "error", err)
 	case errors.Is(err, errNoFiles):
 		r.short.tellFirst(1, r.o.Logger.Error, "stopped firing, waiting for fewer open files", "error", err)
@@ -124,7 +125,7 @@ func (r *runs) passes(err error) bool {
 	return true
 }
 
-// waitForRoom waits a second, and for the disk's room to fire, before another run. It tells whether ctx still goes on.
+// waitForRoom waits, before another run, for a second and then until the disk has room for firing. It returns false when ctx ends first.
 func waitForRoom(ctx context.Context, o Options) bool {
 	for pause(ctx, time.Second) {
 		if free, err := freeBytes(o.Data); err == nil && free >= o.FreeForTicks {
@@ -134,7 +135,7 @@ func waitForRoom(ctx context.Context, o Options) bool {
 	return false
 }
 
-// hostOf is the address to listen on again: otherwise, with the port of the URL for clients, where there is one.
+// hostOf is the address to listen on again: that of otherwise, with the port of clientURL if it has one.
 func hostOf(clientURL, otherwise string) string {
 	u, err := url.Parse(clientURL)
 	if err != nil || u.Port() == "" {
@@ -147,14 +148,14 @@ func hostOf(clientURL, otherwise string) string {
 	return net.JoinHostPort(host, u.Port())
 }
 
-// ErrDataInUse is returned by Run when another process runs on the same data directory.
+// ErrDataInUse is returned by Run, SaveStopped and RestoreToTime when another process uses the data directory.
 var ErrDataInUse = errors.New("node: the data directory is in use by another process")
 
-// ErrDataMoved is returned by Run when the data directory's path no longer leads to it, as after it was renamed or unmounted: what
-// the engine has open is in the one directory, and what it opens next would be in another.
+// ErrDataMoved is returned by Run when the data directory's path no longer leads to it, as after it was renamed or unmounted: the files
+// that the engine has open are in one directory, and those that it opens next would be in another.
 var ErrDataMoved = errors.New("node: the data directory is no longer where it was at the start")
 
-// inPlace tells whether an open directory is where it was.
+// inPlace returns ErrDataMoved if an open directory is no longer at its path.
 func inPlace(dir *os.File) error {
 	opened, err := dir.Stat()
 	if err != nil {
@@ -170,8 +171,8 @@ func inPlace(dir *os.File) error {
 	return nil
 }
 
-// lockData takes the data directory for this process, restarts within it included, until the file is
-// closed or the process ends.
+// lockData locks the data directory for this process until the returned file is closed or the process ends. Run holds the
+// lock over all its runs.
 func lockData(dir string) (*os.File, error) {
 	f, err := filelock.Take(filepath.Join(dir, "carillon.lock"))
 	if errors.Is(err, filelock.ErrTaken) {

@@ -11,7 +11,7 @@ import (
 // SnapshotJobs are the jobs of a snapshot, to be put into a running service.
 type SnapshotJobs struct {
 	Manifest *archive.Manifest
-	Jobs     int // at most: completed ones whose time is over may be among them
+	Jobs     int // an upper bound: completed jobs whose retention is over may be counted
 
 	target archive.Target
 	states []*engine.SavedState
@@ -34,8 +34,8 @@ func OpenJobs(ctx context.Context, t archive.Target, id string) (*SnapshotJobs, 
 	return s, nil
 }
 
-// All yields the selected jobs with their states, one partition after the other, which is in memory meanwhile but for
-// what the jobs' specs say. Errors: yield's, *archive.Damage, engine.ErrCheckpoint, what the archive said.
+// All yields the selected jobs with their states, one partition after the other. While it reads a partition, it holds the selected jobs
+// of that partition in memory, without their specs. Errors: yield's, *archive.Damage, engine.ErrCheckpoint, the archive's.
 func (s *SnapshotJobs) All(ctx context.Context, only carillon.Selection, yield func(carillon.ImportJob) error) error {
 	for p, state := range s.states {
 		salvage := engine.NewSalvage(state, only)

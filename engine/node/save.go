@@ -17,25 +17,26 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// saveShare is the part of one core that a save may take beside firing. A node that takes a partition which another saved has it, too.
+// saveShare is the part of one core that a save may take beside firing. The same holds for a node that reads a partition which another
+// node saved for it.
 const saveShare = 0.5
 
 // progressEvery is how often a save in progress tells how far it is.
 const progressEvery = 250 * time.Millisecond
 
-// saving admits a node's saves, one at a time.
+// saving admits saves of one kind, one at a time: snapshots, or partitions for other nodes.
 type saving struct {
 	mu      sync.Mutex
-	ctx     context.Context // of the run; nil: none is taken
+	ctx     context.Context // of the run; nil: no save may begin
 	current *save
 }
 
 // save is one save, from the request until it has ended.
 type save struct {
-	id     string // the client's name for it; may be ""
+	id     string // the id of the client's request; may be ""
 	cancel context.CancelFunc
 	ended  chan struct{}
-	saved  bool // there is a snapshot; known once it has ended
+	saved  bool // the snapshot was saved; set before ended is closed
 
 	mu       sync.Mutex
 	progress carillon.SnapshotReply
@@ -48,7 +49,7 @@ func (s *saving) open(ctx context.Context) {
 	s.ctx = ctx
 }
 
-// close gives up the save in progress, and lets none begin.
+// close gives up the save in progress, and lets no other begin.
 func (s *saving) close() {
 	s.mu.Lock()
 	s.ctx = nil
@@ -82,7 +83,8 @@ func (s *saving) end(one *save) {
 	close(one.ended)
 }
 
-// cancel gives a save up and waits until it has ended. It fails if the snapshot was complete before that.
+// cancel gives a save up and waits until it has ended. Error: carillon.CodeNotFound if there is no save with this id, or the
+// snapshot was complete before it could be given up.
 func (s *saving) cancel(id string) error {
 	s.mu.Lock()
 	current := s.current
@@ -98,17 +100,17 @@ func (s *saving) cancel(id string) error {
 	return nil
 }
 
-// cancels is where nodes that share a NATS tell each other which save is to be given up.
+// cancels is the subject on which nodes that share a NATS tell each other which save to give up.
 func (n *Node) cancels() string { return n.o.Prefix + ".api.snapshot-cancel" }
 
-// hearCancels gives up this node's save when another node was asked to. The goroutine is for a save that is here, which takes a while
-// to end; mostly there is none.
+// hearCancels subscribes to requests that other nodes received: to give a save up. Each gets a goroutine, because a save takes a while to
+// end; mostly this node has no such save.
 func (n *Node) hearCancels() error {
 	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
 	return err
 }
 
-// apiSnapshot saves a snapshot, and says how far it is until it has ended.
+// apiSnapshot saves a snapshot, and reports its progress until it has ended. Or it gives one up.
 func (n *Node) apiSnapshot(c *call) error {
 	r, err := carillon.ParseSnapshot(c.Data())
 	if err != nil {
@@ -116,7 +118,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	}
 	if r.Cancel != "" {
 		if err := n.snapshots.cancel(r.Cancel); err != nil {
-			// Another node may be the one that saves. Who asked has the error, and may ask again.
+			// Another node may be the one that saves. The client gets the error all the same, and may ask again.
 			_ = n.nc.Publish(n.cancels(), []byte(r.Cancel))
 			return err
 		}
@@ -132,7 +134,7 @@ func (n *Node) apiSnapshot(c *call) error {
 		one.say(c)
 	}()
 	saved, where, err := n.save(ctx, &r, one)
-	cancelled := ctx.Err() != nil // before end, which cancels the context
+	cancelled := ctx.Err() != nil // looked at before end, which cancels the context
 	one.saved = err == nil
 	n.snapshots.end(one)
 	<-saying
@@ -150,7 +152,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	return saveRefusal(err)
 }
 
-// saveRefusal gives an error its code.
+// saveRefusal gives an error of a save the code for its client.
 func saveRefusal(err error) error {
 	var refused *carillon.Error
 	switch {
@@ -164,10 +166,10 @@ func saveRefusal(err error) error {
 	return &carillon.Error{Code: carillon.CodeInternal, Message: err.Error()}
 }
 
-// noPeers is JetStream's code (JSClusterNoPeersErrF) for a cluster of which too few servers are there to place a stream.
+// noPeers is JetStream's code (JSClusterNoPeersErrF) for a cluster with too few servers up to place a stream.
 const noPeers = 10005
 
-// mayBeBack tells whether an error is of NATS being away for now, or too much of it.
+// mayBeBack tells whether an error says that NATS, or too many of its servers, are away and may come back.
 func mayBeBack(err error) bool {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		return api.Code == 503 || api.ErrorCode == noPeers
@@ -175,7 +177,7 @@ func mayBeBack(err error) bool {
 	return errors.Is(unreachable(err), errUnreachable)
 }
 
-// say answers with the progress, until the save has ended.
+// say sends the progress to the client every progressEvery, until the save has ended.
 func (s *save) say(c *call) {
 	t := time.NewTicker(progressEvery)
 	defer t.Stop()
@@ -183,7 +185,7 @@ func (s *save) say(c *call) {
 		s.mu.Lock()
 		body := s.progress.AppendJSON(nil)
 		s.mu.Unlock()
-		_ = c.answer(body) // who does not hear it will ask again, or cancel
+		_ = c.answer(body) // a client that does not get it will ask again, or cancel
 		select {
 		case <-s.ended:
 			return
@@ -192,7 +194,7 @@ func (s *save) say(c *call) {
 	}
 }
 
-// save takes a checkpoint of every partition and writes it out.
+// save takes a checkpoint of every partition and writes them as a snapshot.
 func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save) (saved *archive.Saved, where string, err error) {
 	target, release, err := n.archive(ctx, r)
 	if err != nil {
@@ -232,12 +234,13 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 	return saved, target.String(), nil
 }
 
-// noRoomToSave is an error while a save that goes to the disk of the data directory would take room that firing will need.
+// noRoomToSave returns an error if a save goes to the disk of the data directory, and that has too little room for new jobs: the save
+// would take the room that firing needs.
 func (n *Node) noRoomToSave(r *carillon.SnapshotRequest) error {
 	if !n.refuseJobs.Load() {
 		return nil
 	}
-	here := n.server != nil // whose bucket is in the data directory
+	here := n.server != nil // the embedded server's buckets are in the data directory
 	if r.Dir != "" {
 		var err error
 		if here, err = streams.SameDisk(r.Dir, n.o.Data); err != nil {
@@ -250,13 +253,14 @@ func (n *Node) noRoomToSave(r *carillon.SnapshotRequest) error {
 	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB are free on the disk of the data directory: no snapshot is saved there", n.o.FreeForJobs>>20)}
 }
 
-// checkpointForSave takes a checkpoint of every partition, so that the snapshot has every command that was answered.
+// checkpointForSave takes a checkpoint of every partition that this node follows, so that the snapshot has every command that was
+// answered.
 func (n *Node) checkpointForSave(ctx context.Context) error {
 	if n.holdTicks.Load() {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no checkpoint is taken", n.o.FreeForTicks>>20)}
 	}
 	if err := n.checkpointAll(ctx); err != nil {
-		n.fail(passing(err)) // a checkpoint that was due would do the same
+		n.fail(passing(err)) // as after a regular checkpoint that fails
 		return err
 	}
 	if stopped := n.stoppedHere(); stopped > 0 {

@@ -13,16 +13,15 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// SaveOptions say how SaveStopped runs.
+// SaveOptions are the options of SaveStopped.
 type SaveOptions struct {
-	Recheck  bool                   // as archive.SaveOptions has it
-	Progress func(archive.Progress) // nil: not
+	Recheck  bool                   // see archive.SaveOptions
+	Progress func(archive.Progress) // may be nil
 }
 
-// SaveStopped saves a snapshot of a data directory that no process runs on. What its local log has beyond its
-// checkpoints is applied and checkpointed first, as a start would. Of a service that was killed, raw commands that
-// only the log stream had are not in it. Of o only Data and Logger count. Errors: ErrDataInUse, fs.ErrNotExist, those of
-// archive.Save.
+// SaveStopped saves a snapshot of a data directory that no process runs on. First it applies what the local log has beyond the
+// checkpoints, as a start would, and takes checkpoints. If the service was killed, raw commands that only the log stream had are
+// not in the snapshot. o needs only Data and Logger. Errors: ErrDataInUse, fs.ErrNotExist, those of archive.Save.
 func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOptions) (_ *archive.Saved, err error) {
 	if err := wantStores(o.Data); err != nil {
 		return nil, err
@@ -37,7 +36,7 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 		}
 	}
 	o = o.withDefaults()
-	o.Follow = FollowPlaced // it may have done
+	o.Follow = FollowPlaced // the data directory's node may have followed only what was placed on it
 	lock, err := lockData(o.Data)
 	if err != nil {
 		return nil, err
@@ -67,8 +66,8 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	return archive.Save(ctx, n.saved, t, save)
 }
 
-// openStopped opens the stores of a node that does not run: the job table of its data directory, and the local log that is in the data
-// directory log. Who has it closes it.
+// openStopped opens the stores of a node that does not run: the job table in o.Data, and the local log in the data directory log. The
+// caller must close the node.
 func openStopped(o Options, log string) (*Node, error) {
 	n := &Node{o: o, log: o.Logger, meters: newWeb().meters}
 	err := n.openJobs(nil)
@@ -90,8 +89,8 @@ func openLogIn(data string, logger *slog.Logger) (*wal.Store, error) {
 	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
 }
 
-// wantStores refuses a data directory that has not both of its stores: opening would make them. Without the log, what it has
-// beyond the checkpoints would be missing without a word; only one that was restored has none before its first start.
+// wantStores returns an error if a data directory lacks one of its stores, because opening it would make it. With a new log, what the
+// lost one had beyond the checkpoints would be missing unnoticed. Only a directory that was restored has no log before its first start.
 func wantStores(data string) error {
 	if _, err := os.Stat(filepath.Join(data, "jobs")); err != nil {
 		return err

@@ -34,7 +34,7 @@ func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t arch
 	return b, release, nil
 }
 
-// keepsObjects refuses a bucket that forgets what is in it: a snapshot uses blocks that older ones brought.
+// keepsObjects refuses a bucket that drops its objects after some time, because a snapshot uses blocks that older snapshots wrote.
 func keepsObjects(ctx context.Context, b *archive.Bucket) error {
 	ttl, err := b.TTL(ctx)
 	if err == nil && ttl > 0 {
@@ -46,12 +46,12 @@ func keepsObjects(ctx context.Context, b *archive.Bucket) error {
 	return err
 }
 
-// codeMaxBytesRequired is JetStream's error code where an account may have no stream without a bound of bytes. No engine can know how
-// large a bucket will become, and JetStream sets the bound aside from the account's limit at once.
+// codeMaxBytesRequired is JetStream's error code for an account in which every stream must have a bound of bytes. The engine sets none,
+// because it cannot know how large a bucket will become, and JetStream reserves the bound from the account's limit at once.
 const codeMaxBytesRequired = 10113
 
-// bucket opens a bucket, and makes it where there is none. It has a connection of its own: triggers wait for what goes over the
-// engine's.
+// bucket opens a bucket, and makes it if there is none. It uses a connection of its own, because on the engine's connection triggers would
+// wait behind it.
 func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *archive.Bucket, release func(), err error) {
 	var nc *nats.Conn
 	if n.server != nil {
@@ -74,7 +74,7 @@ func (n *Node) bucket(ctx context.Context, o jetstream.ObjectStoreConfig) (b *ar
 	return archive.NewBucket(o.Bucket, js, store), nc.Close, nil
 }
 
-// objectStore opens the store of a bucket, and makes it where there is none.
+// objectStore opens the object store of a bucket, and makes it if there is none.
 func (n *Node) objectStore(ctx context.Context, js jetstream.JetStream, o jetstream.ObjectStoreConfig) (jetstream.ObjectStore, error) {
 	store, err := js.ObjectStore(ctx, o.Bucket)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -92,7 +92,8 @@ func (n *Node) objectStore(ctx context.Context, js jetstream.JetStream, o jetstr
 	return store, err
 }
 
-// checkArchiveDir refuses a directory that is somebody else's: any client may ask, and this process writes.
+// checkArchiveDir refuses a directory that is not an archive, or not a place for one: any client may name one, and this process writes
+// there with its own rights.
 func (n *Node) checkArchiveDir(dir string) error {
 	refuse := func(format string, args ...any) error {
 		return &carillon.Error{Code: carillon.CodeInvalidField, Field: "dir", Message: fmt.Sprintf(format, args...)}
@@ -113,7 +114,7 @@ func (n *Node) checkArchiveDir(dir string) error {
 	return nil
 }
 
-// liesIn tells whether a path is a directory or lies in it, whatever symbolic links lead there.
+// liesIn tells whether path is dir or lies in it, symbolic links resolved.
 func liesIn(path, dir string) (bool, error) {
 	path, err := behindLinks(path)
 	if err != nil {
@@ -126,7 +127,7 @@ func liesIn(path, dir string) (bool, error) {
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)), nil
 }
 
-// behindLinks is the absolute path without symbolic links, of something that need not be there yet.
+// behindLinks resolves a path to an absolute one without symbolic links. Its last elements need not exist yet.
 func behindLinks(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// maxSelections bounds the selections in progress, each of which has hundreds of commands under way.
+// maxSelections bounds the selections in progress, each of which has up to 256 commands in progress.
 const maxSelections = 16
 
 // apiSelection carries a command out on each job of a selection. It is not one transaction: each job is
@@ -36,7 +36,7 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 	counts, err := n.commandEach(here, verb, &s)
 	work.Wait()
 	if err := cmp.Or(err, failed); err != nil {
-		return err // the selection was not seen whole
+		return err // the counts would not be of the whole selection
 	}
 	addCounts(&counts, &elsewhere)
 	return c.answer(counts.AppendJSON(nil))
@@ -76,5 +76,5 @@ func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Sele
 		}
 	}
 	work.Wait()
-	return counts, readable(ps) // else they were not seen whole
+	return counts, readable(ps) // an error means that jobs may have been missed
 }

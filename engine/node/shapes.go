@@ -8,12 +8,12 @@ import (
 	"sync"
 )
 
-// shapes are the streams that somebody has edited so that a start would be refused: what is put is refused by now, maybe, or lost, and
-// nothing else says why. The log is looked at once a second, and one output stream.
+// shapes are the streams that somebody has edited so that a start would be refused. Commands or outputs may already be refused or lost,
+// and nothing else says why. Each second the log stream is looked at, and one of the output streams in turn.
 type shapes struct {
 	mu    sync.Mutex
-	wrong map[string]string // what, by stream
-	next  int               // partition whose stream is looked at
+	wrong map[string]string // what is wrong, by stream
+	next  int               // partition whose output stream is looked at next
 }
 
 func (s *shapes) note(stream, wrong string) {

@@ -14,8 +14,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// maxStatuses bounds the statuses that are put together at a time. Each looks at every partition: thousands of them had ticks and
-// commands wait behind them for each one's lock.
+// maxStatuses bounds the statuses that are made at a time. Each takes every partition's locks: without the bound, ticks and commands
+// waited for these locks behind thousands of statuses.
 const maxStatuses = 32
 
 func (n *Node) apiStatus(c *call) error {
@@ -39,7 +39,7 @@ func (n *Node) apiStatus(c *call) error {
 			there[view.Follower(p.number)] = append(there[view.Follower(p.number)], p)
 		}
 	}
-	delete(there, "") // of these nobody can tell
+	delete(there, "") // nobody follows these
 	err := n.askPartitions(there, func(p carillon.PartitionStatus) {
 		if p.Partition >= 0 && p.Partition < len(s.Partitions) {
 			s.Partitions[p.Partition] = p
@@ -52,7 +52,8 @@ func (n *Node) apiStatus(c *call) error {
 	return c.answer(s.AppendJSON(nil))
 }
 
-// partitionStatus tells of a partition as this node knows it; of one that it does not follow, who serves it.
+// partitionStatus returns the status of a partition as this node knows it. Of a partition that it does not follow it knows only which
+// nodes serve it and stand by.
 func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.PartitionStatus {
 	now, head := n.clock.ms(), n.head.Load()
 	p.mu.Lock()
@@ -96,11 +97,11 @@ func (n *Node) partitionStatus(p *partition, view cluster.View) carillon.Partiti
 }
 
 const (
-	lostTooLong = 3 * time.Second // a chain may be lost for so long before that makes the node unready
-	aheadTooFar = 3 * time.Second // so may a partition be ahead of the clock
+	lostTooLong = 3 * time.Second // how long a chain may be lost before the node is unready
+	aheadTooFar = 3 * time.Second // how far a partition may be ahead of the clock before the node is unready
 )
 
-// problems says why the node is not ready; nothing when it is.
+// problems says why the node is not ready; nil if it is.
 func (n *Node) problems() []string {
 	var list []string
 	if !n.nc.IsConnected() {
@@ -142,7 +143,7 @@ func (n *Node) problems() []string {
 	return list
 }
 
-// problem says why a partition makes the node unready; nothing when it does not.
+// problem says why a partition makes the node unready; "" if it does not.
 func (n *Node) problem(p *partition) string {
 	stopped := p.whyStopped()
 	p.out.Lock()
@@ -152,7 +153,7 @@ func (n *Node) problem(p *partition) string {
 		return fmt.Sprintf("partition %d stopped: %v", p.number, stopped)
 	case n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number)) && p.follows.Load():
 		return fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number)
-	case p.serving && p.marker > p.chain.Stored().Output: // else who serves it puts that out
+	case p.serving && p.marker > p.chain.Stored().Output: // if another node serves the partition, that one publishes the marker
 		return fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number)
 	case !p.lostSince.IsZero() && time.Since(p.lostSince) > lostTooLong:
 		problem := fmt.Sprintf("partition %d has not been able to publish for %s", p.number, time.Since(p.lostSince).Round(time.Second))
@@ -164,7 +165,8 @@ func (n *Node) problem(p *partition) string {
 	return ""
 }
 
-// ahead says that a partition of this node is ahead of the clock, which was set back: nothing else shows that it waits.
+// ahead says that a partition of this node is ahead of the clock, which was set back; "" if it is not. Nothing else shows why nothing
+// fires.
 func (n *Node) ahead(p *partition) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,12 +7,13 @@ import (
 	"sync"
 )
 
-// stopped are streams of the embedded server that take nothing more, such as a topic queue's, since a file of theirs could not be
-// written once. The log stream is not among them: for it a node starts again. For one of these all others would stand still.
+// stopped are streams of the embedded server, such as a topic queue's, that store nothing more because one of their files could not be
+// written once. The log stream is not among them: if it stops, the node starts again. For one of the others it does not, because all
+// other streams would stand still meanwhile.
 type stopped struct {
 	mu   sync.Mutex
 	seen map[string]string // what is wrong, by stream, at the latest look
-	both map[string]string // and at the one before: a stream that is just being made or removed is there in part
+	both map[string]string // what was wrong at the look before, too: a stream that is just being made or removed is incomplete
 }
 
 func (s *stopped) look(ill map[string]string) {

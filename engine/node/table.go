@@ -5,13 +5,13 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// table is a partition's part of the job table, which its machine reads: the newest checkpoint at any time. What it
-// has opened stays open, since opening costs more than a lookup does. The partition's mu guards it.
+// table is a partition's part of the job table, from which its machine reads: always the newest checkpoint. The view that it
+// has opened stays open, because opening one costs more than a lookup. The partition's mu guards it.
 type table struct {
 	saved  *snapshot.Table
 	number uint16
 	view   *snapshot.View // nil: none is open
-	used   bool           // since the last call of renewIdle
+	used   bool           // something was read since the last call of renewIdle
 	closed bool
 }
 
@@ -28,14 +28,15 @@ func (t *table) open() (*snapshot.View, error) {
 	return t.view, err
 }
 
-// renew has the next read open the newest checkpoint. It returns the view that was open, or nil, which the caller closes once the
-// partition goes on: closing it can wait for Pebble to write its manifest.
+// renew makes the next read open the newest checkpoint. It returns the view that was open, or nil. The caller must close that view, and
+// should do so without mu, because closing it can wait for Pebble to write its manifest.
 func (t *table) renew() (before *snapshot.View) {
 	before, t.view = t.view, nil
 	return before
 }
 
-// renewIdle is renew if nobody has read since the last call: what is open keeps files that compactions have replaced.
+// renewIdle is renew if nothing was read since the last call, and else returns nil: an open view keeps files that compactions have
+// replaced.
 func (t *table) renewIdle() (before *snapshot.View) {
 	if t.used {
 		t.used = false

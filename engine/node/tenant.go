@@ -11,28 +11,28 @@ import (
 
 // Tenants
 //
-// What a NATS user may do is a matter of whole tokens: no right and no mapping means "job ids that begin with acme:"
-// (TestNoPartialTokens). So a tenant has subjects of its own, <prefix>.tenant.<tenant>.<verb>, and is who may publish
-// there: in a nats-server whose accounts map a tenant's <prefix>.api.> to them, clients need not know. The engine
-// holds what comes that way to the tenant's job ids, <tenant>:…, and topics, <tenant> and <tenant>.….
+// The rights of a NATS user are for whole tokens of a subject: no right and no mapping can express "job ids that begin with acme:"
+// (TestNoPartialTokens). So a tenant has subjects of its own, <prefix>.tenant.<tenant>.<verb>. Whoever may publish there is
+// the tenant. If nats-server maps a tenant's <prefix>.api.> to them in the tenant's account, clients need not know about this. The
+// engine allows requests on these subjects only the tenant's job ids, <tenant>:…, and topics, <tenant> and <tenant>.….
 //
-// Commands without a request, <prefix>.cmd.>, and what is about the whole service are not for tenants.
+// Raw commands (<prefix>.cmd.>) and requests about the whole service are not for tenants.
 
-// tenants are the endpoints that they have, too.
+// tenants are the endpoints that tenants have, too.
 var tenants = map[string]bool{
 	"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true, "list": true, "preview": true, "import": true,
 	"delete-selection": true, "pause-selection": true, "resume-selection": true,
 }
 
-// tenantName has no ':', which ends a tenant in a job id, so no tenant's ids are another's.
+// tenantName allows no ':', which ends the tenant's name in a job id. So no job id belongs to two tenants.
 var tenantName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// split takes a request's subject apart: <prefix>.api.<verb>[.<job>] or <prefix>.tenant.<tenant>.<verb>[.<job>]; between nodes
-// the same behind <prefix>.node.<name>, or <prefix>.node.<name>.<verb>[.<rest>].
+// split takes a request's subject apart. It is <prefix>.api.<verb>[.<job>] or <prefix>.tenant.<tenant>.<verb>[.<job>]. Between nodes it
+// is one of these with <prefix>.node.<name> in place of <prefix>, or <prefix>.node.<name>.<verb>[.<rest>].
 func (c *call) split(prefix string) error {
 	rest := strings.TrimPrefix(c.Subject(), prefix+".")
 	room, rest, _ := strings.Cut(rest, ".")
-	if room == "node" { // from another node, which passes it on or asks for itself
+	if room == "node" { // from another node, which passes a client's request on, or has one of its own
 		c.passed = true
 		_, rest, _ = strings.Cut(rest, ".")
 		if !strings.HasPrefix(rest, "api.") && !strings.HasPrefix(rest, "tenant.") {
@@ -54,7 +54,7 @@ func (c *call) split(prefix string) error {
 	return nil
 }
 
-// mayID tells whether a job id is the tenant's.
+// mayID returns an error if a job id is not the tenant's.
 func (c *call) mayID(id string) error {
 	if c.tenant == "" || strings.HasPrefix(id, c.tenant+":") {
 		return nil
@@ -65,7 +65,7 @@ func (c *call) mayID(id string) error {
 	}
 }
 
-// mayPut tells whether a job is the tenant's with all that it brings about.
+// mayPut returns an error if a job's id or topic is not the tenant's.
 func (c *call) mayPut(job *carillon.Job) error {
 	if err := c.mayID(job.ID); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (c *call) mayPut(job *carillon.Job) error {
 	}
 }
 
-// within narrows a selection to the tenant's jobs.
+// within narrows a selection to the tenant's jobs, or returns an error if it is for others.
 func (c *call) within(s *carillon.Selection) error {
 	if c.tenant == "" {
 		return nil

@@ -10,12 +10,13 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// syncPause is how often the outputs of a partition are made durable, one after the other and evenly spread. While the disk
-// takes what one of them stored, the local log's own fsync waits, and with it the next tick: that much is there to be
-// published. What all of them stored, or one in a whole second of full drain, would hold it up for longer.
+// syncPause is the time between two syncs of a partition's outputs. The partitions are synced one after the other, evenly
+// spread. While the disk writes the outputs of one of them, the local log's fsync waits, and with it the next tick. There are
+// enough outputs to publish meanwhile. The outputs of all partitions, or of one in a whole second of full drain, would take longer.
 const syncPause = 250 * time.Millisecond
 
-// tend starts what is done on a timer: it makes outputs durable, watches the disk, takes checkpoints.
+// tend starts what is done on a timer: it makes outputs durable, watches the disk and the streams, takes checkpoints, and brings
+// jobs into memory.
 func (n *Node) tend(ctx context.Context) {
 	if n.server != nil {
 		n.work.Go(func() { n.syncing(ctx) })
@@ -29,8 +30,8 @@ func (n *Node) tend(ctx context.Context) {
 	n.work.Go(func() { n.every(ctx, residenceLook, n.reside) })
 }
 
-// heedStores ends the run when a store has failed. Pebble writes in the background as well, and whoever uses the store
-// next may be long in coming.
+// heedStores ends the run when a store has failed. Pebble also writes in the background, and it may be long until anybody uses the
+// store again.
 func (n *Node) heedStores(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -41,7 +42,7 @@ func (n *Node) heedStores(ctx context.Context) {
 	}
 }
 
-// every does something again and again until ctx ends, with a pause of d before each time. An error ends the run.
+// every calls do again and again until ctx ends, with a pause of d before each call. An error ends the run.
 func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Context) error) {
 	for pause(ctx, d) {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
@@ -51,7 +52,7 @@ func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Conte
 	}
 }
 
-// syncing makes durable what the embedded server stores of the partitions' outputs.
+// syncing makes the outputs durable that the embedded server has stored, until ctx ends.
 func (n *Node) syncing(ctx context.Context) {
 	began, next := time.Now(), make([]time.Time, len(n.partitions))
 	for ctx.Err() == nil {
@@ -73,9 +74,9 @@ func (n *Node) syncing(ctx context.Context) {
 	}
 }
 
-// nextSync is when a partition that was looked at just now is looked at again. If its outputs were synced, that is a whole pause from
-// now, however long it took. If there were none, it is at the next multiple of the pause since the start, together with all others
-// that have none: so an engine at rest is woken up once for all of them.
+// nextSync is when to look again at a partition that was looked at just now. If its outputs were synced, that is a whole syncPause from
+// now, however long the sync took. If there were none, it is at the next multiple of syncPause since the start, together with all other
+// partitions without outputs: so an idle engine wakes once for all of them.
 func nextSync(began, now time.Time, synced bool) time.Time {
 	if synced {
 		return now.Add(syncPause)
@@ -83,9 +84,9 @@ func nextSync(began, now time.Time, synced bool) time.Time {
 	return began.Add(now.Sub(began).Truncate(syncPause) + syncPause)
 }
 
-// syncOutputs makes what was stored of a partition's outputs durable, if anything was. That counts from the next call's sync on:
-// by then the word about a foreign message before it has come, if there was one; and a stream that acknowledges before it
-// writes has written.
+// syncOutputs syncs a partition's outputs, if any were stored since they were last durable. What was stored before a sync counts as
+// durable only after the next call's sync. By then the node has heard of any foreign message before it, and a stream that acknowledges
+// before it writes has written.
 func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool, err error) {
 	p.out.Lock()
 	settled := p.settling
@@ -100,12 +101,12 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 		return true, passing(err)
 	}
 	p.out.Lock()
-	if p.settling.Output < settled.Output { // it was found out meanwhile that less is there
+	if p.settling.Output < settled.Output { // meanwhile it turned out that less is stored
 		settled = p.settling
 	}
 	more := settled.Output > p.durable.Output
 	p.durable = settled
-	if !p.chain.Lost() { // what a lost one believed need not be so
+	if !p.chain.Lost() { // what a lost chain took for stored may not be
 		p.settling = p.chain.Stored()
 	}
 	p.out.Unlock()
@@ -115,11 +116,12 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 	return true, nil
 }
 
-// freeBytes is the room on a directory's disk.
+// freeBytes is how many bytes are free on a directory's disk.
 var freeBytes = streams.FreeBytes
 
-// watchDisk keeps an eye on the room that is left, and on whether the log could be written: with no tick due for long, nobody else
-// finds out. Nothing waits for it: a disk that stands still may not answer, and others are to hear of that (stuck).
+// watchDisk looks how much room is left, whether the data directory is still in place, and whether the embedded server could write its
+// streams: while no tick is due, nothing else would find out. It has a goroutine of its own, because a disk that does not answer may
+// block it, and watch and the beats must go on.
 func (n *Node) watchDisk(context.Context) error {
 	if err := inPlace(n.place); err != nil {
 		return err
@@ -148,7 +150,7 @@ func (n *Node) watchDisk(context.Context) error {
 	return nil
 }
 
-// watch keeps an eye on the log stream and on whether ticks come back.
+// watch looks how full the log stream is, and whether ticks come back, and tells the web server the node's problems.
 func (n *Node) watch(ctx context.Context) error {
 	if info, err := n.lookAtLog(ctx); err == nil {
 		n.head.Store(max(info.Last, n.applied.Load()))
@@ -156,8 +158,8 @@ func (n *Node) watch(ctx context.Context) error {
 	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
 		return fmt.Errorf("%w: the log stream has not answered for %s", errDisk, deadAfter)
 	}
-	// A stream of the embedded server that once could not be written stays dead until the server is
-	// started again, and does not answer.
+	// A stream of the embedded server that could not be written once does not answer until the server is
+	// started again.
 	if n.server != nil && (n.ticking.silent(time.Now()) > tickTimeout || n.chainLost()) {
 		if err := n.server.Health(); err != nil {
 			return fmt.Errorf("%w: %w", errDisk, err)
@@ -167,8 +169,8 @@ func (n *Node) watch(ctx context.Context) error {
 	return nil
 }
 
-// tellDisk has every reader refuse new jobs, or take them again, where that is not what the log says. It
-// is asked again until the word has come back.
+// tellDisk makes every reader refuse new jobs, or take them again: each partition that this node owns gets a record, if its machine does
+// not know the disk's state yet. The record is sent again with each call until it has come back.
 func (n *Node) tellDisk() {
 	low := n.refuseJobs.Load()
 	for _, p := range n.partitions {
@@ -176,13 +178,13 @@ func (n *Node) tellDisk() {
 		st, epoch := p.machine.Stats(), p.owner.Epoch
 		p.mu.Unlock()
 		if epoch != 0 && epoch == st.Epoch && st.DiskLow != low {
-			// A refusal is seen by the record that does not come.
+			// An error needs no care: while the record does not come back, it is sent again.
 			_ = n.streams.Log.PublishAsync(n.layout.LogSubject(p.number, "disk"), nil, engine.Disk{Epoch: epoch, Low: low}.Encode(), nil)
 		}
 	}
 }
 
-// lookAtLog asks the log stream how full it is.
+// lookAtLog asks the log stream what it holds, and passes the answer to all that need it.
 func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	read, asked := n.filling.bytes(), time.Now()
 	info, err := n.streams.Log.Info(ctx)
@@ -191,7 +193,7 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 		n.shapes.note(n.streams.Log.Name(), info.Wrong)
 		n.clock.measured(asked, time.Now(), info.Now)
 		n.logAnswered(n.clock.running())
-		n.bell.Ring() // what it sleeps for may be due by now
+		n.bell.Ring() // by the clock as it is now known, something may be due
 	}
 	return info, err
 }
@@ -204,7 +206,7 @@ func (n *Node) logAnswered(now time.Duration) {
 	n.logHeard.Store(int64(now))
 }
 
-// chainLost tells whether a partition of this node cannot publish now.
+// chainLost tells whether the chain of any partition is lost.
 func (n *Node) chainLost() bool {
 	for _, p := range n.partitions {
 		p.out.Lock()

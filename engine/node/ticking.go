@@ -24,14 +24,14 @@ const (
 
 // ticking knows the node's ticks that are on their way, and how long ticks take.
 //
-// Mostly that is one tick, which comes back within milliseconds. If it does not, because the log's leader died or the network is
-// slow, others follow it. With only one tick at a time, whatever comes due after it was sent would have to wait until it is missed, and
-// then for the next one to come back. To append a tick twice does no harm.
+// Mostly there is only one, which comes back within milliseconds. If it does not, because the log's leader died or the network is
+// slow, others follow it. With only one tick at a time, whatever comes due after it was sent would have to wait until that tick counts
+// as lost, and then for the next one to come back. A tick that is appended twice does no harm.
 type ticking struct {
 	mu     sync.Mutex
 	away   []sentTick // on their way, oldest first; when one comes back, those before it are forgotten
 	ended  bool       // no more are sent
-	rested bool       // all that was due is applied: no tick is waited for
+	rested bool       // everything that was due is applied: no tick is waited for
 	since  time.Time  // since when ticks have been sent and none has come back
 	round  float64    // smoothed round trip, ms
 	spread float64    // smoothed deviation, ms
@@ -42,13 +42,13 @@ type sentTick struct {
 	at     time.Time
 	to     int64  // with epoch, what it is recognized by when it comes back
 	epoch  uint64 // of its first partition
-	failed error  // why it is not stored, or streams.ErrTimeout where that is not known
+	failed error  // why it is not stored; streams.ErrTimeout: it may be stored all the same; nil: no error yet
 }
 
 // lost tells whether a tick is known not to be stored.
 func (s *sentTick) lost() bool { return s.failed != nil && !errors.Is(s.failed, streams.ErrTimeout) }
 
-// newest is the one sent last; nil: none is on its way. Its caller holds mu.
+// newest is the tick that was sent last; nil: none is on its way. Its caller holds mu.
 func (t *ticking) newest() *sentTick {
 	if len(t.away) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (t *ticking) newest() *sentTick {
 	return &t.away[len(t.away)-1]
 }
 
-// until is when another tick may go out; in the past where one may at once.
+// until is when another tick may be sent; it is in the past if one may be sent at once.
 func (t *ticking) until() time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,7 +70,7 @@ func (t *ticking) until() time.Time {
 	}
 }
 
-// fail notes that the tick which was sent then was refused, or was not answered.
+// fail notes that the tick that was sent at a time was refused, or was not acknowledged.
 func (t *ticking) fail(sent time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,12 +79,12 @@ func (t *ticking) fail(sent time.Time, err error) {
 	}
 }
 
-// index finds the tick that was sent then; -1: it is not waited for any more. Its caller holds mu.
+// index finds the tick that was sent at a time; -1: it is no longer kept track of. Its caller holds mu.
 func (t *ticking) index(sent time.Time) int {
 	return slices.IndexFunc(t.away, func(s sentTick) bool { return s.at == sent })
 }
 
-// start notes that a tick goes out, and tells whether it may: not after end.
+// start notes that a tick is sent, and tells whether it may be: not after end.
 func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +102,7 @@ func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	return true
 }
 
-// end lets no more ticks go out, and tells whether one is on its way that may be stored.
+// end lets no more ticks be sent, and tells whether one is on its way that may be stored.
 func (t *ticking) end() (away bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,14 +117,14 @@ func (t *ticking) abort() {
 	t.away = t.away[:0]
 }
 
-// rest notes that all that was due is applied: no tick is waited for. Ticks that were lost are forgotten; the others may still be stored.
+// rest notes that everything that was due is applied, so no tick is waited for. Lost ticks are forgotten; the others may still be stored.
 func (t *ticking) rest() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.away, t.rested = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() }), true
 }
 
-// ours tells whether a tick read from the log is one that is on its way, and when that was sent.
+// ours tells whether a record from the log is one of the ticks on their way, and when that was sent.
 func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
 	if len(e.Ticks) == 0 {
 		return time.Time{}, false
@@ -139,7 +139,7 @@ func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
 	return time.Time{}, false
 }
 
-// back notes that the tick that was sent then has come back.
+// back notes that the tick that was sent at a time has come back.
 func (t *ticking) back(sent, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,7 +159,7 @@ func (t *ticking) refused() error {
 	return nil
 }
 
-// silent is for how long ticks have gone unanswered; 0 where the latest was refused, or none is waited for.
+// silent is for how long ticks have not come back; 0 if the latest was refused, or none is waited for.
 func (t *ticking) silent(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,7 +169,7 @@ func (t *ticking) silent(now time.Time) time.Duration {
 	return now.Sub(t.since)
 }
 
-// fruitless is for how long ticks have been sent without one coming back; 0 where the log has no room, as it has for no node then.
+// fruitless is like silent, but it counts refused ticks, too. It is 0 if the log has no room, because then no node's ticks come back.
 func (t *ticking) fruitless(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

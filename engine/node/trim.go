@@ -22,8 +22,8 @@ func (n *Node) needs() uint64 {
 	return needs
 }
 
-// trim cuts the log, here and in the stream, below the older checkpoint of every partition; in the stream no further
-// than other nodes need it.
+// trim cuts the local log and the log stream below the older checkpoint of every partition. KeepLog keeps more of the local log, and the
+// log stream is not cut beyond what other nodes need.
 func (n *Node) trim(ctx context.Context) error {
 	n.logKept.Lock()
 	defer n.logKept.Unlock()
@@ -48,12 +48,13 @@ func (n *Node) trim(ctx context.Context) error {
 	return nil
 }
 
-// needed is the first record that the older checkpoints need, or what is about to be followed; 0 while a partition has no
-// older checkpoint.
+// needed is the first record that is needed by the older checkpoints, or for a partition that is being taken or given up; 0 while a
+// followed partition has no older checkpoint.
 func (n *Node) needed() (uint64, error) {
 	oldest := n.applied.Load()
 	for _, p := range n.partitions {
-		// Who gives one up says first what is needed, and who takes one says last that nothing is any more.
+		// giveUp sets needs before it clears follows, and follow clears needs after it has set follows. So one of the two reads of
+		// needs sees it, or follows is true.
 		before, follows, after := p.needs.Load(), p.follows.Load(), p.needs.Load()
 		for _, wanted := range []uint64{before, after} {
 			if wanted > 0 {
@@ -75,7 +76,7 @@ func (n *Node) needed() (uint64, error) {
 	return oldest + 1, nil
 }
 
-// kept is the first record at or below needed that is younger than KeepLog.
+// kept is the first record that the local log should keep: the first one younger than KeepLog, and needed at most.
 func (n *Node) kept(needed uint64) (uint64, error) {
 	if n.o.KeepLog == 0 || n.refuseJobs.Load() {
 		return needed, nil
@@ -88,7 +89,7 @@ func (n *Node) kept(needed uint64) (uint64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if at >= since || seq >= high { // holes up to there take no space
+		if at >= since || seq >= high { // seq >= high: no records in between, so a lower high keeps no more
 			high = middle
 		} else {
 			low = seq + 1
@@ -97,10 +98,11 @@ func (n *Node) kept(needed uint64) (uint64, error) {
 	return low, nil
 }
 
-// errFound ends a read of the log.
+// errFound ends a read of the log early.
 var errFound = errors.New("node: found")
 
-// timeFrom is the timestamp of the first record of the local log from a sequence on, unix ms, and its sequence.
+// timeFrom returns the timestamp (unix ms) and the sequence of the local log's first record at a sequence or above; the greatest values
+// if there is none.
 func (n *Node) timeFrom(from uint64) (ms int64, seq uint64, err error) {
 	ms, seq = math.MaxInt64, math.MaxUint64
 	err = n.local.Read(from, func(stored wal.Record) error {
@@ -117,13 +119,13 @@ func (n *Node) timeFrom(from uint64) (ms int64, seq uint64, err error) {
 	return ms, seq, err
 }
 
-// knowsOthers tells whether this node knows who else needs the log.
+// knowsOthers tells whether this node knows which other nodes need the log.
 func (n *Node) knowsOthers() bool { return n.server != nil || len(n.view().Members) > 0 }
 
-// neededElsewhere is the position above which other nodes still need the log. A node that died is waited for ten
-// minutes and until the stream is half full, one that lives but lags until requests have to wait for room: the log is
-// never held for ever. A node that comes too late begins with nothing (beginAnew). But for each partition that this
-// node does not follow, it is kept for one follower in all cases. While it is not known who is there, all of the log is needed.
+// neededElsewhere is the position above which other nodes still need the log. What a dead node needs is kept for ten
+// minutes, and until the stream is half full; what a live node that lags needs, until requests have to wait for room (three quarters).
+// So the log does not wait for them for ever; a node that comes too late begins with nothing (beginAnew). But for each partition
+// that this node does not follow, what one follower needs is always kept. Until this node knows the others, all of the log is kept.
 func (n *Node) neededElsewhere() uint64 {
 	if !n.knowsOthers() {
 		return 0
@@ -137,7 +139,7 @@ func (n *Node) neededElsewhere() uint64 {
 	}
 	if !n.filling.tight() {
 		for i := range v.Members {
-			if v.Members[i].Name != n.o.Name { // this node's own word is older than what it knows
+			if v.Members[i].Name != n.o.Name { // this node's own beat is older than what it knows itself
 				needed = min(needed, v.Members[i].Needs)
 			}
 		}

@@ -2,7 +2,7 @@ package node
 
 import "runtime/debug"
 
-// Version is this binary's, from what the Go toolchain recorded: a tag, a commit, or "devel".
+// Version is this binary's version, as the Go toolchain recorded it: a tag, a commit, or "devel".
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pause waits, and tells whether ctx still goes on.
+// pause waits for d. It returns false, at once, when ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -17,7 +17,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ring wakes who waits on a channel with room for one word.
+// ring wakes the goroutine that waits on a channel, which must have room for one element. If one is there already, it does nothing.
 func ring(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

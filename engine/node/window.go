@@ -7,19 +7,20 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// window is how many partitions share the window of outputs, and how much of it is open while outputs overtake others.
+// window is what the host tells the chains about the window of outputs in flight (engine/chain.go): how many partitions share it, and
+// how much of it is open while outputs overtake others.
 type window struct {
-	sharing  int           // partitions that have something to put out
-	measured int           // outputs; 0: it is not measured
-	at       time.Duration // of the latest look, since the clock began
-	stored   uint64        // outputs, in all, then
+	sharing  int           // partitions with something due within the longest lead (nextTick)
+	measured int           // outputs that the open part has by the latest measurement; 0: nothing was measured
+	at       time.Duration // when that was, since the clock began
+	stored   uint64        // how many outputs of all partitions were stored by then
 }
 
-// windowLook is the shortest time over which it is measured how quickly outputs are stored. A sync of the streams, which halves that,
-// takes a few times as long.
+// windowLook is the shortest time over which the rate at which outputs are stored is measured. A sync of the streams, which halves that
+// rate, takes a few times as long.
 const windowLook = 10 * time.Millisecond
 
-// look measures by how many outputs are stored in all.
+// look measures the rate. stored is how many outputs of all partitions are stored now.
 func (w *window) look(now time.Duration, stored uint64) {
 	took := now - w.at
 	if took < windowLook {
