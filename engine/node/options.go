@@ -32,10 +32,10 @@ type Options struct {
 
 	NATSConfig  string        // nats-server configuration file for the embedded server
 	NATSAccount string        // the account of that file that holds the streams
-	NATSCreds   string        // the engine's credentials where that file is in operator mode
+	NATSCreds   string        // the engine's credentials, if that file is in operator mode
 	NATS        string        // URL of an external NATS; no server is embedded then
 	NATSOptions []nats.Option // credentials and TLS for it
-	Replicas    int           // of the streams, where NATS is a cluster
+	Replicas    int           // of the streams, if NATS is a cluster
 
 	// With an external NATS, the nodes over it that have the same Stream share the partitions. Each needs a name of its own.
 	Weight   int           // this node's share of the partitions, relative to the other nodes' weights; default 1
@@ -59,7 +59,7 @@ type Options struct {
 	// below its bound. While a burst drains, all three are four times as much, unless the log stream becomes half full.
 	CheckpointEvery   time.Duration // default 1 min
 	CheckpointRecords uint64        // default 400,000
-	CheckpointBytes   uint64        // default 48 MiB, or a fifth of LogMaxBytes where that is less
+	CheckpointBytes   uint64        // default 48 MiB, or a fifth of LogMaxBytes if that is less
 	// EmptyLogAfter is how long after a checkpoint, if no records come meanwhile, another checkpoint is taken, so that all of the
 	// log can be cut: nats-server keeps some 400 bytes of memory for each subject in it. Why not sooner: outputs that a server
 	// loses in a power failure are made again from the log, and by default nats-server syncs every two minutes.

@@ -17,8 +17,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// saveShare is the part of one core that a save may take beside firing. The same holds for a node that reads a partition which another
-// node saved for it.
+// saveShare is the part of one core that a save may take, so that firing goes on. The same holds for a node that reads a partition which
+// another node saved for it.
 const saveShare = 0.5
 
 // progressEvery is how often a save in progress tells how far it is.

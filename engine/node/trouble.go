@@ -46,7 +46,7 @@ func (t *trouble) tell(log *slog.Logger, what string, args ...any) {
 	t.tellFirst(1, log.Warn, what, args...)
 }
 
-// tellFirst logs by say the first so many in a while (loglimit.Every), with the number of those held back before it.
+// tellFirst logs with say the first so many in a while (loglimit.Every), with the number of those held back before it.
 func (t *trouble) tellFirst(most int, say func(string, ...any), what string, args ...any) {
 	if held, ok := t.lines.Say(most, time.Now()); ok {
 		say(what, append(args, "held_back", held)...)
