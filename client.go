@@ -20,13 +20,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// DefaultTimeout is for how long a request is tried, unless its context ends earlier.
+// DefaultTimeout is how long a client keeps trying a request, unless its context ends earlier.
 const DefaultTimeout = 10 * time.Second
 
-// selectionTimeout is the same for a request that changes a selection of jobs.
+// selectionTimeout takes its place for a request that changes a selection of jobs.
 const selectionTimeout = 10 * time.Minute
 
-// micro headers of an error reply.
+// Headers of an error reply of a NATS micro service.
 const (
 	headerServiceError     = "Nats-Service-Error"
 	headerServiceErrorCode = "Nats-Service-Error-Code"
@@ -38,11 +38,11 @@ const (
 //
 //	if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) { … }
 //
-// Beside the errors that it names, every call that sends a request may return
+// Besides the errors that its comment lists, every call that sends a request may return
 //
 //   - CodeLimitExceeded: the service has no room for the request, and did nothing;
-//   - CodeUnavailable: nobody answered in time, and the outcome is unknown, unless the message says that nothing was sent. If the
-//     context ended the wait, or was over before it, its error (context.Canceled or context.DeadlineExceeded) is wrapped, too;
+//   - CodeUnavailable: no answer came in time. The outcome is unknown, unless the message says that nothing was sent. If the context
+//     ended during the wait or before it, its error (context.Canceled or context.DeadlineExceeded) is wrapped, too;
 //   - CodeInternal: a fault of the service;
 //   - an error of the connection, wrapped, such as nats.ErrConnectionClosed, or nats.ErrPermissionViolation if the user may not
 //     publish the request. A connection keeps only its last error, so when the server refuses many requests at once, some of the
@@ -52,26 +52,26 @@ type Client struct {
 	names   Names
 	timeout time.Duration
 
-	name     string        // random: what the names of this client's commands begin with
-	commands atomic.Uint64 // counts them
+	name     string        // random; the request ids of this client's commands begin with it
+	commands atomic.Uint64 // how many request ids it has made
 }
 
 // ClientOption changes a default of Connect.
 type ClientOption func(*Client)
 
-// WithNames is for a service that runs with --prefix: give NamesFor of that prefix.
+// WithNames replaces DefaultNames. For a service that runs with --prefix, give NamesFor of that prefix.
 func WithNames(n Names) ClientOption { return func(c *Client) { c.names = n } }
 
-// WithTimeout replaces DefaultTimeout, unless d is 0. An engine whose log is nearly full waits three seconds for room before it
-// refuses a command. With a timeout below nine seconds the client sends the command again before that, and reports the outcome as
-// unknown.
+// WithTimeout replaces DefaultTimeout, unless d is 0. Nine seconds or more are advisable: an engine whose log is nearly full waits
+// three seconds for room before it refuses a command, and a client with a shorter timeout does not wait for that refusal. It sends
+// the command again, and at last reports the outcome as unknown.
 func WithTimeout(d time.Duration) ClientOption {
 	return func(c *Client) { c.timeout = cmp.Or(d, c.timeout) }
 }
 
 // Connect makes a client on a connection, which the caller closes. Each client has a random name of its own, by which the service
-// tells a command that was sent again from a new one. So do not go on with one client in two copies of a process, such as two
-// virtual machines started from one snapshot: call Connect again in each.
+// tells a command that was sent again from a new one. So two copies of a process, such as two virtual machines that were started from
+// one snapshot, must not go on with the same client: call Connect again in each.
 func Connect(nc *nats.Conn, options ...ClientOption) *Client {
 	c := &Client{nc: nc, names: DefaultNames(), timeout: DefaultTimeout, name: rand.Text()[:16]}
 	for _, o := range options {
@@ -80,10 +80,10 @@ func Connect(nc *nats.Conn, options ...ClientOption) *Client {
 	return c
 }
 
-// Names are the subjects and streams the client uses.
+// Names gives the subjects and streams that the client uses.
 func (c *Client) Names() Names { return c.names }
 
-// CommandOption goes with one command.
+// CommandOption changes one command.
 type CommandOption func(*commandOptions)
 
 type commandOptions struct {
@@ -95,30 +95,31 @@ type commandOptions struct {
 	payloaded bool
 }
 
-// IfVersion makes a command conditional: the job must be at version n, or, for 0, must not exist, a
-// completed one counting as existing. Else the command is refused with CodeVersionConflict.
+// IfVersion makes a command conditional: the job must be at version n, or, if n is 0, must not exist (a completed job counts as
+// existing). Otherwise the command is refused: with CodeNotFound if n is not 0 and there is no job, else with CodeVersionConflict.
 func IfVersion(n uint64) CommandOption { return func(o *commandOptions) { o.ifVersion = &n } }
 
-// RequestID names the command itself, in the Carillon-Request header. Of two puts, or two fires, of a job in a row that have the
-// same name, only the first has an effect. Without this option, or with "", each call makes up a name, which protects its own retries.
+// RequestID gives the command an id, in the Carillon-Request header. A put, pause, resume or fire has no effect if its id is that of
+// the last command that was applied to the job. Without this option, or with "", each call makes up an id, which protects its own
+// retries.
 func RequestID(id string) CommandOption {
 	return func(o *commandOptions) { o.request = cmp.Or(id, o.request) }
 }
 
 // NoRetry makes a call return CodeUnavailable as soon as the outcome of its command is unknown, instead of sending the command again.
 //
-// Why one may want that: a first try that the network held up may be applied after the second one was answered. This does no harm
+// A reason to want that: a first try that the network held up may be applied after the second one was answered. This does no harm
 // unless another command for the same job was applied in between: a job that was paused and soon resumed may end up paused.
-// With NoRetry, too, a command may still be applied after the call returned. Fire never sends a command again.
+// Even with NoRetry a command may still be applied after the call has returned. Fire never sends a command again.
 func NoRetry() CommandOption { return func(o *commandOptions) { o.once = true } }
 
-// FirePayload has Fire deliver this payload in place of the job's own, once. With PayloadNone the form is chosen to suit the bytes.
+// FirePayload makes Fire deliver this payload in place of the job's own, once. With PayloadNone the form is chosen to suit the bytes.
 func FirePayload(payload []byte, form PayloadForm) CommandOption {
 	return func(o *commandOptions) { o.payload, o.form, o.payloaded = payload, form, true }
 }
 
-// newRequest names a command. The service keeps the name with the job; it stores the part before the last dash only once, however
-// many jobs share it.
+// newRequest makes a command's request id. The service keeps the id with the job; it stores the part before the last dash only once,
+// however many jobs share it.
 func (c *Client) newRequest() string {
 	return c.name + "-" + strconv.FormatUint(c.commands.Add(1), 36)
 }
@@ -131,14 +132,14 @@ func (c *Client) optionsOf(options []CommandOption) commandOptions {
 	return o
 }
 
-// Put creates or replaces a job, and returns it as it then stands, once that is durable. The command is sent again while its outcome
+// Put creates or replaces a job. Once that is durable, it returns the job as it then is. The command is sent again while its outcome
 // is unknown, unless NoRetry is given.
 //
-// A job that is there is replaced as a whole. If it equals the new one and is not completed, nothing changes, its version included; else
-// its schedule begins anew, so that an @in, or an @every without a Start, counts from now on.
+// An existing job is replaced as a whole. If it equals the new one and is not completed, nothing changes, not even its version. Otherwise
+// its schedule begins anew: an @in, or an @every without a Start, counts from now on.
 //
 // Errors: those of Job.Validate, before anything is sent; CodeInvalidSchedule, CodeInvalidZone and CodeInvalidField, for what only
-// the service can check; CodeVersionConflict, and then nothing was done; CodeLimitExceeded.
+// the service can check; CodeVersionConflict and, with IfVersion, CodeNotFound, and then nothing was done; CodeLimitExceeded.
 func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (JobReply, error) {
 	o := c.optionsOf(options)
 	if err := CheckJobID(job.ID); err != nil {
@@ -157,11 +158,11 @@ func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
 	return c.askJob(ctx, VerbGet, id, nil, "", true)
 }
 
-// Delete removes a job, and with it the fires that are pending or waiting. It returns the job as it last stood, with StatusDeleted;
+// Delete removes a job, and with it the fires that are pending or waiting. It returns the job as it was, with StatusDeleted;
 // LastScheduled is its latest fire.
 //
-// If the answer is lost, the command is sent again. If the first try had removed the job, then only the id of the result is set;
-// and if somebody else has put a new job under the id in between, that one is removed, too (see NoRetry).
+// If the answer is lost, the command is sent again. If the first try had removed the job, the result then has only the id and
+// StatusDeleted. If somebody has put a new job under the id in between, that one is removed, too (see NoRetry).
 //
 // Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
 func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
@@ -189,7 +190,7 @@ func (c *Client) Pause(ctx context.Context, id string, options ...CommandOption)
 	return c.change(ctx, VerbPause, id, options)
 }
 
-// Resume lets a paused job fire again; what it missed meanwhile is skipped and counted.
+// Resume lets a paused job fire again; the fires that it missed meanwhile are skipped and counted.
 //
 // Errors: CodeInvalidJobID, CodeNotFound, CodeVersionConflict.
 func (c *Client) Resume(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
@@ -201,10 +202,11 @@ func (c *Client) change(ctx context.Context, verb Verb, id string, options []Com
 	return c.askJob(ctx, verb, id, AppendCondition(nil, o.ifVersion), o.request, !o.once)
 }
 
-// Fire makes one trigger of a job now, outside its schedule; the trigger's id is in the reply. IfVersion does not
-// apply. When the outcome is unknown the command is not sent again: there might be a second trigger.
+// Fire makes one trigger of a job now, outside its schedule (a forced fire); the trigger's id is in the reply. IfVersion has no effect
+// on it. When the outcome is unknown, the command is not sent again, because that might make a second trigger.
 //
-// Errors: CodeInvalidJobID, CodeNotFound, CodePayloadTooLarge, CodeInvalidJSON for a payload whose form is PayloadJSON and that is none.
+// Errors: CodeInvalidJobID; CodeNotFound; for the payload, CodePayloadTooLarge, CodeInvalidJSON if its form is PayloadJSON and it is
+// not JSON, and CodeInvalidField if it does not suit its form otherwise.
 func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
 	o := c.optionsOf(options)
 	var body []byte
@@ -218,8 +220,8 @@ func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) 
 	return c.askJob(ctx, VerbFire, id, body, o.request, false)
 }
 
-// ListPage returns one page of the jobs asked for, ordered by id. To get the next page, put the reply's Cursor into the request; the
-// last page has none. Any page may hold fewer jobs than Limit.
+// ListPage returns one page of the jobs that l asks for, ordered by id. To get the next page, put the reply's Cursor into the request;
+// on the last page it is empty. Any page may hold fewer jobs than Limit.
 //
 // Errors: CodeInvalidField, CodeInvalidTopic.
 func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error) {
@@ -234,8 +236,8 @@ func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error)
 	return ParseJobsReply(reply)
 }
 
-// List walks all jobs asked for, ordered by id, and fetches them page by page. It ends at the first error,
-// which is one of ListPage's. Jobs that are put or deleted meanwhile may or may not be seen.
+// List returns all jobs that l asks for, ordered by id, and fetches them page by page. The sequence ends at the first error,
+// which is one of ListPage's. Jobs that are put or deleted meanwhile may or may not be in it.
 func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, error] {
 	return func(yield func(JobReply, error) bool) {
 		for l := l; ; { // a copy: each walk begins at the first page
@@ -256,9 +258,9 @@ func (c *Client) List(ctx context.Context, l ListRequest) iter.Seq2[JobReply, er
 	}
 }
 
-// DeleteWhere deletes the selected jobs and counts them. Each job is deleted on its own, so when the call fails some may be gone and
-// others not; it is not sent again by itself, but the caller may repeat it. As there may be millions of jobs, the call waits ten
-// minutes for its answer, whatever WithTimeout says, also when the engine that was asked has died.
+// DeleteWhere deletes the selected jobs and counts them. Each job is deleted on its own: when the call fails, some may be gone and
+// others not. The call does not send the request again, but the caller may. Because there may be millions of jobs, the call waits up
+// to ten minutes for the answer, whatever WithTimeout says, even if the engine that took the request has died.
 //
 // Errors: CodeInvalidField.
 func (c *Client) DeleteWhere(ctx context.Context, s Selection) (SelectionReply, error) {
@@ -287,12 +289,12 @@ func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r Selection
 	return r, readReply(reply, &r)
 }
 
-// Preview returns the next fire times of a schedule, in UTC, without a job. There are none where the schedule has ended;
-// an @at that has passed, which a Put would fire at once, has none either.
+// Preview returns the next fire times of a schedule, in UTC, without a job. A schedule that has ended has none. Neither has an @at
+// that has passed, although Put would fire it at once.
 //
 // Errors: CodeInvalidSchedule, CodeInvalidZone, CodeInvalidField.
 func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, error) {
-	if e := cmp.Or(checkInstant("start", &p.Start), checkInstant("end", &p.End)); e != nil { // the request cuts to milliseconds
+	if e := cmp.Or(checkInstant("start", &p.Start), checkInstant("end", &p.End)); e != nil { // AppendJSON would cut them to milliseconds
 		return nil, e
 	}
 	reply, err := c.query(ctx, c.names.API(VerbPreview, ""), p.AppendJSON(nil))
@@ -303,7 +305,7 @@ func (c *Client) Preview(ctx context.Context, p PreviewRequest) ([]time.Time, er
 	return preview.Next, err
 }
 
-// Status returns the state of the service, as the node that answers sees it. It has no errors of its own.
+// Status returns the state of the service as the node that answers sees it. It has no errors besides those of every call.
 func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
 	reply, err := c.query(ctx, c.names.API(VerbStatus, ""), nil)
 	if err != nil {
@@ -312,8 +314,9 @@ func (c *Client) Status(ctx context.Context) (r StatusReply, err error) {
 	return r, readReply(reply, &r)
 }
 
-// DrainNode has a node hand over the partitions that it serves to others that can take them, and get no more; with undo it gets its
-// share again, unless it drains by itself, as one that may not put out triggers. It returns at once: Status shows how far the node is.
+// DrainNode makes a node hand over the partitions that it serves to other nodes that can take them, and get no more. With undo the
+// node gets its share again, unless it drains of its own accord because it is not allowed to publish triggers. The call returns at
+// once: Status shows how far the node is.
 //
 // Errors: CodeInvalidField when node is empty; CodeUnavailable, also when there is no such node.
 func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r DrainReply, err error) {
@@ -331,9 +334,9 @@ func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r Drain
 	return r, readReply(reply, &r)
 }
 
-// PutAll puts many jobs, up to window of them under way at once, and calls done, one call at a time,
-// with each outcome, which is one of Put's. It returns when all are done, or, with the context's error,
-// when the context has ended; what was not sent by then is not reported.
+// PutAll puts many jobs, up to window of them at a time. It calls done with what Put returned for each job, one call at a time.
+// It returns nil when all are done, or the context's error when the context has ended; jobs that were not sent by then are not
+// reported.
 func (c *Client) PutAll(ctx context.Context, jobs iter.Seq[Job], window int, done func(Job, JobReply, error)) error {
 	var report sync.Mutex
 	var senders sync.WaitGroup
@@ -360,7 +363,7 @@ func (c *Client) PutAll(ctx context.Context, jobs iter.Seq[Job], window int, don
 	return nil
 }
 
-// Command is a command as it is published, for who does not wait for its outcome.
+// Command is a command as Send publishes it, without waiting for its outcome.
 type Command struct {
 	Verb    Verb
 	Job     string
@@ -368,7 +371,7 @@ type Command struct {
 	Request string // the Carillon-Request header; may be empty
 }
 
-// AppendPut appends the body of a put.
+// AppendPut appends the body of a put; ifVersion is nil if the put is unconditional.
 func AppendPut(dst []byte, job *Job, ifVersion *uint64) []byte {
 	from := len(dst)
 	dst = job.AppendJSON(dst)
@@ -382,21 +385,22 @@ func AppendPut(dst []byte, job *Job, ifVersion *uint64) []byte {
 	return append(appendUint(append(dst, `"if_version":`...), *ifVersion), '}')
 }
 
-// jetStream is JetStream's API, whose answers are waited for as long as the service's.
+// jetStream returns JetStream's API, with the client's timeout for its answers.
 func (c *Client) jetStream() (jetstream.JetStream, error) {
 	return jetstream.New(c.nc, jetstream.WithDefaultTimeout(c.timeout))
 }
 
-// Send publishes a command to the log and returns its sequence there: it is accepted in order and will
-// not be lost, but may still be refused, which only an event tells.
+// Send publishes a command to the log and returns its sequence there. The command then has its place in the order and will not be
+// lost. It may still be refused; only an event says so.
 //
-// Errors: CodeInvalidJobID; CodeInvalidField for a verb that is missing or no word; CodeUnavailable, where the outcome is unknown; the
-// refusal of the stream, such as being full, as a *jetstream.APIError.
+// Errors: CodeInvalidJobID; CodeInvalidField for a verb that is missing or is no token of a subject; CodeUnavailable, when the outcome
+// is unknown or the message says that nothing was sent; a refusal by the stream, for example because it is full, as a
+// *jetstream.APIError.
 func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err error) {
 	if err := CheckJobID(cmd.Job); err != nil {
 		return 0, err
 	}
-	if CheckJobID(string(cmd.Verb)) != nil { // it is no token of a subject; one that is unknown the engine refuses
+	if CheckJobID(string(cmd.Verb)) != nil { // it is no token of a subject; an unknown verb is refused by the engine
 		return 0, errField(CodeInvalidField, "verb", "is %s; expected put, delete, pause, resume or fire", quote(string(cmd.Verb)))
 	}
 	js, err := c.jetStream()
@@ -435,14 +439,14 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 	return ParseJobReply(reply)
 }
 
-// query sends a request that may be sent again whatever became of earlier tries.
+// query sends a request that may be sent again whatever the outcome of earlier tries was.
 func (c *Client) query(ctx context.Context, subject string, body []byte) (reply []byte, err error) {
 	reply, _, err = c.ask(ctx, request{subject: subject, body: body, retry: true, within: c.timeout})
 	return reply, err
 }
 
-// afterRetry gives the error of a command that may have a condition. A version conflict that only a later try met does not tell the
-// outcome: an earlier try may have been applied, and another command after it.
+// afterRetry returns the error of a command that may have a condition. A version conflict that only a later try met says nothing about
+// the outcome: an earlier try may have been applied, and then another command.
 func afterRetry(retried bool, err error) error {
 	if !retried || !errors.Is(err, &Error{Code: CodeVersionConflict}) {
 		return err
@@ -454,13 +458,13 @@ type request struct {
 	subject string
 	body    []byte
 	id      string        // for the Carillon-Request header
-	retry   bool          // also when an earlier try may have been applied
-	within  time.Duration // of all tries
+	retry   bool          // send it again even when an earlier try may have been applied
+	within  time.Duration // for all tries together
 }
 
-// ask sends a request, again and again until the answer is another than CodeUnavailable, r.within is over, or it must not be sent
-// again. While nobody listens, or the connection is down, it was not applied and may always be sent again. uncertain tells whether a
-// try before the one that was answered may have been applied.
+// ask sends a request, again and again until the answer is not CodeUnavailable, r.within is over, or the request must not be sent
+// again. A try was certainly not applied if nobody listened or the connection was down; after such a try the request may always be
+// sent again. uncertain tells whether a try before the one that was answered may have been applied.
 func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.within)
 	defer cancel()
@@ -495,7 +499,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 		if uncertain && !r.retry {
 			return nil, true, err
 		}
-		if !r.retry && time.Since(began) > c.timeout { // nobody listens: r.within is for work that has not even begun
+		if !r.retry && time.Since(began) > c.timeout { // nobody listens: r.within is meant for the work, which has not even begun
 			return nil, false, err
 		}
 		if ctx.Err() != nil && before != nil { // the last try was cut short: the error of the one before says more
@@ -509,7 +513,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 	}
 }
 
-// ended adds to the error of the last try that the context is over, unless it says so itself.
+// ended adds the context's error to the error of the last try, unless that wraps it already.
 func ended(ctx context.Context, err error) error {
 	if errors.Is(err, ctx.Err()) {
 		return err
@@ -517,14 +521,15 @@ func ended(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (%w)", err, ctx.Err())
 }
 
-// tryTime is for how long one try waits for its answer. After a lost one there is time for two more at least, and with a long timeout
-// for up to ten: until the other servers notice that one of them is cut off, they may pass every other request to it. By default it
-// is more than the three seconds after which an engine without room in its log refuses a command, so that the refusal is heard.
+// tryTime is how long one try waits for its answer, when all tries together have the time within. That is enough for at least three
+// tries, and for up to ten if it is long: until the other servers notice that one of them is cut off, they may pass every other request
+// to it. By default a try waits longer than the three seconds after which an engine without room in its log refuses a command, so that
+// the refusal is heard.
 func tryTime(within time.Duration) time.Duration {
 	return min(within/3, max(DefaultTimeout/3, within/10))
 }
 
-// try sends once.
+// try sends a request once.
 func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, error) {
 	if r.retry {
 		var cancel context.CancelFunc
@@ -539,12 +544,12 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 	return answer, forbidden(err)
 }
 
-// rightsAfter is how long to wait for an answer before looking whether the server refused the request, and how often to look then.
+// rightsAfter is how long to wait for an answer before looking whether the server refused the request, and the time between two looks.
 const rightsAfter = 100 * time.Millisecond
 
-// watchRights ends the context that it returns soon after the server refuses to take a message on one of these subjects. The server
-// tells only the connection of that, so whoever waits for the answer would wait in vain. The caller calls forbidden when it waits no
-// more, with the error that it met, if any; forbidden returns the server's refusal in its place, if there was one.
+// watchRights returns a context that ends soon after the server refuses to take a message on one of these subjects. The server
+// reports that only to the connection, so the caller would wait for the answer in vain. When the wait is over, the caller must call
+// forbidden with the error that it met, or nil; forbidden returns the server's refusal in place of that error, if there was one.
 func (c *Client) watchRights(ctx context.Context, subjects ...string) (_ context.Context, forbidden func(error) error) {
 	before := c.nc.LastError()
 	ctx, cancel := context.WithCancel(ctx)
@@ -570,8 +575,8 @@ func (c *Client) watchRights(ctx context.Context, subjects ...string) (_ context
 	}
 }
 
-// violation is the connection's last error if it says that rights to one of the subjects are missing, and is not the one from before;
-// else nil.
+// violation returns the connection's last error if it says that rights to one of the subjects are missing, and is not the error from
+// before; otherwise nil.
 func (c *Client) violation(before error, subjects ...string) error {
 	last := c.nc.LastError()
 	if !errors.Is(last, nats.ErrPermissionViolation) || last == before ||
@@ -583,8 +588,8 @@ func (c *Client) violation(before error, subjects ...string) error {
 
 var errNotSent = errors.New("the connection is down")
 
-// connected waits until the connection is up, for the client's timeout at most; ok is false when that or ctx ends first. A connection
-// that is down would keep what is sent until it is back, and a command be carried out long after its caller gave up.
+// connected waits until the connection is up, for at most the client's timeout; ok is false when that or ctx ends first. nats.go
+// keeps what is sent while the connection is down until it is up again: a command would be carried out long after its caller gave up.
 func (c *Client) connected(ctx context.Context) (ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -603,7 +608,7 @@ func unsent(why error) error {
 	return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: "nothing was sent"}, why)
 }
 
-// connectionError words an error of nats.go; if a later try may succeed, it becomes CodeUnavailable.
+// connectionError puts an error of nats.go into words; if a later try may succeed, it becomes CodeUnavailable.
 func (c *Client) connectionError(err error) error {
 	unavailable := func(message string) error {
 		return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: message}, err)
@@ -619,13 +624,13 @@ func (c *Client) connectionError(err error) error {
 		errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrReconnectBufExceeded):
 		return unavailable("no answer in time; the outcome is unknown")
 	}
-	if _, ok := errors.AsType[net.Error](err); ok { // a broken connection that nats.go has not noticed otherwise
+	if _, ok := errors.AsType[net.Error](err); ok { // the connection is broken, and this is the first that nats.go notices of it
 		return unavailable("the connection broke; the outcome is unknown")
 	}
 	return fmt.Errorf("carillon: %w", err)
 }
 
-// readReply reads a reply of a kind that is rare enough for encoding/json.
+// readReply reads a kind of reply that is rare enough for encoding/json.
 func readReply(body []byte, reply any) error {
 	if err := json.Unmarshal(body, reply); err != nil {
 		return &Error{Code: CodeInternal, Message: "a reply that cannot be read: " + err.Error()}

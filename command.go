@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Verb is what a command does; it stands in the subject, carillon.cmd.<verb>.<job>.
+// Verb is what a command does. It is part of the subject, carillon.cmd.<verb>.<job>.
 type Verb string
 
-// The verbs of commands, and with a reply of requests.
+// The verbs of commands. As requests (carillon.api.<verb>.<job>) the same commands are answered.
 const (
 	VerbPut    Verb = "put"
 	VerbDelete Verb = "delete"
@@ -26,10 +26,11 @@ const VerbImport Verb = "import"
 // VerbSnapshot is the request that has the service save a snapshot of itself.
 const VerbSnapshot Verb = "snapshot"
 
-// VerbDrain is the request that has one node hand over what it serves. Its name stands where a job's would.
+// VerbDrain is the request that makes one node hand over the partitions that it serves. In the subject the node's name takes the place
+// of a job's id.
 const VerbDrain Verb = "drain"
 
-// The verbs of requests that only ask.
+// The verbs of requests that change nothing.
 const (
 	VerbGet     Verb = "get"
 	VerbList    Verb = "list"
@@ -63,7 +64,7 @@ func ParseCondition(body []byte) (ifVersion *uint64, err error) {
 	return ifVersion, nil
 }
 
-// AppendCondition appends a body ParseCondition reads; nothing for nil.
+// AppendCondition appends a body that ParseCondition reads. For nil it appends nothing.
 func AppendCondition(dst []byte, ifVersion *uint64) []byte {
 	if ifVersion == nil {
 		return dst
@@ -71,14 +72,14 @@ func AppendCondition(dst []byte, ifVersion *uint64) []byte {
 	return append(appendUint(append(dst, `{"if_version":`...), *ifVersion), '}')
 }
 
-// DrainRequest is the body of a drain: whether the node is to have no partition, or its share again.
+// DrainRequest is the body of a drain: the node is to have no partition or, with Undo, its share again.
 type DrainRequest struct {
 	Undo bool `json:"undo,omitempty"`
 }
 
 var drainFields = []string{"undo"}
 
-// ParseDrain reads the body of a drain; nothing is {}. The error is an *Error of CodeInvalidJSON, CodeUnknownField or
+// ParseDrain reads the body of a drain; an empty one counts as {}. The error is an *Error of CodeInvalidJSON, CodeUnknownField or
 // CodeInvalidField.
 func ParseDrain(body []byte) (d DrainRequest, err error) {
 	r := reader{b: body}
@@ -96,7 +97,7 @@ func ParseDrain(body []byte) (d DrainRequest, err error) {
 }
 
 // ParseFire reads the body of a fire: nothing, or an object with one of payload, payload_text and
-// payload_base64, to be delivered in place of the job's own; has tells whether there was one. The error
+// payload_base64, to be delivered in place of the job's own payload. has tells whether there was one. The error
 // is an *Error of CodeInvalidJSON, CodeUnknownField, CodeInvalidField or CodePayloadTooLarge.
 func ParseFire(body []byte) (payload []byte, has bool, err error) {
 	r := reader{b: body}
@@ -111,8 +112,8 @@ func ParseFire(body []byte) (payload []byte, has bool, err error) {
 	return j.Payload, j.Form != PayloadNone, nil
 }
 
-// AppendFire appends a body ParseFire reads, with a payload in place of the job's own. The form is
-// chosen when it is PayloadNone.
+// AppendFire appends a body that ParseFire reads, with a payload in place of the job's own. With PayloadNone the form
+// is chosen to suit the bytes.
 func AppendFire(dst, payload []byte, form PayloadForm) []byte {
 	j := Job{Payload: payload, Form: form}
 	if j.form() == PayloadNone {
@@ -121,10 +122,10 @@ func AppendFire(dst, payload []byte, form PayloadForm) []byte {
 	return j.AppendJSON(dst)
 }
 
-// Selection picks jobs by what they all have in common: a delete, pause or resume of many.
+// Selection says which jobs a delete, pause or resume of many jobs is for: those that match every field that is set.
 type Selection struct {
-	Prefix string `json:"prefix,omitempty"` // how the ids begin
-	Label  string `json:"label,omitempty"`  // "name=value", or "name" for whatever value
+	Prefix string `json:"prefix,omitempty"` // what the ids begin with
+	Label  string `json:"label,omitempty"`  // "name=value", or "name" for any value
 	Owner  string `json:"owner,omitempty"`
 }
 
@@ -171,7 +172,7 @@ func (s *Selection) check() *Error {
 	return checkText("owner", s.Owner, MaxOwnerLength)
 }
 
-// Matches tells whether a selection, or the like part of a list request, takes in this job.
+// Matches tells whether the selection includes a job. An empty selection, as in a list request, includes every job.
 func (s *Selection) Matches(j *Job) bool {
 	if !strings.HasPrefix(j.ID, s.Prefix) || s.Owner != "" && s.Owner != j.Owner {
 		return false
@@ -184,17 +185,17 @@ func (s *Selection) Matches(j *Job) bool {
 	return has && (!valued || value == want)
 }
 
-// ListRequest asks for jobs, ordered by id, a page at a time. Its zero value asks for all of them.
+// ListRequest asks for jobs, ordered by id, a page at a time. Its zero value asks for all jobs.
 type ListRequest struct {
 	Selection
 	Topic  string `json:"topic,omitempty"` // may hold wildcards, as in NATS subjects
 	Status Status `json:"status,omitempty"`
 	Limit  int    `json:"limit,omitempty"`  // jobs on the page, 1 to MaxListLimit; 0 is DefaultListLimit
-	Cursor string `json:"cursor,omitempty"` // from the reply before
+	Cursor string `json:"cursor,omitempty"` // from the previous page's reply; empty for the first page
 }
 
-// ParseList reads the body of a list; an empty one asks for all jobs. Limit comes back as DefaultListLimit
-// when there is none. The error is an *Error of CodeInvalidJSON, CodeUnknownField, CodeInvalidField or
+// ParseList reads the body of a list; an empty one asks for all jobs. If the body has no limit, Limit is
+// DefaultListLimit. The error is an *Error of CodeInvalidJSON, CodeUnknownField, CodeInvalidField or
 // CodeInvalidTopic.
 func ParseList(body []byte) (ListRequest, error) {
 	l := ListRequest{Limit: DefaultListLimit}
@@ -238,14 +239,14 @@ func (l *ListRequest) read(r *reader, name string) (e *Error) {
 	return e
 }
 
-// Matches tells whether a job is asked for.
+// Matches tells whether the request asks for a job.
 func (l *ListRequest) Matches(j *JobReply) bool {
 	return (l.Status == "" || l.Status == j.Status) && l.Selection.Matches(&j.Spec) &&
 		(l.Topic == "" || MatchTopic(l.Topic, j.Spec.Topic))
 }
 
-// MatchTopic tells whether a topic, empty for DefaultTopic, is among those a filter means, in which
-// a token may be * and the last one >.
+// MatchTopic tells whether a topic (empty for DefaultTopic) matches a filter, in which a token may be *
+// and the last one >, as in NATS subjects.
 func MatchTopic(filter, topic string) bool {
 	if topic == "" {
 		topic = DefaultTopic
@@ -277,9 +278,9 @@ type PreviewRequest struct {
 	Count    int       // fire times, 1 to MaxPreviewCount; 0 is DefaultPreview
 }
 
-// ParsePreview reads the body of a preview. Count comes back as DefaultPreview when there is none. The
-// error is an *Error: CodeInvalidJSON, CodeUnknownField, CodeInvalidField, or, as far as the text's
-// shape goes, CodeInvalidSchedule or CodeInvalidZone.
+// ParsePreview reads the body of a preview. If it has no count, Count is DefaultPreview. The error is an
+// *Error of CodeInvalidJSON, CodeUnknownField or CodeInvalidField, or of CodeInvalidSchedule or
+// CodeInvalidZone: schedule and zone are checked for their shape only.
 func ParsePreview(body []byte) (PreviewRequest, error) {
 	p := PreviewRequest{Count: DefaultPreview}
 	var j Job
@@ -310,7 +311,7 @@ func ParsePreview(body []byte) (PreviewRequest, error) {
 	return p, nil
 }
 
-// AppendJSON appends the body ParsePreview reads.
+// AppendJSON appends a body that ParsePreview reads.
 func (p *PreviewRequest) AppendJSON(dst []byte) []byte {
 	j := Job{Schedule: p.Schedule, Zone: p.Zone, Gap: p.Gap, Fold: p.Fold, Start: p.Start, End: p.End}
 	from := len(dst)

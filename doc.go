@@ -1,4 +1,4 @@
-// Package carillon is the vocabulary of Carillon, a scheduler that fires jobs on time through NATS
+// Package carillon has the types of Carillon, a scheduler that fires jobs on time through NATS
 // JetStream, and its Go client and worker.
 //
 // A job says when to fire and what to deliver then. Put it under an id, and at each due millisecond its
@@ -23,17 +23,18 @@
 // # Reading order
 //
 // [Job] and its limits; [Client], whose calls say which errors they return; [Client.Work] and
-// [WorkerOptions]; [Client.Watch] for a live look; [Client.CreateTopicQueue] for workers in other
-// languages. [Error] and its codes are what every refusal is made of.
+// [WorkerOptions]; [Client.Watch] to see triggers as they are published; [Client.CreateTopicQueue] for
+// workers in other languages. Every refusal is an [Error] with one of its codes.
 //
 // # Tests of your own
 //
-// The function Run of the package engine/node runs a whole service in the test's process, on ports and in a directory of its own; see
-// its example.
+// The function Run of the package engine/node runs a whole service in the test's process, with its own ports and directory; see its
+// example.
 //
 // # What else is here
 //
-// The service itself uses the rest: [ParsePut] and its like read commands and requests, strictly;
-// the Append functions write replies and events; [Names] has every subject and stream. None of these
-// does I/O, reads a clock or depends on the order of a map. For other languages all of it is in docs/protocol.md.
+// The rest is used by the service itself: [ParsePut] and the other Parse functions for commands and requests
+// read strictly; the Append functions write replies and events; [Names] has every subject and stream. None of
+// these does I/O, reads a clock or depends on the order of a map. docs/protocol.md describes all of it for
+// clients in other languages.
 package carillon

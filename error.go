@@ -27,8 +27,8 @@ const (
 	CodeInternal        Code = "internal"
 )
 
-// Status is the code as a number, as it stands in the Nats-Service-Error-Code header: 400, 404, 409,
-// 413, 429, 500 or 503.
+// Status returns the code as a number, which is the value of the Nats-Service-Error-Code header: 400, 404,
+// 409, 413, 429, 500 or 503.
 func (c Code) Status() int {
 	switch c {
 	case CodeNotFound:
@@ -50,7 +50,7 @@ func (c Code) Status() int {
 // Error is a refusal, worded for the person who sent the request.
 type Error struct {
 	Code    Code   `json:"code"`
-	Field   string `json:"field,omitempty"` // the field at fault, e.g. "schedule"; empty when it is the whole request
+	Field   string `json:"field,omitempty"` // the field at fault, e.g. "schedule"; empty when the whole request is
 	Message string `json:"message"`
 }
 
@@ -61,7 +61,8 @@ func (e *Error) Error() string {
 	return string(e.Code) + ": " + e.Field + ": " + e.Message
 }
 
-// Is matches another *Error of the same code, so that errors.Is(err, &Error{Code: CodeNotFound}) works.
+// Is tells whether target is an *Error of the same code and, if target names a field, of the same field. So
+// errors.Is(err, &Error{Code: CodeNotFound}) works.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	return ok && t.Code == e.Code && (t.Field == "" || t.Field == e.Field)
@@ -82,8 +83,8 @@ func (e *Error) appendMembers(dst []byte) []byte {
 	return appendString(append(dst, `,"message":`...), e.Message)
 }
 
-// ParseError reads the body of a carillon.v1.error reply. What is none comes back as CodeInternal with
-// the body, cut short, as its message.
+// ParseError reads the body of a carillon.v1.error reply. Any other body becomes an error of CodeInternal,
+// whose message quotes the body, cut short.
 func ParseError(body []byte) *Error {
 	var e Error
 	if err := json.Unmarshal(body, &e); err != nil || e.Code == "" {
@@ -92,7 +93,7 @@ func ParseError(body []byte) *Error {
 	return &e
 }
 
-// AsError gives err as an *Error. Whatever is no *Error becomes one of CodeInternal; nil stays nil.
+// AsError returns err as an *Error. If it is none and wraps none, it becomes one of CodeInternal; nil stays nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil
@@ -103,7 +104,7 @@ func AsError(err error) *Error {
 	return &Error{Code: CodeInternal, Message: err.Error()}
 }
 
-// asError keeps a nil *Error from becoming a non-nil error.
+// asError turns a nil *Error into a nil error: assigned directly, it would become a non-nil one.
 func asError(e *Error) error {
 	if e == nil {
 		return nil
@@ -115,7 +116,7 @@ func errField(code Code, field, format string, args ...any) *Error {
 	return &Error{Code: code, Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// quote cuts s so that an error never repeats a whole hostile input.
+// quote quotes s, cut so that an error never repeats the whole of a hostile input.
 func quote(s string) string {
 	const longest = 64
 	if len(s) > longest {

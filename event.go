@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// The kinds of events; they stand in the subject, carillon.event.<p>.<kind>.<job>.
+// The kinds of events. The kind is part of the subject, carillon.event.<p>.<kind>.<job>.
 const (
 	EventRejected  = "rejected"  // a command was refused
-	EventSkipped   = "skipped"   // fires that will not come
+	EventSkipped   = "skipped"   // fires of a job will not happen
 	EventCompleted = "completed" // a recurring job has no fire left
 )
 
@@ -19,15 +19,15 @@ const (
 	ReasonPaused  = "paused"  // came due while the job was paused
 )
 
-// Event is what a partition says besides its triggers. Its JSON is in docs/protocol.md.
+// Event is what a partition publishes besides its triggers. docs/protocol.md has its JSON.
 type Event struct {
 	Kind    string    `json:"kind"`
-	Job     string    `json:"job"`               // as it was given, cut to 128 bytes, when rejected
-	Verb    string    `json:"verb,omitempty"`    // rejected: of the command, as it was given
-	Version uint64    `json:"version,omitempty"` // of the job, when skipped or completed
-	Error   *Error    `json:"error,omitempty"`   // rejected
-	Reason  string    `json:"reason,omitempty"`  // skipped
-	Count   uint64    `json:"count,omitempty"`   // of fires skipped, or of equal rejections that waited together
+	Job     string    `json:"job"`               // id; of a rejected command as it was given, cut to 128 bytes
+	Verb    string    `json:"verb,omitempty"`    // rejected: the command's, cut likewise
+	Version uint64    `json:"version,omitempty"` // skipped, completed: the job's
+	Error   *Error    `json:"error,omitempty"`   // rejected: why
+	Reason  string    `json:"reason,omitempty"`  // skipped: why, one of the constants above
+	Count   uint64    `json:"count,omitempty"`   // of skipped fires, or of equal rejections that waited together
 	First   time.Time `json:"first,omitzero"`    // skipped: the first scheduled time
 	Last    time.Time `json:"last,omitzero"`     // skipped: the last one
 	Time    time.Time `json:"time,omitzero"`     // when it was decided, by the partition's time
@@ -64,7 +64,7 @@ func (e *Event) AppendJSON(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// ParseEvent reads an event's body. Fields it does not know are passed over.
+// ParseEvent reads an event's body. Unknown fields are ignored. The error is an *Error of CodeInvalidJSON.
 func ParseEvent(body []byte) (Event, error) {
 	var e struct {
 		Type string `json:"type"`

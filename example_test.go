@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A job every weekday morning in Paris, and what becomes of it.
+// A job that fires every weekday morning in Paris.
 func ExampleClient_Put() {
 	nc, err := nats.Connect(nats.DefaultURL)
 	if err != nil {
@@ -35,7 +35,7 @@ func ExampleClient_Put() {
 	fmt.Println("version", job.Version, "fires next at", job.Next)
 }
 
-// A hundred thousand jobs in few requests, each of which is reported.
+// A hundred thousand jobs in a few requests. Each job's outcome is reported.
 func ExampleClient_Import() {
 	nc, err := nats.Connect(nats.DefaultURL)
 	if err != nil {
@@ -67,7 +67,7 @@ func ExampleClient_Import() {
 	}
 }
 
-// Only one of several clients creates the job; the others learn that it is there.
+// Only one of several clients creates the job; the others learn that it exists.
 func ExampleIfVersion() {
 	nc, err := nats.Connect(nats.DefaultURL)
 	if err != nil {
@@ -84,7 +84,7 @@ func ExampleIfVersion() {
 	}
 }
 
-// A worker that stops gracefully on Ctrl-C. Start it as often as needed: those of one name share the work.
+// A worker that stops gracefully on Ctrl-C. Start as many as needed: workers of one name share the work.
 func ExampleClient_Work() {
 	nc, err := nats.Connect(nats.DefaultURL)
 	if err != nil {
@@ -128,7 +128,7 @@ func ExampleClient_List() {
 	}
 }
 
-// Triggers as they ring, without taking them from anybody.
+// Triggers as they are published. Workers still get them.
 func ExampleClient_Watch() {
 	nc, err := nats.Connect(nats.DefaultURL)
 	if err != nil {
@@ -158,7 +158,7 @@ func ExampleParseJob() {
 	// invalid_field: headers: the name "Nats-Msg-Id" is reserved: none begins with Nats- or Carillon-
 }
 
-// The canonical JSON of a job is what a put sends; a payload keeps its bytes.
+// A put sends the job's canonical JSON; the payload keeps its bytes.
 func ExampleJob_AppendJSON() {
 	job := carillon.Job{Schedule: "@every 1m30s", Spread: 30 * time.Second, Payload: []byte(`{ "n": 1 }`)}
 	fmt.Printf("%s\n", job.AppendJSON(nil))

@@ -16,24 +16,24 @@ import (
 // ImportJob is a job to be imported.
 type ImportJob struct {
 	Job      Job
-	Paused   bool      // the job is paused before it could fire; else one that is paused stays so
-	State    *JobState // nil: its life begins now
-	IfAbsent bool      // a job that is there stays as it is
+	Paused   bool      // the job is paused before it can fire; false: an existing job that is paused stays paused
+	State    *JobState // nil: the job begins now
+	IfAbsent bool      // an existing job stays as it is
 }
 
-// ImportLine is a line of an import. A completed job is put only with a state.
+// ImportLine is a line of an import. A completed job is put only if it has a State.
 type ImportLine struct {
 	ImportJob
 	Status Status // "": not given
 }
 
-// besideFields are the fields of an import's line that has the job under "spec"; those after if_absent are of a
-// reply, and passed over.
+// besideFields are the fields of an import's line that has the job under "spec"; those after if_absent are fields of a
+// reply, and ignored.
 var besideFields = []string{"id", "spec", "status", "state", "if_absent", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition"}
 
-// ParseImport reads a line of an import in either form: a job with its "id" as ParseLine does, or what an export
-// writes, {"id":…,"spec":{…},"status":…}. The fields of a reply that only a running job has are passed over, so
-// that the output of 'job get --json' is a line, too. Errors are those of ParseLine.
+// ParseImport reads a line of an import in either of its forms: a job with its "id", as ParseLine does, or what an export
+// writes, {"id":…,"spec":{…},"status":…}. The other fields of the reply to a get are ignored, so that the output of
+// 'job get --json' is a valid line, too. Errors are those of ParseLine.
 func ParseImport(line []byte) (l ImportLine, err error) {
 	var spec reader
 	exported := false
@@ -45,7 +45,7 @@ func ParseImport(line []byte) (l ImportLine, err error) {
 		}
 		exported, spec.i = true, look.i
 		e := look.skip(1)
-		spec.b = line[:look.i] // so that errors tell where in the line
+		spec.b = line[:look.i] // from the line's beginning, so that the positions in errors are those in the line
 		return e
 	})
 	switch {
@@ -97,8 +97,8 @@ func (r *reader) status(status *Status) *Error {
 	return nil
 }
 
-// AppendImport appends a line of an import, without a newline at its end: ParseImport reads it back. As in
-// AppendLine a payload of JSON that holds line breaks is given as payload_text.
+// AppendImport appends a line of an import, without a newline at its end, which ParseImport reads back. As with
+// AppendLine, a JSON payload that holds line breaks is given as payload_text.
 func AppendImport(dst []byte, j *ImportJob) []byte {
 	if !j.Paused && j.State == nil && !j.IfAbsent {
 		return j.Job.AppendLine(dst)
@@ -116,12 +116,12 @@ func AppendImport(dst []byte, j *ImportJob) []byte {
 	return append(j.Job.appendMembers(append(dst, `,"spec":{`...), true), "}}"...)
 }
 
-// ImportReply answers an import once all that it counts is applied and durable. Each job is put on its own.
+// ImportReply answers an import once everything that it counts is applied and durable. Each job is put on its own.
 type ImportReply struct {
 	Imported  uint64       // created or replaced
-	Unchanged uint64       // there already
-	LeftOut   uint64       // completed, so that putting them would fire them again
-	Failed    []ImportFail // by line
+	Unchanged uint64       // already as asked
+	LeftOut   uint64       // completed jobs without a State: putting them would fire them again
+	Failed    []ImportFail // in the order of the lines
 }
 
 // ImportFail is a line of an import that was refused.
@@ -198,13 +198,13 @@ func (f *ImportFail) read(r *reader) *Error {
 	})
 }
 
-// importRequests is how many requests of one import are under way at once: the service applies some while others
-// are on their way. What was not answered in time is sent again one by one: a service that takes longer for all of them would have
-// done each again and again, and never be heard.
+// importRequests is how many requests of one import are under way at once: the service applies some while others are on their way.
+// A request that was not answered in time is sent again alone (importing.again). If a service takes longer than the timeout for all
+// of them together, and all were sent again together, it would do each of them again and again, and no answer would come in time.
 const importRequests = 6
 
-// importPatience is how long an import goes on while the service takes none of it, in timeouts of the client. A service makes
-// room in its log by checkpoints, which take longer the more jobs there are, and may answer too late meanwhile.
+// importPatience is how long an import goes on while the service accepts none of its jobs, in timeouts of the client. A service makes
+// room in its log by checkpoints, which take longer the more jobs there are, and meanwhile it may answer too late.
 const importPatience = 10
 
 var (
@@ -212,14 +212,14 @@ var (
 	unknown = &Error{Code: CodeUnavailable}
 )
 
-// Import puts many jobs, packed into few requests, which costs a fraction of as many Puts. It calls done, one call
-// at a time, with the outcome of each job and its place in the sequence from 0; errors are those of Put. It returns
-// when all are done, or, with the context's error, when the context has ended; what was not sent by then is not
-// reported. Jobs are put in no particular order. A payload of JSON that holds line breaks becomes one of text.
+// Import puts many jobs, packed into few requests, at a fraction of the cost of as many Puts. It calls done with the outcome of each
+// job, one call at a time: i is the job's place in the sequence, from 0, and err is one of Put's errors or nil. Import returns nil when
+// all are done, or the context's error when the context has ended; jobs that were not sent by then are not reported. Jobs are put in no
+// particular order. A JSON payload that holds line breaks is put as text.
 //
-// Jobs for which the service has no room (CodeLimitExceeded), or whose outcome is unknown (CodeUnavailable), which it does no
-// harm to repeat under the same Carillon-Request, are sent again until it has taken none at all for ten times the client's
-// timeout. A service that does not know imports is sent Puts.
+// Some jobs are sent again: those for which the service has no room (CodeLimitExceeded), and those whose outcome is unknown
+// (CodeUnavailable), which does no harm under the same Carillon-Request. Import gives them up when the service has accepted no job at
+// all for ten times the client's timeout. A service that does not know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
 	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch), again: make(chan struct{}, 1)}
 	if !c.imports(ctx) {
@@ -243,8 +243,8 @@ func (im *importing) run(jobs iter.Seq[ImportJob]) error {
 	return im.split(jobs)
 }
 
-// imports asks whether the service knows imports: one that is there does not if nobody takes them. Where nothing answers puts
-// will tell why.
+// imports asks whether the service knows imports: a service that is there does not if nobody listens for them. If nothing answers at
+// all, it returns false, and the puts will say why.
 func (c *Client) imports(ctx context.Context) bool {
 	taken := func() bool {
 		ctx, cancel := context.WithTimeout(ctx, c.timeout)
@@ -255,29 +255,29 @@ func (c *Client) imports(ctx context.Context) bool {
 	if taken() {
 		return true
 	}
-	if _, err := c.Status(ctx); err != nil { // that waits for an engine which is starting
+	if _, err := c.Status(ctx); err != nil { // Status waits for an engine that is starting
 		return false
 	}
 	return taken()
 }
 
-// importing is one Import.
+// importing is one call of Import or Restore.
 type importing struct {
 	*Client
 	ctx     context.Context
 	batches chan *importBatch
 	senders sync.WaitGroup
-	again   chan struct{} // full while what was not answered is sent
+	again   chan struct{} // full while a request that was not answered is sent again
 
 	mu    sync.Mutex
 	done  func(i int, err error)
-	tell  func(b *importBatch, reply ImportReply, err error) // of each request's outcome; its caller holds mu
-	taken time.Time                                          // when the service took any of it last
+	tell  func(b *importBatch, reply ImportReply, err error) // reports each request's outcome; its caller holds mu
+	taken time.Time                                          // when the service last accepted any job
 }
 
-// importBatch is one request of it.
+// importBatch is one request of an import.
 type importBatch struct {
-	id   string // of the request: the same for as long as the lines are
+	id   string // of the request: the same for as long as its lines stay the same
 	body []byte
 	at   []int    // by line: the job's place in the sequence
 	ids  []string // and its id
@@ -332,9 +332,9 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 	return flush()
 }
 
-// send sends a request and reports its jobs. Those that the service has no room for are sent again.
+// send sends a request and reports its jobs. Jobs for which the service has no room are sent again.
 func (im *importing) send(b *importBatch) {
-	var unanswered error // of the request before, if its outcome is unknown
+	var unanswered error // the previous try's, if its outcome is unknown
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if b.id == "" {
 			b.id = rand.Text()[:10]
@@ -355,7 +355,7 @@ func (im *importing) send(b *importBatch) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-im.ctx.Done(): // the next request fails, and is the last
+		case <-im.ctx.Done(): // the next request fails at once, and is the last
 		}
 	}
 }
@@ -367,7 +367,7 @@ func (im *importing) request(b *importBatch, unanswered error) (ImportReply, err
 			defer func() { <-im.again }()
 		case <-im.ctx.Done():
 		}
-		if im.ctx.Err() != nil { // that nothing is sent now says nothing of the request before
+		if im.ctx.Err() != nil { // nothing is sent now, but the previous try may have been applied
 			return ImportReply{}, ended(im.ctx, unanswered)
 		}
 	}
@@ -386,7 +386,7 @@ func (im *importing) settle(b *importBatch, reply ImportReply, err error) {
 	im.tell(b, reply, err)
 }
 
-// patient tells whether to go on where there was no room for some lines, or for all.
+// patient tells whether to send lines again. some is whether the service accepted some of the latest request's.
 func (im *importing) patient(some bool) bool {
 	im.mu.Lock()
 	defer im.mu.Unlock()
@@ -396,7 +396,8 @@ func (im *importing) patient(some bool) bool {
 	return im.ctx.Err() == nil && time.Since(im.taken) < importPatience*im.timeout
 }
 
-// full lists the lines, from 0, that the service had no room for, or all if it may not have taken them.
+// full returns the lines, from 0, that the service had no room for; all of them if the whole request was refused or its outcome is
+// unknown.
 func (b *importBatch) full(reply ImportReply, err error) (lines map[int]bool) {
 	lines = make(map[int]bool)
 	if errors.Is(err, noRoom) || errors.Is(err, unknown) {
@@ -412,10 +413,10 @@ func (b *importBatch) full(reply ImportReply, err error) (lines map[int]bool) {
 	return lines
 }
 
-// divide takes out the lines that were full, and out of the reply as well.
+// divide splits the batch into the lines in full and the others, which are settled; reply is changed to be about the settled alone.
 func (b *importBatch) divide(full map[int]bool, reply *ImportReply) (settled, rest *importBatch) {
 	settled, rest = &importBatch{}, &importBatch{}
-	moved := make(map[int]int) // what lines have become in settled
+	moved := make(map[int]int) // a line from 0 to its number from 1 in settled
 	line := 0
 	for text := range bytes.Lines(b.body) {
 		to := settled
@@ -444,7 +445,7 @@ func (im *importing) refuse(i int, id string, err error) {
 	im.tell(&importBatch{at: []int{i}, ids: []string{id}}, ImportReply{}, err)
 }
 
-// each tells of a request's jobs one by one.
+// each reports a request's jobs one by one.
 func (im *importing) each(b *importBatch, reply ImportReply, err error) {
 	failed := make(map[int]error)
 	for _, f := range reply.Failed {
@@ -459,10 +460,10 @@ func (im *importing) each(b *importBatch, reply ImportReply, err error) {
 	}
 }
 
-// putWindow is how many Puts stand in for imports at once.
+// putWindow is how many Puts are under way at once when they stand in for imports.
 const putWindow = 256
 
-// putAll is the import into a service that knows none.
+// putAll is the import into a service that does not know imports.
 func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 	type numbered struct {
 		i int
@@ -490,8 +491,8 @@ func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 	return nil
 }
 
-// put leaves no moment in which a paused job could fire: a job without a schedule is made and paused before it
-// gets its own, since a put leaves a paused job paused.
+// put leaves no moment in which a job that is to be paused could fire: first it makes the job without a schedule and pauses it, then
+// it puts the job as it is, because a put leaves a paused job paused.
 func (im *importing) put(j ImportJob) error {
 	if j.State != nil || j.IfAbsent {
 		return &Error{Code: CodeUnavailable, Message: "the service knows no imports, and a put has no state"}
@@ -508,7 +509,7 @@ func (im *importing) put(j ImportJob) error {
 		return err
 	}
 	r, err := im.Put(im.ctx, j.Job)
-	if err == nil && r.Status == StatusScheduled { // the job had been completed, which no pause changes
+	if err == nil && r.Status == StatusScheduled { // the job had been completed, and a pause does not change a completed job
 		_, err = im.Pause(im.ctx, j.Job.ID)
 	}
 	return err

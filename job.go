@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a job. Numbers, lengths and counts beyond them are refused with an error that names them.
+// Limits of a job. A number, length or count beyond its limit is refused with an error that names the limit.
 const (
 	MaxJobIDLength  = 128       // bytes
 	MaxPayload      = 512 << 10 // bytes, as delivered
@@ -35,13 +35,13 @@ const DefaultTopic = "default"
 // defaultZone is the zone of a job that names none.
 const defaultZone = "UTC"
 
-// Misfire says what happens to fires that were missed by over a second because no engine was ticking.
+// Misfire is a policy: what happens to fires that were missed by more than a second because no engine was ticking.
 type Misfire uint8
 
 const (
-	FireOnce Misfire = iota // one trigger for the latest missed time (the default)
-	FireAll                 // each of them, in order
-	Skip                    // none; each is counted
+	FireOnce Misfire = iota // one trigger, for the latest missed time (the default)
+	FireAll                 // a trigger for each of them, in order
+	Skip                    // no trigger; each of them is counted as skipped
 )
 
 // Priority orders jobs that are due and waiting.
@@ -53,7 +53,7 @@ const (
 	Low
 )
 
-// Gap says what happens to a fire whose local time does not exist because clocks went forward.
+// Gap says what happens to a fire whose local time does not exist because clocks go forward.
 type Gap uint8
 
 const (
@@ -61,7 +61,7 @@ const (
 	GapSkip             // not at all
 )
 
-// Fold says which of two equal local times fires when clocks went back.
+// Fold says which of two equal local times fires when clocks go back.
 type Fold uint8
 
 const (
@@ -78,7 +78,7 @@ var (
 	foldWords     = []string{"first", "last", "both"}
 )
 
-// ParseMisfire reads a policy's word: fire_once, fire_all or skip.
+// ParseMisfire reads a policy's name in JSON: fire_once, fire_all or skip.
 func ParseMisfire(s string) (m Misfire, ok bool) {
 	i := slices.Index(misfireWords, s)
 	return Misfire(max(i, 0)), i >= 0
@@ -96,47 +96,48 @@ func word(words []string, n uint8) string {
 	return "unknown"
 }
 
-// PayloadForm is how a payload was given and is given back: it does not change the bytes delivered.
+// PayloadForm is how a job's JSON gives the payload: as it was put, and as replies have it. It does not change the bytes that are
+// delivered.
 type PayloadForm uint8
 
 const (
-	PayloadNone   PayloadForm = iota // no payload; with bytes: the first of the forms below that can hold them
+	PayloadNone   PayloadForm = iota // no payload; if there are bytes: the first of the forms below that can hold them
 	PayloadJSON                      // "payload": any JSON, kept byte for byte
 	PayloadText                      // "payload_text": UTF-8
 	PayloadBase64                    // "payload_base64": any bytes
 )
 
-// Job is what a client asks for: when to fire, and what to deliver then. The zero value of a field is
-// its default. Its JSON is the body of a put; see docs/protocol.md for the fields.
+// Job is what a client asks for: when to fire, and what to deliver then. Every field's zero value is its
+// default. A job's JSON is the body of a put; docs/protocol.md describes the fields.
 type Job struct {
-	ID string // see CheckJobID. Not in the JSON of a put, whose subject has it
+	ID string // see CheckJobID; not in the JSON of a put, because the subject has it
 
 	// Schedule is "@every 15m", "@in 90s", "@at 2026-12-01T09:00:00Z", "@daily" and the like, or cron, such as "30 9 * * MON-FRI"; see
-	// docs/protocol.md. Empty: the job fires only by Fire.
+	// docs/protocol.md. A job without a schedule fires only by Client.Fire.
 	Schedule string
 
 	Zone     string            // IANA name, such as Europe/Paris, for cron, @daily and the like; empty is UTC
 	Gap      Gap               // "dst_gap" in JSON
 	Fold     Fold              // "dst_fold" in JSON
-	Start    time.Time         // no fire before; whole milliseconds; zero: no bound
-	End      time.Time         // no fire from then on; whole milliseconds; zero: no bound
-	MaxFires uint64            // scheduled fires, then the job is completed; 0: no bound
-	Spread   time.Duration     // each fire is moved by an offset below it, the same for all fires of the job; whole milliseconds
+	Start    time.Time         // the job does not fire before it; whole milliseconds; zero: no bound
+	End      time.Time         // the job does not fire at or after it; whole milliseconds; zero: no bound
+	MaxFires uint64            // after so many scheduled fires the job is completed; 0: no bound
+	Spread   time.Duration     // fires are delayed by an offset below Spread, the same for all fires of the job; whole milliseconds
 	Misfire  Misfire           // what becomes of fires that were missed
 	Expires  time.Duration     // a fire that is later than this is skipped; whole milliseconds; 0: never
-	Topic    string            // workers take triggers by it: 1 to 8 tokens; empty is DefaultTopic
+	Topic    string            // workers select triggers by it: 1 to 8 tokens; empty is DefaultTopic
 	Priority Priority          // among jobs that are due
 	Payload  []byte            // the bytes delivered, up to MaxPayload
-	Form     PayloadForm       // how JSON has the payload; to give a job that was read a payload of another kind, set PayloadNone
+	Form     PayloadForm       // how JSON gives the payload; set PayloadNone when you replace the payload of a job that was read
 	Headers  map[string]string // delivered with every trigger
-	Owner    string            // to select jobs by, as are the labels; not delivered
+	Owner    string            // jobs can be selected by owner and labels; neither is delivered
 	Labels   map[string]string
 }
 
-// Validate checks a job built in Go by the rules of ParseJob and brings it into the form ParseJob gives:
-// times in UTC, defaults as zero values, the payload's form named. An ID is checked when there is one.
-// The schedule and the zone are checked for their shape only; the engine compiles them. The error is
-// an *Error.
+// Validate checks a job that was built in Go by the rules of ParseJob, and brings it into the form that
+// ParseJob returns: times in UTC, defaults as zero values, the payload's form set. It checks the ID if there
+// is one. It checks only the shape of the schedule and the zone; the engine compiles them. The error is an
+// *Error.
 func (j *Job) Validate() error {
 	if j.ID != "" {
 		if err := CheckJobID(j.ID); err != nil {
@@ -146,7 +147,7 @@ func (j *Job) Validate() error {
 	return asError(j.check(true))
 }
 
-// check is Validate without the ID. Payloads out of the reader need no second look at their syntax.
+// check is Validate without the ID. syntax is whether to check the payload's syntax, which the reader has checked already.
 func (j *Job) check(syntax bool) *Error {
 	if j.Topic == DefaultTopic {
 		j.Topic = ""
@@ -253,7 +254,7 @@ func (j *Job) checkPayload(syntax bool) *Error {
 	return nil
 }
 
-// form gives the payload's form, choosing one for bytes that came without.
+// form returns the payload's form. For bytes without a form it chooses one.
 func (j *Job) form() PayloadForm {
 	if len(j.Payload) == 0 && j.Form == PayloadJSON {
 		return PayloadNone
@@ -271,7 +272,7 @@ func (j *Job) form() PayloadForm {
 	return PayloadBase64
 }
 
-// CheckJobID checks a job's id: 1 to 128 of A-Z a-z 0-9 _ - : = @ +. The error is an *Error of
+// CheckJobID checks a job's id: 1 to 128 characters of A-Z a-z 0-9 _ - : = @ +. The error is an *Error of
 // CodeInvalidJobID.
 func CheckJobID(id string) error {
 	if len(id) == 0 || len(id) > MaxJobIDLength {
@@ -291,7 +292,7 @@ func CheckTopicFilter(topic string) error { return asError(checkTopic("topic", t
 
 var idByte = byteSet("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-:=@+")
 
-// tokenByte holds RFC 7230's tchar, of which a header's name is made.
+// tokenByte is RFC 7230's tchar: the characters of a header's name.
 var tokenByte = byteSet("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+-.^_`|~")
 
 var zoneByte = byteSet("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+/")
@@ -360,7 +361,7 @@ func checkZone(s string) *Error {
 	return nil
 }
 
-// checkInstant checks a time of the protocol and brings it to UTC: years 1970 to 9999, milliseconds.
+// checkInstant converts a time of the protocol to UTC and checks it: years 1970 to 9999, whole milliseconds.
 func checkInstant(field string, t *time.Time) *Error {
 	if t.IsZero() {
 		*t = time.Time{}
@@ -436,7 +437,7 @@ func checkHeader(name, value string) *Error {
 		return errField(CodeInvalidField, "headers", "the name %s is reserved: none begins with Nats- or Carillon-", quote(name))
 	}
 	if strings.Trim(value, " \t") != value {
-		// NATS trims it: the worker would see another value than was given.
+		// NATS trims values: the worker would see another one than was given.
 		return errField(CodeInvalidField, "headers", "the value of %s begins or ends with white space, which NATS does not carry", quote(name))
 	}
 	if !plain(strings.ReplaceAll(value, "\t", " ")) {
@@ -472,8 +473,8 @@ func checkLabel(name, value string) *Error {
 	return nil
 }
 
-// firstRefusal gives what check has against the first member, by name, that it refuses: replicas that
-// read the same command must say the same, whatever the order of a map.
+// firstRefusal returns check's error for the first member, by name, that it refuses: nodes that read the
+// same command must answer the same, whatever the order of a map.
 func firstRefusal(m map[string]string, check func(name, value string) *Error) *Error {
 	var first string
 	var refusal *Error
@@ -488,7 +489,7 @@ func firstRefusal(m map[string]string, check func(name, value string) *Error) *E
 	return refusal
 }
 
-// decodeBase64 reads RFC 4648's standard alphabet with padding, and nothing else: no line breaks.
+// decodeBase64 reads RFC 4648's standard alphabet with padding. It refuses line breaks, which encoding/base64 ignores.
 func decodeBase64(s []byte) ([]byte, bool) {
 	if bytes.ContainsAny(s, "\r\n") {
 		return nil, false

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// The fields of a job, in the order of the protocol, and of a put.
+// The fields of a job, in the order of the protocol, of a put, and of a line of an export.
 var (
 	jobFields = []string{
 		"schedule", "zone", "dst_gap", "dst_fold", "start", "end", "max_fires", "spread", "misfire", "expires",
@@ -21,9 +21,9 @@ var (
 
 var payloadFields = [...]string{PayloadNone: "payload", PayloadJSON: "payload", PayloadText: "payload_text", PayloadBase64: "payload_base64"}
 
-// ParseJob reads a job: the body of a put without if_version. Nothing of body is kept. The error is an
-// *Error: CodeInvalidJSON, CodeUnknownField, CodeInvalidField, CodePayloadTooLarge, CodeInvalidTopic,
-// or, as far as the text's shape goes, CodeInvalidSchedule or CodeInvalidZone.
+// ParseJob reads a job: the body of a put without if_version. The job does not share body's memory. The error
+// is an *Error of CodeInvalidJSON, CodeUnknownField, CodeInvalidField, CodePayloadTooLarge or CodeInvalidTopic,
+// or of CodeInvalidSchedule or CodeInvalidZone: schedule and zone are checked for their shape only.
 func ParseJob(body []byte) (Job, error) {
 	var j Job
 	if e := j.parse(&reader{b: body}, jobFields, nil); e != nil {
@@ -32,8 +32,8 @@ func ParseJob(body []byte) (Job, error) {
 	return j, nil
 }
 
-// ParsePut reads the body of a put: a job and, where the put is conditional, the version it asks for
-// (0: must not exist). Errors are those of ParseJob.
+// ParsePut reads the body of a put: a job and, if the put is conditional, the version that the job must be at
+// (0: it must not exist); else ifVersion is nil. Errors are those of ParseJob.
 func ParsePut(body []byte) (job Job, ifVersion *uint64, err error) {
 	if e := job.parse(&reader{b: body}, putFields, &ifVersion); e != nil {
 		return Job{}, nil, e
@@ -54,7 +54,7 @@ func ParseLine(line []byte) (Job, error) {
 	return j, nil
 }
 
-// checkID is CheckJobID of a field.
+// checkID is CheckJobID for the field "id".
 func checkID(id string) *Error {
 	err := CheckJobID(id)
 	if err == nil {
@@ -128,7 +128,7 @@ func (j *Job) read(r *reader, name string) (e *Error) {
 	return e
 }
 
-// given reads a string that must not be empty: what is not wanted is left out.
+// given reads a string that must not be empty: for its default a field is left out.
 func (r *reader) given(field string, code Code) (string, *Error) {
 	s, e := r.text(field)
 	if e == nil && s == "" {
@@ -167,14 +167,14 @@ func (r *reader) instant(field string) (t time.Time, e *Error) {
 	if !rfc3339(s) || t.UnmarshalText(s) != nil {
 		return t, errField(CodeInvalidField, field, "is %s; expected %s", quote(string(s)), expected)
 	}
-	if t.IsZero() { // checkInstant takes it for none
+	if t.IsZero() { // year 1, which checkInstant would take for no time at all
 		return t, errField(CodeInvalidField, field, "is %s; expected 1970 to 9999 (UTC)", quote(string(s)))
 	}
 	return t, checkInstant(field, &t)
 }
 
-// rfc3339 checks what the time package lets pass: hours of one digit, a comma for the point, digits beyond the ninth of a
-// second's fraction, and offsets of a day or more.
+// rfc3339 refuses what the time package lets pass: hours of one digit, a comma for the point, more than nine digits in the
+// fraction of a second, and offsets of a day or more.
 func rfc3339(s []byte) bool {
 	if len(s) < len("2006-01-02T15:04:05Z") || s[13] != ':' || bytes.IndexByte(s, ',') >= 0 {
 		return false
@@ -196,13 +196,13 @@ func (r *reader) duration(field string, least, most time.Duration) (time.Duratio
 		return 0, e
 	}
 	d, err := time.ParseDuration(string(s))
-	if err != nil { // it is out of every range, too
+	if err != nil { // also for a duration beyond time.Duration's range, so the message gives the allowed one
 		return 0, errField(CodeInvalidField, field, "is %s; expected %s, from %s to %s", quote(string(s)), expected, durationText(least), durationText(most))
 	}
 	return d, checkDuration(field, d, least, most)
 }
 
-// payload reads one of the three payload fields into memory of its own.
+// payload reads one of the three payload fields. The payload does not share the body's memory.
 func (r *reader) payload(field string) (payload []byte, form PayloadForm, e *Error) {
 	var b []byte
 	switch field {
@@ -223,7 +223,7 @@ func (r *reader) payload(field string) (payload []byte, form PayloadForm, e *Err
 	}
 	size := len(b)
 	if form == PayloadBase64 {
-		// By its length alone, as the rest of too long a text is not worth decoding.
+		// The size by the length of the text: one that is too long is not worth decoding.
 		size = base64.StdEncoding.DecodedLen(len(b)) - bytes.Count(b[max(0, len(b)-2):], []byte("="))
 	}
 	if size > MaxPayload {
@@ -240,15 +240,15 @@ func (r *reader) payload(field string) (payload []byte, form PayloadForm, e *Err
 }
 
 // AppendJSON appends the job's canonical JSON: the fields in the order of the protocol, defaults left
-// out, names of headers and labels sorted, the payload byte for byte. It is the body of a put and what
-// ParseJob reads back; two valid jobs are equal exactly when it is. The ID is no part of it.
+// out, names of headers and labels sorted, the payload byte for byte. It is the body of a put, and ParseJob
+// reads it back. Two valid jobs are equal exactly when their canonical JSON is. The ID is not part of it.
 func (j *Job) AppendJSON(dst []byte) []byte {
 	return append(j.appendMembers(append(dst, '{'), false), '}')
 }
 
-// AppendLine appends the job with its "id" on one line, without a newline at its end: ParseLine reads
-// it back. A payload of JSON that holds line breaks is given as payload_text, or, as any text whose escapes are longer
-// than any payload in base64, as payload_base64, so that the bytes delivered stay the same.
+// AppendLine appends the job with its "id" on one line, without a newline at its end; ParseLine reads it
+// back. A JSON payload that holds line breaks is given as payload_text. A text that would be longer, with its escapes,
+// than the largest payload in base64 is given as payload_base64. The bytes delivered stay the same.
 func (j *Job) AppendLine(dst []byte) []byte {
 	dst = appendString(append(dst, `{"id":`...), j.ID)
 	dst = append(dst, ',')
@@ -315,7 +315,7 @@ func (j *Job) appendMembers(dst []byte, line bool) []byte {
 		if dst = appendString(dst, j.Payload); !line || len(dst)-at <= base64.StdEncoding.EncodedLen(MaxPayload)+len(`""`) {
 			break
 		}
-		dst = dst[:before] // mostly escapes, for which there may be no room in a request
+		dst = dst[:before] // mostly escapes: the text may be too long for a request
 		fallthrough
 	case form == PayloadBase64:
 		name("payload_base64")
@@ -335,11 +335,11 @@ func (j *Job) appendMembers(dst []byte, line bool) []byte {
 	return dst
 }
 
-// MarshalJSON gives AppendJSON's bytes. Mind that json.Marshal and json.Encoder compact what they get
-// from it, white space in the payload included: use AppendJSON where the bytes count.
+// MarshalJSON returns AppendJSON's bytes. But json.Marshal and json.Encoder compact what they get from it,
+// and so remove white space from a JSON payload: use AppendJSON if the bytes matter.
 func (j Job) MarshalJSON() ([]byte, error) { return j.AppendJSON(nil), nil }
 
-// UnmarshalJSON is ParseJob. The ID stays as it is.
+// UnmarshalJSON is ParseJob. It leaves the ID as it is.
 func (j *Job) UnmarshalJSON(body []byte) error {
 	parsed, err := ParseJob(body)
 	if err != nil {
@@ -350,15 +350,15 @@ func (j *Job) UnmarshalJSON(body []byte) error {
 	return nil
 }
 
-// appendTime appends an instant of a job in quotes: RFC 3339 in UTC, milliseconds where there are any.
+// appendTime appends an instant of a job in quotes: RFC 3339 in UTC, with milliseconds only if they are not zero.
 func appendTime(dst []byte, t time.Time) []byte {
 	return t.UTC().AppendFormat(dst, `"2006-01-02T15:04:05.999Z"`)
 }
 
-// TimeFormat is how times stand in replies, events and triggers, in UTC.
+// TimeFormat is the layout of times in replies, events and triggers. They are in UTC.
 const TimeFormat = "2006-01-02T15:04:05.000Z"
 
-// AppendTime appends an instant in TimeFormat. time.AppendFormat reads the layout anew for each instant, which takes
+// AppendTime appends an instant in TimeFormat. time.Time.AppendFormat parses the layout each time, and takes
 // four times as long.
 func AppendTime(dst []byte, t time.Time) []byte {
 	t = t.UTC()
@@ -379,12 +379,12 @@ func AppendTime(dst []byte, t time.Time) []byte {
 	return append(dst, byte('0'+ms/100), byte('0'+ms/10%10), byte('0'+ms%10), 'Z')
 }
 
-// appendMillis appends an instant of a reply in quotes, always with its milliseconds.
+// appendMillis appends an instant of a reply in quotes, always with milliseconds.
 func appendMillis(dst []byte, t time.Time) []byte {
 	return append(AppendTime(append(dst, '"'), t), '"')
 }
 
-// durationText is Duration.String without the units of which there are none: 10m, not 10m0s.
+// durationText is Duration.String without trailing units that are zero: 10m, not 10m0s.
 func durationText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

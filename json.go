@@ -15,19 +15,19 @@ import (
 // here can be read there.
 const maxDepth = 10000
 
-// maxInteger is the largest whole number every JSON reader keeps exactly.
+// maxInteger is the largest whole number that every JSON reader can represent exactly: many read numbers as float64.
 const maxInteger = 1<<53 - 1
 
 // reader reads the protocol's JSON objects strictly: RFC 8259 to the letter, valid UTF-8, names that are
-// case-sensitive, known and not repeated. It is written by hand because encoding/json can tell none of
-// the last three apart, cannot keep a payload's bytes, and costs a command ten times as much.
+// case-sensitive, known and not repeated. It is written by hand because encoding/json cannot insist on all of
+// this, and costs a command ten times as much.
 type reader struct {
 	b       []byte
 	i       int
 	lenient bool // skip unknown fields: replies and events may grow
 }
 
-// document reads one object of these fields and nothing after it.
+// document reads one object of these fields, as object does, and refuses anything after it.
 func (r *reader) document(fields []string, set func(name string) *Error) *Error {
 	r.space()
 	if r.i == len(r.b) {
@@ -43,8 +43,8 @@ func (r *reader) document(fields []string, set func(name string) *Error) *Error 
 	return nil
 }
 
-// object reads an object of at most 64 known fields, calling set with each name to read its value.
-// A null means that the field is not there, except for "payload", of which it is a value.
+// object reads an object of at most 64 known fields; for each it calls set, which must read the value.
+// A null means that the field is not there, except for "payload", where it is a value.
 func (r *reader) object(fields []string, set func(name string) *Error) *Error {
 	var seen uint64
 	return r.members(func(raw []byte, at int) *Error {
@@ -72,7 +72,7 @@ func (r *reader) object(fields []string, set func(name string) *Error) *Error {
 	})
 }
 
-// members reads any object, calling member with each name and its offset to read the value.
+// members reads any object; for each name it calls member, which must read the value. at is the name's offset.
 func (r *reader) members(member func(name []byte, at int) *Error) *Error {
 	if !r.take('{') {
 		return r.bad("an object, beginning with '{'")
@@ -155,7 +155,7 @@ func (r *reader) integer(field string, least, most uint64) (uint64, *Error) {
 	if e := r.number(); e != nil {
 		return 0, e
 	}
-	// Not strconv.ParseUint alone: it would take "1_000" and "+1", but number has refused those.
+	// number has checked the syntax, and ParseUint refuses what is no whole number, such as 1.5 or 1e3.
 	n, err := strconv.ParseUint(string(r.b[from:r.i]), 10, 64)
 	if err != nil || n < least || n > most {
 		return 0, errField(CodeInvalidField, field, "is %s; expected %s, written in digits only", cut(string(r.b[from:r.i])), expected())
@@ -172,14 +172,14 @@ func (r *reader) bool(field string) (bool, *Error) {
 	return string(raw) == "true", e
 }
 
-// raw reads any value and gives its bytes as they stand, which are the body's own memory.
+// raw reads any value and returns its bytes unchanged, in the body's own memory.
 func (r *reader) raw() ([]byte, *Error) {
 	from := r.i
 	e := r.skip(1)
 	return r.b[from:r.i], e
 }
 
-// skip reads over any value, checking its syntax.
+// skip reads past any value and checks its syntax.
 func (r *reader) skip(depth int) *Error {
 	if depth > maxDepth {
 		return &Error{Code: CodeInvalidJSON, Message: fmt.Sprintf("at byte %d: nested deeper than %d", r.i, maxDepth)}
@@ -199,7 +199,7 @@ func (r *reader) skip(depth int) *Error {
 	return r.bad("a JSON value")
 }
 
-// items reads an array, calling item to read each value.
+// items reads an array; for each value it calls item, which must read it.
 func (r *reader) items(item func() *Error) *Error {
 	r.take('[')
 	r.space()
@@ -248,7 +248,7 @@ func (r *reader) digits() bool {
 	return r.i > from
 }
 
-// string reads a string and gives its content: the body's own memory where nothing is escaped.
+// string reads a string and returns its content, in the body's own memory if nothing in it is escaped.
 func (r *reader) string() ([]byte, *Error) {
 	from := r.i
 	if e := r.skipString(); e != nil {
@@ -261,7 +261,7 @@ func (r *reader) string() ([]byte, *Error) {
 	return unescape(content, from+1)
 }
 
-// skipString reads over a string, checking everything but the pairing of surrogates.
+// skipString reads past a string and checks everything but the pairing of surrogates.
 func (r *reader) skipString() *Error {
 	from := r.i
 	var high byte
@@ -301,7 +301,7 @@ func (r *reader) skipString() *Error {
 
 var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t', 'u': 'u'}
 
-// unescape gives the content of a string that skipString has accepted; at is its offset in the body.
+// unescape returns the content of a string that skipString has accepted; at is the content's offset in the body.
 func unescape(s []byte, at int) ([]byte, *Error) {
 	out := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
@@ -357,7 +357,7 @@ func (r *reader) space() {
 	}
 }
 
-// peek gives the next byte, or 0 at the end; no JSON token begins with 0.
+// peek returns the next byte, or 0 at the end; no JSON token begins with a zero byte.
 func (r *reader) peek() byte {
 	if r.i < len(r.b) {
 		return r.b[r.i]
@@ -385,7 +385,7 @@ func (r *reader) null() bool { return r.peek() == 'n' && r.literal("null") }
 
 func digit(c byte) bool { return c >= '0' && c <= '9' }
 
-// bad says what was expected where the syntax broke.
+// bad returns a syntax error that says what was expected at this place.
 func (r *reader) bad(expected string) *Error {
 	if r.i >= len(r.b) {
 		return &Error{Code: CodeInvalidJSON, Message: fmt.Sprintf("ends at byte %d; expected %s", len(r.b), expected)}
@@ -393,7 +393,7 @@ func (r *reader) bad(expected string) *Error {
 	return &Error{Code: CodeInvalidJSON, Message: fmt.Sprintf("at byte %d: found %q; expected %s", r.i, r.b[r.i], expected)}
 }
 
-// wrong says that a field holds a value of another type, or, if it holds none at all, that the syntax is bad.
+// wrong returns the error that a field's value is of another type or, if there is no value at all, a syntax error.
 func (r *reader) wrong(field, expected string) *Error {
 	var got string
 	switch c := r.peek(); {
@@ -415,7 +415,7 @@ func (r *reader) wrong(field, expected string) *Error {
 	return errField(CodeInvalidField, field, "is %s; expected %s", got, expected)
 }
 
-// cut keeps a name that is given back in an error short and in one piece.
+// cut shortens a name that is repeated in an error, without splitting a character.
 func cut(s string) string {
 	const longest = 128
 	if len(s) > longest {
@@ -424,8 +424,8 @@ func cut(s string) string {
 	return s
 }
 
-// appendString appends s as a JSON string with the fewest escapes, so that it is never longer than
-// what it was read from. Bytes that are no UTF-8 become U+FFFD.
+// appendString appends s as a JSON string with the fewest escapes, so that the string is never longer than the
+// one it was read from. Bytes that are not UTF-8 become U+FFFD.
 func appendString[T string | []byte](dst []byte, s T) []byte {
 	dst = append(dst, '"')
 	from := 0
@@ -471,8 +471,8 @@ func appendString[T string | []byte](dst []byte, s T) []byte {
 	return append(dst, '"')
 }
 
-// appendMarshalled appends a reply that need not be quick. Times out of year 0 to 9999 and infinite floats, which alone
-// cannot be said, are ours alone to make.
+// appendMarshalled appends a reply that is too rare to need a writer by hand. It panics if encoding/json refuses the reply: only for a
+// time outside the years 0 to 9999 or a float that is infinite or not a number, and those would be our own mistake.
 func appendMarshalled(dst []byte, reply any) []byte {
 	b, err := json.Marshal(reply)
 	if err != nil {
@@ -481,7 +481,7 @@ func appendMarshalled(dst []byte, reply any) []byte {
 	return append(dst, b...)
 }
 
-// appendTexts appends an object of strings, its names sorted.
+// appendTexts appends an object of strings, with its names sorted.
 func appendTexts(dst []byte, m map[string]string) []byte {
 	var few [8]string
 	names := few[:0]

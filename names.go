@@ -7,11 +7,11 @@ import (
 
 // Names gives the subjects and streams of one service.
 type Names struct {
-	Prefix string // of subjects, one token
-	Stream string // what streams' names begin with
+	Prefix string // what subjects begin with: one token
+	Stream string // what the names of streams begin with
 }
 
-// DefaultNames are those of a service that was given no others.
+// DefaultNames returns the names of a service that runs without --prefix.
 func DefaultNames() Names { return Names{Prefix: "carillon", Stream: "CARILLON"} }
 
 // NamesFor derives the names from a subject prefix: the streams of "acme" begin with "ACME".
@@ -30,12 +30,12 @@ func (n Names) Validate() error {
 	return nil
 }
 
-// Command is where a command is published: carillon.cmd.<verb>.<job>.
+// Command is the subject to which a command is published: carillon.cmd.<verb>.<job>.
 func (n Names) Command(verb Verb, job string) string {
 	return n.Prefix + ".cmd." + string(verb) + "." + job
 }
 
-// API is where a request is sent: carillon.api.<verb>.<job>, or carillon.api.<verb> without a job.
+// API is the subject to which a request is sent: carillon.api.<verb>.<job>, or carillon.api.<verb> without a job.
 func (n Names) API(verb Verb, job string) string {
 	if job == "" {
 		return n.Prefix + ".api." + string(verb)
@@ -43,13 +43,13 @@ func (n Names) API(verb Verb, job string) string {
 	return n.Prefix + ".api." + string(verb) + "." + job
 }
 
-// Log is where a command stands in the log: carillon.log.<p>.<verb>.<job>.
+// Log is the subject that a command has in the log: carillon.log.<p>.<verb>.<job>.
 func (n Names) Log(partition int, verb Verb, job string) string {
 	return n.Record(partition, string(verb)) + "." + job
 }
 
-// Record is where an engine's record stands in the log: carillon.log.<p>.<kind>, with _ for a partition
-// below zero, which means several.
+// Record is the subject that an engine's record has in the log: carillon.log.<p>.<kind>. For a record of
+// several partitions, which is what a partition below zero means, <p> is _.
 func (n Names) Record(partition int, kind string) string {
 	p := "_"
 	if partition >= 0 {
@@ -58,8 +58,8 @@ func (n Names) Record(partition int, kind string) string {
 	return n.Prefix + ".log." + p + "." + kind
 }
 
-// Trigger is where a partition's trigger is published: carillon.trigger.<p>.<topic>. An empty topic is
-// DefaultTopic.
+// Trigger is the subject to which a partition's trigger is published: carillon.trigger.<p>.<topic>. An empty
+// topic is DefaultTopic.
 func (n Names) Trigger(partition int, topic string) string {
 	if topic == "" {
 		topic = DefaultTopic
@@ -67,19 +67,20 @@ func (n Names) Trigger(partition int, topic string) string {
 	return n.Triggers(partition) + topic
 }
 
-// Triggers is what the subjects of a partition's triggers begin with: carillon.trigger.<p>. and a dot.
+// Triggers is what the subjects of a partition's triggers begin with, up to the dot before the topic:
+// carillon.trigger.<p>.
 func (n Names) Triggers(partition int) string {
 	return n.Prefix + ".trigger." + strconv.Itoa(partition) + "."
 }
 
-// AllTriggers means the triggers of a topic in all partitions: carillon.trigger.*.<topic>.
+// AllTriggers matches the triggers of a topic in all partitions: carillon.trigger.*.<topic>.
 func (n Names) AllTriggers(topic string) string { return n.Prefix + ".trigger.*." + topic }
 
-// AllEvents means all events: carillon.event.>.
+// AllEvents matches all events: carillon.event.>.
 func (n Names) AllEvents() string { return n.Prefix + ".event.>" }
 
-// Event is where a partition's event is published: carillon.event.<p>.<kind>.<job>. What is no valid
-// job id becomes _.
+// Event is the subject to which a partition's event is published: carillon.event.<p>.<kind>.<job>. If job is
+// not a valid id, <job> is _.
 func (n Names) Event(partition int, kind, job string) string {
 	if CheckJobID(job) != nil {
 		job = "_"
@@ -93,8 +94,8 @@ func (n Names) LogStream() string { return n.Stream + "_LOG" }
 // OutStream is the stream of a partition's triggers and events: CARILLON_OUT_<p>.
 func (n Names) OutStream(partition int) string { return n.Stream + "_OUT_" + strconv.Itoa(partition) }
 
-// TopicStream is the stream of a topic queue: CARILLON_TOPIC_<topic>, in which _ stands for dots, ANY
-// and ALL for the wildcards, and - for what a stream's name cannot hold.
+// TopicStream is the stream of a topic queue: CARILLON_TOPIC_<topic>. In <topic> _ replaces dots, ANY and ALL
+// replace the wildcards * and >, and - replaces slashes and backslashes, which a stream's name cannot have.
 func (n Names) TopicStream(topic string) string {
 	return n.Stream + "_TOPIC_" + strings.Map(func(c rune) rune {
 		switch c {
@@ -107,11 +108,11 @@ func (n Names) TopicStream(topic string) string {
 	}, strings.NewReplacer("*", "ANY", ">", "ALL").Replace(topic))
 }
 
-// TopicSubject is where the messages of a topic queue stand in it: carillon.topic.<topic>.
+// TopicSubject is the subject of the messages in a topic queue: carillon.topic.<topic>.
 func (n Names) TopicSubject(topic string) string { return n.Prefix + ".topic." + topic }
 
-// SplitTrigger takes a trigger's subject apart; ok is false for any other subject. The subjects of topic
-// queues are triggers' too, of partition -1.
+// SplitTrigger splits a trigger's subject; ok is false for any other subject. The subjects of topic queues
+// are triggers' subjects, too, with partition -1.
 func (n Names) SplitTrigger(subject string) (partition int, topic string, ok bool) {
 	rest, ok := strings.CutPrefix(subject, n.Prefix)
 	if !ok {

@@ -21,11 +21,11 @@ const (
 	TypeEvent     = "carillon.v1.event"
 )
 
-// Status is how far a job has come.
+// Status is the status of a job.
 type Status string
 
-// The statuses of a job. Running, failed and cancelled come with executions; deleted is only ever the
-// answer to a delete.
+// The statuses of a job. Running, failed and cancelled are reserved for executions; deleted occurs only in
+// the answer to a delete.
 const (
 	StatusScheduled Status = "scheduled"
 	StatusPaused    Status = "paused"
@@ -38,18 +38,17 @@ const (
 
 var statuses = []Status{StatusScheduled, StatusPaused, StatusCompleted, StatusRunning, StatusFailed, StatusCancelled}
 
-// JobReply answers get, put, delete, pause, resume and fire: a job as it stands, or for a delete as it
-// last stood.
+// JobReply answers get, put, delete, pause, resume and fire: the job as it is now, or, for a delete, as it was.
 type JobReply struct {
 	ID            string
 	Version       uint64
 	Status        Status
 	Next          time.Time // the next fire, UTC; zero: none, or the job is paused
 	LastScheduled time.Time // scheduled time of the latest fire that became a trigger, UTC; zero: none
-	Fires         uint64    // scheduled fires of this version, without skips and forced ones
-	Skipped       uint64    // fires of this version that were skipped, for whatever reason
+	Fires         uint64    // scheduled fires of this version, without skipped and forced ones
+	Skipped       uint64    // fires of this version that were skipped, for any reason
 	Partition     int
-	Trigger       string // the trigger's id, in the answer to a fire, but for one that repeats another
+	Trigger       string // in the answer to a fire: the trigger's id; empty if the fire repeated an earlier one
 	Spec          Job    // its ID is the reply's
 }
 
@@ -74,7 +73,7 @@ func (r *JobReply) AppendJSON(dst []byte) []byte {
 	from := len(dst)
 	dst = r.Spec.AppendJSON(dst)
 	if len(dst)-from > base64.StdEncoding.EncodedLen(MaxPayload) && r.Spec.form() == PayloadText {
-		// Mostly escapes. A command may be as long as a message, and then there would be no room for what else is in a reply.
+		// Mostly escapes. A command may be as long as a message can be; a reply with the same text would be longer.
 		spec := r.Spec
 		spec.Form = PayloadBase64
 		dst = spec.AppendJSON(dst[:from])
@@ -82,7 +81,7 @@ func (r *JobReply) AppendJSON(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// MarshalJSON gives AppendJSON's bytes, with the same warning as Job.MarshalJSON.
+// MarshalJSON returns AppendJSON's bytes, with the same warning as Job.MarshalJSON.
 func (r JobReply) MarshalJSON() ([]byte, error) { return r.AppendJSON(nil), nil }
 
 // UnmarshalJSON is ParseJobReply.
@@ -91,7 +90,7 @@ func (r *JobReply) UnmarshalJSON(body []byte) (err error) {
 	return err
 }
 
-// ParseJobReply reads a carillon.v1.job reply. Fields it does not know are passed over.
+// ParseJobReply reads a carillon.v1.job reply. Unknown fields are ignored. The error is an *Error of CodeInternal.
 func ParseJobReply(body []byte) (JobReply, error) {
 	r := reader{b: body, lenient: true}
 	var j JobReply
@@ -157,10 +156,10 @@ func (r *JobsReply) AppendJSON(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// MarshalJSON gives AppendJSON's bytes, with the same warning as Job.MarshalJSON.
+// MarshalJSON returns AppendJSON's bytes, with the same warning as Job.MarshalJSON.
 func (r JobsReply) MarshalJSON() ([]byte, error) { return r.AppendJSON(nil), nil }
 
-// ParseJobsReply reads a carillon.v1.jobs reply. Fields it does not know are passed over.
+// ParseJobsReply reads a carillon.v1.jobs reply. Unknown fields are ignored. The error is an *Error of CodeInternal.
 func ParseJobsReply(body []byte) (JobsReply, error) {
 	r := reader{b: body, lenient: true}
 	var jobs JobsReply
@@ -200,7 +199,7 @@ func (r *PreviewReply) AppendJSON(dst []byte) []byte {
 	return append(dst, `]}`...)
 }
 
-// ParsePreviewReply reads a carillon.v1.preview reply.
+// ParsePreviewReply reads a carillon.v1.preview reply. The error is an *Error of CodeInternal.
 func ParsePreviewReply(body []byte) (PreviewReply, error) {
 	r := reader{b: body, lenient: true}
 	var p PreviewReply
@@ -217,14 +216,14 @@ func ParsePreviewReply(body []byte) (PreviewReply, error) {
 	return p, replyError(e)
 }
 
-// SelectionReply answers a delete, pause or resume of many jobs. What it counts had been applied by
-// then, each job on its own: a selection is no transaction.
+// SelectionReply answers a delete, pause or resume of many jobs. The changes that it counts were applied
+// before the answer, each job on its own: this is not a transaction.
 type SelectionReply struct {
 	Type      string `json:"type"` // TypeSelection
 	Matched   uint64 `json:"matched"`
 	Changed   uint64 `json:"changed"`
-	Unchanged uint64 `json:"unchanged"` // already so, or gone by the time
-	Failed    uint64 `json:"failed"`    // refused for want of room, or the outcome is unknown
+	Unchanged uint64 `json:"unchanged"` // already as asked, or gone before their turn
+	Failed    uint64 `json:"failed"`    // refused for lack of room, or the outcome is unknown
 }
 
 // AppendJSON appends a carillon.v1.selection reply.
@@ -236,10 +235,11 @@ func (r *SelectionReply) AppendJSON(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// StatusReply answers a status: the node that answers, and every partition as it knows it.
+// StatusReply answers a status request: the state of the node that answers, and of every partition as that
+// node knows it.
 type StatusReply struct {
 	Type       string            `json:"type"` // TypeStatus
-	Node       string            `json:"node"` // the one that answers
+	Node       string            `json:"node"` // the name of the one that answers
 	Time       time.Time         `json:"time"`
 	Versions   Versions          `json:"versions"`
 	Ready      bool              `json:"ready"`
@@ -249,36 +249,36 @@ type StatusReply struct {
 	Partitions []PartitionStatus `json:"partitions"`         // by number
 }
 
-// NodeState is how a node is among those that share the partitions.
+// NodeState is the state of a node among those that share the partitions.
 type NodeState string
 
 // The states of a node.
 const (
 	NodeLive     NodeState = "live"
-	NodeDraining NodeState = "draining" // it gets no partition, and hands over those it has
-	NodeSilent   NodeState = "silent"   // it was not heard for so long that others take over; for ten minutes
+	NodeDraining NodeState = "draining" // it gets no partitions, and hands over those that it has
+	NodeSilent   NodeState = "silent"   // not heard for so long that others take over; listed for ten minutes
 )
 
-// NodeStatus is one of the engines that share a NATS, as it was heard last.
+// NodeStatus is one of the engines that share a NATS, as its latest beat described it.
 type NodeStatus struct {
 	Node        string    `json:"node"`
 	State       NodeState `json:"state"`
 	Zone        string    `json:"zone,omitempty"`
 	Weight      int       `json:"weight"`
 	Version     string    `json:"version"`
-	Serves      int       `json:"serves"`          // partitions, as it says itself
-	Standby     int       `json:"standby"`         // partitions that it would take over
+	Serves      int       `json:"serves"`          // how many partitions, by its own account
+	Standby     int       `json:"standby"`         // how many partitions it would take over
 	Position    uint64    `json:"position"`        // the last record of the log that it has applied
-	Lag         uint64    `json:"lag"`             // records behind the node that answers; beats are a fifth of a second apart
-	ClockOffset int64     `json:"clock_offset_ms"` // the stream's clock less the node's own
+	Lag         uint64    `json:"lag"`             // records behind the node that answers; up to a beat old, a fifth of a second
+	ClockOffset int64     `json:"clock_offset_ms"` // the stream's clock minus the node's own
 }
 
-// DrainReply answers a drain, at once: that partitions have gone is seen in the status.
+// DrainReply answers a drain, at once. A StatusReply shows when the partitions have been handed over.
 type DrainReply struct {
 	Type     string `json:"type"` // TypeDrain
 	Node     string `json:"node"`
-	Draining bool   `json:"draining"` // also after an undo, while it may not put out triggers
-	Serves   int    `json:"serves"`   // partitions, just now
+	Draining bool   `json:"draining"` // also after an undo, while the node is not allowed to publish triggers
+	Serves   int    `json:"serves"`   // how many partitions, at this moment
 }
 
 // AppendJSON appends a carillon.v1.drain reply.
@@ -287,12 +287,12 @@ func (r *DrainReply) AppendJSON(dst []byte) []byte {
 	return appendMarshalled(dst, r)
 }
 
-// Versions names what a node is made of.
+// Versions are the versions of a node and of what it is built from.
 type Versions struct {
 	Carillon string `json:"carillon"`
-	Logic    int    `json:"logic"`  // of the state machine: nodes of one service agree on it
-	Tzdata   string `json:"tzdata"` // zone rules, e.g. "2026a": nodes agree on it, too
-	NATS     string `json:"nats"`   // server
+	Logic    int    `json:"logic"`  // the state machine's rules: the same on all nodes of a service
+	Tzdata   string `json:"tzdata"` // time zone rules, e.g. "2026a": the same on all nodes of a service
+	NATS     string `json:"nats"`   // the server
 	Go       string `json:"go"`
 }
 
@@ -305,26 +305,26 @@ type Lateness struct {
 	Max   float64 `json:"max_ms"`
 }
 
-// PartitionStatus is one partition.
+// PartitionStatus is the state of one partition.
 type PartitionStatus struct {
 	Partition    int               `json:"partition"`
-	Owner        string            `json:"owner,omitempty"`    // the node of the latest claim; empty: nobody yet
-	Standbys     []string          `json:"standbys,omitempty"` // who would take it over, in this order
+	Owner        string            `json:"owner,omitempty"`    // the node of the latest claim; empty: none yet
+	Standbys     []string          `json:"standbys,omitempty"` // the nodes that would take it over, in this order
 	Epoch        uint64            `json:"epoch"`              // sequence of that claim
 	Position     uint64            `json:"position"`           // sequence of the last log record applied
 	Lag          uint64            `json:"lag"`                // log records not yet applied
-	Now          time.Time         `json:"now,omitzero"`       // how far its time has come; zero before its first tick
-	TickLag      float64           `json:"tick_lag_ms"`        // how long the earliest thing due has waited
+	Now          time.Time         `json:"now,omitzero"`       // the partition's time; zero before its first tick
+	TickLag      float64           `json:"tick_lag_ms"`        // how long the earliest thing that is due has waited
 	Jobs         map[Status]uint64 `json:"jobs"`               // by status
 	Timers       uint64            `json:"timers"`             // in the wheel
 	Ready        uint64            `json:"ready"`              // due and waiting
 	Outbox       uint64            `json:"outbox"`             // outputs not yet known to be stored for good
 	Outputs      uint64            `json:"outputs"`            // number of the last output made
 	Published    uint64            `json:"published"`          // number of the last output stored
-	Foreign      uint64            `json:"foreign"`            // messages of others in the output stream
-	Rejected     uint64            `json:"rejected"`           // commands
-	Skipped      map[string]uint64 `json:"skipped"`            // fires, by reason
-	Checkpoint   uint64            `json:"checkpoint"`         // sequence the newest checkpoint stands at
+	Foreign      uint64            `json:"foreign"`            // messages in the output stream that the engine did not publish
+	Rejected     uint64            `json:"rejected"`           // commands that were refused
+	Skipped      map[string]uint64 `json:"skipped"`            // skipped fires, by reason
+	Checkpoint   uint64            `json:"checkpoint"`         // sequence of the last log record in the newest checkpoint
 	CheckpointAt time.Time         `json:"checkpoint_at,omitzero"`
 	Stopped      string            `json:"stopped,omitempty"` // why it stopped, and the remedy
 }
@@ -359,7 +359,7 @@ func (r *reader) list(field string, item func() *Error) *Error {
 	return r.items(item)
 }
 
-// replyError marks what is wrong in an answer as the answering side's fault.
+// replyError turns an error in reading a reply into one of CodeInternal: the service is at fault, not the caller.
 func replyError(e *Error) error {
 	if e == nil {
 		return nil

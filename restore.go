@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// JobState is the life that a job had, in this service or another: with it an import puts the job back as it was, so
-// that its later fires are those it would have had, at the same times and with the same trigger ids. Accepted and From are needed,
-// except by a job without a schedule; Version, Fires and Skipped are at most 1<<52.
+// JobState is the state that a job had before, in this service or another. With it an import puts the job back as it was, so
+// that its later fires are those that it would have had, at the same times and with the same trigger ids. Accepted and From are
+// required, except for a job without a schedule; Version, Fires and Skipped are at most 1<<52.
 type JobState struct {
-	Version  uint64    // at least; a job that is there does not go back
+	Version  uint64    // the least that the job gets; an existing job's version does not go back
 	Accepted time.Time // what its schedule counts from
-	From     time.Time // the earliest fire not yet decided: those before are settled. Of a completed job: a time after all
-	Last     time.Time // the latest fire decided; zero: none
-	Fires    uint64    // scheduled ones so far
-	Skipped  uint64
+	From     time.Time // the earliest fire that is not yet decided (made or skipped); of a completed job, a time after all fires
+	Last     time.Time // the latest fire that is decided; zero: none
+	Fires    uint64    // scheduled fires so far
+	Skipped  uint64    // skipped fires so far
 
-	// Missed says what becomes of the fires that are over by more than a second when the job is put back; nil: what
-	// the job says.
+	// Missed takes the place of the job's own policy for fires that, when the job is put back, were due more than a second
+	// ago; nil: the job's own policy.
 	Missed *Misfire
 }
 
@@ -65,23 +65,24 @@ func (s *JobState) append(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// Restored tells what became of some of the jobs that Restore was given.
+// Restored is the outcome for some of the jobs that Restore was given.
 type Restored struct {
-	Jobs      int    // of this answer
+	Jobs      int    // how many this outcome is for
 	Imported  uint64 // put back
-	Unchanged uint64 // there already
+	Unchanged uint64 // already as they would be put back, or further on
 	Failed    []RestoreFailure
 }
 
 // RestoreFailure is a job that was refused, or whose outcome is unknown.
 type RestoreFailure struct {
 	ID  string
-	Err error // as of Put
+	Err error // one of Put's errors
 }
 
-// Restore puts many jobs back with their states, as Import does, and calls done, one call at a time, for some of them
-// together. It returns when all are done, or with the context's error. The whole may be repeated: what stands as it was
-// put back, or further on, is left alone. Errors: CodeUnavailable for a service that knows no imports.
+// Restore puts many jobs back with their states, as Import does. It calls done with the outcomes of several jobs together, one call at
+// a time. It returns nil when all are done, or the context's error when the context has ended. It may be called again with the same
+// jobs: those that are as they were put back, or further on, are left alone. Errors: CodeUnavailable when no service answers, or the
+// service does not know imports.
 func (c *Client) Restore(ctx context.Context, jobs iter.Seq[ImportJob], done func(Restored)) error {
 	if !c.imports(ctx) {
 		return &Error{Code: CodeUnavailable, Message: "no service answers, or it knows no imports"}
@@ -91,7 +92,7 @@ func (c *Client) Restore(ctx context.Context, jobs iter.Seq[ImportJob], done fun
 		r := Restored{Jobs: len(b.at), Imported: reply.Imported, Unchanged: reply.Unchanged}
 		for _, f := range reply.Failed {
 			if f.Line > len(b.ids) {
-				continue // a line that was not sent
+				continue // the reply names a line that was not sent
 			}
 			r.Failed = append(r.Failed, RestoreFailure{b.ids[f.Line-1], f.Error})
 		}

@@ -14,14 +14,14 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// SnapshotRequest asks the service to save a snapshot of all its jobs while it fires, or to give one up. Exactly one
-// of Dir, Bucket and Cancel is given.
+// SnapshotRequest asks the service to save a snapshot of all its jobs while it fires, or to give up a save. Exactly one
+// of Dir, Bucket and Cancel must be set.
 type SnapshotRequest struct {
-	Dir    string `json:"dir,omitempty"`    // of the archive, on the machine of the node that answers; absolute
-	Bucket string `json:"bucket,omitempty"` // JetStream Object Store that is the archive; made if absent
+	Dir    string `json:"dir,omitempty"`    // the archive's directory on the machine of the node that answers; an absolute path
+	Bucket string `json:"bucket,omitempty"` // the JetStream Object Store that is the archive; it is made if it does not exist
 	Cancel string `json:"cancel,omitempty"` // the Carillon-Request of the save to give up
 
-	// Recheck compares blocks that the archive has with what would be written, and mends those that differ.
+	// Recheck makes the save compare the blocks that the archive already has with what it would write, and repair those that differ.
 	Recheck bool `json:"recheck,omitempty"`
 }
 
@@ -83,15 +83,15 @@ const (
 	SnapshotCheckpoint SnapshotPhase = "checkpoint" // what changed is being written to the job table
 	SnapshotWrite      SnapshotPhase = "write"      // the table is being written to the archive
 	SnapshotDone       SnapshotPhase = "done"
-	SnapshotCancelled  SnapshotPhase = "cancelled" // also the answer to a cancel
+	SnapshotCancelled  SnapshotPhase = "cancelled" // also the phase in the answer to a Cancel
 )
 
-// SnapshotReply is one of several answers to a snapshot request. At least one comes a second.
+// SnapshotReply is one of the several answers to a snapshot request; at least one comes each second.
 type SnapshotReply struct {
 	Type   string        `json:"type"` // TypeSnapshot
 	Phase  SnapshotPhase `json:"phase"`
 	Done   uint64        `json:"done_bytes"`            // of the table, so far
-	Total  uint64        `json:"total_bytes,omitempty"` // a guess, from the snapshot before; 0: unknown
+	Total  uint64        `json:"total_bytes,omitempty"` // an estimate, from the previous snapshot; 0: unknown
 	Rows   uint64        `json:"rows"`                  // of the table, so far
 	Blocks uint64        `json:"blocks"`
 
@@ -99,7 +99,7 @@ type SnapshotReply struct {
 	ID           string `json:"id,omitempty"`
 	Archive      string `json:"archive,omitempty"` // directory or bucket, as the node names it
 	Partitions   int    `json:"partitions,omitempty"`
-	Written      int    `json:"blocks_written,omitempty"` // that the archive did not have
+	Written      int    `json:"blocks_written,omitempty"` // blocks that the archive did not have
 	WrittenBytes int64  `json:"bytes_written,omitempty"`
 }
 
@@ -109,12 +109,13 @@ func (r *SnapshotReply) AppendJSON(dst []byte) []byte {
 	return appendMarshalled(dst, r)
 }
 
-// SaveSnapshot has the service save a snapshot of all its jobs while it fires, and returns what it did once the
-// snapshot is durable. progress, which may be nil, is called with each answer before that. When the context ends
-// the save is given up; the archive stays as it was, except for blocks that the next save uses.
+// SaveSnapshot makes the service save a snapshot of all its jobs while it fires, and returns the last answer once the
+// snapshot is durable. progress, which may be nil, is called with each answer before that. When the context ends,
+// the save is given up; the archive stays as it was, except for blocks that the next save can use.
 //
-// Errors: CodeInvalidField; CodeLimitExceeded, when another save is in progress or the archive is in use;
-// CodeUnavailable, when nothing was heard for the client's timeout, or ten seconds if that is longer: the save may then go on.
+// Errors: CodeInvalidField; CodeLimitExceeded, when another save is in progress or the archive is in use; CodeUnavailable,
+// when no answer came for the client's timeout or ten seconds, whichever is longer (the save may then go on), or when somebody
+// else gave the save up.
 func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress func(SnapshotReply)) (r SnapshotReply, err error) {
 	s.Cancel = ""
 	if e := s.check(); e != nil {
@@ -162,10 +163,10 @@ func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress f
 	}
 }
 
-// snapshotSilence is how long a service may say nothing of a save that promises a word a second.
+// snapshotSilence is the least time without an answer after which a save counts as lost, although one a second is promised.
 const snapshotSilence = 10 * time.Second
 
-// snapshotCancel is for how long a client tries to give a save up: whoever waits for that has pressed Ctrl-C.
+// snapshotCancel is the longest that a client tries to give a save up: its user has most likely pressed Ctrl-C, and waits.
 const snapshotCancel = 3 * time.Second
 
 func (c *Client) snapshotAnswer(ctx context.Context, answers *nats.Subscription) (r SnapshotReply, err error) {
@@ -184,7 +185,7 @@ func (c *Client) snapshotAnswer(ctx context.Context, answers *nats.Subscription)
 	return r, readReply(m.Data, &r)
 }
 
-// cancelSnapshot gives a save up. That there is none any more is no error.
+// cancelSnapshot gives a save up. If there is no such save any more, that is no error.
 func (c *Client) cancelSnapshot(id string) error {
 	body, err := json.Marshal(SnapshotRequest{Cancel: id})
 	if err != nil {

@@ -13,16 +13,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TopicQueueOptions says how a topic queue's stream is made. Its zero value will do.
+// TopicQueueOptions says how a topic queue's stream is made. The zero value of each field is its default.
 type TopicQueueOptions struct {
-	FromStart bool                  // take in the triggers the output streams still hold, too
-	MaxAge    time.Duration         // of a trigger; default 72 h
-	MaxBytes  int64                 // of the stream, the oldest go first; default 1 GiB, a MiB at least
+	FromStart bool                  // include the triggers that the output streams still hold
+	MaxAge    time.Duration         // how long the queue keeps a trigger, at least a second; default 72 h
+	MaxBytes  int64                 // size of the queue, which drops its oldest triggers beyond that; at least 1 MiB; default 1 GiB
 	Storage   jetstream.StorageType // default file
-	Replicas  int                   // default as many as the output streams have
+	Replicas  int                   // 1 to 5; default as many as the output streams have
 }
 
-// leastQueueBytes has room for any trigger, which may take half of it. A smaller queue would drop a large trigger at once.
+// leastQueueBytes is enough for any trigger: the largest takes half of it. A smaller queue would drop a large trigger at once.
 const leastQueueBytes = 1 << 20
 
 func (o TopicQueueOptions) withDefaults() TopicQueueOptions {
@@ -44,13 +44,12 @@ func (o TopicQueueOptions) Validate() error {
 	return nil
 }
 
-// CreateTopicQueue makes one stream of all triggers of a topic, which may hold wildcards, so that one
-// consumer in any language can work on them. The stream's name is Names.TopicStream, its subjects are Names.TopicSubject. It
-// sources the output streams of all partitions; triggers of one partition keep their order. A queue that exists
-// already is returned as it is.
+// CreateTopicQueue makes one stream of all triggers of a topic, which may have wildcards, so that one consumer in any language can
+// take them. The stream's name is Names.TopicStream, its subjects are Names.TopicSubject. It sources the output streams of all
+// partitions; triggers of one partition keep their order. A queue that exists already is returned as it is, whatever the options say.
 //
-// Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for options, and for a stream of that name
-// that holds something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
+// Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for an option, or if a stream of that name
+// holds something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
 func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueueOptions) (jetstream.Stream, error) {
 	if err := CheckTopicFilter(topic); err != nil {
 		return nil, err
@@ -109,9 +108,9 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 	return stream, nil
 }
 
-// DeleteTopicQueue removes a topic queue with what it holds. The output streams keep their triggers.
+// DeleteTopicQueue removes a topic queue and the triggers in it. The output streams keep theirs.
 //
-// Errors: CodeInvalidTopic, CodeNotFound; CodeInvalidField for a stream of that name that holds something else (the topics a.b and a_b
+// Errors: CodeInvalidTopic; CodeNotFound; CodeInvalidField if the stream of that name holds something else (the topics a.b and a_b
 // have the same stream name); the errors of jetstream's DeleteStream.
 func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	if err := CheckTopicFilter(topic); err != nil {
@@ -135,7 +134,7 @@ func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	return err
 }
 
-// sources tells whether a stream takes in the triggers of a topic, of however many partitions.
+// sources tells whether a stream sources the triggers of a topic, of any number of partitions.
 func (c *Client) sources(s jetstream.StreamConfig, topic string) bool {
 	destination := c.names.TopicSubject(destinationOf(topic))
 	return slices.ContainsFunc(s.Sources, func(from *jetstream.StreamSource) bool {
@@ -161,7 +160,7 @@ func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, erro
 	return queues, list.Err()
 }
 
-// outputs opens the output streams, by partition.
+// outputs opens the output streams and returns them by partition.
 func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstream.Stream, error) {
 	var streams []jetstream.Stream
 	for p := 0; ; p++ {
@@ -179,15 +178,15 @@ func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstre
 	}
 }
 
-// stream opens a stream.
+// stream opens a stream. Its error says so if the client lacks the right to.
 func (c *Client) stream(ctx context.Context, js jetstream.JetStream, name string) (jetstream.Stream, error) {
 	ctx, forbidden := c.watchRights(ctx, jetstream.DefaultAPIPrefix+"STREAM.INFO."+name)
 	s, err := js.Stream(ctx, name)
 	return s, forbidden(err)
 }
 
-// checkDestination refuses a topic with a token that nats-server replaces when a stream maps subjects, since it cannot be escaped: the
-// triggers would come under another topic.
+// checkDestination refuses a topic with a token that nats-server replaces in a subject transform, because such a token cannot be
+// escaped: the triggers would get another topic.
 func checkDestination(topic string) error {
 	for token := range strings.SplitSeq(topic, ".") {
 		number, dollar := strings.CutPrefix(token, "$")
@@ -200,8 +199,8 @@ func checkDestination(topic string) error {
 	return nil
 }
 
-// destinationOf gives the topic as the destination of a subject transform, its k-th * being the k-th
-// wildcard of the source.
+// destinationOf returns the topic as the destination of a subject transform, in which its k-th * stands for the
+// k-th wildcard of the source.
 func destinationOf(topic string) string {
 	tokens := strings.Split(topic, ".")
 	k := 0
@@ -214,7 +213,7 @@ func destinationOf(topic string) string {
 	return strings.Join(tokens, ".")
 }
 
-// sameSources tells whether two streams take in the same, wherever they began.
+// sameSources tells whether two streams source the same subjects of the same streams, wherever in those they began.
 func sameSources(a, b jetstream.StreamConfig) bool {
 	if len(a.Sources) != len(b.Sources) {
 		return false

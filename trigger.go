@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Headers of triggers and, the last one, of commands.
+// Headers of triggers; the last one is of commands.
 const (
 	HeaderJob       = "Carillon-Job"
 	HeaderTrigger   = "Carillon-Trigger"
@@ -17,53 +17,53 @@ const (
 	HeaderVersion   = "Carillon-Version"
 	HeaderOutput    = "Carillon-Output"
 	HeaderMissed    = "Carillon-Missed"
-	HeaderRequest   = "Carillon-Request" // a client's own name for one command, the same on every retry
+	HeaderRequest   = "Carillon-Request" // the client's own id for one command, the same on every retry
 )
 
-// Trigger is one fire of a job, as a worker gets it.
+// Trigger is the message of one fire of a job, as a worker gets it.
 type Trigger struct {
 	Job       string    // id
-	ID        string    // <job>@<scheduled unix ms>, or <job>!<log sequence>: an idempotency key, see docs/protocol.md
-	Scheduled time.Time // when it was to fire, to the millisecond, UTC
+	ID        string    // <job>@<scheduled unix ms>, or <job>!<log sequence> if forced: an idempotency key, see docs/protocol.md
+	Scheduled time.Time // when the job was to fire, whole milliseconds, UTC
 	Version   uint64    // of the job
-	Output    uint64    // number in the partition, without gaps
-	Missed    uint64    // how many fires before this one it stands for
-	Partition int       // -1 out of a topic queue
+	Output    uint64    // the output's number in its partition, which numbers triggers and events together, without gaps
+	Missed    uint64    // how many earlier fires that were missed this one stands for
+	Partition int       // -1 for a trigger from a topic queue
 	Topic     string
-	Headers   nats.Header // all of the message's, the job's own among them
+	Headers   nats.Header // all headers of the message, with the job's own
 	Payload   []byte
 
-	Stored   time.Time // when the output stream took it; zero in Watch
-	Received time.Time // when this process got it
+	Stored   time.Time // when the output stream stored it; zero in Watch
+	Received time.Time // when this process received it
 	Attempt  int       // deliveries to workers so far, this one included; zero in Watch
 }
 
-// Lateness is how long after its scheduled time the trigger reached this process, by its own clock.
+// Lateness is how long after its scheduled time the trigger reached this process, by this process's clock.
 func (t *Trigger) Lateness() time.Duration { return t.Received.Sub(t.Scheduled) }
 
-// Forced tells whether a fire command made the trigger, outside the schedule.
+// Forced tells whether the trigger is of a forced fire: a command made it, not the schedule.
 func (t *Trigger) Forced() bool {
 	_, _, forced, _ := SplitTriggerID(t.ID)
 	return forced
 }
 
-// FormatTriggerID gives the id of a scheduled trigger: <job>@<scheduled unix ms>.
+// FormatTriggerID returns the id of a scheduled trigger: <job>@<scheduled unix ms>.
 func FormatTriggerID(job string, ms int64) string { return string(AppendTriggerID(nil, job, ms)) }
 
-// AppendTriggerID appends what FormatTriggerID gives.
+// AppendTriggerID appends what FormatTriggerID returns.
 func AppendTriggerID(dst []byte, job string, ms int64) []byte {
 	return strconv.AppendInt(append(append(dst, job...), '@'), ms, 10)
 }
 
-// FormatForcedID gives the id of a trigger made by a fire command: <job>!<log sequence>.
+// FormatForcedID returns the id of a forced fire's trigger: <job>!<log sequence of the command>.
 func FormatForcedID(job string, sequence uint64) string {
 	return job + "!" + strconv.FormatUint(sequence, 10)
 }
 
-// SplitTriggerID takes a trigger's id apart: n is the scheduled unix time in milliseconds, or, when
+// SplitTriggerID splits a trigger's id; ok is false if it is not one. n is the scheduled time in unix ms or, if
 // forced, the log sequence of the command.
 func SplitTriggerID(id string) (job string, n int64, forced, ok bool) {
-	at := strings.LastIndexAny(id, "@!") // an id may hold @ itself, so the last one counts
+	at := strings.LastIndexAny(id, "@!") // a job's id may hold @ itself, so the last one divides
 	if at < 0 {
 		return "", 0, false, false
 	}
@@ -71,9 +71,9 @@ func SplitTriggerID(id string) (job string, n int64, forced, ok bool) {
 	return id[:at], n, id[at] == '!', err == nil && n >= 0 && CheckJobID(id[:at]) == nil
 }
 
-// ParseTrigger reads a message of an output stream or of a topic queue. It fails on events and on
-// whatever else is no trigger. Headers and Payload are the message's own memory; Stored, Received and
-// Attempt are left to the caller.
+// ParseTrigger reads a message of an output stream or of a topic queue. It returns an error for an event and
+// for any other message that is not a trigger. Headers and Payload are the message's own memory; Stored,
+// Received and Attempt are for the caller to set.
 func (n Names) ParseTrigger(subject string, headers nats.Header, payload []byte) (t Trigger, err error) {
 	if err = n.parseTrigger(&t, subject, headers, payload); err != nil {
 		return Trigger{}, err
@@ -81,7 +81,7 @@ func (n Names) ParseTrigger(subject string, headers nats.Header, payload []byte)
 	return t, nil
 }
 
-// parseTrigger reads into an empty trigger, which a worker has on its heap.
+// parseTrigger is ParseTrigger into an empty trigger: a worker needs it on the heap, and saves a copy.
 func (n Names) parseTrigger(t *Trigger, subject string, headers nats.Header, payload []byte) (err error) {
 	t.Job, t.ID, t.Headers, t.Payload = headers.Get(HeaderJob), headers.Get(HeaderTrigger), headers, payload
 	var ok bool
@@ -116,8 +116,8 @@ func parseNumber(headers nats.Header, name string) (uint64, error) {
 	return n, nil
 }
 
-// parseTime reads what stands in TimeFormat to the letter. time.Parse takes hours of one digit and a comma,
-// too, and to look for them costs a worker more than the rest of a trigger.
+// parseTime reads a time in TimeFormat, and nothing else. time.Parse accepts hours of one digit and a comma,
+// too, and looking for those costs a worker more than the rest of a trigger.
 func parseTime(s string) (t time.Time, ok bool) {
 	const shape = "0000-00-00T00:00:00.000Z"
 	if len(s) != len(shape) {
@@ -140,7 +140,7 @@ func parseTime(s string) (t time.Time, ok bool) {
 	}
 	month, day, hour, minute, second := parts[1], parts[2], parts[3], parts[4], parts[5]
 	t = time.Date(parts[0], time.Month(month), day, hour, minute, second, parts[6]*1e6, time.UTC)
-	// Date makes the 1st of July of a 31st of June.
+	// time.Date turns June 31 into July 1.
 	return t, month >= 1 && month <= 12 && t.Day() == day && hour < 24 && minute < 60 && second < 60
 }
 

@@ -11,13 +11,13 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// watchBuffer is how many bytes a watcher may be behind before it loses messages; nats.DefaultMaxChanLen bounds the messages.
+// watchBuffer is how many bytes a watcher may be behind before it loses messages. nats.DefaultMaxChanLen bounds their number.
 const watchBuffer = 64 << 20
 
-// Watch returns the triggers of a topic, which may hold wildcards, as they are published. It takes nothing from workers, and misses
-// what comes while the connection is down. It listens from its return on, until ctx or the loop over the sequence ends; the sequence
-// can be walked once. If the sequence has an error, that is its last item: messages were lost because the loop was too slow
-// (nats.ErrSlowConsumer), or the connection was closed.
+// Watch returns the triggers of a topic, which may have wildcards, as they are published. Workers still get them. Triggers that are
+// published while the connection is down are missed. Watch listens from the time it returns until ctx or the loop over the sequence
+// ends; the sequence can be used only once. If there is an error, it is the sequence's last item: messages were lost because the loop
+// was too slow (nats.ErrSlowConsumer), or the connection was closed.
 //
 // Errors: CodeInvalidTopic; nats.ErrPermissionViolation; those of the connection.
 func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, error], error) {
@@ -31,13 +31,14 @@ func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, er
 	})
 }
 
-// WatchEvents returns all events, as Watch does triggers.
+// WatchEvents returns all events as they are published. It works as Watch does. Errors: nats.ErrPermissionViolation; those of the
+// connection.
 func (c *Client) WatchEvents(ctx context.Context) (iter.Seq2[Event, error], error) {
 	return watch(ctx, c, c.names.AllEvents(), func(m *nats.Msg) (Event, error) { return ParseEvent(m.Data) })
 }
 
-// watch subscribes, and yields what parse makes of each message. Messages that it cannot parse are ignored: anyone with the right
-// may publish there.
+// watch subscribes, and yields the result of parse for each message. Messages that parse refuses are ignored: anyone with the right
+// may publish to the subject.
 func watch[T any](ctx context.Context, c *Client, subject string, parse func(*nats.Msg) (T, error)) (iter.Seq2[T, error], error) {
 	before := c.nc.LastError()
 	sub, err := c.nc.SubscribeSync(subject)
@@ -63,7 +64,7 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 			if n, e := sub.Dropped(); err == nil && e == nil && n > 0 {
 				err = nats.ErrSlowConsumer
 			}
-			if errors.Is(err, nats.ErrBadSubscription) && (c.nc.IsDraining() || c.nc.IsClosed()) { // else it was walked before
+			if errors.Is(err, nats.ErrBadSubscription) && (c.nc.IsDraining() || c.nc.IsClosed()) { // else the sequence was used before
 				err = nats.ErrConnectionClosed
 			}
 			if err != nil {

@@ -15,17 +15,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Handler does the work of one trigger. A nil error acknowledges the trigger, an error made by Permanent gives it up, and with any
-// other error it is delivered again after the worker's RetryDelay. The context ends only when the worker was
-// stopped and its Grace is over: however long a handler takes, its trigger goes to nobody else while the worker lives, so bound by
-// a context of its own what may hang. The same trigger may come more than once, for example after a worker crashed; it then has
-// the same Trigger.ID. A panic ends the program, as in any goroutine.
+// Handler does the work of one trigger. A nil error acknowledges the trigger, an error made by Permanent gives it up, and after any
+// other error the trigger is delivered again after the worker's RetryDelay.
+//
+// The context ends only when the worker was stopped and its Grace is over. However long a handler takes, its trigger goes to no other
+// worker while this one lives; so give work that may hang a timeout of your own. The same trigger may be delivered more than once, for
+// example after a worker crashed; it then has the same Trigger.ID. A panic ends the program, as in any goroutine.
 type Handler func(ctx context.Context, t *Trigger) error
 
-// Permanent marks an error that no retry will mend: the trigger is given up, as after MaxAttempts. Of nil it is nil.
+// Permanent marks an error that no retry can cure: the trigger is given up, as after MaxAttempts. Permanent(nil) is nil.
 //
-// A trigger that is given up goes to no worker of the name any more. It stays in its output stream, and JetStream tells of it, with the
-// error, in an advisory that a stream can keep; docs/protocol.md says on which subject.
+// A trigger that is given up is delivered to no worker of the name any more. It stays in its output stream, and JetStream publishes an
+// advisory with the error, which a stream can keep; docs/protocol.md has the subject.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -33,42 +34,42 @@ func Permanent(err error) error {
 	return permanentError{err}
 }
 
-// ErrGivenUp is wrapped by the error that OnError is called with when its trigger is given up, beside the handler's own.
+// ErrGivenUp is wrapped, beside the handler's own error, by the error that OnError gets for a trigger that is given up.
 var ErrGivenUp = errors.New("given up")
 
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-// WorkerOptions says what a worker takes and how. Topic and Name are needed.
+// WorkerOptions says which triggers a worker takes and how. Topic and Name are required.
 type WorkerOptions struct {
-	Topic string // may hold wildcards, as in NATS subjects
+	Topic string // may have wildcards, as in NATS subjects
 	Name  string // of the durable consumers: workers of one name share the work, and each trigger goes to one of them
 
 	Concurrency int           // handlers at a time, up to 100,000; default 16
 	AckWait     time.Duration // how long a worker may be silent before others get its triggers; default 30 s; the longest of a name counts
-	Grace       time.Duration // the time that handlers have to end in when the worker is stopped; default 30 s
+	Grace       time.Duration // how long handlers may take to end when the worker is stopped; default 30 s
 
-	// MaxAttempts is after how many deliveries a failing trigger is given up, including those that no handler began; default no bound.
-	// Only a handler's error is a failure: a trigger whose handler ends the process comes again whatever this says, with a greater
-	// Attempt each time.
+	// MaxAttempts is the number of deliveries after which a failing trigger is given up, including deliveries that no handler began;
+	// default no bound. Only a handler's error is a failure: a trigger whose handler ends the process is delivered again whatever
+	// MaxAttempts says, with a greater Attempt each time.
 	MaxAttempts int
 
-	// RetryDelay is how long a trigger waits after its attempt-th delivery failed with err; default a
+	// RetryDelay is how long a trigger waits after its attempt-th delivery failed with err. Default: a
 	// second, doubling up to a minute.
 	RetryDelay func(attempt int, err error) time.Duration
 
-	// Partitions, when over 0, is how many output streams there are. It is for workers that may not make consumers: somebody else has
-	// made them (MakeConsumers), and the worker only pulls and acknowledges. If these were made with
-	// an AckWait under 30 s, give the worker the same.
+	// Partitions, if over 0, is the number of output streams. It is for workers that are not allowed to make consumers: these have been
+	// made beforehand (Client.MakeConsumers), and the worker only pulls and acknowledges. If they were made with an AckWait below 30 s,
+	// give the worker the same AckWait.
 	Partitions int
 
 	// StartNew leaves out the triggers that the output streams hold already, if the name is new.
 	StartNew bool
 
-	// OnError, if not nil, is called with every handler's error, and, with a nil trigger, with what
-	// else goes wrong and the worker tries again by itself. Where the trigger is given up after that error,
-	// errors.Is(err, ErrGivenUp). It may be called from several goroutines at once.
+	// OnError, if not nil, is called with every handler's error, and with a nil trigger for any other problem, which the worker
+	// deals with itself. errors.Is(err, ErrGivenUp) says that the trigger is given up after this error. OnError may be called from
+	// several goroutines at once.
 	OnError func(t *Trigger, err error)
 }
 
@@ -112,28 +113,30 @@ func (o WorkerOptions) Validate() error {
 }
 
 const (
-	mostPartitions = 1024    // a service may have
-	mostHandlers   = 100_000 // of a worker: each has its place in memory from the start
+	mostPartitions = 1024    // of a service
+	mostHandlers   = 100_000 // of a worker: each takes memory from the start
 )
 
 func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 
-// Work handles the triggers of a topic until ctx ends, from the output streams of all partitions, with
-// a durable consumer of the worker's name on each. When ctx ends it takes no more triggers, gives back those that it
-// has not begun, lets running handlers finish within Grace, and returns nil, or an error if some
-// had to be cancelled. It ends in the same way when the connection is closed, and then returns nats.ErrConnectionClosed.
-// (Unless nats.MaxReconnects says otherwise, nats.go closes a connection that it could not restore for two minutes.) Do not stop a
-// worker by draining the connection: the answers of running handlers would be lost, and their triggers come again.
+// Work handles the triggers of a topic until ctx ends. It takes them from the output streams of all partitions, with a durable consumer
+// of the worker's name on each.
 //
-// A worker takes ahead as many triggers as it begins within some hundredths of a second: of each partition at least
-// Concurrency of them, at most 2,048 and no more than about 8 MiB. While they wait they are kept from being delivered
-// again. The order of triggers is not kept. At most 10,000 triggers of a partition are unanswered at a time
-// among all workers of the name, including those that wait for their RetryDelay; the others stay in the stream until one is answered.
+// When ctx ends, Work takes no more triggers, gives back those that no handler has begun, and lets running handlers finish within Grace.
+// Then it returns nil, or an error if some handlers had to be cancelled. It ends in the same way when the connection is closed, and then
+// returns nats.ErrConnectionClosed. (Unless nats.MaxReconnects says otherwise, nats.go closes a connection that it could not restore for
+// two minutes.) Do not stop a worker by draining the connection: the acks of running handlers would be lost, and their triggers
+// delivered again.
 //
-// Errors: CodeInvalidTopic and CodeInvalidField for options and for a missing handler; CodeInvalidField when the name is in use
-// with another topic (with Partitions only when a trigger of that topic comes); CodeNotFound when the service has no streams;
-// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors of
-// jetstream's CreateConsumer.
+// A worker fetches triggers ahead: of each partition as many as it begins within some hundredths of a second, but at least Concurrency,
+// and at most 2,048 (or Concurrency, if that is more) or about 8 MiB. While they wait for a handler they are not delivered again. The
+// order of triggers is not kept. Of each partition at most 10,000 triggers are unanswered at a time among all workers of the name,
+// including those that wait for their RetryDelay; the others stay in the stream until one of these is answered.
+//
+// Errors: CodeInvalidTopic and CodeInvalidField for the options or a missing handler; CodeInvalidField when the name is in use with
+// another topic (with Partitions set, only when a trigger of that topic comes); CodeNotFound when the service has no streams;
+// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors
+// of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -152,15 +155,15 @@ func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) erro
 	partitions, err := w.makeConsumers(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil // it was stopped before it began
+		return nil // the worker was stopped before it began
 	case err != nil:
 		return err
 	}
 	return w.run(ctx, partitions)
 }
 
-// MakeConsumers makes the consumers for workers that may not do so themselves, and returns how many output streams there are, which
-// these workers need as WorkerOptions.Partitions. Errors: those of Work.
+// MakeConsumers makes the consumers for workers that are not allowed to make them. It returns the number of output streams, which those
+// workers need as WorkerOptions.Partitions. Errors: those of Work.
 func (c *Client) MakeConsumers(ctx context.Context, o WorkerOptions) (partitions int, err error) {
 	if err := o.Validate(); err != nil {
 		return 0, err
@@ -194,15 +197,15 @@ func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) 
 	return len(outputs), nil
 }
 
-// How long a worker that begins waits for the consumer of one partition, and for one answer about it: a replicated
-// consumer has no leader when another worker of the name has only just made it, and a question that no leader hears
-// goes without an answer.
+// How long a worker that begins waits for the consumer of one partition, and for each single answer about it. A replicated
+// consumer that another worker of the name has only just made has no leader yet, and a request that no leader hears gets no
+// answer.
 const (
 	consumerTimeout = 30 * time.Second
 	consumerAnswer  = 2 * time.Second
 )
 
-// insistConsumer is makeConsumer until it is answered, for consumerTimeout.
+// insistConsumer calls makeConsumer until that gets an answer, for at most consumerTimeout.
 func (w *worker) insistConsumer(ctx context.Context, p int) error {
 	whole, cancel := context.WithTimeout(ctx, consumerTimeout)
 	defer cancel()
@@ -225,20 +228,20 @@ type worker struct {
 	js   jetstream.JetStream
 	do   Handler
 	held *deliveries
-	stop context.CancelCauseFunc // of a worker that runs
+	stop context.CancelCauseFunc // ends run
 
 	mu   sync.Mutex
 	from map[int]beginning // of the consumers, by partition
 }
 
-// beginning is where a consumer begins in its stream.
+// beginning is the place in its stream at which a consumer begins.
 type beginning struct {
 	policy jetstream.DeliverPolicy
 	seq    uint64
 	at     *time.Time
 }
 
-// beginningOf is where one that is made in the place of this one begins, so that no trigger is left out in between.
+// beginningOf is where a consumer that replaces c must begin, so that no trigger is left out in between.
 func beginningOf(c *jetstream.ConsumerInfo) beginning {
 	if c.Config.DeliverPolicy == jetstream.DeliverNewPolicy {
 		return beginning{policy: jetstream.DeliverByStartTimePolicy, at: &c.Created}
@@ -246,8 +249,8 @@ func beginningOf(c *jetstream.ConsumerInfo) beginning {
 	return beginning{c.Config.DeliverPolicy, c.Config.OptStartSeq, c.Config.OptStartTime}
 }
 
-// run takes triggers until ctx ends, and then winds down: pullers first, then handlers, and at last the
-// heartbeat that kept their triggers from going to others.
+// run takes triggers until ctx ends, and then winds down: first the pullers, then the handlers, and at last the
+// heartbeat, which keeps the handlers' triggers from going to other workers.
 func (w *worker) run(ctx context.Context, partitions int) error {
 	ctx, w.stop = context.WithCancelCause(ctx)
 	defer w.stop(nil)
@@ -260,7 +263,7 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 		handlers.Go(func() { w.handleAll(handlerCtx, h) })
 	}
 	pullFrom := func(p int) {
-		for range 2 { // one pull on its way while the messages of the other are handed out
+		for range 2 { // one pull is on its way while the messages of the other are handed out
 			pullers.Go(func() { w.pullAll(ctx, p) })
 		}
 	}
@@ -295,11 +298,11 @@ func (w *worker) run(ctx context.Context, partitions int) error {
 	return nil
 }
 
-// growEvery is how often a worker looks whether there are more partitions than it began with.
+// growEvery is how often a worker looks whether there are new partitions.
 const growEvery = 10 * time.Second
 
-// grow begins to pull from partitions that are new: a service that was restored may have more than before, on new streams under the
-// same names.
+// grow begins to pull from partitions that are new: a service that was restored may have more partitions than before, on new streams
+// under the same names.
 func (w *worker) grow(ctx context.Context, next int, pullFrom func(p int)) {
 	for {
 		select {
@@ -309,10 +312,10 @@ func (w *worker) grow(ctx context.Context, next int, pullFrom func(p int)) {
 		}
 		for {
 			if _, err := w.js.Stream(ctx, w.names.OutStream(next)); err != nil {
-				break // there is none, mostly; else the next look will tell
+				break // most often there is no such stream; after any other error, look again next time
 			}
 			w.mu.Lock()
-			w.from[next] = beginning{policy: jetstream.DeliverAllPolicy} // what it holds came after the worker
+			w.from[next] = beginning{policy: jetstream.DeliverAllPolicy} // all that it holds came after the worker began
 			w.mu.Unlock()
 			if err := w.makeConsumer(ctx, next); err != nil {
 				if ctx.Err() == nil {
@@ -331,13 +334,13 @@ type otherTopic struct{ error }
 
 func (e otherTopic) Unwrap() error { return e.error }
 
-// codeMaxAckPending is JetStream's word that a consumer is to have more unanswered than the server, the account or the stream allows.
+// codeMaxAckPending is JetStream's error code for a MaxAckPending that is greater than the server, the account or the stream allows.
 const codeMaxAckPending = 10121
 
-// makeConsumer finds or makes the durable consumer of one partition. If one was there and is gone, the new one begins where that one
-// began.
+// makeConsumer finds or makes the durable consumer of one partition. If this worker knows a former consumer that is gone, the new one
+// begins where that one began.
 func (w *worker) makeConsumer(ctx context.Context, p int) error {
-	w.mu.Lock() // the partition's two pullers may both miss it
+	w.mu.Lock() // the partition's two pullers may both find it missing
 	defer w.mu.Unlock()
 	want := jetstream.ConsumerConfig{
 		Durable:       w.Name,
@@ -357,7 +360,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
 	}
 	stream := w.names.OutStream(p)
-	// ask has JetStream make or change the consumer; where so many unanswered are not allowed, with as many as it gives by itself.
+	// ask makes or changes the consumer. If so great a MaxAckPending is not allowed, it leaves the choice to JetStream.
 	ask := func(do func(context.Context, string, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
 		consumer, err := do(ctx, stream, want)
 		if refused, ok := errors.AsType[*jetstream.APIError](err); ok && refused.ErrorCode == codeMaxAckPending {
@@ -382,7 +385,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		}
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = have.DeliverPolicy, have.OptStartSeq, have.OptStartTime
 		want.MaxWaiting = have.MaxWaiting              // it cannot be changed
-		want.AckWait = max(want.AckWait, have.AckWait) // others may give signs of life by it
+		want.AckWait = max(want.AckWait, have.AckWait) // heartbeats of other workers may be timed by it
 		consumer, err = ask(w.js.CreateOrUpdateConsumer)
 	}
 	if err != nil {
@@ -392,7 +395,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	return nil
 }
 
-// handleAll does what comes to one handler, one trigger after the other.
+// handleAll is one handler: it handles one delivery after the other.
 func (w *worker) handleAll(ctx context.Context, h int) {
 	for {
 		d, ok := w.held.begin(h)
@@ -407,7 +410,7 @@ func (w *worker) handle(ctx context.Context, h int, d delivery) {
 	t, err := w.trigger(d)
 	if err != nil {
 		if wrong, ok := errors.AsType[otherTopic](err); ok {
-			w.refuse(h, d, nil, nak) // it is another's
+			w.refuse(h, d, nil, nak) // it is for the workers of the other topic
 			w.stop(wrong)
 			return
 		}
@@ -417,7 +420,7 @@ func (w *worker) handle(ctx context.Context, h int, d delivery) {
 	}
 	err = w.do(ctx, t)
 	if err == nil {
-		w.answer(d.msg, t, ack) // a heartbeat after it is one of a trigger that the server knows no longer
+		w.answer(d.msg, t, ack) // a heartbeat that follows does no harm: the server knows the delivery no longer
 		return
 	}
 	_, permanent := errors.AsType[permanentError](err)
@@ -435,7 +438,7 @@ func (w *worker) trigger(d delivery) (*Trigger, error) {
 	if err := w.names.parseTrigger(t, d.msg.Subject, d.msg.Header, d.msg.Data); err != nil {
 		return nil, fmt.Errorf("carillon: no trigger on %s: %w", d.msg.Subject, err)
 	}
-	if w.Partitions > 0 && !MatchTopic(w.Topic, t.Topic) { // with consumers that it has made itself that was found before
+	if w.Partitions > 0 && !MatchTopic(w.Topic, t.Topic) { // else makeConsumer has found out already
 		return nil, otherTopic{errField(CodeInvalidField, "name", "the workers %s on %s take %s, too, not only %s",
 			w.Name, w.names.OutStream(t.Partition), t.Topic, w.Topic)}
 	}
@@ -446,12 +449,12 @@ func (w *worker) trigger(d delivery) (*Trigger, error) {
 	return t, nil
 }
 
-// splitReply reads from the subject for acks how often a message was delivered and when the stream took it:
+// splitReply reads from a message's reply subject how often the message was delivered and when the stream stored it:
 //
 //	$JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.<consumer sequence>.<unix ns>.<pending>
 //	$JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>. … .<pending>[.<any>]
 //
-// Metadata of a message reads all of it into a struct of its own.
+// jetstream's Metadata would read all of the subject, into a struct of its own.
 func splitReply(reply string) (delivered int, stored time.Time, ok bool) {
 	const short, long = 9, 11 // tokens
 	tokens := strings.Count(reply, ".") + 1
@@ -478,7 +481,7 @@ func splitReply(reply string) (delivered int, stored time.Time, ok bool) {
 	return delivered, time.Unix(0, ns), err == nil
 }
 
-// The answers to a delivery, and the heartbeat, as JetStream takes them.
+// The answers to a delivery, and the heartbeat, in JetStream's protocol.
 var (
 	ack      = []byte("+ACK")
 	nak      = []byte("-NAK")
@@ -492,41 +495,41 @@ func delayedNak(d time.Duration) []byte {
 	return fmt.Appendf(nil, `%s {"delay": %d}`, nak, d.Nanoseconds())
 }
 
-// termination gives a delivery up. The reason ends up in one line of the protocol and in an advisory.
+// termination is the answer that gives a trigger up. The reason must fit on one line of the protocol; JetStream puts it into an advisory.
 func termination(reason error) []byte {
 	return fmt.Appendf(nil, "+TERM %s", strings.Join(strings.Fields(cut(reason.Error())), " "))
 }
 
-// refuse answers that a delivery was not dealt with. It lets go of it first: a heartbeat after a delayed nak
-// would undo the delay.
+// refuse answers a delivery that was not dealt with. It removes the delivery from held first: a heartbeat after a
+// delayed nak would undo the delay.
 func (w *worker) refuse(h int, d delivery, t *Trigger, answer []byte) {
 	w.held.let(h)
 	w.answer(d.msg, t, answer)
 }
 
-// giveBack answers deliveries that were not begun.
+// giveBack answers deliveries that no handler has begun.
 func (w *worker) giveBack(all []delivery, answer []byte) {
 	for _, d := range all {
 		w.answer(d.msg, nil, answer)
 	}
 }
 
-// beatOf is how often a worker with an AckWait gives signs of life. The AckWait of consumers that others made is not known, but is
-// mostly the default; so it is never less often than that takes.
+// beatOf is the time between the heartbeats of a worker with an AckWait. The AckWait of consumers that somebody else has made is not
+// known, but mostly the default; so it is never longer than the default requires.
 func beatOf(ackWait time.Duration) time.Duration { return min(ackWait, defaultAckWait) / 3 }
 
-// answer sends the outcome of a delivery. Where that fails, the trigger comes again after AckWait.
+// answer sends the answer to a delivery. If that fails, the trigger is delivered again after AckWait.
 func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 	if err := w.nc.Publish(m.Reply, answer); err != nil {
 		w.OnError(t, fmt.Errorf("carillon: answering: %w", err))
 	}
 }
 
-// heartbeat tells the server, three times an AckWait, that what is held is still being worked on.
+// heartbeat tells the server, three times in an AckWait, that the deliveries held are still being worked on.
 func (w *worker) heartbeat(stop <-chan struct{}) {
 	beat := time.NewTicker(beatOf(w.AckWait))
 	defer beat.Stop()
-	for kept := false; ; { // a beat that was sent while the connection is down is kept by it; more would take the room of acks
+	for kept := false; ; { // a connection that is down keeps a beat; more beats would take up the room for acks
 		select {
 		case <-stop:
 			return
@@ -541,7 +544,7 @@ func (w *worker) heartbeat(stop <-chan struct{}) {
 		if err != nil {
 			w.OnError(nil, fmt.Errorf("carillon: heartbeat: %w", err))
 		}
-		if errors.Is(err, nats.ErrConnectionClosed) { // what waits for a handler goes to other workers
+		if errors.Is(err, nats.ErrConnectionClosed) { // what waits for a handler will go to other workers
 			w.stop(nil)
 		}
 	}

@@ -8,16 +8,16 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// deliveries are what a worker has received and not yet answered: the triggers that wait for a handler, and those
-// that handlers have begun. One lock is taken once for each trigger and once for each batch of them, which is
-// what a hand-over costs; a channel would wake a handler for each.
+// deliveries are the messages that a worker has received and not yet answered: those that wait for a handler, and those
+// that handlers have begun. Their one lock is taken once for each batch that comes, and once for each message that a
+// handler begins. A channel would wake a handler for each message.
 type deliveries struct {
 	mu      sync.Mutex
 	more    sync.Cond
-	waiting []delivery // in the order they came, from next on
+	waiting []delivery // from next on, in the order in which they came
 	next    int
-	begun   []delivery // by handler; zero where it has none
-	idle    int        // handlers asleep that nobody has woken
+	begun   []delivery // by handler; zero if the handler has none
+	idle    int        // handlers that are asleep and have not been woken
 	closed  bool
 }
 
@@ -25,7 +25,7 @@ type deliveries struct {
 type delivery struct {
 	msg      *nats.Msg
 	received time.Time
-	pull     *pull // that brought it
+	pull     *pull // the pull that brought it
 }
 
 func newDeliveries(handlers int) *deliveries {
@@ -34,12 +34,12 @@ func newDeliveries(handlers int) *deliveries {
 	return s
 }
 
-// add takes in what came. One handler is woken, and that one wakes the next while there is more: quick
-// handlers are left asleep when few of them keep up.
+// add adds deliveries that have come. It wakes one handler, and that one wakes the next while there are more: if
+// a few quick handlers keep up, the others stay asleep.
 func (s *deliveries) add(all []delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next > len(s.waiting)/2 { // what is gone gives its place to what comes
+	if s.next > len(s.waiting)/2 { // use the place of those that have been begun
 		s.waiting, s.next = slices.Delete(s.waiting, 0, s.next), 0
 	}
 	s.waiting = append(s.waiting, all...)
@@ -56,8 +56,8 @@ func (s *deliveries) wake() {
 	}
 }
 
-// begin lets go of what the handler had and gives it the next, waiting for one; ok is false when they
-// are closed and empty.
+// begin removes the handler's delivery, waits for the next one and gives it to the handler; ok is false when s
+// is closed and nothing waits.
 func (s *deliveries) begin(h int) (d delivery, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,21 +77,21 @@ func (s *deliveries) begin(h int) (d delivery, ok bool) {
 	return d, true
 }
 
-// let lets go of what the handler has.
+// let removes the handler's delivery.
 func (s *deliveries) let(h int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun[h] = delivery{}
 }
 
-// busy tells whether any handler has something.
+// busy tells whether any handler has a delivery.
 func (s *deliveries) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.begun, func(d delivery) bool { return d.msg != nil })
 }
 
-// withdraw takes out what waits of a pull.
+// withdraw removes and returns the deliveries of a pull that wait for a handler.
 func (s *deliveries) withdraw(of *pull) (out []delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,14 +106,14 @@ func (s *deliveries) withdraw(of *pull) (out []delivery) {
 	return out
 }
 
-// waits tells whether any message of a pull waits for a handler.
+// waits tells whether any delivery of a pull waits for a handler.
 func (s *deliveries) waits(of *pull) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return of.waiting > 0
 }
 
-// close has begin end once nothing waits any more.
+// close makes begin return false once nothing waits any more.
 func (s *deliveries) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +121,8 @@ func (s *deliveries) close() {
 	s.more.Broadcast()
 }
 
-// each calls f with all messages held until it fails. It holds the lock, so that no heartbeat follows an
-// answer that let goes before.
+// each calls f with each message held, until f fails. It holds the lock meanwhile: once let has removed a
+// delivery, no heartbeat for it follows the answer.
 func (s *deliveries) each(f func(*nats.Msg) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,35 +14,35 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// pullWait is how long one pull waits for messages, and with it the longest a stop takes beyond the
-// handlers: what a pull still asks for must not come to a worker that has gone.
+// pullWait is how long one pull waits for messages. So it is also the longest that a stop takes besides waiting for
+// handlers: messages that a pull still asks for must not be sent to a worker that has gone.
 const pullWait = time.Second
 
 // puller asks the consumer of one partition for messages, pull after pull. It speaks JetStream's protocol
-// itself: jetstream's Fetch costs a timer, two channels and a goroutine's turn for every message.
+// itself: jetstream's Fetch costs a timer, two channels, and a switch to a goroutine for every message.
 type puller struct {
 	*worker
 	partition int
 	inbox     string // of the replies to pull n: <inbox>.<n>
 	came      chan *nats.Msg
-	batch     []delivery // the memory of the latest
+	batch     []delivery // the latest batch, whose memory is used again
 	pulls     uint64
 	size      pullSize
-	silent    bool  // the latest pull was lost, and nothing has come since
-	said      error // by the server, at the latest look
+	silent    bool  // the latest pull counts as lost, and nothing has come since
+	said      error // the connection's last error at the latest look (forbidden)
 }
 
-// pullAll pulls until ctx ends. A consumer that has gone is made anew: by then its acks are lost, and
-// triggers come again.
+// pullAll pulls until ctx ends. If the consumer is gone, pullAll makes a new one: the acks are lost with the old one, and
+// triggers are delivered again.
 func (w *worker) pullAll(ctx context.Context, partition int) {
 	p := &puller{worker: w, partition: partition, inbox: w.nc.NewInbox(), size: pullSize{least: (w.Concurrency + 1) / 2}, said: w.nc.LastError()}
-	p.came = make(chan *nats.Msg, 2*max(pullMost, p.size.least)) // the rest of a pull taken to be lost may come beside the next
+	p.came = make(chan *nats.Msg, 2*max(pullMost, p.size.least)) // the rest of a pull that counted as lost may come beside the next pull
 	sub := p.subscribe(ctx)
 	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection, which has no subscriptions
 	for ctx.Err() == nil {
 		err := p.pull(ctx)
-		if p.silent { // the server may have taken the subscription away with a right or a limit, and does not give it back
-			_ = sub.Drain() // what is on its way still comes
+		if p.silent { // the server may have removed the subscription, for a right or a limit, and does not restore it
+			_ = sub.Drain() // messages on their way still come
 			sub = p.subscribe(ctx)
 		}
 		if err == nil || ctx.Err() != nil {
@@ -52,7 +52,7 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 			return
 		}
 		if w.Partitions > 0 {
-			continue // who made the consumer may make it again
+			continue // whoever made the consumer may make it again
 		}
 		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, nats.ErrNoResponders) {
 			if err := w.makeConsumer(ctx, partition); err != nil && ctx.Err() == nil {
@@ -62,7 +62,7 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 	}
 }
 
-// subscribe listens to what comes of pulls; nil where ctx ends before that.
+// subscribe subscribes to the inbox of the pulls, trying until ctx ends; then it returns nil.
 func (p *puller) subscribe(ctx context.Context) *nats.Subscription {
 	for {
 		sub, err := p.nc.ChanSubscribe(p.inbox+".*", p.came)
@@ -72,8 +72,8 @@ func (p *puller) subscribe(ctx context.Context) *nats.Subscription {
 	}
 }
 
-// failed tells of an error and waits before the next try, unless ctx ends. A closed connection ends the worker: it does
-// not come back.
+// failed reports an error and waits before the next try; it returns false if ctx ended. A closed connection does not come
+// back, and ends the worker.
 func (p *puller) failed(ctx context.Context, err error) bool {
 	why := ""
 	if errors.Is(err, nats.ErrNoResponders) {
@@ -93,22 +93,22 @@ func (p *puller) failed(ctx context.Context, err error) bool {
 
 // pull is one request for messages, and what came of it.
 type pull struct {
-	reply   string // where the server says how it goes
-	most    int    // messages asked for
-	came    int
-	largest int       // bytes
-	first   time.Time // of the first one's coming
+	reply   string    // the subject on which the server reports the pull's status
+	most    int       // messages asked for
+	came    int       // messages
+	largest int       // of those, bytes
+	first   time.Time // when the first message came
 	ended   bool      // the server sends no more
-	err     error     // why, where that is no matter of course
+	err     error     // why it ended, if that is an error
 
-	waiting int           // for a handler; under the deliveries' lock
+	waiting int           // messages that wait for a handler; under the deliveries' lock
 	begun   chan struct{} // holds a token when none waits any more
 }
 
-// pull asks for messages once, hands them to the handlers as they come, so that the heartbeat knows of those
-// that wait, and returns when all have been begun. Once ctx has ended, what has not been begun goes back.
+// pull asks for messages once, hands them over as they come (so that the heartbeat includes those that wait for a
+// handler), and returns when all have been begun. Once ctx has ended, messages that have not been begun go back.
 func (p *puller) pull(ctx context.Context) error {
-	if !p.connected(ctx) { // pulls that are taken to be lost, one after the other, would all be answered together
+	if !p.connected(ctx) { // else pull after pull would be sent and count as lost, and at last all be answered together
 		return nil
 	}
 	of, err := p.ask()
@@ -125,8 +125,8 @@ func (p *puller) pull(ctx context.Context) error {
 	return cmp.Or(of.err, p.forbidden())
 }
 
-// forbidden is what the server has said since the latest look of a right that is missing to pull, to be answered or to acknowledge.
-// It says so to the connection; here it is only quiet, or the same triggers come again and again.
+// forbidden returns the server's error, if there was one since the latest look, that a right is missing to pull, to get the answers or to
+// acknowledge. The server reports that only to the connection; a puller would see only silence, or the same triggers again and again.
 func (p *puller) forbidden() error {
 	before := p.said
 	if p.said = p.nc.LastError(); p.said == before || !errors.Is(p.said, nats.ErrPermissionViolation) {
@@ -141,15 +141,15 @@ func (p *puller) forbidden() error {
 	return nil
 }
 
-// api is where messages are asked for.
+// api is the subject of requests for messages.
 func (p *puller) api() string {
 	return jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + p.names.OutStream(p.partition) + "." + p.Name
 }
 
-// receive hands over what comes until the pull is over and all of it has been begun. When done ends, that goes back.
-// What comes of an earlier pull meanwhile, which was taken to be lost, is treated as if it were of this one.
+// receive hands over messages as they come, until the pull is over and all of them have been begun. Once done is closed, messages that
+// have not been begun go back. Messages that come meanwhile of an earlier pull, which counted as lost, are treated as this pull's.
 func (p *puller) receive(of *pull, done <-chan struct{}) {
-	lost := time.NewTimer(2 * pullWait) // silence for so long means that the request or the reply is lost
+	lost := time.NewTimer(2 * pullWait) // after so long a silence the request or the reply counts as lost
 	defer lost.Stop()
 	for !of.over() || p.held.waits(of) {
 		select {
@@ -163,7 +163,7 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 			} else {
 				p.held.add(batch)
 			}
-			clear(batch) // its memory is used again; the messages are not to stay for that
+			clear(batch) // its memory is used again, and must not hold on to the messages
 		case <-lost.C:
 			p.silent = !of.over()
 			of.ended = true
@@ -175,24 +175,24 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 	}
 }
 
-// over tells whether no more is to come.
+// over tells whether no more messages will come.
 func (p *pull) over() bool { return p.ended || p.came >= p.most }
 
 func (p *puller) ask() (*pull, error) {
 	p.pulls++
 	of := &pull{reply: p.inbox + "." + strconv.FormatUint(p.pulls, 10), most: p.size.next(), begun: make(chan struct{}, 1)}
 	if p.silent {
-		of.most = 1 // the one before may still be answered, and the one before that
+		of.most = 1 // the earlier pulls that count as lost may still be answered
 	}
 	bound := ""
-	if of.most > pullBytes/MaxPayload { // what comes may be larger than all before
-		// A pull that takes less than the largest message there can be would never get it.
+	if of.most > pullBytes/MaxPayload { // messages may be larger than any so far
+		// A pull with a bound below the largest possible message would never get that one.
 		bound = fmt.Sprintf(`"max_bytes":%d,`, max(pullBytes, p.nc.MaxPayload()+pullSpare))
 	}
 	return of, p.nc.PublishRequest(p.api(), of.reply, fmt.Appendf(nil, `{"batch":%d,%s"expires":%d}`, of.most, bound, pullWait.Nanoseconds()))
 }
 
-// take reads a message and those that have come behind it. The time is taken once for them, and after they
+// take reads a message and those that have come behind it. It reads the clock once for all of them, and after they
 // came, so that none seems to have been received before it was sent.
 func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 	more := len(p.came)
@@ -207,7 +207,7 @@ func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 			if of.ended, of.err = outcome(m.Header); errors.Is(of.err, errPullFull) && of.came > 0 {
 				of.err = nil
 			}
-		case strings.HasPrefix(m.Subject, p.inbox): // of a pull taken to be lost
+		case strings.HasPrefix(m.Subject, p.inbox): // the status of a pull that counted as lost
 		default:
 			of.came++
 			of.largest = max(of.largest, len(m.Data))
@@ -220,24 +220,24 @@ func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 	}
 }
 
-// left counts what waits no longer. The deliveries' lock is held.
+// left notes that n messages of the pull wait no longer. Its caller holds the deliveries' lock.
 func (p *pull) left(n int) {
 	if p.waiting -= n; p.waiting > 0 {
 		return
 	}
 	select {
 	case p.begun <- struct{}{}:
-	default: // it is there
+	default: // the token is there already
 	}
 }
 
-// outcome reads a message about a pull: whether it ended the pull, and why, where that is an error.
+// outcome reads a status message: whether it ended the pull, and why, if that is an error.
 func outcome(h nats.Header) (ended bool, err error) {
 	status, description := h.Get("Status"), h.Get("Description")
 	switch {
 	case status == "100": // it goes on
 		return false, nil
-	case status == "404" || status == "408": // no more in its time
+	case status == "404" || status == "408": // no more messages came in time
 		return true, nil
 	case status == "503":
 		return true, nats.ErrNoResponders
@@ -245,7 +245,7 @@ func outcome(h nats.Header) (ended bool, err error) {
 		return true, jetstream.ErrConsumerDeleted
 	case strings.EqualFold(description, "Message Size Exceeds MaxBytes"):
 		return true, errPullFull
-	case strings.EqualFold(description, "Batch Completed"): // and more bytes could have come
+	case strings.EqualFold(description, "Batch Completed"): // all messages came before max_bytes was used up
 		return true, nil
 	}
 	if most, ok := strings.CutPrefix(description, "Exceeded MaxRequestBatch of "); ok {
@@ -256,20 +256,20 @@ func outcome(h nats.Header) (ended bool, err error) {
 	return true, fmt.Errorf("%s %s", status, description)
 }
 
-// pullBound is the answer to a pull that asked for more messages than the server allows: how many it does.
+// pullBound is the error of a pull that asked for more messages than the server allows: how many it allows.
 type pullBound int
 
 func (b pullBound) Error() string { return fmt.Sprintf("a pull may ask for %d messages", int(b)) }
 
-// errPullFull says that the next message would be too much for a pull; a matter of course, but for the first one.
+// errPullFull says that the next message is larger than what is left of a pull's max_bytes. It is an error only if no message came before.
 var errPullFull = errors.New("the next message is larger than one pull may bring")
 
-// pullSize fits what a pull asks for to how fast its messages are begun: a small one costs a fast worker
-// a round trip every few messages, a large one keeps work from others that are idle.
+// pullSize adapts how much a pull asks for to how fast its messages are begun: small pulls cost a fast worker
+// a round trip every few messages, large pulls keep work from other workers that are idle.
 type pullSize struct {
 	least, now int
-	bound      int // by the server; 0: none is known
-	largest    int // message so far, bytes
+	bound      int // the server's; 0: none is known
+	largest    int // largest message so far, bytes
 }
 
 const (
@@ -277,7 +277,7 @@ const (
 	pullLong  = 4 * pullShort         // one that takes longer halves it
 	pullMost  = 1024
 	pullBytes = 4 << 20
-	pullSpare = 8 << 10 // for a message's subjects
+	pullSpare = 8 << 10 // for a message's subjects, which count in max_bytes
 )
 
 func (s *pullSize) next() int {
@@ -286,8 +286,8 @@ func (s *pullSize) next() int {
 	return s.now
 }
 
-// took is told of a pull: how many messages came, the largest of them, and the time from the first one's
-// coming to the last one's beginning.
+// took adapts the size after a pull: how many messages came, the largest of them in bytes, and the time from when the
+// first one came until the last one was begun.
 func (s *pullSize) took(messages, largest int, took time.Duration) {
 	s.largest = max(s.largest, largest)
 	switch {
