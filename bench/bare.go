@@ -16,16 +16,16 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// What a bare create goes through: a request of the client's, and the stream that is its log.
+// The subjects and the stream of a bare create: the client's request, and the record in the stream that stands for the log.
 const (
 	bareRequest = "bare.create"
 	bareStream  = "BARE_LOG"
 	bareRecord  = "bare.log.put"
 )
 
-// bareWork is Work for the floor of a single client's create: all that makes a command durable, and no engine. A process of its
-// own embeds a server as an engine does. A request comes to it over TCP, is appended to a stream, read back from there, written
-// to a local log with an fsync, and answered. It ends with its input.
+// bareWork is Work for the floor of a single client's create: all that makes a command durable, but no engine. The process embeds a
+// server as an engine does. It gets a request over TCP, appends it to a stream, reads it back from there, writes it to a local log
+// with an fsync, and answers. It ends when its input ends.
 func bareWork(input *json.Decoder, output *json.Encoder, in string) (err error) {
 	var b bare
 	defer func() { err = errors.Join(err, b.close()) }()
@@ -41,13 +41,13 @@ func bareWork(input *json.Decoder, output *json.Encoder, in string) (err error) 
 	return nil
 }
 
-// bare is such a service, for one request at a time.
+// bare is the service of bareWork. It serves one request at a time.
 type bare struct {
 	server *embedded.Server
 	wire   *streams.Wire
 	nc     *nats.Conn
 	store  *wal.Store
-	asked  chan string // where the answer to the request in progress goes
+	asked  chan string // the reply subject of the request in progress
 }
 
 // open makes the service in a directory.
@@ -58,7 +58,7 @@ func (b *bare) open(dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	b.wire = streams.NewWire(b.server) // an engine sends at once, too, where few commands are in progress
+	b.wire = streams.NewWire(b.server) // as an engine does while few commands are in progress
 	if b.nc, err = b.server.Connect(nats.InProcessServer(b.wire)); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (b *bare) close() (err error) {
 	return err
 }
 
-// take appends a request. Whoever asked gets no answer, and says so, where it cannot be done.
+// take appends a request. If that fails, the client gets no answer, and reports that.
 func (b *bare) take(request *nats.Msg) {
 	b.asked <- request.Reply
 	if err := b.wire.Publish(b.nc, &nats.Msg{Subject: bareRecord, Data: request.Data}); err != nil {
@@ -106,7 +106,7 @@ func (b *bare) take(request *nats.Msg) {
 	}
 }
 
-// carryOut has what was read back on disk, and answers.
+// carryOut syncs the record that was read back to disk, and answers.
 func (b *bare) carryOut(record *nats.Msg) {
 	meta, err := record.Metadata()
 	if err == nil {
@@ -114,7 +114,7 @@ func (b *bare) carryOut(record *nats.Msg) {
 	}
 	answer := &nats.Msg{Subject: <-b.asked, Data: record.Data}
 	if err == nil {
-		_ = b.wire.Publish(b.nc, answer) // where that fails the client has no answer, and says so
+		_ = b.wire.Publish(b.nc, answer) // if that fails, the client gets no answer, and reports that
 	}
 }
 
@@ -126,7 +126,7 @@ type bareClient struct {
 	request []byte
 }
 
-// startBare starts a bare service for requests that are as long as this one. It is to be stopped, also if there was an error.
+// startBare starts a bare service for requests that are as long as request. The caller must stop it, even after an error.
 func startBare(e *engine, request []byte) (c *bareClient, err error) {
 	c = &bareClient{request: request}
 	if c.own, err = makeScratch(e.Data); err != nil {
@@ -141,7 +141,7 @@ func startBare(e *engine, request []byte) (c *bareClient, err error) {
 	return c, nil
 }
 
-// create has one request carried out.
+// create sends one request and waits for its answer.
 func (c *bareClient) create(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 	defer cancel()
@@ -151,7 +151,7 @@ func (c *bareClient) create(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the service. What it leaves is removed here: it is not asked to end, but killed.
+// stop kills the service, and then removes its directory, which the service had no chance to do.
 func (c *bareClient) stop() error {
 	if c.nc != nil {
 		c.nc.Close()

@@ -22,7 +22,7 @@ type BurstConfig struct {
 	SideRate     int  `json:"side_triggers_per_s"`  // of unrelated jobs, of high and of normal priority each; default 500
 	PayloadBytes int  `json:"payload_bytes"`        // default 200
 	Partitions   int  `json:"partitions,omitempty"` // of an engine that is started for the run; default its own
-	PersistAsync bool `json:"persist_async"`        // an engine, and a ceiling, whose output streams acknowledge before they write
+	PersistAsync bool `json:"persist_async"`        // the output streams of the engine, and the ceiling's, acknowledge before they write
 	Rounds       int  `json:"rounds"`               // of the ceiling, before the burst and again after it; default 2
 
 	Pause time.Duration `json:"-"` // between the ceiling, the puts and the burst; default 3 s
@@ -64,14 +64,14 @@ func (c BurstConfig) Validate() error {
 	return c.Service.validateOwn(c.Partitions, c.PersistAsync)
 }
 
-// What a burst is to show.
+// Targets of a burst.
 const (
 	leastDrain   = 0.8 // of the chained ceiling
 	limitHighP99 = 50  // ms
 )
 
-// Of the burst's jobs, one in a thousand is of high priority and one of low: enough to see them overtake, too
-// few to be a crowd that other high ones would have to wait behind.
+// Of the burst's jobs, one in a thousand has high priority and one low: enough to see them overtake, but too
+// few for other jobs of high priority to have to wait behind them.
 const priorityShare = 1000
 
 var priorities = []carillon.Priority{carillon.High, carillon.Normal, carillon.Low}
@@ -86,10 +86,10 @@ func priorityOf(i int) carillon.Priority {
 	return carillon.Normal
 }
 
-// RunBurst has many jobs come due in one millisecond, and measures how fast they drain into the output
-// streams, by the streams' own timestamps, beside the chained ceiling of the same run. While they do, unrelated
-// jobs of high and of normal priority come due, and two workers in processes of their own take their triggers:
-// what is due from the burst's millisecond until its last trigger is stored counts.
+// RunBurst makes many jobs due in one millisecond, and measures how fast they drain into the output streams,
+// by the streams' own timestamps, beside the chained ceiling of the same run. Meanwhile unrelated jobs of high
+// and of normal priority come due, and two workers in processes of their own take their triggers. Of these,
+// the ones count that are due between the burst's millisecond and the time when its last trigger is stored.
 func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -143,7 +143,7 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 	if err := errors.Join(b.measure(ctx, run), e.forget(ctx, o.nc, run, highSide(run), normalSide(run))); err != nil {
 		return r, err
 	}
-	if err := e.close(); err != nil { // its unrelated jobs would go on firing beside the ceiling
+	if err := e.close(); err != nil { // else the unrelated jobs would go on firing beside the ceiling
 		return r, err
 	}
 	runtime.GC()
@@ -256,11 +256,11 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 // drainStep is the width of the drain's histogram over time.
 const drainStep = 100 * time.Millisecond
 
-// drained tells how a burst came into the streams. times are unix ns, one at least; it sorts them.
+// drained adds to the result how a burst came into the streams. times are unix ns, at least one; it sorts them.
 func (s *salvo) drained(times []int64, r *Result) {
 	all, middle := rates(times)
 	due := s.From * 1e6
-	took := time.Duration(max(times[len(times)-1]-due, int64(time.Millisecond))) // what came before its time is early, and no reason to fail
+	took := time.Duration(max(times[len(times)-1]-due, int64(time.Millisecond))) // else a burst that came early would make it negative
 	r.Figures.add("drained_per_s", float64(len(times))/took.Seconds())
 	r.Figures.add("drained_s", took.Seconds())
 	r.Figures.add("stored_per_s", all)
@@ -275,9 +275,9 @@ func (s *salvo) drained(times []int64, r *Result) {
 	r.Series = map[string][]Point{"stored_per_100ms": counts}
 }
 
-// side is a small load of jobs that have nothing to do with the burst, due once a second each, and its worker.
+// side is a small load of jobs that have nothing to do with the burst, each due once a second, with its worker.
 type side struct {
-	name     string // of its jobs' ids, its topic and its consumers
+	name     string // what its jobs' ids begin with; also its topic, and the name of its consumers
 	priority carillon.Priority
 	plan     plan
 	worker   *workerProcess
@@ -293,7 +293,7 @@ func (b *burst) side(name string, priority carillon.Priority) (v *side, err erro
 	return v, err
 }
 
-// put puts the jobs, to be due from a time on, unix ms.
+// put puts the jobs, which are due from that time on, unix ms.
 func (v *side) put(ctx context.Context, b *burst, from int64) error {
 	v.plan.From = from
 	payload := payloadOf(b.PayloadBytes)
@@ -314,7 +314,7 @@ func (v *side) put(ctx context.Context, b *burst, from int64) error {
 	return putJobs(ctx, carillon.Connect(b.out.nc, carillon.WithNames(b.engine.Names)), jobs, nil)
 }
 
-// report asks the worker for what was due while the burst drained.
+// report asks the worker for its report on what was due while the burst drained.
 func (v *side) report(s *salvo, r *Result) error {
 	v.plan.To = s.From + int64(r.Figures.Get("drained_s")*1000)
 	if err := v.worker.send(&v.plan); err != nil {

@@ -28,7 +28,7 @@ import (
 type CeilingConfig struct {
 	Service      Service `json:"-"`             // only Data, Server, NATS and Connect count
 	Messages     int     `json:"messages"`      // of each measurement of a rate; default 500,000
-	Streams      int     `json:"streams"`       // that are published to at once; default 8
+	Streams      int     `json:"streams"`       // how many are published to at once; default 8
 	PayloadBytes int     `json:"payload_bytes"` // default 200
 	Rounds       int     `json:"rounds"`        // default 3; each rate is their median
 
@@ -71,7 +71,7 @@ func (c CeilingConfig) Validate() error {
 	return nil
 }
 
-// sync says what is on disk when: no engine has the embedded server's streams synced.
+// sync says what is on disk when: there is no engine to sync the embedded server's streams.
 func (c *CeilingConfig) sync() string {
 	if c.Service.Server != "" || c.Service.NATS != "" {
 		return c.Service.sync()
@@ -79,11 +79,11 @@ func (c *CeilingConfig) sync() string {
 	return "commits: fsync; streams: page cache"
 }
 
-// RunCeiling measures, without an engine, what one could at best reach here: bare messages with the payload
-// and headers of a trigger, published in the usual way and in chains; an append to a log stream read back;
-// a bare time.Sleep; a synced commit to the local log. The server is embedded in this process as it is in
-// `carillon serve`, which is collected by the same rule, or, with Service.Server or NATS, one that runs already, over TCP; its streams have as many replicas as
-// the output streams of a service there.
+// RunCeiling measures, without an engine, the best that one could reach here: bare messages with the payload
+// and headers of a trigger, published in the usual way and in chains; an append to a log stream that is read back;
+// a bare time.Sleep; a synced commit to the local log. The server is embedded in this process, with the same rule
+// for the garbage collector as in `carillon serve`; or, with Service.Server or NATS, it is one that runs already,
+// over TCP, and the streams have as many replicas as the output streams of a service there.
 func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -110,7 +110,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 		{"chained_persist_async_per_s", m.chains(chains{streams: c.Streams, mode: jetstream.AsyncPersistMode})},
 	}
 	rates := make([][]float64, len(figures))
-	for round := range c.Rounds { // interleaved, so that a disturbance does not meet one of them alone
+	for round := range c.Rounds { // interleaved, so that a disturbance does not affect one measurement alone
 		for i, f := range figures {
 			c.Progress("publishing", round*len(figures)+i, c.Rounds*len(figures))
 			rate, err := f.measure(ctx)
@@ -144,7 +144,7 @@ func RunCeiling(ctx context.Context, c CeilingConfig) (r Result, err error) {
 	return r, ctx.Err()
 }
 
-// median is the middle of some values, the mean of the two middle ones where their number is even. It
+// median is the middle one of some values, or the mean of the two middle ones if their number is even. It
 // sorts them.
 func median(v []float64) float64 {
 	slices.Sort(v)
@@ -160,16 +160,16 @@ type ceiling struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	server  *embedded.Server // nil where one runs already
-	untend  func()           // ends the care of the collector for it
+	untend  func()           // ends tendCollector
 	own     *scratch
 	payload []byte
 	job     string // in the headers
 	made    int    // streams so far
 
-	replicas int // of each stream: as many as the output streams have of the service that runs already
+	replicas int // of each stream: as many as the output streams of a service that runs already
 }
 
-// openCeiling embeds a server, or reaches one. c has its defaults.
+// openCeiling embeds a server, or connects to one. c has its defaults.
 func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 	m = &ceiling{CeilingConfig: c, payload: payloadOf(c.PayloadBytes), job: "invoice-12345678", replicas: 1}
 	defer func() {
@@ -210,15 +210,15 @@ func openCeiling(ctx context.Context, c CeilingConfig) (m *ceiling, err error) {
 	return m, nil
 }
 
-// tended are the ceilings in this process that embed a server: several share one collector.
+// tended counts the ceilings in this process that embed a server: they share one garbage collector.
 var tended struct {
 	sync.Mutex
 	ceilings int
 	end      func()
 }
 
-// tendCollector has this process collected as an engine's is, until end. An embedded server allocates with each message, and how often
-// that is collected is a good part of what one costs: the ceiling's is to be no more and no less than the engine's.
+// tendCollector makes the garbage collector of this process work as an engine's does, until end. An embedded server allocates for each
+// message, and how often that is collected is a good part of a message's cost: it must be the same for the ceiling and the engine.
 func tendCollector() (end func()) {
 	tended.Lock()
 	defer tended.Unlock()
@@ -250,11 +250,11 @@ func (m *ceiling) close() error {
 	return m.own.remove()
 }
 
-// streamTimeout is for a stream that is made or removed: with replicas their leader has others to do beside it.
+// streamTimeout is for making or removing a stream: with replicas, their leader has other work to do.
 const streamTimeout = 30 * time.Second
 
-// stream makes an empty stream of its own name and subject, and returns that. It has no bound, as the engine's have none beside which
-// it is measured: dropping the oldest is work.
+// stream makes an empty stream with a name of its own, which is also its subject, and returns the name. The stream has no bound,
+// because the engine's streams that it is compared with have none: dropping the oldest messages is work.
 func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 	defer cancel()
@@ -267,7 +267,7 @@ func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (s
 	return name, err
 }
 
-// remove removes a stream, also when the run was ended.
+// remove removes a stream, even when the run's context has ended.
 func (m *ceiling) remove(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), streamTimeout)
 	defer cancel()
@@ -288,7 +288,7 @@ func (m *ceiling) header(n int) nats.Header {
 	}
 }
 
-// async is the usual way: PublishAsync, an ack a message, 4,000 of them awaited at most.
+// async publishes in the usual way: PublishAsync, an ack for each message, at most 4,000 of them awaited at a time.
 func (m *ceiling) async(ctx context.Context, mode jetstream.PersistModeType) (rate float64, err error) {
 	name, err := m.stream(ctx, mode)
 	if err != nil {
@@ -315,8 +315,8 @@ func (m *ceiling) async(ctx context.Context, mode jetstream.PersistModeType) (ra
 	return m.rate(began), m.stored(ctx, name, m.Messages)
 }
 
-// stallWait is how long the client library waits for room among the awaited acks. Its default, 200 ms, a
-// busy disk may well exceed. Nothing else is waited for longer: the server may have ended.
+// stallWait is how long the client library waits for room among the awaited acks. A busy disk may well exceed
+// its default, 200 ms. Everything else is waited for no longer than this, because the server may have ended.
 const stallWait = 30 * time.Second
 
 var errNoAck = fmt.Errorf("no ack for %s", stallWait)
@@ -325,7 +325,7 @@ func (m *ceiling) rate(began time.Time) float64 {
 	return float64(m.Messages) / time.Since(began).Seconds()
 }
 
-// stored checks that a stream has all messages, and still has.
+// stored checks that a stream has stored all messages and still has them.
 func (m *ceiling) stored(ctx context.Context, name string, want int) error {
 	s, err := m.js.Stream(ctx, name)
 	if err != nil {
@@ -340,7 +340,7 @@ func (m *ceiling) stored(ctx context.Context, name string, want int) error {
 	return nil
 }
 
-// A chain asks for every 500th ack and has 8 of them on the way.
+// A chain asks for an ack of every 500th message, and has up to 8 of those on their way.
 const (
 	chainAck    = 500
 	chainFlying = 8
@@ -353,16 +353,16 @@ type link struct {
 	acks chan error
 }
 
-// chains says how chained publishes.
+// chains are the options of chained.
 type chains struct {
 	streams int
 	mode    jetstream.PersistModeType
-	// linked: each message also has an id and expects that of the one before it, as the engine's do (see
-	// engine/chain.go): two headers more to send and to store, one more to check.
+	// linked: each message also has an id and expects the id of the one before it, as linked messages of the engine do
+	// (see engine/chain.go): two more headers to send and to store, one more to check.
 	linked bool
 }
 
-// chains is chained, as one of several measurements.
+// chains is chained in the form of the other measurements.
 func (m *ceiling) chains(c chains) func(context.Context) (float64, error) {
 	return func(ctx context.Context) (float64, error) { return m.chained(ctx, c) }
 }
@@ -497,10 +497,10 @@ func (m *ceiling) logRoundTrip(ctx context.Context) (h *hdrhistogram.Histogram, 
 	return h, nil
 }
 
-// commitGroup is how many records share one synced commit when they come in bulk.
+// commitGroup is how many records share one synced commit when many come at once.
 const commitGroup = 500
 
-// commits measures the local log: one record a commit, and many.
+// commits measures the local log: commits of one record, and commits of many.
 func (m *ceiling) commits(ctx context.Context, dir string, f *Figures) error {
 	store, err := wal.OpenStore(wal.Options{Dir: filepath.Join(dir, "log")})
 	if err != nil {

@@ -18,11 +18,11 @@ import (
 type ChurnConfig struct {
 	Service Service `json:"-"`
 
-	Rate         int           `json:"jobs_due_per_s"` // one-shots, half of which are changed; default 5,000
+	Rate         int           `json:"jobs_due_per_s"` // one-shots; half of them are changed; default 5,000
 	Duration     time.Duration `json:"-"`              // whole seconds; default 30 s
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
-	Nearest      time.Duration `json:"-"`              // a change is sent this long before the job is due at the least; default 50 ms
-	Farthest     time.Duration `json:"-"`              // and this long at most; default 500 ms
+	Nearest      time.Duration `json:"-"`              // a change is sent at least this long before the job is due; default 50 ms
+	Farthest     time.Duration `json:"-"`              // and at most this long; default 500 ms
 	NearestMS    float64       `json:"nearest_ms"`     // Nearest, as it stands in the result
 	FarthestMS   float64       `json:"farthest_ms"`    // and Farthest
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
@@ -72,18 +72,18 @@ func (c ChurnConfig) Validate() error {
 }
 
 const (
-	// surely is how long before the due time a cancel must be acknowledged to win for sure (docs/time.md).
+	// surely is how long before the due time a cancel must be acknowledged to be certain to win (docs/time.md).
 	surely = 10 * time.Millisecond
 	// Jobs that are moved to later are due again after one to three seconds.
 	churnLater = 3 * time.Second
 )
 
-// RunChurn has one-shots fire at a fixed rate while every second one of them is deleted, or moved to an
+// RunChurn makes one-shots fire at a fixed rate while every second one of them is deleted, or moved to an
 // earlier or a later time, shortly before it is due. The commands are sent at times fixed beforehand,
-// whatever their answers. No fire may come of what was cancelled, and exactly one of everything else.
+// whatever their answers. No cancelled fire may come, and everything else must fire exactly once.
 //
-// A cancel that was acknowledged 10 ms or more before the due time wins, whatever else the reply says. Of
-// a later one the reply tells: a job whose last_scheduled is the due time has fired, and no other has.
+// A cancel that was acknowledged 10 ms or more before the due time wins, whatever else the reply says. For a
+// later one the reply says who won: if last_scheduled is the due time, the job has fired, otherwise it has not.
 func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -184,15 +184,15 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 type change struct {
 	job  int
 	at   time.Time // when to send it
-	due  int64     // of the job until then, unix ms
-	move int64     // where to, unix ms; 0: it is cancelled
+	due  int64     // when the job is due until then, unix ms
+	move int64     // when it is due afterwards, unix ms; 0: it is cancelled
 
 	acked time.Time
 	reply carillon.JobReply
 	err   error
 }
 
-// changes plans a change for every second job, but for those due too early in the window, ordered by time.
+// changes plans a change for every second job, except those due too early in the window. The changes are in order of time.
 func (c *ChurnConfig) changes(l *load) (changes []change) {
 	for i := 1; i < len(l.plan.First); i += 2 {
 		if l.plan.First[i] <= c.Farthest.Milliseconds()+1 {
@@ -241,14 +241,14 @@ func (c *ChurnConfig) send(ctx context.Context, p *pipe, l *load, changes []chan
 	return waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
 }
 
-// churned counts changes by what they were and by what came of them.
+// churned counts changes by their kind and by their outcome.
 type churned struct {
 	cancelled, later, earlier int
-	fired                     int // before the change
+	fired                     int // the job fired before the change
 	late                      int // acknowledged less than 10 ms before the due time
 }
 
-// settleChanges changes the plan as the changes did.
+// settleChanges makes the plan what it must be after the changes.
 func settleChanges(p *plan, changes []change) (n churned, err error) {
 	p.Then = make([]int64, len(p.First))
 	for i := range p.Then {
@@ -274,7 +274,7 @@ func settleChanges(p *plan, changes []change) (n churned, err error) {
 		default:
 			n.earlier++
 		}
-		// No version fires at or before what was fired under the same id.
+		// No version fires at or before a time that was fired under the same id.
 		if v.move > v.due || !fired {
 			p.Then[v.job] = v.move - p.From
 			p.To = max(p.To, v.move+1)

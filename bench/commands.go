@@ -26,19 +26,19 @@ type CommandsConfig struct {
 	// ClientsCommand runs Clients in a process of its own; the engine's URL is added to it. Default: this
 	// binary's own "bench clients --server".
 	ClientsCommand []string `json:"-"`
-	// ImportCommand reads jobs as NDJSON; the engine's URL and the file are added to it, and it prints what
-	// `carillon job import --json` does. Default: that, with "--server".
+	// ImportCommand imports a file of jobs in NDJSON; the engine's URL and the file are added to it, and it must print
+	// what `carillon job import --json` prints. Default: this binary's own "job import --json --server".
 	ImportCommand []string `json:"-"`
 
-	Jobs         int           `json:"jobs"`          // that many clients create, and then update; default 300,000
+	Jobs         int           `json:"jobs"`          // how many the many clients create, and then update; default 300,000
 	Imports      int           `json:"imports"`       // jobs imported; default 200,000
-	Clients      int           `json:"clients"`       // connections of the many; default 64
-	Window       int           `json:"window"`        // commands that each of them has under way; default 8
+	Clients      int           `json:"clients"`       // connections of the many clients; default 64
+	Window       int           `json:"window"`        // commands that each connection has under way; default 8
 	Offered      int           `json:"offered_per_s"` // creates a second of the open loop; default 30,000
 	Duration     time.Duration `json:"-"`             // of the open loop; default 10 s
 	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
 	Rounds       int           `json:"rounds"`        // of the single client, a second for each kind of command; default 3
-	RoundTime    time.Duration `json:"-"`             // that second
+	RoundTime    time.Duration `json:"-"`             // the time for each kind; default that second
 	PayloadBytes int           `json:"payload_bytes"` // default 200
 
 	Progress func(step string, done, total int) `json:"-"`
@@ -108,7 +108,7 @@ func (c *CommandsConfig) offers() int { return int(float64(c.Offered) * c.Durati
 const (
 	leastCreates     = 30_000
 	limitCreateP99   = 50 // ms, at the offered rate
-	limitSingleRatio = 2  // of the sum of a log round trip, within a process where it can be, and a synced commit, at p50
+	limitSingleRatio = 2  // times the sum of a log round trip (in one process, if the engine embeds its server) and a synced commit, at p50
 )
 
 // RunCommands measures durable commands: each counts when its reply has arrived, which says that it is in
@@ -117,11 +117,11 @@ const (
 //   - One client, one command at a time, beside the log's round trip and a synced commit, in turns.
 //   - Many clients in a closed loop: each keeps a few commands under way; this is the rate (creates_per_s).
 //   - The same clients in an open loop of a fixed rate, whatever the answers: this is the latency
-//     (latency_p99_ms), from when a command was to be sent. A refused one counts as the longest there is.
+//     (latency_p99_ms), from when a command was to be sent. A refused command counts as the longest latency of all.
 //   - An import of a file.
 //
-// At the end every job is read back: Expected are those that must be there, Missing those that are not, and
-// Stray those that are there otherwise than was acknowledged.
+// At the end every job is read back. In the Checks Expected are the jobs that must be there, Missing those of them that
+// are not, and Stray the jobs that are not as they were acknowledged.
 func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -175,16 +175,16 @@ type commands struct {
 	result *Result
 }
 
-// group is the jobs of one prefix as they were acknowledged.
+// group describes the jobs of one prefix as they were acknowledged.
 type group struct {
 	from, to int // jobs that must be there
-	round    int // of their last put, which made version round+1
+	round    int // the round of their last put, which made version round+1
 	refused  map[int]bool
 }
 
 func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" }
 
-// many is many clients in a process of their own.
+// many measures the many clients, in a process of their own.
 func (m *commands) many(ctx context.Context) error {
 	p, err := startClients(m.ClientsCommand, m.engine.url, clientsStart{Connections: m.Clients, PayloadBytes: m.PayloadBytes, Due: m.due})
 	if err != nil {
@@ -238,7 +238,7 @@ func (m *commands) many(ctx context.Context) error {
 	return nil
 }
 
-// imported has a file of jobs imported as anybody would.
+// imported imports a file of jobs by the command that a user would run.
 func (m *commands) imported(ctx context.Context) (err error) {
 	own, err := makeScratch(m.Service.Data)
 	if err != nil {
@@ -289,7 +289,7 @@ func (m *commands) writeJobs(path, prefix string) error {
 	return errors.Join(w.Flush(), f.Close())
 }
 
-// readBack lists every job of the run and holds it against what was acknowledged.
+// readBack lists every job of the run and compares it with what was acknowledged.
 func (m *commands) readBack(ctx context.Context) error {
 	checks := m.result.Checks
 	payload := payloadOf(m.PayloadBytes)
@@ -314,7 +314,7 @@ func (m *commands) readBack(ctx context.Context) error {
 		g := m.want[job.ID[:at]]
 		i, err := strconv.Atoi(job.ID[at:])
 		if err == nil && g.refused[i] {
-			continue // without an answer one does not know
+			continue // there was no answer, so nobody knows
 		}
 		if err != nil || i < g.from || i >= g.to || job.ID == before {
 			checks.Stray++

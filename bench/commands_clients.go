@@ -17,13 +17,13 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// The many clients of RunCommands are a process of their own with a connection for each of them. It is told
-// in lines of JSON on its standard input what to do, and answers each on its standard output:
+// The many clients of RunCommands are one process of their own, with a connection for each client. It reads
+// its orders as lines of JSON from standard input, and answers each on standard output:
 //
 //	clientsStart → clientsReport   connected
 //	clientsOrder → clientsReport   …, the last of them with Done
 //
-// It ends with its input.
+// It ends when its input ends.
 type clientsStart struct {
 	Connections  int   `json:"connections"`
 	PayloadBytes int   `json:"payload_bytes"`
@@ -45,8 +45,8 @@ type clientsReport struct {
 	Done     bool    `json:"done"`
 	Seconds  float64 `json:"seconds"` // from the first command to the last answer
 	Latency  string  `json:"latency"` // an encoded histogram of µs
-	Refused  []int   `json:"refused"` // the jobs whose command was
-	Refusal  string  `json:"refusal"` // the first
+	Refused  []int   `json:"refused"` // the jobs whose command was refused
+	Refusal  string  `json:"refusal"` // the first refusal
 }
 
 // commandJob is the i-th job of a prefix: a one-shot that is not due while the run lasts.
@@ -61,7 +61,7 @@ func commandJob(prefix string, i, round int, due int64, payload []byte) carillon
 	}
 }
 
-// Clients is the process of the many clients. connect opens one connection.
+// Clients runs the process of the many clients. connect opens one connection.
 func Clients(ctx context.Context, connect func() (*nats.Conn, error), names carillon.Names, in io.Reader, out io.Writer) (err error) {
 	input, output := json.NewDecoder(in), json.NewEncoder(out)
 	c := &clients{output: output}
@@ -102,7 +102,7 @@ type clients struct {
 	output *json.Encoder
 }
 
-// clientsTell is how often the process says how far it is.
+// clientsTell is how often the process reports its progress.
 const clientsTell = 200 * time.Millisecond
 
 func (c *clients) carryOut(ctx context.Context, o clientsOrder) error {
@@ -162,7 +162,7 @@ type clientsRun struct {
 	latency []*hdrhistogram.Histogram // by pipe: each is written to by that pipe's reader alone
 	answers atomic.Int64
 	last    atomic.Int64 // when the last answer came, unix ns
-	next    atomic.Int64 // of a closed loop: the next job
+	next    atomic.Int64 // the next job of a closed loop
 
 	mu      sync.Mutex
 	refused []int
@@ -206,8 +206,8 @@ func (r *clientsRun) run(ctx context.Context, began time.Time) error {
 	}
 }
 
-// send gives a command to the n-th pipe. Its latency counts from at, which in an open loop is when it was
-// to be sent.
+// send gives a command to the n-th pipe. Its latency counts from at, which in an open loop is the time at which it
+// was to be sent.
 func (r *clientsRun) send(n, i int, at time.Time, answered func()) error {
 	var body []byte
 	if r.Verb == carillon.VerbPut {
@@ -225,7 +225,7 @@ func (r *clientsRun) send(n, i int, at time.Time, answered func()) error {
 			record(h, int64(now.Sub(at)))
 			return
 		}
-		_ = h.RecordValue(h.HighestTrackableValue()) // later than any: a refusal is no short latency
+		_ = h.RecordValue(h.HighestTrackableValue()) // a refusal must not count as a short latency
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.refused = append(r.refused, i); r.refusal == "" {
@@ -234,7 +234,7 @@ func (r *clientsRun) send(n, i int, at time.Time, answered func()) error {
 	})
 }
 
-// clientsProcess is the other end of Clients.
+// clientsProcess is a process of Clients, seen from the run.
 type clientsProcess struct{ *process }
 
 // startClients starts the process and waits until it is connected.
@@ -251,7 +251,7 @@ func startClients(command []string, url string, start clientsStart) (*clientsPro
 	return p, nil
 }
 
-// ask has an order carried out.
+// ask gives the process an order and waits until it is carried out.
 func (p *clientsProcess) ask(order any, progress func(done int)) (r clientsReport, err error) {
 	if err := p.send(order); err != nil {
 		return r, err

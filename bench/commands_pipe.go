@@ -17,13 +17,13 @@ import (
 )
 
 // pipe sends requests over one connection without waiting for the answers, which come back on one
-// subscription. It is the client's end of carillon.api.<verb>.<job> at its cheapest: a goroutine and an
-// inbox a request would take the engine's cores away from it.
+// subscription. It is the cheapest client of carillon.api.<verb>.<job>: a goroutine and an inbox for each
+// request would take cores away from the engine.
 type pipe struct {
 	nc      *nats.Conn
 	names   carillon.Names
-	inbox   string // of the answers, with the dot; the last token is the number of a slot
-	request string // how this pipe's Carillon-Request headers begin
+	inbox   string // what the subjects of the answers begin with, up to the dot; the last token is the number of a slot
+	request string // what this pipe's Carillon-Request headers begin with
 	sub     *nats.Subscription
 
 	mu       sync.Mutex
@@ -33,7 +33,7 @@ type pipe struct {
 	answered uint64
 }
 
-// answer is what came back for a request: err is an *Error of the service.
+// answer is the answer to a request: err is an *Error of the service.
 type answer struct {
 	body []byte
 	err  error
@@ -53,7 +53,7 @@ func newPipe(nc *nats.Conn, names carillon.Names) (*pipe, error) {
 
 func (p *pipe) close() error { return p.sub.Unsubscribe() }
 
-// send asks for one thing. done is called once, with the answer, by the goroutine that reads them.
+// send sends one request. done is called once, with the answer, by the goroutine that reads the answers.
 func (p *pipe) send(verb carillon.Verb, job string, body []byte, done func(answer)) error {
 	p.mu.Lock()
 	slot := len(p.slots)
@@ -81,7 +81,7 @@ func (p *pipe) receive(m *nats.Msg) {
 	p.mu.Lock()
 	if err != nil || slot >= len(p.slots) || p.slots[slot] == nil {
 		p.mu.Unlock()
-		return // answers nothing that was asked
+		return // it answers no request
 	}
 	done := p.slots[slot]
 	p.slots[slot] = nil
@@ -91,20 +91,20 @@ func (p *pipe) receive(m *nats.Msg) {
 	switch {
 	case m.Header.Get(micro.ErrorCodeHeader) != "":
 		a.err = carillon.ParseError(m.Data)
-	case len(m.Data) == 0 && m.Header.Get("Status") == "503": // the server's word that nobody listens
+	case len(m.Data) == 0 && m.Header.Get("Status") == "503": // the server says that nobody listens
 		a.err = &carillon.Error{Code: carillon.CodeUnavailable, Message: "no service answers"}
 	}
 	done(a)
 	p.mu.Lock()
-	p.answered++ // only now: who drains the pipe reads what done has written
+	p.answered++ // only now: after a drain the caller reads what done has written
 	p.mu.Unlock()
 }
 
-// answerPatience is how long nothing may come back while answers are outstanding. The engine itself gives
-// up a command after 5 s.
+// answerPatience is the longest time without any answer while some are outstanding. The engine itself gives
+// a command up after 5 s.
 const answerPatience = 20 * time.Second
 
-// takeRoom waits until one more request may be under way. Where none is answered for long the answers were lost.
+// takeRoom waits until one more request may be under way. If no request is answered for patience, the answers were lost.
 func takeRoom(ctx context.Context, room chan<- struct{}, patience time.Duration) error {
 	select {
 	case room <- struct{}{}:
@@ -148,7 +148,7 @@ func (p *pipe) drain(ctx context.Context) error {
 	}
 }
 
-// drainAll drains one after the other, up to the first whose answers were lost: so are the others' then.
+// drainAll drains one pipe after the other, up to the first whose answers were lost: then the others' were lost, too.
 func drainAll(ctx context.Context, pipes []*pipe) error {
 	for _, p := range pipes {
 		if err := p.drain(ctx); err != nil {
@@ -158,11 +158,11 @@ func drainAll(ctx context.Context, pipes []*pipe) error {
 	return nil
 }
 
-// leastSleep is the least that sendOnTime sleeps: at 30,000 a second a wakeup for each send would take cores away from the engine.
-// A send that is late because of this is measured from its time all the same.
+// leastSleep is the shortest sleep of sendOnTime: at 30,000 a second a wakeup for each send would take cores away from the engine.
+// A send that is late because of this is still measured from its own time.
 const leastSleep = time.Millisecond
 
-// sendOnTime calls send for 0 … n-1, each at its time or up to leastSleep after it; where that time is over already, at once.
+// sendOnTime calls send for 0 … n-1, each at its time or up to leastSleep after it, or at once if that time is over already.
 func sendOnTime(ctx context.Context, n int, at func(int) time.Time, send func(i int, at time.Time) error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -185,11 +185,11 @@ func sendOnTime(ctx context.Context, n int, at func(int) time.Time, send func(i 
 
 const (
 	fillWindow = 1024 // puts under way at once
-	fillPasses = 20   // of which each puts again what the one before was refused for now
+	fillPasses = 20   // each puts the jobs again that the one before could not put for the moment
 	fillPause  = 500 * time.Millisecond
 )
 
-// fill puts jobs from … to-1 as fast as the engine takes them. It keeps none of them, so that this process's
+// fill puts jobs from … to-1 as fast as the engine accepts them. It does not keep the jobs, so that this process's
 // memory does not bound their number.
 func (p *pipe) fill(ctx context.Context, from, to int, job func(int) carillon.Job, progress func(done int)) error {
 	var mu sync.Mutex
@@ -210,7 +210,7 @@ func (p *pipe) fill(ctx context.Context, from, to int, job func(int) carillon.Jo
 			case a.err == nil:
 				done++
 				progress(done)
-			case isTransient(a.err): // a repeated put is harmless
+			case isTransient(a.err): // to be put again, which is harmless
 				again, refused = append(again, i), a.err
 			default:
 				failed = fmt.Errorf("bench: put %s: %w", j.ID, a.err)
@@ -247,7 +247,7 @@ func (p *pipe) fill(ctx context.Context, from, to int, job func(int) carillon.Jo
 	return fmt.Errorf("bench: the engine refuses jobs: %w", refused)
 }
 
-// isTransient tells a refusal that a later try may get over.
+// isTransient tells whether a later try may succeed after this error.
 func isTransient(err error) bool {
 	return errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) || errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
 }

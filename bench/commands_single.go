@@ -13,7 +13,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// one is one client with one command at a time, in turns with the least that a durable command consists of.
+// one measures one client with one command at a time, in turns with the least that a durable command consists of.
 func (m *commands) one(ctx context.Context) (err error) {
 	s := &single{
 		commands: m, client: carillon.Connect(m.nc, carillon.WithNames(m.engine.Names)), prefix: m.prefix("single"), payload: payloadOf(m.PayloadBytes),
@@ -25,7 +25,7 @@ func (m *commands) one(ctx context.Context) (err error) {
 		return err
 	}
 	m.result.Machine.Replicas = l.log.replicas
-	var p50 []float64 // of creates, by round
+	var p50 []float64 // of the creates, by round
 	made := 0
 	for round := range m.Rounds {
 		m.Progress("one client", round, m.Rounds)
@@ -49,7 +49,7 @@ func (m *commands) one(ctx context.Context) (err error) {
 	return err
 }
 
-// single is that client.
+// single is the client of one.
 type single struct {
 	*commands
 	client                    *carillon.Client
@@ -58,7 +58,7 @@ type single struct {
 	creates, updates, deletes *hdrhistogram.Histogram
 }
 
-// round creates jobs from a number on, and updates and deletes them, each for the round's time. p50 is of the creates, ms.
+// round creates jobs from number from on, then updates them, then deletes them, each for the round's time. p50 is of the creates, ms.
 func (s *single) round(ctx context.Context, from int) (made int, p50 float64, err error) {
 	put := func(version int) func(int) error {
 		return func(i int) error {
@@ -78,7 +78,7 @@ func (s *single) round(ctx context.Context, from int) (made int, p50 float64, er
 		return made, 0, err
 	}
 	deleted, _, err := s.timed(s.deletes, from, updated, remove)
-	// What was not updated or deleted in time goes, so that one rule holds for the rest.
+	// Jobs that were not deleted in time are deleted now, so that all jobs of the round are gone.
 	for i := deleted; i < made && err == nil; i++ {
 		if err = remove(i); err != nil {
 			err = fmt.Errorf("bench: %s%d: %w", s.prefix, i, err)
@@ -87,7 +87,7 @@ func (s *single) round(ctx context.Context, from int) (made int, p50 float64, er
 	return made, p50, err
 }
 
-// timed runs do for i = from, from+1, … until to, or, where that is 0, until the round's time is over. p50 is in ms.
+// timed runs do for i = from, from+1, … until the round's time is over; if to is not 0, only for i below to. p50 is in ms.
 func (s *single) timed(total *hdrhistogram.Histogram, from, to int, do func(i int) error) (next int, p50 float64, err error) {
 	h := newHistogram()
 	defer func() { total.Merge(h) }()
@@ -102,12 +102,12 @@ func (s *single) timed(total *hdrhistogram.Histogram, from, to int, do func(i in
 	return i, float64(h.ValueAtQuantile(50)) / 1000, nil
 }
 
-// least is what stands beside a single client's create: a round trip of the log, on a connection like the client's to the
-// engine's own server, and a synced commit. Where the engine's server is its own, a round trip inside a process, too, as an
-// engine's reader has it, and the create of a bare service, which goes the same way between two processes with no engine in it.
+// least measures what a single client's create is compared with: a round trip of the log, on a connection like the client's to the
+// engine's own server, and a synced commit. If the engine embeds its server, also a round trip inside one process, as an engine's
+// reader has it, and the create of a bare service, which goes the same way between two processes, but without an engine.
 type least struct {
 	log    *ceiling
-	inside *ceiling    // nil where the engine's server is not its own
+	inside *ceiling    // nil if the engine does not embed its server
 	bare   *bareClient // the same
 
 	trips, insideTrips, commits, bares []float64 // p50, ms, by round
@@ -170,7 +170,7 @@ func (l *least) measure(ctx context.Context, s *single, round int) error {
 	return nil
 }
 
-// figures adds the medians of all rounds, and how many times as long creates took as what stands beside them in the same round.
+// figures adds the medians of all rounds, and how many times as long creates took as what they are compared with in the same round.
 func (l *least) figures(f *Figures, creates []float64) {
 	times := func(of func(round int) float64) float64 {
 		var ratios []float64

@@ -16,14 +16,14 @@ import (
 // DispatchConfig says how RunDispatch runs. The zero value of a field is its default.
 type DispatchConfig struct {
 	Service      Service `json:"-"`
-	Triggers     int     `json:"triggers"`             // of each kind of jobs in a pair, of cron in whole seconds; default 1,000,000
-	CronPerS     int     `json:"cron_due_per_s"`       // cron jobs due each second, more than can be published; default 500,000, or Triggers where that is less
+	Triggers     int     `json:"triggers"`             // of each kind of jobs in a pair; of cron jobs for whole seconds; default 1,000,000
+	CronPerS     int     `json:"cron_due_per_s"`       // cron jobs due each second: too many to publish; default 500,000, at most Triggers
 	Pairs        int     `json:"pairs"`                // turns of the engine and of the ceiling; default 5
 	PayloadBytes int     `json:"payload_bytes"`        // default 200
 	Partitions   int     `json:"partitions,omitempty"` // of an engine that is started for the run; default its own
-	PersistAsync bool    `json:"persist_async"`        // an engine, and a ceiling, whose output streams acknowledge before they write
+	PersistAsync bool    `json:"persist_async"`        // the output streams of the engine, and the ceiling's, acknowledge before they write
 
-	Pause time.Duration `json:"-"` // of both sides between two turns; default 3 s
+	Pause time.Duration `json:"-"` // between two turns; default 3 s
 
 	Progress func(step string, done, total int) `json:"-"`
 }
@@ -62,7 +62,7 @@ func (c DispatchConfig) Validate() error {
 	return c.Service.validateOwn(c.Partitions, c.PersistAsync)
 }
 
-// What the engine is to reach, as parts of the ceiling of the same run.
+// Targets of the engine, as shares of the ceiling of the same run.
 const (
 	leastOfChained = 0.85
 	leastOfAsync   = 1.3
@@ -70,16 +70,16 @@ const (
 
 // RunDispatch measures how many triggers a second the engine stores in its output streams when more are due
 // than it can publish, and, in turns with it, what the transport does with bare messages of the same payload
-// and headers, in as many streams. Each pair has an engine of its own (unless one runs already) and streams
-// of its own on both sides.
+// and headers, in as many streams. In each pair the engine is a new one (unless one runs already), and so are
+// the streams on both sides.
 //
-// One-shots are all due within a second. Cron jobs of six fields, with a spread of a second, are due each
-// second as often as makes the same number of triggers. Their expressions match in those seconds and then not
-// before the next day, so that no `completed` event is stored among the triggers and the engine is idle in the
-// ceiling's turn.
+// One-shots are all due within a second. Cron jobs of six fields, with a spread of a second, are due in as many
+// seconds as make the same number of triggers. After those seconds their expressions do not match before the next
+// day, so that no `completed` event is stored among the triggers and the engine is idle in the ceiling's turn.
 //
-// A rate is the number of triggers stored ÷ the time from the first to the last of them by the streams' own
-// timestamps, and the same without the first and the last 5 %. The streams are read, and checked, afterwards.
+// A rate is the number of triggers stored ÷ the time from the first to the last of them, by the streams' own
+// timestamps; a second rate is the same without the first and the last 5 %. The streams are read, and checked,
+// afterwards.
 func RunDispatch(ctx context.Context, c DispatchConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -111,12 +111,12 @@ func RunDispatch(ctx context.Context, c DispatchConfig) (r Result, err error) {
 	return r, nil
 }
 
-// pairs are the rates of all pairs, messages a second, each by pair.
+// pairs are the rates of all pairs, messages a second. Each slice is by pair.
 type pairs struct {
 	oneShots, cron         []saturation
 	chained, linked, async []float64
 
-	perJob time.Duration // that the latest put of jobs took
+	perJob time.Duration // the time for each job when jobs were last put
 }
 
 // saturation is what the engine did in one turn.
@@ -125,7 +125,7 @@ type saturation struct {
 	cpu          float64 // µs a trigger; 0 where the engine is not ours
 }
 
-// figures are the medians over the pairs, also of the ratios, each of which is of one pair.
+// figures adds the medians over the pairs, also of the ratios: each ratio is of one pair.
 func (p *pairs) figures(f *Figures) {
 	f.add("ceiling_chained_per_s", median(append([]float64(nil), p.chained...)))
 	f.add("ceiling_linked_per_s", median(append([]float64(nil), p.linked...)))
@@ -158,7 +158,7 @@ func (c *DispatchConfig) pair(ctx context.Context, n int, m *ceiling, p *pairs, 
 	if err != nil {
 		return err
 	}
-	runtime.GC() // the records of what was stored are garbage of ours, and not the ceiling's to collect
+	runtime.GC() // the records of what was stored are our garbage: the ceiling must not pay for collecting it
 	for _, v := range []struct {
 		rates   *[]float64
 		measure func(context.Context) (float64, error)
@@ -184,7 +184,7 @@ func (c *DispatchConfig) step(pair int, what string) string {
 	return fmt.Sprintf("pair %d of %d: %s", pair+1, c.Pairs, what)
 }
 
-// engineTurn has the engine fire one kind after the other, and tells how its output streams persist.
+// engineTurn makes the engine fire one kind after the other, and returns how its output streams persist.
 func (c *DispatchConfig) engineTurn(ctx context.Context, n int, m *ceiling, p *pairs, checks *Checks) (mode jetstream.PersistModeType, err error) {
 	e, err := c.Service.unbounded(c.Partitions, c.PersistAsync).open(ctx)
 	if err != nil {
@@ -235,7 +235,8 @@ func (c *DispatchConfig) engineTurn(ctx context.Context, n int, m *ceiling, p *p
 	return o.mode, nil
 }
 
-// dueWithin is the time in which so many are due, evenly: at a million a second, more than can be published, or in a second.
+// dueWithin is the time in which so many triggers are due, evenly: a million a second, which is more than can be published, and at most a
+// second.
 func dueWithin(triggers int) time.Duration {
 	return min(time.Duration(triggers)*time.Microsecond, time.Second).Truncate(time.Millisecond)
 }
@@ -268,7 +269,7 @@ func cronJobs(prefix string, c *DispatchConfig) *salvo {
 		first := time.UnixMilli(s.From).UTC()
 		schedule := fmt.Sprintf("%d-%d %d %d * * *", first.Second(), first.Second()+fires-1, first.Minute(), first.Hour())
 		job := carillon.Job{ID: s.id(i), Topic: s.topic(), Payload: payload, Schedule: schedule, Spread: s.spread, Misfire: carillon.FireAll}
-		if c.Service.Server != "" { // and not each day from now on
+		if c.Service.Server != "" { // else they would fire each day from now on
 			job.End = first.Add(time.Duration(fires)*time.Second + outlives)
 		}
 		return job

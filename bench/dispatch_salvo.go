@@ -15,21 +15,21 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// A salvo is many triggers due at once, more than can be published in time. Its jobs go to the log as bare
-// commands, and what they made is read from the output streams when all is over.
+// A salvo is many triggers due at once, more than can be published in time. Its jobs are put, and the triggers
+// that they made are read from the output streams when all is over.
 type salvo struct {
 	plan
 	fires int // of each job, one a second
-	// spread, where there is one, adds an offset below it to each of a job's fires, which is the service's
-	// to choose: the job's first fire tells it, and the others must agree.
+	// spread, if not 0, is the jobs' Spread: the service chooses an offset below it and adds that to each of a job's
+	// fires. The job's first fire shows the offset, and the others must agree.
 	spread time.Duration
-	job    func(i int) carillon.Job // as From says; set before put
-	// placed, where there is one, is called whenever it is known when the salvo is due, before its jobs are put.
+	job    func(i int) carillon.Job // due as From says; set before put
+	// placed, if not nil, is called each time when the salvo's due time has been chosen, before its jobs are put.
 	placed   func() error
 	progress func(step string, done, total int)
 }
 
-// newSalvo is of jobs that are all due at From, and then once a second.
+// newSalvo makes a salvo of jobs that are all due at From, and then once a second.
 func newSalvo(prefix string, jobs, fires int) *salvo {
 	s := &salvo{fires: fires, progress: func(string, int, int) {}}
 	s.plan = plan{Prefix: prefix, First: make([]int64, jobs), Every: make([]int64, jobs)}
@@ -48,20 +48,20 @@ func (s *salvo) topic() string { return strings.TrimSuffix(s.Prefix, "-") }
 
 func (s *salvo) triggers() int { return s.fires * len(s.First) }
 
-// A salvo's due time is fixed before its jobs are put, so how long that takes must be known: from the salvo
-// before it, or from a part of the jobs that is put first, far ahead. Where it takes longer, as when the disk stood still
-// meanwhile, it begins again with more time.
+// A salvo's due time is fixed before its jobs are put, so it must be known how long that takes: from the previous
+// salvo, or from a part of the jobs that is put first, far ahead. If it takes longer, for example because the disk stood
+// still meanwhile, the salvo begins again with more time.
 const (
 	putTries    = 4
-	sampleShare = 10 // one in so many jobs, and sample of them at least
-	sampleTimes = 3  // longer than it seems from those: checkpoints and a busy disk come later
-	beforeTimes = 2  // longer than for the salvo before
+	sampleShare = 10 // one in so many jobs, but at least sample of them
+	sampleTimes = 3  // times as long as those suggest: checkpoints and a busy disk come later
+	beforeTimes = 2  // times as long as for the previous salvo
 )
 
-// start chooses when the first is due: pause after all have been put, as it seems.
+// start chooses when the first job is due: pause after all have been put, which takes about puts.
 func (s *salvo) start(puts, pause time.Duration) {
 	first := time.Now().Add(puts + pause).Truncate(time.Millisecond)
-	if s.spread > 0 { // cron goes by seconds, and an expression with a range of them is of one minute
+	if s.spread > 0 { // cron: whole seconds, and the expression's range of seconds must lie within one minute
 		first = first.Truncate(time.Second).Add(time.Second)
 		if first.Second()+s.fires > 60 {
 			first = first.Truncate(time.Minute).Add(time.Minute)
@@ -71,8 +71,8 @@ func (s *salvo) start(puts, pause time.Duration) {
 	s.To = s.From + int64(s.fires)*everySecond
 }
 
-// put puts all jobs and returns when the first is due. perJob is how long one took in the salvo before, 0 for
-// the first; it is set.
+// put puts all jobs, and returns once the first is due. perJob is how long one job took in the previous salvo, 0 for
+// the first salvo; put sets it.
 func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, perJob *time.Duration, pause time.Duration) (err error) {
 	held, err := holdFor(s.triggers())
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 		if _, err := carillon.Connect(nc, carillon.WithNames(names)).DeleteWhere(ctx, carillon.Selection{Prefix: s.Prefix}); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
-		s.Prefix = s.topic() + "x-" // what has fired of it does not count
+		s.Prefix = s.topic() + "x-" // a new topic, so that what has fired already does not count
 		allowed = 2 * max(allowed, took)
 	}
 	*perJob = took / time.Duration(n)
@@ -126,8 +126,8 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 	return waitUntil(ctx, s.progress, "waiting for the first", first)
 }
 
-// putFirst puts the first n jobs. They are imported: nats-server keeps an index of subjects, and the collector would go
-// through that of all jobs put one by one since the checkpoint before the last.
+// putFirst puts the first n jobs. It imports them: nats-server keeps an index of subjects, and of jobs that were put one by
+// one the garbage collector would have to scan all entries since the checkpoint before the last.
 func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
 	jobs := func(yield func(carillon.ImportJob) bool) {
 		for i := range n {
@@ -153,7 +153,7 @@ func (s Service) validateOwn(partitions int, persistAsync bool) error {
 
 const persistAsyncFlag = "--persist-async"
 
-// unbounded is an engine that keeps all that it makes, so that all can be counted.
+// unbounded returns the service with an engine that keeps all its outputs, so that all can be counted.
 func (s Service) unbounded(partitions int, persistAsync bool) Service {
 	s.Command = append(slices.Clone(s.Command), "--out-max-bytes", "-1", "--log-max-bytes", "-1")
 	if partitions > 0 {
@@ -172,7 +172,7 @@ type outputs struct {
 	js       jetstream.JetStream
 	streams  []jetstream.Stream // by partition
 	mode     jetstream.PersistModeType
-	maxBytes int64 // that each keeps; -1: no limit
+	maxBytes int64 // how many bytes each keeps; -1: no limit
 }
 
 func (e *engine) outputs(ctx context.Context) (o *outputs, err error) {
@@ -201,10 +201,10 @@ func (e *engine) outputs(ctx context.Context) (o *outputs, err error) {
 	return o, nil
 }
 
-// overhead is more than what a stored trigger takes beside its payload: subject, headers, record.
+// overhead is an upper bound of what a stored trigger takes besides its payload: subject, headers, record. Bytes.
 const overhead = 512
 
-// holds tells whether the streams keep so many triggers, which spread over them evenly enough.
+// holds checks that the streams can keep so many triggers, which are spread over them evenly enough.
 func (o *outputs) holds(triggers, payloadBytes int) error {
 	need := int64(triggers) * int64(payloadBytes+overhead) / int64(len(o.streams))
 	if o.maxBytes < 0 || o.maxBytes >= need {
@@ -214,7 +214,7 @@ func (o *outputs) holds(triggers, payloadBytes int) error {
 		o.names.OutStream(0), o.maxBytes>>20, triggers, need>>20, need)
 }
 
-// ends are the last sequences, by partition.
+// ends returns the last sequences, by partition.
 func (o *outputs) ends(ctx context.Context) ([]uint64, error) {
 	ends := make([]uint64, len(o.streams))
 	for p, s := range o.streams {
@@ -240,10 +240,10 @@ func (o *outputs) stored(ctx context.Context, topic string) (n int, err error) {
 	return n, nil
 }
 
-// lookEvery is often enough to end soon, and seldom enough to be no load.
+// lookEvery is the time between two looks: short enough to end soon, and long enough to be no load.
 const lookEvery = 200 * time.Millisecond
 
-// await waits until the triggers of a salvo are stored, or none was for as long as patience.
+// await waits until all triggers of a salvo are stored, or none was stored for as long as patience.
 func (o *outputs) await(ctx context.Context, s *salvo) error {
 	most, news := 0, time.Now()
 	for {
@@ -266,12 +266,12 @@ func (o *outputs) await(ctx context.Context, s *salvo) error {
 	}
 }
 
-// tally reads what the streams hold beyond the ends that they had before, tells each the first time of each
-// expected trigger (its job, due and stored, unix ns), and checks that output numbers go on without a gap.
+// tally reads what the streams hold beyond their former ends. It calls each when it first sees an expected trigger
+// (its job, when it was due and when stored, unix ns), and checks that output numbers go on without a gap.
 func (o *outputs) tally(ctx context.Context, after []uint64, s *salvo, each func(job int, due, stored int64)) (c Checks, err error) {
 	c.Expected = s.triggers()
 	seen := make([]bool, c.Expected)
-	known := make([]bool, len(s.First)) // its offset is
+	known := make([]bool, len(s.First)) // by job: whether its offset is known
 	read := 0
 	for p := range o.streams {
 		before, counting := uint64(0), after[p] == 0
@@ -330,10 +330,10 @@ func (o *outputs) tally(ctx context.Context, after []uint64, s *salvo, each func
 	return c, nil
 }
 
-// progressStep is how many things pass between two words about them.
+// progressStep is how many items are dealt with between two reports of progress.
 const progressStep = 1 << 14
 
-// rates are those of all and of the middle 90 %, of times in ns, a second. It sorts them.
+// rates returns the rate a second of all and of the middle 90 % of some times in ns. It sorts them.
 func rates(times []int64) (all, middle float64) {
 	slices.Sort(times)
 	rate := func(t []int64) float64 {

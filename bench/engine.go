@@ -29,10 +29,10 @@ type Service struct {
 	// Command runs an engine; --data, --http, and --listen or --nats are added to it. It must print the ready line of
 	// `carillon serve`. Default: this binary's own serve.
 	Command []string
-	Data    string // directory in which the data directory is made, and removed afterwards; default the system's
-	Server  string // URL of a service that runs already; nothing is started then
-	// NATS is the URL of a server that runs already, for the engine that is started. It must have none of the streams of
-	// Names, which the run makes there and removes again.
+	Data    string // directory in which the data directory is made, and removed afterwards; default the system's for temporary files
+	Server  string // URL of a service that runs already; then nothing is started
+	// NATS is the URL of a NATS server that runs already, for the engine that is started. It must have none of the streams of
+	// Names: the run makes them there, and removes them again.
 	NATS string
 	// Worker runs Work in a process of its own; the engine's URL is added to it. Default: this binary's own "bench worker --server".
 	Worker []string
@@ -66,8 +66,8 @@ func (s Service) withDefaults() (Service, error) {
 	return s, nil
 }
 
-// Reconnect is for connections that outlive a kill of the engine, as those of RunSoak: where one of nats.go
-// waits two seconds, which would be the figure then.
+// Reconnect returns the options for connections that outlive a kill of the engine, such as those of RunSoak.
+// By default nats.go waits two seconds before it reconnects, and the run would measure that.
 func Reconnect() []nats.Option {
 	return []nats.Option{nats.MaxReconnects(-1), nats.ReconnectWait(50 * time.Millisecond), nats.ReconnectJitter(0, 0)}
 }
@@ -79,16 +79,16 @@ type engine struct {
 	http       string // URL of its metrics; "" for a service that runs already
 	partitions int
 	dir        string   // its data directory, with what it said on standard error in bench.log
-	own        *scratch // the same, if the run made it
+	own        *scratch // the same directory, if the run made it
 	cmd        *exec.Cmd
 	exited     chan error
 	reserved   bool // the streams on the NATS are the run's
 }
 
-// startTimeout is beyond what ten million jobs take. An engine that ends is not waited for.
+// startTimeout is more than a start with ten million jobs takes. A start ends earlier if the engine does.
 const startTimeout = 15 * time.Minute
 
-// open starts an engine, or reaches one. close ends it.
+// open starts an engine, or connects to one that runs. close ends it.
 func (s Service) open(ctx context.Context) (*engine, error) {
 	e := &engine{Service: s, url: s.Server}
 	if s.Server != "" {
@@ -108,7 +108,7 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	// With too little room an engine takes no jobs, or does not even begin, but waits. Not every system tells how much there is.
+	// With too little room an engine accepts no jobs, or does not even start, but waits. Not every system says how much room there is.
 	const least = node.DefaultFreeForJobs
 	if free, err := streams.FreeBytes(own.dir); err == nil && free < least {
 		return nil, errors.Join(fmt.Errorf("bench: %d MiB are free in %s, and an engine takes new jobs where %d are", free>>20, s.Data, least>>20), own.remove())
@@ -125,8 +125,8 @@ func (s Service) open(ctx context.Context) (*engine, error) {
 	return e, nil
 }
 
-// start runs the engine's process until it says that it is ready. began, where there is one, is told when
-// the process was started.
+// start starts the engine's process and waits until that says that it is ready. began, if not nil, is called with
+// the time at which the process was started.
 func (e *engine) start(ctx context.Context, listen string, began func(time.Time)) error {
 	args := append(e.Command[1:len(e.Command):len(e.Command)], "--data", filepath.Join(e.dir, "data"), "--http", "127.0.0.1:0")
 	if e.NATS != "" {
@@ -142,7 +142,7 @@ func (e *engine) start(ctx context.Context, listen string, began func(time.Time)
 	}
 	defer log.Close()
 	e.cmd.Stderr = log
-	// The pipe is ours, not the command's: its Wait closes its own before all is read.
+	// The pipe is ours, not exec.Cmd's: Wait would close that before all is read.
 	out, child, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("bench: %w", err)
@@ -169,7 +169,7 @@ func (e *engine) start(ctx context.Context, listen string, began func(time.Time)
 			err = e.parseReady(line)
 		}
 		ready <- err
-		_, _ = io.Copy(io.Discard, lines) // what it says besides, until it ends
+		_, _ = io.Copy(io.Discard, lines) // whatever else it prints, until it ends
 	}()
 	timeout := time.NewTimer(startTimeout)
 	defer timeout.Stop()
@@ -211,12 +211,12 @@ func (e *engine) parseReady(line string) error {
 		return fmt.Errorf("its ready line is %q", line)
 	}
 	if e.NATS != "" {
-		e.url = e.NATS // the ready line keeps its secrets
+		e.url = e.NATS // the ready line leaves out its secrets
 	}
 	return nil
 }
 
-// cause is what the engine's log has from the beginning of a panic on, else its end.
+// cause is the engine's log from the beginning of a panic on or, without a panic, the log's end.
 func (e *engine) cause() string {
 	b, err := os.ReadFile(filepath.Join(e.dir, "bench.log"))
 	if err != nil {
@@ -255,10 +255,10 @@ func (e *engine) close() error {
 	if e.cmd != nil {
 		err = e.cmd.Process.Signal(syscall.SIGTERM)
 		switch {
-		case errors.Is(err, os.ErrProcessDone): // nobody has asked it to end
+		case errors.Is(err, os.ErrProcessDone): // it ended although nobody asked it to
 			err = fmt.Errorf("bench: the engine ended by itself (%v); it said:\n%s", <-e.exited, e.cause())
 		case err == nil:
-			// Kill fails only on a process that has ended, and that is waited for.
+			// Kill fails only if the process has ended, which is what we wait for.
 			patience := time.AfterFunc(30*time.Second, func() { _ = e.cmd.Process.Kill() })
 			if exit := <-e.exited; exit != nil {
 				err = fmt.Errorf("bench: the engine ended with %w; it said:\n%s", exit, e.said())
@@ -276,7 +276,7 @@ func (e *engine) close() error {
 	return err
 }
 
-// reserve refuses a NATS on which a service has streams already, be it one that does not run now.
+// reserve refuses a NATS on which a service has streams already, even if that service does not run now.
 func (e *engine) reserve(ctx context.Context) error {
 	return e.atNATS(func(js jetstream.JetStream) error {
 		found, err := e.streams(ctx, js)
@@ -290,7 +290,7 @@ func (e *engine) reserve(ctx context.Context) error {
 
 // removeStreams leaves the NATS as it was.
 func (e *engine) removeStreams() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // also of a run that was stopped
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // also if the run's context has ended
 	defer cancel()
 	return e.atNATS(func(js jetstream.JetStream) error {
 		found, err := e.streams(ctx, js)
@@ -309,7 +309,7 @@ func (e *engine) atNATS(do func(jetstream.JetStream) error) error {
 		if js, err = jetstream.New(nc); err == nil {
 			err = do(js)
 		}
-		// A request that may not be made has no answer.
+		// A request that the user has no right to make gets no answer.
 		if refused := nc.LastError(); err != nil && errors.Is(refused, nats.ErrPermissionViolation) {
 			err = fmt.Errorf("%w: a run is the engine, its clients and its workers in one, and needs a user with all rights of the account", refused)
 		}
@@ -320,11 +320,11 @@ func (e *engine) atNATS(do func(jetstream.JetStream) error) error {
 	return nil
 }
 
-// serviceStream is what follows a service's own name in those of its streams and buckets.
+// serviceStream matches what follows the service's own name in the names of its streams and buckets.
 var serviceStream = regexp.MustCompile(`^(LOG|OUT_[0-9]+|TOPIC_.+|NODES|STATE)$`)
 
-// streams are those of the service, with its buckets. Not those of one whose prefix goes on from its own, as bench_2 from bench:
-// somebody may have started that beside the run.
+// streams returns the names of the service's streams and buckets, but not those of a service whose prefix begins with this one's, as
+// bench_2 begins with bench: somebody may have started such a service beside the run.
 func (e *engine) streams(ctx context.Context, js jetstream.JetStream) (found []string, err error) {
 	names := js.StreamNames(ctx)
 	for name := range names.Name() {
@@ -337,12 +337,12 @@ func (e *engine) streams(ctx context.Context, js jetstream.JetStream) (found []s
 	return found, names.Err()
 }
 
-// usage is what the engine's process has taken so far; zero where the system does not say, or where the
-// process is not ours.
+// usage is what the engine's process has used so far; zero if the system does not say, or if the process is not
+// ours.
 type usage struct {
 	cpu         time.Duration
 	residentMiB float64
-	peakMiB     float64 // the most that it was
+	peakMiB     float64 // the greatest resident size
 	wroteMiB    float64 // to the disk
 }
 
@@ -355,8 +355,8 @@ func (e *engine) usage() (u usage) {
 	if err != nil {
 		return u
 	}
-	// Fields 14 and 15 of proc(5), counted behind the name, which may hold anything: user and system time
-	// in ticks, which Linux gives to programs as hundredths of a second.
+	// Fields 14 and 15 of /proc/<pid>/stat (proc(5)): user and system time in ticks, which are hundredths of a second
+	// for programs on Linux. They are counted from behind the name, which may hold anything.
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(fields) > 13 {
 		user, _ := strconv.Atoi(fields[11])

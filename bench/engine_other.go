@@ -4,5 +4,5 @@ package bench
 
 import "os/exec"
 
-// endWithUs does nothing here: an engine outlives a bench that is killed.
+// endWithUs does nothing on these systems: an engine outlives a bench that is killed.
 func endWithUs(*exec.Cmd) {}

@@ -8,10 +8,10 @@ import "github.com/HdrHistogram/hdrhistogram-go"
 // says what is on disk when.
 func ThisMachine(dir, sync string) Machine { return thisMachine(dir, sync) }
 
-// NewHistogram is of µs, up to ten minutes, to three digits: the kind that a Result holds.
+// NewHistogram makes a histogram of µs, up to ten minutes, to three digits: the kind that a Result holds.
 func NewHistogram() *hdrhistogram.Histogram { return newHistogram() }
 
-// Record takes ns; below 0 counts as 0, and what is beyond the range as its end.
+// Record records ns in a histogram of µs. A value below 0 counts as 0, and one beyond the range as the range's end.
 func Record(h *hdrhistogram.Histogram, ns int64) { record(h, ns) }
 
 // Quantiles adds percentiles of a histogram of µs as <name>_p50_ms and the like; 100 is <name>_max_ms.
@@ -19,8 +19,8 @@ func (f *Figures) Quantiles(name string, h *hdrhistogram.Histogram, percentiles 
 	f.quantiles(name, h, percentiles...)
 }
 
-// EncodeHistogram gives the form in which a Result holds a histogram. The error is hdrhistogram's.
+// EncodeHistogram returns a histogram in the form in which a Result holds it. The error is hdrhistogram's.
 func EncodeHistogram(h *hdrhistogram.Histogram) (string, error) { return encode(h) }
 
-// DecodeHistogram reads what EncodeHistogram gave. The error is hdrhistogram's.
+// DecodeHistogram reads what EncodeHistogram returned. The error is hdrhistogram's.
 func DecodeHistogram(s string) (*hdrhistogram.Histogram, error) { return decode(s) }

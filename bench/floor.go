@@ -15,22 +15,22 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// floor is what the machine does beside a run: how late a bare time.Sleep wakes, how long JetStream takes
-// to answer a publish, and the disk to sync a small write.
+// floor is what the machine itself does during a run: how late a bare time.Sleep wakes, how long JetStream takes
+// to answer a publish, and how long the disk takes to sync a small write.
 type floor struct {
 	sleep *hdrhistogram.Histogram // µs
 	round *hdrhistogram.Histogram // µs
 	sync  *hdrhistogram.Histogram // µs
 }
 
-// Each is asked for seldom enough to be no load: 200 sleeps, 10 publishes and 10 syncs a second.
+// Each is measured seldom enough to be no load: 200 sleeps, 10 publishes and 10 syncs a second.
 const (
 	sleepMean  = 5 * time.Millisecond
 	roundEvery = 100 * time.Millisecond
 	syncEvery  = 100 * time.Millisecond
 )
 
-// measureFloor measures until ctx ends. dir is the engine's; without one no disk is looked at.
+// measureFloor measures until ctx ends. dir is the engine's; if it is empty, no disk is measured.
 func measureFloor(ctx context.Context, nc *nats.Conn, stream, dir string, payload []byte) (f floor, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	machine := watchMachine(ctx, dir, payload)
@@ -77,7 +77,7 @@ func measureFloor(ctx context.Context, nc *nats.Conn, stream, dir string, payloa
 	}
 }
 
-// watchMachine measures sleeps and, where there is a dir, syncs until ctx ends; the result waits for that.
+// watchMachine measures sleeps and, if dir is not empty, syncs until ctx ends; end waits for that.
 func watchMachine(ctx context.Context, dir string, payload []byte) (end func() (floor, error)) {
 	f := floor{sleep: newHistogram(), sync: newHistogram()}
 	var work sync.WaitGroup
@@ -92,8 +92,8 @@ func watchMachine(ctx context.Context, dir string, payload []byte) (end func() (
 	}
 }
 
-// sleepUntilDone sleeps to one millisecond after the other, three to seven ahead, and records how late it
-// wakes: what an engine does that knows nothing better than time.Sleep.
+// sleepUntilDone sleeps until a millisecond three to seven ahead, again and again, and records how late it wakes:
+// that is how late an engine would be that used nothing better than time.Sleep.
 func sleepUntilDone(ctx context.Context, h *hdrhistogram.Histogram) {
 	for ctx.Err() == nil {
 		due := time.Now().Add(sleepMean*3/5 + rand.N(sleepMean*4/5)).Truncate(time.Millisecond)

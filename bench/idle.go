@@ -27,16 +27,16 @@ type IdleConfig struct {
 
 	Jobs int    `json:"jobs"` // default 1,000,000
 	Kind string `json:"kind"` // default IdleIntervals
-	// Ahead is when the first job is due, the last one half as far again. An engine keeps in memory what is due within
-	// half an hour; jobs beyond that leave it for disk. Default 20 min: all stay hot, and nothing is due during the run.
+	// Ahead is how far ahead the first job is due; the last one is half as far again. An engine keeps in memory what is due
+	// within half an hour; jobs due later are on disk only. Default 20 min: all jobs stay hot, and none is due during the run.
 	Ahead        time.Duration `json:"-"`
 	AheadSeconds float64       `json:"ahead_s"`       // Ahead, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"` // default 200
 	Duration     time.Duration `json:"-"`             // of the measurement of CPU; default 30 s
 	Seconds      float64       `json:"duration_s"`    // Duration, as it stands in the result
-	// Settle is how long the engine's memory must not fall any more before it is read. Default 250 s: Go
-	// collects an idle process every two minutes, and gives back to the system, bit by bit, what one
-	// collection and the one before it found to be free. Without jobs an eighth of it is enough.
+	// Settle is for how long the engine's memory must have stopped falling before it is read. Default 250 s: Go
+	// collects garbage in an idle process every two minutes, and returns to the system, bit by bit, what the last
+	// two collections found to be free. Without jobs an eighth of Settle is enough.
 	Settle        time.Duration `json:"-"`
 	SettleSeconds float64       `json:"settle_s"`
 
@@ -88,15 +88,16 @@ func (c IdleConfig) Validate() error {
 // Limits of idle.
 const (
 	limitIdleCPU  = 1   // percent of a core
-	limitJobBytes = 200 // of a recurring job in memory, beyond its payload
+	limitJobBytes = 200 // of a recurring job in memory, besides its payload
 
-	hotWithin = 30 * time.Minute // what is due within it is in memory, by default
+	hotWithin = 30 * time.Minute // by default a job that is due within it is in memory
 )
 
-// RunIdle measures what jobs cost that are pending while nothing is due: CPU of a core, and resident bytes
-// a job; as they are in memory, or, with Ahead beyond what the engine keeps there, on disk. The bytes are what the process holds once its memory has settled, less what it held when it had no
-// job, less the payloads, shared out among the jobs: everything counts that came with them, be it a job's
-// entry, a cache, or garbage that the collector leaves in the process.
+// RunIdle measures what pending jobs cost while nothing is due: CPU in percent of a core, and resident bytes of
+// each job. The jobs are in memory or, with Ahead beyond what the engine keeps there, on disk. The bytes are what
+// the process holds once its memory has settled, minus what it held without jobs, minus the payloads, divided by
+// the number of jobs. So everything counts that came with the jobs: a job's entry, a cache, or garbage that the
+// collector leaves in the process.
 func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -175,7 +176,7 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 
 func (c *IdleConfig) job(i int, now time.Time, payload []byte) carillon.Job {
 	j := carillon.Job{ID: "bench-idle-" + strconv.Itoa(i), Topic: topic, Payload: payload}
-	// Due times lie apart, as those of real jobs do, and the nearest of them a good while ahead.
+	// Due times differ, as those of real jobs do, and even the nearest is a good while ahead.
 	due := now.Add(c.Ahead + time.Duration(float64(c.Ahead/2)*float64(i)/float64(c.Jobs))).Truncate(time.Millisecond).UTC()
 	switch c.Kind {
 	case IdleIntervals:
@@ -202,7 +203,7 @@ func (c *IdleConfig) put(ctx context.Context, e *engine, nc *nats.Conn) (took ti
 	return time.Since(began), err
 }
 
-// settled is by which factor memory must be less to count as fallen.
+// settled is the factor by which memory must have become less to count as fallen.
 const settled = 1.01
 
 // settle waits until the engine's memory has not fallen for a time, and returns the CPU of that time in
@@ -230,10 +231,10 @@ func (c *IdleConfig) settle(ctx context.Context, e *engine, r *Result, step stri
 	}
 }
 
-// seen is what one sees of the engine's process from outside.
+// seen is what can be seen of the engine's process from outside.
 type seen struct {
 	usage
-	switches int     // of its threads, to other ones, of their own will: each has been woken up once before
+	switches int     // voluntary context switches of its threads: one for each time that a thread was woken up before
 	heap     float64 // bytes of objects on Go's heap, dead or alive
 	diskMiB  float64
 }
@@ -246,14 +247,14 @@ func look(ctx context.Context, e *engine) (s seen, err error) {
 		return s, fmt.Errorf("bench: %w", err)
 	}
 	for _, t := range threads {
-		n, _ := strconv.Atoi(field(t, "voluntary_ctxt_switches")) // the thread may have ended
+		n, _ := strconv.Atoi(field(t, "voluntary_ctxt_switches")) // 0 if the thread has ended
 		s.switches += n
 	}
 	s.heap, err = e.metric(ctx, "go_memstats_heap_alloc_bytes")
 	return s, err
 }
 
-// check holds that all jobs are pending and that nothing was due.
+// check checks that all jobs are pending and that nothing was due.
 func (c *IdleConfig) check(ctx context.Context, e *engine, nc *nats.Conn) (*Checks, error) {
 	status, err := carillon.Connect(nc, carillon.WithNames(e.Names)).Status(ctx)
 	if err != nil {

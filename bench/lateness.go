@@ -24,15 +24,15 @@ type LatenessConfig struct {
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
 	Mix          Mix           `json:"mix"`            // default intervals
 	Concurrency  int           `json:"concurrency"`    // handlers of the worker; default 64
-	Raw          string        `json:"-"`              // file for every trigger as CSV
+	Raw          string        `json:"-"`              // file to which every trigger is written, as CSV; empty: none
 
-	// Progress, where there is one, is told how far the run is.
+	// Progress, if not nil, is told how far the run is.
 	Progress func(step string, done, total int) `json:"-"`
 
 	lead   time.Duration                   // between the last put and the first due time; default settle
 	before func(ctx context.Context) error // called in that time
-	after  func(ctx context.Context) error // called when all has arrived, before a service that goes on is cleared of the run
-	disk   string                          // a directory on the disk of a service that runs already; "": it is not looked at
+	after  func(ctx context.Context) error // called when all has arrived, before the run is removed from a service that goes on
+	disk   string                          // a directory on the disk of a service that runs already; "": the disk is not measured
 }
 
 func (c LatenessConfig) withDefaults() (LatenessConfig, error) {
@@ -84,17 +84,17 @@ func (c LatenessConfig) Validate() error {
 	return nil
 }
 
-// Limits of lateness, ms. A tail is met, too, at three times what a bare time.Sleep did at the same
-// percentile of the same run: no scheduler is more punctual than the machine that it runs on.
+// Limits of lateness, ms. The target of a tail percentile also counts as met up to three times what a bare time.Sleep
+// did at the same percentile of the same run: no scheduler is more punctual than the machine that it runs on.
 const (
 	limitP50, limitP50Fast = 1, 1.5
 	limitP99, limitP99Fast = 5, 10
 	limitP999              = 20
-	limitsFast             = 5000 // triggers a second, above which the second ones are in force
+	limitsFast             = 5000 // triggers a second; above it the second limits apply
 	floorMultiple          = 3
 )
 
-// latenessTargets are those of so many triggers a second. sleep gives the bare sleep's percentiles, ms.
+// latenessTargets returns the targets at a rate of so many triggers a second. sleep returns the bare sleep's percentiles, ms.
 func latenessTargets(f Figures, rate int, sleep func(q float64) float64) []Target {
 	p50, p99 := float64(limitP50), float64(limitP99)
 	if rate > limitsFast {
@@ -108,7 +108,7 @@ func latenessTargets(f Figures, rate int, sleep func(q float64) float64) []Targe
 }
 
 // RunLateness measures how late triggers reach a worker in another process over TCP, at a fixed rate for a
-// time, and that each arrives once. Beside it, in the same run: how late a bare time.Sleep is in this
+// time, and checks that each arrives once. In the same run it measures how late a bare time.Sleep is in this
 // process, and JetStream's round trip on a stream beside the engine's.
 func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
@@ -204,8 +204,8 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	return r, nil
 }
 
-// putInTime puts the jobs before the first of them is due, and says how long that took. On a machine that is too slow for its lead
-// they are taken back, and are put again for later.
+// putInTime puts the jobs before the first of them is due, and returns how long that took. If the machine is too slow for the lead,
+// it deletes them, and puts them again for a later time.
 func (c *LatenessConfig) putInTime(ctx context.Context, client *carillon.Client, l *load) (took time.Duration, err error) {
 	for try, lead := 1, c.lead; ; try++ {
 		began := time.Now()
@@ -231,10 +231,10 @@ func (c *LatenessConfig) putInTime(ctx context.Context, client *carillon.Client,
 	}
 }
 
-// beginAgain is the step of a run whose first job was due too early.
+// beginAgain is the name of the step in which a run begins again, because its first job was due too early.
 const beginAgain = "beginning again"
 
-// waitUntil waits until a time and tells how far it is.
+// waitUntil waits until a time and reports its progress.
 func waitUntil(ctx context.Context, progress func(step string, done, total int), step string, until time.Time) error {
 	t := time.NewTicker(250 * time.Millisecond)
 	defer t.Stop()
@@ -254,12 +254,12 @@ func waitUntil(ctx context.Context, progress func(step string, done, total int),
 	}
 }
 
-// forget removes what a run left in a service that goes on: its jobs, and the consumers of its name and of others.
+// forget removes what a run left in a service that goes on: its jobs, and the consumers with the run's name and the others.
 func (e *engine) forget(ctx context.Context, nc *nats.Conn, run string, others ...string) error {
 	return e.forgetWithin(ctx, nc, carillon.DefaultTimeout, run, others...)
 }
 
-// forgetWithin gives up when nothing answers for so long: the service may have ended, and the run because of that.
+// forgetWithin is forget, but gives up when nothing answers for patience: the service may have ended, and the run because of that.
 func (e *engine) forgetWithin(ctx context.Context, nc *nats.Conn, patience time.Duration, run string, others ...string) error {
 	if e.Server == "" {
 		return nil

@@ -46,8 +46,8 @@ func ParseMix(s string) (m Mix, err error) {
 
 func (m Mix) total() int { return m.Intervals + m.Cron + m.OneShots }
 
-// plan is what is to fire: job i at From + First[i], and then every Every[i] ms as long as it is before
-// To, or, where that is 0, never again. First is below 0 for a job that was not put.
+// plan says what must fire: job i at From + First[i], and then every Every[i] ms as long as that is before To; if
+// Every[i] is 0, never again. First is below 0 for a job that was not put.
 type plan struct {
 	Prefix string  `json:"prefix"` // of the jobs' ids, which end with i
 	From   int64   `json:"from"`   // unix ms
@@ -55,17 +55,17 @@ type plan struct {
 	First  []int64 `json:"first"`  // ms
 	Every  []int64 `json:"every"`  // ms
 
-	// Where commands change jobs on the way: one more fire of job i, and one that may come or not, since the
-	// command was about as late as the fire. Below 0, or where there is no such list: none.
+	// If commands change jobs during the run: one more fire of job i, and one that may come or not, because the
+	// command came at about the time of the fire. Below 0, or without such a list: none.
 	Then []int64 `json:"then,omitempty"` // ms
 	May  []int64 `json:"may,omitempty"`  // ms
-	// Forced fires come when they are asked for: First and May say whether, and no more.
+	// Forced says that the fires are forced ones, which have no due time: First and May only say whether one must or may come.
 	Forced bool `json:"forced,omitempty"`
-	// Kills says that the server was killed: what it delivers again it may then call the first delivery.
+	// Kills says that the server was killed: then it may call a repeated delivery the first one.
 	Kills bool `json:"kills,omitempty"`
 }
 
-// also is an entry of Then or May.
+// also returns an entry of Then or May.
 func also(list []int64, i int) int64 {
 	if list == nil {
 		return -1
@@ -85,7 +85,7 @@ func (p *plan) regular(i int) int {
 	return int((rest-1)/p.Every[i]) + 1
 }
 
-// fires is how often job i must fire in the window, and slots how often it may.
+// fires is how often job i must fire in the window; slots is how often it may fire.
 func (p *plan) fires(i int) int { return p.regular(i) + bit(also(p.Then, i) >= 0) }
 func (p *plan) slots(i int) int { return p.fires(i) + bit(also(p.May, i) >= 0) }
 
@@ -96,7 +96,7 @@ func bit(b bool) int {
 	return 0
 }
 
-// due is when the k-th of those fires is, unix ms.
+// due is when the k-th of those fires is due, unix ms.
 func (p *plan) due(i, k int) int64 {
 	if k < p.regular(i) {
 		return p.From + p.First[i] + int64(k)*p.Every[i]
@@ -104,7 +104,7 @@ func (p *plan) due(i, k int) int64 {
 	return p.From + p.Then[i]
 }
 
-// which tells the how-many-th fire of job i is due at ms: below fires(i) it must come.
+// which returns the k for which the k-th fire of job i is due at ms. If k is below fires(i), that fire must come.
 func (p *plan) which(i int, ms int64) (k int, ok bool) {
 	at := ms - p.From
 	since := at - p.First[i]
@@ -123,17 +123,17 @@ func (p *plan) which(i int, ms int64) (k int, ok bool) {
 	return p.fires(i), at == also(p.May, i)
 }
 
-// load puts jobs so that rate triggers a second are due, spread evenly over its milliseconds.
+// load puts jobs so that rate triggers a second are due, spread evenly over the milliseconds of each second.
 type load struct {
 	mix     Mix
 	rate    int
 	seconds int
 	payload []byte
-	ends    bool // they are put into a service that is not the run's own
+	ends    bool // the recurring jobs have an end, because the service is not the run's own
 	plan    plan
 }
 
-// outlives is how long jobs that recur go on after the run in a service that is not its own: when it is killed it deletes none.
+// outlives is how long recurring jobs go on after the run in a service that is not its own: a run that is killed does not delete them.
 const outlives = 10 * time.Minute
 
 const everySecond = 1000 // ms between two fires of a recurring job
@@ -155,7 +155,7 @@ func newLoad(prefix string, mix Mix, rate int, d time.Duration, payloadBytes int
 	return l
 }
 
-// payloadOf is a JSON string of n bytes.
+// payloadOf makes a payload: a JSON string of n bytes.
 func payloadOf(n int) []byte {
 	return []byte(`"` + string(bytes.Repeat([]byte("x"), max(n, 2)-2)) + `"`)
 }
@@ -174,32 +174,32 @@ func (l *load) job(i int) carillon.Job {
 	case i < intervals:
 		j.Schedule, j.Start = "@every 1s", due
 	case i < intervals+crons:
-		// Cron goes by seconds; the spread puts each job's fires at a millisecond of its own.
+		// Cron fires in whole seconds; the spread gives each job a millisecond of its own.
 		j.Schedule, j.Spread, j.Start = "* * * * * *", time.Second, time.UnixMilli(l.plan.From).UTC()
 	default:
 		j.Schedule = "@at " + due.Format(carillon.TimeFormat)
 		return j
 	}
-	j.Misfire = carillon.FireAll // else a long stall would leave out those that it made latest
+	j.Misfire = carillon.FireAll // else a long stall would leave out the very triggers that it made latest
 	if l.ends {
 		j.End = time.UnixMilli(l.plan.To).Add(outlives).UTC()
 	}
 	return j
 }
 
-// topic is that of every job of a load.
+// topic is the topic of every job of a load.
 const topic = "bench.load"
 
 const (
 	putWindow = 256 // puts under way at once
 	// settle is the usual time between the last put and the first due job.
 	settle = 2 * time.Second
-	// sample is how many jobs are put first to see how long putting all of them will take.
+	// sample is how many jobs are put first, to estimate how long putting all of them will take.
 	sample = 2000
 )
 
-// put puts all jobs, so that the first is due some time after the last was put. It sees first how long that will
-// take, for due times are fixed before the first put; where it takes longer, it begins again with more time.
+// put puts all jobs, so that the first is due some time after the last was put. Due times are fixed before the first
+// put, so it first estimates how long all puts will take; if they take longer, it begins again with more time.
 func (l *load) put(ctx context.Context, client *carillon.Client, lead time.Duration, progress func(done int)) error {
 	n := len(l.plan.First)
 	l.plan.From = time.Now().Add(time.Hour).UnixMilli()
@@ -233,7 +233,7 @@ func (l *load) put(ctx context.Context, client *carillon.Client, lead time.Durat
 	}
 }
 
-// takeBack deletes all jobs, to put them again for a later time: what fired before the plan's window does not count.
+// takeBack deletes all jobs, so that they can be put again for a later time. Fires before the plan's window do not count.
 func (l *load) takeBack(ctx context.Context, client *carillon.Client) error {
 	if _, err := client.DeleteWhere(ctx, carillon.Selection{Prefix: l.plan.Prefix}); err != nil {
 		return fmt.Errorf("bench: %w", err)
@@ -241,7 +241,7 @@ func (l *load) takeBack(ctx context.Context, client *carillon.Client) error {
 	return nil
 }
 
-// putAll puts the first n jobs. A cron job's millisecond is the service's to choose; its reply tells.
+// putAll puts the first n jobs. The service chooses a cron job's millisecond, and its reply says which.
 func (l *load) putAll(ctx context.Context, client *carillon.Client, n int, progress func(done int)) error {
 	jobs := func(yield func(carillon.Job) bool) {
 		for i := range n {
@@ -261,8 +261,8 @@ func (l *load) putAll(ctx context.Context, client *carillon.Client, n int, progr
 	})
 }
 
-// putJobs puts jobs, many at once, and ends with the first that is not taken. told, where there is one, is told of the others, one by
-// one.
+// putJobs puts jobs, many at once, and ends with the first that is refused. told, if not nil, is called with each of the others, one
+// call at a time.
 func putJobs(ctx context.Context, client *carillon.Client, jobs iter.Seq[carillon.Job], told func(carillon.Job, carillon.JobReply)) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -280,7 +280,7 @@ func putJobs(ctx context.Context, client *carillon.Client, jobs iter.Seq[carillo
 	return nil
 }
 
-// index is the number of a job by its id.
+// index returns a job's number by its id.
 func (p *plan) index(id string) (int, bool) {
 	rest, ok := strings.CutPrefix(id, p.Prefix)
 	if !ok {
@@ -290,10 +290,10 @@ func (p *plan) index(id string) (int, bool) {
 	return i, err == nil && i >= 0 && i < len(p.First)
 }
 
-// importEach is how many jobs are imported between two words about it.
+// importEach is how many jobs are imported between two reports of progress.
 const importEach = 1000
 
-// importJobs imports jobs, and ends with the first that is not taken; the service has applied them when it returns.
+// importJobs imports jobs, and ends with the first that is refused. When it returns, the service has applied them.
 func importJobs(ctx context.Context, client *carillon.Client, jobs iter.Seq[carillon.ImportJob], progress func(done int)) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

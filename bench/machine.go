@@ -19,20 +19,20 @@ type Machine struct {
 	Cores     int    `json:"cores"`
 	MemoryMiB int    `json:"memory_mib"`
 	Kernel    string `json:"kernel"`
-	Storage   string `json:"storage"`  // file system of the data directory; "" of a service that runs already
-	Carillon  string `json:"carillon"` // the bench's own; a service that runs already may have another
+	Storage   string `json:"storage"`  // file system of the data directory; "" for a service that runs already
+	Carillon  string `json:"carillon"` // the bench's version; a service that runs already may have another
 	Go        string `json:"go"`
 	NATS      string `json:"nats_server"`
 	Pebble    string `json:"pebble"`
 	Sync      string `json:"sync"` // what is on disk when
 	// Replicas is how many the output streams have, and the ceiling's; 0 where there is no ceiling.
 	Replicas int `json:"replicas,omitempty"`
-	// Load is the load average of the last minute when the run began and when it ended. What it is above
-	// the run's own shows who else was at work.
+	// Load is the load average of the last minute when the run began and when it ended. If it is higher than the run
+	// itself explains, others were at work.
 	Load [2]float64 `json:"load"`
 }
 
-// syncMode is what an embedded server and the engine around it do; asyncMode, with output streams of persist_mode async.
+// syncMode says what an embedded server and the engine around it do; asyncMode says it for output streams of persist_mode async.
 const (
 	syncMode  = "local log: fsync before a command counts; streams: page cache, made durable four times a second"
 	asyncMode = "local log: fsync before a command counts; output streams: acknowledged before they are written"
@@ -51,8 +51,8 @@ func (s Service) sync() string {
 	return syncMode
 }
 
-// thisMachine is the machine that the run begins on; dir is where the engine keeps its data, "" when another
-// one knows, and sync what is on disk when.
+// thisMachine describes the machine on which the run begins. dir is where the engine keeps its data, "" if that is
+// not known here; sync says what is on disk when.
 func thisMachine(dir, sync string) Machine {
 	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Sync: sync, NATS: server.VERSION, CPU: runtime.GOARCH, Kernel: runtime.GOOS, MemoryMiB: memoryMiB()}
 	if v := field("/proc/cpuinfo", "model name"); v != "" {
@@ -78,7 +78,7 @@ func thisMachine(dir, sync string) Machine {
 	return m
 }
 
-// memoryMiB is how much memory the machine has; 0 where that is not known.
+// memoryMiB is how much memory the machine has; 0 if that is not known.
 func memoryMiB() int {
 	kb, err := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"))
 	if err != nil {
@@ -87,7 +87,7 @@ func memoryMiB() int {
 	return kb >> 10
 }
 
-// field finds the first "name : value" line of a file of /proc.
+// field returns the value of the first "name : value" line with this name in a file of /proc.
 func field(path, name string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -25,8 +25,8 @@ func (e *engine) metric(ctx context.Context, name string) (v float64, err error)
 	return 0, fmt.Errorf("bench: the engine has no metric %s", name)
 }
 
-// pauses reads a histogram of the engine's, of seconds. Its bounds are those of its buckets, so the longest is up to a
-// fifth less than told; 1 and 10 ms are bounds.
+// pauses reads one of the engine's histograms, which is of seconds. Pauses count by the bounds of its buckets, so the
+// longest may really be up to a fifth less than reported; 1 and 10 ms are bounds.
 func (e *engine) pauses(ctx context.Context, name string) (p pauses, err error) {
 	body, err := e.metrics(ctx)
 	if err != nil {
@@ -44,7 +44,7 @@ func (e *engine) pauses(ctx context.Context, name string) (p pauses, err error) 
 		if _, err := fmt.Sscanf(strings.Replace(bucket, `"}`, "", 1), "%g %d", &bound, &upTo); err != nil {
 			return p, fmt.Errorf("bench: %s: %q: %w", name, line, err)
 		}
-		upper := lower // of the last bucket, which has no other
+		upper := lower // the last bucket has no upper bound
 		if !math.IsInf(bound, 1) {
 			upper = time.Duration(math.Round(bound * 1e9))
 		}

@@ -24,7 +24,7 @@ func hold(bytes int) (*pages, error) {
 	return &pages{held}, nil
 }
 
-// giveBack does so once.
+// giveBack gives the pages back to the system. Calling it again does nothing.
 func (p *pages) giveBack() error {
 	if p.held == nil {
 		return nil

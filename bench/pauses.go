@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// pauses is what a piece of work took by the clock, done again and again.
+// pauses counts how long a piece of work took by the clock, which was done again and again.
 type pauses struct {
 	Count  int           `json:"count"`
 	Over1  int           `json:"over_1_ms"`
@@ -17,7 +17,7 @@ type pauses struct {
 	Max    time.Duration `json:"max_ns"`
 }
 
-// add counts some that took from lower to upper.
+// add counts pauses that took from lower to upper.
 func (p *pauses) add(lower, upper time.Duration, count int) {
 	p.Count += count
 	if lower >= time.Millisecond {
@@ -29,7 +29,7 @@ func (p *pauses) add(lower, upper time.Duration, count int) {
 	p.Max = max(p.Max, upper)
 }
 
-// merge counts those of another process, too.
+// merge adds the pauses of another process.
 func (p *pauses) merge(o pauses) {
 	p.Count += o.Count
 	p.Over1 += o.Over1
@@ -39,15 +39,16 @@ func (p *pauses) merge(o pauses) {
 
 func (p *pauses) perMillion(of int) float64 { return 1e6 * float64(of) / float64(max(1, p.Count)) }
 
-// Of the floor of pauses: about what an engine works while a partition waits, and seldom enough to be little load: 3 % of a core.
+// The floor of pauses: about as long a piece of work as an engine does while a partition waits, and so seldom that it is little
+// load, 3 % of a core.
 const (
 	pauseWorks = 300 * time.Microsecond
 	pauseEvery = 10 * time.Millisecond
 )
 
-// pauseWork is Work for the floor of an engine's pauses: a process with nothing else to do spins for as long as an engine
-// holds a partition, and counts how long that takes it on a machine whose cores others want, too. It reports when its
-// input ends.
+// pauseWork is Work for the floor of an engine's pauses: a process with nothing else to do spins for about as long as an
+// engine holds a partition, and counts how long that really takes on a machine whose cores others use, too. It reports when
+// its input ends.
 func pauseWork(input *json.Decoder, output *json.Encoder) error {
 	if err := output.Encode(workerReady{Ready: true}); err != nil {
 		return fmt.Errorf("bench: worker: %w", err)

@@ -8,7 +8,7 @@ import (
 	"os/exec"
 )
 
-// process is one of a run's own: it is told what to do, and answers, in JSON, one object after the other.
+// process is a process of a run's own. It gets orders and answers them in JSON, one object after the other.
 type process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -43,26 +43,26 @@ func (p *process) send(v any) error {
 
 func (p *process) receive(v any) error { return p.out.Decode(v) }
 
-// stop ends it, whether it has answered or not.
+// stop ends the process, whether it has answered or not.
 func (p *process) stop() {
 	p.in.Close()
 	finish(p.cmd)
 }
 
-// finish ends a child that has nothing left to lose. Kill fails only on one that has ended, and Wait tells only
-// how it ended: killed, or by an error that its answers, or their end, have told already.
+// finish ends a child that has nothing left to lose. It ignores errors: Kill fails only if the child has ended, and
+// Wait says only how it ended, either killed or by an error that its answers, or their end, have shown already.
 func finish(child *exec.Cmd) {
 	_ = child.Process.Kill()
 	_ = child.Wait()
 }
 
-// workerProcess is the other end of Work.
+// workerProcess is a process of Work, seen from the run.
 type workerProcess struct {
 	*process
 	ready workerReady
 }
 
-// startWorker starts a worker's process and waits until it listens. The number of partitions is the engine's.
+// startWorker starts a worker's process and waits until it listens. It fills in the engine's number of partitions.
 func (e *engine) startWorker(start workerStart) (*workerProcess, error) {
 	p, err := startProcess(e.Worker, e.url)
 	if err != nil {
@@ -89,7 +89,7 @@ func (w *workerProcess) report() (r workerReport, err error) {
 	return r, nil
 }
 
-// pauses ends a worker that does pauseWork, and returns its report.
+// pauses ends a process of pauseWork, and returns its report.
 func (w *workerProcess) pauses() (p pauses, err error) {
 	if err := w.in.Close(); err != nil {
 		return p, fmt.Errorf("bench: the floor of pauses: %w", err)

@@ -23,7 +23,7 @@ import (
 type RecoveryConfig struct {
 	Service      Service `json:"-"`              // one that is started for the run
 	Jobs         int     `json:"jobs"`           // recurring jobs present; default 100,000
-	Rate         int     `json:"triggers_per_s"` // that they make all together; default 1,000
+	Rate         int     `json:"triggers_per_s"` // of all jobs together; default 1,000
 	Kills        int     `json:"kills"`          // default 3
 	Fill         bool    `json:"fill"`           // fill every stream first, see RunRecovery
 	PayloadBytes int     `json:"payload_bytes"`  // default 200
@@ -54,7 +54,7 @@ func (c RecoveryConfig) Validate() error {
 		return errors.New("bench: recovery kills the engine, so it must be one of its own")
 	case c.Jobs < c.Rate:
 		return fmt.Errorf("bench: %d jobs cannot make %d triggers a second: each is due once a second at most", c.Jobs, c.Rate)
-	case c.Rate < 10 || c.Jobs < 100: // each partition is to have some, and to fire now and then
+	case c.Rate < 10 || c.Jobs < 100: // each partition must have some jobs, and fire now and then
 		return fmt.Errorf("bench: %d jobs and %d triggers a second are too few: 100 and 10 at least", c.Jobs, c.Rate)
 	case c.Kills < 1:
 		return fmt.Errorf("bench: Kills is %d, must be 1 or more", c.Kills)
@@ -64,8 +64,8 @@ func (c RecoveryConfig) Validate() error {
 	return nil
 }
 
-// limitFirst is how soon after the process was started the first trigger must come, s; 0: nothing is
-// said about so many jobs.
+// limitFirst is how soon after the process was started the first trigger must come, s; 0: there is no limit
+// for so many jobs.
 func limitFirst(jobs int) float64 {
 	switch {
 	case jobs <= 100_000:
@@ -76,13 +76,13 @@ func limitFirst(jobs int) float64 {
 	return 0
 }
 
-// RunRecovery kills an engine with kill -9 while it fires, starts it again on the same directory, and
-// measures from before exec to the first trigger stored after the kill, whenever it was due, in a client's hands. It
-// reports the median and the worst of the kills, the least that streams and local log held, and checks that
-// the output numbers go on without a gap or a repeat over all of them.
+// RunRecovery kills an engine with kill -9 while it fires, starts it again on the same directory, and measures
+// the time from just before exec until a client has received the first trigger that was stored after the kill,
+// whenever that was due. It reports the median and the worst of the kills, and the least that streams and local
+// log held. It checks that the output numbers go on over all kills without a gap or a repeat.
 //
-// With Fill every output stream holds what its default retention lets it (nats-server may read all of it
-// at a start), and the log as many updates of jobs as fit, or as many as are between two checkpoints.
+// With Fill every output stream holds as much as its default retention allows (nats-server may read all of it
+// at a start), and the log as many updates of jobs as fit, or as many as there are between two checkpoints.
 func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -131,7 +131,7 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 		r.Figures.add(name+"_min_mib", v)
 	}
 	least("log", func(r recovered) float64 { return r.logMiB })
-	if c.Fill { // a checkpoint may have cut it before the kill
+	if c.Fill { // a checkpoint may have cut the log before the kill
 		least("log_filled", func(r recovered) float64 { return r.filledMiB })
 	}
 	least("outputs", func(r recovered) float64 { return r.outMiB })
@@ -150,14 +150,14 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 type recovery struct {
 	RecoveryConfig
 	start time.Time     // from which the jobs' intervals count
-	round int           // of updates so far
-	puts  time.Duration // that putting all jobs took
+	round int           // updates of all jobs so far
+	puts  time.Duration // how long it took to put all jobs
 
-	filledMiB float64 // the most that the log was seen to hold while it was filled last
+	filledMiB float64 // the most that the log was seen to hold when it was last filled
 }
 
-// prepare puts the jobs, and fills the streams where that is asked for. After the first kill they hold
-// already what they are to hold, but for the log, which checkpoints have cut.
+// prepare puts the jobs, and with Fill it fills the streams. After the first kill everything is there already,
+// except for the log, which checkpoints have cut.
 func (c *recovery) prepare(ctx context.Context, e *engine, first bool) (err error) {
 	nc, err := e.Connect(e.url)
 	if err != nil {
@@ -189,8 +189,8 @@ func (c *recovery) prepare(ctx context.Context, e *engine, first bool) (err erro
 	return nil
 }
 
-// jobs makes every job so that all of them make Rate triggers a second together, from when the first was put.
-// A round's payload is its own, so that each put is news.
+// jobs makes the jobs so that all of them together make Rate triggers a second, from when the first was put.
+// Each round has a payload of its own, so that each put changes the job.
 func (c *recovery) jobs() func(i int) carillon.Job {
 	every := (time.Duration(c.Jobs) * time.Second / time.Duration(c.Rate)).Truncate(time.Millisecond)
 	start, payload := c.start.Add(-every), payloadOf(c.PayloadBytes)
@@ -203,14 +203,14 @@ func (c *recovery) jobs() func(i int) carillon.Job {
 	}
 }
 
-// Filling goes by jobs that fire as often as the machine can carry.
+// The streams are filled by jobs that fire as often as the machine can bear.
 const (
 	fillJobs  = 400
 	fillEvery = 20 * time.Millisecond
-	fillShare = 0.95 // of a limit that counts as full
+	fillShare = 0.95 // a stream with this share of its limit counts as full
 )
 
-// fillOutputs has jobs of the same payload fire until every output stream is at its retention.
+// fillOutputs makes jobs of the same payload fire until every output stream has reached its retention.
 func (c *RecoveryConfig) fillOutputs(ctx context.Context, client *carillon.Client, nc *nats.Conn, e *engine) (err error) {
 	jobs := func(yield func(carillon.Job) bool) {
 		for i := range fillJobs {
@@ -258,8 +258,8 @@ const fillPart = 10_000
 // fillCuts is how often checkpoints may cut the log while it is being filled.
 const fillCuts = 5
 
-// fillLog updates jobs until some more updates would be too much for the log. A checkpoint that cuts it
-// before says how much it ever holds: it is filled up to that again.
+// fillLog updates jobs until the log has no room for another part of the updates. If a checkpoint cuts the log before
+// that, the log never holds more than it did then, and is filled up to that again.
 func (c *recovery) fillLog(ctx context.Context, p *pipe, nc *nats.Conn, e *engine) error {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -297,7 +297,7 @@ func (c *recovery) fillLog(ctx context.Context, p *pipe, nc *nats.Conn, e *engin
 	}
 }
 
-// recovered is one kill and start; times are from just before exec.
+// recovered is the outcome of one kill and start; times count from just before exec.
 type recovered struct {
 	ready, stored, received, caughtUp time.Duration
 
@@ -326,7 +326,7 @@ func (c *RecoveryConfig) killAndStart(ctx context.Context, e *engine) (r recover
 	var watchErr error
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	old := *e // start writes to e
+	old := *e // because start writes to e
 	err = e.start(ctx, listen, func(t time.Time) {
 		began = t
 		watching.Go(func() { seen, watchErr = c.watch(ctx, &old, killed) })
@@ -343,7 +343,7 @@ func (c *RecoveryConfig) killAndStart(ctx context.Context, e *engine) (r recover
 	return r, c.follow(ctx, e, ends, &r.checks)
 }
 
-// ends notes where each output stream stands, and how much all of them and the log hold.
+// ends returns the last sequence of each output stream, and notes how much all of them and the log hold.
 func (c *RecoveryConfig) ends(ctx context.Context, e *engine, r *recovered) ([]uint64, error) {
 	nc, err := e.Connect(e.url)
 	if err != nil {
@@ -388,8 +388,8 @@ func dirMiB(dir string) float64 {
 // watched is what a client saw of an engine that came back.
 type watched struct{ stored, received, caughtUp time.Time }
 
-// watch connects as soon as the engine lets it and reads the output streams from the kill on, until every
-// partition is on time again.
+// watch connects as soon as the engine accepts connections, and reads the output streams from the kill on, until
+// every partition is on time again.
 func (c *RecoveryConfig) watch(ctx context.Context, e *engine, killed time.Time) (w watched, err error) {
 	var nc *nats.Conn
 	for {
@@ -480,7 +480,7 @@ func (c *RecoveryConfig) follow(ctx context.Context, e *engine, ends []uint64, c
 				return // foreign
 			}
 			id := m.Headers().Get(carillon.HeaderTrigger)
-			if meta.Sequence.Stream < end { // what was checked after the kill before
+			if meta.Sequence.Stream < end { // checked already, after an earlier kill
 				before = max(before, number)
 				triggers[id] = struct{}{}
 				return

@@ -20,11 +20,11 @@ type Result struct {
 	Params     any               `json:"params"`
 	Machine    Machine           `json:"machine"`
 	Figures    Figures           `json:"figures"`
-	Error      string            `json:"error,omitempty"`      // what ended it before its time: then the rest is not whole
+	Error      string            `json:"error,omitempty"`      // what ended the run early: then the rest is incomplete
 	Checks     *Checks           `json:"checks,omitempty"`     // of workloads that have jobs: all but ceiling
-	Targets    []Target          `json:"targets,omitempty"`    // what was to be reached
+	Targets    []Target          `json:"targets,omitempty"`    // what the run should reach
 	Histograms map[string]string `json:"histograms,omitempty"` // HdrHistogram V2, compressed, base64; µs
-	// Series are what changed during the run. A name ends with the unit of its values.
+	// Series are values over the time of the run. A name ends with the unit of its values.
 	Series map[string][]Point `json:"series,omitempty"`
 }
 
@@ -42,18 +42,18 @@ func (r *Result) Passed() bool {
 	return r.Error == "" && (r.Checks == nil || r.Checks.clean())
 }
 
-// Figure is one number. Its unit is the end of its name.
+// Figure is one number. Its name ends with its unit.
 type Figure struct {
 	Name  string
 	Value float64
 }
 
-// Figures are in the order in which they are to be read; their JSON is an object.
+// Figures are in the order in which they should be read; their JSON is an object.
 type Figures []Figure
 
 func (f *Figures) add(name string, value float64) { *f = append(*f, Figure{name, value}) }
 
-// Get returns the figure of a name, 0 when there is none.
+// Get returns the value of the figure with a name, 0 if there is none.
 func (f Figures) Get(name string) float64 {
 	v, _ := f.find(name)
 	return v
@@ -101,7 +101,7 @@ func (f *Figures) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// number writes four digits that count, all of those before the point.
+// number writes a value with four significant digits, but with all digits before the point.
 func number(v float64) string {
 	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return "0"
@@ -114,14 +114,14 @@ func number(v float64) string {
 	return s
 }
 
-// Checks count what must not be. Each is of triggers, but Gaps.
+// Checks count what must not happen. All but Gaps count triggers.
 type Checks struct {
 	Expected  int `json:"expected"`  // (job, due time) of the window
 	Early     int `json:"early"`     // received, or stored, before their due time
-	Missing   int `json:"missing"`   // expected, and never received
+	Missing   int `json:"missing"`   // expected, but never received
 	Duplicate int `json:"duplicate"` // the same (job, due time), or the same output number, stored twice
 	Gaps      int `json:"gaps"`      // output numbers left out between others of their partition
-	Stray     int `json:"stray"`     // within the window, and not expected
+	Stray     int `json:"stray"`     // within the window, but not expected
 	// Redelivered counts repeated deliveries of one stored trigger, which at-least-once allows.
 	Redelivered int `json:"redelivered"`
 }
@@ -144,15 +144,15 @@ func (c *Checks) clean() bool {
 // Target is a limit on a figure.
 type Target struct {
 	Figure  string  `json:"figure"`
-	Limit   float64 `json:"limit"`              // at most, or, with AtLeast, at least
+	Limit   float64 `json:"limit"`              // the most that the figure may be; with AtLeast, the least
 	AtLeast bool    `json:"at_least,omitempty"` // the figure must reach Limit; else it must not exceed it
-	// Floor is three times what the machine's own timer did at that percentile in the same run; where it
-	// is above Limit it takes its place. 0: Limit alone counts.
+	// Floor is three times what the machine's own timer did at that percentile in the same run. If it is above
+	// Limit, it takes Limit's place. 0: only Limit counts.
 	Floor float64 `json:"floor,omitempty"`
 	Met   bool    `json:"met"`
 }
 
-// newTarget is a figure that must not exceed limit, or floor where that is more. One that was not measured misses it.
+// newTarget is a figure that must not exceed limit, or floor if that is more. A figure that was not measured misses its target.
 func newTarget(f Figures, name string, limit, floor float64) Target {
 	v, ok := f.find(name)
 	return Target{Figure: name, Limit: limit, Floor: floor, Met: ok && v <= max(limit, floor)}
@@ -198,11 +198,11 @@ func (r *Result) Table(w io.Writer) error {
 	return t.Flush()
 }
 
-// newHistogram is of µs, up to ten minutes, to three digits.
+// newHistogram makes a histogram of µs, up to ten minutes, to three digits.
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, 600e6, 3) }
 
-// record takes ns. What is beyond the range counts as its end, so that RecordValue, which refuses nothing else,
-// cannot fail.
+// record records ns. A value beyond the range counts as the range's end, so that RecordValue, which refuses nothing
+// else, cannot fail.
 func record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns/1000, 0), h.HighestTrackableValue()))
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// begin opens the service of a run and a connection to it, and writes into the result what they are. end
-// closes both.
+// begin opens the service of a run and a connection to it, and describes them in the result. end closes both.
 func (s Service) begin(ctx context.Context, r *Result) (e *engine, nc *nats.Conn, end func() error, err error) {
 	if e, err = s.open(ctx); err != nil {
 		return nil, nil, nil, err
@@ -24,7 +23,7 @@ func (s Service) begin(ctx context.Context, r *Result) (e *engine, nc *nats.Conn
 	return e, nc, func() error { nc.Close(); return e.close() }, nil
 }
 
-// runName tells what a run leaves in a service from what others do.
+// runName makes a name by which a run's jobs and consumers in a service are told from those of others.
 func runName() string { return "bench-" + strconv.FormatInt(time.Now().UnixMilli(), 36) }
 
 type progress = func(step string, done, total int)
@@ -36,7 +35,7 @@ func defaultProgress(given progress) progress {
 	return given
 }
 
-// watchFloor measures the floor beside a run until ctx ends, dir being on the engine's disk. wait gives what came of it.
+// watchFloor measures the floor during a run until ctx ends; dir is on the engine's disk. wait returns what was measured.
 func watchFloor(ctx context.Context, nc *nats.Conn, dir, run string, payload []byte) (wait func() (floor, error)) {
 	type outcome struct {
 		floor

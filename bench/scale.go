@@ -26,7 +26,7 @@ type ScaleConfig struct {
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
 	PayloadBytes int           `json:"payload_bytes"`  // default 200
 	Save         bool          `json:"save"`           // measure lateness while a snapshot is saved, and restore that
-	// Midnight is how many are due within a minute, hot and cold, in pairs; default Jobs, 1,000,000 at most; -1: none.
+	// Midnight is how many jobs of each midnight are due within a minute (see RunScale); default Jobs, at most 1,000,000; -1: none.
 	Midnight int `json:"midnight_jobs"`
 
 	Progress func(step string, done, total int) `json:"-"`
@@ -53,7 +53,7 @@ func (c ScaleConfig) withDefaults() (ScaleConfig, error) {
 	return c, nil
 }
 
-// lateness is the run of RunLateness on the engine.
+// lateness returns the config of a run of RunLateness on the engine.
 func (c *ScaleConfig) lateness(e *engine) LatenessConfig {
 	s := e.Service
 	s.Server, s.NATS = e.url, ""
@@ -90,24 +90,24 @@ const (
 	limitScaleRestart    = 5      // s
 	limitScaleLateness   = 2      // times that of the same engine without jobs
 	limitScaleImports    = 60_000 // a second
-	scaleBytesPerJob     = 700    // of disk, at the most while they are imported
-	scaleRecurring       = 1000   // jobs of one second, for the restart
+	scaleBytesPerJob     = 700    // of disk; at most so many are needed while jobs are imported
+	scaleRecurring       = 1000   // jobs that fire each second, for the restart
 	scaleRecurringPrefix = "bench-recurring-"
 	scaleSettle          = 75 * time.Second // an engine gives back its memory after 70 s
-	scaleSettleMiB       = 1                // written in that time, at the most
-	scaleSettleDirty     = 1000             // jobs that no checkpoint has yet: as good as none, where they are a hundredth at most
+	scaleSettleMiB       = 1                // the most that a settled engine writes in that time
+	scaleSettleDirty     = 1000             // so many jobs that no checkpoint has yet count as none, if they are at most a hundredth
 	scaleSettlePatience  = 10 * time.Minute
 	limitScalePause      = 10      // ms
-	limitScaleSave       = 20      // ms later for it
+	limitScaleSave       = 20      // ms: how much later a save makes any trigger
 	limitScaleRestore    = 300_000 // jobs a second
-	limitScaleMidnight   = 1.5     // times the p99 of hot jobs: the same, as far as two runs are
+	limitScaleMidnight   = 1.5     // times the p99 of hot jobs: two equal runs differ by as much
 )
 
 // scaleRun is what a run of scale has found.
 type scaleRun struct {
 	before, after     seen          // the engine without the jobs, and with them
-	empty, full       Result        // of lateness, the same
-	imported, settled time.Duration // how long the import took, and then the engine until it had settled
+	empty, full       Result        // of lateness, without the jobs and with them
+	imported, settled time.Duration // how long the import took, and then how long the engine took to settle
 	idleCPU           float64       // percent of a core, with the jobs and nothing due
 	saved             saving
 	held              map[string]pauses // by the name of the metric
@@ -115,16 +115,17 @@ type scaleRun struct {
 	nights            midnights
 }
 
-// RunScale measures what a great many pending jobs do to an engine:
+// RunScale measures what very many pending jobs do to an engine:
 //
 //   - It runs lateness on the engine without jobs, and waits until the engine has settled.
-//   - It imports the jobs, waits until checkpoints have them all and the engine has settled again, and looks at memory, disk and the
-//     CPU of doing nothing. It runs lateness again.
-//   - Where that is asked for, it runs lateness more times, in turns while a snapshot is saved and without, and restores one.
-//   - It kills the engine with kill -9, and measures from before exec to the first trigger stored after the kill in a client's hands.
-//   - At last midnights come beside the jobs, in pairs: many one-shots due within a minute that have been in memory since they were
-//     put, and as many that the engine finds on disk, because it was killed when checkpoints had them. Both wait for those checkpoints,
-//     and as long.
+//   - It imports the jobs, waits until checkpoints have them all and the engine has settled again, and measures memory, disk and the
+//     CPU of the idle engine. It runs lateness again.
+//   - With Save it runs lateness more times, in turns while a snapshot is saved and without, and restores a snapshot.
+//   - It kills the engine with kill -9, and measures the time from just before exec until a client has received the first trigger that
+//     was stored after the kill.
+//   - At last come midnights, beside the jobs and in pairs. A midnight is many one-shots due within a minute. In one of a pair (hot)
+//     they have been in memory since they were put; in the other (cold) the engine finds them on disk, because it was killed once
+//     checkpoints had them. Both wait for those checkpoints, and for the same time.
 func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.Validate(); err != nil {
 		return r, err
@@ -150,7 +151,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if run.empty, err = c.runLateness(ctx, e, &r); err != nil {
 		return r, err
 	}
-	// As settled as with the jobs: right after thousands of triggers a second an engine holds what they took.
+	// The engine must be as settled as later with the jobs: right after thousands of triggers a second it still holds their memory.
 	if _, err := c.written(ctx, e, c.settle); err != nil {
 		return r, err
 	}
@@ -240,7 +241,7 @@ func (c *ScaleConfig) figures(run *scaleRun, f *Figures) error {
 	return nil
 }
 
-// targets holds the figures against the limits.
+// targets compares the figures with the limits.
 func (c *ScaleConfig) targets(f Figures) []Target {
 	resident := float64(limitScaleResident)
 	if c.Jobs > limitScaleJobs {
@@ -265,12 +266,12 @@ func (c *ScaleConfig) targets(f Figures) []Target {
 			newTarget(f, "load_pause_max_ms", limitScalePause, 0),
 			newTarget(f, "midnight_p99_ratio", limitScaleMidnight, 0),
 			newTarget(f, "midnight_loaded_late_jobs", 0, 0),
-			newTarget(f, "midnight_hot_loaded_jobs", 0, 0)) // else it was not hot
+			newTarget(f, "midnight_hot_loaded_jobs", 0, 0)) // else the hot jobs were not in memory
 	}
 	return targets
 }
 
-// hasRoom asks for the disk that the run needs, before it has taken an hour.
+// hasRoom checks that the disk has the room that the run needs: else the run would find out only after an hour.
 func (c *ScaleConfig) hasRoom(e *engine) error {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(e.dir, &fs); err != nil {
@@ -278,7 +279,7 @@ func (c *ScaleConfig) hasRoom(e *engine) error {
 	}
 	each := uint64(scaleBytesPerJob)
 	if c.Save {
-		each += (savePairs + 1) * scaleBytesPerJob / 2 // of the snapshots, and of what is made of one
+		each += (savePairs + 1) * scaleBytesPerJob / 2 // for the snapshots, and for the directory that is restored from one
 	}
 	free, need := uint64(fs.Bsize)*fs.Bavail, uint64(c.Jobs)*each+4<<30
 	if free < need {
@@ -291,7 +292,7 @@ func (c *ScaleConfig) runLateness(ctx context.Context, e *engine, r *Result) (Re
 	return runPart(ctx, c.lateness(e), r)
 }
 
-// runPart runs lateness as a part of something, and adds its checks to those of the whole.
+// runPart runs lateness as a part of a larger run, and adds its checks to those of the whole.
 func runPart(ctx context.Context, c LatenessConfig, r *Result) (Result, error) {
 	part, err := RunLateness(ctx, c)
 	if err != nil {
@@ -301,7 +302,7 @@ func runPart(ctx context.Context, c LatenessConfig, r *Result) (Result, error) {
 	return part, nil
 }
 
-// scaleFirst is when the first of the jobs is due after the import began: not during the run.
+// scaleFirst is how long after the beginning of the import the first of the jobs is due: not during the run.
 const scaleFirst = 6 * time.Hour
 
 func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (took time.Duration, err error) {
@@ -309,7 +310,7 @@ func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (
 	year := 365 * 24 * time.Hour
 	jobs := func(yield func(carillon.ImportJob) bool) {
 		for i := range c.Jobs {
-			// A large stride, so that what is imported together is due far apart.
+			// A large stride, so that jobs that are imported together are due far apart.
 			k := int64(i) * 2_654_435_761 % int64(c.Jobs)
 			due := began.Add(scaleFirst + time.Duration(float64(year)*float64(k)/float64(c.Jobs)))
 			job := carillon.Job{
@@ -329,7 +330,7 @@ func (c *ScaleConfig) importAll(ctx context.Context, e *engine, nc *nats.Conn) (
 	return time.Since(began), nil
 }
 
-// randomPayloads makes payloads of so many bytes that do not compress: disks hold real ones.
+// randomPayloads makes payloads of so many bytes that do not compress, so that the figures for the disk are not too good.
 func randomPayloads(bytes int) (next func() []byte) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	pool := make([]byte, 8<<20)
@@ -344,8 +345,8 @@ func randomPayloads(bytes int) (next func() []byte) {
 	}
 }
 
-// written waits until checkpoints have nearly all jobs, and, where it is to settle, what that leaves behind is compacted: the engine
-// writes nearly nothing for so long.
+// written waits until checkpoints have nearly all jobs. If settle is not 0, it also waits until what that leaves behind is compacted:
+// until the engine has written nearly nothing for so long.
 func (c *ScaleConfig) written(ctx context.Context, e *engine, settle time.Duration) (took time.Duration, err error) {
 	began := time.Now()
 	most, at, since := 0.0, e.usage().wroteMiB, began
@@ -371,7 +372,7 @@ func (c *ScaleConfig) written(ctx context.Context, e *engine, settle time.Durati
 	return 0, fmt.Errorf("bench: jobs were still written %s on", scaleSettlePatience)
 }
 
-// idle measures CPU in percent of a core while nothing is due.
+// idle measures CPU, in percent of a core, while nothing is due.
 func (c *ScaleConfig) idle(ctx context.Context, e *engine) (percent float64, last seen, err error) {
 	began, first := time.Now(), e.usage()
 	if err := waitUntil(ctx, c.Progress, "doing nothing", began.Add(c.Duration)); err != nil {

@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	// midnightPairs is how often the two are compared: where a checkpoint falls decides the tail of one.
+	// midnightPairs is how often the two are compared: the tail of a single midnight depends on when a checkpoint comes.
 	midnightPairs = 3
 	midnightTime  = time.Minute
-	// midnightLead is the time for checkpoints, which begin a minute after the last put at the latest and rest between their parts,
-	// and for a restart. The last part of it is what the engine has to bring the jobs into memory. Hot ones have as long, and stay
-	// there meanwhile: all that is due within half an hour does.
+	// midnightLead is the time between the last put and the first due job. It must be enough for checkpoints, which begin at the latest
+	// a minute after the last put and rest between their parts, for a restart, and at last for the engine to bring the jobs into memory.
+	// Hot midnights have the same time; their jobs stay in memory meanwhile, as all that are due within half an hour do.
 	midnightLead = 4 * time.Minute
 )
 
-// midnight is lateness with one-shots that are due within a minute.
+// midnight returns the config of a run of lateness with one-shots that are due within a minute.
 func (c *ScaleConfig) midnight(e *engine) LatenessConfig {
 	l := c.lateness(e)
 	l.Rate, l.Duration, l.Mix = max(1, c.Midnight/int(c.midnightTime/time.Second)), c.midnightTime, Mix{OneShots: 1}
 	return l
 }
 
-// midnights are pairs of them, in turns: with jobs that were in memory all the time, and with jobs that were on disk.
+// midnights are the results of pairs of midnights, in turns: with jobs that were in memory all the time, and with jobs on disk.
 type midnights struct {
 	hot, cold []Result
-	// loaded are jobs that came from disk for the cold ones, late those of them that a tick had to wait for; hotLoaded came from
-	// there for the hot ones, and none should.
+	// loaded is how many jobs were brought into memory from disk for the cold midnights, late how many of them a tick had to wait for.
+	// hotLoaded is how many were brought into memory for the hot midnights; it should be 0.
 	loaded, late, hotLoaded float64
-	// held are the pauses of all engines that had a midnight, and those of the floor meanwhile.
+	// held has the pauses of all engines that had a midnight, and those of the floor meanwhile.
 	held map[string]pauses
 }
 
@@ -81,8 +81,8 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 	return m, err
 }
 
-// The pauses of an engine, as its metrics and the figures have them. Its own are those without what the machine gave to others
-// meanwhile.
+// The names of an engine's pauses, in its metrics and in the figures. Its own pauses are those without the time that the machine gave
+// to others meanwhile.
 const (
 	checkpointPause    = "checkpoint_pause"
 	checkpointPauseOwn = "checkpoint_pause_own"
@@ -104,9 +104,9 @@ func (e *engine) held(ctx context.Context, to map[string]pauses) error {
 	return nil
 }
 
-// runMidnight waits until checkpoints have the jobs. Before a cold one it then has the engine killed, so that the next one finds
-// them on disk. loaded is how many jobs came from there between the last put and the last trigger, late those of them that a tick
-// had to wait for.
+// runMidnight runs one midnight: it waits until checkpoints have the jobs. For a cold midnight it then calls kill, so that the next
+// engine finds the jobs on disk. loaded is how many jobs were brought into memory from disk between the last put and the last trigger,
+// late how many of them a tick had to wait for.
 func (c *ScaleConfig) runMidnight(ctx context.Context, e *engine, kill func(context.Context) error, r *Result) (night Result, loaded, late float64, err error) {
 	count := func(ctx context.Context) (loaded, late float64, err error) {
 		if loaded, err = e.metric(ctx, "carillon_jobs_loaded_total"); err != nil {
@@ -115,23 +115,23 @@ func (c *ScaleConfig) runMidnight(ctx context.Context, e *engine, kill func(cont
 		late, err = e.metric(ctx, "carillon_jobs_loaded_late_total")
 		return loaded, late, err
 	}
-	var loadedBefore, lateBefore float64 // of what the puts had to read, too
+	var loadedBefore, lateBefore float64 // the counts before: the puts had to read jobs, too
 	l := c.midnight(e)
 	l.lead = c.midnightLead
 	l.before = func(ctx context.Context) (err error) {
 		if loadedBefore, lateBefore, err = count(ctx); err != nil {
 			return err
 		}
-		if _, err := c.written(ctx, e, 0); err != nil { // beside very many jobs compactions take longer than there is
+		if _, err := c.written(ctx, e, 0); err != nil { // without settling: with very many jobs compactions take longer than there is time
 			return err
 		}
 		if kill == nil {
 			return nil
 		}
-		loadedBefore, lateBefore = 0, 0 // the next one counts from its start
+		loadedBefore, lateBefore = 0, 0 // the next engine counts from its start
 		return kill(ctx)
 	}
-	l.after = func(ctx context.Context) (err error) { // deleting the jobs reads them again
+	l.after = func(ctx context.Context) (err error) { // not later: deleting the jobs reads them again
 		loaded, late, err = count(ctx)
 		return err
 	}

@@ -18,23 +18,22 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// savePairs is how often lateness is measured without a save beside it and with one, in turns: its tail is a few single
-// moments, most of which the disk or other work made.
+// savePairs is how often lateness is measured without a save and during one, in turns: the tail of lateness is a few single
+// moments, most of which are caused by the disk or by other work.
 const savePairs = 3
 
-// saving is a snapshot that is saved while others fire, and what it is worth.
+// saving is what was measured of snapshots that are saved while jobs fire.
 type saving struct {
-	archive string // the last
+	archive string // the last one's directory
 	without []Result
 	with    []Result
-	saves   int           // all of them whole; one after the other, until lateness was measured
-	took    time.Duration // the first
-	verify  time.Duration // the last
-	restore time.Duration // the same, into a new data directory
+	saves   int           // how many were saved to their end, one after the other until lateness was measured
+	took    time.Duration // how long the first one took
+	verify  time.Duration // how long it took to verify the last one
+	restore time.Duration // how long it took to restore the last one into a new data directory
 }
 
-// save measures lateness in pairs: without anything beside it, the first of which is given, and while a snapshot of all jobs is
-// saved.
+// save measures lateness in pairs: without a save, and while a snapshot of all jobs is saved. without is the first result without.
 func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, without Result, r *Result) (s saving, err error) {
 	s.without = []Result{without}
 	for pair := range savePairs {
@@ -51,8 +50,8 @@ func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, withou
 	return s, nil
 }
 
-// beside measures lateness while a snapshot is saved, and waits for the end of that. Where it is over sooner another is saved,
-// into an archive of its own: it is as large, and nothing is removed meanwhile.
+// beside measures lateness while a snapshot is saved, and waits for the end of the save. If the save ends first, another one follows,
+// into an archive of its own, so that it is as large and nothing is removed meanwhile.
 func (c *ScaleConfig) beside(ctx context.Context, e *engine, nc *nats.Conn, s *saving, r *Result) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -76,7 +75,7 @@ func (c *ScaleConfig) beside(ctx context.Context, e *engine, nc *nats.Conn, s *s
 	return nil
 }
 
-// again saves until lateness has been measured.
+// again saves one snapshot after the other until lateness has been measured.
 func (s *saving) again(ctx context.Context, client *carillon.Client, dir string, measured <-chan struct{}) error {
 	for {
 		s.archive = filepath.Join(dir, "archives", strconv.Itoa(s.saves))
@@ -99,8 +98,8 @@ func (s *saving) again(ctx context.Context, client *carillon.Client, dir string,
 	}
 }
 
-// restore verifies the snapshot, makes a data directory of it as 'carillon snapshot restore' does, and starts an
-// engine there to see that it has the jobs. The engine that was saved stands by.
+// restore verifies the snapshot, restores it into a data directory as 'carillon snapshot restore' does, and starts an
+// engine there to check that it has the jobs. The engine that was saved keeps running.
 func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Result) (err error) {
 	target := archive.OpenDir(nil, s.archive)
 	step := func(name string) func(archive.Progress) {
@@ -117,7 +116,7 @@ func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Resu
 	s.verify = time.Since(began)
 
 	again := &engine{Service: e.Service, dir: filepath.Join(e.dir, "restored")}
-	// What it leaves is removed with the rest at the end: what comes next is not to wait for a disk that frees gigabytes.
+	// Its files are removed with the rest at the end: what comes next must not wait for a disk that frees gigabytes.
 	defer func() { err = errors.Join(err, again.close()) }()
 	if err := os.Mkdir(again.dir, 0o755); err != nil {
 		return fmt.Errorf("bench: %w", err)
@@ -136,7 +135,7 @@ func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Resu
 		return fmt.Errorf("bench: %w", err)
 	}
 	defer nc.Close()
-	// Beside the jobs it has others, those by which lateness was measured when it was saved.
+	// It also has the jobs by which lateness was measured during the save.
 	has, err := countJobs(ctx, again, nc)
 	if err != nil {
 		return err
@@ -146,7 +145,7 @@ func (c *ScaleConfig) restore(ctx context.Context, e *engine, s *saving, r *Resu
 	return nil
 }
 
-// jobCounts are of all partitions.
+// jobCounts counts the jobs of all partitions.
 type jobCounts struct{ all, pending int }
 
 func countJobs(ctx context.Context, e *engine, nc *nats.Conn) (n jobCounts, err error) {
@@ -163,7 +162,7 @@ func countJobs(ctx context.Context, e *engine, nc *nats.Conn) (n jobCounts, err 
 	return n, nil
 }
 
-// countPending adds to the checks that all jobs are pending, beside so many others.
+// countPending checks that all jobs are pending, besides so many others, and adds that to the result's checks.
 func (c *ScaleConfig) countPending(ctx context.Context, e *engine, nc *nats.Conn, others int, r *Result) error {
 	has, err := countJobs(ctx, e, nc)
 	if err != nil {
@@ -174,7 +173,7 @@ func (c *ScaleConfig) countPending(ctx context.Context, e *engine, nc *nats.Conn
 	return nil
 }
 
-// figures adds what came of it: of lateness the medians of the pairs.
+// figures adds what was measured; for lateness, the medians of the pairs.
 func (s *saving) figures(to *Figures, jobs int) error {
 	rate := func(d time.Duration) float64 { return float64(jobs) / d.Seconds() }
 	to.add("saves", float64(s.saves))
@@ -202,7 +201,7 @@ func (s *saving) figures(to *Figures, jobs int) error {
 		pair := fmt.Sprintf("save_%d", i+1)
 		to.add("lateness_p999_for_"+pair+"_ms", tail[i])
 		to.add("lateness_any_for_"+pair+"_ms", later[i])
-		// The latest of each, and what the disk and the transport were seen to do in the same seconds.
+		// The maxima, and what the disk and the transport did in the same seconds.
 		for _, of := range []string{"received", "fsync", "round_trip"} {
 			to.add(of+"_max_without_"+pair+"_ms", s.without[i].Figures.Get(of+"_max_ms"))
 			to.add(of+"_max_"+pair+"_ms", s.with[i].Figures.Get(of+"_max_ms"))
@@ -213,9 +212,9 @@ func (s *saving) figures(to *Figures, jobs int) error {
 	return nil
 }
 
-// laterByRank says by how much more than in the other run any trigger was late, in µs: the latest against the latest, the
-// second latest against the second latest, and so on; of these the most. So there is a way to pair the triggers of both in
-// which none is later by more, and none in which all are later by less.
+// laterByRank says how much later triggers were in the run with a save than in the one without, in µs. It compares the latest
+// trigger with the latest, the second latest with the second latest, and so on, and returns the greatest difference. So the
+// triggers of both runs can be paired such that none is later by more than this, and not such that all are later by less.
 func laterByRank(with, without *hdrhistogram.Histogram) (most int64) {
 	a, b := with.Distribution(), without.Distribution()
 	most = math.MinInt64
@@ -235,10 +234,10 @@ func laterByRank(with, without *hdrhistogram.Histogram) (most int64) {
 	return most
 }
 
-// medianOf is the median of a figure of some runs.
+// medianOf is the median of one figure over some runs.
 func medianOf(runs []Result, name string) float64 { return median(all(runs, name)) }
 
-// all are a figure of some runs.
+// all returns one figure of each of some runs.
 func all(runs []Result, name string) (values []float64) {
 	for i := range runs {
 		values = append(values, runs[i].Figures.Get(name))

@@ -15,15 +15,16 @@ const (
 	scratchLock   = "bench.lock"
 )
 
-// scratch is a directory of a run's own.
+// scratch is a temporary directory of one run.
 type scratch struct {
 	dir  string
-	lock *os.File // taken for as long as the run lasts
+	lock *os.File // held for as long as the run lasts
 	made []string // directories above it that were not there, the deepest first
 }
 
-// makeScratch makes one in another directory, which need not be there, and where it first removes those of runs that were killed: they
-// may be as large as the disk. What of them cannot be removed is left to the next run, and told where there is no room for this one.
+// makeScratch makes a scratch in another directory, which need not exist. First it removes there the scratches of runs that were
+// killed: they may be as large as the disk. What cannot be removed is left to the next run; if there is no room for this run, the error
+// names it.
 func makeScratch(in string) (*scratch, error) {
 	s := &scratch{made: missing(in)}
 	if err := os.MkdirAll(in, 0o755); err != nil {
@@ -42,7 +43,7 @@ func makeScratch(in string) (*scratch, error) {
 	if s.dir, err = os.MkdirTemp(in, scratchPrefix); err != nil {
 		return nil, errors.Join(err, left, s.remove())
 	}
-	// Nobody is to find a lock that is not taken yet.
+	// Nobody must find the lock before it is taken.
 	early := filepath.Join(s.dir, scratchLock+".early")
 	if s.lock, err = filelock.Take(early); err == nil {
 		err = os.Rename(early, filepath.Join(s.dir, scratchLock))
@@ -53,7 +54,7 @@ func makeScratch(in string) (*scratch, error) {
 	return s, nil
 }
 
-// missing lists those of a directory and of what it lies in that are not there, the deepest first.
+// missing lists which of a directory and those above it do not exist, the deepest first.
 func missing(dir string) (list []string) {
 	for {
 		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
@@ -64,8 +65,8 @@ func missing(dir string) (list []string) {
 	}
 }
 
-// removeLeft removes a directory with a lock that nobody has, which comes last: without it nobody would know the rest again. It
-// leaves others alone.
+// removeLeft removes a directory with a lock that nobody holds, and leaves other directories alone. The lock is removed last: without
+// it nobody would recognize the rest.
 func removeLeft(dir string) error {
 	name := filepath.Join(dir, scratchLock)
 	if _, err := os.Lstat(name); err != nil {
@@ -73,13 +74,13 @@ func removeLeft(dir string) error {
 	}
 	lock, err := filelock.Take(name)
 	if err != nil {
-		return nil // a run's that goes on, or another user's
+		return nil // of a run that goes on, or of another user
 	}
 	defer lock.Close()
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		if err == nil && e.Name() != scratchLock {
-			err = os.RemoveAll(filepath.Join(dir, e.Name())) // its engine may be ending just now
+			err = os.RemoveAll(filepath.Join(dir, e.Name())) // again: the run's engine may be ending just now
 		}
 	}
 	if err == nil {
@@ -88,7 +89,7 @@ func removeLeft(dir string) error {
 	return err
 }
 
-// remove ends it, and all that is in it. Calling it again does nothing.
+// remove removes the directory with all that is in it. Calling it again does nothing.
 func (s *scratch) remove() error {
 	err := os.RemoveAll(s.dir)
 	if s.lock != nil {

@@ -14,16 +14,16 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// RunSoak has an engine under mixed load for a long time, and judges every round of it as RunLateness does.
+// RunSoak puts an engine under mixed load for a long time, and judges each round of it as RunLateness does.
 //
-// Half of the triggers are of recurring jobs that live as long as the run. The others are of one-shots: each
-// is put one round before it is due and deleted one round after, and of sixteen one is cancelled shortly
-// before, one is moved, one is replaced, one is paused over its due time and one resumed in time. A few jobs
+// Half of the triggers are of recurring jobs that exist as long as the run. The others are of one-shots. Each is
+// put one round before it is due, and deleted one round after. Of sixteen, shortly before they are due, one is
+// cancelled, one moved, one replaced, one paused over its due time, and one paused and resumed in time. A few jobs
 // are fired by command. All output streams are read, and their numbers must go on without a gap or a repeat.
 //
-// A fire that a command was to prevent, but was not acknowledged in time to be sure, may come or not. When
-// the engine is killed, commands are repeated until they are answered. What was received counts over all rounds, those with a kill,
-// too; apart from each other rounds with a kill and rounds without one are told beside that.
+// If a command should prevent a fire, but was not acknowledged early enough to be certain to win, the fire may come
+// or not. When the engine is killed, commands are repeated until they are answered. Lateness is reported over all
+// rounds, including those with a kill, and besides that for rounds with a kill and for rounds without one.
 //
 // A run that is ended early returns the figures of the rounds so far with the context's error.
 func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
@@ -39,7 +39,7 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // a kill is no news
+	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // kills are expected
 	run := runName()
 	w, err := e.startWorker(workerStart{Name: run, Concurrency: c.Concurrency, Soak: true})
 	if err != nil {
@@ -69,13 +69,13 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 
 const (
 	soakWindow   = 4096                   // commands under way at once
-	soakForced   = 50                     // one job fired by command for so many one-shots
-	soakNearest  = 100 * time.Millisecond // between a change and the due time at the least
-	soakFarthest = 5 * time.Second        // and at most, or a quarter of a round
-	soakTry      = 6 * time.Second        // of the client, which asks three times in that
-	soakRetry    = 5 * time.Minute        // how long a command is repeated, or a read of a stream
-	soakPause    = 100 * time.Millisecond // before a command is repeated that there was no room for
-	soakRecovers = 10 * time.Second       // how long after a kill lateness is told apart
+	soakForced   = 50                     // for so many one-shots, one job is fired by command
+	soakNearest  = 100 * time.Millisecond // the least time between a change and the due time
+	soakFarthest = 5 * time.Second        // and the most, but not over a quarter of a round
+	soakTry      = 6 * time.Second        // the client's timeout, in which it sends a request three times
+	soakRetry    = 5 * time.Minute        // how long a command, or the read of a stream, is repeated
+	soakPause    = 100 * time.Millisecond // before a command is repeated for which there was no room
+	soakRecovers = 10 * time.Second       // how long after a kill lateness is reported separately
 )
 
 // soak is a run.
@@ -87,7 +87,7 @@ type soak struct {
 	run     string
 	payload []byte
 	begin   time.Time // of round 0
-	base    *plan     // of the recurring jobs
+	base    *plan     // the recurring jobs
 	fail    context.CancelCauseFunc
 	work    sync.WaitGroup
 	room    chan struct{}
@@ -102,12 +102,12 @@ type soak struct {
 	commands *hdrhistogram.Histogram // µs, of this round
 
 	streams                 []soakStream        // by partition
-	repeated                atomic.Int64        // reads of them that failed
-	ids, idsBefore          map[uint64]struct{} // hashes of the triggers' ids read in this round and in the one before
+	repeated                atomic.Int64        // reads of streams that failed
+	ids, idsBefore          map[uint64]struct{} // hashes of the trigger ids read in this round and in the previous one
 	received, allCommands   *hdrhistogram.Histogram
 	afterKill, withoutKills *hdrhistogram.Histogram // of received: rounds with a kill, and the others
 	rounds                  []SoakRound
-	cpu                     time.Duration // of the engine's process when it was looked at
+	cpu                     time.Duration // of the engine's process, at the latest look
 	looked                  time.Time
 }
 
@@ -127,7 +127,7 @@ func (s *soak) carryOut(ctx context.Context) error {
 	}
 	batches := make(chan *soakBatch, rounds)
 	s.work.Go(func() {
-		for round := range rounds { // a round's jobs are put in the one before
+		for round := range rounds { // a round's jobs are put in the previous round
 			if sleepUntil(ctx, s.at(round-1)) != nil {
 				return
 			}
@@ -159,7 +159,7 @@ func sleepUntil(ctx context.Context, t time.Time) error {
 	}
 }
 
-// putRecurring puts the jobs that live as long as the run: intervals, and every fourth one of cron.
+// putRecurring puts the jobs that exist as long as the run: intervals, but every fourth one is a cron job.
 func (s *soak) putRecurring(ctx context.Context) error {
 	n := s.Rate / 2
 	s.begin = time.Now().Truncate(time.Second).Add(s.Round + 2*time.Second + time.Duration(n/5000)*time.Second)
@@ -168,7 +168,7 @@ func (s *soak) putRecurring(ctx context.Context) error {
 		for i := range n {
 			s.base.First[i], s.base.Every[i] = int64(i)*everySecond/int64(n), everySecond
 			job := carillon.Job{
-				// fire_all, so that every fire is expected, however long the engine was away.
+				// FireAll, so that every fire is expected, however long the engine was down.
 				ID: s.base.Prefix + strconv.Itoa(i), Topic: topic, Payload: s.payload, Misfire: carillon.FireAll,
 				Schedule: "@every 1s", Start: s.begin.Add(time.Duration(s.base.First[i]) * time.Millisecond).UTC(),
 			}

@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// soakBatch is the one-shots of a round, and its jobs that are fired by command.
+// soakBatch is the one-shots of a round and its jobs that are fired by command.
 type soakBatch struct {
 	round int
-	// By one-shot, and by job fired by command: the service has it.
+	// By one-shot, and by job fired by command: whether the service has it.
 	put, putForced []atomic.Bool
 	mu             sync.Mutex // guards the plans
 	shots, forced  plan
 	ops            []soakOp      // in order of time
-	open           atomic.Int64  // commands to come that have to do with a plan
-	judged         chan struct{} // closed when its triggers have arrived, or are missing
-	judgedAt       time.Time     // once that is closed
+	open           atomic.Int64  // commands not yet answered that matter for a plan
+	judged         chan struct{} // closed when the batch's triggers have arrived, or are missing
+	judgedAt       time.Time     // set once judged is closed
 }
 
-// newBatch plans a batch: nothing of it has been carried out.
+// newBatch plans a batch, and carries out nothing.
 func (s *soak) newBatch(round int) *soakBatch {
 	b := &soakBatch{round: round, judged: make(chan struct{})}
 	group := func(name string, n int) plan {
@@ -64,7 +64,7 @@ const (
 	soakDeleteForced
 )
 
-// planned tells whether a round can only be judged when that is done.
+// planned tells whether a round can be judged only after this has been done.
 func (k soakKind) planned() bool { return k != soakDelete && k != soakDeleteForced }
 
 // soakOp is one command, or a pause and its resume.
@@ -77,7 +77,7 @@ type soakOp struct {
 // soakChanges are what happens to each of sixteen one-shots shortly before it is due.
 var soakChanges = [16]soakKind{1: soakCancel, 4: soakMove, 7: soakReplace, 10: soakPauseOver, 13: soakPauseShortly}
 
-// ops is all that is done with a batch, in order of time.
+// ops returns everything that is done with a batch, in order of time.
 func (s *soak) ops(b *soakBatch) (ops []soakOp) {
 	add := func(at time.Time, job int, kind soakKind) { ops = append(ops, soakOp{at.UnixNano(), int32(job), kind}) }
 	farthest := min(soakFarthest, s.Round/4)
@@ -99,8 +99,8 @@ func (s *soak) ops(b *soakBatch) (ops []soakOp) {
 	return ops
 }
 
-// over waits until the batch is judged: a delete takes what is due and has not been put out with it. It tells from when on what was
-// planned for a time could be done.
+// over waits until the batch is judged: a delete before that would also remove fires that are due and not yet published. It returns
+// the time from which on something that was planned for a time could be done.
 func (b *soakBatch) over(ctx context.Context, planned time.Time) (time.Time, error) {
 	select {
 	case <-b.judged:
@@ -110,7 +110,7 @@ func (b *soakBatch) over(ctx context.Context, planned time.Time) (time.Time, err
 	}
 }
 
-// settled waits until all commands that have to do with the batch's plan are answered.
+// settled waits until all commands that matter for the batch's plan are answered.
 func (b *soakBatch) settled(ctx context.Context) error {
 	for b.open.Load() > 0 {
 		if err := sleepUntil(ctx, time.Now().Add(10*time.Millisecond)); err != nil {
@@ -120,15 +120,15 @@ func (b *soakBatch) settled(ctx context.Context) error {
 	return nil
 }
 
-// due is when a one-shot is due at first, unix ms.
+// due is when a one-shot is due before any change, unix ms.
 func (s *soak) due(b *soakBatch, i int) int64 {
 	return s.at(b.round).UnixMilli() + int64(i)*s.Round.Milliseconds()/int64(len(b.put))
 }
 
-// inTime tells whether what is acknowledged now wins for sure over what is due.
+// inTime tells whether a command that is acknowledged now is certain to win over a fire that is due at that time.
 func inTime(due int64) bool { return !time.Now().Add(surely).After(time.UnixMilli(due)) }
 
-// prevented notes that a fire must not come, or, where the command is late, may come or not.
+// prevented notes that a fire must not come or, if the command was late, may come or not.
 func (b *soakBatch) prevented(i int, due int64) {
 	sure := inTime(due)
 	b.mu.Lock()

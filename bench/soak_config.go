@@ -17,14 +17,14 @@ type SoakConfig struct {
 	Rate         int           `json:"triggers_per_s"` // half of recurring jobs, half of one-shots; default 1,000
 	Duration     time.Duration `json:"-"`              // whole rounds; default an hour
 	Seconds      int           `json:"duration_s"`     // Duration, as it stands in the result
-	Round        time.Duration `json:"-"`              // what is judged and told at once, whole seconds; default a minute
+	Round        time.Duration `json:"-"`              // what is judged and reported together, whole seconds; default a minute
 	RoundSeconds int           `json:"round_s"`        // Round, as it stands in the result
-	KillEvery    time.Duration `json:"-"`              // kill -9 and start the engine; 0: never
+	KillEvery    time.Duration `json:"-"`              // time between two kills (kill -9) of the engine, which is started again; 0: none
 	KillSeconds  float64       `json:"kill_every_s,omitempty"`
 	PayloadBytes int           `json:"payload_bytes"` // default 200
 	Concurrency  int           `json:"concurrency"`   // handlers of the worker; default 64
 
-	// Report, where there is one, is told of each round.
+	// Report, if not nil, is called after each round.
 	Report func(SoakRound) `json:"-"`
 }
 
@@ -69,7 +69,7 @@ func (c SoakConfig) Validate() error {
 	return nil
 }
 
-// SoakRound is what came of one round.
+// SoakRound is the result of one round.
 type SoakRound struct {
 	Since       time.Duration // the end of the round since the beginning of the first
 	Triggers    int           // received
@@ -80,15 +80,15 @@ type SoakRound struct {
 	ResidentMiB float64
 	DiskMiB     float64 // of the data directory
 	CPU         float64 // percent of a core
-	Killed      bool    // the engine, or it was still recovering
+	Killed      bool    // the engine was killed, or was still recovering
 	Checks      Checks
-	Missing     []string // the first few of the triggers that are, <job>@<due unix ms>
+	Missing     []string // the first few of the missing triggers, as <job>@<due unix ms>
 }
 
-// String is one line.
+// String returns the round as one line.
 func (s SoakRound) String() string {
 	notes := ""
-	if s.ResidentMiB > 0 { // the process is the run's own
+	if s.ResidentMiB > 0 { // the engine's process is the run's own
 		notes = fmt.Sprintf(", %.0f MiB resident, %.0f MiB on disk, CPU %.0f %%", s.ResidentMiB, s.DiskMiB, s.CPU)
 	}
 	if s.Killed {

@@ -14,8 +14,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// drive carries out what is done with a batch, each command at its time, whatever the answers. One that has to wait for room counts
-// from that time all the same.
+// drive carries out what is done with a batch, each command at its time, whatever the answers. The latency of a command that has to
+// wait for room still counts from its time.
 func (s *soak) drive(ctx context.Context, b *soakBatch) {
 	err := sendOnTime(ctx, len(b.ops), func(i int) time.Time { return time.Unix(0, b.ops[i].at) }, func(i int, _ time.Time) error {
 		select {
@@ -36,7 +36,7 @@ func (s *soak) drive(ctx context.Context, b *soakBatch) {
 	}
 }
 
-// do carries out one command. What it changes of the batch's plan it knows once it is answered.
+// do carries out one command. Once that is answered, do changes the batch's plan accordingly.
 func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 	i := int(op.job)
 	shot, forced := b.shots.Prefix+strconv.Itoa(i), b.forced.Prefix+strconv.Itoa(i)
@@ -111,7 +111,7 @@ func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 	if err == nil {
 		err = s.change(ctx, time.Now(), s.client.Resume, shot)
 	}
-	if !inTime(due) { // the fire may have been skipped
+	if !inTime(due) { // then the fire may have been skipped
 		b.prevented(i, due)
 	}
 	return err
@@ -121,7 +121,7 @@ func (s *soak) shot(id string, due int64, payload []byte) carillon.Job {
 	return carillon.Job{ID: id, Topic: topic, Payload: payload, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat)}
 }
 
-// later is the later of two times: a command that follows another one is planned for when that is answered, at the earliest.
+// later is the later of two times: a command that follows another one is planned for the time of that one's answer at the earliest.
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
@@ -136,7 +136,7 @@ func (s *soak) put(ctx context.Context, planned time.Time, job carillon.Job) err
 	})
 }
 
-// delete takes a job that is not there any more for deleted.
+// delete deletes a job. A job that does not exist any more counts as deleted.
 func (s *soak) delete(ctx context.Context, planned time.Time, id string) error {
 	return s.persist(ctx, planned, func(request string) error {
 		_, err := s.client.Delete(ctx, id, carillon.RequestID(request))
@@ -147,7 +147,7 @@ func (s *soak) delete(ctx context.Context, planned time.Time, id string) error {
 	})
 }
 
-// change pauses or resumes.
+// change pauses or resumes a job.
 func (s *soak) change(ctx context.Context, planned time.Time, do func(context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error), id string) error {
 	return s.persist(ctx, planned, func(request string) error {
 		_, err := do(ctx, id, carillon.RequestID(request))
@@ -155,8 +155,8 @@ func (s *soak) change(ctx context.Context, planned time.Time, do func(context.Co
 	})
 }
 
-// persist repeats a command, under one name, until the service has answered it. Its latency counts from when it was planned, so that
-// those count that waited behind others; how long it is repeated, from when it was sent first.
+// persist repeats a command, under one request id, until the service has answered it. The latency counts from the planned time, so that
+// waiting behind other commands counts; the time for which it is repeated counts from when it was first sent.
 func (s *soak) persist(ctx context.Context, planned time.Time, do func(request string) error) error {
 	request, began := cryptorand.Text(), time.Now()
 	for {
@@ -171,7 +171,7 @@ func (s *soak) persist(ctx context.Context, planned time.Time, do func(request s
 			record(s.commands, int64(time.Since(planned)))
 			return err
 		}
-		if errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) { // there is no room: to ask at once makes none
+		if errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) { // there is no room, and asking at once would not make any
 			if err := sleepUntil(ctx, time.Now().Add(soakPause)); err != nil {
 				return err
 			}
@@ -205,7 +205,7 @@ func (s *soak) kill(ctx context.Context) error {
 	s.kills = append(s.kills, killed)
 	s.cpu, s.looked = 0, killed
 	s.ready = max(s.ready, time.Since(killed))
-	for !s.nc.IsConnected() { // who waits for the lock is going to ask
+	for !s.nc.IsConnected() { // whoever waits for the lock is going to send a request
 		if err := sleepUntil(ctx, time.Now().Add(10*time.Millisecond)); err != nil {
 			return err
 		}

@@ -19,10 +19,10 @@ import (
 // soakStream is how far an output stream has been read.
 type soakStream struct{ seq, output uint64 }
 
-// judgeRound has the worker judge a batch and the recurring jobs of its round, reads the streams, looks at
-// the engine, and tells of all that.
+// judgeRound makes the worker judge a batch and the recurring jobs of its round, reads the streams, looks at
+// the engine's process, and reports all of it.
 func (s *soak) judgeRound(ctx context.Context, b *soakBatch) error {
-	// By the middle of the next round all fires are over, those that were moved, too.
+	// By the middle of the next round all fires are over, also those that were moved.
 	if err := sleepUntil(ctx, s.at(b.round+1).Add(s.Round/2)); err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (s *soak) judgeRound(ctx context.Context, b *soakBatch) error {
 	recurring := *s.base
 	recurring.From, recurring.To = s.at(b.round).UnixMilli(), s.at(b.round+1).UnixMilli()
 	round := SoakRound{Since: time.Duration(b.round+1) * s.Round}
-	b.forced.To = time.Now().Add(time.Second).UnixMilli() // a fire that an outage held up is expected, too
+	b.forced.To = time.Now().Add(time.Second).UnixMilli() // forced fires that an outage held up are expected, too
 	received := newHistogram()
 	stop := context.AfterFunc(ctx, func() { _ = s.worker.cmd.Process.Kill() }) // fails only when it has ended, which is as good
 	defer stop()
@@ -48,7 +48,7 @@ func (s *soak) judgeRound(ctx context.Context, b *soakBatch) error {
 		round.Checks.add(report.Checks)
 		round.Missing = append(round.Missing, report.Missing...)
 		if p.Forced {
-			continue // a fire by command has no due time to be late for
+			continue // a forced fire has no due time for which it could be late
 		}
 		h, err := decode(report.Received)
 		if err != nil {
@@ -102,7 +102,7 @@ func (s *soak) look(ctx context.Context, round *SoakRound) error {
 	return nil
 }
 
-// ends notes where the output streams end before the run.
+// ends notes where each output stream ends before the run.
 func (s *soak) ends(ctx context.Context) error {
 	s.streams = make([]soakStream, s.engine.partitions)
 	js, err := jetstream.New(s.nc)
@@ -119,8 +119,8 @@ func (s *soak) ends(ctx context.Context) error {
 	return nil
 }
 
-// follow reads what the output streams have taken since, and checks that the numbers go on and that no
-// trigger is there twice.
+// follow reads what the output streams have stored since the previous call, and checks that the numbers go on and that
+// no trigger is there twice.
 func (s *soak) follow(ctx context.Context, checks *Checks) error {
 	js, err := jetstream.New(s.nc)
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *soak) follow(ctx context.Context, checks *Checks) error {
 	return nil
 }
 
-// insist reads until that succeeds, for as long as a command is repeated: a disk that stands still is not to end a run of hours.
+// insist calls read until that succeeds, for at most soakRetry: a disk that stands still must not end a run of hours.
 func (s *soak) insist(ctx context.Context, read func() error) error {
 	patience := time.Now().Add(soakRetry)
 	for {
@@ -195,7 +195,7 @@ func (s *soak) sum() (err error) {
 			"received_p50_ms": round.P50, "received_p99_ms": round.P99, "received_max_ms": round.Max, "command_p99_ms": round.CommandP99,
 			"triggers_per_s": float64(round.Triggers) / s.Round.Seconds(),
 		}
-		if s.engine.dir != "" { // of a service that runs already nobody knows
+		if s.engine.dir != "" { // not known of a service that runs already
 			values["resident_mib"], values["disk_mib"], values["engine_cpu_percent"] = round.ResidentMiB, round.DiskMiB, round.CPU
 		}
 		for name, v := range values {
@@ -214,7 +214,7 @@ func (s *soak) sum() (err error) {
 	if len(s.kills) > 0 {
 		f.add("ready_max_s", s.ready.Seconds())
 		f.quantiles("received_after_kill", s.afterKill, 50, 99, 100)
-		if s.withoutKills.TotalCount() > 0 { // else zeros would pass for punctual
+		if s.withoutKills.TotalCount() > 0 { // else zeros would look punctual
 			f.quantiles("received_without_kills", s.withoutKills, 50, 90, 99, 99.9, 99.99, 100)
 		}
 	}
@@ -245,7 +245,7 @@ func (s *soak) sum() (err error) {
 	return nil
 }
 
-// slope is that of the line with the least squares through values that are step apart; 0 for fewer than two.
+// slope is the slope of the least-squares line through values that are step apart; 0 for fewer than two values.
 func slope(v []float64, step float64) float64 {
 	n := float64(len(v))
 	var mean, sxy, sxx float64

@@ -16,33 +16,33 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// soakWorker is the worker's process of RunSoak. It is told one plan after the other, answers each with a
-// report, and forgets what the plan was about: its memory is that of one round, however long the run is.
-// What comes after that counts as redelivered: RunSoak itself reads in the streams that nothing is stored
-// twice, and that no output number is left out.
+// soakWorker is the worker's process of RunSoak. It gets one plan after the other, answers each with a report,
+// and then forgets the plan's arrivals, so that it needs memory only for one round, however long the run is.
+// Triggers that arrive after that count as redelivered: RunSoak itself reads the streams, and checks that nothing
+// is stored twice and no output number is left out.
 type soakWorker struct {
 	mu     sync.Mutex
 	groups map[string]*soakGroup // by the prefix of the ids
-	again  int                   // what came when its plan had been judged
+	again  int                   // triggers that came after their plan had been judged
 }
 
 // soakGroup is the jobs of one prefix.
 type soakGroup struct {
 	arrivals []arrival
-	done     int64 // up to where plans have been judged, unix ms
+	done     int64 // plans have been judged up to this time, unix ms
 }
 
 // soakWork is Work for RunSoak; start has been read.
 func soakWork(ctx context.Context, nc *nats.Conn, names carillon.Names, start workerStart, input *json.Decoder, output *json.Encoder) error {
 	w := &soakWorker{groups: make(map[string]*soakGroup)}
-	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // a kill is no news
+	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // kills are expected
 	working, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- carillon.Connect(nc, carillon.WithNames(names)).Work(working, carillon.WorkerOptions{
 			Topic: topic, Name: start.Name, Concurrency: start.Concurrency, StartNew: true,
-			// What goes wrong on the way is a connection lost to a kill; the worker takes it up again.
+			// No OnError: an error here is a connection lost to a kill, and the worker goes on by itself.
 		}, w.handle)
 	}()
 	if err := awaitConsumers(ctx, nc, names, start, ended); err != nil {
@@ -74,7 +74,7 @@ func (w *soakWorker) handle(_ context.Context, t *carillon.Trigger) error {
 	at := strings.LastIndexByte(t.Job, '-') + 1
 	job, err := strconv.ParseInt(t.Job[at:], 10, 32)
 	if err != nil || job < 0 {
-		return nil // none of the run's
+		return nil // it is not of this run
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,11 +101,11 @@ func (w *soakWorker) group(prefix string) *soakGroup {
 	return g
 }
 
-// soakPatience is how long a worker waits for what is missing: an engine that was killed has to come back,
-// and the server to deliver again what it had delivered, for the acks that it lost.
+// soakPatience is how long a worker waits for missing triggers: an engine that was killed has to come back, and the
+// server has to deliver triggers again whose acks it lost.
 const soakPatience = time.Minute
 
-// await reports as soon as all that was planned is there, or the patience is over.
+// await reports as soon as all planned triggers have arrived, or the patience is over.
 func (w *soakWorker) await(ctx context.Context, p *plan) (workerReport, error) {
 	until := time.Now().Add(soakPatience)
 	for {
@@ -130,7 +130,7 @@ func (w *soakWorker) await(ctx context.Context, p *plan) (workerReport, error) {
 	}
 }
 
-// forget drops the arrivals that a report is about.
+// forget drops the arrivals that have been reported.
 func (w *soakWorker) forget(p *plan, judged int, checks *Checks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// The worker is a process of its own, as workers are. It is told what to do in three lines of JSON on its
-// standard input, and answers each with one on its standard output:
+// The worker is a process of its own, as workers are. It gets two orders as lines of JSON on standard input, and
+// answers each with a line on standard output:
 //
 //	workerStart  →  workerReady    it listens
 //	plan         →  workerReport   everything planned has arrived, or the patience is over
@@ -31,13 +31,13 @@ import (
 type workerStart struct {
 	Name        string `json:"name"`   // of its durable consumers
 	Prefix      string `json:"prefix"` // of the plan's jobs
-	Topic       string `json:"topic"`  // default that of every load; with one of its own no gaps are looked for
+	Topic       string `json:"topic"`  // default the topic of every load; with another topic no gaps are counted
 	Partitions  int    `json:"partitions"`
 	Concurrency int    `json:"concurrency"`
 	Raw         string `json:"raw,omitempty"`    // file for every trigger as CSV
 	Soak        bool   `json:"soak,omitempty"`   // plan after plan, see soakWork
 	Pauses      bool   `json:"pauses,omitempty"` // no triggers at all, see pauseWork
-	Bare        string `json:"bare,omitempty"`   // the same, see bareWork; its directory
+	Bare        string `json:"bare,omitempty"`   // no triggers either: the directory of bareWork
 }
 
 type workerReady struct {
@@ -50,18 +50,18 @@ type workerReport struct {
 	Received string `json:"received"` // due to received, an encoded histogram
 	Stored   string `json:"stored"`   // due to the stream's own timestamp
 	Error    string `json:"error,omitempty"`
-	// Missing names the first few triggers that are, <job>@<due unix ms>.
+	// Missing names the first few missing triggers, as <job>@<due unix ms>.
 	Missing []string `json:"missing,omitempty"`
 }
 
-// missingNamed is how many of them.
+// missingNamed is how many missing triggers a report names.
 const missingNamed = 5
 
-// patience is how long a worker waits for what is missing after the window has ended.
+// patience is how long a worker waits for missing triggers after the window has ended.
 const patience = 10 * time.Second
 
-// Work is the worker's process: it takes the load's triggers with the Go worker of package carillon, with
-// explicit acks, over the connection that it is given.
+// Work runs the worker's process: it takes the load's triggers with the Go worker of package carillon, with explicit
+// acks, over the connection nc.
 func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader, out io.Writer) error {
 	input, output := json.NewDecoder(in), json.NewEncoder(out)
 	var start workerStart
@@ -102,13 +102,13 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	}
 	ctx, gone := context.WithCancelCause(ctx)
 	defer gone(nil)
-	go func() { gone(input.Decode(&plan{})) }() // there is no other: it returns when the input ends
+	go func() { gone(input.Decode(&plan{})) }() // there is no other plan: Decode returns when the input ends
 	var stored func() (map[sighting]struct{}, error)
 	if start.Topic == "" {
 		stored = func() (map[sighting]struct{}, error) {
 			since := p.From * 1e6
 			arrivals, _ := w.arrived()
-			for _, a := range arrivals { // also before the window, where jobs were put again for a later one
+			for _, a := range arrivals { // some are before the window, if the jobs were put again for a later one
 				since = min(since, a.stored)
 			}
 			return inStreams(ctx, nc, names, start.Partitions, time.Unix(0, since))
@@ -133,8 +133,8 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	return output.Encode(report)
 }
 
-// awaitConsumers waits until the worker's consumers are there and each has a pull waiting. Nobody answers for a consumer
-// whose leader has yet to be elected.
+// awaitConsumers waits until the worker's consumers exist and each has a pull waiting. A request about a consumer whose
+// leader has yet to be elected gets no answer.
 func awaitConsumers(ctx context.Context, nc *nats.Conn, names carillon.Names, start workerStart, ended <-chan error) error {
 	js, err := nc.JetStream()
 	if err != nil {
@@ -165,19 +165,19 @@ func awaitConsumers(ctx context.Context, nc *nats.Conn, names carillon.Names, st
 	return nil
 }
 
-// arrival is one delivery of a trigger. It holds no pointer, and arrivals are kept in chunks: the worker's
-// collector has nothing to look through, and no growing slice is copied while triggers wait.
+// arrival is one delivery of a trigger. It has no pointers, and arrivals are kept in chunks: so the worker's garbage
+// collector has nothing to scan, and no growing slice is copied while triggers wait.
 type arrival struct {
 	scheduled int64 // unix ms
 	received  int64 // unix ns
 	stored    int64 // unix ns
 	output    uint64
-	job       int32 // its number in the plan; -1 for a job that is not the plan's
+	job       int32 // the job's number in the plan; -1 for a job that is not in the plan
 	partition int32
 	again     bool // not the first delivery
 }
 
-// sighting is the message in which a fire came: its output, and when the stream took it.
+// sighting is the message in which a fire came: its output, and when the stream stored it.
 type sighting struct {
 	numbered
 	stored int64 // unix ns
@@ -189,7 +189,7 @@ type worker struct {
 	prefix string // of the plan's jobs
 
 	mu     sync.Mutex
-	chunks [][]arrival // each of them full, but the last
+	chunks [][]arrival // all but the last are full
 	err    error
 }
 
@@ -220,7 +220,7 @@ func (w *worker) handle(_ context.Context, t *carillon.Trigger) error {
 	return nil
 }
 
-// arrived is every arrival so far.
+// arrived returns every arrival so far.
 func (w *worker) arrived() (arrivals []arrival, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -238,11 +238,11 @@ func (w *worker) fail(err error) {
 	}
 }
 
-// await reports when all that was planned has arrived, or the patience is over. Where output numbers are
-// missing between those that arrived, stored tells what the streams hold: events, or triggers of others;
-// without it no gaps are counted.
+// await reports when all planned triggers have arrived, or the patience is over. If output numbers are missing
+// between those that arrived, stored is called for what the streams hold there: events, or triggers of other
+// jobs. If stored is nil, no gaps are counted.
 func (w *worker) await(ctx context.Context, p *plan, stored func() (map[sighting]struct{}, error)) (workerReport, error) {
-	select { // looking earlier would only be in the way of what arrives
+	select { // looking earlier would only hold up what arrives
 	case <-ctx.Done():
 		return workerReport{}, ctx.Err()
 	case <-time.After(time.Until(time.UnixMilli(p.To))):
@@ -278,7 +278,7 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[sighting
 	}
 }
 
-// inStreams reads the outputs that the streams hold since a time.
+// inStreams reads the outputs that the streams have stored since a time.
 func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[sighting]struct{}, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -300,7 +300,7 @@ func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partiti
 	return found, nil
 }
 
-// from is where to begin to read a stream: a time, or a sequence.
+// from is where to begin reading a stream: at a time, or at a sequence.
 type from struct {
 	time time.Time
 	seq  uint64
@@ -320,7 +320,7 @@ func readStream(ctx context.Context, js jetstream.JetStream, name string, at fro
 	if err != nil {
 		return err
 	}
-	// It would stay for five minutes, and the server would tell it of each message that is stored meanwhile.
+	// Else the consumer would stay for five minutes, and cost the server work for each message that is stored meanwhile.
 	defer func() {
 		gone := js.DeleteConsumer(context.WithoutCancel(ctx), name, consumer.CachedInfo().Name)
 		if !errors.Is(gone, jetstream.ErrConsumerNotFound) {
@@ -347,7 +347,7 @@ func readStream(ctx context.Context, js jetstream.JetStream, name string, at fro
 	}
 }
 
-// message is one that a stream holds: an output, by when it was stored and by what fires in it, as far as that is known.
+// message is a message in a stream: an output, with the time when it was stored and, as far as known, the fire in it.
 type message struct {
 	output    uint64
 	stored    int64 // unix ns
@@ -356,8 +356,8 @@ type message struct {
 	twice     bool // its fire is known to be in another message, too
 }
 
-// again counts the messages that have the number of another one, up to a number; no message counts as a duplicate twice. They are in
-// order of their numbers, and each is there once.
+// again counts the messages up to number last that have the number of another one, except those that already count as duplicates. The
+// messages must be in order of their numbers, and each must be there once.
 func again(messages []message, last uint64) (n int) {
 	for at := 0; at < len(messages) && messages[at].output <= last; {
 		end, counted := at, 0
@@ -370,7 +370,7 @@ func again(messages []message, last uint64) (n int) {
 	return n
 }
 
-// distinct sorts messages by their numbers and leaves each of them once, however often it was delivered.
+// distinct sorts messages by their numbers and keeps each of them once, however often it was delivered.
 func distinct(messages []message) []message {
 	slices.SortFunc(messages, func(a, b message) int {
 		return cmp.Or(cmp.Compare(a.output, b.output), cmp.Compare(a.stored, b.stored), cmp.Compare(a.scheduled, b.scheduled),
@@ -382,7 +382,7 @@ func distinct(messages []message) []message {
 	})
 }
 
-// judge holds what arrived against the plan. others are messages known to be stored, whether they have arrived or not.
+// judge compares what arrived with the plan. others are messages that are known to be stored, whether they have arrived or not.
 func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerReport, err error) {
 	base := make([]int, len(p.First)+1)
 	var c Checks
@@ -390,7 +390,7 @@ func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerR
 		base[i+1] = base[i] + p.slots(i)
 		c.Expected += p.fires(i)
 	}
-	seen := make([]sighting, base[len(p.First)]) // in which message; outputs begin with 1
+	seen := make([]sighting, base[len(p.First)]) // by fire: the message in which it came; its output is 0 if it has not come
 	outputs := make(map[int32][]message)         // by partition
 	arrived := make(map[sighting]struct{}, min(len(arrivals), len(others)))
 	received, stored := newHistogram(), newHistogram()
@@ -422,7 +422,7 @@ func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerR
 			c.Redelivered += bit(!a.again) // the same message once more
 			continue
 		default:
-			c.Duplicate++ // another message, of the same number or of another one
+			c.Duplicate++ // another message, with the same number or another one
 			outputs[a.partition][len(outputs[a.partition])-1].twice = true
 			continue
 		}
