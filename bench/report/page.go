@@ -20,8 +20,8 @@ import (
 //go:embed page.tmpl
 var pageText string
 
-// style is the page's, with the colours of light and of dark mode first; plotStyle is the plots', which a page has before that: on narrow
-// screens and paper the page's rules prevail.
+// style is the page's style sheet, with the colours of light and of dark mode first. plotStyle is the plots' style sheet; it comes before
+// style in a page, so that on narrow screens and on paper the page's rules prevail.
 var (
 	//go:embed style.css
 	style string
@@ -31,17 +31,17 @@ var (
 
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
-// Summary says what a page holds.
+// Summary counts what is on a page.
 type Summary struct {
 	Results int `json:"results"`
 	Plots   int `json:"plots"`
 	Targets int `json:"targets"` // of all results
 	Met     int `json:"targets_met"`
-	Checked int `json:"checked"` // Carillon's results that have checks, or were ended before their time
-	Clean   int `json:"clean"`   // those whose checks all held
+	Checked int `json:"checked"` // Carillon's results that have checks, or were ended early
+	Clean   int `json:"clean"`   // the checked results whose checks all held
 }
 
-// Failed are the checked that are not clean.
+// Failed is how many checked results are not clean.
 func (s Summary) Failed() int { return s.Checked - s.Clean }
 
 // Write writes the page of some results. The same results give the same page.
@@ -62,7 +62,7 @@ func Write(w io.Writer, runs []Run) (Summary, error) {
 				}
 				p.Goals = append(p.Goals, newGoal(s.ID, name, &run, t))
 			}
-			if c := run.Checks; c != nil || run.Error != "" { // what was ended early is not to pass for whole
+			if c := run.Checks; c != nil || run.Error != "" { // a run that was ended early must not look complete
 				v := checked{Section: s.ID, Run: name, Clean: (&bench.Result{Checks: c, Error: run.Error}).Passed(), Error: run.Error, Counts: counts(c)}
 				p.Checks = append(p.Checks, v)
 				if run.peer() == "" {
@@ -82,7 +82,7 @@ func Write(w io.Writer, runs []Run) (Summary, error) {
 	return p.Summary, err
 }
 
-// sections are the parts of the page of some results, in its order.
+// sections returns the parts of the page for some results, in the page's order.
 func sections(runs []Run) (all []section) {
 	parts := make(map[string]int)
 	for i, group := range grouped(runs) {
@@ -151,7 +151,7 @@ type (
 // The workloads in the order in which they are shown.
 var workloads = []struct {
 	name, title string
-	rates       bool // its figures per second are to be compared with each other
+	rates       bool // its figures per second should be compared with each other
 	about       string
 }{
 	{"lateness", "Lateness", false, "From the due millisecond to the worker's hands, in another process over TCP, at a fixed rate that waits for nothing."},
@@ -166,8 +166,8 @@ var workloads = []struct {
 	{"ceiling", "Ceiling", true, "What the transport, the disk and the timers of this machine allow, without an engine."},
 }
 
-// grouped puts results together that are shown together: a workload's; of a comparison with other systems, those
-// of a workload at one rate or size.
+// grouped groups the results that are shown together: those of one workload; in a comparison with other systems,
+// those of one workload at one rate or size.
 func grouped(runs []Run) (groups [][]Run) {
 	type key struct {
 		place            int
@@ -203,7 +203,7 @@ func grouped(runs []Run) (groups [][]Run) {
 	return groups
 }
 
-// peer is the other system that a result is of; "" for Carillon.
+// peer is the other system that was measured; "" for Carillon.
 func (r *Run) peer() string {
 	if system := r.param("system"); system != "carillon" {
 		return system
@@ -211,7 +211,7 @@ func (r *Run) peer() string {
 	return ""
 }
 
-// amount is how much of a workload it was: the first of its parameters that says so.
+// amount is the rate or size of a run's workload: the first parameter that says so.
 func (r *Run) amount() string {
 	for _, name := range []string{"triggers_per_s", "jobs", "callers"} {
 		for _, f := range r.params {
@@ -223,7 +223,7 @@ func (r *Run) amount() string {
 	return ""
 }
 
-// param is a parameter as text, "" when there is none.
+// param is a parameter as text, "" if there is none.
 func (r *Run) param(name string) string {
 	for _, f := range r.params {
 		if f.name == name {
@@ -233,7 +233,7 @@ func (r *Run) param(name string) string {
 	return ""
 }
 
-// text is a JSON value for people.
+// text is a JSON value as text for people.
 func text(raw json.RawMessage) string {
 	var v any
 	if json.Unmarshal(raw, &v) != nil {
@@ -275,7 +275,7 @@ func text(raw json.RawMessage) string {
 	}
 }
 
-// describe is a parameter as it stands in a run's label.
+// describe is a parameter as a run's label shows it.
 func describe(f field) string {
 	label, unit := named(f.name)
 	v := text(f.value)
@@ -294,8 +294,8 @@ func describe(f field) string {
 	return v
 }
 
-// labelled names runs of one group by what tells them apart: the system, else the parameters that are not the
-// same in all, else their files, else their numbers.
+// labelled labels the runs of one group by what distinguishes them: the system, else the parameters that are not the
+// same in all, else the files, else numbers.
 func labelled(runs []Run) []string {
 	labels := make([]string, len(runs))
 	differ := func(name string) bool {

@@ -16,8 +16,8 @@ type Picture struct {
 	SVG  []byte
 }
 
-// Pictures draws each plot of the page of some results, in its order. A picture needs nothing else, and follows the dark mode of
-// whoever looks at it.
+// Pictures draws each plot of the page for some results, in the page's order. A picture needs nothing else, and follows the viewer's
+// dark mode.
 func Pictures(runs []Run) (all []Picture, err error) {
 	names, style := make(map[string]int), pictureStyle()
 	for _, s := range sections(runs) {
@@ -28,7 +28,7 @@ func Pictures(runs []Run) (all []Picture, err error) {
 			switch p := p.(type) {
 			case *lines:
 				view := p.View()
-				view.Stops = nil // for who points at a place of the page
+				view.Stops = nil // they are for a pointer over the page
 				v.View, title, v.Height = view, view.Title, heading+view.Height+margin
 			case *bars:
 				view := p.View()
@@ -56,7 +56,8 @@ var (
 	colourUsed = regexp.MustCompile(`var\(--(\w+)\)`)
 )
 
-// pictureStyle is that of the plots with plain colours: many programs that show SVG files know no variables, and draw all in black.
+// pictureStyle is the plots' style sheet with plain colours: many programs that show SVG files know no CSS variables, and would draw
+// everything in black.
 func pictureStyle() template.CSS {
 	light, rest, _ := strings.Cut(style, "@media (prefers-color-scheme: dark)")
 	dark, _, _ := strings.Cut(rest, "@media")

@@ -15,11 +15,11 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// plot is a figure of the page. page.tmpl draws its View, as its Kind says.
+// plot is a plot on the page. page.tmpl draws its View, in the way that its Kind says.
 type plot interface{ Kind() string }
 
-// Plots are laid out in pixels of a picture that the page scales to the room it has. It is small enough for
-// its text to be read on a phone.
+// Plots are laid out in pixels of a picture that the page scales to the available width. The picture is small
+// enough that its text can be read on a phone.
 const (
 	plotWidth  = 480
 	plotHeight = 300
@@ -27,25 +27,25 @@ const (
 	lineHeight = 15  // of small text
 )
 
-// px is a place or a length in a picture, written to a tenth.
+// px is a position or a length in a picture, written with one decimal.
 type px float64
 
 func (v px) String() string {
 	return strings.TrimSuffix(strconv.FormatFloat(float64(v), 'f', 1, 64), ".0")
 }
 
-// textWidth is about that of some text.
+// textWidth is about the width of some text.
 func textWidth(s string) px { return px(charWidth * float64(utf8.RuneCountInString(s))) }
 
-// Colours are classes of style.css. The first is the accent: Carillon's own, where others are beside it.
+// Colours are classes of style.css. The first is the accent: it is Carillon's beside other systems.
 const (
 	colours = 8
-	quiet   = "quiet" // what is there to compare with
+	quiet   = "quiet" // for what others are compared with
 )
 
 func colour(i int) string { return "c" + strconv.Itoa(i%colours) }
 
-// frame is the room inside the axes.
+// frame is the area inside the axes.
 type frame struct{ Left, Right, Top, Bottom px }
 
 func (f frame) InnerWidth() px  { return f.Right - f.Left }
@@ -69,10 +69,10 @@ func marks(s scale, first, last px) (all []mark) {
 	return all
 }
 
-// lines is a plot of lines. With log, y are logarithms to base 10.
+// lines is a plot of lines. With log, the y values are logarithms to base 10.
 type lines struct {
 	title, note  string
-	xName, yName string // at the axes: what, or its unit
+	xName, yName string // labels of the axes: what is shown, or its unit
 	xScale       func(most float64) scale
 	log          bool
 	lines        []line
@@ -86,7 +86,7 @@ type lines struct {
 type line struct {
 	label, class string
 	points       []bench.Point // by x
-	named        bool          // at its end, too
+	named        bool          // the label is shown at the line's end, too
 }
 
 // stop is a place on the x axis whose values are shown under the pointer.
@@ -104,12 +104,12 @@ func distribution(title string) *lines {
 	return l
 }
 
-// leastMs is where logarithmic axes begin at the lowest: nothing below 10 µs matters here.
+// leastMs is the lowest value at which a logarithmic axis begins: nothing below 10 µs matters here.
 const leastMs = 0.01
 
 func logMs(ms float64) float64 { return math.Log10(max(ms, leastMs)) }
 
-// add draws a histogram of µs, up to its greatest value at the percentile that leaves out one value of all.
+// add adds a line for a histogram of µs, which ends with the greatest value, at the percentile that leaves out only that one.
 func (l *lines) add(label, class string, h *hdrhistogram.Histogram, named bool) {
 	if h == nil || h.TotalCount() == 0 {
 		return
@@ -136,7 +136,7 @@ func (l *lines) add(label, class string, h *hdrhistogram.Histogram, named bool) 
 	l.lines = append(l.lines, drawn)
 }
 
-// course is a plot of series of one unit over time. That of times has a logarithmic axis: medians and maxima are far apart.
+// course is a plot of series of one unit over time. For times its y axis is logarithmic, because medians and maxima are far apart.
 func course(title, unit string, series []line) *lines {
 	l := &lines{title: title, xName: "s", yName: unit, xScale: linear, log: unit == "ms", lines: series}
 	var longest []bench.Point
@@ -169,7 +169,7 @@ func course(title, unit string, series []line) *lines {
 	return l
 }
 
-// remark adds to the note, once.
+// remark adds a sentence to the note, but each only once.
 func (l *lines) remark(s string) {
 	if !strings.Contains(l.note, s) {
 		l.note = strings.TrimSpace(l.note + " " + s)
@@ -200,7 +200,7 @@ func share(plots []*lines) {
 	}
 }
 
-// at is the last point of a line up to x. ok is false where the line has not begun or has ended.
+// at is the last point of a line up to x. ok is false if the line has not begun or has ended there.
 func (d *line) at(x float64) (p bench.Point, ok bool) {
 	const near = 1e-9
 	i := sort.Search(len(d.points), func(i int) bool { return d.points[i][0] > x+near }) - 1
@@ -264,7 +264,7 @@ func (l *lines) View() lineView {
 			v.Goals = append(v.Goals, goalView{x(p[0]) - 8, x(p[0]) + 8, y(p[1])})
 		}
 	}
-	var named []int // upmost end first
+	var named []int // the line with the uppermost end first
 	for i, d := range l.lines {
 		var path strings.Builder
 		command := byte('M')
@@ -304,7 +304,7 @@ func (l *lines) View() lineView {
 	return v
 }
 
-// stop lays out what is shown with the pointer near one place of the x axis; ok is false when no line is there.
+// stop lays out what is shown while the pointer is near one place of the x axis; ok is false if there is no line.
 func (l *lines) stop(s stop, x, y func(float64) px) (v stopView, ok bool) {
 	const top = 38
 	v = stopView{X: x(s.at), HeadingY: top, Heading: s.label}
@@ -330,7 +330,7 @@ func (l *lines) stop(s stop, x, y func(float64) px) (v stopView, ok bool) {
 	return v, len(v.Rows) > 0
 }
 
-// spread moves labels, given from the top down, until none lies upon another and none below the bottom.
+// spread moves labels, given from the top down, until none overlaps another and none is below the bottom.
 func spread(at []px, bottom px) {
 	for i := 1; i < len(at); i++ {
 		at[i] = max(at[i], at[i-1]+lineHeight)
@@ -341,7 +341,7 @@ func spread(at []px, bottom px) {
 	}
 }
 
-// shorten cuts a label to what has room beside a plot.
+// shorten cuts a label to the length that fits beside a plot.
 func shorten(s string) string {
 	const most = 20
 	if utf8.RuneCountInString(s) <= most {
@@ -353,7 +353,7 @@ func shorten(s string) string {
 // bars is a plot of horizontal bars.
 type bars struct {
 	title, note string
-	unit        string // at the axis
+	unit        string // label of the axis
 	bars        []bar
 
 	x scale
@@ -362,8 +362,8 @@ type bars struct {
 type bar struct {
 	label, class string
 	value        float64
-	goal         float64 // to be reached; 0 for none
-	worst        float64 // of those whose median is value; 0 for none
+	goal         float64 // the value to be reached; 0 for none
+	worst        float64 // the worst of the values whose median is value; 0 for none
 }
 
 // shareBars gives plots the same axis.

@@ -23,14 +23,14 @@ type Run struct {
 	histograms      map[string]*hdrhistogram.Histogram
 }
 
-// field is a name and its value of a JSON object.
+// field is a name in a JSON object and its value.
 type field struct {
 	name  string
 	value json.RawMessage
 }
 
-// Read reads the results of a file: JSON objects as `carillon bench --json` prints them, one after the other
-// with or without space or lines between. An error names the file, line and column.
+// Read reads the results of a file: JSON objects as `carillon bench --json` prints them, one after the other,
+// with or without white space between. An error names the file, line and column.
 func Read(r io.Reader, file string) ([]Run, error) {
 	data, err := io.ReadAll(r)
 	if err != nil {
@@ -73,7 +73,7 @@ func parse(raw json.RawMessage) (run Run, err error) {
 	if raw[0] != '{' {
 		return run, fmt.Errorf("%.40s is no object: not a result of carillon bench --json", raw)
 	}
-	// Params and machine are kept as they stand: a peer's have fields that are none of ours.
+	// Params and machine are kept as they are: those of other systems have fields that ours do not have.
 	var v struct {
 		bench.Result
 		Params  json.RawMessage `json:"params"`
@@ -123,7 +123,7 @@ func parse(raw json.RawMessage) (run Run, err error) {
 	return run, nil
 }
 
-// fields takes an object apart and keeps its order.
+// fields splits an object into its fields, in their order.
 func fields(raw json.RawMessage) (all []field, err error) {
 	if raw == nil || string(raw) == "null" {
 		return nil, nil
@@ -140,7 +140,7 @@ func fields(raw json.RawMessage) (all []field, err error) {
 		if err != nil {
 			return nil, err
 		}
-		f := field{name: name.(string)} // a key of an object that has been parsed once
+		f := field{name: name.(string)} // a string, because the object has been parsed once already
 		if err := d.Decode(&f.value); err != nil {
 			return nil, err
 		}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// scale is an axis: what it spans, and what is written at it. Logarithmic ones are given logarithms.
+// scale is an axis: the range that it spans, and its ticks. A logarithmic axis is given logarithms.
 type scale struct {
 	from, to float64
 	ticks    []tick
@@ -18,16 +18,16 @@ type tick struct {
 	label string
 }
 
-// place maps a value onto pixels; what lies outside is put at the end.
+// place maps a value to pixels; a value outside the range is put at the nearer end.
 func (s scale) place(v float64, first, last px) px {
 	share := (v - s.from) / (s.to - s.from)
-	if !(share > 0) { // nor NaN
+	if !(share > 0) { // also if it is NaN
 		return first
 	}
 	return first + (last-first)*px(min(share, 1))
 }
 
-// linear spans 0 to most, with four to nine round steps.
+// linear is an axis from 0 to most, with four to nine round steps.
 func linear(most float64) scale {
 	if !(most > 0) || math.IsInf(most, 0) {
 		most = 1
@@ -47,7 +47,7 @@ func linear(most float64) scale {
 	return s
 }
 
-// decades spans whole powers of ten.
+// decades is a logarithmic axis of whole powers of ten.
 func decades(least, most float64) scale {
 	s := scale{from: math.Floor(least), to: math.Ceil(most)}
 	if s.to <= s.from {
@@ -59,8 +59,8 @@ func decades(least, most float64) scale {
 	return s
 }
 
-// nines spans percentiles by how much they leave out: 0 is the least value, 1 the 90th percentile, 2 the
-// 99th, and so on.
+// nines is an axis of percentiles, on a logarithmic scale of what they leave out: 0 is the least value, 1 the 90th
+// percentile, 2 the 99th, and so on.
 func nines(most float64) scale {
 	s := scale{to: max(math.Ceil(most*4)/4, 1)}
 	for _, p := range percentiles {
@@ -73,7 +73,7 @@ func nines(most float64) scale {
 
 func ninesOf(share float64) float64 { return -math.Log10(1 - share) }
 
-// percentiles are those whose values are shown under the pointer; minor ones have no tick.
+// percentiles are the ones whose values are shown under the pointer; the minor ones have no tick.
 var percentiles = []struct {
 	name  string
 	share float64
@@ -92,10 +92,10 @@ var percentiles = []struct {
 	{"p99.9999", 0.999999, false},
 }
 
-// mostNines is as far as the axis of percentiles goes.
+// mostNines is where the axis of percentiles ends.
 const mostNines = 6
 
-// number gives four digits that count, all of those before the point, in groups of three.
+// number writes a value with four significant digits, but with all digits before the point, in groups of three.
 func number(v float64) string {
 	if v == 0 || math.IsInf(v, 0) {
 		return "0"
@@ -117,7 +117,7 @@ func number(v float64) string {
 	return whole + "." + rest
 }
 
-// short is for ticks: 250k, 1.5M.
+// short writes a value for a tick: 250k, 1.5M.
 func short(v float64) string {
 	switch {
 	case v >= 1e6:
@@ -130,12 +130,12 @@ func short(v float64) string {
 
 var (
 	unitPattern       = regexp.MustCompile(`^(.+?)(?:_(us|ms|s|mib|bytes|percent|records|jobs))?(?:_per_([0-9a-z]+))?$`)
-	countPattern      = regexp.MustCompile(`^(.+_over_[0-9]+_ms)_per_([a-z]+)$`) // what is counted has a unit in its name
+	countPattern      = regexp.MustCompile(`^(.+_over_[0-9]+_ms)_per_([a-z]+)$`) // a count whose name has a unit in it
 	percentilePattern = regexp.MustCompile(`\bp99(9+)\b`)
 	unitNames         = map[string]string{"us": "µs", "mib": "MiB", "percent": "%"}
 )
 
-// named takes a name of the result files apart: received_p999_ms is "received p99.9" in ms.
+// named splits a name of the result files into label and unit: received_p999_ms is "received p99.9" in ms.
 func named(name string) (label, unit string) {
 	if m := countPattern.FindStringSubmatch(name); m != nil {
 		return strings.ReplaceAll(m[1], "_", " "), "/" + m[2]

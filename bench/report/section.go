@@ -14,7 +14,7 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// newSection shows results of one group.
+// newSection makes the section for the results of one group.
 func newSection(runs []Run) section {
 	s := section{Title: capital(runs[0].Workload), runs: runs, labels: labelled(runs)}
 	for _, w := range workloads {
@@ -32,7 +32,7 @@ func newSection(runs []Run) section {
 	shareBars(rates)
 	shareBars(times)
 	share(distributions)
-	for _, p := range courses { // each has a size and a time of its own
+	for _, p := range courses { // no shared axes: each run has its own size and length
 		share([]*lines{p})
 	}
 	for _, p := range slices.Concat(rates, times) {
@@ -45,10 +45,10 @@ func newSection(runs []Run) section {
 	return s
 }
 
-// peers tells whether systems are compared.
+// peers tells whether the section compares systems.
 func (s *section) peers() bool { return s.runs[0].param("system") != "" }
 
-// titled is a plot's title, with its run where there are several.
+// titled is a plot's title, with the run's label if there are several runs.
 func (s *section) titled(title string, run int) string {
 	if len(s.runs) == 1 {
 		return title
@@ -56,8 +56,8 @@ func (s *section) titled(title string, run int) string {
 	return title + ", " + s.labels[run]
 }
 
-// class is the colour of a run among the others of its section. A system has one colour, paler for its defaults where it
-// was tuned, too.
+// class is the colour of a run in its section. A system has one colour; if it was measured tuned, too, its defaults have a
+// paler one.
 func (s *section) class(run int) string {
 	if !s.peers() {
 		return colour(run)
@@ -78,7 +78,7 @@ func (s *section) class(run int) string {
 	return class
 }
 
-// The histograms of a run with a worker: triggers received and stored, the distance from the due time to either side,
+// The histograms of a run with a worker: triggers received and stored, the distance from the due time in either direction,
 // and the bare sleep.
 const (
 	received = "received_us"
@@ -90,7 +90,7 @@ const (
 	goalNote  = "Short strokes: targets."
 )
 
-// lateness is that of every run in one plot, with the bare sleep of the same run beside it.
+// lateness plots the lateness of every run in one plot, with the bare sleep of the same run beside it.
 func (s *section) lateness() []*lines {
 	d := distribution("Lateness")
 	alone := len(s.runs) == 1
@@ -134,8 +134,8 @@ func (l *lines) mark(r *Run) {
 	}
 }
 
-// latencies are the other histograms, in up to three plots a run: those of what was received, those of what was stored,
-// and the rest.
+// latencies plots the other histograms, in up to three plots for each run: those of received triggers, those of stored
+// triggers, and the rest.
 func (s *section) latencies() (plots []*lines) {
 	for i, r := range s.runs {
 		by := make(map[string]*lines)
@@ -174,7 +174,7 @@ func (s *section) latencies() (plots []*lines) {
 	return plots
 }
 
-// comparisons are the same histogram of all systems, a plot for each.
+// comparisons has a plot for each histogram, with that histogram of all systems.
 func (s *section) comparisons() (plots []*lines) {
 	early := slices.ContainsFunc(s.runs, func(r Run) bool { return r.Checks != nil && r.Checks.Early > 0 })
 	by := make(map[string]*lines)
@@ -187,7 +187,7 @@ func (s *section) comparisons() (plots []*lines) {
 				d = distribution("Lateness, early ones as 0")
 			case name == received:
 				d = distribution("Lateness")
-			case name == off && !early: // the same again
+			case name == off && !early: // then it equals the histogram of received triggers
 				continue
 			case name == off:
 				d = distribution("Off the due time, early or late")
@@ -206,7 +206,7 @@ func (s *section) comparisons() (plots []*lines) {
 	return plots
 }
 
-// courses are the series: one plot a run and unit.
+// courses plots the series: one plot for each run and unit.
 func (s *section) courses() (plots []*lines) {
 	for i, r := range s.runs {
 		by := make(map[string][]line)
@@ -238,7 +238,7 @@ func (s *section) courses() (plots []*lines) {
 	return plots
 }
 
-// perSecond makes a count per 100ms one per second.
+// perSecond converts a count per 100ms to one per second.
 func perSecond(unit string) (_ string, factor float64) {
 	if d, err := time.ParseDuration(strings.TrimPrefix(unit, "/")); err == nil && strings.HasPrefix(unit, "/") && d > 0 {
 		return "/s", 1 / d.Seconds()
@@ -246,7 +246,7 @@ func perSecond(unit string) (_ string, factor float64) {
 	return unit, 1
 }
 
-// rates are the figures per second of a workload whose point they are, the ceilings after the others.
+// rates plots the figures per second, for a workload that is about them; ceilings come last.
 func (s *section) rates() (plots []*bars) {
 	for i, r := range s.runs {
 		if !s.compares {
@@ -281,7 +281,7 @@ func (s *section) rates() (plots []*bars) {
 	return plots
 }
 
-// goal is what a rate has to reach, by itself or as a share of a ceiling of the same run; 0 for nothing.
+// goal is the value that a rate has to reach, given as such or as a share of a ceiling of the same run; 0 for none.
 func (r *Run) goal(rate string) (most float64) {
 	for _, t := range r.Targets {
 		if !t.AtLeast {
@@ -290,7 +290,7 @@ func (r *Run) goal(rate string) (most float64) {
 		if t.Figure == rate {
 			most = max(most, t.Limit)
 		}
-		// cron_ratio_chained is that of cron_triggers_per_s to ceiling_chained_per_s.
+		// For example, cron_ratio_chained is the ratio of cron_triggers_per_s to ceiling_chained_per_s.
 		prefix, ceiling, ok := strings.Cut(t.Figure, "ratio_")
 		if ok && (rate == prefix+"triggers_per_s" || rate == prefix+"drained_per_s") {
 			most = max(most, t.Limit*r.Figures.Get("ceiling_"+ceiling+"_per_s"))
@@ -299,7 +299,7 @@ func (r *Run) goal(rate string) (most float64) {
 	return most
 }
 
-// peerRates are the same figure of all systems, a plot for each figure.
+// peerRates has a plot for each figure per second, with that figure of all systems.
 func (s *section) peerRates() (plots []*bars) {
 	if !s.compares {
 		return nil
@@ -327,7 +327,7 @@ func (s *section) peerRates() (plots []*bars) {
 	return plots
 }
 
-// times are the medians of seconds that have a worst beside them.
+// times plots the medians in seconds that have a worst value beside them.
 func (s *section) times() (plots []*bars) {
 	for i, r := range s.runs {
 		p := &bars{title: s.titled("Times", i), note: "Thin line: up to the worst.", unit: "s"}
@@ -345,7 +345,7 @@ func (s *section) times() (plots []*bars) {
 	return plots
 }
 
-// capital writes the first letter large.
+// capital makes the first letter a capital.
 func capital(s string) string {
 	r, size := utf8.DecodeRuneInString(s)
 	return string(unicode.ToUpper(r)) + s[size:]

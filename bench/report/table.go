@@ -34,7 +34,7 @@ func quantity(v float64, unit string) string {
 	return number(v) + " " + unit
 }
 
-// counts are those of checks; a run that has none has dashes.
+// counts returns the counts of checks; for a run without checks they are dashes.
 func counts(c *bench.Checks) (all []count) {
 	if c == nil {
 		for _, v := range counts(&bench.Checks{}) {
@@ -53,7 +53,7 @@ func counts(c *bench.Checks) (all []count) {
 // Wide tells whether a table needs more than half of the page.
 func (t table) Wide() bool { return len(t.Columns) > 2 }
 
-// figures has a column for each run, and a row for each figure of any.
+// figures makes a table with a column for each run, and a row for each figure of any run.
 func figures(runs []Run, labels []string) table {
 	t := newTable("figures", labels)
 	t.add("Figures", runs, func(r *Run) (all []value) {
@@ -71,7 +71,7 @@ func figures(runs []Run, labels []string) table {
 	return t
 }
 
-// conditions tells how and where the runs were made.
+// conditions makes a table of how and where the runs were made.
 func conditions(runs []Run, labels []string) table {
 	t := newTable("conditions", labels)
 	plain := func(fields []field) (all []value) {
@@ -105,7 +105,7 @@ func verdict(met bool) string {
 	return "missed"
 }
 
-// add adds a group of rows, in the order in which the runs bring them.
+// add adds a group of rows, in the order in which the runs have them.
 func (t *table) add(name string, runs []Run, of func(*Run) []value) {
 	g := tableGroup{Name: name}
 	at := make(map[string]int)
@@ -127,7 +127,7 @@ func (t *table) add(name string, runs []Run, of func(*Run) []value) {
 	}
 }
 
-// merge makes one cell of a row that is the same for all runs.
+// merge merges the cells of each row that is the same for all runs.
 func (t *table) merge() {
 	for _, g := range t.Groups {
 		for i, r := range g.Rows {
