@@ -19,7 +19,7 @@ type client struct {
 	request int
 }
 
-// command is one as it was published.
+// command is a command as it was published.
 type command struct {
 	verb, job, request, body string
 }
@@ -47,7 +47,7 @@ type put struct {
 	IfVersion *uint64           `json:"if_version,omitempty"`
 }
 
-// headerOf is the name of the one header that jobs have, or not.
+// headerOf is the name of the one header that some jobs have.
 const headerOf = "Of"
 
 // condition is the body of a delete, pause or resume.
@@ -55,7 +55,7 @@ type condition struct {
 	IfVersion *uint64 `json:"if_version,omitempty"`
 }
 
-// badBodies are bodies of a put that are refused, with the code.
+// badBodies are bodies of a put that are refused, each with its error code.
 var badBodies = map[string]carillon.Code{
 	`{`:                                carillon.CodeInvalidJSON,
 	``:                                 carillon.CodeInvalidJSON,
@@ -68,7 +68,7 @@ var badBodies = map[string]carillon.Code{
 	`{"schedule":"@every 1s","headers":{"Nats-X":"1"}}`: carillon.CodeInvalidField,
 }
 
-// badOrder lists them in an order that does not change.
+// badOrder lists badBodies in a fixed order.
 var badOrder = []string{
 	`{`, ``, `{"schedule":"@every 0s"}`, `{"schedule":"0 0 30 2 *"}`, `{"schedule":"@every 1s","wat":1}`,
 	`{"schedule":"@every 1s","topic":"a..b"}`, `{"schedule":"0 0 * * *","zone":"Mars/Base"}`,
@@ -128,7 +128,7 @@ func (c *client) send(m command) {
 	w.note("%s %s %s %s: %d", m.verb, m.job, m.request, m.body, seq)
 }
 
-// imports sends a few puts in one record, as a node does. Some are not for its partition, or no good.
+// imports sends a few puts in one record, as a node does. Some of them are for another partition, or invalid.
 func (c *client) imports() {
 	w := c.w
 	p := w.rng.IntN(w.layout.Partitions)
@@ -167,7 +167,7 @@ func (c *client) imports() {
 	w.note("import of %d jobs from %s on: %d", len(pack), pack[0].ID, seq)
 }
 
-// state is of a job that had a life elsewhere.
+// state makes a state for a job that existed elsewhere before.
 func (c *client) state() *engine.JobState {
 	w := c.w
 	accepted := time.UnixMilli(w.truth + w.skew).Add(-c.span())
@@ -251,14 +251,14 @@ func (c *client) put() string {
 	return encode(p)
 }
 
-// garbage is what has no effect but an event, or none at all.
+// garbage sends something that has no effect, or only an event.
 func (c *client) garbage(job string) {
 	w := c.w
 	p := w.rng.IntN(w.layout.Partitions)
 	switch w.rng.IntN(8) {
 	case 0:
 		c.send(command{"put", job, "", badOrder[w.rng.IntN(len(badOrder))]})
-	case 1: // an engine's word as a verb
+	case 1: // a kind of record of the engine's as a verb
 		c.send(command{[]string{"tick", "claim", "heal", "wat"}[w.rng.IntN(4)], job, "", ""})
 	case 2:
 		c.send(command{"put", strings.Repeat("x", 200), "", `{}`})
@@ -289,7 +289,7 @@ func (c *client) garbage(job string) {
 	}
 }
 
-// staleTick is one of an owner that is no longer, or of nobody: of any epoch but the one in force.
+// staleTick appends a tick of a former owner or of nobody: of any epoch but the one in force.
 func (w *world) staleTick() {
 	p := w.rng.IntN(w.layout.Partitions)
 	t := engine.Tick{
@@ -303,7 +303,7 @@ func (w *world) staleTick() {
 	w.note("a stale tick %+v at %d", t, seq)
 }
 
-// claimOf is the sequence of the newest claim of a partition, which is or will be in force; 0: none.
+// claimOf returns the sequence of a partition's newest claim, which is in force or will be; 0: none.
 func (w *world) claimOf(p int) uint64 {
 	for seq := w.log.Last(); seq > 0; seq-- {
 		if r, ok := w.records[seq]; ok {

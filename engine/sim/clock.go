@@ -12,31 +12,31 @@ import (
 
 // Clocks
 //
-// In most worlds a node is told the streams' clock within 2 ms, and its own may jump, so that it believes anything until
-// it is told again: the machine bounds what that does.
+// In most worlds a node is told the streams' clock within 2 ms. Its own clock may jump, and then the node may believe any
+// time until it is told again: the machine bounds the consequences.
 //
-// In half of the worlds of several nodes their clocks are wrong, each by up to 2 s or by up to an hour, either way, and a
-// node measures its offset as a real one does (engine.ClockOffset): when it starts, about once a second, and with each tick of
-// its own that comes back. What it knows can then be too old in two ways alone. Its machine slept, so that its clock stood
-// still and it is late until it measures again; or the streams' clock stepped back, so that it is ahead of it. But for the
-// latter nothing may be early in such a world. When the world is calm, clocks stay as wrong as they are, partitions
-// change hands, and nothing may be late by more than what the world's own delays and such a sleep make of it.
+// In half of the worlds with several nodes the nodes' clocks are wrong, each by up to 2 s or by up to an hour, in either
+// direction. Then a node measures its offset as a real one does (engine.ClockOffset): when it starts, about once a second, and
+// with each tick of its own that comes back. Its knowledge can be out of date in only two ways. Its machine slept, so that its
+// clock stood still: then the node is late until it measures again. Or the streams' clock stepped back: then the node is ahead.
+// Except after such a step, nothing may be early in such a world. When the world is calm, the clocks stay as wrong as they are,
+// partitions change hands, and nothing may be later than the world's own delays and such a sleep explain.
 
-// clocks are those of the nodes and what is known of them.
+// clocks is what the world knows of its clocks.
 type clocks struct {
 	rng     *rand.Rand
-	apart   int64 // by how much they may be wrong, ms; 0: nodes are told
+	apart   int64 // by how much nodes' clocks may be wrong, ms; 0: nodes are told the streams' clock
 	stepped bool  // the streams' clock has stepped back
-	from    int64 // what is due from then on may be late by late ms, by the streams' clock; 0: anything may be late
+	from    int64 // triggers due from then on may be late by at most late ms, by the streams' clock; 0: no bound
 	late    int64
 
-	foundAfter int64 // how long a follower whose state was changed took to find out, ms
+	foundAfter int64 // how long a follower whose state was changed took to notice, ms
 }
 
 // Delays of a calm world, ms.
 const (
-	round      = 10   // between two looks of everybody at everything
-	askEvery   = 1000 // between two questions for the streams' time
+	round      = 10   // from one round of all nodes to the next
+	askEvery   = 1000 // between two requests for the streams' time
 	calmDelays = 150  // from the due time until a trigger is stored: a tick, its record, a chain that is resumed
 )
 
@@ -47,7 +47,7 @@ func (c *clocks) init(seed uint64, alone bool) {
 	}
 }
 
-// wrong is how wrong a clock is, ms.
+// wrong draws how wrong a clock is, ms.
 func (c *clocks) wrong() int64 {
 	if c.rng.IntN(3) == 0 {
 		return []int64{-c.apart, c.apart}[c.rng.IntN(2)]
@@ -58,7 +58,7 @@ func (c *clocks) wrong() int64 {
 // own is the node's own clock, ms.
 func (n *node) own() int64 { return n.world.truth + n.drift }
 
-// ask asks the streams for their time. Most answers are quick.
+// ask makes the node ask the streams for their time. Most answers are quick.
 func (n *node) ask() {
 	w := n.world
 	took := w.clocks.rng.Int64N(6)
@@ -69,10 +69,11 @@ func (n *node) ask() {
 	n.learn((n.own()-there)*1e6, n.own()+took-there, w.stamp())
 }
 
-// learn takes what the streams stamped after sent, in ns, and before the ms received was over, by the node's clock.
+// learn takes a stamp of the streams' clock that was made, by the node's clock, after sent (ns) and before the end of the millisecond
+// received.
 func (n *node) learn(sent, received, stamp int64) { n.known.Measured(sent, (received+1)*1e6, stamp) }
 
-// sleep has the node's clock stand still.
+// sleep makes the node's clock stand still for some time, and returns how long.
 func (n *node) sleep() (ms int64) {
 	ms = 1 + n.world.clocks.rng.Int64N(n.world.clocks.apart)
 	n.drift -= ms
@@ -80,7 +81,7 @@ func (n *node) sleep() (ms int64) {
 	return ms
 }
 
-// timely judges when a message was stored.
+// timely judges whether a message was stored in time, neither early nor late.
 func (w *world) timely(p *packet) {
 	if w.clocks.apart == 0 {
 		return
@@ -94,7 +95,7 @@ func (w *world) timely(p *packet) {
 	}
 }
 
-// beOnTime has jobs come due in a calm world.
+// beOnTime makes jobs due in a calm world.
 func (w *world) beOnTime() {
 	c := &w.clocks
 	c.from, c.late = w.truth+w.skew, calmDelays
@@ -102,7 +103,7 @@ func (w *world) beOnTime() {
 		c.late += min(w.nodes[c.rng.IntN(len(w.nodes))].sleep(), askEvery)
 	}
 	if w.bounds != engine.DefaultBounds {
-		c.late = hour // a machine that does little in a tick is late by itself
+		c.late = hour // a machine whose bounds let it do little in a tick is late anyway
 	}
 	const rounds, jobs = 500, 30
 	for i := range jobs {
@@ -126,11 +127,11 @@ func (w *world) beOnTime() {
 	}
 }
 
-// fired judges whether a job that was to fire once has done so, if it was taken.
+// fired judges whether a job that had to fire once has done so, if its put was accepted.
 func (w *world) fired(id string) {
 	p := engine.PartitionOf(id, w.layout.Partitions)
 	part := w.nodes[p%len(w.nodes)].parts[p]
-	if part == nil { // it has stopped for good
+	if part == nil { // the partition has stopped for good
 		return
 	}
 	job, ok := part.machine.Job(id, nil)
@@ -139,8 +140,8 @@ func (w *world) fired(id string) {
 	}
 }
 
-// diverge changes the state of a follower, in a calm world: it takes a job for another. The follower finds out within a
-// second, by the marks in the owner's ticks, and stops; nobody else does.
+// diverge changes the state of a follower in a calm world: the follower applies a put with another schedule. It must notice
+// within a second, by the marks in the owner's ticks, and stop; no other node may stop.
 func (w *world) diverge() {
 	p := w.clocks.rng.IntN(len(w.out))
 	owner, follower := w.nodes[p%len(w.nodes)], w.nodes[(p+1)%len(w.nodes)]
@@ -156,7 +157,7 @@ func (w *world) diverge() {
 		id += "-"
 	}
 	follower.mistakes = id
-	w.append(w.layout.LogSubject(p, "disk"), nil, engine.Disk{Epoch: owner.parts[p].owner.Epoch}.Encode()) // jobs are taken
+	w.append(w.layout.LogSubject(p, "disk"), nil, engine.Disk{Epoch: owner.parts[p].owner.Epoch}.Encode()) // new jobs are accepted
 	began := w.truth
 	w.client.send(command{"put", id, "", `{"schedule":"@every 100ms"}`})
 	for follower.parts[p].stopped == nil && w.err == nil {
@@ -179,7 +180,7 @@ func (n *node) mistaken(p int) bool {
 	return n.mistakes != "" && engine.PartitionOf(n.mistakes, n.world.layout.Partitions) == p
 }
 
-// mistake makes another job of the one that the node is to mistake.
+// mistake changes the schedule in the put of the job that the node gets wrong.
 func (n *node) mistake(e *engine.Entry) {
 	if n.mistakes != "" && e.Kind == engine.KindPut && e.Job == n.mistakes {
 		e.Body = []byte(`{"schedule":"@every 70ms"}`)

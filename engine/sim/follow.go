@@ -9,8 +9,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
-// In some worlds a node follows some of the partitions only: it takes one as another's checkpoint, with the log above
-// that, and gives one up once another follows it. The log is cut for those that are up, as the hosts do it.
+// In some worlds a node follows only some of the partitions. It takes a partition over from another node's checkpoint and the
+// log above that, and gives one up once another node follows it. The log is cut for the nodes that are up, as the hosts do it.
 func (w *world) placeSome(seed uint64, nodes int) {
 	w.placed = nodes > 1 && rand.New(rand.NewPCG(seed, 4)).IntN(2) == 0
 }
@@ -19,10 +19,10 @@ func (w *world) placeSome(seed uint64, nodes int) {
 type taking struct {
 	table    *memtable.Table
 	position uint64
-	needs    uint64 // the taker's local log stays from here on
+	needs    uint64 // the taker must keep its local log from here on
 }
 
-// closely is how many records a follower may lack for which another gives a partition up.
+// closely is how many records behind a follower may be if another node is to give the partition up for it.
 const closely = 20
 
 // followed yields the partitions that a node which is up follows.
@@ -44,7 +44,7 @@ func (n *node) has(p int) bool {
 	return !n.world.placed || len(n.tables[p].List()) > 0 || n.reaches(0)
 }
 
-// reaches tells whether the local log has all above a position.
+// reaches tells whether the local log has every record above a position.
 func (n *node) reaches(position uint64) bool { return n.base <= position }
 
 // needs is the position from which a node would go on after a crash.
@@ -67,7 +67,7 @@ func (n *node) giveUp(p int) {
 	if part == nil || part.stopped != nil || part.owner.Epoch != 0 || part.claimed > n.applied {
 		return
 	}
-	follows := func(o *node) bool { // and the log was not cut beyond where it is, on this one's word that it needs no more
+	follows := func(o *node) bool { // last: the log may have been cut up to what this node needs, so o must be beyond that
 		return o != n && o.up && o.parts[p] != nil && o.applied+closely >= n.applied && o.applied >= n.needs()
 	}
 	if !slices.ContainsFunc(w.nodes, follows) {
@@ -78,7 +78,7 @@ func (n *node) giveUp(p int) {
 	w.note("%s gives partition %d up", n.name(), p)
 }
 
-// askFor has another node save a partition, as of a position that the one that asks has not passed.
+// askFor asks another node to save a partition, as of a position that this node has not passed.
 func (n *node) askFor(p int) {
 	w := n.world
 	if n.parts[p] != nil || n.taking[p] != nil {
@@ -102,12 +102,12 @@ func (n *node) saveNow(p int) {
 		}
 	}
 	finish()
-	for position := n.applied; n.tables[p].View().Position < position; finish() { // some are abandoned
+	for position := n.applied; n.tables[p].View().Position < position; finish() { // again if the checkpoint was abandoned
 		n.beginCheckpoint(p)
 	}
 }
 
-// take follows a partition that has come.
+// take begins to follow a partition that another node has saved.
 func (n *node) take(p int) {
 	w := n.world
 	t := n.taking[p]
@@ -124,7 +124,7 @@ func (n *node) take(p int) {
 	m.Attach(newest{n, p})
 	upTo := n.applied
 	if n.synced > 0 && w.chance(50) {
-		upTo = max(upTo, n.local[n.synced-1].Seq) // the reader passes by what is there
+		upTo = max(upTo, n.local[n.synced-1].Seq) // the reader skips records that are there
 	}
 	from := t.position
 	if w.o.Sabotage.Take {
@@ -150,7 +150,7 @@ func (n *node) take(p int) {
 	w.note("%s follows partition %d from %d on", n.name(), p, n.parts[p].upTo)
 }
 
-// beginAnew is the way on for a node that the log has left behind: it has nothing, and takes what it is to have.
+// beginAnew is what a node does when the log was cut beyond its position: it drops everything, and takes its partitions over again.
 func (n *node) beginAnew() {
 	w := n.world
 	for p := range w.out {
@@ -164,7 +164,7 @@ func (n *node) beginAnew() {
 	w.note("%s begins anew at %d", n.name(), n.base)
 }
 
-// alone tells whether nobody else has one of a node's partitions.
+// alone tells whether the node has a partition that no other node has.
 func (n *node) alone() bool {
 	for p := range n.world.out {
 		if n.has(p) && !slices.ContainsFunc(n.world.nodes, func(o *node) bool { return o != n && o.has(p) }) {
@@ -174,8 +174,8 @@ func (n *node) alone() bool {
 	return false
 }
 
-// cut is what one node leaves of the log: it spares what those that are up need, or only what keeps each partition
-// followed by somebody. 0 is all.
+// cut is the sequence up to which a node cuts the log; 0: it cuts nothing. It spares what the nodes that are up need, or only
+// what is needed for each partition to stay followed by some node.
 func (n *node) cut() uint64 {
 	w := n.world
 	needed := n.oldest()
@@ -201,7 +201,7 @@ func (n *node) cut() uint64 {
 	return needed
 }
 
-// seat has a node follow a partition, in a calm world.
+// seat makes a node follow a partition, in a calm world.
 func (w *world) seat(n *node, p int) {
 	if n.parts[p] != nil {
 		return
@@ -216,7 +216,7 @@ func (w *world) seat(n *node, p int) {
 	}
 }
 
-// goesOn is a node in which a partition has not stopped.
+// goesOn returns a node on which a partition has not stopped.
 func (w *world) goesOn(p int) *node {
 	for _, n := range w.nodes {
 		if n.up && n.parts[p] != nil && n.parts[p].stopped == nil {

@@ -25,7 +25,7 @@ func message(l engine.Layout, p int, o *engine.Output) Message {
 	return m
 }
 
-// outputOf is what an output's header says of it; number is 0 in another's message.
+// outputOf returns what the headers of an output say; number is 0 for a foreign message.
 func outputOf(m Message) (number uint64, trigger string) {
 	r := engine.Record{Header: m.Header}
 	number, _ = strconv.ParseUint(r.Get(carillon.HeaderOutput), 10, 64)
@@ -37,7 +37,7 @@ func outputName(m Message) string {
 	return fmt.Sprintf("output %d %s%s", number, trigger, m.Data)
 }
 
-// judge holds what the streams have seen against the promises.
+// judge compares what the streams have seen with the promises.
 func (w *world) judge() {
 	for seq := range w.promised {
 		if _, ok := w.records[seq]; !ok {
@@ -76,7 +76,7 @@ func (w *world) expect(p int) *reference {
 	return r
 }
 
-// judgeContent compares what the nodes made with what must have been made.
+// judgeContent compares the outputs that the nodes made with those that the reference makes.
 func (w *world) judgeContent(p int, r *reference) {
 	for i, want := range r.outputs {
 		got, ok := w.made[p][uint64(i)+1]
@@ -132,8 +132,8 @@ func (w *world) judgeContent(p int, r *reference) {
 
 func eventText(e carillon.Event) string { return string(e.AppendJSON(nil)) }
 
-// judgeStream walks an output stream: each output once, in order unless it was displaced, none missing, except
-// those at the beginning that age took.
+// judgeStream checks an output stream: each output is there once, in order unless it was displaced, and none is missing,
+// except those at the beginning that were removed for their age.
 func (w *world) judgeStream(p int, r *reference) {
 	last, first := w.aged[p], true
 	triggers := make(map[string]bool)
@@ -170,7 +170,7 @@ func (w *world) judgeStream(p int, r *reference) {
 	}
 }
 
-// reborn tells whether a trigger's job was deleted and made again: then its times may come again.
+// reborn tells whether a trigger's job was deleted and made again: then its times may be fired again.
 func (w *world) reborn(r *reference, trigger string) bool {
 	job, _, _, _ := carillon.SplitTriggerID(trigger)
 	incarnations := make(map[uint64]bool)
@@ -182,8 +182,8 @@ func (w *world) reborn(r *reference, trigger string) bool {
 	return len(incarnations) > 1
 }
 
-// judgeLives counts, for each version of a job that is still there, the times at which it was due: each
-// was fired, or stands behind another as missed, or was skipped.
+// judgeLives counts, for each version of a job that still exists, the times at which it was due: each must have been
+// fired, been counted as missed by a later fire, or been skipped.
 func (w *world) judgeLives(r *reference) {
 	for _, l := range r.lives {
 		if l.times.kind == 0 {
@@ -216,7 +216,7 @@ func (w *world) judgeReplicas(p int) {
 	}
 }
 
-// judgeAnswers compares what became of each command with what the reference makes of it.
+// judgeAnswers compares the outcome of each command with the reference's.
 func (w *world) judgeAnswers(p int, r *reference) {
 	for _, seq := range slices.Sorted(maps.Keys(r.answers)) {
 		if got, want := w.answers[p][seq], r.answers[seq]; got != want {
@@ -226,8 +226,8 @@ func (w *world) judgeAnswers(p int, r *reference) {
 	}
 }
 
-// judgeReplay applies the log once more, with checkpoints and restores at other places: the outputs and
-// the state are the same.
+// judgeReplay applies the log once more, with checkpoints and restores at other places: the outputs and the state
+// must be the same.
 func (w *world) judgeReplay(p int) {
 	m := w.bound(engine.New(w.layout, p))
 	var made uint64
@@ -276,7 +276,7 @@ func (w *world) judgeReplay(p int) {
 	}
 }
 
-// stateOf is a machine's state as its checkpoint has it, whatever slots the jobs are in, and as it tells it.
+// stateOf is a machine's state as its checkpoint has it, whatever slots the jobs are in, and as the machine reports it.
 func stateOf(m *engine.Machine) string {
 	var told []byte
 	for after, more := "", true; more; {

@@ -21,11 +21,11 @@ type node struct {
 	// On disk.
 	local  []engine.Record // of the log, as read; those up to synced survive a crash
 	synced int
-	base   uint64            // the local log has all above it
+	base   uint64            // the local log has every record above it
 	tables []*memtable.Table // by partition: its two checkpoints
 
-	drift  int64 // of its clock from the truth, ms
-	offset int64 // what it adds to its clock to have the streams', as it was told, ms
+	drift  int64 // how far its clock is ahead of the true time, ms
+	offset int64 // what it adds to its clock to get the streams' time, as it was told, ms
 	known  engine.ClockOffset
 	sent   sentTick
 
@@ -37,7 +37,7 @@ type node struct {
 	gave    []*part // given up in this session
 	taking  map[int]*taking
 
-	mistakes string // a job that it takes for another
+	mistakes string // the job whose put it gets wrong (diverge)
 }
 
 // sentTick is a tick that may come back.
@@ -56,14 +56,14 @@ type part struct {
 	offered uint64 // newest output given to the chain
 	synced  engine.Acked
 	durable engine.Acked
-	sentAt  int64 // when the chain last moved, ms of the truth
+	sentAt  int64 // when the chain last moved, ms of the true time
 	stopped error
 	claimed uint64 // the node's last claim
-	upTo    uint64 // records up to here were in it when it was taken
+	upTo    uint64 // records up to here were applied already when the node took it over
 
 	saving   *engine.Checkpoint
 	savingAt uint64 // position
-	written  bool   // it is on disk, which the machine does not know yet
+	written  bool   // the checkpoint is on disk, but the machine does not know that yet
 	rows     *engine.Rows
 	gone     *engine.Gone
 	ahead    *ahead
@@ -136,7 +136,7 @@ func (n *node) end() uint64 {
 	return n.base
 }
 
-// restore reads a partition's checkpoint, 0 being the newest; without one it is a new machine.
+// restore opens a machine from one of a partition's checkpoints (0 is the newest), or a new machine if there is none.
 func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 	w := n.world
 	view := n.tables[p].View()
@@ -154,7 +154,7 @@ func (n *node) restore(p, which int) (*engine.Machine, uint64) {
 	return w.bound(m), view.Position
 }
 
-// oldest is the position that the node could have to go back to.
+// oldest is the earliest position to which the node may have to go back.
 func (n *node) oldest() uint64 {
 	oldest := n.end()
 	for _, t := range n.taking {
@@ -186,10 +186,10 @@ func (n *node) crash() {
 	}
 }
 
-// putBack gives the node an older state of its disk: fewer records, and not the newest checkpoint.
+// putBack puts the node's disk back to an older state: fewer records, and not the newest checkpoint.
 func (n *node) putBack() {
 	w := n.world
-	if w.placed && n.alone() { // it would lose what nobody else has
+	if w.placed && n.alone() { // it would lose records that no other node has
 		return
 	}
 	if n.up {
@@ -210,12 +210,12 @@ func (n *node) putBack() {
 	n.start()
 }
 
-// after is the place of the first local record above a sequence.
+// after is the index of the first local record above a sequence.
 func (n *node) after(seq uint64) int {
 	return sort.Search(len(n.local), func(i int) bool { return n.local[i].Seq > seq })
 }
 
-// adopt takes another node's disk, the way out for one that the log has left behind.
+// adopt copies another node's disk. It is the way out for a node when the log was cut beyond its position.
 func (n *node) adopt() {
 	w := n.world
 	if w.placed {
@@ -240,7 +240,7 @@ func (n *node) adopt() {
 	w.note("%s takes the disk of %s", n.name(), best.name())
 }
 
-// heal puts back what the node has beyond the log's end, at most budget records.
+// heal puts back the records that the node has beyond the log's end, at most budget of them.
 func (n *node) heal(budget int) int {
 	w := n.world
 	at := n.after(w.log.Last())
@@ -290,7 +290,7 @@ func (n *node) read(k int) {
 		if k--; k < 0 {
 			break
 		}
-		// The local log keeps the bytes: what is applied now and what is replayed later is the same.
+		// The local log keeps the bytes, so that the same is applied now and replayed later.
 		encoded := engine.AppendRecord(nil, ptr(record(m, m.Seq)))
 		r, err := engine.DecodeRecord(m.Seq, encoded)
 		if err != nil {
@@ -305,7 +305,7 @@ func ptr[T any](v T) *T { return &v }
 
 func (n *node) sync() { n.synced = len(n.local) }
 
-// apply gives synced records to the machines, and what they make to the chains.
+// apply gives synced records to the machines, and the machines' outputs to the chains.
 func (n *node) apply(k int) {
 	w := n.world
 	for at := n.after(n.applied); at < n.synced && k > 0 && w.err == nil; at, k = at+1, k-1 {
@@ -359,7 +359,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	if part.owner.Epoch != 0 {
 		w.promised[e.Seq] = true
 	}
-	if !known { // else it was applied before, and this says nothing
+	if !known { // else it was applied before, and this result says nothing
 		n.answer(p, e, result)
 	}
 	n.compare(p, part.machine.Mark())
@@ -377,7 +377,7 @@ func (n *node) applyTo(p int, part *part, e *engine.Entry) {
 	}
 }
 
-// answer holds what became of a record's commands against what anybody else's machine says.
+// answer compares the outcome of a record's commands with that on any other node.
 func (n *node) answer(p int, e *engine.Entry, r engine.Result) {
 	if n.mistaken(p) {
 		return
@@ -399,7 +399,7 @@ func (n *node) answer(p int, e *engine.Entry, r engine.Result) {
 	w.answers[p][e.Seq] = said
 }
 
-// compare holds the digest of a state against anybody else's at the same position.
+// compare compares the digest of a state with that of any other node at the same position.
 func (n *node) compare(p int, m engine.Mark) {
 	w := n.world
 	if before, ok := w.marks[p][m.Position]; !n.mistaken(p) && ok && before != m.Digest {
@@ -410,7 +410,7 @@ func (n *node) compare(p int, m engine.Mark) {
 	}
 }
 
-// check holds an output against what anybody else made under its number.
+// check compares an output with what any other node made under its number.
 func (n *node) check(p int, o *engine.Output) {
 	w := n.world
 	content := o.Subject(w.layout, p) + "\n" + string(o.AppendHeader(nil)) + "\n" + o.Payload()
@@ -454,7 +454,7 @@ func (n *node) tick() {
 	}
 }
 
-// claim takes a partition. How long completed jobs are kept changes with it.
+// claim claims a partition. The claim also changes how long completed jobs are kept.
 func (n *node) claim(p int) {
 	w := n.world
 	if n.parts[p] == nil {
@@ -467,7 +467,7 @@ func (n *node) claim(p int) {
 	w.note("%s claims partition %d at %d", n.name(), p, seq)
 }
 
-// disk says whether there is room for new jobs, as the owner that it is, was, or is about to be.
+// disk appends a record that says whether there is room for new jobs, as the present, a former or a coming owner.
 func (n *node) disk() {
 	w := n.world
 	p := w.rng.IntN(len(n.parts))
@@ -480,8 +480,8 @@ func (n *node) disk() {
 	}
 }
 
-// publish sends what the chains have to send. A node that lost a partition and has not read of it yet
-// publishes on, and one that knows may still do so: it makes no difference.
+// publish sends what the chains have to send. A node that lost a partition and has not read that yet goes on
+// publishing, and one that has read it may do so, too: it makes no difference.
 func (n *node) publish(most int) {
 	w := n.world
 	for p, part := range n.followed() {
@@ -525,7 +525,7 @@ func (n *node) messageID(part *part, number uint64) string {
 func (n *node) acked(a ack) {
 	part := cmp.Or(n.parts[a.partition], n.gave[a.partition])
 	switch {
-	case a.gen != part.gen: // it speaks for a message that may stand for another output now
+	case a.gen != part.gen: // it confirms a message at a sequence that may be another output's now
 	case a.err == nil:
 		part.chain.Acked(a.seq)
 		part.sentAt = n.world.truth
@@ -534,7 +534,7 @@ func (n *node) acked(a ack) {
 	}
 }
 
-// heard is told that somebody else has put a message into an output stream.
+// heard is called when the node hears of a foreign message in an output stream.
 func (n *node) heard(part *part) {
 	if part.chain.Watched() {
 		part.chain.Watch(false)
@@ -543,7 +543,7 @@ func (n *node) heard(part *part) {
 	}
 }
 
-// timeout gives up chains whose acks do not come.
+// timeout loses chains whose acks do not come.
 func (n *node) timeout() {
 	for p, part := range n.followed() {
 		if !part.chain.Lost() && part.chain.InFlight() > 0 && n.world.truth-part.sentAt > 500 {
@@ -560,8 +560,8 @@ func (n *node) disconnected() {
 	}
 }
 
-// resume brings a lost chain back: the stream is asked for its end, and that says where to go on. If it is ahead of the
-// machine, the answer waits until that has come as far as the log was by then.
+// resume resumes a lost chain: it asks the stream for its end, which says where to go on. The answer is judged only once the
+// machine has applied the log up to where that was when the stream answered.
 func (n *node) resume() {
 	w := n.world
 	for p, part := range n.followed() {
@@ -611,8 +611,8 @@ func (n *node) goOn(p int, part *part, q *question) {
 		end = walkBack(part.machine, q)
 	}
 	if end.Number == 0 {
-		// None is there above what was known to be stored. Either age took it, and then the last message
-		// was old enough, or there is none: a power failure can leave a hole at the end.
+		// There is no output above those known to be stored. Either age removed it, and then the last message
+		// was old enough, or there never was one: a power failure can leave a hole at the end.
 		end.LastSeq = min(q.last, q.acked.Seq)
 		if q.first > q.acked.Seq+1 && q.lastTime < q.asked-maxAge*1e6 {
 			end.LastSeq = q.first - 1
@@ -648,7 +648,7 @@ func (n *node) goOn(p int, part *part, q *question) {
 	w.note("%s goes on in partition %d after output %d at %d", n.name(), p, number, q.last)
 }
 
-// walkBack looks for the last output among the messages.
+// walkBack looks for the last output among the messages, from the end.
 func walkBack(m *engine.Machine, q *question) engine.StreamEnd {
 	end := engine.StreamEnd{LastSeq: q.last}
 	for i := len(q.messages) - 1; i >= 0 && end.Number == 0; i-- {
@@ -660,7 +660,7 @@ func walkBack(m *engine.Machine, q *question) engine.StreamEnd {
 	return end
 }
 
-// replace publishes an output that a foreign message displaced. Then the stream is asked again.
+// replace publishes an output that a foreign message displaced. Then the node asks the stream again.
 func (n *node) replace(p int, part *part, last, number uint64) {
 	w := n.world
 	held, ok := part.machine.Outbox(number - 1)
@@ -712,7 +712,7 @@ func (n *node) remake(p int, number uint64) ([]engine.Output, bool) {
 	return nil, false
 }
 
-// checkpoint begins one.
+// checkpoint begins a checkpoint.
 func (n *node) checkpoint() {
 	p := n.world.rng.IntN(len(n.parts))
 	if part := n.parts[p]; part != nil && part.stopped == nil {
@@ -726,12 +726,12 @@ func (n *node) beginCheckpoint(p int) {
 		part.saving.Committed()
 	}
 	part.saving, part.written = part.machine.BeginCheckpoint(), false
-	part.savingAt = max(n.applied, n.tables[p].View().Position) // a partition may be taken from a node that is further
+	part.savingAt = max(n.applied, n.tables[p].View().Position) // the partition may come from a node that was further
 	n.checkpointSlice()
 }
 
-// checkpointSlice takes the next slices of what is being saved. After the last one it becomes durable, all at
-// once; a crash may come before the machine knows of it, and the log is cut below what the older checkpoint needs.
+// checkpointSlice saves the next slices of the checkpoint. After the last slice the checkpoint becomes durable, all at
+// once; a crash may come before the machine knows that. The log is cut below what the older checkpoint needs.
 func (n *node) checkpointSlice() {
 	w := n.world
 	for p, part := range n.followed() {
@@ -787,14 +787,14 @@ func (n *node) jumpClock() {
 	w.note("%s: the clock jumps by %d ms", n.name(), d)
 }
 
-// prompt is the usual walk of a trigger with nothing in between: a tick, its record, the outputs.
+// prompt is the usual way of a trigger, with nothing in between: a tick, its record, the outputs.
 func (n *node) prompt() {
 	n.tick()
 	n.follow()
 	n.publish(1 << 20)
 }
 
-// follow reads and applies all there is.
+// follow reads and applies the whole log.
 func (n *node) follow() {
 	n.read(1 << 30)
 	n.sync()

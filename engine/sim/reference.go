@@ -13,8 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// reference is a partition as the design words it, without regard to cost: no wheel, no queue,
-// nothing kept between ticks but the jobs. What is due is found by looking at every job.
+// reference is a partition as the design describes it, without regard to cost: no wheel, no queue, and nothing
+// kept between ticks but the jobs. It finds what is due by looking at every job.
 type reference struct {
 	layout    engine.Layout
 	partition int
@@ -28,15 +28,15 @@ type reference struct {
 	created  uint64
 	finished uint64
 	armed    uint64
-	reached  [3]int64 // by rank: what is due up to then has become ready
+	reached  [3]int64 // by rank: fires due up to then have become ready
 	goneAt   int64    // jobs that completed up to then are gone
-	gone     uint64   // and so are those that completed as one of the first so many
+	gone     uint64   // and so are the first so many jobs that completed
 	gaps     [][2]int64
 	forced   []*refForced
 	refused  []*refRefusal
 	graves   []refGrave
 	outputs  []expected
-	answers  map[uint64]string // by sequence: what became of a command, or of each job of an import
+	answers  map[uint64]string // by sequence: the outcome of a command, or of each job of an import
 	lives    []*life
 	left     int
 	logged   int64 // when the tick was
@@ -58,14 +58,14 @@ type refJob struct {
 	missedTo             int64  // fires before it were missed before the job was put back,
 	missedAs             string // and fall under this policy; "": the job's own
 	paused, completed    bool
-	announced            bool // completed as it was put: its event waits
-	ready                bool // its next fire's time has come, and it was let in
+	announced            bool // it was completed when it was put, and its event waits
+	ready                bool // its next fire is due and has become ready
 	armed                uint64
 	completedAt          int64
 	completion           uint64
 }
 
-// life is one version of a job, from its acceptance on, and what came of it.
+// life is one version of a job, from its acceptance on, with all that it fired or skipped.
 type life struct {
 	job                    string
 	incarnation, version   uint64
@@ -77,7 +77,7 @@ type life struct {
 	decided                int64 // fires up to here are accounted for
 }
 
-// refGrave is what stays of a deleted job that has fired, for as long as a completed one is kept.
+// refGrave is what remains of a deleted job that has fired, for as long as a completed job is kept.
 type refGrave struct {
 	id       string
 	last, at int64
@@ -104,12 +104,12 @@ type expected struct {
 	version   uint64
 	missed    uint64
 	due       int64
-	topic, of string // as the job has them
+	topic, of string // the job's topic and header
 	payload   string
 	event     carillon.Event
 }
 
-// times is a schedule, by arithmetic of its own.
+// times is a schedule, with its own arithmetic.
 type times struct {
 	kind       byte // 'a' once, 'e' every, 'c' cron, 0 none
 	at         int64
@@ -214,7 +214,7 @@ func (r *reference) apply(rec *engine.Record) {
 		for _, t := range e.Ticks {
 			if t.Partition == r.partition {
 				now := r.now
-				r.now = before // a tick's own timestamp is no time of commands yet
+				r.now = before // during the tick its record's timestamp does not count yet
 				r.tick(&e, &t)
 				r.now = now
 				break
@@ -266,7 +266,7 @@ func outcome(changed bool, refused carillon.Code) string {
 	return "unchanged "
 }
 
-// find is the job of an id. One that is gone may as well leave now.
+// find returns the job with an id. If the job is gone by now, find removes it.
 func (r *reference) find(id string) *refJob {
 	for _, j := range r.jobs {
 		if j.id == id && r.isGone(j) {
@@ -280,8 +280,8 @@ func (r *reference) find(id string) *refJob {
 	return nil
 }
 
-// isGone tells whether a completed job was kept long enough, or so many others completed after it, and
-// nothing of it waits.
+// isGone tells whether a completed job has been kept for long enough, or enough others have completed after it, and
+// nothing of it still waits.
 func (r *reference) isGone(j *refJob) bool {
 	return j.completed && (j.completedAt <= r.goneAt || j.completion <= r.gone) &&
 		!j.announced && !slices.ContainsFunc(r.forced, func(f *refForced) bool { return f.job == j })
@@ -528,7 +528,7 @@ func (j *refJob) rank() int { return ranks[j.spec.Priority] }
 // waits tells whether the job's next fire is still to become ready.
 func (j *refJob) waits() bool { return !j.paused && !j.completed && !j.ready && j.next != never }
 
-// arm has a job wait for its next fire, or not, where as much was let in already.
+// arm makes a job wait for its next fire, or makes it ready if fires of that time have become ready already.
 func (r *reference) arm(j *refJob) {
 	if j.next != never {
 		r.armed++
@@ -536,8 +536,8 @@ func (r *reference) arm(j *refJob) {
 	}
 }
 
-// gather lets in what is due at a time, by priority, then due time, then in the order in which the fires
-// were computed; of each priority nothing when enough is ready. It tells whether that was all.
+// gather makes fires ready that are due at a time, by priority, then due time, then the order in which they were
+// computed, but none of a priority of which enough are ready. It tells whether all that are due have become ready.
 func (r *reference) gather(at int64) (all bool) {
 	all = true
 	for rank := range r.reached {
@@ -572,7 +572,7 @@ func (r *reference) gather(at int64) (all bool) {
 	return all
 }
 
-// turn takes the first of what is ready: by priority, then due time, then order.
+// turn takes the first fire that is ready: by priority, then due time, then order.
 func (r *reference) turn() bool {
 	type key struct {
 		rank  int
@@ -657,7 +657,7 @@ func (r *reference) event(e carillon.Event) {
 // countSlice is how many fires of a cron schedule are counted in one turn.
 const countSlice = 512
 
-// count counts the job's fires from its next one up to a time; a cron schedule's over several turns.
+// count counts the job's fires from its next one up to a time; for a cron schedule it takes several turns.
 func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
 	if j.counted == 0 {
 		j.countedFirst = j.next

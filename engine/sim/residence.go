@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// newest is a partition's table at a node, as of the newest checkpoint at any time.
+// newest is a partition's table on a node; it reads from whichever checkpoint is the newest at the time.
 type newest struct {
 	n *node
 	p int
@@ -29,7 +29,7 @@ func (t newest) Scan(room byte, above, below []byte, limit int, yield func(key, 
 	return t.view().Scan(room, above, below, limit, yield)
 }
 
-// open opens a machine with all jobs in memory, or with none. No history may show which.
+// open opens a machine with all jobs in memory, or with none. The history must be the same either way.
 func (w *world) open(p int, t engine.Table) (*engine.Machine, error) {
 	if w.cold && w.unseen.IntN(4) > 0 {
 		return engine.OpenCold(w.layout, p, t)
@@ -37,7 +37,7 @@ func (w *world) open(p int, t engine.Table) (*engine.Machine, error) {
 	return engine.Open(w.layout, p, t)
 }
 
-// reside brings jobs into memory and lets them go, somewhere.
+// reside brings jobs into memory or lets them leave it, on some node.
 func (w *world) reside() {
 	n := w.nodes[w.unseen.IntN(len(w.nodes))]
 	if !w.cold || !n.up {
@@ -91,7 +91,7 @@ func (w *world) reside() {
 	}
 }
 
-// ahead is what was read of a page before somebody asks for that.
+// ahead is what was read of a page before somebody asks for the page.
 type ahead struct {
 	*engine.Ahead
 	scan int
@@ -106,7 +106,7 @@ func readAhead(m *engine.Machine, t engine.Table, scan int) (*ahead, error) {
 }
 
 // compare asks for the page, and for its jobs, with what was read ahead and without. How far a page goes depends on the table, which may
-// have changed since; what is on it does not.
+// have changed since; the jobs that are on both pages must be the same.
 func (a *ahead) compare(w *world, m *engine.Machine) {
 	page, last, more := m.Page(&carillon.ListRequest{}, "", a.scan, a.scan, a.Ahead)
 	var with, without []byte

@@ -20,14 +20,14 @@ type Message struct {
 
 // Stream models one JetStream stream of one replica, as far as the engine relies on it: sequences,
 // conditional publishes, what removes messages, and what a power failure leaves.
-// stream_test.go holds it against a real nats-server.
+// stream_test.go compares it with a real nats-server.
 type Stream struct {
 	messages []Message // those present, by sequence
 	last     uint64
 	lastID   string // Nats-Msg-Id of the last message stored
 	lastTime int64
 	synced   uint64 // messages up to here survive a power failure
-	stuck    bool   // a write failed: until a restart nothing is stored and nobody is answered
+	stuck    bool   // a write failed: until a restart nothing is stored and nothing is answered
 
 	ignoreExpected bool // sabotage: the chain's condition is not checked
 }
@@ -49,7 +49,7 @@ type Expectation struct {
 	ID    string // Nats-Expected-Last-Msg-Id, when not empty
 }
 
-// Publish appends a message at its Time and gives its sequence.
+// Publish appends a message at its Time and returns its sequence.
 func (s *Stream) Publish(m Message, expect Expectation) (uint64, error) {
 	if !s.ignoreExpected {
 		if expect.OnSeq && expect.Seq != s.last {
@@ -80,7 +80,7 @@ func (s *Stream) First() uint64 {
 	return 0
 }
 
-// index is the place of the first message at or above seq.
+// index is the index of the first message at or above seq.
 func (s *Stream) index(seq uint64) int {
 	return sort.Search(len(s.messages), func(i int) bool { return s.messages[i].Seq >= seq })
 }
@@ -96,8 +96,8 @@ func (s *Stream) Get(seq uint64) (Message, bool) {
 // From returns the messages at and above seq.
 func (s *Stream) From(seq uint64) []Message { return slices.Clone(s.messages[s.index(seq):]) }
 
-// Purge removes what is below seq, which must be over 0. Beyond the end it raises the last sequence to
-// seq - 1.
+// Purge removes the messages below seq, which must be over 0. If seq is beyond the end, it raises the last sequence
+// to seq - 1.
 func (s *Stream) Purge(seq uint64) {
 	s.messages = s.From(seq)
 	if seq > s.last+1 {
@@ -115,7 +115,7 @@ func (s *Stream) Delete(seq uint64) bool {
 	return true
 }
 
-// Age removes, and returns, what was stored before a time, unix ns.
+// Age removes and returns the messages that were stored before a time, unix ns.
 func (s *Stream) Age(before int64) []Message {
 	n := 0
 	for n < len(s.messages) && s.messages[n].Time < before {
@@ -129,7 +129,7 @@ func (s *Stream) Age(before int64) []Message {
 // Sync makes everything stored survive a power failure.
 func (s *Stream) Sync() { s.synced = s.last }
 
-// Restart is a server's restart without a loss.
+// Restart is a restart of the server without any loss.
 func (s *Stream) Restart() {
 	s.stuck, s.lastID = false, ""
 	if m, ok := s.Get(s.last); ok {
@@ -137,7 +137,7 @@ func (s *Stream) Restart() {
 	}
 }
 
-// PowerLoss loses what is above cut. With keepLast the last sequence stays, over a hole.
+// PowerLoss loses the messages above cut. With keepLast the last sequence stays, above a hole.
 func (s *Stream) PowerLoss(cut uint64, keepLast bool) {
 	s.messages = slices.Clone(s.messages[:s.index(cut+1)])
 	if !keepLast && cut < s.last {

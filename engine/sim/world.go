@@ -11,9 +11,9 @@ import (
 
 // Options of a run. The zero value is the usual one.
 type Options struct {
-	Events   int // drawn before the world calms down; 0: 200 to 1800, by the seed
+	Events   int // how many are drawn before the world calms down; 0: 200 to 1800, by the seed
 	Sabotage Sabotage
-	Diverge  bool // a follower's state is changed in the end; it must find out
+	Diverge  bool // a follower's state is changed in the end, which the follower must notice
 	Trace    bool // Failure carries the whole history
 }
 
@@ -23,12 +23,12 @@ type Sabotage struct {
 	Watch bool // nobody hears of foreign messages
 	Epoch bool // readers take ticks of any epoch
 	Hold  bool // publishers do not hold outputs for their due time
-	Table bool // machines read the checkpoint before the newest
-	Save  bool // machines take checkpoints for written that are not
-	Clock bool // nodes take their own clocks for the streams'
-	Take  bool // nodes take partitions without the log above the checkpoint
-	Cut   bool // nodes cut the log as if somebody followed each partition
-	Reply bool // senders are told that each command that was taken changed something
+	Table bool // machines read the last checkpoint but one
+	Save  bool // machines believe that checkpoints are written which are not
+	Clock bool // nodes use their own clocks as if they were the streams'
+	Take  bool // nodes take partitions over without the log above the checkpoint
+	Cut   bool // nodes cut the log as if each partition were followed
+	Reply bool // senders are told that each command that was not refused changed something
 }
 
 // Failure is what a run ends with when the engine broke a promise.
@@ -53,27 +53,27 @@ func Run(seed uint64, o Options) error {
 const (
 	epoch2026 = 1_767_225_600_000 // 2026-01-01T00:00:00Z, where histories begin
 	hour      = 3_600_000         // ms
-	maxAge    = 600_000           // ms that output streams keep messages
+	maxAge    = 600_000           // ms for which output streams keep messages
 )
 
-// faults are switched on by the seed, one by one: histories with few kinds of faults go deeper into each.
+// faults are switched on by the seed, each on its own: histories with few kinds of faults go deeper into each.
 type faults struct {
 	crash, power, oldCopy, hole, clock, stepBack, claims, reorder, lose, stuck, foreign, age, leap, disk bool
 }
 
-// world is everything there is, and the only source of chance.
+// world is everything that exists, and the only source of randomness.
 type world struct {
 	rng    *rand.Rand
-	unseen *rand.Rand // of what no history may show
+	unseen *rand.Rand // for choices that must not change the history
 	cold   bool       // jobs come into memory and leave it
-	placed bool       // nodes follow some of the partitions
+	placed bool       // nodes follow only some of the partitions
 	o      Options
 	trace  strings.Builder
 	layout engine.Layout
 	bounds engine.Bounds
 	faults faults
 
-	truth   int64 // ms
+	truth   int64 // the true time, ms
 	skew    int64 // of the streams' clock, ms
 	stamped int64 // greatest timestamp given so far, ns
 
@@ -84,22 +84,22 @@ type world struct {
 	acks  []ack
 	words []word
 	syncs []int    // of each output stream
-	aged  []uint64 // and its newest output that age took
+	aged  []uint64 // and its newest output that was removed for its age
 	calm  bool
 	err   error
 
-	replicated bool   // output streams that must not be asked for a link: each message is confirmed instead
+	replicated bool   // messages must not be linked in the output streams: each is confirmed instead
 	watched    bool   // one node with the server in its process: it hears of foreign messages, and does not link its own
-	replaced   []bool // by partition: an output that was displaced came later
+	replaced   []bool // by partition: an output that was displaced was stored later
 
 	clocks   clocks
 	client   client
 	records  map[uint64]engine.Record // what the log holds or has held, by sequence, unwrapped
-	promised map[uint64]bool          // applied by an owner: answered
-	applied  uint64                   // by anybody
-	made     []map[uint64]string      // by partition: what output n is, at whoever made it first
-	marks    []map[uint64]uint64      // by partition: the digest at a position, at whoever came there first
-	answers  []map[uint64]string      // by partition and sequence: what became of a command there
+	promised map[uint64]bool          // applied by an owner, so that the sender was answered
+	applied  uint64                   // the last record that any node applied
+	made     []map[uint64]string      // by partition: output n, as the first node made it
+	marks    []map[uint64]uint64      // by partition: the digest at a position, on the first node that reached it
+	answers  []map[uint64]string      // by partition and sequence: the outcome of a command
 	loud     []bool                   // partitions in which a loud stop is legitimate
 }
 
@@ -114,17 +114,17 @@ type packet struct {
 	ack                      bool
 }
 
-// ack is an answer on its way back.
+// ack is a stream's answer on its way back to a publisher.
 type ack struct {
 	to, session, partition, gen int
 	seq                         uint64
 	err                         error
 }
 
-// word of a foreign message is on its way to the node that watches.
+// word is the news of a foreign message, on its way to the node that watches.
 type word struct {
 	partition int
-	syncs     int // of the stream when the message came
+	syncs     int // how often the stream had been synced when the message came
 }
 
 func newWorld(seed uint64, o Options) *world {
@@ -150,12 +150,12 @@ func newWorld(seed uint64, o Options) *world {
 		*f = w.chance(40)
 	}
 	w.faults.oldCopy = w.faults.oldCopy && w.chance(30)
-	// What the log says of where outputs stand holds no longer once they are published again behind an
-	// older copy, unless nothing but outputs has a sequence: two disasters in one partition are too many.
+	// The log is wrong about the outputs' sequences once they are published again behind an
+	// older copy, unless only outputs have sequences: two disasters in one partition are too many.
 	if w.faults.oldCopy {
 		w.faults.foreign, w.faults.hole = false, false
 	}
-	// A hole at the end looks like what age took once it is older than that: nobody could tell them apart.
+	// A hole at the end that is older than maxAge looks like messages that were removed for their age: nobody could tell them apart.
 	w.faults.leap = w.faults.leap && !w.faults.hole
 	for range w.layout.Partitions {
 		w.out = append(w.out, &Stream{ignoreExpected: o.Sabotage.Chain})
@@ -190,7 +190,7 @@ func newWorld(seed uint64, o Options) *world {
 	return w
 }
 
-// bound gives a machine the bounds of this world. How soon it frees memory is its own affair.
+// bound gives a machine the bounds of this world. How soon it frees memory is drawn for each machine.
 func (w *world) bound(m *engine.Machine) *engine.Machine {
 	b := w.bounds
 	b.Sweep = w.unseen.IntN(4)
@@ -246,7 +246,7 @@ func record(m Message, seq uint64) engine.Record {
 	return engine.Record{Seq: seq, Time: m.Time, Subject: m.Subject, Header: m.Header, Data: m.Data}
 }
 
-// unwrap gives the record that a heal record stands for.
+// unwrap returns the record that a heal record stands for.
 func (w *world) unwrap(r engine.Record) engine.Record {
 	if healed, ok := w.layout.Healed(&r); ok {
 		return healed
@@ -351,7 +351,7 @@ func (w *world) pass() {
 	}
 }
 
-// leap lets a long time pass: nobody ran.
+// leap lets a long time pass in which no node ran.
 func (w *world) leap() {
 	d := w.rng.Int64N(60_000)
 	if w.chance(20) {
@@ -410,7 +410,7 @@ func (w *world) arrive(p packet) {
 	}
 }
 
-// answer brings acks to their senders, and words to who watches, in any order.
+// answer brings acks to their senders, and news of foreign messages to the node that watches, in any order.
 func (w *world) answer() {
 	if len(w.words) > 0 && w.chance(5) {
 		w.hear(len(w.words))
@@ -428,7 +428,7 @@ func (w *world) answer() {
 	}
 }
 
-// losePacket is a connection that breaks: what is on the way from one node is gone, from some point on.
+// losePacket breaks a connection: from some point on, what is on its way from one node is lost.
 func (w *world) losePacket() {
 	if len(w.wire) == 0 {
 		return
@@ -456,7 +456,7 @@ func (w *world) stick(s *Stream) {
 	s.stuck = true
 }
 
-// restartServer loses no message, but every connection.
+// restartServer restarts the server, which loses no message, but breaks every connection.
 func (w *world) restartServer() {
 	w.note("the server restarts")
 	w.wire, w.acks = nil, nil
@@ -479,8 +479,8 @@ func (w *world) hear(k int) {
 	w.words = w.words[k:]
 }
 
-// syncOutputs makes an output stream durable. What was stored at one call counts from the next one on: by then
-// the word about a foreign message in front of it has come.
+// syncOutputs makes an output stream durable. What was stored at one call counts as durable from the next call on: by then
+// the node has heard of a foreign message in front of it.
 func (w *world) syncOutputs() {
 	p := w.rng.IntN(len(w.out))
 	for i := len(w.words); i > 0; i-- {
@@ -499,14 +499,14 @@ func (w *world) syncOutputs() {
 			continue
 		}
 		part.durable = part.synced
-		if !part.chain.Lost() { // what a lost one believed need not be so
+		if !part.chain.Lost() { // what a lost chain believes to be stored need not be
 			part.synced = part.chain.Stored()
 		}
 	}
 	w.out[p].Sync()
 }
 
-// trim cuts the log below what every node could need; where nodes follow some partitions, below what one of them leaves.
+// trim cuts the log below what any node could need; if nodes follow only some partitions, below what one of them leaves.
 func (w *world) trim() {
 	from := w.log.Last() + 1
 	if w.placed {
@@ -535,9 +535,9 @@ func (w *world) startNode() {
 	}
 }
 
-// age takes old messages out of the output streams. Not where there are foreign ones: the engine counts
-// what age took, and a foreign message that aged before the log knew of the outputs around it (ackPause,
-// a second) would be counted as one of them.
+// age removes old messages from the output streams, but not in worlds with foreign messages: the engine counts
+// how many outputs were removed for their age, and a foreign message that was removed before the log knew of the
+// outputs around it (ackPause, a second) would be counted as one of them.
 func (w *world) age() {
 	for p, s := range w.out {
 		if w.faults.foreign {
@@ -551,7 +551,7 @@ func (w *world) age() {
 	}
 }
 
-// foreign puts a message into an output stream that no engine made.
+// foreign puts a foreign message into an output stream.
 func (w *world) foreign() {
 	p := w.rng.IntN(len(w.out))
 	if w.out[p].stuck {
@@ -568,9 +568,9 @@ func (w *world) foreign() {
 	}
 }
 
-// powerLoss takes the power from everything at once. The streams come back without some of their
-// unsynced ends, the nodes without some of what they had not synced; before anybody else is let in, the
-// nodes put the end of the log back.
+// powerLoss cuts the power of everything at once. The streams come back without some of their unsynced ends, the
+// nodes without some of what they had not synced. The nodes put the end of the log back before anything else is
+// published.
 func (w *world) powerLoss() {
 	w.note("power fails")
 	w.wire, w.acks = nil, nil
@@ -585,7 +585,7 @@ func (w *world) powerLoss() {
 		s.PowerLoss(cut, w.faults.hole && w.chance(50))
 		w.note("out %d: cut at %d, last sequence %d", p, cut, s.Last())
 	}
-	if w.chance(20) { // and fails again while the log is being healed
+	if w.chance(20) { // the power fails again while the log is being healed
 		w.heal(w.rng.IntN(10))
 		w.cutLog(w.log.synced + w.upTo(w.log.Last()-min(w.log.synced, w.log.Last())))
 	}
@@ -595,8 +595,8 @@ func (w *world) powerLoss() {
 	}
 }
 
-// oldCopy is a data directory put back to an older state, the streams' or a node's: one of them, the
-// other has what was answered.
+// oldCopy puts one data directory back to an older state, that of the streams or of a node. Only one of them: the
+// other still has what was answered.
 func (w *world) oldCopy() {
 	if w.chance(50) {
 		w.log.Sync()
@@ -631,9 +631,9 @@ func (w *world) upTo(n uint64) uint64 { return w.rng.Uint64N(n + 1) }
 
 func (w *world) cutLog(cut uint64) {
 	cut = min(cut, w.log.Last())
-	var held uint64 // by some node: it will be put back, or lies below a checkpoint
+	var held uint64 // up to here some node has the log: it will be put back, or lies below a checkpoint
 	for _, n := range w.nodes {
-		if held = max(held, n.end()); w.placed { // else what is below one's log would be lost to others who have yet to read it
+		if held = max(held, n.end()); w.placed { // else nodes that have yet to read the records below this node's log would lose them
 			cut = max(cut, n.base)
 		}
 	}
@@ -664,7 +664,7 @@ func (w *world) calmDown() {
 		}
 	}
 	for _, n := range w.nodes {
-		n.follow() // a tick of its own may come from before the streams' clock was set, so it asks afterwards
+		n.follow() // before it asks for the time: a tick of its own may be from before the streams' clock was set
 		if w.clocks.apart > 0 {
 			n.ask()
 		} else {
@@ -682,13 +682,13 @@ func (w *world) calmDown() {
 	}
 }
 
-// comeToRest gives the partitions out and runs until nothing is left to do.
+// comeToRest gives each partition an owner, and runs until nothing is left to do.
 func (w *world) comeToRest() {
 	for p := range w.out {
 		w.seat(w.nodes[p%len(w.nodes)], p)
 		w.nodes[p%len(w.nodes)].claim(p)
 	}
-	const rounds = 4000 // a narrow machine takes a few moves in each
+	const rounds = 4000 // a machine with narrow bounds does only a little in each
 	for range rounds {
 		if w.err != nil {
 			return
@@ -701,7 +701,7 @@ func (w *world) comeToRest() {
 	w.fail("the world does not come to rest: %s", w.unrest())
 }
 
-// settle is one round in which everybody does what there is to do.
+// settle is one round in which every node does what there is to do.
 func (w *world) settle() bool {
 	for _, n := range w.nodes {
 		n.follow()
