@@ -4,7 +4,7 @@ package alarm
 
 import "time"
 
-// timer is one of Go's.
+// timer is one of Go's own timers.
 type timer struct{ t *time.Timer }
 
 func newTimer(ring func()) (timer, error) { return timer{time.AfterFunc(time.Hour, ring)}, nil }

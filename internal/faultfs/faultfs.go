@@ -1,4 +1,4 @@
-// Package faultfs gives tests a file system in which operations fail, or wait, as they say.
+// Package faultfs gives tests a file system in which they can make operations fail or wait.
 package faultfs
 
 import (
@@ -6,15 +6,15 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
 
-// Wrap has inject asked before each operation on the inner file system and its files. Its error is the operation's, which
-// is then not done; nil lets it pass.
+// Wrap calls inject before each operation on the inner file system and its files. If inject returns an error, the operation
+// fails with that error and is not done; nil lets it pass.
 func Wrap(inner vfs.FS, inject func(errorfs.Op) error) vfs.FS {
 	in := errorfs.InjectorFunc(inject)
 	return &faulty{errorfs.Wrap(inner, in), in}
 }
 
-// faulty is Pebble's errorfs, which in 2.1.7 asks nothing about the files that ReuseForWrite returns: Pebble's log, once
-// there is an old one to write over.
+// faulty is Pebble's errorfs, except that the latter, in 2.1.7, does not call inject for the files that ReuseForWrite returns.
+// Pebble's log is such a file once there is an old one to overwrite.
 type faulty struct {
 	*errorfs.FS
 	inject errorfs.Injector

@@ -1,7 +1,7 @@
-// Package filelock takes files, and with them the directories that they are in, for one process.
+// Package filelock locks files, and by them the directories that they are in, for one process.
 package filelock
 
 import "errors"
 
-// ErrTaken says that another process has the file, or that this one has it already.
+// ErrTaken says that another process has locked the file, or this process already has.
 var ErrTaken = errors.New("in use by another process")

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Take opens a file, or makes it, and has it for this process until it is closed or the process ends. Errors: ErrTaken, else
-// what the file system said.
+// Take opens a file, which it makes if necessary, and locks it until the file is closed or the process ends. Errors: ErrTaken;
+// those of the file system.
 func Take(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -26,7 +26,7 @@ func Take(name string) (*os.File, error) {
 	}
 	opened, err := f.Stat()
 	if there, serr := os.Stat(name); err == nil && (serr != nil || !os.SameFile(opened, there)) {
-		err = fmt.Errorf("%s: %w", name, ErrTaken) // who had it has removed it since, and another may have made one
+		err = fmt.Errorf("%s: %w", name, ErrTaken) // its former holder has removed it, and another process may have made a new one
 	}
 	if err != nil {
 		f.Close()

@@ -1,4 +1,4 @@
-// Package leaktest looks for goroutines that the tests of a package left.
+// Package leaktest looks for goroutines that the tests of a package left behind.
 package leaktest
 
 import (
@@ -10,11 +10,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long what ends by itself may take for it. goleak alone waits for less than a second, and the machine may stand
-// still for longer.
+// patience is how long goroutines that end by themselves may take to end. goleak alone waits for less than a second, and the
+// machine may stand still for longer.
 const patience = 30 * time.Second
 
-// Main runs tests, and ends the process; of tests that passed it fails if some goroutine stays.
+// Main runs tests, and ends the process. If the tests passed but some goroutine stays, it fails.
 func Main(m *testing.M, options ...goleak.Option) {
 	code := m.Run()
 	if code == 0 {

@@ -1,4 +1,4 @@
-// Package loglimit bounds how often a log tells of what goes wrong again and again.
+// Package loglimit bounds how often a log reports a problem that happens again and again.
 package loglimit
 
 import (
@@ -6,18 +6,19 @@ import (
 	"time"
 )
 
-// Every is the time that a bound is for.
+// Every is the period for which a bound holds.
 const Every = 10 * time.Second
 
-// Lines are those about one kind of trouble. The zero value has said nothing yet. It may be used by many at once.
+// Lines counts the log lines about one kind of problem. The zero value is ready to use. Any number of goroutines may use it.
 type Lines struct {
 	mu    sync.Mutex
 	since time.Time
-	said  int // since then
-	held  int // since the last that was said
+	said  int // lines written since then
+	held  int // lines held back since the last one that was written
 }
 
-// Say tells whether a line may be said, the first so many of ten seconds, and how many were held back before it.
+// Say tells whether a line may be written: at most `most` of them in each period of Every. If so, held is how many lines were held
+// back before it.
 func (l *Lines) Say(most int, now time.Time) (held int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,11 +1,11 @@
-// Package memory has a process use memory as suits an engine.
+// Package memory makes a process use memory as suits an engine.
 //
-// The collector's default lets the heap double before it looks at it again. With few jobs that is every few megabytes, hundreds of times
-// a second under load; with millions it is gigabytes that nothing needs. What suits an engine is a room of about one size, and a share
-// of the heap where that is larger.
+// By default the garbage collector lets the heap double before it runs again. With few jobs that is a collection every few megabytes,
+// hundreds a second under load; with millions of jobs it is gigabytes that nothing needs. What suits an engine is to let the heap grow
+// by about the same amount each time, or by a share of the heap if that is more.
 //
-// And an engine that has nothing to do gives back what its last burst took: at once what is free by then, and what a later collection
-// frees after it. nats-server keeps the blocks of its streams for a while, and pools live through two collections.
+// An engine that has nothing to do gives back the memory of its last burst: at once what is free or garbage by then, and afterwards what
+// later collections free. nats-server keeps the blocks of its streams for a while, and pools survive two collections.
 package memory
 
 import (
@@ -21,21 +21,21 @@ const (
 	roomBytes = 384 << 20
 	roomLeast = 50               // percent of the heap
 	roomMost  = 800              // percent
-	idleAfter = 70 * time.Second // longer than a minute: cron comes again each, and pages given back are cleared anew
+	idleAfter = 70 * time.Second // over a minute: cron jobs often fire each minute, and returned pages are cleared before their next use
 	idleBytes = 16 << 20         // less is not worth a collection
 
 	heapLive = "/gc/heap/live:bytes"
 )
 
-// collectorSet tells whether the environment says what the collector's percentage is.
+// collectorSet tells whether the environment sets the collector's percentage (GOGC).
 func collectorSet() bool {
 	_, set := os.LookupEnv("GOGC")
 	return set
 }
 
-// TendCollector has this process collected as one that is an engine's alone until end, and then as before. It is for
-// what an engine is measured beside, and gives back no memory. Where the environment sets GOGC it does nothing. One at
-// a time: each ends with the percentage that it found.
+// TendCollector makes this process's garbage collector work as in a process that is an engine, until end, and then as
+// before. It is for measurements that an engine is compared with, and gives back no memory. If the environment sets GOGC,
+// it does nothing. Only one may be in force at a time: each ends by restoring the percentage that it found.
 func TendCollector() (end func()) {
 	if collectorSet() {
 		return func() {}
@@ -68,7 +68,8 @@ func TendCollector() (end func()) {
 }
 
 // Tend sets the collector's percentage to what fits the heap, again and again until ctx ends, unless the environment sets GOGC, and gives
-// back memory while the engine has nothing to do. done counts what it has done: while that stays the same, it is idle.
+// back memory while the engine has nothing to do. done counts what the engine has done: while the count stays the same, the engine is
+// idle.
 func Tend(ctx context.Context, done func() uint64) {
 	set := collectorSet()
 	samples := []metrics.Sample{
@@ -76,9 +77,9 @@ func Tend(ctx context.Context, done func() uint64) {
 		{Name: "/memory/classes/heap/free:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"},
 	}
-	var since time.Time // when it was last seen to do something
+	var since time.Time // when the engine was last seen to do something
 	var last uint64
-	given := false // back what was garbage, since then
+	given := false // whether the garbage has been given back since then
 	t := time.NewTicker(look)
 	defer t.Stop()
 	for {
@@ -109,8 +110,8 @@ func Tend(ctx context.Context, done func() uint64) {
 	}
 }
 
-// toGive is how many bytes a collection would give back: what is free, and at first what is garbage by now. What becomes garbage
-// in an idle process later, the runtime collects every two minutes.
+// toGive is how many bytes a collection would give back: what is free and, the first time, what is garbage. Later garbage of an
+// idle process is collected by the runtime every two minutes.
 func toGive(given bool, live, free, objects uint64) uint64 {
 	if given {
 		return free

@@ -11,6 +11,6 @@ package memory
 // #endif
 import "C"
 
-// trimC gives back to the system what C's allocator has free. Pebble's memtables and blocks are from there, and it keeps by itself
-// what is not at the end of an arena, of which each thread may have one.
+// trimC gives the free memory of C's allocator back to the system. Pebble's memtables and blocks are allocated there. By itself the
+// allocator keeps free memory that is not at the end of an arena, and each thread may have an arena.
 func trimC() { C.trim() }

@@ -23,7 +23,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority writes ca.crt into dir, where the certificates come, too.
+// NewAuthority makes an authority and writes its ca.crt into dir. Its certificates are written there, too.
 func NewAuthority(t testing.TB, dir string) *Authority {
 	t.Helper()
 	a := &Authority{t: t, dir: dir}
@@ -33,7 +33,7 @@ func NewAuthority(t testing.TB, dir string) *Authority {
 	return a
 }
 
-// Issue writes NAME.crt and NAME.key, for a server at 127.0.0.1 as for a client.
+// Issue writes NAME.crt and NAME.key, which serve both for a server at 127.0.0.1 and for a client.
 func (a *Authority) Issue(name string) {
 	a.t.Helper()
 	a.sign(name, &x509.Certificate{

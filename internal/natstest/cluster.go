@@ -19,7 +19,7 @@ type Cluster struct {
 }
 
 // StartCluster starts n servers, named n1, n2, …, and returns when they have a leader that knows all of them. They end
-// with the test. A configuration, which may be empty, is that of each.
+// with the test. config, which may be empty, is added to the configuration of each.
 func StartCluster(t testing.TB, n int, config string) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, up: make([]*server.Server, n)}
@@ -63,7 +63,7 @@ func (c *Cluster) Start(i int) {
 	c.up[i] = up(c.t, c.options[i].Clone())
 }
 
-// Stop shuts a server down. It returns when that is done; of one that is down at once.
+// Stop shuts a server down, and returns when that is done. If the server is down already, it returns at once.
 func (c *Cluster) Stop(i int) {
 	if ns := c.up[i]; ns != nil {
 		down(ns)
@@ -80,7 +80,7 @@ func (c *Cluster) URL() string {
 	return strings.Join(urls, ",")
 }
 
-// Leader is the server that leads a stream of an account.
+// Leader returns the index of the server that leads a stream of an account.
 func (c *Cluster) Leader(account, stream string) (i int) {
 	c.t.Helper()
 	c.await("a leader of "+stream, func() bool {
@@ -94,7 +94,7 @@ func (c *Cluster) Leader(account, stream string) (i int) {
 	return i
 }
 
-// await looks every few milliseconds whether it is so: nats-server tells nobody of its elections.
+// await waits until ok returns true, which it calls every few milliseconds: nats-server does not announce its elections.
 func (c *Cluster) await(what string, ok func() bool) {
 	c.t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {

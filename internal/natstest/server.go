@@ -1,4 +1,4 @@
-// Package natstest runs nats-servers for tests: real ones, in this process.
+// Package natstest runs real nats-servers for tests, in the test's process.
 package natstest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Start runs a server at a free port of 127.0.0.1 until the test ends. With JetStream it keeps its streams where the
-// options say, or in a directory of the test's.
+// Start runs a server on a free port of 127.0.0.1 until the test ends. With JetStream it keeps its streams in the options'
+// StoreDir, or in a temporary directory of the test.
 func Start(t testing.TB, o *server.Options) *server.Server {
 	t.Helper()
 	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", server.RANDOM_PORT, true, true
@@ -27,7 +27,7 @@ func Start(t testing.TB, o *server.Options) *server.Server {
 	return ns
 }
 
-// Eventually waits for a condition that the machine's load may delay but not prevent, for a minute at the most.
+// Eventually waits for a condition that the machine's load may delay but not prevent, for at most a minute.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
@@ -37,17 +37,17 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// Ports that systems give to nobody who does not ask for one of them: Linux gives those from 32768 on.
+// Ports that a system gives only to programs that ask for one of them. To others Linux gives ports from 32768 on.
 const (
 	firstPort = 20_000
 	lastPort  = 32_000
 )
 
-// given are the ports that tests of this process have: one may not listen yet, or not just now.
+// given are the ports that tests of this process have been given. A test may not listen on its port yet, or not at the moment.
 var given sync.Map
 
-// FreePort is one of 127.0.0.1 at which nobody listens just now, and which no connection, nor another test of this process,
-// gets before it is used.
+// FreePort returns a port of 127.0.0.1 on which nobody listens at the moment. Until it is used, no connection gets it, and no other
+// test of this process.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for {
@@ -67,7 +67,7 @@ func FreePort(t testing.TB) int {
 	}
 }
 
-// FreeAddress is FreePort's.
+// FreeAddress returns an address with a port from FreePort.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	return local(FreePort(t))

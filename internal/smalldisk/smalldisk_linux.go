@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/userns"
 )
 
-// Mount mounts a file system of so many MiB until the test ends. Where that is not allowed, the test is run again as
-// root of a user namespace, in another process; ok is false then, and nothing is left to do.
+// Mount mounts a file system of so many MiB until the test ends. If that is not allowed, it runs the test again as root of a
+// user namespace, in another process. Then ok is false, and the caller has nothing left to do.
 func Mount(t *testing.T, mib int) (dir string, ok bool) {
 	t.Helper()
 	dir = t.TempDir()
@@ -31,7 +31,7 @@ func Mount(t *testing.T, mib int) (dir string, ok bool) {
 	return dir, true
 }
 
-// Fill fills a disk until only so many bytes are free.
+// Fill fills a disk until only free bytes are free. drop removes what it wrote.
 func Fill(t testing.TB, dir string, free uint64) (drop func()) {
 	t.Helper()
 	f, err := os.CreateTemp(dir, "ballast")

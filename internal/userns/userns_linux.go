@@ -1,4 +1,4 @@
-// Package userns has tests that need root run without it, too.
+// Package userns runs tests that need root for users who are not root.
 package userns
 
 import (
@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// inside is the environment of a test that runs in a user namespace of its own.
+// inside is the environment variable by which a test knows that it runs in a user namespace.
 const inside = "CARILLON_TEST_NAMESPACE"
 
-// Rerun runs the test that calls it again, as root of a user namespace, in another process, when err is that something
-// is not permitted. It passes on what becomes of it, and tells whether it was run: then nothing is left to do.
+// Rerun is for a test that got err. If err says that something is not permitted, Rerun runs the calling test again, as root of a
+// user namespace, in another process, and passes its outcome on. It returns whether it did: then the caller has nothing left to do.
 func Rerun(t *testing.T, err error) bool {
 	t.Helper()
 	if !errors.Is(err, syscall.EPERM) || os.Getenv(inside) != "" {
