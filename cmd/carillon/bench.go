@@ -30,7 +30,7 @@ code 1 when a check or a target failed.`
 	return c
 }
 
-// service says which engine is measured, from the flags of the connection.
+// service returns which engine is to be measured, from the flags of the connection.
 func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, error) {
 	given := a.connection.server != "" // the flag alone: $NATS_URL may well point at what must not be loaded
 	if !given && natsURL == "" {       // an engine of its own has no users, and its processes inherit the environment
@@ -62,7 +62,7 @@ func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, 
 	return s, nil
 }
 
-// dial connects with the flags of the connection, but to an address of its own.
+// dial connects with the flags of the connection, but to another address.
 func (a *app) dial(url string) (*nats.Conn, error) {
 	options, err := a.connection.options()
 	if err != nil {
@@ -72,7 +72,7 @@ func (a *app) dial(url string) (*nats.Conn, error) {
 	return nc, unsecret(err)
 }
 
-// childFlags are the flags of the connection again, for a process of our own, without the server's.
+// childFlags returns the flags of the connection, without the server's, for a process that this one starts.
 func (a *app) childFlags(cmd *cobra.Command) (args []string) {
 	for _, name := range connectionFlags {
 		if f := cmd.Flag(name); name != "server" && f != nil && f.Changed {
@@ -114,7 +114,7 @@ func outputFlags(f *pflag.FlagSet, partitions *int, persistAsync *bool) {
 	f.BoolVar(persistAsync, "persist-async", false, "output streams, and a ceiling, that acknowledge before they write")
 }
 
-// errMissed ends a run that was carried out and did not show what it was to show.
+// errMissed ends a run that was carried out but missed a check or a target.
 var errMissed = errors.New("a check or a target failed")
 
 // measure runs a workload, unless its flags make no sense, and prints the result.
@@ -128,7 +128,7 @@ func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, r
 	return a.tell(run(cmd.Context(), c))
 }
 
-// tell prints a result.
+// tell prints a result, and returns the error with which the command ends.
 func (a *app) tell(r bench.Result, err error) error {
 	if err != nil {
 		if r.Figures == nil {
@@ -159,7 +159,7 @@ func (a *app) steps() func(step string, done, total int) {
 		return nil
 	}
 	var mu sync.Mutex
-	var bar *progressbar.ProgressBar // only a drawing: what goes wrong with it does not matter
+	var bar *progressbar.ProgressBar // only a drawing: its errors do not matter
 	shown := ""
 	return func(step string, done, total int) {
 		mu.Lock()

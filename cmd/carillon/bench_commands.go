@@ -53,7 +53,7 @@ reply is there, and every job is read back at the end.`,
 	return cmd
 }
 
-// newBenchClientsCommand is the clients' process of bench commands, which starts it.
+// newBenchClientsCommand is the clients' process, which bench commands starts.
 func newBenchClientsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:    "clients",

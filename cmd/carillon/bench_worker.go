@@ -11,7 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// newBenchWorkerCommand is the worker's process of bench lateness and others, which start it.
+// newBenchWorkerCommand is the worker's process, which bench lateness and other workloads start.
 func newBenchWorkerCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker",

@@ -16,8 +16,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// connection is how to reach a service. Names of flags and variables are those of the nats CLI
-// (nats-io/natscli, main.go), and so is their precedence: a flag, then the environment.
+// connection is how to reach a service. The names of flags and variables are those of the nats CLI
+// (nats-io/natscli, main.go), and so is the precedence: a flag, then the environment.
 type connection struct {
 	server, user, password, creds, nkey string
 	cert, key, ca                       string
@@ -44,13 +44,13 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.Var((*filled)(&c.prefix), "prefix", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
 
-// variable of the environment is what a flag is by default.
+// variable is a variable of the environment, which is the default of a flag.
 type variable struct {
 	value *string
 	name  string
 }
 
-// credentials are for who is let in by the server, and what tells whether it is the right one.
+// credentials returns the variables of the flags by which the server knows the user, and the user the server.
 func (c *connection) credentials() []variable {
 	return []variable{
 		{&c.user, "NATS_USER"},
@@ -89,7 +89,7 @@ func (c *connection) resolve() error {
 
 func (c *connection) names() carillon.Names { return carillon.NamesFor(c.prefix) }
 
-// options are those of nats.go that the flags ask for.
+// options returns the options of nats.go that the flags ask for.
 func (c *connection) options() ([]nats.Option, error) {
 	o := []nats.Option{nats.Name("carillon command line"), nats.Timeout(c.timeout)}
 	switch {
@@ -120,10 +120,10 @@ func (c *connection) options() ([]nats.Option, error) {
 	return o, nil
 }
 
-// throughout is for commands that go on until they are interrupted: also while NATS is away, or credentials are yet to be renewed.
+// throughout is for commands that go on until they are interrupted, even while NATS is down or credentials have yet to be renewed.
 var throughout = []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort()}
 
-// connect opens a connection, which the caller closes, and a client on it. It is given up when ctx ends.
+// connect opens a connection, which the caller must close, and a client on it. It gives up when ctx ends.
 func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
 	c := &a.connection
 	if err := c.resolve(); err != nil {
@@ -142,7 +142,7 @@ func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *ca
 	return nc, carillon.Connect(nc, carillon.WithNames(c.names()), carillon.WithTimeout(c.timeout)), nil
 }
 
-// dial is nats.Connect, which knows no context.
+// dial is nats.Connect with a context.
 func dial(ctx context.Context, servers string, options []nats.Option) (*nats.Conn, error) {
 	type dialed struct {
 		nc  *nats.Conn
@@ -165,7 +165,7 @@ func dial(ctx context.Context, servers string, options []nats.Option) (*nats.Con
 	}
 }
 
-// unsecret gives an error of nats.Connect without the URL, which has all that is secret in it.
+// unsecret returns an error of nats.Connect without the URL, which may have secrets in it.
 func unsecret(err error) error {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return errors.New("it is no URL")
@@ -173,8 +173,8 @@ func unsecret(err error) error {
 	return err
 }
 
-// redacted gives a list of URLs without their passwords and tokens. It reads less into them than url.Parse does, which does
-// not take each that nats.go takes, and none with a mistake in its password.
+// redacted returns a list of URLs without their passwords and tokens. It does not use url.Parse, which refuses some URLs that
+// nats.go accepts, and any with a mistake in its password.
 func redacted(servers string) string {
 	list := strings.Split(servers, ",")
 	for i, s := range list {
@@ -187,7 +187,7 @@ func redacted(servers string) string {
 			continue
 		}
 		user, _, password := strings.Cut(rest[:at], ":")
-		if !password { // a token
+		if !password { // the user is a token
 			user = "xxxxx"
 		} else {
 			user += ":xxxxx"

@@ -5,14 +5,14 @@
 //	carillon job put hello --every 1s --payload-text 'it is time'
 //	carillon watch
 //
-// docs/cli.md is the reference. The package holds flags and output only: what a command does is in the
-// root package's client, and the engine is in engine/node.
+// docs/cli.md is the reference. The package has only flags and output: what a command does is in the root
+// package's client, and the engine is in engine/node.
 //
 // A reading order: main.go (signals and the exit code), root.go (Run, the tree of commands, how errors
-// are told), connect.go (the flags and environment of the nats CLI), flags.go (values that flags refuse), output.go (tables and JSON),
-// input.go (what is read for a job), file.go (files that are whole or not there), then one file a command: job_put.go is carillon job put,
-// and job_change.go what delete, pause and resume have in common.
-// default.pgo is where an engine's CPU goes under load: go build compiles the program, and what it imports, by it.
+// are printed), connect.go (the flags and environment of the nats CLI), flags.go (values that flags refuse), output.go (tables and
+// JSON), input.go (reading the input for a job), file.go (files that are written as a whole or not at all), then one file for each
+// command: job_put.go is carillon job put, and job_change.go has what delete, pause and resume have in common.
+// default.pgo is a profile of an engine's CPU under load: go build uses it to optimize the program and what it imports.
 //
 // The tree is built with spf13/cobra and not with the standard library's flag: subcommands two deep,
 // flags in any order with arguments, a help page with examples for each, suggestions for mistyped names

@@ -10,9 +10,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// fields are flags that stand for members of a JSON body. All of them are text, and the body is read by
-// the protocol's own parser, so that a bad value meets the same error, with its code and field, as in a
-// request from anywhere else.
+// fields are flags that stand for members of a JSON body. All of them are text, and the protocol's own parser
+// reads the body, so that a bad value gets the same error, with its code and field, as in any other request.
 type fields struct {
 	set    *pflag.FlagSet
 	fields []field
@@ -37,7 +36,7 @@ func (f *fields) number(flag, name, usage string) {
 	f.fields = append(f.fields, field{flag, name, true})
 }
 
-// schedule adds the flags of a schedule and when it applies, all but the expression itself.
+// schedule adds the flags about a schedule and when it applies, except the expression itself.
 func (f *fields) schedule() {
 	f.text("zone", "zone", "IANA time `zone` of a cron expression (default UTC)")
 	f.text("dst-gap", "dst_gap", "where clocks go forward: `shift` to the end of the gap, or skip")
@@ -46,7 +45,7 @@ func (f *fields) schedule() {
 	f.text("end", "end", "`time` to fire no more from, RFC 3339")
 }
 
-// body gives the object of the flags that were given, with members of the caller's own.
+// body returns the JSON object of the flags that were given, with the caller's members own.
 func (f *fields) body(own map[string]any) ([]byte, error) {
 	members := make(map[string]any)
 	for name, v := range own {
@@ -58,7 +57,7 @@ func (f *fields) body(own map[string]any) ([]byte, error) {
 			continue
 		}
 		text := given.Value.String()
-		if !utf8.ValidString(text) { // the encoder would put something else in its place
+		if !utf8.ValidString(text) { // the encoder would replace the invalid bytes
 			return nil, usagef("--%s %q is not UTF-8", d.flag, text)
 		}
 		members[d.name] = text
@@ -73,7 +72,7 @@ func (f *fields) body(own map[string]any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// given names the first of the flags that was given, or "".
+// given returns the name of the first of these flags that was given, or "".
 func (f *fields) given() string {
 	for _, d := range f.fields {
 		if f.set.Changed(d.flag) {

@@ -15,8 +15,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
-// writeWhole writes a file so that what was there stays until the new one is whole. What is no file, such as a pipe, is
-// written as it is.
+// writeWhole writes a file such that the old one stays until the new one is complete. If name is not a regular file but, for
+// example, a pipe, it is written directly.
 func writeWhole(name string, write func(*bufio.Writer) error) error {
 	var mode fs.FileMode
 	switch there, err := filepath.EvalSymlinks(name); {
@@ -41,17 +41,17 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 			return err
 		}
 	}
-	// Of two at once the first would put in place what the second has written so far. Where a file system knows no locks, nobody
-	// is kept out.
+	// Of two processes at once, the first to end would put in place what the second has written so far. On a file system without
+	// locks nothing prevents that.
 	switch lock, err := filelock.Take(name + partEnd + ".lock"); {
 	case errors.Is(err, filelock.ErrTaken):
 		return fmt.Errorf("write %s: %w", name, err)
 	case err == nil:
 		defer lock.Close()
-		defer os.Remove(lock.Name()) // one that stays is taken by the next
+		defer os.Remove(lock.Name()) // a lock file that stays does no harm: the next process takes it
 	}
 	return replace(vfs.Default, name, func(w *bufio.Writer) error {
-		if mode != 0 { // who may not read the old one may not read the new one either
+		if mode != 0 { // users who may not read the old file may not read the new one either
 			if err := os.Chmod(name+partEnd, mode); err != nil {
 				return err
 			}
@@ -60,7 +60,8 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	})
 }
 
-// missing follows links to the file that is to be made. EvalSymlinks has found that they end at none, and are no circle.
+// missing follows links to the file that has yet to be made. EvalSymlinks has found that it does not exist, and that the links are no
+// circle.
 func missing(name string) (string, error) {
 	for {
 		to, err := os.Readlink(name)
@@ -71,7 +72,7 @@ func missing(name string) (string, error) {
 			name = to
 			continue
 		}
-		dir, err := filepath.EvalSymlinks(filepath.Dir(name)) // .. is of where it really is
+		dir, err := filepath.EvalSymlinks(filepath.Dir(name)) // .. in a link counts from the link's real directory
 		if err != nil {
 			return "", err
 		}
@@ -79,11 +80,11 @@ func missing(name string) (string, error) {
 	}
 }
 
-// partEnd is the end of the name of a file that is not whole yet.
+// partEnd is the end of the name of a file that is not complete yet.
 const partEnd = ".part"
 
-// replace writes a file beside the one that is meant and puts it in its place once it is on disk: not even a loss of power
-// leaves half of one there.
+// replace writes a file beside the one called name, and puts it in that one's place once it is on disk: not even a power failure
+// leaves an incomplete file there.
 func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
 	f, err := files.Create(name+partEnd, vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -105,7 +106,7 @@ func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// flushed writes through a buffer.
+// flushed writes through a buffer, and flushes it.
 func flushed(to io.Writer, write func(*bufio.Writer) error) error {
 	w := bufio.NewWriter(to)
 	if err := write(w); err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// filled is the value of a flag that may not be empty. A shell makes that of a variable that is not set, and without it a
-// selection is of more jobs, a job has nothing in it, an engine has a NATS of its own, or a command goes to another service.
+// filled is the value of a flag that must not be empty. A shell turns a variable that is not set into an empty value. If that counted as
+// no value, a selection would include more jobs, a job would have no content, an engine would run a NATS of its own, or a command
+// would go to another service.
 type filled string
 
 func (v *filled) String() string { return string(*v) }
@@ -23,7 +24,7 @@ func (v *filled) Set(s string) error {
 	return nil
 }
 
-// notZero refuses a 0 for flags of which it would be taken for the default.
+// notZero refuses a 0 for flags for which it would count as the default.
 func notZero(c *cobra.Command, flags ...string) error {
 	for _, name := range flags {
 		if f := c.Flags().Lookup(name); f.Changed && strings.TrimSuffix(f.Value.String(), "s") == "0" {
@@ -33,7 +34,7 @@ func notZero(c *cobra.Command, flags ...string) error {
 	return nil
 }
 
-// noZeros refuses a 0 for each flag that is another number by default.
+// noZeros refuses a 0 for each flag whose default is another number.
 func noZeros(c *cobra.Command) error {
 	var flags []string
 	c.Flags().Visit(func(f *pflag.Flag) {
@@ -44,7 +45,7 @@ func noZeros(c *cobra.Command) error {
 	return notZero(c, flags...)
 }
 
-// notNegative refuses what is below 0 by the flag's name: further in, an option of another name and unit would be told of.
+// notNegative refuses values below 0. Its error names the flag: an error from further in would name an option, in another unit.
 func notNegative(c *cobra.Command, flags ...string) error {
 	for _, name := range flags {
 		if v := c.Flags().Lookup(name).Value.String(); strings.HasPrefix(v, "-") {

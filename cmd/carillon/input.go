@@ -9,11 +9,12 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// maxLine is the longest line or file that is read as a job: a payload of text in which each byte is
+// maxLine is the longest line or file that is read as a job, bytes: a payload of text in which each byte is
 // escaped (six for one), and room for the rest.
 const maxLine = 6*carillon.MaxPayload + 1<<20
 
-// untilEnd reads until ctx ends: somebody at a terminal, or a pipe, may never go on. A read that is under way is then left behind.
+// untilEnd reads until ctx ends, because a terminal or a pipe may never provide more input. A read that is under way when ctx ends is
+// left behind.
 type untilEnd struct {
 	ctx context.Context
 	io.Reader
@@ -28,7 +29,7 @@ func (u untilEnd) Read(b []byte) (int, error) {
 		err   error
 	}
 	read := make(chan part, 1)
-	own := make([]byte, len(b)) // of b the caller may make something else
+	own := make([]byte, len(b)) // the caller may use b for something else while a read that was left behind goes on
 	go func() {
 		n, err := u.Reader.Read(own)
 		read <- part{own[:n], err}
@@ -41,7 +42,7 @@ func (u untilEnd) Read(b []byte) (int, error) {
 	}
 }
 
-// readInput reads a file, or standard input for "-", as far as a job can be long.
+// readInput reads a file, or standard input for "-", at most as much as a job can be long.
 func readInput(name string, stdin io.Reader) ([]byte, error) {
 	r := stdin
 	if name != "-" {

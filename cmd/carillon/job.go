@@ -21,7 +21,7 @@ func newJobCommand(a *app) *cobra.Command {
 	return c
 }
 
-// printJob tells on one line how a job stands after a command.
+// printJob prints on one line the state of a job after a command.
 func (a *app) printJob(r *carillon.JobReply) error {
 	if a.json {
 		return a.raw(r.AppendJSON(nil))

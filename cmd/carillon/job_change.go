@@ -12,13 +12,13 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// change is a command on one job or on all of a selection.
+// change is a command for one job or for all jobs of a selection.
 type change struct {
 	verb, past string // "pause", "paused"
 	example    string
 	one        func(*carillon.Client, context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error)
 	many       func(*carillon.Client, context.Context, carillon.Selection) (carillon.SelectionReply, error)
-	done       func(*carillon.StatusReply) int // grows by one with each job that is changed
+	done       func(*carillon.StatusReply) int // a count that grows by one with each job that is changed
 }
 
 func (a *app) newChangeCommand(ch change, long string) *cobra.Command {
@@ -112,14 +112,14 @@ func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, y
 	return err
 }
 
-// showChanges shows on a terminal how many jobs a selection has changed so far, until end is called. The answer comes once all are, so
-// it goes by what the service counts: what others change meanwhile is in it, too.
+// showChanges shows on a terminal how many jobs of a selection have been changed so far, until end is called. The service answers only
+// when all are changed, so the number comes from its status, and includes jobs that others change meanwhile.
 func (a *app) showChanges(ctx context.Context, client *carillon.Client, ch change) (end func()) {
 	if !isTerminal(a.stderr) {
 		return func() {}
 	}
 	bar := a.newProgress(ch.verb, -1, false)
-	_ = bar.bar.RenderBlank() // something is to be seen at once
+	_ = bar.bar.RenderBlank() // so that something is shown at once
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
@@ -148,7 +148,7 @@ func (a *app) showChanges(ctx context.Context, client *carillon.Client, ch chang
 	}
 }
 
-// ask puts a yes-or-no question; whatever is no clear yes is a no.
+// ask asks a yes-or-no question; anything but a clear yes is a no.
 func (a *app) ask(ctx context.Context, question string) (bool, error) {
 	if _, err := fmt.Fprintf(a.stderr, "%s [y/N] ", question); err != nil {
 		return false, err

@@ -56,7 +56,7 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, w *bufio.Writer, beside io.Writer) error {
 	total := int64(-1)
 	if l == (listFlags{}) && isTerminal(a.stderr) {
-		if s, err := client.Status(ctx); err == nil { // only the bar's end depends on it
+		if s, err := client.Status(ctx); err == nil { // only the end of the progress bar depends on it
 			total = int64(jobsIn(&s, ""))
 		}
 	}
@@ -75,8 +75,8 @@ func (a *app) export(ctx context.Context, client *carillon.Client, l listFlags, 
 	})
 }
 
-// appendExport appends a job's line. A payload of JSON that holds line breaks is given as text, or, where its escapes would
-// leave no room for it in a request, as base64: the bytes delivered stay the same.
+// appendExport appends a job's line. A JSON payload that holds line breaks is given as text or, if that would be too long for a
+// request because of its escapes, as base64: the bytes delivered stay the same.
 func appendExport(dst []byte, r *carillon.JobReply) []byte {
 	spec := r.Spec
 	if spec.Form == carillon.PayloadJSON && bytes.ContainsAny(spec.Payload, "\r\n") {

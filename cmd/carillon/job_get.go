@@ -37,7 +37,7 @@ func newJobGetCommand(a *app) *cobra.Command {
 	}
 }
 
-// describeJob shows all of a job, a line a field.
+// describeJob shows everything about a job, one field on each line.
 func (a *app) describeJob(r *carillon.JobReply) error {
 	if a.json {
 		return a.raw(r.AppendJSON(nil))
@@ -96,7 +96,7 @@ func (a *app) describeJob(r *carillon.JobReply) error {
 func joined(m map[string]string) string {
 	var list []string
 	for name, value := range m {
-		list = append(list, excerpt([]byte(name+"="+value), len(name)+1+len(value))) // it may hold what a terminal obeys
+		list = append(list, excerpt([]byte(name+"="+value), len(name)+1+len(value))) // they may hold a terminal's control sequences
 	}
 	slices.Sort(list)
 	return strings.Join(list, ", ")

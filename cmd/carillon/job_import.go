@@ -79,10 +79,10 @@ type importer struct {
 
 	mu       sync.Mutex
 	result   importResult
-	next     int               // the first line that was not handed over
-	under    map[int]inputLine // handed over, by place
-	first    error             // of the lowest line that failed
-	firstAt  int               // that line; 0: none
+	next     int               // the first line that was not handed over to the client
+	under    map[int]inputLine // lines that were handed over and have no outcome yet, by place
+	first    error             // the error of the lowest line that failed
+	firstAt  int               // the number of that line; 0: none
 	writeErr error
 }
 
@@ -105,7 +105,7 @@ type inputLine struct {
 func (im *importer) run(ctx context.Context, input io.Reader, size int64) error {
 	im.progress = im.app.newProgress("import", size, true)
 	im.next = im.from
-	stopped, stop := context.WithCancel(ctx) // no more lines are begun; those under way are finished
+	stopped, stop := context.WithCancel(ctx) // after stop no more lines are begun; those under way are finished
 	defer stop()
 	lines := make(chan inputLine)
 	read := make(chan error, 1)
@@ -115,7 +115,7 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	}()
 	sendErr := im.client.Import(ctx, im.jobs(stopped, lines, stop), func(i int, err error) {
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			return // what became of it is not known: it stays under way
+			return // the outcome is unknown: the line stays under way
 		}
 		im.mu.Lock()
 		l := im.under[i]
@@ -127,10 +127,10 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	var readErr error
 	select {
 	case readErr = <-read:
-	default: // it waits for a line that may never come, and hands out none any more
+	default: // read waits for a line that may never come, and hands out no more lines
 	}
 	next := im.next
-	for _, l := range im.under { // handed over, and not sent when ctx ended
+	for _, l := range im.under { // handed over, but without an outcome when ctx ended
 		next = min(next, l.number)
 	}
 	im.result.Elapsed = im.progress.end().Seconds()
@@ -141,13 +141,13 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 		return err
 	}
 	switch {
-	case im.firstAt > next && !im.keepGoing: // it was refused before those that wait with others for a request
+	case im.firstAt > next && !im.keepGoing: // it was refused while earlier lines still waited for their request to be filled
 		return fmt.Errorf("line %d: %w; interrupted; go on with --from %d", im.firstAt, im.first, next)
 	case im.firstAt > 0 && !im.keepGoing:
 		return fmt.Errorf("line %d: %w; all lines before it are in, go on with --from %d", im.firstAt, im.first, im.firstAt)
 	case readErr != nil:
 		return readErr
-	case ctx.Err() != nil: // what was refused has been told
+	case ctx.Err() != nil: // refused lines have been reported already
 		return fmt.Errorf("interrupted; go on with --from %d", next)
 	case im.firstAt > 0:
 		return fmt.Errorf("%d lines failed", im.result.Failed)
@@ -155,7 +155,7 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	return sendErr
 }
 
-// jobs reads the lines' jobs, until they or ctx end. A line that is no good is done.
+// jobs parses the lines until they or ctx end, and yields their jobs. A line that cannot be parsed is done, with its error.
 func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func()) iter.Seq[carillon.ImportJob] {
 	return func(yield func(carillon.ImportJob) bool) {
 		i := 0
@@ -218,10 +218,10 @@ func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inpu
 	return nil
 }
 
-// lineScanner reads lines, and of one over maxLine its end alone: it is a line that is refused, and not the last one.
+// lineScanner reads lines. Of a line longer than maxLine it keeps only the end: such a line is refused, but reading goes on after it.
 type lineScanner struct {
 	*bufio.Scanner
-	cut int // bytes of this line that were passed over
+	cut int // bytes of this line that were dropped
 }
 
 func (l *lineScanner) next() bool {

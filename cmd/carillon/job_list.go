@@ -46,7 +46,7 @@ $CARILLON_PREFIX: carillon --prefix acme job list`,
 	return c
 }
 
-// listFlags pick the jobs of a list or an export.
+// listFlags select the jobs of a list or an export.
 type listFlags struct {
 	request carillon.ListRequest
 	limit   uint // jobs altogether; 0: all
@@ -60,7 +60,7 @@ func (l *listFlags) flags(c *cobra.Command) {
 	f.UintVar(&l.limit, "limit", 0, "stop after this `many` jobs")
 }
 
-// jobStatus is one that a job can have. The protocol has more, for executions to come.
+// jobStatus is a status that a job can have. The protocol reserves more statuses for executions.
 type jobStatus carillon.Status
 
 func (v *jobStatus) String() string { return string(*v) }
@@ -74,7 +74,7 @@ func (v *jobStatus) Set(s string) error {
 	return errors.New("expected scheduled, paused or completed")
 }
 
-// pages calls show with one page of jobs after the other. Only one is held at a time.
+// pages calls show with one page of jobs after the other. Only one page is in memory at a time.
 func (l listFlags) pages(ctx context.Context, client *carillon.Client, show func([]carillon.JobReply) error) error {
 	left := l.limit
 	for {
@@ -112,7 +112,7 @@ func (a *app) listTable(ctx context.Context, client *carillon.Client, l listFlag
 	})
 }
 
-// listJSON writes one carillon.v1.jobs object, however many pages it takes.
+// listJSON writes all pages as one carillon.v1.jobs object.
 func (a *app) listJSON(ctx context.Context, client *carillon.Client, l listFlags) error {
 	b := []byte(`{"type":"` + carillon.TypeJobs + `","jobs":[`)
 	first := true

@@ -62,7 +62,7 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
 	return c
 }
 
-// putFlags are a job as flags.
+// putFlags are the flags that make up a job.
 type putFlags struct {
 	fields          *fields
 	command         *cobra.Command
@@ -98,7 +98,7 @@ func (p *putFlags) flags(c *cobra.Command) {
 	f.Uint64Var(&p.ifVersion, "if-version", 0, "only if the job is at this `version`; 0: only if there is none")
 }
 
-// job reads the job and the condition that a file may hold.
+// job makes the job of the flags and of a file, which may also have a condition (if_version).
 func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, err error) {
 	own := make(map[string]any)
 	for _, s := range []struct{ flag, form, value string }{
@@ -145,8 +145,8 @@ func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, er
 	return job, nil, job.Validate()
 }
 
-// parsePutFile reads the body of a put, or an answer with the job, as 'job get --json' prints it. Of that only the spec is the job's
-// definition: the rest says how it was.
+// parsePutFile reads the body of a put, or a reply with the job as 'job get --json' prints it. Of a reply it uses only the spec, which
+// is the job's definition.
 func parsePutFile(body []byte) (carillon.Job, *uint64, error) {
 	job, ifVersion, err := carillon.ParsePut(body)
 	if !errors.Is(err, &carillon.Error{Code: carillon.CodeUnknownField, Field: "type"}) {
@@ -185,7 +185,7 @@ func (p *payloadFlags) given() bool {
 	return f.Changed("payload") || f.Changed("payload-text") || f.Changed("payload-file")
 }
 
-// read gives the payload, and its form where the flags tell it.
+// read returns the payload, and its form if the flags say that.
 func (p *payloadFlags) read(stdin io.Reader) ([]byte, carillon.PayloadForm, error) {
 	f := p.command.Flags()
 	switch {

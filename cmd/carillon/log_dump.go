@@ -79,7 +79,7 @@ type dumper struct {
 	limit     uint64
 	data      string
 
-	layout engine.Layout // of the most partitions there can be, and so it shows what each record says it is
+	layout engine.Layout // for the greatest number of partitions, so that any record can be shown as what it says it is
 	shown  uint64
 }
 
@@ -94,7 +94,7 @@ func (d *dumper) local(ctx context.Context) error {
 	d.layout = engine.Layout{Prefix: d.app.connection.prefix, Partitions: node.MaxPartitions}
 	dir := filepath.Join(d.data, "log")
 	if _, err := os.Stat(dir); err != nil {
-		return err // opening would make it
+		return err // opening the store would make it
 	}
 	store, err := wal.OpenStore(wal.Options{Dir: dir})
 	if err != nil {
@@ -119,7 +119,7 @@ func (d *dumper) local(ctx context.Context) error {
 	return err
 }
 
-// stream reads the service's stream up to where it ends now.
+// stream reads the service's log stream up to its present end.
 func (d *dumper) stream(ctx context.Context) error {
 	nc, client, err := d.app.connect(ctx)
 	if err != nil {
@@ -157,8 +157,8 @@ func (d *dumper) stream(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	// It would stay for a minute, and the server would tell it of each message that is stored meanwhile. Who may not
-	// remove it has its dump all the same.
+	// Else the consumer would stay for a minute, and cost the server work for each message that is stored meanwhile. A user without
+	// the right to remove it still gets the dump.
 	defer func() { _ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name) }()
 	records, err := newPuller(nc, name, consumer.CachedInfo().Name)
 	if err != nil {
@@ -168,7 +168,7 @@ func (d *dumper) stream(ctx context.Context) error {
 	bar := d.app.newOutputProgress("dump", int64(last-max(d.from, state.FirstSeq, 1)+1), "records", d.app.stdout)
 	defer bar.end()
 	for {
-		// What the stream held at its end may have been removed since; then nothing more would come.
+		// The last messages may have been removed since; then no more would come.
 		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)
 		m, meta, err := records.next(next)
 		cancel()
@@ -188,15 +188,15 @@ func (d *dumper) stream(ctx context.Context) error {
 	}
 }
 
-// puller takes the messages of a consumer one by one. The client library passes over one that has a header Status, which it
-// takes for the server's own word, or ends there; anybody who may send commands may send that.
+// puller takes the messages of a consumer one by one. The client library would take a message with a header Status for a status of
+// the server, and skip it or end there; but anyone who may send commands may send such a message.
 type puller struct {
 	nc    *nats.Conn
 	sub   *nats.Subscription
 	came  chan *nats.Msg
 	api   string
-	due   int    // messages that were asked for and have not come
-	taken uint64 // the consumer's number of the last one
+	due   int    // messages that were asked for and have not come yet
+	taken uint64 // the consumer sequence of the last message
 }
 
 // pulled is how many messages are asked for at once.
@@ -204,7 +204,7 @@ const pulled = 64
 
 func newPuller(nc *nats.Conn, stream, consumer string) (*puller, error) {
 	p := &puller{
-		nc: nc, came: make(chan *nats.Msg, pulled+1), // the most there can be, and a word on them
+		nc: nc, came: make(chan *nats.Msg, pulled+1), // all messages of a pull, and a status
 		api: jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + stream + "." + consumer,
 	}
 	var err error
@@ -212,7 +212,7 @@ func newPuller(nc *nats.Conn, stream, consumer string) (*puller, error) {
 	return p, err
 }
 
-func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails on a closed connection, which has none
+func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails only on a closed connection, which has no subscriptions
 
 func (p *puller) next(ctx context.Context) (*nats.Msg, *nats.MsgMetadata, error) {
 	if p.due == 0 {
@@ -227,7 +227,7 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, *nats.MsgMetadata, error)
 	case <-ctx.Done():
 		return nil, nil, ctx.Err()
 	}
-	if m.Subject == p.sub.Subject { // the server's own word comes on this alone, and a record on its own
+	if m.Subject == p.sub.Subject { // a status of the server; a record comes on its own subject
 		return nil, nil, fmt.Errorf("%s %s", m.Header.Get("Status"), m.Header.Get("Description"))
 	}
 	meta, err := m.Metadata()
@@ -302,7 +302,7 @@ func kindName(e *engine.Entry) string {
 	return excerpt([]byte(e.Verb), 32)
 }
 
-// details gives what a record says beside its kind, on one line.
+// details returns on one line what a record says besides its kind.
 func details(r *engine.Record, e *engine.Entry) string {
 	switch e.Kind {
 	case engine.KindTick:
@@ -336,7 +336,7 @@ func details(r *engine.Record, e *engine.Entry) string {
 	return s
 }
 
-// packedBody gives the body of the put that a packed job stands for.
+// packedBody returns the body of the put that a packed job stands for.
 func packedBody(p *engine.PackedJob) []byte {
 	job, err := p.Job()
 	if err != nil {
@@ -351,12 +351,12 @@ type recordLine struct {
 	Time      string        `json:"time"`
 	Subject   string        `json:"subject"`
 	Kind      string        `json:"kind"`
-	Healed    uint64        `json:"healed_sequence,omitempty"` // what it had before the stream lost it
+	Healed    uint64        `json:"healed_sequence,omitempty"` // the sequence that it had before the stream lost it
 	Partition *int          `json:"partition,omitempty"`
 	Job       string        `json:"job,omitempty"`
 	Request   string        `json:"request,omitempty"`
 	Body      string        `json:"body,omitempty"`
-	Base64    string        `json:"body_base64,omitempty"` // where the body is no text
+	Base64    string        `json:"body_base64,omitempty"` // if the body is not text
 	Ticks     []tickLine    `json:"ticks,omitempty"`
 	Claim     *engine.Claim `json:"claim,omitempty"`
 	DiskLow   *bool         `json:"disk_low,omitempty"`
@@ -371,10 +371,10 @@ type packedLine struct {
 	IfAbsent bool       `json:"if_absent,omitempty"`
 	State    *stateLine `json:"state,omitempty"`
 	Body     string     `json:"body,omitempty"`
-	Base64   string     `json:"body_base64,omitempty"` // where it cannot be decoded
+	Base64   string     `json:"body_base64,omitempty"` // if it cannot be decoded
 }
 
-// stateLine is what a restored job brings along.
+// stateLine is the state of a restored job (engine.JobState).
 type stateLine struct {
 	Version  uint64 `json:"version"`
 	Accepted string `json:"accepted"`
@@ -382,7 +382,7 @@ type stateLine struct {
 	Last     string `json:"last_scheduled,omitempty"`
 	Fires    uint64 `json:"fires"`
 	Skipped  uint64 `json:"skipped"`
-	Missed   string `json:"missed,omitempty"` // where the job's own misfire does not count
+	Missed   string `json:"missed,omitempty"` // the policy in place of the job's own misfire
 }
 
 func newPackedLine(p *engine.PackedJob) packedLine {
@@ -400,7 +400,7 @@ func newPackedLine(p *engine.PackedJob) packedLine {
 	return line
 }
 
-// text gives bytes as they are, or, where they are no text, as base64.
+// text returns bytes as they are or, if they are not text, as base64.
 func text(b []byte) (plain, encoded string) {
 	if utf8.Valid(b) {
 		return string(b), ""

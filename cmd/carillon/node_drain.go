@@ -73,7 +73,7 @@ nothing until --undo, or until it is started again. An engine that is stopped wi
 	return c
 }
 
-// drainLook is how often it is looked how far a node is.
+// drainLook is the time between two looks at how far a node is.
 const drainLook = 100 * time.Millisecond
 
 // nodeOf finds a node in the status.

@@ -25,7 +25,7 @@ func (a *app) line(format string, args ...any) error {
 	return err
 }
 
-// raw writes JSON that is made already, and is not to be compacted: payloads stay byte for byte.
+// raw writes finished JSON, without compacting it: payloads stay byte for byte.
 func (a *app) raw(b []byte) error {
 	_, err := a.stdout.Write(append(b, '\n'))
 	return err
@@ -43,11 +43,11 @@ func (a *app) marshal(v any) error {
 	return err
 }
 
-// table lines up columns given with tabs. Its rows appear when it is flushed.
+// table returns a writer that aligns columns, which are separated by tabs. The rows are written when it is flushed.
 func (a *app) table() *tabwriter.Writer { return tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0) }
 
-// outlivePipes has what is written to a pipe that nobody reads any more fail, as on a full disk, where it would end the process.
-// Unlike a signal that is ignored, this is not inherited by commands.
+// outlivePipes makes writes to a pipe that nobody reads any more fail, as on a full disk; by default they end the process. Unlike an
+// ignored signal, this is not inherited by commands that the process starts.
 func outlivePipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // isTerminal tells whether a person sits at the other end of a stream.
@@ -56,7 +56,7 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// when gives a time as it stands in replies, or a dash for none.
+// when returns a time in the form of replies, or a dash for none.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -67,7 +67,7 @@ func when(t time.Time) string {
 // orDash fills a table's empty cell.
 func orDash(s string) string { return cmp.Or(s, "-") }
 
-// excerpt gives the beginning of any bytes as text that is safe on a terminal.
+// excerpt returns the beginning of any bytes as text that is safe on a terminal.
 func excerpt(b []byte, most int) string {
 	end := ""
 	if len(b) > most {
@@ -88,7 +88,7 @@ func excerpt(b []byte, most int) string {
 	return s + end
 }
 
-// milliseconds gives a duration for people: 0.71 ms.
+// milliseconds formats a duration for people: 0.71 ms.
 func milliseconds(d time.Duration) string {
 	return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 2, 64) + " ms"
 }

@@ -54,7 +54,7 @@ func (a *app) printPreview(next []time.Time, zone string) error {
 	if len(next) == 0 {
 		return a.line("no fire")
 	}
-	// For showing only, so the system's rules will do; the engine has its own.
+	// The system's zone rules are good enough for showing times; the engine has its own.
 	loc, err := time.LoadLocation(zone)
 	if zone == "" || err != nil {
 		loc = time.UTC

@@ -13,9 +13,9 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// progress shows on a terminal how far a long command is, at which rate, and the time left where the
-// whole is known. Elsewhere it is silent. Any goroutine may call it. It is only a drawing: what goes wrong
-// with it is no concern of the command.
+// progress shows on a terminal how far a long command is, at which rate, and the time left if the total is
+// known. Without a terminal it shows nothing. Any goroutine may call it. It is only a drawing: its errors do not
+// concern the command.
 type progress struct {
 	mu        sync.Mutex
 	bar       *progressbar.ProgressBar // nil: silent
@@ -27,11 +27,11 @@ type progress struct {
 	jobs      int
 }
 
-// redraw is how often a bar is drawn: as often as an eye follows, and far from the cost of a job.
+// redraw is the time between two drawings of a bar: short enough for the eye, and long enough to cost next to nothing for each job.
 const redraw = 100 * time.Millisecond
 
-// newProgress begins a bar. total is in the unit of step's size, 0 or less when unknown; bytes says that
-// this unit is bytes and not jobs.
+// newProgress begins a bar. total is in the unit of step's size, 0 or less if unknown; bytes says that this unit is
+// bytes and not jobs.
 func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
 	p := &progress{verb: verb, unit: "jobs", began: time.Now()}
 	if !isTerminal(a.stderr) {
@@ -49,8 +49,8 @@ func (a *app) newProgress(verb string, total int64, bytes bool) *progress {
 	return p
 }
 
-// newOutputProgress begins the bar of a command whose result goes to output as it comes. Where that is a terminal there is none: it would
-// be drawn into the result.
+// newOutputProgress begins the bar of a command that writes its result to output meanwhile. If output is a terminal, there is no bar: it
+// would be drawn into the result.
 func (a *app) newOutputProgress(verb string, total int64, unit string, output io.Writer) *progress {
 	shown := *a
 	if isTerminal(output) {
@@ -61,10 +61,10 @@ func (a *app) newOutputProgress(verb string, total int64, unit string, output io
 	return p
 }
 
-// step counts one job, of this size.
+// step counts one job of this size.
 func (p *progress) step(size int) { p.advance(1, size) }
 
-// advance counts some, of this size together.
+// advance counts some jobs, of this size together.
 func (p *progress) advance(jobs, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,8 +88,8 @@ func (p *progress) skip(size int) {
 	}
 }
 
-// move stops at the bar's end, as what was the whole at the beginning may have grown: a bar that is past it stays on
-// the screen.
+// move moves the bar on, but not beyond its end: the total may have grown since the beginning, and a bar that is past its
+// end stays on the screen.
 func (p *progress) move(size int) {
 	size = min(size, p.left)
 	p.left -= size
@@ -110,7 +110,7 @@ func (p *progress) print(write func() error) error {
 	return write()
 }
 
-// end takes the bar away and returns how long it all took.
+// end removes the bar and returns how long everything took.
 func (p *progress) end() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,7 +120,7 @@ func (p *progress) end() time.Duration {
 	return time.Since(p.began)
 }
 
-// jobsIn counts a service's jobs of a status; of "" all.
+// jobsIn counts a service's jobs with a status, or all jobs for "".
 func jobsIn(s *carillon.StatusReply, status carillon.Status) (n int) {
 	for i := range s.Partitions {
 		for of, jobs := range s.Partitions[i].Jobs {
@@ -132,7 +132,7 @@ func jobsIn(s *carillon.StatusReply, status carillon.Status) (n int) {
 	return n
 }
 
-// blocksProgress shows how far a walk over an archive's blocks is, whose size is known only once it has begun.
+// blocksProgress shows how far a walk over an archive's blocks is. Their size is known only once the walk has begun.
 type blocksProgress struct {
 	app  *app
 	verb string
@@ -146,7 +146,7 @@ func (a *app) newBlocksProgress(verb string) *blocksProgress {
 	return &blocksProgress{app: a, verb: verb}
 }
 
-// show is called by one goroutine at a time.
+// show must be called by one goroutine at a time.
 func (p *blocksProgress) show(now archive.Progress) {
 	if p.bar == nil {
 		p.bar = p.app.newProgress(p.verb, int64(now.Total), true)
@@ -156,7 +156,7 @@ func (p *blocksProgress) show(now archive.Progress) {
 	p.last = now
 }
 
-// replayed shows how far the log has been applied, once the blocks are there.
+// replayed shows how far the log has been applied, after the blocks.
 func (p *blocksProgress) replayed(done, total uint64) {
 	if p.log == nil {
 		p.log = p.app.newProgress("log", int64(total), false)

@@ -39,7 +39,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 
-	// Whatever goes wrong before a command's own code begins is about the command line.
+	// Any error before a command's own code begins is about the command line.
 	began := false
 	walk(root, func(c *cobra.Command) {
 		if run := c.RunE; run != nil {
@@ -68,23 +68,23 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailure
 }
 
-// nameless words an error, or several that were joined, in one line, without the library's name in front: the command line says
-// the same one.
+// nameless puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
+// name itself.
 func nameless(err error) string {
 	message := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
 	return strings.TrimPrefix(strings.Join(strings.Fields(message), " "), "carillon: ")
 }
 
-// interrupted has an error that the end of ctx made say so in plain words, and once.
+// interrupted makes the message of an error that was caused by the end of ctx say "interrupted", and only once.
 func interrupted(ctx context.Context, message string) string {
-	for _, end := range []error{context.Cause(ctx), ctx.Err()} { // a signal is a cause of its own
+	for _, end := range []error{context.Cause(ctx), ctx.Err()} { // if ctx ended by a signal, the cause is not ctx.Err()
 		message = strings.ReplaceAll(message, end.Error(), "interrupted")
 	}
 	return strings.ReplaceAll(message, "(interrupted) (interrupted)", "(interrupted)")
 }
 
 // noParentFlags refuses flags that belong to a command on the way to this one, such as those of 'topic' before 'topic create':
-// nobody would go by them.
+// they would have no effect.
 func noParentFlags(c *cobra.Command) (err error) {
 	c.VisitParents(func(p *cobra.Command) {
 		p.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
@@ -96,7 +96,7 @@ func noParentFlags(c *cobra.Command) (err error) {
 	return err
 }
 
-// usageError is a command line that cannot be carried out, found by a command itself.
+// usageError is the error of a command that finds its command line wrong.
 type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
@@ -125,7 +125,7 @@ func newRootCommand(a *app) *cobra.Command {
 	return root
 }
 
-// strictHelp has the help command of the library take unknown commands for wrong usage, and not show the root's help.
+// strictHelp makes cobra's help command treat unknown commands as wrong usage, instead of showing the root's help.
 func strictHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	help, _, _ := root.Find([]string{"help"})
@@ -141,8 +141,8 @@ func strictHelp(root *cobra.Command) {
 	}
 }
 
-// strictCompletion has the completion command of the library be a group like others: a script redirected into a file would be its
-// help, for a shell that it does not know.
+// strictCompletion makes cobra's completion command a group like others. Otherwise, for a shell that it does not know, it would print its
+// help, which the user would redirect into a file as the script.
 func strictCompletion(root *cobra.Command, args []string) {
 	root.InitDefaultCompletionCmd(args...)
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
@@ -172,8 +172,8 @@ func unknownCommand(c *cobra.Command, name string) error {
 	return usagef("unknown command %q for %q", name, c.CommandPath())
 }
 
-// ownFlags is for a command that does not connect: the flags of the connection are refused instead of
-// being passed over, and not shown.
+// ownFlags is for a command that does not connect: it refuses the flags of the connection, which would have no
+// effect, and does not show them.
 func ownFlags(c *cobra.Command) *cobra.Command {
 	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), ".HasAvailableInheritedFlags", "false"))
 	run := c.RunE

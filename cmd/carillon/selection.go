@@ -10,7 +10,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// selectionFlags add the flags of a selection.
+// selectionFlags adds the flags of a selection.
 func selectionFlags(c *cobra.Command, s *carillon.Selection) {
 	f := c.Flags()
 	f.Var((*filled)(&s.Prefix), "prefix", "whose ids begin with a `prefix`")
@@ -18,7 +18,7 @@ func selectionFlags(c *cobra.Command, s *carillon.Selection) {
 	f.Var((*filled)(&s.Owner), "owner", "that belong to an `owner`")
 }
 
-// checkSelection is what the service does with a selection that it is sent, for one that it is not; an empty one takes all jobs.
+// checkSelection makes the service's checks for a selection that is not sent to it. An empty selection includes all jobs.
 func checkSelection(s carillon.Selection) error {
 	if s == (carillon.Selection{}) {
 		return nil

@@ -32,7 +32,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 				return err
 			}
 			outlivePipes()
-			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.tellReady(r) }) // an engine goes on unheard
+			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.tellReady(r) }) // an engine goes on even if this fails
 		},
 	}
 	f := cmd.Flags()
@@ -42,7 +42,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	return cmd
 }
 
-// serveFlags are the options of an engine, and the flags that are not yet what these need.
+// serveFlags are the options of an engine, and the flags that must be converted for them.
 type serveFlags struct {
 	app           *app
 	options       node.Options
@@ -51,7 +51,7 @@ type serveFlags struct {
 	memory        int // MiB
 }
 
-// process adds the flags of this process: where it has its files, where it listens and what it says.
+// process adds the flags of this process: where its files are, where it listens and what it logs.
 func (s *serveFlags) process(f *pflag.FlagSet) {
 	f.StringVar(&s.options.Data, "data", "carillon-data", "directory of everything the engine owns")
 	f.StringVar(&s.options.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server, unless --nats-config says it; port 0 chooses one")
@@ -62,7 +62,7 @@ func (s *serveFlags) process(f *pflag.FlagSet) {
 	f.StringVar(&s.format, "log-format", "text", "text or json")
 }
 
-// sharing adds those of the NATS that the engine has its streams on, and of the engines that share it.
+// sharing adds the flags about the NATS that has the engine's streams, and about the engines that share it.
 func (s *serveFlags) sharing(f *pflag.FlagSet) {
 	f.StringVar(&s.options.Name, "name", "", "name of this node, one of the service (default the host's)")
 	f.Var((*filled)(&s.options.NATSConfig), "nats-config", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
@@ -75,7 +75,7 @@ func (s *serveFlags) sharing(f *pflag.FlagSet) {
 	f.IntVar(&s.options.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
 }
 
-// keeping adds those of the streams and of what is kept in them and beside them.
+// keeping adds the flags about the streams, and about what is kept in them and beside them.
 func (s *serveFlags) keeping(f *pflag.FlagSet) {
 	f.IntVar(&s.options.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default what they were made with, else 8)")
 	f.Int64Var(&s.options.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream; with --nats or --nats-config only when it is made (default 256 MiB)")
@@ -90,7 +90,7 @@ func (s *serveFlags) keeping(f *pflag.FlagSet) {
 	f.IntSliceVar(&s.accept, "accept-loss", nil, "partitions that may go on after they stopped because outputs were lost or are unknown; see docs/operations.md")
 }
 
-// resolve makes options of the flags, unless they make no sense.
+// resolve turns the flags into options, and refuses flags that make no sense.
 func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	o, connection := &s.options, &s.app.connection
 	if connection.server != "" {
@@ -127,8 +127,8 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// embedded refuses flags that an embedded server does not go by. Passed over, they would leave an engine open that seems to ask
-// for a password or a certificate, or to listen on loopback alone.
+// embedded refuses flags that have no effect on an embedded server. If they were ignored, an engine would be open that seems to require
+// a password or a certificate, or to listen only on loopback.
 func (s *serveFlags) embedded(cmd *cobra.Command) error {
 	if s.options.NATSConfig != "" {
 		s.options.NATSCreds = s.app.connection.creds
@@ -137,7 +137,7 @@ func (s *serveFlags) embedded(cmd *cobra.Command) error {
 		}
 	} else if s.options.NATSAccount != "" {
 		return usagef("--nats-account goes with --nats-config")
-	} else if cmd.Flags().Changed("creds") { // those in the environment are a client's
+	} else if cmd.Flags().Changed("creds") { // not for the environment's, which are for clients
 		return usagef("--creds goes with --nats, or with a --nats-config of operator mode")
 	}
 	for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst"} {
@@ -163,7 +163,7 @@ func (s *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
 	return nil, usagef("--log-format is %q, must be text or json", s.format)
 }
 
-// tellReady says that the engine takes jobs, and where.
+// tellReady prints that the engine accepts jobs, and at which addresses.
 func (a *app) tellReady(r node.Ready) error {
 	if !a.json {
 		return a.line("%s", readyText(r))
@@ -171,7 +171,7 @@ func (a *app) tellReady(r node.Ready) error {
 	return a.marshal(readyLine{Type: "ready", NATS: redacted(r.NATS), HTTP: r.HTTP, Partitions: r.Partitions})
 }
 
-// readyLine is the same in JSON.
+// readyLine is what tellReady prints as JSON.
 type readyLine struct {
 	Type       string `json:"type"`
 	NATS       string `json:"nats"`
@@ -179,7 +179,7 @@ type readyLine struct {
 	Partitions int    `json:"partitions"`
 }
 
-// readyText is what scripts wait for, and read addresses from.
+// readyText is what tellReady prints as text. Scripts wait for this line, and read addresses from it.
 func readyText(r node.Ready) string {
 	line := "carillon ready nats=" + redacted(r.NATS)
 	if r.HTTP != "" {

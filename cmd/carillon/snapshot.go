@@ -17,7 +17,7 @@ func newSnapshotCommand(a *app) *cobra.Command {
 		newSnapshotSaveCommand(a), newSnapshotRestoreCommand(a), newSnapshotListCommand(a), newSnapshotVerifyCommand(a), newSnapshotPruneCommand(a))
 }
 
-// archiveFlags say where an archive is: a directory, or a bucket of the service that is connected to.
+// archiveFlags say where an archive is: in a directory, or in a bucket on the service's NATS.
 type archiveFlags struct{ bucket string }
 
 func (f *archiveFlags) flags(c *cobra.Command) {
@@ -43,7 +43,7 @@ func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(a
 			err = fmt.Errorf("%s is no directory", args[0])
 		}
 		if err != nil {
-			return err // opening would make it
+			return err // opening the archive would make it
 		}
 		return do(archive.OpenDir(nil, args[0]))
 	}
@@ -68,7 +68,7 @@ func (f *archiveFlags) use(ctx context.Context, a *app, args []string, do func(a
 	return do(archive.NewBucket(f.bucket, js, store))
 }
 
-// size gives bytes for people: 1.5 MiB.
+// size formats bytes for people: 1.5 MiB.
 func size(n int64) string {
 	if n < 1<<10 {
 		return fmt.Sprintf("%d B", n)

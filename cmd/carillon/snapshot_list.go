@@ -22,7 +22,7 @@ It reads manifests only; 'carillon snapshot verify' reads all.`,
 			return f.use(c.Context(), a, args, func(t archive.Target) error {
 				entries, err := archive.List(c.Context(), t)
 				if dir, ok := t.(*archive.Dir); ok && err == nil && len(entries) == 0 {
-					err = dir.Check() // another directory than was meant has none either
+					err = dir.Check() // a directory that was given by mistake has no snapshots either
 				}
 				if err != nil {
 					return err

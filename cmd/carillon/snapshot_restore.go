@@ -79,7 +79,7 @@ type restorer struct {
 	options  node.RestoreOptions
 
 	toTime, log string
-	at          time.Time // of toTime
+	at          time.Time // toTime, parsed
 }
 
 func (r *restorer) check(c *cobra.Command) (err error) {
@@ -109,7 +109,7 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 	return checkSelection(r.options.Only)
 }
 
-// timeFlag reads --to-time; the zero time where it is not given.
+// timeFlag reads --to-time; it returns the zero time if that is not given.
 func timeFlag(toTime, log string) (at time.Time, err error) {
 	switch {
 	case toTime == "" && log == "":
@@ -133,7 +133,7 @@ type restoredReport struct {
 	Elapsed    float64 `json:"elapsed_s"`
 }
 
-// toData makes a data directory.
+// toData restores into a data directory, which it makes.
 func (r *restorer) toData(ctx context.Context, t archive.Target) error {
 	began := time.Now()
 	bar := r.app.newBlocksProgress("restore")

@@ -11,7 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// What becomes of jobs that the service has already.
+// What to do about jobs that the service has already.
 const (
 	existingSkip    = "skip"
 	existingReplace = "replace"
@@ -28,11 +28,11 @@ type putBack struct {
 	Elapsed   float64 `json:"elapsed_s"`
 
 	jobs    *node.SnapshotJobs
-	first   error // of what failed
+	first   error // the first error of a job
 	offline bool  // the service does not answer any more
 }
 
-// intoService puts the jobs into the service that is connected to.
+// intoService restores the jobs into the service to which the command is connected.
 func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 	nc, client, err := r.app.connect(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 	return nil
 }
 
-// again says how a restore that did not come to its end goes on: the newest snapshot may be another one by then, of a service
-// that has only some of the jobs; and those that were put are there.
+// again says how to continue a restore that did not come to its end. It names the snapshot, because the newest one may be another by
+// then, of a service with only some of the jobs; and it must allow for the jobs that were put already.
 func (r *restorer) again(id string) string {
 	with := ""
 	if r.id == "" {
@@ -88,7 +88,7 @@ func (r *restorer) again(id string) string {
 	return "the same command with" + with
 }
 
-// verify reads all of a snapshot before the first job of it is put: a service cannot be put back to where it was.
+// verify reads all of a snapshot before its first job is put, because the puts cannot be undone.
 func (r *restorer) verify(ctx context.Context, t archive.Target, id string) error {
 	bar := r.app.newBlocksProgress("verify")
 	v, err := archive.Verify(ctx, t, []string{id}, bar.show)
@@ -126,19 +126,19 @@ func (r *restorer) putBack(ctx context.Context, client *carillon.Client, p *putB
 		bar.advance(done.Jobs, done.Jobs)
 	})
 	p.Elapsed = bar.end().Seconds()
-	if ctx.Err() != nil { // the service is gone, or this was interrupted: both are told with the counts
+	if ctx.Err() != nil { // the service is gone, or the command was interrupted: both are reported with the counts
 		return nil
 	}
 	return errors.Join(err, readErr)
 }
 
-// take counts what became of some jobs.
+// take counts the outcomes of some jobs.
 func (p *putBack) take(done carillon.Restored) {
 	p.Restored += done.Imported
 	p.WereThere += done.Unchanged
 	for _, f := range done.Failed {
 		if errors.Is(f.Err, context.Canceled) {
-			continue // it was not sent, or nobody knows: the next time tells
+			continue // it was not sent, or its outcome is unknown: the next restore will show
 		}
 		p.Failed++
 		p.offline = p.offline || errors.Is(f.Err, &carillon.Error{Code: carillon.CodeUnavailable})
@@ -148,11 +148,11 @@ func (p *putBack) take(done carillon.Restored) {
 	}
 }
 
-// existingBatch is how many ids are looked for in one walk through the service's jobs: about 100 MB of memory.
+// existingBatch is how many ids are looked for in one walk through the service's jobs. They take about 100 MB of memory.
 const existingBatch = 1 << 20
 
-// refuseExisting looks before anything is put whether the service has any of the jobs. Only ids that would be restored are
-// in memory, a batch of them, however many jobs the service has.
+// refuseExisting refuses the restore, before anything is put, if the service has any of the jobs. Only a batch of the ids that would
+// be restored is in memory at a time, however many jobs the service has.
 func (r *restorer) refuseExisting(ctx context.Context, client *carillon.Client, jobs *node.SnapshotJobs, batch int) error {
 	wanted := make(map[string]bool)
 	found, example := 0, ""

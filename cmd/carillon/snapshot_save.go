@@ -69,7 +69,7 @@ type savedReport struct {
 	Elapsed      float64 `json:"elapsed_s"`
 }
 
-// ask has the service save.
+// ask makes the service save.
 func (s *saver) ask(ctx context.Context, bucket string, args []string) error {
 	r := carillon.SnapshotRequest{Bucket: bucket, Recheck: s.recheck}
 	if bucket == "" {
@@ -124,7 +124,7 @@ func (s *saver) show(r savedReport) error {
 		size(r.WrittenBytes), fmt.Sprintf("%.1f s", r.Elapsed), rate(r.Rows, "rows", r.Elapsed))
 }
 
-// rate gives how many of something there were a second, for people.
+// rate formats how many of something there were a second, for people.
 func rate(n uint64, what string, seconds float64) string {
 	return fmt.Sprintf("%.0f %s/s", float64(n)/max(seconds, 1e-3), what)
 }

@@ -35,7 +35,7 @@ and again, with rates: triggers and events put out, and records of the log, a se
 			}
 			var options []nats.Option
 			if watch {
-				options = throughout // an outage is what one may be watching
+				options = throughout // an outage may be just what the user watches
 			}
 			nc, client, err := a.connect(c.Context(), options...)
 			if err != nil {
@@ -57,8 +57,8 @@ and again, with rates: triggers and events put out, and records of the log, a se
 	return c
 }
 
-// watchStatus shows the status until ctx ends. On a terminal each one takes the place of the one before. What goes wrong
-// is shown, too: a service that does not answer is what one may be watching for.
+// watchStatus shows the status again and again until ctx ends. On a terminal each takes the place of the previous one. It shows errors,
+// too: a service that does not answer may be just what the user watches for.
 func (a *app) watchStatus(ctx context.Context, client *carillon.Client, every time.Duration) error {
 	var before *carillon.StatusReply
 	for {
@@ -85,7 +85,7 @@ func (a *app) watchStatus(ctx context.Context, client *carillon.Client, every ti
 	}
 }
 
-// perSecond is by how much a number has grown a second between two looks; a dash where that is not known.
+// perSecond is by how much a number has grown each second between two looks, or a dash if that is not known.
 func perSecond(now, then uint64, r, before *carillon.StatusReply) string {
 	if before == nil {
 		return "-"
@@ -135,11 +135,11 @@ func (a *app) printNodes(r, before *carillon.StatusReply) error {
 	return nil
 }
 
-// clockWarning is the offset of a clock from which on it is worth a word, ms. No trigger is late by it, but whoever reads
-// the machine's logs is misled, and other programs there may not measure theirs.
+// clockWarning is the offset of a clock, in ms, from which on a warning is printed. It makes no trigger late, but it misleads readers of
+// the machine's logs, and other programs on the machine may not measure their offset.
 const clockWarning = 100
 
-// printStatus shows a status, with rates since the one before where there is one.
+// printStatus shows a status, with rates since the previous one if there is one.
 func (a *app) printStatus(r, before *carillon.StatusReply) error {
 	if a.json {
 		return a.raw(r.AppendJSON(nil))

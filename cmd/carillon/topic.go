@@ -20,7 +20,7 @@ func newTopicCommand(a *app) *cobra.Command {
 	return c
 }
 
-// commandWords are no topics to 'carillon topic': who gives one means a command, and would be given a stream.
+// commandWords are refused as topics by 'carillon topic': a user who types one means a command, and would get a stream.
 var commandWords = []string{"add", "del", "get", "help", "info", "ls", "make", "new", "remove", "rm", "show"}
 
 func topicNoCommand(c *cobra.Command, args []string) error {

@@ -35,7 +35,7 @@ type triggerLine struct {
 	Attempt   int         `json:"attempt,omitempty"`
 	Headers   nats.Header `json:"headers,omitempty"`
 
-	// One of these, as in a job, but for the white space of JSON, which is left out.
+	// At most one of these is set, as in a job. White space in JSON is left out.
 	Payload json.RawMessage `json:"payload,omitempty"`
 	Text    string          `json:"payload_text,omitempty"`
 	Base64  []byte          `json:"payload_base64,omitempty"`
@@ -48,7 +48,7 @@ func newTriggerLine(t *carillon.Trigger) triggerLine {
 		Version: t.Version, Output: t.Output, Missed: t.Missed, Partition: t.Partition, Attempt: t.Attempt, Headers: t.Headers,
 	}
 	switch {
-	case utf8.Valid(t.Payload) && json.Valid(t.Payload): // encoding/json takes any bytes within a string
+	case utf8.Valid(t.Payload) && json.Valid(t.Payload): // json.Valid alone accepts any bytes within a string
 		line.Payload = t.Payload
 	case utf8.Valid(t.Payload):
 		line.Text = string(t.Payload)

@@ -45,7 +45,7 @@ type watcher struct {
 	events bool
 	count  uint
 
-	mu   sync.Mutex // lines come from two loops
+	mu   sync.Mutex // two loops write lines
 	seen uint
 }
 
@@ -79,17 +79,17 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 	loops.Go(func() { cancel(follow(triggers, w.showTrigger)) })
 	loops.Wait()
-	// A signal is a cause of its own, which is a context.Canceled, too.
+	// If a signal ended ctx, the cause is the signal's own error, which is a context.Canceled, too.
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && cause != errSeen {
 		return cause
 	}
 	return nil
 }
 
-// errSeen ends a watch that has shown as many triggers as were asked for.
+// errSeen ends a watch that has shown as many triggers as the user asked for.
 var errSeen = errors.New("enough triggers seen")
 
-// follow shows what comes until the sequence ends or show returns an error.
+// follow shows items until the sequence ends or show returns an error.
 func follow[T any](all iter.Seq2[T, error], show func(*T) error) error {
 	for v, err := range all {
 		if err == nil {
@@ -132,7 +132,7 @@ func (w *watcher) showEvent(e *carillon.Event) error {
 	what := ""
 	switch e.Kind {
 	case carillon.EventRejected:
-		what = fmt.Sprintf("%s: %s", excerpt([]byte(e.Verb), 32), excerpt(fmt.Append(nil, e.Error), 500)) // it may name a field that a stranger made up
+		what = fmt.Sprintf("%s: %s", excerpt([]byte(e.Verb), 32), excerpt(fmt.Append(nil, e.Error), 500)) // text from any command
 	case carillon.EventSkipped:
 		what = fmt.Sprintf("%d fires, %s: %s to %s", e.Count, excerpt([]byte(e.Reason), 32), when(e.First), when(e.Last))
 	}

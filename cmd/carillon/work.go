@@ -80,10 +80,10 @@ type worker struct {
 	command []string
 	mu      sync.Mutex // one trigger's output at a time
 
-	troubles loglimit.Lines // what goes wrong beside the triggers: in each partition every two seconds, maybe
+	troubles loglimit.Lines // problems other than a trigger's: there may be one every two seconds in each partition
 }
 
-// troublesSaid are said at a time.
+// troublesSaid is how many of them may be printed in each period (loglimit.Every).
 const troublesSaid = 16
 
 func (w *worker) run(ctx context.Context) error {
@@ -93,9 +93,9 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	if len(w.command) > 0 {
 		if _, err := exec.LookPath(w.command[0]); err != nil {
-			return err // each trigger would fail, and maybe be given up
+			return err // else each trigger would fail, and might be given up
 		}
-		outlivePipes() // commands would be left behind, and what they have done would be done again
+		outlivePipes() // else commands would be left behind, and their work would be done again
 	}
 	nc, client, err := w.app.connect(ctx, throughout...)
 	if err != nil {
@@ -147,13 +147,14 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)
 }
 
-// said is the beginning of what a command has written: many may run at once, for hours, and each says what it wants to.
+// said is the beginning of what a command has written. It is bounded, because many commands may run at once, for hours, and each may
+// write as much as it likes.
 type said struct {
 	kept []byte
 	cut  int
 }
 
-// saidMost is how many bytes of it are kept.
+// saidMost is how many bytes of a command's output are kept.
 const saidMost = 1 << 20
 
 func (s *said) Write(b []byte) (int, error) {
@@ -163,7 +164,7 @@ func (s *said) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// show passes it on, and tells of what is missing.
+// show passes the output on, and says how much of it is missing.
 func (s *said) show(to, tell io.Writer, trigger string) error {
 	_, err := to.Write(s.kept)
 	if s.cut > 0 {
@@ -172,7 +173,7 @@ func (s *said) show(to, tell io.Writer, trigger string) error {
 	return err
 }
 
-// handle prints a trigger, or runs the command and prints what it said.
+// handle prints a trigger, or runs the command and prints its output.
 func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 	var out, errOut said
 	var err error
@@ -184,9 +185,9 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 			"CARILLON_VERSION="+strconv.FormatUint(t.Version, 10), "CARILLON_MISSED="+strconv.FormatUint(t.Missed, 10),
 			"CARILLON_ATTEMPT="+strconv.Itoa(t.Attempt))
 		setGroup(cmd)
-		cmd.WaitDelay = time.Second // who has left the group may hold the pipes
+		cmd.WaitDelay = time.Second // a process that has left the group may hold the pipes open
 		if err = cmd.Run(); errors.Is(err, exec.ErrWaitDelay) {
-			err = nil // it has ended with 0; what it left behind holds the pipes
+			err = nil // the command has ended with 0; a process that it left behind holds the pipes open
 		}
 	}
 	w.mu.Lock()
@@ -198,7 +199,7 @@ func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
 		if err != nil {
 			return err
 		}
-		if lost := errors.Join(errErr, outErr); lost != nil { // the work is done all the same
+		if lost := errors.Join(errErr, outErr); lost != nil { // the output is lost, but the work is done
 			fmt.Fprintf(w.app.stderr, "carillon: %s: what the command wrote is lost: %v\n", t.ID, lost)
 		}
 		return nil

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// setGroup has a command in a process group of its own. Ctrl-C on a terminal is for all of one group: it is the worker's, which
-// then lets the command end. Where it is cancelled, all that it has started ends with it.
+// setGroup puts a command into a process group of its own. Ctrl-C on a terminal reaches all processes of one group: so it reaches only
+// the worker, which then lets the command end. If the command is cancelled, everything in its group is ended.
 func setGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
