@@ -80,7 +80,7 @@ fuzz: ## fuzz every decoder: make fuzz FUZZTIME=10m
 bench: build ## lateness at 5,000 triggers a second for a minute, beside the machine's own floor
 	./bin/carillon bench lateness
 
-profile: ## take the profile that the program is compiled with, under load (about six minutes)
+profile: ## take the profile that the program is compiled with, under load (about seven minutes)
 	bench/profile.sh
 
 peers: build ## install the peers' servers (PostgreSQL and Redis, Debian's) and see each start and stop

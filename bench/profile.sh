@@ -1,5 +1,5 @@
 #!/bin/sh
-# Takes the profile that the program is compiled with, where an engine's CPU goes under load: about six minutes (make profile).
+# Takes the profile that the program is compiled with, where an engine's CPU goes under load: about seven minutes (make profile).
 set -eu
 cd "$(dirname "$0")/.."
 scratch=$(mktemp -d)
