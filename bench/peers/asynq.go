@@ -23,8 +23,9 @@ const asynqTunedWorkers = 100 // of all its servers
 func asynqSystem(tuned bool, fsync string) system {
 	s := system{
 		name: "asynq", tuned: tuned, durability: "appendonly, appendfsync " + fsync,
-		start: func(ctx context.Context, s *site) (string, error) { return startRedis(ctx, s, fsync) },
-		open:  func(_ context.Context, address string) (client, error) { return openAsynq(address, tuned), nil },
+		server: redisServer,
+		start:  func(ctx context.Context, s *site) (string, error) { return startRedis(ctx, s, fsync) },
+		open:   func(_ context.Context, address string) (client, error) { return openAsynq(address, tuned), nil },
 		work: func(ctx context.Context, address string, handle handler) error {
 			return workAsynq(ctx, address, tuned, handle)
 		},
@@ -40,10 +41,18 @@ func asynqSystem(tuned bool, fsync string) system {
 	return s
 }
 
-func startRedis(ctx context.Context, s *site, fsync string) (string, error) {
-	bin, err := exec.LookPath("redis-server")
+func redisServer() (string, error) {
+	path, err := exec.LookPath("redis-server")
 	if err != nil {
 		return "", fmt.Errorf("no Redis server: %w; make peers installs it", err)
+	}
+	return path, nil
+}
+
+func startRedis(ctx context.Context, s *site, fsync string) (string, error) {
+	bin, err := redisServer()
+	if err != nil {
+		return "", err
 	}
 	dir, err := s.mkdir("redis")
 	if err != nil {

@@ -98,6 +98,9 @@ func runCommand(ctx context.Context, f *flag.FlagSet, dir *string, args []string
 	if err := c.validate(); err != nil {
 		return err
 	}
+	if err := c.findServers(); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(*out, 0o755); err != nil {
 		return err
 	}
@@ -151,6 +154,20 @@ func (c *config) validate() error {
 		return errors.New("--creates must be 100ms or more")
 	}
 	return nil
+}
+
+// findServers tells before a run, and not after the first quarter of an hour of it, which servers are not installed.
+func (c *config) findServers() (missing error) {
+	for _, key := range c.systems {
+		s, err := find(key)
+		if err == nil && s.server != nil {
+			_, err = s.server()
+		}
+		if err != nil {
+			missing = errors.Join(missing, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	return missing
 }
 
 // carillonBinary finds the binary where Carillon is among the systems.

@@ -186,7 +186,10 @@ func TestVerdict(t *testing.T) {
 		"no nearer":    {p50: 5, p99: 9, drained: 900},
 		"drains less":  {p50: 1, p99: 2, drained: 700},
 		"no more":      {p50: 1, p99: 2, drained: 800},
-		"early":        {p50: 1, p99: 2, drained: 900, early: 1},
+		"early": {
+			p50: 1, p99: 2, drained: 900, early: 1,
+			says: "NO  lateness at 1000/s: carillon has nothing early, missing or doubled\n",
+		},
 		"a peer without a figure": {
 			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results[4].Figures = nil },
 			says: "NO  burst, drained_per_s: river-tuned has no figure to compare with carillon\n",
@@ -273,6 +276,20 @@ func TestBadArguments(t *testing.T) {
 		if _, err := os.Stat(dir); err == nil {
 			t.Errorf("%q made a site", args)
 		}
+	}
+}
+
+// A server that is not installed is told of before anything is measured.
+func TestMissingServer(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	var log bytes.Buffer
+	args := []string{"run", "--dir", filepath.Join(t.TempDir(), "site"), "--out", t.TempDir(), "--systems", "nats-schedules,asynq-tuned", "--workloads", "commands", "--creates", "100ms"}
+	err := command(t.Context(), args, nil, &bytes.Buffer{}, &log)
+	if err == nil || !strings.Contains(err.Error(), "asynq-tuned: no Redis server: ") {
+		t.Errorf("without a Redis server it says %v", err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("it has begun: %s", &log)
 	}
 }
 

@@ -38,6 +38,7 @@ func riverSystem(tuned bool) system {
 	s := system{
 		name: "river", tuned: tuned, durability: "PostgreSQL's fsync and synchronous_commit on",
 		settings: []string{"100 workers"},
+		server:   postgresServer,
 		start: func(ctx context.Context, s *site) (string, error) {
 			url, err := startPostgres(ctx, s, tuned)
 			if err != nil {
@@ -59,7 +60,7 @@ func riverSystem(tuned bool) system {
 // startPostgres makes a cluster and runs it. PostgreSQL refuses to run as root, so then it runs as the user
 // that its package makes.
 func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err error) {
-	bin, err := postgresBin()
+	server, err := postgresServer()
 	if err != nil {
 		return "", err
 	}
@@ -71,7 +72,7 @@ func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err er
 	if err != nil {
 		return "", err
 	}
-	initdb := exec.CommandContext(ctx, filepath.Join(bin, "initdb"), "-D", dir, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C")
+	initdb := exec.CommandContext(ctx, filepath.Join(filepath.Dir(server), "initdb"), "-D", dir, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C")
 	initdb.SysProcAttr, initdb.Dir = attr, dir
 	if out, err := initdb.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("initdb: %w; it said:\n%s", err, out)
@@ -93,7 +94,7 @@ func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err er
 			args = append(args, "-c", setting)
 		}
 	}
-	cmd := exec.Command(filepath.Join(bin, "postgres"), args...)
+	cmd := exec.Command(server, args...)
 	cmd.SysProcAttr = attr
 	url = fmt.Sprintf("postgres://postgres@%s/postgres?sslmode=disable", listen)
 	// SIGINT is its fast shutdown: clients are cut off, and the cluster is closed properly.
@@ -106,25 +107,24 @@ func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err er
 	})
 }
 
-// postgresBin is where the newest server is: Debian keeps it out of the path.
-func postgresBin() (string, error) {
-	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
+// postgresServer is the newest one: Debian keeps it, and initdb beside it, out of the path.
+func postgresServer() (string, error) {
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if err != nil {
 		return "", err
 	}
 	if len(found) == 0 {
-		path, err := exec.LookPath("initdb")
+		path, err := exec.LookPath("postgres")
 		if err != nil {
 			return "", fmt.Errorf("no PostgreSQL server: %w; make peers installs it", err)
 		}
-		return filepath.Dir(path), nil
+		return path, nil
 	}
 	major := func(path string) int {
 		n, _ := strconv.Atoi(strings.Split(path, "/")[4]) // 0 for what is no number sorts first
 		return n
 	}
-	slices.SortFunc(found, func(a, b string) int { return major(a) - major(b) })
-	return filepath.Dir(found[len(found)-1]), nil
+	return slices.MaxFunc(found, func(a, b string) int { return major(a) - major(b) }), nil
 }
 
 // asUser lets a process run as a user, who gets its directory, when this one is root.

@@ -291,7 +291,7 @@ func run(ctx context.Context, at *site, c config, log io.Writer, keep func(bench
 		switch w {
 		case "lateness":
 			for _, rate := range c.rates {
-				steps = append(steps, step{fmt.Sprintf("lateness at %d/s", rate), func(ctx context.Context, s *system) (bench.Result, error) {
+				steps = append(steps, step{measured("lateness", rate), func(ctx context.Context, s *system) (bench.Result, error) {
 					return lateness(ctx, at, s, rate, c.seconds)
 				}, time.Duration(c.seconds) * time.Second})
 			}

@@ -17,6 +17,8 @@ type system struct {
 	durability string   // what holds once a create has been answered
 	settings   []string // what differs from the library's and the server's own defaults
 
+	// server finds the server's program; nil if it needs none besides this binary and Carillon's.
+	server func() (path string, err error)
 	// start starts the service in the site, empty and ready, and returns its address.
 	start func(ctx context.Context, s *site) (address string, err error)
 	// open connects the side that creates jobs.

@@ -134,10 +134,7 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 		if !slices.Contains(c.systems, us) || !slices.Contains(c.workloads, workload) {
 			return
 		}
-		name := workload
-		if rate > 0 {
-			name += fmt.Sprintf(" at %d/s", rate)
-		}
+		name := measured(workload, rate)
 		for _, key := range c.systems {
 			if s, err := find(key); err != nil || !s.tuned || key == us {
 				continue
@@ -167,10 +164,18 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 	for i := range o.results {
 		r := &o.results[i]
 		if p := r.Params.(params); p.System == "carillon" && r.Checks != nil {
-			say(r.Passed(), "%s: %s has nothing early, missing or doubled", r.Workload, keyOf(p.System, p.Tuned))
+			say(r.Passed(), "%s: %s has nothing early, missing or doubled", measured(r.Workload, p.Rate), keyOf(p.System, p.Tuned))
 		}
 	}
 	return held
+}
+
+// measured names a workload with its rate, where it has one.
+func measured(workload string, rate int) string {
+	if rate == 0 {
+		return workload
+	}
+	return fmt.Sprintf("%s at %d/s", workload, rate)
 }
 
 // figure is one of a system's result; false where the system has none, or no such result.
