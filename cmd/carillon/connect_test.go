@@ -15,7 +15,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// key is a pair of keys, and its public part.
+// key returns a key pair and its public key.
 func key(t *testing.T, pair nkeys.KeyPair, err error) (nkeys.KeyPair, string) {
 	t.Helper()
 	if err != nil {
@@ -28,7 +28,7 @@ func key(t *testing.T, pair nkeys.KeyPair, err error) (nkeys.KeyPair, string) {
 	return pair, public
 }
 
-// secret is a file of a user's that holds what make makes of the user's seed.
+// secret writes what make returns for a user's seed to a file, and returns the file's path.
 func secret(t *testing.T, pair nkeys.KeyPair, make func(seed []byte) ([]byte, error)) string {
 	t.Helper()
 	seed, err := pair.Seed()
@@ -46,7 +46,7 @@ func secret(t *testing.T, pair nkeys.KeyPair, make func(seed []byte) ([]byte, er
 	return path
 }
 
-// connects tells whether a command line reaches a server.
+// connects tells whether a command with these flags connects to the server.
 func connects(t *testing.T, flags ...string) bool {
 	t.Helper()
 	a := &app{}
@@ -63,7 +63,7 @@ func connects(t *testing.T, flags ...string) bool {
 	return true
 }
 
-// A command that goes on until it is interrupted is not ended by credentials that are refused for a while.
+// A command that runs until it is interrupted goes on even if its credentials are refused for a while.
 func TestConnectThroughout(t *testing.T) {
 	users := func(password string) *natsserver.Options {
 		return &natsserver.Options{Users: []*natsserver.User{{Username: "u", Password: password}}}
@@ -82,7 +82,7 @@ func TestConnectThroughout(t *testing.T) {
 	}
 	defer nc.Close()
 	comes := nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
-	other := before.Clone() // with the port that it has by now
+	other := before.Clone() // with the port, which the server has put into its options
 	other.Users = users("q").Users
 	if err := ns.ReloadOptions(other); err != nil { // which ends the connection
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestConnectWithCredentials(t *testing.T) {
 	}
 }
 
-// A server that begins with TLS says nothing to who waits for its first word.
+// A server with TLSHandshakeFirst sends nothing before the handshake. A client without --tlsfirst waits for the server's first message.
 func TestConnectTLSFirst(t *testing.T) {
 	dir := t.TempDir()
 	natstest.NewAuthority(t, dir).Issue("server")
@@ -178,7 +178,8 @@ func TestConnectTLSFirst(t *testing.T) {
 	}
 }
 
-// An engine of a bench's own has no users: what the environment says of another is neither for the bench nor for its processes.
+// An engine that bench starts has no users. Credentials in the environment are for another service: neither bench nor its processes may
+// use them.
 func TestBenchHasNoCredentials(t *testing.T) {
 	t.Setenv("NATS_USER", "me")
 	t.Setenv("NATS_CA", "/etc/ca.crt")

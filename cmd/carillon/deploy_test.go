@@ -20,7 +20,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// startDeployed runs a nats-server on docs/deploy/nats/server.conf, with this machine's paths, alone.
+// startDeployed runs one nats-server, not a cluster, with docs/deploy/nats/server.conf, whose paths it replaces. The server's
+// certificates are in the directory tls.
 func startDeployed(t *testing.T, tls string) (url string) {
 	t.Helper()
 	for _, user := range []string{"ENGINE", "OPERATOR", "CLIENT", "BILLING", "ACME"} {
@@ -56,7 +57,7 @@ func startDeployed(t *testing.T, tls string) (url string) {
 	return natstest.Start(t, o).ClientURL()
 }
 
-// An engine and clients over TLS with certificates on both sides, as the example has it, by flags and by environment.
+// An engine and clients connect over TLS with certificates on both sides, as in docs/deploy: by flags, and clients also by the environment.
 func TestTLS(t *testing.T) {
 	certs, others := t.TempDir(), t.TempDir()
 	ca := natstest.NewAuthority(t, certs)
@@ -125,7 +126,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// deployed is a file under docs/deploy.
+// deployed returns the content of a file below docs/deploy.
 func deployed(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../docs/deploy", name))
@@ -135,7 +136,7 @@ func deployed(t *testing.T, name string) string {
 	return string(b)
 }
 
-// Each command line of Carillon's in a comment, a unit or a manifest is one that this binary takes.
+// This binary accepts each carillon command line in the comments, units and manifests below docs/deploy.
 func TestDeployedCommands(t *testing.T) {
 	found := 0
 	check := func(line string) {
@@ -165,7 +166,7 @@ func TestDeployedCommands(t *testing.T) {
 	}
 }
 
-// manifests are the documents of a YAML file.
+// manifests returns the documents of a YAML file below docs/deploy.
 func manifests(t *testing.T, name string) (all []any) {
 	t.Helper()
 	d := yaml.NewDecoder(strings.NewReader(deployed(t, name)))
@@ -182,7 +183,7 @@ func manifests(t *testing.T, name string) (all []any) {
 	}
 }
 
-// at goes down a document by keys; nil where there is nothing.
+// at returns what a document has under a path of keys, or nil.
 func at(m any, keys ...string) any {
 	for _, k := range keys {
 		of, _ := m.(map[string]any)
@@ -191,7 +192,7 @@ func at(m any, keys ...string) any {
 	return m
 }
 
-// The manifests hang together: what one names another has, and the environment is what the command line reads.
+// The manifests fit together: what one refers to exists in another, and the command line reads each environment variable that they set.
 func TestKubernetes(t *testing.T) {
 	var set any
 	for _, m := range manifests(t, "kubernetes/carillon.yaml") {
@@ -221,12 +222,12 @@ func TestKubernetes(t *testing.T) {
 	}
 	for _, e := range at(c, "env").([]any) {
 		name := at(e, "name").(string)
-		if name == "POD_NAME" || name == "GOMEMLIMIT" { // the arguments name one, and Go's runtime reads the other
+		if name == "POD_NAME" || name == "GOMEMLIMIT" { // the arguments refer to the former, and Go's runtime reads the latter
 			continue
 		}
 		t.Setenv(name, "")
 		before := connection{}
-		_ = before.resolve() // a certificate without its key is an error, and was read all the same
+		_ = before.resolve() // a certificate without its key is an error, but the variable has been read
 		t.Setenv(name, "given")
 		after := connection{}
 		if _ = after.resolve(); after == before {
@@ -234,7 +235,7 @@ func TestKubernetes(t *testing.T) {
 		}
 	}
 
-	// Every key of the chart's values is one of the chart.
+	// The chart knows every key of nats-values.yaml.
 	known := map[string]bool{}
 	keys, err := os.ReadFile("testdata/nats-chart-keys.txt")
 	if err != nil {
@@ -266,7 +267,7 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("whoever has a client's certificate is taken for a server of the cluster: %v", of)
 	}
 
-	// The passwords that the accounts name are given to the servers.
+	// The servers get every password that carillon.conf refers to.
 	given := at(values, "container", "env").(map[string]any)
 	for _, name := range regexp.MustCompile(`\$(CARILLON_\w+)`).FindAllStringSubmatch(deployed(t, "nats/carillon.conf"), -1) {
 		if given[name[1]] == nil {
@@ -275,7 +276,7 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-// systemd takes the units, where there is one to ask.
+// systemd accepts the units. Without systemd-analyze only their sections are looked at.
 func TestUnits(t *testing.T) {
 	dir := t.TempDir()
 	for _, unit := range []string{"carillon.service", "nats-server.service"} {
@@ -290,7 +291,7 @@ func TestUnits(t *testing.T) {
 			t.Logf("no systemd-analyze here: %s was looked at, and not verified", unit)
 			continue
 		}
-		text = regexp.MustCompile(`/usr/local/bin/[a-z-]+`).ReplaceAllString(text, "/bin/true") // it looks for the programs
+		text = regexp.MustCompile(`/usr/local/bin/[a-z-]+`).ReplaceAllString(text, "/bin/true") // it checks that the programs exist
 		file := filepath.Join(dir, unit)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// An interrupted dump of a directory ends before its records do.
+// A dump of a directory that is interrupted ends before it has shown all records.
 func TestDumpOfDirectoryIsInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	store, err := wal.OpenStore(wal.Options{Dir: filepath.Join(dir, "log")})
@@ -47,7 +47,7 @@ func TestDumpOfDirectoryIsInterrupted(t *testing.T) {
 	}
 }
 
-// What a record says is told as text and as JSON, also of kinds and members that few logs have.
+// A record is shown as text and as JSON, including kinds and members that few logs have.
 func TestDumpLines(t *testing.T) {
 	at := time.Date(2027, 1, 15, 9, 0, 0, 0, time.UTC)
 	ms := at.UnixMilli()
@@ -121,7 +121,7 @@ func TestDumpLines(t *testing.T) {
 			}
 		}
 	}
-	// A tick concerns the partitions in it.
+	// A record of ticks is shown for each partition that it names, and for no other.
 	ticks := engine.Record{Seq: 1, Subject: "carillon.log._.tick", Data: engine.EncodeTicks([]engine.Tick{{Partition: 1}, {Partition: 3}})}
 	for partition, shown := range map[int]bool{0: false, 1: true, 3: true} {
 		var out bytes.Buffer
@@ -147,7 +147,8 @@ func TestDumpImport(t *testing.T) {
 	}
 }
 
-// A client library takes a message with a header Status for the server's own word. Whoever may send a command may send one.
+// A client library takes a message with a header Status for one that the server itself made. A client can put this header on a
+// command, and log dump must show that command, too.
 func TestDumpShowsEachCommand(t *testing.T) {
 	url := startEngine(t)
 	nc, err := nats.Connect(url)
@@ -163,7 +164,7 @@ func TestDumpShowsEachCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i := range 3 * pulled { // more than are asked for at once
+	for i := range 3 * pulled { // more than one pull returns
 		if _, err := nc.Request(fmt.Sprintf("carillon.cmd.delete.after-%d", i), nil, 10*time.Second); err != nil {
 			t.Fatal(err)
 		}

@@ -44,7 +44,7 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// servers is the key of a script's engines by the name of their data directory.
+// servers is the key under which a script keeps its engines, which are listed by the names of their data directories.
 type servers struct{}
 
 // server is a running "carillon serve".
@@ -83,7 +83,7 @@ func serveCommand(ts *testscript.TestScript, neg bool, args []string) {
 		lines := bufio.NewScanner(out)
 		lines.Scan()
 		ready <- lines.Text()
-		for lines.Scan() { // it must not block on a full pipe, whatever else it might print
+		for lines.Scan() { // serve must not block on a full pipe, whatever else it prints
 		}
 		s.ended <- s.process.Wait()
 	}()
@@ -114,7 +114,7 @@ func (s *server) stop(signal os.Signal) error {
 	return err
 }
 
-// endCommand is "end NAME": SIGTERM, after which serve must end well.
+// endCommand is "end NAME": it sends SIGTERM, after which serve must end with code 0.
 func endCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: end name")
@@ -135,7 +135,7 @@ func connect(ts *testscript.TestScript) *nats.Conn {
 	return nc
 }
 
-// publishCommand is "publish SUBJECT BODY": what any NATS client can do.
+// publishCommand is "publish SUBJECT BODY": it publishes a message as any NATS client can.
 func publishCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: publish subject body")
@@ -146,7 +146,7 @@ func publishCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(nc.FlushTimeout(10 * time.Second))
 }
 
-// consumersCommand is "consumers STREAM N": so many consumers are on a stream.
+// consumersCommand is "consumers STREAM N": it checks that a stream has N consumers.
 func consumersCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: consumers stream n")
@@ -196,8 +196,8 @@ func appearsCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("%s did not appear within a minute", args[0])
 }
 
-// TestScriptsAreComplete holds that each command of the tree appears in some script, but for those that
-// have a test of their own: demo (TestDemo) and bench, whose library is tested in its room.
+// TestScriptsAreComplete checks that each command appears in some script, except demo, which has TestDemo, and
+// bench, whose package has tests of its own.
 func TestScriptsAreComplete(t *testing.T) {
 	files, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil {

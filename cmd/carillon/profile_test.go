@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The program is compiled with default.pgo, which is of this code: Go would do without a profile, or with one of other packages, and say
-// nothing.
+// The program is compiled with default.pgo, and default.pgo is a profile of this code. Go says nothing if there is no profile, or if it is
+// of other packages.
 func TestProfile(t *testing.T) {
 	program, err := os.Executable()
 	if err != nil {

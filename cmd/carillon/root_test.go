@@ -35,7 +35,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// commandPaths lists the commands that do something.
+// commandPaths lists the commands that are not groups.
 func commandPaths() []string {
 	var paths []string
 	walk(newRootCommand(&app{}), func(c *cobra.Command) {
@@ -67,7 +67,7 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 	})
 }
 
-// Each line of each example must be a command line that the tree takes.
+// Each line of each example must be a command line that the command tree accepts.
 func TestExamplesParse(t *testing.T) {
 	examples := 0
 	walk(newRootCommand(&app{}), func(c *cobra.Command) {
@@ -85,7 +85,7 @@ func TestExamplesParse(t *testing.T) {
 	}
 }
 
-// So must each in the reference, which has one of each command.
+// So must each example in docs/cli.md, which must show or mention each command, except those of bench.
 func TestReferenceParses(t *testing.T) {
 	b, err := os.ReadFile("../../docs/cli.md")
 	if err != nil {
@@ -105,7 +105,7 @@ func TestReferenceParses(t *testing.T) {
 	}
 }
 
-// parseLine has the tree parse each carillon in a line of shell, and returns the paths of the commands.
+// parseLine has the command tree parse each carillon command in a line of shell, and returns the paths of these commands.
 func parseLine(t *testing.T, line string) (paths []string) {
 	t.Helper()
 	for _, args := range shellCommands(line) {
@@ -183,7 +183,7 @@ func shellCommands(line string) (commands [][]string) {
 // startEngine runs an engine in this process and returns the URL of its server.
 func startEngine(t *testing.T) string {
 	t.Helper()
-	data := t.TempDir() // here: what is made first is removed last
+	data := t.TempDir() // made before the cleanup below, so that it is removed after the engine has ended
 	ctx, cancel := context.WithCancel(context.Background())
 	r, w := io.Pipe()
 	ended := make(chan int, 1)
@@ -206,7 +206,8 @@ func startEngine(t *testing.T) string {
 	return m[1]
 }
 
-// startWatch runs a watch until ctx ends, and gives what it prints, its exit code, and what it said on standard error by then.
+// startWatch runs a watch until ctx ends. It returns the lines that it prints, its exit code, and its standard error, which is complete
+// when the exit code is there.
 func startWatch(ctx context.Context, url string) (lines *bufio.Scanner, ended <-chan int, errOut *bytes.Buffer) {
 	r, w := io.Pipe()
 	code := make(chan int, 1)
@@ -218,7 +219,7 @@ func startWatch(ctx context.Context, url string) (lines *bufio.Scanner, ended <-
 	return bufio.NewScanner(r), code, errOut
 }
 
-// TestRefusedAtOnce is wrong usage of several flags together, or of a value, which is told before anybody is asked.
+// TestRefusedAtOnce: wrong values, and flags that do not go together, are refused before the service is asked.
 func TestRefusedAtOnce(t *testing.T) {
 	t.Setenv("NATS_URL", "nats://127.0.0.1:1")
 	file := filepath.Join(t.TempDir(), "file")
@@ -260,7 +261,7 @@ func TestRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// A selection of which not all is known to be changed is a failure, with the counts.
+// A command for a selection fails if not all selected jobs are known to be changed, and prints the counts.
 func TestSelectionFails(t *testing.T) {
 	url := natstest.Start(t, &natsserver.Options{}).ClientURL()
 	nc, err := nats.Connect(url)
@@ -285,7 +286,7 @@ func TestSelectionFails(t *testing.T) {
 	}
 }
 
-// TestTell shows what a bench came to, also where it ended early, and makes a failure of what it did not show.
+// TestTell: a bench's result is printed even if the bench ended early, and a missed target or a failed check is an error.
 func TestTell(t *testing.T) {
 	figures := bench.Figures{{Name: "a_ms", Value: 1}}
 	early := errors.New("ended early")
@@ -318,7 +319,7 @@ func TestTell(t *testing.T) {
 	}
 }
 
-// TestWatchEvents sees a rejection and a trigger that were made after the watch said it was there.
+// TestWatchEvents: watch shows the rejections and the trigger that are made after it has printed its heading.
 func TestWatchEvents(t *testing.T) {
 	url := startEngine(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -367,7 +368,7 @@ func TestWatchEvents(t *testing.T) {
 	}
 }
 
-// TestStatusWatch looks again and again, tells rates from the second look on, and ends when it is told to.
+// TestStatusWatch: status --watch looks again and again, shows rates from the second look on, and ends when it is interrupted.
 func TestStatusWatch(t *testing.T) {
 	url := startEngine(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -397,7 +398,7 @@ func TestStatusWatch(t *testing.T) {
 	}
 }
 
-// TestStatusTells what is wrong, and rates between two looks only where both are known.
+// TestStatusTells: status shows what is wrong, and a rate only if both looks have what it takes to compute it.
 func TestStatusTells(t *testing.T) {
 	at := time.Date(2027, 1, 15, 9, 0, 0, 0, time.UTC)
 	before := carillon.StatusReply{
@@ -450,7 +451,7 @@ func TestStatusTells(t *testing.T) {
 	}
 }
 
-// TestInterruptedWatchIsNoFailure ends a watch as a person does, and as main tells it.
+// TestInterruptedWatchIsNoFailure ends a watch with a signal, as a user does. The signal ends the context, as in main.
 func TestInterruptedWatchIsNoFailure(t *testing.T) {
 	url := startEngine(t)
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
@@ -483,7 +484,7 @@ func TestErrorsJoined(t *testing.T) {
 	}
 }
 
-// An interrupted command says so, and not in a library's words: here whoever is asked interrupts it, and does not answer.
+// An interrupted command says so, in its own words and not a library's. Here the service that it asks does not answer, but interrupts it.
 func TestInterrupted(t *testing.T) {
 	url, dir := natstest.Start(t, &natsserver.Options{}).ClientURL(), t.TempDir()
 	if err := fillArchive(archive.OpenDir(nil, dir), 1); err != nil {
@@ -534,7 +535,7 @@ func TestInterrupted(t *testing.T) {
 			t.Errorf("%s: %d, %q, want %q", c.args, code, got, c.want)
 		}
 	}
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and sends nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -551,7 +552,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// An engine that drains by itself does not get its share again because somebody asks.
+// If an engine drains for a reason of its own, node drain --undo does not end that, and says so.
 func TestUndoOfNoDrain(t *testing.T) {
 	url := natstest.Start(t, &natsserver.Options{}).ClientURL()
 	nc, err := nats.Connect(url)
@@ -575,7 +576,7 @@ func TestUndoOfNoDrain(t *testing.T) {
 	}
 }
 
-// Who is asked may not answer, and who feeds a command may wait for ever: it ends all the same.
+// An interrupted command ends even if its input never does, or nobody answers its question.
 func TestInterruptedInput(t *testing.T) {
 	in, feed := io.Pipe()
 	defer feed.Close()
@@ -583,7 +584,7 @@ func TestInterruptedInput(t *testing.T) {
 	ended := make(chan int, 1)
 	var out, errOut bytes.Buffer
 	go func() { ended <- Run(ctx, []string{"job", "put", "x", "-f", "-"}, in, &out, &errOut) }()
-	if _, err := io.WriteString(feed, `{"schedule":`); err != nil { // it is read
+	if _, err := io.WriteString(feed, `{"schedule":`); err != nil { // this returns once it has been read
 		t.Fatal(err)
 	}
 	stop()
@@ -598,7 +599,7 @@ func TestInterruptedInput(t *testing.T) {
 	}
 }
 
-// TestImportResumes holds an interrupted import to its word: all lines before the one it names are in.
+// TestImportResumes: when an import ends at a refused line, all lines before the one that it says to go on from are in.
 func TestImportResumes(t *testing.T) {
 	url := startEngine(t)
 	var in bytes.Buffer
@@ -623,7 +624,7 @@ func TestImportResumes(t *testing.T) {
 	}
 }
 
-// interruptingReader gives its lines at once, and interrupts when more is asked for.
+// interruptingReader returns its lines at once, and calls interrupt when more is read.
 type interruptingReader struct {
 	lines     io.Reader
 	interrupt func()
@@ -637,11 +638,11 @@ func (r interruptingReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestImportResumesBeforeWhatWasNotSent: a line that is refused by itself may be behind others that are still to be sent when
-// the import is interrupted.
+// TestImportResumesBeforeWhatWasNotSent: when an import is interrupted, the lines before a refused line may not have been
+// sent yet.
 func TestImportResumesBeforeWhatWasNotSent(t *testing.T) {
 	url := startEngine(t)
-	for i := range 20 { // what is under way is sent by then, or not
+	for i := range 20 { // by the interrupt the line before the refused one has been sent, or not
 		ctx, cancel := context.WithCancel(t.Context())
 		id := "job-" + string(rune('a'+i))
 		in := interruptingReader{strings.NewReader(`{"id":"` + id + `"}` + "\n" + `{"id":"not an id"}` + "\n"), cancel}
@@ -655,7 +656,7 @@ func TestImportResumesBeforeWhatWasNotSent(t *testing.T) {
 	}
 }
 
-// An import that goes on behind lines that are refused does not send back to these when it is interrupted.
+// An import with --keep-going that is interrupted does not say to go on from lines that were refused.
 func TestImportKeepsGoing(t *testing.T) {
 	url := startEngine(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -668,7 +669,7 @@ func TestImportKeepsGoing(t *testing.T) {
 	}
 }
 
-// TestImportKeepsGoingBeforeWhatIsNotKnown: lines whose request was under way when it was interrupted may not be in.
+// TestImportKeepsGoingBeforeWhatIsNotKnown: lines whose request was under way when the import was interrupted may not be in.
 func TestImportKeepsGoingBeforeWhatIsNotKnown(t *testing.T) {
 	nc, err := nats.Connect(natstest.Start(t, &natsserver.Options{}).ClientURL())
 	if err != nil {
@@ -699,7 +700,7 @@ func TestImportKeepsGoingBeforeWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestImportEndsBeforeItsInput: who feeds an import may wait for more to tell, and for ever.
+// TestImportEndsBeforeItsInput: a refused line ends an import even if its input never ends.
 func TestImportEndsBeforeItsInput(t *testing.T) {
 	url := startEngine(t)
 	in, feed := io.Pipe()
@@ -757,7 +758,7 @@ func TestServeJSON(t *testing.T) {
 	defer cancel()
 	var out, errOut bytes.Buffer
 	shown := writerFunc(func(b []byte) (int, error) {
-		cancel() // it has nothing more to say
+		cancel() // it prints nothing else
 		return out.Write(b)
 	})
 	code := Run(ctx, []string{"serve", "--json", "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "off"}, strings.NewReader(""), shown, &errOut)
@@ -780,7 +781,7 @@ func TestReadyTellsNoPassword(t *testing.T) {
 	}
 }
 
-// An export that fails leaves what was there, and one that does not takes its place.
+// A write that fails leaves the old file, and one that succeeds replaces it.
 func TestWriteWhole(t *testing.T) {
 	dir := t.TempDir()
 	name, link := filepath.Join(dir, "jobs.ndjson"), filepath.Join(dir, "link")
@@ -799,13 +800,13 @@ func TestWriteWhole(t *testing.T) {
 		{link, "second", nil, "second"},
 		{name, "", nil, ""},
 	} {
-		if i == 2 { // it holds what only its owner may read
+		if i == 2 { // from now on only the owner may read it
 			if err := os.Chmod(name, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
 		err := writeWhole(c.to, func(w *bufio.Writer) error {
-			_, _ = w.WriteString(c.text) // Flush tells
+			_, _ = w.WriteString(c.text) // Flush returns the error
 			return cmp.Or(w.Flush(), c.err)
 		})
 		if err != c.err && !errors.Is(err, c.err) {
@@ -821,7 +822,7 @@ func TestWriteWhole(t *testing.T) {
 	if err := writeWhole(os.DevNull, func(*bufio.Writer) error { return nil }); err != nil {
 		t.Error(err)
 	}
-	// Like a shell, it makes the file that a link names, be it by way of others, and leaves the link as it is.
+	// Like a shell, it creates the file that a link leads to, even by way of other links, and leaves the links as they are.
 	far := filepath.Join(dir, "far")
 	dangling, later := filepath.Join(dir, "dangling"), filepath.Join(far, "later.ndjson")
 	err := errors.Join(os.Mkdir(far, 0o700), os.Symlink("far/again", dangling), os.Symlink("later.ndjson", filepath.Join(far, "again")))
@@ -844,7 +845,7 @@ func TestWriteWhole(t *testing.T) {
 	if err := writeWhole(filepath.Join(dir, "loop"), func(*bufio.Writer) error { return nil }); err == nil {
 		t.Error("a link to itself is written to")
 	}
-	// Of two at once the second is refused: what it has written so far would be put in place by the first.
+	// Of two writes at once the second is refused: the first would put in place what the second has written so far.
 	if err := writeWhole(name, func(*bufio.Writer) error {
 		return writeWhole(link, func(*bufio.Writer) error { return nil })
 	}); !errors.Is(err, filelock.ErrTaken) {
@@ -859,7 +860,7 @@ func TestWriteWhole(t *testing.T) {
 	}
 }
 
-// An export that has ended is there after a loss of power.
+// A file that has been replaced survives a power failure.
 func TestReplaceIsDurable(t *testing.T) {
 	files := vfs.NewCrashableMem()
 	for _, text := range []string{"first", "second"} {
@@ -879,7 +880,7 @@ func TestReplaceIsDurable(t *testing.T) {
 	}
 }
 
-// Neither what we say of a server nor what the library says has a password in it.
+// Neither our own errors about a server nor the library's contain a password.
 func TestErrorsTellNoPassword(t *testing.T) {
 	for _, server := range []string{"nats://u:secret%@127.0.0.1:1", "u:secret@127.0.0.1:1", "nats://secret@127.0.0.1:1", "nats://u:sec ret@127.0.0.1:1"} {
 		code, _, errOut := run(t, "-s", server, "status", "--timeout", "1s")
@@ -960,7 +961,7 @@ func TestWorkPrints(t *testing.T) {
 	}
 }
 
-// fullDisk takes no line the first time that there is one.
+// fullDisk fails one write as a full disk does, and then passes writes on.
 type fullDisk struct {
 	full bool
 	to   io.Writer
@@ -974,7 +975,7 @@ func (d *fullDisk) Write(b []byte) (int, error) {
 	return d.to.Write(b)
 }
 
-// TestWorkKeepsWhatItCannotPrint: a trigger is acknowledged once it is printed, and comes again until then.
+// TestWorkKeepsWhatItCannotPrint: a trigger is acknowledged only once it has been printed, and is delivered again until then.
 func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
 	url := startEngine(t)
 	fire(t, url, "bell", "--topic", "work.a")
@@ -997,7 +998,7 @@ func TestWorkKeepsWhatItCannotPrint(t *testing.T) {
 	}
 }
 
-// TestWorkIsDoneOnce: a command that ended with 0 is not run again because nobody could be told what it said.
+// TestWorkIsDoneOnce: a command that ended with code 0 is not run again, even if its output could not be printed.
 func TestWorkIsDoneOnce(t *testing.T) {
 	url := startEngine(t)
 	fire(t, url, "first", "--topic", "work.a")
@@ -1014,7 +1015,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		}, strings.NewReader(""), &fullDisk{full: true, to: w}, &errOut)
 		w.Close()
 	}()
-	for told := ""; !strings.Contains(told, "first"); { // its work is done, and what it says is lost
+	for told := ""; !strings.Contains(told, "first"); { // the command does its work, and its output is lost
 		b, err := os.ReadFile(done)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
 			t.Fatal(err, ctx.Err())
@@ -1036,7 +1037,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for p := range 8 { // whatever is not acknowledged would come again
+	for p := range 8 { // a trigger that is not acknowledged would be delivered again
 		for unanswered := 1; unanswered > 0; {
 			consumer, err := js.Consumer(ctx, carillon.DefaultNames().OutStream(p), "once")
 			if err != nil {
@@ -1054,7 +1055,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 	}
 }
 
-// TestDemo runs the demonstration until the first of its sample jobs rings.
+// TestDemo runs the demonstration until one of its sample jobs has fired.
 func TestDemo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
@@ -1065,7 +1066,7 @@ func TestDemo(t *testing.T) {
 		w.Close()
 	}()
 	lines := bufio.NewScanner(r)
-	hint := "  " + os.Args[0] + " -s nats://" // as it was called itself
+	hint := "  " + os.Args[0] + " -s nats://" // the program as it was called itself
 	rang, told := false, false
 	for !rang && lines.Scan() {
 		told = told || strings.HasPrefix(lines.Text(), hint)
@@ -1078,7 +1079,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoInterruptedAtOnce ends the demonstration in the moment in which it is ready: that is no failure, either.
+// TestDemoInterruptedAtOnce ends the demonstration at the moment when it is ready: that is no failure, either.
 func TestDemoInterruptedAtOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -1093,7 +1094,7 @@ func TestDemoInterruptedAtOnce(t *testing.T) {
 	}
 }
 
-// A payload that is no text is told as bytes, also where encoding/json would take it: a line of JSON is UTF-8.
+// A payload that is not UTF-8 is shown in base64, even if encoding/json would accept it: a line of JSON must be UTF-8.
 func TestTriggerLineIsText(t *testing.T) {
 	for payload, want := range map[string]string{
 		"{\"name\":\"Jos\xe9\"}": "base64", "{\"name\":\"José\"}": "json", "Jos\xe9": "base64", "José": "text",
@@ -1112,7 +1113,7 @@ func TestTriggerLineIsText(t *testing.T) {
 	}
 }
 
-// What an engine that has no room in its log answers, three seconds later, is heard.
+// The default is long enough for the answer of an engine that has no room in its log, which takes three seconds.
 func TestTimeoutByDefault(t *testing.T) {
 	t.Setenv("NATS_TIMEOUT", "")
 	var c connection
@@ -1121,7 +1122,7 @@ func TestTimeoutByDefault(t *testing.T) {
 	}
 }
 
-// What goes wrong again and again beside the triggers does not fill the terminal.
+// Errors that are not a trigger's are printed only a few times in a period, so that they do not fill the terminal.
 func TestWorkHoldsTroublesBack(t *testing.T) {
 	var errOut bytes.Buffer
 	w := worker{app: &app{stderr: &errOut}}
@@ -1134,7 +1135,7 @@ func TestWorkHoldsTroublesBack(t *testing.T) {
 	}
 }
 
-// What a command writes is kept up to a bound, and that something is missing is told.
+// What a command writes is kept up to a bound, and the worker says how much it left out.
 func TestSaid(t *testing.T) {
 	var said said
 	for range 3 * saidMost / 1000 {
@@ -1151,8 +1152,8 @@ func TestSaid(t *testing.T) {
 	}
 }
 
-// What a job's client made up does nothing to the terminal of who looks at it: U+009B begins a command to it, and U+202E turns a
-// line around.
+// Texts that a client put into a job have no effect on the terminal that shows the job: U+009B begins a control sequence, and U+202E
+// reverses the rest of a line.
 func TestDescribeJobIsSafe(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{stdout: &out}
@@ -1169,7 +1170,7 @@ func TestDescribeJobIsSafe(t *testing.T) {
 	}
 }
 
-// TestImportLongLine: a line that no job can be is refused like any other, and those behind it are read.
+// TestImportLongLine: a line that is too long for any job is refused like other bad lines, and the lines behind it are read.
 func TestImportLongLine(t *testing.T) {
 	url := startEngine(t)
 	long := `{"id":"long","payload_text":"` + strings.Repeat("x", maxLine) + `"}`
@@ -1190,7 +1191,8 @@ func TestImportLongLine(t *testing.T) {
 	}
 }
 
-// TestExportOfEscapes: a payload of JSON that has line breaks, and otherwise nothing but what is escaped in a text, is taken in again.
+// TestExportOfEscapes: a JSON payload that has line breaks, and is otherwise almost only characters that a text escapes, can be imported
+// and restored again.
 func TestExportOfEscapes(t *testing.T) {
 	url := startEngine(t)
 	payload := "[\n\"" + strings.Repeat(`\"`, (carillon.MaxPayload-5)/2) + `"]`

@@ -26,8 +26,8 @@ import (
 )
 
 // archiveCommand is "archive DIR N" or "archive bucket:NAME N": it saves N snapshots of a table of two partitions, a
-// day apart from 2027-01-15 on, each of which has a row more than the one before; the service's Object Store is made.
-// "archive flip FILE OFFSET" flips a bit of a file.
+// day apart from 2027-01-15 on. Each has one more row a partition than the one before. It creates the bucket.
+// "archive flip FILE OFFSET" flips a bit of the first file that the pattern FILE matches.
 func archiveCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: archive dir n | bucket:name n | flip file offset")
@@ -99,7 +99,7 @@ func fillArchive(target archive.Target, n int) error {
 	return store.Close()
 }
 
-// What a service has of a snapshot is found in batches of ids, whatever the jobs are labelled now.
+// The jobs of a snapshot that a service has already are found in batches of ids, even if their labels have changed.
 func TestRefuseExistingInBatches(t *testing.T) {
 	url, dir := startEngine(t), t.TempDir()
 	must := func(args ...string) {
@@ -156,8 +156,8 @@ func TestBlocksProgressIsSilentOffTerminals(t *testing.T) {
 	}
 }
 
-// What failed is counted and the first of it kept, and a service that does not answer is not asked for the other jobs. What was not
-// sent has not failed.
+// Failures are counted, and the first one is kept. A service that does not answer gets no more jobs. Jobs that were not sent have not
+// failed.
 func TestPutBackCounts(t *testing.T) {
 	var p putBack
 	unsent := carillon.RestoreFailure{ID: "a", Err: context.Canceled}
@@ -177,8 +177,8 @@ func TestPutBackCounts(t *testing.T) {
 	}
 }
 
-// A restore into a service that was interrupted says how it goes on, and does so: not from a snapshot that was saved meanwhile,
-// of a service with some of the jobs, and not refused for those that it has put itself.
+// A restore into a service that is interrupted says which command continues it, and that command does. It does not take a newer snapshot,
+// which was saved meanwhile while the service had only some of the jobs, and the jobs that were put already do not make it refuse.
 func TestRestoreGoesOn(t *testing.T) {
 	for _, existing := range []string{existingSkip, existingFail} {
 		url, dir := startEngine(t), t.TempDir()
@@ -219,7 +219,7 @@ func TestRestoreGoesOn(t *testing.T) {
 		restore := []string{"-s", url, "snapshot", "restore", dir, "--existing", existing}
 		var out, errOut bytes.Buffer
 		var code int
-		for interrupted := false; !interrupted; interrupted = code != exitOK { // it may have been too quick for that
+		for interrupted := false; !interrupted; interrupted = code != exitOK { // it may have ended before it could be interrupted
 			must("job", "delete", "--prefix", "j-", "--yes")
 			out.Reset()
 			errOut.Reset()
