@@ -31,7 +31,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// The test binary is the engine and the worker, too: real processes, killed for real.
+// The test binary is also the engine and the worker: these are real processes, and tests kill them.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "work" || os.Args[1] == "bench") {
 		if err := child(os.Args[1], os.Args[2:]); err != nil {
@@ -54,7 +54,7 @@ func child(role string, args []string) error {
 		defer nc.Close()
 		return Work(ctx, nc, carillon.DefaultNames(), os.Stdin, os.Stdout)
 	}
-	if role == "bench" { // one that does nothing with its engine, in a directory
+	if role == "bench" { // a bench that starts an engine in a directory, and does nothing with it
 		s, err := Service{Command: []string{os.Args[0], "serve"}, Data: args[0]}.withDefaults()
 		if err != nil {
 			return err
@@ -92,7 +92,7 @@ func service(t *testing.T, flags ...string) Service {
 	return Service{Command: append([]string{os.Args[0], "serve"}, flags...), Worker: []string{os.Args[0], "work"}, Data: t.TempDir()}
 }
 
-// running is a service that runs already.
+// running starts an engine, which ends with the test, and connects to it.
 func running(t *testing.T, flags ...string) (*engine, *nats.Conn) {
 	t.Helper()
 	s, err := service(t, flags...).withDefaults()
@@ -114,14 +114,14 @@ func running(t *testing.T, flags ...string) (*engine, *nats.Conn) {
 // eventually waits for a condition that the machine's load may delay but not prevent.
 var eventually = natstest.Eventually
 
-// runningAt is a service that runs already, for a workload.
+// runningAt returns the service of an engine that runs already, for a workload.
 func runningAt(t *testing.T, e *engine) Service {
 	t.Helper()
 	s := service(t)
 	return Service{Server: e.url, Worker: s.Worker, Data: s.Data}
 }
 
-// putOther puts a job that no run has to do with. It fires beside them.
+// putOther puts a job that belongs to no run. It fires while runs go on.
 func putOther(t *testing.T, nc *nats.Conn) {
 	t.Helper()
 	if _, err := carillon.Connect(nc).Put(t.Context(), carillon.Job{ID: "other", Schedule: "@every 5ms"}); err != nil {
@@ -129,7 +129,7 @@ func putOther(t *testing.T, nc *nats.Conn) {
 	}
 }
 
-// onlyOther checks that a run left nothing in a service but that job.
+// onlyOther checks that a run left nothing in a service, where only putOther's job may be.
 func onlyOther(t *testing.T, nc *nats.Conn) {
 	t.Helper()
 	for job, err := range carillon.Connect(nc).List(t.Context(), carillon.ListRequest{}) {
@@ -228,7 +228,7 @@ func TestLateness(t *testing.T) {
 	}
 }
 
-// A service that goes on is left as it was found, and the triggers of others in it are no gaps.
+// A run leaves a running service as it found it, and output numbers of other jobs' triggers do not count as gaps.
 func TestLatenessOfARunningService(t *testing.T) {
 	e, nc := running(t)
 	putOther(t, nc)
@@ -245,7 +245,7 @@ func TestLatenessOfARunningService(t *testing.T) {
 	onlyOther(t, nc)
 }
 
-// A service that ends during a run keeps nobody waiting for what cannot be removed from it any more.
+// If the service ends during a run, the run does not wait for long to remove what it left there.
 func TestForgetOfAServiceThatEnded(t *testing.T) {
 	t.Parallel()
 	e, nc := running(t)
@@ -267,7 +267,7 @@ func TestForgetOfAServiceThatEnded(t *testing.T) {
 	}
 }
 
-// A worker stops with its input, as that of a bench that is killed, however long its plan still takes.
+// A worker stops when its input ends, which happens when its bench is killed, even if its plan goes on for long.
 func TestWorkerStopsWithItsInput(t *testing.T) {
 	e, nc := running(t)
 	for name, plans := range map[string][]plan{
@@ -302,11 +302,11 @@ func TestWorkerStopsWithItsInput(t *testing.T) {
 	}
 }
 
-// Jobs that are due before all is ready for them are taken back and put again: what fired of them does not count.
+// Jobs that are due before everything is ready for them are deleted and put again. What they have fired by then does not count.
 func TestLatenessBeginsAgain(t *testing.T) {
 	t.Parallel() // it mostly waits
 	e, nc := running(t)
-	putOther(t, nc) // its triggers stand between those that do not count
+	putOther(t, nc) // its output numbers are between those that do not count
 	c := smallLateness(t)
 	c.Service = runningAt(t, e)
 	client := carillon.Connect(nc)
@@ -315,7 +315,7 @@ func TestLatenessBeginsAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			jobs += bit(job.Fires > 0 && time.Now().After(job.LastScheduled)) // it counts some milliseconds before
+			jobs += bit(job.Fires > 0 && time.Now().After(job.LastScheduled)) // a fire is counted some milliseconds before it is due
 		}
 		return jobs
 	}
@@ -336,7 +336,7 @@ func TestLatenessBeginsAgain(t *testing.T) {
 	onlyOther(t, nc)
 }
 
-// Jobs the putting of which took too long are put again, too.
+// Jobs are put again, too, if it took too long to put them.
 func TestPutTooSlowly(t *testing.T) {
 	t.Parallel() // it mostly waits
 	_, nc := running(t)
@@ -370,7 +370,7 @@ func TestPutTooSlowly(t *testing.T) {
 	}
 }
 
-// In a service that is not the run's own jobs end by themselves, as nobody deletes them for a run that is killed.
+// In a service that is not the run's own, recurring jobs have an end, because a run that is killed does not delete them.
 func TestJobsEnd(t *testing.T) {
 	l := newLoad("x-", Mix{Intervals: 1, Cron: 1, OneShots: 1}, 3, time.Second, 10)
 	l.plan.From, l.plan.To = 1_800_000_000_000, 1_800_000_001_000
@@ -388,7 +388,7 @@ func TestJobsEnd(t *testing.T) {
 	}
 }
 
-// A stall of more than a second makes fires missed ones: none of a load's may stand for others then.
+// After a stall of more than a second, fires count as missed. A load's jobs must then make up for each of them.
 func TestLoadFiresAll(t *testing.T) {
 	l := newLoad("x-", Mix{Intervals: 1, Cron: 1, OneShots: 1}, 3, time.Second, 10)
 	for i := range l.plan.First {
@@ -398,7 +398,7 @@ func TestLoadFiresAll(t *testing.T) {
 	}
 }
 
-// Putting ends with the first job that is not taken, however many are to follow.
+// putJobs ends with the first job that is refused, however many follow.
 func TestPutJobs(t *testing.T) {
 	_, nc := running(t)
 	taken := 0
@@ -418,7 +418,7 @@ func TestPutJobs(t *testing.T) {
 	}
 }
 
-// So does an import.
+// So does importJobs.
 func TestImportJobs(t *testing.T) {
 	_, nc := running(t)
 	const many = 200_000
@@ -439,7 +439,7 @@ func TestImportJobs(t *testing.T) {
 	}
 }
 
-// Who waits for answers that were lost does not do so for ever.
+// takeRoom does not wait for ever for answers that were lost.
 func TestTakeRoom(t *testing.T) {
 	room := make(chan struct{}, 1)
 	if err := takeRoom(t.Context(), room, time.Hour); err != nil {
@@ -455,7 +455,7 @@ func TestTakeRoom(t *testing.T) {
 	}
 }
 
-// An engine that ends while it is measured is heard to the end.
+// If an engine ends while it is measured, the error has its panic, even if many lines follow that.
 func TestEngineThatDies(t *testing.T) {
 	t.Parallel()
 	s, err := service(t).withDefaults()
@@ -484,7 +484,7 @@ func TestEngineThatDies(t *testing.T) {
 }
 
 func TestRecovery(t *testing.T) {
-	const partitions, outBytes = 2, 1 << 20 // the least there is
+	const partitions, outBytes = 2, 1 << 20 // the least that is allowed
 	c := RecoveryConfig{
 		Service: service(t, "--partitions", fmt.Sprint(partitions), "--out-max-bytes", fmt.Sprint(outBytes), "--log-max-bytes", fmt.Sprint(1<<20)),
 		Jobs:    200, Rate: 100, Kills: 2, Fill: true,
@@ -511,8 +511,8 @@ func TestRecovery(t *testing.T) {
 	if held := r.Figures.Get("outputs_min_mib"); held < partitions*outBytes*fillShare/(1<<20) {
 		t.Errorf("output streams held %v MiB when the engine was killed", held)
 	}
-	// Of 1 MiB: the engine cuts it from half full on, at a moment of its own, be it right before the kill. Unfilled it would
-	// hold the puts of 200 jobs alone.
+	// The log's limit is 1 MiB. When the log is half full or more, the engine may cut it at any moment, even right before the
+	// kill. Without Fill, the log would hold only the puts of 200 jobs.
 	if held := r.Figures.Get("log_filled_min_mib"); held < 0.1 {
 		t.Errorf("the log was filled to %v MiB before the engine was killed", held)
 	}
@@ -545,7 +545,7 @@ func TestCeilingWithoutAcks(t *testing.T) {
 	})
 }
 
-// A ceiling's streams keep what they take, and a rate of one that dropped some is none.
+// A ceiling's streams keep all messages. If one has dropped some, that is an error, because its rate would mean nothing.
 func TestCeilingKeepsAll(t *testing.T) {
 	m, err := openCeiling(t.Context(), CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
 	if err != nil {
@@ -581,9 +581,9 @@ func TestCeilingKeepsAll(t *testing.T) {
 	}
 }
 
-// The process of a ceiling is collected as an engine's is, for as long as there is one, and then as before.
+// While a ceiling is open, the garbage of the process is collected as an engine's is, and afterwards as before.
 func TestCeilingIsCollectedAsEngine(t *testing.T) {
-	t.Setenv("GOGC", "") // which also has it be as it was in the end
+	t.Setenv("GOGC", "") // so that it is restored at the end
 	if err := os.Unsetenv("GOGC"); err != nil {
 		t.Fatal(err)
 	}
@@ -601,7 +601,7 @@ func TestCeilingIsCollectedAsEngine(t *testing.T) {
 		}
 		ceilings = append(ceilings, m)
 	}
-	for _, m := range ceilings { // the first one ends first
+	for _, m := range ceilings { // the second time only one is open
 		if percent() == before {
 			t.Error("the collector is not tended")
 		}
@@ -640,7 +640,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	nothingIn(t, c.Service.Data)
 }
 
-// judged is a load of two jobs in one partition, all in order, to be spoilt.
+// judged returns the plan of two jobs, and their arrivals in one partition, which are right until a test spoils them.
 func judged() (*plan, []arrival) {
 	p := &plan{Prefix: "x-", From: 10_000, To: 12_000, First: []int64{0, 500}, Every: []int64{1000, 0}}
 	at := func(job int32, ms int64, output uint64) arrival {
@@ -775,10 +775,10 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// The lines of raw triggers are those of the plan's window, and say how late each was.
+// Raw triggers are those of the plan's jobs in its window, with how late each was.
 func TestRaw(t *testing.T) {
 	p, arrivals := judged()
-	another, before := arrivals[2], arrivals[1] // another's in the window, and one before it
+	another, before := arrivals[2], arrivals[1] // another job's in the window, and one before the window
 	another.job, before.scheduled = -1, 9000
 	w := &worker{chunks: [][]arrival{arrivals[:2], append(arrivals[2:], another, before)}}
 	path := filepath.Join(t.TempDir(), "raw.csv")
@@ -832,7 +832,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// More triggers a second may be a little later.
+// Beyond 5,000 triggers a second the limits are a little higher.
 func TestLatenessTargets(t *testing.T) {
 	f := Figures{{"received_p50_ms", 1.2}, {"received_p99_ms", 8}, {"received_p999_ms", 30}}
 	for _, c := range []struct {
@@ -942,7 +942,7 @@ func TestPauses(t *testing.T) {
 	if p.Count != 5 || p.Over1 != 4 || p.Over10 != 2 || p.Max != 25*time.Millisecond {
 		t.Errorf("pauses are %+v", p)
 	}
-	// Those of one process after the other count together.
+	// Pauses of processes that ran one after the other are added up.
 	held := map[string]pauses{loadPause: {Count: 7, Over1: 2, Over10: 1, Max: time.Second}}
 	for range 2 {
 		if err := e.held(t.Context(), held); err != nil {
@@ -957,14 +957,14 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// What fired before a kill and fires again after it is a duplicate, although the output numbers go on; and what is wrong with these
-// after it is told.
+// A trigger that is stored before a kill and again after it is a duplicate, even if the output numbers ascend. Gaps and duplicates among
+// the numbers after the kill are counted, too.
 func TestRecoveryFollows(t *testing.T) {
 	t.Parallel()
 	url, js := startNATS(t)
 	later := carillon.FormatTriggerID("late", time.Now().Add(time.Hour).UnixMilli())
 	for i, v := range []struct {
-		name, stored string // output:trigger; the kill is behind the third
+		name, stored string // output:trigger; the kill is after the third
 		want         Checks
 	}{
 		{"in order", "1:a@1000 2:b@1000 3: 4:a@2000 5: 6:b@2000", Checks{Expected: 2}},
@@ -997,7 +997,7 @@ func TestRecoveryFollows(t *testing.T) {
 	}
 }
 
-// A service that somebody starts beside a run keeps its streams, also where its prefix goes on from the run's.
+// A service that is started beside a run keeps its streams, even if its prefix begins with the run's.
 func TestNeighbourKeepsItsStreams(t *testing.T) {
 	t.Parallel()
 	url, js := startNATS(t)

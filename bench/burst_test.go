@@ -17,7 +17,7 @@ func TestBurst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Beside the burst's own, whatever else was due until it was drained.
+	// The burst's own triggers, and whatever else was due until it was drained.
 	if !r.Checks.clean() || r.Checks.Expected <= 20_000 {
 		t.Errorf("checks are %+v, expected more than 20,000 triggers and nothing wrong", r.Checks)
 	}
@@ -67,7 +67,7 @@ func TestDrained(t *testing.T) {
 	}
 }
 
-// A burst that came before its time ends no run: its checks tell of it.
+// A burst that came before its time does not end a run: its checks show that.
 func TestDrainedEarly(t *testing.T) {
 	s := newSalvo("x-", 3, 1)
 	s.From = 10_000

@@ -45,7 +45,7 @@ func TestDispatch(t *testing.T) {
 	nothingIn(t, c.Service.Data)
 }
 
-// A run that is small is due in as much less time: else it would come as fast as it is due.
+// A small run is due within less time: otherwise its rate would only be that at which it becomes due.
 func TestDispatchIsDueAtOnce(t *testing.T) {
 	c := DispatchConfig{Triggers: 20_000, CronPerS: 20_000}
 	once, cron := oneShots("a-", &c), cronJobs("b-", &c)
@@ -57,7 +57,7 @@ func TestDispatchIsDueAtOnce(t *testing.T) {
 	}
 }
 
-// A salvo that was put too late is put again, and what fired of it before does not count.
+// A salvo that was put too late is put again, and what it has fired by then does not count.
 func TestSalvoTooLate(t *testing.T) {
 	t.Parallel() // it mostly waits
 	e, nc := running(t)
@@ -123,7 +123,7 @@ func TestDispatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A service that goes on must hold what is counted, and is left as it was found.
+// A running service's streams must have room for all that is counted. A run leaves the service as it found it.
 func TestDispatchAndBurstOfARunningService(t *testing.T) {
 	t.Parallel() // it mostly waits
 	e, nc := running(t, "--out-max-bytes", "1048576")
@@ -177,7 +177,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// every is n times one after the other, the last first.
+// every returns n times, one every d, the last first.
 func every(n int, d time.Duration) (times []int64) {
 	for i := range n {
 		times = append(times, int64(n-1-i)*int64(d))
@@ -196,7 +196,7 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-// The ratios are of each pair, and then their median: a machine that slows down slows both sides.
+// A ratio is computed for each pair, and then the median is taken: a machine that slows down slows both sides of a pair.
 func TestPairs(t *testing.T) {
 	p := pairs{chained: []float64{100, 50, 10}, linked: []float64{100, 50, 10}, async: []float64{10, 10, 10}}
 	for i, v := range []float64{90, 40, 9.5} {
@@ -218,7 +218,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// What is wrong with the streams must show, or a check that found nothing says nothing.
+// tally counts whatever is wrong with the streams. If it did not, a result without flaws would mean nothing.
 func TestTally(t *testing.T) {
 	m, err := openCeiling(t.Context(), CeilingConfig{Service: Service{Data: t.TempDir()}, PayloadBytes: 2})
 	if err != nil {

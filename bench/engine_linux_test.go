@@ -12,7 +12,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 )
 
-// A disk without room for an engine is told at once: the engine would wait for room, and the run for the engine.
+// On a disk without room for an engine a run fails at once. Otherwise the engine would wait for room, and the run for the engine.
 func TestTooLittleDisk(t *testing.T) {
 	dir, ok := smalldisk.Mount(t, 64)
 	if !ok {
@@ -27,7 +27,7 @@ func TestTooLittleDisk(t *testing.T) {
 	nothingIn(t, dir)
 }
 
-// An engine ends with the bench that started it, though that is killed with -9.
+// An engine ends with the bench that started it, even if that is killed with -9.
 func TestEngineEndsWithBench(t *testing.T) {
 	t.Parallel()
 	bench := exec.Command(os.Args[0], "bench", t.TempDir())
@@ -53,6 +53,6 @@ func TestEngineEndsWithBench(t *testing.T) {
 	engine := "/proc/" + strings.TrimSpace(line) + "/cmdline"
 	eventually(t, engine+" is empty", func() bool {
 		command, err := os.ReadFile(engine)
-		return errors.Is(err, fs.ErrNotExist) || len(command) == 0 // of a process that nobody has waited for yet
+		return errors.Is(err, fs.ErrNotExist) || len(command) == 0 // empty for a process that has ended and that nobody has waited for
 	})
 }

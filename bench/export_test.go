@@ -9,7 +9,7 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// What a harness of another module does: record, send a histogram between processes, report.
+// What the harness of another module, such as bench/peers, does: record, send a histogram between processes, report.
 func TestHarnessOfAnotherModule(t *testing.T) {
 	h := bench.NewHistogram()
 	for ms := range int64(100) {

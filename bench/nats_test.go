@@ -31,8 +31,8 @@ func startNATS(t *testing.T) (url string, js jetstream.JetStream) {
 	return url, js
 }
 
-// An engine of the run's own uses a NATS that runs already, and leaves it as it was; one with a service's streams is
-// left alone.
+// A run that starts an engine on a NATS that runs already leaves the NATS as it was. It refuses one with the streams of a
+// service, and leaves these alone.
 func TestExternalNATS(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	url, js := startNATS(t)
@@ -82,7 +82,7 @@ func TestExternalNATS(t *testing.T) {
 	}
 }
 
-// The user of an engine has not all that a run needs: which right is missing is said, and what to do.
+// An engine's user has fewer rights than a run needs. The error says which right is missing, and what to do.
 func TestExternalNATSWithoutRights(t *testing.T) {
 	const names = "$JS.API.STREAM.NAMES"
 	url := natstest.Start(t, &server.Options{JetStream: true, Users: []*server.User{{
@@ -98,7 +98,7 @@ func TestExternalNATSWithoutRights(t *testing.T) {
 	}
 }
 
-// A service whose streams have replicas is measured beside a ceiling that has as many.
+// A ceiling's streams have as many replicas as those of the service beside which it is measured.
 func TestReplicatedCeiling(t *testing.T) {
 	t.Parallel()
 	c := natstest.StartCluster(t, 3, "")
@@ -115,7 +115,7 @@ func TestReplicatedCeiling(t *testing.T) {
 	if config, err = config.withDefaults(); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []int{1, 3} { // a bare server; a service's
+	for _, want := range []int{1, 3} { // servers without a service, and with one
 		if want > 1 {
 			out := jetstream.StreamConfig{Name: config.Service.Names.OutStream(0), Subjects: []string{"x"}, Replicas: want}
 			if _, err := js.CreateStream(t.Context(), out); err != nil {

@@ -2,10 +2,10 @@ package bench
 
 import "testing"
 
-// What is held has been written to, and is given back once.
+// Memory that is held has been written to. Giving it back a second time does nothing.
 func TestPages(t *testing.T) {
 	for messages, want := range map[int]int{0: 0, 5: 5 * pagesPerMessage, 10_000: 10_000 * pagesPerMessage} {
-		want = min(want, memoryMiB()<<20/4) // none where the system does not say how much there is
+		want = min(want, memoryMiB()<<20/4) // 0 where the system does not say how much memory it has
 		p, err := holdFor(messages)
 		if err != nil {
 			t.Fatal(err)

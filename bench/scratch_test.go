@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What a run leaves that was killed is removed by the next one; what others still use, or have made otherwise, is not.
+// What a killed run leaves is removed by the next run. What another run still uses, or no run has made, is not.
 func TestKilledRun(t *testing.T) {
 	t.Parallel()
 	in := t.TempDir()
@@ -31,7 +31,7 @@ func TestKilledRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(err) // it has started its engine
+		t.Fatal(err) // otherwise it has started its engine
 	}
 	made, err := filepath.Glob(filepath.Join(in, scratchPrefix+"*", "data"))
 	if err != nil || len(made) != 1 {
@@ -48,9 +48,9 @@ func TestKilledRun(t *testing.T) {
 	}
 	finish(killed)
 	if _, err := os.Stat(made[0]); err != nil {
-		t.Fatal(err) // else nothing was left
+		t.Fatal(err) // nothing was left to remove
 	}
-	eventually(t, "what the killed run left is removed", func() bool { // once its engine has ended, too
+	eventually(t, "what the killed run left is removed", func() bool { // its engine may write for a moment after the kill
 		if err := next.remove(); err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestKilledRun(t *testing.T) {
 	}
 }
 
-// What a run has made for its directory goes with it, unless somebody else has come to need it.
+// A run removes the directories above its own that it has made, unless somebody else has put something there.
 func TestScratchLeavesNothing(t *testing.T) {
 	there := t.TempDir()
 	in := filepath.Join(there, "tmp", "of", "the", "user")

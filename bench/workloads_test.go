@@ -23,7 +23,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// The clients and the import are those of the command line, whose lines of JSON must be those that are read.
+// The clients and the import are commands of the real command line: the run must be able to read their lines of JSON.
 func TestCommands(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	bin := filepath.Join(t.TempDir(), "carillon")
@@ -68,7 +68,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// What is not as it was acknowledged is noticed.
+// readBack notices jobs that are not as the service acknowledged them.
 func TestReadBack(t *testing.T) {
 	e, nc := running(t)
 	c, err := CommandsConfig{}.withDefaults()
@@ -81,8 +81,8 @@ func TestReadBack(t *testing.T) {
 		commandJob("x-a-", 0, 0, due, payload), commandJob("x-a-", 1, 0, due, payload), // as they must be
 		commandJob("x-a-", 2, 1, due, payload),                                         // another payload
 		commandJob("x-a-", 3, 0, due+1, payload),                                       // another time
-		commandJob("x-a-", 5, 0, due, payload), commandJob("x-b-", 0, 0, due, payload), // one too many, and of no group
-		commandJob("x-a-", 6, 0, due, payload), // refused
+		commandJob("x-a-", 5, 0, due, payload), commandJob("x-b-", 0, 0, due, payload), // one too many, and one of no group
+		commandJob("x-a-", 6, 0, due, payload), // was refused: it may be there or not
 	} {
 		if _, err := client.Put(t.Context(), job); err != nil {
 			t.Fatal(err)
@@ -122,7 +122,7 @@ func TestPipe(t *testing.T) {
 	if err := p.fill(t.Context(), 10, 3000, job, func(n int) { done = n }); err != nil || done != 2990 {
 		t.Errorf("%d of 2990 jobs were put: %v", done, err)
 	}
-	// The latency of a command counts from when it was to be sent, and that of one that is refused is no short one.
+	// The latency of a command counts from when it should have been sent, and a refused command does not count as a fast one.
 	r := &clientsRun{
 		clientsOrder: clientsOrder{Verb: carillon.VerbPut, Prefix: "open-"}, clients: &clients{clientsStart: clientsStart{Due: time.Now().Add(time.Hour).UnixMilli()}, pipes: []*pipe{p}},
 		payload: payloadOf(10), latency: []*hdrhistogram.Histogram{newHistogram()},
@@ -146,7 +146,7 @@ func TestPipe(t *testing.T) {
 	}
 }
 
-// A job that the engine refuses for now is put again: a run of fewer jobs than it tells of would be measured.
+// A job that the engine refuses for now is put again. Otherwise a run would have fewer jobs than it says.
 func TestPipeFillsWhatWasRefused(t *testing.T) {
 	t.Parallel()
 	url, _ := startNATS(t)
@@ -163,7 +163,7 @@ func TestPipeFillsWhatWasRefused(t *testing.T) {
 			answer.Header.Set(micro.ErrorCodeHeader, "503")
 			answer.Data = (&carillon.Error{Code: carillon.CodeUnavailable}).AppendJSON(nil)
 		}
-		_ = m.RespondMsg(answer) // else the pipe waits in vain
+		_ = m.RespondMsg(answer) // if it fails, the pipe waits in vain, and says so
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +185,8 @@ func TestPipeFillsWhatWasRefused(t *testing.T) {
 	}
 }
 
-// What had to wait is sent late, and none of it left out or counted from then; what is not due yet waits.
+// Sends that had to wait are made late: none is left out, and each keeps the time for which it was planned. A send that is not due
+// yet waits.
 func TestSendOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -204,7 +205,7 @@ func TestSendOnTime(t *testing.T) {
 	})
 }
 
-// Who waits for the answers of many clients that were lost does so for one of them.
+// If the answers to many clients were lost, drainAll waits only for those of the first such client.
 func TestDrainAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -230,7 +231,7 @@ func TestChurn(t *testing.T) {
 	if !r.Checks.clean() || changed < 150 || f.Get("moved_later") == 0 || f.Get("moved_earlier") == 0 {
 		t.Errorf("checks are %+v, figures %v", r.Checks, f)
 	}
-	// Each job fires once, less what was cancelled in time, and once more when it was moved after it had fired.
+	// Each job fires once, unless it was cancelled in time, and once more if it was moved after it had fired.
 	if least := 400 - int(f.Get("cancelled")); r.Checks.Expected < least || r.Checks.Expected > least+int(f.Get("fired_before_the_change")) {
 		t.Errorf("%d fires were expected: %v", r.Checks.Expected, f)
 	}
@@ -272,7 +273,7 @@ func TestSettleChanges(t *testing.T) {
 	}
 }
 
-// A plan with fires that commands have made, or may have prevented.
+// judge with a plan in which commands added fires, or may have prevented some.
 func TestJudgeChanged(t *testing.T) {
 	at := func(job int32, ms int64, output uint64) arrival {
 		return arrival{scheduled: ms, received: ms*1e6 + 2e6, stored: ms*1e6 + 1e6, output: output, job: job}
@@ -311,7 +312,7 @@ func TestJudgeChanged(t *testing.T) {
 		t.Errorf("forced, and wrong: %+v, %v", r.Checks, err)
 	}
 
-	// After a kill a second delivery may be called the first, of the very same message only.
+	// After a kill, the server may call a second delivery the first one, but only of the very same message.
 	killed := &plan{From: 1000, To: 2000, First: []int64{0}, Every: []int64{0}, Kills: true}
 	other := at(0, 1000, 1)
 	other.stored++
@@ -337,7 +338,7 @@ func TestIdle(t *testing.T) {
 				t.Errorf("%s: %s is %v", kind, name, r.Figures.Get(name))
 			}
 		}
-		for _, name := range []string{"cpu_percent", "resident_bytes_per_job"} { // which may well be 0, and less, of 500 jobs
+		for _, name := range []string{"cpu_percent", "resident_bytes_per_job"} { // which may well be 0, or less, with 500 jobs
 			if _, ok := r.Figures.find(name); !ok {
 				t.Errorf("%s: %s is missing", kind, name)
 			}
@@ -371,17 +372,17 @@ func TestLaterByRank(t *testing.T) {
 		{map[int64]int64{1: 899, 5: 90, 40: 11}, 35}, // and all between stand one place further
 		{map[int64]int64{1: 900, 5: 90, 40: 9, 60: 1}, 20},
 		{map[int64]int64{2: 900, 5: 90, 30: 10}, 1}, // the latest came sooner, most a little later
-		{map[int64]int64{1: 800, 5: 80, 39: 10}, 0}, // fewer: from the latest on
+		{map[int64]int64{1: 800, 5: 80, 39: 10}, 0}, // fewer triggers: compared from the latest on
 		{map[int64]int64{3: 10}, -37},               // all sooner
 	} {
 		got := laterByRank(of(c.with), without)
-		if within := int64(200); got < c.ms*1000-within || got > c.ms*1000+within { // what a histogram keeps of a value
+		if within := int64(200); got < c.ms*1000-within || got > c.ms*1000+within { // the precision of a histogram
 			t.Errorf("%v is later by %d µs at most, want %d ms", c.with, got, c.ms)
 		}
 	}
 }
 
-// What is compared with something else is compared in the same round, or pair.
+// Ratios and differences are computed for each round, or pair, and then the median is taken.
 func TestFiguresOfPairs(t *testing.T) {
 	part := func(p99, p999 float64, ms ...int64) Result {
 		h := newHistogram()
@@ -422,7 +423,7 @@ func TestFiguresOfPairs(t *testing.T) {
 			t.Errorf("%s is %v, expected %v", name, got, want)
 		}
 	}
-	if got := f.Get("lateness_any_for_save_ms"); math.Abs(got-12.5) > 0.1 { // what a histogram keeps of a value
+	if got := f.Get("lateness_any_for_save_ms"); math.Abs(got-12.5) > 0.1 { // the precision of a histogram
 		t.Errorf("any trigger was later by %v ms for a save, expected 12.5", got)
 	}
 }
@@ -443,11 +444,11 @@ func TestScale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The empty engine is looked at when it has settled, as the one with the jobs is.
+	// The empty engine is measured when it has settled, as the one with the jobs is.
 	if i := slices.Index(steps, "importing jobs"); i < 1 || steps[i-1] != "waiting for checkpoints" {
 		t.Errorf("steps were %q", steps)
 	}
-	// Hot midnights are prepared as cold ones are, and their jobs stay in memory.
+	// Hot midnights are prepared like cold ones, and their jobs stay in memory.
 	prepared := 0
 	for i, step := range steps[1:] {
 		prepared += bit(steps[i] == "putting jobs" && step == "waiting for checkpoints") - bit(step == beginAgain)
@@ -458,7 +459,7 @@ func TestScale(t *testing.T) {
 	if loaded, ok := r.Figures.find("midnight_hot_loaded_jobs"); !ok || loaded > 0 {
 		t.Errorf("%v jobs of hot midnights came from disk, %t", loaded, ok)
 	}
-	// Lateness three times, the jobs themselves, here and restored, four midnights, and what fired around the kill.
+	// Three times lateness; the jobs themselves, in the engine and restored; four midnights; and what fired around the kill.
 	if !r.Checks.clean() || r.Checks.Expected < 3*100+2*500+4*60 {
 		t.Errorf("checks are %+v", *r.Checks)
 	}
@@ -477,7 +478,7 @@ func TestScale(t *testing.T) {
 	if len(r.Targets) != 13 {
 		t.Errorf("targets are %v", r.Targets)
 	}
-	if _, ok := r.Figures.find("idle_cpu_percent"); !ok { // 0 of 500 jobs, mostly
+	if _, ok := r.Figures.find("idle_cpu_percent"); !ok { // mostly 0 with 500 jobs
 		t.Error("idle_cpu_percent is missing")
 	}
 	if loaded := r.Figures.Get("midnight_loaded_jobs"); loaded != 2*60 {
@@ -486,7 +487,7 @@ func TestScale(t *testing.T) {
 	if _, ok := r.Figures.find("midnight_loaded_late_jobs"); !ok { // 0 on a machine that is not busy
 		t.Error("midnight_loaded_late_jobs is missing")
 	}
-	if r.Figures.Get("saves") < 2 { // one of 500 jobs is over sooner than a second of lateness
+	if r.Figures.Get("saves") < 2 { // a save of 500 jobs takes less than a second of lateness
 		t.Errorf("%v snapshots were saved", r.Figures.Get("saves"))
 	}
 }
@@ -516,7 +517,7 @@ func TestSoak(t *testing.T) {
 	if r.Figures.Get("kills") < 1 || r.Figures.Get("ready_max_s") <= 0 || r.Figures.Get("commands_per_s") < 100 || r.Figures.Get("resident_max_mib") <= 0 {
 		t.Errorf("figures are %v", r.Figures)
 	}
-	// What was received is that of all rounds, and each round is of one of the two kinds.
+	// The histogram of all that was received is that of all rounds, and each round is in one of the other two.
 	count := func(name string) int {
 		if r.Histograms[name] == "" {
 			return 0
@@ -539,7 +540,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// What a round cannot see of a service that runs already it does not call nothing.
+// What a round cannot measure in a service that runs already is left out, and not reported as 0.
 func TestSoakOfARunningService(t *testing.T) {
 	s := &soak{
 		SoakConfig: SoakConfig{Round: time.Second}, engine: &engine{}, result: &Result{}, rounds: []SoakRound{{Since: time.Second, Triggers: 9}},
@@ -558,7 +559,7 @@ func TestSoakOfARunningService(t *testing.T) {
 	}
 }
 
-// An engine that does not answer for a while does not end a run: a stream that could not be read is read again.
+// An engine that does not answer for a while does not end a run: a failed read of a stream is repeated.
 func TestSoakInsists(t *testing.T) {
 	t.Parallel() // it waits for most of its time
 	e, nc := running(t)
@@ -587,7 +588,7 @@ func TestSoakInsists(t *testing.T) {
 		}
 	}
 	signal(syscall.SIGSTOP)
-	defer signal(syscall.SIGCONT) // however it ends: a frozen engine does not stop
+	defer signal(syscall.SIGCONT) // also if the test fails: a frozen engine does not stop
 	read := make(chan error, 1)
 	go func() { read <- s.follow(t.Context(), new(Checks)) }()
 	eventually(t, "a read has failed", func() bool { return s.repeated.Load() > 0 || len(read) > 0 })
@@ -600,8 +601,8 @@ func TestSoakInsists(t *testing.T) {
 	}
 }
 
-// What a soak run reads of the streams counts numbers that were left out, numbers and triggers that are there twice, in a round and in
-// the one before it, and nothing else.
+// follow counts output numbers that were left out, and numbers and triggers that are stored twice, in the same round or in the one
+// before, and nothing else.
 func TestSoakFollows(t *testing.T) {
 	t.Parallel()
 	url, js := startNATS(t)
@@ -629,7 +630,7 @@ func TestSoakFollows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	store("3", "before@1") // the run
+	store("3", "before@1") // before the run
 	s := &soak{engine: &engine{Service: Service{Names: names}, partitions: 1}, nc: nc}
 	if err := s.ends(t.Context()); err != nil {
 		t.Fatal(err)
@@ -696,7 +697,7 @@ func TestSoakSums(t *testing.T) {
 	}
 }
 
-// A command that waited behind others is as late as that; but it is repeated as long as one that did not.
+// The time that a command waited behind others counts in its latency, but not in the time for which it is repeated.
 func TestSoakPersists(t *testing.T) {
 	s := &soak{commands: newHistogram()}
 	sent := 0
@@ -714,7 +715,7 @@ func TestSoakPersists(t *testing.T) {
 	}
 	b := &soakBatch{judged: make(chan struct{}), judgedAt: time.UnixMilli(2000)}
 	close(b.judged)
-	for _, planned := range []int64{1000, 3000} { // a delete of a batch that is not judged yet cannot be late
+	for _, planned := range []int64{1000, 3000} { // a batch is deleted once it is judged: until then its deletes are not late
 		if from, err := b.over(t.Context(), time.UnixMilli(planned)); err != nil || from.UnixMilli() != max(2000, planned) {
 			t.Errorf("what was planned for %d counts from %d, %v", planned, from.UnixMilli(), err)
 		}

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// NATS's message schedules need no server of the system: they stand for all in what the harness does.
+// The message schedules of NATS need no installed server. What the harness does with them it does with all systems.
 func TestRun(t *testing.T) {
 	for workload, args := range map[string][]string{
 		"lateness": {"--rates", "200", "--duration", "1s"},
@@ -85,7 +85,7 @@ func checkResult(t *testing.T, workload, file string) {
 	switch workload {
 	case "commands":
 		return
-	case "burst": // all came by the time of the last, the latest of them, and none before the first
+	case "burst": // drained_s is when the last job came, which is also the latest, and none came before first_ms
 		last, first := f.Get("drained_s"), f.Get("first_ms")
 		if n := f.Get("drained_per_s") * last; n < 1990 || n > 2010 {
 			t.Errorf("%s: %v/s for %v s are %v jobs, want 2000", file, f.Get("drained_per_s"), last, n)
@@ -113,7 +113,7 @@ func TestJudge(t *testing.T) {
 	pay := func(i int) []byte { return newJob(i, time.Time{}, payloadBytes).payload }
 	s.handle(pay(probe), false, time.Time{})
 	s.handle(pay(0), false, time.UnixMilli(p.From+7))
-	s.handle(pay(0), false, time.Time{}) // once more, and not said to be a repeat
+	s.handle(pay(0), false, time.Time{}) // once more, and not marked as a redelivery
 	s.handle(pay(1), false, time.Time{})
 	s.handle(pay(1), true, time.Time{})
 	s.handle(pay(4), false, time.Time{}) // no job of the plan
@@ -164,7 +164,7 @@ func TestPayload(t *testing.T) {
 	}
 }
 
-// Carillon has to be ahead of every tuned peer in everything, and without a flaw. Where one of them has no figure that is not shown.
+// Carillon must be ahead of every tuned peer in everything, and without a flaw. If a figure is missing, it is not known to be.
 func TestVerdict(t *testing.T) {
 	c := config{systems: []string{"carillon", "river", "river-tuned"}, workloads: []string{"lateness", "burst"}, rates: []int{1000}}
 	result := func(name string, tuned bool, workload string, rate int, figures ...bench.Figure) bench.Result {
@@ -211,7 +211,7 @@ func TestVerdict(t *testing.T) {
 			o := outcome{results: []bench.Result{
 				result("carillon", test.tuned, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: test.p50}, bench.Figure{Name: "off_p99_ms", Value: test.p99}),
 				result("carillon", test.tuned, "burst", 0, bench.Figure{Name: "drained_per_s", Value: test.drained}),
-				// Ahead of Carillon, but not tuned, which nobody would be.
+				// Ahead of Carillon, but not tuned: it is not compared.
 				result("river", false, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: 0.1}, bench.Figure{Name: "off_p99_ms", Value: 0.1}),
 				result("river", true, "lateness", 1000, bench.Figure{Name: "off_p50_ms", Value: 5}, bench.Figure{Name: "off_p99_ms", Value: 9}),
 				result("river", true, "burst", 0, bench.Figure{Name: "drained_per_s", Value: 800}),
@@ -293,7 +293,7 @@ func TestMissingServer(t *testing.T) {
 	}
 }
 
-// A killed run leaves processes behind. The next one says so, and stop ends them, and nobody else's.
+// A killed run leaves processes behind. The next one says so, and stop ends them, and no others.
 func TestStopLeftovers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "site")
 	s, err := openSite(dir, "")
@@ -310,7 +310,7 @@ func TestStopLeftovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The number of a process that is not the site's, as it would be after a reboot.
+	// A file of the site with the id of a process that is not the site's, as there may be after a reboot.
 	other := exec.Command("sleep", "1000")
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func TestStopLeftovers(t *testing.T) {
 	}
 }
 
-// A result says which Carillon was measured, and not only the server in it.
+// A result says which version of Carillon was measured, and not only which nats-server is in it.
 func TestCarillonVersion(t *testing.T) {
 	url := natstest.Start(t, &server.Options{}).ClientURL()
 	c, err := openCarillon(t.Context(), url)
@@ -364,7 +364,7 @@ func TestCarillonVersion(t *testing.T) {
 	}
 }
 
-// A server that ends instead of getting ready is told of with what it said.
+// If a server ends instead of becoming ready, the error has what it printed.
 func TestStartFailure(t *testing.T) {
 	s, err := openSite(filepath.Join(t.TempDir(), "site"), "")
 	if err != nil {

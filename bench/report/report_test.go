@@ -19,7 +19,7 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// histogram holds 1 to n times step µs.
+// histogram returns an encoded histogram with n values: step, 2·step, …, n·step µs.
 func histogram(t testing.TB, n, step int64) string {
 	t.Helper()
 	h := hdrhistogram.New(1, 600e6, 3)
@@ -70,7 +70,7 @@ func dispatch() bench.Result {
 	}
 }
 
-// samples are results of every kind that is drawn in its own way.
+// samples returns results of each kind that is drawn in a way of its own.
 func samples(t testing.TB) []bench.Result {
 	drain := []bench.Point{{0, 900}, {0.1, 1000}, {0.2, 500}}
 	peer := func(system string, tuned bool, step int64) bench.Result {
@@ -105,7 +105,7 @@ func samples(t testing.TB) []bench.Result {
 	}
 }
 
-// read has results written as files and read again.
+// read encodes results as files, and reads these with Read.
 func read(t testing.TB, results ...bench.Result) (runs []Run) {
 	t.Helper()
 	for i, r := range results {
@@ -125,7 +125,7 @@ func read(t testing.TB, results ...bench.Result) (runs []Run) {
 	return runs
 }
 
-// element is a node of the page. Its text is that of all it holds.
+// element is an element of the page. Its text includes that of all elements in it.
 type element struct {
 	name string
 	attr map[string]string
@@ -153,7 +153,7 @@ func open(t testing.TB, runs []Run) (*element, Summary) {
 	return parsed(t, &page), s
 }
 
-// parsed is a page or a picture, read as strictly as XML is.
+// parsed parses a page or a picture, as strictly as XML.
 func parsed(t testing.TB, text io.Reader) *element {
 	t.Helper()
 	root := &element{name: "page"}
@@ -248,7 +248,7 @@ func TestSectionsAndPlots(t *testing.T) {
 	}
 }
 
-// endLabels are the labels at the ends of lines.
+// endLabels returns the labels at the ends of lines.
 func endLabels(lines []*element) (labels []*element) {
 	for _, l := range lines {
 		labels = append(labels, l.find("text", "")...)
@@ -319,7 +319,7 @@ func TestTablesHaveAllThatIsKnown(t *testing.T) {
 	}
 }
 
-// What the pointer shows is what the histogram says, and the same place on the axes.
+// The values that are shown at the pointer are those of the histogram, and the targets are marked at their places on the axis.
 func TestDistribution(t *testing.T) {
 	runs := read(t, latenessOf(t, 5000))
 	page, _ := open(t, runs)
@@ -366,7 +366,7 @@ func TestRatesHaveTheirGoals(t *testing.T) {
 			at[name] = g.attr["x1"]
 		}
 	}
-	// 0 to 200,000 from 4 to 406; 0.85 of the chained ceiling.
+	// The axis has 0 to 200,000 at x = 4 to 406. The goal is 0.85 of the chained ceiling.
 	goal := px(4 + 402*0.85).String()
 	if d := cmp.Diff(map[string]string{"triggers": goal, "cron triggers": goal}, at); d != "" {
 		t.Error(d)
@@ -420,7 +420,7 @@ func TestNothingIsFetched(t *testing.T) {
 	}
 }
 
-// A picture is a plot of the page, with its title and note in it, and nothing that waits for a pointer.
+// A picture is a plot of the page, with its title and note in it, and without what appears only at a pointer.
 func TestPictures(t *testing.T) {
 	runs := read(t, samples(t)...)
 	page, _ := open(t, runs)
@@ -442,7 +442,7 @@ func TestPictures(t *testing.T) {
 		if svg.name != "svg" || svg.attr["xmlns"] != "http://www.w3.org/2000/svg" {
 			t.Errorf("%s is no picture of its own: %s %v", p.Name, svg.name, svg.attr)
 		}
-		// Its colours are plain ones, for who knows no variables, and those of the dark mode for who knows modes.
+		// Its colours are plain, for viewers that know no CSS variables, with those of the dark mode for viewers that know modes.
 		light, dark, _ := strings.Cut(svg.find("style", "")[0].text, "@media (prefers-color-scheme: dark)")
 		for mode, css := range map[string]string{"#b4530a": light, "#f0a04b": dark} {
 			if strings.Contains(css, "--") || !strings.Contains(css, ".c0 { color: "+mode+"; }") || strings.Count(css, "{") != strings.Count(css, "}") {
@@ -464,7 +464,7 @@ func TestPictures(t *testing.T) {
 	}
 }
 
-// What is wider than a phone scrolls, also by keyboard, and a screen reader says what it is.
+// What may be wider than a phone can be scrolled, also by keyboard, and has a label for screen readers.
 func TestKeyboardScrolls(t *testing.T) {
 	page, _ := open(t, read(t, samples(t)...))
 	main := page.find("main", "")
@@ -549,7 +549,7 @@ func TestSameResultsSamePage(t *testing.T) {
 	}
 }
 
-// Carillon has the accent, and each other system one colour, paler for its defaults where it was tuned, too.
+// Carillon has the accent colour, and each other system one colour, which is paler for its default settings if it was tuned, too.
 func TestPeersHaveTheirColours(t *testing.T) {
 	of := func(system string, tuned bool) bench.Result {
 		return bench.Result{Workload: "lateness", Params: params{"system": system, "tuned": tuned}, Histograms: map[string]string{received: histogram(t, 9, 1), off: histogram(t, 9, 1)}}
@@ -719,7 +719,7 @@ func TestHostileTextStaysText(t *testing.T) {
 	}
 }
 
-// Whatever is read makes a page, and what cannot be read says where.
+// Whatever Read accepts makes a page, and its errors say where in the file they are.
 func FuzzRead(f *testing.F) {
 	for _, r := range samples(f) {
 		b, err := json.Marshal(r)
@@ -748,7 +748,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// A result that was ended before its time does not pass for whole, also where its workload has no checks.
+// A result that was ended early does not look complete, even if its workload has no checks.
 func TestEndedWithoutChecks(t *testing.T) {
 	runs, err := Read(strings.NewReader(`{"workload":"ceiling","params":{},"machine":{},"figures":{"async_per_s":123456},"error":"stopped by hand"}`), "c.json")
 	if err != nil {
