@@ -20,14 +20,14 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// accounts is a nats-server that runs on the configuration that docs/operations.md gives, and two engines on it.
+// accounts is a nats-server with the accounts of docs/deploy/nats/carillon.conf, and two engines on it.
 type accounts struct {
 	url  string
 	log  *violations
 	runs []*running
 }
 
-// violations keeps what the server says of rights.
+// violations is a server's logger that keeps the errors, among which are violations of permissions.
 type violations struct {
 	mu    sync.Mutex
 	lines []string
@@ -65,7 +65,7 @@ func startAccounts(t *testing.T) *accounts {
 	}
 	o.JetStream = true
 	ns := natstest.Start(t, o)
-	// A selection of many jobs takes minutes, for which its client waits (client.go, selectionTimeout) and nats-server has to.
+	// A selection of many jobs takes minutes. Its client waits as long (client.go, selectionTimeout), and nats-server has to, too.
 	exporter, err := ns.LookupAccount("CARILLON")
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func startAccounts(t *testing.T) *accounts {
 	}
 	a := &accounts{url: ns.ClientURL(), log: &violations{}}
 	ns.SetLoggerV2(a.log, false, false, false)
-	// Two engines, each with its own partitions alone: they pass on what they are asked about the others'.
+	// Each of the two engines follows only its own partitions, and must pass on requests about the others.
 	for _, name := range []string{"one", "two"} {
 		engine := base(t)
 		engine.Name, engine.NATS, engine.NATSOptions = name, a.url, []nats.Option{nats.UserInfo("engine", "engine")}
@@ -116,7 +116,7 @@ func (a *accounts) client(t *testing.T, user string) *carillon.Client {
 	return carillon.Connect(a.dial(t, user), carillon.WithTimeout(10*time.Second))
 }
 
-// nobody fails unless a request is heard by nobody.
+// nobody checks that nobody receives a request.
 func nobody(t *testing.T, nc *nats.Conn, subject string, body string) {
 	t.Helper()
 	if m, err := nc.Request(subject, []byte(body), 5*time.Second); !errors.Is(err, nats.ErrNoResponders) {
@@ -124,7 +124,7 @@ func nobody(t *testing.T, nc *nats.Conn, subject string, body string) {
 	}
 }
 
-// job is the state of a job, as the operator sees it.
+// job returns a job, which must be there, as the operator sees it.
 func (a *accounts) job(t *testing.T, id string) carillon.JobReply {
 	t.Helper()
 	r, err := a.client(t, "operator").Get(t.Context(), id)
@@ -134,7 +134,7 @@ func (a *accounts) job(t *testing.T, id string) carillon.JobReply {
 	return r
 }
 
-// The accounts of the example configuration: each does its work, and nothing beyond it.
+// The accounts of the example configuration: each can do its work, and nothing else.
 func TestAccounts(t *testing.T) {
 	a := startAccounts(t)
 	t.Run("client", a.testClient)
@@ -143,7 +143,7 @@ func TestAccounts(t *testing.T) {
 	t.Run("orders", a.testOrders)
 	t.Run("operator", a.testOperator)
 
-	// All that an engine does, it may.
+	// An engine has permission for all that it does.
 	for _, run := range a.runs {
 		run.stop(t)
 	}
@@ -190,7 +190,7 @@ func (a *accounts) testClient(t *testing.T) {
 		t.Errorf("import: %+v", r)
 	}
 
-	// Nothing of a client's arrives where engines write, not even through the server.
+	// No message of a client arrives where engines write, not even as an answer of the server to the client's request.
 	operator := a.dial(t, "operator")
 	var forged []*nats.Subscription
 	for _, subject := range []string{"carillon.log.>", "carillon.trigger.>", "carillon.event.>"} {
@@ -219,7 +219,7 @@ func (a *accounts) testClient(t *testing.T) {
 			t.Errorf("%s was heard: %v, %v", subject, m, err)
 		}
 	}
-	fires(t, c, "after") // all before is done
+	fires(t, c, "after") // all that was sent before has been handled
 	if err := operator.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +342,7 @@ func (a *accounts) testTenant(t *testing.T) {
 		t.Errorf("the other's job is at version %d", v)
 	}
 	a.job(t, "acme:two")
-	// A job without a topic has one that is called default.
+	// The topic of a job without one is called default.
 	if m, err := a.dial(t, "operator").Request("carillon.tenant.default.put.default:x", []byte(`{}`), 5*time.Second); err != nil || m.Header.Get("Nats-Service-Error") != "" {
 		t.Errorf("the tenant of the default topic: %v, %+v", err, m)
 	}
@@ -351,9 +351,9 @@ func (a *accounts) testTenant(t *testing.T) {
 	}
 }
 
-// An order to nats-server in a request's headers is not carried out with an engine's rights where it passes the request on to
-// another. nats-server takes such headers out of what goes to another account, but ends a line only where there is CR LF; the
-// client library takes LF alone.
+// When an engine passes a request on to another, orders to nats-server in the request's headers are not carried out with the engine's
+// permissions. nats-server removes such headers from messages to another account, but it ends a line only at CR LF, while the client
+// library ends one at LF alone.
 func (a *accounts) testOrders(t *testing.T) {
 	operator := a.dial(t, "operator")
 	var forged []*nats.Subscription
@@ -433,7 +433,7 @@ func (a *accounts) testOperator(t *testing.T) {
 	}
 }
 
-// Why tenants have subjects of their own: neither rights nor mappings of nats-server know a part of a token.
+// Tenants have subjects of their own because neither permissions nor mappings of nats-server can match a part of a token.
 func TestNoPartialTokens(t *testing.T) {
 	if tr, err := server.NewSubjectTransform("carillon.api.put.*", "carillon.api.put.acme:{{wildcard(1)}}"); err == nil {
 		if got := tr.TransformSubject("carillon.api.put.x"); got == "carillon.api.put.acme:x" {

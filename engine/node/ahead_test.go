@@ -16,7 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 )
 
-// stalling is the file system of a disk of which, while it stands still, nothing is read.
+// stalling is the file system of a disk on which reads of tables wait while it stands still.
 type stalling struct {
 	vfs.FS
 	mu sync.RWMutex // locked while it stands still
@@ -34,11 +34,11 @@ func newStalling() *stalling {
 	return s
 }
 
-// While somebody asks for jobs that are on disk, and the disk stands still, those in memory fire.
+// While requests for jobs on disk wait for a disk that stands still, jobs in memory fire.
 func TestAskedWhileDiskStands(t *testing.T) {
 	t.Parallel()
 	o := base(t)
-	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of the jobs that are far
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of the jobs that are due in the far future
 	r := run(t, o)
 	c := client(t, r.NATS)
 	put(t, c, beat)
@@ -79,7 +79,7 @@ func TestAskedWhileDiskStands(t *testing.T) {
 	for _, q := range []struct {
 		how string
 		ask func() error
-	}{{"get", get}, {"list", list}} { // the list leaves all of them in the cache
+	}{{"get", get}, {"list", list}} { // in this order, because the list leaves all of them in the cache
 		answered := make(chan error, 1)
 		func() {
 			disk.mu.Lock()

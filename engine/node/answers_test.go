@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Nodes that leave answer each command that they have taken, and nodes that come know who is to be asked about what they do not
-// follow. A fire is not tried again, so it shows.
+// Nodes that leave answer each command that they have admitted, and nodes that come know which node to ask about partitions that they
+// do not follow. The client does not repeat a fire, so each failure shows.
 func TestAnswersThroughout(t *testing.T) {
 	t.Parallel()
 	f, nc, seats, ids := startPlaced(t)
@@ -31,7 +31,7 @@ func TestAnswersThroughout(t *testing.T) {
 				case strings.Contains(err.Error(), "the engine stops"), strings.Contains(err.Error(), "no live node follows"),
 					strings.Contains(err.Error(), "was given up"):
 					t.Errorf("fire %d: %v", i, err)
-				default: // a machine that stood still
+				default: // the machine stood still
 					t.Logf("fire %d: %v", i, err)
 				}
 			}

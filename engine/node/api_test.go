@@ -61,7 +61,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// asks is a request that wants its answer somewhere.
+// asks is a request with a reply subject.
 type asks struct {
 	sized
 	reply string
@@ -69,7 +69,8 @@ type asks struct {
 
 func (a asks) Reply() string { return a.reply }
 
-// Who asks names where the engine publishes: no record of its log, no output, and no request to JetStream or to a service.
+// The sender of a request chooses the subject on which the engine publishes the answer. It must not be the subject of a record, an output
+// or a command, nor of a request to JetStream or to a service.
 func TestAnswersGoToWhoAsked(t *testing.T) {
 	n := &Node{server: new(embedded.Server), o: Options{Prefix: "carillon"}}
 	for reply, answered := range map[string]bool{
@@ -115,8 +116,8 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 	})
 }
 
-// A list that has no turn for as long as its client waits is refused: nobody would read it, and it would keep out others. So is a
-// status.
+// A list that gets no turn for as long as its client waits is refused: nobody would read the answer, and it would keep others waiting. So
+// is a status.
 func TestListsWaitForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{requests: requests{lists: make(chan struct{}, maxLists)}}
@@ -145,7 +146,7 @@ type lines struct {
 func (l lines) Data() []byte           { return []byte(l.body) }
 func (l lines) Headers() micro.Headers { return nil }
 
-// Of an import the outcome of a part of which is unknown no count is told: all of it is to be sent again.
+// If the outcome of a part of an import is unknown, the answer is an error without counts: all of the import must be sent again.
 func TestImportOfUnknownOutcome(t *testing.T) {
 	n := &Node{layout: engine.Layout{Prefix: "carillon", Partitions: 1}, partitions: []*partition{{}}} // nobody follows it
 	err := n.apiImport(&call{node: n, Request: lines{body: `{"id":"a","spec":{"schedule":"@daily"}}`}})

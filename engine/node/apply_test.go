@@ -10,12 +10,12 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
-// brokenTable is a table of which, from some time on, scans fail.
+// brokenTable is a table whose scans fail once it is broken.
 type brokenTable struct {
 	engine.Table
 	broken bool
 	begun  func()
-	fail   chan struct{} // closed when they may
+	fail   chan struct{} // closed when they may fail
 }
 
 func (b *brokenTable) Scan(room byte, above, below []byte, limit int, yield func(key, value []byte) error) (bool, error) {
@@ -27,7 +27,7 @@ func (b *brokenTable) Scan(room byte, above, below []byte, limit int, yield func
 	return false, errors.New("it cannot be read")
 }
 
-// A machine that could not read its table is in the middle of a record: who waits for the partition finds it stopped.
+// A machine that could not read its table is in the middle of a record. So whoever waits for the partition's lock must find it stopped.
 func TestHaltedBeforeOthers(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
 	whole := engine.New(layout, 0)
@@ -68,7 +68,7 @@ func TestHaltedBeforeOthers(t *testing.T) {
 	waits := make(chan struct{})
 	go func() {
 		close(waits)
-		for !p.mu.TryLock() { // and has it as soon as it is free
+		for !p.mu.TryLock() { // so that it is taken as soon as it is free
 		}
 		defer p.mu.Unlock()
 		found <- p.stopped

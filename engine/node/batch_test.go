@@ -7,8 +7,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// What a batch had of messages is let go once it is carried out, and the memory of a burst with the first small batch behind
-// it; what batches take all the time is kept.
+// Once a batch has been carried out, it no longer refers to its messages. The memory of a burst is released with the first
+// small batch behind it; as much as batches usually take is kept.
 func TestBatchLetsGo(t *testing.T) {
 	b := batch{records: []engine.Record{{Seq: 1, Data: []byte("x")}}, bytes: make([]byte, 4*batchKept)}
 	b.stored = []wal.Record{{Seq: 1, Data: b.bytes[:1]}}

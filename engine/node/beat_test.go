@@ -10,10 +10,10 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// beat is a job whose every due time is put out, however late.
+// beat is a job that fires for each due time, however late.
 var beat = carillon.Job{ID: "beat", Schedule: "@every 50ms", Misfire: carillon.FireAll, Topic: "beat"}
 
-// beats waits until the job has fired so many times more.
+// beats waits until beat has fired so many times more.
 func beats(t testing.TB, c *carillon.Client, more uint64) {
 	t.Helper()
 	count := func() uint64 {
@@ -27,8 +27,8 @@ func beats(t testing.TB, c *carillon.Client, more uint64) {
 	eventually(t, "the job fires", func() bool { return count() >= want })
 }
 
-// unbroken fails unless each due time of beat is in the streams once, in order, none early, and no number is
-// missing.
+// unbroken checks that each due time of beat is in the streams once, in order, none early, and that no output number
+// is missing.
 func unbroken(t testing.TB, nc *nats.Conn, c *carillon.Client) {
 	t.Helper()
 	if _, err := c.Pause(t.Context(), beat.ID); err != nil {
@@ -54,7 +54,7 @@ func unbroken(t testing.TB, nc *nats.Conn, c *carillon.Client) {
 		case o.trigger != nil && o.trigger.Job == beat.ID:
 			n++
 			due = append(due, o.trigger.Scheduled)
-		case o.event != nil && o.event.Job == beat.ID && o.event.Reason == carillon.ReasonPaused: // by an earlier call
+		case o.event != nil && o.event.Job == beat.ID && o.event.Reason == carillon.ReasonPaused: // paused by an earlier call of unbroken
 			for at := o.event.First; !at.After(o.event.Last); at = at.Add(interval) {
 				due = append(due, at)
 			}

@@ -14,7 +14,7 @@ import (
 )
 
 // The newer build of this test has the next logic, a later tzdata in which one zone is a second ahead of UTC, and a mistake in its
-// machine: a node whose settings say so has jobs of one topic due a millisecond later. Of that nothing tells but its state.
+// machine: if a node's settings say so, its jobs of one topic are due a millisecond later. Only its state shows that.
 const (
 	newerLogic  = engine.Logic + 1
 	newerTZData = "2099a"
@@ -22,13 +22,13 @@ const (
 	mistaken    = "mistaken"
 )
 
-// newerBuild is where it is, once it was built; TestMain removes that.
+// newerBuild is the directory of that build, once it has been built. TestMain removes it.
 var newerBuild struct {
 	sync.Mutex
 	dir string
 }
 
-// newerBinary builds it, once for all tests. Our sources know nothing of it.
+// newerBinary builds it, once for all tests, from our sources, some of which an overlay replaces.
 func newerBinary(t testing.TB) string {
 	t.Helper()
 	newerBuild.Lock()
@@ -85,7 +85,7 @@ import (
 var mistaken = strings.Contains(os.Getenv(%q), "\"Mistaken\":true")
 `
 
-// edited is a source file with one piece of it, which is there once, replaced by another.
+// edited returns a source file in which one piece, which must be there once, is replaced by another.
 func edited(t testing.TB, file, before, after string) []byte {
 	t.Helper()
 	source, err := os.ReadFile(file)

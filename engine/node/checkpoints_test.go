@@ -12,8 +12,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// A checkpoint waits while jobs that are due wait in any partition, be it old or its log long; but not for ever, not where
-// the log has become very long or has to be freed, and not for the jobs of a partition that has stopped.
+// A checkpoint that is due for its age, or because the log is long, waits while jobs that are due wait in any partition. It does
+// not wait for ever, nor if the log has become very long or has to be freed, nor for the jobs of a partition that has stopped.
 func TestCheckpointWaitsForBursts(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
 	n := &Node{o: Options{CheckpointEvery: time.Minute, CheckpointRecords: 1000, CheckpointBytes: 1 << 20, HotJobs: 1}}
@@ -88,13 +88,13 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 		t.Error("who waits for its end to take one of his own waits for the burst, too")
 	}
 	old.wanted.Add(-1)
-	// Nor does one go on that has begun.
+	// One that has begun does not go on, either.
 	aged(2 * time.Minute)
 	var drained atomic.Bool
 	var going sync.WaitGroup
 	rest, rests := n.resting(t.Context(), old), make(chan struct{})
 	going.Go(func() {
-		for began := time.Now(); time.Since(began) < time.Millisecond; { // of work, of which it rests a multiple
+		for began := time.Now(); time.Since(began) < time.Millisecond; { // of work: it rests for a multiple of that
 		}
 		close(rests)
 		rest()
@@ -103,7 +103,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 		}
 	})
 	<-rests
-	time.Sleep(5 * restLook) // in which it could go on
+	time.Sleep(5 * restLook) // enough for it to go on, if it did
 	drained.Store(true)
 	burst.mu.Lock()
 	burst.stopped = errors.New("stopped")
@@ -123,8 +123,8 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	}
 }
 
-// A checkpoint that is only old rests for a multiple of what it worked, but for no long time, and not if another one
-// presses, the log has to be freed or the node ends.
+// A checkpoint that is due only for its age rests for a multiple of the time that it worked, but never for long. It rests for
+// less if another one is needed soon, and not at all if the log has to be freed or the node ends.
 func TestResting(t *testing.T) {
 	n := new(Node)
 	rested := func(ctx context.Context, after time.Duration) time.Duration {
@@ -140,7 +140,7 @@ func TestResting(t *testing.T) {
 		t.Errorf("it rested for %s", d)
 	}
 	lessThan := func(ctx context.Context, most, after time.Duration, why string) {
-		for range 100 { // the machine may rest, too
+		for range 100 { // the machine may stand still, too
 			if rested(ctx, after) < most {
 				return
 			}
@@ -197,7 +197,7 @@ func TestCompactionsRest(t *testing.T) {
 		"the node ends": func() time.Duration { return rested(ended, false, true) },
 	} {
 		tries := 0
-		for ; tries < 100 && d() > 0; tries++ { // the machine may rest, too
+		for ; tries < 100 && d() > 0; tries++ { // the machine may stand still, too
 		}
 		if tries == 100 {
 			t.Errorf("it rests though %s", why)

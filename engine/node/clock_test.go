@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// The offset lies between what each answer allows: the least of it is taken, of the quickest answer, until clocks drift
-// or one of them is set.
+// Each answer bounds the offset of the stream's clock. The lower bound of the quickest answer is taken, until the clocks have
+// drifted too far or one of them is set.
 func TestClock(t *testing.T) {
 	var c clock
 	c.begin(true)
 	start := c.began
 	const ms = int64(time.Millisecond)
-	// answer is one to a question of at ms, that took so long, from a server whose clock is ahead by offset and which
-	// stamped it in the middle.
+	// answer measures an answer, all in ms: the question was sent at at, the answer took took, and halfway it was stamped by
+	// a server whose clock is ahead by offset.
 	answer := func(at, took, offset int64) {
 		sent := start.Add(time.Duration(at * ms))
 		c.measured(sent, sent.Add(time.Duration(took*ms)), time.Unix(0, c.own(sent)+(took/2+offset)*ms))
 	}
 	is := func(what string, want int64) {
 		t.Helper()
-		if got := c.offset.Load(); got > want*ms || got < want*ms-ms/4 { // what drift there may be
+		if got := c.offset.Load(); got > want*ms || got < want*ms-ms/4 { // less what the clocks may have drifted
 			t.Errorf("%s: the offset is %d ns, want %d ms", what, got, want)
 		}
 	}

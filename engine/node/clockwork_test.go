@@ -14,7 +14,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/alarm"
 )
 
-// A tick allows no more outputs than there is space for, however large they are; small ones have the whole window.
+// A tick allows no more outputs than the outbox has space for, however large they are. Small ones have the whole window.
 func TestRoomForLargeOutputs(t *testing.T) {
 	const payload = 500 << 10
 	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
@@ -58,7 +58,7 @@ func TestRoomForLargeOutputs(t *testing.T) {
 	}
 }
 
-// What waited for its share of the window alone is sent when that grows: nobody else wakes up who publishes.
+// When a partition's share of the window grows, the clockwork is woken to send what waited only for that: nothing else would wake it.
 func TestShareGrows(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
 	bell, err := alarm.New()
@@ -99,7 +99,7 @@ func TestShareGrows(t *testing.T) {
 	}
 }
 
-// chainOf is a node with the chain of one partition, which has sent one output and asked for an ack.
+// chainOf returns a node with one partition, whose chain has sent one output and asked for an ack.
 func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
 	t.Helper()
 	bell, err := alarm.New()
@@ -116,7 +116,7 @@ func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
 	return n, p
 }
 
-// What the embedded server acknowledges may be lost with the power until it is synced; the ack of an external one is its word.
+// What the embedded server acknowledges may be lost in a power failure until it is synced. What an external one acknowledges is durable.
 func TestAcknowledgedIsNotDurable(t *testing.T) {
 	for _, ns := range []*embedded.Server{nil, new(embedded.Server)} {
 		n, p := chainOf(t, ns)
@@ -127,7 +127,8 @@ func TestAcknowledgedIsNotDurable(t *testing.T) {
 	}
 }
 
-// A linked output names itself and the one before it, by ids that no other partition, run of the chain or start of a node has.
+// A linked output names its own id and that of the output before it. No other partition, run of the chain or start of a node has these
+// ids.
 func TestMessageIDs(t *testing.T) {
 	n := &Node{session: "s"}
 	for _, c := range []struct {
@@ -147,8 +148,8 @@ func TestMessageIDs(t *testing.T) {
 	}
 }
 
-// An answer that is late has somebody ask for what it is about, or it would never come; any other error gives the chain up. Neither is
-// said of a chain that was resumed since.
+// An ack that is late has the node ask the stream whether the output is stored, because the ack may never come. Any other error loses the
+// chain. Neither concerns a chain that was resumed since.
 func TestAnswerThatDoesNotCome(t *testing.T) {
 	for _, c := range []struct {
 		err        error
@@ -171,12 +172,12 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// Partitions of this node that have something to put out share the window, and no others.
+// The window is shared by those of this node's partitions that have outputs to publish, and by no others.
 func TestWindowIsShared(t *testing.T) {
 	const due = 5_000
 	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
 	n := &Node{}
-	const space, each = 1 << 30, 66_000 * 3600 // outputs of each that are stored: of all three 198,000 for each second of an hour
+	const space, each = 1 << 30, 66_000 * 3600 // each: stored outputs of each partition; of all three, 198,000 a second for an hour
 	for i := range 3 {
 		p := &partition{number: i, machine: engine.New(layout, i), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
 		p.chain.Resume(0, each, nil)
@@ -221,16 +222,17 @@ func TestWindowIsShared(t *testing.T) {
 		t.Errorf("while outputs overtake others there is room for %d", got)
 	}
 	n.clock.began, n.server = time.Now().Add(-time.Hour), &embedded.Server{}
-	if got := hurried(); got > engine.Hurried(198_000)/2 || got < engine.Hurried(180_000)/2 { // as long as this took less than six minutes
+	if got := hurried(); got > engine.Hurried(198_000)/2 || got < engine.Hurried(180_000)/2 { // if this took less than six minutes
 		t.Errorf("while outputs overtake others, and 198,000 are stored a second, there is room for %d", got)
 	}
-	n.window.at = 0 // since when nothing was stored
+	n.window.at = 0 // since then nothing was stored
 	if got := hurried(); got != engine.Hurried(0)/2 {
 		t.Errorf("while outputs overtake others, and few are stored, there is room for %d", got)
 	}
 }
 
-// While outputs overtake others the window goes by how quickly they are stored, within bounds, and not by a moment too short to tell.
+// While outputs overtake others, the window depends on how quickly outputs are stored, within bounds. Times too short to measure that do
+// not count.
 func TestWindowIsMeasured(t *testing.T) {
 	var w window
 	if w.hurried() != engine.HurriedMost {

@@ -30,7 +30,7 @@ type fleet struct {
 	url        string
 	partitions int
 	replicas   int
-	follow     node.Follow // by default as CARILLON_FOLLOW says, so that all of this can be tested with either
+	follow     node.Follow // default $CARILLON_FOLLOW, so that all of these tests can run with either
 	settings   map[string]settings
 	nodes      map[string]*process
 	runs       []nodeRun // all that were started
@@ -46,7 +46,7 @@ func newFleet(t testing.TB, url string, partitions int) *fleet {
 	return &fleet{t: t, url: url, partitions: partitions, follow: node.Follow(os.Getenv("CARILLON_FOLLOW")), settings: make(map[string]settings), nodes: make(map[string]*process)}
 }
 
-// startNATS starts one nats-server, or three where CARILLON_REPLICAS says that streams are to have replicas.
+// startNATS starts one nats-server, or three if CARILLON_REPLICAS says that streams have replicas.
 func startNATS(t testing.TB) (url string, replicas int) {
 	t.Helper()
 	if replicas = many(t, "CARILLON_REPLICAS", 1); replicas > 1 {
@@ -56,7 +56,7 @@ func startNATS(t testing.TB) (url string, replicas int) {
 	return startExternal(t).url, replicas
 }
 
-// start starts a node, anew or again, and waits until it is ready.
+// start starts a node, for the first time or again, and waits until it is ready.
 func (f *fleet) start(name string) *process {
 	f.t.Helper()
 	s, known := f.settings[name]
@@ -69,7 +69,7 @@ func (f *fleet) start(name string) *process {
 	return f.nodes[name]
 }
 
-// said is what the nodes logged from one moment to another.
+// said returns what the nodes logged from one moment to another.
 func (f *fleet) said(from, to time.Time) string {
 	type entry struct {
 		at   time.Time
@@ -106,7 +106,7 @@ func (f *fleet) startAll(c *carillon.Client, names ...string) {
 	f.shared(c, names...)
 }
 
-// owners says who serves each partition by the log, as the node that answers knows it.
+// owners returns which node serves each partition according to the log, as far as the node that answered has read it.
 func owners(s carillon.StatusReply) (names []string) {
 	for _, p := range s.Partitions {
 		names = append(names, p.Owner)
@@ -153,7 +153,7 @@ func watchPlacements(t testing.TB, nc *nats.Conn) *placements {
 	go func() {
 		for e := range w.Updates() {
 			if e == nil {
-				continue // all that was there has been said
+				continue // the end of the values that were there
 			}
 			var placed struct{ Seats cluster.Placement }
 			if err := json.Unmarshal(e.Value(), &placed); err != nil {
@@ -178,7 +178,7 @@ func (p *placements) latest() (n int, last cluster.Placement) {
 }
 
 // settled waits until these nodes alone serve, and each partition is served by the one that it is placed on. It returns
-// who that is, and how many placements there have been.
+// which one that is, and how many placements there have been.
 func (f *fleet) settled(c *carillon.Client, placed *placements, among ...string) (serve []string, placements int) {
 	f.t.Helper()
 	f.shared(c, among...)
@@ -190,8 +190,8 @@ func (f *fleet) settled(c *carillon.Client, placed *placements, among ...string)
 	return serve, placements
 }
 
-// resumed tells how long after a moment the outputs of a partition went on: the end of the longest time without any
-// that begins then, give or take what was on its way.
+// resumed returns how long after a moment the outputs of a partition went on. This is the end of the longest gap between
+// outputs that begins at the moment, or up to 200 ms later: outputs may have been on their way.
 func resumed(t testing.TB, all []output, at time.Time) time.Duration {
 	t.Helper()
 	last := at
@@ -270,7 +270,7 @@ func TestFailover(t *testing.T) {
 	slices.Sort(took)
 	t.Logf("%d kills of owners of %d partitions; they went on after: median %s, p99 %s, longest %s",
 		rounds, len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
-	if rounds >= 50 && took[len(took)*99/100] > 1500*time.Millisecond { // the promise, where it is measured: make failover
+	if rounds >= 50 && took[len(took)*99/100] > 1500*time.Millisecond { // what is promised; make failover measures it
 		t.Error("that is too long")
 	}
 	for _, p := range f.nodes {
@@ -278,7 +278,7 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// latest tells how late the scheduled triggers of a partition were stored that were due in a span: the latest of them.
+// latest returns how late the latest of a partition's scheduled triggers was stored, among those that were due in a span.
 func latest(of []output, s span) (late time.Duration) {
 	from, to := time.UnixMilli(s.from), time.UnixMilli(s.to)
 	for _, o := range of {
@@ -289,7 +289,7 @@ func latest(of []output, s span) (late time.Duration) {
 	return late
 }
 
-// passed waits until every partition has stored a trigger that was due after a moment: what was due before is stored.
+// passed waits until every partition has stored a trigger that was due after a moment: then what was due before is stored, too.
 func passed(t testing.TB, nc *nats.Conn, partitions int, ms int64) {
 	t.Helper()
 	js := jetStream(t, nc)
@@ -316,7 +316,7 @@ func passed(t testing.TB, nc *nats.Conn, partitions int, ms int64) {
 	}
 }
 
-// claims are those that the log took, as they come.
+// claims are the claims that come into the log.
 type claims struct {
 	mu  sync.Mutex
 	all []claimed
@@ -324,10 +324,10 @@ type claims struct {
 
 type claimed struct {
 	partition int
-	at        time.Time // by the clock that stamps outputs, too
+	at        time.Time // by the clock that also stamps outputs
 }
 
-// watchClaims follows the log from now on: it is cut behind what is read.
+// watchClaims reads the log from now on, because later the log may have been cut.
 func watchClaims(t testing.TB, nc *nats.Conn) *claims {
 	t.Helper()
 	c := &claims{}
@@ -335,7 +335,7 @@ func watchClaims(t testing.TB, nc *nats.Conn) *claims {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not DeliverNewPolicy: a consumer that is made anew before it had one would leave out what came between.
+	// Not DeliverNewPolicy: a consumer that is made anew before it has received a message would leave out what came in between.
 	consumer, err := log.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{"carillon.log.*.claim"},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: log.CachedInfo().State.LastSeq + 1,
@@ -364,7 +364,7 @@ func watchClaims(t testing.TB, nc *nats.Conn) *claims {
 	return c
 }
 
-// within tells whether a partition was claimed in a time, or shortly before: the owner until then may have had outputs under way.
+// within tells whether a partition was claimed between two moments, or shortly before: the former owner may have had outputs under way.
 func (c *claims) within(partition int, from, to time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -373,7 +373,7 @@ func (c *claims) within(partition int, from, to time.Time) bool {
 	})
 }
 
-// Nodes come and go as they are told to: each time the partitions that move are handed over, and fire on.
+// Nodes are started and stopped in an orderly way. Each time, the partitions that move are handed over, and go on firing.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	t.Run("over one server", func(t *testing.T) {
@@ -459,7 +459,7 @@ func handOver(t *testing.T, url string, replicas int) {
 	}
 }
 
-// answers are how long the API took, asked all the time: each has to be answered, and before its client gives up.
+// answers are how long the API took for requests that are made all the time. Each must be answered before its client gives up.
 type answers struct {
 	puts, gets, lists, deletes []time.Duration
 	stop                       func() // ends the asking
@@ -506,8 +506,8 @@ func watchAnswers(t testing.TB, nc *nats.Conn) *answers {
 	return a
 }
 
-// lateness tells how late the triggers of a partition were that were due while it moved, beside those of the partitions
-// that did not move just then: the latest of each. because is how much later the one that moved was than all beside it.
+// lateness returns, for each claim, how late the latest trigger was that was due around that time: moved is of the partition
+// that was claimed, beside of each partition that did not move just then. because is how much later moved was than all of beside.
 func (c *claims) lateness(of [][]output) (moved, beside, because []time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -525,7 +525,7 @@ func (c *claims) lateness(of [][]output) (moved, beside, because []time.Duration
 	return moved, beside, because
 }
 
-// spread words a distribution.
+// spread describes a distribution in words.
 func spread(of []time.Duration) string {
 	slices.Sort(of)
 	n := len(of)
@@ -536,8 +536,8 @@ func spread(of []time.Duration) string {
 	return fmt.Sprintf("median %s, p90 %s, latest %s (of %d)", ms(of[n/2]), ms(of[n*9/10]), ms(of[n-1]), n)
 }
 
-// An owner that is frozen for longer than the others wait is replaced; when it wakes up it believes that it owns what
-// it had, and learns from the log that it does not. It does no harm before, and takes its share again.
+// An owner that is frozen for longer than the others wait is replaced. When it wakes up it believes that it still owns its
+// partitions, until it learns from the log that it does not. It does no harm until then, and takes its share again.
 func TestFrozenOwner(t *testing.T) {
 	t.Parallel()
 	frozen := time.Duration(many(t, "CARILLON_FROZEN", 2)) * time.Second
@@ -613,8 +613,8 @@ func cutBeyond(t testing.TB, nc *nats.Conn, position uint64) {
 	})
 }
 
-// A node that comes when the log no longer has its beginning takes the partitions from another, and so does one that was away
-// for too long. Then it can serve alone.
+// A node that starts when the beginning of the log is gone takes the partitions' state from another node, and so does one that
+// was away for too long. Then it can serve alone.
 func TestTakeState(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -644,13 +644,13 @@ func TestTakeState(t *testing.T) {
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	f.nodes["a"].terminate(t)
 
-	// Where nobody has the state, a node says so, and what it was told by the log.
+	// If no other node has the state, a node says so, and from where on the log is there.
 	f.settings["c"] = settings{Data: t.TempDir(), Name: "c", NATS: e.url, Partitions: 4}
 	_, err := spawn(t, f.settings["c"])
 	words(t, err, "the log stream begins at", "this node is at 0", "no other node follows any partition", "docs/operations.md")
 }
 
-// A node that comes to a log that was emptied at rest takes the partitions, too.
+// A node that starts when the log has been emptied, as nothing came any more, takes the partitions' state from another, too.
 func TestTakeStateOfEmptyLog(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -690,7 +690,7 @@ func TestTakeStateOfEmptyLog(t *testing.T) {
 	fires(t, c, "since")
 }
 
-// Two nodes of one name are one too many: the second is told.
+// Two live nodes must not have the same name: the second one ends, and says why.
 func TestNameTaken(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -702,7 +702,7 @@ func TestNameTaken(t *testing.T) {
 			words(t, err, "the name is taken", `"a" is another live node of bucket CARILLON_NODES`, "give this one another name")
 			break
 		}
-		// The first was silent for so long that it was taken for dead, on a machine that stood still: it is the one that is told.
+		// The machine stood still, and the first node was silent for so long that it was taken for dead: then the first one has to end.
 		eventually(t, "the first is told", func() bool { return contains(first.log, "the name is taken") })
 		if first = second; tries == 5 {
 			t.Fatal("the second has the name each time")
@@ -712,7 +712,7 @@ func TestNameTaken(t *testing.T) {
 	first.terminate(t)
 }
 
-// rewriteLog changes records of a stopped node's local log, below its checksums.
+// rewriteLog changes records of a stopped node's local log. It writes the log anew, so the checksums are right.
 func rewriteLog(t testing.TB, data string, change func(r *engine.Record) bool) {
 	t.Helper()
 	store := openStore(t, data, "log")
@@ -749,12 +749,12 @@ func rewriteLog(t testing.TB, data string, change func(r *engine.Record) bool) {
 	}
 }
 
-// A follower whose state is not the owner's finds it out, stops, and is not asked to serve; the owner fires on.
+// A follower whose state differs from the owner's finds that out, stops, and is not asked to serve. The owner goes on firing.
 func TestDiverged(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
 	f := newFleet(t, e.url, 1)
-	for _, name := range []string{"a", "b"} { // a one and only partition, that one of them serves
+	for _, name := range []string{"a", "b"} { // there is only one partition, which one of them serves
 		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: e.url, Partitions: 1, CheckpointEvery: time.Hour}
 		f.start(name)
 	}
@@ -781,7 +781,7 @@ func TestDiverged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.nodes["a"].signal(t, syscall.SIGSTOP) // even so b does not serve what it has wrong
+	f.nodes["a"].signal(t, syscall.SIGSTOP) // even then b does not serve the partition, which is wrong there
 	eventually(t, "b says that nobody serves", func() bool {
 		ok, says := readyz(t, b.HTTP)
 		return !ok && strings.Contains(says, "no node has served partition 0")
@@ -799,7 +799,7 @@ func TestDiverged(t *testing.T) {
 	}
 }
 
-// strayClaims takes each partition for a node that does not exist, and waits until a node has taken it from that one.
+// strayClaims claims each partition for a node that does not exist, and waits until a node that does has claimed it again.
 func strayClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions int) {
 	t.Helper()
 	stray := engine.Rules()
@@ -823,8 +823,8 @@ func strayClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions int
 	})
 }
 
-// Claims that nobody stands behind, as two nodes would make whose views differ for long: whoever served stops, and
-// takes the partition again. All is put out once.
+// Stray claims, such as two nodes make whose views differ for long: the node that served a partition stops, and claims it
+// again. Each output is published once.
 func TestStrayClaims(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -853,8 +853,8 @@ func behindWire(t *testing.T, name string) (w *wire, f *fleet, a *process, l *lo
 	return w, f, f.start("a"), startLoad(t, e.url, name, true)
 }
 
-// Where NATS is well and its answers are late they are waited for: a slow network does not make itself slower by having
-// everything sent again. Ticks do not wait for each other: what comes due meanwhile would wait for two ways.
+// If NATS works but its answers are late, the node waits for them: a slow network would become slower if everything were
+// sent again. Ticks do not wait for each other: what becomes due meanwhile would wait for two round trips.
 func TestAnswersLate(t *testing.T) {
 	t.Parallel()
 	w, f, a, l := behindWire(t, "z")
@@ -873,7 +873,7 @@ func TestAnswersLate(t *testing.T) {
 		if n == 0 {
 			break
 		}
-		// Where the machine stood still answers may be later than any that is waited for.
+		// If the machine stood still, answers may come later than a node waits for any.
 		if slow < 1500*time.Millisecond || tries == 5 {
 			t.Errorf("%.0f times something was given up that was only late; the slowest of other answers took %s", n, slow)
 			break
@@ -891,8 +891,8 @@ func TestAnswersLate(t *testing.T) {
 	a.terminate(t)
 }
 
-// prober measures, from a call to the call of what that returns, how long other messages take to be stored and acknowledged by
-// way of a wire at the longest. The connection is another than the one that is measured with, which goes by no wire.
+// prober returns a function that begins to measure how long other messages take to be stored and acknowledged by way of a wire. What
+// that returns ends the measurement, and returns the longest time. Their stream is made by the direct connection, without the wire.
 func prober(t testing.TB, direct *nats.Conn, w *wire) (begin func() (end func() time.Duration)) {
 	t.Helper()
 	if _, err := jetStream(t, direct).CreateStream(t.Context(), jetstream.StreamConfig{Name: "PROBE", Subjects: []string{"probe"}}); err != nil {
@@ -921,7 +921,7 @@ func prober(t testing.TB, direct *nats.Conn, w *wire) (begin func() (end func() 
 	}
 }
 
-// soonTicks counts the ticks in the log that came less than a time after another, since a moment.
+// soonTicks counts the ticks in the log, from a moment on, that came less than a given time after the one before.
 func soonTicks(t testing.TB, nc *nats.Conn, since int64, less time.Duration) (n int) {
 	t.Helper()
 	js, err := jetstream.New(nc)
@@ -958,14 +958,14 @@ func soonTicks(t testing.TB, nc *nats.Conn, since int64, less time.Duration) (n 
 	return n
 }
 
-// Outputs that are lost on their way, on a connection that is well, are missed while the stream answers, and put out again.
+// If outputs are lost on their way while the connection works, the node finds that they are missing, and publishes them again.
 func TestOutputsGoAstray(t *testing.T) {
 	t.Parallel()
 	w, f, a, l := behindWire(t, "o")
 	passed(t, l.nc, f.partitions, now())
 	lost := span{from: now()}
 	outputs := []string{"carillon.trigger", "carillon.event"}
-	for _, subject := range outputs { // they arrive, and nobody answers
+	for _, subject := range outputs { // somebody receives them there, and does not answer
 		if _, err := l.nc.SubscribeSync(nowhere(subject) + ".>"); err != nil {
 			t.Fatal(err)
 		}
@@ -985,8 +985,8 @@ func TestOutputsGoAstray(t *testing.T) {
 	a.terminate(t)
 }
 
-// An owner whose ticks go astray is replaced, and so is one whose ticks are refused at once. It takes its share again once
-// they would arrive.
+// An owner whose ticks are lost on their way is replaced, and so is one whose ticks are refused at once. It takes its share again
+// once ticks arrive.
 func TestTicksGoAstray(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]bool{"unanswered": false, "refused": true} {
@@ -1009,14 +1009,14 @@ func goAstray(t *testing.T, refused bool) {
 	f.shared(c, "a", "b")
 	l := startLoad(t, e.url, "y", true)
 	if !refused {
-		if _, err := nc.SubscribeSync("*.tick"); err != nil { // they arrive, and nobody answers
+		if _, err := nc.SubscribeSync("*.tick"); err != nil { // somebody receives them there, and does not answer
 			t.Fatal(err)
 		}
 	}
 	began := time.Now()
 	w.divert("carillon.log.")
 	f.shared(c, "a")
-	lines, most := strings.Count(f.nodes["b"].log.String(), "tick not stored"), 1+int(time.Since(began)/(10*time.Second)) // one in so long: trouble.go
+	lines, most := strings.Count(f.nodes["b"].log.String(), "tick not stored"), 1+int(time.Since(began)/(10*time.Second)) // one in 10 s: trouble.go
 	if lines > most || refused && lines == 0 {
 		t.Errorf("%d lines tell of ticks that are not stored, want %d at the most", lines, most)
 	}
@@ -1028,7 +1028,7 @@ func goAstray(t *testing.T, refused bool) {
 	f.nodes["b"].terminate(t)
 }
 
-// An owner whose disk stands still is replaced. It takes its share again once the disk goes on.
+// An owner whose disk stands still is replaced. It takes its share again once the disk works again.
 func TestDiskStandsStill(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, startExternal(t).url, partitions)
@@ -1049,8 +1049,8 @@ func TestDiskStandsStill(t *testing.T) {
 	b.terminate(t)
 }
 
-// An engine whose watch of the others is lost, while no consumer can be made, reads of them in the bucket: it takes none
-// of them for dead who is not, and takes over from one that is.
+// An engine whose watch of the other nodes is lost, and which cannot make a consumer, reads their keys from the bucket. It
+// takes no live node for dead, and takes over from a dead one.
 func TestDeathWithoutAWatch(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -1093,7 +1093,7 @@ func TestDeathWithoutAWatch(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// writes is how many there have been to the bucket.
+// writes returns how often something has been written to the bucket.
 func writes(t testing.TB, bucket jetstream.Stream) uint64 {
 	t.Helper()
 	info, err := bucket.Info(t.Context())

@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// How many commands are taken follows how quickly they are answered.
+// How many commands are admitted depends on how quickly they are answered.
 func TestCongestion(t *testing.T) {
 	now := time.Unix(0, 0)
 	var c congestion

@@ -11,7 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// A server by way of which the log's leader has not answered for long is left, whatever is known of the others, and the next one gets as long.
+// A server through which the log's leader has not answered for too long is left, whatever is known of the other servers. The next server
+// is given as long.
 func TestLeaveCutOff(t *testing.T) {
 	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
 	nc, err := nats.Connect(first+","+second, nats.DontRandomize())
@@ -36,7 +37,7 @@ func TestLeaveCutOff(t *testing.T) {
 	}
 }
 
-// A connection that breaks and is made again ends no hand-over; one whose server is gone does.
+// A connection that breaks and is made again does not end a hand-over; one whose server is gone does.
 func TestConnectsSoon(t *testing.T) {
 	ns := natstest.Start(t, &server.Options{})
 	nc, err := nats.Connect(ns.ClientURL(), nats.MaxReconnects(-1))

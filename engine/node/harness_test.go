@@ -34,7 +34,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// asNode makes the test binary a node: what a test kills is a real process.
+// asNode is the environment variable that makes the test binary a node, with its settings in JSON: what a test kills is a real process.
 const asNode = "CARILLON_TEST_NODE"
 
 func TestMain(m *testing.M) {
@@ -52,8 +52,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// startAs starts this test's binary, or another build of it, on a host as what one of these names makes it. It ends when
-// in is closed.
+// startAs starts the test binary, or another build of it, on a host. as is the environment variable that says what it is to
+// be (asNode, asNATS, asRestore). It ends when in is closed.
 func startAs(t testing.TB, cmd *exec.Cmd, on *host, as string, settings any) (in io.Closer, out *bufio.Reader) {
 	t.Helper()
 	encoded, err := json.Marshal(settings)
@@ -75,7 +75,7 @@ func startAs(t testing.TB, cmd *exec.Cmd, on *host, as string, settings any) (in
 	return in, bufio.NewReader(stdout)
 }
 
-// asNATS makes the test binary a nats-server: its settings in JSON.
+// asNATS is the environment variable that makes the test binary a nats-server, with its natsSettings in JSON.
 const asNATS = "CARILLON_TEST_NATS"
 
 // natsSettings are those of one nats-server; with a cluster port it is one of several.
@@ -113,7 +113,7 @@ func runAsNATS(encoded string) int {
 		return 1
 	}
 	fmt.Println(ns.ClientURL())
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the test is gone, or kills this
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends, or kills this process
 	return 3
 }
 
@@ -134,8 +134,8 @@ func startExternal(t testing.TB) *external {
 	return e
 }
 
-// startExternals starts three nats-servers that are one cluster, and waits until streams can be made there. With hosts
-// each has one for its own, and the test is on the fourth.
+// startExternals starts three nats-servers that are one cluster, and waits until streams can be made there. With hosts,
+// each server is on a host of its own, and the test is on the fourth.
 func startExternals(t testing.TB, hosts ...*host) (all []*external, urls string) {
 	t.Helper()
 	var routes, list []string
@@ -185,7 +185,7 @@ func (e *external) start() {
 
 // kill is kill -9.
 func (e *external) kill() {
-	_ = e.cmd.Process.Kill() // it may be dead
+	_ = e.cmd.Process.Kill() // it may have ended
 	_ = e.cmd.Wait()
 	e.stdin.Close()
 }
@@ -196,7 +196,7 @@ func (e *external) options(t testing.TB) node.Options {
 	return o
 }
 
-// settings are the options that travel to a process.
+// settings are the options that a test passes to a node's process.
 type settings struct {
 	Data, Listen, NATS        string
 	Name, Zone                string
@@ -211,11 +211,11 @@ type settings struct {
 	FreeForJobs, FreeForTicks uint64
 	OutMaxBytes, LogMaxBytes  int64
 	PersistAsync              bool
-	Wrong                     time.Duration // the machine's clock is ahead by that
-	Fault                     string        // file that says what befalls its disk (faultyDisk)
+	Wrong                     time.Duration // how far its machine's clock is ahead
+	Fault                     string        // file that says what goes wrong with its disk (faultyDisk)
 	Stands                    bool          // its disk stands still from a SIGUSR1 to the next (standingDisk)
-	Confined                  bool          // to the servers of NATS: it learns of no others
-	Mistaken                  bool          // it makes the newer build's mistake
+	Confined                  bool          // it uses only the servers in NATS, and none that these tell it of
+	Mistaken                  bool          // its machine makes the newer build's mistake
 
 	on     *host  // nil: this machine
 	binary string // another build of this test; "": this one
@@ -232,7 +232,7 @@ func (s settings) options() node.Options {
 		o.Listen = "127.0.0.1:0"
 	}
 	if o.FreeForJobs == 0 {
-		o.FreeForJobs, o.FreeForTicks = 1, 1 // the disk of the tests is not ours to judge
+		o.FreeForJobs, o.FreeForTicks = 1, 1 // tests must not depend on how full the machine's disk is
 	}
 	if s.Confined {
 		o.NATSOptions = []nats.Option{nats.IgnoreDiscoveredServers()}
@@ -375,7 +375,7 @@ func run(t testing.TB, o node.Options) *running {
 	return r
 }
 
-// again waits until a node that starts is ready.
+// again waits until the node is ready, after its start or once more.
 func (r *running) again(t testing.TB) {
 	t.Helper()
 	select {
@@ -385,7 +385,7 @@ func (r *running) again(t testing.TB) {
 	}
 }
 
-// refused starts a node that ends by itself, and gives its words.
+// refused starts a node that must end by itself before it is ready, and returns its error.
 func refused(t testing.TB, o node.Options) error {
 	t.Helper()
 	r := launch(t, o)
@@ -427,7 +427,7 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// important is what matters of a log when a test failed.
+// important returns the lines of a log that matter if a test failed.
 func (l *logBuffer) important() string {
 	var lines []string
 	for line := range strings.SplitSeq(l.String(), "\n") {
@@ -457,8 +457,8 @@ func dial(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	return nc
 }
 
-// from are the options of a client on the last of some hosts, which soon notices that a server is cut off; none where
-// there are no hosts.
+// from returns the options of a client that runs on the last of some hosts, and soon notices that a server is cut off.
+// Without hosts there are none.
 func from(hosts []*host) []nats.Option {
 	if hosts == nil {
 		return nil
@@ -506,7 +506,7 @@ func put(t testing.TB, c *carillon.Client, job carillon.Job, options ...carillon
 	return r
 }
 
-// fires waits until a new job of this name has fired: the partition of its id works.
+// fires puts a job with this id, and waits until it has fired and all outputs are stored: so its partition works.
 func fires(t testing.TB, c *carillon.Client, id string) {
 	t.Helper()
 	put(t, c, carillon.Job{ID: id, Schedule: "@in 1ms"})
@@ -527,10 +527,10 @@ func fires(t testing.TB, c *carillon.Client, id string) {
 	})
 }
 
-// in makes a job id of a partition out of a name.
+// in returns a job id that begins with name and belongs to a partition.
 func in(partition int, name string) string { return idIn(partition, partitions, name) }
 
-// idIn is the same where there are so many partitions.
+// idIn is in with another number of partitions.
 func idIn(partition, partitions int, name string) string {
 	for engine.PartitionOf(name, partitions) != partition {
 		name += "-"
@@ -547,10 +547,10 @@ type output struct {
 	event   *carillon.Event
 }
 
-// forged is the header of messages in output streams that tests wrote.
+// forged is the header that marks messages in output streams that tests wrote.
 const forged = "Forged"
 
-// read gives all messages of a stream, as it is now.
+// read calls message with each message that a stream has now.
 func read(t testing.TB, nc *nats.Conn, name string, message func(jetstream.Msg, *jetstream.MsgMetadata)) {
 	t.Helper()
 	js := jetStream(t, nc)
@@ -587,7 +587,7 @@ func read(t testing.TB, nc *nats.Conn, name string, message func(jetstream.Msg, 
 	}
 }
 
-// outputs reads an output stream whole, without what is forged.
+// outputs reads all messages of an output stream, except forged ones.
 func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
 	t.Helper()
 	names := carillon.DefaultNames()
@@ -617,14 +617,14 @@ func outputs(t testing.TB, nc *nats.Conn, partition int) (all []output) {
 	return all
 }
 
-// allOutputs reads all output streams and checks what holds for each: numbers that ascend without gap or repeat,
-// and nothing early.
+// allOutputs reads all output streams and checks for each that its output numbers ascend without gap or repeat,
+// and that nothing is early.
 func allOutputs(t testing.TB, nc *nats.Conn, partitions int) (all []output) {
 	t.Helper()
 	return checkOutputs(t, nc, partitions, func([]output) {})
 }
 
-// displacedOutputs are those of streams into which somebody else wrote: numbers need not ascend there.
+// displacedOutputs is allOutputs for streams with foreign messages: there the output numbers need not ascend.
 func displacedOutputs(t testing.TB, nc *nats.Conn, partitions int) (all []output) {
 	t.Helper()
 	return checkOutputs(t, nc, partitions, func(of []output) {
@@ -657,7 +657,7 @@ func checkStream(t testing.TB, partition int, of []output) {
 	}
 }
 
-// copyTree copies a directory as it is just now; what vanishes meanwhile is left out.
+// copyTree copies a directory, which may be in use. Files that vanish meanwhile are left out.
 func copyTree(t testing.TB, from, to string) {
 	t.Helper()
 	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
@@ -689,7 +689,7 @@ func copyTree(t testing.TB, from, to string) {
 	}
 }
 
-// replace puts a directory in another's place.
+// replace replaces the directory dir by a copy of the directory by.
 func replace(t testing.TB, dir, by string) {
 	t.Helper()
 	if err := os.RemoveAll(dir); err != nil {
@@ -701,7 +701,7 @@ func replace(t testing.TB, dir, by string) {
 // contains tells whether some line of a log has all of the words.
 func contains(l *logBuffer, words ...string) bool { return line(l, words...) != "" }
 
-// line is the first one of a log that has all of the words; "" when there is none.
+// line returns the first line of a log that has all of the words, or "".
 func line(l *logBuffer, words ...string) string {
 	for line := range strings.SplitSeq(l.String(), "\n") {
 		found := true
