@@ -96,7 +96,7 @@ func TestDiskFillsUp(t *testing.T) {
 		if after.Equal(before) {
 			break
 		}
-		if tries == 3 { // the first time ticks may be on their way, on a disk that stands still
+		if tries == 3 { // the first times ticks may have been on their way, on a disk that stood still
 			t.Fatalf("time went on from %s to %s without ticks", before, after)
 		}
 	}
@@ -126,7 +126,7 @@ func TestDiskFillsUp(t *testing.T) {
 	r.stop(t)
 }
 
-// diskLow counts the partitions of which the log says last that new jobs are refused.
+// diskLow counts the partitions whose latest record of the disk in the log says that new jobs are refused.
 func diskLow(t testing.TB, nc *nats.Conn) (low int) {
 	t.Helper()
 	log, err := jetStream(t, nc).Stream(t.Context(), carillon.DefaultNames().LogStream())
@@ -152,8 +152,8 @@ func diskLow(t testing.TB, nc *nats.Conn) (low int) {
 	return low
 }
 
-// A disk that is full to the last byte, under writes: stores fail, and are started again in the process
-// once there is room. What was accepted is there.
+// A disk is full to the last byte while jobs are put. Stores fail, and are started again in the process once
+// there is room. What was accepted is there.
 func TestDiskFull(t *testing.T) {
 	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {
@@ -203,8 +203,8 @@ func TestDiskFull(t *testing.T) {
 	r.stop(t)
 }
 
-// A disk that is full for a moment while nothing is due: no tick finds out that the log takes nothing any more, and who comes
-// next, maybe hours before one, is answered all the same.
+// A disk is full for a moment while nothing is due. No tick finds out that the log accepts nothing any more, and the next one may
+// be hours away. The next request is answered all the same.
 func TestDiskFullAtRest(t *testing.T) {
 	dir, ok := smalldisk.Mount(t, 64)
 	if !ok {
@@ -226,7 +226,7 @@ func TestDiskFullAtRest(t *testing.T) {
 		}
 	}
 	fail("other")
-	notReady(t, r.HTTP, "OTHER' write error: ") // and nothing else stands still for it
+	notReady(t, r.HTTP, "OTHER' write error: ") // and nothing else stops because of it
 	put(t, carillon.Connect(nc), carillon.Job{ID: "near", Schedule: "@daily"})
 	fail("carillon.cmd.put.far") // malformed, and stored like any other
 	r.again(t)
@@ -235,8 +235,8 @@ func TestDiskFullAtRest(t *testing.T) {
 	r.stop(t)
 }
 
-// A disk that is full at the very first write to the log: a sequence is gone with nothing ever in it, and the next start begins all
-// the same, as does the one after it, before there is a checkpoint.
+// A disk is full at the very first write to the log, so that a sequence is used up while the log has never held anything. The next
+// start succeeds all the same, and so does the one after it, before there is a checkpoint.
 func TestDiskFullAtFirstWrite(t *testing.T) {
 	dir, ok := smalldisk.Mount(t, 64)
 	if !ok {
@@ -267,7 +267,7 @@ func TestDiskFullAtFirstWrite(t *testing.T) {
 	p.terminate(t)
 }
 
-// fillable is the file system of a disk that takes nothing more while it is full.
+// fillable returns the file system of a disk to which nothing can be written while it is full.
 func fillable() (fs vfs.FS, full *atomic.Bool) {
 	full = new(atomic.Bool)
 	return faultfs.Wrap(vfs.Default, func(op errorfs.Op) error {
@@ -278,8 +278,8 @@ func fillable() (fs vfs.FS, full *atomic.Bool) {
 	}), full
 }
 
-// A disk that has no room for a checkpoint, though it has for the log: the node starts again in the process once it
-// has, and nothing is missing.
+// A disk has no room for a checkpoint, but has for the log. The node starts again in the process once there is room,
+// and nothing is missing.
 func TestDiskFullAtCheckpoint(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -304,8 +304,8 @@ func TestDiskFullAtCheckpoint(t *testing.T) {
 	r.stop(t)
 }
 
-// A process that may open no more files cannot read its jobs, whoever asks for them: it starts again in place, and no partition
-// stops for good.
+// A process that may open no more files cannot read its jobs, whatever they are needed for. It starts again in place, and no
+// partition stops for good.
 func TestTooManyOpenFiles(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -327,7 +327,7 @@ func TestTooManyOpenFiles(t *testing.T) {
 	twoCheckpoints(t, c, "a")
 	r.stop(t)
 
-	o.CheckpointEvery = time.Hour // Pebble would read them before anybody else
+	o.CheckpointEvery = time.Hour // else Pebble would be the first to read them
 	r = run(t, o)
 	c = client(t, r.NATS)
 	few.Store(true)
@@ -364,7 +364,7 @@ func TestFewOpenFiles(t *testing.T) {
 	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &usual); err != nil {
 		t.Fatal(err)
 	}
-	// The stores alone could be opened with so many.
+	// So many would be enough to open only the stores.
 	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 32, Max: usual.Max}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +378,7 @@ func TestFewOpenFiles(t *testing.T) {
 	p.terminate(t)
 }
 
-// A disk that fills up while jobs on disk come due, and checkpoints fail that would let others leave: each fires once.
+// A disk fills up while jobs on disk become due, and the checkpoints fail after which others could leave memory. Each job fires once.
 func TestDiskFullCold(t *testing.T) {
 	t.Parallel()
 	const n = 400
@@ -422,7 +422,7 @@ func TestDiskFullCold(t *testing.T) {
 	r.stop(t)
 }
 
-// A disk that has no room for a snapshot: that is told, firing goes on, and the next save works once there is room.
+// On a disk without room for a snapshot a save fails and says why. Firing goes on, and the next save works once there is room.
 func TestDiskFullAtSave(t *testing.T) {
 	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {
@@ -455,8 +455,8 @@ func TestDiskFullAtSave(t *testing.T) {
 	r.stop(t)
 }
 
-// A save is given up when the disk that it fills is that of the data directory, and has no room for new jobs any more: firing
-// will need what is left. On another disk it goes on.
+// A save is given up if it fills the disk of the data directory, and that has no room for new jobs any more: firing will need
+// what is left. A save to another disk goes on.
 func TestSaveLeavesRoomForFiring(t *testing.T) {
 	other, ok := smalldisk.Mount(t, 64)
 	if !ok {
@@ -481,8 +481,8 @@ func TestSaveLeavesRoomForFiring(t *testing.T) {
 	r.stop(t)
 }
 
-// A disk that has no room for what is restored, or runs out of it on the way: that is told, nothing is left behind, and
-// it works once there is room.
+// On a disk without room for what is restored, a restore fails, at once or on the way. It says why, leaves nothing behind, and
+// works once there is room.
 func TestDiskFullAtRestore(t *testing.T) {
 	dir, ok := smalldisk.Mount(t, 256)
 	if !ok {

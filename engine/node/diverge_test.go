@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// served is a partition that a node serves, and who that is.
+// served returns a partition that a node serves.
 func (f *fleet) served(c *carillon.Client, by string) (partition int) {
 	f.t.Helper()
 	for p, owner := range owners(status(f.t, c)) {
@@ -20,8 +20,8 @@ func (f *fleet) served(c *carillon.Client, by string) (partition int) {
 	return 0
 }
 
-// putMistaken puts a job that is due at once, and a millisecond later for who is mistaken. It returns where
-// the log has it, and since when.
+// putMistaken puts a job that is due at once, or a millisecond later in a node that is mistaken. later is how many
+// ms later it must fire. It returns the sequence of the job's record in the log, and when that was stored.
 func (l *load) putMistaken(id string, later int64) (sequence uint64, stored time.Time) {
 	l.t.Helper()
 	due := now()
@@ -42,7 +42,7 @@ func (l *load) putMistaken(id string, later int64) (sequence uint64, stored time
 	return sequence, m.Time
 }
 
-// logged tells when a node logged the first line that has these words.
+// logged returns when a node logged the first line that has these words.
 func logged(t testing.TB, l *logBuffer, words ...string) time.Time {
 	t.Helper()
 	at, err := lineTime(line(l, words...))
@@ -52,8 +52,8 @@ func logged(t testing.TB, l *logBuffer, words ...string) time.Time {
 	return at
 }
 
-// diverge has the state of a partition differ, under load, between the node that serves it and the one that follows. The
-// follower stops it and nothing else, and the other one serves on. It returns where the log has what did it.
+// diverge makes the state of a partition differ, under load, between the owner and the follower. It checks that the follower
+// stops this partition and no other, and that the owner goes on serving. It returns the sequence of the record that did it.
 func (f *fleet) diverge(c *carillon.Client, l *load, owner, follower string, later int64) (sequence uint64) {
 	f.t.Helper()
 	p := f.served(c, owner)
@@ -76,10 +76,10 @@ func (f *fleet) diverge(c *carillon.Client, l *load, owner, follower string, lat
 	return sequence
 }
 
-// Two nodes compute different things from a moment on, by the same rules: one of them has a mistake that shows with one job.
-// Whichever of them follows that job's partition finds out by the owner's marks, and stops it; the owner goes on, and so
-// does all else. A follower that was wrong takes the owner's state and follows again. Where the owner is wrong, what it
-// put out counts.
+// From one moment on two nodes compute different things by the same rules: one of them has a mistake that shows with one
+// job. Whichever node follows that job's partition finds out by the owner's marks, and stops the partition. The owner goes
+// on, and so does everything else. A follower that was wrong takes the owner's state and follows again. If the owner is
+// wrong, what it has published counts.
 func TestDivergeLive(t *testing.T) {
 	t.Parallel()
 	newer := newerBinary(t)

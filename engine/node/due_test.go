@@ -17,8 +17,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// Which partitions a node claims: those that nobody serves do not wait for those that somebody hands over, and while the
-// network is slow fewer or none.
+// Which partitions a node claims. Those that nobody serves do not wait for those that another node hands over. While the
+// network is slow, a node claims fewer or none.
 func TestDue(t *testing.T) {
 	n := &Node{o: Options{Name: "a"}}
 	layout := engine.Layout{Prefix: "carillon", Partitions: 4}
@@ -88,7 +88,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// A claim that the log did not take is due again at once.
+// A claim that the log did not store is due again at once.
 func TestClaimAgain(t *testing.T) {
 	nc, s := openStreams(t)
 	n := &Node{streams: s, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler)}
@@ -96,7 +96,7 @@ func TestClaimAgain(t *testing.T) {
 	p.follows.Store(true)
 	nc.Close()
 	n.claim(p)
-	natstest.Eventually(t, "the outcome is known", func() bool { // the connection's end may tell it, in a moment
+	natstest.Eventually(t, "the outcome is known", func() bool { // maybe only when the connection has ended
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return !p.claiming
@@ -106,8 +106,8 @@ func TestClaimAgain(t *testing.T) {
 	}
 }
 
-// A node whose ticks do not come back is to blame for it where the log stream has answered all the while, and not where that has had
-// no leader and has one again.
+// A node whose ticks do not come back is stuck if the log stream has answered all the while. It is not stuck if the stream had no leader
+// and has one again.
 func TestStuck(t *testing.T) {
 	for name, c := range map[string]struct {
 		ticks   time.Duration   // since the first that has not come back
@@ -132,8 +132,8 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-// A claim that this node has sent makes a partition its own when it comes, whatever became of the answers, and which of several comes
-// last does not matter. Of one that an earlier run has sent, or another node, that is not so.
+// When a claim that this node has sent comes back, the partition is its own, even if the claim's answer was lost, and whichever of several
+// claims comes last. A claim that an earlier run or another node has sent does not do that.
 func TestOwnClaims(t *testing.T) {
 	bell, err := alarm.New()
 	if err != nil {
@@ -181,7 +181,7 @@ func TestClaimLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(bell.Close)
-	layout := engine.Layout{Prefix: "elsewhere", Partitions: 1} // no stream takes what goes there
+	layout := engine.Layout{Prefix: "elsewhere", Partitions: 1} // no stream stores what is sent there
 	n := &Node{streams: s, layout: layout, log: slog.New(slog.DiscardHandler), bell: bell}
 	claims, err := nc.SubscribeSync(n.layout.LogSubject(0, "claim"))
 	if err != nil {
@@ -209,8 +209,8 @@ func TestClaimLate(t *testing.T) {
 	natstest.Eventually(t, "the answer counts", func() bool { return epoch() == 7 })
 }
 
-// confirming is a partition whose chain has messages confirmed, for a node that hears the answers; rang tells whether they woke
-// whoever sleeps.
+// confirming returns a partition whose chain has each message confirmed, and its node, which takes the acks. rang tells whether the
+// clockwork was woken since the last call.
 func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, rang func() bool) {
 	t.Helper()
 	bell, err := alarm.New()
@@ -239,25 +239,25 @@ func sendNext(t *testing.T, p *partition) {
 	}
 }
 
-// A chain that is lost by an answer that leaves one out is taken up again by whoever sleeps, and counts.
+// If an ack that leaves one out loses a chain, the clockwork is woken to resume it, and the loss is counted.
 func TestAnswerLeftOut(t *testing.T) {
 	n, p, rang := confirming(t, engine.Output{Number: 1}, engine.Output{Number: 2}, engine.Output{Number: 3})
 	sendNext(t, p)
 	n.acked(p, p.run, 1, nil)
 	sendNext(t, p)
 	sendNext(t, p)
-	rang() // for that
+	rang() // for the first ack
 	n.acked(p, p.run, 3, nil)
 	if !rang() {
 		t.Error("nobody is woken")
 	}
-	n.acked(p, p.run, 2, streams.ErrDisconnected) // too late to count once more
+	n.acked(p, p.run, 2, streams.ErrDisconnected) // the chain is lost already, which is not counted twice
 	if !p.chain.Lost() || n.meters.lost.Get() != 1 {
 		t.Errorf("lost: %t, %d times", p.chain.Lost(), n.meters.lost.Get())
 	}
 }
 
-// The first message of a chain goes alone. Its answer wakes whoever sleeps to send the others, few as they are, or to hold them.
+// The first message of a chain goes alone. Its ack wakes the clockwork to send the others, however few, or to hold them.
 func TestFirstAnswer(t *testing.T) {
 	n, p, rang := confirming(t, engine.Output{Number: 1}, engine.Output{Number: 2, Due: 5})
 	sendNext(t, p)
@@ -270,7 +270,7 @@ func TestFirstAnswer(t *testing.T) {
 	}
 }
 
-// A view is without those whose server is slow, and never without the node itself.
+// withoutSlow leaves out the members whose server is slow, but never the node itself.
 func TestViewWithoutSlow(t *testing.T) {
 	v := cluster.View{Members: []cluster.Beat{
 		{Node: cluster.Node{Name: "a"}, Report: cluster.Report{Server: "x"}},

@@ -12,7 +12,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
-// A whole service in the process, on ports of its own, for a test of who puts jobs or works on them.
+// A whole service in the process, on ports of its own, to test code that puts jobs or works on triggers.
 func ExampleRun() {
 	dir, err := os.MkdirTemp("", "carillon")
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// Three nats-servers hold each stream, three engines serve. What can happen to them does, at random, with one look at
-// the end over everything that was put out: to processes, and, where servers and engines are on hosts of their own, one
-// of each on each, to the network between them.
+// Three nats-servers hold each stream, and three engines serve. Random faults happen to the processes; if there are three
+// hosts with one server and one engine each, also to the network between them. In the end everything that was published is
+// checked.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	t.Run("processes", func(t *testing.T) {
@@ -38,8 +38,8 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// Two nodes that do not see each other, while both are well connected to NATS: each finds the other one dead, and claims
-// all there is, again and again, for as long as that lasts. All is put out once. Then one owner is left of each partition.
+// Two nodes do not see each other, while both are well connected to NATS. Each takes the other for dead, and claims all
+// partitions, again and again, for as long as that lasts. Each output is published once. In the end each partition has one owner.
 func TestSplitViews(t *testing.T) {
 	t.Parallel()
 	apart := time.Duration(many(t, "CARILLON_SPLIT", 3)) * time.Second
@@ -56,7 +56,7 @@ func TestSplitViews(t *testing.T) {
 	l := startLoad(t, url, "v", true)
 	before := map[string]int{"a": f.lost("a"), "b": f.lost("b")}
 	split := time.Now()
-	w.rename("CARILLON_NODES", "CARILLON_NODEZ") // b meets the others in a bucket of its own: there is nobody
+	w.rename("CARILLON_NODES", "CARILLON_NODEZ") // b looks for others in another bucket, where there are none
 	time.Sleep(apart)
 	eventually(t, "each has taken what the other one took from it", func() bool {
 		return f.lost("a") > before["a"]+f.partitions && f.lost("b") > before["b"]+f.partitions
@@ -73,7 +73,7 @@ func TestSplitViews(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// An engine whose nats-server is cut off from the others goes to one of them: to it the server is as well as ever.
+// An engine whose nats-server is cut off from the others goes to one of these, although its server still answers it.
 func TestServerCutOff(t *testing.T) {
 	t.Parallel()
 	hosts, ok := startHosts(t, 4)
@@ -82,7 +82,7 @@ func TestServerCutOff(t *testing.T) {
 	}
 	servers, urls := startExternals(t, hosts...)
 	f := newFleet(t, urls, 4)
-	// It is told of one server, and of the others by that.
+	// It is given one server, and learns of the others from that.
 	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: servers[0].url, Partitions: f.partitions, Replicas: 3, on: hosts[3]}
 	f.start("a")
 	hosts[0].sever(hosts[1], hosts[2])
@@ -94,8 +94,8 @@ func TestServerCutOff(t *testing.T) {
 	f.nodes["a"].terminate(t)
 }
 
-// Nothing passes between two hosts, the third one reaches both, and all streams have a leader whom most follow. An engine whose server
-// cannot reach that goes to the third one's, and back when all is well again.
+// Nothing passes between two hosts, but the third one reaches both, and all streams have a leader that most replicas follow. An engine
+// whose server cannot reach that leader goes to the third host's server, and back when all is well again.
 func TestLinkCut(t *testing.T) {
 	t.Parallel()
 	hosts, ok := startHosts(t, 4)
@@ -119,7 +119,7 @@ func TestLinkCut(t *testing.T) {
 	eventually(t, "the engine goes to the third server", func() bool {
 		return contains(f.nodes["a"].log, "answers by way of another nats-server alone", servers[2].url)
 	})
-	fires(t, c, "around") // and is put out
+	fires(t, c, "around") // and its output is stored
 	hosts[0].heal()
 	eventually(t, "it comes back to its own, which others judge it by", func() bool {
 		return contains(f.nodes["a"].log, "going back to the nats-server of this machine", servers[0].url)
@@ -128,8 +128,8 @@ func TestLinkCut(t *testing.T) {
 	f.nodes["a"].terminate(t)
 }
 
-// From a host with a slow and lossy network nothing is led that triggers take, and nothing is served, though to JetStream it is
-// a replica as good as any. When that is over its engine takes its share again.
+// The server of a host with a slow and lossy network leads no stream that triggers need, although to JetStream it is a replica as
+// good as any, and the host's engine serves nothing. When the network is well again the engine takes its share again.
 func TestSlowHost(t *testing.T) {
 	t.Parallel()
 	hosts, ok := startHosts(t, 4)
@@ -175,8 +175,8 @@ func TestSlowHost(t *testing.T) {
 	}
 }
 
-// Where the network between all hosts is slow nobody is well enough to judge who is dead. An owner that is killed then is replaced all
-// the same: what is due is not fired, by all that the log has.
+// If the network between all hosts is slow, no node is well enough to judge which one is dead. An owner that is killed then is replaced
+// all the same, because by the log nothing that is due fires.
 func TestSlowEverywhere(t *testing.T) {
 	t.Parallel()
 	hosts, ok := startHosts(t, 4)
@@ -222,7 +222,7 @@ func TestSlowEverywhere(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// ledBy has a server lead streams, and tells whether it leads each of them.
+// ledBy asks that a server lead streams, and tells whether it leads each of them.
 func ledBy(nc *nats.Conn, server string, names ...string) (all bool) {
 	all = true
 	for _, stream := range names {
@@ -234,7 +234,7 @@ func ledBy(nc *nats.Conn, server string, names ...string) (all bool) {
 	return all
 }
 
-// leaderOf asks who leads a stream; "" where nobody says so at once.
+// leaderOf returns which server leads a stream, or "" if no answer says so within a second.
 func leaderOf(nc *nats.Conn, stream string) string {
 	var info struct{ Cluster struct{ Leader string } }
 	m, err := nc.Request("$JS.API.STREAM.INFO."+stream, nil, time.Second)
@@ -244,15 +244,15 @@ func leaderOf(nc *nats.Conn, stream string) string {
 	return info.Cluster.Leader
 }
 
-// faulty is a service that things happen to.
+// faulty is a service with faults.
 type faulty struct {
 	*fleet
 	servers []*external
-	hosts   []*host // of a server and an engine each, and the last of the clients; nil: all on this machine
+	hosts   []*host // each with a server and an engine, the last one with the clients; nil: all are on this machine
 	led     *leaders
 	nc      *nats.Conn
 	c       *carillon.Client
-	rng     *rand.Rand // what happens, and when
+	rng     *rand.Rand // decides what happens, and when
 }
 
 // upTo is a random time.
@@ -260,7 +260,7 @@ func (f *faulty) upTo(most time.Duration) time.Duration {
 	return time.Duration(f.rng.Int64N(int64(most)))
 }
 
-// A fault begins, lasts for a while and ends. What it was is told before, for the log.
+// A fault begins, lasts for a while and ends. do first tells, for the log, what it is going to do.
 type fault struct {
 	name string
 	do   func(f *faulty, tell func(format string, v ...any))
@@ -279,7 +279,7 @@ var processFaults = []fault{
 		stream := []string{"CARILLON_LOG", fmt.Sprintf("CARILLON_OUT_%d", f.rng.IntN(f.partitions)), "KV_CARILLON_NODES"}[f.rng.IntN(3)]
 		tell("of %s", stream)
 		if _, err := f.nc.Request("$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil, 5*time.Second); err != nil {
-			f.t.Log(err) // who should step down was not there any more
+			f.t.Log(err) // the leader that should step down was not there any more
 		}
 	}},
 	{"owner killed", func(f *faulty, tell func(string, ...any)) {
@@ -297,7 +297,7 @@ var processFaults = []fault{
 	}},
 }
 
-// networkFaults are of one host. Elections take nats-server four to nine seconds: some end before, some do not.
+// networkFaults are of one host. Elections take nats-server four to nine seconds: some faults end before that, some do not.
 var networkFaults = []fault{
 	{"cut off", func(f *faulty, tell func(string, ...any)) {
 		h, away := f.hosts[f.rng.IntN(3)], f.upTo(9*time.Second)
@@ -339,7 +339,7 @@ var networkFaults = []fault{
 	}},
 }
 
-// owner names a node that serves something.
+// owner returns the name of a node that serves some partition.
 func (f *faulty) owner() string { return owners(status(f.t, f.c))[f.rng.IntN(f.partitions)] }
 
 // round is what happened, and when.
@@ -402,7 +402,7 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	reportPauses(t, f, done, f.led, plain, taken)
 }
 
-// calm waits until each connection has had nothing to send for a moment: what a network kept back has come by then.
+// calm waits until each connection has once had nothing to send: what a network held back has come by then.
 func (f *faulty) calm() {
 	f.t.Helper()
 	for _, h := range f.hosts {
@@ -422,7 +422,7 @@ func (f *faulty) calm() {
 	}
 }
 
-// firesAgain waits until every partition fires.
+// firesAgain puts a job into every partition, one after the other, and waits until it has fired.
 func (f *faulty) firesAgain(l *load, name string) {
 	f.t.Helper()
 	for p := range f.partitions {

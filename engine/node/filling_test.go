@@ -7,7 +7,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// What a node reads of what the stream held when it was asked does not fill it further.
+// Records that the stream held already when it was asked do not count as filling it further when the node reads them.
 func TestFilling(t *testing.T) {
 	var f filling
 	take := func(seq uint64, bytes int) { f.took([]wal.Record{{Seq: seq, Data: make([]byte, bytes)}}) }

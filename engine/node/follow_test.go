@@ -22,7 +22,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// followers says who of some nodes follows each partition, as they say themselves.
+// followers returns which of some nodes follow each partition, according to their own beats.
 func followers(t testing.TB, nc *nats.Conn, partitions int, of []string) [][]string {
 	t.Helper()
 	bucket, err := jetStream(t, nc).KeyValue(t.Context(), "CARILLON_NODES")
@@ -58,7 +58,7 @@ func followers(t testing.TB, nc *nats.Conn, partitions int, of []string) [][]str
 	return all
 }
 
-// placed waits until each partition is followed by those on whom it is placed, by nobody else, and served by its owner.
+// placed waits until each partition is followed by exactly the nodes on which it is placed, and served by its owner.
 func (f *fleet) placed(c *carillon.Client, nc *nats.Conn, placed *placements, among ...string) {
 	f.t.Helper()
 	f.settled(c, placed, among...)
@@ -83,8 +83,8 @@ func (f *fleet) followedAsPlaced(nc *nats.Conn, placed *placements, among []stri
 	return true
 }
 
-// Nodes that follow what is placed on them have the jobs of those partitions alone. Each of them answers whatever it is asked,
-// and partitions go along when nodes come, leave and die.
+// Nodes that follow what is placed on them have only the jobs of those partitions. Each of them answers any request, and
+// partitions move when nodes come, leave and die.
 func TestFollowPlaced(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -101,7 +101,7 @@ func TestFollowPlaced(t *testing.T) {
 	f.start("d")
 	f.placed(c, nc, seats, "a", "b", "c", "d")
 
-	// No answer goes where only nodes may ask.
+	// No answer is sent to the subjects on which nodes ask each other.
 	forged, err := nc.SubscribeSync("carillon.node.*.forged")
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestFollowPlaced(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Each question goes to any of the four.
+	// Each request goes to any of the four.
 	for round := range 12 {
 		askAll(t, c, f.partitions, round)
 	}
@@ -129,14 +129,14 @@ func TestFollowPlaced(t *testing.T) {
 	f.placed(c, nc, seats, "a", "b", "c", "d")
 	h, end := l.finish()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	f.nodes["a"].terminate(t) // first: who is left may take all of the others'
+	f.nodes["a"].terminate(t) // first: those that are left may take all of its partitions
 	for name, p := range f.nodes {
 		if name != "a" {
 			p.terminate(t)
 		}
 	}
 
-	// What one of them has is no snapshot of the service.
+	// What one of them has is not enough for a snapshot of the service.
 	one := node.Options{Data: f.settings["a"].Data}
 	_, err = node.SaveStopped(t.Context(), one, archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive")), node.SaveOptions{})
 	words(t, err, "of 8 partitions", "save a snapshot of the running service")
@@ -160,7 +160,7 @@ func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, seats *placements, ids 
 	return f, nc, seats, ids
 }
 
-// A node that leaves answers what others ask it until they ask somebody else: no request waits in vain for one that has gone.
+// A node that leaves answers the other nodes' requests until they ask another one: no request waits in vain for a node that has gone.
 func TestLeavesAnswered(t *testing.T) {
 	t.Parallel()
 	f, nc, seats, ids := startPlaced(t)
@@ -172,7 +172,7 @@ func TestLeavesAnswered(t *testing.T) {
 		nc := dial(t, f.url)
 		asking.Go(func() {
 			for ; ctx.Err() == nil; i++ {
-				// Without the library, which asks again. Any node answers, and passes on what is of a partition it does not follow.
+				// Without the library, which asks again. Any node answers, and passes on requests about partitions it does not follow.
 				m, err := nc.Request("carillon.api.get."+ids[i%len(ids)], nil, 20*time.Second)
 				switch {
 				case err != nil:
@@ -200,8 +200,8 @@ func TestLeavesAnswered(t *testing.T) {
 	}
 }
 
-// saveAll saves snapshots, one beside the other, and has all of them be whole, and nothing be left that one node gave to
-// another for it.
+// saveAll saves snapshots, first one after the other, then two at a time. It checks that each is complete, and that nothing is
+// left of what the nodes gave each other for them.
 func saveAll(t *testing.T, nc *nats.Conn, partitions int) {
 	t.Helper()
 	store, err := jetStream(t, nc).ObjectStore(t.Context(), "CARILLON_STATE")
@@ -254,7 +254,7 @@ func saveWhole(t *testing.T, c *carillon.Client, dir string, partitions int) {
 	}
 }
 
-// A node that follows nothing stores the log, too, and cuts it.
+// A node that follows no partition stores the log all the same, and cuts it.
 func TestIdleNodeCutsItsLog(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -279,7 +279,7 @@ func TestIdleNodeCutsItsLog(t *testing.T) {
 	}
 	began := time.Now()
 	for round, first := 0, uint64(1); first == 1; round++ {
-		if round >= 20 && time.Since(began) > 30*time.Second { // a slow machine takes its time for 20, a quick one hardly any
+		if round >= 20 && time.Since(began) > 30*time.Second { // 20 rounds take long on a slow machine, and hardly any time on a quick one
 			t.Fatal("its log is not cut")
 		}
 		settle()
@@ -297,7 +297,7 @@ func TestIdleNodeCutsItsLog(t *testing.T) {
 	}
 }
 
-// askAll puts jobs, and has all that is answered about them be true.
+// askAll puts jobs, and checks that all answers about them are right.
 func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
 	t.Helper()
 	const jobs = 64
@@ -370,8 +370,8 @@ func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
 	}
 }
 
-// selected has a command carried out on a selection, and sends it again until it is done on all of it: a node may not answer
-// another one in time. Who sends it again does not know what was changed before.
+// selected sends a command on a selection, and sends it again until it has been carried out on all of it: a node may not answer
+// another one in time. again says that it was sent more than once: then r does not count what was changed before.
 func selected(t testing.TB, command func(context.Context, carillon.Selection) (carillon.SelectionReply, error), s carillon.Selection) (r carillon.SelectionReply, again bool) {
 	t.Helper()
 	eventually(t, "a command is carried out on a selection", func() bool {
@@ -389,8 +389,8 @@ func selected(t testing.TB, command func(context.Context, carillon.Selection) (c
 	return r, again
 }
 
-// As long as nobody live follows a partition, the log is kept for who did, whatever comes: requests have to wait for room
-// instead, and he goes on where he was.
+// As long as no live node follows a partition, the log is kept for the one that did, whatever comes. Requests have to wait for
+// room instead, and that node goes on from where it was.
 func TestLogIsKeptForWhoIsMissed(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)

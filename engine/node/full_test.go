@@ -70,7 +70,7 @@ func logState(t testing.TB, js jetstream.JetStream) jetstream.StreamInfo {
 	return *log.CachedInfo()
 }
 
-// isFull tells the refusal of a full stream from others.
+// isFull tells whether an error is the refusal of a full stream.
 func isFull(err error) bool {
 	var refusal *jetstream.APIError
 	return errors.As(err, &refusal) && refusal.ErrorCode == jetstream.ErrorCode(10077) && strings.Contains(refusal.Description, "maximum bytes")
@@ -98,7 +98,7 @@ func (w *writer) write(t testing.TB) error {
 	return nil
 }
 
-// until writes until something is so.
+// until writes until done returns true.
 func (w *writer) until(t testing.TB, done func() bool) {
 	t.Helper()
 	for !done() {
@@ -108,7 +108,7 @@ func (w *writer) until(t testing.TB, done func() bool) {
 	}
 }
 
-// applied waits until all that was accepted of a writer's puts counts.
+// applied waits until all of the writer's puts that were accepted have been applied.
 func (w *writer) applied(t testing.TB, c *carillon.Client) {
 	t.Helper()
 	var version uint64
@@ -177,10 +177,10 @@ func TestLogFull(t *testing.T) {
 	r.stop(t)
 }
 
-// A client that fills the log stream several times over, and waits while it is three quarters full, never meets a full one: it
-// is freed. One that waits for its acks alone races with the disk: BenchmarkLogFreed.
+// A client that writes several times as much as the log stream holds, and waits while that is more than three quarters full, never
+// finds it full, because it is freed. A client that waits only for its acks races with the disk: BenchmarkLogFreed.
 func TestLogFreed(t *testing.T) {
-	r, w := patient(t, 1<<40) // its fill alone is what frees it
+	r, w := patient(t, 1<<40) // so that it is freed only for being full
 	c := client(t, r.NATS)
 	for range 3 * patientLog >> 20 {
 		eventually(t, "the log has room", func() bool {
@@ -198,7 +198,7 @@ func TestLogFreed(t *testing.T) {
 	}
 }
 
-// BenchmarkLogFreed is a raw command of a client that waits for its acks, and for nothing else, into a log stream that is small.
+// BenchmarkLogFreed measures the raw commands of a client that waits only for its acks, into a small log stream.
 func BenchmarkLogFreed(b *testing.B) {
 	_, w := patient(b, 0)
 	b.SetBytes(int64(len(w.payload)))
@@ -250,8 +250,8 @@ func TestStartWithFullLog(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
-// A node starts on a log stream that is over half full, and of which another one needs all: it cuts nothing before it
-// knows who else is there.
+// A node starts on a log stream that is over half full, and all of which another node needs. It cuts nothing before it
+// knows which other nodes there are.
 func TestStartBesideWhoNeedsTheLog(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -285,8 +285,8 @@ func TestStartBesideWhoNeedsTheLog(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
-// A log that cannot be freed, since a partition stopped that needs it: requests wait and are then refused,
-// so that the room that is left is for the ticks of the others.
+// A log cannot be freed, because a partition that needs it has stopped. Requests wait and are then refused, so
+// that the room that is left is for the ticks of the other partitions.
 func TestLogKept(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -360,7 +360,7 @@ func TestCheckpointsWhileOthersNeedTheLog(t *testing.T) {
 	}
 	put(t, c, carillon.Job{ID: "busy", Schedule: "@every 10ms"})
 	taken := make(map[uint64]bool)                          // positions of checkpoints
-	for _, records := range []float64{200, 300, 400, 500} { // for each there is time
+	for _, records := range []float64{200, 300, 400, 500} { // there is time for one checkpoint or more before each
 		eventually(t, "the log has gone on", func() bool {
 			taken[status(t, c).Partitions[0].Checkpoint] = true
 			return metric(t, r.HTTP, "carillon_log_records_total") > records
@@ -371,8 +371,8 @@ func TestCheckpointsWhileOthersNeedTheLog(t *testing.T) {
 	}
 }
 
-// A member needed all of a log that is over half full, and needs less of it than there are checkpoints for when nothing comes
-// any more: it is cut though no checkpoint is due.
+// A log is over half full, and a member needs all of it. When nothing comes any more and checkpoints cover all of the log, the
+// member needs less: then the log is cut, although no checkpoint is due.
 func TestLogIsCutAtRest(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -417,8 +417,8 @@ func TestLogIsCutAtRest(t *testing.T) {
 	cutBeyond(t, nc, 1)
 }
 
-// A log that rests is emptied, and not before: nats-server keeps each subject in it in memory. Who is killed then has lost
-// nothing, and the log goes on with the next number.
+// A log to which nothing comes for a while is emptied, and not before, because nats-server keeps each subject in it in memory. A
+// node that is killed then has lost nothing, and the log goes on with the next sequence.
 func TestRestingLogIsEmptied(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: partitions, CheckpointEvery: time.Millisecond, EmptyLogAfter: time.Hour}

@@ -16,9 +16,9 @@ func spin(d time.Duration) {
 	}
 }
 
-// A pause is its own but for what the machine gave to others: not where it waited for something, and not where it was at work.
+// All of a pause is its own, except the time for which other threads had the core: time asleep counts, and time at work.
 func TestOwnPause(t *testing.T) {
-	for try := 1; ; try++ { // on a busy machine the thread may be kept from its core until the sleep is over, and has none to give up
+	for try := 1; ; try++ { // on a busy machine the thread may be kept from its core until the sleep is over: then it does not wait
 		took, itsOwn := pauseFor(func() { time.Sleep(5 * time.Millisecond) })
 		if itsOwn == took { // the pause is the sleep
 			break

@@ -21,11 +21,11 @@ import (
 // host is a network namespace with an address of its own. Whatever runs there reaches the others through a switch in
 // this process, packet by packet, and the test says what becomes of each: it is passed on at once, later, or not.
 //
-// That is what tc's netem does in the kernel; few kernels that containers run on have it, most have TUN devices. TCP
-// cannot tell the difference: what is lost it sends again, after the waits that it takes on a real network.
+// The kernel's netem (tc) does the same, but few kernels that containers run on have it, while most have TUN devices. TCP
+// cannot tell the difference: it sends lost packets again, after the same waits as on a real network.
 type host struct {
 	ip    string
-	space int // the namespace, as a descriptor: it goes with the last of those who are in it
+	space int // a descriptor of the namespace, which ends when nothing uses it any more
 	tun   *os.File
 
 	mu      sync.Mutex
@@ -33,18 +33,18 @@ type host struct {
 	severed map[*host]bool // nothing passes between it and these
 }
 
-// road is what packets meet that leave a host, or arrive there.
+// road is what happens to packets that leave a host, or arrive there.
 type road struct {
 	cut           bool
 	delay, jitter time.Duration
-	loss          float64 // of 1
+	loss          float64 // 0 to 1
 }
 
-// crossing is how many packets may be on their way between two hosts; what is more is lost, as in a real queue.
+// crossing is how many packets may be on their way from one host to another. More are lost, as in a real queue.
 const crossing = 4096
 
-// startHosts makes n hosts that reach each other. Where that is not allowed, the test is run again as root of a user
-// namespace, in another process; ok is false then, and nothing is left to do.
+// startHosts makes n hosts that reach each other. If that is not allowed, it runs the test again as root of a user
+// namespace, in another process. Then ok is false, and the caller has nothing left to do.
 func startHosts(t *testing.T, n int) (hosts []*host, ok bool) {
 	t.Helper()
 	for i := range n {
@@ -79,8 +79,8 @@ func newHost(number byte) (h *host, err error) {
 		if h.space, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return os.NewSyscallError("open namespace", err)
 		}
-		// TCP waits twice as long before each try to send again, and so for a while after all is well. Where the kernel
-		// can be told, not for more than this; an older one is as slow as it is.
+		// Before each try to send again TCP waits twice as long, and so it waits even when the network is well again. Newer
+		// kernels can bound that wait; older ones remain slow.
 		_ = os.WriteFile("/proc/sys/net/ipv4/tcp_rto_max_ms", []byte("1000"), 0o644)
 		h.tun, err = openTUN([4]byte{10, 77, 0, number})
 		return err
@@ -88,7 +88,7 @@ func newHost(number byte) (h *host, err error) {
 	return h, err
 }
 
-// elsewhere does something on a thread that has gone into another namespace, and comes back from it.
+// elsewhere calls do on a thread that enter has moved into another namespace, and moves the thread back.
 func elsewhere(enter, do func() error) error {
 	runtime.LockOSThread()
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -158,12 +158,12 @@ func openTUN(address [4]byte) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tun0"), nil
 }
 
-// do does something on the host: processes started there stay there, and so do connections.
+// do calls f on the host. Processes and connections that f starts stay on the host.
 func (h *host) do(f func() error) error {
 	return elsewhere(func() error { return os.NewSyscallError("setns", unix.Setns(h.space, unix.CLONE_NEWNET)) }, f)
 }
 
-// start starts a process on the host; on this machine where there is none.
+// start starts a process on the host. A nil host is this machine.
 func (h *host) start(cmd *exec.Cmd) error {
 	if h == nil {
 		return cmd.Start()
@@ -183,7 +183,7 @@ func (h *host) Dial(network, address string) (c net.Conn, err error) {
 	return c, err
 }
 
-// connections are those of the host, and whether each has sent all that it had, and has read what came.
+// connections returns the host's connections, and whether each has sent all that it had, and has read all that came.
 func (h *host) connections() (idle map[string]bool, err error) {
 	idle = make(map[string]bool)
 	err = h.do(func() error {
@@ -199,13 +199,13 @@ func (h *host) connections() (idle map[string]bool, err error) {
 	return idle, err
 }
 
-// packet is one that was sent, and when it is to arrive.
+// packet is a packet that was sent, and when it arrives.
 type packet struct {
 	due  time.Time
 	data []byte
 }
 
-// send takes what the host sends, and puts it on its way, until the device is closed.
+// send puts the packets that the host sends on their way, until the device is closed.
 func (h *host) send(hosts []*host, to []chan packet) {
 	buffer := make([]byte, 1<<16)
 	for {
@@ -259,7 +259,7 @@ func (r road) wait() time.Duration {
 	return max(0, r.delay-r.jitter+rand.N(2*r.jitter))
 }
 
-// receive hands on what has arrived. None overtakes another: a late one holds up those behind it.
+// receive delivers packets when they arrive. None overtakes another: a late one holds up those behind it.
 func (h *host) receive(q <-chan packet) {
 	for p := range q {
 		if !p.due.IsZero() {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// host is this machine: hosts of their own take Linux.
+// host is this machine: separate hosts need Linux.
 type host struct{ ip string }
 
 func startHosts(t *testing.T, _ int) (hosts []*host, ok bool) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Profiles are there where they were asked for, and nowhere else.
+// A node serves profiles only if it was asked to.
 func TestProfiles(t *testing.T) {
 	t.Parallel()
 	for _, asked := range []bool{true, false} {

@@ -18,7 +18,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// importLines sends an import as any NATS client would.
+// importLines sends an import as any NATS client would, until its outcome is known.
 func importLines(t testing.TB, nc *nats.Conn, request string, lines ...string) carillon.ImportReply {
 	t.Helper()
 	m := nats.NewMsg("carillon.api.import")
@@ -34,7 +34,7 @@ func importLines(t testing.TB, nc *nats.Conn, request string, lines ...string) c
 			t.Fatal(err)
 		}
 		if answer.Header.Get(micro.ErrorHeader) == string(carillon.CodeUnavailable) {
-			return false // it does no harm to ask again for the same
+			return false // to send the same request again does no harm
 		}
 		if r, err = carillon.ParseImportReply(answer.Data); err != nil {
 			t.Fatalf("%v: %s", err, answer.Data)
@@ -162,7 +162,7 @@ func TestImport(t *testing.T) {
 	unbrokenLog(t, r)
 }
 
-// unbrokenLog restarts a node and expects nothing else of its jobs.
+// unbrokenLog restarts a node and checks that its jobs are the same as before.
 func unbrokenLog(t testing.TB, r *running) {
 	t.Helper()
 	list := func(c *carillon.Client) (all []string) {
@@ -190,7 +190,7 @@ func TestClientImport(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
 	nc := dial(t, r.NATS)
-	// A request that is not answered in time is sent again, and is in the log twice: on a machine that is busy with other work that takes long.
+	// A request that is not answered in time is sent again, and is in the log twice. On a busy machine answers take long.
 	c := carillon.Connect(nc, carillon.WithTimeout(10*time.Minute))
 	const n = 20_000
 	large := bytes.Repeat([]byte("x"), carillon.MaxPayload)
@@ -254,7 +254,7 @@ func TestClientImport(t *testing.T) {
 	r.stop(t)
 }
 
-// Puts that come faster than the log answers are each answered for themselves, in the order of their connection.
+// Puts that come faster than the log acknowledges them get an answer each, and take effect in the order in which they were sent.
 func TestPutsInOrder(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -290,7 +290,7 @@ func TestPutsInOrder(t *testing.T) {
 			switch n % 5 {
 			case 1: // refused
 				m.Data = fmt.Appendf(nil, `{"schedule":"@every 1h","if_version":%d}`, 1_000_000)
-			case 2: // the one before that was taken, again
+			case 2: // the latest one that was accepted, again
 				m.Data = fmt.Appendf(nil, `{"schedule":"@every 1h","max_fires":%d}`, n-1)
 			}
 			if err := nc.PublishMsg(m); err != nil {

@@ -100,7 +100,7 @@ func badCommands() []bad {
 	}
 }
 
-// Each bad command, as a request and raw: an error with its code and field, nothing changed.
+// Each bad command, as a request and raw, gets an error with its code and field, and changes nothing.
 func TestBadCommands(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -147,7 +147,7 @@ func TestBadCommands(t *testing.T) {
 			t.Errorf("%s: the service's error is %q", b.name, got)
 		}
 		if b.code == carillon.CodeNotFound || b.code == carillon.CodeVersionConflict || b.field == "end" && strings.Contains(b.name, "past") {
-			event(b.name) // known only behind the log
+			event(b.name) // found out only when it is applied
 		}
 
 		if err := nc.Publish("carillon.cmd."+b.verb+"."+b.job, []byte(b.body)); err != nil {
@@ -175,7 +175,7 @@ func TestBadCommands(t *testing.T) {
 			t.Errorf("%s: %+v", subject, ev)
 		}
 	}
-	// A dotted id is none of the log's: JetStream does not take it, and the service refuses it.
+	// The log stream has no subject for a dotted id: JetStream does not store it, and the service refuses it.
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -245,11 +245,11 @@ func TestForbidden(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
-// The same forgeries where someone was granted the right: garbage on the log's own subjects and in the
+// The same forgeries by a client that has all permissions: garbage on the log's own subjects and in the
 // output streams is harmless.
 func TestForgeries(t *testing.T) {
 	t.Parallel()
-	e := startExternal(t) // gives every right
+	e := startExternal(t) // gives every permission
 	r := run(t, e.options(t))
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc)
@@ -317,7 +317,7 @@ func TestForgeries(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
-// A command that the log stream accepts for a partition that does not exist, as somebody has edited its subject transform, is told of.
+// If the log stream accepts a command for a partition that does not exist, because its subject transform was edited, the node says so.
 func TestCommandOfNoPartition(t *testing.T) {
 	t.Parallel()
 	r := run(t, startExternal(t).options(t))
@@ -341,7 +341,7 @@ func TestCommandOfNoPartition(t *testing.T) {
 	}
 }
 
-// Streams that are edited under a running engine so that it would not start with them are told of, until they are edited back.
+// If streams are edited while an engine runs, such that it would not start with them, /readyz says so until they are edited back.
 func TestEditedStreams(t *testing.T) {
 	t.Parallel()
 	r := run(t, startExternal(t).options(t))
@@ -383,14 +383,14 @@ func TestEditedStreams(t *testing.T) {
 	}
 }
 
-// Somebody with the right to do so writes into the output streams while the node publishes into them: each
-// message of theirs is counted and skipped, and no output is lost or doubled.
+// A client with permission to do so writes into the output streams while the node publishes into them: each
+// of its messages is counted and skipped, and no output is lost or duplicated.
 func TestForeignInWindow(t *testing.T) {
 	t.Run("linked", func(t *testing.T) {
 		t.Parallel()
 		testForeignInWindow(t, startExternal(t).options(t), "carillon.trigger.%d.forged")
 	})
-	// The embedded server lets nobody publish there, but publishes again what a stream republishes.
+	// The embedded server lets no client publish there, but a stream that republishes can.
 	t.Run("watched", func(t *testing.T) {
 		t.Parallel()
 		testForeignInWindow(t, base(t), "forge.%d")
@@ -411,7 +411,7 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 			t.Fatal(err)
 		}
 	}
-	// Half of them are due in the same milliseconds, so that there are windows, the others in all between.
+	// Half of them are due in the same milliseconds, so that many outputs are in flight, the others in the milliseconds between.
 	const jobs, interval = 400, 100 * time.Millisecond
 	start := time.Now().UTC().Truncate(time.Second)
 	mass := func(yield func(carillon.Job) bool) {
@@ -429,8 +429,8 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	const forgeries, row = 4, 150 // so many times, so many in a row: some come before the node has gone on
-	var stored [partitions]uint64 // the stream's last sequence when it was forged last
+	const forgeries, row = 4, 150 // so many times for each partition, so many in a row: some come before the chain is resumed
+	var stored [partitions]uint64 // the stream's last sequence after the latest forgeries
 	last := func(p int) uint64 {
 		out, err := js.Stream(t.Context(), c.Names().OutStream(p))
 		if err != nil {
@@ -464,7 +464,7 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	})
 	selected(t, c.PauseWhere, carillon.Selection{Prefix: "mass-"})
 	for p := range partitions {
-		fires(t, c, in(p, "behind")) // the last forgery is met, at the latest
+		fires(t, c, in(p, "behind")) // by then the last forgery has been met
 	}
 	fired := make(map[string][]time.Time)
 	for _, o := range displacedOutputs(t, nc, partitions) {
@@ -521,8 +521,8 @@ func TestFloodOfRequests(t *testing.T) {
 	}
 }
 
-// Where each sync of the log takes over two seconds, more than a few commands are refused while those before are on their way; once
-// it is quick again, all are taken.
+// While each sync of the log takes over two seconds, only a few commands are admitted at a time, and more are refused. Once it is quick
+// again, all are admitted.
 func TestSlowAnswers(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -544,7 +544,7 @@ func TestSlowAnswers(t *testing.T) {
 	defer cancel()
 	var asking sync.WaitGroup
 	var refused atomic.Bool
-	for i := range 400 { // more than are let in where answers are slow
+	for i := range 400 { // more than are admitted while answers are slow
 		asking.Go(func() {
 			for job := (carillon.Job{ID: fmt.Sprintf("j%d", i), Schedule: "@yearly"}); !refused.Load() && ctx.Err() == nil; {
 				_, err := c.Put(ctx, job)
@@ -648,7 +648,7 @@ func TestFlood(t *testing.T) {
 	t.Logf("%d bad commands in %s (%.0f/s), %d events; the job beside them was %d ms late at most", n, took.Round(time.Millisecond), float64(n)/took.Seconds(), events, worst.Load())
 }
 
-// A fire that is sent again fires once. Its answer names no trigger: that of the first was lost, with its answer.
+// A fire that is sent twice, under one request id, fires once. The second answer names no trigger: only the first one does.
 func TestFireRepeated(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -679,7 +679,7 @@ func TestFireRepeated(t *testing.T) {
 	r.stop(t)
 }
 
-// A header by which a worker's library would take a trigger for the server's own word is refused.
+// A header because of which a worker's library would take a trigger for one of the server's own messages is refused.
 func TestHeaderStatus(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -698,8 +698,8 @@ func TestHeaderStatus(t *testing.T) {
 	}
 }
 
-// The instant that stands for no bound is refused as one: an end there would end nothing, and @every would not count from
-// a start there.
+// The epoch, which stands for "no bound", is refused as a bound: an end there would end nothing, and @every would not count
+// from a start there.
 func TestBoundsAtTheEpoch(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -721,7 +721,7 @@ func TestBoundsAtTheEpoch(t *testing.T) {
 	}
 }
 
-// The verbs are a NATS micro service, which 'nats service info' shows to whoever may ask for them.
+// The verbs are a NATS micro service, which 'nats service info' shows to clients that may send it requests.
 func TestMicroService(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -744,7 +744,7 @@ func TestMicroService(t *testing.T) {
 	}
 }
 
-// What NATS's library says of the service goes to whatever subject somebody names, but to none where only the engine may publish.
+// NATS's library answers questions about the service on any reply subject, except those on which only the engine may publish.
 func TestServiceAnswersNoOutputs(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -766,7 +766,7 @@ func TestServiceAnswersNoOutputs(t *testing.T) {
 	}
 }
 
-// A preview gives the fires behind its "after", ten where it is not said how many.
+// A preview returns the fires after its "after", ten by default.
 func TestPreview(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -777,7 +777,7 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// An hour that the clocks of a zone have come to skip matches no more, and is refused as what never matched is.
+// A local time that a zone's clocks skip nowadays matches no more. Its schedule is refused like one that never matched.
 func TestMatchesNoMore(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))

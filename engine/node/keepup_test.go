@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// A partition whose checkpoint came from another node has what the local log has above it, and is not followed where that
-// begins too late.
+// A partition whose checkpoint came from another node gets what the local log has above it. It is not followed if the local
+// log begins too late for that.
 func TestKeepUp(t *testing.T) {
 	for _, c := range []struct {
 		what string
@@ -93,7 +93,7 @@ func TestKeepUp(t *testing.T) {
 	}
 }
 
-// All partitions come to have what the local log has for them, to its last record, whatever is read of it meanwhile.
+// replayAll brings all partitions up to the last record of the local log, while it goes on reading the log.
 func TestReplayAll(t *testing.T) {
 	const partitions, jobs = 3, 5*laneBatch + 7
 	store, err := wal.OpenStore(wal.Options{Dir: t.TempDir(), Profile: wal.ProfileLog})

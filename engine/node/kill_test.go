@@ -16,7 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// many is a number from the environment, or a few.
+// many returns the number in an environment variable, or few if that is not set.
 func many(t testing.TB, name string, few int) int {
 	s := os.Getenv(name)
 	if s == "" {
@@ -59,7 +59,7 @@ func preload(t testing.TB, url string, n int) {
 	})
 }
 
-// A process that is killed at any moment loses nothing, repeats nothing, and is early with nothing.
+// A process that is killed at any moment loses nothing, repeats nothing, and publishes nothing early.
 func TestKill(t *testing.T) {
 	rounds := kills(t, 6)
 	present := 20_000
@@ -75,10 +75,10 @@ func TestKillPersistAsync(t *testing.T) {
 	killed(t, settings{Data: t.TempDir(), Partitions: 4, CheckpointEvery: 2 * time.Second, PersistAsync: true}, kills(t, 3), 0, nil, nil)
 }
 
-// killed is a load on a process that is killed again and again, while something else is done beside it, where there is
-// such a thing; what is to come after the last kill is waited for.
+// killed puts a load on a process and kills it again and again. beside, if it is not nil, runs beside that. last, if it is not
+// nil, is called after the last kill, and waits for what must still come.
 func killed(t *testing.T, s settings, rounds, present int, beside func(l *load), last func()) {
-	s.Listen = natstest.FreeAddress(t) // nobody else gets it while the process is away
+	s.Listen = natstest.FreeAddress(t) // no other process gets it while this one is down
 	p := mustSpawn(t, s)
 	preload(t, p.NATS, present)
 	l := startLoad(t, p.NATS, "k", true)
@@ -109,7 +109,7 @@ func killed(t *testing.T, s settings, rounds, present int, beside func(l *load),
 	t.Logf("%d kills, %d jobs present, %d commands, %.0f outputs/s", rounds, present, l.ops, float64(len(all))/(time.Since(began[0])+2*time.Second).Seconds())
 	median, longest := firstTriggers(t, all, began)
 	t.Logf("from the start of the process to the first trigger: median %s, longest %s", median, longest)
-	if present >= 100_000 && longest > 2*time.Second { // the promise, where it is measured: make kill
+	if present >= 100_000 && longest > 2*time.Second { // what is promised; make kill measures it
 		t.Errorf("%s from the start of the process to the first trigger", longest)
 	}
 	p.terminate(t)
@@ -137,7 +137,7 @@ func firstTriggers(t testing.TB, all []output, began []time.Time) (median, longe
 	return took[len(took)/2], took[len(took)-1]
 }
 
-// The JetStream directory alone, the local log's, the job table's, or both of these are put back to an older copy.
+// The JetStream directory alone, the local log's, the job table's, or the latter two are replaced by an older copy.
 // Within the reach of the checkpoints nothing is lost.
 func TestOlderCopy(t *testing.T) {
 	for name, dirs := range map[string][]string{"nats": {"nats"}, "log": {"log"}, "jobs": {"jobs"}, "both": {"log", "jobs"}} {

@@ -18,8 +18,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// A node that is killed while it gives up its state leaves stores that are whole or not there: at no moment does one lack
-// some of its files.
+// A node that is killed while it gives up its state leaves stores that are complete or not there at all: at no moment does
+// one lack some of its files.
 func TestEmptyLeavesWholeStores(t *testing.T) {
 	o := Options{Data: t.TempDir()}
 	const files = 10_000 // so that their removal takes a while
@@ -48,7 +48,7 @@ func TestEmptyLeavesWholeStores(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := len(old); n > 0 && n < files {
-			// They may have gone aside while they were listed.
+			// The store may have been put aside while it was listed.
 			if _, err := os.Stat(jobs); !errors.Is(err, fs.ErrNotExist) {
 				t.Fatalf("%d of %d files are left", n, files)
 			}
@@ -60,7 +60,7 @@ func TestEmptyLeavesWholeStores(t *testing.T) {
 	}
 }
 
-// Who is silent just now may yet say that it follows what a new node needs: on a host that is busy its beats are late.
+// A node that is silent at the moment may still say that it follows what a new node needs: on a busy host its beats are late.
 func TestPatience(t *testing.T) {
 	self, other := cluster.Beat{Node: cluster.Node{Name: "a"}}, cluster.Beat{Node: cluster.Node{Name: "b"}}
 	for _, c := range []struct {
@@ -77,8 +77,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A node that was left behind waits for a NATS that is away; where NATS is there and no other node is, it ends, and keeps what
-// it has.
+// A node that was left behind waits for NATS if that cannot be reached. If NATS is there but no other node is, it ends, and keeps
+// what it has.
 func TestBeginAnewWaitsForNATS(t *testing.T) {
 	behind := &leftBehindError{at: 1, first: 9, partitions: 1, followed: []int{0}}
 	o := Options{Data: t.TempDir(), Name: "late", NATS: "nats://" + natstest.FreeAddress(t)}.withDefaults()
@@ -97,7 +97,7 @@ func TestBeginAnewWaitsForNATS(t *testing.T) {
 	if _, err := os.Stat(jobs); err != nil {
 		t.Errorf("it has given up what nobody else has: %v", err)
 	}
-	// Another node, which does not follow the partition either: so it waits for longer than NATS takes to go.
+	// With another node, which does not follow the partition either, it waits for longer than NATS takes to shut down.
 	nc, err := nats.Connect(ns.ClientURL())
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Pages have every job once, in order of ids over all partitions, whatever fits into one of them.
+// Pages have every job once, in order of ids over all partitions, however many fit into one page.
 func TestListPages(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -60,7 +60,7 @@ func TestListPages(t *testing.T) {
 			}
 		}
 	}
-	// One that was damaged on the way is not the end of the list.
+	// A cursor that was damaged on the way is an error, not the end of the list.
 	for _, cursor := range []string{"!!", "xyz", "MTk5AA"} {
 		page, err := c.ListPage(t.Context(), carillon.ListRequest{Cursor: cursor})
 		if !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidField}) {
@@ -69,7 +69,7 @@ func TestListPages(t *testing.T) {
 	}
 }
 
-// A filter that hardly any job matches is answered in pages that may be empty, and has every job that it matches once.
+// A filter that hardly any job matches is answered in pages that may be empty. Together they have every matching job once.
 func TestListFew(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -113,7 +113,7 @@ func TestListFew(t *testing.T) {
 	}
 }
 
-// Where the job table cannot be read, neither a list nor a selection passes for whole.
+// If the job table cannot be read, neither a list nor a selection looks complete.
 func TestListUnreadable(t *testing.T) {
 	t.Parallel()
 	r := run(t, unreadable(t))
@@ -131,9 +131,9 @@ func TestListUnreadable(t *testing.T) {
 	}
 }
 
-// What a page costs has to do with what it holds, and not with how large the jobs are that follow.
+// What a page costs depends on what it holds, and not on how large the jobs are that follow.
 func TestListCost(t *testing.T) {
-	r := run(t, base(t)) // alone: all that the process allocates counts
+	r := run(t, base(t)) // not in parallel: all that the process allocates counts
 	c := client(t, r.NATS)
 	large, err := json.Marshal(strings.Repeat("x", 500<<10))
 	if err != nil {

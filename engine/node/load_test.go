@@ -19,8 +19,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// load is about 2,000 triggers a second of mixed one-shots, intervals, some of which end, and cron under updates, pauses,
-// forced fires, deletes and commands that are refused, by request and by raw command, with a history of what it was told.
+// load is about 2,000 triggers a second of one-shots, intervals (some of which end) and cron, under updates, pauses, forced
+// fires, deletes and commands that are refused, by request and by raw command. It keeps a history of what it was told.
 type load struct {
 	t      testing.TB
 	nc     *nats.Conn
@@ -28,7 +28,7 @@ type load struct {
 	far    uint64 // jobs that are there beside it, due in years
 	raw    bool   // raw commands too: their acks promise less than replies when power fails
 
-	late atomic.Bool // a network may keep commands back: who asked again does not know when the first one comes
+	late atomic.Bool // a network may hold commands back: when one was sent again, it is not known when the first copy comes
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -46,15 +46,15 @@ type recurring struct {
 	id     string
 	era    *era  // in force
 	known  int64 // scheduled time of the latest fire known to be decided, of whichever version
-	forced bool  // some fire was asked for: it is not deleted then, which could take that fire back
-	rests  bool  // a command may be carried out late: until that cannot be, no other follows
+	forced bool  // a fire was forced: the job is not deleted then, which could cancel that fire
+	rests  bool  // a command may be carried out late: as long as that may happen, no other follows
 }
 
 const (
 	loaders       = 16
 	jobsPerLoader = 10
 	opPause       = 60 * time.Millisecond
-	tryFor        = 3 * time.Second // a third of it is how long the client waits for an answer that a kill took
+	tryFor        = 3 * time.Second // the client waits a third of it for an answer that a kill has lost
 	oneShotPause  = 10 * time.Millisecond
 )
 
@@ -76,7 +76,7 @@ func startLoad(t testing.TB, url, name string, raw bool, options ...nats.Option)
 	return l
 }
 
-// firesBeyond waits until every partition has put out something of it that was due after a moment.
+// firesBeyond waits until every partition has published a trigger that was due after a moment.
 func (l *load) firesBeyond(partitions int, moment time.Time) {
 	l.t.Helper()
 	names := carillon.DefaultNames()
@@ -105,7 +105,7 @@ func (l *load) firesBeyond(partitions int, moment time.Time) {
 
 func now() int64 { return time.Now().UnixMilli() }
 
-// wait passes the time between two commands; false when the load ends.
+// wait waits between two commands. It returns false if the load has ended.
 func (l *load) wait(d time.Duration) bool {
 	l.mu.Lock()
 	l.ops++
@@ -127,9 +127,9 @@ func (l *load) add(e *era) *era {
 
 var unavailable = &carillon.Error{Code: carillon.CodeUnavailable}
 
-// sure asks until there is an answer, whether the load ends meanwhile or not: every outcome is known. What
-// is asked must be harmless to ask again. A job whose command may come once more, late, rests: the same one again changes
-// nothing, as long as nothing else has happened to the job; after that it does.
+// sure asks until there is an answer, even if the load ends meanwhile, so that every outcome is known. It must be harmless
+// to ask again. If a copy of the command may still come late, the job rests: the copy changes nothing as long as nothing
+// else has happened to the job; after that it would.
 func (l *load) sure(j *recurring, ask func(ctx context.Context, options ...carillon.CommandOption) (carillon.JobReply, error)) (r carillon.JobReply, err error) {
 	same := carillon.RequestID(crand.Text())
 	ctx := context.WithoutCancel(l.ctx)
@@ -168,9 +168,9 @@ var intervals = []time.Duration{20, 50, 50, 100, 100, 100, 100, 250, 250}
 
 var crons = []string{"* * * * * *", "*/2 * * * * *", "0,7,20-50/3 * * * * *", "30-45 * * * * *"}
 
-// spec makes up a schedule and says when it is due.
+// spec returns a job with a random schedule, and when it is due.
 func spec(id string) (carillon.Job, grid) {
-	// Never the same twice: a put of what is there changes nothing.
+	// The payload is never the same twice: a put of what is there already changes nothing.
 	job := carillon.Job{ID: id, Topic: "kill." + id[:1], Payload: []byte(crand.Text()), Misfire: carillon.Misfire(rand.N(3)), Priority: carillon.Priority(rand.N(3))}
 	if rand.N(6) == 0 {
 		job.Schedule = crons[rand.N(len(crons))]
@@ -226,7 +226,7 @@ func (l *load) resting(j *recurring) bool {
 	return j.rests
 }
 
-// settled says that nothing which was sent before is still to come.
+// settled tells the load that no copy of a command that was sent before can still come.
 func (l *load) settled() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,7 +246,7 @@ func (l *load) create(id string) (*recurring, error) {
 	return j, nil
 }
 
-// learn takes what a reply tells of a job whose version is known.
+// learn notes what a reply says about a job whose version is known.
 func (l *load) learn(j *recurring, r carillon.JobReply) {
 	if r.Version != j.era.version {
 		l.t.Errorf("%s is at version %d", j.era, r.Version)
@@ -259,7 +259,7 @@ func (l *load) learn(j *recurring, r carillon.JobReply) {
 	}
 }
 
-// end closes the version in force. decided is the latest fire that it decided, -1 when that is not known.
+// end closes the version in force. decided is the latest fire that it decided, -1 if that is not known.
 func (l *load) end(j *recurring, decided int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,7 +302,7 @@ func (l *load) put(j *recurring, raw bool) error {
 	return l.putAs(j, job, due, raw)
 }
 
-// putAs puts a job that is due as a grid says.
+// putAs puts a job whose due times are a grid.
 func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 	before := now()
 	var r carillon.JobReply
@@ -323,7 +323,8 @@ func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 	if r.Version != want {
 		return fmt.Errorf("%s is at version %d after a put, expected %d", j.id, r.Version, want)
 	}
-	// A reply that tells of no fire of the new version was given before any: it is exact at both edges.
+	// A reply that counts no fire of the new version was made before its first. Then it is known exactly where the old version ends and
+	// where the new one begins.
 	exact := r.Fires == 0 && r.Skipped == 0
 	if j.era != nil {
 		decided := int64(-1)
@@ -338,7 +339,7 @@ func (l *load) putAs(j *recurring, job carillon.Job, due grid, raw bool) error {
 	}
 	if exact {
 		e.mayFrom, e.mustFrom = millis(r.Next), millis(r.Next)
-		// What an earlier version fired within the lead, a few ms ahead, this one does not fire again.
+		// What the earlier version has fired within the lead, a few ms ahead, this one does not fire again.
 		if between := due(max(after, millis(r.LastScheduled))+1, e.mayFrom-1); e.mayFrom < before || len(between) > 0 {
 			return fmt.Errorf("%s was put between %d and %d and fires first at %d, after %v: %+v", e, before, after, e.mayFrom, between, r)
 		}
@@ -429,7 +430,7 @@ func (l *load) delete(j *recurring) error {
 	return nil
 }
 
-// timeout is a context that frees itself.
+// timeout returns a context with a timeout, which needs no cancel.
 func timeout(ctx context.Context, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	context.AfterFunc(ctx, cancel)
@@ -550,7 +551,7 @@ func (l *load) mayRefuse(of refusal, n times) {
 	l.history.refused[of] = n
 }
 
-// importOneShots puts some in one request. It is sent again, as the same, until its outcome is known: each fires once.
+// importOneShots puts some one-shots in one request, which it sends again, as the same one, until its outcome is known. Each fires once.
 func (l *load) importOneShots(id string) error {
 	var body []byte
 	var eras []*era
@@ -597,7 +598,7 @@ func (l *load) importSurely(body []byte, request string) error {
 
 // oneShot puts a one-shot. Whatever happens to it, it fires once, unless its deletion is answered before.
 func (l *load) oneShot(id string) error {
-	ctx := context.WithoutCancel(l.ctx) // its outcome is always known
+	ctx := context.WithoutCancel(l.ctx) // so that its outcome is always known
 	j := &recurring{id: id}
 	due := now() + 20 + rand.Int64N(1500)
 	job := carillon.Job{ID: id, Schedule: "@at " + time.UnixMilli(due).UTC().Format(carillon.TimeFormat), Topic: "once"}
@@ -649,7 +650,7 @@ func (l *load) oneShot(id string) error {
 	answered := now()
 	if err != nil || r.Version == 0 {
 		l.mu.Lock()
-		e.mustTo = 0 // who knows
+		e.mustTo = 0 // it may fire, or not
 		l.mu.Unlock()
 		return nil
 	}
@@ -663,7 +664,7 @@ func (l *load) oneShot(id string) error {
 	return nil
 }
 
-// finish ends the load, waits until all that is due was put out, and returns the history and its end.
+// finish ends the load, waits until all that is due has been published, and returns the history and its end.
 func (l *load) finish() (h *history, end int64) {
 	l.t.Helper()
 	eventually(l.t, "there is something to check", func() bool {

@@ -10,7 +10,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// Every trigger counts in the lateness, however many are due together, and no event.
+// Every trigger counts in the lateness, however many are due together. Events do not.
 func TestLatenessOfStored(t *testing.T) {
 	n := &Node{meters: newMeters(func() *Node { return nil })}
 	stored := []engine.Output{{Due: 100}, {Due: 100, Kind: engine.OutputEvent}, {Due: 100, Kind: engine.OutputForced}, {Due: 99}, {Due: 98, Kind: engine.OutputEvent}}
@@ -29,7 +29,7 @@ func TestLatenessOfStored(t *testing.T) {
 	}
 }
 
-// The lateness of the last minutes is none of an hour ago.
+// The lateness of the last minutes does not include that of an hour ago.
 func TestLatenessOfLongAgo(t *testing.T) {
 	n := &Node{meters: newMeters(func() *Node { return nil })}
 	for _, ago := range []time.Duration{0, recentSpan + time.Second, time.Hour} {
@@ -41,7 +41,7 @@ func TestLatenessOfLongAgo(t *testing.T) {
 	}
 }
 
-// Skipped fires count from 0 on, or an alert on their rate would miss the first.
+// The counter of skipped fires begins at 0. Otherwise an alert on its rate would miss the first.
 func TestSkipsCountFromZero(t *testing.T) {
 	m := newMeters(func() *Node { return nil })
 	l := m.listener(3, func() bool { return true })
@@ -79,7 +79,7 @@ func TestCommandCounters(t *testing.T) {
 	}
 }
 
-// What /readyz has to say is counted also while no node runs, as one that waits for NATS, or for disk space.
+// The problems that /readyz tells of are counted even while no node runs because it waits for NATS or for disk space.
 func TestProblemsAreCounted(t *testing.T) {
 	w := newWeb()
 	for _, problems := range [][]string{nil, {"waiting for NATS"}, {"one", "another"}} {

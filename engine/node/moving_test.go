@@ -25,17 +25,17 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 )
 
-// diskFault is what befalls a node's process at one of its next writes to the job table.
+// diskFault is what happens to a node's process at one of its next writes to the job table.
 type diskFault struct {
-	After int64 // writes; 0: nothing does
+	After int64 // writes; 0: nothing happens
 	Full  bool  // the disk is full, for a while; else the process is killed
 }
 
 // fullFor is how long a disk that fills up stays full.
 const fullFor = 700 * time.Millisecond
 
-// standingDisk is the file system of a process that stands still, and does not even tell what room it has, from a SIGUSR1 to the
-// next.
+// standingDisk returns a file system that stands still from a SIGUSR1 to the next: no operation returns then, nor does the question
+// how much room it has.
 func standingDisk() vfs.FS {
 	var still sync.RWMutex
 	turn := make(chan os.Signal, 1)
@@ -62,7 +62,7 @@ func standingDisk() vfs.FS {
 	})
 }
 
-// faultyDisk is the file system of a process that reads from a file what befalls it: when it starts, and at SIGUSR2.
+// faultyDisk returns a file system with the fault that a file describes. It reads the file now and at each SIGUSR2.
 func faultyDisk(file string) vfs.FS {
 	var left atomic.Int64
 	var full atomic.Bool
@@ -105,8 +105,8 @@ func faultyDisk(file string) vfs.FS {
 	})
 }
 
-// Nodes are killed, and their disks fill up, at any write to the job table while partitions are taken and given up: nothing is
-// missing, doubled or early, and all are where they belong in the end.
+// Nodes are killed, and their disks fill up, at any write to the job table while partitions are taken and given up. Nothing is
+// missing, duplicated or early, and in the end all partitions are where they belong.
 func TestMoving(t *testing.T) {
 	t.Parallel()
 	rounds := many(t, "CARILLON_MOVES", 4)
@@ -122,7 +122,7 @@ func TestMoving(t *testing.T) {
 			Follow: node.FollowPlaced, Linger: 200 * time.Millisecond, Fault: filepath.Join(dir, "fault"),
 		}
 	}
-	befall := func(name string) { // what its file says
+	befall := func(name string) { // has a node read its file again
 		t.Helper()
 		if p := f.nodes[name]; p != nil {
 			if err := p.cmd.Process.Signal(syscall.SIGUSR2); err != nil && !errors.Is(err, os.ErrProcessDone) {

@@ -8,7 +8,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// What cannot be used is named.
+// The error names the option that cannot be used.
 func TestOptionsAreNamed(t *testing.T) {
 	for want, set := range map[string]func(*Options){
 		"Retention is -1s":         func(o *Options) { o.Retention = -time.Second },

@@ -11,8 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// The oracle says what must have fired. It knows what the client was told and steps through schedules by
-// brute force; it shares nothing with the engine. All times are unix ms.
+// The oracle says what must have fired. It knows only what the client was told, and steps through schedules by
+// brute force; it shares no code with the engine. All times are unix ms.
 
 // grid lists a schedule's due times from one time to another, both included.
 type grid func(from, to int64) []int64
@@ -41,7 +41,7 @@ func every(start, interval int64) grid {
 	}
 }
 
-// cron steps second by second; only the fields for seconds and minutes may say something.
+// cron steps second by second; only the fields for seconds and minutes may be other than *.
 func cron(expression string) grid {
 	field := strings.Fields(expression)
 	second, minute := set(field[0]), set(field[1])
@@ -87,7 +87,7 @@ type era struct {
 	limit   int // of fires: with the last of them it completes; 0: it has no end, or is a one-shot
 	payload string
 
-	mayFrom, mustFrom int64 // due times from here on may fire, must be accounted for
+	mayFrom, mustFrom int64 // due times from here on may fire; from here on they must be accounted for
 	mustTo            int64 // up to here they must
 	fireTo, skipTo    int64 // up to here they may fire, may be skipped
 	pauses            []span
@@ -113,7 +113,7 @@ type history struct {
 	eras       []*era
 	forced     map[string]bool   // ids of forced triggers that must be there
 	maybeFired map[string]int    // fire commands of a job whose outcome is unknown
-	refused    map[refusal]times // there are no others
+	refused    map[refusal]times // there must be no others
 	downs      []span            // from a kill until the node was ready again
 }
 
@@ -124,7 +124,7 @@ type account struct {
 	completed int
 }
 
-// verify holds all outputs against the history.
+// verify compares all outputs with the history.
 func (h *history) verify(t testing.TB, all []output, end int64) {
 	t.Helper()
 	type key struct {
@@ -155,7 +155,7 @@ func (h *history) verify(t testing.TB, all []output, end int64) {
 			t.Errorf(format, v...)
 		}
 	}
-	// A trigger has what was put with its version: a payload that differs with each put tells one from another.
+	// A trigger must have what was put with its version. The payload shows that, because it differs with each put.
 	payload := func(e *era, tr *carillon.Trigger) {
 		if string(tr.Payload) != e.payload {
 			fail("%s of version %d carries %q, expected %q", tr.ID, tr.Version, tr.Payload, e.payload)
@@ -328,7 +328,7 @@ func (h *history) down(from, to int64) bool {
 
 func (e *era) String() string { return fmt.Sprintf("%s version %d", e.job, e.version) }
 
-// complaints takes what a check says of a history.
+// complaints keeps the errors that a check reports.
 type complaints struct {
 	testing.TB
 	said []string
@@ -341,7 +341,7 @@ func (c *complaints) Errorf(format string, v ...any) {
 	c.said = append(c.said, fmt.Sprintf(format, v...))
 }
 
-// expect fails the test unless each complaint says what it is to say, and there is no other.
+// expect checks that there are just the complaints that contain the wanted texts.
 func (c *complaints) expect(t *testing.T, name string, want ...string) {
 	t.Helper()
 	same := slices.EqualFunc(c.said, want, func(said, want string) bool { return strings.Contains(said, want) })
@@ -350,7 +350,7 @@ func (c *complaints) expect(t *testing.T, name string, want ...string) {
 	}
 }
 
-// TestOracle holds made-up outputs against a history: those that are right pass, and each defect is told of, by itself.
+// TestOracle compares made-up outputs with a history: those that are right pass, and for each defect there are its own complaints only.
 func TestOracle(t *testing.T) {
 	trigger := func(job string, version uint64, ms int64) output {
 		return output{trigger: &carillon.Trigger{
@@ -390,9 +390,9 @@ func TestOracle(t *testing.T) {
 		by := of(all, 2, carillon.FireAll, tenths)
 		by.mayFrom, by.mustFrom = 1300, 1300
 		paused.pauses, expiring.expires = []span{{1150, 1350}}, true
-		taken := of("taken", 1, carillon.FireOnce, at(1200)) // back before it was due
+		taken := of("taken", 1, carillon.FireOnce, at(1200)) // deleted before it was due
 		taken.mustTo, taken.fireTo, taken.skipTo = 0, 0, 0
-		unsure := of("unsure", 1, carillon.FireAll, tenths) // when it began and when it ended
+		unsure := of("unsure", 1, carillon.FireAll, tenths) // of which it is not known exactly when it began and ended
 		unsure.mustFrom, unsure.mustTo, unsure.fireTo, unsure.skipTo = 1200, 1300, forever, forever
 		few := of("few", 1, carillon.FireOnce, tenths)
 		few.limit, few.mustTo, few.fireTo, few.skipTo = 2, forever, forever, forever
@@ -423,7 +423,7 @@ func TestOracle(t *testing.T) {
 			rejected("none", "pause", carillon.CodeNotFound, 1), rejected("none", "put", carillon.CodeInvalidSchedule, 2),
 		}
 	}
-	// index is where the output of that name is.
+	// index returns where the output of that name is.
 	index := func(o []output, id string) int {
 		return slices.IndexFunc(o, func(o output) bool {
 			return o.trigger != nil && o.trigger.ID == id || o.event != nil && strings.TrimLeft(o.event.Verb+" "+o.event.Job+" "+o.event.Kind, " ") == id

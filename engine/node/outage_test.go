@@ -19,7 +19,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// An external nats-server is killed and comes back: red, and why, then green, and nothing is missing.
+// An external nats-server is killed and comes back. /readyz says why the node is not ready, then it is ready again, and nothing is missing.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -39,8 +39,8 @@ func TestOutage(t *testing.T) {
 	r.stop(t)
 }
 
-// An external nats-server refuses the engine's credentials for a while, as its configuration is exchanged: the engine asks again and
-// again, says why it cannot be reached, and goes on.
+// An external nats-server refuses the engine's credentials for a while, because its configuration is changed. The engine tries again and
+// again, says why NATS cannot be reached, and goes on.
 func TestRefusedForAWhile(t *testing.T) {
 	t.Parallel()
 	right := &server.Options{JetStream: true, Users: []*server.User{{Username: "engine", Password: "right"}, {Username: "client", Password: "c"}}}
@@ -78,8 +78,8 @@ func TestRefusedForAWhile(t *testing.T) {
 	r.stop(t)
 }
 
-// So it does with the engine's rights, and with how many subscriptions it may have: nats-server drops those that are no longer
-// allowed, those to answers, too, and does not take them up again by itself.
+// An external nats-server takes permissions from the engine for a while, or lowers how many subscriptions it may have. nats-server
+// drops the subscriptions that are no longer allowed, those for answers, too, and does not restore them by itself.
 func TestRightsTakenForAWhile(t *testing.T) {
 	for name, c := range map[string]struct{ user, account, says string }{
 		"subjects": {
@@ -124,7 +124,7 @@ func TestRightsTakenForAWhile(t *testing.T) {
 			reload(c.user, c.account)
 			notReady(t, r.HTTP, c.says)
 			reload("", "")
-			nc, after := connect() // the limit was the other's, too
+			nc, after := connect() // the limit was for the one before, too
 			beats(t, after, 20)
 			unbroken(t, nc, after)
 			r.stop(t)
@@ -132,7 +132,7 @@ func TestRightsTakenForAWhile(t *testing.T) {
 	}
 }
 
-// An engine that may put out nothing any more, and else all, leaves what it serves to one that may, and has its share again once it may.
+// An engine that may do everything but publish outputs leaves its partitions to one that may, and has its share again once it may, too.
 func TestOutputsRefused(t *testing.T) {
 	t.Parallel()
 	const refused = `, permissions: { publish: { deny: ["carillon.trigger.>", "carillon.event.>"] } }`
@@ -186,7 +186,7 @@ func TestOutputsRefused(t *testing.T) {
 		t.Errorf("asked to take its share again, which it may not, it says %+v, %v", r, err)
 	}
 	fire()
-	reload(refused, refused) // nobody may: what is served stays, and is answered for
+	reload(refused, refused) // neither may: the partitions stay with b, which goes on answering
 	notReady(t, b.HTTP, `the user "b" of account "A" may not publish on carillon.trigger.>`)
 	eventually(t, "both say so", func() bool {
 		return !slices.ContainsFunc(status(t, c).Nodes, func(s carillon.NodeStatus) bool { return s.State != carillon.NodeDraining })
@@ -208,7 +208,7 @@ func TestOutputsRefused(t *testing.T) {
 	b.stop(t)
 }
 
-// A server says nothing any more, and no connection breaks: the engine goes to another one.
+// A server sends nothing any more, but no connection breaks: the engine goes to another server.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -229,8 +229,8 @@ func TestSilentServer(t *testing.T) {
 	r.stop(t)
 }
 
-// A tick that was sent and is not answered is sent again, as long as it takes; and so is one that the
-// connection took with it.
+// A tick that is not answered is sent again, for as long as it takes, and so is one that was lost with its
+// connection.
 func TestTickSentAgain(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -242,7 +242,7 @@ func TestTickSentAgain(t *testing.T) {
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	put(t, c, beat)
 	beats(t, c, 5)
-	if _, err := nc.SubscribeSync("*.tick"); err != nil { // they arrive somewhere, and nobody answers
+	if _, err := nc.SubscribeSync("*.tick"); err != nil { // somebody receives them there, and does not answer
 		t.Fatal(err)
 	}
 	w.divert("carillon.log.")
@@ -261,7 +261,8 @@ func TestTickSentAgain(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
-// A nats-server whose messages may be smaller than a trigger is refused at the start, by name and number.
+// A nats-server whose limit for messages is lower than the size of the largest trigger is refused at the start. The error has the
+// limit's name, its value and the least value.
 func TestMaxPayload(t *testing.T) {
 	t.Parallel()
 	start := func(most int32) string {
@@ -272,7 +273,7 @@ func TestMaxPayload(t *testing.T) {
 	o.NATS = start(least - 1)
 	words(t, refused(t, o), "max_payload of nats-server", fmt.Sprint(least-1), fmt.Sprint(least))
 
-	// With exactly as much the largest trigger there can be comes through.
+	// With exactly the least value, the largest possible trigger comes through.
 	o.NATS = start(least)
 	r := run(t, o)
 	nc := dial(t, r.NATS)
@@ -289,7 +290,7 @@ func TestMaxPayload(t *testing.T) {
 	}
 }
 
-// So is one that takes as much, but not of the engine's account.
+// So is one whose limit for the engine's account is too low.
 func TestMaxPayloadOfAccount(t *testing.T) {
 	t.Parallel()
 	so := &server.Options{}
@@ -302,8 +303,8 @@ func TestMaxPayloadOfAccount(t *testing.T) {
 	words(t, refused(t, o), "max_payload of nats-server is 400000")
 }
 
-// A nats-server whose limit is lowered closes a connection for good when a message is larger: the engine says why, and waits until
-// the limit is what it was.
+// A nats-server whose limit is lowered closes a connection for good when a message is larger. The engine says why, and waits until
+// the limit is high enough again.
 func TestMaxPayloadLowered(t *testing.T) {
 	t.Parallel()
 	before := &server.Options{JetStream: true}
@@ -335,7 +336,7 @@ func TestMaxPayloadLowered(t *testing.T) {
 	r.stop(t)
 }
 
-// A job whose command fills a message is in every answer, though that says more than the command.
+// A job whose command fills a message fits into every answer, although an answer says more than the command.
 func TestLongestCommand(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -388,7 +389,7 @@ func TestOutageAtStart(t *testing.T) {
 	r.stop(t)
 }
 
-// So does one that is turned away at its start: by a server with as many connections as it takes, or by what stands before one.
+// So does one that is turned away at its start by a server that has as many connections as it allows.
 func TestTurnedAwayAtStart(t *testing.T) {
 	t.Parallel()
 	few := &server.Options{JetStream: true, MaxConn: 1}
@@ -407,7 +408,7 @@ func TestTurnedAwayAtStart(t *testing.T) {
 	r.stop(t)
 }
 
-// A file that cannot be read is no NATS that is away: the node ends, and says which file.
+// If a file cannot be read, the node does not wait as it does for NATS: it ends, and says which file.
 func TestFileIsNotNATS(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -434,7 +435,7 @@ func TestFileIsNotNATS(t *testing.T) {
 	}
 }
 
-// waitsFor is closed when a node has said something.
+// waitsFor returns a channel that is closed when a node has logged something.
 func waitsFor(r *running, what string) <-chan struct{} {
 	said := make(chan struct{})
 	go func() {
@@ -450,7 +451,7 @@ func waitsFor(r *running, what string) <-chan struct{} {
 	return said
 }
 
-// A data directory that is renamed, or another that is put in its place, ends the process: a restart in place would go on with no jobs.
+// If the data directory is renamed, and another is in its place, the node ends: a restart in place would go on with no jobs.
 func TestDataMoved(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -473,7 +474,7 @@ func TestDataMoved(t *testing.T) {
 	r.stop(t)
 }
 
-// A second node on the same data directory is told so, whatever else they would fight about.
+// A second node on the same data directory ends, and says so, even if its ports are taken, too.
 func TestDataInUse(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: partitions}

@@ -10,14 +10,14 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// Late answers are waited for while they come, for two seconds while none does, for less where the stream says that it has none of
-// what they are awaited for, or all, and not from a leader who is gone.
+// Late answers are waited for as long as they come, and for two seconds if none comes. The wait is shorter if the stream says that it
+// has none of the messages, or all of them. Answers of a leader that is gone are not waited for.
 func TestLateAnswers(t *testing.T) {
 	began := time.Now()
 	at := func(after time.Duration) time.Time { return began.Add(after) }
 	const step = overdueMost - overdueAsk
 	for name, looks := range map[string][]struct {
-		late   uint64 // told before: one of the messages up to here; 0: none
+		late   uint64 // told before the look: a message is late, and this is the newest in flight; 0: none is
 		stored uint64
 		last   uint64 // of the stream; 0: one more than was answered
 		took   time.Duration
@@ -54,8 +54,8 @@ func TestLateAnswers(t *testing.T) {
 	}
 }
 
-// A chain is given up at once when its stream answers after an election, also one that the same server won; but not for messages
-// that were answered before.
+// A chain is given up at once if its stream answers after an election, even one that the same server won, but not if all messages
+// have been answered.
 func TestLateAcrossElections(t *testing.T) {
 	for name, look := range map[string]struct {
 		leader streams.Leader

@@ -9,7 +9,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// A tick waits behind a record of an import for a moment only, whether its jobs are many or large. Each record but the last is full.
+// A record of an import is small enough for a tick to wait only a moment behind it, whether its jobs are many or large. Each record but the
+// last is full.
 func TestPacksAreBounded(t *testing.T) {
 	for _, payload := range []int{0, 1000, 100_000, 200_000} {
 		im := newImporting(1)

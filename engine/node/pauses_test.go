@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// needed are the streams that triggers take besides their own.
+// needed are the streams that triggers need besides the output streams.
 var needed = []string{"CARILLON_LOG", "KV_CARILLON_NODES"}
 
 func outStream(p int) string { return fmt.Sprintf("CARILLON_OUT_%d", p) }
@@ -27,8 +27,8 @@ func streamsOf(partitions int) []string {
 	return all
 }
 
-// plainLoad goes to streams beside those of a service, with as many replicas and nothing of an engine in their way: what these
-// acknowledge is what JetStream and the network allow.
+// plainLoad publishes to streams beside those of a service, with as many replicas but without an engine: what these acknowledge
+// is what JetStream and the network allow.
 type plainLoad struct {
 	streams []string
 	stop    func()
@@ -41,9 +41,9 @@ const (
 	plainStreams = 3
 	plainEvery   = 20 * time.Millisecond
 
-	// A trigger takes two streams, one after the other. So do relays, with the least that can be done there: one on each host
-	// publishes to the first, which passes on what it has stored to whoever listens, without a consumer, and each publishes
-	// that to the second. Nothing is in order and nothing is awaited, so one host that is well is enough.
+	// A trigger goes through two streams, one after the other. Relays do the same with as little else as possible. There is one
+	// on each host. It publishes to the first stream, which republishes what it has stored to all relays, without a consumer.
+	// Each relay publishes that to the second stream. There is no order, and nothing is waited for, so one host that is well is enough.
 	relayFrom, relayTo = "PLAIN_FROM", "PLAIN_TO"
 	relayStored        = "plain.stored"
 	relayEvery         = 50 * time.Millisecond
@@ -80,7 +80,7 @@ func startRelays(t *testing.T, js jetstream.JetStream, urls string, hosts []*hos
 	}
 }
 
-// startPlain publishes to all of them until it is stopped, whatever the answers.
+// startPlain makes the plain streams and the relays, and publishes to all until it is stopped, whatever the answers.
 func startPlain(t *testing.T, nc *nats.Conn, urls string, hosts []*host) *plainLoad {
 	t.Helper()
 	js := jetStream(t, nc)
@@ -100,7 +100,7 @@ func startPlain(t *testing.T, nc *nats.Conn, urls string, hosts []*host) *plainL
 			err = json.Unmarshal(m.Data, &ack)
 		}
 		if err != nil || ack.Stream == "" {
-			return // there was nobody to take it
+			return // no stream stored it
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -134,16 +134,16 @@ func startPlain(t *testing.T, nc *nats.Conn, urls string, hosts []*host) *plainL
 	return p
 }
 
-// worst is the longest time between two moments in rounds of one kind, the longest without the time that there was no
-// leader, and all of them together.
+// worst is about the pauses between two moments in rounds of one kind of fault: the longest, the longest less the time
+// without a leader, and the sum.
 type worst struct {
 	pause, beyond time.Duration
-	all           time.Duration // of what is worth a word together
-	where         string        // the latter
-	from, to      time.Time     // the same
+	all           time.Duration // the sum of those over shortPause
+	where         string        // beyond was
+	from, to      time.Time     // of beyond
 }
 
-// add takes the moments of a stream that are in a round. Only pauses count that are chosen, nil: all.
+// add takes the moments of a stream that are in a round. Only the pauses that chosen returns true for count, or all if it is nil.
 func (w *worst) add(moments []time.Time, r round, led *leaders, what string, streams []string, chosen func(from, to time.Time) bool) {
 	from, _ := slices.BinarySearchFunc(moments, r.from, time.Time.Compare)
 	for i := max(from, 1); i < len(moments) && moments[i-1].Before(r.to); i++ {
@@ -170,15 +170,15 @@ func (w *worst) String() string {
 
 const (
 	shortPause = 300 * time.Millisecond
-	// longPause and longClaim, while there were leaders, are of pauses whose reason is worth looking for: that an owner is gone
-	// may take 1.5 s.
+	// The reason of a longer pause while there were leaders is worth looking for. longClaim is for pauses in which a partition was
+	// claimed: it may take 1.5 s to find out that an owner is gone.
 	longPause = 500 * time.Millisecond
 	longClaim = 1500 * time.Millisecond
 )
 
-// reportPauses says of each kind of fault for how long outputs paused at most, and for how much of that JetStream had no
-// leader of a stream that they take. Pauses in which a partition was claimed stand apart: somebody had to find out first that its
-// owner is gone. Beside it stands the same of the plain streams, and what the engines said in a long one.
+// reportPauses logs, for each kind of fault, for how long outputs paused at most, with and without the time in which JetStream had
+// no leader of a stream that they need. Pauses in which a partition was claimed are apart, because another node had to find out
+// first that the owner was gone. It also logs the same of the plain streams, and what the engines logged in a long pause.
 func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *plainLoad, taken *claims) {
 	type kind struct {
 		rounds                     int
@@ -230,8 +230,8 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 	}
 }
 
-// leaders knows when the streams had one: when it answered, and when it had heard a replica. One that is cut off from the
-// others goes on answering as the leader, until it finds that nobody follows it any more: it is none.
+// leaders knows when the streams had a leader: when it answered, and when it had heard a replica. A leader that is cut off
+// from the others goes on answering until it finds that no replica follows it any more; it does not count.
 type leaders struct {
 	mu       sync.Mutex
 	answered map[string][]time.Time
@@ -240,7 +240,7 @@ type leaders struct {
 	alone    map[string][]span // servers, by name, that were cut off from the others
 }
 
-// leadsNobody is told before a server is cut off from the others; what it gives is called when it no longer is.
+// leadsNobody must be called before a server is cut off from the others, and over when it no longer is.
 func (led *leaders) leadsNobody(server string) (over func()) {
 	led.mu.Lock()
 	defer led.mu.Unlock()
@@ -318,7 +318,7 @@ func watchLeaders(t *testing.T, servers []*external, hosts []*host, streams []st
 	return led
 }
 
-// said is who answered for these streams, and from when until when.
+// said returns which servers answered for these streams, and from when until when.
 func (led *leaders) said(from, to time.Time, streams ...string) string {
 	led.mu.Lock()
 	defer led.mu.Unlock()
@@ -344,7 +344,7 @@ func (led *leaders) said(from, to time.Time, streams ...string) string {
 	return text.String()
 }
 
-// without is for how much of a time one or more of these streams had no leader.
+// without returns for how much of a time one or more of these streams had no leader.
 func (led *leaders) without(from, to time.Time, streams ...string) (total time.Duration) {
 	led.mu.Lock()
 	defer led.mu.Unlock()

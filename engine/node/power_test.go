@@ -22,9 +22,9 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
-// Power loss, for the whole node: Pebble on its crashable file system in memory, which keeps of what was not
-// synced some and drops some; each file of the JetStream directory cut on its own; either of the two put
-// back alone to an older copy. Clients stand behind a wire that is cut first, so that they know of nothing
+// Power failures of the whole node. Pebble is on its crashable file system in memory, which keeps some of what was
+// not synced and drops the rest. Each file of the JetStream directory is cut at a point of its own. Or only one of the
+// two is replaced by an older copy. Clients connect by way of a wire that is cut first, so that they learn of nothing
 // that came after. CARILLON_POWER is how many seeds are played, each with another order of disasters.
 func TestPowerLoss(t *testing.T) {
 	first := rand.Uint64N(1 << 32)
@@ -38,8 +38,8 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// What the engine's own server stored is synced soon after: else it would count as stored for good, and be gone after a
-// power failure.
+// What the embedded server has stored is synced soon after. Otherwise it would count as stored for good, and be gone after
+// a power failure.
 func TestOutputsAreSynced(t *testing.T) {
 	r := run(t, base(t))
 	const synced = "carillon_output_blocks_synced_total"
@@ -56,8 +56,8 @@ func TestOutputsAreSynced(t *testing.T) {
 	}
 }
 
-// Further back than the older checkpoint nothing is guessed: a loud stop, and with the newer copy in its
-// place again nothing is missing.
+// If a copy is older than the older checkpoint, nothing is guessed: that is a loud stop. With the newer copy in
+// its place again nothing is missing.
 func TestPowerLossOutOfReach(t *testing.T) {
 	d := &disasters{rng: rand.New(rand.NewPCG(rand.Uint64(), 0))}
 	d.play(t, []disaster{olderStreams, olderStore}, true)
@@ -71,7 +71,7 @@ const (
 	olderStore   disaster = "the store put back"
 )
 
-// disasters befall one data directory, of which the local log and the job table are in memory.
+// disasters happen to one data directory, whose local log and job table are in memory.
 type disasters struct {
 	rng  *rand.Rand
 	o    node.Options
@@ -84,7 +84,7 @@ type disasters struct {
 
 // state is a data directory at a moment.
 type state struct {
-	from, at time.Time // when it was begun to be taken, and when it was
+	from, at time.Time // when the copy was begun, and when it was complete
 	streams  string    // a copy of the JetStream directory
 	disk     *vfs.MemFS
 }
@@ -118,15 +118,15 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 		down := span{from: now()}
 		d.wire.cut()
 		after := d.copy(t)
-		d.r.cancel() // what it does from here on is on another disk
+		d.r.cancel() // what it does from here on goes to a disk that is not used again
 		<-d.r.done
 		if kind == olderStore { // the streams lose nothing then, not even what came while they were copied
 			after.at = time.Now()
 			after.streams = t.TempDir()
 			copyTree(t, filepath.Join(d.o.Data, "nats"), after.streams)
 		}
-		// A checkpoint every two seconds: the older of two is older than what is put back, unless this machine
-		// took its time: then it is tried again.
+		// There is a checkpoint every two seconds, so the older of two is older than the copy that is put back, unless
+		// this machine was slow: then the round is tried again.
 		slow := !outOfReach && after.at.Sub(before.from) > s.CheckpointEvery
 		switch {
 		case outOfReach:
@@ -168,8 +168,8 @@ func (d *disasters) upTo(most time.Duration) time.Duration {
 	return time.Duration(d.rng.Int64N(int64(most)))
 }
 
-// copy takes what a power failure would leave now. The streams first: in them is nothing that was not
-// durable in the store by then.
+// copy takes what a power failure would leave now. The streams are copied first: so they hold nothing that
+// is not durable in the stores when these are copied.
 func (d *disasters) copy(t testing.TB) state {
 	s := state{from: time.Now(), streams: t.TempDir()}
 	copyTree(t, filepath.Join(d.o.Data, "nats"), s.streams)
@@ -193,7 +193,8 @@ func (d *disasters) mount() {
 	d.o.LogStore.FS, d.o.JobStore.FS = fs, fs
 }
 
-// linkFS keeps links and crashes apart: MemFS.Link takes the lock that CrashClone waits for, twice.
+// linkFS keeps Link and CrashClone from running at the same time, which would be a deadlock: MemFS.Link takes the lock that
+// CrashClone waits for, twice.
 type linkFS struct {
 	vfs.FS
 	mu *sync.Mutex
@@ -205,8 +206,8 @@ func (f linkFS) Link(oldname, newname string) error {
 	return f.FS.Link(oldname, newname)
 }
 
-// leaveBehind waits until all partitions have both checkpoints, and the log begins, beyond what was stored
-// at the call. A checkpoint holds the outputs that are not known to be stored for good: it waits for that, too.
+// leaveBehind waits until all partitions have both checkpoints, and the log begins, beyond what is stored
+// now. A checkpoint holds the outputs that are not known to be stored for good, so it waits for these first.
 func (d *disasters) leaveBehind(t testing.TB) {
 	t.Helper()
 	c := client(t, d.r.NATS)
@@ -249,7 +250,7 @@ func (d *disasters) stopsLoudly(t testing.TB, kind disaster, before, after state
 	r.stop(t)
 }
 
-// cut makes of a directory what a power failure may leave: synced is how it was when it was last synced.
+// cut makes of a directory what a power failure may leave. synced is a copy of how it was when it was last synced.
 func cut(t testing.TB, dir, synced string, rng *rand.Rand) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -292,7 +293,7 @@ func cut(t testing.TB, dir, synced string, rng *rand.Rand) {
 	}
 }
 
-// syncedDir makes a directory that is on disk with all above it.
+// syncedDir makes a directory, and syncs it and all directories above it.
 func syncedDir(t testing.TB, disk vfs.FS, dir string) {
 	t.Helper()
 	if err := disk.MkdirAll(dir, 0o755); err != nil {
@@ -312,7 +313,7 @@ func syncedDir(t testing.TB, disk vfs.FS, dir string) {
 	}
 }
 
-// wire forwards connections until it is cut, and then to another address.
+// wire forwards connections to an address until it is cut, and later to another address.
 type wire struct {
 	t        testing.TB
 	listener net.Listener
@@ -350,7 +351,7 @@ func startWire(t testing.TB, address string) *wire {
 // url is where clients find the server by way of the wire.
 func (w *wire) url() string { return "nats://" + w.listener.Addr().String() }
 
-// connected tells whether anybody goes by way of it.
+// connected tells whether any connection goes by way of the wire.
 func (w *wire) connected() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -391,7 +392,7 @@ func (w *wire) connect(c net.Conn) {
 			}
 			n := len(b)
 			b = renamed.pass(b, alias)
-			if to == d { // what the server says of subjects stays as it is
+			if to == d { // what comes from the server stays as it is
 				for _, subject := range astray {
 					b = bytes.ReplaceAll(b, []byte(subject), []byte(nowhere(subject)))
 				}
@@ -421,10 +422,10 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// alias is a word that is another one beyond a wire, of the same length.
+// alias is a word that is replaced by another one of the same length beyond a wire.
 type alias struct{ here, there string }
 
-// renamed is the beginning of such a word at the end of what has passed, which waits for the rest.
+// renamed holds the beginning of such a word, which was at the end of what has come so far, until the rest comes.
 type renamed struct{ held []byte }
 
 func (r *renamed) pass(b []byte, a alias) []byte {
@@ -443,7 +444,7 @@ func (r *renamed) pass(b []byte, a alias) []byte {
 	return b
 }
 
-// rename has one word be another beyond the wire, and that one this; "" ends it.
+// rename replaces one word by another on the way to the server, and that one by the first on the way back; "" ends it.
 func (w *wire) rename(here, there string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -464,14 +465,14 @@ func (w *wire) delay(late time.Duration) {
 	w.late = late
 }
 
-// divert has requests to these subjects go nowhere, until it is called with others or none.
+// divert sends requests to these subjects nowhere, until it is called with others or none.
 func (w *wire) divert(subjects ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.astray = subjects
 }
 
-// nowhere is where requests to a subject go then.
+// nowhere returns the subject to which diverted requests go.
 func nowhere(subject string) string { return strings.Repeat("x", len(subject)) }
 
 func (w *wire) cut() {
