@@ -20,11 +20,11 @@ func TestPulse(t *testing.T) {
 	is(600, true)
 	is(602, false) // frozen since, or cut off
 	p.beat(at(200), at(3000))
-	is(3001, false) // it woke up, and this one is old
+	is(3001, false) // it woke up, but this answer is old
 	p.beat(at(3000), at(3002))
-	is(3010, false) // what came before it may still be in hand
+	is(3010, false) // requests from before may still wait
 	is(3203, true)
-	p.beat(at(4000), at(4001)) // frozen again, and this one came back before anybody asked
+	p.beat(at(4000), at(4001)) // frozen again, and this answer came before fresh was called
 	is(4002, false)
 	is(4202, true)
 }

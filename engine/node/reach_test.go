@@ -10,8 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Who reads jobs from a node that is behind the log, and stops before it has caught up, is told so at once, as is who comes later:
-// another node has the answer.
+// If a node stops before it has caught up with the log, the reads that wait for that fail at once, and so do later ones: another node
+// has the answer.
 func TestReadsEndWithTheNode(t *testing.T) {
 	_, s := openStreams(t)
 	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
@@ -40,7 +40,7 @@ func TestReadsEndWithTheNode(t *testing.T) {
 	}
 }
 
-// A node that stops does not go before those who asked have their answers, and does not wait for ever.
+// A node that stops waits until all requests have their answers, but not for ever.
 func TestLastAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{}
@@ -65,7 +65,7 @@ func TestLastAnswers(t *testing.T) {
 	})
 }
 
-// All who ask while one answer is on its way share the next one, which is of a time after they asked.
+// All that ask while a question is under way share the next one, whose answer is of a time after they asked.
 func TestEndsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var e ends
@@ -85,7 +85,7 @@ func TestEndsAreShared(t *testing.T) {
 			}
 		}
 		go ask()
-		time.Sleep(time.Millisecond) // that one is on its way
+		time.Sleep(time.Millisecond) // the first question is under way
 		for range 3 {
 			go ask()
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// replaying is a node of one partition with the stores alone.
+// replaying returns a node of one partition that has only its stores.
 func replaying(t *testing.T, o Options) *Node {
 	t.Helper()
 	o.Data = t.TempDir()
@@ -37,7 +37,7 @@ func replaying(t *testing.T, o Options) *Node {
 	return n
 }
 
-// However much the log says that is applied to a snapshot, it takes as much memory as a node that runs.
+// However much of the log is applied to a snapshot, that takes no more memory than a node that runs.
 func TestReplayIsBounded(t *testing.T) {
 	n := replaying(t, Options{HotJobs: 100, CheckpointBytes: 64 << 10})
 	const jobs = 2000
@@ -68,8 +68,8 @@ func TestReplayIsBounded(t *testing.T) {
 	}
 }
 
-// A time that the log has twice, as its clock was ahead and then set back, is refused: what was put the second time would be
-// missing without a word. Times before that are as good as ever, and small steps between leaders are none.
+// A time that the log has twice, because its clock was ahead and then set back, is refused: what was put the second time would
+// be missing without an error. Earlier times are accepted, and small steps back, as between two leaders, do not count.
 func TestReplayToTimeTwice(t *testing.T) {
 	for _, c := range []struct {
 		until    int64

@@ -17,7 +17,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// replicated starts three servers, and gives the options of a node that keeps three replicas there.
+// replicated starts three servers, and returns the options of a node that keeps three replicas there.
 func replicated(t testing.TB) (*natstest.Cluster, node.Options) {
 	t.Helper()
 	servers := natstest.StartCluster(t, 3, "")
@@ -26,8 +26,8 @@ func replicated(t testing.TB) (*natstest.Cluster, node.Options) {
 	return servers, o
 }
 
-// Three replicas of everything: firing goes on without the server that led the log, each trigger once and in order; and
-// what is made later has three replicas, too.
+// With three replicas of everything, firing goes on without the server that led the log, each trigger once and in order.
+// Streams that are made later have three replicas, too.
 func TestReplicated(t *testing.T) {
 	t.Parallel()
 	servers, o := replicated(t)
@@ -62,13 +62,13 @@ func TestReplicated(t *testing.T) {
 	unbroken(t, nc, c)
 	r.stop(t)
 
-	// Where the streams have less than is asked for, that is said.
+	// If the streams have fewer replicas than are asked for, the error says so.
 	o.Replicas = 5
 	words(t, refused(t, o), "CARILLON_LOG cannot be used", "it has 3 replicas, 5 are asked for")
 }
 
-// A topic queue takes in the triggers of all partitions, though outputs of several have one number at a time: on a NATS of
-// its own messages have ids, by which a stream that sources others drops what it takes for a second copy.
+// A topic queue gets the triggers of all partitions, although outputs of several partitions have the same number. On an
+// external NATS messages have ids, and a stream that sources others drops what it takes for duplicates because of them.
 func TestTopicQueueOfAllPartitions(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -95,8 +95,8 @@ func TestTopicQueueOfAllPartitions(t *testing.T) {
 	r.stop(t)
 }
 
-// Engines that take the partitions from each other again and again publish the same outputs to replicated streams, and
-// none kills them: as when an owner that was taken for dead comes back.
+// Engines take the partitions from each other again and again, as when an owner that was taken for dead comes back. They
+// publish the same outputs to replicated streams, and the streams survive that.
 func TestReplicatedRivals(t *testing.T) {
 	t.Parallel()
 	_, o := replicated(t)
@@ -121,8 +121,8 @@ func TestReplicatedRivals(t *testing.T) {
 	second.stop(t)
 }
 
-// What speaks against the log may be the word of a server that leads the stream no more. A partition does not stop for it
-// at once, and goes on when the stream speaks otherwise; it stops when the stream does not.
+// An answer that contradicts the log may come from a server that does not lead the stream any more. A partition does not stop
+// for it at once. It goes on if the stream's later answers agree with the log, and stops if they do not.
 func TestDoubt(t *testing.T) {
 	t.Parallel()
 	servers, o := replicated(t)
@@ -134,7 +134,7 @@ func TestDoubt(t *testing.T) {
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
 	fires(t, c, in(1, "before"))
 
-	// A stream that is one output ahead of the log, and takes the place of the other at the engine's end of the wire.
+	// A stream with one output, which is ahead of the log. At the engine's end of the wire it can take the place of partition 1's stream.
 	js := jetStream(t, nc)
 	const ahead = 1000
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
@@ -154,7 +154,7 @@ func TestDoubt(t *testing.T) {
 		w.rename("CARILLON_OUT_1", "CARILLON_OUT_X")
 		foreign := nats.NewMsg("carillon.trigger.1.forged")
 		foreign.Header.Set(forged, "1")
-		if _, err := js.PublishMsg(t.Context(), foreign); err != nil { // the next output meets it, and the chain is lost
+		if _, err := js.PublishMsg(t.Context(), foreign); err != nil { // the next output meets this message, and the chain is lost
 			t.Fatal(err)
 		}
 		put(t, c, carillon.Job{ID: in(1, id), Schedule: "@in 1ms"})

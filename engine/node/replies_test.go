@@ -12,7 +12,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// answers are replies that run, and what was told.
+// answers are replies that run, and the outcomes that they have passed on.
 type answers struct {
 	*replies
 	stop context.CancelFunc
@@ -31,7 +31,7 @@ func newAnswers(t *testing.T) *answers {
 
 func (a *answers) done(r reply) { a.told <- r }
 
-// Outcomes may come before the acks that tell their sequences, of all commands that can be in progress.
+// The outcomes of all commands that can be in progress may come before the acks that tell their sequences.
 func TestRepliesBeforeTheirAcks(t *testing.T) {
 	a := newAnswers(t)
 	a.open.Add(maxCalls)
@@ -51,7 +51,7 @@ func TestRepliesBeforeTheirAcks(t *testing.T) {
 	}
 }
 
-// Once no command is under way, outcomes of others, such as those of a burst of imports, are let go of.
+// Once no command is under way, the outcomes that are kept, such as those of a burst of imports, are released.
 func TestRepliesLetGo(t *testing.T) {
 	a := newAnswers(t)
 	kept := func() (bytes int) {
@@ -84,7 +84,7 @@ func TestRepliesLetGo(t *testing.T) {
 	}
 }
 
-// Outcomes that nobody here asked for, as of raw commands, do not fill the memory while somebody waits for another one.
+// Outcomes for which no request waits here, such as those of raw commands, do not fill the memory while a request waits for another one.
 func TestRepliesNobodyWaitsFor(t *testing.T) {
 	a := newAnswers(t)
 	a.open.Add(2000) // somebody waits all the while
@@ -118,7 +118,7 @@ func TestRepliesAfterTheirAcks(t *testing.T) {
 	if r := <-a.told; !r.changed || r.err != nil {
 		t.Errorf("%+v", r)
 	}
-	a.applied(7, &reply{}) // told once
+	a.applied(7, &reply{}) // it was passed on already
 	a.await(8, a.done)
 	a.applied(8, &reply{changed: true})
 	if r := <-a.told; !r.changed {
@@ -126,7 +126,7 @@ func TestRepliesAfterTheirAcks(t *testing.T) {
 	}
 }
 
-// Whoever waits in vain is told so: after a time, and when the engine stops.
+// A request whose outcome does not come gets an error: after a time, and when the engine stops.
 func TestRepliesInVain(t *testing.T) {
 	inVain := func(r reply, why string) {
 		t.Helper()
@@ -149,7 +149,7 @@ func TestRepliesInVain(t *testing.T) {
 	inVain(<-a.told, "lost")
 }
 
-// The more commands are under way the longer a commit waits for them: not at all for few, and not for long for any number.
+// The more commands are under way, the longer a commit waits for them: not at all for a few, and never for long.
 func TestGather(t *testing.T) {
 	for open, want := range map[int64]time.Duration{
 		0: 0, 1: 0, 16: 0, 25: 100 * time.Microsecond, 100: 400 * time.Microsecond, 500: 2 * time.Millisecond, maxCalls: 2 * time.Millisecond,
@@ -162,7 +162,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// BenchmarkReply is the outcome of a put on its way back to who asked, as it is sent.
+// BenchmarkReply measures the way of a put's outcome back to its request, up to the bytes of the answer.
 func BenchmarkReply(b *testing.B) {
 	r := new(replies)
 	r.init()

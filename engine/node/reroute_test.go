@@ -19,7 +19,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// caughtUp waits until all that is due by a time is stored, in every partition.
+// caughtUp waits until every partition has stored all outputs that are due by a time.
 func caughtUp(t testing.TB, c *carillon.Client, end time.Time) {
 	t.Helper()
 	made := make(map[int]uint64)
@@ -36,8 +36,8 @@ func caughtUp(t testing.TB, c *carillon.Client, end time.Time) {
 	})
 }
 
-// triggersIn is the history of a service: what fired, with all that a worker sees of it, and the numbers in its
-// stream.
+// triggersIn returns the history of a service, by trigger id: all that a worker sees of each trigger, and its output
+// number.
 func triggersIn(t testing.TB, nc *nats.Conn, partitions int) (history map[string]string, numbers map[string]uint64) {
 	t.Helper()
 	history, numbers = make(map[string]string), make(map[string]uint64)
@@ -54,7 +54,7 @@ func triggersIn(t testing.TB, nc *nats.Conn, partitions int) (history map[string
 	return history, numbers
 }
 
-// A snapshot is restored into other numbers of partitions: each later fire is the original's, and all jobs are there.
+// A snapshot is restored into other numbers of partitions: each later fire is the same as the original service's, and all jobs are there.
 func TestRestoreOtherPartitions(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -77,10 +77,10 @@ func TestRestoreOtherPartitions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	end := time.Now().Add(1500 * time.Millisecond) // rounds enough
+	end := time.Now().Add(1500 * time.Millisecond) // enough rounds
 	caughtUp(t, c, end)
 	want, numbers := triggersIn(t, nc, 4)
-	still := func(jobs map[string]string) map[string]string { // what does not fire of itself
+	still := func(jobs map[string]string) map[string]string { // the jobs that do not fire by themselves
 		maps.DeleteFunc(jobs, func(id, _ string) bool { return strings.HasPrefix(id, "every-") || strings.HasPrefix(id, "once-") })
 		return withoutPartitions(jobs)
 	}
@@ -138,7 +138,7 @@ func TestRestoreOtherPartitions(t *testing.T) {
 		}
 		again.stop(t)
 	}
-	// Some of them only.
+	// Only some of the jobs.
 	dir := filepath.Join(t.TempDir(), "some")
 	if _, err := node.Restore(t.Context(), target, "", dir, node.RestoreOptions{Only: carillon.Selection{Prefix: "every-", Label: "odd=1"}}); err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestRestoreOtherPartitions(t *testing.T) {
 	}
 }
 
-// savedUntil is how far time had come in the newest snapshot of an archive.
+// savedUntil returns how far time had advanced in the newest snapshot of an archive.
 func savedUntil(t testing.TB, target archive.Target) time.Time {
 	t.Helper()
 	m, err := archive.Get(t.Context(), target, "")
@@ -173,7 +173,7 @@ func savedUntil(t testing.TB, target archive.Target) time.Time {
 	return time.UnixMilli(latest)
 }
 
-// What was due between a snapshot and the start on what was restored goes by the policy of the restore.
+// What was due between a snapshot and the start on what was restored is treated by the restore's policy for missed fires.
 func TestRestoreMissed(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -213,7 +213,7 @@ func TestRestoreMissed(t *testing.T) {
 		missed := func() (n uint64) {
 			for _, o := range allOutputs(t, nc, partitions) {
 				switch {
-				case policy == carillon.FireAll: // also what itself would have skipped it
+				case policy == carillon.FireAll: // even fires of a job that would have skipped them
 					if o.trigger != nil && strings.HasPrefix(o.trigger.Job, "rarely") && o.stored.Sub(o.trigger.Scheduled) > time.Second {
 						n++
 					}

@@ -14,14 +14,14 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// cold has nearly no job stay in memory.
+// cold makes a node keep hardly any job in memory.
 func cold(o node.Options) node.Options {
 	o.HotJobs, o.LoadAhead, o.CheckpointEvery = 1, time.Second, 200*time.Millisecond
 	return o
 }
 
-// A process that is killed at any moment while jobs come into memory and leave it, checkpoints are taken, the log is
-// trimmed and snapshots are saved loses nothing, repeats nothing, and is early with nothing; and the archive is whole.
+// A process that is killed at any moment while jobs come into memory and leave it, checkpoints are taken, the log is cut
+// and snapshots are saved loses nothing, repeats nothing, and publishes nothing early. The archive stays undamaged.
 func TestKillCold(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "archive")
 	save := func(l *load) {
@@ -29,13 +29,13 @@ func TestKillCold(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		// Nobody waits for an answer: mostly one is being saved, and the kill may take any of them.
+		// No answer is waited for: mostly a snapshot is being saved already, and any save may meet a kill.
 		for l.ctx.Err() == nil {
 			_ = l.nc.PublishRequest(carillon.DefaultNames().API(carillon.VerbSnapshot, ""), l.nc.NewRespInbox(), body)
 			l.wait(50 * time.Millisecond)
 		}
 	}
-	// Every save may have met a kill: one gets its time behind the last of them.
+	// Every save may have met a kill, so one gets the time that it takes, after the last kill.
 	one := func() {
 		eventually(t, "a snapshot is saved", func() bool {
 			list, err := archive.List(t.Context(), archive.OpenDir(nil, dir))
@@ -52,7 +52,7 @@ func TestKillCold(t *testing.T) {
 	t.Logf("%d snapshots were saved beside, of %d blocks; %d more blocks are left of saves that were killed", v.Snapshots, v.Blocks, v.Unused)
 }
 
-// Jobs on disk are what jobs are: found, listed, changed, deleted, fired when they are due, and there after a restart.
+// Jobs on disk behave like any others: they are found, listed, changed, deleted, fired when they are due, and there after a restart.
 func TestCold(t *testing.T) {
 	t.Parallel()
 	const n = 3000
@@ -148,7 +148,7 @@ func TestCold(t *testing.T) {
 	check()
 }
 
-// Most jobs wait for nothing, and there is no memory for all: they leave it as those do that come due late.
+// Most jobs have nothing due, and there is not enough memory for all: they leave it as jobs do that are due late.
 func TestMemoryBudgetOfJobsAtRest(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -168,7 +168,7 @@ func TestMemoryBudgetOfJobsAtRest(t *testing.T) {
 			}
 		}
 	}
-	put(0, 900) // more than there is memory for, and fewer than are to leave it
+	put(0, 900) // more than there is memory for, but too few to leave it (HotJobs)
 	eventually(t, "there is more than memory is for", func() bool { return metric(t, r.HTTP, "carillon_jobs_memory_bytes") > 1<<20 })
 	put(900, 4000)
 	eventually(t, "they have left memory", func() bool { return metric(t, r.HTTP, "carillon_jobs_hot") <= 1000 })
@@ -177,8 +177,8 @@ func TestMemoryBudgetOfJobsAtRest(t *testing.T) {
 	}
 }
 
-// More jobs come due within the time for which they are loaded than memory is for: those due last leave it, come back as
-// others fire, and every one fires once.
+// More jobs are due within the time for which jobs are loaded than there is memory for. Those due last leave it and come back
+// as others fire, and every one fires once.
 func TestMemoryBudget(t *testing.T) {
 	t.Parallel()
 	const n, budget = 6000, 2 << 20
@@ -214,7 +214,7 @@ func TestMemoryBudget(t *testing.T) {
 	if all := metric(t, r.HTTP, "carillon_jobs"); all != float64(expected) {
 		t.Errorf("%v jobs are known, not %d", all, expected)
 	}
-	// All are due within half a minute or so, and would be in memory for half an hour.
+	// All are due within half a minute or so. With enough memory, jobs would be loaded half an hour ahead.
 	if ahead := metric(t, r.HTTP, "carillon_loaded_ahead_seconds"); ahead > time.Minute.Seconds() {
 		t.Errorf("jobs are said to be loaded for %v s", ahead)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// resident is a node of one partition with more jobs in memory than that is for, all of them due at a time.
+// resident returns a node of one partition with more jobs in memory than there is room for, all of them due at one time.
 func resident(t *testing.T, due time.Time) (*Node, *partition) {
 	t.Helper()
 	m := engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)
@@ -26,7 +26,7 @@ func resident(t *testing.T, due time.Time) (*Node, *partition) {
 	return &Node{o: Options{HotJobs: 1, MemoryForJobs: 1, LoadAhead: 30 * time.Minute}, meters: newMeters(nil), partitions: []*partition{p}}, p
 }
 
-// A crowd that is due in a moment stays in memory: a tick would have to let go of it in one piece, and read it again.
+// Jobs that are due in a moment stay in memory, however many they are: a tick would have to let go of all of them, and read them again.
 func TestCrowdStays(t *testing.T) {
 	due := time.UnixMilli(1_800_000_000_000)
 	for _, c := range []struct {
@@ -43,7 +43,7 @@ func TestCrowdStays(t *testing.T) {
 	}
 }
 
-// What is open of the job table is closed once nobody reads it, also where the partition has stopped.
+// The view of the job table is closed once nobody reads it, even if the partition has stopped.
 func TestStoppedPartitionReadsNothing(t *testing.T) {
 	n, p := resident(t, time.UnixMilli(1_800_000_000_000))
 	p.table.used = true

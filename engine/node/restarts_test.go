@@ -16,9 +16,9 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/servers"
 )
 
-// A start that finds no leader begins anew, and one that is refused for good does not.
+// A start that finds no leader, or no NATS, begins anew. One that is refused for good does not.
 func TestUnreachable(t *testing.T) {
-	_, unknown := servers.Config{URL: "a..b:4222"}.Connect("") // no name at all, so that nobody is asked for it
+	_, unknown := servers.Config{URL: "a..b:4222"}.Connect("") // not a valid name, so that no name server is asked
 	for _, err := range []error{
 		unknown,
 		servers.ErrTurnedAway,
@@ -30,7 +30,7 @@ func TestUnreachable(t *testing.T) {
 	}
 	for _, err := range []error{
 		jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052}, syscall.ENOSPC,
-		&net.OpError{Op: "remote error", Err: tls.AlertError(116)}, // a certificate is wanted
+		&net.OpError{Op: "remote error", Err: tls.AlertError(116)}, // a certificate is required
 	} {
 		if errors.Is(unreachable(err), errUnreachable) {
 			t.Errorf("%v is not for good", err)
@@ -38,7 +38,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// A start wants a file for the output stream of each partition, be they made now or there already.
+// A start needs a file for the output stream of each partition, whether the stream is made now or is there already.
 func TestStartFiles(t *testing.T) {
 	n := &Node{o: Options{Data: filepath.Join(t.TempDir(), "data[1]"), Stream: "CARILLON"}}
 	wants := func(want int) {
@@ -56,6 +56,6 @@ func TestStartFiles(t *testing.T) {
 	wants(60)
 	n.o.Partitions = 30
 	wants(70)
-	n.o.NATS = "nats://127.0.0.1:1" // where they are another process's
+	n.o.NATS = "nats://127.0.0.1:1" // then the files are another process's
 	wants(48)
 }

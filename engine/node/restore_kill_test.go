@@ -20,10 +20,10 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// asRestore makes the test binary a restore: what a test kills is a real process.
+// asRestore is the environment variable that makes the test binary a restore, with restoring in JSON: what a test kills is a real process.
 const asRestore = "CARILLON_TEST_RESTORE"
 
-// restoring is what it restores.
+// restoring is what such a process restores.
 type restoring struct {
 	Archive, Data string
 	Partitions    int
@@ -63,15 +63,15 @@ func (r restoring) killed(t *testing.T, blocks int, after time.Duration) {
 			break
 		}
 	}
-	time.Sleep(after)    // the moment is what is random here
-	_ = c.Process.Kill() // it may have ended, well or not: then that is the moment
+	time.Sleep(after)    // a random moment
+	_ = c.Process.Kill() // it may have ended, with success or without
 	_ = c.Wait()         // says that it was killed
 	if s := stderr.String(); s != "" {
 		t.Fatalf("the restore says %s", s)
 	}
 }
 
-// A restore that is killed at any moment leaves no data directory or a whole one, and the next one completes it.
+// A restore that is killed at any moment leaves no data directory or a complete one, and the next restore succeeds.
 func TestKillWhileRestoring(t *testing.T) {
 	t.Parallel()
 	target, want := saved(t, 6000)

@@ -28,7 +28,7 @@ func apart(t testing.TB) time.Time {
 	return time.UnixMilli(at)
 }
 
-// A service is what it was at any time since a snapshot, with all that had fired by then, as long as its log was kept.
+// A service can be restored as of any time since a snapshot, with all that had fired by then, if its log was kept.
 func TestRestoreToTime(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -51,14 +51,14 @@ func TestRestoreToTime(t *testing.T) {
 		})
 	}
 	runs("beat", 50)
-	twoCheckpoints(t, c, "between") // what the snapshot goes on with is below both
+	twoCheckpoints(t, c, "between") // the records that follow the snapshot are below both
 	want, at := listJobs(t, c), apart(t)
 	if _, err := c.DeleteWhere(t.Context(), carillon.Selection{Prefix: "f"}); err != nil {
 		t.Fatal(err)
 	}
-	save(t, c, dir) // newer than the time
+	save(t, c, dir) // newer than the time that is restored to
 	for p := range partitions {
-		runs(in(p, "later"), 100) // which says that all before it was stored
+		runs(in(p, "later"), 100) // which means that all before it was stored
 	}
 	twoCheckpoints(t, c, "after")
 	target := archive.OpenDir(nil, dir)
@@ -104,7 +104,7 @@ func TestRestoreToTime(t *testing.T) {
 	refused("before the one that is named", first.ID, tooEarly, r.data, "has what happened up to")
 	refused("the future", "", time.Now().Add(time.Hour), r.data, "ends at 20")
 
-	// Without being told to, a service keeps no more of its log than it needs.
+	// Without KeepLog, a service keeps no more of its log than it needs.
 	o = settings{Data: r.data, CheckpointEvery: 50 * time.Millisecond}.options()
 	r = run(t, o)
 	twoCheckpoints(t, client(t, r.NATS), "trimmed")
@@ -118,8 +118,8 @@ func TestRestoreToTime(t *testing.T) {
 	refused("the log was emptied at rest", first.ID, at, r.data, "is empty")
 }
 
-// Of an archive that several services save to a restore takes no other's snapshot for the newest: one to a time goes by whose
-// the log is, and else one is to be named.
+// If several services save to an archive, a restore takes no other service's snapshot for the newest. A restore to a time takes one of
+// the log's service; other restores must name a snapshot.
 func TestRestoreSharedArchive(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "archive")
@@ -156,8 +156,8 @@ func TestRestoreSharedArchive(t *testing.T) {
 	words(t, err, `is of a service with the prefix "other", and the log of one with "carillon"`)
 }
 
-// A restore leaves the history of what came after its snapshot; what was saved of that is no part of the one that the new service has,
-// though it has the same prefix and is from before.
+// A restored service does not have the history that followed the snapshot. Snapshots that were saved in that history are not part of its
+// own, although they have the same prefix and are older.
 func TestRestoreOtherHistory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "archive")

@@ -29,8 +29,8 @@ func openStreams(t *testing.T) (*nats.Conn, *streams.Streams) {
 	return nc, s
 }
 
-// What an output stream loses by age between two looks at it is not taken for outputs that are missing in it: they would be
-// published again.
+// Messages that an output stream drops for their age between two looks are not taken for outputs that are missing, which would
+// be published again.
 func TestSurveyWhileMessagesGo(t *testing.T) {
 	nc, s := openStreams(t)
 	out := s.Out[0]

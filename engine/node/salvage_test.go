@@ -48,8 +48,8 @@ func putBack(t testing.TB, c *carillon.Client, target archive.Target, only caril
 
 func ifAbsent(j *carillon.ImportJob) { j.IfAbsent = true }
 
-// A snapshot is put into a service of another number of partitions while it fires: each later fire of what was put back
-// is the original's, and what was there goes on as if nothing had happened.
+// A snapshot is restored into a service with another number of partitions while it fires. Each later fire of a restored job
+// is the same as the original service's, and what was there goes on as if nothing had happened.
 func TestRestoreIntoService(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -64,7 +64,7 @@ func TestRestoreIntoService(t *testing.T) {
 		put(t, c, carillon.Job{ID: fmt.Sprintf("once-%d", i), Schedule: "@in " + fmt.Sprint(40*i+1) + "ms"})
 	}
 	still(t, c)
-	// The service that they come to has one of them, deletes another whose fires nobody may see twice, and fires.
+	// The service that they are restored into has a job with the id of one of them, and jobs of its own that fire.
 	o := base(t)
 	o.Partitions = 3
 	busy := run(t, o)
@@ -141,7 +141,7 @@ func TestRestoreIntoService(t *testing.T) {
 		t.Errorf("what was there: %+v, %v", j, err)
 	}
 
-	// Some of them, over what is there, and without what was missed.
+	// Only some of them, in place of what is there, and without what was missed.
 	skip := carillon.Skip
 	only := carillon.Selection{Prefix: "every-", Label: "odd=0"}
 	restored, there = putBack(t, bc, target, only, func(j *carillon.ImportJob) { j.State.Missed = &skip })
@@ -169,7 +169,7 @@ func withoutPartitions(jobs map[string]string) map[string]string {
 	return jobs
 }
 
-// kill -9 of the service in the middle of a restore into it, and the restore once more: all is there once.
+// A service is killed with -9 in the middle of a restore into it, and the restore is run again: all jobs are there once.
 func TestKillWhilePuttingBack(t *testing.T) {
 	t.Parallel()
 	target, want := saved(t, 6000)
@@ -183,7 +183,7 @@ func TestKillWhilePuttingBack(t *testing.T) {
 		killed := false
 		c := client(t, p.NATS)
 		ctx, cancel := context.WithCancel(t.Context())
-		_ = c.Restore(ctx, func(yield func(carillon.ImportJob) bool) { // what became of it is seen below
+		_ = c.Restore(ctx, func(yield func(carillon.ImportJob) bool) { // the outcome is checked below
 			_ = jobs.All(ctx, carillon.Selection{}, func(j carillon.ImportJob) error {
 				if j.IfAbsent = true; !yield(j) {
 					return context.Canceled

@@ -14,7 +14,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// What may be otherwise in a moment is told apart from what is wrong here.
+// Problems that may be over in a moment have other codes than errors of the request or of the service.
 func TestSaveRefusal(t *testing.T) {
 	odd := &carillon.Error{Code: carillon.CodeInvalidField, Field: "dir"}
 	for _, c := range []struct {
@@ -35,7 +35,7 @@ func TestSaveRefusal(t *testing.T) {
 	}
 }
 
-// Who gives a save up hears that it was too late where there is a snapshot.
+// If a save is cancelled when its snapshot is there already, the answer is that it was too late.
 func TestCancelBehindSave(t *testing.T) {
 	for saved, want := range map[bool]error{false: nil, true: &carillon.Error{Code: carillon.CodeNotFound}} {
 		var s saving
@@ -45,7 +45,7 @@ func TestCancelBehindSave(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() {
-			<-ctx.Done() // it is asked for now
+			<-ctx.Done() // it has been cancelled
 			one.saved = saved
 			s.end(one)
 		}()
@@ -61,7 +61,7 @@ func TestCancelBehindSave(t *testing.T) {
 	}
 }
 
-// A snapshot that a version with newer rules saved is left to that one.
+// A snapshot that a version with newer rules saved is refused: only that version can restore it.
 func TestNewerSnapshot(t *testing.T) {
 	for newer := range 2 {
 		m := &archive.Manifest{ID: "s", Prefix: "carillon", Versions: archive.Versions{Logic: engine.Logic + newer}}

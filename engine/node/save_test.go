@@ -35,7 +35,7 @@ func save(t testing.TB, c *carillon.Client, dir string) carillon.SnapshotReply {
 	return r
 }
 
-// saved is the archive of a snapshot of so many jobs, and what they are.
+// saved returns an archive with a snapshot of n jobs, and these jobs.
 func saved(t testing.TB, n int) (target archive.Target, jobs map[string]string) {
 	t.Helper()
 	r := run(t, base(t))
@@ -48,7 +48,7 @@ func saved(t testing.TB, n int) (target archive.Target, jobs map[string]string) 
 	return target, jobs
 }
 
-// restore makes a new data directory of an archive's newest snapshot, and gives options to run on it.
+// restore makes a new data directory of an archive's newest snapshot, and returns options to run on it.
 func restore(t testing.TB, target archive.Target) (node.Options, *archive.Manifest) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "new")
@@ -71,7 +71,7 @@ func listJobs(t testing.TB, c *carillon.Client) map[string]string {
 	return all
 }
 
-// still puts jobs that do nothing of themselves: of every status, with all that a job may have.
+// still puts jobs that do nothing by themselves: of every status, with all that a job may have.
 func still(t testing.TB, c *carillon.Client) {
 	t.Helper()
 	put(t, c, carillon.Job{
@@ -96,7 +96,7 @@ func still(t testing.TB, c *carillon.Client) {
 	}
 }
 
-// What a restored service lists is what the saved one listed; and it works.
+// A restored service lists the same jobs as the saved one, and it works.
 func TestSnapshotKeepsJobs(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -115,7 +115,7 @@ func TestSnapshotKeepsJobs(t *testing.T) {
 	}
 	r.stop(t)
 
-	// The same once more from the directory of the stopped service: nothing new to write.
+	// The same once more from the directory of the stopped service, which has nothing new.
 	target := archive.OpenDir(nil, dir)
 	within := archive.OpenDir(nil, filepath.Join(r.data, "x"))
 	if _, err := node.SaveStopped(t.Context(), node.Options{Data: r.data}, within, node.SaveOptions{}); err == nil || !strings.Contains(err.Error(), "data directory") {
@@ -160,7 +160,7 @@ func TestSnapshotKeepsJobs(t *testing.T) {
 	}
 }
 
-// A snapshot taken under load is restored and started; every fire after the snapshot is the original's.
+// A snapshot that was saved under load is restored and started: every later fire is the same as the original service's.
 func TestSnapshotWhileFiring(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -197,7 +197,7 @@ func TestSnapshotWhileFiring(t *testing.T) {
 		put(t, c, carillon.Job{ID: fmt.Sprintf("once-%d", i), Schedule: "@at " + at})
 	}
 	save(t, c, target.String())
-	end := time.Now().Add(4 * time.Second) // rounds enough
+	end := time.Now().Add(4 * time.Second) // enough rounds
 	stop()
 	load.Wait()
 
@@ -323,7 +323,7 @@ func TestSnapshotOneAtATimeAndCancel(t *testing.T) {
 	if list, err := archive.List(t.Context(), target); err != nil || len(list) != 0 {
 		t.Fatalf("after a cancelled save: %v, %v", list, err)
 	}
-	// Cancel has waited for its end, so the next one begins at once.
+	// The cancellation has waited for the save's end, so the next one begins at once.
 	var phases []carillon.SnapshotPhase
 	done, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: dir}, func(r carillon.SnapshotReply) { phases = append(phases, r.Phase) })
 	if err != nil || done.Phase != carillon.SnapshotDone || len(phases) == 0 {
@@ -409,7 +409,7 @@ func TestSnapshotRefusals(t *testing.T) {
 	}
 }
 
-// A bucket of the service's own server is made, used, and restored from.
+// A save into a bucket on the service's own server makes the bucket. The next one uses it, and a restore reads it.
 func TestSnapshotBucket(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -438,7 +438,7 @@ func TestSnapshotBucket(t *testing.T) {
 	}
 }
 
-// A restore that is interrupted or meets damage leaves nothing; one into data is refused.
+// A restore that is interrupted or finds damage leaves nothing. One into a directory with data is refused.
 func TestRestoreAllOrNothing(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -490,7 +490,7 @@ func TestRestoreAllOrNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A recheck mends damage that a plain save takes for whole.
+	// A save with a recheck repairs damage that a plain save does not notice.
 	if err := os.WriteFile(blocks[0], make([]byte, len(mustRead(t, blocks[0]))), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -523,7 +523,7 @@ func mustRead(t testing.TB, file string) []byte {
 	return b
 }
 
-// On an external NATS a restored directory begins streams of its own, and not those of the service that was saved.
+// On an external NATS a restored directory begins streams of its own, and does not use those of the service that was saved.
 func TestRestoreExternal(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -550,7 +550,7 @@ func TestRestoreExternal(t *testing.T) {
 	}
 }
 
-// kill -9 in the middle of a save leaves an archive that the next one goes on with, and a service as ever.
+// A kill -9 in the middle of a save leaves an archive that the next save goes on with, and does not harm the service.
 func TestKillWhileSaving(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: partitions}
@@ -560,7 +560,7 @@ func TestKillWhileSaving(t *testing.T) {
 	target := archive.OpenDir(nil, dir)
 	whole := 0
 	for i := range 4 {
-		c := carillon.Connect(dial(t, p.NATS), carillon.WithTimeout(100*time.Millisecond)) // the dead are not waited for
+		c := carillon.Connect(dial(t, p.NATS), carillon.WithTimeout(100*time.Millisecond)) // a dead process is not waited for
 		blocks := func() int {
 			found, _ := filepath.Glob(filepath.Join(dir, "blocks", "*", "*"))
 			return len(found)
@@ -594,7 +594,7 @@ func TestKillWhileSaving(t *testing.T) {
 	if err != nil || len(v.Problems) > 0 || v.Snapshots < whole+1 {
 		t.Fatalf("%+v of %d, %v", v, whole, err)
 	}
-	// A process that was killed: what its log has beyond the checkpoints is in a save of its directory.
+	// A save of the directory of a killed process includes what its log has beyond the checkpoints.
 	put(t, c, carillon.Job{ID: "last", Schedule: "@yearly"})
 	want["last"] = listJobs(t, c)["last"]
 	p.kill()
@@ -607,8 +607,8 @@ func TestKillWhileSaving(t *testing.T) {
 	}
 }
 
-// A directory whose local log is gone is not saved: what only the log had would be missing without a word. One that was
-// restored has none before its first start.
+// A directory whose local log is gone is not saved: what only the log had would be missing without an error. A directory
+// that was restored has no log before its first start, and is saved.
 func TestSaveStoppedWithoutLog(t *testing.T) {
 	t.Parallel()
 	target, _ := saved(t, 10)
@@ -621,7 +621,7 @@ func TestSaveStoppedWithoutLog(t *testing.T) {
 	if err := os.RemoveAll(log); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // nor is one made
+	for range 2 { // nor is a log made
 		_, err := node.SaveStopped(t.Context(), o, target, node.SaveOptions{})
 		words(t, err, log, "no such file")
 	}
@@ -630,7 +630,7 @@ func TestSaveStoppedWithoutLog(t *testing.T) {
 	}
 }
 
-// A bucket that forgets objects is refused: the blocks of a snapshot are as old as the oldest that has them.
+// A bucket that drops old objects is refused: a snapshot's blocks may be as old as the oldest snapshot.
 func TestSaveIntoForgetfulBucket(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -642,7 +642,7 @@ func TestSaveIntoForgetfulBucket(t *testing.T) {
 	words(t, err, "invalid_field: bucket", "forgets objects after 1h0m0s")
 }
 
-// Where an account has no streams without a bound of bytes, a bucket is made by hand: who asks for it is told how.
+// If an account allows no streams without a bound of bytes, the bucket must be made by hand: the error says how.
 func TestSaveWhereBoundsAreRequired(t *testing.T) {
 	t.Parallel()
 	ns := &server.Options{}

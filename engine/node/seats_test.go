@@ -10,7 +10,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
-// What a node makes of a view: which partitions it is to follow, whether others do, and how much of the log they need.
+// What a node concludes from a view: which partitions it has to follow, whether others do, and how much of the log they need.
 func TestSeats(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
 	n := &Node{o: Options{Name: "a", Follow: FollowPlaced}}
@@ -100,7 +100,7 @@ func TestSeats(t *testing.T) {
 		t.Errorf("who follows all keeps what is above %d for others", got)
 	}
 
-	// While a checkpoint was waited for, those on whom it is placed may have died.
+	// While a checkpoint was waited for, the nodes on which the partition is placed may have died.
 	if err := n.giveUp(t.Context(), n.partitions[2]); err != nil || !n.partitions[2].follows.Load() {
 		t.Errorf("a partition that nobody else follows is given up: %v", err)
 	}

@@ -15,14 +15,14 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// wrongClock is a machine's clock that is wrong: by as much the other way once it is turned.
+// wrongClock is a machine's clock that is wrong. turn makes it wrong by as much the other way.
 type wrongClock struct{ ahead atomic.Int64 }
 
 func (c *wrongClock) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
 func (c *wrongClock) turn() { c.ahead.Store(-c.ahead.Load()) }
 
-// command builds the program and gives a way to run it.
+// command builds the program, and returns a function that runs it.
 func command(t testing.TB) func(args ...string) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "carillon")
@@ -97,7 +97,7 @@ func TestWrongClocks(t *testing.T) {
 	}
 }
 
-// A clock that was set back is said to be behind, for as long as partitions are ahead of it: nothing fires there meanwhile.
+// If a clock was set back, /readyz says so for as long as partitions are ahead of it: nothing fires there meanwhile.
 func TestClockSetBack(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: 1}
@@ -110,6 +110,6 @@ func TestClockSetBack(t *testing.T) {
 		ready, why := readyz(t, p.HTTP)
 		return !ready && strings.Contains(why, "partition 0 is at ") && strings.Contains(why, " ahead of the clock")
 	})
-	p.signal(t, syscall.SIGUSR1) // the hour passes
+	p.signal(t, syscall.SIGUSR1) // as if the time had passed
 	eventually(t, "/readyz is green", func() bool { ready, _ := readyz(t, p.HTTP); return ready })
 }

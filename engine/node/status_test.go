@@ -9,7 +9,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/node"
 )
 
-// Before a partition's first tick its time is not told, rather than told wrong.
+// Before a partition's first tick its status has no time, instead of a wrong one.
 func TestStatusOfNewNode(t *testing.T) {
 	t.Parallel()
 	r := run(t, base(t))
@@ -29,7 +29,7 @@ func TestStatusOfNewNode(t *testing.T) {
 	}
 }
 
-// What was rejected and skipped counts from the start of the process, though the log before it is replayed.
+// Rejections and skipped fires are counted from the start of the process, although the log from before it is replayed.
 func TestStatusCountsFromStart(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: 1, CheckpointEvery: time.Hour}
@@ -53,7 +53,7 @@ func TestStatusCountsFromStart(t *testing.T) {
 	}
 }
 
-// A partition whose outputs nobody takes is a problem for as long as none is stored, however often its chain is resumed.
+// A partition whose outputs no stream stores is a problem until one is stored, however often its chain is resumed.
 func TestOutputsNotTaken(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -88,7 +88,7 @@ func TestOutputsNotTaken(t *testing.T) {
 	says(true, "ready")
 }
 
-// A node that has just come to others, and has nothing, is not ready before it knows what is placed on it.
+// A node that has just joined others, and has no jobs, is not ready before it knows what is placed on it.
 func TestNotReadyBeforePlaced(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)

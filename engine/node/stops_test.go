@@ -28,12 +28,12 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// Every loud stop, brought about for real, with the words it says and its way out.
+// Every loud stop, caused for real, with what it says and its way out.
 // docs/operations.md has the same list.
 
 const partitions = 2
 
-// words fails unless an error says all of these.
+// words checks that an error says all of these.
 func words(t testing.TB, err error, want ...string) {
 	t.Helper()
 	for _, w := range want {
@@ -49,7 +49,7 @@ func accept(o node.Options) node.Options {
 	return o
 }
 
-// churn has n jobs fire and waits until the log knows that all is stored for good.
+// churn lets n jobs fire, and waits until the log knows that all outputs are stored for good.
 func churn(t testing.TB, c *carillon.Client, name string, n int) {
 	t.Helper()
 	completed := func(s carillon.StatusReply) (jobs uint64) {
@@ -174,7 +174,7 @@ func TestStopRewoundLog(t *testing.T) {
 	allOutputs(t, dial(t, r.NATS), partitions) // those that the server lost were made again
 }
 
-// An external server that does not have the log at all, as another one, or one without the key to its streams: nothing is made there.
+// An external server does not have the log at all, because it is another one, or has no key to its streams. Nothing is made there.
 func TestStopNoLog(t *testing.T) {
 	t.Parallel()
 	o, another := base(t), natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
@@ -216,7 +216,7 @@ func TestStopDifferentLog(t *testing.T) {
 	r = run(t, other)
 	churn(t, c, "x", 100)
 	put(t, c, beat)
-	beats(t, c, 40) // its ticks tell of its state
+	beats(t, c, 40) // its ticks carry marks of its state
 	r.stop(t)
 
 	words(t, refused(t, o), "the log stream is not the one that was read before", "docs/operations.md")
@@ -248,7 +248,7 @@ func TestStopCutLog(t *testing.T) {
 	ready(t, r)
 }
 
-// The same where nothing is left in the stream, as in that of a service at rest: nothing comes that tells of the log's end.
+// The same if nothing is left in the stream, as with a service at rest: then no record comes that shows where the log ends.
 func TestStopCutLogEmptied(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -277,8 +277,8 @@ func TestStopCutLogEmptied(t *testing.T) {
 	}
 }
 
-// goesBack runs a service one of whose directories is then that of an earlier stop. Where it is the local log, that ends before the
-// log stream begins.
+// goesBack runs a service, and then replaces one of its directories by a copy from an earlier stop. If that is the local log, it
+// ends before the log stream begins.
 func goesBack(t *testing.T, o node.Options, dir string) {
 	t.Helper()
 	r := run(t, o)
@@ -315,7 +315,7 @@ func onStreams(t testing.TB, data string, c streams.Config, use func(*nats.Conn,
 	use(nc, s.Log)
 }
 
-// marked tells whether a partition's output stream says where a loss was accepted.
+// marked checks that a partition's output stream says where a loss was accepted.
 func marked(t *testing.T, r *running, partition int) {
 	t.Helper()
 	mark := func(o output) bool {
@@ -423,9 +423,9 @@ func TestStopBehind(t *testing.T) {
 	ready(t, r)
 }
 
-// With --accept-loss a node is not ready before it has found whether there is a loss: who starts it once
-// more without, as soon as it is, would meet the same stop again. Here it cannot read an output stream at
-// first, the end of which is somebody else's message.
+// With --accept-loss a node is not ready before it has found out whether there is a loss. Otherwise an operator who
+// restarts it without the flag as soon as it is ready would meet the same stop again. Here the node cannot read an
+// output stream at first, whose last message is a foreign one.
 func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -453,7 +453,7 @@ func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	fires(t, carillon.Connect(nc), in(1, "after"))
 }
 
-// Who counts partitions from 1 would have accepted nothing of the first.
+// A partition that does not exist is refused: an operator who counts partitions from 1 would not have accepted the loss of the first.
 func TestAcceptLossOfNoPartition(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -461,7 +461,7 @@ func TestAcceptLossOfNoPartition(t *testing.T) {
 	words(t, refused(t, o), "of partition 2", "there are 0 to 1")
 }
 
-// A newer version took a partition over. An engine with the right to write claims poses as one.
+// A newer version took a partition over. A client with the permission to write claims poses as one.
 func TestStopNewerVersion(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -479,7 +479,7 @@ func TestStopNewerVersion(t *testing.T) {
 	words(t, refused(t, o), "under other rules", "logic 2 and tzdata 2099a") // until that version is started
 }
 
-// An older version ticked behind the last checkpoint: computing these ticks by other rules might make another history.
+// An older version has ticked after the last checkpoint. To compute these ticks by other rules might make another history.
 // The rest of the log is not touched, so that version can go on.
 func TestStopOlderTicks(t *testing.T) {
 	t.Parallel()
@@ -504,8 +504,8 @@ func TestStopOlderTicks(t *testing.T) {
 	stopped(t, r, client(t, r.NATS), 1, "under other rules", "partition 1 has ticks under logic", "tzdata 1999a after its checkpoint; drain it with that version")
 }
 
-// Such ticks may stand in the log stream alone: the process was killed before they were in the local log, or that is gone. A newer
-// version claims nothing before it has read them, so the older one can go on.
+// Such ticks may be only in the log stream, because the process was killed before they were in the local log, or because that is gone.
+// A newer version claims nothing before it has read them, so the older one can go on.
 func TestStopOlderTicksUnread(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -533,7 +533,7 @@ func TestStopOlderTicksUnread(t *testing.T) {
 	})
 }
 
-// The checkpoint of a clean stop has every tick: one behind it could not be taken by a version with other rules.
+// The checkpoint of a clean stop covers every tick: a version with other rules could not apply one that comes after it.
 func TestCleanStopHasAllTicks(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
@@ -558,17 +558,17 @@ func TestCleanStopHasAllTicks(t *testing.T) {
 			if slow++; slow > 20 {
 				t.Fatal("no stop has its last tick")
 			}
-			last, round = 0, round-1 // once more: nothing is said of this one
+			last, round = 0, round-1 // once more: this stop does not count
 		}
 	}
 }
 
-// stoppedSlowly tells whether a node that stopped gave up to wait for its last tick: the disk stood still.
+// stoppedSlowly tells whether a node that stopped gave up waiting for its last tick, because the disk stood still.
 func stoppedSlowly(l *logBuffer) bool {
 	return contains(l, "the checkpoint may be before the log's end", "waited=")
 }
 
-// lastTick is the sequence of the last tick of a log stream.
+// lastTick returns the sequence of the last tick of a log stream.
 func lastTick(t testing.TB, js jetstream.JetStream) (last uint64) {
 	t.Helper()
 	log, err := js.Stream(t.Context(), "CARILLON_LOG")
@@ -586,8 +586,8 @@ func lastTick(t testing.TB, js jetstream.JetStream) (last uint64) {
 	return last
 }
 
-// A newer version stopped cleanly: its checkpoint has nothing that this one could not read, but its word
-// counts. The checkpoint is ours with the version in it changed.
+// A newer version has stopped cleanly. This version could read its checkpoint, but the version in it counts. The
+// checkpoint is ours with that version changed.
 func TestStopAfterNewerVersion(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -642,7 +642,7 @@ func openStore(t testing.TB, data, dir string) *wal.Store {
 	return store
 }
 
-// damage changes a byte of the values under some keys of a store, below all checksums but Pebble's own.
+// damage changes a byte of the values under some keys of a store, such that only Pebble's own checksums are right.
 func damage(t testing.TB, data, dir string, lower, upper []byte) {
 	t.Helper()
 	store := openStore(t, data, dir)
@@ -711,12 +711,12 @@ func TestStopCorruptJobs(t *testing.T) {
 	ready(t, r)
 }
 
-// unreadable makes a data directory that a node starts on: of the jobs of partition 1, "far0" and so on, what their puts said
-// is damaged, and is read when somebody asks.
+// unreadable makes a data directory on which a node starts, although the specs of partition 1's jobs, "far0" and so on, are
+// damaged: it reads them only when somebody asks.
 func unreadable(t testing.TB) node.Options {
 	t.Helper()
 	o := base(t)
-	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads none of it
+	o.CheckpointEvery, o.HotJobs = time.Millisecond, 1 // so a start reads no spec
 	r := run(t, o)
 	c := client(t, r.NATS)
 	for i := range 6 {
@@ -728,7 +728,7 @@ func unreadable(t testing.TB) node.Options {
 	return o
 }
 
-// Damage in the job table that is met later stops the partition at its next checkpoint, and no other.
+// Damage in the job table that is found later stops the partition at its next checkpoint, and no other partition.
 func TestStopCorruptJobsLater(t *testing.T) {
 	t.Parallel()
 	r := run(t, unreadable(t))
@@ -749,7 +749,7 @@ func TestStopCorruptJobsLater(t *testing.T) {
 	r.stop(t)
 }
 
-// Damage in the job table that is met while jobs come into memory stops the partition, and no other.
+// Damage in the job table that is found while jobs come into memory stops the partition, and no other one.
 func TestStopCorruptJobsAhead(t *testing.T) {
 	t.Parallel()
 	o := unreadable(t)
@@ -785,7 +785,7 @@ func killedWithLog(t testing.TB) settings {
 	return s
 }
 
-// whole fails unless a node has the jobs of killedWithLog and works, and its outputs have no gap.
+// whole checks that a node has the jobs of killedWithLog and works, and that its outputs have no gap.
 func whole(t testing.TB, r *running) {
 	t.Helper()
 	nc := dial(t, r.NATS)
@@ -813,8 +813,8 @@ func TestStopCorruptLog(t *testing.T) {
 	whole(t, run(t, o))
 }
 
-// Damage in a table that Pebble meets in the background, before anybody reads it, ends the process like any other: it is no full
-// disk, for which a restart would wait.
+// Damage in a table that Pebble finds in the background, before anybody reads it, ends the process like any other damage. It is not
+// treated as a full disk, for which a restart would wait.
 func TestStopCorruptTable(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"log", "jobs"} {
@@ -842,8 +842,8 @@ func TestStopCorruptTable(t *testing.T) {
 	}
 }
 
-// An output stream that lost the end of what was known to be stored, but not its last sequence, which its index still has, looks
-// like one of which a subject was purged, or all of it: what was known to be stored is not put out again, but it is told.
+// An output stream has lost the end of what was known to be stored, but not its last sequence, which its index still has. It looks
+// like a stream of which a subject was purged, or everything. What was known to be stored is not published again, but the node logs it.
 func TestGoneBelowLastSequence(t *testing.T) {
 	t.Parallel()
 	s := settings{Data: t.TempDir(), Partitions: partitions}
@@ -877,7 +877,7 @@ func TestGoneBelowLastSequence(t *testing.T) {
 	r.stop(t)
 }
 
-// What was healed in the log stream is as good as what was there: the local store is built anew from it.
+// A log stream that was healed is as good as before: the local log is built anew from it.
 func TestHealedLogIsWhole(t *testing.T) {
 	t.Parallel()
 	older := t.TempDir()
@@ -900,8 +900,8 @@ func TestHealedLogIsWhole(t *testing.T) {
 	whole(t, run(t, s.options()))
 }
 
-// A record that is too large to be wrapped leaves a hole where it is put back. A crash right after that, before the local
-// log has anything behind it, is like any other: the next start compares the two logs there.
+// A record that is too large to be wrapped leaves a hole where it should be put back. After a crash right then, before the local
+// log has anything behind the hole, a node starts as after any other: it compares the two logs there.
 func TestHealedBehindLargest(t *testing.T) {
 	t.Parallel()
 	older, log := t.TempDir(), t.TempDir()
@@ -934,8 +934,8 @@ func TestHealedBehindLargest(t *testing.T) {
 	fires(t, c, "after")
 }
 
-// The local log is gone, and the log stream was trimmed behind the checkpoints: with those it goes on, without them it
-// does not.
+// The local log is gone, and the log stream was cut up to the checkpoints. With the checkpoints the node goes on, without
+// them it does not.
 func TestStopLocalStoreGone(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -977,8 +977,8 @@ func TestStopLocalStoreGone(t *testing.T) {
 	ready(t, r)
 }
 
-// A start with another prefix or number of partitions than the jobs in the data directory have says so, and makes no streams:
-// these would take room on the disk for good, and to them the jobs would look damaged.
+// A start with another prefix or number of partitions than the jobs in the data directory have is refused, and makes no streams:
+// these would take room on the disk for good, and beside them the jobs would look damaged.
 func TestStopOtherService(t *testing.T) {
 	t.Parallel()
 	o := base(t)
@@ -1012,7 +1012,7 @@ func TestStopOtherService(t *testing.T) {
 	}
 }
 
-// The same where the service was killed before its first checkpoint: the log alone tells whose it is.
+// The same if the service was killed before its first checkpoint: only the log tells which service it is.
 func TestStopOtherServiceBeforeCheckpoint(t *testing.T) {
 	t.Parallel()
 	o := base(t)

@@ -26,10 +26,10 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// SetFreeBytes has this process ask another disk what room it has.
+// SetFreeBytes replaces the function that returns how much room a disk has, for this process.
 func SetFreeBytes(ask func(dir string) (uint64, error)) { freeBytes = ask }
 
-// A store that fails when nobody waits for it ends the run: here by the note of a commit that is on disk, and done.
+// A store that fails when nobody waits for it ends the run. Here the note of a commit (SYNCED) fails, when the commit itself is on disk.
 func TestStoresHeeded(t *testing.T) {
 	for i, name := range []string{"log", "jobs"} {
 		var full atomic.Bool
@@ -67,7 +67,7 @@ func TestStoresHeeded(t *testing.T) {
 	}
 }
 
-// A run that ends for damage, be it met by a store in the background, is not started again as on a full or failing disk.
+// A run that ends because of damage, even if a store found it in the background, is not started again as for a full or failing disk.
 func TestDamageIsNoFullDisk(t *testing.T) {
 	for err, restart := range map[error]bool{
 		fmt.Errorf("%w: %w", wal.ErrFailed, syscall.ENOSPC): true,
@@ -84,8 +84,8 @@ func TestDamageIsNoFullDisk(t *testing.T) {
 	}
 }
 
-// What the log is told to be durable was synced after it was written: a stream that acknowledges before it writes may have
-// written it behind the sync that came with the ack.
+// What the log is told to be durable was synced after it was written: a stream that acknowledges before it writes may write
+// an output after the first sync that follows its ack.
 func TestDurableIsSynced(t *testing.T) {
 	dir := t.TempDir()
 	block := filepath.Join(dir, "A", "streams", "CARILLON_OUT_0", "msgs", "1.blk")
@@ -128,8 +128,8 @@ func TestDurableIsSynced(t *testing.T) {
 	write("something that nobody waits for")
 	sync(stored, 2)
 
-	// What cannot be synced ends the run as what the local stores cannot sync does: it starts again in place.
-	if err := os.Symlink("2.blk", filepath.Join(filepath.Dir(block), "2.blk")); err != nil { // it leads nowhere
+	// A sync that fails ends the run, as a failed sync of the local stores does: the node starts again in place.
+	if err := os.Symlink("2.blk", filepath.Join(filepath.Dir(block), "2.blk")); err != nil { // a link to itself
 		t.Fatal(err)
 	}
 	p.durable = engine.Acked{}
@@ -138,8 +138,8 @@ func TestDurableIsSynced(t *testing.T) {
 	}
 }
 
-// Partitions that put out all the time are synced one after the other, evenly spread, and each again a whole pause after its
-// last sync; an engine at rest is woken up once for all of them.
+// Partitions that publish all the time are synced one after the other, evenly spread, and each again a whole pause after its
+// last sync. An engine at rest is woken up once for all of them.
 func TestSyncsAreSpread(t *testing.T) {
 	const partitions = 8
 	bell, err := alarm.New()
@@ -220,7 +220,7 @@ func TestSyncsAreSpread(t *testing.T) {
 	}
 }
 
-// A loss that this node was to mark is no reason to be unready where another node has taken the partition over.
+// A loss that this node has yet to mark is no reason to be unready once another node has taken the partition over.
 func TestLossOfOthers(t *testing.T) {
 	p := &partition{number: 3, chain: engine.NewChain(), marker: 8, serving: true, run: 1}
 	p.chain.Resume(9, 7, nil)

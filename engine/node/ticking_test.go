@@ -9,9 +9,9 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// Ticks follow one that does not come back, and one that is refused sooner. One that comes back says that those before it
-// are no longer waited for, whoever is missing. Ticks that are refused are as fruitless as those that nobody answers,
-// unless the log is full.
+// After a tick that does not come back others are sent, and sooner after one that is refused. When a tick comes back, those
+// before it are no longer waited for, even if some are missing. Ticks that are refused are as fruitless as those that are
+// not answered, unless the log is full.
 func TestTicking(t *testing.T) {
 	began := time.Now()
 	after := func(d time.Duration) time.Time { return began.Add(d) }
@@ -72,7 +72,7 @@ func TestTicking(t *testing.T) {
 	if k.fruitless(after(4*time.Second)) != 0 {
 		t.Error("a node counts as stuck for a log that is full")
 	}
-	// When all that was due is in, those that are missing are missed by nobody.
+	// When everything that was due has been applied, no tick is waited for.
 	k.rest()
 	if k.refused() != nil || k.silent(after(4*time.Second)) != 0 || k.fruitless(after(4*time.Second)) != 0 {
 		t.Error("a tick that nobody needs is waited for")
@@ -94,7 +94,7 @@ func TestTicking(t *testing.T) {
 	}
 }
 
-// Of ticks that never come back the newest are kept track of.
+// Of the ticks that never come back only the newest are kept track of.
 func TestTicksAwayAreBounded(t *testing.T) {
 	var k ticking
 	for to := range int64(2 * ticksAway) {

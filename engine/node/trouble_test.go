@@ -14,7 +14,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
-// However often something goes wrong, the log has one line of it in a while, which counts the rest.
+// However often something goes wrong, the log has one line about it in each period, which counts those that were held back.
 func TestTrouble(t *testing.T) {
 	var lines bytes.Buffer
 	n := &Node{o: Options{Stream: "S"}, log: slog.New(slog.NewTextHandler(&lines, nil))}
@@ -26,7 +26,7 @@ func TestTrouble(t *testing.T) {
 		t.Errorf("%d lines are logged: %s", got, lines.String())
 	}
 	lines.Reset()
-	for range 1000 { // while NATS is away for four minutes
+	for range 1000 { // as if NATS were down for four minutes
 		n.readerResets(errors.New("away"))
 	}
 	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), `msg="reading the log starts over" error=away held_back=0`) {

@@ -16,7 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
-// newerZones are the zones of the newer build: those that the test has use for.
+// newerZones returns the zones of the newer build: only those that the test needs.
 func newerZones(t testing.TB) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -39,14 +39,14 @@ func newerZones(t testing.TB) []byte {
 	return b.Bytes()
 }
 
-// upgrade has a node started by another build from now on.
+// upgrade makes another build the one that a node is started with from now on.
 func (f *fleet) upgrade(name, binary string) {
 	s := f.settings[name]
 	s.binary = binary
 	f.settings[name] = s
 }
 
-// forget removes what a stopped node knows, so that it takes another's state when it starts.
+// forget removes what a stopped node has, so that it takes another node's state when it starts.
 func (f *fleet) forget(name string) {
 	f.t.Helper()
 	for _, dir := range []string{"log", "jobs"} {
@@ -56,7 +56,7 @@ func (f *fleet) forget(name string) {
 	}
 }
 
-// stops waits until a node has stopped all partitions, and has said why, of each.
+// stops waits until a node has stopped all partitions, and checks that it has said why for each.
 func (f *fleet) stops(name string, why ...string) {
 	f.t.Helper()
 	all := make([]int, f.partitions)
@@ -66,7 +66,7 @@ func (f *fleet) stops(name string, why ...string) {
 	f.stopsOnly(name, all, why...)
 }
 
-// stopsOnly is the same of some partitions; the others go on.
+// stopsOnly is stops for some of the partitions; the others go on.
 func (f *fleet) stopsOnly(name string, those []int, why ...string) {
 	f.t.Helper()
 	p := f.nodes[name]
@@ -86,7 +86,7 @@ func (f *fleet) stopsOnly(name string, those []int, why ...string) {
 	}
 }
 
-// fireOn waits until all partitions have fired from now on, and says if any of these nodes has stopped one.
+// fireOn waits until all partitions have fired from now on, and checks that none of these nodes has stopped one.
 func (f *fleet) fireOn(l *load, names ...string) {
 	f.t.Helper()
 	l.firesBeyond(f.partitions, time.Now())
@@ -116,7 +116,7 @@ func (l *load) putTurned(c *carillon.Client) turned {
 	return turned{l.add(&era{job: "turned", version: 1, misfire: carillon.FireAll, mayFrom: first, mustFrom: first})}
 }
 
-// finish waits until it has fired by the newer rules, and deletes it: up to what it fired last, all is to be in the streams.
+// finish waits until the job has fired by the newer rules, and deletes it. All its fires up to the latest must be in the streams.
 func (o turned) finish(t testing.TB, c *carillon.Client) {
 	t.Helper()
 	eventually(t, "it fires by the newer rules", func() bool {
@@ -134,8 +134,8 @@ func (o turned) finish(t testing.TB, c *carillon.Client) {
 	o.fireTo = o.mustTo
 }
 
-// judge has the oracle expect even seconds up to where the newer rules came into force, and odd ones from there on. The
-// older ones still were when the span began, and were not when it ended; the one fire that was planned then comes as it was.
+// judge makes the oracle expect even seconds until the newer rules came into force, and odd ones from then on. The older rules
+// were in force when the span began, and were not when it ended; the one fire that was planned by then comes as planned.
 func (o turned) judge(t testing.TB, all []output, older span) {
 	t.Helper()
 	turn := forever
@@ -154,12 +154,12 @@ func (o turned) judge(t testing.TB, all []output, older span) {
 	t.Logf("%d fires by the older rules for %s, %d by the newer ones", len(even(o.mayFrom, turn)), movedZone, len(odd(turn, o.mustTo)))
 }
 
-// An upgrade to other rules, as docs/operations.md has it, of nodes that fire. A newer one among the older ones computes
-// nothing and says so; they take each other's partitions as ever. All of them stop, but for one that is frozen and misses
-// it. The newer build goes on from what the one has that stopped last. The one that was frozen wakes up, finds that out and
-// stops before it differs; so does a newer one that starts from what an older one had earlier. (One of the two is always there, and has
-// the log kept for the other.) With another's state they
-// serve again. Each trigger is put out once, by the older rules or the newer ones.
+// Nodes that fire are upgraded to other rules, as docs/operations.md describes it. A newer node among the older ones computes
+// nothing and says so; the older ones take over from each other as ever. All older nodes stop, except one that is frozen and
+// misses the upgrade. The newer build goes on from the state of the node that stopped last. The frozen node wakes up, finds
+// that out and stops before its state differs. So does a newer node that starts from the state that an older one had earlier.
+// (One of these two is always there, so that the log is kept for the other.) With another node's state they serve again. Each
+// trigger is published once, by the older rules or by the newer ones.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	newer := newerBinary(t)
@@ -180,7 +180,7 @@ func TestUpgrade(t *testing.T) {
 	}
 
 	f.settings["d"] = settings{Data: t.TempDir(), Name: "d", NATS: e.url, Partitions: f.partitions, binary: newer}
-	l.firesBeyond(f.partitions, time.Now()) // what has no tick yet it could claim
+	l.firesBeyond(f.partitions, time.Now()) // it could claim a partition that has no tick yet
 	f.start("d")
 	f.stops("d", olderTicks...)
 	f.fireOn(l, names...)
@@ -205,7 +205,7 @@ func TestUpgrade(t *testing.T) {
 	f.start("a") // older nodes have ticked since it stopped, and the log is kept for c
 	f.stops("a", olderTicks...)
 	f.leaves("c", 0)
-	_, err := spawn(t, f.settings["c"]) // for which a has it kept
+	_, err := spawn(t, f.settings["c"]) // a has the log kept for it
 	words(t, err, append(newerClaim, `node "b" claimed`)...)
 	f.leaves("a", 0)
 

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// SetWall has this process read another machine's clock.
+// SetWall makes this process read another clock as the machine's.
 func SetWall(read func() time.Time) { wall = read }
 
-// TestWallClock sees that the machine's clock is read in clock.go alone: everywhere else a present time is only held
-// against another one, by the monotonic clock.
+// TestWallClock checks that only clock.go reads the machine's clock: everywhere else a present time is only compared with
+// another one, by the monotonic clock.
 func TestWallClock(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {

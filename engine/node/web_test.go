@@ -10,7 +10,7 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// Whoever opens connections to /healthz and leaves them open does not take the engine's files; when they are closed, others are served.
+// Clients that open connections to /healthz and leave them open do not use up the engine's files. When they close them, others are served.
 func TestWatchersLeaveFiles(t *testing.T) {
 	t.Parallel()
 	url, closed, err := newWeb().listen(&Options{HTTP: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
