@@ -644,7 +644,7 @@ func TestTakeState(t *testing.T) {
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	f.nodes["a"].terminate(t)
 
-	// If no other node has the state, a node says so, and from where on the log is there.
+	// If no other node has the state, a node says so, and where the log begins.
 	f.settings["c"] = settings{Data: t.TempDir(), Name: "c", NATS: e.url, Partitions: 4}
 	_, err := spawn(t, f.settings["c"])
 	words(t, err, "the log stream begins at", "this node is at 0", "no other node follows any partition", "docs/operations.md")

@@ -79,7 +79,7 @@ func TestCommandCounters(t *testing.T) {
 	}
 }
 
-// The problems that /readyz tells of are counted even while no node runs because it waits for NATS or for disk space.
+// The problems that /readyz reports are counted even while no node runs, because it waits for NATS or for disk space.
 func TestProblemsAreCounted(t *testing.T) {
 	w := newWeb()
 	for _, problems := range [][]string{nil, {"waiting for NATS"}, {"one", "another"}} {

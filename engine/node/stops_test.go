@@ -761,7 +761,7 @@ func TestStopCorruptJobsAhead(t *testing.T) {
 	r.stop(t)
 }
 
-// The job table alone is put back to a copy that is older than the local log reaches.
+// Only the job table is replaced by a copy, from before the beginning of the local log.
 func TestStopOlderJobs(t *testing.T) {
 	t.Parallel()
 	o := base(t)

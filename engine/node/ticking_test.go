@@ -108,7 +108,7 @@ func TestTicksAwayAreBounded(t *testing.T) {
 	}
 }
 
-// The lead follows how long ticks take, between its bounds.
+// The lead depends on how long ticks take, between its bounds.
 func TestLead(t *testing.T) {
 	var k ticking
 	for _, c := range []struct {

@@ -37,7 +37,7 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// Ports that a system gives only to programs that ask for one of them. To others Linux gives ports from 32768 on.
+// A program gets one of these ports only if it asks for just that one. If it asks for any, Linux chooses one from 32768 on.
 const (
 	firstPort = 20_000
 	lastPort  = 32_000
@@ -46,8 +46,8 @@ const (
 // given are the ports that tests of this process have been given. A test may not listen on its port yet, or not at the moment.
 var given sync.Map
 
-// FreePort returns a port of 127.0.0.1 on which nobody listens at the moment. Until it is used, no connection gets it, and no other
-// test of this process.
+// FreePort returns a port of 127.0.0.1 on which nobody listens at the moment. Until the caller uses it, no connection gets it as its own
+// port, and no other test of this process gets it.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for {
