@@ -599,19 +599,18 @@ func TestInterruptedInput(t *testing.T) {
 	}
 }
 
-// TestImportResumes: when an import ends at a refused line, all lines before the one that it says to go on from are in.
+// TestImportResumes: when an import ends at a refused line, all lines before the one that it says to go on from are in. Once the line is
+// mended, the import goes on from there.
 func TestImportResumes(t *testing.T) {
 	url := startEngine(t)
-	var in bytes.Buffer
+	var lines []string
 	for i := range 300 {
-		id := "job-" + string(rune('a'+i/26%26)) + string(rune('a'+i%26))
-		if i == 200 {
-			id = "not an id"
-		}
-		in.WriteString(`{"id":"` + id + `","schedule":"@at 2100-01-01T00:00:00Z"}` + "\n")
+		lines = append(lines, fmt.Sprintf(`{"id":"job-%03d","schedule":"@at 2100-01-01T00:00:00Z"}`+"\n", i))
 	}
+	good := lines[200]
+	lines[200] = strings.Replace(good, "job-200", "not an id", 1)
 	var out, errOut bytes.Buffer
-	if code := Run(t.Context(), []string{"-s", url, "job", "import"}, &in, &out, &errOut); code != exitFailure {
+	if code := Run(t.Context(), []string{"-s", url, "job", "import"}, strings.NewReader(strings.Join(lines, "")), &out, &errOut); code != exitFailure {
 		t.Errorf("code %d", code)
 	}
 	want := "carillon: line 201: invalid_job_id: "
@@ -621,6 +620,15 @@ func TestImportResumes(t *testing.T) {
 	code, listed, _ := run(t, "-s", url, "job", "list", "--json")
 	if n := strings.Count(listed, `"id":"job-`); code != exitOK || n < 200 {
 		t.Errorf("code %d, %d jobs are in; the 200 before the bad line must be", code, n)
+	}
+	lines[200] = good
+	errOut.Reset()
+	if code := Run(t.Context(), []string{"-s", url, "job", "import", "--from", "201"}, strings.NewReader(strings.Join(lines, "")), &out, &errOut); code != exitOK {
+		t.Errorf("from the mended line on: code %d, %s", code, &errOut)
+	}
+	code, listed, _ = run(t, "-s", url, "job", "list", "--json")
+	if n := strings.Count(listed, `"id":"job-`); code != exitOK || n != 300 {
+		t.Errorf("code %d, %d jobs are in, not 300", code, n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
@@ -14,7 +15,9 @@ import (
 
 // A checkpoint that is due for its age, or because the log is long, waits while jobs that are due wait in any partition. It does
 // not wait for ever, nor if the log has become very long or has to be freed, nor for the jobs of a partition that has stopped.
-func TestCheckpointWaitsForBursts(t *testing.T) {
+func TestCheckpointWaitsForBursts(t *testing.T) { synctest.Test(t, checkpointWaitsForBursts) }
+
+func checkpointWaitsForBursts(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
 	n := &Node{o: Options{CheckpointEvery: time.Minute, CheckpointRecords: 1000, CheckpointBytes: 1 << 20, HotJobs: 1}}
 	n.clock.begin(false)
@@ -42,7 +45,7 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	now := time.Now().UnixMilli()
 	for i, e := range []engine.Entry{
 		{Kind: engine.KindClaim, Claim: claim},
-		{Kind: engine.KindPut, Verb: "put", Job: id, Body: []byte(`{"schedule":"@at 2020-01-01T00:00:00Z"}`)},
+		{Kind: engine.KindPut, Verb: "put", Job: id, Body: []byte(`{"schedule":"@at 1999-01-01T00:00:00Z"}`)},
 		{Kind: engine.KindTick, Ticks: []engine.Tick{{Partition: burst.number, To: now, Epoch: 1}}}, // limit 0: the job stays ready
 	} {
 		e.Seq, e.Time = uint64(i+1), now
@@ -92,18 +95,16 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	aged(2 * time.Minute)
 	var drained atomic.Bool
 	var going sync.WaitGroup
-	rest, rests := n.resting(t.Context(), old), make(chan struct{})
+	rest := n.resting(t.Context(), old)
 	going.Go(func() {
-		for began := time.Now(); time.Since(began) < time.Millisecond; { // of work: it rests for a multiple of that
-		}
-		close(rests)
+		time.Sleep(time.Millisecond) // its work: it rests for a multiple of that
 		rest()
 		if !drained.Load() {
 			t.Error("one that has begun goes on while another partition drains")
 		}
 	})
-	<-rests
-	time.Sleep(5 * restLook) // enough for it to go on, if it did
+	time.Sleep(5 * restLook) // in the bubble's time: it would have gone on
+	synctest.Wait()
 	drained.Store(true)
 	burst.mu.Lock()
 	burst.stopped = errors.New("stopped")

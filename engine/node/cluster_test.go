@@ -627,8 +627,8 @@ func TestTakeState(t *testing.T) {
 	l := startLoad(t, e.url, "s", true)
 	l.far = 3000
 	cutBeyond(t, nc, 3000)
-	for round, name := range []string{"b", "b"} {
-		b := f.start(name)
+	for round := range 2 {
+		b := f.start("b")
 		if !contains(b.log, "giving up what this node has") {
 			t.Errorf("in round %d the node has all from the log", round)
 		}
@@ -1043,6 +1043,7 @@ func TestDiskStandsStill(t *testing.T) {
 	}
 	b.signal(t, syscall.SIGUSR1)
 	f.shared(c, "a")
+	fires(t, c, "meanwhile")
 	b.signal(t, syscall.SIGUSR1)
 	f.shared(c, "a", "b")
 	f.nodes["a"].terminate(t)
