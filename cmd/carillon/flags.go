@@ -2,6 +2,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"math"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,6 +35,24 @@ func notZero(c *cobra.Command, flags ...string) error {
 		}
 	}
 	return nil
+}
+
+// within refuses a number outside of least to most, unless the flag was not given; none says what -1 stands for, if that is allowed, too.
+// The flag is one of whole numbers.
+func within(c *cobra.Command, name string, least, most int64, none string) error {
+	f := c.Flags().Lookup(name)
+	n, err := strconv.ParseInt(f.Value.String(), 10, 64)
+	if !f.Changed || err == nil && (least <= n && n <= most || none != "" && n == -1) {
+		return nil
+	}
+	allowed := fmt.Sprintf("%d to %d", least, most)
+	if most == math.MaxInt64 {
+		allowed = fmt.Sprintf("%d or more", least)
+	}
+	if none != "" {
+		allowed += ", or -1 for " + none
+	}
+	return usagef("--%s is %s, must be %s", name, f.Value, allowed)
 }
 
 // noZeros refuses a 0 for each flag whose default is another number.

@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 func newServeCommand(a *app) *cobra.Command {
@@ -102,11 +105,7 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	if err := connection.resolve(); err != nil {
 		return err
 	}
-	if err := notZero(cmd, "retention", "completed-max", "checkpoint-every", "checkpoint-records", "memory-jobs",
-		"partitions", "weight", "standbys", "out-max-age", "out-max-bytes", "log-max-bytes"); err != nil {
-		return err
-	}
-	if err := notNegative(cmd, "retention", "completed-max", "checkpoint-every", "memory-jobs", "keep-log", "partitions"); err != nil {
+	if err := s.numbers(cmd); err != nil {
 		return err
 	}
 	if o.Profiles && o.HTTP == "off" {
@@ -117,6 +116,9 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	o.MemoryForJobs, o.OwnProcess = s.memory<<20, true
 	o.AcceptLoss = make(map[int]bool)
 	for _, p := range s.accept {
+		if p < 0 || p >= node.MaxPartitions {
+			return usagef("--accept-loss is %d, must be 0 to %d", p, node.MaxPartitions-1)
+		}
 		o.AcceptLoss[p] = true
 	}
 	if o.NATS == "" {
@@ -125,6 +127,35 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	o.NATSCreds = connection.creds
 	o.NATSOptions, err = connection.options()
 	return err
+}
+
+// numbers refuses numbers and times that are out of range.
+func (s *serveFlags) numbers(cmd *cobra.Command) error {
+	for _, f := range []struct {
+		flag        string
+		least, most int64
+		none        string // see within
+	}{
+		{"partitions", 1, node.MaxPartitions, ""},
+		{"replicas", 1, streams.MaxReplicas, ""},
+		{"weight", 1, cluster.MaxWeight, ""},
+		{"standbys", 1, cluster.MaxStandbys, "none"},
+		{"memory-jobs", 1, math.MaxInt >> 20, ""},
+		{"completed-max", 1, math.MaxInt64, ""},
+		{"log-max-bytes", streams.LeastBytes, math.MaxInt64, "no bound"},
+		{"out-max-bytes", streams.LeastBytes, math.MaxInt64, "no bound"},
+	} {
+		if err := within(cmd, f.flag, f.least, f.most, f.none); err != nil {
+			return err
+		}
+	}
+	if age := s.options.OutMaxAge; cmd.Flags().Changed("out-max-age") && age < streams.LeastAge && age != -1 {
+		return usagef("--out-max-age is %s, must be %s or more, or -1ns for no bound", age, streams.LeastAge)
+	}
+	if err := notZero(cmd, "retention", "checkpoint-every", "checkpoint-records"); err != nil {
+		return err
+	}
+	return notNegative(cmd, "retention", "checkpoint-every", "keep-log")
 }
 
 // embedded refuses flags that have no effect on an embedded server. If they were ignored, an engine would be open that seems to require

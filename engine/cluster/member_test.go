@@ -417,7 +417,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"Replicas":   {func(o *Options) { o.Replicas = -1 }, func(o *Options) { o.Replicas = maxReplicas + 1 }},
 		"Weight":     {func(o *Options) { o.Weight = -1 }, func(o *Options) { o.Weight = MaxWeight + 1 }},
 		"Partitions": {func(o *Options) { o.Partitions = 0 }, func(o *Options) { o.Partitions = maxPartitions + 1 }},
-		"Standbys":   {func(o *Options) { o.Standbys = -2 }, func(o *Options) { o.Standbys = maxStandbys + 1 }},
+		"Standbys":   {func(o *Options) { o.Standbys = -2 }, func(o *Options) { o.Standbys = MaxStandbys + 1 }},
 		"Interval":   {func(o *Options) { o.Interval = -1 }}, "Bound": {func(o *Options) { o.Bound = 3*o.Interval - 1 }},
 		"Report": {func(o *Options) { o.Report = nil }},
 	} {
@@ -431,7 +431,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	for _, o := range []Options{
 		{Replicas: 1, Weight: 1, Partitions: 1, Standbys: -1, Interval: time.Millisecond, Bound: 3 * time.Millisecond},
-		{Replicas: maxReplicas, Weight: MaxWeight, Partitions: maxPartitions, Standbys: maxStandbys},
+		{Replicas: maxReplicas, Weight: MaxWeight, Partitions: maxPartitions, Standbys: MaxStandbys},
 	} {
 		o.Name, o.Report = "a", func() Report { return Report{} }
 		if err := o.Validate(); err != nil {

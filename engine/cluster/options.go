@@ -32,9 +32,11 @@ type Options struct {
 	OnTrouble func(error)
 }
 
+// MaxStandbys is how many standbys a partition may have.
+const MaxStandbys = 4
+
 const (
 	maxPartitions = 1024
-	maxStandbys   = 4
 	maxReplicas   = 5
 )
 
@@ -67,8 +69,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("cluster: Weight is %d, must be 1 to %d", o.Weight, MaxWeight)
 	case o.Partitions < 1 || o.Partitions > maxPartitions:
 		return fmt.Errorf("cluster: Partitions is %d, must be 1 to %d", o.Partitions, maxPartitions)
-	case o.Standbys < -1 || o.Standbys > maxStandbys:
-		return fmt.Errorf("cluster: Standbys is %d, must be -1 to %d", o.Standbys, maxStandbys)
+	case o.Standbys < -1 || o.Standbys > MaxStandbys:
+		return fmt.Errorf("cluster: Standbys is %d, must be -1 to %d", o.Standbys, MaxStandbys)
 	case o.Interval < time.Millisecond:
 		return fmt.Errorf("cluster: Interval is %s, must be at least 1ms", o.Interval)
 	case o.Bound < 3*o.Interval:

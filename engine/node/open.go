@@ -84,15 +84,12 @@ func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
 	if n.server != nil {
 		reader, bucket = embedded.Reader, 0
 	}
-	n.streams, err = streams.Open(ctx, n.nc, streams.Config{
-		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
-		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
-		Rebound: n.server != nil && o.NATSConfig == "", // then clients have no right to edit the streams
-		Known:   n.server == nil && n.knowsLog(),
-		Bucket:  bucket,
-		Rights:  n.rights(),
-		Reader:  reader, Wire: n.wire, Gather: n.replies.gather, OnReset: n.readerResets,
-	})
+	c := o.streams()
+	c.Rebound = n.server != nil && o.NATSConfig == "" // then clients have no right to edit the streams
+	c.Known = n.server == nil && n.knowsLog()
+	c.Bucket, c.Rights = bucket, n.rights()
+	c.Reader, c.Wire, c.Gather, c.OnReset = reader, n.wire, n.replies.gather, n.readerResets
+	n.streams, err = streams.Open(ctx, n.nc, c)
 	if errors.Is(err, streams.ErrNoStream) {
 		return fmt.Errorf("node: %w, but this node has read it: the NATS server lost acknowledged records, or cannot read them, or is another one; see docs/operations.md", err)
 	}

@@ -139,6 +139,14 @@ func (o Options) servers() servers.Config {
 	return servers.Config{Node: o.Name, URL: o.NATS, Options: o.NATSOptions, Logger: o.Logger}
 }
 
+// streams is how the streams are made if they are not there.
+func (o Options) streams() streams.Config {
+	return streams.Config{
+		Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Replicas: o.Replicas,
+		LogMaxBytes: o.LogMaxBytes, OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, PersistAsync: o.PersistAsync,
+	}
+}
+
 // Validate returns an error that names the first invalid option; nil if there is none.
 func (o Options) Validate() error {
 	switch {
@@ -148,6 +156,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
 	case len(o.Name) > 128:
 		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))
+	case o.Standbys < -1 || o.Standbys > cluster.MaxStandbys:
+		return fmt.Errorf("node: Standbys is %d, must be 1 to %d, or -1 for none", o.Standbys, cluster.MaxStandbys)
 	case o.NATS == "" && (o.Weight > 1 || o.Zone != "" || o.Standbys > 1):
 		return fmt.Errorf("node: a weight, a zone and standbys are for nodes that share an external NATS")
 	case o.Follow != "" && o.Follow != FollowAll && o.Follow != FollowPlaced:
@@ -192,5 +202,5 @@ func (o Options) Validate() error {
 			return fmt.Errorf("node: %s is %d, must not be negative", b.option, b.value)
 		}
 	}
-	return nil
+	return o.streams().Validate()
 }

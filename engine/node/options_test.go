@@ -19,6 +19,13 @@ func TestOptionsAreNamed(t *testing.T) {
 		"OutMaxBytes is 1048575":   func(o *Options) { o.OutMaxBytes = streams.LeastBytes - 1 },
 		`NATS is " ,"`:             func(o *Options) { o.NATS = " ," },
 		"the weight is -1":         func(o *Options) { o.Weight = -1 },
+		"Standbys is -5":           func(o *Options) { o.Standbys = -5 },
+		"Standbys is 5":            func(o *Options) { o.Standbys = 5 },
+		"Replicas is -1":           func(o *Options) { o.Replicas = -1 },
+		"Replicas is 6":            func(o *Options) { o.Replicas = 6 },
+		"Partitions is 1025":       func(o *Options) { o.Partitions = 1025 },
+		"LogMaxBytes is -2":        func(o *Options) { o.LogMaxBytes = -2 },
+		"OutMaxAge is -1s":         func(o *Options) { o.OutMaxAge = -time.Second },
 		`what to follow is "some"`: func(o *Options) { o.Follow = "some" },
 	} {
 		o := Options{Data: "data"}

@@ -52,9 +52,15 @@ type Config struct {
 // MaxPartitions is how many partitions a service may have.
 const MaxPartitions = 1024
 
+// MaxReplicas is how many replicas JetStream lets a stream have.
+const MaxReplicas = 5
+
 // LeastBytes is the least bound of a stream that can hold any message: a trigger takes up to some 540 KiB. An output stream
 // with a lower bound drops a larger message at once, and a log refuses it for good.
 const LeastBytes = 1 << 20
+
+// LeastAge is the least age at which a stream drops its messages: the server wants no less than the duplicate window.
+const LeastAge = duplicateWindow
 
 const (
 	defaultPartitions = 8
@@ -95,14 +101,14 @@ func (c Config) Validate() error {
 	switch {
 	case c.Partitions < 0 || c.Partitions > MaxPartitions:
 		return fmt.Errorf("streams: Partitions is %d, must be 1 to %d", c.Partitions, MaxPartitions)
-	case c.Replicas < 1 || c.Replicas > 5:
-		return fmt.Errorf("streams: Replicas is %d, must be 1 to 5", c.Replicas)
+	case c.Replicas < 1 || c.Replicas > MaxReplicas:
+		return fmt.Errorf("streams: Replicas is %d, must be 1 to %d", c.Replicas, MaxReplicas)
 	case c.LogMaxBytes < -1:
 		return fmt.Errorf("streams: LogMaxBytes is %d, must be 1 or more, or -1 for no bound", c.LogMaxBytes)
 	case c.OutMaxBytes < -1:
 		return fmt.Errorf("streams: OutMaxBytes is %d, must be 1 or more, or -1 for no bound", c.OutMaxBytes)
-	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < duplicateWindow:
-		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s, or -1 for no bound", c.OutMaxAge, duplicateWindow)
+	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < LeastAge:
+		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s, or -1 for no bound", c.OutMaxAge, LeastAge)
 	case c.PersistAsync && c.Replicas > 1:
 		return errors.New("streams: PersistAsync needs one replica")
 	case c.AckTimeout < 0:
