@@ -5,8 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -92,11 +90,7 @@ func (d *dumper) local(ctx context.Context) error {
 		return err
 	}
 	d.layout = engine.Layout{Prefix: d.app.connection.prefix, Partitions: node.MaxPartitions}
-	dir := filepath.Join(d.data, "log")
-	if _, err := os.Stat(dir); err != nil {
-		return err // opening the store would make it
-	}
-	store, err := wal.OpenStore(wal.Options{Dir: dir})
+	store, err := node.OpenLog(d.data)
 	if err != nil {
 		return err
 	}

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -30,7 +28,7 @@ var ErrOutOfLog = errors.New("node: the time is out of reach")
 //
 // Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged if replay comes to another state than the log's digests say, those of Restore.
 func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*Restored, error) {
-	if _, err := os.Stat(filepath.Join(log, "log")); err != nil {
+	if err := wantStore(log, "log"); err != nil {
 		return nil, err // opening the log would make it
 	}
 	lock, err := lockData(log)

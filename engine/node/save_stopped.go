@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -89,17 +90,34 @@ func openLogIn(data string, logger *slog.Logger) (*wal.Store, error) {
 	return wal.OpenStore(wal.Options{Dir: filepath.Join(data, "log"), Logger: logger})
 }
 
+// OpenLog opens the local log in the data directory of an engine that is stopped. Errors: fs.ErrNotExist, those of wal.OpenStore.
+func OpenLog(data string) (*wal.Store, error) {
+	if err := wantStore(data, "log"); err != nil {
+		return nil, err // opening the store would make it
+	}
+	return openLogIn(data, nil)
+}
+
 // wantStores returns an error if a data directory lacks one of its stores, because opening it would make it. With a new log, what the
 // lost one had beyond the checkpoints would be missing unnoticed. Only a directory that was restored has no log before its first start.
 func wantStores(data string) error {
-	if _, err := os.Stat(filepath.Join(data, "jobs")); err != nil {
+	if err := wantStore(data, "jobs"); err != nil {
 		return err
 	}
-	_, err := os.Stat(filepath.Join(data, "log"))
+	err := wantStore(data, "log")
 	if errors.Is(err, fs.ErrNotExist) {
 		if r, rerr := readRestored(data); rerr != nil || r != nil {
 			return rerr
 		}
+	}
+	return err
+}
+
+// wantStore returns an error if a data directory lacks a store. It wraps fs.ErrNotExist, unless data is a file.
+func wantStore(data, store string) error {
+	_, err := os.Stat(filepath.Join(data, store))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("node: %s is not a Carillon data directory, or not a whole one: %w", data, err)
 	}
 	return err
 }
