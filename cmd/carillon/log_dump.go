@@ -94,6 +94,12 @@ func (d *dumper) local(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if d.partition != everyPartition {
+		// If the job table cannot say how many there are, any partition may be meant.
+		if n, err := node.SavedPartitions(d.data); err == nil && d.partition >= n {
+			return errors.Join(badPartition(d.partition, n), store.Close())
+		}
+	}
 	bar := d.app.newOutputProgress("dump", -1, "records", d.app.stdout)
 	defer bar.end()
 	err = store.Log().Read(d.from, func(rec wal.Record) error {

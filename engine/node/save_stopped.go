@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -96,6 +97,22 @@ func OpenLog(data string) (*wal.Store, error) {
 		return nil, err // opening the store would make it
 	}
 	return openLogIn(data, nil)
+}
+
+// SavedPartitions is how many partitions the service has, as the checkpoints in the data directory of an engine that is stopped say.
+// Errors: fs.ErrNotExist, those of wal.OpenStore; that there is no checkpoint.
+func SavedPartitions(data string) (_ int, err error) {
+	if err := wantStore(data, "jobs"); err != nil {
+		return 0, err
+	}
+	n := &Node{o: Options{Data: data}}
+	n.jobs, err = wal.OpenStore(wal.Options{Dir: filepath.Join(data, "jobs"), Profile: wal.ProfileTable})
+	if err != nil {
+		return 0, err
+	}
+	n.saved = snapshot.OpenTable(n.jobs)
+	l, err := n.savedLayout()
+	return l.Partitions, errors.Join(err, n.jobs.Close())
 }
 
 // wantStores returns an error if a data directory lacks one of its stores, because opening it would make it. With a new log, what the
