@@ -211,7 +211,8 @@ func (d *Dir) Clean(context.Context) error {
 }
 
 // Check refuses a directory that has anything in it beside an archive: it is probably used for something else, or has archives
-// in directories of its own. A directory that is absent or empty may become an archive. Error: ErrForeign.
+// in directories of its own. A directory that is absent or empty may become an archive, except within another: nobody could save into
+// that one then. Error: ErrForeign.
 func (d *Dir) Check() error {
 	names, err := d.list("")
 	if err != nil {
@@ -224,7 +225,24 @@ func (d *Dir) Check() error {
 			return fmt.Errorf("%s %w: it holds %q", d.root, ErrForeign, name)
 		}
 	}
+	if len(names) > 0 {
+		return nil
+	}
+	if other := d.within(); other != "" {
+		return fmt.Errorf("%s %w: it lies in one, %s", d.root, ErrForeign, other)
+	}
 	return nil
+}
+
+// within returns the archive that the directory lies in; "" if there is none, or none that this user may see.
+func (d *Dir) within() string {
+	for dir, above := d.root, d.fs.PathDir(d.root); above != dir; dir, above = above, d.fs.PathDir(above) {
+		names, _ := d.fs.List(above) // none on an error
+		if slices.Contains(names, lockFile) && slices.Contains(names, snapshotsFolder) {
+			return above
+		}
+	}
+	return ""
 }
 
 // Lock takes a lock of the operating system on a file, which ends with the process at the latest.
