@@ -415,7 +415,7 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 		msg.Header.Set(HeaderRequest, cmd.Request)
 	}
 	if err := ctx.Err(); err != nil {
-		return 0, unsent(err)
+		return 0, unsent(err, false)
 	}
 	if !c.connected(ctx) {
 		return 0, c.connectionError(errNotSent)
@@ -460,11 +460,13 @@ type request struct {
 	id      string        // for the Carillon-Request header
 	retry   bool          // send it again even when an earlier try may have been applied
 	within  time.Duration // for all tries together
+	tried   bool          // the same was sent before, and may have been applied
 }
 
 // ask sends a request, again and again until the answer is not CodeUnavailable, r.within is over, or the request must not be sent
 // again. A try was certainly not applied if nobody listened or the connection was down; after such a try the request may always be
-// sent again. uncertain tells whether a try before the one that was answered may have been applied.
+// sent again. uncertain tells whether a try before the one that was answered may have been applied; then no error says that nothing was
+// sent.
 func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.within)
 	defer cancel()
@@ -474,11 +476,12 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 		msg.Header.Set(HeaderRequest, r.id)
 	}
 	began := time.Now()
+	uncertain = r.tried
 	var before error
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		switch over := ctx.Err(); {
 		case over != nil && before == nil:
-			return nil, false, unsent(over)
+			return nil, uncertain, unsent(over, uncertain)
 		case over != nil:
 			return nil, uncertain, ended(ctx, before)
 		}
@@ -496,13 +499,17 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 			return nil, uncertain, err
 		}
 		uncertain = uncertain || !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errNotSent)
+		if uncertain && errors.Is(err, errNotSent) {
+			err = unsent(errNotSent, uncertain)
+		}
 		if uncertain && !r.retry {
 			return nil, true, err
 		}
 		if !r.retry && time.Since(began) > c.timeout { // nobody listens: r.within is meant for the work, which has not even begun
 			return nil, false, err
 		}
-		if ctx.Err() != nil && before != nil { // the last try was cut short: the error of the one before says more
+		// If the last try was cut short, the error of the one before says more, unless that one was not even sent.
+		if ctx.Err() != nil && before != nil && !errors.Is(before, errNotSent) {
 			return nil, uncertain, fmt.Errorf("%w; before that: %w", ended(ctx, err), before)
 		}
 		before = err
@@ -603,9 +610,13 @@ func (c *Client) connected(ctx context.Context) (ok bool) {
 	return true
 }
 
-// unsent is the error of a request that was not sent, with the reason.
-func unsent(why error) error {
-	return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: "nothing was sent"}, why)
+// unsent is the error of a request that was not sent, with the reason. tried says that it had been sent before.
+func unsent(why error, tried bool) error {
+	message := "nothing was sent"
+	if tried {
+		message = "no answer in time, and it was not sent again; the outcome is unknown"
+	}
+	return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: message}, why)
 }
 
 // connectionError puts an error of nats.go into words; if a later try may succeed, it becomes CodeUnavailable.
@@ -617,7 +628,7 @@ func (c *Client) connectionError(err error) error {
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
 		return unavailable("no Carillon service answers under the prefix " + quote(c.names.Prefix))
 	case errors.Is(err, errNotSent):
-		return unsent(err)
+		return unsent(err, false)
 	case errors.Is(err, nats.ErrMaxPayload):
 		return &Error{Code: CodePayloadTooLarge, Message: fmt.Sprintf("the request is larger than the %d bytes this NATS server takes", c.nc.MaxPayload())}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),

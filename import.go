@@ -281,6 +281,8 @@ type importBatch struct {
 	body []byte
 	at   []int    // by line: the job's place in the sequence
 	ids  []string // and its id
+
+	tried bool // it was sent, and may have been applied
 }
 
 func (b *importBatch) add(line []byte, at int, id string) {
@@ -371,9 +373,10 @@ func (im *importing) request(b *importBatch, unanswered error) (ImportReply, err
 			return ImportReply{}, ended(im.ctx, unanswered)
 		}
 	}
-	body, _, err := im.ask(im.ctx, request{
-		subject: im.names.API(VerbImport, ""), body: b.body, id: b.id, retry: true, within: im.timeout,
+	body, uncertain, err := im.ask(im.ctx, request{
+		subject: im.names.API(VerbImport, ""), body: b.body, id: b.id, retry: true, within: im.timeout, tried: b.tried,
 	})
+	b.tried = uncertain
 	if err != nil {
 		return ImportReply{}, err
 	}

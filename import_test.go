@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -268,25 +269,112 @@ func TestClientImportUnanswered(t *testing.T) {
 	}
 }
 
+// link is a way to a server that can be cut.
+type link struct {
+	*server.Server
+	mu   sync.Mutex
+	cut  bool
+	conn net.Conn
+}
+
+func (l *link) InProcessConn() (conn net.Conn, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		return nil, errors.New("the link is cut")
+	}
+	l.conn, err = l.Server.InProcessConn()
+	return l.conn, err
+}
+
+func (l *link) setCut(cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut = cut; cut {
+		_ = l.conn.Close()
+	}
+}
+
+// startLink runs a server in this process, in a bubble of synctest, and connects to it.
+func startLink(t *testing.T) (*link, *nats.Conn) {
+	t.Helper()
+	ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	l := &link{Server: ns}
+	nc, err := nats.Connect("", nats.InProcessServer(l), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		nc.Close()
+		ns.Shutdown()
+		ns.WaitForShutdown()
+		time.Sleep(time.Second) // a handler may be at it yet
+	})
+	return l, nc
+}
+
+// Where one of the tries may have been applied, no error says that nothing was sent, however long the connection is down before and since.
+func TestClientLosesConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, nc := startLink(t)
+		arrived := make(chan struct{}, 10)
+		_, err := nc.Subscribe("carillon.api.>", func(m *nats.Msg) {
+			if len(m.Data) > 0 {
+				arrived <- struct{}{}
+				return
+			}
+			if err := m.Respond((&ImportReply{}).AppendJSON(nil)); err != nil {
+				t.Error(err)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := Connect(nc)
+		var work sync.WaitGroup
+		put := func(id string) {
+			work.Go(func() {
+				_, err := c.Put(t.Context(), Job{ID: id, Schedule: "@hourly"})
+				unclear(t, "put", err)
+			})
+		}
+		put("before")
+		work.Go(func() {
+			if err := c.Import(t.Context(), slices.Values(numbered(1)), func(_ int, err error) { unclear(t, "import", err) }); err != nil {
+				t.Error(err)
+			}
+		})
+		<-arrived
+		<-arrived
+		l.setCut(true)
+		work.Wait()
+
+		put("since")
+		time.Sleep(9 * DefaultTimeout / 10)
+		l.setCut(false)
+		<-arrived
+		work.Wait()
+	})
+}
+
+func unclear(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, unknown) || !strings.Contains(err.Error(), "the outcome is unknown") || strings.Contains(err.Error(), "nothing was sent") {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
 // An import goes on where the service takes longer for what is under way at once than a try is waited for: what is not answered is sent
 // again one by one, and not all of it beside each other, for ever.
 func TestClientImportSlow(t *testing.T) {
 	const jobs = 12 * MaxImportLines
 	synctest.Test(t, func(t *testing.T) {
-		ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ns.Start()
-		defer time.Sleep(time.Second) // a handler may be at it yet
-		defer ns.WaitForShutdown()
-		defer ns.Shutdown()
-		nc, err := nats.Connect("", nats.InProcessServer(ns))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		_, err = nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
+		_, nc := startLink(t)
+		_, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
 			if len(m.Data) > 0 {
 				time.Sleep(800 * time.Millisecond)
 			}
