@@ -25,6 +25,8 @@ type clock struct {
 	offset atomic.Int64 // ns
 	mu     sync.Mutex
 	known  engine.ClockOffset
+
+	lead int64 // how far the streams' clock was ahead of the node's own when jumped last looked, ns; 0: it has not looked
 }
 
 // begin starts the clock, before anybody reads it.
@@ -69,4 +71,21 @@ func (c *clock) wrong() time.Duration {
 		return 0
 	}
 	return time.Duration(c.ns() - wall().UnixNano())
+}
+
+// jumpLeast is the least jump of the clock that is told: of fires that come due by a smaller one, none counts as missed.
+const jumpLeast = time.Second
+
+// jumped is how far the streams' clock, as this node knows it, was set since the last call, or ran on while this machine was suspended;
+// negative: back. A jump of less than jumpLeast is 0, and so is the first one. Only watch calls it.
+func (c *clock) jumped() time.Duration {
+	lead, before := c.offset.Load(), c.lead
+	if !c.external {
+		lead = wall().UnixNano() - c.own(time.Now())
+	}
+	c.lead = lead
+	if by := time.Duration(lead - before); before != 0 && by.Abs() >= jumpLeast {
+		return by
+	}
+	return 0
 }

@@ -43,3 +43,20 @@ func TestClock(t *testing.T) {
 	answer(0, 2, 1000)
 	is("the embedded server's clock is ours", 0)
 }
+
+// A jump is told once, with how far it went; what the clock begins with is none, and nor is a small one.
+func TestClockJumps(t *testing.T) {
+	for external, room := range map[bool]time.Duration{true: 0, false: time.Minute} { // between two readings of this machine's clock
+		var c clock
+		c.begin(external)
+		for _, step := range []struct{ by, told time.Duration }{
+			{5 * time.Hour, 0}, {jumpLeast - 1, 0}, {2 * time.Hour, 2 * time.Hour}, {0, 0}, {-3 * time.Hour, -3 * time.Hour}, {0, 0},
+		} {
+			c.offset.Add(int64(step.by))
+			c.start -= int64(step.by) // as if this machine's clock had been set
+			if got := c.jumped(); (got - step.told).Abs() > room {
+				t.Errorf("external %t: set by %s, told %s", external, step.by, got)
+			}
+		}
+	}
+}

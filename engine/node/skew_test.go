@@ -112,4 +112,5 @@ func TestClockSetBack(t *testing.T) {
 	})
 	p.signal(t, syscall.SIGUSR1) // as if the time had passed
 	eventually(t, "/readyz is green", func() bool { ready, _ := readyz(t, p.HTTP); return ready })
+	eventually(t, "the log tells of the jump", func() bool { return strings.Contains(p.log.String(), "the clock jumped ahead") })
 }

@@ -150,10 +150,16 @@ func (n *Node) watchDisk(context.Context) error {
 	return nil
 }
 
-// watch looks how full the log stream is, and whether ticks come back, and tells the web server the node's problems.
+// watch looks how full the log stream is, whether the clock jumped, and whether ticks come back, and tells the web server the node's problems.
 func (n *Node) watch(ctx context.Context) error {
 	if info, err := n.lookAtLog(ctx); err == nil {
 		n.head.Store(max(info.Last, n.applied.Load()))
+	}
+	switch by := n.clock.jumped(); {
+	case by > 0:
+		n.log.Warn("the clock jumped ahead; fires that were due in between may count as missed", "by", by)
+	case by < 0:
+		n.log.Warn("the clock was set back; what is due waits until the clock is where it was", "by", -by)
 	}
 	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
 		return fmt.Errorf("%w: the log stream has not answered for %s", errDisk, deadAfter)
