@@ -168,7 +168,7 @@ func dial(ctx context.Context, servers string, options []nats.Option) (*nats.Con
 // unsecret returns an error of nats.Connect without the URL, which may have secrets in it.
 func unsecret(err error) error {
 	if _, ok := errors.AsType[*url.Error](err); ok {
-		return errors.New("it is no URL")
+		return errors.New("it is not a URL")
 	}
 	return err
 }

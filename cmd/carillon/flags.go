@@ -31,7 +31,7 @@ func (v *filled) Set(s string) error {
 func notZero(c *cobra.Command, flags ...string) error {
 	for _, name := range flags {
 		if f := c.Flags().Lookup(name); f.Changed && strings.TrimSuffix(f.Value.String(), "s") == "0" {
-			return usagef("--%s is 0, must be more", name)
+			return usagef("--%s is 0, must be more than 0", name)
 		}
 	}
 	return nil

@@ -104,7 +104,7 @@ func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, y
 	if a.json {
 		err = a.raw(r.AppendJSON(nil))
 	} else {
-		err = a.line("%d selected, %d %s, %d were so or gone already, %d failed", r.Matched, r.Changed, ch.past, r.Unchanged, r.Failed)
+		err = a.line("%d selected, %d %s, %d were %s or gone already, %d failed", r.Matched, r.Changed, ch.past, r.Unchanged, ch.past, r.Failed)
 	}
 	if err == nil && r.Failed > 0 {
 		err = &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("of %d jobs the outcome is unknown, or there was no room to change them; the same command again does no harm", r.Failed)}

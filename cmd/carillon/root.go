@@ -89,7 +89,7 @@ func noParentFlags(c *cobra.Command) (err error) {
 	c.VisitParents(func(p *cobra.Command) {
 		p.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 			if f.Changed {
-				err = usagef("--%s goes behind %q", f.Name, c.CommandPath())
+				err = usagef("--%s goes after %q", f.Name, c.CommandPath())
 			}
 		})
 	})

@@ -232,9 +232,9 @@ func TestRefusedAtOnce(t *testing.T) {
 		"job put a --owner \xff":                                           "is not UTF-8",
 		"job put a --label x=\xff":                                         "is not UTF-8",
 		"log dump --partition -2":                                          "--partition is -2",
-		"snapshot prune DIR --keep -1":                                     "--keep is at least 1",
-		"snapshot prune DIR --older-than -1h":                              "--older-than is not negative",
-		"snapshot restore DIR --data new --partitions -1":                  "--partitions is 1 to",
+		"snapshot prune DIR --keep -1":                                     "--keep is -1, must be 1 or more",
+		"snapshot prune DIR --older-than -1h":                              "--older-than is -1h0m0s, must not be negative",
+		"snapshot restore DIR --data new --partitions -1":                  "--partitions is -1, must be 1 to 1024",
 		"snapshot restore DIR --data new --log DIR":                        "--to-time and --log go together",
 		"snapshot restore DIR -s x --partitions 4":                         "go with --data",
 		"snapshot restore DIR -s x --to-time TIME --log L":                 "go with --data",
@@ -280,7 +280,7 @@ func TestSelectionFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, out, errOut := run(t, "-s", url, "job", "pause", "--owner", "acme")
-	const want = "5 selected, 2 paused, 1 were so or gone already, 2 failed\n"
+	const want = "5 selected, 2 paused, 1 were paused or gone already, 2 failed\n"
 	if code != exitFailure || out != want || !strings.HasPrefix(errOut, "carillon: unavailable: of 2 jobs ") {
 		t.Errorf("%d, %s%s", code, out, errOut)
 	}

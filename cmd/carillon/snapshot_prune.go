@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,8 +27,11 @@ does. A snapshot that cannot be read ends it, as nobody knows what it names, unl
   carillon snapshot prune /backup/carillon --keep 7 --older-than 720h --dry-run
   carillon snapshot prune --bucket carillon-snapshots --drop 20270115T080000.123Z-2f8a61c09d3b4e57`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if o.Keep < 0 || o.OlderThan < 0 || c.Flags().Changed("keep") && o.Keep == 0 {
-				return usagef("--keep is at least 1, --older-than is not negative")
+			if err := within(c, "keep", 1, math.MaxInt64, ""); err != nil {
+				return err
+			}
+			if err := notNegative(c, "older-than"); err != nil {
+				return err
 			}
 			o.Now = time.Now()
 			return f.use(c.Context(), a, args, func(t archive.Target) error {

@@ -86,6 +86,9 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 	if r.at, err = timeFlag(r.toTime, r.log); err != nil {
 		return err
 	}
+	if err := within(c, "partitions", 1, node.MaxPartitions, ""); err != nil {
+		return err
+	}
 	switch n := r.options.Partitions; {
 	case r.data == "" && !c.Flags().Changed("server"):
 		return usagef("give --data, a new data directory, or --server, a running service")
@@ -94,15 +97,13 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 	case r.data == "" && (n != 0 || !r.at.IsZero()):
 		return usagef("--partitions and --to-time go with --data")
 	case r.existing != existingSkip && r.existing != existingReplace && r.existing != existingFail:
-		return usagef("--existing is skip, replace or fail")
-	case n < 0 || n > node.MaxPartitions || n == 0 && c.Flags().Changed("partitions"):
-		return usagef("--partitions is 1 to %d", node.MaxPartitions)
+		return usagef("--existing is %q, must be skip, replace or fail", r.existing)
 	case !r.at.IsZero() && (n != 0 || r.options.Only != (carillon.Selection{})):
 		return usagef("--to-time restores all jobs into as many partitions as there were")
 	case r.missed != "":
 		policy, ok := carillon.ParseMisfire(r.missed)
 		if !ok {
-			return usagef("--missed is fire_once, fire_all or skip")
+			return usagef("--missed is %q, must be fire_once, fire_all or skip", r.missed)
 		}
 		r.options.Missed = &policy
 	}
