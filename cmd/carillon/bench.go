@@ -24,7 +24,7 @@ func newBenchCommand(a *app) *cobra.Command {
 	)
 	c.Long = `Measure the engine, beside what the machine itself can do. docs/benchmarks.md has the method and figures.
 
-Without --server, whatever $NATS_URL and its kind say, an engine is started for the run, on ports of its own and in a
+Without --server, whatever $NATS_URL and the like say, an engine is started for the run, on ports of its own and in a
 directory that is removed afterwards; with --nats it has its streams on a NATS that runs already. A run ends with exit
 code 1 when a check or a target failed.`
 	return c

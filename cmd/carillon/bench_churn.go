@@ -26,7 +26,7 @@ func newBenchChurnCommand(a *app) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&c.Rate, "rate", 5000, "jobs due a second; every second one of them is cancelled or moved")
+	f.IntVar(&c.Rate, "rate", 5000, "jobs due a second; every other one is cancelled or moved")
 	f.DurationVar(&c.Duration, "duration", 30*time.Second, "how long, in whole seconds")
 	f.DurationVar(&c.Nearest, "nearest", 50*time.Millisecond, "the shortest time between a change and the job's due time")
 	f.DurationVar(&c.Farthest, "farthest", 500*time.Millisecond, "the longest time between a change and the job's due time")

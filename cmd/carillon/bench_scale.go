@@ -17,7 +17,7 @@ func newBenchScaleCommand(a *app) *cobra.Command {
 
 They are one-shots due over a year. A run asks for 700 bytes of free disk for each, 2,100 with --save,
 and 4 GiB beside; some 400 stay while it runs. At the end come pairs of midnights: a million
-more that are due within a minute, first in memory, then on disk.`,
+more jobs that are due within a minute, first in memory, then on disk.`,
 		Example: `  carillon bench scale
   carillon bench scale --jobs 10000000 --save
   carillon bench scale --jobs 100000000 --data /mnt/large`,
@@ -32,7 +32,7 @@ more that are due within a minute, first in memory, then on disk.`,
 	f.BoolVar(&c.Save, "save", false, "measure lateness while a snapshot is saved, too, and restore that")
 	f.IntVar(&c.Midnight, "midnight", 0, "more jobs that are due within a minute (default as many as --jobs, 1,000,000 at most; -1 for none)")
 	f.IntVar(&c.Rate, "rate", 5000, "triggers a second of other jobs, while lateness is measured")
-	f.DurationVar(&c.Duration, "duration", 30*time.Second, "of each measurement")
+	f.DurationVar(&c.Duration, "duration", 30*time.Second, "length of each measurement")
 	payloadFlag(f, &c.PayloadBytes)
 	dataFlag(f, &c.Service.Data)
 	return cmd

@@ -31,7 +31,7 @@ on standard error. A run that is interrupted ends with the figures so far.`,
 	f := cmd.Flags()
 	f.IntVar(&c.Rate, "rate", 1000, "triggers a second, half of them of recurring jobs")
 	f.DurationVar(&c.Duration, "duration", time.Hour, "how long, in whole rounds")
-	f.DurationVar(&c.Round, "round", time.Minute, "what is judged and told at once, in whole seconds")
+	f.DurationVar(&c.Round, "round", time.Minute, "length of a round, which is checked and printed as one, in whole seconds")
 	f.DurationVar(&c.KillEvery, "kill-every", 0, "how often the engine is killed with -9 and started again (default never)")
 	payloadFlag(f, &c.PayloadBytes)
 	handlersFlag(f, &c.Concurrency)

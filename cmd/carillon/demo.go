@@ -20,9 +20,9 @@ func newDemoCommand(a *app) *cobra.Command {
 	var o node.Options
 	cmd := ownFlags(&cobra.Command{
 		Use:   "demo",
-		Short: "Run the engine with sample jobs and show triggers as they ring",
-		Long: `Run the engine on its embedded default, put a handful of sample jobs, and show each trigger as it
-arrives, with its lateness: from its due millisecond to this process, over TCP.`,
+		Short: "Run the engine with sample jobs and show triggers as they fire",
+		Long: `Run the engine with its embedded NATS server, put a handful of sample jobs, and show each trigger as it
+arrives, with its lateness: from the due millisecond to the receipt by this process, over TCP.`,
 		Example: `  carillon demo
   carillon demo --data /tmp/carillon-demo --listen 127.0.0.1:14222`,
 		Args: cobra.NoArgs,

@@ -57,7 +57,7 @@ func (l *listFlags) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.Var((*filled)(&l.request.Topic), "topic", "of this `topic`, which may hold wildcards")
 	f.Var((*jobStatus)(&l.request.Status), "status", "with this `status`: scheduled, paused or completed")
-	f.UintVar(&l.limit, "limit", 0, "stop after this `many` jobs")
+	f.UintVar(&l.limit, "limit", 0, "stop after this `number` of jobs")
 }
 
 // jobStatus is a status that a job can have. The protocol reserves more statuses for executions.

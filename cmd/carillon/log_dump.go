@@ -27,7 +27,7 @@ func newLogDumpCommand(a *app) *cobra.Command {
 		Use:   "dump",
 		Short: "Show the records of the log, decoded",
 		Long: `Show the records of the log in order, decoded: commands as clients sent them, and the engines' ticks,
-claims, heals, imports and words about the disk. They come from the service's stream, up to its present end, or with --data from the
+claims, heals, imports and notes of the disk's state. They come from the service's stream, up to its present end, or with --data from the
 local copy of an engine that is stopped.`,
 		Example: `  carillon log dump --job invoice-7
   carillon log dump --partition 3 --from 120000 --limit 50 --json
@@ -57,7 +57,7 @@ local copy of an engine that is stopped.`,
 	f.IntVar(&d.partition, "partition", everyPartition, "only records that concern this `partition`")
 	f.Var((*filled)(&d.job), "job", "only commands for this job `id`, and the imports it is in")
 	f.Uint64Var(&d.from, "from", 1, "first `sequence`")
-	f.Uint64Var(&d.limit, "limit", 0, "stop after this `many` records shown")
+	f.Uint64Var(&d.limit, "limit", 0, "stop after this `number` of records shown")
 	f.Var((*filled)(&d.data), "data", "read the data `directory` of a stopped engine")
 	f.Lookup("partition").DefValue = "all"
 	return c

@@ -42,7 +42,7 @@ func newPreviewCommand(a *app) *cobra.Command {
 	f = newFields(c)
 	f.schedule()
 	f.text("after", "after", "show fires after this `time`, RFC 3339 (default now)")
-	f.number("count", "count", "how `many` fires to show (default 10)")
+	f.number("count", "count", "`number` of fires to show (default 10)")
 	return c
 }
 

@@ -71,10 +71,10 @@ func (s *serveFlags) sharing(f *pflag.FlagSet) {
 	f.Var((*filled)(&s.options.NATSConfig), "nats-config", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
 	f.Var((*filled)(&s.options.NATSAccount), "nats-account", "with --nats-config: the account that holds the streams")
 	f.Var((*filled)(&s.options.NATS), "nats", "URLs of an external NATS instead of the embedded server")
-	f.IntVar(&s.options.Weight, "weight", 1, "with --nats: this node's share of the partitions, beside those of others")
+	f.IntVar(&s.options.Weight, "weight", 1, "with --nats: this node's share of the partitions, relative to the weights of the others")
 	f.StringVar(&s.options.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
 	f.StringVar((*string)(&s.options.Follow), "follow", string(node.FollowAll), "with --nats: which partitions' jobs this node keeps: all, or placed, those that it owns or is a standby of")
-	f.IntVar(&s.options.Standbys, "standbys", 1, "with --nats: who takes a partition over first, how many; -1 for none. Set alike on all nodes")
+	f.IntVar(&s.options.Standbys, "standbys", 1, "with --nats: how many nodes stand by to take over each partition; -1 for none. Set alike on all nodes")
 	f.IntVar(&s.options.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
 }
 
@@ -83,7 +83,7 @@ func (s *serveFlags) keeping(f *pflag.FlagSet) {
 	f.IntVar(&s.options.Partitions, "partitions", 0, "number of partitions, fixed when the streams are made (default what they were made with, else 8)")
 	f.Int64Var(&s.options.LogMaxBytes, "log-max-bytes", 0, "bound of the log stream; with --nats or --nats-config only when it is made (default 256 MiB)")
 	f.Int64Var(&s.options.OutMaxBytes, "out-max-bytes", 0, "retention of each output stream in bytes; with --nats or --nats-config only when it is made (default 512 MiB shared by all)")
-	f.DurationVar(&s.options.OutMaxAge, "out-max-age", 0, "retention of each output stream in time; the same (default 72h)")
+	f.DurationVar(&s.options.OutMaxAge, "out-max-age", 0, "retention of each output stream in time; with --nats or --nats-config only when it is made (default 72h)")
 	f.BoolVar(&s.options.PersistAsync, "persist-async", false, "make output streams that acknowledge before they write: faster, and a crash publishes their end again")
 	f.DurationVar(&s.options.Retention, "retention", 24*time.Hour, "how long completed jobs stay queryable")
 	f.IntVar(&s.options.CompletedMax, "completed-max", 250_000, "a completed job of a partition stays until so many others have completed after it")

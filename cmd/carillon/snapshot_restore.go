@@ -15,19 +15,19 @@ func newSnapshotRestoreCommand(a *app) *cobra.Command {
 	r := restorer{app: a}
 	c := &cobra.Command{
 		Use:   "restore [DIR]",
-		Short: "Make a data directory of a snapshot, or put its jobs into a running service",
+		Short: "Make a data directory from a snapshot, or put its jobs into a running service",
 		Long: `Make a new data directory with all jobs of a snapshot, the newest unless --id names one. 'carillon serve' on it goes on
 with them: what fired since the snapshot is due again, with the same trigger ids, and falls under each job's misfire
 policy, or under --missed up to the first start. The original must not fire any more.
 
-With --to-time they are as they were then: the newest snapshot from before, and what the log in the data directory of
-the service says since, as far as 'carillon serve --keep-log' kept it. The service must be stopped; its directory stays
+With --to-time the jobs are as they were then: the newest snapshot from before, and what the log in the service's data
+directory (--log) says since, as far as 'carillon serve --keep-log' kept it. The service must be stopped; its directory stays
 as it is. What had fired by then does not fire again.
 
 With --partitions the new service has another number of partitions. With --prefix, --label and --owner only the jobs
 are restored that all of these apply to.
 
-Every byte is checked before it counts. The directory must be empty or absent; one that is interrupted leaves it so.
+Every byte is checked before it counts. The directory must be empty or absent; a restore that is interrupted leaves it so.
 
 Without --data the jobs are put into the service that --server names, while it fires: with their versions, counts and
 anchors, so that later fires are those they would have had. Jobs that it has already stay as they are; with --existing

@@ -20,8 +20,8 @@ func newStatusCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the service, its engines and its partitions",
-		Long: `Show the state of the service, its engines and its partitions, as the engine that answers knows it. With --watch again
-and again, with rates: triggers and events put out, and records of the log, a second since the last look.`,
+		Long: `Show the state of the service, its engines and its partitions, as the engine that answers knows it. With --watch it is
+shown again and again, with rates since the last look: outputs (triggers and events) and records of the log a second.`,
 		Example: `  carillon status
   carillon status --json
   carillon status --watch`,

@@ -15,8 +15,8 @@ import (
 func newVersionCommand(a *app) *cobra.Command {
 	return ownFlags(&cobra.Command{
 		Use:   "version",
-		Short: "Show what this binary is made of",
-		Long: `Show what this binary is made of. Engines of one service must agree on logic, the version of the rules
+		Short: "Show the versions of this binary and its parts",
+		Long: `Show the versions of this binary and its parts. Engines of one service must agree on logic, the version of the rules
 by which the log becomes triggers, and on tzdata, the release of the zone rules.`,
 		Example: `  carillon version
   carillon version --json`,

@@ -35,7 +35,7 @@ taken from a worker, and what fires before it begins is not shown. Ctrl-C ends i
 	f := c.Flags()
 	f.StringVar(&w.topic, "topic", ">", "only triggers of this `topic`, which may hold wildcards")
 	f.BoolVar(&w.events, "events", false, "show events, too: rejected commands, skipped fires, completed jobs")
-	f.UintVar(&w.count, "count", 0, "end after this `many` triggers")
+	f.UintVar(&w.count, "count", 0, "end after this `number` of triggers")
 	return c
 }
 

@@ -26,15 +26,15 @@ func newWorkCommand(a *app) *cobra.Command {
 		Short: "Run a command for each trigger of a topic, or print it",
 		Long: `Take the triggers of a topic, which may hold wildcards, and run a command for each, or print it.
 
-Workers of one --name share the work: each trigger goes to one of them, and it remembers how far it came.
+Workers of one --name share the work: each trigger goes to one of them, and how far they are is remembered.
 The command gets the payload on standard input, and CARILLON_JOB, CARILLON_TRIGGER, CARILLON_SCHEDULED,
 CARILLON_TOPIC, CARILLON_VERSION, CARILLON_MISSED and CARILLON_ATTEMPT in its environment. When it ends
 with 0 the trigger is acknowledged; else it comes again, later each time. The same trigger may come
 twice, after a crash for one: CARILLON_TRIGGER is the key to notice it by. What the command writes is
-passed on when it has ended, a MiB of each stream at the most.
+passed on when it has ended, a MiB of each stream at most.
 
-A worker needs consumers of its --name on the output streams, and makes them. One whose user may not has them
-made before by somebody else, with --prepare, and says with --partitions how many there are.
+A worker needs consumers of its --name on the output streams, and makes them. If its user may not, somebody
+else makes them before, with --prepare, and the worker says with --partitions how many there are.
 
 SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way get --grace to end.`,
 		Example: `  carillon work billing.renewals --name billing -- ./renew.sh
@@ -44,7 +44,7 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
   carillon work billing.renewals --name billing --partitions 8 -- ./renew.sh`,
 		Args: func(c *cobra.Command, args []string) error {
 			if before := c.ArgsLenAtDash(); before != 1 && (before >= 0 || len(args) != 1) {
-				return fmt.Errorf("give one topic, and a command to run behind --")
+				return fmt.Errorf("give one topic, and a command to run after --")
 			}
 			return nil
 		},
@@ -64,13 +64,13 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 	}
 	f := c.Flags()
 	f.StringVar(&w.options.Name, "name", "", "`name` shared by the workers of one kind (needed)")
-	f.IntVar(&w.options.Concurrency, "concurrency", 0, "how `many` triggers at a time (default 16)")
-	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give a trigger up that fails when it was delivered this `many` times (default never)")
+	f.IntVar(&w.options.Concurrency, "concurrency", 0, "`number` of triggers at a time (default 16)")
+	f.IntVar(&w.options.MaxAttempts, "max-attempts", 0, "give up a trigger that fails when it has been delivered this `number` of times (default never)")
 	f.DurationVar(&w.options.Grace, "grace", 0, "how long commands get to end (default 30s)")
-	f.DurationVar(&w.options.AckWait, "ack-wait", 0, "after how long without a sign of life from a worker its triggers go to others (default 30s)")
+	f.DurationVar(&w.options.AckWait, "ack-wait", 0, "how long a worker may be silent before its triggers go to others (default 30s)")
 	f.BoolVar(&w.options.StartNew, "start-new", false, "where the name is new: leave out triggers that are there already")
 	f.BoolVar(&prepare, "prepare", false, "make the consumers, say how many there are, and end")
-	f.IntVar(&w.options.Partitions, "partitions", 0, "how `many` consumers --prepare has made; then none is made or looked at")
+	f.IntVar(&w.options.Partitions, "partitions", 0, "`number` of consumers that --prepare has made; then none is made or looked at")
 	return c
 }
 
