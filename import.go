@@ -432,8 +432,8 @@ func (b *importBatch) divide(full map[int]bool, reply *ImportReply) (settled, re
 	}
 	failed := reply.Failed[:0]
 	for _, f := range reply.Failed {
-		if !full[f.Line-1] {
-			f.Line = moved[f.Line-1]
+		if line, sent := moved[f.Line-1]; sent && !full[f.Line-1] {
+			f.Line = line
 			failed = append(failed, f)
 		}
 	}

@@ -221,6 +221,17 @@ func TestClientImportFull(t *testing.T) {
 		t.Errorf("%d ids, of three requests whose lines differ", n)
 	}
 
+	// A line that was not sent is no job's, whatever else the answer says.
+	s.answers("carillon.api.import", knows,
+		replies(ImportReply{Imported: 1, Failed: []ImportFail{{1, "a-0", full}, {9, "a-8", odd}}}), replies(ImportReply{Imported: 1}))
+	var restored Restored
+	err := c.Restore(t.Context(), slices.Values(numbered(2)), func(r Restored) {
+		restored.Jobs, restored.Imported, restored.Failed = restored.Jobs+r.Jobs, restored.Imported+r.Imported, append(restored.Failed, r.Failed...)
+	})
+	if diff := cmp.Diff(Restored{Jobs: 2, Imported: 2}, restored); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+
 	for again := 5; again > 0; again-- {
 		s.answers("carillon.api.import", knows, answer{refusal: full})
 		before, n, late := len(s.requests("carillon.api.import")), 0, false
