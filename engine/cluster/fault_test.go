@@ -280,6 +280,69 @@ func TestWatchIsBegunAgain(t *testing.T) {
 	b.placedFor("a", "b")
 }
 
+// openEnded is a JetStream whose watches are never closed. The client library's are not if the context ends just when it has made them.
+type openEnded struct {
+	jetstream.JetStream
+	t testing.TB
+}
+
+func (j openEnded) CreateKeyValue(ctx context.Context, cfg jetstream.KeyValueConfig) (jetstream.KeyValue, error) {
+	kv, err := j.JetStream.CreateKeyValue(ctx, cfg)
+	return openEndedBucket{kv, j.t}, err
+}
+
+type openEndedBucket struct {
+	jetstream.KeyValue
+	t testing.TB
+}
+
+func (b openEndedBucket) WatchAll(ctx context.Context, opts ...jetstream.WatchOpt) (jetstream.KeyWatcher, error) {
+	w, err := b.KeyValue.WatchAll(ctx, opts...)
+	if err != nil {
+		return nil, err
+	}
+	updates, forwarded := make(chan jetstream.KeyValueEntry), make(chan struct{})
+	go func() {
+		defer close(forwarded)
+		for e := range w.Updates() {
+			updates <- e
+		}
+	}()
+	b.t.Cleanup(func() { // so that the test leaves no goroutine
+		<-forwarded
+		close(updates)
+	})
+	return openEndedWatch{w, updates}, nil
+}
+
+type openEndedWatch struct {
+	jetstream.KeyWatcher
+	updates chan jetstream.KeyValueEntry
+}
+
+func (w openEndedWatch) Updates() <-chan jetstream.KeyValueEntry { return w.updates }
+
+// A member ends even if its watch does not.
+func TestEndsBesideWatch(t *testing.T) {
+	t.Parallel()
+	js, _ := newHost(t).connect()
+	m, err := Join(t.Context(), openEnded{js, t}, options("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-m.Known()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.Close()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the member waits for its watch")
+	}
+}
+
 // If no watch brings changes, the keys are read.
 func TestAsksWithoutWatch(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer m.dismiss(w)
+	defer dismiss(w)
 	first, placement := true, false
 	m.echoAt.Store(int64(m.now()))
 	ticker := time.NewTicker(m.o.Bound)
@@ -145,14 +145,15 @@ func (m *Member) rewatch() {
 	}
 }
 
-// dismiss stops a watcher, and throws away what it still delivers: otherwise it might block on a full channel for ever.
-func (m *Member) dismiss(w jetstream.KeyWatcher) {
+// dismiss stops a watcher, and throws away what it still delivers: otherwise it might block on a full channel for ever. The member
+// does not wait for that: if the context ends just when the watch has been made, the client library never closes the channel.
+func dismiss(w jetstream.KeyWatcher) {
 	_ = w.Stop() // an error means that it has ended already
-	m.work.Go(func() {
+	go func() {
 		for range w.Updates() {
 			continue
 		}
-	})
+	}()
 }
 
 // readOnce notes that everything that was in the bucket has been read; placement says whether it had a placement.
