@@ -119,7 +119,7 @@ func (n *Node) stray(r *engine.Record) {
 	if r.Subject == n.layout.LogSubject(engine.Everyone, "heal") {
 		return // it keeps the place of a record that was lost
 	}
-	n.meters.ignored("malformed")
+	n.meters.ignored("malformed").Inc()
 	n.troubles.strays.tell(n.log, "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
 }
 

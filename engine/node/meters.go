@@ -75,7 +75,8 @@ func newMeters(running func() *Node) *meters {
 		forced:          s.NewCounter(`carillon_triggers_total{kind="forced"}`),
 		events:          s.NewCounter("carillon_events_total"),
 	}
-	m.refused(carillon.CodeLimitExceeded) // it is alerted on, so it must be there from 0 on
+	m.refused(carillon.CodeLimitExceeded) // they are alerted on, so they must be there from 0 on
+	m.ignored("malformed")
 	m.addGauges(running)
 	return m
 }
@@ -275,7 +276,7 @@ func (m *meters) listener(partition int, counts func() bool) engine.Listener {
 		Skipped: func(reason string, n uint64) { // on every node, because each reports it in its status
 			m.skipped(partition, reason).AddInt64(int64(n))
 		},
-		Garbage: m.ignored,
+		Garbage: func(reason string) { m.ignored(reason).Inc() },
 	}
 }
 
@@ -286,9 +287,9 @@ func (m *meters) refused(code carillon.Code) *metrics.Counter {
 	return m.set.GetOrCreateCounter(`carillon_requests_refused_total{code=` + strconv.Quote(string(code)) + `}`)
 }
 
-// ignored counts a record of the log that has no effect.
-func (m *meters) ignored(reason string) {
-	m.set.GetOrCreateCounter(`carillon_log_ignored_total{reason=` + strconv.Quote(reason) + `}`).Inc()
+// ignored counts the records of the log that have no effect.
+func (m *meters) ignored(reason string) *metrics.Counter {
+	return m.set.GetOrCreateCounter(`carillon_log_ignored_total{reason=` + strconv.Quote(reason) + `}`)
 }
 
 func (m *meters) skipped(partition int, reason string) *metrics.Counter {

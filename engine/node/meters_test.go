@@ -3,10 +3,13 @@ package node
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
@@ -41,17 +44,61 @@ func TestLatenessOfLongAgo(t *testing.T) {
 	}
 }
 
-// The counter of skipped fires begins at 0. Otherwise an alert on its rate would miss the first.
-func TestSkipsCountFromZero(t *testing.T) {
+// What an alert looks at counts from 0 on, or the alert on its rate would miss the first.
+func TestAlertsCountFromZero(t *testing.T) {
 	m := newMeters(func() *Node { return nil })
 	l := m.listener(3, func() bool { return true })
-	for _, want := range []int{0, 5} {
+	for want := range 2 {
 		var text bytes.Buffer
 		m.write(&text)
-		if line := fmt.Sprintf(`carillon_skipped_total{reason="expired",partition="3"} %d`, want); !strings.Contains(text.String(), line+"\n") {
-			t.Errorf("there is no %s in\n%s", line, text.String())
+		for _, name := range []string{
+			`carillon_skipped_total{reason="expired",partition="3"}`,
+			`carillon_log_ignored_total{reason="malformed"}`,
+			`carillon_requests_refused_total{code="limit_exceeded"}`,
+		} {
+			if line := fmt.Sprintf("%s %d\n", name, want); !strings.Contains(text.String(), line) {
+				t.Errorf("there is no %s in\n%s", line, text.String())
+			}
 		}
-		l.Skipped("expired", 5)
+		l.Skipped("expired", 1)
+		l.Garbage("malformed")
+		m.refused(carillon.CodeLimitExceeded).Inc()
+	}
+}
+
+// The operator's page names every metric, and no other.
+func TestMetricsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`carillon_[a-z_]+`)
+	documented := make(map[string]bool)
+	for _, name := range named.FindAllString(string(page), -1) {
+		documented[strings.TrimSuffix(name, "_bucket")] = true
+	}
+	m := newWeb().meters
+	m.listener(0, func() bool { return true }).Command("put", "")
+	var text bytes.Buffer
+	m.write(&text)
+	exported := make(map[string]bool)
+	for line := range strings.Lines(text.String()) {
+		if name := named.FindString(line); name != "" && strings.HasPrefix(line, name) {
+			for _, part := range []string{"_bucket", "_sum", "_count"} {
+				name = strings.TrimSuffix(name, part)
+			}
+			exported[name] = true
+		}
+	}
+	for name := range exported {
+		if !documented[name] {
+			t.Errorf("docs/operations.md lacks %s", name)
+		}
+	}
+	for name := range documented {
+		if !exported[name] {
+			t.Errorf("docs/operations.md has %s, which there is not", name)
+		}
 	}
 }
 
