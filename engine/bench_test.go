@@ -205,13 +205,13 @@ func BenchmarkMemory(b *testing.B) {
 // BenchmarkChain is an output's way through a chain whose window is full: offered, sent, acknowledged with others.
 func BenchmarkChain(b *testing.B) {
 	c := NewChain()
-	c.Share(8, HurriedMost)
+	c.Share(8, MaxOvertakingWindow)
 	c.Resume(0, 0, nil)
-	window := c.Room()
+	window := c.FreeWindow()
 	outputs := numbered(1, uint64(window/roomShare), 0)
 	b.ReportAllocs()
 	for left := b.N; left > 0; {
-		if c.Room() > 0 {
+		if c.FreeWindow() > 0 {
 			c.Offer(outputs)
 			left -= len(outputs)
 		}

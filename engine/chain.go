@@ -70,12 +70,12 @@ const (
 	acksFlying      = 8    // acks asked for in one window
 	roomShare       = 4    // a fourth of the window must be free before more outputs are made
 	hurryFor        = 8192 // outputs for which only part of the window is open, after one that overtook others
-	hurriedLeast    = HurriedMost / 2
+	hurriedLeast    = MaxOvertakingWindow / 2
 	hurriedTime     = 0.012 // s
 )
 
-// HurriedMost is how much of the window is open at most while outputs overtake others.
-const HurriedMost = windowAll * 3 / 4
+// MaxOvertakingWindow is how much of the window is open at most while outputs overtake others.
+const MaxOvertakingWindow = windowAll * 3 / 4
 
 // Chain is the publisher of one partition's outputs, without the I/O: what to send when, and what is
 // known to be stored.
@@ -101,14 +101,14 @@ type Chain struct {
 // NewChain returns a chain that must be resumed first. It links its messages, and has the least share of the window until Share.
 func NewChain() *Chain { return &Chain{lost: true, window: windowMin, hurried: windowMin} }
 
-// Hurried is how much of the window is open while outputs overtake others. perSecond is how many outputs the embedded server
+// OvertakingWindow is how much of the window is open while outputs overtake others. perSecond is how many outputs the embedded server
 // recently stored in a second.
-func Hurried(perSecond float64) int {
-	return int(min(max(perSecond*hurriedTime, hurriedLeast), HurriedMost))
+func OvertakingWindow(perSecond float64) int {
+	return int(min(max(perSecond*hurriedTime, hurriedLeast), MaxOvertakingWindow))
 }
 
 // Share tells the chain how many of its host's chains have outputs to publish now, itself included, and how much of the whole window
-// is open while outputs overtake others (Hurried).
+// is open while outputs overtake others (OvertakingWindow).
 func (c *Chain) Share(chains, hurried int) {
 	chains = max(chains, 1)
 	c.window, c.hurried = max(windowAll/chains, windowMin), max(hurried/chains, windowMin)
@@ -254,8 +254,8 @@ func (c *Chain) Stored() Acked { return c.stored }
 // InFlight counts the outputs that were sent and not yet acknowledged.
 func (c *Chain) InFlight() int { return c.sent }
 
-// Room is how many more outputs the machine should make now: the limit of the next tick.
-func (c *Chain) Room() int {
+// FreeWindow is how many more outputs the machine should make now: the limit of the next tick.
+func (c *Chain) FreeWindow() int {
 	if c.lost {
 		return 0
 	}

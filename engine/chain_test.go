@@ -16,7 +16,7 @@ func numbered(from, to uint64, due int64) []Output {
 func TestChain(t *testing.T) {
 	c := NewChain()
 	c.Offer(numbered(1, 1, 0))
-	if _, ok := c.Next(1000); ok || !c.Lost() || c.Room() != 0 {
+	if _, ok := c.Next(1000); ok || !c.Lost() || c.FreeWindow() != 0 {
 		t.Fatal("a new chain does not know where to go on")
 	}
 	// The stream ends at 7 with output 4; 5 and 6 are due, 7 is not.
@@ -53,7 +53,7 @@ func TestChain(t *testing.T) {
 // The texts of stored outputs are freed at once, because a chain moves through its memory slowly, and payloads are large.
 func TestChainLetsGo(t *testing.T) {
 	c := NewChain()
-	c.Share(1, HurriedMost)
+	c.Share(1, MaxOvertakingWindow)
 	c.Resume(0, 0, nil)
 	made := numbered(1, 100, 50)
 	for i := range made {
@@ -93,15 +93,15 @@ func TestChainLetsGo(t *testing.T) {
 	}
 }
 
-// TestChainWindow fills a window: sending stops at its end, acks are asked for on the way, and Room is what is left.
+// TestChainWindow fills a window: sending stops at its end, acks are asked for on the way, and FreeWindow is what is left.
 func TestChainWindow(t *testing.T) {
 	for _, chains := range []int{1, 8, 1000} {
 		c := NewChain()
-		c.Share(chains, HurriedMost)
+		c.Share(chains, MaxOvertakingWindow)
 		c.Resume(0, 0, nil)
 		window := max(windowAll/chains, windowMin)
-		if c.Room() != window {
-			t.Fatalf("room for %d, one of %d chains", c.Room(), chains)
+		if c.FreeWindow() != window {
+			t.Fatalf("room for %d, one of %d chains", c.FreeWindow(), chains)
 		}
 		c.Offer(numbered(1, 2*uint64(window), 0))
 		sent, asked, pause := 0, 0, 0
@@ -120,8 +120,8 @@ func TestChainWindow(t *testing.T) {
 				t.Fatalf("%d outputs in a row without an ack asked for", pause)
 			}
 		}
-		if sent != window || asked != acksFlying || pause != 0 || c.Room() != 0 {
-			t.Errorf("sent %d, asked for %d acks, %d after the last, room for %d", sent, asked, pause, c.Room())
+		if sent != window || asked != acksFlying || pause != 0 || c.FreeWindow() != 0 {
+			t.Errorf("sent %d, asked for %d acks, %d after the last, room for %d", sent, asked, pause, c.FreeWindow())
 		}
 		c.Acked(uint64(window / 2))
 		if p, ok := c.Next(1); !ok || p.Output.Number != uint64(window)+1 || c.InFlight() != window/2+1 {
@@ -133,7 +133,7 @@ func TestChainWindow(t *testing.T) {
 // A chain that must share its window with others sends no more until less than its share is in flight.
 func TestChainShares(t *testing.T) {
 	c := NewChain()
-	c.Share(1, HurriedMost)
+	c.Share(1, MaxOvertakingWindow)
 	c.Resume(0, 0, numbered(1, windowAll, 0))
 	send := func() (sent int) {
 		for {
@@ -147,11 +147,11 @@ func TestChainShares(t *testing.T) {
 	if sent := send(); sent != windowAll {
 		t.Fatalf("alone it sends %d", sent)
 	}
-	c.Share(4, HurriedMost)
+	c.Share(4, MaxOvertakingWindow)
 	c.Acked(windowAll - share)
 	c.Offer(numbered(windowAll+1, windowAll+share, 0))
-	if sent := send(); sent != 0 || c.Room() != 0 {
-		t.Errorf("with its share in flight it sends %d, and has room for %d", sent, c.Room())
+	if sent := send(); sent != 0 || c.FreeWindow() != 0 {
+		t.Errorf("with its share in flight it sends %d, and has room for %d", sent, c.FreeWindow())
 	}
 	c.Acked(windowAll - share + 10)
 	if sent := send(); sent != 10 {
@@ -165,13 +165,13 @@ func TestChainHurries(t *testing.T) {
 	const window = windowAll / 16
 	for _, confirms := range []bool{false, true} {
 		c := NewChain()
-		c.Share(16, HurriedMost)
+		c.Share(16, MaxOvertakingWindow)
 		open := func(want int) {
 			t.Helper()
 			if confirms {
 				want = window
 			}
-			if room := c.Room() + len(c.queue); room != want {
+			if room := c.FreeWindow() + len(c.queue); room != want {
 				t.Errorf("%d outputs may be under way, want %d (confirms: %t)", room, want, confirms)
 			}
 		}
@@ -205,10 +205,10 @@ func TestChainHurries(t *testing.T) {
 		open(window)
 		offer(now - 500) // it waited behind an output of high priority that is due now
 		open(window * 3 / 4)
-		if c.Share(1000, HurriedMost); !confirms && c.open() != windowMin {
+		if c.Share(1000, MaxOvertakingWindow); !confirms && c.open() != windowMin {
 			t.Errorf("one of 1000 chains may have %d outputs under way", c.open())
 		}
-		c.Share(16, HurriedMost)
+		c.Share(16, MaxOvertakingWindow)
 		drain(hurryFor - 10)
 		open(window * 3 / 4)
 		drain(20)
@@ -220,10 +220,10 @@ func TestChainHurries(t *testing.T) {
 func TestChainConfirmsFew(t *testing.T) {
 	c := NewChain()
 	c.Confirm()
-	c.Share(1, HurriedMost)
+	c.Share(1, MaxOvertakingWindow)
 	c.Resume(0, 0, nil)
-	if c.Room() != windowConfirmed {
-		t.Errorf("room for %d", c.Room())
+	if c.FreeWindow() != windowConfirmed {
+		t.Errorf("room for %d", c.FreeWindow())
 	}
 }
 
@@ -270,7 +270,7 @@ func TestChainConfirms(t *testing.T) {
 // memory for them stays what a window needs.
 func TestChainQueue(t *testing.T) {
 	c := NewChain()
-	c.Share(8, HurriedMost)
+	c.Share(8, MaxOvertakingWindow)
 	c.Resume(0, 0, nil)
 	var offered, sent uint64
 	for step := range uint64(10_000) {

@@ -127,7 +127,7 @@ func TestCheckpointIncremental(t *testing.T) {
 	write(3+3+2+1+3+0+3, 2, 3)
 }
 
-// Jobs that a checkpoint wrote leave memory once the table has them and Clean has looked at them all.
+// Jobs that a checkpoint wrote leave memory once the table has them and EvictCommitted has looked at them all.
 func TestCommittedLeavesMemory(t *testing.T) {
 	f := newFeed(t)
 	s := saved{m: f.m}
@@ -149,7 +149,7 @@ func TestCommittedLeavesMemory(t *testing.T) {
 	if n := f.m.Memory() - memory; n != arenaPage {
 		t.Errorf("until Clean has been through, it counts for %d bytes, want %d", n, arenaPage)
 	}
-	for f.m.Clean(7) {
+	for f.m.EvictCommitted(7) {
 	}
 	if n := f.m.Memory() - memory; n != 0 {
 		t.Errorf("after that it counts for %d bytes", n)

@@ -20,7 +20,7 @@
 //				out.Publish(publish) // behind publish.Expect
 //			}
 //			chain.Share(partitions, hurried)         // of the host that have something due
-//			if tick, ok := owner.Tick(machine, now, lead, chain.Room(), durable); ok {
+//			if tick, ok := owner.Tick(machine, now, lead, chain.FreeWindow(), durable); ok {
 //				log.Publish(tick)                // comes back above, like everything
 //			}
 //
@@ -54,8 +54,8 @@
 //   - Around the machine: output.go (the outbox), chain.go, survey.go (where a chain goes on), owner.go, clockoffset.go, view.go
 //     (queries).
 //   - On disk: generation.go (what changed since the last checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes),
-//     residence.go and load.go (jobs that are on disk alone), ahead.go (those read for an answer), forget.go (completed ones that
+//     residence.go and load.go (jobs that are on disk alone), readahead.go (those read for an answer), forget.go (completed ones that
 //     are dropped).
-//   - After a restore: state.go (a state by itself), reroute.go (into other partitions), salvage.go (jobs by themselves),
+//   - After a restore: state.go (a state by itself), repartition.go (into other partitions), extract.go (jobs by themselves),
 //     recovery.go (what becomes of missed fires).
 package engine

@@ -7,16 +7,16 @@ import (
 	"slices"
 )
 
-// Forgetting says from where the table is to be read next to find completed jobs that are gone.
-type Forgetting struct {
+// ForgetCursor says from where the table is to be read next to find completed jobs that are gone.
+type ForgetCursor struct {
 	after []byte // key of the last completed job that was looked at
 	gone  watermark
 	base  int
 }
 
-// Gone are completed jobs of the table that are gone, as found by Forgetting.Read.
-type Gone struct {
-	Forgetting
+// GoneRows are completed jobs of the table that are gone, as found by ForgetCursor.Read.
+type GoneRows struct {
+	ForgetCursor
 	rows []row
 	more bool
 }
@@ -24,17 +24,17 @@ type Gone struct {
 // errEnough ends a scan.
 var errEnough = errors.New("enough")
 
-// Forgetting says where to read on. ok is false if all jobs are in memory: then there is nothing to read.
+// ForgetCursor says where to read on. ok is false if all jobs are in memory: then there is nothing to read.
 // Errors: Machine.Err.
-func (m *Machine) Forgetting() (f Forgetting, ok bool, err error) {
+func (m *Machine) ForgetCursor() (f ForgetCursor, ok bool, err error) {
 	r := &m.residence
-	return Forgetting{slices.Clone(r.forgot), m.expired, r.bases}, !r.complete && r.err == nil, r.err
+	return ForgetCursor{slices.Clone(r.forgot), m.expired, r.bases}, !r.complete && r.err == nil, r.err
 }
 
 // Read reads the next completed jobs that are gone, at most n. It may run beside the machine, on a table that was opened after the
-// machine was asked for the Forgetting. Errors: the table's, ErrCheckpoint.
-func (f Forgetting) Read(t Table, n int) (*Gone, error) {
-	g := &Gone{Forgetting: f}
+// machine was asked for the ForgetCursor. Errors: the table's, ErrCheckpoint.
+func (f ForgetCursor) Read(t Table, n int) (*GoneRows, error) {
+	g := &GoneRows{ForgetCursor: f}
 	var err error
 	g.more, err = t.Scan(roomCompleted, f.after, nil, n, func(key, value []byte) error {
 		if len(key) != keySize(roomCompleted) || len(value) < 2 {
@@ -55,7 +55,7 @@ func (f Forgetting) Read(t Table, n int) (*Gone, error) {
 // Forget has the next checkpoint take the jobs out of the table, and tells whether there may be more. It does nothing, and returns true,
 // if they were read before the newest checkpoint or before another Forget: then they are to be read again. It must be called between
 // records.
-func (m *Machine) Forget(g *Gone) (more bool) {
+func (m *Machine) Forget(g *GoneRows) (more bool) {
 	r := &m.residence
 	if g.base != r.bases || !bytes.Equal(g.after, r.forgot) {
 		return true

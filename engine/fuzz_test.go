@@ -236,7 +236,7 @@ func fuzzRecords(b []byte) []Record {
 			r.Subject, r.Data = fuzzLayout.LogSubject(0, "claim"), c.Encode()
 			epoch = uint64(len(records)) + 1
 		case 1, 2, 3, 4:
-			r.Subject = fuzzLayout.LogSubject(Everyone, "tick")
+			r.Subject = fuzzLayout.LogSubject(AllPartitions, "tick")
 			r.Data = EncodeTicks([]Tick{{
 				To: now + int64(next()), Epoch: epoch, Limit: uint64(next() % 32), Acked: Acked{uint64(next()), uint64(next())},
 			}})
@@ -267,7 +267,7 @@ func fuzzRecords(b []byte) []Record {
 			switch kind % 16 {
 			case 12:
 				wrapped := Record{Seq: uint64(len(records)), Time: now * 1e6, Subject: r.Subject, Data: r.Data}
-				r.Subject, r.Data = fuzzLayout.LogSubject(Everyone, "heal"), EncodeHeal(&wrapped)
+				r.Subject, r.Data = fuzzLayout.LogSubject(AllPartitions, "heal"), EncodeHeal(&wrapped)
 			case 13:
 				r.Data = binary.AppendUvarint(nil, uint64(detail))
 			}

@@ -36,7 +36,7 @@ func TestHeader(t *testing.T) {
 		}
 	}
 	o := outputs[4]
-	o.Number, o.Asked, o.Version, o.Missed = 1<<40, 1<<41, 1<<42, 1<<43
+	o.Number, o.ForcedSeq, o.Version, o.Missed = 1<<40, 1<<41, 1<<42, 1<<43
 	const want = "Carillon-Output: 1099511627776\r\nCarillon-Job: a\r\nCarillon-Trigger: a!2199023255552\r\nCarillon-Scheduled: 2026-12-01T00:00:05.000Z\r\nCarillon-Version: 4398046511104\r\nCarillon-Missed: 8796093022208\r\nTenant: acme\r\n"
 	if got := string(o.AppendHeader(nil)); got != want || o.ID() != "a!2199023255552" {
 		t.Errorf("of great numbers: %q, id %s", got, o.ID())

@@ -98,7 +98,7 @@ func TestListsLetGo(t *testing.T) {
 		if err := s.checkpoint(1000); err != nil {
 			t.Fatal(err)
 		}
-		for f.m.Clean(1000) {
+		for f.m.EvictCommitted(1000) {
 		}
 	}
 	f.m.Attach(s.table.View())
@@ -134,7 +134,7 @@ func TestVisitorsLeave(t *testing.T) {
 	}
 	f.m.Attach(s.table.View())
 	f.m.Shrink(Key{})
-	for f.m.Sweep(1000) {
+	for f.m.ContinueShrink(1000) {
 	}
 	inMemory := func() int { return f.m.jobs.sorted.Len() }
 	if n := inMemory(); n != 0 {

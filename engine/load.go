@@ -7,16 +7,16 @@ import (
 	"slices"
 )
 
-// Reading says up to which key a priority's waiting jobs were read from the table, so from where to read on.
-type Reading struct {
+// LoadCursor says up to which key a priority's waiting jobs were read from the table, so from where to read on.
+type LoadCursor struct {
 	rank  int
 	after Key
 	base  int
 }
 
-// Rows are the jobs that Reading.Read found: those that wait next.
+// Rows are the jobs that LoadCursor.Read found: those that wait next.
 type Rows struct {
-	Reading
+	LoadCursor
 	upTo Key // of the table's jobs that wait up to here, none is missing
 	jobs []coldJob
 }
@@ -29,22 +29,22 @@ type coldJob struct {
 // Len is how many jobs there are.
 func (r *Rows) Len() int { return len(r.jobs) }
 
-// Readings says where to read on, for each priority, the highest first.
-func (m *Machine) Readings() [priorities]Reading {
-	var all [priorities]Reading
+// LoadCursors says where to read on, for each priority, the highest first.
+func (m *Machine) LoadCursors() [priorities]LoadCursor {
+	var all [priorities]LoadCursor
 	for rank := range all {
-		all[rank] = Reading{rank, m.residence.windows[rank], m.residence.bases}
+		all[rank] = LoadCursor{rank, m.residence.windows[rank], m.residence.bases}
 	}
 	return all
 }
 
 // End is the key up to which jobs are on the wheel, or have been read.
-func (r Reading) End() Key { return r.after }
+func (r LoadCursor) End() Key { return r.after }
 
 // Read reads the jobs that wait next, up to a time (unix ms), n of them at most. It may run beside the machine, on a table that was
-// opened after the machine was asked for the Reading. Errors: the table's, ErrCheckpoint.
-func (r Reading) Read(t Table, until int64, n int) (*Rows, error) {
-	found := &Rows{Reading: r, upTo: Key{until, math.MaxUint64}}
+// opened after the machine was asked for the LoadCursor. Errors: the table's, ErrCheckpoint.
+func (r LoadCursor) Read(t Table, until int64, n int) (*Rows, error) {
+	found := &Rows{LoadCursor: r, upTo: Key{until, math.MaxUint64}}
 	if until == math.MaxInt64 {
 		found.upTo = allKeys
 	}
@@ -160,10 +160,10 @@ func (m *Machine) ensure(rank int, at int64, move int) {
 	if r.windows[rank].covers(at) {
 		return
 	}
-	for m.Sweep(math.MaxInt) {
+	for m.ContinueShrink(math.MaxInt) {
 	}
 	for r.err == nil && !r.windows[rank].covers(at) && m.wheels[rank].Len() <= move {
-		rows, err := m.Readings()[rank].Read(r.table, at+lateAhead, lateRows)
+		rows, err := m.LoadCursors()[rank].Read(r.table, at+lateAhead, lateRows)
 		if err == nil {
 			r.late += uint64(rows.Len())
 			_, err = m.Load(rows)
@@ -179,8 +179,8 @@ func (m *Machine) loadAll() error {
 		return r.err
 	}
 	for rank := range priorities {
-		for m.Sweep(math.MaxInt) || r.windows[rank] != allKeys {
-			rows, err := m.Readings()[rank].Read(r.table, math.MaxInt64, lateRows)
+		for m.ContinueShrink(math.MaxInt) || r.windows[rank] != allKeys {
+			rows, err := m.LoadCursors()[rank].Read(r.table, math.MaxInt64, lateRows)
 			if err != nil {
 				return err
 			}

@@ -110,7 +110,7 @@ type Machine struct {
 	spec     []byte    // of the put that is being decided
 	outcomes []Outcome // of the last import
 	refused  uint64    // commands refused since Listen was called
-	unmarked uint64    // see Disregard
+	unmarked uint64    // see IgnoreMarks
 }
 
 // Listener is told what the machine does. Any field may be nil. A listener must not call the machine.

@@ -30,7 +30,7 @@ type Output struct {
 	Scheduled int64  // of a trigger, unix ms
 	Version   uint64 // of the job that fired
 	Missed    uint64 // how many other fires this trigger stands for
-	Asked     uint64 // of a forced fire: the log sequence that asked for it
+	ForcedSeq uint64 // of a forced fire: the log sequence that asked for it
 	Event     string // kind of an event
 	Body      string // an event's JSON; a forced fire's own payload
 	OwnBody   bool   // Body replaces the job's payload
@@ -70,7 +70,7 @@ func (o *Output) ID() string {
 	case OutputTrigger:
 		return o.Job + "@" + strconv.FormatInt(o.Scheduled, 10)
 	case OutputForced:
-		return o.Job + "!" + strconv.FormatUint(o.Asked, 10)
+		return o.Job + "!" + strconv.FormatUint(o.ForcedSeq, 10)
 	}
 	return ""
 }
@@ -90,7 +90,7 @@ func (o *Output) AppendHeader(dst []byte) []byte {
 	dst = append(dst, o.Job...)
 	if o.Kind == OutputForced {
 		dst = append(dst, '!')
-		dst = strconv.AppendUint(dst, o.Asked, 10)
+		dst = strconv.AppendUint(dst, o.ForcedSeq, 10)
 	} else {
 		dst = append(dst, '@')
 		dst = strconv.AppendInt(dst, o.Scheduled, 10)
@@ -236,7 +236,7 @@ func (m *Machine) emitTrigger(j *job, missed uint64) {
 func (m *Machine) emitForced(j *job, f *forcedFire) {
 	id, version, s := m.copied(j)
 	m.emit(Output{
-		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: version, Asked: f.seq, Body: f.body, OwnBody: f.own, spec: s,
+		Kind: OutputForced, Due: f.at, Job: id, Scheduled: f.at, Version: version, ForcedSeq: f.seq, Body: f.body, OwnBody: f.own, spec: s,
 	})
 }
 

@@ -16,7 +16,7 @@ const (
 )
 
 // Tick returns the tick that the partition needs at now, if it needs one: something is due within lead, or
-// outputs became durable. room is how many outputs the publisher can take (Chain.Room).
+// outputs became durable. room is how many outputs the publisher can take (Chain.FreeWindow).
 func (o *Owner) Tick(m *Machine, now, lead int64, room int, durable Acked) (Tick, bool) {
 	if o.Epoch == 0 || o.Epoch != m.epoch {
 		return Tick{}, false

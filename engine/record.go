@@ -94,7 +94,7 @@ type Entry struct {
 	Seq       uint64 // sequence; a record that was put back (heal) keeps the one it had
 	Time      int64  // timestamp, unix milliseconds
 	Kind      Kind
-	Partition int    // the one partition concerned; Everyone for a tick of several
+	Partition int    // the one partition concerned; AllPartitions for a tick of several
 	Verb      string // of a command, as written
 	Job       string // of a command, as written
 	Request   string // the Carillon-Request header
@@ -108,8 +108,8 @@ type Entry struct {
 	packed *PackedJob // of one job of an import: the put, in place of Body
 }
 
-// Everyone stands for the partitions named inside a tick record.
-const Everyone = -1
+// AllPartitions stands for the partitions named inside a tick record.
+const AllPartitions = -1
 
 // Layout is what is fixed once the streams are made.
 type Layout struct {
@@ -125,10 +125,10 @@ func PartitionOf(job string, p int) int {
 	return int(h.Sum32() % uint32(p))
 }
 
-// LogSubject names the subject of an engine's record for one partition, or for Everyone.
+// LogSubject names the subject of an engine's record for one partition, or for AllPartitions.
 func (l Layout) LogSubject(partition int, kind string) string {
 	token := "_"
-	if partition != Everyone {
+	if partition != AllPartitions {
 		token = strconv.Itoa(partition)
 	}
 	return l.Prefix + ".log." + token + "." + kind
@@ -149,7 +149,7 @@ func (l Layout) Healed(r *Record) (healed Record, ok bool) {
 
 // decode reads a record of the stream, or (healed) one that a heal record puts back. A heal record inside another is garbage.
 func (l Layout) decode(r *Record, healed bool) Entry {
-	e := Entry{Seq: r.Seq, Time: floorMilli(r.Time), Partition: Everyone}
+	e := Entry{Seq: r.Seq, Time: floorMilli(r.Time), Partition: AllPartitions}
 	rest, ok := strings.CutPrefix(r.Subject, l.Prefix+".")
 	if !ok {
 		return e
@@ -192,15 +192,15 @@ func (l Layout) record(e *Entry, r *Record, partition, kind string, healed bool)
 			e.Kind, e.Ticks = KindTick, ticks
 		}
 	case "claim":
-		if claim, err := DecodeClaim(r.Data); err == nil && e.Partition != Everyone {
+		if claim, err := DecodeClaim(r.Data); err == nil && e.Partition != AllPartitions {
 			e.Kind, e.Claim = KindClaim, claim
 		}
 	case "disk":
-		if disk, err := DecodeDisk(r.Data); err == nil && e.Partition != Everyone {
+		if disk, err := DecodeDisk(r.Data); err == nil && e.Partition != AllPartitions {
 			e.Kind, e.Disk = KindDisk, disk
 		}
 	case "import":
-		if pack, err := DecodePack(r.Data); err == nil && e.Partition != Everyone {
+		if pack, err := DecodePack(r.Data); err == nil && e.Partition != AllPartitions {
 			e.Kind, e.Pack = KindImport, pack
 		}
 	case "heal":
@@ -213,7 +213,7 @@ func (l Layout) record(e *Entry, r *Record, partition, kind string, healed bool)
 func (l Layout) partition(token string) (int, bool) {
 	p, err := strconv.Atoi(token)
 	if err != nil || p < 0 || p >= l.Partitions || strconv.Itoa(p) != token {
-		return Everyone, false
+		return AllPartitions, false
 	}
 	return p, true
 }

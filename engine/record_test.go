@@ -32,7 +32,7 @@ func TestHealed(t *testing.T) {
 		"a record of the log that has no place": {Subject: "carillon.log"},
 	} {
 		r.Seq, r.Time = 9, 3e15
-		again := Record{Seq: r.Seq, Time: 4e15, Subject: layout.LogSubject(Everyone, "heal")}
+		again := Record{Seq: r.Seq, Time: 4e15, Subject: layout.LogSubject(AllPartitions, "heal")}
 		if _, ok := layout.Healed(&r); ok {
 			again.Data = r.Data
 		} else {

@@ -39,8 +39,8 @@ func (p missedPolicy) String() string {
 	return p.or(0).String()
 }
 
-// Recover sets a misfire policy in place of each job's own, for fires due before the restored service goes on.
-func (s *SavedState) Recover(missed carillon.Misfire) {
+// OverrideMisfire sets a misfire policy in place of each job's own, for fires due before the restored service goes on.
+func (s *SavedState) OverrideMisfire(missed carillon.Misfire) {
 	s.machine.recovery = recovery{policy: policyOf(missed)}
 }
 

@@ -148,7 +148,7 @@ func (b recovering) State(position uint64, state []byte) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	s.Recover(b.missed)
+	s.OverrideMisfire(b.missed)
 	b.Build.State(position, s.OnNewStreams(0))
 }
 

@@ -27,7 +27,7 @@ import (
 //   - Before a wheel is asked for what is due, it holds all of that, or more than it may yield (ensure).
 //
 // Therefore a tick has the same result on a replica that has all jobs in memory and on one that has
-// none, and Load, Clean, Shrink and Forget may come between any two records.
+// none, and Load, EvictCommitted, Shrink and Forget may come between any two records.
 
 // Key orders the jobs that wait in a priority.
 type Key struct {
@@ -63,15 +63,15 @@ type residence struct {
 	visitors []uint32          // slots of jobs that were read from the table for one record
 	bases    int               // checkpoints committed; tells whether something was read before the newest
 	settling []*settling
-	shrinks  bool   // Shrink was called: jobs beyond the windows are leaving memory (Sweep)
-	shrunk   uint32 // how many slots Sweep has looked at
+	shrinks  bool   // Shrink was called: jobs beyond the windows are leaving memory (ContinueShrink)
+	shrunk   uint32 // how many slots ContinueShrink has looked at
 	forgot   []byte // key of the last completed job that Forget looked at
 	loaded   uint64 // jobs that came into memory from the table
 	late     uint64 // those of them that a tick had to wait for
 	err      error  // from the table; the machine can no longer be used
 }
 
-// settling is a committed generation whose jobs may leave memory (Clean).
+// settling is a committed generation whose jobs may leave memory (EvictCommitted).
 type settling struct {
 	*generation
 	cursor int
@@ -221,7 +221,7 @@ func (m *Machine) letGo(slot uint32) {
 		return
 	}
 	if _, gone := m.residence.absent[string(m.jobs.id(j))]; gone {
-		return // an earlier job of that id was removed, and the table may still show it; Clean comes to this one later
+		return // an earlier job of that id was removed, and the table may still show it; EvictCommitted comes to this one later
 	}
 	if j.place == inLater {
 		m.residence.later[j.rank].Delete(waiting{keyOfJob(j), slot})
@@ -246,7 +246,7 @@ func (m *Machine) missID(id string) {
 	m.changes.absent = append(m.changes.absent, id)
 }
 
-// settle has the jobs of a committed generation leave memory, by Clean.
+// settle has the jobs of a committed generation leave memory, by EvictCommitted.
 func (m *Machine) settle(g *generation) {
 	r := &m.residence
 	r.bases++
@@ -256,9 +256,9 @@ func (m *Machine) settle(g *generation) {
 	}
 }
 
-// Clean takes jobs out of memory that committed checkpoints wrote. It looks at about n jobs, and tells whether there are more
+// EvictCommitted takes jobs out of memory that committed checkpoints wrote. It looks at about n jobs, and tells whether there are more
 // to look at. It must be called between records.
-func (m *Machine) Clean(n int) (more bool) {
+func (m *Machine) EvictCommitted(n int) (more bool) {
 	r := &m.residence
 	for ; n > 0 && len(r.settling) > 0; n-- {
 		// An id is absent until its generation is in the table; only then may a later job of that id leave.
@@ -285,7 +285,7 @@ func (m *Machine) Clean(n int) (more bool) {
 	return len(r.settling) > 0
 }
 
-// Shrink has the jobs that wait beyond a key, and those that wait for nothing, leave memory. Sweep carries that out.
+// Shrink has the jobs that wait beyond a key, and those that wait for nothing, leave memory. ContinueShrink carries that out.
 func (m *Machine) Shrink(end Key) {
 	r := &m.residence
 	if r.table == nil {
@@ -299,8 +299,8 @@ func (m *Machine) Shrink(end Key) {
 	}
 }
 
-// Sweep carries on what Shrink began. It looks at about n jobs, and tells whether there are more to look at.
-func (m *Machine) Sweep(n int) (more bool) {
+// ContinueShrink carries on what Shrink began. It looks at about n jobs, and tells whether there are more to look at.
+func (m *Machine) ContinueShrink(n int) (more bool) {
 	r := &m.residence
 	for ; r.shrinks && n > 0; n-- {
 		if r.shrunk == m.jobs.used {
@@ -339,9 +339,9 @@ func (m *Machine) Memory() int {
 	return m.jobs.sorted.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage
 }
 
-// Nearest estimates the key up to which n jobs wait on the wheels, from a sample of them. ok is false if there are
+// EstimateWindow estimates the key up to which n jobs wait on the wheels, from a sample of them. ok is false if there are
 // no more than n.
-func (m *Machine) Nearest(n int) (end Key, ok bool) {
+func (m *Machine) EstimateWindow(n int) (end Key, ok bool) {
 	const samples = 1 << 10
 	step := max(1, m.jobs.used/samples)
 	var keys []Key

@@ -387,7 +387,7 @@ func (o *Output) value() []byte {
 	b = append(b, byte(o.Kind))
 	b = appendString(b, o.Job)
 	b = binary.AppendVarint(b, o.Scheduled)
-	for _, v := range [...]uint64{o.Version, o.Missed, o.Asked} {
+	for _, v := range [...]uint64{o.Version, o.Missed, o.ForcedSeq} {
 		b = binary.AppendUvarint(b, v)
 	}
 	b = appendString(b, o.Event)
@@ -400,7 +400,7 @@ func decodeOutput(key, value []byte) (Output, error) {
 	k, d := decoder{b: key}, decoder{b: value}
 	d.version("row", rowVersion)
 	o := Output{Number: k.number(), Due: d.varint(), Kind: OutputKind(d.byte()), Job: d.string(), Scheduled: d.varint()}
-	o.Version, o.Missed, o.Asked = d.uvarint(), d.uvarint(), d.uvarint()
+	o.Version, o.Missed, o.ForcedSeq = d.uvarint(), d.uvarint(), d.uvarint()
 	o.Event, o.Body, o.OwnBody, o.spec = d.string(), d.string(), d.bool(), spec(d.string())
 	if err := errors.Join(k.end(), d.end()); err != nil {
 		return o, err

@@ -37,8 +37,8 @@ func ReadState(state []byte) (*SavedState, error) {
 	return s, nil
 }
 
-// Gives tells whether the claim c, if it came next, would take the partition; else it has no effect.
-func (s *SavedState) Gives(c Claim) bool { return !s.machine.claim.newer(c) }
+// Accepts tells whether the claim c, if it came next, would take the partition; else it has no effect.
+func (s *SavedState) Accepts(c Claim) bool { return !s.machine.claim.newer(c) }
 
 // OnNewStreams returns the state for output streams that hold nothing yet. The outputs that are held will come first
 // there, under their numbers; those up to stored are left out, because they are known to be stored elsewhere.

@@ -64,9 +64,9 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	return nil
 }
 
-// Disregard has marks up to a position not compared: they were made by owners with another state, and an operator has accepted the
+// IgnoreMarks has marks up to a position not compared: they were made by owners with another state, and an operator has accepted the
 // difference. This is not part of the state.
-func (m *Machine) Disregard(position uint64) { m.unmarked = position }
+func (m *Machine) IgnoreMarks(position uint64) { m.unmarked = position }
 
 // mark notes the digest at a position, in the place of the oldest mark.
 func (m *Machine) mark(seq uint64) {

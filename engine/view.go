@@ -17,7 +17,7 @@ func (m *Machine) Complete() bool { return m.residence.complete }
 
 // Job returns what is known of a job; false if there is no such job, or if Err is not nil. read, which may be nil, saves
 // reading the table.
-func (m *Machine) Job(id string, read *Ahead) (carillon.JobReply, bool) {
+func (m *Machine) Job(id string, read *ReadAhead) (carillon.JobReply, bool) {
 	slot, j := m.jobs.find(id)
 	if j == nil {
 		return m.coldJob(id, "", read)
@@ -56,7 +56,7 @@ func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) car
 }
 
 // coldJob returns a job that is not in memory, without bringing it there. only is the status that it must have; "": any.
-func (m *Machine) coldJob(id string, only carillon.Status, read *Ahead) (carillon.JobReply, bool) {
+func (m *Machine) coldJob(id string, only carillon.Status, read *ReadAhead) (carillon.JobReply, bool) {
 	j, s, err := m.readJob(id, read)
 	if err != nil {
 		m.residence.err = cmp.Or(m.residence.err, err)
@@ -74,7 +74,7 @@ func (m *Machine) coldJob(id string, only carillon.Status, read *Ahead) (carillo
 }
 
 // readJob reads a job that is not in memory, and its spec, which is nil if there is no such job.
-func (m *Machine) readJob(id string, read *Ahead) (j stored, s []byte, err error) {
+func (m *Machine) readJob(id string, read *ReadAhead) (j stored, s []byte, err error) {
 	r, s, err := m.readCold(id, read)
 	if err != nil || r == nil {
 		return stored{}, nil, err
@@ -86,7 +86,7 @@ func (m *Machine) readJob(id string, read *Ahead) (j stored, s []byte, err error
 }
 
 // readCold returns the row and the spec of a job that is not in memory: as they were read ahead, or else from the table.
-func (m *Machine) readCold(id string, read *Ahead) (r row, s []byte, err error) {
+func (m *Machine) readCold(id string, read *ReadAhead) (r row, s []byte, err error) {
 	if read.holds(m) {
 		if c, known := read.jobs[id]; known && m.cold(id) {
 			return c.row, c.spec, m.residence.err
@@ -102,7 +102,7 @@ func (m *Machine) readCold(id string, read *Ahead) (r row, s []byte, err error) 
 // Page walks the jobs with ids above after, in order, and collects those that match: at most limit of them, and
 // until their payloads fill carillon.MaxPageBytes. It looks at no more than scan jobs in memory and scan ids in the table.
 // last is the id that it got to, and more tells whether jobs may follow. read, which may be nil, saves reading the table.
-func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, read *Ahead) (page []carillon.JobReply, last string, more bool) {
+func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, read *ReadAhead) (page []carillon.JobReply, last string, more bool) {
 	part := pageFrom(f, after, scan)
 	last = after
 	size := 0
@@ -179,7 +179,7 @@ type tableIDs struct {
 
 // tableIDs returns the ids of a part of the table, as they were read ahead, or else from the table. It does not look for n ids whose
 // jobs are not in memory: if most are in memory, that would read the whole table.
-func (m *Machine) tableIDs(part idPart, read *Ahead) (ids []string, end string) {
+func (m *Machine) tableIDs(part idPart, read *ReadAhead) (ids []string, end string) {
 	r := &m.residence
 	if r.complete || r.err != nil {
 		return nil, ""

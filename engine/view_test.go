@@ -115,8 +115,8 @@ func TestAhead(t *testing.T) {
 	m.Attach(table)
 	f.m, s.m = m, m
 	all := &carillon.ListRequest{}
-	ahead := func() *Ahead {
-		a := m.Ahead()
+	ahead := func() *ReadAhead {
+		a := m.ReadAhead()
 		if err := a.Scan(s.table.View(), all, "", scan); err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +125,7 @@ func TestAhead(t *testing.T) {
 		}
 		return a
 	}
-	versions := func(a *Ahead) (told []string) {
+	versions := func(a *ReadAhead) (told []string) {
 		page, last, more := m.Page(all, "", scan, scan, a)
 		for i := range page {
 			told = append(told, fmt.Sprintf("%s %d", page[i].ID, page[i].Version))
@@ -161,7 +161,7 @@ func TestAhead(t *testing.T) {
 	}
 	table.Table = s.table.View()
 	m.Shrink(Key{})
-	for m.Sweep(100) || m.Clean(100) {
+	for m.ContinueShrink(100) || m.EvictCommitted(100) {
 	}
 	if cold := m.Cold([]string{"job-003", "job-004", "none"}); len(cold) != 3 {
 		t.Fatalf("only %v left memory", cold)

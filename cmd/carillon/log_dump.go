@@ -267,7 +267,7 @@ func (d *dumper) show(r *engine.Record) error {
 			healed = fmt.Sprintf(" (healed: was %d)", e.Seq)
 		}
 		partition := "_"
-		if e.Partition != engine.Everyone {
+		if e.Partition != engine.AllPartitions {
 			partition = fmt.Sprint(e.Partition)
 		}
 		err = d.app.line("%d  %s  %s  %-7s  %s%s", r.Seq, when(time.Unix(0, r.Time)), partition, kindName(&e), details(r, &e), healed)
@@ -426,7 +426,7 @@ func newRecordLine(r *engine.Record, e *engine.Entry) recordLine {
 	if e.Seq != r.Seq {
 		line.Healed = e.Seq
 	}
-	if e.Partition != engine.Everyone {
+	if e.Partition != engine.AllPartitions {
 		line.Partition = &e.Partition
 	}
 	switch e.Kind {

@@ -8,9 +8,9 @@ import (
 
 // readAhead reads jobs that a request asks for from the job table, unless they are in memory, so that the partition does not wait for the
 // disk. If this fails, or all are in memory, the result is nil: then the machine reads what it needs itself, and reports what is wrong.
-func (n *Node) readAhead(p *partition, ids []string) *engine.Ahead {
+func (n *Node) readAhead(p *partition, ids []string) *engine.ReadAhead {
 	p.mu.Lock()
-	read, cold := p.machine.Ahead(), p.machine.Cold(ids)
+	read, cold := p.machine.ReadAhead(), p.machine.Cold(ids)
 	p.mu.Unlock()
 	if len(cold) == 0 {
 		return nil
@@ -23,9 +23,9 @@ func (n *Node) readAhead(p *partition, ids []string) *engine.Ahead {
 }
 
 // readPageAhead is readAhead for a page of up to limit jobs of a list.
-func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after string, limit int) *engine.Ahead {
+func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after string, limit int) *engine.ReadAhead {
 	p.mu.Lock()
-	read, all := p.machine.Ahead(), p.machine.Complete()
+	read, all := p.machine.ReadAhead(), p.machine.Complete()
 	p.mu.Unlock()
 	if all {
 		return nil

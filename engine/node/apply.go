@@ -116,7 +116,7 @@ func (n *Node) carryOut(r *engine.Record) {
 // stray notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's subject
 // transform since the stream was made.
 func (n *Node) stray(r *engine.Record) {
-	if r.Subject == n.layout.LogSubject(engine.Everyone, "heal") {
+	if r.Subject == n.layout.LogSubject(engine.AllPartitions, "heal") {
 		return // it keeps the place of a record that was lost
 	}
 	n.meters.ignored("malformed").Inc()

@@ -261,7 +261,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	if err := before.Close(); err != nil {
 		return err
 	}
-	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return p.machine.Clean(jobSlice) })
+	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return p.machine.EvictCommitted(jobSlice) })
 	p.older.Store(p.checkpoint.Load())
 	p.checkpoint.Store(position)
 	p.checkpointAt.Store(int64(n.clock.running()))
@@ -275,17 +275,17 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 func (n *Node) forget(p *partition) error {
 	for more := true; more; runtime.Gosched() {
 		var m *engine.Machine
-		var f engine.Forgetting
+		var f engine.ForgetCursor
 		var ok bool
 		var err error
 		n.holding(p, n.meters.checkpointPause, func() {
 			m = p.machine
-			f, ok, err = m.Forgetting()
+			f, ok, err = m.ForgetCursor()
 		})
 		if err != nil || !ok {
 			return err
 		}
-		var gone *engine.Gone
+		var gone *engine.GoneRows
 		err = n.saved.View(uint16(p.number), func(v *snapshot.View) (err error) {
 			gone, err = f.Read(v, jobSlice)
 			return err

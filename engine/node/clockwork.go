@@ -84,7 +84,7 @@ func (n *Node) tick(now int64) (wake int64) {
 
 // sendTicks appends a record with ticks; at is the moment under which they were noted (ticking.start). Error: the record was not sent.
 func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
-	partition := engine.Everyone
+	partition := engine.AllPartitions
 	if len(ticks) == 1 {
 		partition = ticks[0].Partition
 	}
@@ -151,7 +151,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
 			n.bell.Ring() // an output that waited for room may be sent now, and this round of publishing is over
 		}
-		room, durable := p.chain.Room(), p.durable
+		room, durable := p.chain.FreeWindow(), p.durable
 		p.out.Unlock()
 		if space <= 0 {
 			room = 0

@@ -44,7 +44,7 @@ func TestRoomForLargeOutputs(t *testing.T) {
 		return rooms
 	}
 	rooms()
-	window := n.partitions[1].chain.Room()
+	window := n.partitions[1].chain.FreeWindow()
 	if got := rooms(); got[0] < 1 || got[0]*payload > n.o.OutboxMax/2 || got[1] != window {
 		t.Errorf("there is room for %v, in a window of %d", got, window)
 	}
@@ -218,15 +218,15 @@ func TestWindowIsShared(t *testing.T) {
 	}
 	n.partitions[0].chain.Offer([]engine.Output{{Number: each + 1, Due: 2}, {Number: each + 2, Due: 1}}) // the second overtakes
 	hurried := func() int { return rooms(due - leadMax)[0] + 2 }
-	if got := hurried(); got != engine.HurriedMost/2 {
+	if got := hurried(); got != engine.MaxOvertakingWindow/2 {
 		t.Errorf("while outputs overtake others there is room for %d", got)
 	}
 	n.clock.began, n.server = time.Now().Add(-time.Hour), &embedded.Server{}
-	if got := hurried(); got > engine.Hurried(198_000)/2 || got < engine.Hurried(180_000)/2 { // if this took less than six minutes
+	if got := hurried(); got > engine.OvertakingWindow(198_000)/2 || got < engine.OvertakingWindow(180_000)/2 { // if this took less than six minutes
 		t.Errorf("while outputs overtake others, and 198,000 are stored a second, there is room for %d", got)
 	}
 	n.window.at = 0 // since then nothing was stored
-	if got := hurried(); got != engine.Hurried(0)/2 {
+	if got := hurried(); got != engine.OvertakingWindow(0)/2 {
 		t.Errorf("while outputs overtake others, and few are stored, there is room for %d", got)
 	}
 }
@@ -235,7 +235,7 @@ func TestWindowIsShared(t *testing.T) {
 // not count.
 func TestWindowIsMeasured(t *testing.T) {
 	var w window
-	if w.hurried() != engine.HurriedMost {
+	if w.hurried() != engine.MaxOvertakingWindow {
 		t.Errorf("before it is measured %d outputs may be in flight", w.hurried())
 	}
 	const least, middle = 1920, 2400
@@ -248,7 +248,7 @@ func TestWindowIsMeasured(t *testing.T) {
 		{1010 * time.Millisecond, 2_100, middle}, // 200,000 a second
 		{1011 * time.Millisecond, 2_200, middle},
 		{1030 * time.Millisecond, 6_100, middle},
-		{1040 * time.Millisecond, 10_100, engine.HurriedMost},
+		{1040 * time.Millisecond, 10_100, engine.MaxOvertakingWindow},
 		{1050 * time.Millisecond, 10_000, least}, // a chain was resumed
 		{1060 * time.Millisecond, 12_000, middle},
 	} {

@@ -105,7 +105,7 @@ func (n *Node) keepPlaces(info streams.Info) error {
 	n.log.Warn("the first writes to the log stream failed; going on behind them", "stream", info.Last)
 	var holes []wal.Record
 	for seq := uint64(1); seq <= info.Last; seq++ {
-		r := engine.Record{Seq: seq, Time: info.LastTime.UnixNano(), Subject: n.layout.LogSubject(engine.Everyone, "heal")}
+		r := engine.Record{Seq: seq, Time: info.LastTime.UnixNano(), Subject: n.layout.LogSubject(engine.AllPartitions, "heal")}
 		holes = append(holes, wal.Record{Seq: seq, Data: engine.AppendRecord(nil, &r)})
 	}
 	n.applied.Store(info.Last)
@@ -137,9 +137,9 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 			return err
 		}
 		for p.next < r.Seq && p.failed() == nil {
-			p.append(n.layout.LogSubject(engine.Everyone, "heal"), nil) // keeps the place of a record that the local log does not have
+			p.append(n.layout.LogSubject(engine.AllPartitions, "heal"), nil) // keeps the place of a record that the local log does not have
 		}
-		p.append(n.layout.LogSubject(engine.Everyone, "heal"), n.wrapped(&r))
+		p.append(n.layout.LogSubject(engine.AllPartitions, "heal"), n.wrapped(&r))
 		return p.failed()
 	})
 	p.acks.Wait()
@@ -249,7 +249,7 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	theirs := stored.Time
 	if healed, ok := n.layout.Healed(&stored); ok && healed.Seq == at {
 		theirs = healed.Time
-	} else if stored.Subject == n.layout.LogSubject(engine.Everyone, "heal") && len(stored.Data) == 0 {
+	} else if stored.Subject == n.layout.LogSubject(engine.AllPartitions, "heal") && len(stored.Data) == 0 {
 		theirs = ours // it keeps the place of a record that was too large to be put back, so there is nothing to compare
 	}
 	if ours != theirs {
@@ -274,7 +274,7 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 			return err
 		}
 		if body := n.wrapped(&r); body != nil {
-			_, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(engine.Everyone, "heal"), nil, body)
+			_, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(engine.AllPartitions, "heal"), nil, body)
 		}
 		return err
 	})
@@ -285,7 +285,7 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 func (n *Node) disregard(end uint64) {
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		p.machine.Disregard(end)
+		p.machine.IgnoreMarks(end)
 		p.mu.Unlock()
 	}
 }

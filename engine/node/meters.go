@@ -153,7 +153,7 @@ func (n *Node) loadedAhead() time.Duration {
 	ahead, now := n.o.LoadAhead, n.clock.ms()
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		for _, r := range p.machine.Readings() {
+		for _, r := range p.machine.LoadCursors() {
 			ahead = min(ahead, max(0, time.Duration(min(r.End().Due-now, n.o.LoadAhead.Milliseconds()))*time.Millisecond))
 		}
 		p.mu.Unlock()

@@ -94,7 +94,7 @@ func (p *partition) whyStopped() error {
 
 // concerned lists the partitions that a record concerns.
 func (n *Node) concerned(e *engine.Entry) []*partition {
-	if e.Partition != engine.Everyone {
+	if e.Partition != engine.AllPartitions {
 		return n.partitions[e.Partition : e.Partition+1]
 	}
 	var ps []*partition

@@ -113,7 +113,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		return
 	}
 	_, sending := p.chain.HoldUntil()
-	full := p.chain.Room() == 0
+	full := p.chain.FreeWindow() == 0
 	stored := p.chain.Acked(seq)
 	if len(stored) > 0 {
 		p.lostSince = time.Time{}
@@ -127,7 +127,7 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	if n.server == nil {
 		p.durable = p.chain.Stored() // with an external NATS what is acknowledged counts as durable
 	}
-	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.Room() > 0 {
+	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.FreeWindow() > 0 {
 		n.bell.Ring() // now more outputs can be sent, or made
 	}
 }

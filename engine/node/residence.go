@@ -52,18 +52,18 @@ func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 	share := n.share()
 	ahead := now + n.o.LoadAhead.Milliseconds()
 	var used, hot int
-	var ends [3]engine.Reading
+	var ends [3]engine.LoadCursor
 	n.holding(p, n.meters.loadPause, func() {
 		if !p.follows.Load() {
 			return
 		}
-		used, hot, ends = p.machine.Memory(), p.machine.Stats().Hot, p.machine.Readings()
+		used, hot, ends = p.machine.Memory(), p.machine.Stats().Hot, p.machine.LoadCursors()
 	})
 	furthest := max(ends[0].End().Due, ends[1].End().Due, ends[2].End().Due)
 	switch {
 	case used > share && hot > n.o.HotJobs:
 		n.holding(p, n.meters.loadPause, func() {
-			end, ok := p.machine.Nearest(max(hot/2, n.o.HotJobs))
+			end, ok := p.machine.EstimateWindow(max(hot/2, n.o.HotJobs))
 			if !ok && p.machine.Complete() { // most of the jobs wait for nothing, and need not be in memory
 				end, ok = engine.Key{Due: ahead}, true
 			}
@@ -84,7 +84,7 @@ func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 		}
 	}
 	n.inSlices(p, n.meters.loadPause, runtime.Gosched, func() bool {
-		return ctx.Err() == nil && (p.machine.Sweep(jobSlice) || p.machine.Clean(jobSlice))
+		return ctx.Err() == nil && (p.machine.ContinueShrink(jobSlice) || p.machine.EvictCommitted(jobSlice))
 	})
 	return nil
 }
@@ -93,12 +93,12 @@ func (n *Node) resideIn(ctx context.Context, p *partition, now int64) error {
 // bytes.
 func (n *Node) loadNext(ctx context.Context, p *partition, rank int, until int64, room int) error {
 	for ctx.Err() == nil {
-		var r engine.Reading
+		var r engine.LoadCursor
 		var m *engine.Machine
 		full := false
 		n.holding(p, n.meters.loadPause, func() {
 			m = p.machine
-			r = p.machine.Readings()[rank]
+			r = p.machine.LoadCursors()[rank]
 			full = p.machine.Memory() > room && p.machine.Stats().Hot > n.o.HotJobs
 		})
 		if full || r.End().Due >= until {

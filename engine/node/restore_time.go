@@ -169,7 +169,7 @@ func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) e
 			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
 		}
 		e := layout.Decode(&r)
-		if e.Kind == engine.KindClaim && stored.Seq <= last(e.Partition) && (e.Seq == states[e.Partition].Epoch || states[e.Partition].Gives(e.Claim)) {
+		if e.Kind == engine.KindClaim && stored.Seq <= last(e.Partition) && (e.Seq == states[e.Partition].Epoch || states[e.Partition].Accepts(e.Claim)) {
 			claims[e.Partition] = e.Seq
 		}
 		return nil
@@ -347,7 +347,7 @@ func (n *Node) onNewStreams(p *partition, position, stored uint64, missed *caril
 			return err
 		}
 		if missed != nil {
-			s.Recover(*missed)
+			s.OverrideMisfire(*missed)
 		}
 		build.State(position, s.OnNewStreams(stored))
 		return nil

@@ -70,12 +70,12 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Gives(engine.Rules()) }) { // no start could claim it
+	if slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Accepts(engine.Rules()) }) { // no start could claim it
 		return nil, newerSnapshot(m)
 	}
 	if o.Missed != nil {
 		for _, s := range states {
-			s.Recover(*o.Missed)
+			s.OverrideMisfire(*o.Missed)
 		}
 	}
 	into := archive.RestoreOptions{Logger: o.Logger, Progress: o.Progress, Finish: r.write}
@@ -85,7 +85,7 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	done := &Restored{Manifest: m}
 	if o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{}) {
 		r.Partitions = cmp.Or(o.Partitions, r.Partitions)
-		rerouting, err := engine.NewReroute(states, r.Partitions, r.Position, o.Only)
+		rerouting, err := engine.NewRepartition(states, r.Partitions, r.Position, o.Only)
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +171,7 @@ func (r *restored) states(of [][]byte) []archive.State {
 }
 
 // reroute makes the restore route pairs to other partitions, or leave them out. Some rooms of the snapshot are read twice for that.
-func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Manifest, rerouting *engine.Reroute, into *archive.RestoreOptions) {
+func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Manifest, rerouting *engine.Repartition, into *archive.RestoreOptions) {
 	read := archive.Progress{Total: m.Totals().Raw}
 	for _, room := range rerouting.Rooms() {
 		read.Total += m.RawBytes(room)
@@ -198,7 +198,7 @@ func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Man
 }
 
 // scout reads what must be known before the first pair can be routed, with a goroutine for each core.
-func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine.Reroute, read func(*archive.Block)) error {
+func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine.Repartition, read func(*archive.Block)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var mu sync.Mutex
@@ -213,7 +213,7 @@ func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine
 		workers.Go(func() {
 			for p := range next {
 				for _, room := range r.Rooms() {
-					look := func(key, value []byte) error { return r.Scout(p, room, key, value) }
+					look := func(key, value []byte) error { return r.Inspect(p, room, key, value) }
 					if err := archive.ReadRoom(ctx, t, m, p, room, tell, look); err != nil {
 						cancel(err)
 						break
@@ -233,7 +233,7 @@ func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	r.Scouted()
+	r.Prepare()
 	return nil
 }
 

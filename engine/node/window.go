@@ -27,9 +27,9 @@ func (w *window) look(now time.Duration, stored uint64) {
 		return
 	}
 	since := stored - min(stored, w.stored) // fewer than before: a chain was resumed
-	w.measured = engine.Hurried(float64(since) / took.Seconds())
+	w.measured = engine.OvertakingWindow(float64(since) / took.Seconds())
 	w.at, w.stored = now, stored
 }
 
 // hurried is how much of the window is open while outputs overtake others.
-func (w *window) hurried() int { return cmp.Or(w.measured, engine.HurriedMost) }
+func (w *window) hurried() int { return cmp.Or(w.measured, engine.MaxOvertakingWindow) }

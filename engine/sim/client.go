@@ -299,7 +299,7 @@ func (w *world) staleTick() {
 	if claim := w.claimOf(p); t.Epoch >= claim && claim > 0 {
 		t.Epoch = w.rng.Uint64N(claim)
 	}
-	seq := w.append(w.layout.LogSubject(engine.Everyone, "tick"), nil, engine.EncodeTicks([]engine.Tick{t}))
+	seq := w.append(w.layout.LogSubject(engine.AllPartitions, "tick"), nil, engine.EncodeTicks([]engine.Tick{t}))
 	w.note("a stale tick %+v at %d", t, seq)
 }
 

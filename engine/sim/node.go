@@ -65,7 +65,7 @@ type part struct {
 	savingAt uint64 // position
 	written  bool   // the checkpoint is on disk, but the machine does not know that yet
 	rows     *engine.Rows
-	gone     *engine.Gone
+	gone     *engine.GoneRows
 	ahead    *ahead
 	question *question
 }
@@ -257,12 +257,12 @@ func (n *node) heal(budget int) int {
 	}
 	for _, r := range n.local[at:] {
 		for w.log.Last()+1 < r.Seq {
-			w.store(Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.Everyone, "heal")})
+			w.store(Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.AllPartitions, "heal")})
 		}
 		if budget--; budget < 0 {
 			break
 		}
-		m := Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.Everyone, "heal"), Data: r.Data}
+		m := Message{Time: w.stamp(), Subject: w.layout.LogSubject(engine.AllPartitions, "heal"), Data: r.Data}
 		if _, ok := w.layout.Healed(&r); !ok {
 			m.Data = engine.EncodeHeal(&r)
 		}
@@ -326,7 +326,7 @@ func (n *node) apply(k int) {
 
 // concerns tells whether a record is for a partition.
 func concerns(e *engine.Entry, p int) bool {
-	if e.Partition != engine.Everyone {
+	if e.Partition != engine.AllPartitions {
 		return e.Partition == p
 	}
 	return slices.ContainsFunc(e.Ticks, func(t engine.Tick) bool { return t.Partition == p })
@@ -437,8 +437,8 @@ func (n *node) tick() {
 		if part.stopped != nil {
 			continue
 		}
-		part.chain.Share(1+int(n.now()%64), engine.Hurried(float64(n.now()%400_000))) // whatever else is going on, and another share each time
-		t, ok := part.owner.Tick(part.machine, n.now(), lead, part.chain.Room(), part.durable)
+		part.chain.Share(1+int(n.now()%64), engine.OvertakingWindow(float64(n.now()%400_000))) // whatever else is going on, and another share each time
+		t, ok := part.owner.Tick(part.machine, n.now(), lead, part.chain.FreeWindow(), part.durable)
 		if !ok {
 			continue
 		}
@@ -448,7 +448,7 @@ func (n *node) tick() {
 		ticks = append(ticks, t)
 	}
 	if len(ticks) > 0 {
-		seq := w.append(w.layout.LogSubject(engine.Everyone, "tick"), nil, engine.EncodeTicks(ticks))
+		seq := w.append(w.layout.LogSubject(engine.AllPartitions, "tick"), nil, engine.EncodeTicks(ticks))
 		n.sent = sentTick{ticks[0].To, ticks[0].Epoch, n.own() - w.clocks.rng.Int64N(6)} // it was some time on its way
 		w.note("%s ticks %+v at %d", n.name(), ticks, seq)
 	}

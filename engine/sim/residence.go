@@ -54,11 +54,11 @@ func (w *world) reside() {
 	case 0:
 		m.Shrink(engine.Key{Due: w.truth + w.unseen.Int64N(20_000) - 2000, Armed: w.unseen.Uint64N(1 + 2*m.Stats().Armed)})
 	case 1, 2:
-		m.Sweep(few)
+		m.ContinueShrink(few)
 	case 3:
-		m.Clean(few)
+		m.EvictCommitted(few)
 	case 4:
-		readings := m.Readings()
+		readings := m.LoadCursors()
 		part.rows, err = readings[w.unseen.IntN(len(readings))].Read(newest{n, p}, w.truth+w.unseen.Int64N(20_000), few)
 	case 5, 6: // by now what was read may be of the past
 		if part.rows != nil {
@@ -66,7 +66,7 @@ func (w *world) reside() {
 			part.rows = nil
 		}
 	case 7:
-		if f, ok, broken := m.Forgetting(); ok && part.gone == nil {
+		if f, ok, broken := m.ForgetCursor(); ok && part.gone == nil {
 			part.gone, err = f.Read(newest{n, p}, few)
 		} else {
 			err = broken
@@ -93,12 +93,12 @@ func (w *world) reside() {
 
 // ahead is what was read of a page before somebody asks for the page.
 type ahead struct {
-	*engine.Ahead
+	*engine.ReadAhead
 	scan int
 }
 
 func readAhead(m *engine.Machine, t engine.Table, scan int) (*ahead, error) {
-	a := &ahead{m.Ahead(), scan}
+	a := &ahead{m.ReadAhead(), scan}
 	if err := a.Scan(t, &carillon.ListRequest{}, "", scan); err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func readAhead(m *engine.Machine, t engine.Table, scan int) (*ahead, error) {
 // compare asks for the page, and for its jobs, with what was read ahead and without. How far a page goes depends on the table, which may
 // have changed since; the jobs that are on both pages must be the same.
 func (a *ahead) compare(w *world, m *engine.Machine) {
-	page, last, more := m.Page(&carillon.ListRequest{}, "", a.scan, a.scan, a.Ahead)
+	page, last, more := m.Page(&carillon.ListRequest{}, "", a.scan, a.scan, a.ReadAhead)
 	var with, without []byte
 	for i := range page {
 		with = append(page[i].AppendJSON(with), '\n')
@@ -123,7 +123,7 @@ func (a *ahead) compare(w *world, m *engine.Machine) {
 		}
 	}
 	for _, id := range a.IDs() {
-		one, _ := m.Job(id, a.Ahead)
+		one, _ := m.Job(id, a.ReadAhead)
 		other, _ := m.Job(id, nil)
 		with, without = append(one.AppendJSON(with), '\n'), append(other.AppendJSON(without), '\n')
 	}

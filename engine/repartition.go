@@ -16,9 +16,9 @@ import (
 
 // # Other partitions
 //
-// A Reroute turns the checkpoints of P partitions into those of another number of partitions, or of some of the jobs only. It maps
+// A Repartition turns the checkpoints of P partitions into those of another number of partitions, or of some of the jobs only. It maps
 // pair by pair: each goes where its job's id belongs. It is given all pairs in order and holds none of them. But it must know
-// some things before the first pair goes out, so rows are given to it twice: first to Scout, then to Route. What has to be solved:
+// some things before the first pair goes out, so rows are given to it twice: first to Inspect, then to Route. What has to be solved:
 //
 //   - A spec's pair does not say which job it belongs to. The rows do, so what they say is kept: 24 bytes a job.
 //   - Numbers are unique only within a partition. Numbers of creation, arming, completion and burial are renumbered: n of
@@ -35,14 +35,14 @@ import (
 //
 // Tried and rejected: a table of new numbers without gaps, which takes memory for each job three times over; the
 // latest time that ticks had reached, which needs gaps of its own for each job.
-type Reroute struct {
+type Repartition struct {
 	partitions int
 	position   uint64
 	only       carillon.Selection
 	from       []*rerouted
 	to         []*Machine // their states
 	least      []uint64   // the least number of a completion that is kept, by new partition
-	time       int64      // that ticks have reached in the new partitions; known from Scouted on
+	time       int64      // that ticks have reached in the new partitions; known from Prepare on
 	wheels     [priorities]int64
 	b          []byte
 }
@@ -57,7 +57,7 @@ type rerouted struct {
 	specs    []reroutedSpec // by key, once sorted
 	sorted   bool
 	next     int               // place in specs
-	dropped  []uint64          // marks of the rows that are left out; ascending from Scouted on
+	dropped  []uint64          // marks of the rows that are left out; ascending from Prepare on
 	asked    map[string]uint64 // ids of the jobs with forced fires, and the marks of their rows; 0: not found yet
 }
 
@@ -77,14 +77,14 @@ const (
 	maxRenumbered = 1 << 62        // numbers stay below, so that mark can shift them by two bits
 )
 
-// NewReroute begins to make new partitions of old ones. states are those of all partitions of one service. position is where
+// NewRepartition begins to make new partitions of old ones. states are those of all partitions of one service. position is where
 // the log ends that all of them follow. Only the selected jobs go along. Errors: partitions out of range; numbers too great to be
 // multiplied once more.
-func NewReroute(states []*SavedState, partitions int, position uint64, only carillon.Selection) (*Reroute, error) {
+func NewRepartition(states []*SavedState, partitions int, position uint64, only carillon.Selection) (*Repartition, error) {
 	if partitions < 1 || partitions >= maxRerouted {
 		return nil, fmt.Errorf("engine: %d partitions; there are 1 to %d", partitions, maxRerouted-1)
 	}
-	r := &Reroute{partitions: partitions, position: position, only: only}
+	r := &Repartition{partitions: partitions, position: position, only: only}
 	for i, s := range states {
 		m := s.machine
 		if greatest := max(m.created, m.armed, m.finished, m.deaths); greatest >= maxRenumbered/uint64(len(states))-1 {
@@ -101,7 +101,7 @@ func NewReroute(states []*SavedState, partitions int, position uint64, only cari
 }
 
 // align raises the numbers of completions and burials so that those of all partitions end with the same number.
-func (r *Reroute) align() {
+func (r *Repartition) align() {
 	var finished, deaths uint64
 	for _, s := range r.from {
 		finished, deaths = max(finished, s.finished), max(deaths, s.deaths)
@@ -111,8 +111,8 @@ func (r *Reroute) align() {
 	}
 }
 
-// Rooms are the rooms to be given to Scout, in this order, for each partition.
-func (r *Reroute) Rooms() []byte {
+// Rooms are the rooms to be given to Inspect, in this order, for each partition.
+func (r *Repartition) Rooms() []byte {
 	rooms := append([]byte{roomForced}, jobRooms[:]...)
 	if r.bySpec() {
 		rooms = append(rooms, roomSpecs)
@@ -121,11 +121,11 @@ func (r *Reroute) Rooms() []byte {
 }
 
 // bySpec tells whether a job's spec is needed to know whether the job is selected.
-func (r *Reroute) bySpec() bool { return r.only.Label != "" || r.only.Owner != "" }
+func (r *Repartition) bySpec() bool { return r.only.Label != "" || r.only.Owner != "" }
 
-// Scout looks at a pair. The pairs of one partition must come in order; those of others may come from other goroutines
-// at the same time. Scout keeps none of the bytes. Errors: ErrCheckpoint.
-func (r *Reroute) Scout(from int, room byte, key, value []byte) error {
+// Inspect looks at a pair. The pairs of one partition must come in order; those of others may come from other goroutines
+// at the same time. Inspect keeps none of the bytes. Errors: ErrCheckpoint.
+func (r *Repartition) Inspect(from int, room byte, key, value []byte) error {
 	s := r.from[from]
 	var err error
 	switch room {
@@ -150,7 +150,7 @@ func malformed(room byte, key []byte, err error) error {
 	return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
 }
 
-func (r *Reroute) scoutRow(s *rerouted, room byte, key, value []byte) error {
+func (r *Repartition) scoutRow(s *rerouted, room byte, key, value []byte) error {
 	if len(key) != keySize(room) || len(value) < 2 {
 		return errShort
 	}
@@ -192,7 +192,7 @@ func mark(room byte, key []byte) uint64 {
 }
 
 // scoutSpec leaves a job out that is not selected by its spec.
-func (r *Reroute) scoutSpec(s *rerouted, key, value []byte) error {
+func (r *Repartition) scoutSpec(s *rerouted, key, value []byte) error {
 	s.sortSpecs()
 	at, err := s.spec(key)
 	if err != nil || at == nil || at.to == leftOut {
@@ -237,8 +237,8 @@ func (s *rerouted) drops(m uint64) bool {
 	return found
 }
 
-// Scouted must be called when all pairs have been scouted, before the first Route.
-func (r *Reroute) Scouted() {
+// Prepare must be called when all pairs have been inspected, before the first Route.
+func (r *Repartition) Prepare() {
 	latest := int64(0)
 	for _, s := range r.from {
 		latest = max(latest, s.Machine.to)
@@ -262,12 +262,12 @@ func (r *Reroute) Scouted() {
 }
 
 // renumbered is what number n of a partition becomes.
-func (r *Reroute) renumbered(s *rerouted, n uint64) uint64 {
+func (r *Repartition) renumbered(s *rerouted, n uint64) uint64 {
 	return n*uint64(len(r.from)) + uint64(s.number)
 }
 
 // rearmed is what the number that ends a row's key becomes: in roomCompleted a number of completion, else of arming or creation.
-func (r *Reroute) rearmed(s *rerouted, room byte, n uint64) uint64 {
+func (r *Repartition) rearmed(s *rerouted, room byte, n uint64) uint64 {
 	if room == roomCompleted {
 		n += s.raise.finished
 	}
@@ -275,7 +275,7 @@ func (r *Reroute) rearmed(s *rerouted, room byte, n uint64) uint64 {
 }
 
 // renumberedMax is a number above what numbers up to n become in any partition.
-func (r *Reroute) renumberedMax(n uint64) uint64 { return (n + 1) * uint64(len(r.from)) }
+func (r *Repartition) renumberedMax(n uint64) uint64 { return (n + 1) * uint64(len(r.from)) }
 
 // Routed is where a pair goes. Key and value are valid until the next call, or as long as what Route was given.
 type Routed struct {
@@ -286,7 +286,7 @@ type Routed struct {
 // Route says where a pair goes, or that it is left out (keep is false). The pairs of a room must come in order from each partition;
 // those of several partitions may be mixed. What goes from one old partition to one new one is in order, too, and all keys in a new
 // partition are unique. Errors: ErrCheckpoint.
-func (r *Reroute) Route(from int, room byte, key, value []byte) (to Routed, keep bool, err error) {
+func (r *Repartition) Route(from int, room byte, key, value []byte) (to Routed, keep bool, err error) {
 	s := r.from[from]
 	to = Routed{Key: key, Value: value}
 	switch room {
@@ -322,7 +322,7 @@ func (r *Reroute) Route(from int, room byte, key, value []byte) (to Routed, keep
 	return to, keep, malformed(room, key, err)
 }
 
-func (r *Reroute) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err error) {
+func (r *Repartition) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err error) {
 	if len(to.Key) != keySize(room) || len(to.Value) < 2 {
 		return false, errShort
 	}
@@ -348,7 +348,7 @@ func (r *Reroute) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err e
 	return true, nil
 }
 
-func (r *Reroute) routeID(s *rerouted, to *Routed) (keep bool, err error) {
+func (r *Repartition) routeID(s *rerouted, to *Routed) (keep bool, err error) {
 	pointer := to.Value
 	if len(pointer) == 0 || len(pointer) != 1+keySize(pointer[0]) {
 		return false, errShort
@@ -364,7 +364,7 @@ func (r *Reroute) routeID(s *rerouted, to *Routed) (keep bool, err error) {
 }
 
 // routeOutput keeps the outputs that are held. An event without a job may go to any partition.
-func (r *Reroute) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
+func (r *Repartition) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
 	o, err := decodeOutput(to.Key, to.Value)
 	if err != nil || o.Number <= s.outbox.acked.Output {
 		return false, err
@@ -387,7 +387,7 @@ func (r *Reroute) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
 }
 
 // partitionOf is where an output or a rejection goes that is about a job; job may be "".
-func (r *Reroute) partitionOf(s *rerouted, job string) int {
+func (r *Repartition) partitionOf(s *rerouted, job string) int {
 	if job == "" {
 		return s.number % r.partitions
 	}
@@ -396,7 +396,7 @@ func (r *Reroute) partitionOf(s *rerouted, job string) int {
 
 // States returns the states of the new partitions, and how many jobs these have, once all pairs are routed. The new partitions'
 // output streams must be empty.
-func (r *Reroute) States() (all [][]byte, jobs int) {
+func (r *Repartition) States() (all [][]byte, jobs int) {
 	all = make([][]byte, len(r.to))
 	for i, m := range r.to {
 		m.position, m.to, m.expired.at = r.position, r.time, math.MaxInt64
@@ -417,7 +417,7 @@ func (r *Reroute) States() (all [][]byte, jobs int) {
 }
 
 // addState adds an old partition's state to a new one's.
-func (r *Reroute) addState(m *Machine, s *rerouted) {
+func (r *Repartition) addState(m *Machine, s *rerouted) {
 	if s.epoch > m.epoch {
 		m.epoch, m.claim = s.epoch, s.claim
 	}

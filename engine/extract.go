@@ -9,10 +9,10 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Salvage takes the jobs out of a partition's checkpoint, each with its state as of the checkpoint, to be put into a running service.
+// Extractor takes the jobs out of a partition's checkpoint, each with its state as of the checkpoint, to be put into a running service.
 // It is given the pairs of rows and then those of specs, in order, and holds the rows of the selected
 // jobs meanwhile. Everything else of the checkpoint is left behind, forced fires included.
-type Salvage struct {
+type Extractor struct {
 	state  *SavedState
 	only   carillon.Selection
 	rest   arena
@@ -21,16 +21,16 @@ type Salvage struct {
 	sorted bool
 }
 
-// NewSalvage begins with the state of a checkpoint.
-func NewSalvage(state *SavedState, only carillon.Selection) *Salvage {
-	return &Salvage{state: state, only: only}
+// NewExtractor begins with the state of a checkpoint.
+func NewExtractor(state *SavedState, only carillon.Selection) *Extractor {
+	return &Extractor{state: state, only: only}
 }
 
 // Rooms are the rooms to be given to Take, in this order.
-func (*Salvage) Rooms() []byte { return append(jobRooms[:], roomSpecs) }
+func (*Extractor) Rooms() []byte { return append(jobRooms[:], roomSpecs) }
 
 // Take takes a pair, and yields the job if the pair completes it. Errors: yield's, ErrCheckpoint.
-func (s *Salvage) Take(room byte, key, value []byte, yield func(carillon.ImportJob) error) error {
+func (s *Extractor) Take(room byte, key, value []byte, yield func(carillon.ImportJob) error) error {
 	if room != roomSpecs {
 		return malformed(room, key, s.takeRow(room, key, value))
 	}
@@ -57,7 +57,7 @@ func (s *Salvage) Take(room byte, key, value []byte, yield func(carillon.ImportJ
 }
 
 // sortRows sorts the rows by their specs, at the first spec: all rows are there by then.
-func (s *Salvage) sortRows() {
+func (s *Extractor) sortRows() {
 	if s.sorted {
 		return
 	}
@@ -66,14 +66,14 @@ func (s *Salvage) sortRows() {
 }
 
 // End must be called after the last pair. It fails if a row's spec was missing. Errors: ErrCheckpoint.
-func (s *Salvage) End() error {
+func (s *Extractor) End() error {
 	if s.next == len(s.found) {
 		return nil
 	}
 	return fmt.Errorf("%w: the spec of put %d is missing", ErrCheckpoint, s.found[s.next].spec.put)
 }
 
-func (s *Salvage) takeRow(room byte, key, value []byte) error {
+func (s *Extractor) takeRow(room byte, key, value []byte) error {
 	if len(key) != keySize(room) || len(value) < 2 {
 		return errShort
 	}

@@ -6,40 +6,40 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Ahead has jobs of the table that a query asks for, read while the machine goes on. Otherwise the machine would read them itself to
+// ReadAhead has jobs of the table that a query asks for, read while the machine goes on. Otherwise the machine would read them itself to
 // answer the query, and a partition that waits for its disk fires nothing. "Beside the machine" below means: in another goroutine,
 // while records may be applied.
 //
-//	a := m.Ahead()                        // between records
+//	a := m.ReadAhead()                    // between records
 //	err := a.Scan(table, &list, after, n) // beside the machine, on a table that was opened since; for a page only
 //	cold := m.Cold(a.IDs())               // between records
 //	err = a.Read(table, cold)             // beside the machine
 //	m.Page(&list, after, limit, n, a)     // between records
 //
-// An Ahead is good until the next checkpoint is committed: until then the table has the jobs that are not in memory as they were read.
-// After that, and for what was not read ahead, the machine reads the table itself, as it does with a nil Ahead. So the answers
+// A ReadAhead is good until the next checkpoint is committed: until then the table has the jobs that are not in memory as they were read.
+// After that, and for what was not read ahead, the machine reads the table itself, as it does with a nil ReadAhead. So the answers
 // are the same either way.
-type Ahead struct {
+type ReadAhead struct {
 	m    *Machine
 	base int
 	ids  tableIDs
 	jobs map[string]coldJob // a job without a row does not exist
 }
 
-// Ahead begins to read ahead.
-func (m *Machine) Ahead() *Ahead { return &Ahead{m: m, base: m.residence.bases} }
+// ReadAhead begins to read ahead.
+func (m *Machine) ReadAhead() *ReadAhead { return &ReadAhead{m: m, base: m.residence.bases} }
 
 // Scan reads the ids that Page will look at for the same arguments. Errors: the table's.
-func (a *Ahead) Scan(t Table, f *carillon.ListRequest, after string, scan int) (err error) {
+func (a *ReadAhead) Scan(t Table, f *carillon.ListRequest, after string, scan int) (err error) {
 	a.ids, err = scanIDs(t, pageFrom(f, after, scan))
 	return err
 }
 
 // IDs are the ids that Scan found.
-func (a *Ahead) IDs() []string { return a.ids.found }
+func (a *ReadAhead) IDs() []string { return a.ids.found }
 
 // Read reads the jobs of some ids, and notes which do not exist. Errors: the table's, ErrCheckpoint.
-func (a *Ahead) Read(t Table, ids []string) error {
+func (a *ReadAhead) Read(t Table, ids []string) error {
 	a.jobs = make(map[string]coldJob, len(ids))
 	for _, id := range ids {
 		var c coldJob
@@ -60,7 +60,9 @@ func (a *Ahead) Read(t Table, ids []string) error {
 }
 
 // holds tells whether what was read is still what the machine's table has.
-func (a *Ahead) holds(m *Machine) bool { return a != nil && a.m == m && a.base == m.residence.bases }
+func (a *ReadAhead) holds(m *Machine) bool {
+	return a != nil && a.m == m && a.base == m.residence.bases
+}
 
 // Cold returns those of some ids whose jobs, if they exist, are only in the table.
 func (m *Machine) Cold(ids []string) (cold []string) {

@@ -121,22 +121,22 @@ func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Se
 			w.t.Fatal(err)
 		}
 		for _, policy := range missed {
-			s.Recover(policy)
+			s.OverrideMisfire(policy)
 		}
 		states = append(states, s)
 	}
-	r, err := NewReroute(states, partitions, w.seq, only)
+	r, err := NewRepartition(states, partitions, w.seq, only)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	for p, v := range views {
 		for _, room := range r.Rooms() {
-			if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error { return r.Scout(p, room, key, value) }); err != nil {
+			if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error { return r.Inspect(p, room, key, value) }); err != nil {
 				w.t.Fatal(err)
 			}
 		}
 	}
-	r.Scouted()
+	r.Prepare()
 	type pair struct{ key, value []byte }
 	rooms := make([]map[byte][]pair, partitions)
 	for i := range rooms {
@@ -591,11 +591,11 @@ func TestRerouteRefuses(t *testing.T) {
 		return s
 	}
 	for _, n := range []int{0, -1, 1 << 16} {
-		if _, err := NewReroute([]*SavedState{state()}, n, 1, carillon.Selection{}); err == nil {
+		if _, err := NewRepartition([]*SavedState{state()}, n, 1, carillon.Selection{}); err == nil {
 			t.Errorf("into %d partitions", n)
 		}
 	}
-	r, err := NewReroute([]*SavedState{state()}, 2, 1, carillon.Selection{Owner: "o"})
+	r, err := NewRepartition([]*SavedState{state()}, 2, 1, carillon.Selection{Owner: "o"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -603,7 +603,7 @@ func TestRerouteRefuses(t *testing.T) {
 		for _, pair := range [][2]string{{"", ""}, {"k", "v"}, {"k", "\x01\x00\x01\x00\x00"}, {"12345678", "\x01"}, {"123456789012", "\x02\xff"}, {"12345678901234567", "\x01\x01\xff"}} {
 			key, value := []byte(pair[0]), []byte(pair[1])
 			if room != 'i' && room != 'g' && room != 'o' && room != 'x' && room != 's' {
-				if err := r.Scout(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
+				if err := r.Inspect(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
 					t.Errorf("scout room %q, key %x: %v", room, key, err)
 				}
 			}
@@ -617,14 +617,14 @@ func TestRerouteRefuses(t *testing.T) {
 	}
 	nobodys := &forcedFire{seq: 1, id: "nobody"}
 	key, value := appendNumber(nil, nobodys.seq), nobodys.value()
-	if err := r.Scout(0, roomForced, key, value); err != nil {
+	if err := r.Inspect(0, roomForced, key, value); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := r.Route(0, roomForced, key, value); !errors.Is(err, ErrCheckpoint) {
 		t.Errorf("a fire of no job: %v", err)
 	}
 	f.m.created = maxRenumbered / 2
-	if _, err := NewReroute([]*SavedState{state(), state()}, 1, 1, carillon.Selection{}); err == nil {
+	if _, err := NewRepartition([]*SavedState{state(), state()}, 1, 1, carillon.Selection{}); err == nil {
 		t.Error("numbers that cannot be multiplied")
 	}
 }

@@ -29,7 +29,7 @@ func (w *town) salvagedFrom(v memtable.View, only carillon.Selection) (jobs []ca
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	salvage := NewSalvage(s, only)
+	salvage := NewExtractor(s, only)
 	for _, room := range salvage.Rooms() {
 		if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error {
 			return salvage.Take(room, key, value, func(j carillon.ImportJob) error {
@@ -158,14 +158,14 @@ func TestSalvageRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	salvage := NewSalvage(s, carillon.Selection{})
+	salvage := NewExtractor(s, carillon.Selection{})
 	none := func(carillon.ImportJob) error { return nil }
 	for _, room := range []byte("wzcs") {
 		if err := salvage.Take(room, []byte("k"), []byte("v"), none); !errors.Is(err, ErrCheckpoint) {
 			t.Errorf("room %q: %v", room, err)
 		}
 	}
-	salvage = NewSalvage(s, carillon.Selection{})
+	salvage = NewExtractor(s, carillon.Selection{})
 	for _, room := range salvage.Rooms() {
 		if room == roomSpecs {
 			break
