@@ -45,7 +45,7 @@ func makeScratch(in string) (*scratch, error) {
 	}
 	// Nobody must find the lock before it is taken.
 	early := filepath.Join(s.dir, scratchLock+".early")
-	if s.lock, err = filelock.Take(early); err == nil {
+	if s.lock, err = filelock.Lock(early); err == nil {
 		err = os.Rename(early, filepath.Join(s.dir, scratchLock))
 	}
 	if err != nil {
@@ -72,7 +72,7 @@ func removeLeft(dir string) error {
 	if _, err := os.Lstat(name); err != nil {
 		return nil // not a run's, or not locked yet
 	}
-	lock, err := filelock.Take(name)
+	lock, err := filelock.Lock(name)
 	if err != nil {
 		return nil // of a run that goes on, or of another user
 	}

@@ -4,6 +4,6 @@
 //
 // The log must be kept from the older checkpoint's position on.
 //
-// A reading order: table.go, table_format.go (its keys), table_view.go (reading), table_build.go (a checkpoint), fill.go (the first one of
-// a partition), export.go (what an archive saves).
+// A reading order: table.go, table_format.go (its keys), table_view.go (reading), table_build.go (a checkpoint), bulkload.go (the first one
+// of a partition), export.go (what an archive saves).
 package snapshot

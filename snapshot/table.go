@@ -14,8 +14,8 @@ import (
 
 // The classes of errors beside wal's.
 var (
-	ErrBusy = errors.New("snapshot: a checkpoint of this partition is being written")
-	ErrGone = errors.New("snapshot: no such checkpoint")
+	ErrBusy         = errors.New("snapshot: a checkpoint of this partition is being written")
+	ErrNoCheckpoint = errors.New("snapshot: no such checkpoint")
 )
 
 // Table holds the partitions' state as of their last checkpoints, in rooms of sorted pairs, which can be read one by
@@ -65,11 +65,11 @@ type Table struct {
 	tableBytes int // sortedTableBytes, except in tests
 
 	mu       sync.Mutex
-	building map[uint16]bool // partitions with a Build or Fill under way
+	building map[uint16]bool // partitions with a Build or BulkLoad under way
 }
 
-// Base names a checkpoint in the table. The zero Base stands for none.
-type Base struct {
+// Checkpoint names a checkpoint in the table. The zero Checkpoint stands for none.
+type Checkpoint struct {
 	ID       uint64 // rises by one with each checkpoint of the partition
 	Position uint64 // the log's sequence up to which the state has been applied
 }
@@ -81,11 +81,11 @@ func OpenTable(store *wal.Store) *Table {
 
 // List returns a partition's checkpoints, newest first: none, one or two. Errors: wal.ErrCorrupt, wal.ErrVersion,
 // wal.ErrFailed, wal.ErrClosed.
-func (t *Table) List(partition uint16) ([]Base, error) {
-	var list []Base
+func (t *Table) List(partition uint16) ([]Checkpoint, error) {
+	var list []Checkpoint
 	err := t.View(partition, func(v *View) error {
 		for v.ID != 0 {
-			list = append(list, v.Base)
+			list = append(list, v.Checkpoint)
 			if v.undo != 0 {
 				return nil
 			}
@@ -130,7 +130,7 @@ func (t *Table) View(partition uint16, read func(*View) error) error {
 	return nil
 }
 
-// Older is View for the checkpoint before the newest. Errors: View's, ErrGone if there is none.
+// Older is View for the checkpoint before the newest. Errors: View's, ErrNoCheckpoint if there is none.
 func (t *Table) Older(partition uint16, read func(*View) error) error {
 	return t.View(partition, func(v *View) error {
 		if v.ID != 0 {
@@ -139,7 +139,7 @@ func (t *Table) Older(partition uint16, read func(*View) error) error {
 			}
 		}
 		if v.ID == 0 {
-			return ErrGone
+			return ErrNoCheckpoint
 		}
 		return read(v)
 	})

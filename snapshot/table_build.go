@@ -28,7 +28,7 @@ const (
 type Build struct {
 	table     *Table
 	partition uint16
-	from, to  Base // the checkpoint before, and this one
+	from, to  Checkpoint // the checkpoint before, and this one
 	state     []byte
 	rooms     map[byte]*pending
 	prepared  bool
@@ -76,7 +76,7 @@ func (t *Table) Begin(partition uint16) (*Build, error) {
 		return nil, fmt.Errorf("%w: %d", ErrBusy, partition)
 	}
 	b := &Build{table: t, partition: partition, rooms: make(map[byte]*pending)}
-	if err := t.View(partition, func(v *View) error { b.from = v.Base; return nil }); err != nil {
+	if err := t.View(partition, func(v *View) error { b.from = v.Checkpoint; return nil }); err != nil {
 		return nil, err
 	}
 	b.to.ID = b.from.ID + 1
@@ -172,11 +172,11 @@ func (b *Build) Prepare() error {
 			return fmt.Errorf("snapshot: room %q is the table's own", room)
 		}
 	}
-	if err := b.table.View(b.partition, b.complete); err != nil {
+	if err := b.table.View(b.partition, b.readOld); err != nil {
 		return err
 	}
 	for room, p := range b.rooms {
-		if err := p.arrange(b.work); err != nil {
+		if err := p.sortAndCheck(b.work); err != nil {
 			return fmt.Errorf("snapshot: room %q: %w", room, err)
 		}
 	}
@@ -196,10 +196,10 @@ func (b *Build) Prepare() error {
 // Commit makes the checkpoint the partition's newest, and the one before the older one, atomically; it is on disk when
 // Commit returns. Errors: Prepare's; after wal.ErrFailed, wal.ErrClosed or an error of the file system the whole checkpoint may be
 // there, which List shows.
-func (b *Build) Commit() (Base, error) {
+func (b *Build) Commit() (Checkpoint, error) {
 	defer b.Abort()
 	if err := b.Prepare(); err != nil {
-		return Base{}, err
+		return Checkpoint{}, err
 	}
 	var err error
 	if b.tables == nil {
@@ -208,15 +208,15 @@ func (b *Build) Commit() (Base, error) {
 		err = b.table.store.Ingest(b.tables.tables)
 	}
 	if err != nil {
-		return Base{}, err
+		return Checkpoint{}, err
 	}
 	b.tables = nil // they are the store's now
 	return b.to, nil
 }
 
-// complete adds what has to be read from the table: the old header and state, what the checkpoint before gave up, the old
+// readOld adds what has to be read from the table: the old header and state, what the checkpoint before gave up, the old
 // values of removed pairs, and the last keys of rooms that are appended to.
-func (b *Build) complete(v *View) error {
+func (b *Build) readOld(v *View) error {
 	for key, value := range map[byte][]byte{headerKey: appendHeader(nil, b.to), stateKey: b.state} {
 		old, err := v.copy(roomBase, []byte{key})
 		if err != nil {
@@ -262,8 +262,8 @@ func (b *Build) complete(v *View) error {
 	return nil
 }
 
-// arrange sorts and checks what a checkpoint changes in a room. It calls work with the bytes that it looked at.
-func (p *pending) arrange(work func(bytes int)) error {
+// sortAndCheck sorts and checks what a checkpoint changes in a room. It calls work with the bytes that it looked at.
+func (p *pending) sortAndCheck(work func(bytes int)) error {
 	if (len(p.changes) > 0 || len(p.removed) > 0) &&
 		(len(p.appended) > 0 || len(p.dropped) > 0 || p.cut != nil || len(p.dead) > 0 || p.deadCut != nil) {
 		return errors.New("changed and appended to")
@@ -291,7 +291,7 @@ func (p *pending) arrange(work func(bytes int)) error {
 
 // size is about how many bytes will be written.
 func (b *Build) size() int {
-	const overhead = 2 * undoKeyPrefix // of keys and seals
+	const overhead = 2 * undoKeyPrefix // of keys and checksums
 	n := 0
 	for _, p := range b.rooms {
 		for _, c := range p.changes {
@@ -371,7 +371,7 @@ func (b *Build) writeTo(s sink) error {
 	return w.err
 }
 
-// writer seals values, and keeps the first error.
+// writer adds checksums to values, and keeps the first error.
 type writer struct {
 	sink sink
 	buf  []byte // memory for a key and its value
@@ -384,7 +384,7 @@ func (w *writer) set(key []byte, value ...[]byte) {
 	for _, part := range value {
 		w.buf = append(w.buf, part...)
 	}
-	w.buf = seal(w.buf)
+	w.buf = appendChecksum(w.buf)
 	if w.err == nil {
 		w.err = w.sink.set(w.buf[:len(key)], w.buf[len(key):])
 	}

@@ -43,7 +43,7 @@ const (
 	tableHeader    = 1 + 8 + 8
 	tableKeyPrefix = 1 + 2 + 1 // wal.TableRoom, partition, room
 	undoKeyPrefix  = tableKeyPrefix + 8 + 1
-	sealSize       = 4
+	checksumSize   = 4
 )
 
 // partitionPrefix is what all keys of a partition begin with.
@@ -77,34 +77,36 @@ func generation(partition uint16, room byte, id uint64) []byte {
 	return binary.BigEndian.AppendUint64(appendTableKey(nil, partition, room, nil), id)
 }
 
-func appendHeader(b []byte, base Base) []byte {
+func appendHeader(b []byte, base Checkpoint) []byte {
 	b = append(b, tableVersion)
 	b = binary.BigEndian.AppendUint64(b, base.ID)
 	return binary.BigEndian.AppendUint64(b, base.Position)
 }
 
 // decodeHeader's errors: wal.ErrCorrupt, wal.ErrVersion.
-func decodeHeader(v []byte) (Base, error) {
+func decodeHeader(v []byte) (Checkpoint, error) {
 	if len(v) > 0 && v[0] > tableVersion {
-		return Base{}, fmt.Errorf("%w: job table version %d, this binary reads %d", wal.ErrVersion, v[0], tableVersion)
+		return Checkpoint{}, fmt.Errorf("%w: job table version %d, this binary reads %d", wal.ErrVersion, v[0], tableVersion)
 	}
 	if len(v) != tableHeader || v[0] != tableVersion {
-		return Base{}, fmt.Errorf("%w: job table's header is % x", wal.ErrCorrupt, v)
+		return Checkpoint{}, fmt.Errorf("%w: job table's header is % x", wal.ErrCorrupt, v)
 	}
-	base := Base{ID: binary.BigEndian.Uint64(v[1:]), Position: binary.BigEndian.Uint64(v[9:])}
+	base := Checkpoint{ID: binary.BigEndian.Uint64(v[1:]), Position: binary.BigEndian.Uint64(v[9:])}
 	if base.ID == 0 {
-		return Base{}, fmt.Errorf("%w: job table's header is % x", wal.ErrCorrupt, v)
+		return Checkpoint{}, fmt.Errorf("%w: job table's header is % x", wal.ErrCorrupt, v)
 	}
 	return base, nil
 }
 
-// seal appends a checksum to a key and its value in one piece: the low four bytes of their xxhash64. The key is
+// appendChecksum appends a checksum to a key and its value in one piece: the low four bytes of their xxhash64. The key is
 // included so that a value under another key does not pass.
-func seal(b []byte) []byte { return binary.BigEndian.AppendUint32(b, uint32(xxhash.Sum64(b))) }
+func appendChecksum(b []byte) []byte {
+	return binary.BigEndian.AppendUint32(b, uint32(xxhash.Sum64(b)))
+}
 
-// unseal checks a stored value and returns it without the checksum, as a part of stored. Errors: wal.ErrCorrupt.
-func unseal(d *xxhash.Digest, key, stored []byte) ([]byte, error) {
-	n := len(stored) - sealSize
+// cutChecksum checks a stored value and returns it without the checksum, as a part of stored. Errors: wal.ErrCorrupt.
+func cutChecksum(d *xxhash.Digest, key, stored []byte) ([]byte, error) {
+	n := len(stored) - checksumSize
 	if n >= 0 {
 		d.Reset()
 		_, _ = d.Write(key) // never fails

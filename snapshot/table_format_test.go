@@ -15,8 +15,8 @@ import (
 // The bytes of docs/formats/table.md.
 func TestTableGolden(t *testing.T) {
 	key := appendTableKey(nil, 258, 'w', []byte("k"))
-	sealed := seal(append(bytes.Clone(key), "hello"...))[len(key):]
-	header := appendHeader(nil, Base{ID: 9, Position: 258})
+	stored := appendChecksum(append(bytes.Clone(key), "hello"...))[len(key):]
+	header := appendHeader(nil, Checkpoint{ID: 9, Position: 258})
 	doc, err := os.ReadFile("../docs/formats/table.md")
 	must(t, err)
 	for _, c := range []struct {
@@ -29,7 +29,7 @@ func TestTableGolden(t *testing.T) {
 		{"drop key", appendDropKey(nil, 258, 9, dropPair, 's', []byte("k")), "74 01 02 64 00 00 00 00 00 00 00 09 00 73 6b"},
 		{"cut key", appendDropKey(nil, 258, 9, dropBefore, 's', []byte("k")), "74 01 02 64 00 00 00 00 00 00 00 09 01 73 6b"},
 		{"generation", generation(258, roomUndo, 9), "74 01 02 75 00 00 00 00 00 00 00 09"},
-		{"value", sealed, goldenSealed},
+		{"value", stored, goldenValue},
 		{"header", header, "01 00 00 00 00 00 00 00 09 00 00 00 00 00 00 01 02"},
 		{"tags", []byte{undoAbsent, undoValue, undoAppended}, "00 01 02"},
 	} {
@@ -40,36 +40,36 @@ func TestTableGolden(t *testing.T) {
 			t.Errorf("docs/formats/table.md does not show the %s: %s", c.name, c.want)
 		}
 	}
-	data, err := unseal(xxhash.New(), key, sealed)
+	data, err := cutChecksum(xxhash.New(), key, stored)
 	must(t, err)
 	if string(data) != "hello" {
-		t.Errorf("unsealed %q", data)
+		t.Errorf("decoded %q", data)
 	}
 	base, err := decodeHeader(header)
 	must(t, err)
-	if base != (Base{9, 258}) {
+	if base != (Checkpoint{9, 258}) {
 		t.Errorf("decoded %v", base)
 	}
 }
 
-const goldenSealed = "68 65 6c 6c 6f 47 a9 bf 94"
+const goldenValue = "68 65 6c 6c 6f 47 a9 bf 94"
 
-// A stored value is either read as it was sealed, or is an error of a known class.
+// A stored value is either read as it was stored, or is an error of a known class.
 func FuzzTableValue(f *testing.F) {
 	key := appendTableKey(nil, 1, roomBase, []byte{headerKey})
-	for _, data := range [][]byte{nil, []byte("x"), appendHeader(nil, Base{1, 2}), {tableVersion + 1}, {0}} {
-		stored := seal(append(bytes.Clone(key), data...))[len(key):]
+	for _, data := range [][]byte{nil, []byte("x"), appendHeader(nil, Checkpoint{1, 2}), {tableVersion + 1}, {0}} {
+		stored := appendChecksum(append(bytes.Clone(key), data...))[len(key):]
 		f.Add(key, stored)
 		f.Add(key[1:], stored)
 		f.Add(key, stored[:len(stored)-1])
 	}
 	f.Fuzz(func(t *testing.T, key, stored []byte) {
-		data, err := unseal(xxhash.New(), key, stored)
+		data, err := cutChecksum(xxhash.New(), key, stored)
 		if err != nil {
 			wantErr(t, err, wal.ErrCorrupt)
 			data = stored // so that arbitrary bytes reach the header's decoder, too
-		} else if again := seal(append(bytes.Clone(key), data...)); !bytes.Equal(again[len(key):], stored) {
-			t.Fatalf("% x holds what is sealed as % x", stored, again[len(key):])
+		} else if again := appendChecksum(append(bytes.Clone(key), data...)); !bytes.Equal(again[len(key):], stored) {
+			t.Fatalf("% x holds what is stored as % x", stored, again[len(key):])
 		}
 		base, err := decodeHeader(data)
 		if err != nil {

@@ -30,7 +30,7 @@ var tableRooms = []byte{'w', RoomIDs, 's', 'o'}
 
 // content of a table as a test knows it.
 type rows struct {
-	Base  Base
+	Base  Checkpoint
 	State string
 	Pairs map[byte]map[string]string
 
@@ -68,7 +68,7 @@ func (r rows) settle() rows {
 	return c
 }
 
-// history is a partition's two checkpoints; older has the zero Base when there is one.
+// history is a partition's two checkpoints; older has the zero Checkpoint when there is one.
 type history struct{ newest, older rows }
 
 func newHistory() history { return history{noRows(), noRows()} }
@@ -82,7 +82,7 @@ func (h history) step(table *Table, partition uint16, rng *rand.Rand, size int) 
 	}
 	next := h.newest.settle()
 	h.older = h.newest.settle()
-	next.Base = Base{h.newest.Base.ID + 1, position}
+	next.Base = Checkpoint{h.newest.Base.ID + 1, position}
 	if next.State = ""; rng.IntN(4) > 0 {
 		next.State = strings.Repeat("x", 1+rng.IntN(40))
 	}
@@ -155,7 +155,7 @@ func read(v *View, others rows, rng *rand.Rand) (rows, error) {
 	if err != nil {
 		return r, err
 	}
-	r.Base, r.State = v.Base, string(state)
+	r.Base, r.State = v.Checkpoint, string(state)
 	for _, room := range tableRooms {
 		pairs := r.Pairs[room]
 		last := ""
@@ -219,7 +219,7 @@ func (h history) check(table *Table, partition uint16, rng *rand.Rand) error {
 		open        func(uint16, func(*View) error) error
 		want, other rows
 	}{{table.View, h.newest, h.older}, {table.Older, h.older, h.newest}}
-	var bases []Base
+	var bases []Checkpoint
 	for _, view := range views {
 		if view.want.Base.ID != 0 {
 			bases = append(bases, view.want.Base)
@@ -234,7 +234,7 @@ func (h history) check(table *Table, partition uint16, rng *rand.Rand) error {
 			}
 			return nil
 		})
-		if errors.Is(err, ErrGone) && view.want.Base.ID == 0 {
+		if errors.Is(err, ErrNoCheckpoint) && view.want.Base.ID == 0 {
 			err = nil
 		}
 		if err != nil {
@@ -613,7 +613,7 @@ func flip(t *testing.T, fs vfs.FS, path string, bit int64) {
 }
 
 // A value under another key is caught above Pebble's own checksums.
-func TestTableSeal(t *testing.T) {
+func TestTableChecksum(t *testing.T) {
 	store := open(t, tableOptions(vfs.NewMem()))
 	table := OpenTable(store)
 	b, err := table.Begin(3)
@@ -623,7 +623,7 @@ func TestTableSeal(t *testing.T) {
 	_, err = b.Commit()
 	must(t, err)
 	set := func(key, like []byte) {
-		value := seal(append(bytes.Clone(like), "two"...))[len(like):]
+		value := appendChecksum(append(bytes.Clone(like), "two"...))[len(like):]
 		must(t, store.Update(func(b *pebble.Batch) error { return b.Set(key, value, nil) }))
 	}
 	key := appendTableKey(nil, 3, 'w', []byte("a"))
@@ -645,14 +645,14 @@ func TestTableSeal(t *testing.T) {
 	// An undo that leads to another checkpoint than the one before is caught, too.
 	undo := appendUndoKey(nil, 3, 1, roomBase, []byte{headerKey})
 	must(t, store.Update(func(b *pebble.Batch) error {
-		return b.Set(undo, seal(appendHeader(append(bytes.Clone(undo), undoValue), Base{ID: 2, Position: 1}))[len(undo):], nil)
+		return b.Set(undo, appendChecksum(appendHeader(append(bytes.Clone(undo), undoValue), Checkpoint{ID: 2, Position: 1}))[len(undo):], nil)
 	}))
 	_, err = table.List(3)
 	wantErr(t, err, wal.ErrCorrupt)
 
 	header := appendTableKey(nil, 4, roomBase, []byte{headerKey})
 	must(t, store.Update(func(b *pebble.Batch) error {
-		return b.Set(header, seal(append(bytes.Clone(header), tableVersion+1))[len(header):], nil)
+		return b.Set(header, appendChecksum(append(bytes.Clone(header), tableVersion+1))[len(header):], nil)
 	}))
 	_, err = table.List(4)
 	wantErr(t, err, wal.ErrVersion)
@@ -691,7 +691,7 @@ func TestTableReadersBesideCommits(t *testing.T) {
 						}
 						return nil
 					})
-					if err != nil && !errors.Is(err, ErrGone) {
+					if err != nil && !errors.Is(err, ErrNoCheckpoint) {
 						t.Error(err)
 						return
 					}
@@ -774,18 +774,18 @@ func TestTableMisuse(t *testing.T) {
 	b.Append('s', []byte("b"), []byte("x"))
 	base, err := b.Commit()
 	must(t, err)
-	if base != (Base{1, 10}) {
+	if base != (Checkpoint{1, 10}) {
 		t.Fatal(base)
 	}
 	if _, err := b.Commit(); err == nil {
 		t.Error("committed twice")
 	}
 	b.Abort()
-	wantErr(t, table.Older(1, func(*View) error { return nil }), ErrGone)
-	wantErr(t, table.Older(9, func(*View) error { return nil }), ErrGone)
+	wantErr(t, table.Older(1, func(*View) error { return nil }), ErrNoCheckpoint)
+	wantErr(t, table.Older(9, func(*View) error { return nil }), ErrNoCheckpoint)
 	must(t, table.View(9, func(v *View) error {
-		if v.Base != (Base{}) {
-			t.Error(v.Base)
+		if v.Checkpoint != (Checkpoint{}) {
+			t.Error(v.Checkpoint)
 		}
 		return nil
 	}))
@@ -810,7 +810,7 @@ func TestTableMisuse(t *testing.T) {
 	}
 	list, err := table.List(1)
 	must(t, err)
-	if !slices.Equal(list, []Base{base}) {
+	if !slices.Equal(list, []Checkpoint{base}) {
 		t.Error(list)
 	}
 	stopped := errors.New("enough")

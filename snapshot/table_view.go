@@ -13,9 +13,9 @@ import (
 
 // View is a partition's table as of one checkpoint.
 type View struct {
-	Base      // of the checkpoint that is seen; zero if the partition has none, and then there are no pairs
-	partition uint16
-	snap      *wal.Snapshot
+	Checkpoint // of the checkpoint that is seen; zero if the partition has none, and then there are no pairs
+	partition  uint16
+	snap       *wal.Snapshot
 
 	// undo is the id of the checkpoint whose undo is laid over the table, 0 for none. marks has, for each room that was looked
 	// at, the first key that this checkpoint appended; nil if it appended nothing.
@@ -48,14 +48,14 @@ func (v *View) Close() error {
 // readBase reads the header of the checkpoint that is seen.
 func (v *View) readBase() error {
 	value, found, err := v.Get(roomBase, []byte{headerKey})
-	v.Base = Base{}
+	v.Checkpoint = Checkpoint{}
 	if found {
-		v.Base, err = decodeHeader(value)
+		v.Checkpoint, err = decodeHeader(value)
 	}
 	return err
 }
 
-// stepBack lays the newest checkpoint's undo over the table. Then Base is zero if there was no checkpoint before.
+// stepBack lays the newest checkpoint's undo over the table. Then Checkpoint is zero if there was no checkpoint before.
 func (v *View) stepBack() error {
 	v.undo, v.marks = v.ID, make(map[byte][]byte)
 	if err := v.readBase(); err != nil {
@@ -67,7 +67,7 @@ func (v *View) stepBack() error {
 	return nil
 }
 
-// State returns the state that Build.State was given; nil for the zero Base. Errors: wal.ErrCorrupt.
+// State returns the state that Build.State was given; nil for the zero Checkpoint. Errors: wal.ErrCorrupt.
 func (v *View) State() ([]byte, error) {
 	return v.copy(roomBase, []byte{stateKey})
 }
@@ -147,7 +147,7 @@ func (v *View) lookup(filtered bool) (value []byte, found bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	value, err = unseal(v.sum, v.key, stored)
+	value, err = cutChecksum(v.sum, v.key, stored)
 	return value, err == nil, err
 }
 
@@ -284,7 +284,7 @@ func (c *cursor) at(ok bool) error {
 	key := c.it.Key()
 	stored, err := c.it.ValueAndErr()
 	if err == nil {
-		c.value, err = unseal(c.sum, key, stored)
+		c.value, err = cutChecksum(c.sum, key, stored)
 	}
 	c.key, c.ok = key[c.prefix:], err == nil
 	return err

@@ -18,20 +18,20 @@ import (
 type Log struct {
 	store *Store
 
-	mu      sync.Mutex           // held from reading pending to the commit that changes it
-	pending view                 // with all that was submitted
-	durable atomic.Pointer[view] // with all that is on disk
+	mu      sync.Mutex             // held from reading pending to the commit that changes it
+	pending extent                 // with all that was submitted
+	durable atomic.Pointer[extent] // with all that is on disk
 }
 
-// view is the extent of the log after the batch with this count.
-type view struct {
+// extent is how far the log reaches after the batch with this count.
+type extent struct {
 	count       uint64
 	first, last uint64
 }
 
 func openLog(s *Store) (*Log, error) {
 	l := &Log{store: s}
-	v := view{count: s.count}
+	v := extent{count: s.count}
 	var err error
 	if v.last, err = s.uint64At(lastKey); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func seqOf(key []byte) (uint64, error) {
 
 // publish makes v what readers see, unless they see a later view already: syncs end in the order of commits, but the
 // goroutines that wait for them may go on in another order.
-func (l *Log) publish(v *view) {
+func (l *Log) publish(v *extent) {
 	for {
 		old := l.durable.Load()
 		if v.count <= old.count || l.durable.CompareAndSwap(old, v) {

@@ -300,7 +300,7 @@ func corruption(err error) error {
 // commit puts the batch and its count into Pebble as one batch. The function it returns waits until that is on
 // disk, makes v (if any) the log's durable view, and frees the batch. The caller of commit must have entered the store;
 // the wait need not, because Pebble's Close ends pending syncs.
-func (s *Store) commit(b *pebble.Batch, v *view) (wait func() error) {
+func (s *Store) commit(b *pebble.Batch, v *extent) (wait func() error) {
 	s.commitMu.Lock()
 	count := s.count + 1
 	err := b.Set(countKey, binary.BigEndian.AppendUint64(nil, count), nil)

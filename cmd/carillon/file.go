@@ -43,8 +43,8 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	}
 	// Of two processes at once, the first to end would put in place what the second has written so far. On a file system without
 	// locks nothing prevents that.
-	switch lock, err := filelock.Take(name + partEnd + ".lock"); {
-	case errors.Is(err, filelock.ErrTaken):
+	switch lock, err := filelock.Lock(name + partEnd + ".lock"); {
+	case errors.Is(err, filelock.ErrLocked):
 		return fmt.Errorf("write %s: %w", name, err)
 	case err == nil:
 		defer lock.Close()

@@ -856,7 +856,7 @@ func TestWriteWhole(t *testing.T) {
 	// Of two writes at once the second is refused: the first would put in place what the second has written so far.
 	if err := writeWhole(name, func(*bufio.Writer) error {
 		return writeWhole(link, func(*bufio.Writer) error { return nil })
-	}); !errors.Is(err, filelock.ErrTaken) {
+	}); !errors.Is(err, filelock.ErrLocked) {
 		t.Errorf("two at once: %v", err)
 	}
 	left, err := os.ReadDir(dir)

@@ -80,7 +80,7 @@ type worker struct {
 	command []string
 	mu      sync.Mutex // one trigger's output at a time
 
-	troubles loglimit.Lines // problems other than a trigger's: there may be one every two seconds in each partition
+	troubles loglimit.Limiter // problems other than a trigger's: there may be one every two seconds in each partition
 }
 
 // troublesSaid is how many of them may be printed in each period (loglimit.Every).
@@ -134,7 +134,7 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t == nil {
-		held, ok := w.troubles.Say(troublesSaid, time.Now())
+		held, ok := w.troubles.Allow(troublesSaid, time.Now())
 		switch {
 		case !ok:
 		case held == 0:

@@ -15,10 +15,10 @@ import (
 // would exit; here the first such line is kept and becomes the error of Start or Listen (takeFatal).
 type logger struct {
 	to      *slog.Logger
-	open    bool           // the only user with a password is the default client, whose password is empty
-	clients loglimit.Lines // errors of clients, such as a forbidden publish: each message may cause one
-	engine  loglimit.Lines // errors of the engine's own connections
-	erred   atomic.Bool    // an error not of a client was logged since Ill last looked
+	open    bool             // the only user with a password is the default client, whose password is empty
+	clients loglimit.Limiter // errors of clients, such as a forbidden publish: each message may cause one
+	engine  loglimit.Limiter // errors of the engine's own connections
+	erred   atomic.Bool      // an error not of a client was logged since Ill last looked
 	mu      sync.Mutex
 	fatal   error
 }
@@ -42,13 +42,13 @@ func (l *logger) Errorf(format string, v ...any) {
 	if !strings.Contains(line, " - cid:") {
 		l.erred.Store(true)
 		l.to.Error(line)
-	} else if held, ok := l.clients.Say(clientErrors, time.Now()); ok {
+	} else if held, ok := l.clients.Allow(clientErrors, time.Now()); ok {
 		l.to.Error(line, "held_back", held)
 	}
 }
 
 func (l *logger) protest(err error) {
-	if held, ok := l.engine.Say(clientErrors, time.Now()); ok {
+	if held, ok := l.engine.Allow(clientErrors, time.Now()); ok {
 		l.to.Warn("error of the NATS connection", "error", err, "held_back", held)
 	}
 }

@@ -32,8 +32,8 @@ func lockDir(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("embedded: Dir: %w", err)
 	}
-	f, err := filelock.Take(filepath.Join(dir, "jetstream.lock"))
-	if errors.Is(err, filelock.ErrTaken) {
+	f, err := filelock.Lock(filepath.Join(dir, "jetstream.lock"))
+	if errors.Is(err, filelock.ErrLocked) {
 		return nil, fmt.Errorf("%w: %s", ErrDirInUse, dir)
 	}
 	if err != nil {

@@ -80,7 +80,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		n.head.Store(last)
 	}
 	n.reached.told(last)
-	n.bell.Ring()
+	n.bell.Wake()
 	ring(n.delivered)
 	b.letGo()
 	return nil

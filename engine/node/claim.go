@@ -95,7 +95,7 @@ func (n *Node) claim(p *partition) {
 			p.claimed = time.Time{} // so that mayClaim allows another at once: the log may have a leader again at any moment
 		}
 	}
-	if err := n.streams.Log.PublishPatient(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
+	if err := n.streams.Log.PublishReportLate(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
 		done(0, err)
 	}
 }
@@ -109,7 +109,7 @@ func (n *Node) own(p *partition, epoch uint64) {
 		n.claimApplied(p) // the claim may have been applied before this answer came
 	}
 	p.mu.Unlock()
-	n.bell.Ring()
+	n.bell.Wake()
 }
 
 // claimApplied begins to serve a partition if the machine has applied this node's claim. If it has applied another node's claim since, this
@@ -131,7 +131,7 @@ func (n *Node) claimApplied(p *partition) {
 	switch {
 	case st.Epoch == mine:
 		p.serving = true
-		n.bell.Ring() // there may be ticks to make
+		n.bell.Wake() // there may be ticks to make
 		return
 	case st.Epoch > mine:
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)

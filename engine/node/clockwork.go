@@ -32,7 +32,7 @@ func (n *Node) clockwork(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.bell.Rang():
+		case <-n.bell.C():
 		}
 	}
 }
@@ -98,7 +98,7 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 			n.meters.ticksFailed.Inc()
 		}
 		n.ticking.fail(at, err)
-		n.bell.Ring()
+		n.bell.Wake()
 	})
 }
 
@@ -149,7 +149,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		p.chain.Share(n.window.sharing, n.window.hurried())
 		stored += p.chain.Stored().Output
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
-			n.bell.Ring() // an output that waited for room may be sent now, and this round of publishing is over
+			n.bell.Wake() // an output that waited for room may be sent now, and this round of publishing is over
 		}
 		room, durable := p.chain.FreeWindow(), p.durable
 		p.out.Unlock()

@@ -77,7 +77,7 @@ func TestShareGrows(t *testing.T) {
 		n.window.sharing = chains
 		n.owners(1<<30, func(*partition, int, engine.Acked) {})
 		select {
-		case <-bell.Rang():
+		case <-bell.C():
 			return true
 		default:
 			return false
@@ -168,7 +168,7 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 		if late := p.overdue.upTo == 1; late != c.late || p.chain.Lost() != c.lost {
 			t.Errorf("%v: late is what is stored up to %d, lost %t", c.err, p.overdue.upTo, p.chain.Lost())
 		}
-		<-n.bell.Rang()
+		<-n.bell.C()
 	}
 }
 

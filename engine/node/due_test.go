@@ -224,7 +224,7 @@ func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, 
 	p.chain.Resume(0, 0, outputs)
 	return n, p, func() bool {
 		select {
-		case <-bell.Rang():
+		case <-bell.C():
 			return true
 		default:
 			return false

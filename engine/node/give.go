@@ -112,7 +112,7 @@ type gathering struct {
 	taken   []part
 }
 
-// find has a partition saved by another node, unless it is here. It is used as archive.SaveOptions.Elsewhere.
+// find has a partition saved by another node, unless it is here. It is used as archive.SaveOptions.FindPart.
 func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, id string, err error) {
 	p := g.n.partitions[number]
 	if slices.Contains(g.here, p) {

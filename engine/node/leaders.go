@@ -199,6 +199,6 @@ func (n *Node) succeeded(p *partition, leader string) {
 	defer p.out.Unlock()
 	if !p.chain.Lost() && p.chain.InFlight() > 0 && p.leader.Name != leader {
 		n.lose(p, errElected)
-		n.bell.Ring()
+		n.bell.Wake()
 	}
 }

@@ -85,8 +85,8 @@ func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
 		reader, bucket = embedded.Reader, 0
 	}
 	c := o.streams()
-	c.Rebound = n.server != nil && o.NATSConfig == "" // then clients have no right to edit the streams
-	c.Known = n.server == nil && n.knowsLog()
+	c.UpdateLimits = n.server != nil && o.NATSConfig == "" // then clients have no right to edit the streams
+	c.MustExist = n.server == nil && n.knowsLog()
 	c.Bucket, c.Rights = bucket, n.rights()
 	c.Reader, c.Wire, c.Gather, c.OnReset = reader, n.wire, n.replies.gather, n.readerResets
 	n.streams, err = streams.Open(ctx, n.nc, c)

@@ -175,8 +175,8 @@ func (o Options) Validate() error {
 		option string
 		value  int64
 	}{{"LogMaxBytes", o.LogMaxBytes}, {"OutMaxBytes", o.OutMaxBytes}} {
-		if b.value > 0 && b.value < streams.LeastBytes {
-			return fmt.Errorf("node: %s is %d, must be %d bytes or more, or -1 for no bound", b.option, b.value, streams.LeastBytes)
+		if b.value > 0 && b.value < streams.MinStreamBytes {
+			return fmt.Errorf("node: %s is %d, must be %d bytes or more, or -1 for no bound", b.option, b.value, streams.MinStreamBytes)
 		}
 	}
 	for _, d := range []struct {

@@ -16,7 +16,7 @@ func TestOptionsAreNamed(t *testing.T) {
 		"CompletedMax is -1":       func(o *Options) { o.CompletedMax = -1 },
 		"HotJobs is -1":            func(o *Options) { o.HotJobs = -1 },
 		"LogMaxBytes is 256":       func(o *Options) { o.LogMaxBytes = 256 },
-		"OutMaxBytes is 1048575":   func(o *Options) { o.OutMaxBytes = streams.LeastBytes - 1 },
+		"OutMaxBytes is 1048575":   func(o *Options) { o.OutMaxBytes = streams.MinStreamBytes - 1 },
 		`NATS is " ,"`:             func(o *Options) { o.NATS = " ," },
 		"the weight is -1":         func(o *Options) { o.Weight = -1 },
 		"Standbys is -5":           func(o *Options) { o.Standbys = -5 },

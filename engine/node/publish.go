@@ -46,7 +46,7 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
 		}
 		n.write(&n.chained, p, m)
-		n.chained.Patient = true
+		n.chained.ReportLate = true
 		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
 		if err != nil {
 			n.log.Warn("publish failed", "partition", p.number, "output", m.Output.Number, "error", err)
@@ -102,10 +102,10 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		case p.chain.Lost():
 		case errors.Is(err, streams.ErrLate):
 			p.overdue.tell(p.chain.Stored().Seq + uint64(p.chain.InFlight()))
-			n.bell.Ring()
+			n.bell.Wake()
 		default:
 			n.lose(p, err)
-			n.bell.Ring()
+			n.bell.Wake()
 		}
 		return
 	}
@@ -121,14 +121,14 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	n.lateness(stored, now)
 	if p.chain.Lost() { // by that ack, which left one out: the leader that should have sent it is gone
 		n.lose(p, errLeftOut)
-		n.bell.Ring()
+		n.bell.Wake()
 		return
 	}
 	if n.server == nil {
 		p.durable = p.chain.Stored() // with an external NATS what is acknowledged counts as durable
 	}
 	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.FreeWindow() > 0 {
-		n.bell.Ring() // now more outputs can be sent, or made
+		n.bell.Wake() // now more outputs can be sent, or made
 	}
 }
 

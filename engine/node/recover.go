@@ -192,7 +192,7 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []
 			outputs, err = n.remakeFrom(ctx, m, number, v.Position, after)
 			return err
 		})
-		if errors.Is(err, snapshot.ErrGone) {
+		if errors.Is(err, snapshot.ErrNoCheckpoint) {
 			break
 		}
 		if !errors.Is(err, errOutOfReach) {

@@ -143,9 +143,9 @@ func TestRestoreSharedArchive(t *testing.T) {
 	target := archive.OpenDir(nil, dir)
 	into := func() string { return filepath.Join(t.TempDir(), "new") }
 	_, err := node.Restore(t.Context(), target, "", into(), node.RestoreOptions{})
-	words(t, err, archive.ErrSeveral.Error(), `["carillon" "other"]`, dir)
+	words(t, err, archive.ErrAmbiguous.Error(), `["carillon" "other"]`, dir)
 	_, err = node.OpenJobs(t.Context(), target, "")
-	words(t, err, archive.ErrSeveral.Error())
+	words(t, err, archive.ErrAmbiguous.Error())
 	if m, err := node.Restore(t.Context(), target, ours, into(), node.RestoreOptions{}); err != nil || m.Manifest.ID != ours {
 		t.Errorf("the one that is named: %+v, %v", m, err)
 	}

@@ -41,13 +41,13 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		err := n.resume(ctx, p)
 		switch {
 		case err == nil || ctx.Err() != nil:
-			n.bell.Ring()
+			n.bell.Wake()
 			return
 		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
 			if against.IsZero() {
 				against = time.Now()
 			}
-			if !replicated || time.Since(against) > streams.Doubt {
+			if !replicated || time.Since(against) > streams.ConfirmTime {
 				n.stop(p, err)
 				return
 			}

@@ -210,7 +210,7 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 	gather := gathering{n: n, here: here}
 	defer gather.end(ctx)
 	o := saveOptions(len(n.partitions), n.o.Prefix)
-	o.Elsewhere = gather.find
+	o.FindPart = gather.find
 	o.Share, o.Recheck = saveShare, r.Recheck
 	writing, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)

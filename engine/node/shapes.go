@@ -41,7 +41,7 @@ func (n *Node) lookAtOutput(ctx context.Context) error {
 	out := n.streams.Out[n.shapes.next]
 	n.shapes.next = (n.shapes.next + 1) % len(n.streams.Out)
 	if info, err := out.Info(ctx); err == nil {
-		n.shapes.note(out.Name(), info.Wrong)
+		n.shapes.note(out.Name(), info.Mismatch)
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 	}
 	p.out.Unlock()
 	if more {
-		n.bell.Ring()
+		n.bell.Wake()
 	}
 	return true, nil
 }
@@ -145,7 +145,7 @@ func (n *Node) watchDisk(context.Context) error {
 			what = "too little disk space to fire"
 		}
 		n.log.Warn(what, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
-		n.bell.Ring()
+		n.bell.Wake()
 	}
 	return nil
 }
@@ -196,10 +196,10 @@ func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
 		n.filling.asked(info, read)
-		n.shapes.note(n.streams.Log.Name(), info.Wrong)
+		n.shapes.note(n.streams.Log.Name(), info.Mismatch)
 		n.clock.measured(asked, time.Now(), info.Now)
 		n.logAnswered(n.clock.running())
-		n.bell.Ring() // by the clock as it is now known, something may be due
+		n.bell.Wake() // by the clock as it is now known, something may be due
 	}
 	return info, err
 }

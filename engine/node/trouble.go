@@ -14,7 +14,7 @@ import (
 const protestsSaid = 10
 
 // trouble is something that goes wrong again and again, several times a second. It is logged only once, or a few times, in a while.
-type trouble struct{ lines loglimit.Lines }
+type trouble struct{ lines loglimit.Limiter }
 
 // troubles are the troubles of a node.
 type troubles struct {
@@ -48,7 +48,7 @@ func (t *trouble) tell(log *slog.Logger, what string, args ...any) {
 
 // tellFirst logs with say the first so many in a while (loglimit.Every), with the number of those held back before it.
 func (t *trouble) tellFirst(most int, say func(string, ...any), what string, args ...any) {
-	if held, ok := t.lines.Say(most, time.Now()); ok {
+	if held, ok := t.lines.Allow(most, time.Now()); ok {
 		say(what, append(args, "held_back", held)...)
 	}
 }

@@ -44,8 +44,8 @@ func (a *account) of(replicas int) tier {
 // ErrNoJetStream: nats-server has no JetStream, or none for the engine's account.
 var ErrNoJetStream = errors.New("streams: JetStream is not enabled")
 
-// lookAround checks that JetStream is there and new enough.
-func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
+// checkJetStream checks that JetStream is there and new enough.
+func checkJetStream(ctx context.Context, nc *nats.Conn) (a account, err error) {
 	err = (&stream{nc: nc}).request(ctx, "INFO", nil, &a)
 	var api *APIError
 	switch {
@@ -69,8 +69,8 @@ func lookAround(ctx context.Context, nc *nats.Conn) (a account, err error) {
 	return a, refusal(nc, err)
 }
 
-// notMade says why a stream could not be made, with the limits that matter.
-func (c Config) notMade(ctx context.Context, nc *nats.Conn, want jetstream.StreamConfig, err error) error {
+// createError says why a stream could not be made, with the limits that matter.
+func (c Config) createError(ctx context.Context, nc *nats.Conn, want jetstream.StreamConfig, err error) error {
 	var api *jetstream.APIError
 	if !errors.As(err, &api) {
 		return fmt.Errorf("streams: %s: %w", want.Name, refusal(nc, err))
@@ -85,7 +85,7 @@ func (c Config) notMade(ctx context.Context, nc *nats.Conn, want jetstream.Strea
 	default:
 		return err
 	}
-	a, asked := lookAround(ctx, nc)
+	a, asked := checkJetStream(ctx, nc)
 	if asked != nil {
 		return err
 	}

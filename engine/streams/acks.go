@@ -41,9 +41,9 @@ const (
 
 // The kinds of awaited publishes.
 const (
-	once    = iota // the answer is awaited until the timeout
-	patient        // the same, but after lateAfter its sender gets ErrLate
-	told           // a patient one whose sender got ErrLate
+	awaitPlain      = iota // the answer is awaited until the timeout
+	awaitReportLate        // the same, but after lateAfter its sender gets ErrLate
+	awaitReported          // an awaitReportLate whose sender got ErrLate
 	kinds
 )
 
@@ -114,7 +114,7 @@ func (a *acks) await(kind int, onAck func(uint64, error)) (id uint64, err error)
 	if a.closed {
 		return 0, ErrClosed
 	}
-	a.last = max(a.last+1, uint64(a.passed().Microseconds()))
+	a.last = max(a.last+1, uint64(a.elapsed().Microseconds()))
 	a.waiting[a.last] = onAck
 	if !a.awaits() {
 		a.look.Reset(ackLook)
@@ -128,12 +128,12 @@ func (a *acks) awaits() bool {
 	return slices.ContainsFunc(a.sent[:], func(sent []uint64) bool { return len(sent) > 0 })
 }
 
-// passed is the time since began, which numbers count from.
-func (a *acks) passed() time.Duration { return time.Since(a.began) }
+// elapsed is the time since began, which numbers count from.
+func (a *acks) elapsed() time.Duration { return time.Since(a.began) }
 
-// patience is how long an answer may take before its sender gets ErrTimeout, or ErrLate. The caller holds mu.
-func (a *acks) patience(kind int) time.Duration {
-	if kind == patient {
+// answerTimeout is how long an answer may take before its sender gets ErrTimeout, or ErrLate. The caller holds mu.
+func (a *acks) answerTimeout(kind int) time.Duration {
+	if kind == awaitReportLate {
 		return min(lateAfter, a.timeout)
 	}
 	return a.timeout
@@ -189,7 +189,7 @@ func (a *acks) expire() {
 	var late, over []func(uint64, error)
 	a.mu.Lock()
 	for kind := range a.sent {
-		sent, since := a.sent[kind], a.passed()-a.patience(kind)
+		sent, since := a.sent[kind], a.elapsed()-a.answerTimeout(kind)
 		for ; len(sent) > 0; sent = sent[1:] {
 			id := sent[0]
 			f, awaited := a.waiting[id]
@@ -198,8 +198,8 @@ func (a *acks) expire() {
 			}
 			switch {
 			case !awaited:
-			case kind == patient:
-				a.sent[told] = append(a.sent[told], id)
+			case kind == awaitReportLate:
+				a.sent[awaitReported] = append(a.sent[awaitReported], id)
 				late = append(late, f)
 			default:
 				delete(a.waiting, id)

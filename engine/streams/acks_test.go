@@ -35,7 +35,8 @@ func answerNext(t *testing.T, hole *nats.Subscription) {
 	}
 }
 
-// A patient publish gets ErrLate once if its answer is late, and the answer when it comes. If none comes, it gets ErrTimeout in time.
+// A publish with ReportLate gets ErrLate once if its answer is late, and the answer when it comes. If none comes, it gets ErrTimeout in
+// time.
 func TestLate(t *testing.T) {
 	s, hole := unanswered(t)
 	type answer struct {
@@ -43,7 +44,7 @@ func TestLate(t *testing.T) {
 		err error
 	}
 	m := chained("hole", nil, 0)
-	m.Patient = true
+	m.ReportLate = true
 	publish := func() <-chan answer {
 		t.Helper()
 		answers := make(chan answer, 3)
@@ -62,7 +63,7 @@ func TestLate(t *testing.T) {
 		t.Errorf("the answer is %d, %v", a.seq, a.err)
 	}
 	records := make(chan answer, 2)
-	if err := s.Log.PublishPatient("hole", nil, func(seq uint64, err error) { records <- answer{seq, err} }); err != nil {
+	if err := s.Log.PublishReportLate("hole", nil, func(seq uint64, err error) { records <- answer{seq, err} }); err != nil {
 		t.Fatal(err)
 	}
 	s.Flush()
@@ -91,7 +92,7 @@ func TestLate(t *testing.T) {
 func TestLookIsNotPutOff(t *testing.T) {
 	a := &acks{began: time.Now(), waiting: make(map[uint64]func(uint64, error)), look: time.NewTimer(time.Hour)}
 	for awaited := range 3 {
-		if _, err := a.await(once, nil); err != nil {
+		if _, err := a.await(awaitPlain, nil); err != nil {
 			t.Fatal(err)
 		}
 		if set := a.look.Stop(); set && awaited > 0 {

@@ -25,18 +25,18 @@ type Config struct {
 	Replicas int // default 1; an existing stream must have at least as many
 
 	// These are for streams that are made. Existing streams keep theirs (an operator changes them with `nats stream edit`),
-	// unless Rebound is set.
+	// unless UpdateLimits is set.
 	LogMaxBytes  int64         // the log refuses records beyond it; default 256 MiB, -1 none
-	OutMaxBytes  int64         // of each output stream, which drops the oldest; default 512 MiB / Partitions, but at least LeastBytes; -1 none
+	OutMaxBytes  int64         // of each output stream, which drops the oldest; default 512 MiB / Partitions, but at least MinStreamBytes; -1 none
 	OutMaxAge    time.Duration // of an output, default 72 h, -1 none
 	PersistAsync bool          // output streams acknowledge before they write; needs one replica
 
-	// Rebound has Open change the bounds of bytes and age of existing streams to those that are given here, but not to
+	// UpdateLimits has Open change the bounds of bytes and age of existing streams to those that are given here, but not to
 	// defaults. It is for a caller who is the only one who may edit the streams.
-	Rebound bool
+	UpdateLimits bool
 
-	// Known says that the caller has read the log before: if it is not there, Open fails instead of making it.
-	Known bool
+	// MustExist says that the caller has read the log before: if it is not there, Open fails instead of making it.
+	MustExist bool
 
 	Bucket     int64         // bytes of a bucket that the caller makes itself, to be counted in errors about missing room
 	Rights     Rights        // what else the caller needs; Open refuses a user who lacks any of it
@@ -57,7 +57,7 @@ const MaxReplicas = 5
 
 // LeastBytes is the least bound of a stream that can hold any message: a trigger takes up to some 540 KiB. An output stream
 // with a lower bound drops a larger message at once, and a log refuses it for good.
-const LeastBytes = 1 << 20
+const MinStreamBytes = 1 << 20
 
 // LeastAge is the least age at which a stream drops its messages: the server wants no less than the duplicate window.
 const LeastAge = duplicateWindow
@@ -158,7 +158,7 @@ func (c Config) outConfig(p int) jetstream.StreamConfig {
 		AllowDirect: true,
 	}
 	if c.OutMaxBytes == 0 {
-		cfg.MaxBytes = max(defaultOutBytes/int64(c.Partitions), LeastBytes)
+		cfg.MaxBytes = max(defaultOutBytes/int64(c.Partitions), MinStreamBytes)
 	}
 	if c.OutMaxAge > 0 {
 		cfg.MaxAge = c.OutMaxAge
@@ -174,15 +174,15 @@ type Streams struct {
 	Log *Log
 	Out []*OutStream // by partition
 
-	acks  *acks
-	press *press
-	need  Rights
+	acks   *acks
+	sender *sender
+	need   Rights
 }
 
 // Open makes the streams that are missing, checks those that exist, and starts to listen for
 // publish acks on nc. Close ends that; the connection stays the caller's.
 //
-// Errors: a server older than 2.12; [ErrNoJetStream]; [ErrNoStream] if the log was Known and is not there; a user without the rights
+// Errors: a server older than 2.12; [ErrNoJetStream]; [ErrNoStream] if MustExist is set and the log is not there; a user without the rights
 // needed; an account or servers without room for the streams; a number of partitions other than the one that the log was made with; a
 // stream whose configuration the engine cannot work with. Each says what is wrong and how it must be.
 func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
@@ -202,7 +202,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := checkRights(ctx, nc, need); err != nil {
 		return nil, err
 	}
-	if _, err := lookAround(ctx, nc); err != nil {
+	if _, err := checkJetStream(ctx, nc); err != nil {
 		return nil, err
 	}
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(requestTimeout))
@@ -210,7 +210,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		return nil, fmt.Errorf("streams: %w", err)
 	}
 
-	if cfg.Known {
+	if cfg.MustExist {
 		if _, err := js.Stream(ctx, cfg.logName()); errors.Is(err, jetstream.ErrStreamNotFound) {
 			return nil, fmt.Errorf("%w as %s", ErrNoStream, cfg.logName())
 		}
@@ -229,7 +229,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := check(got, cfg.logConfig()); err != nil {
 		return nil, err
 	}
-	if err := given.rebound(ctx, js, got, given.LogMaxBytes, 0); err != nil {
+	if err := given.updateLimits(ctx, js, got, given.LogMaxBytes, 0); err != nil {
 		return nil, err
 	}
 	cfg.Replicas = got.Replicas // output streams that are made now get as many
@@ -243,7 +243,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		if err := check(got, want); err != nil {
 			return nil, err
 		}
-		if err := given.rebound(ctx, js, got, given.OutMaxBytes, given.OutMaxAge); err != nil {
+		if err := given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge); err != nil {
 			return nil, err
 		}
 	}
@@ -253,15 +253,15 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		return nil, err
 	}
 	of := func(want jetstream.StreamConfig) stream { return stream{nc: nc, name: want.Name, want: &want} }
-	s := &Streams{Log: &Log{stream: of(cfg.logConfig()), acks: acks, cfg: cfg}, acks: acks, press: &press{acks: acks, wire: cfg.Wire}, need: need}
+	s := &Streams{Log: &Log{stream: of(cfg.logConfig()), acks: acks, cfg: cfg}, acks: acks, sender: &sender{acks: acks, wire: cfg.Wire}, need: need}
 	for p := range cfg.Partitions {
-		s.Out = append(s.Out, &OutStream{stream: of(cfg.outConfig(p)), press: s.press})
+		s.Out = append(s.Out, &OutStream{stream: of(cfg.outConfig(p)), sender: s.sender})
 	}
 	return s, nil
 }
 
 // Flush sends what PublishChained has gathered.
-func (s *Streams) Flush() { s.press.flush() }
+func (s *Streams) Flush() { s.sender.flush() }
 
 // CheckRights refuses a connection whose user lacks any of the rights that Open checked.
 func (s *Streams) CheckRights(ctx context.Context, nc *nats.Conn) error {
@@ -280,13 +280,13 @@ func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstre
 		}
 	}
 	if err != nil {
-		return jetstream.StreamConfig{}, c.notMade(ctx, js.Conn(), want, err)
+		return jetstream.StreamConfig{}, c.createError(ctx, js.Conn(), want, err)
 	}
 	return st.CachedInfo().Config, nil
 }
 
-// rebound gives an existing stream other bounds, if Config.Rebound says so; 0 leaves a bound as it is.
-func (c Config) rebound(ctx context.Context, js jetstream.JetStream, got jetstream.StreamConfig, bytes int64, age time.Duration) error {
+// updateLimits gives an existing stream other bounds, if Config.UpdateLimits says so; 0 leaves a bound as it is.
+func (c Config) updateLimits(ctx context.Context, js jetstream.JetStream, got jetstream.StreamConfig, bytes int64, age time.Duration) error {
 	want := got
 	if bytes != 0 {
 		want.MaxBytes = bytes
@@ -294,7 +294,7 @@ func (c Config) rebound(ctx context.Context, js jetstream.JetStream, got jetstre
 	if age != 0 {
 		want.MaxAge = max(age, 0)
 	}
-	if !c.Rebound || want.MaxBytes == got.MaxBytes && want.MaxAge == got.MaxAge {
+	if !c.UpdateLimits || want.MaxBytes == got.MaxBytes && want.MaxAge == got.MaxAge {
 		return nil
 	}
 	if _, err := js.UpdateStream(ctx, want); err != nil {
@@ -320,15 +320,15 @@ func PartitionsOf(log jetstream.StreamConfig) (n int, ok bool) {
 
 // check refuses a stream that the engine cannot work with.
 func check(got, want jetstream.StreamConfig) error {
-	if wrong := misshapen(&got, &want); wrong != "" {
+	if wrong := mismatch(&got, &want); wrong != "" {
 		return fmt.Errorf("streams: %s cannot be used: %s", got.Name, wrong)
 	}
 	return nil
 }
 
-// misshapen says what is wrong with a stream's configuration: it compares the settings that the engine relies on. Bounds of
+// mismatch says what is wrong with a stream's configuration: it compares the settings that the engine relies on. Bounds of
 // bytes and of an output's age, more replicas, compression and placement are the operator's.
-func misshapen(got, want *jetstream.StreamConfig) string {
+func mismatch(got, want *jetstream.StreamConfig) string {
 	var bad []string
 	is := func(ok bool, format string, v ...any) {
 		if !ok {

@@ -13,7 +13,7 @@
 //
 // The client library takes the headers of a message as a map, which it sorts and renders. For a trigger that is
 // more work than the engine has with the trigger itself. So if the server is in the same process, chains bypass the
-// library: press.go renders HPUB frames straight into one buffer, and Wire writes that buffer to the
+// library: sender.go renders HPUB frames straight into one buffer, and Wire writes that buffer to the
 // library's own connection, between the library's frames. Handshake, pings, reconnecting and all answers stay
 // with the library. In CPU of the process, server included, a message costs 4.9 µs through the library, 3.6 on
 // the wire, and 4.6 there with the two ids that link it to the one before it (BenchmarkPublishChained).
@@ -24,7 +24,7 @@
 // for the goroutine that sends them.
 //
 // A reading order: config.go (Open, what is checked) with account.go and rights.go, stream.go (what both kinds of streams share) with
-// errors.go, log.go and reader.go with session.go, out.go, press.go, wire.go, acks.go, sync.go (what is on disk).
+// errors.go, log.go and reader.go with session.go, out.go, sender.go, wire.go, acks.go, sync.go (what is on disk).
 //
 // docs/formats/streams.md describes the streams and what nats-server does with them.
 package streams

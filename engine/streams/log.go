@@ -23,8 +23,8 @@ type Log struct {
 	known atomic.Uint64 // the newest sequence in an answer to a publish
 }
 
-// learn wraps onAck so that known keeps up with the answers.
-func (l *Log) learn(onAck func(uint64, error)) func(uint64, error) {
+// noteAcked wraps onAck so that known keeps up with the answers.
+func (l *Log) noteAcked(onAck func(uint64, error)) func(uint64, error) {
 	if onAck == nil {
 		return nil
 	}
@@ -42,9 +42,9 @@ func (l *Log) Partitions() int { return l.cfg.Partitions }
 // Replicas is how many replicas the log has.
 func (l *Log) Replicas() int { return l.cfg.Replicas }
 
-// here tells whether the log is on a server in this process that is part of no cluster: that one delivers everything that it
+// isLocal tells whether the log is on a server in this process that is part of no cluster: that one delivers everything that it
 // acknowledged, and does not go away without the process.
-func (l *Log) here() bool {
+func (l *Log) isLocal() bool {
 	return l.cfg.Wire != nil && l.nc.ConnectedClusterName() == "" && l.Replicas() <= 1
 }
 
@@ -68,19 +68,19 @@ func (l *Log) Await(ctx context.Context) error {
 // PublishAsync appends a record and returns; onAck gets its sequence or an error as in
 // OutStream.PublishChained, and may be nil.
 func (l *Log) PublishAsync(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
+	return l.acks.publish(&nats.Msg{Subject: subject, Header: header, Data: data}, awaitPlain, l.noteAcked(onAck))
 }
 
 // PublishNow is PublishAsync on the wire, if there is one, which sends the record at once: quicker for a single record, but more
 // work for many.
 func (l *Log) PublishNow(subject string, header nats.Header, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publishBy(l.cfg.Wire, &nats.Msg{Subject: subject, Header: header, Data: data}, once, l.learn(onAck))
+	return l.acks.publishBy(l.cfg.Wire, &nats.Msg{Subject: subject, Header: header, Data: data}, awaitPlain, l.noteAcked(onAck))
 }
 
-// PublishPatient is PublishAsync for a record that does no harm if it is in the log twice: if the answer is late, onAck first gets
+// PublishReportLate is PublishAsync for a record that does no harm if it is in the log twice: if the answer is late, onAck first gets
 // ErrLate, so that the sender may append the record again, and later the answer as well.
-func (l *Log) PublishPatient(subject string, data []byte, onAck func(seq uint64, err error)) error {
-	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, patient, l.learn(onAck))
+func (l *Log) PublishReportLate(subject string, data []byte, onAck func(seq uint64, err error)) error {
+	return l.acks.publish(&nats.Msg{Subject: subject, Data: data}, awaitReportLate, l.noteAcked(onAck))
 }
 
 // Publish appends a record and waits for its sequence. After ErrTimeout, ErrDisconnected or the

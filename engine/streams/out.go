@@ -12,7 +12,7 @@ const ExpectedLastSequence = "Nats-Expected-Last-Sequence"
 // OutStream is the stream of one partition's triggers and events.
 type OutStream struct {
 	stream
-	press *press
+	sender *sender
 }
 
 // Last returns what the stream holds, and its last message, which is nil if age, bytes or a purge removed it, or if
@@ -52,19 +52,19 @@ func (o *OutStream) Last(ctx context.Context) (info Info, m *Message, err error)
 
 // Chained is one message of a chain. PublishChained keeps none of its bytes.
 type Chained struct {
-	Subject []byte
-	Header  []byte // lines, each ending in CR LF
-	Data    string
-	Expect  uint64 // the sequence that the stream must have before it
-	Patient bool   // if the answer is late, onAck first gets ErrLate
+	Subject    []byte
+	Header     []byte // lines, each ending in CR LF
+	Data       string
+	Expect     uint64 // the sequence that the stream must have before it
+	ReportLate bool   // if the answer is late, onAck first gets ErrLate
 }
 
 // kind is the kind of the message's publish.
 func (m *Chained) kind() int {
-	if m.Patient {
-		return patient
+	if m.ReportLate {
+		return awaitReportLate
 	}
-	return once
+	return awaitPlain
 }
 
 // PublishChained sends a message that the stream takes only right behind sequence Expect, and then as
@@ -77,8 +77,8 @@ func (m *Chained) kind() int {
 // ErrClosed or an *APIError. It is not called if PublishChained returns an error (ErrDisconnected,
 // ErrClosed, a subject or header that cannot be sent).
 //
-// For a Patient message there may be one more call before, with ErrLate, after a quarter of a second. The answer is still awaited then,
-// up to Config.AckTimeout.
+// For a message with ReportLate there may be one more call before, with ErrLate, after a quarter of a second. The answer is still awaited
+// then, up to Config.AckTimeout.
 func (o *OutStream) PublishChained(m *Chained, onAck func(seq uint64, err error)) error {
-	return o.press.publish(m, onAck)
+	return o.sender.publish(m, onAck)
 }

@@ -55,7 +55,7 @@ var errReset = errors.New("streams: reader starts over")
 // in process, two cores shared with the server).
 func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Message) error) error {
 	r := &reader{stream: &l.stream, at: after, deliver: deliver, name: l.cfg.Reader, onReset: l.cfg.OnReset, gather: l.cfg.Gather, heartbeat: heartbeat}
-	if l.here() {
+	if l.isLocal() {
 		r.heartbeat = heartbeatEmbedded
 	} else {
 		r.known = l.known.Load
@@ -71,7 +71,7 @@ func (l *Log) Read(ctx context.Context, after Position, deliver func(batch []Mes
 // takes five to make and remove, and on two of these the servers of a cluster must agree.
 func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(batch []Message) error) error {
 	if after < last && last-after <= scanFew {
-		upTo, err := o.few(ctx, after, last, deliver)
+		upTo, err := o.getFew(ctx, after, last, deliver)
 		if err == nil && upTo < last {
 			err = fmt.Errorf("%w: %s does not give message %d", ErrDisconnected, o.name, upTo+1)
 		}
@@ -95,9 +95,9 @@ func (o *OutStream) Scan(ctx context.Context, after, last uint64, deliver func(b
 // scanFew is how many messages a scan asks for one by one at most.
 const scanFew = 64
 
-// few delivers the messages above after and up to last in one batch, as far as each of them was found or is known to be gone, and
+// getFew delivers the messages above after and up to last in one batch, as far as each of them was found or is known to be gone, and
 // returns how far that is. That a message is not found is not enough: a former leader may answer, which never had the message.
-func (s *stream) few(ctx context.Context, after, last uint64, deliver func(batch []Message) error) (upTo uint64, err error) {
+func (s *stream) getFew(ctx context.Context, after, last uint64, deliver func(batch []Message) error) (upTo uint64, err error) {
 	found := make([]Message, last-after)
 	errs := make([]error, len(found))
 	var asked sync.WaitGroup
@@ -152,8 +152,8 @@ func (r *reader) read(ctx context.Context) error {
 		if r.nc.IsClosed() { // LastError has the reason if nats-server closed it
 			return fmt.Errorf("%w: the connection was closed: %w", ErrDisconnected, cmp.Or(r.nc.LastError(), nats.ErrConnectionClosed))
 		}
-		if !verdict(err) {
-			r.against = time.Time{}
+		if !isVerdict(err) {
+			r.verdictSince = time.Time{}
 		} else if fatal := r.confirm(err); fatal != nil {
 			return fatal
 		}
@@ -177,8 +177,8 @@ func (r *reader) read(ctx context.Context) error {
 // deliverError marks an error of deliver, which ends Read whatever it is.
 type deliverError struct{ error }
 
-// verdict tells whether an error says that the stream is not what it should be, so that another try would end in the same way.
-func verdict(err error) bool {
+// isVerdict tells whether an error says that the stream is not what it should be, so that another try would end in the same way.
+func isVerdict(err error) bool {
 	var (
 		rewound *RewoundError
 		cut     *CutError
@@ -187,14 +187,14 @@ func verdict(err error) bool {
 	return errors.As(err, &rewound) || errors.As(err, &cut) || errors.As(err, &differs) || errors.Is(err, ErrNoStream)
 }
 
-// confirm returns a verdict only once each try for as long as Doubt has ended with one, because it may come from a former leader. Until
-// then it returns nil, and the reader starts over. A stream without replicas is believed at once, except when it is missing: when an
+// confirm returns a verdict only once each try for as long as ConfirmTime has ended with one, because it may come from a former leader.
+// Until then it returns nil, and the reader starts over. A stream without replicas is believed at once, except when it is missing: when an
 // account gets JetStream back, the server may not have read the stream yet.
 func (r *reader) confirm(verdict error) error {
-	if r.against.IsZero() {
-		r.against = time.Now()
+	if r.verdictSince.IsZero() {
+		r.verdictSince = time.Now()
 	}
-	if (r.replicas > 1 || errors.Is(verdict, ErrNoStream)) && time.Since(r.against) < Doubt {
+	if (r.replicas > 1 || errors.Is(verdict, ErrNoStream)) && time.Since(r.verdictSince) < ConfirmTime {
 		return nil
 	}
 	return verdict
@@ -214,14 +214,14 @@ type reader struct {
 
 	heartbeat time.Duration // of its consumer
 
-	batch []Message
-	bytes int
-	cseq  uint64 // the consumer's sequence: its own count of what it has sent
-	told  uint64 // the stream sequence of the last message that the consumer sent
+	batch    []Message
+	bytes    int
+	cseq     uint64 // the consumer's sequence: its own count of what it has sent
+	lastSent uint64 // the stream sequence of the last message that the consumer sent
 
-	replicas int       // of the stream
-	behind   bool      // when the session began, the stream had more than had been read
-	against  time.Time // since when there has been a verdict against the stream (confirm); zero: there is none
+	replicas     int       // of the stream
+	behind       bool      // when the session began, the stream had more than had been read
+	verdictSince time.Time // since when there has been a verdict against the stream (confirm); zero: there is none
 }
 
 // upTo is how far the reader is.
@@ -237,10 +237,10 @@ func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) er
 	var enough <-chan time.Time // ends the waiting for more
 	for {
 		if err := r.add(ctx, m); err != nil {
-			return errors.Join(err, r.hand())
+			return errors.Join(err, r.deliverBatch())
 		}
 		if len(r.batch) >= batchMessages || r.bytes >= batchBytes || r.done {
-			return r.hand()
+			return r.deliverBatch()
 		}
 		select {
 		case m = <-queue:
@@ -248,9 +248,9 @@ func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) er
 		default:
 		}
 		if enough == nil {
-			wait := r.patience()
+			wait := r.gatherTime()
 			if wait == 0 {
-				return r.hand()
+				return r.deliverBatch()
 			}
 			t := time.NewTimer(wait)
 			defer t.Stop()
@@ -259,22 +259,22 @@ func (r *reader) take(ctx context.Context, m *nats.Msg, queue chan *nats.Msg) er
 		select {
 		case m = <-queue:
 		case <-enough:
-			return r.hand()
+			return r.deliverBatch()
 		case <-ctx.Done():
 			return ctx.Err() // Read ends: what was not delivered is read again
 		}
 	}
 }
 
-// patience is how long the batch may still grow.
-func (r *reader) patience() time.Duration {
+// gatherTime is how long the batch may still grow.
+func (r *reader) gatherTime() time.Duration {
 	if r.gather == nil || len(r.batch) == 0 {
 		return 0
 	}
 	return r.gather()
 }
 
-func (r *reader) hand() error {
+func (r *reader) deliverBatch() error {
 	if len(r.batch) == 0 {
 		return nil
 	}
@@ -302,8 +302,8 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 		return fmt.Errorf("%w: delivery %d came after %d", errReset, d.consumerSeq, r.cseq)
 	}
 	r.cseq++
-	r.told = d.streamSeq
-	if err := r.follows(ctx, d.streamSeq); err != nil {
+	r.lastSent = d.streamSeq
+	if err := r.checkGap(ctx, d.streamSeq); err != nil {
 		return err
 	}
 	if d.streamSeq > r.at.Seq { // else it was delivered already: the stream was asked for it
@@ -316,9 +316,9 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	return nil
 }
 
-// follows returns an error if messages between what was read last and seq may have been missed: if the stream has one there, or was cut
+// checkGap returns an error if messages between what was read last and seq may have been missed: if the stream has one there, or was cut
 // above what was read. When its stream is cut ahead of it, a consumer silently goes on where the stream now begins.
-func (r *reader) follows(ctx context.Context, seq uint64) error {
+func (r *reader) checkGap(ctx context.Context, seq uint64) error {
 	last := r.upTo()
 	if n := len(r.batch); n > 0 {
 		last = r.batch[n-1].Seq
@@ -351,14 +351,14 @@ func (r *reader) control(m *nats.Msg) error {
 	if reply == "" {
 		return nil
 	}
-	if err := r.hand(); err != nil {
+	if err := r.deliverBatch(); err != nil {
 		return err
 	}
 	return sendError(r.nc.Publish(reply, nil))
 }
 
-// holds checks that the stream still has what was read from it, up to the reader's position.
-func (r *reader) holds(ctx context.Context) error {
+// checkPosition checks that the stream still has what was read from it, up to the reader's position.
+func (r *reader) checkPosition(ctx context.Context) error {
 	at := r.at
 	info, err := r.Info(ctx)
 	if err != nil {

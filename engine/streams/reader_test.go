@@ -479,7 +479,7 @@ func TestReadWhileTrimmed(t *testing.T) {
 		go func() { trimmed <- s.Log.Trim(t.Context(), at.Seq+1) }()
 		for done := false; !done; {
 			r := &reader{stream: &s.Log.stream, at: at}
-			if err := r.holds(t.Context()); err != nil {
+			if err := r.checkPosition(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			select {
@@ -542,18 +542,18 @@ func TestReadBoth(t *testing.T) {
 	}
 }
 
-// When a verdict against a stream comes again after the stream could be read, the time of doubt begins anew.
-func TestReadDoubtsAnew(t *testing.T) {
+// When a verdict against a stream comes again after the stream could be read, the time to confirm it begins anew.
+func TestReadConfirmsAnew(t *testing.T) {
 	s, _, h := fresh(t, Config{Partitions: 1})
 	if err := h.account().AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", "nobody"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := cancelled(t)
 	defer cancel()
-	r := &reader{stream: &s.Log.stream, name: "engine", against: time.Now().Add(-Doubt)}
+	r := &reader{stream: &s.Log.stream, name: "engine", verdictSince: time.Now().Add(-ConfirmTime)}
 	r.onReset = func(err error) {
-		if verdict(err) || !r.against.IsZero() {
-			t.Errorf("after %v it is in doubt since %v", err, r.against)
+		if isVerdict(err) || !r.verdictSince.IsZero() {
+			t.Errorf("after %v it is in doubt since %v", err, r.verdictSince)
 		}
 		cancel()
 	}
@@ -587,7 +587,7 @@ func TestReaderSeesGaps(t *testing.T) {
 		for _, m := range in[1:] {
 			queue <- m
 		}
-		if err := r.take(t.Context(), in[0], queue); !errors.Is(err, errReset) || verdict(err) {
+		if err := r.take(t.Context(), in[0], queue); !errors.Is(err, errReset) || isVerdict(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if fmt.Sprint(got) != "[11 12]" || r.at.Seq != 12 {
@@ -754,16 +754,16 @@ func TestScanWithoutConsumer(t *testing.T) {
 	}
 }
 
-// A scan's queue has room for what it has to deliver, and no more: there may be many scans at a time.
-func TestScanRoom(t *testing.T) {
+// A scan's queue holds what it has to deliver, and no more: there may be many scans at a time.
+func TestScanQueueSize(t *testing.T) {
 	for _, c := range []struct{ after, last uint64 }{{0, 100}, {1 << 40, 1<<40 + 100}} {
-		if r := (&reader{at: Position{Seq: c.after}, until: c.last}); r.room() != 100+scanSlack {
-			t.Errorf("a scan of 100 messages has room for %d", r.room())
+		if r := (&reader{at: Position{Seq: c.after}, until: c.last}); r.queueSize() != 100+scanSlack {
+			t.Errorf("a scan of 100 messages has room for %d", r.queueSize())
 		}
 	}
 	for name, r := range map[string]*reader{"the log": {at: Position{Seq: 5}}, "a long scan": {until: 1 << 40}} {
-		if r.room() != readerQueue {
-			t.Errorf("%s has room for %d", name, r.room())
+		if r.queueSize() != readerQueue {
+			t.Errorf("%s has room for %d", name, r.queueSize())
 		}
 	}
 }
@@ -912,7 +912,7 @@ func TestScanBehind(t *testing.T) {
 	if _, err := out.Get(t.Context(), last); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("a message is not found: %v", err)
 	}
-	if err := (&reader{stream: &out.stream, at: Position{Seq: last, Time: ahead.LastTime}}).holds(t.Context()); !errors.Is(err, ErrDisconnected) {
+	if err := (&reader{stream: &out.stream, at: Position{Seq: last, Time: ahead.LastTime}}).checkPosition(t.Context()); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("the message last read is not found: %v", err)
 	}
 	end()
@@ -1157,12 +1157,12 @@ func TestReadWhileTheStreamIsAsked(t *testing.T) {
 func TestVerdicts(t *testing.T) {
 	broken := &net.OpError{Op: "write", Err: errors.New("broken pipe")}
 	for _, err := range []error{errReset, ErrDisconnected, ErrNoSpace, nats.ErrTimeout, context.DeadlineExceeded, broken, (&APIError{ErrCode: codeConsumerExists}).class()} {
-		if verdict(err) {
+		if isVerdict(err) {
 			t.Errorf("%v ends a reader", err)
 		}
 	}
 	rewound := &RewoundError{At: Position{Seq: 2}, Last: 1}
-	if !verdict(rewound) || !verdict(&CutError{}) || !verdict(&DiffersError{}) || !verdict((&APIError{ErrCode: codeStreamNotFound}).class()) {
+	if !isVerdict(rewound) || !isVerdict(&CutError{}) || !isVerdict(&DiffersError{}) || !isVerdict((&APIError{ErrCode: codeStreamNotFound}).class()) {
 		t.Error("a stream that is another one is read on")
 	}
 	if err := (&APIError{ErrCode: codeStreamOffline}).class(); !errors.Is(err, ErrDisconnected) {
@@ -1178,7 +1178,7 @@ func TestVerdicts(t *testing.T) {
 	if one.confirm(rewound) != nil {
 		t.Error("one of three is believed at once")
 	}
-	one.against = one.against.Add(-Doubt)
+	one.verdictSince = one.verdictSince.Add(-ConfirmTime)
 	if one.confirm(rewound) == nil {
 		t.Error("a stream is never believed")
 	}
@@ -1208,7 +1208,7 @@ func TestLeads(t *testing.T) {
 		{"alone", &group{Leader: "a"}, true},
 		{"no leader", &group{Replicas: []replica{{"b", 1}, {"c", 1}}}, false},
 		{"one of two follows", &group{Leader: "a", Replicas: []replica{{"b", time.Second}, {"c", time.Minute}}}, true},
-		{"none follows", &group{Leader: "a", Replicas: []replica{{"b", heard}, {"c", 0}}}, false},
+		{"none follows", &group{Leader: "a", Replicas: []replica{{"b", heardWithin}, {"c", 0}}}, false},
 		{"a follower that has just heard of its leader", &group{Leader: "a", Replicas: []replica{{"a", 1}, {"c", 0}}}, false},
 	} {
 		if c.g.leads() != c.leads {

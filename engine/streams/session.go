@@ -31,11 +31,11 @@ type session struct {
 	sub   *nats.Subscription
 	queue chan *nats.Msg // what the consumer has sent
 
-	beside  sync.WaitGroup   // the goroutines that wait for JetStream
-	made    chan error       // the result of making the consumer
-	again   <-chan time.Time // when to make it again
-	answers chan answer      // of the stream
-	asking  bool             // an answer is awaited
+	requests sync.WaitGroup   // the goroutines that wait for JetStream
+	made     chan error       // the result of making the consumer
+	again    <-chan time.Time // when to make it again
+	answers  chan answer      // of the stream
+	asking   bool             // an answer is awaited
 
 	idle *time.Ticker // the consumer's heartbeat
 	look *time.Ticker // when to look whether the consumer is late
@@ -54,7 +54,7 @@ type session struct {
 func (r *reader) session(ctx context.Context) error {
 	broken := r.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer r.nc.RemoveStatusListener(broken)
-	if err := r.holds(ctx); err != nil {
+	if err := r.checkPosition(ctx); err != nil {
 		return err
 	}
 	s, err := r.begin()
@@ -94,7 +94,7 @@ func (r *reader) session(ctx context.Context) error {
 // begin subscribes to what the consumer will send.
 func (r *reader) begin() (*session, error) {
 	s := &session{
-		reader: r, inbox: r.nc.NewInbox(), queue: make(chan *nats.Msg, r.room()),
+		reader: r, inbox: r.nc.NewInbox(), queue: make(chan *nats.Msg, r.queueSize()),
 		made: make(chan error, 1), answers: make(chan answer, 1),
 	}
 	var err error
@@ -117,15 +117,15 @@ func (s *session) end() {
 	for _, t := range []*time.Ticker{s.idle, s.look, s.ask} {
 		t.Stop()
 	}
-	s.beside.Wait()
+	s.requests.Wait()
 	_ = s.sub.Unsubscribe() // fails on a closed connection, which has none
 }
 
 // create begins to make the consumer, which starts behind what has been read.
 func (s *session) create(ctx context.Context) {
 	from := s.at.Seq + 1
-	s.told, s.cseq = s.at.Seq, 0
-	s.beside.Go(func() { s.made <- s.reader.create(ctx, s.inbox, from) })
+	s.lastSent, s.cseq = s.at.Seq, 0
+	s.requests.Go(func() { s.made <- s.reader.create(ctx, s.inbox, from) })
 }
 
 func (s *session) wasMade(refused error) error {
@@ -174,7 +174,7 @@ func (s *session) checkSilent() error {
 // checkLate has the stream asked if the consumer is behind what the stream is known to have, and ends the session if it stays behind.
 func (s *session) checkLate() error {
 	was := s.late
-	s.late, s.seen = s.seen > s.told && len(s.queue) == 0, s.known()
+	s.late, s.seen = s.seen > s.lastSent && len(s.queue) == 0, s.known()
 	switch {
 	case s.late && !was:
 		s.since = time.Now()
@@ -192,7 +192,7 @@ func (s *session) askStream(ctx context.Context) {
 	}
 	s.asking = true
 	after := s.upTo()
-	s.beside.Go(func() { s.answers <- s.next(ctx, after, s.until) })
+	s.requests.Go(func() { s.answers <- s.next(ctx, after, s.until) })
 }
 
 // takeAnswer delivers the stream's answer, and has the stream asked again for as long as the consumer does not work.
@@ -210,9 +210,9 @@ func (s *session) takeAnswer(a answer) error {
 	return nil
 }
 
-// room is how many messages the queue must hold. A queue of readerQueue takes 2 MiB, and there may be scans of a
+// queueSize is how many messages the queue must hold. A queue of readerQueue takes 2 MiB, and there may be scans of a
 // thousand output streams at once. But it is known how much a scan has to deliver, so it gets a queue for that.
-func (r *reader) room() int {
+func (r *reader) queueSize() int {
 	if r.until == 0 {
 		return readerQueue
 	}
@@ -236,7 +236,7 @@ func (s *stream) next(ctx context.Context, after, until uint64) (a answer) {
 	}
 	a.upTo = max(after, a.info.before())
 	if last := min(a.last(until), a.upTo+scanFew); a.upTo < last {
-		a.upTo, a.err = s.few(ctx, a.upTo, last, func(batch []Message) error {
+		a.upTo, a.err = s.getFew(ctx, a.upTo, last, func(batch []Message) error {
 			a.batch = batch
 			return nil
 		})
@@ -267,7 +267,7 @@ func (r *reader) answered(a answer) (more bool, err error) {
 			r.batch = append(r.batch, m)
 		}
 	}
-	if err := r.hand(); err != nil {
+	if err := r.deliverBatch(); err != nil {
 		return false, err
 	}
 	r.passed = max(r.upTo(), a.upTo)

@@ -36,7 +36,7 @@ type Info struct {
 	Leader      Leader // that answered; zero if there is no cluster
 	LastTime    time.Time
 	Now         time.Time // by the clock that stamps the stream's messages
-	Wrong       string    // why Open would refuse the stream now, because somebody edited it; else ""
+	Mismatch    string    // why Open would refuse the stream now, because somebody edited it; else ""
 }
 
 // Leader is a server that leads a stream, and since when.
@@ -146,15 +146,15 @@ type group struct {
 	} `json:"replicas"` // all but the one that answered
 }
 
-// heard is how recently a leader must have heard from most replicas for its answer to count. A follower that hears nothing from the
+// heardWithin is how recently a leader must have heard from most replicas for its answer to count. A follower that hears nothing from the
 // leader has another elected after four seconds at the earliest, and an idle leader asks its followers every other second
 // (server/raft.go). But a follower that still hears the leader may vote for another, too. So for as long as this a server may
 // be believed that no longer leads.
-const heard = 3 * time.Second
+const heardWithin = 3 * time.Second
 
-// Doubt is how long a stream with replicas must say again and again what makes it, or a node, unusable before that counts: twice as
+// ConfirmTime is how long a stream with replicas must say again and again what makes it, or a node, unusable before that counts: twice as
 // long as a former leader may be believed.
-const Doubt = 2 * heard
+const ConfirmTime = 2 * heardWithin
 
 // LeaderOf names the server that leads a stream, and those that follow it. Errors: Info's.
 func (s *Streams) LeaderOf(ctx context.Context, name string) (leader string, followers []string, err error) {
@@ -210,7 +210,7 @@ func (g *group) leads() bool {
 		if r.Name == g.Leader { // another one leads: there was no leader when this one began to answer
 			return false
 		}
-		if r.Active > 0 && r.Active < heard {
+		if r.Active > 0 && r.Active < heardWithin {
 			follow++
 		}
 	}
@@ -258,11 +258,11 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	}
 	wrong := ""
 	if s.want != nil {
-		wrong = misshapen(&resp.Config, s.want)
+		wrong = mismatch(&resp.Config, s.want)
 	}
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now, Wrong: wrong,
+		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now, Mismatch: wrong,
 	}, st.Deleted, nil
 }
 

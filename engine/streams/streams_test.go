@@ -176,7 +176,7 @@ func publishChained(t testing.TB, o *OutStream, subject string, data []byte, exp
 	if err := o.PublishChained(chained(subject, data, expect), func(seq uint64, err error) { ch <- answer{seq, err} }); err != nil {
 		t.Fatal(err)
 	}
-	o.press.flush()
+	o.sender.flush()
 	a := <-ch
 	return a.seq, a.err
 }
@@ -286,7 +286,7 @@ func TestFirstOutputStreamComesLast(t *testing.T) {
 func TestOpenAgain(t *testing.T) {
 	h := newHost(t)
 	nc := h.connect()
-	if _, err := Open(t.Context(), nc, Config{Known: true}); !errors.Is(err, ErrNoStream) { // and none is made
+	if _, err := Open(t.Context(), nc, Config{MustExist: true}); !errors.Is(err, ErrNoStream) { // and none is made
 		t.Errorf("a log that is known and not there: %v", err)
 	}
 	if s := open(t, nc, Config{Partitions: 3, PersistAsync: true}); len(s.Out) != 3 || s.Log.Partitions() != 3 {
@@ -303,12 +303,12 @@ func TestOpenAgain(t *testing.T) {
 			t.Errorf("%+v, %v: want the limit it was made with", info, err)
 		}
 	}
-	// With Rebound, limits that are given are changed, and others stay.
-	s := open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, Rebound: true})
+	// With UpdateLimits, limits that are given are changed, and others stay.
+	s := open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, UpdateLimits: true})
 	if out, err := s.Out[2].Info(t.Context()); err != nil || out.MaxAge != time.Hour {
 		t.Errorf("an output stream is bounded by %s, %v", out.MaxAge, err)
 	}
-	s = open(t, nc, Config{LogMaxBytes: 3 << 20, OutMaxAge: -1, Rebound: true})
+	s = open(t, nc, Config{LogMaxBytes: 3 << 20, OutMaxAge: -1, UpdateLimits: true})
 	out, err := s.Out[2].Info(t.Context())
 	if err != nil || out.MaxBytes != 2<<20 || out.MaxAge != 0 {
 		t.Errorf("an output stream is bounded by %d bytes, %s, %v", out.MaxBytes, out.MaxAge, err)

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// An alarm rings when its time has come, which is the one that was set last, and when it is rung: however often that is before somebody
+// An alarm goes off when its time has come, which is the one that was set last, and when it is woken: however often that is before somebody
 // looks, there is one word of it.
 func TestAlarm(t *testing.T) {
 	a, err := alarm.New()
@@ -24,21 +24,21 @@ func TestAlarm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if <-a.Rang(); time.Since(began) < 20*time.Millisecond {
+	if <-a.C(); time.Since(began) < 20*time.Millisecond {
 		t.Errorf("it rang after %s", time.Since(began))
 	}
 	for range 3 {
-		a.Ring()
+		a.Wake()
 	}
-	<-a.Rang()
+	<-a.C()
 	select {
-	case <-a.Rang():
+	case <-a.C():
 		t.Error("it rang once more")
 	default:
 	}
 	if err := a.Set(-time.Second); err != nil { // which has passed
 		t.Fatal(err)
 	}
-	<-a.Rang()
-	new(alarm.Alarm).Ring() // nobody waits for the zero one
+	<-a.C()
+	new(alarm.Alarm).Wake() // nobody waits for the zero one
 }

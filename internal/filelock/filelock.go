@@ -3,5 +3,5 @@ package filelock
 
 import "errors"
 
-// ErrTaken says that another process has locked the file, or this process already has.
-var ErrTaken = errors.New("in use by another process")
+// ErrLocked says that another process has locked the file, or this process already has.
+var ErrLocked = errors.New("in use by another process")

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Take opens a file, which it makes if necessary, and locks it until the file is closed or the process ends. Errors: ErrTaken;
+// Lock opens a file, which it makes if necessary, and locks it until the file is closed or the process ends. Errors: ErrLocked;
 // those of the file system.
-func Take(name string) (*os.File, error) {
+func Lock(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -20,13 +20,13 @@ func Take(name string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s: %w", name, ErrTaken)
+			return nil, fmt.Errorf("%s: %w", name, ErrLocked)
 		}
 		return nil, fmt.Errorf("lock %s: %w", name, err)
 	}
 	opened, err := f.Stat()
 	if there, serr := os.Stat(name); err == nil && (serr != nil || !os.SameFile(opened, there)) {
-		err = fmt.Errorf("%s: %w", name, ErrTaken) // its former holder has removed it, and another process may have made a new one
+		err = fmt.Errorf("%s: %w", name, ErrLocked) // its former holder has removed it, and another process may have made a new one
 	}
 	if err != nil {
 		f.Close()

@@ -19,8 +19,8 @@ func TestTakeRemoved(t *testing.T) {
 	for range 4 {
 		takers.Go(func() {
 			for range 200 {
-				f, err := Take(name)
-				if errors.Is(err, ErrTaken) {
+				f, err := Lock(name)
+				if errors.Is(err, ErrLocked) {
 					continue
 				}
 				if err != nil {

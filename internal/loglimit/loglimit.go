@@ -9,17 +9,17 @@ import (
 // Every is the period for which a bound holds.
 const Every = 10 * time.Second
 
-// Lines counts the log lines about one kind of problem. The zero value is ready to use. Any number of goroutines may use it.
-type Lines struct {
+// Limiter bounds the log lines about one kind of problem. The zero value is ready to use. Any number of goroutines may use it.
+type Limiter struct {
 	mu    sync.Mutex
 	since time.Time
 	said  int // lines written since then
 	held  int // lines held back since the last one that was written
 }
 
-// Say tells whether a line may be written: at most `most` of them in each period of Every. If so, held is how many lines were held
+// Allow tells whether a line may be written: at most `most` of them in each period of Every. If so, held is how many lines were held
 // back before it.
-func (l *Lines) Say(most int, now time.Time) (held int, ok bool) {
+func (l *Limiter) Allow(most int, now time.Time) (held int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.since.IsZero() || now.Sub(l.since) >= Every {

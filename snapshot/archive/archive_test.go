@@ -596,7 +596,7 @@ func (j *bigJobs) value(n int) []byte {
 
 func (j *bigJobs) create(t testing.TB, table *snapshot.Table, p uint16) {
 	t.Helper()
-	fill, err := table.Fill(p)
+	fill, err := table.BulkLoad(p)
 	must(t, err)
 	defer fill.Abort()
 	ids := make([][]byte, j.n)
@@ -708,10 +708,10 @@ func TestForeignDirectory(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, store.Close()) }()
 	for range 2 {
-		if _, err := Prune(ctx, target, PruneOptions{Keep: 7}); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), `home is no archive of snapshots: it holds "letter.txt"`) {
+		if _, err := Prune(ctx, target, PruneOptions{Keep: 7}); !errors.Is(err, ErrNotArchive) || !strings.Contains(err.Error(), `home is no archive of snapshots: it holds "letter.txt"`) {
 			t.Errorf("a prune says %v", err)
 		}
-		if _, err := Save(ctx, table, target, SaveOptions{Partitions: 1}); !errors.Is(err, ErrForeign) {
+		if _, err := Save(ctx, table, target, SaveOptions{Partitions: 1}); !errors.Is(err, ErrNotArchive) {
 			t.Errorf("a save says %v", err)
 		}
 		check()

@@ -20,19 +20,19 @@ import (
 // Bucket is a JetStream Object Store as a Target. A write or a delete that is interrupted may leave chunks in the bucket's
 // stream that no object names, of one block at most; JetStream has no way to find them.
 type Bucket struct {
-	name   string
-	folder string // with a slash at its end, or ""
-	js     jetstream.JetStream
-	store  jetstream.ObjectStore
-	life   time.Duration // of a lock that is not renewed
-	beat   time.Duration // between two renewals
+	name          string
+	folder        string // with a slash at its end, or ""
+	js            jetstream.JetStream
+	store         jetstream.ObjectStore
+	lockTTL       time.Duration // of a lock that is not renewed
+	renewInterval time.Duration // between two renewals
 }
 
-// lockLife is a minute so that a save that was suspended notices it before another one takes over. Not less, because a server
+// lockTTL is a minute so that a save that was suspended notices it before another one takes over. Not less, because a server
 // that changes its leader does not answer for seconds.
 const (
-	lockLife = time.Minute
-	lockBeat = 10 * time.Second
+	lockTTL       = time.Minute
+	renewInterval = 10 * time.Second
 )
 
 const locksFolder = "locks"
@@ -48,7 +48,7 @@ func JetStream(nc *nats.Conn, timeout time.Duration) (jetstream.JetStream, error
 
 // NewBucket returns a bucket as a Target. js comes from JetStream, and store is the object store of that name.
 func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore) *Bucket {
-	return &Bucket{name: name, js: js, store: store, life: lockLife, beat: lockBeat}
+	return &Bucket{name: name, js: js, store: store, lockTTL: lockTTL, renewInterval: renewInterval}
 }
 
 // TTL is how long the bucket keeps an object; 0: for ever. Errors: what the server said.
@@ -106,7 +106,7 @@ func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 // returns nil if they are there, or if it cannot tell.
 func (b *Bucket) emptied(ctx context.Context, name string) error {
 	k, err := b.last(ctx, name)
-	if err != nil || !k.there() || k.info.Size == 0 {
+	if err != nil || !k.exists() || k.info.Size == 0 {
 		return nil
 	}
 	s, err := b.js.Stream(ctx, b.stream())
@@ -149,7 +149,7 @@ func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %s: %w", b, name, err)
 		}
-		if o.there() {
+		if o.exists() {
 			objects = append(objects, Object{Name: strings.TrimPrefix(o.info.Name, b.folder), Bytes: int64(o.info.Size), Time: o.time})
 		}
 	}
@@ -165,18 +165,18 @@ func (b *Bucket) subjectOf(name string) string {
 	return b.subject(base64.URLEncoding.EncodeToString([]byte(b.folder + name)))
 }
 
-// known is the newest message of an object's metadata.
-type known struct {
+// objectMeta is the newest message of an object's metadata.
+type objectMeta struct {
 	sequence uint64 // 0: there is none
 	time     time.Time
 	info     jetstream.ObjectInfo
 }
 
-func (k *known) there() bool { return k.sequence > 0 && !k.info.Deleted }
+func (k *objectMeta) exists() bool { return k.sequence > 0 && !k.info.Deleted }
 
 // last asks the leader of the bucket's stream for an object's metadata. The object store makes direct gets instead, which any
 // replica may answer, even one that is behind.
-func (b *Bucket) last(ctx context.Context, name string) (k known, err error) {
+func (b *Bucket) last(ctx context.Context, name string) (k objectMeta, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.js.Options().DefaultTimeout)
 	defer cancel()
 	ask, err := json.Marshal(map[string]string{"last_by_subj": b.subjectOf(name)})
@@ -214,7 +214,7 @@ func (b *Bucket) absent(ctx context.Context, name string) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("read %s: %w", b.Path(name), err)
-	case k.there():
+	case k.exists():
 		return fmt.Errorf("read %s: a replica of the bucket that is behind does not have it", b.Path(name))
 	}
 	return fmt.Errorf("%w: %s", ErrNotFound, b.Path(name))
@@ -235,7 +235,7 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 }
 
 // purge removes an object's metadata, up to the message k, and then the chunks that k names. What was put since stays.
-func (b *Bucket) purge(ctx context.Context, name string, k known) error {
+func (b *Bucket) purge(ctx context.Context, name string, k objectMeta) error {
 	s, err := b.js.Stream(ctx, b.stream())
 	if err != nil {
 		return err
@@ -270,7 +270,7 @@ func (b *Bucket) Lock(ctx context.Context) (Lock, error) {
 		return nil, err
 	}
 	if err := l.takeOver(ctx); err != nil {
-		return nil, errors.Join(err, l.giveBack(ctx))
+		return nil, errors.Join(err, l.remove(ctx))
 	}
 	l.renewing.Go(l.renew)
 	return l, nil
@@ -297,7 +297,7 @@ func (l *bucketLock) takeOver(ctx context.Context) error {
 		if i == own {
 			continue
 		}
-		if age := locks[own].Time.Sub(o.Time); age.Abs() < l.bucket.life {
+		if age := locks[own].Time.Sub(o.Time); age.Abs() < l.bucket.lockTTL {
 			return fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), age.Round(time.Millisecond))
 		}
 		if err := l.bucket.Delete(ctx, o.Name); err != nil {
@@ -314,7 +314,7 @@ func (l *bucketLock) lost() error {
 // renew keeps the lock alive until it is released or lost. It tries a renewal that failed again; if none came in time,
 // another may have taken over, which Check shows.
 func (l *bucketLock) renew() {
-	ticker := time.NewTicker(l.bucket.beat)
+	ticker := time.NewTicker(l.bucket.renewInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -322,7 +322,7 @@ func (l *bucketLock) renew() {
 			return
 		case <-ticker.C:
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), l.bucket.beat)
+		ctx, cancel := context.WithTimeout(context.Background(), l.bucket.renewInterval)
 		err := l.Check(ctx)
 		if err == nil {
 			_ = l.bucket.Put(ctx, l.name, []byte(l.name))
@@ -337,7 +337,7 @@ func (l *bucketLock) renew() {
 // Check returns ErrLocked if another has taken over.
 func (l *bucketLock) Check(ctx context.Context) error {
 	k, err := l.bucket.last(ctx, l.name)
-	if err == nil && !k.there() {
+	if err == nil && !k.exists() {
 		return l.lost()
 	}
 	return err
@@ -346,14 +346,14 @@ func (l *bucketLock) Check(ctx context.Context) error {
 func (l *bucketLock) Release(ctx context.Context) error {
 	close(l.stop)
 	l.renewing.Wait()
-	return l.giveBack(ctx)
+	return l.remove(ctx)
 }
 
-// giveBack removes the lock, even if ctx has ended. But then it waits for NATS no longer than between two renewals, because an
-// engine that stops waits for it. A lock that cannot be removed ends by itself (lockLife).
-func (l *bucketLock) giveBack(ctx context.Context) error {
-	giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockLife)
+// remove removes the lock, even if ctx has ended. But then it waits for NATS no longer than between two renewals, because an
+// engine that stops waits for it. A lock that cannot be removed ends by itself (lockTTL).
+func (l *bucketLock) remove(ctx context.Context) error {
+	giving, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTTL)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(l.bucket.beat, cancel) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(l.bucket.renewInterval, cancel) })()
 	return l.bucket.Delete(giving, l.name)
 }

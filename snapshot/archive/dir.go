@@ -84,13 +84,13 @@ func (d *Dir) Sync(context.Context) error {
 			return err
 		}
 	}
-	return syncAbove(d.fs, d.root)
+	return syncParent(d.fs, d.root)
 }
 
-// syncAbove syncs the directory that an entry is in, and those above: they may have been made together with the entry, and if one of
+// syncParent syncs the directory that an entry is in, and those above: they may have been made together with the entry, and if one of
 // them is lost, so is the entry. It stops at a directory that this user may not open, or that cannot be synced: that one and those
 // above it were there before.
-func syncAbove(fsys vfs.FS, entry string) error {
+func syncParent(fsys vfs.FS, entry string) error {
 	for first := true; ; first = false {
 		above := fsys.PathDir(entry)
 		if above == entry || entry == "" {
@@ -222,7 +222,7 @@ func (d *Dir) Check() error {
 		switch name {
 		case blocksFolder, snapshotsFolder, partsDir, lockFile:
 		default:
-			return fmt.Errorf("%s %w: it holds %q", d.root, ErrForeign, name)
+			return fmt.Errorf("%s %w: it holds %q", d.root, ErrNotArchive, name)
 		}
 	}
 	if len(names) > 0 {

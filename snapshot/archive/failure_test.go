@@ -410,7 +410,7 @@ func TestSyncAbove(t *testing.T) {
 				}
 				return nil
 			})
-			if got := syncAbove(disk, "a/b/c"); errors.Is(got, err) != fails || !fails && got != nil {
+			if got := syncParent(disk, "a/b/c"); errors.Is(got, err) != fails || !fails && got != nil {
 				t.Errorf("%s, %v: %v", dir, err, got)
 			}
 		}

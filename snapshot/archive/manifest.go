@@ -278,7 +278,7 @@ func listed(ctx context.Context, t Target) ([]Entry, error) {
 }
 
 // Get returns a snapshot's manifest. With id "" it is the newest, if all snapshots in the archive are of one service. Errors:
-// ErrNotFound, ErrSeveral, ErrPart, *Damage, wal.ErrVersion.
+// ErrNotFound, ErrAmbiguous, ErrPart, *Damage, wal.ErrVersion.
 func Get(ctx context.Context, t Target, id string) (*Manifest, error) {
 	m, err := getOrNewest(ctx, t, id)
 	if err == nil && m.Part {
@@ -296,7 +296,7 @@ func getOrNewest(ctx context.Context, t Target, id string) (*Manifest, error) {
 		return nil, err
 	}
 	if prefixes := prefixesOf(entries); len(prefixes) > 1 {
-		return nil, fmt.Errorf("%w, with the prefixes %q: %s", ErrSeveral, prefixes, t)
+		return nil, fmt.Errorf("%w, with the prefixes %q: %s", ErrAmbiguous, prefixes, t)
 	}
 	if len(entries) == 0 {
 		return nil, fmt.Errorf("%w: no snapshot in %s", ErrNotFound, t)

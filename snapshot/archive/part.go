@@ -10,7 +10,7 @@ import (
 // RestorePart fills an empty partition of a table from a snapshot, and returns the partition's position in that. Everything is
 // verified while it is read; the partition gets all of it or nothing. share is the part of the time in
 // which RestorePart works, as in SaveOptions: above 0, and at most 1. Errors: ErrNotFound, *Damage, wal.ErrVersion,
-// snapshot.ErrFilled, snapshot.ErrBusy, wal.ErrFailed, wal.ErrClosed, what the target said.
+// snapshot.ErrNotEmpty, snapshot.ErrBusy, wal.ErrFailed, wal.ErrClosed, what the target said.
 func RestorePart(ctx context.Context, t Target, id, prefix string, table *snapshot.Table, partition uint16, share float64) (position uint64, err error) {
 	m, p, err := partOf(ctx, t, id, partition)
 	if err != nil {

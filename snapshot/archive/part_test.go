@@ -58,7 +58,7 @@ func TestParts(t *testing.T) {
 		t.Error("a part of another service was taken")
 	}
 	_, err = RestorePart(ctx, parts, part(0), m.Prefix, lacks, 0, 1)
-	wantErr(t, err, snapshot.ErrFilled)
+	wantErr(t, err, snapshot.ErrNotEmpty)
 
 	elsewhere := func(_ context.Context, p uint16) (Target, string, error) {
 		if p == last {
@@ -66,7 +66,7 @@ func TestParts(t *testing.T) {
 		}
 		return nil, "", nil
 	}
-	o.Elsewhere = elsewhere
+	o.FindPart = elsewhere
 	again := OpenDir(mem, "again")
 	o.Prefix = "other"
 	if _, err := Save(ctx, lacks, again, o); err == nil {
@@ -75,7 +75,7 @@ func TestParts(t *testing.T) {
 	o.Prefix = m.Prefix
 	saved, err := Save(ctx, lacks, again, o)
 	must(t, err)
-	o.Elsewhere = nil
+	o.FindPart = nil
 	want, err := Save(ctx, table, OpenDir(mem, "want"), o)
 	must(t, err)
 	if d := cmp.Diff(want.Manifest.Partitions, saved.Manifest.Partitions); d != "" {
@@ -95,7 +95,7 @@ func TestParts(t *testing.T) {
 	if there, err := lacks.List(last); err != nil || len(there) > 0 {
 		t.Errorf("of a damaged part there is %v, %v", there, err)
 	}
-	o.Elsewhere = elsewhere
+	o.FindPart = elsewhere
 	_, err = Save(ctx, lacks, OpenDir(mem, "spoilt"), o)
 	wantErr(t, err, wal.ErrCorrupt)
 }

@@ -32,7 +32,7 @@ type Pruned struct {
 // Prune drops snapshots, and then removes the blocks that no other snapshot names. It keeps saves out while it runs, so
 // that none relies on a block that is about to be removed. If it is interrupted at any moment, the snapshots left are whole, and
 // there may be unused blocks, which the next Prune removes. Prune fails if a snapshot that would stay cannot be read, because then it
-// is not known which blocks that one names; the error says which snapshot it is, and Drop may name it. Errors: ErrLocked, ErrForeign,
+// is not known which blocks that one names; the error says which snapshot it is, and Drop may name it. Errors: ErrLocked, ErrNotArchive,
 // ErrNotFound for a snapshot of Drop, *Damage, wal.ErrVersion, what the target said.
 func Prune(ctx context.Context, t Target, o PruneOptions) (_ *Pruned, err error) {
 	if o.Keep < 0 || o.OlderThan < 0 {

@@ -65,7 +65,7 @@ type State struct {
 // Restore makes dir a data directory with a snapshot's table; id "" is the newest snapshot (Get). dir must be empty or absent. It
 // gets the whole table or stays as it was: all is built in dir+".tmp", verified byte for byte while it is read,
 // synced, and renamed. The next Restore removes what an interrupted one left there. Errors: ErrNotEmpty, also if dir+".tmp" has
-// something that is not a restore's; ErrLocked while another Restore uses the same directory; ErrNotFound, ErrSeveral, ErrPart,
+// something that is not a restore's; ErrLocked while another Restore uses the same directory; ErrNotFound, ErrAmbiguous, ErrPart,
 // *Damage, wal.ErrVersion, wal.ErrFailed with what the file system said; those of Prepare, Route, States and Finish.
 func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_ *Manifest, err error) {
 	if o.FS == nil {
@@ -81,11 +81,11 @@ func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_
 	if o.Partitions < 1 || o.Partitions > 1<<16 || o.Partitions != len(m.Partitions) && (o.Route == nil || o.States == nil) {
 		return nil, fmt.Errorf("snapshot archive: restore of %d partitions into %d", len(m.Partitions), o.Partitions)
 	}
-	if err := wantEmpty(o.FS, dir); err != nil {
+	if err := checkEmpty(o.FS, dir); err != nil {
 		return nil, err
 	}
 	tmp := dir + ".tmp"
-	lock, err := claim(o.FS, tmp)
+	lock, err := lockBuildDir(o.FS, tmp)
 	if err != nil {
 		return nil, err
 	}
@@ -111,8 +111,8 @@ func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_
 	return m, nil
 }
 
-// wantEmpty fails if there is anything in a directory.
-func wantEmpty(fsys vfs.FS, dir string) error {
+// checkEmpty fails if there is anything in a directory.
+func checkEmpty(fsys vfs.FS, dir string) error {
 	names, err := fsys.List(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -126,8 +126,8 @@ func wantEmpty(fsys vfs.FS, dir string) error {
 // restoring is the lock's file in a directory under construction. Neither archives nor stores have a file of that name.
 const restoring = "RESTORING"
 
-// wantLeft fails if a directory has something that a restore did not leave: what a restore leaves has the lock's file with it.
-func wantLeft(fsys vfs.FS, tmp string) error {
+// checkLeftover fails if a directory has something that a restore did not leave: what a restore leaves has the lock's file with it.
+func checkLeftover(fsys vfs.FS, tmp string) error {
 	names, err := fsys.List(tmp)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -138,9 +138,10 @@ func wantLeft(fsys vfs.FS, tmp string) error {
 	return err
 }
 
-// claim makes an empty directory and locks it against other restores. The lock's file is durable before anything else is written there.
-func claim(fsys vfs.FS, tmp string) (io.Closer, error) {
-	if err := wantLeft(fsys, tmp); err != nil {
+// lockBuildDir makes an empty directory and locks it against other restores. The lock's file is durable before anything else is written
+// there.
+func lockBuildDir(fsys vfs.FS, tmp string) (io.Closer, error) {
+	if err := checkLeftover(fsys, tmp); err != nil {
 		return nil, err
 	}
 	if err := fsys.MkdirAll(tmp, dirPerm); err != nil {
@@ -186,7 +187,7 @@ func commit(fsys vfs.FS, tmp, dir string) error {
 	if err := syncDir(fsys, tmp); err != nil {
 		return err
 	}
-	if err := wantEmpty(fsys, dir); err != nil {
+	if err := checkEmpty(fsys, dir); err != nil {
 		return err
 	}
 	if err := fsys.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -195,7 +196,7 @@ func commit(fsys vfs.FS, tmp, dir string) error {
 	if err := fsys.Rename(tmp, dir); err != nil {
 		return err
 	}
-	if err := syncAbove(fsys, dir); err != nil {
+	if err := syncParent(fsys, dir); err != nil {
 		return fmt.Errorf("snapshot archive: %s is whole, but may be gone again after a loss of power: %w", dir, err)
 	}
 	_ = fsys.Remove(fsys.PathJoin(dir, restoring))
@@ -290,7 +291,7 @@ func (r *restorer) straight(ctx context.Context, table *snapshot.Table) error {
 }
 
 func (r *restorer) partition(ctx context.Context, table *snapshot.Table, p *Partition, s State) error {
-	fill, err := table.Fill(p.Partition)
+	fill, err := table.BulkLoad(p.Partition)
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func TestRestoreRefuses(t *testing.T) {
 	_, err = mem.Stat("new.tmp/x")
 	must(t, err)
 	must(t, mem.RemoveAll("new.tmp"))
-	lock, err := claim(mem, "new.tmp")
+	lock, err := lockBuildDir(mem, "new.tmp")
 	must(t, err)
 	_, err = Restore(ctx, target, "", "new", RestoreOptions{FS: mem})
 	wantErr(t, err, ErrLocked)

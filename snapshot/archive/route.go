@@ -19,7 +19,7 @@ func (r *restorer) routed(ctx context.Context, table *snapshot.Table) error {
 	writers := make([]*fillWriter, r.o.Partitions)
 	var writing sync.WaitGroup
 	for i := range writers {
-		fill, err := table.Fill(uint16(i))
+		fill, err := table.BulkLoad(uint16(i))
 		if err != nil {
 			cancel(err)
 			writers = writers[:i]
@@ -173,7 +173,7 @@ type routedPair struct {
 
 // fillWriter writes a new partition, in a goroutine of its own.
 type fillWriter struct {
-	fill    *snapshot.Fill
+	fill    *snapshot.BulkLoad
 	batches chan []routedPair
 	batch   []routedPair
 	arena   []byte

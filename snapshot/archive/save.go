@@ -20,10 +20,10 @@ type SaveOptions struct {
 	// Only names the partitions to save, ascending, and makes the snapshot a part. nil: all.
 	Only []uint16
 
-	// Elsewhere says where to find a partition that the table does not have: an archive, and a part in it, from which
-	// the partition is copied block by block. A nil Target says that the table has it. If Elsewhere is nil, the table has
+	// FindPart says where to find a partition that the table does not have: an archive, and a part in it, from which
+	// the partition is copied block by block. A nil Target says that the table has it. If FindPart is nil, the table has
 	// all of them.
-	Elsewhere func(ctx context.Context, partition uint16) (t Target, part string, err error)
+	FindPart func(ctx context.Context, partition uint16) (t Target, part string, err error)
 
 	// Time reads from a partition's state the time up to which it has fired. nil: the manifest does not have it.
 	Time func(partition uint16, state []byte) (time.Time, error)
@@ -84,8 +84,8 @@ type Saved struct {
 // When Save returns nil, the snapshot is durable. When Save or the process fails, there is no snapshot, except if that happens at the
 // very end, when the manifest is synced and the lock released. The next save uses the blocks written so far, or Prune removes them.
 //
-// Errors: ErrLocked, ErrForeign, snapshot.ErrGone for a partition without a checkpoint, wal.ErrCorrupt, wal.ErrFailed, wal.ErrClosed
-// of the table, what the target said.
+// Errors: ErrLocked, ErrNotArchive, snapshot.ErrNoCheckpoint for a partition without a checkpoint, wal.ErrCorrupt, wal.ErrFailed,
+// wal.ErrClosed of the table, what the target said.
 func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (_ *Saved, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 		s.saved.Manifest.Format, s.saved.Manifest.Part = FormatVersion, true
 	}
 	for _, p := range only {
-		if err := s.one(table, p); err != nil {
+		if err := s.savePartition(table, p); err != nil {
 			return nil, err
 		}
 	}
@@ -159,22 +159,22 @@ func (s *saver) finish(lock Lock) error {
 	return s.target.Sync(s.ctx)
 }
 
-// one saves a partition, from the table or from elsewhere.
-func (s *saver) one(table *snapshot.Table, partition uint16) error {
-	if s.o.Elsewhere != nil {
-		t, part, err := s.o.Elsewhere(s.ctx, partition)
+// savePartition saves a partition, from the table or from elsewhere.
+func (s *saver) savePartition(table *snapshot.Table, partition uint16) error {
+	if s.o.FindPart != nil {
+		t, part, err := s.o.FindPart(s.ctx, partition)
 		if err != nil {
 			return err
 		}
 		if t != nil {
-			return s.copy(t, part, partition)
+			return s.copyPartition(t, part, partition)
 		}
 	}
-	return table.View(partition, func(v *snapshot.View) error { return s.partition(partition, v) })
+	return table.View(partition, func(v *snapshot.View) error { return s.saveView(partition, v) })
 }
 
-// copy saves a partition from a snapshot in another archive.
-func (s *saver) copy(from Target, id string, partition uint16) error {
+// copyPartition saves a partition from a snapshot in another archive.
+func (s *saver) copyPartition(from Target, id string, partition uint16) error {
 	m, p, err := partOf(s.ctx, from, id, partition)
 	if err != nil {
 		return err
@@ -204,10 +204,10 @@ func (s *saver) copy(from Target, id string, partition uint16) error {
 	return nil
 }
 
-// partition saves what a view sees.
-func (s *saver) partition(number uint16, v *snapshot.View) error {
+// saveView saves what a view sees.
+func (s *saver) saveView(number uint16, v *snapshot.View) error {
 	if v.ID == 0 {
-		return fmt.Errorf("%w: nothing to save", snapshot.ErrGone)
+		return fmt.Errorf("%w: nothing to save", snapshot.ErrNoCheckpoint)
 	}
 	state, err := v.State()
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 
 // The classes of errors, for errors.Is, beside wal.ErrCorrupt (every *Damage is one) and wal.ErrVersion.
 var (
-	ErrNotFound = errors.New("snapshot archive: not found")
-	ErrLocked   = errors.New("snapshot archive: in use by another save, prune or restore")
-	ErrNotEmpty = errors.New("snapshot archive: the directory to restore into is not empty")
-	ErrSeveral  = errors.New("snapshot archive: name one of the snapshots by its id: they are of several services")
-	ErrPart     = errors.New("snapshot archive: not a whole snapshot, but what one node gave to another")
-	ErrForeign  = errors.New("is no archive of snapshots")
+	ErrNotFound   = errors.New("snapshot archive: not found")
+	ErrLocked     = errors.New("snapshot archive: in use by another save, prune or restore")
+	ErrNotEmpty   = errors.New("snapshot archive: the directory to restore into is not empty")
+	ErrAmbiguous  = errors.New("snapshot archive: name one of the snapshots by its id: they are of several services")
+	ErrPart       = errors.New("snapshot archive: not a whole snapshot, but what one node gave to another")
+	ErrNotArchive = errors.New("is no archive of snapshots")
 )
 
 // Target is a place that keeps whole objects by name. Names are paths with slashes. It is safe for concurrent use.
@@ -42,7 +42,7 @@ type Target interface {
 	// Clean removes what interrupted writes left. The caller holds the lock.
 	Clean(ctx context.Context) error
 
-	// Lock keeps others from changing the archive. Errors: ErrLocked, ErrForeign.
+	// Lock keeps others from changing the archive. Errors: ErrLocked, ErrNotArchive.
 	Lock(ctx context.Context) (Lock, error)
 }
 

@@ -293,7 +293,7 @@ func TestKeepsOfEachService(t *testing.T) {
 func TestLocks(t *testing.T) {
 	ctx := t.Context()
 	bucket := startBucket(t)
-	bucket.beat = time.Millisecond
+	bucket.renewInterval = time.Millisecond
 	for name, target := range map[string]Target{"directory": OpenDir(nil, t.TempDir()+"/a"), "memory": OpenDir(vfs.NewMem(), "a"), "bucket": bucket} {
 		lock, err := target.Lock(ctx)
 		must(t, err)
@@ -321,7 +321,7 @@ func TestLocks(t *testing.T) {
 func TestBucketLockIsTakenOver(t *testing.T) {
 	ctx := t.Context()
 	bucket := startBucket(t)
-	bucket.beat = time.Millisecond
+	bucket.renewInterval = time.Millisecond
 	lock, err := bucket.Lock(ctx)
 	must(t, err)
 	first, err := bucket.List(ctx, locksFolder)
@@ -333,11 +333,11 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	}
 	must(t, lock.Release(ctx))
 
-	bucket.beat = time.Hour // as good as suspended
+	bucket.renewInterval = time.Hour // as good as suspended
 	lock, err = bucket.Lock(ctx)
 	must(t, err)
 	other := NewBucket("snapshots", bucket.js, bucket.store)
-	other.life = 0
+	other.lockTTL = 0
 	second, err := other.Lock(ctx)
 	must(t, err)
 	wantErr(t, lock.Check(ctx), ErrLocked)
@@ -400,7 +400,7 @@ func TestBucketLockIsLeft(t *testing.T) {
 	ctx, giveUp := context.WithCancel(t.Context())
 	away := &outage{}
 	bucket := startBucket(t, nats.SetCustomDialer(away))
-	bucket.beat = time.Millisecond
+	bucket.renewInterval = time.Millisecond
 	lock, err := bucket.Lock(ctx)
 	must(t, err)
 	away.Store(true)
@@ -411,7 +411,7 @@ func TestBucketLockIsLeft(t *testing.T) {
 	select {
 	case err := <-released:
 		wantErr(t, err, context.Canceled)
-	case <-time.After(lockLife / 2):
+	case <-time.After(lockTTL / 2):
 		t.Fatal("it is waited for")
 	}
 }
@@ -429,7 +429,7 @@ func (o *outage) Dial(network, address string) (net.Conn, error) {
 // A lock whose process was killed while the server's clock was ahead does not keep others out until the clock is there again.
 func TestBucketLockFromAhead(t *testing.T) {
 	bucket := startBucket(t)
-	bucket.life = time.Nanosecond
+	bucket.lockTTL = time.Nanosecond
 	own := &bucketLock{bucket: bucket, name: locksFolder + "/own"}
 	must(t, bucket.Put(t.Context(), own.name, nil))
 	must(t, bucket.Put(t.Context(), locksFolder+"/ahead", nil))
@@ -601,13 +601,13 @@ func TestSaveRefuses(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, store.Close()) }()
 	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1})
-	wantErr(t, err, snapshot.ErrGone)
+	wantErr(t, err, snapshot.ErrNoCheckpoint)
 	for _, o := range []SaveOptions{{}, {Partitions: 1 << 17}, {Partitions: 1, Share: 2}} {
 		if _, err := Save(ctx, table, target, o); err == nil {
 			t.Errorf("%+v is accepted", o)
 		}
 	}
-	fill, err := table.Fill(0)
+	fill, err := table.BulkLoad(0)
 	must(t, err)
 	must(t, fill.Set(' ', nil, nil))
 	_, err = fill.Commit(1, nil)

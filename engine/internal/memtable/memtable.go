@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// Base is a checkpoint in the table. The zero Base is that of an empty one.
-type Base struct{ ID, Position uint64 }
+// Checkpoint is a checkpoint in the table. The zero Checkpoint is that of an empty one.
+type Checkpoint struct{ ID, Position uint64 }
 
 // Table is a partition's newest checkpoint and the one before it. The zero Table is empty.
 type Table struct{ newest, older version }
 
 // version is a checkpoint. It never changes.
 type version struct {
-	Base
+	Checkpoint
 	state []byte
 	pairs map[string]string // by room and key
 	last  map[byte]string   // keys ever appended, by room
@@ -36,10 +36,10 @@ func (v version) settled() version {
 }
 
 // List returns the checkpoints, newest first.
-func (t *Table) List() (list []Base) {
+func (t *Table) List() (list []Checkpoint) {
 	for _, v := range []version{t.newest, t.older} {
 		if v.ID != 0 {
-			list = append(list, v.Base)
+			list = append(list, v.Checkpoint)
 		}
 	}
 	return list

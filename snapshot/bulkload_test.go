@@ -17,7 +17,7 @@ import (
 
 // After a random history, Rooms and Live show the newest checkpoint without what that one gave up. When they are filled into
 // another table, that is a first checkpoint, on which the next ones build.
-func TestLiveAndFill(t *testing.T) {
+func TestLiveAndBulkLoad(t *testing.T) {
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		store, err := wal.OpenStore(tableOptions(vfs.NewMem()))
@@ -28,7 +28,7 @@ func TestLiveAndFill(t *testing.T) {
 		otherStore, err := wal.OpenStore(tableOptions(vfs.NewMem()))
 		must(t, err)
 		other := small(otherStore)
-		fill, err := other.Fill(5)
+		fill, err := other.BulkLoad(5)
 		must(t, err)
 		must(t, table.View(5, func(v *View) error {
 			rooms, err := v.Rooms()
@@ -51,7 +51,7 @@ func TestLiveAndFill(t *testing.T) {
 		}))
 		base, err := fill.Commit(want.Base.Position, []byte(want.State))
 		must(t, err)
-		if base != (Base{1, want.Base.Position}) {
+		if base != (Checkpoint{1, want.Base.Position}) {
 			t.Fatalf("base is %v", base)
 		}
 
@@ -70,7 +70,7 @@ func TestLiveAndFill(t *testing.T) {
 	}
 }
 
-func TestFillMisuse(t *testing.T) {
+func TestBulkLoadMisuse(t *testing.T) {
 	fs := vfs.NewMem()
 	store, err := wal.OpenStore(tableOptions(fs))
 	must(t, err)
@@ -86,10 +86,10 @@ func TestFillMisuse(t *testing.T) {
 		{[]string{"ab"}, "the table's own"},
 		{[]string{"ub"}, "the table's own"},
 	} {
-		fill, err := table.Fill(1)
+		fill, err := table.BulkLoad(1)
 		must(t, err)
-		if _, err := table.Fill(1); !errors.Is(err, ErrBusy) {
-			t.Fatalf("a second Fill: %v", err)
+		if _, err := table.BulkLoad(1); !errors.Is(err, ErrBusy) {
+			t.Fatalf("a second BulkLoad: %v", err)
 		}
 		for _, p := range c.pairs {
 			err = fill.Set(p[0], []byte(p[1:]), nil)
@@ -112,15 +112,15 @@ func TestFillMisuse(t *testing.T) {
 	if len(left) > 0 {
 		t.Errorf("%q are left", left)
 	}
-	fill, err := table.Fill(1)
+	fill, err := table.BulkLoad(1)
 	must(t, err)
 	_, err = fill.Commit(7, nil)
 	must(t, err)
 	if _, err := fill.Commit(7, nil); err == nil {
 		t.Error("committed twice")
 	}
-	if _, err := table.Fill(1); !errors.Is(err, ErrFilled) {
-		t.Errorf("Fill of a full partition: %v", err)
+	if _, err := table.BulkLoad(1); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("BulkLoad into a full partition: %v", err)
 	}
 	must(t, table.View(1, func(v *View) error {
 		rooms, err := v.Rooms()

@@ -38,7 +38,7 @@ func (c *notedConn) Write(b []byte) (int, error) {
 }
 
 // A publish while the connection is down fails: no answer can come.
-func TestPressTellsWhileDisconnected(t *testing.T) {
+func TestSenderFailsAcksWhileDisconnected(t *testing.T) {
 	h := newHost(t)
 	wire := NewWire(h)
 	nc := h.connect(nats.InProcessServer(wire))
@@ -72,7 +72,7 @@ func TestPressTellsWhileDisconnected(t *testing.T) {
 }
 
 // Frames are sent whole: as many at a time as the server reads at a time, or a single longer one.
-func TestPressSendsWhatIsReadAtOnce(t *testing.T) {
+func TestSenderFlushesWhatIsReadAtOnce(t *testing.T) {
 	w := &written{host: newHost(t)}
 	wire := NewWire(w)
 	s := open(t, w.connect(nats.InProcessServer(wire)), Config{Partitions: 1, Wire: wire})
@@ -80,7 +80,7 @@ func TestPressSendsWhatIsReadAtOnce(t *testing.T) {
 	for i := range uint64(n) {
 		data := strings.Repeat("x", int(i)%700)
 		if i%100 == 99 {
-			data = strings.Repeat("y", pressBytes+int(i))
+			data = strings.Repeat("y", flushBytes+int(i))
 		}
 		if err := s.Out[0].PublishChained(&Chained{Subject: []byte("carillon.trigger.0.x"), Data: data, Expect: i}, nil); err != nil {
 			t.Fatal(err)
@@ -94,7 +94,7 @@ func TestPressSendsWhatIsReadAtOnce(t *testing.T) {
 	frames := 0
 	for i, b := range w.writes {
 		count := strings.Count(b, "HPUB carillon.")
-		if frames += count; !strings.HasSuffix(b, "\r\n") || len(b) >= pressBytes && count != 1 {
+		if frames += count; !strings.HasSuffix(b, "\r\n") || len(b) >= flushBytes && count != 1 {
 			t.Errorf("write %d has %d bytes, %d frames, and ends in %q", i, len(b), count, b[len(b)-2:])
 		}
 	}

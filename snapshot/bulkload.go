@@ -6,13 +6,13 @@ import (
 	"fmt"
 )
 
-// ErrFilled is the error of Table.Fill for a partition that has a checkpoint already.
-var ErrFilled = errors.New("snapshot: the partition is not empty")
+// ErrNotEmpty is the error of Table.BulkLoad for a partition that has a checkpoint already.
+var ErrNotEmpty = errors.New("snapshot: the partition is not empty")
 
-// Fill writes a partition's first checkpoint from sorted pairs, in constant memory: each pair goes straight into a sorted
-// table, and Commit ingests these tables. The undo has no pairs, because there is no checkpoint before. A Fill ends with
+// BulkLoad writes a partition's first checkpoint from sorted pairs, in constant memory: each pair goes straight into a sorted
+// table, and Commit ingests these tables. The undo has no pairs, because there is no checkpoint before. A BulkLoad ends with
 // Commit or Abort. It is for one goroutine; Fills of other partitions may run at the same time.
-type Fill struct {
+type BulkLoad struct {
 	build *Build // holds the partition
 	sink  *tableSink
 	w     writer
@@ -21,23 +21,23 @@ type Fill struct {
 	begun bool
 }
 
-// Fill begins to fill a partition. Errors: ErrBusy, ErrFilled, List's.
-func (t *Table) Fill(partition uint16) (*Fill, error) {
+// BulkLoad begins to fill a partition. Errors: ErrBusy, ErrNotEmpty, List's.
+func (t *Table) BulkLoad(partition uint16) (*BulkLoad, error) {
 	b, err := t.Begin(partition)
 	if err != nil {
 		return nil, err
 	}
 	if b.from.ID != 0 {
 		b.Abort()
-		return nil, fmt.Errorf("%w: %d", ErrFilled, partition)
+		return nil, fmt.Errorf("%w: %d", ErrNotEmpty, partition)
 	}
 	s := &tableSink{build: b}
-	return &Fill{build: b, sink: s, w: writer{sink: s}}, nil
+	return &BulkLoad{build: b, sink: s, w: writer{sink: s}}, nil
 }
 
 // Set adds a pair. Rooms must ascend, and so must the keys in each. Set keeps neither key nor value. Errors: a pair out of
-// order, a room that is the table's own, wal.ErrFailed, wal.ErrClosed; after an error the Fill cannot be committed.
-func (f *Fill) Set(room byte, key, value []byte) error {
+// order, a room that is the table's own, wal.ErrFailed, wal.ErrClosed; after an error the BulkLoad cannot be committed.
+func (f *BulkLoad) Set(room byte, key, value []byte) error {
 	switch {
 	case f.w.err != nil:
 	case room == roomBase || room == roomDrop || room == roomUndo:
@@ -61,12 +61,12 @@ func (f *Fill) Set(room byte, key, value []byte) error {
 
 // Commit makes the pairs that were set the partition's first checkpoint, atomically; it is on disk when Commit returns.
 // Errors: Set's.
-func (f *Fill) Commit(position uint64, state []byte) (Base, error) {
+func (f *BulkLoad) Commit(position uint64, state []byte) (Checkpoint, error) {
 	if f.build.done {
-		return Base{}, errors.New("snapshot: commit after the end of the checkpoint")
+		return Checkpoint{}, errors.New("snapshot: commit after the end of the checkpoint")
 	}
 	defer f.Abort()
-	base, p := Base{ID: f.build.to.ID, Position: position}, f.build.partition
+	base, p := Checkpoint{ID: f.build.to.ID, Position: position}, f.build.partition
 	f.w.next()
 	f.w.set(appendTableKey(f.w.buf[:0], p, roomBase, []byte{headerKey}), appendHeader(nil, base))
 	f.w.set(appendTableKey(f.w.buf[:0], p, roomBase, []byte{stateKey}), state)
@@ -76,17 +76,17 @@ func (f *Fill) Commit(position uint64, state []byte) (Base, error) {
 	}
 	f.w.next()
 	if f.w.err != nil {
-		return Base{}, f.w.err
+		return Checkpoint{}, f.w.err
 	}
 	if err := f.build.table.store.Ingest(f.sink.tables); err != nil {
-		return Base{}, err
+		return Checkpoint{}, err
 	}
 	f.sink.tables = nil // they are the store's now
 	return base, nil
 }
 
 // Abort gives the checkpoint up. After Commit it does nothing, so it can be deferred.
-func (f *Fill) Abort() {
+func (f *BulkLoad) Abort() {
 	if f.build.done {
 		return
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// press sends the messages of all chains: as frames if there is a wire, else through the client library.
-type press struct {
+// sender sends the messages of all chains: as frames if there is a wire, else through the client library.
+type sender struct {
 	acks *acks
 	wire *Wire
 
@@ -18,11 +18,11 @@ type press struct {
 	digits [20]byte
 }
 
-// pressBytes is the most that is gathered before it is sent: as much as nats-server reads at a time. It would copy a message once
+// flushBytes is the most that is gathered before it is sent: as much as nats-server reads at a time. It would copy a message once
 // more that it reads in two parts.
-const pressBytes = 64 << 10
+const flushBytes = 64 << 10
 
-func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
+func (p *sender) publish(m *Chained, onAck func(uint64, error)) error {
 	if p.wire == nil {
 		return p.acks.publish(message(m), m.kind(), onAck)
 	}
@@ -48,7 +48,7 @@ func (p *press) publish(m *Chained, onAck func(uint64, error)) error {
 	frame = append(append(frame, m.Header...), "\r\n"...)
 	p.frames = append(append(frame, m.Data...), "\r\n"...)
 	switch {
-	case len(p.frames) < pressBytes:
+	case len(p.frames) < flushBytes:
 	case before == 0:
 		p.send(len(p.frames))
 	default:
@@ -62,7 +62,7 @@ const (
 	expectLine    = ExpectedLastSequence + ": "
 )
 
-func (p *press) flush() {
+func (p *sender) flush() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.frames) > 0 {
@@ -72,7 +72,7 @@ func (p *press) flush() {
 
 // send writes the first n bytes of what was gathered. If that fails, all awaited answers fail. So every chain hears of it, because
 // it awaits the answer to its last message.
-func (p *press) send(n int) {
+func (p *sender) send(n int) {
 	err := ErrDisconnected
 	if p.acks.nc.IsConnected() { // so the library has subscribed again; before that answers would be lost
 		err = p.wire.Write(p.frames[:n])
