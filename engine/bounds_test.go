@@ -161,7 +161,7 @@ func TestReadyIsBounded(t *testing.T) {
 }
 
 // Ids that are deleted and put again leave nothing behind, even behind an id that was deleted first and stays deleted.
-func TestGravesAreBounded(t *testing.T) {
+func TestTombstonesAreBounded(t *testing.T) {
 	f := newFeed(t)
 	fireAndDelete := func(job string) {
 		t.Helper()
@@ -176,11 +176,11 @@ func TestGravesAreBounded(t *testing.T) {
 	for range 20_000 {
 		fireAndDelete("again")
 	}
-	if len(f.m.graves) != 2 || len(f.m.buried) > 2*len(f.m.graves)+fifoSlack {
-		t.Errorf("%d graves, and %d in the list of them", len(f.m.graves), len(f.m.buried))
+	if len(f.m.tombstones) != 2 || len(f.m.tombstoneQueue) > 2*len(f.m.tombstones)+fifoSlack {
+		t.Errorf("%d tombstones, and %d in the list of them", len(f.m.tombstones), len(f.m.tombstoneQueue))
 	}
-	if f.m.buried[0] != f.m.graves["first"] || !slices.Contains(f.m.buried, f.m.graves["again"]) {
-		t.Error("a grave is not in the list")
+	if f.m.tombstoneQueue[0] != f.m.tombstones["first"] || !slices.Contains(f.m.tombstoneQueue, f.m.tombstones["again"]) {
+		t.Error("a tombstone is not in the list")
 	}
 }
 

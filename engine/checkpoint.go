@@ -46,9 +46,9 @@ type Checkpoint struct {
 	cursor  int // how many entries of changes are taken
 	outputs []Output
 
-	forced []*forcedFire // new ones
-	graves []*grave      // new ones
-	ledger int           // how many of changes.forced.born, then of changes.graves.born, are taken
+	forced      []*forcedFire // new ones
+	tombstones  []*tombstone  // new ones
+	deltaCursor int           // how many of changes.forced.added, then of changes.tombstones.added, are taken
 }
 
 // BeginCheckpoint starts taking the state as it is now. The time it takes does not depend on how many jobs there are or changed.
@@ -77,18 +77,18 @@ func (c *Checkpoint) Next(n int) (more bool) {
 		copied += c.take(uint32(c.cursor))
 		c.cursor++
 	}
-	forced, graves := c.changes.forced.born, c.changes.graves.born
-	for ; n > 0 && copied < specSlice && c.ledger < len(forced)+len(graves); n-- {
-		if i := c.ledger - len(forced); i >= 0 {
-			if graves[i].in(c.changes.number) {
-				c.graves = append(c.graves, graves[i])
+	forced, tombstones := c.changes.forced.added, c.changes.tombstones.added
+	for ; n > 0 && copied < specSlice && c.deltaCursor < len(forced)+len(tombstones); n-- {
+		if i := c.deltaCursor - len(forced); i >= 0 {
+			if tombstones[i].existsIn(c.changes.number) {
+				c.tombstones = append(c.tombstones, tombstones[i])
 			}
-		} else if f := forced[c.ledger]; f.in(c.changes.number) {
+		} else if f := forced[c.deltaCursor]; f.existsIn(c.changes.number) {
 			c.forced = append(c.forced, f)
 		}
-		c.ledger++
+		c.deltaCursor++
 	}
-	return c.cursor < c.changes.n || c.ledger < len(forced)+len(graves)
+	return c.cursor < c.changes.n || c.deltaCursor < len(forced)+len(tombstones)
 }
 
 // take keeps the row of a job as it is now, and its spec if no checkpoint has that yet. It returns how many bytes of spec it copied.
@@ -117,14 +117,14 @@ func (c *Checkpoint) Write(to Changes, position uint64) {
 	for _, f := range c.forced {
 		to.Change(roomForced, appendNumber(nil, f.seq), nil, f.value())
 	}
-	for _, seq := range c.changes.forced.gone {
+	for _, seq := range c.changes.forced.removed {
 		to.Remove(roomForced, appendNumber(nil, seq))
 	}
-	for _, g := range c.graves {
-		to.Change(roomGraves, appendNumber(nil, g.number), nil, g.value())
+	for _, g := range c.tombstones {
+		to.Change(roomTombstones, appendNumber(nil, g.number), nil, g.value())
 	}
-	for _, number := range c.changes.graves.gone {
-		to.Remove(roomGraves, appendNumber(nil, number))
+	for _, number := range c.changes.tombstones.removed {
+		to.Remove(roomTombstones, appendNumber(nil, number))
 	}
 	for i := range c.outputs {
 		to.Append(roomOutputs, appendNumber(nil, c.outputs[i].Number), c.outputs[i].value())
@@ -232,8 +232,8 @@ func (c *Checkpoint) Abandon() {
 			m.jobs.at(e.slot).entry = n
 		}
 	}
-	m.changes.forced.after(&c.changes.forced)
-	m.changes.graves.after(&c.changes.graves)
+	m.changes.forced.prepend(&c.changes.forced)
+	m.changes.tombstones.prepend(&c.changes.tombstones)
 	m.changes.absent = append(c.changes.absent, m.changes.absent...)
 }
 
@@ -272,9 +272,9 @@ func (m *Machine) Export(to Changes, position uint64) error {
 	for _, seq := range slices.Sorted(maps.Keys(m.forced)) {
 		c.forced = append(c.forced, m.forced[seq])
 	}
-	for _, g := range m.buried {
-		if g.gone == 0 {
-			c.graves = append(c.graves, g)
+	for _, g := range m.tombstoneQueue {
+		if g.removed == 0 {
+			c.tombstones = append(c.tombstones, g)
 		}
 	}
 	c.outputs, _ = m.outbox.after(m.outbox.acked.Output) // ok: all outputs after the acked one are held

@@ -35,14 +35,14 @@ func TestCheckpointPause(t *testing.T) {
 		}
 		var c *Checkpoint
 		begin = allocated(func() { c = f.m.BeginCheckpoint() })
-		if len(f.m.graves)+len(c.outputs) < 2*n {
-			t.Fatalf("%d graves and %d outputs", len(f.m.graves), len(c.outputs))
+		if len(f.m.tombstones)+len(c.outputs) < 2*n {
+			t.Fatalf("%d tombstones and %d outputs", len(f.m.tombstones), len(c.outputs))
 		}
 		slices := 0
 		for more := true; more; slices++ {
-			cursor, ledger := c.cursor, c.ledger
+			cursor, deltas := c.cursor, c.deltaCursor
 			more = c.Next(100)
-			if took := c.cursor - cursor + c.ledger - ledger; took > 100 {
+			if took := c.cursor - cursor + c.deltaCursor - deltas; took > 100 {
 				t.Fatalf("a slice of 100 took %d", took)
 			}
 		}

@@ -13,7 +13,7 @@ func (m *Machine) delete(e *Entry) (bool, *carillon.Error) {
 		return false, refusal
 	}
 	if j.last > 0 {
-		m.bury(string(m.jobs.id(j)), j.last)
+		m.addTombstone(string(m.jobs.id(j)), j.last)
 	}
 	m.remove(slot, j)
 	return true, nil

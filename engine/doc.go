@@ -49,7 +49,7 @@
 //   - The log: record.go, tickrecord.go, codec.go (their bytes).
 //   - The machine: machine.go (Apply), one file a verb (put.go, delete.go, pause.go with resume, fire.go, claim.go, tick.go,
 //     disk.go, import.go), ready.go and turns.go (who goes next), completed.go (for how long a job without a fire left is kept),
-//     grave.go (what is remembered of a deleted one).
+//     tombstone.go (what is remembered of a deleted one).
 //   - A job: jobs.go (its state) with index.go, texts.go, frames.go and exprs.go, spec.go (what its put said), prefetch.go.
 //   - Around the machine: output.go (the outbox), chain.go, survey.go (where a chain goes on), owner.go, clockoffset.go, view.go
 //     (queries).

@@ -8,9 +8,9 @@ type generation struct {
 	n      int
 	rows   arena
 
-	forced ledger[forcedFire]
-	graves ledger[grave]
-	absent []string // ids of jobs that were removed and may still be in the table
+	forced     delta[forcedFire]
+	tombstones delta[tombstone]
+	absent     []string // ids of jobs that were removed and may still be in the table
 }
 
 const entriesPerChunk = 1024
@@ -75,34 +75,34 @@ func (m *Machine) touchNew(slot uint32) {
 	m.jobs.at(slot).entry = m.changes.add(entry{slot: slot})
 }
 
-// life says in which generations something that never changes came and went (gone 0: it is still there).
-type life struct{ born, gone uint64 }
+// lifetime says in which generations something that never changes was added and removed (removed 0: it is still there).
+type lifetime struct{ added, removed uint64 }
 
-// in tells whether it belongs in the checkpoint of a generation.
-func (l *life) in(generation uint64) bool { return l.gone == 0 || l.gone > generation }
+// existsIn tells whether it belongs in the checkpoint of a generation.
+func (l *lifetime) existsIn(generation uint64) bool { return l.removed == 0 || l.removed > generation }
 
-// ledger notes what came in a generation, and the keys of what went that had come in an earlier one.
-type ledger[T any] struct {
-	born []*T
-	gone []uint64
+// delta notes what was added in a generation, and the keys of what was removed that had been added in an earlier one.
+type delta[T any] struct {
+	added   []*T
+	removed []uint64
 }
 
-func (l *ledger[T]) begin(of *life, it *T, generation uint64) {
-	of.born = generation
-	l.born = append(l.born, it)
+func (l *delta[T]) add(of *lifetime, it *T, generation uint64) {
+	of.added = generation
+	l.added = append(l.added, it)
 }
 
-func (l *ledger[T]) end(of *life, key, generation uint64) {
-	of.gone = generation
-	if of.born != generation {
-		l.gone = append(l.gone, key)
+func (l *delta[T]) remove(of *lifetime, key, generation uint64) {
+	of.removed = generation
+	if of.added != generation {
+		l.removed = append(l.removed, key)
 	}
 }
 
-// after adds what an older generation noted, in front.
-func (l *ledger[T]) after(older *ledger[T]) {
-	l.born = append(older.born, l.born...)
-	l.gone = append(older.gone, l.gone...)
+// prepend adds what an older generation noted, in front.
+func (l *delta[T]) prepend(older *delta[T]) {
+	l.added = append(older.added, l.added...)
+	l.removed = append(older.removed, l.removed...)
 }
 
 // arena holds byte strings that are all freed together.

@@ -73,22 +73,22 @@ type Machine struct {
 	counts   [statuses]int // jobs by status, in memory or not, completed ones until they are freed; of statusFree it means nothing
 
 	// The state: jobs, and what waits.
-	jobs       jobTable
-	wheels     [priorities]*wheel.Wheel // by rank
-	ready      turns
-	readyJobs  [priorities]int        // how many turns in ready are of jobs, by rank
-	forced     map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
-	forcedMost int                    // the most that forced held since the map was made
-	forcedBy   map[uint32][]uint64    // the keys of forced, by the slot of the job
-	rejected   map[origin]*rejection  // rejections whose event waits, by the first command that was refused
-	collapse   map[rejectionKey]origin
-	gaps       []gap
-	recovery   recovery          // the policy for missed fires after a restore
-	graves     map[string]*grave // of deleted jobs, by id
-	buried     []*grave          // graves in the order of burial; some are gone from the map
-	deaths     uint64            // jobs buried so far
-	completed  fifo              // completed jobs that are in memory, oldest first
-	outbox     outbox
+	jobs           jobTable
+	wheels         [priorities]*wheel.Wheel // by rank
+	ready          turns
+	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
+	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
+	forcedMost     int                    // the most that forced held since the map was made
+	forcedBy       map[uint32][]uint64    // the keys of forced, by the slot of the job
+	rejected       map[origin]*rejection  // rejections whose event waits, by the first command that was refused
+	collapse       map[rejectionKey]origin
+	gaps           []gap
+	recovery       recovery              // the policy for missed fires after a restore
+	tombstones     map[string]*tombstone // of deleted jobs, by id
+	tombstoneQueue []*tombstone          // in the order of deletion; some are gone from the map
+	tombstoned     uint64                // tombstones made so far
+	completed      fifo                  // completed jobs that are in memory, oldest first
+	outbox         outbox
 
 	// What is in memory and what is on disk.
 	residence residence
@@ -125,13 +125,13 @@ type Listener struct {
 func New(layout Layout, partition int) *Machine {
 	m := &Machine{
 		layout: layout, partition: partition, bounds: DefaultBounds,
-		ready:    newTurns(),
-		forced:   make(map[uint64]*forcedFire),
-		forcedBy: make(map[uint32][]uint64),
-		rejected: make(map[origin]*rejection),
-		collapse: make(map[rejectionKey]origin),
-		graves:   make(map[string]*grave),
-		changes:  newGeneration(1),
+		ready:      newTurns(),
+		forced:     make(map[uint64]*forcedFire),
+		forcedBy:   make(map[uint32][]uint64),
+		rejected:   make(map[origin]*rejection),
+		collapse:   make(map[rejectionKey]origin),
+		tombstones: make(map[string]*tombstone),
+		changes:    newGeneration(1),
 	}
 	for i := range m.wheels {
 		m.wheels[i] = wheel.New(0)

@@ -29,7 +29,7 @@ func Open(layout Layout, partition int, t Table) (*Machine, error) {
 	if err != nil || l.blank {
 		return l.m, err
 	}
-	for _, load := range []func() error{l.graves, l.rows, l.specs, l.ids, l.queue, l.forced, l.outputs} {
+	for _, load := range []func() error{l.tombstones, l.rows, l.specs, l.ids, l.queue, l.forced, l.outputs} {
 		if err := load(); err != nil {
 			return nil, err
 		}
@@ -50,7 +50,7 @@ func OpenCold(layout Layout, partition int, t Table) (*Machine, error) {
 	}
 	l.m.counts[statusScheduled], l.m.counts[statusPaused] = int(l.scheduled), int(l.paused)
 	l.m.residence.leave(t)
-	for _, load := range []func() error{l.graves, l.ready, l.completed, l.forced, l.outputs} {
+	for _, load := range []func() error{l.tombstones, l.ready, l.completed, l.forced, l.outputs} {
 		if err := load(); err != nil {
 			return nil, err
 		}
@@ -315,16 +315,16 @@ func (l *loader) forced() error {
 	})
 }
 
-func (l *loader) graves() error {
-	return l.all(roomGraves, func(key, value []byte) error {
-		g, err := decodeGrave(key, value)
+func (l *loader) tombstones() error {
+	return l.all(roomTombstones, func(key, value []byte) error {
+		g, err := decodeTombstone(key, value)
 		if err != nil {
 			return err
 		}
-		if carillon.CheckJobID(g.id) != nil || g.number > l.m.deaths || l.m.graves[g.id] != nil {
+		if carillon.CheckJobID(g.id) != nil || g.number > l.m.tombstoned || l.m.tombstones[g.id] != nil {
 			return errValue
 		}
-		l.m.dig(g)
+		l.m.insertTombstone(g)
 		return nil
 	})
 }

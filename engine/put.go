@@ -39,7 +39,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	var last int64
 	if j != nil {
 		f, last = m.jobs.fixed(j), j.last
-	} else if g := m.graves[e.Job]; g != nil {
+	} else if g := m.tombstones[e.Job]; g != nil {
 		last = g.last
 	}
 	offset := schedule.Offset(e.Job, want.Spread.Milliseconds())
@@ -96,7 +96,7 @@ func (m *Machine) repeats(e *Entry, j *job) bool {
 // the caller has yet to give the job a status.
 func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uint32, *job) {
 	if j == nil {
-		m.unbury(e.Job)
+		m.removeTombstone(e.Job)
 		m.created++
 		f.order = m.created
 		slot, j = m.jobs.add(e.Job, f, e.Request, m.spec)

@@ -102,7 +102,7 @@ func (m *Machine) disarm(slot uint32, j *job) {
 
 // forcedFire is a fire by command (verb fire) that waits. It never changes.
 type forcedFire struct {
-	life
+	lifetime
 	seq  uint64 // of the command
 	slot uint32
 	id   string // of the job
@@ -115,7 +115,7 @@ func (m *Machine) force(f *forcedFire) {
 	m.forced[f.seq] = f
 	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
 	m.ready.Insert(m.forcedTurn(f))
-	m.changes.forced.begin(&f.life, f, m.changes.number)
+	m.changes.forced.add(&f.lifetime, f, m.changes.number)
 }
 
 // endForced ends a forced fire: it has become an output, or its job is removed.
@@ -124,7 +124,7 @@ func (m *Machine) endForced(f *forcedFire) {
 	if m.forcedMost = max(m.forcedMost, len(m.forced)+1); len(m.forced) == 0 && m.forcedMost > roomKept {
 		m.forced, m.forcedMost = make(map[uint64]*forcedFire), 0 // a map never gives its memory back
 	}
-	m.changes.forced.end(&f.life, f.seq, m.changes.number)
+	m.changes.forced.remove(&f.lifetime, f.seq, m.changes.number)
 }
 
 func (m *Machine) forcedTurn(f *forcedFire) turn {

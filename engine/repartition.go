@@ -21,10 +21,10 @@ import (
 // some things before the first pair goes out, so rows are given to it twice: first to Inspect, then to Route. What has to be solved:
 //
 //   - A spec's pair does not say which job it belongs to. The rows do, so what they say is kept: 24 bytes a job.
-//   - Numbers are unique only within a partition. Numbers of creation, arming, completion and burial are renumbered: n of
+//   - Numbers are unique only within a partition. Numbers of creation, arming, completion and of tombstones are renumbered: n of
 //     partition p becomes n·P + p. These are unique among all, and keep the order that they had in each partition. Because it is a
 //     formula, the pointer from an id to its row can be rewritten without the row. Before that, numbers of completions
-//     and burials are raised, so that all partitions end with the same number: then the newest of each partition stay the newest,
+//     and of tombstones are raised, so that all partitions end with the same number: then the newest of each partition stay the newest,
 //     and a limit on how many are kept does not leave only those of the busiest partition.
 //   - Outputs are numbered anew, since their numbers may have no gaps. Keys that are sequences of the log stay as they are.
 //   - The new partitions go on from one time: the earliest that ticks had reached in any partition that had something due by
@@ -51,7 +51,7 @@ type Repartition struct {
 type rerouted struct {
 	*Machine
 	number int
-	raise  struct{ finished, deaths uint64 } // what is added to numbers of completions and burials
+	raise  struct{ finished, tombstoned uint64 } // what is added to numbers of completions and tombstones
 
 	earliest int64          // when its first undecided fire is due
 	specs    []reroutedSpec // by key, once sorted
@@ -87,7 +87,7 @@ func NewRepartition(states []*SavedState, partitions int, position uint64, only 
 	r := &Repartition{partitions: partitions, position: position, only: only}
 	for i, s := range states {
 		m := s.machine
-		if greatest := max(m.created, m.armed, m.finished, m.deaths); greatest >= maxRenumbered/uint64(len(states))-1 {
+		if greatest := max(m.created, m.armed, m.finished, m.tombstoned); greatest >= maxRenumbered/uint64(len(states))-1 {
 			return nil, fmt.Errorf("engine: partition %d has counted to %d, too far to be numbered anew", i, greatest)
 		}
 		r.from = append(r.from, &rerouted{Machine: m, number: i, earliest: none, asked: make(map[string]uint64)})
@@ -100,14 +100,14 @@ func NewRepartition(states []*SavedState, partitions int, position uint64, only 
 	return r, nil
 }
 
-// align raises the numbers of completions and burials so that those of all partitions end with the same number.
+// align raises the numbers of completions and tombstones so that those of all partitions end with the same number.
 func (r *Repartition) align() {
-	var finished, deaths uint64
+	var finished, tombstoned uint64
 	for _, s := range r.from {
-		finished, deaths = max(finished, s.finished), max(deaths, s.deaths)
+		finished, tombstoned = max(finished, s.finished), max(tombstoned, s.tombstoned)
 	}
 	for _, s := range r.from {
-		s.raise.finished, s.raise.deaths = finished-s.finished, deaths-s.deaths
+		s.raise.finished, s.raise.tombstoned = finished-s.finished, tombstoned-s.tombstoned
 	}
 }
 
@@ -307,11 +307,11 @@ func (r *Repartition) Route(from int, room byte, key, value []byte) (to Routed, 
 				err = fmt.Errorf("there is no job %s", f.id)
 			}
 		}
-	case roomGraves:
-		var g *grave
-		if g, err = decodeGrave(key, value); err == nil {
+	case roomTombstones:
+		var g *tombstone
+		if g, err = decodeTombstone(key, value); err == nil {
 			to.Partition, keep = PartitionOf(g.id, r.partitions), strings.HasPrefix(g.id, r.only.Prefix)
-			r.b = appendNumber(r.b[:0], r.renumbered(s, g.number+s.raise.deaths))
+			r.b = appendNumber(r.b[:0], r.renumbered(s, g.number+s.raise.tombstoned))
 			to.Key = r.b
 		}
 	case roomOutputs:
@@ -424,7 +424,7 @@ func (r *Repartition) addState(m *Machine, s *rerouted) {
 	m.mix(s.digest)
 	m.ticks, m.now = max(m.ticks, s.ticks), max(m.now, s.now)
 	m.created, m.armed = max(m.created, r.renumberedMax(s.created)), max(m.armed, r.renumberedMax(s.armed))
-	m.finished, m.deaths = max(m.finished, r.renumberedMax(s.finished)), max(m.deaths, r.renumberedMax(s.deaths))
+	m.finished, m.tombstoned = max(m.finished, r.renumberedMax(s.finished)), max(m.tombstoned, r.renumberedMax(s.tombstoned))
 	m.expired.at = min(m.expired.at, s.expired.at) // jobs that are gone already were left out
 	m.diskLow = m.diskLow || s.diskLow
 	m.gaps = append(m.gaps, s.gaps...)

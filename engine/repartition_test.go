@@ -268,7 +268,7 @@ func TestRerouteMonth(t *testing.T) {
 	for i, partitions := range []int{1, 3, 8} {
 		w := month(t)
 		for p, m := range w.ms {
-			if s := m.Stats(); s.Ready == 0 || s.Paused == 0 || s.Completed == 0 || len(m.graves) == 0 || len(m.forced) == 0 || len(m.rejected) == 0 || m.Made() == m.Acked().Output {
+			if s := m.Stats(); s.Ready == 0 || s.Paused == 0 || s.Completed == 0 || len(m.tombstones) == 0 || len(m.forced) == 0 || len(m.rejected) == 0 || m.Made() == m.Acked().Output {
 				t.Fatalf("partition %d has nothing to lose: %+v", p, s)
 			}
 		}
@@ -341,8 +341,8 @@ func TestRerouteUneven(t *testing.T) {
 	w.do(KindDelete, "delete", id(1, "gone", 0), "")
 	other := w.moved(1, carillon.Selection{}, true)
 	m := other.ms[0]
-	if last := m.buried[len(m.buried)-1]; last.id != id(1, "gone", 0) {
-		t.Errorf("the last of %d graves is that of %s", len(m.buried), last.id)
+	if last := m.tombstoneQueue[len(m.tombstoneQueue)-1]; last.id != id(1, "gone", 0) {
+		t.Errorf("the last of %d tombstones is that of %s", len(m.tombstoneQueue), last.id)
 	}
 	other.begin()
 	c := Rules()

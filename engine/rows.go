@@ -26,14 +26,14 @@ const (
 // Rooms of a checkpoint, each with the form of its keys. Specs and outputs are appended in order, never changed, and dropped in the
 // end; pairs of the other rooms come, change and go.
 const (
-	roomWaiting   = 'w' // <rank> <due> <armed>: a job whose next fire is on the wheel or ready
-	roomIdle      = 'z' // <order>: a job that waits for nothing, because it is paused or has no schedule
-	roomCompleted = 'c' // <completed at> <completion>: a completed job
-	roomIDs       = 'i' // <id>: where the job's row is
-	roomSpecs     = 's' // <sequence> <index>: the spec of a put
-	roomForced    = 'f' // <sequence>: a forced fire that waits
-	roomGraves    = 'g' // <burial>: a grave
-	roomOutputs   = 'o' // <number>: an output that is not known to be stored for good
+	roomWaiting    = 'w' // <rank> <due> <armed>: a job whose next fire is on the wheel or ready
+	roomIdle       = 'z' // <order>: a job that waits for nothing, because it is paused or has no schedule
+	roomCompleted  = 'c' // <completed at> <completion>: a completed job
+	roomIDs        = 'i' // <id>: where the job's row is
+	roomSpecs      = 's' // <sequence> <index>: the spec of a put
+	roomForced     = 'f' // <sequence>: a forced fire that waits
+	roomTombstones = 'g' // <number>: a tombstone
+	roomOutputs    = 'o' // <number>: an output that is not known to be stored for good
 )
 
 // jobRooms hold the jobs' rows.
@@ -252,7 +252,7 @@ func (m *Machine) appendState(b []byte) []byte {
 	b = append(b, version)
 	b = appendString(b, m.layout.Prefix)
 	for _, v := range [...]uint64{
-		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished, m.deaths,
+		uint64(m.layout.Partitions), uint64(m.partition), m.position, m.epoch, m.ticks, m.digest, m.created, m.armed, m.finished, m.tombstoned,
 		uint64(m.counts[statusScheduled]), uint64(m.counts[statusPaused]), m.expired.number,
 		m.outbox.made, m.outbox.acked.Output, m.outbox.acked.Seq,
 	} {
@@ -302,7 +302,7 @@ func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
 		d.fail(errors.New("it belongs to another prefix, partition count or partition"))
 	}
 	for _, v := range [...]*uint64{
-		&m.position, &m.epoch, &m.ticks, &m.digest, &m.created, &m.armed, &m.finished, &m.deaths,
+		&m.position, &m.epoch, &m.ticks, &m.digest, &m.created, &m.armed, &m.finished, &m.tombstoned,
 		&scheduled, &paused, &m.expired.number, &made, &m.outbox.acked.Output, &m.outbox.acked.Seq,
 	} {
 		*v = d.uvarint()
@@ -369,15 +369,15 @@ func decodeForced(key, value []byte) (*forcedFire, error) {
 	return f, errors.Join(k.end(), d.end())
 }
 
-func (g *grave) value() []byte {
+func (g *tombstone) value() []byte {
 	b := appendString([]byte{rowVersion}, g.id)
 	return binary.AppendVarint(binary.AppendVarint(b, g.last), g.at)
 }
 
-func decodeGrave(key, value []byte) (*grave, error) {
+func decodeTombstone(key, value []byte) (*tombstone, error) {
 	k, d := decoder{b: key}, decoder{b: value}
 	d.version("row", rowVersion)
-	g := &grave{number: k.number(), id: d.string(), last: d.varint(), at: d.varint()}
+	g := &tombstone{number: k.number(), id: d.string(), last: d.varint(), at: d.varint()}
 	return g, errors.Join(k.end(), d.end())
 }
 

@@ -20,27 +20,27 @@ type reference struct {
 	partition int
 	bounds    engine.Bounds
 
-	now, to  int64
-	epoch    uint64
-	claim    engine.Claim
-	diskLow  bool
-	jobs     []*refJob
-	created  uint64
-	finished uint64
-	armed    uint64
-	reached  [3]int64 // by rank: fires due up to then have become ready
-	goneAt   int64    // jobs that completed up to then are gone
-	gone     uint64   // and so are the first so many jobs that completed
-	gaps     [][2]int64
-	forced   []*refForced
-	refused  []*refRefusal
-	graves   []refGrave
-	outputs  []expected
-	answers  map[uint64]string // by sequence: the outcome of a command, or of each job of an import
-	lives    []*life
-	left     int
-	logged   int64 // when the tick was
-	moves    int
+	now, to    int64
+	epoch      uint64
+	claim      engine.Claim
+	diskLow    bool
+	jobs       []*refJob
+	created    uint64
+	finished   uint64
+	armed      uint64
+	reached    [3]int64 // by rank: fires due up to then have become ready
+	goneAt     int64    // jobs that completed up to then are gone
+	gone       uint64   // and so are the first so many jobs that completed
+	gaps       [][2]int64
+	forced     []*refForced
+	refused    []*refRefusal
+	tombstones []refTombstone
+	outputs    []expected
+	answers    map[uint64]string // by sequence: the outcome of a command, or of each job of an import
+	lives      []*life
+	left       int
+	logged     int64 // when the tick was
+	moves      int
 }
 
 const never = math.MaxInt64
@@ -77,8 +77,8 @@ type life struct {
 	decided                int64 // fires up to here are accounted for
 }
 
-// refGrave is what remains of a deleted job that has fired, for as long as a completed job is kept.
-type refGrave struct {
+// refTombstone is what remains of a deleted job that has fired, for as long as a completed job is kept.
+type refTombstone struct {
 	id       string
 	last, at int64
 }
@@ -321,9 +321,9 @@ func (r *reference) command(e *engine.Entry, packed *engine.PackedJob) (changed 
 	switch e.Kind {
 	case engine.KindDelete:
 		if j.last > 0 {
-			r.graves = append(r.graves, refGrave{j.id, j.last, r.now})
-			for len(r.graves) > 0 && r.now >= r.graves[0].at+r.claim.RetentionMS {
-				r.graves = r.graves[1:]
+			r.tombstones = append(r.tombstones, refTombstone{j.id, j.last, r.now})
+			for len(r.tombstones) > 0 && r.now >= r.tombstones[0].at+r.claim.RetentionMS {
+				r.tombstones = r.tombstones[1:]
 			}
 		}
 		r.drop(j)
@@ -400,12 +400,12 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 	}
 	t := r.times(e.Job, &p, accepted)
 	var last int64
-	grave := slices.IndexFunc(r.graves, func(g refGrave) bool { return g.id == e.Job })
+	tombstone := slices.IndexFunc(r.tombstones, func(g refTombstone) bool { return g.id == e.Job })
 	switch {
 	case j != nil:
 		last = j.last
-	case grave >= 0:
-		last = r.graves[grave].last
+	case tombstone >= 0:
+		last = r.tombstones[tombstone].last
 	}
 	if state != nil {
 		last = max(last, state.Last)
@@ -424,8 +424,8 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 		return false, carillon.CodeLimitExceeded
 	}
 	if j == nil {
-		if grave >= 0 {
-			r.graves = slices.Delete(r.graves, grave, grave+1)
+		if tombstone >= 0 {
+			r.tombstones = slices.Delete(r.tombstones, tombstone, tombstone+1)
 		}
 		r.created++
 		j = &refJob{id: e.Job, order: r.created, last: last}
