@@ -208,7 +208,7 @@ func BenchmarkChain(b *testing.B) {
 	c.Share(8, MaxOvertakingWindow)
 	c.Resume(0, 0, nil)
 	window := c.FreeWindow()
-	outputs := numbered(1, uint64(window/roomShare), 0)
+	outputs := numbered(1, uint64(window/minFreeShare), 0)
 	b.ReportAllocs()
 	for left := b.N; left > 0; {
 		if c.FreeWindow() > 0 {
@@ -220,6 +220,6 @@ func BenchmarkChain(b *testing.B) {
 				break
 			}
 		}
-		c.Acked(c.Stored().Seq + uint64(window/acksFlying))
+		c.Acked(c.Stored().Seq + uint64(window/acksInFlight))
 	}
 }

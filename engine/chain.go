@@ -56,7 +56,7 @@ package engine
 // chain publishes or many; and a chain that drains alone goes as fast as its stream stores.
 //
 // While outputs overtake others that were due before them, only part of the window is open: those that overtake are mostly of high
-// priority, and should not wait long. That part is what the embedded server recently stored within hurriedTime, so that the wait is no
+// priority, and should not wait long. That part is what the embedded server recently stored within overtakingTime, so that the wait is no
 // longer on a slow machine, or while a sync of the streams takes half of the cores. Not always, because a drain of one priority would
 // lose a twentieth of its rate. Not where messages are confirmed, because the time of a round trip to several servers is the network's.
 //
@@ -64,14 +64,14 @@ package engine
 // for its window, and on two shared cores a chain mostly has nothing in flight. When these pauses were left out of the measurement,
 // the windows of eight chains grew to 1,600 each, and the wait to 150 ms; when they were left in, nothing was ever measured.
 const (
-	windowAll       = 5120
-	windowMin       = 128  // of a chain: with 64 a round trip starved it
-	windowConfirmed = 512  // at most: what is in flight must be looked for, and sent again, when a leader is lost
-	acksFlying      = 8    // acks asked for in one window
-	roomShare       = 4    // a fourth of the window must be free before more outputs are made
-	hurryFor        = 8192 // outputs for which only part of the window is open, after one that overtook others
-	hurriedLeast    = MaxOvertakingWindow / 2
-	hurriedTime     = 0.012 // s
+	windowAll           = 5120
+	windowMin           = 128  // of a chain: with 64 a round trip starved it
+	windowConfirmed     = 512  // at most: what is in flight must be looked for, and sent again, when a leader is lost
+	acksInFlight        = 8    // acks asked for in one window
+	minFreeShare        = 4    // a fourth of the window must be free before more outputs are made
+	overtakingFor       = 8192 // outputs for which only part of the window is open, after one that overtook others
+	minOvertakingWindow = MaxOvertakingWindow / 2
+	overtakingTime      = 0.012 // s
 )
 
 // MaxOvertakingWindow is how much of the window is open at most while outputs overtake others.
@@ -86,32 +86,32 @@ type Chain struct {
 	alone   bool     // confirm: the first message since the chain was resumed has no ack yet
 	sending bool     // a message was sent since the chain was resumed
 	queue   []Output // numbers above stored.Output, contiguous; queue[:sent] are in flight
-	room    []Output // the memory that queue moves through
+	buffer  []Output // the memory that queue moves through
 	sent    int
 	expect  uint64 // the stream's last sequence once everything in flight is stored
 	asked   int    // outputs sent since an ack was last asked for
 	stored  Acked  // the newest output known to be in the stream
 
-	window  int   // this chain's share
-	hurried int   // its share while outputs overtake others
-	due     int64 // of the trigger that was offered last
-	hurry   int   // how many outputs are still to be stored before the whole window is open again (hurryFor)
+	window           int   // this chain's share
+	overtakingWindow int   // its share while outputs overtake others
+	due              int64 // of the trigger that was offered last
+	overtakingLeft   int   // how many outputs are still to be stored before the whole window is open again (overtakingFor)
 }
 
 // NewChain returns a chain that must be resumed first. It links its messages, and has the least share of the window until Share.
-func NewChain() *Chain { return &Chain{lost: true, window: windowMin, hurried: windowMin} }
+func NewChain() *Chain { return &Chain{lost: true, window: windowMin, overtakingWindow: windowMin} }
 
 // OvertakingWindow is how much of the window is open while outputs overtake others. perSecond is how many outputs the embedded server
 // recently stored in a second.
 func OvertakingWindow(perSecond float64) int {
-	return int(min(max(perSecond*hurriedTime, hurriedLeast), MaxOvertakingWindow))
+	return int(min(max(perSecond*overtakingTime, minOvertakingWindow), MaxOvertakingWindow))
 }
 
 // Share tells the chain how many of its host's chains have outputs to publish now, itself included, and how much of the whole window
 // is open while outputs overtake others (OvertakingWindow).
-func (c *Chain) Share(chains, hurried int) {
+func (c *Chain) Share(chains, overtaking int) {
 	chains = max(chains, 1)
-	c.window, c.hurried = max(windowAll/chains, windowMin), max(hurried/chains, windowMin)
+	c.window, c.overtakingWindow = max(windowAll/chains, windowMin), max(overtaking/chains, windowMin)
 }
 
 // Watch says whether the host would hear of every foreign message. Only then does the chain go without links.
@@ -142,7 +142,7 @@ func (c *Chain) Lost() bool { return c.lost }
 // Lose gives up what is in flight: a message was refused, or an ack did not come.
 func (c *Chain) Lose() {
 	c.lost = true
-	c.queue, c.room, c.sent, c.asked = nil, nil, 0, 0
+	c.queue, c.buffer, c.sent, c.asked = nil, nil, 0, 0
 }
 
 // Resume goes on after the stream's end: lastSeq is the stream's last sequence, number the last output
@@ -151,7 +151,7 @@ func (c *Chain) Resume(lastSeq, number uint64, outputs []Output) {
 	*c = Chain{
 		watched: c.watched, confirm: c.confirm, alone: c.confirm,
 		queue: append([]Output(nil), outputs...), expect: lastSeq, stored: Acked{number, lastSeq},
-		window: c.window, hurried: c.hurried,
+		window: c.window, overtakingWindow: c.overtakingWindow,
 	}
 }
 
@@ -162,18 +162,18 @@ func (c *Chain) Offer(outputs []Output) {
 	}
 	// Where append would allocate, there is mostly room in front of the queue, where outputs that are stored were.
 	if n := len(c.queue); n+len(outputs) > cap(c.queue) {
-		if 2*(n+len(outputs)) > cap(c.room) {
-			c.room = make([]Output, 4*(n+len(outputs)))
+		if 2*(n+len(outputs)) > cap(c.buffer) {
+			c.buffer = make([]Output, 4*(n+len(outputs)))
 		}
-		copy(c.room, c.queue)
-		clear(c.room[n:])
-		c.queue = c.room[:n]
+		copy(c.buffer, c.queue)
+		clear(c.buffer[n:])
+		c.queue = c.buffer[:n]
 	}
 	c.queue = append(c.queue, outputs...)
 	for i := range outputs {
 		if due := outputs[i].Due; due != 0 { // an event is not due
 			if due < c.due {
-				c.hurry = hurryFor
+				c.overtakingLeft = overtakingFor
 			}
 			c.due = due
 		}
@@ -185,8 +185,8 @@ func (c *Chain) open() int {
 	switch {
 	case c.confirm:
 		return min(c.window, windowConfirmed)
-	case c.hurry > 0:
-		return c.hurried
+	case c.overtakingLeft > 0:
+		return c.overtakingWindow
 	}
 	return c.window
 }
@@ -204,7 +204,7 @@ func (c *Chain) Next(now int64) (Publish, bool) {
 	c.sent++
 	c.asked++
 	c.expect++
-	if c.confirm || c.asked >= c.open()/acksFlying || c.sent == c.open() || c.sent == len(c.queue) || c.queue[c.sent].Due > now {
+	if c.confirm || c.asked >= c.open()/acksInFlight || c.sent == c.open() || c.sent == len(c.queue) || c.queue[c.sent].Due > now {
 		p.Ack = true
 		c.asked = 0
 	}
@@ -244,7 +244,7 @@ func (c *Chain) Acked(seq uint64) []Output {
 	}
 	c.queue = c.queue[n:]
 	c.sent -= n
-	c.hurry = max(c.hurry-n, 0)
+	c.overtakingLeft = max(c.overtakingLeft-n, 0)
 	return stored
 }
 
@@ -260,7 +260,7 @@ func (c *Chain) FreeWindow() int {
 		return 0
 	}
 	room := c.open() - len(c.queue)
-	if room < c.open()/roomShare {
+	if room < c.open()/minFreeShare {
 		return 0 // a tick costs the same whatever it makes
 	}
 	return room

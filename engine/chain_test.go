@@ -51,7 +51,7 @@ func TestChain(t *testing.T) {
 }
 
 // The texts of stored outputs are freed at once, because a chain moves through its memory slowly, and payloads are large.
-func TestChainLetsGo(t *testing.T) {
+func TestChainFreesOutputs(t *testing.T) {
 	c := NewChain()
 	c.Share(1, MaxOvertakingWindow)
 	c.Resume(0, 0, nil)
@@ -73,7 +73,7 @@ func TestChainLetsGo(t *testing.T) {
 	holds := func(want int) {
 		t.Helper()
 		held := 0
-		for _, o := range c.room {
+		for _, o := range c.buffer {
 			if o.Job+o.Event+o.Body+string(o.spec) != "" {
 				held++
 			}
@@ -116,11 +116,11 @@ func TestChainWindow(t *testing.T) {
 				asked++
 				pause = 0
 			}
-			if pause > window/acksFlying {
+			if pause > window/acksInFlight {
 				t.Fatalf("%d outputs in a row without an ack asked for", pause)
 			}
 		}
-		if sent != window || asked != acksFlying || pause != 0 || c.FreeWindow() != 0 {
+		if sent != window || asked != acksInFlight || pause != 0 || c.FreeWindow() != 0 {
 			t.Errorf("sent %d, asked for %d acks, %d after the last, room for %d", sent, asked, pause, c.FreeWindow())
 		}
 		c.Acked(uint64(window / 2))
@@ -161,7 +161,7 @@ func TestChainShares(t *testing.T) {
 
 // While outputs overtake others that were due before them, three quarters of the window are open; not where messages are confirmed. An event
 // is not due, and overtakes nothing.
-func TestChainHurries(t *testing.T) {
+func TestChainOvertaking(t *testing.T) {
 	const window = windowAll / 16
 	for _, confirms := range []bool{false, true} {
 		c := NewChain()
@@ -197,7 +197,7 @@ func TestChainHurries(t *testing.T) {
 				c.Acked(c.Stored().Seq + 1)
 			}
 		}
-		drain(hurryFor + 10)
+		drain(overtakingFor + 10)
 		open(window)
 		offer(0)
 		offer(now)
@@ -209,7 +209,7 @@ func TestChainHurries(t *testing.T) {
 			t.Errorf("one of 1000 chains may have %d outputs under way", c.open())
 		}
 		c.Share(16, MaxOvertakingWindow)
-		drain(hurryFor - 10)
+		drain(overtakingFor - 10)
 		open(window * 3 / 4)
 		drain(20)
 		open(window)
@@ -296,7 +296,7 @@ func TestChainQueue(t *testing.T) {
 	if sent != offered {
 		t.Errorf("%d outputs were sent of %d", sent, offered)
 	}
-	if len(c.room) > 16*windowAll/8 {
-		t.Errorf("the queue has room for %d", len(c.room))
+	if len(c.buffer) > 16*windowAll/8 {
+		t.Errorf("the queue has room for %d", len(c.buffer))
 	}
 }

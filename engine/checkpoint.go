@@ -202,7 +202,7 @@ func writeRow(to Changes, old, now row) {
 func (c *Checkpoint) Committed() {
 	if m := c.end(); m != nil {
 		m.base = c.to
-		m.settle(c.changes)
+		m.noteCommitted(c.changes)
 	}
 }
 

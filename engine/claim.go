@@ -51,9 +51,9 @@ func (c Claim) sameRules(o Claim) bool { return c.Logic == o.Logic && c.TZData =
 // Rules are the versions of the rules that this binary computes by.
 func Rules() Claim { return Claim{Logic: Logic, TZData: schedule.TZVersion()} }
 
-// takeClaim makes the claim's sequence the partition's epoch. A claim under older rules than those in
+// applyClaim makes the claim's sequence the partition's epoch. A claim under older rules than those in
 // force has no effect: its node must refuse to go on, and no reader follows it.
-func (m *Machine) takeClaim(e *Entry) (uint64, error) {
+func (m *Machine) applyClaim(e *Entry) (uint64, error) {
 	if m.claim.newer(e.Claim) {
 		m.garbage("older_rules")
 		return 0, nil
@@ -62,7 +62,7 @@ func (m *Machine) takeClaim(e *Entry) (uint64, error) {
 		return 0, m.newerRules(e.Claim, e.Seq)
 	}
 	m.epoch, m.claim = e.Seq, e.Claim
-	m.recovery.goOn(max(m.now, e.Time))
+	m.recovery.claimed(max(m.now, e.Time))
 	m.mix(uint64(e.Kind), e.Seq)
 	return m.epoch, nil
 }

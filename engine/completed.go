@@ -27,7 +27,7 @@ func (m *Machine) expire(now int64) {
 // finish makes a job that has no fire left a completed one. Completions are in order of time.
 func (m *Machine) finish(slot uint32, j *job) {
 	m.finished++
-	m.become(j, statusCompleted)
+	m.setStatus(j, statusCompleted)
 	j.place, j.next, j.armed = nowhere, max(m.to, m.now), m.finished
 	m.completed.push(completion{slot, j.armed})
 	if m.completed.len() > 2*m.counts[statusCompleted]+fifoSlack {

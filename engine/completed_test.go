@@ -111,7 +111,7 @@ func TestGoneMemory(t *testing.T) {
 		if s := f.m.Stats(); s.Completed != 100 || s.Jobs != 100 || f.m.completed.len() > 100 {
 			t.Fatalf("round %d: %+v, %d completions", round, s, f.m.completed.len())
 		}
-		if slots, rares := f.m.jobs.used, len(f.m.jobs.rares); slots > 300 || rares > 301 {
+		if slots, rares := f.m.jobs.used, len(f.m.jobs.extras); slots > 300 || rares > 301 {
 			t.Fatalf("round %d: 300 jobs at most have taken %d slots, and %d of what few have", round, slots, rares)
 		}
 	}

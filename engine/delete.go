@@ -29,7 +29,7 @@ func (m *Machine) conditional(e *Entry) (uint32, *job, *carillon.Error) {
 	if j == nil {
 		return 0, nil, noJob(e.Job)
 	}
-	if e.Kind != KindDelete && m.repeats(e, j) {
+	if e.Kind != KindDelete && m.isRetry(e, j) {
 		return slot, j, nil
 	}
 	return slot, j, m.checkVersion(e.Job, j, ifVersion)
@@ -42,9 +42,9 @@ func noJob(id string) *carillon.Error {
 func (m *Machine) remove(slot uint32, j *job) {
 	m.touch(slot)
 	m.disarm(slot, j)
-	m.unforce(slot)
-	m.become(j, statusFree)
-	m.miss(j)
+	m.removeForced(slot)
+	m.setStatus(j, statusFree)
+	m.noteAbsent(j)
 	m.changes.drop(j.entry)
 	m.jobs.remove(slot)
 }

@@ -37,8 +37,8 @@ func DecodeDisk(b []byte) (Disk, error) {
 	return disk, nil
 }
 
-// takeDisk notes whether the owner's disk is nearly full.
-func (m *Machine) takeDisk(e *Entry) {
+// applyDisk notes whether the owner's disk is nearly full.
+func (m *Machine) applyDisk(e *Entry) {
 	if e.Disk.Epoch != m.epoch || m.epoch == 0 {
 		m.garbage("stale_epoch")
 		return

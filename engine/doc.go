@@ -19,7 +19,7 @@
 //			for publish := range chain.Next(now) {   // held until their due millisecond
 //				out.Publish(publish) // behind publish.Expect
 //			}
-//			chain.Share(partitions, hurried)         // of the host that have something due
+//			chain.Share(partitions, overtaking)      // of the host that have something due
 //			if tick, ok := owner.Tick(machine, now, lead, chain.FreeWindow(), durable); ok {
 //				log.Publish(tick)                // comes back above, like everything
 //			}
@@ -37,7 +37,7 @@
 //
 // A job takes one line of the processor's cache, 64 bytes without a pointer, in a slot that never moves. Its id, the fields that stay
 // the same while it keeps its version, the request of its last command and its spec lie in pages of bytes (texts.go); what many specs
-// or requests have in common is stored once (frames.go). All jobs with the same expression share its parsed schedule (exprs.go).
+// or requests have in common is stored once (templates.go). All jobs with the same expression share its parsed schedule (exprs.go).
 // Fields that few jobs have are kept apart. A job is found by its id through a table that grows in small steps (index.go).
 //
 // So the garbage collector has next to nothing to follow: it takes 3 ms with half a million jobs, where jobs with two strings, a
@@ -48,9 +48,9 @@
 //
 //   - The log: record.go, tickrecord.go, codec.go (their bytes).
 //   - The machine: machine.go (Apply), one file a verb (put.go, delete.go, pause.go with resume, fire.go, claim.go, tick.go,
-//     disk.go, import.go), ready.go and turns.go (who goes next), completed.go (for how long a job without a fire left is kept),
+//     disk.go, import.go), ready.go and readyqueue.go (who goes next), completed.go (for how long a job without a fire left is kept),
 //     tombstone.go (what is remembered of a deleted one).
-//   - A job: jobs.go (its state) with index.go, texts.go, frames.go and exprs.go, spec.go (what its put said), prefetch.go.
+//   - A job: jobs.go (its state) with index.go, texts.go, templates.go and exprs.go, spec.go (what its put said), prefetch.go.
 //   - Around the machine: output.go (the outbox), chain.go, survey.go (where a chain goes on), owner.go, clockoffset.go, view.go
 //     (queries).
 //   - On disk: generation.go (what changed since the last checkpoint), checkpoint.go, open.go (reading one), rows.go (their bytes),

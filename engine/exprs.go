@@ -33,8 +33,8 @@ type exprRef uint32
 // unusedMax is how many schedules that no job has are kept, for the next job that wants them.
 const unusedMax = 4096
 
-// once has one expression each for no schedule, @at and @in: the times of these are in the jobs' plans.
-var once = [...]*schedule.Expr{schedule.None: mustParse(""), schedule.At: mustParse("@at 1970-01-01T00:00:00Z"), schedule.In: mustParse("@in 1s")}
+// builtinExprs has one expression each for no schedule, @at and @in: the times of these are in the jobs' plans.
+var builtinExprs = [...]*schedule.Expr{schedule.None: mustParse(""), schedule.At: mustParse("@at 1970-01-01T00:00:00Z"), schedule.In: mustParse("@in 1s")}
 
 func mustParse(text string) *schedule.Expr {
 	e, err := schedule.Parse(text, "", 0, 0)
@@ -46,7 +46,7 @@ func mustParse(text string) *schedule.Expr {
 
 func (x *exprs) init() {
 	x.byKey = make(map[exprKey]exprRef)
-	for _, e := range once {
+	for _, e := range builtinExprs {
 		x.all = append(x.all, shared{expr: e})
 	}
 }
@@ -65,7 +65,7 @@ func (x *exprs) at(ref exprRef) *schedule.Expr { return x.all[ref].expr }
 
 // acquire stores a job's schedule, or counts one more job for it.
 func (x *exprs) acquire(key exprKey, e *schedule.Expr) exprRef {
-	if kind := e.Kind(); int(kind) < len(once) {
+	if kind := e.Kind(); int(kind) < len(builtinExprs) {
 		return exprRef(kind)
 	}
 	ref, ok := x.byKey[key]
@@ -89,7 +89,7 @@ func (x *exprs) acquire(key exprKey, e *schedule.Expr) exprRef {
 
 // release notes that a job no longer has a schedule.
 func (x *exprs) release(ref exprRef) {
-	if int(ref) < len(once) {
+	if int(ref) < len(builtinExprs) {
 		return
 	}
 	if x.all[ref].jobs--; x.all[ref].jobs > 0 {
@@ -98,7 +98,7 @@ func (x *exprs) release(ref exprRef) {
 	if x.unused++; x.unused <= unusedMax {
 		return
 	}
-	for ref := len(once); ref < len(x.all); ref++ {
+	for ref := len(builtinExprs); ref < len(x.all); ref++ {
 		if s := &x.all[ref]; s.expr != nil && s.jobs == 0 {
 			delete(x.byKey, s.key)
 			*s = shared{}

@@ -106,13 +106,13 @@ func portable(r row, s []byte) (p carillon.ImportJob, err error) {
 		from++ // next is when it completed
 	case j.next == none:
 		from = 0
-	case j.few.skipTo > 0: // fires missed while it was paused are decided
-		from = max(from, j.few.skipTo+1)
-	case j.few.counted > 0:
-		from = j.few.countedFirst
+	case j.extra.skipTo > 0: // fires missed while it was paused are decided
+		from = max(from, j.extra.skipTo+1)
+	case j.extra.counted > 0:
+		from = j.extra.countedFirst
 	}
 	p.State = &carillon.JobState{
-		Version: j.version, Accepted: fromMilli(j.accepted), From: fromMilli(from), Last: fromMilli(j.last), Fires: j.fires, Skipped: j.few.skipped,
+		Version: j.version, Accepted: fromMilli(j.accepted), From: fromMilli(from), Last: fromMilli(j.last), Fires: j.fires, Skipped: j.extra.skipped,
 	}
 	return p, nil
 }

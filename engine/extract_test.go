@@ -127,7 +127,7 @@ func TestSalvageWhileCounting(t *testing.T) {
 	m := w.ms[0]
 	for _, id := range []string{"counted", "resumed", "resumed-soon"} {
 		_, j := m.jobs.find(id)
-		if r := m.jobs.readRare(j); (r.counted > 0) != (id != "resumed-soon") || (r.skipTo > 0) != (id != "counted") {
+		if r := m.jobs.extra(j); (r.counted > 0) != (id != "resumed-soon") || (r.skipTo > 0) != (id != "counted") {
 			t.Fatalf("of %s %d fires are counted, those up to %d are to be skipped", id, r.counted, r.skipTo)
 		}
 	}

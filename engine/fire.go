@@ -12,10 +12,10 @@ func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
 	if j == nil {
 		return false, noJob(e.Job)
 	}
-	if m.repeats(e, j) {
+	if m.isRetry(e, j) {
 		return false, nil
 	}
-	m.force(&forcedFire{seq: e.Seq, slot: slot, id: e.Job, at: m.now, body: string(payload), own: own})
-	m.remember(slot, j, e.Request)
+	m.addForced(&forcedFire{seq: e.Seq, slot: slot, id: e.Job, at: m.now, body: string(payload), own: own})
+	m.setRequest(slot, j, e.Request)
 	return true, nil
 }

@@ -9,9 +9,9 @@ import (
 
 // ForgetCursor says from where the table is to be read next to find completed jobs that are gone.
 type ForgetCursor struct {
-	after []byte // key of the last completed job that was looked at
-	gone  watermark
-	base  int
+	after      []byte // key of the last completed job that was looked at
+	gone       watermark
+	checkpoint int
 }
 
 // GoneRows are completed jobs of the table that are gone, as found by ForgetCursor.Read.
@@ -28,7 +28,7 @@ var errEnough = errors.New("enough")
 // Errors: Machine.Err.
 func (m *Machine) ForgetCursor() (f ForgetCursor, ok bool, err error) {
 	r := &m.residence
-	return ForgetCursor{slices.Clone(r.forgot), m.expired, r.bases}, !r.complete && r.err == nil, r.err
+	return ForgetCursor{slices.Clone(r.forgottenTo), m.expired, r.checkpoints}, !r.complete && r.err == nil, r.err
 }
 
 // Read reads the next completed jobs that are gone, at most n. It may run beside the machine, on a table that was opened after the
@@ -57,11 +57,11 @@ func (f ForgetCursor) Read(t Table, n int) (*GoneRows, error) {
 // records.
 func (m *Machine) Forget(g *GoneRows) (more bool) {
 	r := &m.residence
-	if g.base != r.bases || !bytes.Equal(g.after, r.forgot) {
+	if g.checkpoint != r.checkpoints || !bytes.Equal(g.after, r.forgottenTo) {
 		return true
 	}
 	for _, gone := range g.rows {
-		r.forgot = append(r.forgot[:0], gone.key()...)
+		r.forgottenTo = append(r.forgottenTo[:0], gone.key()...)
 		_, id := gone.names()
 		if _, j := m.jobs.find(string(id)); j != nil {
 			continue
@@ -70,7 +70,7 @@ func (m *Machine) Forget(g *GoneRows) (more bool) {
 			continue
 		}
 		m.changes.add(entry{slot: noSlot, old: m.changes.rows.add(gone)})
-		m.missID(string(id))
+		m.noteAbsentID(string(id))
 		m.counts[statusCompleted]--
 	}
 	return g.more

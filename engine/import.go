@@ -190,8 +190,8 @@ type Outcome struct {
 	Changed bool
 }
 
-// takePack puts the jobs of an import record, one after the other.
-func (m *Machine) takePack(e *Entry) []Outcome {
+// applyImport puts the jobs of an import record, one after the other.
+func (m *Machine) applyImport(e *Entry) []Outcome {
 	outcomes := m.outcomes[:0]
 	for i := range e.Pack {
 		p := &e.Pack[i]
@@ -205,9 +205,9 @@ func (m *Machine) takePack(e *Entry) []Outcome {
 	return outcomes
 }
 
-// asksFor decodes the job that a put asks for. A packed job is checked like a command's body, because where permissions
+// decodePut decodes the job that a put asks for. A packed job is checked like a command's body, because where permissions
 // are lax, others than engines can publish import records.
-func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carillon.Error) {
+func (e *Entry) decodePut() (want carillon.Job, ifVersion *uint64, refusal *carillon.Error) {
 	if e.packed == nil {
 		want, ifVersion, err := carillon.ParsePut(e.Body)
 		if err != nil {
@@ -225,8 +225,8 @@ func (e *Entry) asksFor() (want carillon.Job, ifVersion *uint64, refusal *carill
 	return want, e.packed.IfVersion, refusal
 }
 
-// absentOnly tells whether a put leaves an existing job alone.
-func (e *Entry) absentOnly() bool { return e.packed != nil && e.packed.IfAbsent }
+// ifAbsent tells whether a put leaves an existing job alone.
+func (e *Entry) ifAbsent() bool { return e.packed != nil && e.packed.IfAbsent }
 
 func (e *Entry) paused() bool { return e.packed != nil && e.packed.Paused }
 
@@ -237,8 +237,8 @@ func (e *Entry) state() *JobState {
 	return e.packed.State
 }
 
-// has tells whether a job is already where an entry's state would put it, or further on.
-func (m *Machine) has(e *Entry, j *job) bool {
+// hasState tells whether a job is already where an entry's state would put it, or further on.
+func (m *Machine) hasState(e *Entry, j *job) bool {
 	s := e.state()
 	if s == nil {
 		return true
@@ -260,9 +260,9 @@ func (s *JobState) firstFire(plan schedule.Plan, last int64, maxFires uint64) in
 func (t *jobTable) restore(j *job, s *JobState, next, now int64) {
 	j.fires = s.Fires
 	if s.Skipped > 0 {
-		t.rare(j).skipped = s.Skipped
+		t.editExtra(j).skipped = s.Skipped
 	}
 	if until := now - misfireAfter; next < until {
-		t.rare(j).recovery = recovery{s.Missed, until}
+		t.editExtra(j).recovery = recovery{s.Missed, until}
 	}
 }

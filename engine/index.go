@@ -62,10 +62,10 @@ func (x *index) insert(hash, slot uint32) {
 		s = x.segment(hash)
 	}
 	if s.n >= len(s.cells)-len(s.cells)/8 {
-		s.resize(roomFor(s.n))
+		s.resize(capacityFor(s.n))
 	}
 	for !s.insert(cell{hash, slot + 1}) {
-		s.resize(roomFor(len(s.cells)))
+		s.resize(capacityFor(len(s.cells)))
 	}
 }
 
@@ -79,7 +79,7 @@ func (x *index) remove(hash, slot uint32) {
 	}
 	s.remove(i)
 	if s.n&(s.n-1) == 0 && s.n < len(s.cells)/2 && len(s.cells) > 32 {
-		s.resize(roomFor(s.n))
+		s.resize(capacityFor(s.n))
 	}
 }
 
@@ -112,7 +112,7 @@ func (x *index) split(hash uint32) bool {
 				half.n++
 			}
 		}
-		half.resize(roomFor(half.n))
+		half.resize(capacityFor(half.n))
 	}
 	second := uint32(len(x.segments))
 	x.segments[at] = halves[0]
@@ -125,15 +125,15 @@ func (x *index) split(hash uint32) bool {
 	return true
 }
 
-// belongs is the first cell that a hash may have. The last sixteenth of the cells is for those that are pushed on.
-func (s *segment) belongs(hash uint32) int {
+// home is the first cell that a hash may have. The last sixteenth of the cells is for those that are pushed on.
+func (s *segment) home(hash uint32) int {
 	room := len(s.cells) - len(s.cells)/16
 	return int(uint64(hash<<s.bits) * uint64(room) >> 32)
 }
 
 // search finds the first cell of a hash, or where it would be inserted.
 func (s *segment) search(hash uint32) int {
-	i := s.belongs(hash)
+	i := s.home(hash)
 	for i < len(s.cells) && s.cells[i].slot != 0 && s.cells[i].hash < hash {
 		i++
 	}
@@ -158,19 +158,19 @@ func (s *segment) insert(c cell) bool {
 
 func (s *segment) remove(i int) {
 	s.n--
-	for ; i+1 < len(s.cells) && s.cells[i+1].slot != 0 && s.belongs(s.cells[i+1].hash) <= i; i++ {
+	for ; i+1 < len(s.cells) && s.cells[i+1].slot != 0 && s.home(s.cells[i+1].hash) <= i; i++ {
 		s.cells[i] = s.cells[i+1]
 	}
 	s.cells[i] = cell{}
 }
 
-// roomFor is how many cells a segment gets for n: a quarter more.
-func roomFor(n int) int { return n + n/4 + 4 }
+// capacityFor is how many cells a segment gets for n: a quarter more.
+func capacityFor(n int) int { return n + n/4 + 4 }
 
 // resize gives the segment room cells, or as many as the allocator's size class has; more if those pushed beyond the end need it.
 func (s *segment) resize(room int) {
 	old := s.cells
-	for ; ; room = roomFor(room) {
+	for ; ; room = capacityFor(room) {
 		s.cells = slices.Grow([]cell(nil), room)
 		s.cells = s.cells[:cap(s.cells)]
 		if s.refill(old) {
@@ -186,7 +186,7 @@ func (s *segment) refill(from []cell) bool {
 		if c.slot == 0 {
 			continue
 		}
-		if at = max(at, s.belongs(c.hash)); at == len(s.cells) {
+		if at = max(at, s.home(c.hash)); at == len(s.cells) {
 			return false
 		}
 		s.cells[at] = c

@@ -38,11 +38,11 @@ const (
 
 // job is one job's state, without its texts and its fixed fields. A job waits in one place only: with its earliest fire not yet
 // decided. The fires after it are computed when its turn comes. A job holds no pointer, and fields that few jobs have are kept
-// apart, in rare. So it fills exactly one line of the cache (TestJobIsALine).
+// apart, in extra. So it fills exactly one line of the cache (TestJobIsALine).
 type job struct {
-	text textRef // id, fixed fields, request of the last applied command, spec
-	rare uint32  // index of its rare fields; 0: it has none
-	expr exprRef
+	text  textRef // id, fixed fields, request of the last applied command, spec
+	extra uint32  // index of its extra fields; 0: it has none
+	expr  exprRef
 
 	timer wheel.ID
 	entry uint32 // its latest entry in a generation of changes; noEntry: none
@@ -59,8 +59,8 @@ type job struct {
 	armed uint64 // order of arming; of a completed job: order of completion
 }
 
-// rare has the fields that few jobs need.
-type rare struct {
+// extra has the fields that few jobs need.
+type extra struct {
 	end, offset int64 // of the plan, ms
 	maxFires    uint64
 	expires     int64 // ms
@@ -83,18 +83,18 @@ const (
 // jobTable holds the jobs in slots that never move, finds them by id, and walks them in order of id.
 type jobTable struct {
 	byHash index // of ids
-	sorted *btree.BTreeG[uint32]
+	byID   *btree.BTreeG[uint32]
 	chunks []*[chunkSlots]job
 	free   []uint32
 	used   uint32 // slots ever handed out
 	probe  []byte // the id that probeSlot stands for in comparisons
 
-	texts texts
-	whole []byte   // memory for the answer of spec
-	asked []byte   // memory for the answer of request
-	rares []rare   // by job.rare; 0 is empty
-	spare []uint32 // free places of rares
-	exprs exprs
+	texts         texts
+	specBuffer    []byte   // memory for the answer of spec
+	requestBuffer []byte   // memory for the answer of request
+	extras        []extra  // by job.extra; 0 is empty
+	freeExtras    []uint32 // free places in extras
+	exprs         exprs
 }
 
 // orderDegree makes nodes of some thousand slots. A degree of 64 was as fast, but after a million puts 16,000 small nodes were left
@@ -107,8 +107,8 @@ const probeSlot = math.MaxUint32
 func (t *jobTable) init() {
 	t.byHash = newIndex()
 	less := func(a, b uint32) bool { return bytes.Compare(t.idAt(a), t.idAt(b)) < 0 }
-	t.sorted = btree.NewWithFreeListG(orderDegree, less, btree.NewFreeListG[uint32](1))
-	t.rares = make([]rare, 1)
+	t.byID = btree.NewWithFreeListG(orderDegree, less, btree.NewFreeListG[uint32](1))
+	t.extras = make([]extra, 1)
 	t.exprs.init()
 	t.texts.specs.init()
 	t.texts.clients.init()
@@ -129,15 +129,15 @@ func (t *jobTable) id(j *job) []byte { return t.texts.id(j.text) }
 // request is valid until the next call.
 func (t *jobTable) request(j *job) []byte {
 	r := t.texts.request(j.text)
-	t.asked = r.append(t.asked[:0])
-	return t.asked
+	t.requestBuffer = r.append(t.requestBuffer[:0])
+	return t.requestBuffer
 }
 
 // spec is valid until the next call.
 func (t *jobTable) spec(j *job) []byte {
 	_, _, s := t.texts.get(j.text)
-	t.whole = s.append(t.whole[:0])
-	return t.whole
+	t.specBuffer = s.append(t.specBuffer[:0])
+	return t.specBuffer
 }
 
 func (t *jobTable) at(slot uint32) *job { return &t.chunks[slot>>chunkBits][slot&(chunkSlots-1)] }
@@ -157,7 +157,7 @@ func (t *jobTable) find(id string) (uint32, *job) {
 // add makes a new job, which has its texts and nothing else yet.
 func (t *jobTable) add(id string, f fixed, request string, spec []byte) (uint32, *job) {
 	slot, j := t.insert(addText(&t.texts, id, f, request, spec))
-	t.sorted.ReplaceOrInsert(slot)
+	t.byID.ReplaceOrInsert(slot)
 	return slot, j
 }
 
@@ -181,7 +181,7 @@ func (t *jobTable) insert(text textRef) (uint32, *job) {
 }
 
 func (t *jobTable) remove(slot uint32) {
-	t.sorted.Delete(slot)
+	t.byID.Delete(slot)
 	j := t.at(slot)
 	t.byHash.remove(hashOf(t.id(j)), slot)
 	t.clear(j)
@@ -193,9 +193,9 @@ func (t *jobTable) remove(slot uint32) {
 // clear drops everything of a job except what stays when another version replaces it: its text, and its entry in the changes.
 func (t *jobTable) clear(j *job) {
 	t.exprs.release(j.expr)
-	if j.rare != 0 {
-		t.rares[j.rare] = rare{}
-		t.spare = append(t.spare, j.rare)
+	if j.extra != 0 {
+		t.extras[j.extra] = extra{}
+		t.freeExtras = append(t.freeExtras, j.extra)
 	}
 	*j = job{text: j.text, entry: j.entry}
 }
@@ -208,24 +208,24 @@ func (t *jobTable) write(j *job, f fixed, request string, spec []byte) {
 	t.texts.remove(before)
 }
 
-// describe sets the fields of a job that follow from its spec.
-func (t *jobTable) describe(j *job, want *carillon.Job, expr *schedule.Expr, plan schedule.Plan) {
+// applySpec sets the fields of a job that follow from its spec.
+func (t *jobTable) applySpec(j *job, want *carillon.Job, expr *schedule.Expr, plan schedule.Plan) {
 	j.rank, j.misfire = rankOf(want.Priority), want.Misfire
 	j.expr = t.exprs.acquire(keyOf(want), expr)
 	if want.MaxFires > 0 || want.Expires > 0 {
-		r := t.rare(j)
+		r := t.editExtra(j)
 		r.maxFires, r.expires = want.MaxFires, want.Expires.Milliseconds()
 	}
 	var end, offset int64
 	j.from, end, offset = plan.Fields()
 	if end != schedule.Horizon || offset != 0 {
-		r := t.rare(j)
+		r := t.editExtra(j)
 		r.end, r.offset = end, offset
 	}
 }
 
 func (t *jobTable) plan(j *job) schedule.Plan {
-	r := t.rares[j.rare]
+	r := t.extras[j.extra]
 	return t.exprs.at(j.expr).Plan(j.from, cmp.Or(r.end, schedule.Horizon), r.offset)
 }
 
@@ -241,27 +241,27 @@ func (t *jobTable) next(j *job, after int64) (at int64, ok bool) {
 	return t.plan(j).NextWith(&t.exprs.all[j.expr].memo, after)
 }
 
-// rare returns a job's rare fields, to be changed; they are made if the job has none. Valid until the next call.
-func (t *jobTable) rare(j *job) *rare {
-	if j.rare == 0 {
-		if n := len(t.spare); n > 0 {
-			j.rare = t.spare[n-1]
-			t.spare = t.spare[:n-1]
+// editExtra returns a job's extra fields, to be changed; they are made if the job has none. Valid until the next call.
+func (t *jobTable) editExtra(j *job) *extra {
+	if j.extra == 0 {
+		if n := len(t.freeExtras); n > 0 {
+			j.extra = t.freeExtras[n-1]
+			t.freeExtras = t.freeExtras[:n-1]
 		} else {
-			j.rare = uint32(len(t.rares))
-			t.rares = append(t.rares, rare{})
+			j.extra = uint32(len(t.extras))
+			t.extras = append(t.extras, extra{})
 		}
 	}
-	return &t.rares[j.rare]
+	return &t.extras[j.extra]
 }
 
-// readRare returns a job's rare fields, to be read only: nothing is made for a job that has none.
-func (t *jobTable) readRare(j *job) rare { return t.rares[j.rare] }
+// extra returns a job's extra fields, to be read only: nothing is made for a job that has none.
+func (t *jobTable) extra(j *job) extra { return t.extras[j.extra] }
 
 // from walks the jobs whose ids come at or after id, in order.
 func (t *jobTable) from(id string, yield func(slot uint32, j *job) bool) {
 	t.probe = []byte(id)
-	t.sorted.AscendGreaterOrEqual(probeSlot, func(slot uint32) bool { return yield(slot, t.at(slot)) })
+	t.byID.AscendGreaterOrEqual(probeSlot, func(slot uint32) bool { return yield(slot, t.at(slot)) })
 }
 
 // completion is an entry in the queue of completed jobs. It is stale once the slot holds another job, or the job is no longer
@@ -281,9 +281,9 @@ func (q *fifo) push(c completion) { q.items = append(q.items, c) }
 func (q *fifo) len() int          { return len(q.items) - q.head }
 func (q *fifo) first() completion { return q.items[q.head] }
 
-// roomKept is up to how many entries a list or map keeps its memory once it is empty: the next burst need not allocate it again,
+// keptCapacity is up to how many entries a list or map keeps its memory once it is empty: the next burst need not allocate it again,
 // but an engine at rest does not keep all that the largest burst took.
-const roomKept = 1 << 16
+const keptCapacity = 1 << 16
 
 // fifoSlack is how many stale entries are too few to be worth a walk.
 const fifoSlack = 1024
@@ -296,7 +296,7 @@ func (q *fifo) drop(useless func(completion) bool) {
 
 func (q *fifo) pop() {
 	q.head++
-	if q.head == len(q.items) && cap(q.items) > roomKept {
+	if q.head == len(q.items) && cap(q.items) > keptCapacity {
 		q.items, q.head = nil, 0
 	}
 	if q.head > 1024 && q.head > len(q.items)/2 {

@@ -9,9 +9,9 @@ import (
 
 // LoadCursor says up to which key a priority's waiting jobs were read from the table, so from where to read on.
 type LoadCursor struct {
-	rank  int
-	after Key
-	base  int
+	rank       int
+	after      Key
+	checkpoint int
 }
 
 // Rows are the jobs that LoadCursor.Read found: those that wait next.
@@ -33,7 +33,7 @@ func (r *Rows) Len() int { return len(r.jobs) }
 func (m *Machine) LoadCursors() [priorities]LoadCursor {
 	var all [priorities]LoadCursor
 	for rank := range all {
-		all[rank] = LoadCursor{rank, m.residence.windows[rank], m.residence.bases}
+		all[rank] = LoadCursor{rank, m.residence.windows[rank], m.residence.checkpoints}
 	}
 	return all
 }
@@ -106,12 +106,12 @@ func (r *Rows) readSpecs(t Table) error {
 // ErrCheckpoint; the machine is of no use after it.
 func (m *Machine) Load(rows *Rows) (ok bool, err error) {
 	r := &m.residence
-	if rows.base != r.bases || rows.after != r.windows[rows.rank] || r.shrinks {
+	if rows.checkpoint != r.checkpoints || rows.after != r.windows[rows.rank] || r.shrinking {
 		return false, nil
 	}
 	for i := range rows.jobs {
 		c := &rows.jobs[i]
-		m.widen(rows.rank, c.key())
+		m.widenWindow(rows.rank, c.key())
 		_, id := c.row.names()
 		if _, j := m.jobs.find(string(id)); j != nil {
 			continue
@@ -127,14 +127,14 @@ func (m *Machine) Load(rows *Rows) (ok bool, err error) {
 			r.err = cmp.Or(r.err, err)
 			return false, err
 		}
-		m.await(slot, j)
+		m.setTimer(slot, j)
 	}
-	m.widen(rows.rank, rows.upTo)
+	m.widenWindow(rows.rank, rows.upTo)
 	return true, nil
 }
 
-// widen moves the end of a window on, and moves the jobs of later that wait up to there to the wheel.
-func (m *Machine) widen(rank int, end Key) {
+// widenWindow moves the end of a window on, and moves the jobs of later that wait up to there to the wheel.
+func (m *Machine) widenWindow(rank int, end Key) {
 	m.residence.windows[rank] = end
 	later := m.residence.later[rank]
 	for later.Len() > 0 {
@@ -143,7 +143,7 @@ func (m *Machine) widen(rank int, end Key) {
 			return
 		}
 		later.DeleteMin()
-		m.await(next.slot, m.jobs.at(next.slot))
+		m.setTimer(next.slot, m.jobs.at(next.slot))
 	}
 }
 
@@ -153,9 +153,9 @@ const (
 	lateAhead = 60_000 // ms
 )
 
-// ensure has the wheel of a priority answer as if all jobs were on it: afterwards all jobs due by a time are on it, or more
+// ensureLoaded has the wheel of a priority answer as if all jobs were on it: afterwards all jobs due by a time are on it, or more
 // than move, which is the most that it may yield.
-func (m *Machine) ensure(rank int, at int64, move int) {
+func (m *Machine) ensureLoaded(rank int, at int64, move int) {
 	r := &m.residence
 	if r.windows[rank].covers(at) {
 		return
@@ -221,7 +221,7 @@ func (m *Machine) loadRoom(room byte) error {
 			if _, gone := r.absent[string(id)]; gone {
 				continue
 			}
-			slot, j, err := m.take(found)
+			slot, j, err := m.admitRow(found)
 			if err != nil {
 				return err
 			}

@@ -75,10 +75,10 @@ type Machine struct {
 	// The state: jobs, and what waits.
 	jobs           jobTable
 	wheels         [priorities]*wheel.Wheel // by rank
-	ready          turns
+	ready          readyQueue
 	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
-	forcedMost     int                    // the most that forced held since the map was made
+	forcedPeak     int                    // the most that forced held since the map was made
 	forcedBy       map[uint32][]uint64    // the keys of forced, by the slot of the job
 	rejected       map[origin]*rejection  // rejections whose event waits, by the first command that was refused
 	collapse       map[rejectionKey]origin
@@ -102,15 +102,15 @@ type Machine struct {
 	logged int64 // its record's time, ms: what comes due after it, within the lead, is not late
 
 	// Not part of the state; most of it is memory that is used again.
-	due      func(slot uint32, deadline int64) // adds a timer's job to soon
-	soon     []uint32                          // jobs that are off the wheel and not yet ready
-	prefetch prefetch
-	text     []byte    // of the next output
-	scratch  []byte    // a row
-	spec     []byte    // of the put that is being decided
-	outcomes []Outcome // of the last import
-	refused  uint64    // commands refused since Listen was called
-	unmarked uint64    // see IgnoreMarks
+	onDue        func(slot uint32, deadline int64) // adds a timer's job to soon
+	soon         []uint32                          // jobs that are off the wheel and not yet ready
+	prefetch     prefetch
+	text         []byte    // of the next output
+	scratch      []byte    // a row
+	spec         []byte    // of the put that is being decided
+	outcomes     []Outcome // of the last import
+	refused      uint64    // commands refused since Listen was called
+	ignoredMarks uint64    // see IgnoreMarks
 }
 
 // Listener is told what the machine does. Any field may be nil. A listener must not call the machine.
@@ -125,7 +125,7 @@ type Listener struct {
 func New(layout Layout, partition int) *Machine {
 	m := &Machine{
 		layout: layout, partition: partition, bounds: DefaultBounds,
-		ready:      newTurns(),
+		ready:      newReadyQueue(),
 		forced:     make(map[uint64]*forcedFire),
 		forcedBy:   make(map[uint32][]uint64),
 		rejected:   make(map[origin]*rejection),
@@ -138,7 +138,7 @@ func New(layout Layout, partition int) *Machine {
 	}
 	m.jobs.init()
 	m.residence.init()
-	m.due = m.comesDue
+	m.onDue = m.addDue
 	return m
 }
 
@@ -166,7 +166,7 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 	if e.Seq <= m.position || m.residence.err != nil {
 		return Result{}, m.residence.err
 	}
-	m.dismiss()
+	m.evictTransient()
 	var r Result
 	var err error
 	now := max(m.now, e.Time)
@@ -179,14 +179,14 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 			}
 		}
 	case KindClaim:
-		r.Epoch, err = m.takeClaim(e)
+		r.Epoch, err = m.applyClaim(e)
 	case KindDisk:
-		m.takeDisk(e)
+		m.applyDisk(e)
 	case KindGarbage:
 		m.garbage("malformed")
 	case KindImport:
 		m.now = now
-		r.Jobs = m.takePack(e)
+		r.Jobs = m.applyImport(e)
 	default:
 		m.now = now
 		m.expire(now)
@@ -266,8 +266,8 @@ func (m *Machine) find(id string) (uint32, *job) {
 	return slot, j
 }
 
-// become gives a job another status, and counts it there. A job that is new, or about to be removed, has statusFree.
-func (m *Machine) become(j *job, s status) {
+// setStatus gives a job another status, and counts it there. A job that is new, or about to be removed, has statusFree.
+func (m *Machine) setStatus(j *job, s status) {
 	m.counts[j.status]--
 	j.status = s
 	m.counts[s]++

@@ -49,7 +49,7 @@ func OpenCold(layout Layout, partition int, t Table) (*Machine, error) {
 		return l.m, err
 	}
 	l.m.counts[statusScheduled], l.m.counts[statusPaused] = int(l.scheduled), int(l.paused)
-	l.m.residence.leave(t)
+	l.m.residence.startCold(t)
 	for _, load := range []func() error{l.tombstones, l.ready, l.completed, l.forced, l.outputs} {
 		if err := load(); err != nil {
 			return nil, err
@@ -194,10 +194,10 @@ func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	slot, j := m.jobs.insert(addText(&m.jobs.texts, restored.id, restored.fixed, restored.request, s))
 	restored.text, restored.entry = j.text, j.entry
 	*j = restored.job
-	if restored.few != (rare{}) {
-		*m.jobs.rare(j) = restored.few
+	if restored.extra != (extra{}) {
+		*m.jobs.editExtra(j) = restored.extra
 	}
-	m.jobs.describe(j, &want, expr, plan)
+	m.jobs.applySpec(j, &want, expr, plan)
 	return slot, nil
 }
 
@@ -217,7 +217,7 @@ func (l *loader) ids() error {
 		if err := carillon.CheckJobID(string(id)); err != nil {
 			return err
 		}
-		m.jobs.sorted.ReplaceOrInsert(slot)
+		m.jobs.byID.ReplaceOrInsert(slot)
 		n++
 		return nil
 	})
@@ -284,7 +284,7 @@ func keepReady(room byte, found *[]row) func(key, value []byte) error {
 
 func (l *loader) takeReady(found []row) error {
 	for _, r := range found {
-		slot, j, err := l.m.take(r)
+		slot, j, err := l.m.admitRow(r)
 		if err != nil {
 			return err
 		}
@@ -305,12 +305,12 @@ func (l *loader) forced() error {
 		if f.seq > l.m.position {
 			return errValue
 		}
-		slot, j := l.m.look(f.id)
+		slot, j := l.m.lookUp(f.id)
 		if j == nil {
 			return errors.Join(l.m.residence.err, fmt.Errorf("there is no job %s", f.id))
 		}
 		f.slot = slot
-		l.m.force(f)
+		l.m.addForced(f)
 		return nil
 	})
 }

@@ -23,7 +23,7 @@ func (o *Owner) Tick(m *Machine, now, lead int64, room int, durable Acked) (Tick
 	}
 	due := false
 	if deadline, ok := m.NextDeadline(); ok && deadline <= now+lead {
-		due = room > 0 || now >= o.kept(m) || o.last > now
+		due = room > 0 || now >= o.keepAliveUntil(m) || o.last > now
 	}
 	if durable.Output <= m.outbox.acked.Output {
 		durable = Acked{}
@@ -46,7 +46,7 @@ func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64
 	if deadline, ok := m.NextDeadline(); ok {
 		at = deadline - lead
 		if room <= 0 {
-			at = max(at, o.kept(m))
+			at = max(at, o.keepAliveUntil(m))
 		}
 	}
 	if durable.Output > m.outbox.acked.Output {
@@ -55,6 +55,6 @@ func (o *Owner) Wake(m *Machine, now, lead int64, room int, durable Acked) int64
 	return max(at, now)
 }
 
-// kept is until when the partition can go without a tick while the publisher has no room. The former owner's ticks count, too: a
+// keepAliveUntil is until when the partition can go without a tick while the publisher has no room. The former owner's ticks count, too: a
 // new owner that ticked at once would make no outputs, and its next tick, which could, would have to wait for that one to come back.
-func (o *Owner) kept(m *Machine) int64 { return max(o.last, m.to) + keepAlive }
+func (o *Owner) keepAliveUntil(m *Machine) int64 { return max(o.last, m.to) + keepAlive }

@@ -11,15 +11,15 @@ func (m *Machine) pause(e *Entry) (bool, *carillon.Error) {
 	if refusal != nil || j.status != statusScheduled {
 		return false, refusal
 	}
-	m.halt(slot, j, e.Request)
+	m.setPaused(slot, j, e.Request)
 	return true, nil
 }
 
-func (m *Machine) halt(slot uint32, j *job, request string) {
+func (m *Machine) setPaused(slot uint32, j *job, request string) {
 	m.touch(slot)
 	m.disarm(slot, j)
-	m.become(j, statusPaused)
-	m.remember(slot, j, request)
+	m.setStatus(j, statusPaused)
+	m.setRequest(slot, j, request)
 }
 
 // resume lets a paused job go on. The fires that it missed meanwhile are counted when its turn comes, not here:
@@ -30,13 +30,13 @@ func (m *Machine) resume(e *Entry) (bool, *carillon.Error) {
 		return false, refusal
 	}
 	m.touch(slot)
-	m.become(j, statusScheduled)
+	m.setStatus(j, statusScheduled)
 	if j.next <= m.now {
-		m.jobs.rare(j).skipTo = m.now
+		m.jobs.editExtra(j).skipTo = m.now
 	}
 	if m.jobs.kind(j) != schedule.None {
 		m.arm(slot, j, j.next)
 	}
-	m.remember(slot, j, e.Request)
+	m.setRequest(slot, j, e.Request)
 	return true, nil
 }

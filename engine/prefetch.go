@@ -23,8 +23,8 @@ func (f *prefetch) jobs(t *jobTable, slots []uint32) {
 	for _, slot := range slots {
 		j := t.at(slot)
 		sum += t.texts.fetch(j.text)
-		if j.rare != 0 {
-			r := &t.rares[j.rare]
+		if j.extra != 0 {
+			r := &t.extras[j.extra]
 			sum += uint32(r.end) + uint32(r.skipTo)
 		}
 	}
@@ -32,9 +32,9 @@ func (f *prefetch) jobs(t *jobTable, slots []uint32) {
 }
 
 // turns reads the jobs of the next n turns.
-func (f *prefetch) turns(t *jobTable, ready *turns, n int) {
+func (f *prefetch) turns(t *jobTable, ready *readyQueue, n int) {
 	f.slots = f.slots[:0]
-	ready.ahead(n, func(next turn) {
+	ready.peek(n, func(next turn) {
 		if next.kind != turnRejected {
 			f.slots = append(f.slots, next.slot)
 		}

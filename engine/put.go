@@ -10,7 +10,7 @@ import (
 
 // put creates a job or replaces it. A retry of the put that made the job changes nothing.
 func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
-	want, ifVersion, refusal := e.asksFor()
+	want, ifVersion, refusal := e.decodePut()
 	if refusal != nil {
 		return false, refusal
 	}
@@ -21,14 +21,14 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	m.spec = appendSpec(m.spec[:0], &want)
 	slot, j := m.find(e.Job)
 	if j != nil {
-		if e.absentOnly() || m.repeats(e, j) {
+		if e.ifAbsent() || m.isRetry(e, j) {
 			return false, nil
 		}
-		if j.status != statusCompleted && bytes.Equal(m.jobs.spec(j), m.spec) && m.has(e, j) { // the job is as the put wants it
+		if j.status != statusCompleted && bytes.Equal(m.jobs.spec(j), m.spec) && m.hasState(e, j) { // the job is as the put wants it
 			if !e.paused() || j.status == statusPaused {
 				return false, nil
 			}
-			m.halt(slot, j, e.Request)
+			m.setPaused(slot, j, e.Request)
 			return true, nil
 		}
 	}
@@ -66,7 +66,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	}
 	paused := e.paused() || j != nil && j.status == statusPaused
 	slot, j = m.write(e, slot, j, f, rankOf(want.Priority))
-	m.jobs.describe(j, &want, expr, plan)
+	m.jobs.applySpec(j, &want, expr, plan)
 	j.last = last
 	if state != nil {
 		m.jobs.restore(j, state, next, m.now)
@@ -75,20 +75,20 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	case next == none && expr.Kind() != schedule.None:
 		m.finish(slot, j)
 		if state == nil { // a restored job's completion was announced where it comes from
-			m.announce(slot, j)
+			m.queueCompletion(slot, j)
 		}
 	case paused:
-		m.become(j, statusPaused)
+		m.setStatus(j, statusPaused)
 		j.next = next
 	default:
-		m.become(j, statusScheduled)
+		m.setStatus(j, statusScheduled)
 		m.arm(slot, j, next)
 	}
 	return true, nil
 }
 
-// repeats tells whether a command is a retry of the last one that was applied to the job.
-func (m *Machine) repeats(e *Entry, j *job) bool {
+// isRetry tells whether a command is a retry of the last one that was applied to the job.
+func (m *Machine) isRetry(e *Entry, j *job) bool {
 	return e.Request != "" && string(m.jobs.request(j)) == e.Request
 }
 
@@ -105,15 +105,15 @@ func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uin
 	}
 	m.touch(slot)
 	m.disarm(slot, j)
-	m.rerank(slot, j, rank)
-	m.become(j, statusFree)
+	m.setRank(slot, j, rank)
+	m.setStatus(j, statusFree)
 	m.jobs.clear(j)
 	m.jobs.write(j, f, e.Request, m.spec)
 	return slot, j
 }
 
-// announce queues the event of a recurring job that was complete as soon as it was put.
-func (m *Machine) announce(slot uint32, j *job) {
+// queueCompletion queues the event of a recurring job that was complete as soon as it was put.
+func (m *Machine) queueCompletion(slot uint32, j *job) {
 	if m.jobs.recurring(j) {
 		m.queue(slot, j)
 	}
@@ -149,8 +149,8 @@ func (m *Machine) checkVersion(id string, j *job, ifVersion *uint64) *carillon.E
 	return nil
 }
 
-// remember keeps the request id of the last applied command, so that a retry of it is recognized.
-func (m *Machine) remember(slot uint32, j *job, request string) {
+// setRequest keeps the request id of the last applied command, so that a retry of it is recognized.
+func (m *Machine) setRequest(slot uint32, j *job, request string) {
 	if string(m.jobs.request(j)) != request {
 		m.touch(slot)
 		_, f, s := m.jobs.texts.get(j.text)
@@ -159,8 +159,8 @@ func (m *Machine) remember(slot uint32, j *job, request string) {
 	}
 }
 
-// rerank moves a job's forced fires in the ready queue when its priority changes.
-func (m *Machine) rerank(slot uint32, j *job, rank uint8) {
+// setRank moves a job's forced fires in the ready queue when its priority changes.
+func (m *Machine) setRank(slot uint32, j *job, rank uint8) {
 	if j.rank == rank || len(m.forcedBy[slot]) == 0 {
 		return
 	}

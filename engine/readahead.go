@@ -20,18 +20,20 @@ import (
 // After that, and for what was not read ahead, the machine reads the table itself, as it does with a nil ReadAhead. So the answers
 // are the same either way.
 type ReadAhead struct {
-	m    *Machine
-	base int
-	ids  tableIDs
-	jobs map[string]coldJob // a job without a row does not exist
+	m          *Machine
+	checkpoint int
+	ids        tableIDs
+	jobs       map[string]coldJob // a job without a row does not exist
 }
 
 // ReadAhead begins to read ahead.
-func (m *Machine) ReadAhead() *ReadAhead { return &ReadAhead{m: m, base: m.residence.bases} }
+func (m *Machine) ReadAhead() *ReadAhead {
+	return &ReadAhead{m: m, checkpoint: m.residence.checkpoints}
+}
 
 // Scan reads the ids that Page will look at for the same arguments. Errors: the table's.
 func (a *ReadAhead) Scan(t Table, f *carillon.ListRequest, after string, scan int) (err error) {
-	a.ids, err = scanIDs(t, pageFrom(f, after, scan))
+	a.ids, err = scanIDs(t, pageRange(f, after, scan))
 	return err
 }
 
@@ -59,9 +61,9 @@ func (a *ReadAhead) Read(t Table, ids []string) error {
 	return nil
 }
 
-// holds tells whether what was read is still what the machine's table has.
-func (a *ReadAhead) holds(m *Machine) bool {
-	return a != nil && a.m == m && a.base == m.residence.bases
+// isValid tells whether what was read is still what the machine's table has.
+func (a *ReadAhead) isValid(m *Machine) bool {
+	return a != nil && a.m == m && a.checkpoint == m.residence.checkpoints
 }
 
 // Cold returns those of some ids whose jobs, if they exist, are only in the table.
@@ -70,7 +72,7 @@ func (m *Machine) Cold(ids []string) (cold []string) {
 		return nil
 	}
 	for _, id := range ids {
-		if m.cold(id) {
+		if m.isCold(id) {
 			cold = append(cold, id)
 		}
 	}

@@ -70,7 +70,7 @@ func (m *Machine) queue(slot uint32, j *job) {
 }
 
 // arm puts a scheduled job's next fire where it waits: into the ready queue if its time has come, else onto the wheel, or
-// into later (await).
+// into later (setTimer).
 func (m *Machine) arm(slot uint32, j *job, next int64) {
 	j.next = next
 	if next == none {
@@ -83,7 +83,7 @@ func (m *Machine) arm(slot uint32, j *job, next int64) {
 		m.queue(slot, j)
 		return
 	}
-	m.await(slot, j)
+	m.setTimer(slot, j)
 }
 
 // disarm takes a job's next fire away from where it waits.
@@ -111,7 +111,7 @@ type forcedFire struct {
 	own  bool // body replaces the job's payload
 }
 
-func (m *Machine) force(f *forcedFire) {
+func (m *Machine) addForced(f *forcedFire) {
 	m.forced[f.seq] = f
 	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
 	m.ready.Insert(m.forcedTurn(f))
@@ -121,8 +121,8 @@ func (m *Machine) force(f *forcedFire) {
 // endForced ends a forced fire: it has become an output, or its job is removed.
 func (m *Machine) endForced(f *forcedFire) {
 	delete(m.forced, f.seq)
-	if m.forcedMost = max(m.forcedMost, len(m.forced)+1); len(m.forced) == 0 && m.forcedMost > roomKept {
-		m.forced, m.forcedMost = make(map[uint64]*forcedFire), 0 // a map never gives its memory back
+	if m.forcedPeak = max(m.forcedPeak, len(m.forced)+1); len(m.forced) == 0 && m.forcedPeak > keptCapacity {
+		m.forced, m.forcedPeak = make(map[uint64]*forcedFire), 0 // a map never gives its memory back
 	}
 	m.changes.forced.remove(&f.lifetime, f.seq, m.changes.number)
 }
@@ -131,8 +131,8 @@ func (m *Machine) forcedTurn(f *forcedFire) turn {
 	return turn{due: f.at, order: f.seq, slot: f.slot, rank: m.jobs.at(f.slot).rank, kind: turnForced}
 }
 
-// unforce ends the forced fires of a job that is removed.
-func (m *Machine) unforce(slot uint32) {
+// removeForced ends the forced fires of a job that is removed.
+func (m *Machine) removeForced(slot uint32) {
 	for _, seq := range m.forcedBy[slot] {
 		f := m.forced[seq]
 		m.ready.Delete(m.forcedTurn(f))

@@ -44,15 +44,15 @@ func (s *SavedState) OverrideMisfire(missed carillon.Misfire) {
 	s.machine.recovery = recovery{policy: policyOf(missed)}
 }
 
-// goOn notes that a claim was taken. With the first one after a restore the partition goes on.
-func (r *recovery) goOn(now int64) {
+// claimed notes that a claim was taken. With the first one after a restore the partition goes on.
+func (r *recovery) claimed(now int64) {
 	if r.policy != ownPolicy && r.until == 0 {
 		r.until = now
 	}
 }
 
-// over tells whether no fire of a recovery can be left once all fires due up to a time are decided.
-func (r *recovery) over(to int64) bool { return r.until > 0 && to >= r.until }
+// isOver tells whether no fire of a recovery can be left once all fires due up to a time are decided.
+func (r *recovery) isOver(to int64) bool { return r.until > 0 && to >= r.until }
 
 func (r *recovery) append(b []byte) []byte {
 	return binary.AppendVarint(append(b, byte(r.policy)), r.until)

@@ -338,7 +338,7 @@ func (r *Repartition) routeRow(s *rerouted, room byte, to *Routed) (keep bool, e
 		j.place = onWheel
 	}
 	j.order, j.armed = r.renumbered(s, j.order), r.rearmed(s, room, j.armed)
-	r.b = appendRow(r.b[:0], &j.job, &j.fixed, j.few, j.id, j.request)
+	r.b = appendRow(r.b[:0], &j.job, &j.fixed, j.extra, j.id, j.request)
 	out := row(r.b)
 	to.Partition, to.Key, to.Value = PartitionOf(string(j.id), r.partitions), out.key(), out.value()
 	r.to[to.Partition].counts[j.status]++

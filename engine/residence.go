@@ -55,24 +55,24 @@ type waiting struct {
 
 // residence knows which jobs are in memory.
 type residence struct {
-	table    Table // of the newest checkpoint; nil: there is none
-	complete bool  // all jobs are in memory
-	windows  [priorities]Key
-	later    [priorities]*btree.BTreeG[waiting]
-	absent   map[string]uint64 // ids of jobs that were removed, each with the generation of its removal
-	visitors []uint32          // slots of jobs that were read from the table for one record
-	bases    int               // checkpoints committed; tells whether something was read before the newest
-	settling []*settling
-	shrinks  bool   // Shrink was called: jobs beyond the windows are leaving memory (ContinueShrink)
-	shrunk   uint32 // how many slots ContinueShrink has looked at
-	forgot   []byte // key of the last completed job that Forget looked at
-	loaded   uint64 // jobs that came into memory from the table
-	late     uint64 // those of them that a tick had to wait for
-	err      error  // from the table; the machine can no longer be used
+	table        Table // of the newest checkpoint; nil: there is none
+	complete     bool  // all jobs are in memory
+	windows      [priorities]Key
+	later        [priorities]*btree.BTreeG[waiting]
+	absent       map[string]uint64 // ids of jobs that were removed, each with the generation of its removal
+	transient    []uint32          // slots of jobs that were read from the table for one record
+	checkpoints  int               // checkpoints committed; tells whether something was read before the newest
+	committed    []*committed
+	shrinking    bool   // Shrink was called: jobs beyond the windows are leaving memory (ContinueShrink)
+	shrinkCursor uint32 // how many slots ContinueShrink has looked at
+	forgottenTo  []byte // key of the last completed job that Forget looked at
+	loaded       uint64 // jobs that came into memory from the table
+	late         uint64 // those of them that a tick had to wait for
+	err          error  // from the table; the machine can no longer be used
 }
 
-// settling is a committed generation whose jobs may leave memory (EvictCommitted).
-type settling struct {
+// committed is a committed generation whose jobs may leave memory (EvictCommitted).
+type committed struct {
 	*generation
 	cursor int
 }
@@ -86,8 +86,8 @@ func (r *residence) init() {
 	}
 }
 
-// leave notes that no job is in memory: they are in a table.
-func (r *residence) leave(t Table) {
+// startCold notes that no job is in memory: they are in a table.
+func (r *residence) startCold(t Table) {
 	r.table, r.complete = t, false
 	clear(r.windows[:])
 }
@@ -96,8 +96,8 @@ func (r *residence) leave(t Table) {
 // after Committed it may show the one before. Without a table no job leaves memory.
 func (m *Machine) Attach(t Table) { m.residence.table = t }
 
-// await puts a job that is not due yet on the wheel, or, beyond the window, into later.
-func (m *Machine) await(slot uint32, j *job) {
+// setTimer puts a job that is not due yet on the wheel, or, beyond the window, into later.
+func (m *Machine) setTimer(slot uint32, j *job) {
 	if k := keyOfJob(j); m.residence.windows[j.rank].compare(k) < 0 {
 		j.place = inLater
 		m.residence.later[j.rank].ReplaceOrInsert(waiting{k, slot})
@@ -107,8 +107,8 @@ func (m *Machine) await(slot uint32, j *job) {
 	j.timer = m.wheels[j.rank].Insert(j.next, slot)
 }
 
-// look finds a job, in memory or in the table.
-func (m *Machine) look(id string) (uint32, *job) {
+// lookUp finds a job, in memory or in the table.
+func (m *Machine) lookUp(id string) (uint32, *job) {
 	if slot, j := m.jobs.find(id); j != nil {
 		return slot, j
 	}
@@ -124,7 +124,7 @@ func (m *Machine) fetch(id string) (uint32, *job) {
 	if err != nil || r == nil {
 		return 0, nil
 	}
-	slot, j, err := m.take(r)
+	slot, j, err := m.admitRow(r)
 	if err == nil && j.place == inReady {
 		err = fmt.Errorf("%w: job %q is ready and was not in memory", ErrCheckpoint, id)
 	}
@@ -133,9 +133,9 @@ func (m *Machine) fetch(id string) (uint32, *job) {
 		return 0, nil
 	}
 	if j.place == onWheel {
-		m.await(slot, j)
+		m.setTimer(slot, j)
 	}
-	m.visit(slot)
+	m.markTransient(slot)
 	return slot, j
 }
 
@@ -180,8 +180,8 @@ func readSpec(t Table, r row) ([]byte, error) {
 	return s, err
 }
 
-// take brings a row's job into memory. The caller has yet to put it where it waits.
-func (m *Machine) take(r row) (uint32, *job, error) {
+// admitRow brings a row's job into memory. The caller has yet to put it where it waits.
+func (m *Machine) admitRow(r row) (uint32, *job, error) {
 	s, err := readSpec(m.residence.table, r)
 	if err != nil {
 		return 0, nil, err
@@ -195,27 +195,27 @@ func (m *Machine) admitCold(r row, s []byte) (uint32, *job, error) {
 	if err != nil {
 		return 0, nil, fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, r.room(), r.key(), err)
 	}
-	m.jobs.sorted.ReplaceOrInsert(slot)
+	m.jobs.byID.ReplaceOrInsert(slot)
 	m.residence.loaded++
 	return slot, m.jobs.at(slot), nil
 }
 
-// visit has a job leave memory before the next record, unless letGo finds a reason to keep it.
-func (m *Machine) visit(slot uint32) {
+// markTransient has a job leave memory before the next record, unless evict finds a reason to keep it.
+func (m *Machine) markTransient(slot uint32) {
 	if !m.residence.complete {
-		m.residence.visitors = append(m.residence.visitors, slot)
+		m.residence.transient = append(m.residence.transient, slot)
 	}
 }
 
-func (m *Machine) dismiss() {
-	for _, slot := range m.residence.visitors {
-		m.letGo(slot)
+func (m *Machine) evictTransient() {
+	for _, slot := range m.residence.transient {
+		m.evict(slot)
 	}
-	m.residence.visitors = m.residence.visitors[:0]
+	m.residence.transient = m.residence.transient[:0]
 }
 
-// letGo takes a job out of memory, if the table has it as it is and it is neither on the wheel nor about to fire.
-func (m *Machine) letGo(slot uint32) {
+// evict takes a job out of memory, if the table has it as it is and it is neither on the wheel nor about to fire.
+func (m *Machine) evict(slot uint32) {
 	j := m.jobs.at(slot)
 	if j.status == statusFree || j.place == onWheel || m.pinned(slot, j) || m.changed(slot, j) {
 		return
@@ -234,25 +234,25 @@ func (m *Machine) changed(slot uint32, j *job) bool {
 	return m.changes.has(slot, j.entry) || m.saving != nil && m.saving.changes.has(slot, j.entry)
 }
 
-// miss notes that a job was removed which the table may still have. The job must be in the changes (touch).
-func (m *Machine) miss(j *job) {
+// noteAbsent notes that a job was removed which the table may still have. The job must be in the changes (touch).
+func (m *Machine) noteAbsent(j *job) {
 	if m.residence.table != nil && m.changes.at(j.entry).old != 0 {
-		m.missID(string(m.jobs.id(j)))
+		m.noteAbsentID(string(m.jobs.id(j)))
 	}
 }
 
-func (m *Machine) missID(id string) {
+func (m *Machine) noteAbsentID(id string) {
 	m.residence.absent[id] = m.changes.number
 	m.changes.absent = append(m.changes.absent, id)
 }
 
-// settle has the jobs of a committed generation leave memory, by EvictCommitted.
-func (m *Machine) settle(g *generation) {
+// noteCommitted has the jobs of a committed generation leave memory, by EvictCommitted.
+func (m *Machine) noteCommitted(g *generation) {
 	r := &m.residence
-	r.bases++
-	r.forgot = nil
+	r.checkpoints++
+	r.forgottenTo = nil
 	if r.table != nil {
-		r.settling = append(r.settling, &settling{generation: g})
+		r.committed = append(r.committed, &committed{generation: g})
 	}
 }
 
@@ -260,9 +260,9 @@ func (m *Machine) settle(g *generation) {
 // to look at. It must be called between records.
 func (m *Machine) EvictCommitted(n int) (more bool) {
 	r := &m.residence
-	for ; n > 0 && len(r.settling) > 0; n-- {
+	for ; n > 0 && len(r.committed) > 0; n-- {
 		// An id is absent until its generation is in the table; only then may a later job of that id leave.
-		s := r.settling[0]
+		s := r.committed[0]
 		if k := len(s.absent); k > 0 {
 			if id := s.absent[k-1]; r.absent[id] <= s.number {
 				delete(r.absent, id)
@@ -271,18 +271,18 @@ func (m *Machine) EvictCommitted(n int) (more bool) {
 			continue
 		}
 		if s.cursor == s.n || r.complete {
-			r.settling = slices.Delete(r.settling, 0, 1) // after settling[1:] it would stay reachable, with all its rows
-			if len(r.settling) == 0 && len(r.absent) == 0 {
+			r.committed = slices.Delete(r.committed, 0, 1) // after committed[1:] it would stay reachable, with all its rows
+			if len(r.committed) == 0 && len(r.absent) == 0 {
 				r.absent = make(map[string]uint64) // a map never gives its memory back
 			}
 			continue
 		}
 		if slot := s.at(uint32(s.cursor)).slot; slot != noSlot {
-			m.letGo(slot)
+			m.evict(slot)
 		}
 		s.cursor++
 	}
-	return len(r.settling) > 0
+	return len(r.committed) > 0
 }
 
 // Shrink has the jobs that wait beyond a key, and those that wait for nothing, leave memory. ContinueShrink carries that out.
@@ -291,7 +291,7 @@ func (m *Machine) Shrink(end Key) {
 	if r.table == nil {
 		return
 	}
-	r.complete, r.shrinks, r.shrunk = false, true, 0
+	r.complete, r.shrinking, r.shrinkCursor = false, true, 0
 	for rank, w := range r.windows {
 		if end.compare(w) < 0 {
 			r.windows[rank] = end
@@ -302,25 +302,25 @@ func (m *Machine) Shrink(end Key) {
 // ContinueShrink carries on what Shrink began. It looks at about n jobs, and tells whether there are more to look at.
 func (m *Machine) ContinueShrink(n int) (more bool) {
 	r := &m.residence
-	for ; r.shrinks && n > 0; n-- {
-		if r.shrunk == m.jobs.used {
-			r.shrinks = false
+	for ; r.shrinking && n > 0; n-- {
+		if r.shrinkCursor == m.jobs.used {
+			r.shrinking = false
 			break
 		}
-		slot := r.shrunk
-		r.shrunk++
+		slot := r.shrinkCursor
+		r.shrinkCursor++
 		j := m.jobs.at(slot)
 		if j.place == onWheel && r.windows[j.rank].compare(keyOfJob(j)) < 0 {
 			m.wheels[j.rank].Remove(j.timer)
 			j.place, j.timer = nowhere, 0
-			if m.letGo(slot); j.status != statusFree {
-				m.await(slot, j)
+			if m.evict(slot); j.status != statusFree {
+				m.setTimer(slot, j)
 			}
 			continue
 		}
-		m.letGo(slot)
+		m.evict(slot)
 	}
-	return r.shrinks
+	return r.shrinking
 }
 
 // jobBytes is about what a job in memory takes beside its texts: itself, and its places in the indexes and on the wheel.
@@ -333,10 +333,10 @@ func (m *Machine) Memory() int {
 	if m.saving != nil {
 		changes += len(m.saving.changes.rows.pages)
 	}
-	for _, s := range m.residence.settling {
+	for _, s := range m.residence.committed {
 		changes += len(s.rows.pages)
 	}
-	return m.jobs.sorted.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage
+	return m.jobs.byID.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage
 }
 
 // EstimateWindow estimates the key up to which n jobs wait on the wheels, from a sample of them. ok is false if there are

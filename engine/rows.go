@@ -52,10 +52,10 @@ func keySize(room byte) int {
 
 // The flags of a row.
 const (
-	rowStatus = 0x03 // mask of the status
-	rowReady  = 0x04 // its turn is ready, or the event of its completion
-	rowRare   = 0x08 // rare fields follow
-	rowBack   = 0x10 // the recovery of a job that was restored by itself follows
+	rowStatus   = 0x03 // mask of the status
+	rowReady    = 0x04 // its turn is ready, or the event of its completion
+	rowExtra    = 0x08 // extra fields follow
+	rowRecovery = 0x10 // the recovery of a job that was restored by itself follows
 )
 
 func appendNumber(b []byte, n uint64) []byte { return binary.BigEndian.AppendUint64(b, n) }
@@ -139,31 +139,31 @@ func appendPointer(b []byte, j *job, order uint64) []byte {
 type stored struct {
 	job
 	fixed
-	few         rare
+	extra       extra
 	id, request []byte // they alias the row
 }
 
 // appendRow appends a job's row.
 func (m *Machine) appendRow(b []byte, j *job) row {
 	f := m.jobs.fixed(j)
-	return appendRow(b, j, &f, m.jobs.readRare(j), m.jobs.id(j), m.jobs.request(j))
+	return appendRow(b, j, &f, m.jobs.extra(j), m.jobs.id(j), m.jobs.request(j))
 }
 
 // appendRow is the inverse of decodeRow.
-func appendRow(b []byte, j *job, f *fixed, few rare, id, request []byte) row {
+func appendRow(b []byte, j *job, f *fixed, few extra, id, request []byte) row {
 	room := len(b)
 	b = appendPointer(b, j, f.order)
 	back := few.recovery
-	few = rare{skipped: few.skipped, counted: few.counted, countedFirst: few.countedFirst, skipTo: few.skipTo}
+	few = extra{skipped: few.skipped, counted: few.counted, countedFirst: few.countedFirst, skipTo: few.skipTo}
 	flags := byte(j.status)
 	if j.place == inReady {
 		flags |= rowReady
 	}
-	if few != (rare{}) {
-		flags |= rowRare
+	if few != (extra{}) {
+		flags |= rowExtra
 	}
 	if back != (recovery{}) {
-		flags |= rowBack
+		flags |= rowRecovery
 	}
 	b = append(b, rowVersion, flags)
 	b = binary.AppendUvarint(b, f.put)
@@ -178,13 +178,13 @@ func appendRow(b []byte, j *job, f *fixed, few rare, id, request []byte) row {
 	} else {
 		b = binary.AppendUvarint(b, f.order)
 	}
-	if flags&rowRare != 0 {
+	if flags&rowExtra != 0 {
 		b = binary.AppendUvarint(b, few.skipped)
 		b = binary.AppendUvarint(b, few.counted)
 		b = binary.AppendVarint(b, few.countedFirst)
 		b = binary.AppendVarint(b, few.skipTo)
 	}
-	if flags&rowBack != 0 {
+	if flags&rowRecovery != 0 {
 		b = back.append(b)
 	}
 	return appendString(b, request)
@@ -216,11 +216,11 @@ func decodeRow(r row) (j stored, err error) {
 	} else {
 		j.order = d.uvarint()
 	}
-	if flags&rowRare != 0 {
-		j.few = rare{skipped: d.uvarint(), counted: d.uvarint(), countedFirst: d.varint(), skipTo: d.varint()}
+	if flags&rowExtra != 0 {
+		j.extra = extra{skipped: d.uvarint(), counted: d.uvarint(), countedFirst: d.varint(), skipTo: d.varint()}
 	}
-	if flags&rowBack != 0 {
-		j.few.recovery = d.recovery()
+	if flags&rowRecovery != 0 {
+		j.extra.recovery = d.recovery()
 	}
 	j.request = d.bytes()
 	switch {
@@ -238,7 +238,7 @@ func decodeRow(r row) (j stored, err error) {
 	case statusCompleted:
 		known = room == roomCompleted
 	}
-	if !known || flags&^(rowStatus|rowReady|rowRare|rowBack) != 0 || index > 1<<16-1 || j.rank >= priorities || len(j.request) > carillon.MaxJobIDLength {
+	if !known || flags&^(rowStatus|rowReady|rowExtra|rowRecovery) != 0 || index > 1<<16-1 || j.rank >= priorities || len(j.request) > carillon.MaxJobIDLength {
 		d.fail(errValue)
 	}
 	return j, d.end()

@@ -6,23 +6,23 @@ import (
 )
 
 // texts holds the variable-length data of jobs. The text of a job has its id, its fixed fields, the request of its last command
-// and its spec; what many of the latter two have in common is kept once (frames). Texts lie in pages without pointers, so
+// and its spec; what many of the latter two have in common is kept once (templates). Texts lie in pages without pointers, so
 // that the garbage collector has as little to do with a million jobs as with none. A text costs no more than its length and,
 // on average, half a unit.
 //
 // Freed cells are used again for texts of their own size only: the sizes of jobs seldom change much over time,
 // and so nothing has to be moved.
 type texts struct {
-	pages [][]byte
-	next  int                     // first unused unit of the last page
-	free  [smallUnits + 1]textRef // the first free cell of each size in units; a free cell begins with the ref of the next
-	large [][]byte                // texts of more than smallUnits, or made when no page was left; nil: free
-	gaps  []textRef               // free places in large
-	bytes int                     // in use
+	pages     [][]byte
+	next      int                     // first unused unit of the last page
+	free      [smallUnits + 1]textRef // the first free cell of each size in units; a free cell begins with the ref of the next
+	large     [][]byte                // texts of more than smallUnits, or made when no page was left; nil: free
+	freeLarge []textRef               // free places in large
+	bytes     int                     // in use
 
-	largest int // the size of the largest text so far, in bytes, with its frames
-	specs   frames
-	clients frames // the clients' parts of requests
+	largest int // the size of the largest text so far, in bytes, with its templates
+	specs   templates
+	clients templates // the clients' parts of requests
 }
 
 // textRef names a text: the number of its first unit in the pages or, with largeRef, its place in large. 0
@@ -78,18 +78,18 @@ func cutUvarint(b []byte) (v uint64, rest []byte) {
 	return v, b[n:]
 }
 
-// addText stores a text: the id and the fixed fields, then request and spec, each as the number of its frame and what is not in
-// the frame.
+// addText stores a text: the id and the fixed fields, then request and spec, each as the number of its template and what is not in
+// the template.
 func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []byte) textRef {
 	client, count := acquireRequest(&t.clients, request)
-	frame, payload, start := t.specs.acquireSpec(spec)
+	tmpl, payload, start := t.specs.acquireSpec(spec)
 	var buffer [fixedMax + 2*binary.MaxVarintLen32]byte
 	head := f.append(buffer[:0])
 	head = binary.AppendUvarint(head, uint64(client))
 	n := len(head)
-	head = binary.AppendUvarint(head, uint64(frame))
+	head = binary.AppendUvarint(head, uint64(tmpl))
 	size := textSize(len(id)) + len(head) + textSize(len(count)) + len(payload) + len(start)
-	if frame == 0 {
+	if tmpl == 0 {
 		size += textSize(len(spec)) - len(spec)
 	}
 	t.largest = max(t.largest, size+len(request)-len(count)+len(spec)-len(payload)-len(start))
@@ -98,7 +98,7 @@ func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []
 	b = append(b, head[:n]...)
 	b = appendString(b, count)
 	b = append(b, head[n:]...)
-	if frame == 0 {
+	if tmpl == 0 {
 		appendString(b, spec)
 	} else {
 		own := b[len(b):size]
@@ -140,9 +140,9 @@ func (t *texts) alloc(size int) (textRef, []byte) {
 
 func (t *texts) allocLarge(size int) (textRef, []byte) {
 	b := make([]byte, size)
-	if n := len(t.gaps); n > 0 {
-		ref := t.gaps[n-1]
-		t.gaps = t.gaps[:n-1]
+	if n := len(t.freeLarge); n > 0 {
+		ref := t.freeLarge[n-1]
+		t.freeLarge = t.freeLarge[:n-1]
 		t.large[ref&^largeRef] = b
 		return ref, b
 	}
@@ -158,45 +158,45 @@ func (t *texts) cell(ref textRef, units int) []byte {
 
 // remove frees a text. What get returned of it must not be used any more.
 func (t *texts) remove(ref textRef) {
-	size, client, frame := t.measure(ref)
+	size, client, tmpl := t.measure(ref)
 	t.clients.release(client)
-	t.specs.release(frame)
+	t.specs.release(tmpl)
 	units := (size + unit - 1) / unit
 	t.bytes -= units * unit
 	if ref&largeRef != 0 {
 		t.large[ref&^largeRef] = nil
-		t.gaps = append(t.gaps, ref)
+		t.freeLarge = append(t.freeLarge, ref)
 		return
 	}
 	binary.LittleEndian.PutUint32(t.cell(ref, units), uint32(t.free[units]))
 	t.free[units] = ref
 }
 
-// measure returns the length of a text, and its frames.
-func (t *texts) measure(ref textRef) (size int, client, frame frameRef) {
+// measure returns the length of a text, and its templates.
+func (t *texts) measure(ref textRef) (size int, client, tmpl templateRef) {
 	b := t.at(ref)
 	_, rest := cutText(b)
 	_, rest = cutFixed(rest)
 	client, _, rest = cutRequest(rest)
-	frame, _, _, rest = cutSpec(rest)
-	return len(b) - len(rest), client, frame
+	tmpl, _, _, rest = cutSpec(rest)
+	return len(b) - len(rest), client, tmpl
 }
 
 // get returns id, fixed fields and spec of a text. Id and spec are not copied: they may be read until the text is removed.
-func (t *texts) get(ref textRef) (id []byte, f fixed, s framed) {
+func (t *texts) get(ref textRef) (id []byte, f fixed, s textParts) {
 	id, b := cutText(t.at(ref))
 	f, b = cutFixed(b)
 	_, _, b = cutRequest(b)
-	frame, own, start, _ := cutSpec(b)
-	return id, f, t.specs.framed(frame, own, start)
+	tmpl, own, start, _ := cutSpec(b)
+	return id, f, t.specs.parts(tmpl, own, start)
 }
 
 // request returns the request alone.
-func (t *texts) request(ref textRef) framed {
+func (t *texts) request(ref textRef) textParts {
 	_, b := cutText(t.at(ref))
 	_, b = cutFixed(b)
 	client, own, _ := cutRequest(b)
-	return t.clients.framed(client, own, nil)
+	return t.clients.parts(client, own, nil)
 }
 
 // id returns the id alone.
@@ -236,15 +236,15 @@ func cutText(b []byte) (part, rest []byte) {
 	return b[size:end:end], b[end:]
 }
 
-func cutRequest(b []byte) (client frameRef, own, rest []byte) {
+func cutRequest(b []byte) (client templateRef, own, rest []byte) {
 	n, b := cutUvarint(b)
 	own, rest = cutText(b)
-	return frameRef(n), own, rest
+	return templateRef(n), own, rest
 }
 
-// cutSpec takes a spec off the front of b. With a frame, own is the payload with its length, and start the job's start; without
-// one (frame 0), own is the whole spec.
-func cutSpec(b []byte) (frame frameRef, own, start, rest []byte) {
+// cutSpec takes a spec off the front of b. With a template, own is the payload with its length, and start the job's start; without
+// one (template 0), own is the whole spec.
+func cutSpec(b []byte) (tmpl templateRef, own, start, rest []byte) {
 	n, b := cutUvarint(b)
 	own, rest = cutText(b)
 	if n == 0 {
@@ -253,5 +253,5 @@ func cutSpec(b []byte) (frame frameRef, own, start, rest []byte) {
 	own = b[: len(b)-len(rest) : len(b)-len(rest)]
 	b = rest
 	_, rest = cutUvarint(b)
-	return frameRef(n), own, b[: len(b)-len(rest) : len(b)-len(rest)], rest
+	return templateRef(n), own, b[: len(b)-len(rest) : len(b)-len(rest)], rest
 }

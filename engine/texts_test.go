@@ -23,7 +23,7 @@ func TestJobTableIsAMap(t *testing.T) {
 			fixed   fixed
 			request string
 			spec    []byte
-			rare    rare
+			extra   extra
 			expr    string
 		}
 		var table jobTable
@@ -75,19 +75,19 @@ func TestJobTableIsAMap(t *testing.T) {
 					table.clear(j)
 					table.write(j, c.fixed, c.request, c.spec)
 				}
-				table.describe(j, &want, expr, plan)
-				c.expr, c.rare = want.Schedule, table.readRare(j)
-				if c.rare.maxFires != want.MaxFires {
-					t.Fatalf("maxFires is %d, want %d", c.rare.maxFires, want.MaxFires)
+				table.applySpec(j, &want, expr, plan)
+				c.expr, c.extra = want.Schedule, table.extra(j)
+				if c.extra.maxFires != want.MaxFires {
+					t.Fatalf("maxFires is %d, want %d", c.extra.maxFires, want.MaxFires)
 				}
 				model[id] = c
 			},
-			"rare": func(t *rapid.T) {
+			"extra": func(t *rapid.T) {
 				id := id.Draw(t, "id")
 				if _, j := table.find(id); j != nil {
-					table.rare(j).skipped++
+					table.editExtra(j).skipped++
 					c := model[id]
-					c.rare.skipped++
+					c.extra.skipped++
 					model[id] = c
 				}
 			},
@@ -103,7 +103,7 @@ func TestJobTableIsAMap(t *testing.T) {
 				delete(model, id)
 			},
 			"": func(t *rapid.T) {
-				if n := table.sorted.Len(); n != len(model) {
+				if n := table.byID.Len(); n != len(model) {
 					t.Fatalf("%d jobs, want %d", n, len(model))
 				}
 				for id, want := range model {
@@ -111,14 +111,14 @@ func TestJobTableIsAMap(t *testing.T) {
 					if j == nil {
 						t.Fatalf("%s is not there", id)
 					}
-					if string(table.id(j)) != id || table.fixed(j) != want.fixed || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), want.spec) || table.readRare(j) != want.rare {
+					if string(table.id(j)) != id || table.fixed(j) != want.fixed || string(table.request(j)) != want.request || !bytes.Equal(table.spec(j), want.spec) || table.extra(j) != want.extra {
 						t.Fatalf("%s has other content", id)
 					}
 					expr, err := schedule.Parse(want.expr, "", 0, 0)
 					if err != nil {
 						t.Fatal(err)
 					}
-					if got, want := table.plan(j), expr.Bind(1000, 0, 0, int64(want.rare.maxFires)*7); !samePlan(got, want) {
+					if got, want := table.plan(j), expr.Bind(1000, 0, 0, int64(want.extra.maxFires)*7); !samePlan(got, want) {
 						t.Fatalf("%s fires otherwise", id)
 					}
 				}
@@ -195,7 +195,7 @@ func TestTextsAreUsedAgain(t *testing.T) {
 }
 
 // Schedules that no job has any more are freed.
-func TestExprsAreLetGo(t *testing.T) {
+func TestExprsAreReleased(t *testing.T) {
 	var table jobTable
 	table.init()
 	for i := range 3 * unusedMax {
@@ -205,20 +205,20 @@ func TestExprsAreLetGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		slot, j := table.add("j", fixed{}, "", nil)
-		table.describe(j, &want, expr, expr.Bind(1000, 0, 0, 0))
+		table.applySpec(j, &want, expr, expr.Bind(1000, 0, 0, 0))
 		table.remove(slot)
 	}
 	if n := len(table.exprs.byKey); n > unusedMax {
 		t.Errorf("%d schedules are kept", n)
 	}
-	if n := len(table.exprs.all); n > unusedMax+len(once)+1 {
+	if n := len(table.exprs.all); n > unusedMax+len(builtinExprs)+1 {
 		t.Errorf("%d places for schedules", n)
 	}
 }
 
 // What specs have in common is kept once, from the second of them on, and as long as a job has it. Specs that
-// have nothing in common have no frames.
-func TestFrames(t *testing.T) {
+// have nothing in common have no templates.
+func TestTemplates(t *testing.T) {
 	spec := func(topic string, i int) []byte {
 		return encodeSpec(&carillon.Job{
 			Topic: topic, Schedule: "@every 24h", Owner: "acme", Labels: map[string]string{"team": "billing"},
@@ -231,9 +231,9 @@ func TestFrames(t *testing.T) {
 		table.add(fmt.Sprintf("same-%d", i), fixed{}, "", spec("renewals", i))
 		table.add(fmt.Sprintf("other-%d", i), fixed{}, "", spec(fmt.Sprintf("topic-%d", i), i))
 	}
-	frames := &table.texts.specs
-	if n := len(frames.byEnds); n != 1 {
-		t.Errorf("%d frames", n)
+	templates := &table.texts.specs
+	if n := len(templates.byEnds); n != 1 {
+		t.Errorf("%d templates", n)
 	}
 	for i := range 1000 {
 		for id, want := range map[string][]byte{fmt.Sprintf("same-%d", i): spec("renewals", i), fmt.Sprintf("other-%d", i): spec(fmt.Sprintf("topic-%d", i), i)} {
@@ -244,8 +244,8 @@ func TestFrames(t *testing.T) {
 			table.remove(slot)
 		}
 	}
-	if len(frames.byEnds) != 0 || len(frames.free) != 1 || table.texts.bytes != 0 {
-		t.Errorf("without jobs there are %d frames, and %d bytes of texts", len(frames.byEnds), table.texts.bytes)
+	if len(templates.byEnds) != 0 || len(templates.free) != 1 || table.texts.bytes != 0 {
+		t.Errorf("without jobs there are %d templates, and %d bytes of texts", len(templates.byEnds), table.texts.bytes)
 	}
 }
 
@@ -260,7 +260,7 @@ func TestRequestsOfAClient(t *testing.T) {
 	}
 	clients := &table.texts.clients
 	if n := len(clients.byEnds); n != 1 {
-		t.Errorf("%d clients have a frame, of one that comes often", n)
+		t.Errorf("%d clients have a template, of one that comes often", n)
 	}
 	for i := range 1000 {
 		slot, j := table.find(fmt.Sprint("job-", i))
@@ -270,12 +270,12 @@ func TestRequestsOfAClient(t *testing.T) {
 		table.remove(slot)
 	}
 	if len(clients.byEnds) != 0 || len(clients.free) != 1 {
-		t.Errorf("without a job of theirs there are %d frames of clients", len(clients.byEnds))
+		t.Errorf("without a job of theirs there are %d templates of clients", len(clients.byEnds))
 	}
 }
 
 // A recurring job as the Go client puts it, with a ten-byte id and a start of its own, takes this much of the pages beyond its
-// payload: id 11, fixed 14, request 5 or 6, frames 2, length of the payload 2, start 6.
+// payload: id 11, fixed 14, request 5 or 6, templates 2, length of the payload 2, start 6.
 func TestTextsOfARecurringJob(t *testing.T) {
 	const n, payload = 10_000, 200
 	var table jobTable

@@ -26,7 +26,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			ErrRules, m.partition, m.claim.Logic, m.claim.TZData, rules.Logic, rules.TZData)
 	}
 	for _, mark := range m.marks {
-		if mark.Position > m.unmarked && mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
+		if mark.Position > m.ignoredMarks && mark.Position == t.Mark.Position && mark.Digest != t.Mark.Digest {
 			return fmt.Errorf("%w: partition %d at sequence %d: digest %016x here, %016x there", ErrDiverged, m.partition, mark.Position, mark.Digest, t.Mark.Digest)
 		}
 	}
@@ -54,7 +54,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	m.sweep(m.bounds.Sweep + 2*int(m.finished-finished))
 	if m.ready.Len() == 0 && m.caughtUp() {
 		m.gaps = m.gaps[:0]
-		if m.recovery.over(m.to) {
+		if m.recovery.isOver(m.to) {
 			m.recovery = recovery{}
 		}
 	}
@@ -66,7 +66,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 
 // IgnoreMarks has marks up to a position not compared: they were made by owners with another state, and an operator has accepted the
 // difference. This is not part of the state.
-func (m *Machine) IgnoreMarks(position uint64) { m.unmarked = position }
+func (m *Machine) IgnoreMarks(position uint64) { m.ignoredMarks = position }
 
 // mark notes the digest at a position, in the place of the oldest mark.
 func (m *Machine) mark(seq uint64) {
@@ -88,15 +88,15 @@ func (m *Machine) gather(at int64) (done bool) {
 		if m.readyJobs[rank] >= m.bounds.Ready {
 			move = 0
 		}
-		m.ensure(rank, at, move)
-		done = w.Advance(at, move, m.due) && done
+		m.ensureLoaded(rank, at, move)
+		done = w.Advance(at, move, m.onDue) && done
 		m.makeReady()
 	}
 	return done
 }
 
-// comesDue notes a job whose timer expired.
-func (m *Machine) comesDue(slot uint32, _ int64) {
+// addDue notes a job whose timer expired.
+func (m *Machine) addDue(slot uint32, _ int64) {
 	m.move--
 	if m.soon = append(m.soon, slot); len(m.soon) == fetchAhead {
 		m.makeReady()
@@ -118,7 +118,7 @@ func (m *Machine) makeReady() {
 func (m *Machine) dueAfter(at int64) int64 {
 	next := m.to
 	for rank, w := range m.wheels {
-		m.ensure(rank, m.to, 0)
+		m.ensureLoaded(rank, m.to, 0)
 		if d, ok := w.Next(); ok {
 			next = min(next, d)
 		}
@@ -172,9 +172,9 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 		m.free(slot, j)
 		return
 	}
-	if skipTo := m.jobs.readRare(j).skipTo; j.next <= skipTo {
+	if skipTo := m.jobs.extra(j).skipTo; j.next <= skipTo {
 		if last, done := m.count(slot, j, skipTo); done {
-			m.jobs.rare(j).skipTo = 0
+			m.jobs.editExtra(j).skipTo = 0
 			m.skip(slot, j, carillon.ReasonPaused, last)
 		}
 		return
@@ -190,24 +190,24 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 			m.skip(slot, j, carillon.ReasonMisfire, last)
 			return
 		}
-		r := m.jobs.readRare(j)
+		r := m.jobs.extra(j)
 		j.next, counted, first = last, r.counted, r.countedFirst
 	}
-	rare := m.jobs.readRare(j)
-	if rare.expires > 0 && m.logged-j.next > rare.expires {
-		r := m.jobs.rare(j)
+	extra := m.jobs.extra(j)
+	if extra.expires > 0 && m.logged-j.next > extra.expires {
+		r := m.jobs.editExtra(j)
 		r.counted, r.countedFirst = counted, first
 		m.skip(slot, j, carillon.ReasonExpired, j.next)
 		return
 	}
-	if rare.counted > 0 {
-		r := m.jobs.rare(j)
+	if extra.counted > 0 {
+		r := m.jobs.editExtra(j)
 		r.counted, r.countedFirst = 0, 0
 	}
 	j.fires++
 	j.last = j.next
 	m.emitTrigger(j, counted-1)
-	if rare.maxFires > 0 && j.fires >= rare.maxFires {
+	if extra.maxFires > 0 && j.fires >= extra.maxFires {
 		m.complete(slot, j)
 		return
 	}
@@ -217,16 +217,16 @@ func (m *Machine) takeTurn(slot uint32, j *job) {
 // missed tells whether a job's earliest undecided fire was missed, and if so, up to when its further fires were missed, and which
 // policy applies. Fires before a job's acceptance never existed: a one-shot that is put late is late, not missed.
 func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool) {
-	if until, policy, ok = m.away(j); ok && j.next < m.jobs.fixed(j).accepted {
+	if until, policy, ok = m.inOutage(j); ok && j.next < m.jobs.fixed(j).accepted {
 		return 0, 0, false
 	}
 	return until, policy, ok
 }
 
-// away is missed without regard to the job's acceptance: when the fire was due, either nobody ticked, or the service was not yet
+// inOutage is missed without regard to the job's acceptance: when the fire was due, either nobody ticked, or the service was not yet
 // restored.
-func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
-	if r := m.jobs.readRare(j).recovery; j.next < r.until {
+func (m *Machine) inOutage(j *job) (until int64, policy carillon.Misfire, ok bool) {
+	if r := m.jobs.extra(j).recovery; j.next < r.until {
 		return r.until - 1, r.policy.or(j.misfire), true
 	}
 	for _, g := range m.gaps {
@@ -244,7 +244,7 @@ func (m *Machine) away(j *job) (until int64, policy carillon.Misfire, ok bool) {
 // count adds the fires from the job's next one up to until to its counted ones, with at most countSteps steps of the schedule in a
 // turn. When it is not done, it queues the job for another turn.
 func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool) {
-	plan, r := m.jobs.plan(j), m.jobs.rare(j)
+	plan, r := m.jobs.plan(j), m.jobs.editExtra(j)
 	if r.counted == 0 {
 		r.countedFirst = j.next
 	}
@@ -266,7 +266,7 @@ func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool
 
 // skip counts the counted fires as skipped, emits the event, and goes on after the last one.
 func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
-	r := m.jobs.rare(j)
+	r := m.jobs.editExtra(j)
 	n, first := r.counted, r.countedFirst
 	r.counted, r.countedFirst = 0, 0
 	r.skipped += n
@@ -280,8 +280,8 @@ func (m *Machine) skip(slot uint32, j *job, reason string, last int64) {
 // advance arms the first fire after a time, or completes the job.
 func (m *Machine) advance(slot uint32, j *job, after int64) {
 	if next, ok := m.jobs.next(j, after); ok {
-		if r := m.jobs.readRare(j).recovery; r.until > 0 && next >= r.until {
-			m.jobs.rare(j).recovery = recovery{}
+		if r := m.jobs.extra(j).recovery; r.until > 0 && next >= r.until {
+			m.jobs.editExtra(j).recovery = recovery{}
 		}
 		m.arm(slot, j, next)
 		return
@@ -305,7 +305,7 @@ func (m *Machine) fireForced(t turn) {
 	j := m.jobs.at(t.slot)
 	m.emitForced(j, f)
 	if !m.free(t.slot, j) {
-		m.visit(t.slot)
+		m.markTransient(t.slot)
 	}
 }
 

@@ -20,7 +20,7 @@ func (m *Machine) Complete() bool { return m.residence.complete }
 func (m *Machine) Job(id string, read *ReadAhead) (carillon.JobReply, bool) {
 	slot, j := m.jobs.find(id)
 	if j == nil {
-		return m.coldJob(id, "", read)
+		return m.viewCold(id, "", read)
 	}
 	if m.gone(slot, j) {
 		return carillon.JobReply{}, false
@@ -35,10 +35,10 @@ func (m *Machine) view(j *job) carillon.JobReply {
 		panic(err) // the machine encoded it, and jobs are checked when they come into memory
 	}
 	want.ID = string(id)
-	few := m.jobs.readRare(j)
-	r := m.viewAs(j, f.version, few.skipped, want)
-	if !r.Next.IsZero() && j.next <= few.skipTo { // it was resumed, and the fires that it missed have yet to be counted
-		next, _ := m.jobs.plan(j).Next(few.skipTo)
+	extra := m.jobs.extra(j)
+	r := m.viewAs(j, f.version, extra.skipped, want)
+	if !r.Next.IsZero() && j.next <= extra.skipTo { // it was resumed, and the fires that it missed have yet to be counted
+		next, _ := m.jobs.plan(j).Next(extra.skipTo)
 		r.Next = fromMilli(next)
 	}
 	return r
@@ -55,8 +55,8 @@ func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) car
 	return r
 }
 
-// coldJob returns a job that is not in memory, without bringing it there. only is the status that it must have; "": any.
-func (m *Machine) coldJob(id string, only carillon.Status, read *ReadAhead) (carillon.JobReply, bool) {
+// viewCold returns a job that is not in memory, without bringing it there. only is the status that it must have; "": any.
+func (m *Machine) viewCold(id string, only carillon.Status, read *ReadAhead) (carillon.JobReply, bool) {
 	j, s, err := m.readJob(id, read)
 	if err != nil {
 		m.residence.err = cmp.Or(m.residence.err, err)
@@ -70,7 +70,7 @@ func (m *Machine) coldJob(id string, only carillon.Status, read *ReadAhead) (car
 		return carillon.JobReply{}, false
 	}
 	want.ID = id
-	return m.viewAs(&j.job, j.version, j.few.skipped, want), true
+	return m.viewAs(&j.job, j.version, j.extra.skipped, want), true
 }
 
 // readJob reads a job that is not in memory, and its spec, which is nil if there is no such job.
@@ -87,8 +87,8 @@ func (m *Machine) readJob(id string, read *ReadAhead) (j stored, s []byte, err e
 
 // readCold returns the row and the spec of a job that is not in memory: as they were read ahead, or else from the table.
 func (m *Machine) readCold(id string, read *ReadAhead) (r row, s []byte, err error) {
-	if read.holds(m) {
-		if c, known := read.jobs[id]; known && m.cold(id) {
+	if read.isValid(m) {
+		if c, known := read.jobs[id]; known && m.isCold(id) {
 			return c.row, c.spec, m.residence.err
 		}
 	}
@@ -103,7 +103,7 @@ func (m *Machine) readCold(id string, read *ReadAhead) (r row, s []byte, err err
 // until their payloads fill carillon.MaxPageBytes. It looks at no more than scan jobs in memory and scan ids in the table.
 // last is the id that it got to, and more tells whether jobs may follow. read, which may be nil, saves reading the table.
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, read *ReadAhead) (page []carillon.JobReply, last string, more bool) {
-	part := pageFrom(f, after, scan)
+	part := pageRange(f, after, scan)
 	last = after
 	size := 0
 	rows, end := m.tableIDs(part, read)
@@ -130,7 +130,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 	considerCold := func(before string) bool {
 		for ; len(rows) > 0 && (before == "" || rows[0] < before); rows = rows[1:] {
 			id := rows[0]
-			if m.cold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.coldJob(id, f.Status, read) }) {
+			if m.isCold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.viewCold(id, f.Status, read) }) {
 				return false
 			}
 		}
@@ -157,34 +157,34 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 	return page, last, more
 }
 
-// idPart says which ids of the table a page looks at: the n ids after from, and from itself if it is included.
-type idPart struct {
+// idRange says which ids of the table a page looks at: the n ids after from, and from itself if it is included.
+type idRange struct {
 	from      string
 	including bool
 	n         int
 }
 
-// pageFrom is the part of the table for a page that comes after an id.
-func pageFrom(f *carillon.ListRequest, after string, n int) idPart {
+// pageRange is the part of the table for a page that comes after an id.
+func pageRange(f *carillon.ListRequest, after string, n int) idRange {
 	from := max(after, f.Prefix)
-	return idPart{from, from != after, n}
+	return idRange{from, from != after, n}
 }
 
 // tableIDs are the ids of a part of the table.
 type tableIDs struct {
-	idPart
+	idRange
 	found []string
 	end   string // the last id found, if others follow; else ""
 }
 
 // tableIDs returns the ids of a part of the table, as they were read ahead, or else from the table. It does not look for n ids whose
 // jobs are not in memory: if most are in memory, that would read the whole table.
-func (m *Machine) tableIDs(part idPart, read *ReadAhead) (ids []string, end string) {
+func (m *Machine) tableIDs(part idRange, read *ReadAhead) (ids []string, end string) {
 	r := &m.residence
 	if r.complete || r.err != nil {
 		return nil, ""
 	}
-	if read.holds(m) && read.ids.idPart == part {
+	if read.isValid(m) && read.ids.idRange == part {
 		return read.ids.found, read.ids.end
 	}
 	all, err := scanIDs(r.table, part)
@@ -193,8 +193,8 @@ func (m *Machine) tableIDs(part idPart, read *ReadAhead) (ids []string, end stri
 }
 
 // scanIDs reads the ids of a part of a table.
-func scanIDs(t Table, part idPart) (ids tableIDs, err error) {
-	ids.idPart = part
+func scanIDs(t Table, part idRange) (ids tableIDs, err error) {
+	ids.idRange = part
 	if part.including {
 		_, found, err := t.Get(roomIDs, []byte(part.from))
 		if err != nil {
@@ -214,8 +214,8 @@ func scanIDs(t Table, part idPart) (ids tableIDs, err error) {
 	return ids, err
 }
 
-// cold tells whether a job, if the table has it, is only there: not in memory, and not removed.
-func (m *Machine) cold(id string) bool {
+// isCold tells whether a job, if the table has it, is only there: not in memory, and not removed.
+func (m *Machine) isCold(id string) bool {
 	if _, j := m.jobs.find(id); j != nil {
 		return false
 	}
@@ -257,7 +257,7 @@ func (m *Machine) Stats() Stats {
 		Completed: m.counts[statusCompleted], Paused: m.counts[statusPaused], DiskLow: m.diskLow, Rejected: m.refused,
 		Armed: m.armed, Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
-	s.Hot, s.Loaded, s.Late = m.jobs.sorted.Len(), m.residence.loaded, m.residence.late
+	s.Hot, s.Loaded, s.Late = m.jobs.byID.Len(), m.residence.loaded, m.residence.late
 	s.Jobs = m.counts[statusScheduled] + s.Paused + s.Completed
 	if s.Dirty = m.changes.n; m.saving != nil {
 		s.Dirty += m.saving.changes.n

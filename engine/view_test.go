@@ -47,7 +47,7 @@ func TestPageIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range hot { // spread over all ids
-			m.look(want[i*7%jobs])
+			m.lookUp(want[i*7%jobs])
 		}
 		if n := m.Stats().Hot; n != hot {
 			t.Fatalf("%d jobs are in memory, want %d", n, hot)

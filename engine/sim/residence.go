@@ -37,8 +37,8 @@ func (w *world) open(p int, t engine.Table) (*engine.Machine, error) {
 	return engine.Open(w.layout, p, t)
 }
 
-// reside brings jobs into memory or lets them leave it, on some node.
-func (w *world) reside() {
+// changeResidence brings jobs into memory or lets them leave it, on some node.
+func (w *world) changeResidence() {
 	n := w.nodes[w.unseen.IntN(len(w.nodes))]
 	if !w.cold || !n.up {
 		return

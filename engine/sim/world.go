@@ -329,7 +329,7 @@ func (w *world) run() error {
 				break
 			}
 		}
-		w.reside()
+		w.changeResidence()
 	}
 	if w.err == nil {
 		w.calmDown()

@@ -8,7 +8,7 @@ import (
 )
 
 // Outputs that were stored for good while a checkpoint read the outbox are freed, even if no more outputs are made.
-func TestOutboxLetsGo(t *testing.T) {
+func TestOutboxFreesOutputs(t *testing.T) {
 	const made = 20 * sweepSlack
 	if o := (&Output{Body: "body", spec: "spec"}); o.size() != (&Output{}).size()+len("body"+"spec") {
 		t.Errorf("an output of 8 bytes takes %d, one of none %d", o.size(), (&Output{}).size())
@@ -42,7 +42,7 @@ func TestOutboxLetsGo(t *testing.T) {
 }
 
 // While a checkpoint reads the outputs that were held when it began, later ones that are stored are freed.
-func TestOutboxLetsGoWhilePinned(t *testing.T) {
+func TestOutboxFreesOutputsWhilePinned(t *testing.T) {
 	var b outbox
 	const before = 3 * sweepSlack
 	put := func(n int) {
@@ -74,10 +74,10 @@ func TestOutboxLetsGoWhilePinned(t *testing.T) {
 }
 
 // The memory that a burst took in lists and maps is freed once they are empty.
-func TestListsLetGo(t *testing.T) {
-	q := newTurns()
+func TestListsFreeMemory(t *testing.T) {
+	q := newReadyQueue()
 	var completed fifo
-	for i := range uint64(2 * roomKept) {
+	for i := range uint64(2 * keptCapacity) {
 		q.Insert(turn{order: i})
 		completed.push(completion{})
 	}
@@ -87,7 +87,7 @@ func TestListsLetGo(t *testing.T) {
 			t.Fatal("it ends early")
 		}
 	}
-	if kept := cap(q.runs[rankHigh].list) + cap(completed.items); kept > 2*roomKept {
+	if kept := cap(q.runs[rankHigh].list) + cap(completed.items); kept > 2*keptCapacity {
 		t.Errorf("there is room for %d entries, and none is left", kept)
 	}
 
@@ -105,7 +105,7 @@ func TestListsLetGo(t *testing.T) {
 	f.put("job", `{}`)
 	checkpoint()
 	forced, absent := reflect.ValueOf(f.m.forced).Pointer(), reflect.ValueOf(f.m.residence.absent).Pointer()
-	for range roomKept + 1 {
+	for range keptCapacity + 1 {
 		f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job"})
 	}
 	for len(f.m.forced) > 0 {
@@ -118,12 +118,12 @@ func TestListsLetGo(t *testing.T) {
 	}
 	checkpoint()
 	if len(f.m.residence.absent) > 0 || reflect.ValueOf(f.m.forced).Pointer() == forced || reflect.ValueOf(f.m.residence.absent).Pointer() == absent {
-		t.Errorf("the maps of %d forced fires and of what is absent (%d) are those of before", roomKept+1, len(f.m.residence.absent))
+		t.Errorf("the maps of %d forced fires and of what is absent (%d) are those of before", keptCapacity+1, len(f.m.residence.absent))
 	}
 }
 
 // A job that a command brought into memory and did not change leaves before the next record.
-func TestVisitorsLeave(t *testing.T) {
+func TestTransientAreEvicted(t *testing.T) {
 	f := newFeed(t)
 	s := &saved{m: f.m}
 	for _, id := range []string{"a", "b", "c"} {
@@ -136,7 +136,7 @@ func TestVisitorsLeave(t *testing.T) {
 	f.m.Shrink(Key{})
 	for f.m.ContinueShrink(1000) {
 	}
-	inMemory := func() int { return f.m.jobs.sorted.Len() }
+	inMemory := func() int { return f.m.jobs.byID.Len() }
 	if n := inMemory(); n != 0 {
 		t.Fatalf("%d jobs are in memory", n)
 	}
@@ -150,7 +150,7 @@ func TestVisitorsLeave(t *testing.T) {
 		}
 	}
 	f.tick(100)
-	if n := inMemory(); n != 0 || len(f.m.residence.visitors) != 0 {
-		t.Errorf("%d jobs stay that nobody changed, %d are visitors", n, len(f.m.residence.visitors))
+	if n := inMemory(); n != 0 || len(f.m.residence.transient) != 0 {
+		t.Errorf("%d jobs stay that nobody changed, %d are visitors", n, len(f.m.residence.transient))
 	}
 }

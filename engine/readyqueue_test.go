@@ -7,10 +7,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestTurns compares the ready queue with a sorted list, with turns that come mostly in order.
-func TestTurns(t *testing.T) {
+// TestReadyQueue compares the ready queue with a sorted list, with turns that come mostly in order.
+func TestReadyQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		q := newTurns()
+		q := newReadyQueue()
 		var model []turn
 		compare := func(a, b turn) int {
 			switch {
@@ -51,7 +51,7 @@ func TestTurns(t *testing.T) {
 			}
 			n := rapid.IntRange(1, 8).Draw(t, "ahead")
 			var soon []turn
-			q.ahead(n, func(one turn) { soon = append(soon, one) })
+			q.peek(n, func(one turn) { soon = append(soon, one) })
 			for i, one := range model[:min(n, len(model))] {
 				if one.rank == model[0].rank && !slices.Contains(soon, one) {
 					t.Fatalf("turn %d is not among the next %d: %+v", i, n, soon)
@@ -73,8 +73,8 @@ func TestTurns(t *testing.T) {
 
 // Turns that come and go behind a turn that waits leave no memory behind. Otherwise each put and delete of a job that is due would
 // leave some, for as long as an output stream stores nothing.
-func TestTurnsAreBounded(t *testing.T) {
-	q := newTurns()
+func TestReadyQueueIsBounded(t *testing.T) {
+	q := newReadyQueue()
 	gone, first, kept := turn{due: 0}, turn{due: 1}, turn{due: 2, order: 1 << 20}
 	q.Insert(gone)
 	q.Insert(first)

@@ -7,12 +7,12 @@ import (
 	"github.com/google/btree"
 )
 
-// turns are the ready queue, in the order of turn.before. What comes off a wheel comes nearly in that order. So each rank
+// readyQueue is the ready queue, in the order of turn.before. What comes off a wheel comes nearly in that order. So each rank
 // has a run, a sorted list: a turn that belongs behind the last one of its rank is appended to it, and taken from its front
 // later, for next to nothing. All others go into a tree, where a turn costs half a microsecond.
-type turns struct {
+type readyQueue struct {
 	runs [priorities]turnRun // by rank
-	rest *btree.BTreeG[turn]
+	tree *btree.BTreeG[turn]
 	n    int
 }
 
@@ -23,33 +23,33 @@ type turnRun struct {
 	dead int // of list[head:]
 }
 
-func newTurns() turns { return turns{rest: btree.NewG(64, turn.before)} }
+func newReadyQueue() readyQueue { return readyQueue{tree: btree.NewG(64, turn.before)} }
 
 // Len is how many turns wait.
-func (q *turns) Len() int { return q.n }
+func (q *readyQueue) Len() int { return q.n }
 
 // Insert adds a turn, which must not be there yet.
-func (q *turns) Insert(t turn) {
+func (q *readyQueue) Insert(t turn) {
 	q.n++
 	r := &q.runs[t.rank]
 	if n := len(r.list); n == 0 || r.list[n-1].before(t) {
 		r.push(t)
 	} else {
-		q.rest.ReplaceOrInsert(t)
+		q.tree.ReplaceOrInsert(t)
 	}
 }
 
 // Delete takes a turn out, wherever it is.
-func (q *turns) Delete(t turn) {
+func (q *readyQueue) Delete(t turn) {
 	if q.runs[t.rank].remove(t) {
 		q.n--
-	} else if _, found := q.rest.Delete(t); found {
+	} else if _, found := q.tree.Delete(t); found {
 		q.n--
 	}
 }
 
 // DeleteMin takes out the first turn.
-func (q *turns) DeleteMin() (first turn, ok bool) {
+func (q *readyQueue) DeleteMin() (first turn, ok bool) {
 	if q.n == 0 {
 		return turn{}, false
 	}
@@ -61,20 +61,20 @@ func (q *turns) DeleteMin() (first turn, ok bool) {
 			break
 		}
 	}
-	if q.rest.Len() > 0 {
-		if t, _ := q.rest.Min(); from == nil || t.before(from.list[from.head]) {
-			return q.rest.DeleteMin()
+	if q.tree.Len() > 0 {
+		if t, _ := q.tree.Min(); from == nil || t.before(from.list[from.head]) {
+			return q.tree.DeleteMin()
 		}
 	}
 	first = from.list[from.head]
 	from.head++
-	from.settle()
+	from.skipDead()
 	return first, true
 }
 
-// ahead visits turns that will come soon, in no particular order: the first n of the first run that has any, and the first n of
+// peek visits turns that will come soon, in no particular order: the first n of the first run that has any, and the first n of
 // the tree.
-func (q *turns) ahead(n int, visit func(turn)) {
+func (q *readyQueue) peek(n int, visit func(turn)) {
 	for rank := range q.runs {
 		if r := &q.runs[rank]; len(r.list) > 0 {
 			left := n
@@ -87,7 +87,7 @@ func (q *turns) ahead(n int, visit func(turn)) {
 			break
 		}
 	}
-	q.rest.Ascend(func(t turn) bool {
+	q.tree.Ascend(func(t turn) bool {
 		visit(t)
 		n--
 		return n > 0
@@ -110,7 +110,7 @@ func (r *turnRun) remove(t turn) bool {
 	}
 	live[i].dead = true
 	r.dead++
-	r.settle()
+	r.skipDead()
 	if r.dead > len(r.list)/2+fifoSlack {
 		r.list = slices.DeleteFunc(append(r.list[:0], r.list[r.head:]...), func(t turn) bool { return t.dead })
 		r.head, r.dead = 0, 0
@@ -118,14 +118,14 @@ func (r *turnRun) remove(t turn) bool {
 	return true
 }
 
-// settle moves head on to the next turn that is not dead.
-func (r *turnRun) settle() {
+// skipDead moves head on to the next turn that is not dead.
+func (r *turnRun) skipDead() {
 	for r.head < len(r.list) && r.list[r.head].dead {
 		r.head++
 		r.dead--
 	}
 	if r.head == len(r.list) {
-		if r.list, r.head = r.list[:0], 0; cap(r.list) > roomKept {
+		if r.list, r.head = r.list[:0], 0; cap(r.list) > keptCapacity {
 			r.list = nil
 		}
 	}
