@@ -46,7 +46,7 @@ func (s *Extractor) Take(room byte, key, value []byte, yield func(carillon.Impor
 		return s.End()
 	}
 	s.next++
-	j, err := portable(s.rest.get(s.found[s.next-1].row), value)
+	j, err := toImportJob(s.rest.get(s.found[s.next-1].row), value)
 	if err != nil {
 		return malformed(room, key, err)
 	}
@@ -77,7 +77,7 @@ func (s *Extractor) takeRow(room byte, key, value []byte) error {
 	if len(key) != keySize(room) || len(value) < 2 {
 		return errShort
 	}
-	if room == roomCompleted && s.state.machine.expired.hasPassed(key) {
+	if room == roomCompleted && s.state.machine.expired.passedKey(key) {
 		return nil
 	}
 	r := row(slices.Concat([]byte{room}, key, value))
@@ -90,8 +90,8 @@ func (s *Extractor) takeRow(room byte, key, value []byte) error {
 	return nil
 }
 
-// portable converts a job to the form of an import.
-func portable(r row, s []byte) (p carillon.ImportJob, err error) {
+// toImportJob converts a job to the form of an import.
+func toImportJob(r row, s []byte) (p carillon.ImportJob, err error) {
 	j, err := decodeRow(r)
 	if err != nil {
 		return p, err

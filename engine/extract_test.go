@@ -12,27 +12,27 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
-// salvaged are the jobs of all partitions.
-func (w *town) salvaged(only carillon.Selection) (jobs []carillon.ImportJob) {
+// extracted are the jobs of all partitions.
+func (w *service) extracted(only carillon.Selection) (jobs []carillon.ImportJob) {
 	w.t.Helper()
 	for _, m := range w.ms {
-		jobs = append(jobs, w.salvagedFrom(wholeOf(w.t, m), only)...)
+		jobs = append(jobs, w.extractedFrom(wholeOf(w.t, m), only)...)
 	}
 	return jobs
 }
 
-// salvagedFrom are the jobs of one checkpoint.
-func (w *town) salvagedFrom(v memtable.View, only carillon.Selection) (jobs []carillon.ImportJob) {
+// extractedFrom are the jobs of one checkpoint.
+func (w *service) extractedFrom(v memtable.View, only carillon.Selection) (jobs []carillon.ImportJob) {
 	w.t.Helper()
 	state, _ := v.State() // it is in memory
 	s, err := ReadState(state)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	salvage := NewExtractor(s, only)
-	for _, room := range salvage.Rooms() {
+	e := NewExtractor(s, only)
+	for _, room := range e.Rooms() {
 		if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error {
-			return salvage.Take(room, key, value, func(j carillon.ImportJob) error {
+			return e.Take(room, key, value, func(j carillon.ImportJob) error {
 				jobs = append(jobs, j)
 				return nil
 			})
@@ -40,14 +40,14 @@ func (w *town) salvagedFrom(v memtable.View, only carillon.Selection) (jobs []ca
 			w.t.Fatal(err)
 		}
 	}
-	if err := salvage.End(); err != nil {
+	if err := e.End(); err != nil {
 		w.t.Fatal(err)
 	}
 	return jobs
 }
 
-// putBack puts jobs into a running town.
-func (w *town) putBack(jobs []carillon.ImportJob) {
+// importJobs puts jobs into a running service.
+func (w *service) importJobs(jobs []carillon.ImportJob) {
 	w.t.Helper()
 	for i := range jobs {
 		j := &jobs[i]
@@ -61,13 +61,13 @@ func (w *town) putBack(jobs []carillon.ImportJob) {
 	}
 }
 
-// TestSalvageMonth puts all jobs of a service into another and lets both go on for a month: every later output is the
+// TestExtractMonth puts all jobs of a service into another and lets both go on for a month: every later output is the
 // same.
-func TestSalvageMonth(t *testing.T) {
+func TestExtractMonth(t *testing.T) {
 	w := month(t)
 	w.tick(5000, false) // nothing waits
-	jobs := w.salvaged(carillon.Selection{})
-	other := &town{t: t, seq: w.seq, now: w.now}
+	jobs := w.extracted(carillon.Selection{})
+	other := &service{t: t, seq: w.seq, now: w.now}
 	for p := range 3 {
 		other.ms = append(other.ms, New(Layout{"carillon", 3}, p))
 	}
@@ -76,7 +76,7 @@ func TestSalvageMonth(t *testing.T) {
 	w.begin()
 	other.begin()
 	other.tick(0, false)
-	other.putBack(jobs)
+	other.importJobs(jobs)
 	completed, paused := 0, 0
 	for i := range jobs {
 		id := jobs[i].Job.ID
@@ -109,8 +109,8 @@ func TestSalvageMonth(t *testing.T) {
 
 // Jobs whose missed fires are still being counted, over several turns, are put back: fires missed while paused are decided,
 // and all others are counted again from the first.
-func TestSalvageWhileCounting(t *testing.T) {
-	w := newTown(t, 1)
+func TestExtractWhileCounting(t *testing.T) {
+	w := newService(t, 1)
 	w.put("counted", `{"schedule":"* * * * * *"}`)
 	w.put("resumed", `{"schedule":"* * * * * *"}`)
 	w.put("resumed-soon", `{"schedule":"* * * * * *"}`)
@@ -131,17 +131,17 @@ func TestSalvageWhileCounting(t *testing.T) {
 			t.Fatalf("of %s %d fires are counted, those up to %d are to be skipped", id, r.counted, r.skipTo)
 		}
 	}
-	other := newTown(t, 1)
+	other := newService(t, 1)
 	other.now = w.now
 	other.tick(0, false)
-	other.putBack(w.salvaged(carillon.Selection{}))
-	for _, town := range []*town{w, other} {
-		town.listen()
+	other.importJobs(w.extracted(carillon.Selection{}))
+	for _, svc := range []*service{w, other} {
+		svc.listen()
 		for range 3 {
-			town.now += 1000
-			town.tick(100, false)
+			svc.now += 1000
+			svc.tick(100, false)
 		}
-		town.fired = slices.DeleteFunc(town.fired, func(o string) bool { return !strings.Contains(o, "@") }) // without the events of skips
+		svc.fired = slices.DeleteFunc(svc.fired, func(o string) bool { return !strings.Contains(o, "@") }) // without the events of skips
 	}
 	sameFires(t, w, other)
 	if len(w.fired) != 1+2+1+3*3 { // what was missed, what is late by a second at most, also of the first that was resumed, and what is due
@@ -149,7 +149,7 @@ func TestSalvageWhileCounting(t *testing.T) {
 	}
 }
 
-func TestSalvageRefuses(t *testing.T) {
+func TestExtractRefuses(t *testing.T) {
 	f := newFeed(t)
 	f.put("a", `{"schedule":"@every 1s"}`)
 	v := wholeOf(t, f.m)
@@ -158,26 +158,26 @@ func TestSalvageRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	salvage := NewExtractor(s, carillon.Selection{})
+	e := NewExtractor(s, carillon.Selection{})
 	none := func(carillon.ImportJob) error { return nil }
 	for _, room := range []byte("wzcs") {
-		if err := salvage.Take(room, []byte("k"), []byte("v"), none); !errors.Is(err, ErrCheckpoint) {
+		if err := e.Take(room, []byte("k"), []byte("v"), none); !errors.Is(err, ErrCheckpoint) {
 			t.Errorf("room %q: %v", room, err)
 		}
 	}
-	salvage = NewExtractor(s, carillon.Selection{})
-	for _, room := range salvage.Rooms() {
+	e = NewExtractor(s, carillon.Selection{})
+	for _, room := range e.Rooms() {
 		if room == roomSpecs {
 			break
 		}
-		if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error { return salvage.Take(room, key, value, none) }); err != nil {
+		if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error { return e.Take(room, key, value, none) }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := salvage.End(); !errors.Is(err, ErrCheckpoint) {
+	if err := e.End(); !errors.Is(err, ErrCheckpoint) {
 		t.Errorf("a job without its spec: %v", err)
 	}
-	if err := salvage.Take(roomSpecs, salvage.found[0].spec.append(nil), []byte("v"), none); !errors.Is(err, ErrCheckpoint) {
+	if err := e.Take(roomSpecs, e.found[0].spec.append(nil), []byte("v"), none); !errors.Is(err, ErrCheckpoint) {
 		t.Errorf("a job whose spec cannot be read: %v", err)
 	}
 }

@@ -40,7 +40,7 @@ func (f ForgetCursor) Read(t Table, n int) (*GoneRows, error) {
 		if len(key) != keySize(roomCompleted) || len(value) < 2 {
 			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomCompleted, key, errShort)
 		}
-		if !f.gone.hasPassed(key) {
+		if !f.gone.passedKey(key) {
 			return errEnough
 		}
 		g.rows = append(g.rows, slices.Concat([]byte{roomCompleted}, key, value))

@@ -31,7 +31,7 @@ func TestRecovery(t *testing.T) {
 	for _, policy := range []carillon.Misfire{carillon.FireOnce, carillon.FireAll, carillon.Skip} {
 		for _, straight := range []bool{false, true} {
 			t.Run(fmt.Sprint(policy, straight), func(t *testing.T) {
-				w := newTown(t, 3)
+				w := newService(t, 3)
 				want := make(map[string]outcome)
 				for _, own := range []carillon.Misfire{carillon.FireOnce, carillon.FireAll, carillon.Skip} {
 					w.put("every-"+own.String(), fmt.Sprintf(`{"schedule":"@every 4s","misfire":%q}`, own))
@@ -62,14 +62,14 @@ func TestRecovery(t *testing.T) {
 					want["every-"+own.String()], want["shot-"+own.String()] = e, s
 				}
 				second := time.Second.Milliseconds()
-				at := func(w *town, s int64) { w.now = testEpoch + s*second }
+				at := func(w *service, s int64) { w.now = testEpoch + s*second }
 				at(w, 5)
 				w.tick(100, false)
-				var other *town
+				var other *service
 				if straight {
 					other = w.restored(policy)
 				} else {
-					other = w.moved(2, carillon.Selection{}, true, policy)
+					other = w.repartitioned(2, carillon.Selection{}, true, policy)
 				}
 				at(other, 95)
 				other.begin()
@@ -108,7 +108,7 @@ func TestRecovery(t *testing.T) {
 }
 
 // firedAt are the times at which a job fired, in s.
-func (w *town) firedAt(id string) (all []int64) {
+func (w *service) firedAt(id string) (all []int64) {
 	for _, f := range w.fired {
 		var at int64
 		if n, _ := fmt.Sscanf(f, id+"@%d ", &at); n == 1 {
@@ -118,10 +118,10 @@ func (w *town) firedAt(id string) (all []int64) {
 	return all
 }
 
-// restored is the town restored from a snapshot, in as many partitions.
-func (w *town) restored(missed carillon.Misfire) *town {
+// restored is the service restored from a snapshot, in as many partitions.
+func (w *service) restored(missed carillon.Misfire) *service {
 	w.t.Helper()
-	other := &town{t: w.t, seq: w.seq, now: w.now}
+	other := &service{t: w.t, seq: w.seq, now: w.now}
 	for _, m := range w.ms {
 		var table memtable.Table
 		b := recovering{table.Begin(), w.t, missed}

@@ -36,53 +36,53 @@ import (
 // Tried and rejected: a table of new numbers without gaps, which takes memory for each job three times over; the
 // latest time that ticks had reached, which needs gaps of its own for each job.
 type Repartition struct {
-	partitions int
-	position   uint64
-	only       carillon.Selection
-	from       []*rerouted
-	to         []*Machine // their states
-	least      []uint64   // the least number of a completion that is kept, by new partition
-	time       int64      // that ticks have reached in the new partitions; known from Prepare on
-	wheels     [priorities]int64
-	b          []byte
+	partitions    int
+	position      uint64
+	only          carillon.Selection
+	from          []*oldPartition
+	to            []*Machine // their states
+	minCompletion []uint64   // the least number of a completion that is kept, by new partition
+	time          int64      // that ticks have reached in the new partitions; known from Prepare on
+	wheels        [priorities]int64
+	b             []byte
 }
 
-// rerouted is an old partition.
-type rerouted struct {
+// oldPartition is a partition that is repartitioned.
+type oldPartition struct {
 	*Machine
 	number int
 	raise  struct{ finished, tombstoned uint64 } // what is added to numbers of completions and tombstones
 
-	earliest int64          // when its first undecided fire is due
-	specs    []reroutedSpec // by key, once sorted
-	sorted   bool
-	next     int               // place in specs
-	dropped  []uint64          // marks of the rows that are left out; ascending from Prepare on
-	asked    map[string]uint64 // ids of the jobs with forced fires, and the marks of their rows; 0: not found yet
+	earliest   int64       // when its first undecided fire is due
+	specs      []specRoute // by key, once sorted
+	sorted     bool
+	next       int               // place in specs
+	dropped    []uint64          // rowIDs of what is left out; ascending from Prepare on
+	forcedRows map[string]uint64 // ids of the jobs with forced fires, and the rowIDs of these jobs; 0: not found yet
 }
 
-// reroutedSpec says where the spec of a row goes.
-type reroutedSpec struct { // flat: a specKey in it would cost 8 bytes more
+// specRoute says where the spec of a row goes.
+type specRoute struct { // flat: a specKey in it would cost 8 bytes more
 	put   uint64
-	mark  uint64 // of the row
+	row   uint64 // its rowID
 	index uint16
 	to    uint16
 }
 
-func (s *reroutedSpec) key() specKey { return specKey{s.put, s.index} }
+func (s *specRoute) key() specKey { return specKey{s.put, s.index} }
 
 const (
 	leftOut       = math.MaxUint16 // in place of a partition
-	maxRerouted   = math.MaxUint16 // partitions
-	maxRenumbered = 1 << 62        // numbers stay below, so that mark can shift them by two bits
+	maxPartitions = math.MaxUint16 // partitions
+	maxRenumbered = 1 << 62        // numbers stay below, so that rowID can shift them by two bits
 )
 
 // NewRepartition begins to make new partitions of old ones. states are those of all partitions of one service. position is where
 // the log ends that all of them follow. Only the selected jobs go along. Errors: partitions out of range; numbers too great to be
 // multiplied once more.
 func NewRepartition(states []*SavedState, partitions int, position uint64, only carillon.Selection) (*Repartition, error) {
-	if partitions < 1 || partitions >= maxRerouted {
-		return nil, fmt.Errorf("engine: %d partitions; there are 1 to %d", partitions, maxRerouted-1)
+	if partitions < 1 || partitions >= maxPartitions {
+		return nil, fmt.Errorf("engine: %d partitions; there are 1 to %d", partitions, maxPartitions-1)
 	}
 	r := &Repartition{partitions: partitions, position: position, only: only}
 	for i, s := range states {
@@ -90,12 +90,12 @@ func NewRepartition(states []*SavedState, partitions int, position uint64, only 
 		if greatest := max(m.created, m.armed, m.finished, m.tombstoned); greatest >= maxRenumbered/uint64(len(states))-1 {
 			return nil, fmt.Errorf("engine: partition %d has counted to %d, too far to be numbered anew", i, greatest)
 		}
-		r.from = append(r.from, &rerouted{Machine: m, number: i, earliest: none, asked: make(map[string]uint64)})
+		r.from = append(r.from, &oldPartition{Machine: m, number: i, earliest: none, forcedRows: make(map[string]uint64)})
 	}
 	r.align()
 	for i := range partitions {
 		r.to = append(r.to, New(Layout{Prefix: states[0].Prefix, Partitions: partitions}, i))
-		r.least = append(r.least, math.MaxUint64)
+		r.minCompletion = append(r.minCompletion, math.MaxUint64)
 	}
 	return r, nil
 }
@@ -132,12 +132,12 @@ func (r *Repartition) Inspect(from int, room byte, key, value []byte) error {
 	case roomForced:
 		var f *forcedFire
 		if f, err = decodeForced(key, value); err == nil {
-			s.asked[f.id] = 0
+			s.forcedRows[f.id] = 0
 		}
 	case roomSpecs:
-		err = r.scoutSpec(s, key, value)
+		err = r.inspectSpec(s, key, value)
 	default:
-		err = r.scoutRow(s, room, key, value)
+		err = r.inspectRow(s, room, key, value)
 	}
 	return malformed(room, key, err)
 }
@@ -150,7 +150,7 @@ func malformed(room byte, key []byte, err error) error {
 	return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
 }
 
-func (r *Repartition) scoutRow(s *rerouted, room byte, key, value []byte) error {
+func (r *Repartition) inspectRow(s *oldPartition, room byte, key, value []byte) error {
 	if len(key) != keySize(room) || len(value) < 2 {
 		return errShort
 	}
@@ -160,9 +160,9 @@ func (r *Repartition) scoutRow(s *rerouted, room byte, key, value []byte) error 
 	if d.err != nil {
 		return d.err
 	}
-	m := mark(room, key)
-	_, forced := s.asked[id]
-	keep := strings.HasPrefix(id, r.only.Prefix) && (room != roomCompleted || value[1]&rowReady != 0 || forced || !s.expired.hasPassed(key))
+	m := rowID(room, key)
+	_, forced := s.forcedRows[id]
+	keep := strings.HasPrefix(id, r.only.Prefix) && (room != roomCompleted || value[1]&rowReady != 0 || forced || !s.expired.passedKey(key))
 	to := leftOut
 	if keep {
 		to = PartitionOf(id, r.partitions)
@@ -173,26 +173,26 @@ func (r *Repartition) scoutRow(s *rerouted, room byte, key, value []byte) error 
 	} else {
 		s.dropped = append(s.dropped, m)
 	}
-	s.specs = append(s.specs, reroutedSpec{put: spec.put, index: spec.index, to: uint16(to), mark: m})
+	s.specs = append(s.specs, specRoute{put: spec.put, index: spec.index, to: uint16(to), row: m})
 	if forced {
-		s.asked[id] = m
+		s.forcedRows[id] = m
 	}
 	return nil
 }
 
-// hasPassed tells whether the completed job of a key in its room is gone.
-func (w watermark) hasPassed(key []byte) bool {
+// passedKey tells whether the completed job of a key in its room is gone.
+func (w watermark) passedKey(key []byte) bool {
 	k := decoder{b: key}
 	return w.passed(&job{status: statusCompleted, next: k.time(), armed: k.number()})
 }
 
-// mark identifies a row among those of its partition: by the number that ends its key, and its room.
-func mark(room byte, key []byte) uint64 {
+// rowID identifies a row among those of its partition: by the number that ends its key, and its room.
+func rowID(room byte, key []byte) uint64 {
 	return binary.BigEndian.Uint64(key[len(key)-8:])<<2 | uint64(slices.Index(jobRooms[:], room))
 }
 
-// scoutSpec leaves a job out that is not selected by its spec.
-func (r *Repartition) scoutSpec(s *rerouted, key, value []byte) error {
+// inspectSpec leaves a job out that is not selected by its spec.
+func (r *Repartition) inspectSpec(s *oldPartition, key, value []byte) error {
 	s.sortSpecs()
 	at, err := s.spec(key)
 	if err != nil || at == nil || at.to == leftOut {
@@ -202,23 +202,23 @@ func (r *Repartition) scoutSpec(s *rerouted, key, value []byte) error {
 	if err != nil {
 		return err
 	}
-	if want.ID = r.only.Prefix; !r.only.Matches(&want) { // scoutRow has checked the prefix
+	if want.ID = r.only.Prefix; !r.only.Matches(&want) { // inspectRow has checked the prefix
 		at.to = leftOut
-		s.dropped = append(s.dropped, at.mark)
+		s.dropped = append(s.dropped, at.row)
 	}
 	return nil
 }
 
-func (s *rerouted) sortSpecs() {
+func (s *oldPartition) sortSpecs() {
 	if s.sorted {
 		return
 	}
 	s.sorted = true
-	slices.SortFunc(s.specs, func(a, b reroutedSpec) int { return a.key().compare(b.key()) })
+	slices.SortFunc(s.specs, func(a, b specRoute) int { return a.key().compare(b.key()) })
 }
 
 // spec finds what is known of a spec; nil if no row names it. Keys must ascend from call to call.
-func (s *rerouted) spec(key []byte) (*reroutedSpec, error) {
+func (s *oldPartition) spec(key []byte) (*specRoute, error) {
 	k, err := decodeSpecKey(key)
 	if err != nil {
 		return nil, err
@@ -232,7 +232,7 @@ func (s *rerouted) spec(key []byte) (*reroutedSpec, error) {
 	return &s.specs[s.next], nil
 }
 
-func (s *rerouted) drops(m uint64) bool {
+func (s *oldPartition) isDropped(m uint64) bool {
 	_, found := slices.BinarySearch(s.dropped, m)
 	return found
 }
@@ -262,12 +262,12 @@ func (r *Repartition) Prepare() {
 }
 
 // renumbered is what number n of a partition becomes.
-func (r *Repartition) renumbered(s *rerouted, n uint64) uint64 {
+func (r *Repartition) renumbered(s *oldPartition, n uint64) uint64 {
 	return n*uint64(len(r.from)) + uint64(s.number)
 }
 
-// rearmed is what the number that ends a row's key becomes: in roomCompleted a number of completion, else of arming or creation.
-func (r *Repartition) rearmed(s *rerouted, room byte, n uint64) uint64 {
+// renumberedKey is what the number that ends a row's key becomes: in roomCompleted a number of completion, else of arming or creation.
+func (r *Repartition) renumberedKey(s *oldPartition, room byte, n uint64) uint64 {
 	if room == roomCompleted {
 		n += s.raise.finished
 	}
@@ -295,15 +295,15 @@ func (r *Repartition) Route(from int, room byte, key, value []byte) (to Routed, 
 	case roomIDs:
 		keep, err = r.routeID(s, &to)
 	case roomSpecs:
-		var at *reroutedSpec
+		var at *specRoute
 		if at, err = s.spec(key); at != nil {
 			to.Partition, keep = int(at.to), at.to != leftOut
 		}
 	case roomForced:
 		var f *forcedFire
 		if f, err = decodeForced(key, value); err == nil {
-			to.Partition, keep = PartitionOf(f.id, r.partitions), !s.drops(s.asked[f.id])
-			if s.asked[f.id] == 0 {
+			to.Partition, keep = PartitionOf(f.id, r.partitions), !s.isDropped(s.forcedRows[f.id])
+			if s.forcedRows[f.id] == 0 {
 				err = fmt.Errorf("there is no job %s", f.id)
 			}
 		}
@@ -322,11 +322,11 @@ func (r *Repartition) Route(from int, room byte, key, value []byte) (to Routed, 
 	return to, keep, malformed(room, key, err)
 }
 
-func (r *Repartition) routeRow(s *rerouted, room byte, to *Routed) (keep bool, err error) {
+func (r *Repartition) routeRow(s *oldPartition, room byte, to *Routed) (keep bool, err error) {
 	if len(to.Key) != keySize(room) || len(to.Value) < 2 {
 		return false, errShort
 	}
-	if s.drops(mark(room, to.Key)) {
+	if s.isDropped(rowID(room, to.Key)) {
 		return false, nil
 	}
 	s.scratch = append(append(append(s.scratch[:0], room), to.Key...), to.Value...)
@@ -337,34 +337,34 @@ func (r *Repartition) routeRow(s *rerouted, room byte, to *Routed) (keep bool, e
 	if j.place == inReady && room == roomWaiting && j.next > r.time {
 		j.place = onWheel
 	}
-	j.order, j.armed = r.renumbered(s, j.order), r.rearmed(s, room, j.armed)
+	j.order, j.armed = r.renumbered(s, j.order), r.renumberedKey(s, room, j.armed)
 	r.b = appendRow(r.b[:0], &j.job, &j.fixed, j.extra, j.id, j.request)
 	out := row(r.b)
 	to.Partition, to.Key, to.Value = PartitionOf(string(j.id), r.partitions), out.key(), out.value()
 	r.to[to.Partition].counts[j.status]++
 	if room == roomCompleted {
-		r.least[to.Partition] = min(r.least[to.Partition], j.armed)
+		r.minCompletion[to.Partition] = min(r.minCompletion[to.Partition], j.armed)
 	}
 	return true, nil
 }
 
-func (r *Repartition) routeID(s *rerouted, to *Routed) (keep bool, err error) {
+func (r *Repartition) routeID(s *oldPartition, to *Routed) (keep bool, err error) {
 	pointer := to.Value
 	if len(pointer) == 0 || len(pointer) != 1+keySize(pointer[0]) {
 		return false, errShort
 	}
-	if s.drops(mark(pointer[0], pointer[1:])) {
+	if s.isDropped(rowID(pointer[0], pointer[1:])) {
 		return false, nil
 	}
 	n := len(pointer) - 8
 	r.b = append(r.b[:0], pointer[:n]...)
-	r.b = appendNumber(r.b, r.rearmed(s, pointer[0], binary.BigEndian.Uint64(pointer[n:])))
+	r.b = appendNumber(r.b, r.renumberedKey(s, pointer[0], binary.BigEndian.Uint64(pointer[n:])))
 	to.Partition, to.Value = PartitionOf(string(to.Key), r.partitions), r.b
 	return true, nil
 }
 
 // routeOutput keeps the outputs that are held. An event without a job may go to any partition.
-func (r *Repartition) routeOutput(s *rerouted, to *Routed) (keep bool, err error) {
+func (r *Repartition) routeOutput(s *oldPartition, to *Routed) (keep bool, err error) {
 	o, err := decodeOutput(to.Key, to.Value)
 	if err != nil || o.Number <= s.outbox.acked.Output {
 		return false, err
@@ -387,7 +387,7 @@ func (r *Repartition) routeOutput(s *rerouted, to *Routed) (keep bool, err error
 }
 
 // partitionOf is where an output or a rejection goes that is about a job; job may be "".
-func (r *Repartition) partitionOf(s *rerouted, job string) int {
+func (r *Repartition) partitionOf(s *oldPartition, job string) int {
 	if job == "" {
 		return s.number % r.partitions
 	}
@@ -407,7 +407,7 @@ func (r *Repartition) States() (all [][]byte, jobs int) {
 			r.addState(m, s)
 		}
 		m.gaps = mergeGaps(m.gaps, r.time)
-		m.expired.number = min(m.finished, r.least[i]-1)
+		m.expired.number = min(m.finished, r.minCompletion[i]-1)
 		all[i] = m.appendState(nil)
 		for _, n := range m.counts {
 			jobs += n
@@ -417,7 +417,7 @@ func (r *Repartition) States() (all [][]byte, jobs int) {
 }
 
 // addState adds an old partition's state to a new one's.
-func (r *Repartition) addState(m *Machine, s *rerouted) {
+func (r *Repartition) addState(m *Machine, s *oldPartition) {
 	if s.epoch > m.epoch {
 		m.epoch, m.claim = s.epoch, s.claim
 	}

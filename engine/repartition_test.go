@@ -16,8 +16,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
 
-// town is all partitions of a service, with one log.
-type town struct {
+// service is the machines of all partitions, with one log.
+type service struct {
 	t     testing.TB
 	ms    []*Machine
 	seq   uint64
@@ -26,8 +26,8 @@ type town struct {
 	fired []string
 }
 
-func newTown(t testing.TB, partitions int) *town {
-	w := &town{t: t, now: testEpoch}
+func newService(t testing.TB, partitions int) *service {
+	w := &service{t: t, now: testEpoch}
 	for p := range partitions {
 		w.ms = append(w.ms, New(Layout{"carillon", partitions}, p))
 	}
@@ -36,7 +36,7 @@ func newTown(t testing.TB, partitions int) *town {
 }
 
 // begin has a node claim the partitions, and notes the outputs that they make from now on.
-func (w *town) begin() {
+func (w *service) begin() {
 	for _, m := range w.ms {
 		w.from = append(w.from, m.Acked().Output)
 		c := Rules()
@@ -47,7 +47,7 @@ func (w *town) begin() {
 }
 
 // listen notes the outputs that are held and those that are made from now on.
-func (w *town) listen() {
+func (w *service) listen() {
 	w.fired = nil
 	note := func(o *Output) {
 		w.fired = append(w.fired, fmt.Sprintf("%s v%d %d %s %s", o.ID(), o.Version, o.Missed, o.Event, o.Payload()))
@@ -61,7 +61,7 @@ func (w *town) listen() {
 	}
 }
 
-func (w *town) apply(m *Machine, e *Entry) *carillon.Error {
+func (w *service) apply(m *Machine, e *Entry) *carillon.Error {
 	w.seq++
 	e.Seq, e.Time = w.seq, w.now
 	r, err := m.Apply(e)
@@ -71,11 +71,11 @@ func (w *town) apply(m *Machine, e *Entry) *carillon.Error {
 	return r.Err
 }
 
-func (w *town) do(kind Kind, verb, job, body string) *carillon.Error {
+func (w *service) do(kind Kind, verb, job, body string) *carillon.Error {
 	return w.apply(w.ms[PartitionOf(job, len(w.ms))], &Entry{Kind: kind, Verb: verb, Job: job, Body: []byte(body)})
 }
 
-func (w *town) put(job, body string) {
+func (w *service) put(job, body string) {
 	w.t.Helper()
 	if err := w.do(KindPut, "put", job, body); err != nil {
 		w.t.Fatal(err)
@@ -83,7 +83,7 @@ func (w *town) put(job, body string) {
 }
 
 // tick advances some partitions to now. It says that outputs made before are stored for good, unless they are to be held.
-func (w *town) tick(limit int, hold bool, only ...int) {
+func (w *service) tick(limit int, hold bool, only ...int) {
 	w.seq++
 	for p, m := range w.ms {
 		if len(only) > 0 && !slices.Contains(only, p) {
@@ -100,18 +100,18 @@ func (w *town) tick(limit int, hold bool, only ...int) {
 	}
 }
 
-// moved is the town restored into other partitions, from a snapshot.
-func (w *town) moved(partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *town {
+// repartitioned is the service restored into other partitions, from a snapshot.
+func (w *service) repartitioned(partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *service {
 	w.t.Helper()
 	var views []memtable.View
 	for _, m := range w.ms {
 		views = append(views, wholeOf(w.t, m))
 	}
-	return w.movedFrom(views, partitions, only, cold, missed...)
+	return w.repartitionedFrom(views, partitions, only, cold, missed...)
 }
 
-// movedFrom is moved, from given checkpoints of all partitions.
-func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *town {
+// repartitionedFrom is repartitioned, from given checkpoints of all partitions.
+func (w *service) repartitionedFrom(views []memtable.View, partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *service {
 	w.t.Helper()
 	var states []*SavedState
 	for _, v := range views {
@@ -162,7 +162,7 @@ func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Se
 			}
 		}
 	}
-	other := &town{t: w.t, seq: w.seq, now: w.now}
+	other := &service{t: w.t, seq: w.seq, now: w.now}
 	var newest Claim
 	for _, s := range states {
 		if newest.Node == "" || s.machine.claim.newer(newest) {
@@ -207,8 +207,8 @@ func (w *town) movedFrom(views []memtable.View, partitions int, only carillon.Se
 	return other
 }
 
-// sameFires fails if two towns did not make the same outputs.
-func sameFires(t *testing.T, want, got *town) {
+// sameFires fails if two services did not make the same outputs.
+func sameFires(t *testing.T, want, got *service) {
 	t.Helper()
 	a, b := slices.Sorted(slices.Values(want.fired)), slices.Sorted(slices.Values(got.fired))
 	if d := cmp.Diff(a, b); d != "" {
@@ -216,9 +216,9 @@ func sameFires(t *testing.T, want, got *town) {
 	}
 }
 
-// month is a town with all kinds of jobs in all states, after two days.
-func month(t *testing.T) *town {
-	w := newTown(t, 4)
+// month is a service with all kinds of jobs in all states, after two days.
+func month(t *testing.T) *service {
+	w := newService(t, 4)
 	hour := time.Hour.Milliseconds()
 	for i := range 60 {
 		w.put(fmt.Sprintf("cron-%d", i), fmt.Sprintf(`{"schedule":"%d %d * * *","zone":"Europe/Paris","spread":"10m","payload":{"n": %d},"labels":{"team":"t%d"}}`, i, i%24, i, i%3))
@@ -245,7 +245,7 @@ func month(t *testing.T) *town {
 }
 
 // later goes on for a month, with commands for jobs that were there.
-func (w *town) later() {
+func (w *service) later() {
 	hour := time.Hour.Milliseconds()
 	for i := range 30 * 24 {
 		w.now += hour
@@ -262,9 +262,9 @@ func (w *town) later() {
 	}
 }
 
-// TestRerouteMonth restores a service into other numbers of partitions and lets both go on for a month: every later
+// TestRepartitionMonth restores a service into other numbers of partitions and lets both go on for a month: every later
 // output is the same.
-func TestRerouteMonth(t *testing.T) {
+func TestRepartitionMonth(t *testing.T) {
 	for i, partitions := range []int{1, 3, 8} {
 		w := month(t)
 		for p, m := range w.ms {
@@ -272,8 +272,8 @@ func TestRerouteMonth(t *testing.T) {
 				t.Fatalf("partition %d has nothing to lose: %+v", p, s)
 			}
 		}
-		other := w.moved(partitions, carillon.Selection{}, i%2 == 0)
-		jobs := func(w *town) (scheduled, paused int) {
+		other := w.repartitioned(partitions, carillon.Selection{}, i%2 == 0)
+		jobs := func(w *service) (scheduled, paused int) {
 			for _, m := range w.ms {
 				scheduled, paused = scheduled+m.counts[statusScheduled], paused+m.counts[statusPaused]
 			}
@@ -299,13 +299,13 @@ func TestRerouteMonth(t *testing.T) {
 			continue
 		}
 		// And once more, from the restored service, whose numbers have gone on.
-		again := other.moved(3, carillon.Selection{}, true)
+		again := other.repartitioned(3, carillon.Selection{}, true)
 		goOn(t, other, again)
 	}
 }
 
 // goOn lets a service and one that was restored from it go on, and compares the outputs that they make from there on.
-func goOn(t *testing.T, w, restored *town) {
+func goOn(t *testing.T, w, restored *service) {
 	t.Helper()
 	w.from = nil
 	w.begin()
@@ -316,8 +316,8 @@ func goOn(t *testing.T, w, restored *town) {
 }
 
 // A partition with few completed and deleted jobs keeps what it knows of them beside a partition with many.
-func TestRerouteUneven(t *testing.T) {
-	w := newTown(t, 2)
+func TestRepartitionUneven(t *testing.T) {
+	w := newService(t, 2)
 	id := func(partition int, name string, n int) string {
 		for n = 1000 * n; PartitionOf(fmt.Sprintf("%s-%d", name, n), 2) != partition; n++ {
 		}
@@ -339,7 +339,7 @@ func TestRerouteUneven(t *testing.T) {
 		w.do(KindDelete, "delete", id(0, "gone", i), "")
 	}
 	w.do(KindDelete, "delete", id(1, "gone", 0), "")
-	other := w.moved(1, carillon.Selection{}, true)
+	other := w.repartitioned(1, carillon.Selection{}, true)
 	m := other.ms[0]
 	if last := m.tombstoneQueue[len(m.tombstoneQueue)-1]; last.id != id(1, "gone", 0) {
 		t.Errorf("the last of %d tombstones is that of %s", len(m.tombstoneQueue), last.id)
@@ -358,7 +358,7 @@ func TestRerouteUneven(t *testing.T) {
 
 // Completed jobs that are gone may still be in a checkpoint. A restore leaves them out, except one with a forced fire.
 func TestRestoredGone(t *testing.T) {
-	w := newTown(t, 2)
+	w := newService(t, 2)
 	for i := range 10 {
 		w.put(fmt.Sprintf("once-%d", i), fmt.Sprintf(`{"schedule":"@in %ds"}`, i+1))
 	}
@@ -374,7 +374,7 @@ func TestRestoredGone(t *testing.T) {
 		w.apply(m, &Entry{Kind: KindFire, Verb: "fire", Job: fmt.Sprintf("none-%d", p)}) // once that is out, it is gone
 	}
 	var views []memtable.View
-	var want, salvaged []string
+	var want, extracted []string
 	for _, m := range w.ms {
 		s := saved{m: m}
 		newest := "newest"
@@ -390,8 +390,8 @@ func TestRestoredGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		views = append(views, s.table.View())
-		for _, j := range w.salvagedFrom(views[len(views)-1], carillon.Selection{}) {
-			salvaged = append(salvaged, j.Job.ID)
+		for _, j := range w.extractedFrom(views[len(views)-1], carillon.Selection{}) {
+			extracted = append(extracted, j.Job.ID)
 		}
 		page, _, _ := m.Page(&carillon.ListRequest{}, "", 100, 100, nil)
 		for i := range page {
@@ -401,31 +401,31 @@ func TestRestoredGone(t *testing.T) {
 			t.Fatalf("%d of %d completed jobs are gone", m.counts[statusCompleted]-len(page), m.counts[statusCompleted])
 		}
 	}
-	other := w.movedFrom(views, 1, carillon.Selection{}, true)
+	other := w.repartitionedFrom(views, 1, carillon.Selection{}, true)
 	page, _, _ := other.ms[0].Page(&carillon.ListRequest{}, "", 100, 100, nil)
 	var got []string
 	for i := range page {
 		got = append(got, page[i].ID)
 	}
 	slices.Sort(want)
-	slices.Sort(salvaged)
+	slices.Sort(extracted)
 	if len(want) != 5 || !slices.Equal(got, want) {
-		t.Errorf("rerouted are %q, want %q", got, want)
+		t.Errorf("repartitioned are %q, want %q", got, want)
 	}
-	if want = slices.DeleteFunc(want, func(id string) bool { return id == "once-0" }); !slices.Equal(salvaged, want) {
-		t.Errorf("salvaged are %q, want %q", salvaged, want)
+	if want = slices.DeleteFunc(want, func(id string) bool { return id == "once-0" }); !slices.Equal(extracted, want) {
+		t.Errorf("extracted are %q, want %q", extracted, want)
 	}
 }
 
 // A restore into other partitions takes as much memory for each job as the docs say.
-func TestReroutedSpecSize(t *testing.T) {
-	if size := unsafe.Sizeof(reroutedSpec{}); size != 24 {
+func TestSpecRouteSize(t *testing.T) {
+	if size := unsafe.Sizeof(specRoute{}); size != 24 {
 		t.Errorf("%d bytes a job, not 24", size)
 	}
 }
 
 // Some of the jobs only: those of a prefix, a label, an owner.
-func TestRerouteSelection(t *testing.T) {
+func TestRepartitionSelection(t *testing.T) {
 	for _, only := range []carillon.Selection{{Prefix: "cron-1"}, {Label: "team=t1"}, {Owner: "o1"}, {Prefix: "every"}, {Prefix: "cron-2", Label: "team"}, {Prefix: "x"}} {
 		w := month(t)
 		want := make(map[string]bool)
@@ -435,7 +435,7 @@ func TestRerouteSelection(t *testing.T) {
 				want[j.ID] = true
 			}
 		}
-		other := w.moved(3, only, only.Label == "")
+		other := w.repartitioned(3, only, only.Label == "")
 		got := make(map[string]bool)
 		for _, m := range other.ms {
 			page, _, _ := m.Page(&carillon.ListRequest{}, "", 1000, 1000, nil)
@@ -447,7 +447,7 @@ func TestRerouteSelection(t *testing.T) {
 			t.Fatalf("%+v: %d jobs (-want +got):\n%s", only, len(want), d)
 		}
 		var held [2]int
-		for i, w := range []*town{w, other} {
+		for i, w := range []*service{w, other} {
 			for _, m := range w.ms {
 				outputs, _ := m.Outbox(m.Acked().Output)
 				for _, o := range outputs {
@@ -481,7 +481,7 @@ func TestRerouteSelection(t *testing.T) {
 }
 
 // quiet goes on for a month without commands.
-func (w *town) quiet() {
+func (w *service) quiet() {
 	for range 30 {
 		w.now += 24 * time.Hour.Milliseconds()
 		w.tick(5000, false)
@@ -490,8 +490,8 @@ func (w *town) quiet() {
 
 // Partitions stood at different times. What came due since the earliest time of those in which something was due is missed; the
 // times of the others do not matter.
-func TestRerouteTime(t *testing.T) {
-	w := newTown(t, 4)
+func TestRepartitionTime(t *testing.T) {
+	w := newService(t, 4)
 	name := func(p int, s string) string {
 		for PartitionOf(s, 4) != p {
 			s += "-"
@@ -511,7 +511,7 @@ func TestRerouteTime(t *testing.T) {
 	w.put(name(3, "new"), `{"schedule":"@in 1s"}`)
 	w.now += minute + 1000
 	w.tick(0, false, 3) // and this one has missed nothing that partition 2 has not
-	other := w.moved(2, carillon.Selection{}, true)
+	other := w.repartitioned(2, carillon.Selection{}, true)
 	for _, m := range other.ms {
 		if m.to != testEpoch+minute {
 			t.Errorf("restored to %d ms, the partition with something due stands at %d", m.to-testEpoch, minute)
@@ -549,13 +549,13 @@ func TestMergeGaps(t *testing.T) {
 }
 
 // The event of a refusal is in its job's partition; that of many collapsed refusals is in one partition, with the count of all.
-func TestRerouteRefusals(t *testing.T) {
-	w := newTown(t, 3)
+func TestRepartitionRefusals(t *testing.T) {
+	w := newService(t, 3)
 	const refused = 6 * maxRejected
 	for i := range refused {
 		w.do(KindDelete, "delete", fmt.Sprintf("none-%d", i), "")
 	}
-	told := func(w *town) (total uint64) {
+	told := func(w *service) (total uint64) {
 		w.begin()
 		w.tick(10_000, true)
 		for _, m := range w.ms {
@@ -574,13 +574,13 @@ func TestRerouteRefusals(t *testing.T) {
 		return total
 	}
 	for _, partitions := range []int{1, 2, 5} {
-		if n := told(w.moved(partitions, carillon.Selection{}, true)); n != refused {
+		if n := told(w.repartitioned(partitions, carillon.Selection{}, true)); n != refused {
 			t.Errorf("%d partitions tell of %d refusals, there were %d", partitions, n, refused)
 		}
 	}
 }
 
-func TestRerouteRefuses(t *testing.T) {
+func TestRepartitionRefuses(t *testing.T) {
 	f := newFeed(t)
 	f.put("a", `{"schedule":"@every 1s"}`)
 	state := func() *SavedState {
@@ -604,7 +604,7 @@ func TestRerouteRefuses(t *testing.T) {
 			key, value := []byte(pair[0]), []byte(pair[1])
 			if room != 'i' && room != 'g' && room != 'o' && room != 'x' && room != 's' {
 				if err := r.Inspect(0, room, key, value); !errors.Is(err, ErrCheckpoint) {
-					t.Errorf("scout room %q, key %x: %v", room, key, err)
+					t.Errorf("inspect room %q, key %x: %v", room, key, err)
 				}
 			}
 			if room == 's' && len(key) == 12 {
