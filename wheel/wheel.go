@@ -53,13 +53,13 @@ import (
 //     level of the highest digit in which key and now differ, and go down while the slot is split.
 //   - Therefore all timers of one key are in one slot, in the order of insertion. A new one is added
 //     at the end. A slot's timers move only all together, in their order, and before anything else
-//     can be added (split and enter do it in one call). So there is never a timer above, still to
+//     can be added (split and advanceTo do it in one call). So there is never a timer above, still to
 //     cascade, while a later one of the same key is below already. A row counts as the beginning of
 //     its slot: rows are made only when level 0 is empty, and no rows are left.
 //   - At a level above 0 the slot that now is in is empty, because what shares that digit with now
 //     belongs lower. The slots before it are empty because they are in the past.
 //   - Moving now to t <= every key changes the place of no timers but those in the slot of t at the
-//     highest digit that changes, and those are what enter moves. The reason: a timer at level k
+//     highest digit that changes, and those are what advanceTo moves. The reason: a timer at level k
 //     shares all higher digits with now and has a greater digit k. Since t lies between now and the
 //     timer's key, t shares those higher digits, too, and its digit k is no greater than the timer's.
 //     If it is less, the timer stays where it is; if it is equal, the timer is in the slot of t.
@@ -321,7 +321,7 @@ func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline
 			break
 		}
 		if k > 0 {
-			w.enter(at)
+			w.advanceTo(at)
 			continue
 		}
 		w.now = at
@@ -333,7 +333,7 @@ func (w *Wheel) Advance(to int64, budget int, expired func(data uint32, deadline
 			expired(w.pop(s))
 		}
 	}
-	w.enter(end)
+	w.advanceTo(end)
 	return true
 }
 
@@ -465,11 +465,11 @@ func (w *Wheel) split(i uint32) {
 	old := *s
 	from, last := w.startOf(i), w.lastOf(i)
 	*s = slot{head: w.newNode(w.node(i/fan).level-1, i, from)}
-	w.scatter(&old, last)
+	w.reinsert(&old, last)
 }
 
-// enter moves now to t, which is no greater than any key, and moves the timers of the slots that t is in to lower levels.
-func (w *Wheel) enter(t uint64) {
+// advanceTo moves now to t, which is no greater than any key, and moves the timers of the slots that t is in to lower levels.
+func (w *Wheel) advanceTo(t uint64) {
 	k := levelOf(w.now ^ t)
 	w.now = t
 	for ; k > 0; k-- {
@@ -481,9 +481,9 @@ func (w *Wheel) enter(t uint64) {
 		w.vacate(i)
 		if !s.split() {
 			if k == 1 {
-				w.lineUp(&s)
+				w.makeRows(&s)
 			} else {
-				w.scatter(&s, t|(1<<(k*digit)-1))
+				w.reinsert(&s, t|(1<<(k*digit)-1))
 			}
 			return // the slots that t is in at lower levels were empty, and these timers went to others, or to level 0
 		}
@@ -494,9 +494,9 @@ func (w *Wheel) enter(t uint64) {
 	}
 }
 
-// scatter places the timers of a former slot again, in order, and frees its chunks. last is the slot's last millisecond.
+// reinsert places the timers of a former slot again, in order, and frees its chunks. last is the slot's last millisecond.
 // None of the timers is late: late ones lie at level 0, which is neither split nor entered.
-func (w *Wheel) scatter(s *slot, last uint64) {
+func (w *Wheel) reinsert(s *slot, last uint64) {
 	for c := s.head; c != 0; {
 		next, step, used, records := w.chunk(c).next, w.use(c).step, w.used(s, c), *w.recordsOf(c)
 		w.recycle(c)
@@ -510,9 +510,9 @@ func (w *Wheel) scatter(s *slot, last uint64) {
 	}
 }
 
-// lineUp makes rows of s, a former slot of level 1. Level 0 must be empty. All that this writes, and what expiry will read
+// makeRows makes rows of s, a former slot of level 1. Level 0 must be empty. All that this writes, and what expiry will read
 // of it, is read ahead first.
-func (w *Wheel) lineUp(s *slot) {
+func (w *Wheel) makeRows(s *slot) {
 	rows := &w.rows
 	for c := s.head; c != 0; {
 		next := w.chunk(c).next

@@ -9,23 +9,23 @@ import "time"
 // Alarm is for one goroutine that waits. Any goroutine may set and wake it.
 type Alarm struct {
 	timer timer         // the system's
-	rang  chan struct{} // has room for one wake-up
+	c     chan struct{} // has room for one wake-up
 }
 
 // New makes an alarm that is not set. The error is the system's.
 func New() (a Alarm, err error) {
-	a.rang = make(chan struct{}, 1)
+	a.c = make(chan struct{}, 1)
 	a.timer, err = newTimer(a.Wake)
 	return a, err
 }
 
 // C returns a channel that receives once the time has come or Wake was called. Until that has been received, nothing more is added.
-func (a Alarm) C() <-chan struct{} { return a.rang }
+func (a Alarm) C() <-chan struct{} { return a.c }
 
 // Wake wakes the waiter now.
 func (a Alarm) Wake() {
 	select {
-	case a.rang <- struct{}{}:
+	case a.c <- struct{}{}:
 	default:
 	}
 }

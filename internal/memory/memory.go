@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	look      = 2 * time.Second
-	roomBytes = 384 << 20
-	roomLeast = 50               // percent of the heap
-	roomMost  = 800              // percent
-	idleAfter = 70 * time.Second // over a minute: cron jobs often fire each minute, and returned pages are cleared before their next use
-	idleBytes = 16 << 20         // less is not worth a collection
+	look        = 2 * time.Second
+	growthBytes = 384 << 20
+	minGrowth   = 50               // percent of the heap
+	maxGrowth   = 800              // percent
+	idleAfter   = 70 * time.Second // over a minute: cron jobs often fire each minute, and returned pages are cleared before their next use
+	idleBytes   = 16 << 20         // less is not worth a collection
 
 	heapLive = "/gc/heap/live:bytes"
 )
@@ -121,5 +121,5 @@ func toGive(given bool, live, free, objects uint64) uint64 {
 
 // gcPercent is how much a heap may grow before it is collected again.
 func gcPercent(live uint64) int {
-	return int(min(max(roomBytes*100/max(live, 1), roomLeast), roomMost))
+	return int(min(max(growthBytes*100/max(live, 1), minGrowth), maxGrowth))
 }

@@ -8,7 +8,7 @@ import (
 
 // The room is of one size, whatever the heap's, between half of a large one and eight times a small one.
 func TestGCPercent(t *testing.T) {
-	for live, want := range map[uint64]int{0: roomMost, 1 << 20: roomMost, 192 << 20: 200, 384 << 20: 100, 768 << 20: roomLeast, 8 << 30: roomLeast} {
+	for live, want := range map[uint64]int{0: maxGrowth, 1 << 20: maxGrowth, 192 << 20: 200, 384 << 20: 100, 768 << 20: minGrowth, 8 << 30: minGrowth} {
 		if got := gcPercent(live); got != want {
 			t.Errorf("with %d MiB live: %d %%, want %d", live>>20, got, want)
 		}
@@ -48,7 +48,7 @@ func TestTendCollector(t *testing.T) {
 			}
 		}
 		end := TendCollector()
-		if got := percent(); (got == before) != set || !set && (got < roomLeast || got > roomMost) {
+		if got := percent(); (got == before) != set || !set && (got < minGrowth || got > maxGrowth) {
 			t.Errorf("set in the environment %t: %d %% while it is tended, %d before", set, got, before)
 		}
 		end()

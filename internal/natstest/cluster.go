@@ -15,14 +15,14 @@ import (
 type Cluster struct {
 	t       testing.TB
 	options []*server.Options
-	up      []*server.Server
+	servers []*server.Server
 }
 
 // StartCluster starts n servers, named n1, n2, …, and returns when they have a leader that knows all of them. They end
 // with the test. config, which may be empty, is added to the configuration of each.
 func StartCluster(t testing.TB, n int, config string) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, up: make([]*server.Server, n)}
+	c := &Cluster{t: t, servers: make([]*server.Server, n)}
 	var routes []string
 	for range n {
 		routes = append(routes, "nats://"+FreeAddress(t))
@@ -42,12 +42,12 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 		c.Start(i)
 	}
 	t.Cleanup(func() {
-		for i := range c.up {
+		for i := range c.servers {
 			c.Stop(i)
 		}
 	})
 	c.await("a leader that knows all servers", func() bool {
-		for _, ns := range c.up {
+		for _, ns := range c.servers {
 			if ns.JetStreamIsLeader() {
 				return len(ns.JetStreamClusterPeers()) == n
 			}
@@ -60,14 +60,14 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 // Start starts a server again, at the address that it had.
 func (c *Cluster) Start(i int) {
 	c.t.Helper()
-	c.up[i] = up(c.t, c.options[i].Clone())
+	c.servers[i] = startServer(c.t, c.options[i].Clone())
 }
 
 // Stop shuts a server down, and returns when that is done. If the server is down already, it returns at once.
 func (c *Cluster) Stop(i int) {
-	if ns := c.up[i]; ns != nil {
-		down(ns)
-		c.up[i] = nil
+	if ns := c.servers[i]; ns != nil {
+		stopServer(ns)
+		c.servers[i] = nil
 	}
 }
 
@@ -84,8 +84,8 @@ func (c *Cluster) URL() string {
 func (c *Cluster) Leader(account, stream string) (i int) {
 	c.t.Helper()
 	c.await("a leader of "+stream, func() bool {
-		for i = range c.up {
-			if c.up[i] != nil && c.up[i].JetStreamIsStreamLeader(account, stream) {
+		for i = range c.servers {
+			if c.servers[i] != nil && c.servers[i].JetStreamIsStreamLeader(account, stream) {
 				return true
 			}
 		}

@@ -22,8 +22,8 @@ func Start(t testing.TB, o *server.Options) *server.Server {
 	if o.JetStream && o.StoreDir == "" {
 		o.StoreDir = t.TempDir()
 	}
-	ns := up(t, o)
-	t.Cleanup(func() { down(ns) })
+	ns := startServer(t, o)
+	t.Cleanup(func() { stopServer(ns) })
 	return ns
 }
 
@@ -75,7 +75,7 @@ func FreeAddress(t testing.TB) string {
 
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-func up(t testing.TB, o *server.Options) *server.Server {
+func startServer(t testing.TB, o *server.Options) *server.Server {
 	t.Helper()
 	ns, err := server.NewServer(o)
 	if err != nil {
@@ -88,7 +88,7 @@ func up(t testing.TB, o *server.Options) *server.Server {
 	return ns
 }
 
-func down(ns *server.Server) {
+func stopServer(ns *server.Server) {
 	ns.Shutdown()
 	ns.WaitForShutdown()
 }
