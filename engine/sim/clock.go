@@ -148,7 +148,7 @@ func (w *world) diverge() {
 	if owner == follower {
 		return
 	}
-	w.seat(follower, p)
+	w.makeFollow(follower, p)
 	if w.err != nil || follower.parts[p] == nil || owner.parts[p] == nil || owner.parts[p].stopped != nil || follower.parts[p].stopped != nil {
 		return
 	}

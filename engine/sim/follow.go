@@ -74,7 +74,7 @@ func (n *node) giveUp(p int) {
 		return
 	}
 	part.chain.Lose()
-	n.parts[p], n.gave[p], n.tables[p] = nil, part, new(memtable.Table)
+	n.parts[p], n.givenUp[p], n.tables[p] = nil, part, new(memtable.Table)
 	w.note("%s gives partition %d up", n.name(), p)
 }
 
@@ -141,17 +141,17 @@ func (n *node) take(p int) {
 	}
 	m.Listen(engine.Listener{})
 	taken := &part{machine: m, chain: engine.NewChain(), offered: m.Made(), upTo: max(upTo, t.position)}
-	if before := n.gave[p]; before != nil {
+	if before := n.givenUp[p]; before != nil {
 		taken.chain, taken.gen = before.chain, before.gen+1
 	} else if w.replicated {
 		taken.chain.Confirm()
 	}
-	n.parts[p], n.gave[p] = taken, nil
+	n.parts[p], n.givenUp[p] = taken, nil
 	w.note("%s follows partition %d from %d on", n.name(), p, n.parts[p].upTo)
 }
 
-// beginAnew is what a node does when the log was cut beyond its position: it drops everything, and takes its partitions over again.
-func (n *node) beginAnew() {
+// startOver is what a node does when the log was cut beyond its position: it drops everything, and takes its partitions over again.
+func (n *node) startOver() {
 	w := n.world
 	for p := range w.out {
 		if n.has(p) && !slices.ContainsFunc(w.nodes, func(o *node) bool { return o != n && o.has(p) }) {
@@ -201,8 +201,8 @@ func (n *node) cut() uint64 {
 	return needed
 }
 
-// seat makes a node follow a partition, in a calm world.
-func (w *world) seat(n *node, p int) {
+// makeFollow makes a node follow a partition, in a calm world.
+func (w *world) makeFollow(n *node, p int) {
 	if n.parts[p] != nil {
 		return
 	}
@@ -210,14 +210,14 @@ func (w *world) seat(n *node, p int) {
 		w.fail("nobody follows partition %d", p)
 		return
 	}
-	for n.parts[p] == nil && w.goesOn(p) != nil && w.err == nil {
+	for n.parts[p] == nil && w.runningNode(p) != nil && w.err == nil {
 		n.askFor(p)
 		n.take(p)
 	}
 }
 
-// goesOn returns a node on which a partition has not stopped.
-func (w *world) goesOn(p int) *node {
+// runningNode returns a node on which a partition has not stopped.
+func (w *world) runningNode(p int) *node {
 	for _, n := range w.nodes {
 		if n.up && n.parts[p] != nil && n.parts[p].stopped == nil {
 			return n

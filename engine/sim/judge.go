@@ -52,7 +52,7 @@ func (w *world) judge() {
 		}
 		if at := w.nodes[p%len(w.nodes)].parts[p]; w.err == nil && at != nil && at.stopped == nil {
 			w.judgeStream(p, r)
-			w.judgeLives(r)
+			w.judgeVersions(r)
 		}
 		if w.err == nil {
 			w.judgeReplicas(p)
@@ -80,7 +80,7 @@ func (w *world) expect(p int) *reference {
 func (w *world) judgeContent(p int, r *reference) {
 	for i, want := range r.outputs {
 		got, ok := w.made[p][uint64(i)+1]
-		if !ok && w.loud[p] && w.goesOn(p) == nil {
+		if !ok && w.loud[p] && w.runningNode(p) == nil {
 			return
 		}
 		if !ok {
@@ -158,7 +158,7 @@ func (w *world) judgeStream(p int, r *reference) {
 			w.fail("out %d: output %d at %d is not what was made", p, number, m.Seq)
 			return
 		}
-		if trigger != "" && triggers[trigger] && !w.reborn(r, trigger) {
+		if trigger != "" && triggers[trigger] && !w.recreated(r, trigger) {
 			w.fail("out %d: trigger %s comes twice", p, trigger)
 			return
 		}
@@ -170,11 +170,11 @@ func (w *world) judgeStream(p int, r *reference) {
 	}
 }
 
-// reborn tells whether a trigger's job was deleted and made again: then its times may be fired again.
-func (w *world) reborn(r *reference, trigger string) bool {
+// recreated tells whether a trigger's job was deleted and made again: then its times may be fired again.
+func (w *world) recreated(r *reference, trigger string) bool {
 	job, _, _, _ := carillon.SplitTriggerID(trigger)
 	incarnations := make(map[uint64]bool)
-	for _, l := range r.lives {
+	for _, l := range r.versions {
 		if l.job == job {
 			incarnations[l.incarnation] = true
 		}
@@ -182,10 +182,10 @@ func (w *world) reborn(r *reference, trigger string) bool {
 	return len(incarnations) > 1
 }
 
-// judgeLives counts, for each version of a job that still exists, the times at which it was due: each must have been
+// judgeVersions counts, for each version of a job that still exists, the times at which it was due: each must have been
 // fired, been counted as missed by a later fire, or been skipped.
-func (w *world) judgeLives(r *reference) {
-	for _, l := range r.lives {
+func (w *world) judgeVersions(r *reference) {
+	for _, l := range r.versions {
 		if l.times.kind == 0 {
 			continue
 		}

@@ -23,7 +23,7 @@ func TestJudge(t *testing.T) {
 			return false
 		}
 		_, first := outputOf(stored[triggers[0]])
-		return !w.reborn(r, first)
+		return !w.recreated(r, first)
 	}
 	for seed := uint64(1); w == nil || !plain(); seed++ {
 		if w = newWorld(seed, Options{Events: 300}); w.run() != nil {
@@ -131,19 +131,19 @@ func TestJudge(t *testing.T) {
 	told("another answer", "answers record", w.judge)
 	w.answers[p] = answers
 
-	told("lives as they were", "", func() { w.judgeLives(r) })
-	for what, spoil := range map[string]func(*life){
-		"a fire too many":   func(l *life) { l.fires++ },
-		"a missed too many": func(l *life) { l.missed++ },
-		"a skip too many":   func(l *life) { l.skipped++ },
+	told("lives as they were", "", func() { w.judgeVersions(r) })
+	for what, spoil := range map[string]func(*jobVersion){
+		"a fire too many":   func(l *jobVersion) { l.fires++ },
+		"a missed too many": func(l *jobVersion) { l.missed++ },
+		"a skip too many":   func(l *jobVersion) { l.skipped++ },
 	} {
 		r := w.expect(p)
-		spoil(r.lives[slices.IndexFunc(r.lives, func(l *life) bool { return l.times.kind != 0 })])
-		told(what, "was due", func() { w.judgeLives(r) })
+		spoil(r.versions[slices.IndexFunc(r.versions, func(l *jobVersion) bool { return l.times.kind != 0 })])
+		told(what, "was due", func() { w.judgeVersions(r) })
 	}
 	late := w.expect(p)
 	late.jobs[0].completed, late.jobs[0].paused, late.jobs[0].next = false, false, late.to
-	told("one was forgotten", "was due at", func() { w.judgeLives(late) })
+	told("one was forgotten", "was due at", func() { w.judgeVersions(late) })
 
 	w.promised[w.log.Last()+1] = true
 	told("a record is gone", "was answered and is gone", w.judge)

@@ -34,7 +34,7 @@ type node struct {
 	session int
 	applied uint64
 	parts   []*part // by partition; nil: it does not follow it
-	gave    []*part // given up in this session
+	givenUp []*part // given up in this session
 	taking  map[int]*taking
 
 	mistakes string // the job whose put it gets wrong (diverge)
@@ -100,7 +100,7 @@ func (n *node) start() {
 	n.session++
 	n.synced = len(n.local)
 	n.applied = 0
-	n.parts, n.gave, n.taking = nil, make([]*part, w.layout.Partitions), make(map[int]*taking)
+	n.parts, n.givenUp, n.taking = nil, make([]*part, w.layout.Partitions), make(map[int]*taking)
 	if n.known, n.sent = (engine.ClockOffset{}), (sentTick{}); w.clocks.apart > 0 {
 		n.ask()
 	}
@@ -180,9 +180,9 @@ func (n *node) crash() {
 	w.note("%s crashes, keeps %d of %d records", n.name(), keep, len(n.local))
 	n.local = slices.Clone(n.local[:keep])
 	n.synced = keep
-	n.up, n.parts, n.gave, n.taking = false, nil, nil, nil
+	n.up, n.parts, n.givenUp, n.taking = false, nil, nil, nil
 	if w.watched { // the server was in the same process
-		w.wire, w.acks, w.words = nil, nil, nil
+		w.wire, w.acks, w.notices = nil, nil, nil
 	}
 }
 
@@ -219,7 +219,7 @@ func (n *node) after(seq uint64) int {
 func (n *node) adopt() {
 	w := n.world
 	if w.placed {
-		n.beginAnew()
+		n.startOver()
 		return
 	}
 	best := n
@@ -523,7 +523,7 @@ func (n *node) messageID(part *part, number uint64) string {
 }
 
 func (n *node) acked(a ack) {
-	part := cmp.Or(n.parts[a.partition], n.gave[a.partition])
+	part := cmp.Or(n.parts[a.partition], n.givenUp[a.partition])
 	switch {
 	case a.gen != part.gen: // it confirms a message at a sequence that may be another output's now
 	case a.err == nil:
@@ -534,8 +534,8 @@ func (n *node) acked(a ack) {
 	}
 }
 
-// heard is called when the node hears of a foreign message in an output stream.
-func (n *node) heard(part *part) {
+// onForeign is called when the node hears of a foreign message in an output stream.
+func (n *node) onForeign(part *part) {
 	if part.chain.Watched() {
 		part.chain.Watch(false)
 		part.synced = part.durable
@@ -585,12 +585,12 @@ func (n *node) resume() {
 		q := part.question
 		part.question = nil
 		if q.acked == part.machine.Acked() { // else the answer may be older than what is known by now
-			n.goOn(p, part, q)
+			n.finishResume(p, part, q)
 		}
 	}
 }
 
-func (n *node) goOn(p int, part *part, q *question) {
+func (n *node) finishResume(p int, part *part, q *question) {
 	w := n.world
 	var end engine.StreamEnd
 	if (w.watched || w.replicated) && q.last >= q.acked.Seq {
@@ -608,7 +608,7 @@ func (n *node) goOn(p int, part *part, q *question) {
 		}
 		end = s.End()
 	} else {
-		end = walkBack(part.machine, q)
+		end = lastOutput(part.machine, q)
 	}
 	if end.Number == 0 {
 		// There is no output above those known to be stored. Either age removed it, and then the last message
@@ -648,8 +648,8 @@ func (n *node) goOn(p int, part *part, q *question) {
 	w.note("%s goes on in partition %d after output %d at %d", n.name(), p, number, q.last)
 }
 
-// walkBack looks for the last output among the messages, from the end.
-func walkBack(m *engine.Machine, q *question) engine.StreamEnd {
+// lastOutput looks for the last output among the messages, from the end.
+func lastOutput(m *engine.Machine, q *question) engine.StreamEnd {
 	end := engine.StreamEnd{LastSeq: q.last}
 	for i := len(q.messages) - 1; i >= 0 && end.Number == 0; i-- {
 		number, trigger := outputOf(q.messages[i])

@@ -37,7 +37,7 @@ type reference struct {
 	tombstones []refTombstone
 	outputs    []expected
 	answers    map[uint64]string // by sequence: the outcome of a command, or of each job of an import
-	lives      []*life
+	versions   []*jobVersion
 	left       int
 	logged     int64 // when the tick was
 	moves      int
@@ -48,7 +48,7 @@ const never = math.MaxInt64
 type refJob struct {
 	id                   string
 	spec                 put
-	life                 *life
+	current              *jobVersion
 	version, order       uint64
 	request              string
 	next, last           int64
@@ -65,8 +65,8 @@ type refJob struct {
 	completion           uint64
 }
 
-// life is one version of a job, from its acceptance on, with all that it fired or skipped.
-type life struct {
+// jobVersion is one version of a job, from its acceptance on, with all that it fired or skipped.
+type jobVersion struct {
 	job                    string
 	incarnation, version   uint64
 	times                  times
@@ -431,7 +431,7 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 		j = &refJob{id: e.Job, order: r.created, last: last}
 		r.jobs = append(r.jobs, j)
 	} else {
-		j.life.ended = true
+		j.current.ended = true
 	}
 	paused := j.paused || packed.Paused
 	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, request: e.Request, last: last, next: next, paused: paused}
@@ -441,8 +441,8 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 			j.missedTo, j.missedAs = r.now-1000, []string{"", "fire_once", "fire_all", "skip"}[state.Missed]
 		}
 	}
-	j.life = &life{job: j.id, incarnation: j.order, version: j.version, times: t, accepted: accepted, from: from, decided: from - 1}
-	r.lives = append(r.lives, j.life)
+	j.current = &jobVersion{job: j.id, incarnation: j.order, version: j.version, times: t, accepted: accepted, from: from, decided: from - 1}
+	r.versions = append(r.versions, j.current)
 	if next == never && t.kind != 0 {
 		r.complete(j)
 		j.announced = t.kind != 'a' && state == nil
@@ -462,7 +462,7 @@ func canonical(p put) put {
 }
 
 func (r *reference) drop(j *refJob) {
-	j.life.ended = true
+	j.current.ended = true
 	r.jobs = slices.DeleteFunc(r.jobs, func(o *refJob) bool { return o == j })
 	r.forced = slices.DeleteFunc(r.forced, func(f *refForced) bool { return f.job == j })
 }
@@ -470,7 +470,7 @@ func (r *reference) drop(j *refJob) {
 func (r *reference) complete(j *refJob) {
 	r.finished++
 	j.completed, j.paused, j.ready, j.completedAt, j.completion, j.next = true, false, false, max(r.to, r.now), r.finished, never
-	j.life.ended = true
+	j.current.ended = true
 }
 
 func (r *reference) refuse(e *engine.Entry, code carillon.Code) {
@@ -662,11 +662,11 @@ func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
 	if j.counted == 0 {
 		j.countedFirst = j.next
 	}
-	n, last := j.life.times.count(j.next, until)
-	if j.life.times.kind == 'c' && n > countSlice {
-		last -= int64(n-countSlice) * j.life.times.period
+	n, last := j.current.times.count(j.next, until)
+	if j.current.times.kind == 'c' && n > countSlice {
+		last -= int64(n-countSlice) * j.current.times.period
 		j.counted += countSlice
-		j.next, j.ready = last+j.life.times.period, true
+		j.next, j.ready = last+j.current.times.period, true
 		return last, false
 	}
 	j.counted += n
@@ -683,7 +683,7 @@ func (r *reference) takeTurn(j *refJob) {
 		return
 	}
 	until, policy, missed := r.missed(j)
-	recurring := j.life.times.kind != 'a'
+	recurring := j.current.times.kind != 'a'
 	if missed && policy != "fire_all" && (recurring || policy == "skip") {
 		last, done := r.count(j, until)
 		if !done {
@@ -705,7 +705,7 @@ func (r *reference) takeTurn(j *refJob) {
 	j.counted = 0
 	j.fires++
 	j.last = j.next
-	j.life.fires, j.life.missed, j.life.decided = j.life.fires+1, j.life.missed+others, j.last
+	j.current.fires, j.current.missed, j.current.decided = j.current.fires+1, j.current.missed+others, j.last
 	r.outputs = append(r.outputs, expected{
 		job: j.id, id: carillon.FormatTriggerID(j.id, j.last), version: j.version, missed: others, due: j.last,
 		topic: j.spec.Topic, of: j.spec.Headers[headerOf], payload: payload(j.spec),
@@ -738,20 +738,20 @@ func (r *reference) missed(j *refJob) (until int64, policy string, missed bool) 
 }
 
 // accepted is when the job's version was; fires before never existed, except that of a one-shot put late.
-func (j *refJob) accepted() int64 { return j.life.accepted }
+func (j *refJob) accepted() int64 { return j.current.accepted }
 
 func (r *reference) skip(j *refJob, reason string, last int64) {
 	r.event(carillon.Event{
 		Kind: carillon.EventSkipped, Job: j.id, Version: j.version, Reason: reason, Count: j.counted,
 		First: millis(j.countedFirst), Last: millis(last), Time: millis(r.to),
 	})
-	j.life.skipped, j.life.decided = j.life.skipped+j.counted, last
+	j.current.skipped, j.current.decided = j.current.skipped+j.counted, last
 	j.counted = 0
 	r.advance(j, last)
 }
 
 func (r *reference) advance(j *refJob, after int64) {
-	if j.next = j.life.times.after(after); j.next == never {
+	if j.next = j.current.times.after(after); j.next == never {
 		r.end(j)
 		return
 	}
@@ -759,7 +759,7 @@ func (r *reference) advance(j *refJob, after int64) {
 }
 
 func (r *reference) end(j *refJob) {
-	if j.life.times.kind != 'a' {
+	if j.current.times.kind != 'a' {
 		r.completed(j)
 	}
 	r.complete(j)

@@ -77,16 +77,16 @@ type world struct {
 	skew    int64 // of the streams' clock, ms
 	stamped int64 // greatest timestamp given so far, ns
 
-	log   *Stream
-	out   []*Stream
-	nodes []*node
-	wire  []packet
-	acks  []ack
-	words []word
-	syncs []int    // of each output stream
-	aged  []uint64 // and its newest output that was removed for its age
-	calm  bool
-	err   error
+	log     *Stream
+	out     []*Stream
+	nodes   []*node
+	wire    []packet
+	acks    []ack
+	notices []notice
+	syncs   []int    // of each output stream
+	aged    []uint64 // and its newest output that was removed for its age
+	calm    bool
+	err     error
 
 	replicated bool   // messages must not be linked in the output streams: each is confirmed instead
 	watched    bool   // one node with the server in its process: it hears of foreign messages, and does not link its own
@@ -121,8 +121,8 @@ type ack struct {
 	err                         error
 }
 
-// word is the news of a foreign message, on its way to the node that watches.
-type word struct {
+// notice is the news of a foreign message, on its way to the node that watches.
+type notice struct {
 	partition int
 	syncs     int // how often the stream had been synced when the message came
 }
@@ -412,8 +412,8 @@ func (w *world) arrive(p packet) {
 
 // answer brings acks to their senders, and news of foreign messages to the node that watches, in any order.
 func (w *world) answer() {
-	if len(w.words) > 0 && w.chance(5) {
-		w.hear(len(w.words))
+	if len(w.notices) > 0 && w.chance(5) {
+		w.deliverNotices(len(w.notices))
 	}
 	for k := 1 + w.rng.IntN(20); k > 0 && len(w.acks) > 0; k-- {
 		i := 0
@@ -469,23 +469,23 @@ func (w *world) restartServer() {
 	}
 }
 
-// hear brings the first k words.
-func (w *world) hear(k int) {
-	for _, word := range w.words[:k] {
+// deliverNotices brings the first k notices.
+func (w *world) deliverNotices(k int) {
+	for _, word := range w.notices[:k] {
 		if n := w.nodes[0]; n.up && !w.o.Sabotage.Watch {
-			n.heard(n.parts[word.partition])
+			n.onForeign(n.parts[word.partition])
 		}
 	}
-	w.words = w.words[k:]
+	w.notices = w.notices[k:]
 }
 
 // syncOutputs makes an output stream durable. What was stored at one call counts as durable from the next call on: by then
 // the node has heard of a foreign message in front of it.
 func (w *world) syncOutputs() {
 	p := w.rng.IntN(len(w.out))
-	for i := len(w.words); i > 0; i-- {
-		if word := w.words[i-1]; word.partition == p && word.syncs < w.syncs[p] {
-			w.hear(i)
+	for i := len(w.notices); i > 0; i-- {
+		if word := w.notices[i-1]; word.partition == p && word.syncs < w.syncs[p] {
+			w.deliverNotices(i)
 			break
 		}
 	}
@@ -564,7 +564,7 @@ func (w *world) foreign() {
 	seq, _ := w.out[p].Publish(m, Expectation{})
 	w.note("a foreign message in out %d at %d", p, seq)
 	if w.watched {
-		w.words = append(w.words, word{p, w.syncs[p]})
+		w.notices = append(w.notices, notice{p, w.syncs[p]})
 	}
 }
 
@@ -671,21 +671,21 @@ func (w *world) calmDown() {
 			n.drift, n.offset = 0, w.skew
 		}
 	}
-	w.comeToRest()
+	w.runUntilIdle()
 	if w.clocks.apart > 0 && w.err == nil {
 		w.beOnTime()
-		w.comeToRest()
+		w.runUntilIdle()
 	}
 	if w.o.Diverge && w.err == nil {
 		w.diverge()
-		w.comeToRest()
+		w.runUntilIdle()
 	}
 }
 
-// comeToRest gives each partition an owner, and runs until nothing is left to do.
-func (w *world) comeToRest() {
+// runUntilIdle gives each partition an owner, and runs until nothing is left to do.
+func (w *world) runUntilIdle() {
 	for p := range w.out {
-		w.seat(w.nodes[p%len(w.nodes)], p)
+		w.makeFollow(w.nodes[p%len(w.nodes)], p)
 		w.nodes[p%len(w.nodes)].claim(p)
 	}
 	const rounds = 4000 // a machine with narrow bounds does only a little in each
@@ -694,11 +694,11 @@ func (w *world) comeToRest() {
 			return
 		}
 		w.truth += round
-		if w.settle() && w.quiet() {
+		if w.settle() && w.isIdle() {
 			return
 		}
 	}
-	w.fail("the world does not come to rest: %s", w.unrest())
+	w.fail("the world does not come to rest: %s", w.whyBusy())
 }
 
 // settle is one round in which every node does what there is to do.
@@ -715,15 +715,15 @@ func (w *world) settle() bool {
 	for len(w.acks) > 0 {
 		w.answer()
 	}
-	w.hear(len(w.words))
+	w.deliverNotices(len(w.notices))
 	w.syncOutputs()
 	return w.err == nil
 }
 
-// quiet tells whether all outputs are stored and nothing is ready any more.
-func (w *world) quiet() bool { return w.unrest() == "" }
+// isIdle tells whether all outputs are stored and nothing is ready any more.
+func (w *world) isIdle() bool { return w.whyBusy() == "" }
 
-func (w *world) unrest() string {
+func (w *world) whyBusy() string {
 	for p := range w.out {
 		n := w.nodes[p%len(w.nodes)]
 		r := n.parts[p]
