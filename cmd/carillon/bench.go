@@ -69,7 +69,7 @@ func (a *app) dial(url string) (*nats.Conn, error) {
 		return nil, err
 	}
 	nc, err := nats.Connect(url, append(options, bench.Reconnect()...)...)
-	return nc, unsecret(err)
+	return nc, redactError(err)
 }
 
 // childFlags returns the flags of the connection, without the server's, for a process that this one starts.
@@ -125,11 +125,11 @@ func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, r
 	if err := c.Validate(); err != nil {
 		return usageError{err}
 	}
-	return a.tell(run(cmd.Context(), c))
+	return a.printResult(run(cmd.Context(), c))
 }
 
-// tell prints a result, and returns the error with which the command ends.
-func (a *app) tell(r bench.Result, err error) error {
+// printResult prints a result, and returns the error with which the command ends.
+func (a *app) printResult(r bench.Result, err error) error {
 	if err != nil {
 		if r.Figures == nil {
 			return err

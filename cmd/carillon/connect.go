@@ -31,7 +31,7 @@ var connectionFlags = []string{
 }
 
 func (c *connection) flags(f *pflag.FlagSet) {
-	f.VarP((*filled)(&c.server), "server", "s", "NATS `URL`s, separated by commas ($NATS_URL; default "+nats.DefaultURL+")")
+	f.VarP((*nonEmpty)(&c.server), "server", "s", "NATS `URL`s, separated by commas ($NATS_URL; default "+nats.DefaultURL+")")
 	f.StringVar(&c.user, "user", "", "user `name`, or a token when there is no password ($NATS_USER)")
 	f.StringVar(&c.password, "password", "", "`password` ($NATS_PASSWORD)")
 	f.StringVar(&c.creds, "creds", "", "user credentials `file` ($NATS_CREDS)")
@@ -41,7 +41,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.ca, "tlsca", "", "TLS certificate authority `file` ($NATS_CA)")
 	f.BoolVar(&c.tlsFirst, "tlsfirst", false, "begin with TLS, where the server is configured with handshake_first")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 10s)")
-	f.Var((*filled)(&c.prefix), "prefix", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
+	f.Var((*nonEmpty)(&c.prefix), "prefix", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
 
 // variable is a variable of the environment, which is the default of a flag.
@@ -120,8 +120,8 @@ func (c *connection) options() ([]nats.Option, error) {
 	return o, nil
 }
 
-// throughout is for commands that go on until they are interrupted, even while NATS is down or credentials have yet to be renewed.
-var throughout = []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort()}
+// reconnectForever is for commands that go on until they are interrupted, even while NATS is down or credentials have yet to be renewed.
+var reconnectForever = []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort()}
 
 // connect opens a connection, which the caller must close, and a client on it. It gives up when ctx ends.
 func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
@@ -134,7 +134,7 @@ func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *ca
 		return nil, nil, err
 	}
 	nc, err := dial(ctx, c.server, append(options, more...))
-	if err = unsecret(err); err != nil {
+	if err = redactError(err); err != nil {
 		return nil, nil, &carillon.Error{
 			Code: carillon.CodeUnavailable, Message: fmt.Sprintf("cannot connect to %s: %v", redacted(c.server), err),
 		}
@@ -165,8 +165,8 @@ func dial(ctx context.Context, servers string, options []nats.Option) (*nats.Con
 	}
 }
 
-// unsecret returns an error of nats.Connect without the URL, which may have secrets in it.
-func unsecret(err error) error {
+// redactError returns an error of nats.Connect without the URL, which may have secrets in it.
+func redactError(err error) error {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return errors.New("it is not a URL")
 	}

@@ -72,7 +72,7 @@ func TestConnectThroughout(t *testing.T) {
 	ns := natstest.Start(t, before)
 	a := &app{connection: connection{server: ns.ClientURL(), user: "u", password: "p"}}
 	refused := make(chan struct{}, 100)
-	nc, _, err := a.connect(t.Context(), append(throughout, nats.ReconnectWait(time.Millisecond), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+	nc, _, err := a.connect(t.Context(), append(reconnectForever, nats.ReconnectWait(time.Millisecond), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrAuthorization) {
 			refused <- struct{}{}
 		}

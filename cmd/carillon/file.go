@@ -37,13 +37,13 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	default:
-		if name, err = missing(name); err != nil {
+		if name, err = linkTarget(name); err != nil {
 			return err
 		}
 	}
 	// Of two processes at once, the first to end would put in place what the second has written so far. On a file system without
 	// locks nothing prevents that.
-	switch lock, err := filelock.Lock(name + partEnd + ".lock"); {
+	switch lock, err := filelock.Lock(name + partSuffix + ".lock"); {
 	case errors.Is(err, filelock.ErrLocked):
 		return fmt.Errorf("write %s: %w", name, err)
 	case err == nil:
@@ -52,7 +52,7 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	}
 	return replace(vfs.Default, name, func(w *bufio.Writer) error {
 		if mode != 0 { // users who may not read the old file may not read the new one either
-			if err := os.Chmod(name+partEnd, mode); err != nil {
+			if err := os.Chmod(name+partSuffix, mode); err != nil {
 				return err
 			}
 		}
@@ -60,9 +60,9 @@ func writeWhole(name string, write func(*bufio.Writer) error) error {
 	})
 }
 
-// missing follows links to the file that has yet to be made. EvalSymlinks has found that it does not exist, and that the links are no
+// linkTarget follows links to the file that has yet to be made. EvalSymlinks has found that it does not exist, and that the links are no
 // circle.
-func missing(name string) (string, error) {
+func linkTarget(name string) (string, error) {
 	for {
 		to, err := os.Readlink(name)
 		if err != nil {
@@ -80,13 +80,13 @@ func missing(name string) (string, error) {
 	}
 }
 
-// partEnd is the end of the name of a file that is not complete yet.
-const partEnd = ".part"
+// partSuffix is the end of the name of a file that is not complete yet.
+const partSuffix = ".part"
 
 // replace writes a file beside the one called name, and puts it in that one's place once it is on disk: not even a power failure
 // leaves an incomplete file there.
 func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
-	f, err := files.Create(name+partEnd, vfs.WriteCategoryUnspecified)
+	f, err := files.Create(name+partSuffix, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
 	}
@@ -94,10 +94,10 @@ func replace(files vfs.FS, name string, write func(*bufio.Writer) error) error {
 		err = f.Sync()
 	}
 	if err = cmp.Or(err, f.Close()); err == nil {
-		err = files.Rename(name+partEnd, name)
+		err = files.Rename(name+partSuffix, name)
 	}
 	if err != nil {
-		return errors.Join(err, files.Remove(name+partEnd))
+		return errors.Join(err, files.Remove(name+partSuffix))
 	}
 	dir, err := files.OpenDir(filepath.Dir(name))
 	if err != nil {

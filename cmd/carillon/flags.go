@@ -11,19 +11,19 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// filled is the value of a flag that must not be empty. A shell turns a variable that is not set into an empty value. If that counted as
+// nonEmpty is the value of a flag that must not be empty. A shell turns a variable that is not set into an empty value. If that counted as
 // no value, a selection would include more jobs, a job would have no content, an engine would run a NATS of its own, or a command
 // would go to another service.
-type filled string
+type nonEmpty string
 
-func (v *filled) String() string { return string(*v) }
-func (v *filled) Type() string   { return "string" }
+func (v *nonEmpty) String() string { return string(*v) }
+func (v *nonEmpty) Type() string   { return "string" }
 
-func (v *filled) Set(s string) error {
+func (v *nonEmpty) Set(s string) error {
 	if s == "" {
 		return errors.New("is empty")
 	}
-	*v = filled(s)
+	*v = nonEmpty(s)
 	return nil
 }
 

@@ -13,14 +13,14 @@ import (
 // escaped (six for one), and room for the rest.
 const maxLine = 6*carillon.MaxPayload + 1<<20
 
-// untilEnd reads until ctx ends, because a terminal or a pipe may never provide more input. A read that is under way when ctx ends is
+// contextReader reads until ctx ends, because a terminal or a pipe may never provide more input. A read that is under way when ctx ends is
 // left behind.
-type untilEnd struct {
+type contextReader struct {
 	ctx context.Context
 	io.Reader
 }
 
-func (u untilEnd) Read(b []byte) (int, error) {
+func (u contextReader) Read(b []byte) (int, error) {
 	if u.ctx.Err() != nil {
 		return 0, context.Cause(u.ctx)
 	}

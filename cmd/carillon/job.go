@@ -28,7 +28,7 @@ func (a *app) printJob(r *carillon.JobReply) error {
 	}
 	s := fmt.Sprintf("%s is %s at version %d", r.ID, r.Status, r.Version)
 	if !r.Next.IsZero() {
-		s += ", next " + when(r.Next)
+		s += ", next " + formatTime(r.Next)
 	}
 	if r.Trigger != "" {
 		s += ", fired " + r.Trigger

@@ -153,7 +153,7 @@ func (a *app) ask(ctx context.Context, question string) (bool, error) {
 	if _, err := fmt.Fprintf(a.stderr, "%s [y/N] ", question); err != nil {
 		return false, err
 	}
-	answer, err := bufio.NewReader(untilEnd{ctx, a.stdin}).ReadString('\n')
+	answer, err := bufio.NewReader(contextReader{ctx, a.stdin}).ReadString('\n')
 	if ctx.Err() != nil {
 		return false, ctx.Err()
 	}

@@ -49,7 +49,7 @@ $CARILLON_PREFIX: carillon --prefix acme job export`,
 		},
 	}
 	l.flags(c)
-	c.Flags().VarP((*filled)(&output), "output", "o", "`file` to write (default standard output)")
+	c.Flags().VarP((*nonEmpty)(&output), "output", "o", "`file` to write (default standard output)")
 	return c
 }
 

@@ -50,7 +50,7 @@ func (a *app) describeJob(r *carillon.JobReply) error {
 	}
 	instant := func(name string, t time.Time) {
 		if !t.IsZero() {
-			row(name, when(t))
+			row(name, formatTime(t))
 		}
 	}
 	j := &r.Spec

@@ -55,7 +55,7 @@ type listFlags struct {
 func (l *listFlags) flags(c *cobra.Command) {
 	selectionFlags(c, &l.request.Selection)
 	f := c.Flags()
-	f.Var((*filled)(&l.request.Topic), "topic", "of this `topic`, which may hold wildcards")
+	f.Var((*nonEmpty)(&l.request.Topic), "topic", "of this `topic`, which may hold wildcards")
 	f.Var((*jobStatus)(&l.request.Status), "status", "with this `status`: scheduled, paused or completed")
 	f.UintVar(&l.limit, "limit", 0, "stop after this `number` of jobs")
 }
@@ -106,7 +106,7 @@ func (a *app) listTable(ctx context.Context, client *carillon.Client, l listFlag
 		for i := range page {
 			r := &page[i]
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n",
-				r.ID, r.Status, when(r.Next), orDash(r.Spec.Schedule), cmp.Or(r.Spec.Topic, carillon.DefaultTopic), r.Fires, r.Version)
+				r.ID, r.Status, formatTime(r.Next), orDash(r.Spec.Schedule), cmp.Or(r.Spec.Topic, carillon.DefaultTopic), r.Fires, r.Version)
 		}
 		return w.Flush()
 	})

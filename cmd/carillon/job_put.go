@@ -32,7 +32,7 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
   carillon job put invoice-7 -f job.json --if-version 3   # after: carillon job get invoice-7 --json > job.json, and an edit`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			job, ifVersion, err := p.job(untilEnd{c.Context(), a.stdin})
+			job, ifVersion, err := p.job(contextReader{c.Context(), a.stdin})
 			if err != nil {
 				return err
 			}
@@ -77,7 +77,7 @@ type putFlags struct {
 func (p *putFlags) flags(c *cobra.Command) {
 	p.command, p.fields = c, newFields(c)
 	f := c.Flags()
-	f.VarP((*filled)(&p.file), "file", "f", "read the job's JSON from a `file`, - for standard input")
+	f.VarP((*nonEmpty)(&p.file), "file", "f", "read the job's JSON from a `file`, - for standard input")
 	p.fields.text("schedule", "schedule", "any schedule: @at, @in, @every, @daily …, or cron")
 	f.StringVar(&p.at, "at", "", "fire once, at a `time` (RFC 3339)")
 	f.StringVar(&p.in, "in", "", "fire once, a `duration` from now")

@@ -34,7 +34,7 @@ local copy of an engine that is stopped.`,
   carillon log dump --data /var/lib/carillon`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if d.partition < everyPartition || d.partition >= node.MaxPartitions {
+			if d.partition < allPartitions || d.partition >= node.MaxPartitions {
 				return badPartition(d.partition, node.MaxPartitions)
 			}
 			if err := notZero(c, "limit"); err != nil {
@@ -54,16 +54,16 @@ local copy of an engine that is stopped.`,
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&d.partition, "partition", everyPartition, "only records that concern this `partition`")
-	f.Var((*filled)(&d.job), "job", "only commands for this job `id`, and the imports it is in")
+	f.IntVar(&d.partition, "partition", allPartitions, "only records that concern this `partition`")
+	f.Var((*nonEmpty)(&d.job), "job", "only commands for this job `id`, and the imports it is in")
 	f.Uint64Var(&d.from, "from", 1, "first `sequence`")
 	f.Uint64Var(&d.limit, "limit", 0, "stop after this `number` of records shown")
-	f.Var((*filled)(&d.data), "data", "read the data `directory` of a stopped engine")
+	f.Var((*nonEmpty)(&d.data), "data", "read the data `directory` of a stopped engine")
 	f.Lookup("partition").DefValue = "all"
 	return c
 }
 
-const everyPartition = -1
+const allPartitions = -1
 
 func badPartition(given, partitions int) error {
 	return usagef("--partition is %d; expected 0 to %d", given, partitions-1)
@@ -255,7 +255,7 @@ func headerFields(h nats.Header) []engine.Field {
 // show writes a record that passes the filters.
 func (d *dumper) show(r *engine.Record) error {
 	e := d.layout.Decode(r)
-	if d.job != "" && e.Job != d.job && !imports(&e, d.job) || d.partition != everyPartition && !concerns(&e, d.partition) {
+	if d.job != "" && e.Job != d.job && !imports(&e, d.job) || d.partition != allPartitions && !concerns(&e, d.partition) {
 		return nil
 	}
 	var err error
@@ -270,7 +270,7 @@ func (d *dumper) show(r *engine.Record) error {
 		if e.Partition != engine.AllPartitions {
 			partition = fmt.Sprint(e.Partition)
 		}
-		err = d.app.line("%d  %s  %s  %-7s  %s%s", r.Seq, when(time.Unix(0, r.Time)), partition, kindName(&e), details(r, &e), healed)
+		err = d.app.line("%d  %s  %s  %-7s  %s%s", r.Seq, formatTime(time.Unix(0, r.Time)), partition, kindName(&e), details(r, &e), healed)
 	}
 	if d.shown++; err == nil && d.shown == d.limit {
 		err = errLimit
@@ -308,7 +308,7 @@ func details(r *engine.Record, e *engine.Entry) string {
 	case engine.KindTick:
 		var parts []string
 		for _, t := range e.Ticks {
-			s := fmt.Sprintf("p=%d to=%s epoch=%d limit=%d acked=%d@%d", t.Partition, when(time.UnixMilli(t.To)), t.Epoch, t.Limit, t.Acked.Output, t.Acked.Seq)
+			s := fmt.Sprintf("p=%d to=%s epoch=%d limit=%d acked=%d@%d", t.Partition, formatTime(time.UnixMilli(t.To)), t.Epoch, t.Limit, t.Acked.Output, t.Acked.Seq)
 			if t.Mark.Position > 0 {
 				s += fmt.Sprintf(" mark=%x@%d", t.Mark.Digest, t.Mark.Position)
 			}
@@ -389,11 +389,11 @@ func newPackedLine(p *engine.PackedJob) packedLine {
 	line := packedLine{Job: p.ID, Request: p.Request, Paused: p.Paused, IfAbsent: p.IfAbsent}
 	if s := p.State; s != nil {
 		line.State = &stateLine{
-			Version: s.Version, Accepted: when(time.UnixMilli(s.Accepted)), From: when(time.UnixMilli(s.From)), Fires: s.Fires, Skipped: s.Skipped,
+			Version: s.Version, Accepted: formatTime(time.UnixMilli(s.Accepted)), From: formatTime(time.UnixMilli(s.From)), Fires: s.Fires, Skipped: s.Skipped,
 			Missed: s.Missed.String(),
 		}
 		if s.Last > 0 {
-			line.State.Last = when(time.UnixMilli(s.Last))
+			line.State.Last = formatTime(time.UnixMilli(s.Last))
 		}
 	}
 	line.Body, line.Base64 = text(packedBody(p))
@@ -421,7 +421,7 @@ type tickLine struct {
 
 func newRecordLine(r *engine.Record, e *engine.Entry) recordLine {
 	line := recordLine{
-		Sequence: r.Seq, Time: when(time.Unix(0, r.Time)), Subject: r.Subject, Kind: kindName(e), Job: e.Job, Request: e.Request,
+		Sequence: r.Seq, Time: formatTime(time.Unix(0, r.Time)), Subject: r.Subject, Kind: kindName(e), Job: e.Job, Request: e.Request,
 	}
 	if e.Seq != r.Seq {
 		line.Healed = e.Seq
@@ -433,7 +433,7 @@ func newRecordLine(r *engine.Record, e *engine.Entry) recordLine {
 	case engine.KindTick:
 		for _, t := range e.Ticks {
 			l := tickLine{
-				Partition: t.Partition, To: when(time.UnixMilli(t.To)), Epoch: t.Epoch, Limit: t.Limit,
+				Partition: t.Partition, To: formatTime(time.UnixMilli(t.To)), Epoch: t.Epoch, Limit: t.Limit,
 				AckedOutput: t.Acked.Output, AckedSeq: t.Acked.Seq, MarkPosition: t.Mark.Position,
 			}
 			if l.MarkPosition > 0 {

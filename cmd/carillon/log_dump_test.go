@@ -108,7 +108,7 @@ func TestDumpLines(t *testing.T) {
 		c.record.Seq, c.record.Time = 7, at.UnixNano()
 		for _, asJSON := range []bool{false, true} {
 			var out bytes.Buffer
-			d := &dumper{app: &app{stdout: &out, json: asJSON}, layout: layout, partition: everyPartition}
+			d := &dumper{app: &app{stdout: &out, json: asJSON}, layout: layout, partition: allPartitions}
 			if err := d.show(&c.record); err != nil {
 				t.Fatal(err)
 			}

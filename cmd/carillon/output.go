@@ -46,9 +46,9 @@ func (a *app) marshal(v any) error {
 // table returns a writer that aligns columns, which are separated by tabs. The rows are written when it is flushed.
 func (a *app) table() *tabwriter.Writer { return tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0) }
 
-// outlivePipes makes writes to a pipe that nobody reads any more fail, as on a full disk; by default they end the process. Unlike an
+// catchBrokenPipes makes writes to a pipe that nobody reads any more fail, as on a full disk; by default they end the process. Unlike an
 // ignored signal, this is not inherited by commands that the process starts.
-func outlivePipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+func catchBrokenPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // isTerminal tells whether a person sits at the other end of a stream.
 func isTerminal(stream any) bool {
@@ -56,8 +56,8 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// when returns a time in the form of replies, or a dash for none.
-func when(t time.Time) string {
+// formatTime returns a time in the form of replies, or a dash for none.
+func formatTime(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}

@@ -62,7 +62,7 @@ func (a *app) printPreview(next []time.Time, zone string) error {
 	w := a.table()
 	fmt.Fprintf(w, "%s\tUTC\n", loc)
 	for _, t := range next {
-		fmt.Fprintf(w, "%s\t%s\n", t.In(loc).Format("Mon 2006-01-02 15:04:05.000 MST"), when(t))
+		fmt.Fprintf(w, "%s\t%s\n", t.In(loc).Format("Mon 2006-01-02 15:04:05.000 MST"), formatTime(t))
 	}
 	return w.Flush()
 }

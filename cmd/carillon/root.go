@@ -56,7 +56,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitOK
 	}
-	message := nameless(err)
+	message := oneLine(err)
 	if ctx.Err() != nil {
 		message = interrupted(ctx, message)
 	}
@@ -68,9 +68,9 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailure
 }
 
-// nameless puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
+// oneLine puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
 // name itself.
-func nameless(err error) string {
+func oneLine(err error) string {
 	message := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
 	return strings.TrimPrefix(strings.Join(strings.Fields(message), " "), "carillon: ")
 }

@@ -304,7 +304,7 @@ func TestTell(t *testing.T) {
 		for _, asJSON := range []bool{false, true} {
 			var out bytes.Buffer
 			a := &app{stdout: &out, json: asJSON}
-			if err := a.tell(c.r, c.err); !errors.Is(err, c.want) || c.want == nil && err != nil {
+			if err := a.printResult(c.r, c.err); !errors.Is(err, c.want) || c.want == nil && err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			got := out.String()
@@ -479,7 +479,7 @@ func interruptSelf(t *testing.T) {
 
 func TestErrorsJoined(t *testing.T) {
 	err := errors.Join(errors.New("carillon: unavailable"), errors.New("give up\n\tthe save\n"))
-	if got := nameless(err); got != "unavailable; give up; the save" {
+	if got := oneLine(err); got != "unavailable; give up; the save" {
 		t.Errorf("%q", got)
 	}
 }
@@ -783,7 +783,7 @@ func TestReadyTellsNoPassword(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		a := &app{stdout: &out, json: asJSON}
-		if err := a.tellReady(node.Ready{NATS: "nats://u:secret@a:4222", HTTP: "http://127.0.0.1:8080", Partitions: 8}); err != nil || out.String() != want {
+		if err := a.printReady(node.Ready{NATS: "nats://u:secret@a:4222", HTTP: "http://127.0.0.1:8080", Partitions: 8}); err != nil || out.String() != want {
 			t.Errorf("got %s (%v), want %s", out.String(), err, want)
 		}
 	}
@@ -1138,24 +1138,24 @@ func TestWorkHoldsTroublesBack(t *testing.T) {
 		w.report(nil, errors.New("away"))
 		w.report(&carillon.Trigger{ID: "t"}, errors.New("failed"))
 	}
-	if got := errOut.String(); strings.Count(got, "away") != troublesSaid || strings.Count(got, "failed") != 100 {
+	if got := errOut.String(); strings.Count(got, "away") != maxErrorLines || strings.Count(got, "failed") != 100 {
 		t.Errorf("it says %s", got)
 	}
 }
 
 // What a command writes is kept up to a bound, and the worker says how much it left out.
 func TestSaid(t *testing.T) {
-	var said said
-	for range 3 * saidMost / 1000 {
+	var said boundedOutput
+	for range 3 * maxOutput / 1000 {
 		if n, err := said.Write(make([]byte, 1000)); n != 1000 || err != nil {
 			t.Fatal(n, err)
 		}
 	}
 	var to, tell bytes.Buffer
-	if err := said.show(&to, &tell, "job@1"); err != nil || to.Len() != saidMost || cap(said.kept) > 2*saidMost {
+	if err := said.show(&to, &tell, "job@1"); err != nil || to.Len() != maxOutput || cap(said.kept) > 2*maxOutput {
 		t.Errorf("%d bytes are shown of room for %d, %v", to.Len(), cap(said.kept), err)
 	}
-	if want := fmt.Sprintf("job@1: %d bytes of what the command wrote are left out", 3*saidMost/1000*1000-saidMost); !strings.Contains(tell.String(), want) {
+	if want := fmt.Sprintf("job@1: %d bytes of what the command wrote are left out", 3*maxOutput/1000*1000-maxOutput); !strings.Contains(tell.String(), want) {
 		t.Errorf("it says %q", tell.String())
 	}
 }

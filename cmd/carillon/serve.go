@@ -34,8 +34,8 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			if err := s.resolve(cmd); err != nil {
 				return err
 			}
-			outlivePipes()
-			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.tellReady(r) }) // an engine goes on even if this fails
+			catchBrokenPipes()
+			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.printReady(r) }) // an engine goes on even if this fails
 		},
 	}
 	f := cmd.Flags()
@@ -68,9 +68,9 @@ func (s *serveFlags) process(f *pflag.FlagSet) {
 // sharing adds the flags about the NATS that has the engine's streams, and about the engines that share it.
 func (s *serveFlags) sharing(f *pflag.FlagSet) {
 	f.StringVar(&s.options.Name, "name", "", "name of this node, one of the service (default the host's)")
-	f.Var((*filled)(&s.options.NATSConfig), "nats-config", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
-	f.Var((*filled)(&s.options.NATSAccount), "nats-account", "with --nats-config: the account that holds the streams")
-	f.Var((*filled)(&s.options.NATS), "nats", "URLs of an external NATS instead of the embedded server")
+	f.Var((*nonEmpty)(&s.options.NATSConfig), "nats-config", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
+	f.Var((*nonEmpty)(&s.options.NATSAccount), "nats-account", "with --nats-config: the account that holds the streams")
+	f.Var((*nonEmpty)(&s.options.NATS), "nats", "URLs of an external NATS instead of the embedded server")
 	f.IntVar(&s.options.Weight, "weight", 1, "with --nats: this node's share of the partitions, relative to the weights of the others")
 	f.StringVar(&s.options.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
 	f.StringVar((*string)(&s.options.Follow), "follow", string(node.FollowAll), "with --nats: which partitions' jobs this node keeps: all, or placed, those that it owns or is a standby of")
@@ -194,15 +194,15 @@ func (s *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
 	return nil, usagef("--log-format is %q, must be text or json", s.format)
 }
 
-// tellReady prints that the engine accepts jobs, and at which addresses.
-func (a *app) tellReady(r node.Ready) error {
+// printReady prints that the engine accepts jobs, and at which addresses.
+func (a *app) printReady(r node.Ready) error {
 	if !a.json {
 		return a.line("%s", readyText(r))
 	}
 	return a.marshal(readyLine{Type: "ready", NATS: redacted(r.NATS), HTTP: r.HTTP, Partitions: r.Partitions})
 }
 
-// readyLine is what tellReady prints as JSON.
+// readyLine is what printReady prints as JSON.
 type readyLine struct {
 	Type       string `json:"type"`
 	NATS       string `json:"nats"`
@@ -210,7 +210,7 @@ type readyLine struct {
 	Partitions int    `json:"partitions"`
 }
 
-// readyText is what tellReady prints as text. Scripts wait for this line, and read addresses from it.
+// readyText is what printReady prints as text. Scripts wait for this line, and read addresses from it.
 func readyText(r node.Ready) string {
 	line := "carillon ready nats=" + redacted(r.NATS)
 	if r.HTTP != "" {

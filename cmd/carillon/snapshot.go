@@ -22,7 +22,7 @@ type archiveFlags struct{ bucket string }
 
 func (f *archiveFlags) flags(c *cobra.Command) {
 	c.Args = cobra.MaximumNArgs(1)
-	c.Flags().Var((*filled)(&f.bucket), "bucket", "the archive is this JetStream Object Store `bucket`, in place of DIR")
+	c.Flags().Var((*nonEmpty)(&f.bucket), "bucket", "the archive is this JetStream Object Store `bucket`, in place of DIR")
 }
 
 func (f *archiveFlags) check(args []string) error {

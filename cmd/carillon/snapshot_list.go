@@ -61,12 +61,12 @@ func newSnapshotLine(e archive.Entry) snapshotLine {
 		return l
 	}
 	m, totals := e.Manifest, e.Manifest.Totals()
-	l.Time, l.Prefix, l.Versions = when(m.Time), m.Prefix, &m.Versions
+	l.Time, l.Prefix, l.Versions = formatTime(m.Time), m.Prefix, &m.Versions
 	l.Rows, l.Blocks, l.Bytes = totals.Pairs, totals.Blocks, totals.Bytes
 	for _, p := range m.Partitions {
 		s := snapshotPartition{Partition: p.Partition, Position: p.Position}
 		if !p.Time.IsZero() {
-			s.Time = when(p.Time)
+			s.Time = formatTime(p.Time)
 		}
 		l.Partitions = append(l.Partitions, s)
 	}

@@ -58,12 +58,12 @@ $CARILLON_PREFIX: carillon --prefix acme snapshot restore …`,
 	}
 	r.archive.flags(c)
 	f := c.Flags()
-	f.Var((*filled)(&r.id), "id", "the `snapshot` (default the newest, or the newest before --to-time)")
-	f.Var((*filled)(&r.data), "data", "the new data `directory`, empty or absent")
+	f.Var((*nonEmpty)(&r.id), "id", "the `snapshot` (default the newest, or the newest before --to-time)")
+	f.Var((*nonEmpty)(&r.data), "data", "the new data `directory`, empty or absent")
 	f.IntVar(&r.options.Partitions, "partitions", 0, "the `number` of partitions (default as many as the snapshot has)")
-	f.Var((*filled)(&r.toTime), "to-time", "have all as it was at this `time`, RFC 3339, with --log")
-	f.Var((*filled)(&r.log), "log", "data `directory` of the stopped service, for the log since the snapshot")
-	f.Var((*filled)(&r.missed), "missed", "fires due since the snapshot, whatever the jobs say: `fire_once`, fire_all or skip")
+	f.Var((*nonEmpty)(&r.toTime), "to-time", "have all as it was at this `time`, RFC 3339, with --log")
+	f.Var((*nonEmpty)(&r.log), "log", "data `directory` of the stopped service, for the log since the snapshot")
+	f.Var((*nonEmpty)(&r.missed), "missed", "fires due since the snapshot, whatever the jobs say: `fire_once`, fire_all or skip")
 	f.StringVar(&r.existing, "existing", existingSkip, "jobs that the service has already: `skip`, replace or fail")
 	selectionFlags(c, &r.options.Only)
 	return c

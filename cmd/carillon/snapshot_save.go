@@ -43,7 +43,7 @@ command runs. With --bucket the archive is a JetStream Object Store of the servi
 		},
 	}
 	f.flags(c)
-	c.Flags().Var((*filled)(&s.data), "data", "save this data `directory` of a stopped service")
+	c.Flags().Var((*nonEmpty)(&s.data), "data", "save this data `directory` of a stopped service")
 	c.Flags().BoolVar(&s.recheck, "recheck", false, "compare blocks that the archive has, and mend those that differ")
 	return c
 }

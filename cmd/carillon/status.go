@@ -35,7 +35,7 @@ shown again and again, with rates since the last look: outputs (triggers and eve
 			}
 			var options []nats.Option
 			if watch {
-				options = throughout // an outage may be just what the user watches
+				options = reconnectForever // an outage may be just what the user watches
 			}
 			nc, client, err := a.connect(c.Context(), options...)
 			if err != nil {

@@ -43,7 +43,7 @@ type triggerLine struct {
 
 func newTriggerLine(t *carillon.Trigger) triggerLine {
 	line := triggerLine{
-		Type: "trigger", Job: t.Job, Trigger: t.ID, Topic: t.Topic, Scheduled: when(t.Scheduled),
+		Type: "trigger", Job: t.Job, Trigger: t.ID, Topic: t.Topic, Scheduled: formatTime(t.Scheduled),
 		Received: t.Received.UTC().Format("2006-01-02T15:04:05.000000Z"), Lateness: float64(t.Lateness()) / float64(time.Millisecond),
 		Version: t.Version, Output: t.Output, Missed: t.Missed, Partition: t.Partition, Attempt: t.Attempt, Headers: t.Headers,
 	}

@@ -80,11 +80,11 @@ type worker struct {
 	command []string
 	mu      sync.Mutex // one trigger's output at a time
 
-	troubles loglimit.Limiter // problems other than a trigger's: there may be one every two seconds in each partition
+	errorLimit loglimit.Limiter // problems other than a trigger's: there may be one every two seconds in each partition
 }
 
-// troublesSaid is how many of them may be printed in each period (loglimit.Every).
-const troublesSaid = 16
+// maxErrorLines is how many of them may be printed in each period (loglimit.Every).
+const maxErrorLines = 16
 
 func (w *worker) run(ctx context.Context) error {
 	w.options.OnError = w.report
@@ -95,9 +95,9 @@ func (w *worker) run(ctx context.Context) error {
 		if _, err := exec.LookPath(w.command[0]); err != nil {
 			return err // else each trigger would fail, and might be given up
 		}
-		outlivePipes() // else commands would be left behind, and their work would be done again
+		catchBrokenPipes() // else commands would be left behind, and their work would be done again
 	}
-	nc, client, err := w.app.connect(ctx, throughout...)
+	nc, client, err := w.app.connect(ctx, reconnectForever...)
 	if err != nil {
 		return err
 	}
@@ -134,54 +134,54 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t == nil {
-		held, ok := w.troubles.Allow(troublesSaid, time.Now())
+		held, ok := w.errorLimit.Allow(maxErrorLines, time.Now())
 		switch {
 		case !ok:
 		case held == 0:
-			fmt.Fprintf(w.app.stderr, "carillon: %s\n", nameless(err))
+			fmt.Fprintf(w.app.stderr, "carillon: %s\n", oneLine(err))
 		default:
-			fmt.Fprintf(w.app.stderr, "carillon: %s (and %d lines before were held back)\n", nameless(err), held)
+			fmt.Fprintf(w.app.stderr, "carillon: %s (and %d lines before were held back)\n", oneLine(err), held)
 		}
 		return
 	}
 	fmt.Fprintf(w.app.stderr, "carillon: %s, attempt %d: %v\n", t.ID, t.Attempt, err)
 }
 
-// said is the beginning of what a command has written. It is bounded, because many commands may run at once, for hours, and each may
-// write as much as it likes.
-type said struct {
+// boundedOutput is the beginning of what a command has written. It is bounded, because many commands may run at once, for hours, and each
+// may write as much as it likes.
+type boundedOutput struct {
 	kept []byte
 	cut  int
 }
 
-// saidMost is how many bytes of a command's output are kept.
-const saidMost = 1 << 20
+// maxOutput is how many bytes of a command's output are kept.
+const maxOutput = 1 << 20
 
-func (s *said) Write(b []byte) (int, error) {
-	keep := min(len(b), saidMost-len(s.kept))
+func (s *boundedOutput) Write(b []byte) (int, error) {
+	keep := min(len(b), maxOutput-len(s.kept))
 	s.kept = append(s.kept, b[:keep]...)
 	s.cut += len(b) - keep
 	return len(b), nil
 }
 
 // show passes the output on, and says how much of it is missing.
-func (s *said) show(to, tell io.Writer, trigger string) error {
+func (s *boundedOutput) show(to, tell io.Writer, trigger string) error {
 	_, err := to.Write(s.kept)
 	if s.cut > 0 {
-		fmt.Fprintf(tell, "carillon: %s: %d bytes of what the command wrote are left out, behind the first %d\n", trigger, s.cut, saidMost)
+		fmt.Fprintf(tell, "carillon: %s: %d bytes of what the command wrote are left out, behind the first %d\n", trigger, s.cut, maxOutput)
 	}
 	return err
 }
 
 // handle prints a trigger, or runs the command and prints its output.
 func (w *worker) handle(ctx context.Context, t *carillon.Trigger) error {
-	var out, errOut said
+	var out, errOut boundedOutput
 	var err error
 	if len(w.command) > 0 {
 		cmd := exec.CommandContext(ctx, w.command[0], w.command[1:]...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(t.Payload), &out, &errOut
 		cmd.Env = append(os.Environ(),
-			"CARILLON_JOB="+t.Job, "CARILLON_TRIGGER="+t.ID, "CARILLON_SCHEDULED="+when(t.Scheduled), "CARILLON_TOPIC="+t.Topic,
+			"CARILLON_JOB="+t.Job, "CARILLON_TRIGGER="+t.ID, "CARILLON_SCHEDULED="+formatTime(t.Scheduled), "CARILLON_TOPIC="+t.Topic,
 			"CARILLON_VERSION="+strconv.FormatUint(t.Version, 10), "CARILLON_MISSED="+strconv.FormatUint(t.Missed, 10),
 			"CARILLON_ATTEMPT="+strconv.Itoa(t.Attempt))
 		setGroup(cmd)
