@@ -246,7 +246,7 @@ func TestLatenessOfARunningService(t *testing.T) {
 }
 
 // If the service ends during a run, the run does not wait for long to remove what it left there.
-func TestForgetOfAServiceThatEnded(t *testing.T) {
+func TestCleanUpOfAServiceThatEnded(t *testing.T) {
 	t.Parallel()
 	e, nc := running(t)
 	gone := &engine{Service: e.Service, partitions: e.partitions}
@@ -256,7 +256,7 @@ func TestForgetOfAServiceThatEnded(t *testing.T) {
 	}
 	eventually(t, "the connection is down", nc.IsReconnecting)
 	forgotten := make(chan error, 1)
-	go func() { forgotten <- gone.forgetWithin(t.Context(), nc, 50*time.Millisecond, "bench-x") }()
+	go func() { forgotten <- gone.cleanUpWithin(t.Context(), nc, 50*time.Millisecond, "bench-x") }()
 	select {
 	case err := <-forgotten:
 		if err == nil || !strings.Contains(err.Error(), "bench-x") {
@@ -440,17 +440,17 @@ func TestImportJobs(t *testing.T) {
 }
 
 // takeRoom does not wait for ever for answers that were lost.
-func TestTakeRoom(t *testing.T) {
+func TestAcquireSlot(t *testing.T) {
 	room := make(chan struct{}, 1)
-	if err := takeRoom(t.Context(), room, time.Hour); err != nil {
+	if err := acquireSlot(t.Context(), room, time.Hour); err != nil {
 		t.Error(err)
 	}
-	if err := takeRoom(t.Context(), room, time.Millisecond); err == nil {
+	if err := acquireSlot(t.Context(), room, time.Millisecond); err == nil {
 		t.Error("there is no room, and nobody says so")
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := takeRoom(ended, room, time.Hour); !errors.Is(err, context.Canceled) {
+	if err := acquireSlot(ended, room, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -652,7 +652,7 @@ func judged() (*plan, []arrival) {
 func TestJudge(t *testing.T) {
 	for name, v := range map[string]struct {
 		spoil  func(a []arrival) []arrival
-		others map[sighting]struct{}
+		others map[storedOutput]struct{}
 		want   Checks
 	}{
 		"clean": {func(a []arrival) []arrival { return a }, nil, Checks{Expected: 3}},
@@ -692,11 +692,11 @@ func TestJudge(t *testing.T) {
 		"another holds the number": {func(a []arrival) []arrival {
 			a[3].output, a[4].output = 10, 13
 			return a
-		}, map[sighting]struct{}{{numbered{0, 9}, 1}: {}}, Checks{Expected: 3}},
+		}, map[storedOutput]struct{}{{outputID{0, 9}, 1}: {}}, Checks{Expected: 3}},
 		"nobody holds the number": {func(a []arrival) []arrival {
 			a[3].output = 11
 			return a
-		}, map[sighting]struct{}{{numbered{1, 9}, 1}: {}, {numbered{0, 10}, 1}: {}}, Checks{Expected: 3, Gaps: 1}},
+		}, map[storedOutput]struct{}{{outputID{1, 9}, 1}: {}, {outputID{0, 10}, 1}: {}}, Checks{Expected: 3, Gaps: 1}},
 		"same fire twice": {func(a []arrival) []arrival {
 			b := a[3]
 			b.output = 10
@@ -723,9 +723,9 @@ func TestJudge(t *testing.T) {
 			again := b
 			again.again = true
 			return append(a, b, again)
-		}, map[sighting]struct{}{{numbered{0, 9}, 1}: {}}, Checks{Expected: 3, Redelivered: 1}},
-		"a message that did not arrive has the number": {func(a []arrival) []arrival { return a }, map[sighting]struct{}{
-			{numbered{0, 8}, 10_501 * 1e6}: {}, {numbered{0, 9}, 1}: {}, // the first is the one that arrived
+		}, map[storedOutput]struct{}{{outputID{0, 9}, 1}: {}}, Checks{Expected: 3, Redelivered: 1}},
+		"a message that did not arrive has the number": {func(a []arrival) []arrival { return a }, map[storedOutput]struct{}{
+			{outputID{0, 8}, 10_501 * 1e6}: {}, {outputID{0, 9}, 1}: {}, // the first is the one that arrived
 		}, Checks{Expected: 3, Duplicate: 1}},
 		"a number twice after the window": {func(a []arrival) []arrival {
 			b := a[4]
@@ -817,7 +817,7 @@ func TestPlan(t *testing.T) {
 			n := 0
 			for ms := int64(90); ms < 130; ms++ {
 				due := first >= 0 && ms >= p.From+first && ms < p.To && (ms == p.From+first || every > 0 && (ms-p.From-first)%every == 0)
-				k, ok := p.which(0, ms)
+				k, ok := p.fireIndex(0, ms)
 				if ok != due || ok && k != n {
 					t.Errorf("first %d, every %d, at %d: fire %d, %t; expected %d, %t", first, every, ms, k, ok, n, due)
 				}
@@ -858,7 +858,7 @@ func TestTargets(t *testing.T) {
 			t.Errorf("7 against %v, floor %v: %t", v.limit, v.floor, got.Met)
 		}
 	}
-	if newTarget(f, "another_ms", 9, 0).Met || newLeast(f, "another_ms", 0).Met {
+	if newTarget(f, "another_ms", 9, 0).Met || newMinTarget(f, "another_ms", 0).Met {
 		t.Error("what was not measured met its target")
 	}
 	r := Result{Checks: &Checks{}, Targets: []Target{{Met: true}}}
@@ -945,7 +945,7 @@ func TestPauses(t *testing.T) {
 	// Pauses of processes that ran one after the other are added up.
 	held := map[string]pauses{loadPause: {Count: 7, Over1: 2, Over10: 1, Max: time.Second}}
 	for range 2 {
-		if err := e.held(t.Context(), held); err != nil {
+		if err := e.addPauses(t.Context(), held); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -140,7 +140,7 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 		return r, err
 	}
 	b := &burst{BurstConfig: c, engine: e, out: o, result: &r}
-	if err := errors.Join(b.measure(ctx, run), e.forget(ctx, o.nc, run, highSide(run), normalSide(run))); err != nil {
+	if err := errors.Join(b.measure(ctx, run), e.cleanUp(ctx, o.nc, run, highSide(run), normalSide(run))); err != nil {
 		return r, err
 	}
 	if err := e.close(); err != nil { // else the unrelated jobs would go on firing beside the ceiling
@@ -155,7 +155,7 @@ func RunBurst(ctx context.Context, c BurstConfig) (r Result, err error) {
 	r.Figures.add("ceiling_chained_per_s", ceiling)
 	r.Figures.add("ratio_chained", r.Figures.Get("drained_per_s")/ceiling)
 	r.Targets = []Target{
-		newLeast(r.Figures, "ratio_chained", leastDrain),
+		newMinTarget(r.Figures, "ratio_chained", leastDrain),
 		newTarget(r.Figures, "high_lateness_p99_ms", limitHighP99, 0),
 	}
 	return r, nil
@@ -174,7 +174,7 @@ func highSide(run string) string   { return run + "h" }
 func normalSide(run string) string { return run + "n" }
 
 func (b *burst) measure(ctx context.Context, run string) (err error) {
-	s := newSalvo(run+"b-", b.Jobs, 1)
+	s := newJobBurst(run+"b-", b.Jobs, 1)
 	s.progress = b.Progress
 	payload := payloadOf(b.PayloadBytes)
 	var high, normal *side
@@ -257,7 +257,7 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 const drainStep = 100 * time.Millisecond
 
 // drained adds to the result how a burst came into the streams. times are unix ns, at least one; it sorts them.
-func (s *salvo) drained(times []int64, r *Result) {
+func (s *jobBurst) drained(times []int64, r *Result) {
 	all, middle := rates(times)
 	due := s.From * 1e6
 	took := time.Duration(max(times[len(times)-1]-due, int64(time.Millisecond))) // else a burst that came early would make it negative
@@ -315,7 +315,7 @@ func (v *side) put(ctx context.Context, b *burst, from int64) error {
 }
 
 // report asks the worker for its report on what was due while the burst drained.
-func (v *side) report(s *salvo, r *Result) error {
+func (v *side) report(s *jobBurst, r *Result) error {
 	v.plan.To = s.From + int64(r.Figures.Get("drained_s")*1000)
 	if err := v.worker.send(&v.plan); err != nil {
 		return err

@@ -49,7 +49,7 @@ func TestBurst(t *testing.T) {
 }
 
 func TestDrained(t *testing.T) {
-	s := newSalvo("x-", 4, 1)
+	s := newJobBurst("x-", 4, 1)
 	s.From = 1_000_000
 	at := func(ms int64) int64 { return (s.From + ms) * 1e6 }
 	var r Result
@@ -69,7 +69,7 @@ func TestDrained(t *testing.T) {
 
 // A burst that came before its time does not end a run: its checks show that.
 func TestDrainedEarly(t *testing.T) {
-	s := newSalvo("x-", 3, 1)
+	s := newJobBurst("x-", 3, 1)
 	s.From = 10_000
 	var r Result
 	s.drained([]int64{8_400e6, 8_500e6, 8_500e6}, &r)

@@ -72,8 +72,8 @@ func (c ChurnConfig) Validate() error {
 }
 
 const (
-	// surely is how long before the due time a cancel must be acknowledged to be certain to win (docs/time.md).
-	surely = 10 * time.Millisecond
+	// cancelMargin is how long before the due time a cancel must be acknowledged to be certain to win (docs/time.md).
+	cancelMargin = 10 * time.Millisecond
 	// Jobs that are moved to later are due again after one to three seconds.
 	churnLater = 3 * time.Second
 )
@@ -109,7 +109,7 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 		return r, err
 	}
 	defer w.stop()
-	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 	l := newLoad(run+"-", Mix{OneShots: 1}, c.Rate, c.Duration, c.PayloadBytes)
 	err = l.put(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), settle, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) })
 	if err != nil {
@@ -258,7 +258,7 @@ func settleChanges(p *plan, changes []change) (n churned, err error) {
 		if v.err != nil {
 			return n, fmt.Errorf("bench: changing %s%d: %w", p.Prefix, v.job, v.err)
 		}
-		sure := !v.acked.Add(surely).After(time.UnixMilli(v.due))
+		sure := !v.acked.Add(cancelMargin).After(time.UnixMilli(v.due))
 		fired := !v.reply.LastScheduled.IsZero() && v.reply.LastScheduled.UnixMilli() == v.due
 		n.late += bit(!sure)
 		n.fired += bit(fired)

@@ -136,13 +136,13 @@ func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 	}
 	defer func() { err = errors.Join(err, end()) }()
 	run := runName()
-	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 	m := &commands{
 		CommandsConfig: c, engine: e, nc: nc, run: run, result: &r,
 		due: time.Now().Add(24 * time.Hour).UnixMilli(), want: make(map[string]group),
 	}
 	began, cpu := time.Now(), e.usage().cpu
-	for _, part := range []func(context.Context) error{m.one, m.many, m.imported} {
+	for _, part := range []func(context.Context) error{m.runSingle, m.runClients, m.runImport} {
 		if err := part(ctx); err != nil {
 			return r, err
 		}
@@ -157,7 +157,7 @@ func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 	}
 	r.Machine.Load[1] = load1()
 	r.Targets = []Target{
-		newLeast(r.Figures, "creates_per_s", leastCreates),
+		newMinTarget(r.Figures, "creates_per_s", leastCreates),
 		newTarget(r.Figures, "latency_p99_ms", limitCreateP99, 0),
 		newTarget(r.Figures, "single_latency_ratio", limitSingleRatio, 0),
 	}
@@ -184,8 +184,8 @@ type group struct {
 
 func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" }
 
-// many measures the many clients, in a process of their own.
-func (m *commands) many(ctx context.Context) error {
+// runClients measures the many clients, in a process of their own.
+func (m *commands) runClients(ctx context.Context) error {
 	p, err := startClients(m.ClientsCommand, m.engine.url, clientsStart{Connections: m.Clients, PayloadBytes: m.PayloadBytes, Due: m.due})
 	if err != nil {
 		return err
@@ -238,8 +238,8 @@ func (m *commands) many(ctx context.Context) error {
 	return nil
 }
 
-// imported imports a file of jobs by the command that a user would run.
-func (m *commands) imported(ctx context.Context) (err error) {
+// runImport imports a file of jobs by the command that a user would run.
+func (m *commands) runImport(ctx context.Context) (err error) {
 	own, err := makeScratch(m.Service.Data)
 	if err != nil {
 		return fmt.Errorf("bench: %w", err)

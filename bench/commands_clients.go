@@ -182,7 +182,7 @@ func (r *clientsRun) run(ctx context.Context, began time.Time) error {
 		sending.Go(func() {
 			room := make(chan struct{}, r.Window)
 			for {
-				if err := takeRoom(ctx, room, answerPatience); err != nil {
+				if err := acquireSlot(ctx, room, answerPatience); err != nil {
 					failed <- err
 					return
 				}

@@ -104,8 +104,8 @@ func (p *pipe) receive(m *nats.Msg) {
 // a command up after 5 s.
 const answerPatience = 20 * time.Second
 
-// takeRoom waits until one more request may be under way. If no request is answered for patience, the answers were lost.
-func takeRoom(ctx context.Context, room chan<- struct{}, patience time.Duration) error {
+// acquireSlot waits until one more request may be under way. If no request is answered for patience, the answers were lost.
+func acquireSlot(ctx context.Context, room chan<- struct{}, patience time.Duration) error {
 	select {
 	case room <- struct{}{}:
 		return nil
@@ -199,7 +199,7 @@ func (p *pipe) fill(ctx context.Context, from, to int, job func(int) carillon.Jo
 	room := make(chan struct{}, fillWindow)
 	put := func(i int) error {
 		j := job(i)
-		if err := takeRoom(ctx, room, answerPatience); err != nil {
+		if err := acquireSlot(ctx, room, answerPatience); err != nil {
 			return err
 		}
 		return p.send(carillon.VerbPut, j.ID, carillon.AppendPut(nil, &j, nil), func(a answer) {

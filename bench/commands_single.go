@@ -13,13 +13,13 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// one measures one client with one command at a time, in turns with the least that a durable command consists of.
-func (m *commands) one(ctx context.Context) (err error) {
+// runSingle measures one client with one command at a time, in turns with the least that a durable command consists of.
+func (m *commands) runSingle(ctx context.Context) (err error) {
 	s := &single{
 		commands: m, client: carillon.Connect(m.nc, carillon.WithNames(m.engine.Names)), prefix: m.prefix("single"), payload: payloadOf(m.PayloadBytes),
 		creates: newHistogram(), updates: newHistogram(), deletes: newHistogram(),
 	}
-	l, err := s.openLeast(ctx)
+	l, err := s.openBaseline(ctx)
 	defer func() { err = errors.Join(err, l.close()) }()
 	if err != nil {
 		return err
@@ -102,10 +102,10 @@ func (s *single) timed(total *hdrhistogram.Histogram, from, to int, do func(i in
 	return i, float64(h.ValueAtQuantile(50)) / 1000, nil
 }
 
-// least measures what a single client's create is compared with: a round trip of the log, on a connection like the client's to the
+// baseline measures what a single client's create is compared with: a round trip of the log, on a connection like the client's to the
 // engine's own server, and a synced commit. If the engine embeds its server, also a round trip inside one process, as an engine's
 // reader has it, and the create of a bare service, which goes the same way between two processes, but without an engine.
-type least struct {
+type baseline struct {
 	log    *ceiling
 	inside *ceiling    // nil if the engine does not embed its server
 	bare   *bareClient // the same
@@ -113,8 +113,8 @@ type least struct {
 	trips, insideTrips, commits, bares []float64 // p50, ms, by round
 }
 
-func (s *single) openLeast(ctx context.Context) (l *least, err error) {
-	l = &least{}
+func (s *single) openBaseline(ctx context.Context) (l *baseline, err error) {
+	l = &baseline{}
 	own := s.Service
 	own.Server = s.engine.url
 	if l.log, err = openCeiling(ctx, CeilingConfig{Service: own, PayloadBytes: s.PayloadBytes, LatencyTime: s.RoundTime}); err != nil {
@@ -131,7 +131,7 @@ func (s *single) openLeast(ctx context.Context) (l *least, err error) {
 	return l, err
 }
 
-func (l *least) close() (err error) {
+func (l *baseline) close() (err error) {
 	if l.bare != nil {
 		err = l.bare.stop()
 	}
@@ -145,7 +145,7 @@ func (l *least) close() (err error) {
 }
 
 // measure takes each of them for the round's time.
-func (l *least) measure(ctx context.Context, s *single, round int) error {
+func (l *baseline) measure(ctx context.Context, s *single, round int) error {
 	trip, err := l.log.logRoundTrip(ctx)
 	if err != nil {
 		return fmt.Errorf("bench: log round trip: %w", err)
@@ -171,7 +171,7 @@ func (l *least) measure(ctx context.Context, s *single, round int) error {
 }
 
 // figures adds the medians of all rounds, and how many times as long creates took as what they are compared with in the same round.
-func (l *least) figures(f *Figures, creates []float64) {
+func (l *baseline) figures(f *Figures, creates []float64) {
 	times := func(of func(round int) float64) float64 {
 		var ratios []float64
 		for round, p50 := range creates {

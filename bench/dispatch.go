@@ -103,10 +103,10 @@ func RunDispatch(ctx context.Context, c DispatchConfig) (r Result, err error) {
 	r.Machine.Load[1] = load1()
 	p.figures(&r.Figures)
 	r.Targets = []Target{
-		newLeast(r.Figures, "ratio_chained", leastOfChained),
-		newLeast(r.Figures, "ratio_async", leastOfAsync),
-		newLeast(r.Figures, "cron_ratio_chained", leastOfChained),
-		newLeast(r.Figures, "cron_ratio_async", leastOfAsync),
+		newMinTarget(r.Figures, "ratio_chained", leastOfChained),
+		newMinTarget(r.Figures, "ratio_async", leastOfAsync),
+		newMinTarget(r.Figures, "cron_ratio_chained", leastOfChained),
+		newMinTarget(r.Figures, "cron_ratio_async", leastOfAsync),
 	}
 	return r, nil
 }
@@ -197,12 +197,12 @@ func (c *DispatchConfig) engineTurn(ctx context.Context, n int, m *ceiling, p *p
 	}
 	defer o.nc.Close()
 	run := runName()
-	defer func() { err = errors.Join(err, e.forget(ctx, o.nc, run)) }()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, o.nc, run)) }()
 	m.Streams, m.job = e.partitions, run+"o-123456"
 
 	for _, kind := range []struct {
 		name  string
-		of    func(run string, c *DispatchConfig) *salvo
+		of    func(run string, c *DispatchConfig) *jobBurst
 		turns *[]saturation
 	}{{"one-shots", oneShots, &p.oneShots}, {"cron", cronJobs, &p.cron}} {
 		s := kind.of(run+kind.name[:1]+"-", c)
@@ -242,8 +242,8 @@ func dueWithin(triggers int) time.Duration {
 }
 
 // oneShots are all due within a second at most.
-func oneShots(prefix string, c *DispatchConfig) *salvo {
-	s := newSalvo(prefix, c.Triggers, 1)
+func oneShots(prefix string, c *DispatchConfig) *jobBurst {
+	s := newJobBurst(prefix, c.Triggers, 1)
 	within := dueWithin(c.Triggers).Milliseconds()
 	for i := range s.First {
 		s.First[i] = int64(i) * within / int64(c.Triggers)
@@ -257,9 +257,9 @@ func oneShots(prefix string, c *DispatchConfig) *salvo {
 }
 
 // cronJobs are due once a second.
-func cronJobs(prefix string, c *DispatchConfig) *salvo {
+func cronJobs(prefix string, c *DispatchConfig) *jobBurst {
 	fires := (c.Triggers + c.CronPerS - 1) / c.CronPerS
-	s := newSalvo(prefix, c.CronPerS, fires)
+	s := newJobBurst(prefix, c.CronPerS, fires)
 	s.spread = time.Second
 	if fires == 1 {
 		s.spread = max(dueWithin(c.CronPerS), time.Millisecond)

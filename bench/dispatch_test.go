@@ -58,7 +58,7 @@ func TestDispatchIsDueAtOnce(t *testing.T) {
 }
 
 // A salvo that was put too late is put again, and what it has fired by then does not count.
-func TestSalvoTooLate(t *testing.T) {
+func TestJobBurstTooLate(t *testing.T) {
 	t.Parallel() // it mostly waits
 	e, nc := running(t)
 	o, err := e.outputs(t.Context())
@@ -67,7 +67,7 @@ func TestSalvoTooLate(t *testing.T) {
 	}
 	defer o.nc.Close()
 	c := smallDispatch(t)
-	for name, of := range map[string]func(string, *DispatchConfig) *salvo{"once-": oneShots, "cron-": cronJobs} {
+	for name, of := range map[string]func(string, *DispatchConfig) *jobBurst{"once-": oneShots, "cron-": cronJobs} {
 		s := of(name, &c)
 		first := true
 		s.placed = func() error {
@@ -246,9 +246,9 @@ func TestTally(t *testing.T) {
 	}
 	from := time.Now().UnixMilli() - 60_000
 	// Two cron jobs of three fires, their offsets 100 and 200.
-	s := newSalvo("x-", 2, 3)
+	s := newJobBurst("x-", 2, 3)
 	s.spread, s.From, s.To = time.Second, from, from+3000
-	publish(0, "7", "other", from) // before the salvo
+	publish(0, "7", "other", from) // before the burst
 	after, err := o.ends(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -279,7 +279,7 @@ func TestTally(t *testing.T) {
 		t.Errorf("checks are %+v, expected %+v; fires %v", checks, want, got)
 	}
 
-	s = newSalvo("y-", 1, 1)
+	s = newJobBurst("y-", 1, 1)
 	s.From = time.Now().Add(time.Hour).UnixMilli()
 	s.To = s.From + 1000
 	after, err = o.ends(t.Context())
@@ -298,9 +298,9 @@ func TestTally(t *testing.T) {
 	}
 }
 
-func TestSalvoStart(t *testing.T) {
+func TestJobBurstStart(t *testing.T) {
 	for _, fires := range []int{1, 2, 60} {
-		s := newSalvo("x-", 1, fires)
+		s := newJobBurst("x-", 1, fires)
 		s.spread = time.Second
 		before := time.Now()
 		s.start(2*time.Second, time.Second)
@@ -342,15 +342,15 @@ func TestBadDispatchConfigs(t *testing.T) {
 func TestLeast(t *testing.T) {
 	f := Figures{{"a_ratio", 0.85}}
 	for limit, met := range map[float64]bool{0.84: true, 0.85: true, 0.86: false} {
-		if got := newLeast(f, "a_ratio", limit); got.Met != met {
+		if got := newMinTarget(f, "a_ratio", limit); got.Met != met {
 			t.Errorf("0.85 against at least %v: %t", limit, got.Met)
 		}
 	}
-	if newLeast(f, "another", 0.1).Met {
+	if newMinTarget(f, "another", 0.1).Met {
 		t.Error("a figure that is not there reached its target")
 	}
 	var table strings.Builder
-	r := Result{Figures: f, Targets: []Target{newLeast(f, "a_ratio", 0.9), newTarget(f, "a_ratio", 0.9, 0), newTarget(f, "a_ratio", 0.1, 0.2)}}
+	r := Result{Figures: f, Targets: []Target{newMinTarget(f, "a_ratio", 0.9), newTarget(f, "a_ratio", 0.9, 0), newTarget(f, "a_ratio", 0.1, 0.2)}}
 	if err := r.Table(&table); err != nil {
 		t.Fatal(err)
 	}

@@ -181,7 +181,7 @@ func (e *engine) start(ctx context.Context, listen string, began func(time.Time)
 		err = fmt.Errorf("not ready within %s", startTimeout)
 	}
 	if err != nil {
-		return fmt.Errorf("bench: the engine did not start: %w; it said:\n%s", err, e.said())
+		return fmt.Errorf("bench: the engine did not start: %w; it said:\n%s", err, e.logTail())
 	}
 	return nil
 }
@@ -227,11 +227,11 @@ func (e *engine) cause() string {
 			return string(b[i+1 : min(len(b), i+8000)])
 		}
 	}
-	return e.said()
+	return e.logTail()
 }
 
-// said is the end of the engine's own log.
-func (e *engine) said() string {
+// logTail is the end of the engine's own log.
+func (e *engine) logTail() string {
 	b, err := os.ReadFile(filepath.Join(e.dir, "bench.log"))
 	if err != nil {
 		return err.Error()
@@ -261,7 +261,7 @@ func (e *engine) close() error {
 			// Kill fails only if the process has ended, which is what we wait for.
 			patience := time.AfterFunc(30*time.Second, func() { _ = e.cmd.Process.Kill() })
 			if exit := <-e.exited; exit != nil {
-				err = fmt.Errorf("bench: the engine ended with %w; it said:\n%s", exit, e.said())
+				err = fmt.Errorf("bench: the engine ended with %w; it said:\n%s", exit, e.logTail())
 			}
 			patience.Stop()
 		}

@@ -166,7 +166,7 @@ func RunIdle(ctx context.Context, c IdleConfig) (r Result, err error) {
 	r.Figures.add("puts_per_s", float64(c.Jobs)/put.Seconds())
 	r.Targets = []Target{newTarget(r.Figures, "cpu_percent", limitIdleCPU, 0)}
 	if c.Ahead*3/2 <= hotWithin {
-		r.Targets = append(r.Targets, newLeast(r.Figures, "hot_jobs", float64(c.Jobs)))
+		r.Targets = append(r.Targets, newMinTarget(r.Figures, "hot_jobs", float64(c.Jobs)))
 		if c.Kind != IdleOneShots {
 			r.Targets = append(r.Targets, newTarget(r.Figures, "resident_bytes_per_job", limitJobBytes, 0))
 		}

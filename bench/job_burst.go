@@ -15,23 +15,23 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// A salvo is many triggers due at once, more than can be published in time. Its jobs are put, and the triggers
+// A jobBurst is many triggers due at once, more than can be published in time. Its jobs are put, and the triggers
 // that they made are read from the output streams when all is over.
-type salvo struct {
+type jobBurst struct {
 	plan
 	fires int // of each job, one a second
 	// spread, if not 0, is the jobs' Spread: the service chooses an offset below it and adds that to each of a job's
 	// fires. The job's first fire shows the offset, and the others must agree.
 	spread time.Duration
 	job    func(i int) carillon.Job // due as From says; set before put
-	// placed, if not nil, is called each time when the salvo's due time has been chosen, before its jobs are put.
+	// placed, if not nil, is called each time when the burst's due time has been chosen, before its jobs are put.
 	placed   func() error
 	progress func(step string, done, total int)
 }
 
-// newSalvo makes a salvo of jobs that are all due at From, and then once a second.
-func newSalvo(prefix string, jobs, fires int) *salvo {
-	s := &salvo{fires: fires, progress: func(string, int, int) {}}
+// newJobBurst makes a burst of jobs that are all due at From, and then once a second.
+func newJobBurst(prefix string, jobs, fires int) *jobBurst {
+	s := &jobBurst{fires: fires, progress: func(string, int, int) {}}
 	s.plan = plan{Prefix: prefix, First: make([]int64, jobs), Every: make([]int64, jobs)}
 	if fires > 1 {
 		for i := range s.Every {
@@ -41,25 +41,25 @@ func newSalvo(prefix string, jobs, fires int) *salvo {
 	return s
 }
 
-func (s *salvo) id(i int) string { return s.Prefix + strconv.Itoa(i) }
+func (s *jobBurst) id(i int) string { return s.Prefix + strconv.Itoa(i) }
 
-// topic is the salvo's own, so that the streams count its triggers alone.
-func (s *salvo) topic() string { return strings.TrimSuffix(s.Prefix, "-") }
+// topic is the burst's own, so that the streams count its triggers alone.
+func (s *jobBurst) topic() string { return strings.TrimSuffix(s.Prefix, "-") }
 
-func (s *salvo) triggers() int { return s.fires * len(s.First) }
+func (s *jobBurst) triggers() int { return s.fires * len(s.First) }
 
-// A salvo's due time is fixed before its jobs are put, so it must be known how long that takes: from the previous
-// salvo, or from a part of the jobs that is put first, far ahead. If it takes longer, for example because the disk stood
-// still meanwhile, the salvo begins again with more time.
+// A burst's due time is fixed before its jobs are put, so it must be known how long that takes: from the previous
+// burst, or from a part of the jobs that is put first, far ahead. If it takes longer, for example because the disk stood
+// still meanwhile, the burst begins again with more time.
 const (
 	putTries    = 4
 	sampleShare = 10 // one in so many jobs, but at least sample of them
 	sampleTimes = 3  // times as long as those suggest: checkpoints and a busy disk come later
-	beforeTimes = 2  // times as long as for the previous salvo
+	beforeTimes = 2  // times as long as for the previous burst
 )
 
 // start chooses when the first job is due: pause after all have been put, which takes about puts.
-func (s *salvo) start(puts, pause time.Duration) {
+func (s *jobBurst) start(puts, pause time.Duration) {
 	first := time.Now().Add(puts + pause).Truncate(time.Millisecond)
 	if s.spread > 0 { // cron: whole seconds, and the expression's range of seconds must lie within one minute
 		first = first.Truncate(time.Second).Add(time.Second)
@@ -71,9 +71,9 @@ func (s *salvo) start(puts, pause time.Duration) {
 	s.To = s.From + int64(s.fires)*everySecond
 }
 
-// put puts all jobs, and returns once the first is due. perJob is how long one job took in the previous salvo, 0 for
-// the first salvo; put sets it.
-func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, perJob *time.Duration, pause time.Duration) (err error) {
+// put puts all jobs, and returns once the first is due. perJob is how long one job took in the previous burst, 0 for
+// the first burst; put sets it.
+func (s *jobBurst) put(ctx context.Context, nc *nats.Conn, names carillon.Names, perJob *time.Duration, pause time.Duration) (err error) {
 	held, err := holdFor(s.triggers())
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (s *salvo) put(ctx context.Context, nc *nats.Conn, names carillon.Names, pe
 
 // putFirst puts the first n jobs. It imports them: nats-server keeps an index of subjects, and of jobs that were put one by
 // one the garbage collector would have to scan all entries since the checkpoint before the last.
-func (s *salvo) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
+func (s *jobBurst) putFirst(ctx context.Context, nc *nats.Conn, names carillon.Names, n int) error {
 	jobs := func(yield func(carillon.ImportJob) bool) {
 		for i := range n {
 			if !yield(carillon.ImportJob{Job: s.job(i)}) {
@@ -243,8 +243,8 @@ func (o *outputs) stored(ctx context.Context, topic string) (n int, err error) {
 // lookEvery is the time between two looks: short enough to end soon, and long enough to be no load.
 const lookEvery = 200 * time.Millisecond
 
-// await waits until all triggers of a salvo are stored, or none was stored for as long as patience.
-func (o *outputs) await(ctx context.Context, s *salvo) error {
+// await waits until all triggers of a burst are stored, or none was stored for as long as patience.
+func (o *outputs) await(ctx context.Context, s *jobBurst) error {
 	most, news := 0, time.Now()
 	for {
 		n, err := o.stored(ctx, s.topic())
@@ -268,7 +268,7 @@ func (o *outputs) await(ctx context.Context, s *salvo) error {
 
 // tally reads what the streams hold beyond their former ends. It calls each when it first sees an expected trigger
 // (its job, when it was due and when stored, unix ns), and checks that output numbers go on without a gap.
-func (o *outputs) tally(ctx context.Context, after []uint64, s *salvo, each func(job int, due, stored int64)) (c Checks, err error) {
+func (o *outputs) tally(ctx context.Context, after []uint64, s *jobBurst, each func(job int, due, stored int64)) (c Checks, err error) {
 	c.Expected = s.triggers()
 	seen := make([]bool, c.Expected)
 	known := make([]bool, len(s.First)) // by job: whether its offset is known
@@ -302,7 +302,7 @@ func (o *outputs) tally(ctx context.Context, after []uint64, s *salvo, each func
 			if s.spread > 0 && !known[i] && due >= s.From {
 				s.First[i], known[i] = (due-s.From)%everySecond, true
 			}
-			k, planned := s.which(i, due)
+			k, planned := s.fireIndex(i, due)
 			if !planned {
 				c.Stray++
 				return

@@ -132,7 +132,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 		return r, err
 	}
 	defer w.stop()
-	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
 	l.ends = c.Service.Server != ""
@@ -224,7 +224,7 @@ func (c *LatenessConfig) putInTime(ctx context.Context, client *carillon.Client,
 			return 0, fmt.Errorf("bench: the first job was due %s before the measurement could begin", late.Round(time.Millisecond))
 		}
 		c.Progress(beginAgain, try, putTries)
-		if err := l.takeBack(ctx, client); err != nil {
+		if err := l.deleteAll(ctx, client); err != nil {
 			return 0, err
 		}
 		lead = 2*lead + late
@@ -254,13 +254,13 @@ func waitUntil(ctx context.Context, progress func(step string, done, total int),
 	}
 }
 
-// forget removes what a run left in a service that goes on: its jobs, and the consumers with the run's name and the others.
-func (e *engine) forget(ctx context.Context, nc *nats.Conn, run string, others ...string) error {
-	return e.forgetWithin(ctx, nc, carillon.DefaultTimeout, run, others...)
+// cleanUp removes what a run left in a service that goes on: its jobs, and the consumers with the run's name and the others.
+func (e *engine) cleanUp(ctx context.Context, nc *nats.Conn, run string, others ...string) error {
+	return e.cleanUpWithin(ctx, nc, carillon.DefaultTimeout, run, others...)
 }
 
-// forgetWithin is forget, but gives up when nothing answers for patience: the service may have ended, and the run because of that.
-func (e *engine) forgetWithin(ctx context.Context, nc *nats.Conn, patience time.Duration, run string, others ...string) error {
+// cleanUpWithin is cleanUp, but gives up when nothing answers for patience: the service may have ended, and the run because of that.
+func (e *engine) cleanUpWithin(ctx context.Context, nc *nats.Conn, patience time.Duration, run string, others ...string) error {
 	if e.Server == "" {
 		return nil
 	}

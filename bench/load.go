@@ -104,8 +104,8 @@ func (p *plan) due(i, k int) int64 {
 	return p.From + p.Then[i]
 }
 
-// which returns the k for which the k-th fire of job i is due at ms. If k is below fires(i), that fire must come.
-func (p *plan) which(i int, ms int64) (k int, ok bool) {
+// fireIndex returns the k for which the k-th fire of job i is due at ms. If k is below fires(i), that fire must come.
+func (p *plan) fireIndex(i int, ms int64) (k int, ok bool) {
 	at := ms - p.From
 	since := at - p.First[i]
 	switch {
@@ -226,15 +226,15 @@ func (l *load) put(ctx context.Context, client *carillon.Client, lead time.Durat
 		if try == putTries {
 			return fmt.Errorf("bench: putting %d jobs took %s, too long for %s that were allowed", n, took, allowed)
 		}
-		if err := l.takeBack(ctx, client); err != nil {
+		if err := l.deleteAll(ctx, client); err != nil {
 			return err
 		}
 		allowed = 2 * max(allowed, took)
 	}
 }
 
-// takeBack deletes all jobs, so that they can be put again for a later time. Fires before the plan's window do not count.
-func (l *load) takeBack(ctx context.Context, client *carillon.Client) error {
+// deleteAll deletes all jobs, so that they can be put again for a later time. Fires before the plan's window do not count.
+func (l *load) deleteAll(ctx context.Context, client *carillon.Client) error {
 	if _, err := client.DeleteWhere(ctx, carillon.Selection{Prefix: l.plan.Prefix}); err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}

@@ -158,8 +158,8 @@ func newTarget(f Figures, name string, limit, floor float64) Target {
 	return Target{Figure: name, Limit: limit, Floor: floor, Met: ok && v <= max(limit, floor)}
 }
 
-// newLeast is a figure that must reach limit.
-func newLeast(f Figures, name string, limit float64) Target {
+// newMinTarget is a figure that must reach limit.
+func newMinTarget(f Figures, name string, limit float64) Target {
 	v, ok := f.find(name)
 	return Target{Figure: name, Limit: limit, AtLeast: true, Met: ok && v >= limit}
 }

@@ -112,7 +112,7 @@ type scaleRun struct {
 	saved             saving
 	held              map[string]pauses // by the name of the metric
 	restart           recovered
-	nights            midnights
+	midnights         midnights
 }
 
 // RunScale measures what very many pending jobs do to an engine:
@@ -176,7 +176,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 		}
 	}
 	run.held = make(map[string]pauses)
-	if err := e.held(ctx, run.held); err != nil {
+	if err := e.addPauses(ctx, run.held); err != nil {
 		return r, err
 	}
 	if run.held[floorPause], err = floor.pauses(); err != nil {
@@ -190,7 +190,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if run.restart, err = c.restart(ctx, e, nc, &r); err != nil {
 		return r, err
 	}
-	if run.nights, err = c.midnights(ctx, e, nc, &r); err != nil {
+	if run.midnights, err = c.midnights(ctx, e, nc, &r); err != nil {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
@@ -222,7 +222,7 @@ func (c *ScaleConfig) figures(run *scaleRun, f *Figures) error {
 	f.add("lateness_p99_ratio", full.Get("received_p99_ms")/empty.Get("received_p99_ms"))
 	for _, what := range []string{checkpointPause, checkpointPauseOwn, loadPause, loadPauseOwn, floorPause} {
 		p := run.held[what]
-		p.merge(run.nights.held[what])
+		p.merge(run.midnights.pauses[what])
 		many := strings.Replace(what, "pause", "pauses", 1)
 		f.add(what+"_max_ms", p.Max.Seconds()*1000)
 		f.add(many+"_over_1_ms_per_million", p.perMillion(p.Over1))
@@ -236,7 +236,7 @@ func (c *ScaleConfig) figures(run *scaleRun, f *Figures) error {
 		}
 	}
 	if c.Midnight > 0 {
-		run.nights.figures(f)
+		run.midnights.figures(f)
 	}
 	return nil
 }
@@ -253,13 +253,13 @@ func (c *ScaleConfig) targets(f Figures) []Target {
 		newTarget(f, "lateness_p99_ratio", limitScaleLateness, 0),
 		newTarget(f, "idle_cpu_percent", limitIdleCPU, 0),
 		newTarget(f, "checkpoint_pause_max_ms", limitScalePause, 0),
-		newLeast(f, "imports_per_s", limitScaleImports),
+		newMinTarget(f, "imports_per_s", limitScaleImports),
 	}
 	if c.Save {
 		targets = append(targets,
 			newTarget(f, "lateness_p999_for_save_ms", limitScaleSave, 0),
 			newTarget(f, "lateness_any_for_save_ms", limitScaleSave, 0),
-			newLeast(f, "restore_jobs_per_s", limitScaleRestore))
+			newMinTarget(f, "restore_jobs_per_s", limitScaleRestore))
 	}
 	if c.Midnight > 0 { // else no job was brought into memory
 		targets = append(targets,

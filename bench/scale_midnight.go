@@ -34,12 +34,12 @@ type midnights struct {
 	// loaded is how many jobs were brought into memory from disk for the cold midnights, late how many of them a tick had to wait for.
 	// hotLoaded is how many were brought into memory for the hot midnights; it should be 0.
 	loaded, late, hotLoaded float64
-	// held has the pauses of all engines that had a midnight, and those of the floor meanwhile.
-	held map[string]pauses
+	// pauses has the pauses of all engines that had a midnight, and those of the floor meanwhile.
+	pauses map[string]pauses
 }
 
 func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r *Result) (m midnights, err error) {
-	m.held = make(map[string]pauses)
+	m.pauses = make(map[string]pauses)
 	if c.Midnight == 0 {
 		return m, nil
 	}
@@ -53,7 +53,7 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 		return m, fmt.Errorf("bench: %w", err)
 	}
 	kill := func(ctx context.Context) error {
-		if err := e.held(ctx, m.held); err != nil {
+		if err := e.addPauses(ctx, m.pauses); err != nil {
 			return err
 		}
 		listen := strings.TrimPrefix(e.url, "nats://")
@@ -74,10 +74,10 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 		}
 		m.cold, m.loaded, m.late = append(m.cold, cold), m.loaded+loaded, m.late+late
 	}
-	if err := e.held(ctx, m.held); err != nil {
+	if err := e.addPauses(ctx, m.pauses); err != nil {
 		return m, err
 	}
-	m.held[floorPause], err = floor.pauses()
+	m.pauses[floorPause], err = floor.pauses()
 	return m, err
 }
 
@@ -91,8 +91,8 @@ const (
 	floorPause         = "floor_pause" // of a process that only spins
 )
 
-// held adds the pauses of an engine's process.
-func (e *engine) held(ctx context.Context, to map[string]pauses) error {
+// addPauses adds the pauses of an engine's process.
+func (e *engine) addPauses(ctx context.Context, to map[string]pauses) error {
 	for _, what := range []string{checkpointPause, checkpointPauseOwn, loadPause, loadPauseOwn} {
 		p, err := e.pauses(ctx, "carillon_"+what+"_seconds")
 		if err != nil {

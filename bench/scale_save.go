@@ -43,23 +43,23 @@ func (c *ScaleConfig) save(ctx context.Context, e *engine, nc *nats.Conn, withou
 			}
 			s.without = append(s.without, without)
 		}
-		if err := c.beside(ctx, e, nc, &s, r); err != nil {
+		if err := c.measureWhileSaving(ctx, e, nc, &s, r); err != nil {
 			return s, err
 		}
 	}
 	return s, nil
 }
 
-// beside measures lateness while a snapshot is saved, and waits for the end of the save. If the save ends first, another one follows,
-// into an archive of its own, so that it is as large and nothing is removed meanwhile.
-func (c *ScaleConfig) beside(ctx context.Context, e *engine, nc *nats.Conn, s *saving, r *Result) error {
+// measureWhileSaving measures lateness while a snapshot is saved, and waits for the end of the save. If the save ends first, another one
+// follows, into an archive of its own, so that it is as large and nothing is removed meanwhile.
+func (c *ScaleConfig) measureWhileSaving(ctx context.Context, e *engine, nc *nats.Conn, s *saving, r *Result) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	measured, done := make(chan struct{}), make(chan error, 1)
 	l := c.lateness(e)
 	l.before = func(context.Context) error {
 		client := carillon.Connect(nc, carillon.WithNames(e.Names))
-		go func() { done <- s.again(ctx, client, e.dir, measured) }()
+		go func() { done <- s.saveRepeatedly(ctx, client, e.dir, measured) }()
 		return nil
 	}
 	part, err := runPart(ctx, l, r)
@@ -75,8 +75,8 @@ func (c *ScaleConfig) beside(ctx context.Context, e *engine, nc *nats.Conn, s *s
 	return nil
 }
 
-// again saves one snapshot after the other until lateness has been measured.
-func (s *saving) again(ctx context.Context, client *carillon.Client, dir string, measured <-chan struct{}) error {
+// saveRepeatedly saves one snapshot after the other until lateness has been measured.
+func (s *saving) saveRepeatedly(ctx context.Context, client *carillon.Client, dir string, measured <-chan struct{}) error {
 	for {
 		s.archive = filepath.Join(dir, "archives", strconv.Itoa(s.saves))
 		began := time.Now()

@@ -46,7 +46,7 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 		return r, err
 	}
 	defer w.stop()
-	defer func() { err = errors.Join(err, e.forget(ctx, nc, run)) }()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

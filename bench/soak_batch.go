@@ -126,7 +126,7 @@ func (s *soak) due(b *soakBatch, i int) int64 {
 }
 
 // inTime tells whether a command that is acknowledged now is certain to win over a fire that is due at that time.
-func inTime(due int64) bool { return !time.Now().Add(surely).After(time.UnixMilli(due)) }
+func inTime(due int64) bool { return !time.Now().Add(cancelMargin).After(time.UnixMilli(due)) }
 
 // prevented notes that a fire must not come or, if the command was late, may come or not.
 func (b *soakBatch) prevented(i int, due int64) {

@@ -73,7 +73,7 @@ func (s *soak) do(ctx context.Context, b *soakBatch, op soakOp) error {
 			b.forced.First[i] = -1
 			return nil
 		}
-		return s.persist(ctx, planned, func(request string) error {
+		return s.retryCommand(ctx, planned, func(request string) error {
 			_, err := s.client.Fire(ctx, forced, carillon.RequestID(request))
 			return err
 		})
@@ -130,7 +130,7 @@ func later(a, b time.Time) time.Time {
 }
 
 func (s *soak) put(ctx context.Context, planned time.Time, job carillon.Job) error {
-	return s.persist(ctx, planned, func(request string) error {
+	return s.retryCommand(ctx, planned, func(request string) error {
 		_, err := s.client.Put(ctx, job, carillon.RequestID(request))
 		return err
 	})
@@ -138,7 +138,7 @@ func (s *soak) put(ctx context.Context, planned time.Time, job carillon.Job) err
 
 // delete deletes a job. A job that does not exist any more counts as deleted.
 func (s *soak) delete(ctx context.Context, planned time.Time, id string) error {
-	return s.persist(ctx, planned, func(request string) error {
+	return s.retryCommand(ctx, planned, func(request string) error {
 		_, err := s.client.Delete(ctx, id, carillon.RequestID(request))
 		if errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
 			return nil
@@ -149,15 +149,15 @@ func (s *soak) delete(ctx context.Context, planned time.Time, id string) error {
 
 // change pauses or resumes a job.
 func (s *soak) change(ctx context.Context, planned time.Time, do func(context.Context, string, ...carillon.CommandOption) (carillon.JobReply, error), id string) error {
-	return s.persist(ctx, planned, func(request string) error {
+	return s.retryCommand(ctx, planned, func(request string) error {
 		_, err := do(ctx, id, carillon.RequestID(request))
 		return err
 	})
 }
 
-// persist repeats a command, under one request id, until the service has answered it. The latency counts from the planned time, so that
-// waiting behind other commands counts; the time for which it is repeated counts from when it was first sent.
-func (s *soak) persist(ctx context.Context, planned time.Time, do func(request string) error) error {
+// retryCommand repeats a command, under one request id, until the service has answered it. The latency counts from the planned time, so
+// that waiting behind other commands counts; the time for which it is repeated counts from when it was first sent.
+func (s *soak) retryCommand(ctx context.Context, planned time.Time, do func(request string) error) error {
 	request, began := cryptorand.Text(), time.Now()
 	for {
 		err := do(request)

@@ -158,7 +158,7 @@ func (s *soak) follow(ctx context.Context, checks *Checks) error {
 				s.ids[h] = struct{}{}
 			}
 		}
-		err := s.insist(ctx, func() error { return readStream(ctx, js, name, from{seq: at.seq + 1}, each) })
+		err := s.retryRead(ctx, func() error { return readStream(ctx, js, name, from{seq: at.seq + 1}, each) })
 		if err := cmp.Or(err, lost); err != nil {
 			return fmt.Errorf("bench: read %s: %w", name, err)
 		}
@@ -166,8 +166,8 @@ func (s *soak) follow(ctx context.Context, checks *Checks) error {
 	return nil
 }
 
-// insist calls read until that succeeds, for at most soakRetry: a disk that stands still must not end a run of hours.
-func (s *soak) insist(ctx context.Context, read func() error) error {
+// retryRead calls read until that succeeds, for at most soakRetry: a disk that stands still must not end a run of hours.
+func (s *soak) retryRead(ctx context.Context, read func() error) error {
 	patience := time.Now().Add(soakRetry)
 	for {
 		err := read()

@@ -103,9 +103,9 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	ctx, gone := context.WithCancelCause(ctx)
 	defer gone(nil)
 	go func() { gone(input.Decode(&plan{})) }() // there is no other plan: Decode returns when the input ends
-	var stored func() (map[sighting]struct{}, error)
+	var stored func() (map[storedOutput]struct{}, error)
 	if start.Topic == "" {
-		stored = func() (map[sighting]struct{}, error) {
+		stored = func() (map[storedOutput]struct{}, error) {
 			since := p.From * 1e6
 			arrivals, _ := w.arrived()
 			for _, a := range arrivals { // some are before the window, if the jobs were put again for a later one
@@ -177,9 +177,9 @@ type arrival struct {
 	again     bool // not the first delivery
 }
 
-// sighting is the message in which a fire came: its output, and when the stream stored it.
-type sighting struct {
-	numbered
+// storedOutput is the message in which a fire came: its output, and when the stream stored it.
+type storedOutput struct {
+	outputID
 	stored int64 // unix ns
 }
 
@@ -193,8 +193,8 @@ type worker struct {
 	err    error
 }
 
-// numbered is an output by its number.
-type numbered struct {
+// outputID is an output by its number.
+type outputID struct {
 	partition int32
 	output    uint64
 }
@@ -241,7 +241,7 @@ func (w *worker) fail(err error) {
 // await reports when all planned triggers have arrived, or the patience is over. If output numbers are missing
 // between those that arrived, stored is called for what the streams hold there: events, or triggers of other
 // jobs. If stored is nil, no gaps are counted.
-func (w *worker) await(ctx context.Context, p *plan, stored func() (map[sighting]struct{}, error)) (workerReport, error) {
+func (w *worker) await(ctx context.Context, p *plan, stored func() (map[storedOutput]struct{}, error)) (workerReport, error) {
 	select { // looking earlier would only hold up what arrives
 	case <-ctx.Done():
 		return workerReport{}, ctx.Err()
@@ -256,7 +256,7 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[sighting
 			report.Checks.Gaps = 0
 		}
 		if err == nil && report.Checks.Gaps > 0 && (report.Checks.Missing == 0 || over) {
-			var others map[sighting]struct{}
+			var others map[storedOutput]struct{}
 			if others, err = stored(); err == nil {
 				report, err = judge(p, arrivals, others)
 			}
@@ -279,18 +279,18 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[sighting
 }
 
 // inStreams reads the outputs that the streams have stored since a time.
-func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[sighting]struct{}, error) {
+func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[storedOutput]struct{}, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	found := make(map[sighting]struct{})
+	found := make(map[storedOutput]struct{})
 	for p := range partitions {
 		err := readStream(ctx, js, names.OutStream(p), from{time: since}, func(m jetstream.Msg) {
 			output, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64)
 			meta, err2 := m.Metadata()
 			if err == nil && err2 == nil {
-				found[sighting{numbered{int32(p), output}, meta.Timestamp.UnixNano()}] = struct{}{}
+				found[storedOutput{outputID{int32(p), output}, meta.Timestamp.UnixNano()}] = struct{}{}
 			}
 		})
 		if err != nil {
@@ -356,9 +356,9 @@ type message struct {
 	twice     bool // its fire is known to be in another message, too
 }
 
-// again counts the messages up to number last that have the number of another one, except those that already count as duplicates. The
-// messages must be in order of their numbers, and each must be there once.
-func again(messages []message, last uint64) (n int) {
+// countDuplicates counts the messages up to number last that have the number of another one, except those that already count as duplicates.
+// The messages must be in order of their numbers, and each must be there once.
+func countDuplicates(messages []message, last uint64) (n int) {
 	for at := 0; at < len(messages) && messages[at].output <= last; {
 		end, counted := at, 0
 		for ; end < len(messages) && messages[end].output == messages[at].output; end++ {
@@ -383,23 +383,23 @@ func distinct(messages []message) []message {
 }
 
 // judge compares what arrived with the plan. others are messages that are known to be stored, whether they have arrived or not.
-func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerReport, err error) {
+func judge(p *plan, arrivals []arrival, others map[storedOutput]struct{}) (r workerReport, err error) {
 	base := make([]int, len(p.First)+1)
 	var c Checks
 	for i := range p.First {
 		base[i+1] = base[i] + p.slots(i)
 		c.Expected += p.fires(i)
 	}
-	seen := make([]sighting, base[len(p.First)]) // by fire: the message in which it came; its output is 0 if it has not come
-	outputs := make(map[int32][]message)         // by partition
-	arrived := make(map[sighting]struct{}, min(len(arrivals), len(others)))
+	seen := make([]storedOutput, base[len(p.First)]) // by fire: the message in which it came; its output is 0 if it has not come
+	outputs := make(map[int32][]message)             // by partition
+	arrived := make(map[storedOutput]struct{}, min(len(arrivals), len(others)))
 	received, stored := newHistogram(), newHistogram()
 	last := make(map[int32]uint64) // the window's greatest output by partition
 	for _, a := range arrivals {
 		if a.again {
 			c.Redelivered++
 		}
-		s := sighting{numbered{a.partition, a.output}, a.stored}
+		s := storedOutput{outputID{a.partition, a.output}, a.stored}
 		if len(others) > 0 {
 			arrived[s] = struct{}{}
 		}
@@ -409,7 +409,7 @@ func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerR
 			continue
 		}
 		last[a.partition] = max(last[a.partition], a.output)
-		k, planned := p.which(i, a.scheduled)
+		k, planned := p.fireIndex(i, a.scheduled)
 		if !planned {
 			c.Stray++
 			continue
@@ -450,7 +450,7 @@ func judge(p *plan, arrivals []arrival, others map[sighting]struct{}) (r workerR
 	}
 	for partition, messages := range outputs {
 		messages = distinct(messages)
-		c.Duplicate += again(messages, last[partition])
+		c.Duplicate += countDuplicates(messages, last[partition])
 		for i := 1; i < len(messages) && messages[i].output <= last[partition]; i++ {
 			c.Gaps += int(messages[i].output - min(messages[i].output, messages[i-1].output+1))
 		}

@@ -396,7 +396,7 @@ func TestFiguresOfPairs(t *testing.T) {
 		return Result{Figures: Figures{{"received_p99_ms", p99}, {"received_p999_ms", p999}}, Histograms: map[string]string{"received_us": encoded}}
 	}
 	var f Figures
-	l := least{
+	l := baseline{
 		inside: &ceiling{}, trips: []float64{3, 1, 5}, insideTrips: []float64{1, 2, 1}, commits: []float64{1, 3, 4}, bares: []float64{2, 4, 5},
 	}
 	l.figures(&f, []float64{8, 8, 18})
@@ -701,7 +701,7 @@ func TestSoakSums(t *testing.T) {
 func TestSoakPersists(t *testing.T) {
 	s := &soak{commands: newHistogram()}
 	sent := 0
-	err := s.persist(t.Context(), time.Now().Add(-soakRetry-time.Minute), func(string) error {
+	err := s.retryCommand(t.Context(), time.Now().Add(-soakRetry-time.Minute), func(string) error {
 		if sent++; sent < 3 {
 			return errors.New("nobody answers")
 		}

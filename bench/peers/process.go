@@ -109,9 +109,9 @@ func (s *site) start(ctx context.Context, name string, cmd *exec.Cmd, signal sys
 		}
 		select {
 		case <-p.exited:
-			return fmt.Errorf("%s ended with %v; it said:\n%s", name, p.err, s.said(name))
+			return fmt.Errorf("%s ended with %v; it said:\n%s", name, p.err, s.logTail(name))
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w; it said:\n%s", name, err, s.said(name))
+			return fmt.Errorf("%s is not ready: %w; it said:\n%s", name, err, s.logTail(name))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -141,8 +141,8 @@ func (s *site) launch(name string, cmd *exec.Cmd, signal syscall.Signal) (*proce
 	return p, os.WriteFile(s.path(name+".pid"), strconv.AppendInt(nil, int64(cmd.Process.Pid), 10), 0o644)
 }
 
-// said is the end of what a process wrote.
-func (s *site) said(name string) []byte {
+// logTail is the end of what a process wrote.
+func (s *site) logTail(name string) []byte {
 	b, err := os.ReadFile(s.path(name + ".log"))
 	if err != nil {
 		return []byte(err.Error())
