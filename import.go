@@ -27,9 +27,9 @@ type ImportLine struct {
 	Status Status // "": not given
 }
 
-// besideFields are the fields of an import's line that has the job under "spec"; those after if_absent are fields of a
+// specLineFields are the fields of an import's line that has the job under "spec"; those after if_absent are fields of a
 // reply, and ignored.
-var besideFields = []string{"id", "spec", "status", "state", "if_absent", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition"}
+var specLineFields = []string{"id", "spec", "status", "state", "if_absent", "type", "version", "next", "last_scheduled", "fires", "skipped", "partition"}
 
 // ParseImport reads a line of an import in either of its forms: a job with its "id", as ParseLine does, or what an export
 // writes, {"id":…,"spec":{…},"status":…}. The other fields of the reply to a get are ignored, so that the output of
@@ -57,7 +57,7 @@ func ParseImport(line []byte) (l ImportLine, err error) {
 	}
 	var id string
 	r := reader{b: line}
-	e = r.document(besideFields, func(name string) (e *Error) {
+	e = r.document(specLineFields, func(name string) (e *Error) {
 		switch name {
 		case "id":
 			id, e = r.text(name)
@@ -225,7 +225,7 @@ func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func
 	if !c.imports(ctx) {
 		return im.putAll(jobs)
 	}
-	im.tell = im.each
+	im.onReply = im.each
 	return im.run(jobs)
 }
 
@@ -269,10 +269,10 @@ type importing struct {
 	senders sync.WaitGroup
 	again   chan struct{} // full while a request that was not answered is sent again
 
-	mu    sync.Mutex
-	done  func(i int, err error)
-	tell  func(b *importBatch, reply ImportReply, err error) // reports each request's outcome; its caller holds mu
-	taken time.Time                                          // when the service last accepted any job
+	mu      sync.Mutex
+	done    func(i int, err error)
+	onReply func(b *importBatch, reply ImportReply, err error) // reports each request's outcome; its caller holds mu
+	taken   time.Time                                          // when the service last accepted any job
 }
 
 // importBatch is one request of an import.
@@ -346,7 +346,7 @@ func (im *importing) send(b *importBatch) {
 			unanswered = err
 		}
 		full := b.full(reply, err)
-		if patient := im.patient(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
+		if patient := im.shouldRetry(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
 			im.settle(b, reply, err)
 			return
 		}
@@ -386,11 +386,11 @@ func (im *importing) request(b *importBatch, unanswered error) (ImportReply, err
 func (im *importing) settle(b *importBatch, reply ImportReply, err error) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	im.tell(b, reply, err)
+	im.onReply(b, reply, err)
 }
 
-// patient tells whether to send lines again. some is whether the service accepted some of the latest request's.
-func (im *importing) patient(some bool) bool {
+// shouldRetry tells whether to send lines again. some is whether the service accepted some of the latest request's.
+func (im *importing) shouldRetry(some bool) bool {
 	im.mu.Lock()
 	defer im.mu.Unlock()
 	if some || im.taken.IsZero() {
@@ -445,7 +445,7 @@ func (b *importBatch) divide(full map[int]bool, reply *ImportReply) (settled, re
 func (im *importing) refuse(i int, id string, err error) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	im.tell(&importBatch{at: []int{i}, ids: []string{id}}, ImportReply{}, err)
+	im.onReply(&importBatch{at: []int{i}, ids: []string{id}}, ImportReply{}, err)
 }
 
 // each reports a request's jobs one by one.

@@ -190,7 +190,7 @@ func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) 
 		return 0, err
 	}
 	for p := range outputs {
-		if err := w.insistConsumer(ctx, p); err != nil {
+		if err := w.retryMakeConsumer(ctx, p); err != nil {
 			return 0, err
 		}
 	}
@@ -205,8 +205,8 @@ const (
 	consumerAnswer  = 2 * time.Second
 )
 
-// insistConsumer calls makeConsumer until that gets an answer, for at most consumerTimeout.
-func (w *worker) insistConsumer(ctx context.Context, p int) error {
+// retryMakeConsumer calls makeConsumer until that gets an answer, for at most consumerTimeout.
+func (w *worker) retryMakeConsumer(ctx context.Context, p int) error {
 	whole, cancel := context.WithTimeout(ctx, consumerTimeout)
 	defer cancel()
 	consumer := w.names.OutStream(p) + "." + w.Name
@@ -503,20 +503,20 @@ func termination(reason error) []byte {
 // refuse answers a delivery that was not dealt with. It removes the delivery from held first: a heartbeat after a
 // delayed nak would undo the delay.
 func (w *worker) refuse(h int, d delivery, t *Trigger, answer []byte) {
-	w.held.let(h)
+	w.held.remove(h)
 	w.answer(d.msg, t, answer)
 }
 
-// giveBack answers deliveries that no handler has begun.
-func (w *worker) giveBack(all []delivery, answer []byte) {
+// answerUnbegun answers deliveries that no handler has begun.
+func (w *worker) answerUnbegun(all []delivery, answer []byte) {
 	for _, d := range all {
 		w.answer(d.msg, nil, answer)
 	}
 }
 
-// beatOf is the time between the heartbeats of a worker with an AckWait. The AckWait of consumers that somebody else has made is not
-// known, but mostly the default; so it is never longer than the default requires.
-func beatOf(ackWait time.Duration) time.Duration { return min(ackWait, defaultAckWait) / 3 }
+// heartbeatInterval is the time between the heartbeats of a worker with an AckWait. The AckWait of consumers that somebody else has made is
+// not known, but mostly the default; so it is never longer than the default requires.
+func heartbeatInterval(ackWait time.Duration) time.Duration { return min(ackWait, defaultAckWait) / 3 }
 
 // answer sends the answer to a delivery. If that fails, the trigger is delivered again after AckWait.
 func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
@@ -527,7 +527,7 @@ func (w *worker) answer(m *nats.Msg, t *Trigger, answer []byte) {
 
 // heartbeat tells the server, three times in an AckWait, that the deliveries held are still being worked on.
 func (w *worker) heartbeat(stop <-chan struct{}) {
-	beat := time.NewTicker(beatOf(w.AckWait))
+	beat := time.NewTicker(heartbeatInterval(w.AckWait))
 	defer beat.Stop()
 	for kept := false; ; { // a connection that is down keeps a beat; more beats would take up the room for acks
 		select {

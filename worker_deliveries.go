@@ -72,13 +72,13 @@ func (s *deliveries) begin(h int) (d delivery, ok bool) {
 	d, s.waiting[s.next] = s.waiting[s.next], delivery{}
 	s.next++
 	s.begun[h] = d
-	d.pull.left(1)
+	d.pull.noteBegun(1)
 	s.wake()
 	return d, true
 }
 
-// let removes the handler's delivery.
-func (s *deliveries) let(h int) {
+// remove removes the handler's delivery.
+func (s *deliveries) remove(h int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.begun[h] = delivery{}
@@ -102,7 +102,7 @@ func (s *deliveries) withdraw(of *pull) (out []delivery) {
 		return d.pull == of
 	})
 	s.next = 0
-	of.left(len(out))
+	of.noteBegun(len(out))
 	return out
 }
 
@@ -121,7 +121,7 @@ func (s *deliveries) close() {
 	s.more.Broadcast()
 }
 
-// each calls f with each message held, until f fails. It holds the lock meanwhile: once let has removed a
+// each calls f with each message held, until f fails. It holds the lock meanwhile: once remove has removed a
 // delivery, no heartbeat for it follows the answer.
 func (s *deliveries) each(f func(*nats.Msg) error) error {
 	s.mu.Lock()

@@ -56,7 +56,7 @@ func TestDeliveries(t *testing.T) {
 		t.Fatalf("withdrew %v", out)
 	}
 	<-a.begun // the token
-	s.let(1)
+	s.remove(1)
 	check("b1", "b2", "a1")
 	begin(0, "b1")
 	for i := range 10 { // the gone give their places away
@@ -105,7 +105,7 @@ func TestBeatOf(t *testing.T) {
 	for ackWait, want := range map[time.Duration]time.Duration{
 		3 * time.Second: time.Second, 30 * time.Second: 10 * time.Second, time.Hour: 10 * time.Second, // another may have made the consumer
 	} {
-		if beat := beatOf(ackWait); beat != want {
+		if beat := heartbeatInterval(ackWait); beat != want {
 			t.Errorf("with an AckWait of %s it beats every %s, not %s", ackWait, beat, want)
 		}
 	}
@@ -122,7 +122,7 @@ func newPuller(t *testing.T, nc *nats.Conn) *puller {
 }
 
 // A worker with nothing to do holds no messages of the last burst, however large they were.
-func TestPullLetsGo(t *testing.T) {
+func TestPullReleasesBuffers(t *testing.T) {
 	t.Parallel()
 	p := newPuller(t, dial(t, natstest.Start(t, &server.Options{}).ClientURL()))
 	of := &pull{reply: p.inbox + ".1", most: 9, begun: make(chan struct{}, 1)}
@@ -132,7 +132,7 @@ func TestPullLetsGo(t *testing.T) {
 	go func() {
 		for range of.most {
 			p.held.begin(0)
-			p.held.let(0)
+			p.held.remove(0)
 		}
 	}()
 	p.receive(of, nil)

@@ -159,7 +159,7 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 			batch := p.take(of, m)
 			if done == nil {
 				// Not at once: this pull, or the partition's other one, would bring it here again and again.
-				p.giveBack(batch, delayedNak(pullWait))
+				p.answerUnbegun(batch, delayedNak(pullWait))
 			} else {
 				p.held.add(batch)
 			}
@@ -169,7 +169,7 @@ func (p *puller) receive(of *pull, done <-chan struct{}) {
 			of.ended = true
 		case <-of.begun:
 		case <-done:
-			p.giveBack(p.held.withdraw(of), nak)
+			p.answerUnbegun(p.held.withdraw(of), nak)
 			done = nil
 		}
 	}
@@ -220,8 +220,8 @@ func (p *puller) take(of *pull, m *nats.Msg) []delivery {
 	}
 }
 
-// left notes that n messages of the pull wait no longer. Its caller holds the deliveries' lock.
-func (p *pull) left(n int) {
+// noteBegun notes that n messages of the pull wait no longer. Its caller holds the deliveries' lock.
+func (p *pull) noteBegun(n int) {
 	if p.waiting -= n; p.waiting > 0 {
 		return
 	}
