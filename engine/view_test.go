@@ -97,7 +97,7 @@ func TestPageFills(t *testing.T) {
 }
 
 // If jobs were read ahead, the machine does not read its table; and it no longer trusts what was read once that is old.
-func TestAhead(t *testing.T) {
+func TestReadAhead(t *testing.T) {
 	const jobs, scan = 50, 20
 	f := newFeed(t)
 	s := saved{m: f.m}

@@ -64,7 +64,7 @@ func connects(t *testing.T, flags ...string) bool {
 }
 
 // A command that runs until it is interrupted goes on even if its credentials are refused for a while.
-func TestConnectThroughout(t *testing.T) {
+func TestReconnectForever(t *testing.T) {
 	users := func(password string) *natsserver.Options {
 		return &natsserver.Options{Users: []*natsserver.User{{Username: "u", Password: password}}}
 	}

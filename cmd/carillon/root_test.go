@@ -286,8 +286,8 @@ func TestSelectionFails(t *testing.T) {
 	}
 }
 
-// TestTell: a bench's result is printed even if the bench ended early, and a missed target or a failed check is an error.
-func TestTell(t *testing.T) {
+// TestPrintResult: a bench's result is printed even if the bench ended early, and a missed target or a failed check is an error.
+func TestPrintResult(t *testing.T) {
 	figures := bench.Figures{{Name: "a_ms", Value: 1}}
 	early := errors.New("ended early")
 	for what, c := range map[string]struct {
@@ -1131,7 +1131,7 @@ func TestTimeoutByDefault(t *testing.T) {
 }
 
 // Errors that are not a trigger's are printed only a few times in a period, so that they do not fill the terminal.
-func TestWorkHoldsTroublesBack(t *testing.T) {
+func TestWorkLimitsErrors(t *testing.T) {
 	var errOut bytes.Buffer
 	w := worker{app: &app{stderr: &errOut}}
 	for range 100 {
@@ -1144,7 +1144,7 @@ func TestWorkHoldsTroublesBack(t *testing.T) {
 }
 
 // What a command writes is kept up to a bound, and the worker says how much it left out.
-func TestSaid(t *testing.T) {
+func TestBoundedOutput(t *testing.T) {
 	var said boundedOutput
 	for range 3 * maxOutput / 1000 {
 		if n, err := said.Write(make([]byte, 1000)); n != 1000 || err != nil {
