@@ -94,7 +94,7 @@ func (d *dumper) local(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.partition != everyPartition {
+	if d.partition != allPartitions {
 		// If the job table cannot say how many there are, any partition may be meant.
 		if n, err := node.SavedPartitions(d.data); err == nil && d.partition >= n {
 			return errors.Join(badPartition(d.partition, n), store.Close())

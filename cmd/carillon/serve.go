@@ -142,15 +142,15 @@ func (s *serveFlags) numbers(cmd *cobra.Command) error {
 		{"standbys", 1, cluster.MaxStandbys, "none"},
 		{"memory-jobs", 1, math.MaxInt >> 20, ""},
 		{"completed-max", 1, math.MaxInt64, ""},
-		{"log-max-bytes", streams.LeastBytes, math.MaxInt64, "no bound"},
-		{"out-max-bytes", streams.LeastBytes, math.MaxInt64, "no bound"},
+		{"log-max-bytes", streams.MinStreamBytes, math.MaxInt64, "no bound"},
+		{"out-max-bytes", streams.MinStreamBytes, math.MaxInt64, "no bound"},
 	} {
 		if err := within(cmd, f.flag, f.least, f.most, f.none); err != nil {
 			return err
 		}
 	}
-	if age := s.options.OutMaxAge; cmd.Flags().Changed("out-max-age") && age < streams.LeastAge && age != -1 {
-		return usagef("--out-max-age is %s, must be %s or more, or -1ns for no bound", age, streams.LeastAge)
+	if age := s.options.OutMaxAge; cmd.Flags().Changed("out-max-age") && age < streams.MinStreamAge && age != -1 {
+		return usagef("--out-max-age is %s, must be %s or more, or -1ns for no bound", age, streams.MinStreamAge)
 	}
 	if err := notZero(cmd, "retention", "checkpoint-every", "checkpoint-records"); err != nil {
 		return err

@@ -55,12 +55,12 @@ const MaxPartitions = 1024
 // MaxReplicas is how many replicas JetStream lets a stream have.
 const MaxReplicas = 5
 
-// LeastBytes is the least bound of a stream that can hold any message: a trigger takes up to some 540 KiB. An output stream
+// MinStreamBytes is the least bound of a stream that can hold any message: a trigger takes up to some 540 KiB. An output stream
 // with a lower bound drops a larger message at once, and a log refuses it for good.
 const MinStreamBytes = 1 << 20
 
-// LeastAge is the least age at which a stream drops its messages: the server wants no less than the duplicate window.
-const LeastAge = duplicateWindow
+// MinStreamAge is the least age at which a stream drops its messages: the server wants no less than the duplicate window.
+const MinStreamAge = duplicateWindow
 
 const (
 	defaultPartitions = 8
@@ -107,8 +107,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("streams: LogMaxBytes is %d, must be 1 or more, or -1 for no bound", c.LogMaxBytes)
 	case c.OutMaxBytes < -1:
 		return fmt.Errorf("streams: OutMaxBytes is %d, must be 1 or more, or -1 for no bound", c.OutMaxBytes)
-	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < LeastAge:
-		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s, or -1 for no bound", c.OutMaxAge, LeastAge)
+	case c.OutMaxAge < 0 && c.OutMaxAge != -1, c.OutMaxAge > 0 && c.OutMaxAge < MinStreamAge:
+		return fmt.Errorf("streams: OutMaxAge is %s, must be at least %s, or -1 for no bound", c.OutMaxAge, MinStreamAge)
 	case c.PersistAsync && c.Replicas > 1:
 		return errors.New("streams: PersistAsync needs one replica")
 	case c.AckTimeout < 0:

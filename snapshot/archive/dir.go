@@ -212,7 +212,7 @@ func (d *Dir) Clean(context.Context) error {
 
 // Check refuses a directory that has anything in it beside an archive: it is probably used for something else, or has archives
 // in directories of its own. A directory that is absent or empty may become an archive, except within another: nobody could save into
-// that one then. Error: ErrForeign.
+// that one then. Error: ErrNotArchive.
 func (d *Dir) Check() error {
 	names, err := d.list("")
 	if err != nil {
@@ -229,7 +229,7 @@ func (d *Dir) Check() error {
 		return nil
 	}
 	if other := d.within(); other != "" {
-		return fmt.Errorf("%s %w: it lies in one, %s", d.root, ErrForeign, other)
+		return fmt.Errorf("%s %w: it lies in one, %s", d.root, ErrNotArchive, other)
 	}
 	return nil
 }
