@@ -39,8 +39,8 @@ func (f *fields) number(flag, name, usage string) {
 // schedule adds the flags about a schedule and when it applies, except the expression itself.
 func (f *fields) schedule() {
 	f.text("zone", "zone", "IANA time `zone` of a cron expression (default UTC)")
-	f.text("dst-gap", "dst_gap", "where clocks go forward: `shift` to the end of the gap, or skip")
-	f.text("dst-fold", "dst_fold", "where clocks go back: the `first` of two equal times, last or both")
+	f.text("dst-gap", "dst_gap", "`policy` where clocks go forward: shift (default), to the end of the gap, or skip")
+	f.text("dst-fold", "dst_fold", "`policy` where clocks go back: the first (default) of two equal times, the last, or both")
 	f.text("start", "start", "first `time` to fire at or after, RFC 3339")
 	f.text("end", "end", "`time` to fire no more from, RFC 3339")
 }

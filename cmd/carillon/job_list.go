@@ -55,8 +55,8 @@ type listFlags struct {
 func (l *listFlags) flags(c *cobra.Command) {
 	selectionFlags(c, &l.request.Selection)
 	f := c.Flags()
-	f.Var((*nonEmpty)(&l.request.Topic), "topic", "of this `topic`, which may hold wildcards")
-	f.Var((*jobStatus)(&l.request.Status), "status", "with this `status`: scheduled, paused or completed")
+	f.Var((*nonEmpty)(&l.request.Topic), "topic", "only jobs of this `topic`, which may hold wildcards")
+	f.Var((*jobStatus)(&l.request.Status), "status", "only jobs with this `status`: scheduled, paused or completed")
 	f.UintVar(&l.limit, "limit", 0, "stop after this `number` of jobs")
 }
 

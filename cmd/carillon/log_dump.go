@@ -27,8 +27,8 @@ func newLogDumpCommand(a *app) *cobra.Command {
 		Use:   "dump",
 		Short: "Show the records of the log, decoded",
 		Long: `Show the records of the log in order, decoded: commands as clients sent them, and the engines' ticks,
-claims, heals, imports and notes of the disk's state. They come from the service's stream, up to its present end, or with --data from the
-local copy of an engine that is stopped.`,
+claims, heals, imports and notes of the disk's state. They come from the service's stream, up to its present
+end, or with --data from the local copy of an engine that is stopped.`,
 		Example: `  carillon log dump --job invoice-7
   carillon log dump --partition 3 --from 120000 --limit 50 --json
   carillon log dump --data /var/lib/carillon`,

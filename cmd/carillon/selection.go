@@ -13,9 +13,9 @@ import (
 // selectionFlags adds the flags of a selection.
 func selectionFlags(c *cobra.Command, s *carillon.Selection) {
 	f := c.Flags()
-	f.Var((*nonEmpty)(&s.Prefix), "prefix", "whose ids begin with a `prefix`")
-	f.Var((*nonEmpty)(&s.Label), "label", "with a label, `name=value` or name")
-	f.Var((*nonEmpty)(&s.Owner), "owner", "that belong to an `owner`")
+	f.Var((*nonEmpty)(&s.Prefix), "prefix", "only jobs whose ids begin with this `prefix`")
+	f.Var((*nonEmpty)(&s.Label), "label", "only jobs with this label, `name=value` or name")
+	f.Var((*nonEmpty)(&s.Owner), "owner", "only jobs of this `owner`")
 }
 
 // checkSelection makes the service's checks for a selection that is not sent to it. An empty selection includes all jobs.

@@ -63,8 +63,8 @@ $CARILLON_PREFIX: carillon --prefix acme snapshot restore …`,
 	f.IntVar(&r.options.Partitions, "partitions", 0, "the `number` of partitions (default as many as the snapshot has)")
 	f.Var((*nonEmpty)(&r.toTime), "to-time", "have all as it was at this `time`, RFC 3339, with --log")
 	f.Var((*nonEmpty)(&r.log), "log", "data `directory` of the stopped service, for the log since the snapshot")
-	f.Var((*nonEmpty)(&r.missed), "missed", "fires due since the snapshot, whatever the jobs say: `fire_once`, fire_all or skip")
-	f.StringVar(&r.existing, "existing", existingSkip, "jobs that the service has already: `skip`, replace or fail")
+	f.Var((*nonEmpty)(&r.missed), "missed", "`policy` for fires due since the snapshot, whatever the jobs say: fire_once, fire_all or skip")
+	f.StringVar(&r.existing, "existing", existingSkip, "`policy` for jobs that the service has already: skip, replace or fail")
 	selectionFlags(c, &r.options.Only)
 	return c
 }

@@ -26,7 +26,7 @@ type clock struct {
 	mu     sync.Mutex
 	known  engine.ClockOffset
 
-	lead int64 // how far the streams' clock was ahead of the node's own when jumped last looked, ns; 0: it has not looked
+	lead int64 // how far the streams' clock was ahead of the node's own when jumped last looked, ns
 }
 
 // begin starts the clock, before anybody reads it.
@@ -77,15 +77,16 @@ func (c *clock) wrong() time.Duration {
 const jumpLeast = time.Second
 
 // jumped is how far the streams' clock, as this node knows it, was set since the last call, or ran on while this machine was suspended;
-// negative: back. A jump of less than jumpLeast is 0, and so is the first one. Only watch calls it.
+// negative: back. A jump of less than jumpLeast is 0, and so is the first measurement of the offset. Only watch calls it.
 func (c *clock) jumped() time.Duration {
 	lead, before := c.offset.Load(), c.lead
 	if !c.external {
 		lead = wall().UnixNano() - c.own(time.Now())
 	}
 	c.lead = lead
-	if by := time.Duration(lead - before); before != 0 && by.Abs() >= jumpLeast {
-		return by
+	by := time.Duration(lead - before)
+	if by.Abs() < jumpLeast || c.external && before == 0 {
+		return 0
 	}
-	return 0
+	return by
 }
