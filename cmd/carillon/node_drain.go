@@ -23,6 +23,9 @@ nothing until --undo, or until it is started again. An engine that is stopped wi
   carillon node drain engine-2 --undo`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := notNegative(c, "wait"); err != nil {
+				return err
+			}
 			nc, client, err := a.connect(c.Context())
 			if err != nil {
 				return err

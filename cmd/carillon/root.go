@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,12 +52,20 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 				return run(c, args)
 			}
 		}
+		if check := c.Args; check != nil {
+			c.Args = func(c *cobra.Command, args []string) error {
+				if err := check(c, args); err != nil {
+					return fmt.Errorf("%w; usage: %s", err, c.UseLine())
+				}
+				return nil
+			}
+		}
 	})
 	c, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
-	message := oneLine(err)
+	message := oneLine(notNumber(err))
 	if ctx.Err() != nil {
 		message = interrupted(ctx, message)
 	}
@@ -66,6 +75,22 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	fmt.Fprintf(stderr, "carillon: %s\n", message)
 	return exitFailure
+}
+
+// notNumber puts into words that a flag's value is not a number: the library tells it with the names of Go's functions.
+func notNumber(err error) error {
+	flag, isFlag := errors.AsType[*pflag.InvalidValueError](err)
+	if parsing, ok := errors.AsType[*strconv.NumError](err); !isFlag || !ok || parsing.Err != strconv.ErrSyntax {
+		return err
+	}
+	expected := "a whole number"
+	switch kind := flag.GetFlag().Value.Type(); {
+	case kind == "bool":
+		expected = "true or false"
+	case strings.HasPrefix(kind, "uint"):
+		expected += ", not negative"
+	}
+	return fmt.Errorf("--%s is %q, must be %s", flag.GetFlag().Name, flag.GetValue(), expected)
 }
 
 // oneLine puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
