@@ -40,7 +40,7 @@ func (d *detour) within(lately time.Duration) bool {
 // quickly by way of the other one. That is so if the link between two hosts is broken and a third one reaches both, because servers do not
 // route messages around a broken link. If the leader is slow, or there is none, it does not answer quickly by way of any server.
 func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster.View) {
-	if slow.Now || slow.Self || len(slow.Well) == 0 || n.detour.within(aroundAgain) || !n.nc.IsConnected() {
+	if slow.Now || slow.Self || len(slow.Responsive) == 0 || n.detour.within(aroundAgain) || !n.nc.IsConnected() {
 		return
 	}
 	names := n.leaders.silent(slow)
@@ -55,7 +55,7 @@ func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster
 	}
 	n.work.Go(func() {
 		defer n.detour.looking.Store(false)
-		for _, by := range slow.Well {
+		for _, by := range slow.Responsive {
 			led := quicklyLed(ctx, by, names)
 			if len(led) == 0 || n.leaderAnswers(ctx, led[0]) {
 				continue
@@ -70,13 +70,13 @@ func (n *Node) goAround(ctx context.Context, slow servers.Slowness, well cluster
 	})
 }
 
-// goHome goes back to this machine's own server, once that has been well for servers.HomeAfter and the leaders answer by way of it. That is
+// goHome goes back to this machine's own server, once that has been well for servers.ReturnAfter and the leaders answer by way of it. That is
 // where a node should be: other nodes judge by the server to which it is connected whether its network is slow.
 func (n *Node) goHome(ctx context.Context, slow servers.Slowness, well cluster.View) {
-	if n.detour.within(servers.HomeAfter) || slow.Now || slow.Self || len(slow.Lately) > 0 || n.nc.Opts.NoRandomize {
+	if n.detour.within(servers.ReturnAfter) || slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
 		return
 	}
-	home, ok := n.servers.WayHome(n.nc.ConnectedServerName(), time.Now())
+	home, ok := n.servers.LocalEndpoint(n.nc.ConnectedServerName(), time.Now())
 	if !ok || !n.detour.looking.CompareAndSwap(false, true) {
 		return
 	}
@@ -93,11 +93,11 @@ func (n *Node) goHome(ctx context.Context, slow servers.Slowness, well cluster.V
 }
 
 // goTo goes to a server, and notes when, so that the node does not soon go to another one.
-func (n *Node) goTo(to servers.Way) {
+func (n *Node) goTo(to servers.Endpoint) {
 	n.detour.mu.Lock()
 	n.detour.went = time.Now()
 	n.detour.mu.Unlock()
-	if err := n.servers.GoTo(n.nc, to.URL); err != nil {
+	if err := n.servers.SwitchTo(n.nc, to.URL); err != nil {
 		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 	}
 }
@@ -114,9 +114,9 @@ func (n *Node) takes(well cluster.View) []string {
 	return names
 }
 
-// quicklyLed names those of some streams whose leaders answer by way of a server within servers.AnswerLate.
-func quicklyLed(ctx context.Context, by servers.Way, names []string) (led []string) {
-	ctx, cancel := context.WithTimeout(ctx, servers.AnswerLate)
+// quicklyLed names those of some streams whose leaders answer by way of a server within servers.LateAfter.
+func quicklyLed(ctx context.Context, by servers.Endpoint, names []string) (led []string) {
+	ctx, cancel := context.WithTimeout(ctx, servers.LateAfter)
 	defer cancel()
 	var mu sync.Mutex
 	var asked sync.WaitGroup

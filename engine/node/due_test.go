@@ -279,7 +279,7 @@ func TestViewWithoutSlow(t *testing.T) {
 		{Node: cluster.Node{Name: "old"}},
 	}}
 	var left []string
-	for _, m := range withoutSlow(v, servers.Slowness{Lately: map[string]bool{"x": true}}, "b").Members {
+	for _, m := range withoutSlow(v, servers.Slowness{Recent: map[string]bool{"x": true}}, "b").Members {
 		left = append(left, m.Name)
 	}
 	if !slices.Equal(left, []string{"b", "c", "old"}) || len(v.Members) != 4 {

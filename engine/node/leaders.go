@@ -102,8 +102,8 @@ func (n *Node) lookAtServers(ctx context.Context) error {
 
 // withoutSlow is a view without the other nodes whose nats-server is slow: until it is well again, others should serve their partitions.
 func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.View {
-	if len(slow.Lately) > 0 {
-		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name != self && slow.Lately[b.Server] })
+	if len(slow.Recent) > 0 {
+		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name != self && slow.Recent[b.Server] })
 	}
 	return v
 }
@@ -179,7 +179,7 @@ func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to s
 	if s == nil || slow.Silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
 		return "", ""
 	}
-	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.Lately[f] })
+	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.Recent[f] })
 	if len(heirs) == 0 {
 		return "", ""
 	}

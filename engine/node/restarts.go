@@ -47,7 +47,7 @@ func unreachable(err error) error {
 	}
 	for _, e := range []error{
 		nats.ErrNoServers, nats.ErrTimeout, nats.ErrNoResponders, jetstream.ErrNoStreamResponse,
-		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded, servers.ErrTurnedAway,
+		streams.ErrDisconnected, streams.ErrTimeout, context.DeadlineExceeded, servers.ErrNotAccepting,
 	} {
 		if errors.Is(err, e) {
 			return fmt.Errorf("%w: %w", errUnreachable, err)

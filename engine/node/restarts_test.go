@@ -21,7 +21,7 @@ func TestUnreachable(t *testing.T) {
 	_, unknown := servers.Config{URL: "a..b:4222"}.Connect("") // not a valid name, so that no name server is asked
 	for _, err := range []error{
 		unknown,
-		servers.ErrTurnedAway,
+		servers.ErrNotAccepting,
 		nats.ErrNoServers, jetstream.ErrNoStreamResponse, &jetstream.APIError{Code: 503, ErrorCode: 10008}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
 	} {
 		if !errors.Is(unreachable(fmt.Errorf("cluster: join: %w", err)), errUnreachable) {

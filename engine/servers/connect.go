@@ -37,7 +37,7 @@ type Config struct {
 	Logger  *slog.Logger  // for errors of the connections
 }
 
-// Connect connects to NATS. purpose becomes part of the connection's name. The error is ErrTurnedAway if a server takes no
+// Connect connects to NATS. purpose becomes part of the connection's name. The error is ErrNotAccepting if a server takes no
 // connections at the moment.
 func (c Config) Connect(purpose string, more ...nats.Option) (*nats.Conn, error) {
 	return c.connect(c.URL, purpose, more...)
@@ -65,7 +65,7 @@ func (c Config) connect(servers, purpose string, more ...nats.Option) (*nats.Con
 	if _, ok := errors.AsType[*url.Error](err); ok { // its text has the whole URL, secrets included
 		err = errors.New("a server's address is no URL")
 	}
-	return nc, turnedAway(err)
+	return nc, notAccepting(err)
 }
 
 // withUser adds the user of the given URLs to the URL of a server that was found.
@@ -85,17 +85,17 @@ func withUser(found, given string) string {
 	return u.String()
 }
 
-// ErrTurnedAway: a server, or a proxy in front of it, takes no connections at the moment.
-var ErrTurnedAway = errors.New("the connection was closed at once")
+// ErrNotAccepting: a server, or a proxy in front of it, takes no connections at the moment.
+var ErrNotAccepting = errors.New("the connection was closed at once")
 
-// turnedAway turns an error of nats.Connect into ErrTurnedAway if it means that. It compares texts, because the library has no error
+// notAccepting turns an error of nats.Connect into ErrNotAccepting if it means that. It compares texts, because the library has no error
 // values for what a server says before it lets a client in.
-func turnedAway(err error) error {
+func notAccepting(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
-		return fmt.Errorf("%w (a server with handshake_first wants --tlsfirst): %w", ErrTurnedAway, err)
+		return fmt.Errorf("%w (a server with handshake_first wants --tlsfirst): %w", ErrNotAccepting, err)
 	case err != nil && (strings.HasSuffix(err.Error(), nats.MAX_CONNECTIONS_ERR) || strings.HasSuffix(err.Error(), nats.MAX_ACCOUNT_CONNECTIONS_ERR)):
-		return fmt.Errorf("%w: %w", ErrTurnedAway, err)
+		return fmt.Errorf("%w: %w", ErrNotAccepting, err)
 	}
 	return err
 }

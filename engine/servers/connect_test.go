@@ -72,7 +72,7 @@ func TestNearestFirst(t *testing.T) {
 }
 
 // A proxy with nobody behind it, or a server that stops, closes a connection before it says anything.
-func TestTurnedAway(t *testing.T) {
+func TestNotAccepting(t *testing.T) {
 	closes, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -88,11 +88,11 @@ func TestTurnedAway(t *testing.T) {
 		}
 	}()
 	_, err = Config{URL: closes.Addr().String()}.Connect("")
-	if !errors.Is(err, ErrTurnedAway) || !strings.Contains(err.Error(), "--tlsfirst") {
+	if !errors.Is(err, ErrNotAccepting) || !strings.Contains(err.Error(), "--tlsfirst") {
 		t.Errorf("it ends with %v", err)
 	}
 	for _, word := range []string{nats.MAX_CONNECTIONS_ERR, nats.MAX_ACCOUNT_CONNECTIONS_ERR} {
-		if err := turnedAway(errors.New("nats: " + word)); !errors.Is(err, ErrTurnedAway) {
+		if err := notAccepting(errors.New("nats: " + word)); !errors.Is(err, ErrNotAccepting) {
 			t.Errorf("a server that says so does not turn away: %v", err)
 		}
 	}

@@ -30,28 +30,28 @@ type Watch struct {
 	all    map[string]*natsServer // by URL
 	self   time.Time              // when this node's own network was last found slow
 	judged Slowness
-	next   string // the URL that GoTo named; "": any server
+	next   string // the URL that SwitchTo named; "": any server
 }
 
 // natsServer is a server that is asked.
 type natsServer struct {
-	url  string
-	nc   *nats.Conn
-	end  context.CancelFunc // ends the asking
-	home bool               // it is on this machine
-	name string
-	died bool // the connection broke while answers came in time: the server is dead, not slow
-	promptness
+	url   string
+	nc    *nats.Conn
+	end   context.CancelFunc // ends the asking
+	local bool               // it is on this machine
+	name  string
+	died  bool // the connection broke while answers came in time: the server is dead, not slow
+	responsiveness
 }
 
 const (
-	answerEvery = 100 * time.Millisecond // between two questions
-	answerMost  = 5 * time.Second        // for an answer
-	serversLook = 5 * time.Second        // between two looks for new servers
-	serverRetry = time.Second            // between two attempts to connect to a server
+	answerEvery   = 100 * time.Millisecond // between two questions
+	answerTimeout = 5 * time.Second        // for an answer
+	discoverEvery = 5 * time.Second        // between two looks for new servers
+	serverRetry   = time.Second            // between two attempts to connect to a server
 
-	// HomeAfter is how long a server on this machine must have answered in time before a node goes back to it.
-	HomeAfter = 15 * time.Second
+	// ReturnAfter is how long a server on this machine must have answered in time before a node goes back to it.
+	ReturnAfter = 15 * time.Second
 )
 
 // Ask asks all servers that the connection main knows of, until ctx ends.
@@ -59,7 +59,7 @@ func (w *Watch) Ask(ctx context.Context, main *nats.Conn) {
 	w.mu.Lock()
 	w.all = make(map[string]*natsServer)
 	w.mu.Unlock()
-	t := time.NewTicker(serversLook)
+	t := time.NewTicker(discoverEvery)
 	defer t.Stop()
 	defer w.work.Wait()
 	for {
@@ -82,14 +82,14 @@ func (w *Watch) Ask(ctx context.Context, main *nats.Conn) {
 
 // add begins to ask a server.
 func (w *Watch) add(ctx context.Context, url string) {
-	one := &natsServer{url: url, home: onThisMachine(ctx, url)}
+	one := &natsServer{url: url, local: onThisMachine(ctx, url)}
 	changed := func(nc *nats.Conn) { w.connected(one, nc) }
 	nc, err := w.Config.ConnectTo(url, " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(),                                       // a server may refuse for a moment, while its account resolver is away
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the node's own connection reports the same errors
 		nats.ConnectHandler(changed), nats.ReconnectHandler(changed),
-		nats.DisconnectErrHandler(func(*nats.Conn, error) { w.broke(one) }))
+		nats.DisconnectErrHandler(func(*nats.Conn, error) { w.disconnected(one) }))
 	if err != nil {
 		return // not a URL, or the server refuses: then it is not watched
 	}
@@ -118,34 +118,34 @@ func (w *Watch) forget(known []string, now time.Time) {
 	}
 }
 
-// GoTo has a connection reconnect to the server of a URL. The connection's nats.ReconnectToServer option must be Choose. Requests whose
+// SwitchTo has a connection reconnect to the server of a URL. The connection's nats.ReconnectToServer option must be Choose. Requests whose
 // answers are lost with the old connection are made again, as after any reconnect.
-func (w *Watch) GoTo(main *nats.Conn, url string) error {
+func (w *Watch) SwitchTo(main *nats.Conn, url string) error {
 	w.mu.Lock()
 	w.next = url
 	w.mu.Unlock()
 	return main.ForceReconnect()
 }
 
-// WayHome returns a way to a server on this machine that has answered in time for HomeAfter, if the node is connected to a server
-// elsewhere.
-func (w *Watch) WayHome(own string, now time.Time) (home Way, ok bool) {
+// LocalEndpoint returns the endpoint of a server on this machine that has answered in time for ReturnAfter, if the node is connected to a
+// server elsewhere.
+func (w *Watch) LocalEndpoint(own string, now time.Time) (local Endpoint, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, one := range w.all {
 		switch {
-		case !one.home:
+		case !one.local:
 		case one.name == own: // the node is connected to it
-			return Way{}, false
+			return Endpoint{}, false
 		case one.died || one.doubtful(now):
-		case now.Sub(one.since) > HomeAfter:
-			home, ok = Way{one.url, one.nc}, true
+		case now.Sub(one.goodSince) > ReturnAfter:
+			local, ok = Endpoint{one.url, one.nc}, true
 		}
 	}
-	return home, ok
+	return local, ok
 }
 
-// Choose is for nats.ReconnectToServer: it returns the server that GoTo named, once; otherwise nil, which leaves the choice to the
+// Choose is for nats.ReconnectToServer: it returns the server that SwitchTo named, once; otherwise nil, which leaves the choice to the
 // library.
 func (w *Watch) Choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
 	w.mu.Lock()
@@ -168,11 +168,11 @@ func (w *Watch) connected(one *natsServer, nc *nats.Conn) {
 	defer w.mu.Unlock()
 	one.name = name
 	if one.died || one.gone(now) {
-		one.died, one.quick, one.since = false, now, now
+		one.died, one.lastGood, one.goodSince = false, now, now
 	}
 }
 
-func (w *Watch) broke(one *natsServer) {
+func (w *Watch) disconnected(one *natsServer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	one.died = !one.silent(time.Now())
@@ -183,11 +183,11 @@ func (w *Watch) askOne(ctx context.Context, one *natsServer) {
 	t := time.NewTicker(answerEvery)
 	defer t.Stop()
 	for {
-		answer, cancel := context.WithTimeout(ctx, answerMost)
+		answer, cancel := context.WithTimeout(ctx, answerTimeout)
 		sent := time.Now()
 		if one.nc.IsConnected() && one.nc.FlushWithContext(answer) == nil {
 			w.mu.Lock()
-			one.came(sent, time.Now())
+			one.answered(sent, time.Now())
 			w.mu.Unlock()
 		}
 		cancel()
@@ -211,9 +211,9 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer func() { w.judged = slow }()
-	by := make(map[string]*natsServer) // by name; of several ways to one server the best
+	by := make(map[string]*natsServer) // by name; of several endpoints of one server the best
 	for _, one := range w.all {
-		if best := by[one.name]; !one.died && !one.gone(now) && (best == nil || one.quick.After(best.quick)) {
+		if best := by[one.name]; !one.died && !one.gone(now) && (best == nil || one.lastGood.After(best.lastGood)) {
 			by[one.name] = one
 		}
 	}
@@ -229,26 +229,26 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 		}
 		doubtful = doubtful || !one.silent(now) && one.doubtful(now)
 	}
-	slow = Slowness{Silent: make(map[string]*nats.Conn), Lately: make(map[string]bool)}
+	slow = Slowness{Silent: make(map[string]*nats.Conn), Recent: make(map[string]bool)}
 	if others == 0 { // there is nothing to compare with
 		return slow
 	}
-	home, mostly := by[own], 2*len(silent) > others
-	stalls := home != nil && home.doubtful(now)
-	if mostly && !stalls || home != nil && now.Sub(home.quick) > stallMost {
+	mine, mostly := by[own], 2*len(silent) > others
+	stalls := mine != nil && mine.doubtful(now)
+	if mostly && !stalls || mine != nil && now.Sub(mine.lastGood) > stallMost {
 		w.self = now
 	}
-	slow.Now, slow.Self = mostly || home != nil && home.silent(now), now.Sub(w.self) < selfSlowFor
+	slow.Now, slow.Self = mostly || mine != nil && mine.silent(now), now.Sub(w.self) < selfSlowFor
 	settling := now.Sub(w.self) < settleFor // also while most are silent and the node's own server is not
 	for name, one := range by {
 		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
-			one.slow, slow.Silent[name] = now, one.nc
+			one.lastSlow, slow.Silent[name] = now, one.nc
 		}
 		if name != own && !one.doubtful(now) {
-			slow.Well = append(slow.Well, Way{one.url, one.nc})
+			slow.Responsive = append(slow.Responsive, Endpoint{one.url, one.nc})
 		}
-		if now.Sub(one.slow) < slowFor && !settling {
-			slow.Lately[name] = true
+		if now.Sub(one.lastSlow) < slowFor && !settling {
+			slow.Recent[name] = true
 		}
 	}
 	return slow
@@ -256,15 +256,15 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 
 // Slowness says who is slow: some servers, or this node itself.
 type Slowness struct {
-	Now    bool                  // most servers, or the node's own, do not answer this node
-	Self   bool                  // this node's own network is slow, or was a moment ago
-	Silent map[string]*nats.Conn // the slow servers by name, with a connection to each
-	Lately map[string]bool       // these, and servers that were slow a moment ago
-	Well   []Way                 // to the servers that answer in time, without the node's own
+	Now        bool                  // most servers, or the node's own, do not answer this node
+	Self       bool                  // this node's own network is slow, or was a moment ago
+	Silent     map[string]*nats.Conn // the slow servers by name, with a connection to each
+	Recent     map[string]bool       // these, and servers that were slow a moment ago
+	Responsive []Endpoint            // the servers that answer in time, without the node's own
 }
 
-// Way is a way to a server.
-type Way struct {
+// Endpoint is an address of a server, with a connection to it.
+type Endpoint struct {
 	URL  string
 	Conn *nats.Conn
 }
@@ -272,8 +272,8 @@ type Way struct {
 // String names who is slow, for the log.
 func (s Slowness) String() string {
 	switch {
-	case len(s.Lately) > 0:
-		return strings.Join(slices.Sorted(maps.Keys(s.Lately)), ", ")
+	case len(s.Recent) > 0:
+		return strings.Join(slices.Sorted(maps.Keys(s.Recent)), ", ")
 	case s.Self:
 		return "this node's own network"
 	}

@@ -41,7 +41,7 @@ func TestSlowness(t *testing.T) {
 		now := time.Now()
 		s := Watch{all: make(map[string]*natsServer)}
 		for server, age := range c.ages {
-			s.all["nats://"+server] = &natsServer{name: server, died: slices.Contains(c.died, server), promptness: promptness{quick: now.Add(-age)}}
+			s.all["nats://"+server] = &natsServer{name: server, died: slices.Contains(c.died, server), responsiveness: responsiveness{lastGood: now.Add(-age)}}
 		}
 		slow := s.Judge("own", now)
 		if asked := slices.Sorted(maps.Keys(slow.Silent)); slow.String() != c.want || !slices.Equal(asked, c.now) {
@@ -50,8 +50,8 @@ func TestSlowness(t *testing.T) {
 	}
 }
 
-// Slowness.Well has the servers that answer in time, except the node's own.
-func TestWaysAround(t *testing.T) {
+// Slowness.Responsive has the servers that answer in time, except the node's own.
+func TestResponsiveServers(t *testing.T) {
 	for name, c := range map[string]struct {
 		b, c time.Duration // since an answer came in time
 		want []string
@@ -63,49 +63,49 @@ func TestWaysAround(t *testing.T) {
 		now := time.Now()
 		s := Watch{all: make(map[string]*natsServer)}
 		for server, age := range map[string]time.Duration{"own": 0, "b": c.b, "c": c.c} {
-			s.all[server] = &natsServer{url: server, name: server, promptness: promptness{quick: now.Add(-age)}}
+			s.all[server] = &natsServer{url: server, name: server, responsiveness: responsiveness{lastGood: now.Add(-age)}}
 		}
-		var ways []string
-		for _, w := range s.Judge("own", now).Well {
-			ways = append(ways, w.URL)
+		var urls []string
+		for _, w := range s.Judge("own", now).Responsive {
+			urls = append(urls, w.URL)
 		}
-		slices.Sort(ways)
-		if !slices.Equal(ways, c.want) {
-			t.Errorf("%s: they are %v", name, ways)
+		slices.Sort(urls)
+		if !slices.Equal(urls, c.want) {
+			t.Errorf("%s: they are %v", name, urls)
 		}
 	}
 }
 
 // A node goes back to the server on its own machine when that has answered in time for long, without a silence.
-func TestWayHome(t *testing.T) {
+func TestLocalEndpoint(t *testing.T) {
 	now := time.Now()
-	home := &natsServer{url: "home", name: "home", home: true}
-	s := Watch{all: map[string]*natsServer{"home": home, "b": {url: "b", name: "b", promptness: promptness{quick: now, since: now.Add(-time.Hour)}}}}
+	local := &natsServer{url: "home", name: "home", local: true}
+	s := Watch{all: map[string]*natsServer{"home": local, "b": {url: "b", name: "b", responsiveness: responsiveness{lastGood: now, goodSince: now.Add(-time.Hour)}}}}
 	is := func(what, own string, want bool) {
 		t.Helper()
-		if to, ok := s.WayHome(own, now); ok != want || ok && to.URL != "home" {
-			t.Errorf("%s: there is a way home to %q: %t", what, to.URL, ok)
+		if to, ok := s.LocalEndpoint(own, now); ok != want || ok && to.URL != "home" {
+			t.Errorf("%s: there is a local endpoint %q: %t", what, to.URL, ok)
 		}
 	}
 	is("it never answered", "b", false)
-	for at := -2 * HomeAfter; at <= 0; at += answerEvery {
-		home.came(now.Add(at), now.Add(at+time.Millisecond))
+	for at := -2 * ReturnAfter; at <= 0; at += answerEvery {
+		local.answered(now.Add(at), now.Add(at+time.Millisecond))
 	}
 	is("it has been well", "b", true)
 	is("the node is there", "home", false)
-	home.died = true
+	local.died = true
 	is("it died", "b", false)
-	home.died = false
-	for at := -2 * HomeAfter; at <= 0; at += answerEvery {
-		if at < -HomeAfter || at > -HomeAfter+SilentAfter+answerEvery {
-			home.came(now.Add(at), now.Add(at+time.Millisecond))
+	local.died = false
+	for at := -2 * ReturnAfter; at <= 0; at += answerEvery {
+		if at < -ReturnAfter || at > -ReturnAfter+SilentAfter+answerEvery {
+			local.answered(now.Add(at), now.Add(at+time.Millisecond))
 		}
 	}
 	is("it was silent", "b", false)
 }
 
 // The main connection goes once to the server that it is sent to, and later to whichever the library chooses.
-func TestGoTo(t *testing.T) {
+func TestSwitchTo(t *testing.T) {
 	var urls []string
 	for range 3 {
 		urls = append(urls, natstest.Start(t, &server.Options{}).ClientURL())
@@ -116,24 +116,24 @@ func TestGoTo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	if err := s.GoTo(nc, urls[2]); err != nil {
+	if err := s.SwitchTo(nc, urls[2]); err != nil {
 		t.Fatal(err)
 	}
 	natstest.Eventually(t, "it is there", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == urls[2] })
-	if err := s.GoTo(nc, "nats://elsewhere:4222"); err != nil {
+	if err := s.SwitchTo(nc, "nats://elsewhere:4222"); err != nil {
 		t.Fatal(err)
 	}
 	natstest.Eventually(t, "it is at one of the others", func() bool { return nc.IsConnected() && nc.ConnectedUrl() != urls[2] })
 }
 
 // A server that is known by several addresses is judged by the best of them.
-func TestSlownessByTheBestWay(t *testing.T) {
+func TestSlownessByTheBestEndpoint(t *testing.T) {
 	for range 20 { // the order of a map is different each time
 		now := time.Now()
-		well, silent := promptness{quick: now}, promptness{quick: now.Add(-time.Second)}
+		well, silent := responsiveness{lastGood: now}, responsiveness{lastGood: now.Add(-time.Second)}
 		s := Watch{all: map[string]*natsServer{
-			"nats://own": {name: "own", promptness: well}, "nats://c": {name: "c", promptness: well},
-			"nats://b": {name: "b", promptness: silent}, "nats://b.example": {name: "b", promptness: well},
+			"nats://own": {name: "own", responsiveness: well}, "nats://c": {name: "c", responsiveness: well},
+			"nats://b": {name: "b", responsiveness: silent}, "nats://b.example": {name: "b", responsiveness: well},
 		}}
 		if slow := s.Judge("own", now); slow.String() != "none" {
 			t.Fatalf("slow is %s", slow)
@@ -148,7 +148,7 @@ func TestSlownessLasts(t *testing.T) {
 	at := func(after time.Duration, ages map[string]time.Duration, s *Watch) Slowness {
 		now := began.Add(after)
 		for server, age := range ages {
-			s.all[server].quick = now.Add(-age)
+			s.all[server].lastGood = now.Add(-age)
 		}
 		return s.Judge("own", now)
 	}
@@ -208,28 +208,28 @@ func TestServerComesBack(t *testing.T) {
 	if one.name != "b" || one.died || one.silent(time.Now()) {
 		t.Errorf("one that is new: %+v", &one)
 	}
-	s.broke(&one)
+	s.disconnected(&one)
 	if !one.died {
 		t.Error("one that was well when it broke did not die")
 	}
-	one.quick = time.Now().Add(-time.Second)
+	one.lastGood = time.Now().Add(-time.Second)
 	s.connected(&one, nc)
 	if one.died || one.silent(time.Now()) {
 		t.Error("one that died and is back is held to what it did not answer while it was away")
 	}
 	slow := time.Now().Add(-time.Second)
-	one.quick = slow
-	s.broke(&one)
+	one.lastGood = slow
+	s.disconnected(&one)
 	s.connected(&one, nc)
-	if one.died || !one.quick.Equal(slow) {
+	if one.died || !one.lastGood.Equal(slow) {
 		t.Error("one that was slow is well again because its connection broke")
 	}
-	one.quick = time.Now().Add(-goneAfter - time.Second)
+	one.lastGood = time.Now().Add(-goneAfter - time.Second)
 	s.connected(&one, nc)
 	if one.silent(time.Now()) {
 		t.Error("one that was away for long is held to that")
 	}
-	one.quick = slow
+	one.lastGood = slow
 	one.died = true
 	nc.Close()
 	s.connected(&one, nc)
@@ -239,13 +239,13 @@ func TestServerComesBack(t *testing.T) {
 }
 
 // What counts as late depends on what is usual: a server far away is not slow, and one that has become quicker is soon measured by that.
-func TestPromptness(t *testing.T) {
-	var p promptness
+func TestResponsiveness(t *testing.T) {
+	var p responsiveness
 	now := time.Now()
 	answer := func(took time.Duration) (inTime bool) {
 		now = now.Add(answerEvery)
-		p.came(now, now.Add(took))
-		return p.quick.Equal(now)
+		p.answered(now, now.Add(took))
+		return p.lastGood.Equal(now)
 	}
 	is := func(what string, inTime, want bool) {
 		t.Helper()
@@ -260,7 +260,7 @@ func TestPromptness(t *testing.T) {
 		answer(time.Millisecond)
 	}
 	is("no longer usual", answer(200*time.Millisecond), false)
-	is("a busy machine", answer(AnswerLate), true)
+	is("a busy machine", answer(LateAfter), true)
 	for range int(time.Minute / answerEvery) {
 		answer(200 * time.Millisecond)
 	}
@@ -275,9 +275,9 @@ func TestPromptness(t *testing.T) {
 func TestSlownessOfBroken(t *testing.T) {
 	var s Watch
 	now := time.Now()
-	well, slow := &natsServer{promptness: promptness{quick: now}}, &natsServer{promptness: promptness{quick: now.Add(-time.Second)}}
-	s.broke(well)
-	s.broke(slow)
+	well, slow := &natsServer{responsiveness: responsiveness{lastGood: now}}, &natsServer{responsiveness: responsiveness{lastGood: now.Add(-time.Second)}}
+	s.disconnected(well)
+	s.disconnected(slow)
 	if !well.died || slow.died {
 		t.Errorf("died: %t and %t", well.died, slow.died)
 	}

@@ -2,20 +2,20 @@ package servers
 
 import "time"
 
-// promptness judges a server by the times of its answers.
-type promptness struct {
-	usual time.Duration // how long an answer usually takes
-	quick time.Time     // when the latest question was sent that was answered in time
-	since time.Time     // when the first such question was sent since the server was last silent
-	slow  time.Time     // when the server was last found slow
+// responsiveness judges a server by the times of its answers.
+type responsiveness struct {
+	usual     time.Duration // how long an answer usually takes
+	lastGood  time.Time     // when the latest question was sent that was answered in time
+	goodSince time.Time     // when the first such question was sent since the server was last silent
+	lastSlow  time.Time     // when the server was last found slow
 }
 
 const (
-	// AnswerLate: an answer that takes no longer than this is in time, whatever is usual. It is longer than most stalls of a busy
+	// LateAfter: an answer that takes no longer than this is in time, whatever is usual. It is longer than most stalls of a busy
 	// machine.
-	AnswerLate = 80 * time.Millisecond
-	// answerLater: an answer is also in time if it takes no longer than so many times what is usual.
-	answerLater = 4
+	LateAfter = 80 * time.Millisecond
+	// lateFactor: an answer is also in time if it takes no longer than so many times what is usual.
+	lateFactor = 4
 	// SilentAfter is how long a server may give no answer in time before it counts as silent: two answers may be late.
 	SilentAfter   = 250 * time.Millisecond
 	doubtfulAfter = 150 * time.Millisecond
@@ -31,8 +31,8 @@ const (
 	settleFor = time.Second
 )
 
-// came notes the answer to a question. A quicker answer changes what is usual soon, a slower one only over a quarter of an hour.
-func (p *promptness) came(sent, now time.Time) {
+// answered notes the answer to a question. A quicker answer changes what is usual soon, a slower one only over a quarter of an hour.
+func (p *responsiveness) answered(sent, now time.Time) {
 	took := now.Sub(sent)
 	switch {
 	case p.usual == 0:
@@ -42,18 +42,18 @@ func (p *promptness) came(sent, now time.Time) {
 	default:
 		p.usual += (took - p.usual) / 8192
 	}
-	if took <= max(AnswerLate, answerLater*p.usual) {
+	if took <= max(LateAfter, lateFactor*p.usual) {
 		if p.silent(sent) {
-			p.since = sent
+			p.goodSince = sent
 		}
-		p.quick = sent
+		p.lastGood = sent
 	}
 }
 
-func (p *promptness) silent(now time.Time) bool { return now.Sub(p.quick) > SilentAfter }
+func (p *responsiveness) silent(now time.Time) bool { return now.Sub(p.lastGood) > SilentAfter }
 
 // gone tells whether the server has been silent for so long that it is not slow, but dead.
-func (p *promptness) gone(now time.Time) bool { return now.Sub(p.quick) > goneAfter }
+func (p *responsiveness) gone(now time.Time) bool { return now.Sub(p.lastGood) > goneAfter }
 
 // doubtful tells whether the server may soon count as silent.
-func (p *promptness) doubtful(now time.Time) bool { return now.Sub(p.quick) > doubtfulAfter }
+func (p *responsiveness) doubtful(now time.Time) bool { return now.Sub(p.lastGood) > doubtfulAfter }
