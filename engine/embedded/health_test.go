@@ -47,10 +47,10 @@ func TestWriteError(t *testing.T) {
 	if err := publish(answered); err != nil {
 		t.Fatal(err)
 	}
-	if err, ill := s.Health(), s.Ill(); err != nil || len(ill) > 0 {
+	if err, ill := s.Health(), s.StreamErrors(); err != nil || len(ill) > 0 {
 		t.Fatal(err, ill)
 	}
-	if n := testing.AllocsPerRun(10, func() { s.Ill() }); n > 0 {
+	if n := testing.AllocsPerRun(10, func() { s.StreamErrors() }); n > 0 {
 		t.Errorf("it looks at all streams although nothing was said: %v allocations", n)
 	}
 
@@ -76,11 +76,11 @@ func TestWriteError(t *testing.T) {
 			t.Fatalf("the limit on files has no effect: %v", err)
 		}
 	}
-	if ill := s.Ill(); len(ill) > 0 {
+	if ill := s.StreamErrors(); len(ill) > 0 {
 		t.Errorf("of another account: %v", ill)
 	}
 	taken := 1
-	for end := time.Now().Add(time.Minute); len(s.Ill()) == 0; { // that an answer does not come soon may only mean that it is late
+	for end := time.Now().Add(time.Minute); len(s.StreamErrors()) == 0; { // that an answer does not come soon may only mean that it is late
 		if publish(unanswered) == nil {
 			taken++
 		}
@@ -92,7 +92,7 @@ func TestWriteError(t *testing.T) {
 		}
 	}
 	for range 2 { // until it is started anew
-		if why := s.Ill()["CARILLON_LOG"]; !strings.Contains(why, "'A > CARILLON_LOG' write error: ") {
+		if why := s.StreamErrors()["CARILLON_LOG"]; !strings.Contains(why, "'A > CARILLON_LOG' write error: ") {
 			t.Errorf("wrong with it is %q", why)
 		}
 	}

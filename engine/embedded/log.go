@@ -18,7 +18,7 @@ type logger struct {
 	open    bool             // the only user with a password is the default client, whose password is empty
 	clients loglimit.Limiter // errors of clients, such as a forbidden publish: each message may cause one
 	engine  loglimit.Limiter // errors of the engine's own connections
-	erred   atomic.Bool      // an error not of a client was logged since Ill last looked
+	erred   atomic.Bool      // an error not of a client was logged since StreamErrors last looked
 	mu      sync.Mutex
 	fatal   error
 }
@@ -47,7 +47,7 @@ func (l *logger) Errorf(format string, v ...any) {
 	}
 }
 
-func (l *logger) protest(err error) {
+func (l *logger) logConnError(err error) {
 	if held, ok := l.engine.Allow(clientErrors, time.Now()); ok {
 		l.to.Warn("error of the NATS connection", "error", err, "held_back", held)
 	}

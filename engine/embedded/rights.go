@@ -54,16 +54,16 @@ func clientRights(o Options, partitions int) *server.Permissions {
 	}
 }
 
-// Rooms are the tokens behind the prefix under which only engines publish, or which are for requests to the service. An engine must not
-// publish there an answer whose subject a client has chosen.
-var Rooms = [...]string{"log", "trigger", "event", "cmd", "node", "api", "tenant"}
+// ReservedTokens are the tokens behind the prefix under which only engines publish, or which are for requests to the service. An engine
+// must not publish there an answer whose subject a client has chosen.
+var ReservedTokens = [...]string{"log", "trigger", "event", "cmd", "node", "api", "tenant"}
 
 // serviceRights are the rights of the connection on which requests come. The library itself answers $SRV.PING and the like on it, to
-// whatever reply subject a client names. These rights keep such answers away from Rooms and the server's own subjects.
+// whatever reply subject a client names. These rights keep such answers away from ReservedTokens and the server's own subjects.
 func serviceRights(o Options) *server.Permissions {
 	deny := []string{inboxPrefix + ".>", "$JS.>", "$KV.>", "$O.>", "$SRV.>"}
-	for _, room := range Rooms {
-		deny = append(deny, o.Prefix+"."+room+".>")
+	for _, token := range ReservedTokens {
+		deny = append(deny, o.Prefix+"."+token+".>")
 	}
 	return &server.Permissions{Publish: &server.SubjectPermission{Deny: deny}}
 }

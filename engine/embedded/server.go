@@ -59,11 +59,11 @@ type Server struct {
 	clustered bool
 	lock      *os.File
 
-	key    nkeys.KeyPair // of the engine's connections; nil in operator mode
-	asked  nkeys.KeyPair // of its connection for requests; nil in operator mode
-	listen sync.Mutex    // held while Listen opens the port
-	opened bool          // the port is open
-	down   sync.Once
+	key        nkeys.KeyPair // of the engine's connections; nil in operator mode
+	serviceKey nkeys.KeyPair // of its connection for requests; nil in operator mode
+	listen     sync.Mutex    // held while Listen opens the port
+	opened     bool          // the port is open
+	down       sync.Once
 }
 
 // Start runs the server on o.Dir and returns when JetStream has recovered its streams and an
@@ -77,7 +77,7 @@ func Start(o Options) (_ *Server, err error) {
 	}
 	o = o.withDefaults()
 	s := &Server{opts: o, log: &logger{to: o.Logger}}
-	s.log.erred.Store(true) // so that Ill looks: some streams may not have been recovered
+	s.log.erred.Store(true) // so that StreamErrors looks: some streams may not have been recovered
 	so, err := s.serverOptions()
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func Start(o Options) (_ *Server, err error) {
 		so.JetStreamMaxStore = diskBytes(so.StoreDir)
 	}
 	if so.MaxConn == 0 {
-		so.MaxConn = mostClients(openFiles())
+		so.MaxConn = maxClients(openFiles())
 	}
 	s.dir = filepath.Join(so.StoreDir, server.JetStreamStoreDir)
 	s.hp = net.JoinHostPort(so.Host, strconv.Itoa(so.Port))
@@ -121,9 +121,9 @@ func Start(o Options) (_ *Server, err error) {
 // ownFiles is more files than the stores and the streams of an engine have open.
 const ownFiles = 8192
 
-// mostClients is how many connections clients may have, so that the engine has ownFiles files left, or half of all if there are few.
+// maxClients is how many connections clients may have, so that the engine has ownFiles files left, or half of all if there are few.
 // It is 0, the server's default, if the number of files is not known.
-func mostClients(files uint64) int {
+func maxClients(files uint64) int {
 	most := files - min(ownFiles, files/2)
 	return int(min(most, server.DEFAULT_MAX_CONNECTIONS))
 }
@@ -187,7 +187,7 @@ func (s *Server) addUsers(so *server.Options) error {
 	if s.key, err = addInProcess(so, account, nil); err != nil {
 		return err
 	}
-	if s.asked, err = addInProcess(so, account, serviceRights(s.opts)); err != nil {
+	if s.serviceKey, err = addInProcess(so, account, serviceRights(s.opts)); err != nil {
 		return err
 	}
 	if open {
@@ -292,7 +292,7 @@ func (s *Server) probe() error {
 	if s.clustered {
 		return nil
 	}
-	return s.unread()
+	return s.checkEncrypted()
 }
 
 // accountOf returns the name of the account of a connection to this server.
@@ -311,9 +311,9 @@ func (s *Server) accountOf(nc *nats.Conn) (string, error) {
 	return cmp.Or(conns.Conns[0].Account, global), nil
 }
 
-// unread fails if nats-server has skipped an encrypted stream of the engine, because it has another key or none: making the stream
+// checkEncrypted fails if nats-server has skipped an encrypted stream of the engine, because it has another key or none: making the stream
 // again in the same place would destroy the one that is there.
-func (s *Server) unread() error {
+func (s *Server) checkEncrypted() error {
 	keys, err := fs.Glob(os.DirFS(s.dir), "*/streams/"+s.opts.StreamPrefix+"_*/"+server.JetStreamMetaFileKey)
 	if err != nil || len(keys) == 0 {
 		return err
@@ -345,7 +345,7 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) { return s.con
 // ConnectService is Connect for the connection of a micro service (serviceRights). In operator mode it has the engine's
 // credentials, and so all of its rights.
 func (s *Server) ConnectService(opts ...nats.Option) (*nats.Conn, error) {
-	return s.connect(s.asked, opts)
+	return s.connect(s.serviceKey, opts)
 }
 
 func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, error) {
@@ -359,7 +359,7 @@ func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, err
 		nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // go on if credentials have expired: they may be renewed
 		// The library's own handler writes to standard error, whatever the log's format is.
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.protest(err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { s.log.logConnError(err) }),
 	}
 	if key != nil {
 		pub, err := key.PublicKey()
@@ -415,23 +415,23 @@ func (s *Server) Health() error {
 	return fmt.Errorf("embedded: nats-server: %s: %s", h.Status, h.Error)
 }
 
-// Ill returns what is wrong with the streams of the engine's account, by name. In a cluster it returns nothing. It looks at the streams
-// only after nats-server has logged an error, which it does for each stream that could not be written, and for as long as something is
-// wrong.
-func (s *Server) Ill() map[string]string {
+// StreamErrors returns what is wrong with the streams of the engine's account, by name. In a cluster it returns nothing. It looks at the
+// streams only after nats-server has logged an error, which it does for each stream that could not be written, and for as long as something
+// is wrong.
+func (s *Server) StreamErrors() map[string]string {
 	if s.clustered || !s.log.erred.Swap(false) {
 		return nil
 	}
-	ill := make(map[string]string)
+	errs := make(map[string]string)
 	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true, Account: s.name}).Errors {
 		if e.Type == server.HealthzErrorStream {
-			ill[e.Stream] = e.Error
+			errs[e.Stream] = e.Error
 		}
 	}
-	if len(ill) > 0 {
+	if len(errs) > 0 {
 		s.log.erred.Store(true)
 	}
-	return ill
+	return errs
 }
 
 // ClientURL is the URL for clients, with the port that was chosen. It is valid after Listen.

@@ -568,7 +568,7 @@ func TestClientErrorsAreHeldBack(t *testing.T) {
 // However many clients there are, the engine can still open files.
 func TestClientsLeaveFiles(t *testing.T) {
 	for files, want := range map[uint64]int{0: 0, 100: 50, 20_000: 20_000 - ownFiles, 1 << 20: server.DEFAULT_MAX_CONNECTIONS, 1 << 63: server.DEFAULT_MAX_CONNECTIONS} {
-		if got := mostClients(files); got != want {
+		if got := maxClients(files); got != want {
 			t.Errorf("of %d files clients get %d, want %d", files, got, want)
 		}
 	}
@@ -576,7 +576,7 @@ func TestClientsLeaveFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := mostClients(openFiles()); v.MaxConn != want {
+	if want := maxClients(openFiles()); v.MaxConn != want {
 		t.Errorf("the server takes %d connections, want %d", v.MaxConn, want)
 	}
 }

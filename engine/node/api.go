@@ -162,7 +162,7 @@ func (n *Node) guarded(reply string) bool {
 	}
 	rest, ours := strings.CutPrefix(reply, n.o.Prefix+".")
 	room, _, _ := strings.Cut(rest, ".")
-	return ours && slices.Contains(embedded.Rooms[:], room)
+	return ours && slices.Contains(embedded.ReservedTokens[:], room)
 }
 
 // quietLooks is how many times in a row, a millisecond apart, finishCommands must find no command in progress: the client

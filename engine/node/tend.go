@@ -131,7 +131,7 @@ func (n *Node) watchDisk(context.Context) error {
 		return err
 	}
 	if n.server != nil {
-		ill := n.server.Ill()
+		ill := n.server.StreamErrors()
 		if why, is := ill[n.streams.Log.Name()]; is {
 			return fmt.Errorf("%w: nats-server: %s", errDisk, why)
 		}
