@@ -81,17 +81,17 @@ func parseBeat(key string, data []byte) (Beat, error) {
 	return b, nil
 }
 
-// placed is the placement as it is in the bucket, with the nodes and standbys that it was made for.
-type placed struct {
-	Nodes    []Node    `json:"nodes"` // in order of names, those with a weight
-	Standbys int       `json:"standbys"`
-	Seats    Placement `json:"seats"`
+// storedPlacement is the placement as it is in the bucket, with the nodes and standbys that it was made for.
+type storedPlacement struct {
+	Nodes       []Node    `json:"nodes"` // in order of names, those with a weight
+	Standbys    int       `json:"standbys"`
+	Assignments Placement `json:"seats"`
 }
 
-// fits tells whether the placement was made for these arguments. It does not compare the seats with what Place would make now: two
+// fits tells whether the placement was made for these arguments. It does not compare the assignments with what Place would make now: two
 // versions of Carillon in one cluster may differ there, and would overwrite each other's placement for ever.
-func (p *placed) fits(nodes []Node, partitions, standbys int) bool {
-	return slices.Equal(p.Nodes, nodes) && p.Standbys == standbys && len(p.Seats) == partitions
+func (p *storedPlacement) fits(nodes []Node, partitions, standbys int) bool {
+	return slices.Equal(p.Nodes, nodes) && p.Standbys == standbys && len(p.Assignments) == partitions
 }
 
 // wanted returns the nodes and the number of standbys that a placement for the live members should be made for. The number is what

@@ -25,7 +25,7 @@ func (m *Member) takeName(ctx context.Context) error {
 				return m.taken(e)
 			}
 			if !other.silent(m.now()) {
-				if err := pause(ctx, m.o.Interval); err != nil {
+				if err := sleep(ctx, m.o.Interval); err != nil {
 					return fmt.Errorf("cluster: join: %w", err)
 				}
 				continue
@@ -39,7 +39,7 @@ func (m *Member) takeName(ctx context.Context) error {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
 		other.since = m.now() // somebody wrote the key just now
-		if err := pause(ctx, m.o.Interval); err != nil {
+		if err := sleep(ctx, m.o.Interval); err != nil {
 			return fmt.Errorf("cluster: join: %w", err)
 		}
 	}
@@ -111,8 +111,8 @@ func (m *Member) beat() []byte {
 	return data
 }
 
-// beatOn beats every interval, until the context ends or the name is lost.
-func (m *Member) beatOn(ctx context.Context) {
+// beatLoop beats every interval, until the context ends or the name is lost.
+func (m *Member) beatLoop(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
 	other := m.holder()
@@ -126,7 +126,7 @@ func (m *Member) beatOn(ctx context.Context) {
 		switch {
 		case err != nil && ctx.Err() == nil:
 			m.failed.Store(&err)
-			m.o.OnTrouble(err)
+			m.o.OnError(err)
 		case entry == nil:
 			m.failed.Store(nil)
 			other = m.holder()
@@ -154,28 +154,28 @@ func (m *Member) takeBack(ctx context.Context, e jetstream.KeyValueEntry) {
 		err = fmt.Errorf("cluster: another session had written key %s, and was silent since", m.key)
 	}
 	if !conflict(err) && ctx.Err() == nil {
-		m.o.OnTrouble(err)
+		m.o.OnError(err)
 	}
 }
 
-// placeOn places when something changed and every interval, and then also removes the keys of members that are long dead, until the
+// placeLoop places when something changed and every interval, and then also removes the keys of members that are long dead, until the
 // context ends. It is a goroutine of its own, because beats must not wait for it.
-func (m *Member) placeOn(ctx context.Context) {
+func (m *Member) placeLoop(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
-	var last unfit
+	var last outdated
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.kick:
 		case <-ticker.C:
-			if err := m.bury(ctx); err != nil && ctx.Err() == nil {
-				m.o.OnTrouble(err)
+			if err := m.removeAbandoned(ctx); err != nil && ctx.Err() == nil {
+				m.o.OnError(err)
 			}
 		}
 		if err := m.place(ctx, &last); err != nil && ctx.Err() == nil {
-			m.o.OnTrouble(err)
+			m.o.OnError(err)
 		}
 	}
 }
@@ -194,14 +194,14 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 	defer cancel()
 	revision, err := m.kv.Update(brief, m.key, m.beat(), m.revision)
 	if conflict(err) {
-		return m.lookAgain(brief)
+		return m.resolveConflict(brief)
 	}
 	if err != nil {
 		if m.looking.CompareAndSwap(false, true) { // in a goroutine: while there is no leader, nobody answers it
 			m.work.Go(func() {
 				defer m.looking.Store(false)
 				if err := m.reopen(ctx); err != nil && ctx.Err() == nil {
-					m.o.OnTrouble(err)
+					m.o.OnError(err)
 				}
 			})
 		}
@@ -211,10 +211,10 @@ func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) 
 	return nil, nil
 }
 
-// bury removes the key of a member that is long dead: names of containers do not come back, and the bucket would fill with
+// removeAbandoned removes the key of a member that is long dead: names of containers do not come back, and the bucket would fill with
 // their keys. The first of the live members does this, for one key each interval. A member that was only frozen or cut off
 // finds its key gone when it beats again, and writes it anew.
-func (m *Member) bury(ctx context.Context) error {
+func (m *Member) removeAbandoned(ctx context.Context) error {
 	m.mu.Lock()
 	live := m.roster.live()
 	name, revision, found := m.roster.abandoned()
@@ -254,10 +254,10 @@ func (m *Member) reopen(ctx context.Context) error {
 	return err
 }
 
-// lookAgain finds out why the key has another revision. Either a beat was stored and its answer was lost; or the key was removed or
+// resolveConflict finds out why the key has another revision. Either a beat was stored and its answer was lost; or the key was removed or
 // the bucket made anew; or something other than a node wrote it (which the watch reports); or another session has the name.
 // In the last case it returns that session's entry.
-func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error) {
+func (m *Member) resolveConflict(ctx context.Context) (jetstream.KeyValueEntry, error) {
 	e, err := m.kv.Get(ctx, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		revision, err := m.kv.Create(ctx, m.key, m.beat())
@@ -286,8 +286,8 @@ func (m *Member) lookAgain(ctx context.Context) (jetstream.KeyValueEntry, error)
 	return nil, nil
 }
 
-// look tells whether the key is this session's, and if so notes its revision.
-func (m *Member) look(ctx context.Context) (bool, error) {
+// ownsKey tells whether the key is this session's, and if so notes its revision.
+func (m *Member) ownsKey(ctx context.Context) (bool, error) {
 	e, err := m.kv.Get(ctx, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return false, nil
@@ -302,7 +302,7 @@ func (m *Member) look(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

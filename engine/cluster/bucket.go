@@ -15,8 +15,8 @@ const BucketMaxBytes = 64 << 20
 // In a cluster of servers, a bucket that was just made, perhaps by another node that starts at the same time, has a leader of its
 // own. The server that answers whether the bucket exists may hear of it later, so openBucket tries again.
 const (
-	seenAgain = 50 * time.Millisecond
-	seenTries = 200
+	openRetry = 50 * time.Millisecond
+	openTries = 200
 )
 
 // openBucket makes the bucket, or checks the existing one.
@@ -24,10 +24,10 @@ func openBucket(ctx context.Context, js jetstream.JetStream, o Options) (jetstre
 	for try := 1; ; try++ {
 		kv, err := openBucketOnce(ctx, js, o)
 		unseen := errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound)
-		if !unseen || try == seenTries {
+		if !unseen || try == openTries {
 			return kv, err
 		}
-		if err := pause(ctx, seenAgain); err != nil {
+		if err := sleep(ctx, openRetry); err != nil {
 			return nil, err
 		}
 	}

@@ -76,12 +76,12 @@ func TestKilledIsTakenForDead(t *testing.T) {
 	before := a.placedFor("a", "b", "c")
 	c.signal(syscall.SIGKILL)
 	after := a.placedFor("a", "b")
-	for p, seat := range after.Placement {
+	for p, assigned := range after.Placement {
 		switch was := before.Placement[p]; {
-		case was.Owner != "c" && seat.Owner != was.Owner:
+		case was.Owner != "c" && assigned.Owner != was.Owner:
 			t.Errorf("c was killed, and partition %d of %s moved", p, was.Owner)
-		case was.Owner == "c" && seat.Owner != was.Standbys[0]:
-			t.Errorf("partition %d went to %s, not to its standby %s", p, seat.Owner, was.Standbys[0])
+		case was.Owner == "c" && assigned.Owner != was.Standbys[0]:
+			t.Errorf("partition %d went to %s, not to its standby %s", p, assigned.Owner, was.Standbys[0])
 		}
 	}
 	b.placedFor("a", "b")
@@ -190,7 +190,7 @@ func TestBucketDeleted(t *testing.T) {
 		}
 		natstest.Eventually(t, "the bucket is there, with a's beats", func() bool {
 			_, err := a.js.KeyValue(t.Context(), a.o.Bucket)
-			_, why := a.Muted()
+			_, why := a.BeatsFailing()
 			return err == nil && why == nil
 		})
 	}
@@ -223,7 +223,7 @@ func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {
 			watched: true, views: make(chan View, 1), known: make(chan struct{}), kick: make(chan struct{}, 1),
 		}
 		nodes := []Node{{Name: "a"}, {Name: "b"}}
-		if err := m.writePlaced(t.Context(), placed{Nodes: nodes, Standbys: 1, Seats: Place(nil, nodes, o.Partitions, 1)}, 0); err != nil {
+		if err := m.writePlacement(t.Context(), storedPlacement{Nodes: nodes, Standbys: 1, Assignments: Place(nil, nodes, o.Partitions, 1)}, 0); err != nil {
 			t.Fatal(err)
 		}
 		for _, n := range nodes {
@@ -235,14 +235,14 @@ func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {
 		}
 		m.roster.beat(0, 1, said("d", "d"), false)
 		m.told = true
-		remembered := m.placedRev
-		var last unfit
+		remembered := m.placementRevision
+		var last outdated
 		place := func() (anew bool) {
 			t.Helper()
 			if err := m.place(t.Context(), &last); err != nil {
 				t.Fatal(err)
 			}
-			return m.placedRev != remembered
+			return m.placementRevision != remembered
 		}
 		if anew := place(); anew != left {
 			t.Errorf("others have left: %t; placed anew at once: %t", left, anew)

@@ -31,12 +31,12 @@ type Member struct {
 	session string
 	start   time.Time // for the monotonic clock
 
-	revision uint64                // of the member's key, as last written; used by beatOn, and after its end by Leave
+	revision uint64                // of the member's key, as last written; used by beatLoop, and after its end by Leave
 	putAt    atomic.Int64          // when a beat was last stored, by the monotonic clock
 	failed   atomic.Pointer[error] // why the latest beat was not stored; nil: it was
 	echoAt   atomic.Int64          // when a beat last came back by the watch, or the watch began
 	looking  atomic.Bool           // a goroutine is looking whether the bucket is still there
-	kick     chan struct{}         // something changed: placeOn is to look
+	kick     chan struct{}         // something changed: placeLoop is to look
 	renewed  chan struct{}         // the bucket may be another one: the watch is to begin again
 	views    chan View
 	stop     context.CancelFunc
@@ -44,14 +44,14 @@ type Member struct {
 	known    chan struct{} // closed before the first view is sent
 	done     chan struct{} // closed after views, when work has ended
 
-	mu        sync.Mutex
-	roster    *roster
-	placed    placed
-	placedRev uint64 // revision of the placement in the bucket; 0: there is none
-	watched   bool   // all of the bucket was read once
-	view      View   // as last sent
-	told      bool   // a view was sent
-	err       error
+	mu                sync.Mutex
+	roster            *roster
+	placement         storedPlacement
+	placementRevision uint64 // revision of the placement in the bucket; 0: there is none
+	watched           bool   // all of the bucket was read once
+	view              View   // as last sent
+	told              bool   // a view was sent
+	err               error
 }
 
 // Join makes the node a member, and returns once its first beat is in the bucket. It makes the bucket if there is none.
@@ -83,8 +83,8 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 	m.stop = stop
 	m.work.Go(func() { m.watch(run) })
 	m.work.Go(func() { m.ask(run) })
-	m.work.Go(func() { m.beatOn(run) })
-	m.work.Go(func() { m.placeOn(run) })
+	m.work.Go(func() { m.beatLoop(run) })
+	m.work.Go(func() { m.placeLoop(run) })
 	go func() {
 		m.work.Wait()
 		close(m.views)
@@ -110,8 +110,8 @@ func (m *Member) View() View {
 	return m.current()
 }
 
-// Muted is how long no beat has been stored, and why the latest was not; 0 and nil if it was.
-func (m *Member) Muted() (time.Duration, error) {
+// BeatsFailing is how long no beat has been stored, and why the latest was not; 0 and nil if it was.
+func (m *Member) BeatsFailing() (time.Duration, error) {
 	if failed := m.failed.Load(); failed != nil {
 		return m.now() - time.Duration(m.putAt.Load()), *failed
 	}
@@ -135,7 +135,7 @@ func (m *Member) Leave(ctx context.Context) error {
 	err := m.kv.Delete(ctx, m.key, jetstream.LastRevision(m.revision))
 	if errors.Is(err, jetstream.ErrKeyRevisionMismatch) { // perhaps a beat was stored whose answer was lost
 		var own bool
-		if own, err = m.look(ctx); own {
+		if own, err = m.ownsKey(ctx); own {
 			err = m.kv.Delete(ctx, m.key, jetstream.LastRevision(m.revision))
 		}
 	}
@@ -161,18 +161,18 @@ func (m *Member) checkPartitions(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
 	}
-	if p, err := parsePlaced(e.Value()); err == nil && len(p.Seats) != m.o.Partitions {
-		return fmt.Errorf("%w: bucket %s is of %d, this node has %d", ErrPartitions, m.o.Bucket, len(p.Seats), m.o.Partitions)
+	if p, err := parsePlacement(e.Value()); err == nil && len(p.Assignments) != m.o.Partitions {
+		return fmt.Errorf("%w: bucket %s is of %d, this node has %d", ErrPartitions, m.o.Bucket, len(p.Assignments), m.o.Partitions)
 	}
 	return nil
 }
 
 // current is the view as it is now. The caller holds mu.
 func (m *Member) current() View {
-	return View{Members: m.roster.live(), Silent: m.roster.silent(), Placement: m.placed.Seats, Revision: m.placedRev}
+	return View{Members: m.roster.live(), Silent: m.roster.silent(), Placement: m.placement.Assignments, Revision: m.placementRevision}
 }
 
-// changed sends the view if it is a new one, and wakes placeOn. The caller holds mu.
+// changed sends the view if it is a new one, and wakes placeLoop. The caller holds mu.
 func (m *Member) changed() {
 	if !m.watched || !m.told && !m.roster.settled() {
 		return

@@ -139,7 +139,7 @@ func (h *host) join(name string, change ...func(*Options)) *joined {
 	j := &joined{t: h.t, news: make(chan struct{}, 1)}
 	j.js, j.nc = h.connect()
 	o := options(name)
-	o.OnTrouble = func(error) { j.troubles.Add(1); j.wake() }
+	o.OnError = func(error) { j.troubles.Add(1); j.wake() }
 	for _, c := range change {
 		c(&o)
 	}
@@ -288,7 +288,7 @@ func TestDrainingGetsNothing(t *testing.T) {
 	b := h.join("b")
 	b.placedFor("a", "b")
 	draining.Store(true)
-	v := b.until("a is live and has no seat", func(v View) bool {
+	v := b.until("a is live and has no partition", func(v View) bool {
 		return slices.Equal(names(v.Members), []string{"a", "b"}) && owned(v.Placement)["b"] == 8
 	})
 	if v.Placement[0].Standbys != nil {

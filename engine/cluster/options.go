@@ -28,8 +28,8 @@ type Options struct {
 	Bound time.Duration
 
 	Report func() Report // called before each beat, from a goroutine of the member; must not block
-	// OnTrouble is called with errors after which the member tries again, from a goroutine of the member. May be nil.
-	OnTrouble func(error)
+	// OnError is called with errors after which the member tries again, from a goroutine of the member. May be nil.
+	OnError func(error)
 }
 
 // MaxStandbys is how many standbys a partition may have.
@@ -49,8 +49,8 @@ func (o Options) withDefaults() Options {
 	o.Standbys = cmp.Or(o.Standbys, 1)
 	o.Interval = cmp.Or(o.Interval, 200*time.Millisecond)
 	o.Bound = cmp.Or(o.Bound, 4*o.Interval)
-	if o.OnTrouble == nil {
-		o.OnTrouble = func(error) {}
+	if o.OnError == nil {
+		o.OnError = func(error) {}
 	}
 	return o
 }

@@ -38,7 +38,7 @@ func TestPlaceByHand(t *testing.T) {
 	}
 }
 
-// The first seats are those of rendezvous hashing if the bound allows it, and the hash favours no node: each is the first choice for
+// The first assignments are those of rendezvous hashing if the bound allows it, and the hash favours no node: each is the first choice for
 // about as many of many partitions.
 func TestScoresAreEven(t *testing.T) {
 	const partitions, nodes = 8192, 8
@@ -146,9 +146,9 @@ func TestFirstStandbysTakeOver(t *testing.T) {
 		if len(rest) == 0 {
 			return
 		}
-		for p, seat := range Place(placed, rest, partitions, standbys) {
-			if was := placed[p]; was.Owner == nodes[gone].Name && seat.Owner != was.Standbys[0] {
-				t.Fatalf("%s went: partition %d has standby %s and goes to %s", was.Owner, p, was.Standbys[0], seat.Owner)
+		for p, assigned := range Place(placed, rest, partitions, standbys) {
+			if was := placed[p]; was.Owner == nodes[gone].Name && assigned.Owner != was.Standbys[0] {
+				t.Fatalf("%s went: partition %d has standby %s and goes to %s", was.Owner, p, was.Standbys[0], assigned.Owner)
 			}
 		}
 	})
@@ -181,8 +181,8 @@ func TestSecondStandbysAreEven(t *testing.T) {
 	for _, n := range []int{4, 5, 8, 3} {
 		placed = Place(placed, equalNodes(n), 64, 2)
 		counts := make(map[string]int)
-		for _, seat := range placed {
-			counts[seat.Standbys[1]]++
+		for _, assigned := range placed {
+			counts[assigned.Standbys[1]]++
 		}
 		for name, own := range owned(placed) {
 			if got := counts[name]; got < own-1 || got > own+1 {
@@ -213,10 +213,10 @@ func checkPlacement(t *rapid.T, placed Placement, nodes []Node, partitions, stan
 		differ[zone] = true
 	}
 	if len(placed) != partitions {
-		t.Fatalf("%d seats", len(placed))
+		t.Fatalf("%d assignments", len(placed))
 	}
-	for p, seat := range placed {
-		all := append([]string{seat.Owner}, seat.Standbys...)
+	for p, assigned := range placed {
+		all := append([]string{assigned.Owner}, assigned.Standbys...)
 		if len(all) != min(standbys+1, len(nodes)) {
 			t.Fatalf("partition %d has %v", p, all)
 		}
@@ -255,8 +255,8 @@ func equalNodes(n int) []Node {
 
 func owned(p Placement) map[string]int {
 	counts := make(map[string]int)
-	for _, seat := range p {
-		counts[seat.Owner]++
+	for _, assigned := range p {
+		counts[assigned.Owner]++
 	}
 	return counts
 }
@@ -273,8 +273,8 @@ func moves(from, to Placement) []int {
 }
 
 // A placement fits only what it was made for.
-func TestPlacedFits(t *testing.T) {
-	p := placed{Nodes: equalNodes(3), Standbys: 1, Seats: Place(nil, equalNodes(3), 8, 1)}
+func TestPlacementFits(t *testing.T) {
+	p := storedPlacement{Nodes: equalNodes(3), Standbys: 1, Assignments: Place(nil, equalNodes(3), 8, 1)}
 	if !p.fits(equalNodes(3), 8, 1) || p.fits(equalNodes(2), 8, 1) || p.fits(equalNodes(3), 9, 1) || p.fits(equalNodes(3), 8, 2) {
 		t.Error("another number of nodes, partitions or standbys is the same")
 	}

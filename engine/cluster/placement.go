@@ -18,23 +18,23 @@ type Node struct {
 // MaxWeight is the greatest weight of a node.
 const MaxWeight = 1000
 
-// Seat names the node that should serve a partition and those that should follow it.
-type Seat struct {
+// Assignment names the node that should serve a partition and those that should follow it.
+type Assignment struct {
 	Owner    string   `json:"owner"`
 	Standbys []string `json:"standbys,omitempty"` // the first takes over first
 }
 
-// Placement is a seat for each partition.
-type Placement []Seat
+// Placement is an assignment for each partition.
+type Placement []Assignment
 
 // Equal compares two placements.
 func (p Placement) Equal(q Placement) bool {
-	return slices.EqualFunc(p, q, func(a, b Seat) bool { return a.Owner == b.Owner && slices.Equal(a.Standbys, b.Standbys) })
+	return slices.EqualFunc(p, q, func(a, b Assignment) bool { return a.Owner == b.Owner && slices.Equal(a.Standbys, b.Standbys) })
 }
 
-// Place seats partitions on the live nodes, each with an owner and at most so many standbys. It moves as little of the placement
+// Place assigns partitions to the live nodes, each with an owner and at most so many standbys. It moves as little of the placement
 // before as the nodes' shares allow. The result depends only on the arguments, and not on the order of nodes, whose names
-// must differ. If no node has a weight, all seats are empty.
+// must differ. If no node has a weight, all assignments are empty.
 //
 // Each node owns exactly its share (see shares), at most ⌈partitions × weight ÷ all weights⌉. A partition stays where
 // it is unless its owner is gone or has more than its share. Because of what shares guarantees, this holds after a change of
@@ -50,12 +50,12 @@ func (p Placement) Equal(q Placement) bool {
 // them is promoted then, and no partition goes to a node that has to catch up.
 func Place(before Placement, nodes []Node, partitions, standbys int) Placement {
 	p := newPlacer(before, nodes, partitions)
-	p.owners()
+	p.assignOwners()
 	if standbys > 0 {
-		p.firstStandbys()
+		p.assignFirstStandbys()
 	}
 	for level := 1; level < standbys; level++ {
-		p.moreStandbys(level)
+		p.assignStandbys(level)
 	}
 	return p.placement()
 }
@@ -66,22 +66,22 @@ const nobody = -1
 type placer struct {
 	nodes  []Node
 	shares []int
-	was    [][]int // by partition: owner, first standby, …; nobody for one that is gone
-	seats  [][]int // the same, as they will be
+	before [][]int // by partition: owner, first standby, …; nobody for one that is gone
+	after  [][]int // the same, as they will be
 }
 
 func newPlacer(before Placement, nodes []Node, partitions int) *placer {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return n.Weight <= 0 })
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	p := &placer{nodes: nodes, shares: shares(nodes, partitions), was: make([][]int, partitions), seats: make([][]int, partitions)}
-	for i := range p.was {
+	p := &placer{nodes: nodes, shares: shares(nodes, partitions), before: make([][]int, partitions), after: make([][]int, partitions)}
+	for i := range p.before {
 		if i >= len(before) {
-			p.was[i] = []int{nobody}
+			p.before[i] = []int{nobody}
 			continue
 		}
-		p.was[i] = append(p.was[i], p.index(before[i].Owner))
+		p.before[i] = append(p.before[i], p.index(before[i].Owner))
 		for _, name := range before[i].Standbys {
-			p.was[i] = append(p.was[i], p.index(name))
+			p.before[i] = append(p.before[i], p.index(name))
 		}
 	}
 	return p
@@ -96,9 +96,9 @@ func (p *placer) index(name string) int {
 }
 
 func (p *placer) placement() Placement {
-	placed := make(Placement, len(p.seats))
-	for i, seat := range p.seats {
-		for level, n := range seat {
+	placed := make(Placement, len(p.after))
+	for i, assigned := range p.after {
+		for level, n := range assigned {
 			if level == 0 {
 				placed[i].Owner = p.nodes[n].Name
 			} else {
@@ -109,30 +109,30 @@ func (p *placer) placement() Placement {
 	return placed
 }
 
-// owners gives each node its share: it keeps what it has, up to its share, and gets what fits it best of the rest.
-func (p *placer) owners() {
+// assignOwners gives each node its share: it keeps what it has, up to its share, and gets what fits it best of the rest.
+func (p *placer) assignOwners() {
 	room, excess := slices.Clone(p.shares), make([]int, len(p.nodes))
-	for _, seat := range p.was {
-		if n := seat[0]; n != nobody {
+	for _, assigned := range p.before {
+		if n := assigned[0]; n != nobody {
 			room[n]--
 		}
 	}
 	for n := range room {
 		excess[n], room[n] = max(-room[n], 0), max(room[n], 0)
 	}
-	var wishes []wish
-	for i, seat := range p.was {
-		if seat[0] != nobody && excess[seat[0]] == 0 {
+	var candidates []candidate
+	for i, assigned := range p.before {
+		if assigned[0] != nobody && excess[assigned[0]] == 0 {
 			continue
 		}
 		for n := range p.nodes {
 			if room[n] > 0 {
-				wishes = append(wishes, p.wish(i, n, 0))
+				candidates = append(candidates, p.candidate(i, n, 0))
 			}
 		}
 	}
-	moved := grant(wishes, room, func(w wish) bool {
-		owner := p.was[w.partition][0]
+	moved := pick(candidates, room, func(w candidate) bool {
+		owner := p.before[w.partition][0]
 		if owner != nobody && excess[owner] == 0 {
 			return false
 		}
@@ -141,21 +141,21 @@ func (p *placer) owners() {
 		}
 		return true
 	})
-	for i, seat := range p.was {
+	for i, assigned := range p.before {
 		if n, ok := moved[i]; ok {
-			p.seats[i] = []int{n}
-		} else if seat[0] != nobody {
-			p.seats[i] = []int{seat[0]}
+			p.after[i] = []int{n}
+		} else if assigned[0] != nobody {
+			p.after[i] = []int{assigned[0]}
 		}
 	}
 }
 
-// firstStandbys makes the first standby of each partition the node that would own it without its owner.
-func (p *placer) firstStandbys() {
+// assignFirstStandbys makes the first standby of each partition the node that would own it without its owner.
+func (p *placer) assignFirstStandbys() {
 	owned := make([][]int, len(p.nodes))
-	for i, seat := range p.seats {
-		if len(seat) > 0 {
-			owned[seat[0]] = append(owned[seat[0]], i)
+	for i, assigned := range p.after {
+		if len(assigned) > 0 {
+			owned[assigned[0]] = append(owned[assigned[0]], i)
 		}
 	}
 	for owner, partitions := range owned {
@@ -164,85 +164,85 @@ func (p *placer) firstStandbys() {
 			apart = func(n int) bool { return n != owner }
 		}
 		room := slices.Clone(p.shares)
-		award(p.nodes, room, len(partitions), apart)
-		var wishes []wish
+		apportion(p.nodes, room, len(partitions), apart)
+		var candidates []candidate
 		for n := range room {
 			room[n] -= p.shares[n]
 			for _, i := range partitions {
 				if room[n] > 0 {
-					wishes = append(wishes, p.wish(i, n, 1))
+					candidates = append(candidates, p.candidate(i, n, 1))
 				}
 			}
 		}
-		p.seat(grant(wishes, room, nil))
+		p.add(pick(candidates, room, nil))
 	}
 }
 
-// moreStandbys seats the standbys of one level: about as many on each node as it owns partitions, if zones and the other
-// seats allow it. Standbys of the placement before stay if they may; then nodes with too many give to nodes with too few.
-func (p *placer) moreStandbys(level int) {
+// assignStandbys assigns the standbys of one level: about as many to each node as it owns partitions, if zones and the other
+// assignments allow it. Standbys of the placement before stay if they may; then nodes with too many give to nodes with too few.
+func (p *placer) assignStandbys(level int) {
 	room := slices.Clone(p.shares)
-	var wishes []wish
-	for i, seat := range p.seats {
-		free := p.apart(i, level)
-		if len(p.was[i]) > level+1 && slices.Contains(free, p.was[i][level+1]) {
-			room[p.was[i][level+1]]--
-			p.seats[i] = append(seat, p.was[i][level+1])
+	var candidates []candidate
+	for i, assigned := range p.after {
+		free := p.eligible(i, level)
+		if len(p.before[i]) > level+1 && slices.Contains(free, p.before[i][level+1]) {
+			room[p.before[i][level+1]]--
+			p.after[i] = append(assigned, p.before[i][level+1])
 			continue
 		}
 		for _, n := range free {
-			wishes = append(wishes, p.wish(i, n, level+1))
+			candidates = append(candidates, p.candidate(i, n, level+1))
 		}
 	}
-	granted := grant(wishes, slices.Clone(room), nil)
-	for _, w := range wishes { // grant has sorted them, so a partition that found no room gets its best wish
-		if _, ok := granted[w.partition]; !ok {
-			granted[w.partition] = w.node
+	picked := pick(candidates, slices.Clone(room), nil)
+	for _, w := range candidates { // pick has sorted them, so a partition that found no room gets its best candidate
+		if _, ok := picked[w.partition]; !ok {
+			picked[w.partition] = w.node
 		}
 	}
-	for _, n := range granted {
+	for _, n := range picked {
 		room[n]--
 	}
-	p.seat(granted)
-	p.even(level, room)
+	p.add(picked)
+	p.rebalance(level, room)
 }
 
-// even moves standbys of one level from nodes with negative room to nodes with room.
-func (p *placer) even(level int, room []int) {
-	var wishes []wish
-	for i, seat := range p.seats {
-		if len(seat) <= level+1 || room[seat[level+1]] >= 0 {
+// rebalance moves standbys of one level from nodes with negative room to nodes with room.
+func (p *placer) rebalance(level int, room []int) {
+	var candidates []candidate
+	for i, assigned := range p.after {
+		if len(assigned) <= level+1 || room[assigned[level+1]] >= 0 {
 			continue
 		}
-		p.seats[i] = seat[:level+1]
-		for _, n := range p.apart(i, level) {
+		p.after[i] = assigned[:level+1]
+		for _, n := range p.eligible(i, level) {
 			if room[n] > 0 {
-				wishes = append(wishes, p.wish(i, n, level+1))
+				candidates = append(candidates, p.candidate(i, n, level+1))
 			}
 		}
-		p.seats[i] = seat
+		p.after[i] = assigned
 	}
-	slices.SortFunc(wishes, wish.compare)
-	for _, w := range wishes {
-		from := p.seats[w.partition][level+1]
+	slices.SortFunc(candidates, candidate.compare)
+	for _, w := range candidates {
+		from := p.after[w.partition][level+1]
 		if room[from] < 0 && room[w.node] > 0 {
-			p.seats[w.partition][level+1] = w.node
+			p.after[w.partition][level+1] = w.node
 			room[from]++
 			room[w.node]--
 		}
 	}
 }
 
-// apart lists the nodes that may take the partition's next seat, if the seats before it are taken: those in zones where it has
-// no seat yet; if there are none, any other node.
-func (p *placer) apart(partition, level int) []int {
-	seat := p.seats[partition]
-	if len(seat) != level+1 {
+// eligible lists the nodes that may become the partition's next standby, once the levels before it are assigned: those in zones where
+// it has no node yet; if there are none, any other node.
+func (p *placer) eligible(partition, level int) []int {
+	assigned := p.after[partition]
+	if len(assigned) != level+1 {
 		return nil
 	}
-	others := slices.DeleteFunc(p.indices(), func(n int) bool { return slices.Contains(seat, n) })
+	others := slices.DeleteFunc(p.indices(), func(n int) bool { return slices.Contains(assigned, n) })
 	far := slices.DeleteFunc(slices.Clone(others), func(n int) bool {
-		return slices.ContainsFunc(seat, func(taken int) bool { return p.sameZone(n, taken) })
+		return slices.ContainsFunc(assigned, func(taken int) bool { return p.sameZone(n, taken) })
 	})
 	if len(far) > 0 {
 		return far
@@ -250,10 +250,10 @@ func (p *placer) apart(partition, level int) []int {
 	return others
 }
 
-func (p *placer) seat(granted map[int]int) {
-	for i := range p.seats {
-		if n, ok := granted[i]; ok {
-			p.seats[i] = append(p.seats[i], n)
+func (p *placer) add(picked map[int]int) {
+	for i := range p.after {
+		if n, ok := picked[i]; ok {
+			p.after[i] = append(p.after[i], n)
 		}
 	}
 }
@@ -270,16 +270,16 @@ func (p *placer) sameZone(a, b int) bool {
 	return p.nodes[a].Zone != "" && p.nodes[a].Zone == p.nodes[b].Zone
 }
 
-// wish is a partition that could go to a node.
-type wish struct {
+// candidate is a node that a partition could go to.
+type candidate struct {
 	partition, node int
-	order           int // 0: the node was the owner; 1: it had this seat (for an owner's: the first standby's); 2: another seat; 3: none
+	order           int // 0: the node was the owner; 1: it had this place (for an owner's: the first standby's); 2: another place; 3: none
 	score           uint64
 }
 
-func (p *placer) wish(partition, node, level int) wish {
-	w := wish{partition: partition, node: node, order: 3, score: score(partition, p.nodes[node].Name)}
-	switch at := slices.Index(p.was[partition], node); {
+func (p *placer) candidate(partition, node, level int) candidate {
+	w := candidate{partition: partition, node: node, order: 3, score: score(partition, p.nodes[node].Name)}
+	switch at := slices.Index(p.before[partition], node); {
 	case at == 0:
 		w.order = 0
 	case at > 0 && (at == level || level == 0 && at == 1):
@@ -300,22 +300,22 @@ func score(partition int, node string) uint64 {
 	return d.Sum64()
 }
 
-func (w wish) compare(v wish) int {
+func (w candidate) compare(v candidate) int {
 	return cmp.Or(cmp.Compare(w.order, v.order), cmp.Compare(v.score, w.score),
 		cmp.Compare(w.partition, v.partition), cmp.Compare(w.node, v.node))
 }
 
-// grant sorts the wishes and grants the best ones for which there is room, one for each partition. may, if not nil, is asked
+// pick sorts the candidates and picks the best ones for which there is room, one for each partition. may, if not nil, is asked
 // last, and may refuse one.
-func grant(wishes []wish, room []int, may func(wish) bool) map[int]int {
-	slices.SortFunc(wishes, wish.compare)
-	granted := make(map[int]int)
-	for _, w := range wishes {
-		if _, done := granted[w.partition]; done || room[w.node] <= 0 || may != nil && !may(w) {
+func pick(candidates []candidate, room []int, may func(candidate) bool) map[int]int {
+	slices.SortFunc(candidates, candidate.compare)
+	picked := make(map[int]int)
+	for _, w := range candidates {
+		if _, done := picked[w.partition]; done || room[w.node] <= 0 || may != nil && !may(w) {
 			continue
 		}
-		granted[w.partition] = w.node
+		picked[w.partition] = w.node
 		room[w.node]--
 	}
-	return granted
+	return picked
 }

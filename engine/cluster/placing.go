@@ -10,20 +10,20 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-func parsePlaced(data []byte) (placed, error) {
-	var p placed
+func parsePlacement(data []byte) (storedPlacement, error) {
+	var p storedPlacement
 	if err := json.Unmarshal(data, &p); err != nil {
-		return placed{}, fmt.Errorf("cluster: key %s: %w", placementKey, err)
+		return storedPlacement{}, fmt.Errorf("cluster: key %s: %w", placementKey, err)
 	}
 	return p, nil
 }
 
-// forget is how many bounds a member that never saw a placement waits before it makes the first one. The bucket may have
+// newcomerRank is how many bounds a member that never saw a placement waits before it makes the first one. The bucket may have
 // been lost a moment ago, and then those who remember the old placement should write that first.
-const forget = 2
+const newcomerRank = 2
 
-// unfit is a placement that was made for other members than are live.
-type unfit struct {
+// outdated is a placement that was made for other members than are live.
+type outdated struct {
 	revision uint64
 	since    time.Duration // when that was first seen; 0: the present placement fits
 }
@@ -35,37 +35,37 @@ type unfit struct {
 //
 // A member that joins right after a bucket was lost may find the placement that others remember before it finds their keys, and would
 // take itself for the only member. So it gives them a bound to write their keys.
-func (m *Member) place(ctx context.Context, last *unfit) error {
+func (m *Member) place(ctx context.Context, last *outdated) error {
 	m.mu.Lock()
-	view, before, revision, told := m.current(), m.placed, m.placedRev, m.told
-	unheard := m.roster.unheard(before.Nodes)
+	view, before, revision, told := m.current(), m.placement, m.placementRevision, m.told
+	unheard := m.roster.missing(before.Nodes)
 	m.mu.Unlock()
 	nodes, standbys := wanted(view.Members)
 	if !told || len(nodes) == 0 || revision != 0 && before.fits(nodes, m.o.Partitions, standbys) {
-		*last = unfit{}
+		*last = outdated{}
 		return nil
 	}
 	if last.since == 0 || last.revision != revision {
-		*last = unfit{revision, m.now()}
+		*last = outdated{revision, m.now()}
 	}
 	rank := 0
 	for rank < len(view.Members) && view.Members[rank].Name < m.o.Name {
 		rank++
 	}
 	switch {
-	case before.Seats == nil:
-		rank += forget
+	case before.Assignments == nil:
+		rank += newcomerRank
 	case unheard:
 		rank++
 	}
 	if m.now()-last.since < time.Duration(rank)*m.o.Bound {
 		return nil
 	}
-	next := placed{Nodes: nodes, Standbys: standbys, Seats: Place(before.Seats, nodes, m.o.Partitions, standbys)}
-	return m.writePlaced(ctx, next, revision)
+	next := storedPlacement{Nodes: nodes, Standbys: standbys, Assignments: Place(before.Assignments, nodes, m.o.Partitions, standbys)}
+	return m.writePlacement(ctx, next, revision)
 }
 
-func (m *Member) writePlaced(ctx context.Context, p placed, behind uint64) error {
+func (m *Member) writePlacement(ctx context.Context, p storedPlacement, behind uint64) error {
 	data, err := json.Marshal(p)
 	if err != nil {
 		panic(err) // cannot fail: strings and numbers
@@ -86,29 +86,29 @@ func (m *Member) writePlaced(ctx context.Context, p placed, behind uint64) error
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.placedRev == behind {
-		m.placed, m.placedRev = p, revision
+	if m.placementRevision == behind {
+		m.placement, m.placementRevision = p, revision
 		m.changed()
 	}
 	return nil
 }
 
-// takePlaced takes what the watch brought: a placement, or that there is none (any more). Then the last one known is kept,
+// takePlacement takes what the watch brought: a placement, or that there is none (any more). Then the last one known is kept,
 // so that a bucket made anew does not move the partitions.
-func (m *Member) takePlaced(e jetstream.KeyValueEntry) error {
+func (m *Member) takePlacement(e jetstream.KeyValueEntry) error {
 	if e == nil || e.Operation() != jetstream.KeyValuePut {
-		m.placedRev = 0
+		m.placementRevision = 0
 		return nil
 	}
-	p, err := parsePlaced(e.Value())
-	if err == nil && len(p.Seats) != m.o.Partitions {
-		err = fmt.Errorf("%w: key %s is of %d", ErrPartitions, placementKey, len(p.Seats))
+	p, err := parsePlacement(e.Value())
+	if err == nil && len(p.Assignments) != m.o.Partitions {
+		err = fmt.Errorf("%w: key %s is of %d", ErrPartitions, placementKey, len(p.Assignments))
 	}
-	m.placedRev = e.Revision()
+	m.placementRevision = e.Revision()
 	if err != nil {
-		m.placed.Nodes = nil // so that it never fits, and a new one is made from the last good one
+		m.placement.Nodes = nil // so that it never fits, and a new one is made from the last good one
 		return errors.Join(ErrBucket, err)
 	}
-	m.placed = p
+	m.placement = p
 	return nil
 }

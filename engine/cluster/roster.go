@@ -69,8 +69,8 @@ func (r *roster) remove(name string) {
 	r.left[name] = true
 }
 
-// unheard tells whether for one of these nodes there is neither a key, nor was one removed: then its key was in a bucket that is lost.
-func (r *roster) unheard(nodes []Node) bool {
+// missing tells whether for one of these nodes there is neither a key, nor was one removed: then its key was in a bucket that is lost.
+func (r *roster) missing(nodes []Node) bool {
 	return slices.ContainsFunc(nodes, func(n Node) bool { return r.members[n.Name] == nil && !r.left[n.Name] })
 }
 

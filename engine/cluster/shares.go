@@ -9,16 +9,16 @@ package cluster
 // methods, Adams's is the one that never gives more than the share rounded up.
 func shares(nodes []Node, partitions int) []int {
 	seats := make([]int, len(nodes))
-	award(nodes, seats, partitions, func(int) bool { return true })
+	apportion(nodes, seats, partitions, func(int) bool { return true })
 	return seats
 }
 
-// award gives count more seats to the nodes that may have them; none if no such node has a weight.
-func award(nodes []Node, seats []int, count int, may func(i int) bool) {
+// apportion gives count more seats to the nodes that may have them; none if no such node has a weight.
+func apportion(nodes []Node, seats []int, count int, may func(i int) bool) {
 	for range count {
 		best := -1
 		for i, n := range nodes {
-			if n.Weight > 0 && may(i) && (best < 0 || before(n, seats[i], nodes[best], seats[best])) {
+			if n.Weight > 0 && may(i) && (best < 0 || precedes(n, seats[i], nodes[best], seats[best])) {
 				best = i
 			}
 		}
@@ -29,8 +29,8 @@ func award(nodes []Node, seats []int, count int, may func(i int) bool) {
 	}
 }
 
-// before tells whether node a, which has so many seats, gets the next seat before node b.
-func before(a Node, has int, b Node, hasB int) bool {
+// precedes tells whether node a, which has so many seats, gets the next seat before node b.
+func precedes(a Node, has int, b Node, hasB int) bool {
 	// a.Weight/has > b.Weight/hasB, without division; without seats the quotient is infinite.
 	if left, right := a.Weight*hasB, b.Weight*has; left != right {
 		return left > right

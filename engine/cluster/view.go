@@ -76,20 +76,20 @@ func (v View) Claimant(partition int, within uint64) string {
 		p, ok := b.Progress(partition)
 		return live && ok && front.Position-p.Position <= within
 	}
-	var seat Seat
+	var assigned Assignment
 	if partition < len(v.Placement) {
-		seat = v.Placement[partition]
+		assigned = v.Placement[partition]
 	}
-	_, live := v.Member(seat.Owner)
+	_, live := v.Member(assigned.Owner)
 	server, _ := v.Member(serving)
 	switch {
-	case live && (ahead == "" || caughtUp(seat.Owner)):
-		return seat.Owner
+	case live && (ahead == "" || caughtUp(assigned.Owner)):
+		return assigned.Owner
 	case serving != "" && !server.Draining: // not a draining one: the owner-to-be may never catch up, and would keep it from leaving
 		return serving
 	}
-	if i := slices.IndexFunc(seat.Standbys, caughtUp); i >= 0 {
-		return seat.Standbys[i]
+	if i := slices.IndexFunc(assigned.Standbys, caughtUp); i >= 0 {
+		return assigned.Standbys[i]
 	}
 	return cmp.Or(serving, ahead)
 }

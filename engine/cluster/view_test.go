@@ -31,7 +31,7 @@ func TestClaimant(t *testing.T) {
 		b.Draining = true
 		return b
 	}
-	seat := Placement{{Owner: "a", Standbys: []string{"b", "c"}}}
+	placement := Placement{{Owner: "a", Standbys: []string{"b", "c"}}}
 	for _, c := range []struct {
 		what    string
 		members []Beat
@@ -53,7 +53,7 @@ func TestClaimant(t *testing.T) {
 		{"two think that they serve: the later claim", []Beat{idle("a"), follows("d", 100, 7), follows("e", 99, 8)}, "e"},
 		{"the owner is gone, nobody follows", []Beat{idle("b")}, ""},
 	} {
-		if got := (View{Members: c.members, Placement: seat}).Claimant(0, 5); got != c.want {
+		if got := (View{Members: c.members, Placement: placement}).Claimant(0, 5); got != c.want {
 			t.Errorf("%s: %q, want %q", c.what, got, c.want)
 		}
 	}

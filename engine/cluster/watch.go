@@ -20,8 +20,8 @@ func (m *Member) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		m.o.OnTrouble(fmt.Errorf("cluster: watch: %w", err))
-		if pause(ctx, m.o.Interval) != nil {
+		m.o.OnError(fmt.Errorf("cluster: watch: %w", err))
+		if sleep(ctx, m.o.Interval) != nil {
 			return
 		}
 	}
@@ -54,7 +54,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 			case !ok:
 				return errors.New("it ended")
 			case e == nil:
-				m.readOnce(placement)
+				m.noteLoaded(placement)
 				first = false
 			default:
 				placement = placement || e.Key() == placementKey
@@ -122,7 +122,7 @@ func (m *Member) keys() []string {
 // takeNewer takes a key that was read, unless a newer revision is known: a read goes to any replica, which may be behind.
 func (m *Member) takeNewer(e jetstream.KeyValueEntry) {
 	m.mu.Lock()
-	known := m.placedRev
+	known := m.placementRevision
 	if name, node := strings.CutPrefix(e.Key(), nodePrefix); node {
 		known = m.roster.revision(name)
 	}
@@ -133,7 +133,7 @@ func (m *Member) takeNewer(e jetstream.KeyValueEntry) {
 	}
 	m.mu.Unlock()
 	if err != nil {
-		m.o.OnTrouble(err)
+		m.o.OnError(err)
 	}
 }
 
@@ -156,12 +156,12 @@ func dismiss(w jetstream.KeyWatcher) {
 	}()
 }
 
-// readOnce notes that everything that was in the bucket has been read; placement says whether it had a placement.
-func (m *Member) readOnce(placement bool) {
+// noteLoaded notes that everything that was in the bucket has been read; placement says whether it had a placement.
+func (m *Member) noteLoaded(placement bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !placement {
-		_ = m.takePlaced(nil) // fails only for a placement that cannot be decoded
+		_ = m.takePlacement(nil) // fails only for a placement that cannot be decoded
 	}
 	m.watched = true
 	m.changed()
@@ -174,7 +174,7 @@ func (m *Member) take(e jetstream.KeyValueEntry, first bool) bool {
 	m.changed()
 	m.mu.Unlock()
 	if err != nil {
-		m.o.OnTrouble(err)
+		m.o.OnError(err)
 	}
 	return own
 }
@@ -183,7 +183,7 @@ func (m *Member) takeKey(e jetstream.KeyValueEntry, first bool) (own bool, err e
 	name, node := strings.CutPrefix(e.Key(), nodePrefix)
 	switch {
 	case e.Key() == placementKey:
-		return false, m.takePlaced(e)
+		return false, m.takePlacement(e)
 	case !node:
 		return false, nil // perhaps of a newer version
 	case e.Operation() != jetstream.KeyValuePut:

@@ -185,7 +185,7 @@ func (f *fleet) settled(c *carillon.Client, placed *placements, among ...string)
 	eventually(f.t, "each partition is where it is placed", func() bool {
 		n, seats := placed.latest()
 		serve, placements = owners(status(f.t, c)), n
-		return slices.EqualFunc(seats, serve, func(s cluster.Seat, owner string) bool { return s.Owner == owner })
+		return slices.EqualFunc(seats, serve, func(s cluster.Assignment, owner string) bool { return s.Owner == owner })
 	})
 	return serve, placements
 }

@@ -37,7 +37,7 @@ func TestDue(t *testing.T) {
 	beat := func(name string, epochs ...uint64) cluster.Beat {
 		return cluster.Beat{Node: cluster.Node{Name: name}, Report: cluster.Report{Partitions: progress(epochs...)}}
 	}
-	mine := cluster.Seat{Owner: "a"}
+	mine := cluster.Assignment{Owner: "a"}
 	v := cluster.View{
 		Placement: cluster.Placement{mine, mine, {Owner: "b"}, mine},
 		Members:   []cluster.Beat{beat("a", 0, 0, 0, 9), beat("b", 7, 0, 8, 0)},

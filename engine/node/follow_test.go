@@ -69,7 +69,7 @@ func (f *fleet) followedAsPlaced(nc *nats.Conn, placed *placements, among []stri
 	f.t.Helper()
 	_, seats := placed.latest()
 	for _, name := range among {
-		if !slices.ContainsFunc(seats, func(s cluster.Seat) bool { return s.Owner == name }) {
+		if !slices.ContainsFunc(seats, func(s cluster.Assignment) bool { return s.Owner == name }) {
 			return false
 		}
 	}

@@ -62,7 +62,7 @@ func (n *Node) membership() cluster.Options {
 	return cluster.Options{
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
-		OnTrouble: func(err error) {
+		OnError: func(err error) {
 			membership.tell(n.log, "trouble with this node's membership; trying again", "error", err)
 		},
 	}
@@ -208,7 +208,7 @@ func (n *Node) muted() []string {
 	if m == nil || !n.nc.IsConnected() {
 		return nil
 	}
-	since, err := m.Muted()
+	since, err := m.BeatsFailing()
 	if err == nil || since < lostTooLong {
 		return nil
 	}
