@@ -49,7 +49,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 		if tenants[name] {
 			endpoint(n.o.Prefix+".tenant.*", "tenant-"+name, subject, handle)
 		}
-		if n.server == nil && passed[name] { // from other nodes
+		if n.server == nil && forwardable[name] { // from other nodes
 			endpoint(ours+".api", "node-"+name, subject, handle)
 			endpoint(ours+".tenant.*", "node-tenant-"+name, subject, handle)
 		}
@@ -70,7 +70,7 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	add("list", "list", n.apiList)
 	add("preview", "preview", n.apiPreview)
 	add("status", "status", n.apiStatus)
-	if n.joined.takesPart.Load() {
+	if n.membership.participating.Load() {
 		add("drain", "drain."+n.o.Name, n.apiDrain)
 		for subject, do := range map[string]func(*call) error{
 			"give.*": n.apiGive, "page": n.apiPage, "select.*": n.apiSelect, "pack.*": n.apiPack, "partitions": n.apiPartitions,
@@ -88,16 +88,16 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	return service, nil
 }
 
-// passed names the endpoints whose requests a node that does not follow the job's partition passes on to one that does.
-var passed = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}
+// forwardable names the endpoints whose requests a node that does not follow the job's partition passes on to one that does.
+var forwardable = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}
 
 // call is one request.
 type call struct {
 	micro.Request
-	node   *Node
-	passed bool   // another node passed it on
-	tenant string // who asks; "" unless the request came on a tenant's subject (tenant.go)
-	job    string // the rest of the subject after the verb
+	node      *Node
+	forwarded bool   // another node passed it on
+	tenant    string // who asks; "" unless the request came on a tenant's subject (tenant.go)
+	job       string // the rest of the subject after the verb
 }
 
 // answer publishes the reply. It does not use micro.Request's own methods, because they note the outcome in the request, and the service
@@ -249,9 +249,9 @@ func (n *Node) apiGet(c *call) error {
 	}
 	p := n.partitionOf(c.job)
 	if !p.follows.Load() {
-		return n.passOn(c, p)
+		return n.forward(c, p)
 	}
-	if err := n.current(p); err != nil {
+	if err := n.readBarrier(p); err != nil {
 		return err
 	}
 	job, ok := n.job(c.job)

@@ -17,7 +17,7 @@ import (
 
 // read reads the log and carries out its records, until the node stops.
 func (n *Node) read(ctx context.Context) {
-	defer n.reached.end()
+	defer n.waiters.close()
 	var b batch
 	at := streams.Position{Seq: n.applied.Load(), Time: n.appliedAt}
 	deliver := func(messages []streams.Message) error { return n.deliver(&b, messages) }
@@ -28,7 +28,7 @@ func (n *Node) read(ctx context.Context) {
 		n.disregard(n.head.Load())
 		at = streams.Position{Seq: cut.First - 1}
 		n.applied.Store(at.Seq) // if no more records come, nothing else would wake those that wait for the log's end
-		n.reached.told(at.Seq)
+		n.waiters.advance(at.Seq)
 		err = n.streams.Log.Read(ctx, at, deliver)
 	}
 	if n.server == nil && errors.As(err, &cut) {
@@ -79,7 +79,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	if n.head.Load() < last {
 		n.head.Store(last)
 	}
-	n.reached.told(last)
+	n.waiters.advance(last)
 	n.bell.Wake()
 	ring(n.delivered)
 	b.letGo()

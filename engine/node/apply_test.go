@@ -72,7 +72,7 @@ func TestHaltedBeforeOthers(t *testing.T) {
 		}
 		defer p.mu.Unlock()
 		found <- p.stopped
-		if p.owned() != 0 {
+		if p.ownedEpoch() != 0 {
 			t.Error("it is still this node's")
 		}
 	}()

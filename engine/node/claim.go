@@ -24,7 +24,7 @@ func (n *Node) claimBody() []byte {
 // before them has been applied. Before it claims, it applies what only the log stream has. If there are ticks of an older version among
 // that, it returns an error and does not claim, because behind claims of this version the older one could not go on either.
 func (n *Node) claimAll(ctx context.Context) error {
-	if err := n.catchUp(ctx); err != nil {
+	if err := n.awaitLogEnd(ctx); err != nil {
 		return err
 	}
 	if err := n.otherRules(); err != nil {
@@ -41,10 +41,10 @@ func (n *Node) claimAll(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("node: claim partition %d: %w", p.number, err)
 		}
-		n.own(p, seq)
+		n.claimStored(p, seq)
 		last = seq
 	}
-	if err := n.reach(ctx, last); err != nil {
+	if err := n.awaitApplied(ctx, last); err != nil {
 		return err
 	}
 	return n.otherRules()
@@ -81,7 +81,7 @@ func (n *Node) claim(p *partition) {
 	p.mu.Unlock()
 	done := func(seq uint64, err error) {
 		if err == nil {
-			n.own(p, seq)
+			n.claimStored(p, seq)
 		} else if !errors.Is(err, streams.ErrClosed) {
 			n.troubles.claimsLost.tell(n.log, "claim not stored", "partition", p.number, "error", err) // if it was, two do no harm
 		}
@@ -100,9 +100,9 @@ func (n *Node) claim(p *partition) {
 	}
 }
 
-// own notes that this node's claim of a partition is stored, at the sequence epoch. The node begins to serve the partition once the machine
+// claimStored notes that this node's claim of a partition is stored, at the sequence epoch. The node begins to serve the partition once the machine
 // has applied the claim, too.
-func (n *Node) own(p *partition, epoch uint64) {
+func (n *Node) claimStored(p *partition, epoch uint64) {
 	p.mu.Lock()
 	if p.stopped == nil && epoch >= p.machine.Epoch() { // else the partition stopped, or was claimed again since
 		p.owner.Epoch = epoch
@@ -146,5 +146,5 @@ func (n *Node) claimApplied(p *partition) {
 	p.lostSince, p.lostBy = time.Time{}, nil
 	p.run++ // answers to what was sent before no longer count
 	p.chain.Lose()
-	ring(n.joined.changed)
+	ring(n.membership.changed)
 }

@@ -126,8 +126,8 @@ func (n *Node) lastTick(ctx context.Context) {
 	for n.ticking.end() && n.nc.IsConnected() && pause(ctx, time.Millisecond) {
 		continue
 	}
-	if n.joined.takesPart.Load() && n.nc.IsConnected() {
-		if err := n.catchUp(ctx); err != nil && ctx.Err() == nil {
+	if n.membership.participating.Load() && n.nc.IsConnected() {
+		if err := n.awaitLogEnd(ctx); err != nil && ctx.Err() == nil {
 			n.log.Warn("the checkpoint may be before the log's end", "error", err)
 		}
 	}

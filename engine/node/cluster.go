@@ -19,7 +19,7 @@ import (
 // partition: every node's machine ignores ticks of any epoch but that claim's, and an output stream takes output n once, whoever
 // publishes it. So triggers are right even if something of what follows goes wrong: that only has to make takeovers quick.
 //
-//   - A node that View.Claimant names for a partition, and that does not serve it, appends a claim (takeSeats). It ticks
+//   - A node that View.Claimant names for a partition, and that does not serve it, appends a claim (claimLoop). It ticks
 //     from the moment when the claim comes back in the log, and not before: by then all that the former owner did under its epoch
 //     has been applied here. Then the node asks the output stream how far it is, and goes on from there (resume).
 //   - A node that reads another's claim in the log stops ticking and publishing at once (claimApplied). It is not told in any
@@ -34,9 +34,9 @@ import (
 // While the views of two nodes differ, they could claim a partition from each other in turn. claimAgain bounds how often. This
 // only makes triggers late.
 const (
-	// seatLook is how often a node looks whether it should claim a partition. That can change without a new view, because the
+	// claimPoll is how often a node looks whether it should claim a partition. That can change without a new view, because the
 	// positions in the beats count, and these come five times a second.
-	seatLook = 50 * time.Millisecond
+	claimPoll = 50 * time.Millisecond
 	// caughtUp is how many records of the log a member may be behind the one that is furthest, and still count as caught
 	// up. It is what a busy log takes in during one interval between beats, because the positions are as of each member's last beat.
 	caughtUp = 20_000
@@ -45,59 +45,59 @@ const (
 	handOverLag = 200
 	// handOverAsk bounds how long that takes, with the question for the log's end. If it takes longer, the node does not claim now.
 	handOverAsk = time.Second
-	// neglectedFor is for how long something may have been due before a node concludes that nobody serves the partition. It is
+	// stalledFor is for how long something may have been due before a node concludes that nobody serves the partition. It is
 	// longer than an election, and what follows it, takes.
-	neglectedFor = 3 * time.Second
+	stalledFor = 3 * time.Second
 	// claimAgain is the least time between two claims of a partition by one node, unless the first one was not stored.
 	claimAgain = time.Second
 )
 
-// joined is what this node knows as one of several over the same NATS.
-type joined struct {
-	tried     chan struct{} // closed when joining has ended, well or not; nil: the node does not join
-	member    *cluster.Member
-	err       error // why it could not join
-	leaving   sync.Once
-	takesPart atomic.Bool   // the node claims partitions, and answers other nodes
-	since     time.Duration // when that began, since the clock began; set before takesPart
-	draining  atomic.Bool
-	tells     atomic.Bool   // the node's beats tell of its partitions
-	nearing   atomic.Bool   // a goroutine waits until nearly all of the log is applied (takeDue)
-	changed   chan struct{} // rung when it may have changed which node serves, or could serve, a partition
+// membership is what this node knows as one of several over the same NATS.
+type membership struct {
+	joinEnded     chan struct{} // closed when joining has ended, well or not; nil: the node does not join
+	member        *cluster.Member
+	err           error // why it could not join
+	leaving       sync.Once
+	participating atomic.Bool   // the node claims partitions, and answers other nodes
+	since         time.Duration // when that began, since the clock began; set before participating
+	draining      atomic.Bool
+	reporting     atomic.Bool   // the node's beats tell of its partitions
+	catchingUp    atomic.Bool   // a goroutine waits until nearly all of the log is applied (claimDue)
+	changed       chan struct{} // rung when it may have changed which node serves, or could serve, a partition
 
-	mu    sync.Mutex
-	alone []time.Time // by partition: since when no node says that it serves it; zero if one does
+	mu            sync.Mutex
+	unservedSince []time.Time // by partition: since when no node says that it serves it; zero if one does
 }
 
 // noteUnserved notes which partitions nobody serves.
-func (j *joined) noteUnserved(v cluster.View, partitions int) {
+func (j *membership) noteUnserved(v cluster.View, partitions int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.alone == nil {
-		j.alone = make([]time.Time, partitions)
+	if j.unservedSince == nil {
+		j.unservedSince = make([]time.Time, partitions)
 	}
-	for p, since := range j.alone {
+	for p, since := range j.unservedSince {
 		switch served := v.Serving(p) != ""; {
 		case served:
-			j.alone[p] = time.Time{}
+			j.unservedSince[p] = time.Time{}
 		case since.IsZero():
-			j.alone[p] = time.Now()
+			j.unservedSince[p] = time.Now()
 		}
 	}
 }
 
 // servedElsewhere tells whether some node says that it serves a partition.
-func (j *joined) servedElsewhere(partition int) bool {
+func (j *membership) servedElsewhere(partition int) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.alone != nil && j.alone[partition].IsZero()
+	return j.unservedSince != nil && j.unservedSince[partition].IsZero()
 }
 
 // unserved reports the partitions that nobody has served for more than lostTooLong.
-func (j *joined) unserved() (problems []string) {
+func (j *membership) unserved() (problems []string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for p, since := range j.alone {
+	for p, since := range j.unservedSince {
 		if !since.IsZero() && time.Since(since) > lostTooLong {
 			problems = append(problems, fmt.Sprintf("no node has served partition %d for %s", p, time.Since(since).Round(time.Second)))
 		}
@@ -105,11 +105,11 @@ func (j *joined) unserved() (problems []string) {
 	return problems
 }
 
-// takeSeats claims the partitions that this node should serve, until ctx ends.
-func (n *Node) takeSeats(ctx context.Context) {
-	t := time.NewTicker(seatLook)
+// claimLoop claims the partitions that this node should serve, until ctx ends.
+func (n *Node) claimLoop(ctx context.Context) {
+	t := time.NewTicker(claimPoll)
 	defer t.Stop()
-	views := n.joined.member.Views()
+	views := n.membership.member.Views()
 	for {
 		select {
 		case <-ctx.Done():
@@ -119,57 +119,57 @@ func (n *Node) takeSeats(ctx context.Context) {
 				if ctx.Err() != nil {
 					return
 				}
-				n.fail(errors.Join(errors.New("node: no longer among the nodes of this service"), n.joined.member.Err()))
+				n.fail(errors.Join(errors.New("node: no longer among the nodes of this service"), n.membership.member.Err()))
 				return
 			}
-			ring(n.joined.changed)
+			ring(n.membership.changed)
 		case <-t.C:
 		}
-		n.joined.noteUnserved(n.joined.member.View(), len(n.partitions))
-		n.takeDue(ctx)
+		n.membership.noteUnserved(n.membership.member.View(), len(n.partitions))
+		n.claimDue(ctx)
 	}
 }
 
-// takeDue claims the partitions that this node should claim (due), some at once, others once all of the log is applied. It waits for the
+// claimDue claims the partitions that this node should claim (due), some at once, others once all of the log is applied. It waits for the
 // latter in a goroutine, so that it can claim those of a node that dies meanwhile, and then asks again which ones they are.
-func (n *Node) takeDue(ctx context.Context) {
-	atOnce, upToDate := n.due(n.seats())
+func (n *Node) claimDue(ctx context.Context) {
+	atOnce, upToDate := n.dueClaims(n.claimView())
 	for _, p := range atOnce {
 		n.claim(p)
 	}
-	if len(upToDate) == 0 || !n.joined.nearing.CompareAndSwap(false, true) {
+	if len(upToDate) == 0 || !n.membership.catchingUp.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() {
-		defer n.joined.nearing.Store(false)
-		if !n.reachEnd(ctx) {
+		defer n.membership.catchingUp.Store(false)
+		if !n.nearLogEnd(ctx) {
 			return
 		}
-		_, upToDate := n.due(n.seats())
+		_, upToDate := n.dueClaims(n.claimView())
 		for _, p := range upToDate {
 			n.claim(p)
 		}
 	})
 }
 
-// seats is the view by which this node claims, without the other nodes whose nats-server is slow.
-func (n *Node) seats() (cluster.View, servers.Slowness) {
+// claimView is the view by which this node claims, without the other nodes whose nats-server is slow.
+func (n *Node) claimView() (cluster.View, servers.Slowness) {
 	slow := n.servers.Slow()
-	return withoutSlow(n.joined.member.View(), slow, n.o.Name), slow
+	return withoutSlow(n.membership.member.View(), slow, n.o.Name), slow
 }
 
-// due are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied, those
+// dueClaims are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied, those
 // that another node serves now. For a while after this node's network was slow, it claims only the former. While it is slow, nodes that
 // seem dead may be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long that
 // nobody can be serving them.
-func (n *Node) due(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
+func (n *Node) dueClaims(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
 		switch serving := v.Serving(p.number); {
 		case slow.Now:
-			if serving == "" && n.neglected(p) {
+			if serving == "" && n.stalled(p) {
 				upToDate = append(upToDate, p)
 			}
 		case serving != "" && slow.Self:
@@ -182,13 +182,13 @@ func (n *Node) due(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*p
 	return atOnce, upToDate
 }
 
-// neglected tells whether, by what this node has of the log, something in a partition has been due for so long that nobody can be
+// stalled tells whether, by what this node has of the log, something in a partition has been due for so long that nobody can be
 // serving it.
-func (n *Node) neglected(p *partition) bool {
+func (n *Node) stalled(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at, ok := p.machine.NextDeadline()
-	return ok && n.clock.ms()-at > neglectedFor.Milliseconds()
+	return ok && n.clock.ms()-at > stalledFor.Milliseconds()
 }
 
 // mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has not claimed it within claimAgain.
@@ -198,11 +198,11 @@ func (n *Node) mayClaim(p *partition) bool {
 	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && time.Since(p.claimed) >= claimAgain
 }
 
-// reachEnd waits until all that the log has is applied. It is false if more than handOverLag records are missing, or if this takes longer
+// nearLogEnd waits until all that the log has is applied. It is false if more than handOverLag records are missing, or if this takes longer
 // than handOverAsk.
-func (n *Node) reachEnd(ctx context.Context) bool {
+func (n *Node) nearLogEnd(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, handOverAsk)
 	defer cancel()
 	end, err := n.logEnd.ask(ctx, n.askLogEnd)
-	return err == nil && end-min(end, n.applied.Load()) <= handOverLag && n.reach(ctx, end) == nil
+	return err == nil && end-min(end, n.applied.Load()) <= handOverLag && n.awaitApplied(ctx, end) == nil
 }

@@ -19,10 +19,10 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		return
 	}
 	p := n.partitionOf(c.job)
-	p.unanswered.Add(1) // before follows and leaves are read: giveUp waits for unanswered commands
-	if err == nil && (!p.follows.Load() || p.leaves.Load() && !c.passed) {
+	p.unanswered.Add(1) // before follows and leaves are read: unfollow waits for unanswered commands
+	if err == nil && (!p.follows.Load() || p.unfollowing.Load() && !c.forwarded) {
 		p.unanswered.Add(-1)
-		go func() { n.end(c, n.passOn(c, p)) }()
+		go func() { n.end(c, n.forward(c, p)) }()
 		return
 	}
 	began := time.Now()

@@ -23,12 +23,12 @@ import (
 //
 //   - A node that does not follow a partition which is placed on it takes that from a node that does (follow). The other node saves it
 //     into a bucket (give.go); the node puts what was saved into its job table, and applies its local log from there on.
-//   - A node gives up a partition that is no longer placed on it once all nodes on which it is placed follow it closely (giveUp).
+//   - A node gives up a partition that is no longer placed on it once all nodes on which it is placed follow it closely (unfollow).
 //   - A request about a partition is passed on to a node that follows it (elsewhere.go).
 //
 // However far behind other nodes are, the log is kept as far back as one follower of each partition needs it (neededToFollow).
 const (
-	followLook = 250 * time.Millisecond
+	followPoll = 250 * time.Millisecond
 	// followAfter is how long a partition must have been placed here before it is taken from another node. If its former node was only
 	// restarted, that gets its seats back within this time, and nothing need be moved.
 	followAfter = 2 * time.Second
@@ -47,10 +47,10 @@ const (
 	FollowPlaced Follow = "placed" // those that it owns, or is a standby of
 )
 
-// followSeats keeps what the node follows in step with the placement, until ctx ends.
-func (n *Node) followSeats(ctx context.Context) error {
+// followLoop keeps what the node follows in step with the placement, until ctx ends.
+func (n *Node) followLoop(ctx context.Context) error {
 	since := make([]time.Time, len(n.partitions)) // since when a partition is followed and should not be, or is not and should be
-	for pause(ctx, followLook) {
+	for pause(ctx, followPoll) {
 		v := n.view()
 		if len(v.Placement) != len(n.partitions) {
 			continue
@@ -60,7 +60,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 			switch {
 			case wanted == p.follows.Load():
 				since[i] = time.Time{}
-				p.refused.Store(nil)
+				p.followError.Store(nil)
 				continue
 			case since[i].IsZero():
 				since[i] = time.Now()
@@ -71,7 +71,7 @@ func (n *Node) followSeats(ctx context.Context) error {
 				return err
 			default:
 				since[i] = time.Now()
-				p.refused.Store(&err)
+				p.followError.Store(&err)
 				n.troubles.unfollowed.tell(n.log, "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
 			}
 		}
@@ -84,8 +84,8 @@ func (n *Node) followOrGiveUp(ctx context.Context, p *partition, v cluster.View,
 	switch {
 	case wanted && since >= followAfter:
 		return n.follow(ctx, p, v)
-	case !wanted && since >= n.o.Linger && n.followedBySeats(v, p.number):
-		return n.giveUp(ctx, p)
+	case !wanted && since >= n.o.Linger && n.followedAsPlaced(v, p.number):
+		return n.unfollow(ctx, p)
 	}
 	return nil
 }
@@ -99,15 +99,15 @@ func (n *Node) shouldFollow(v cluster.View, p *partition) bool {
 	p.mu.Lock()
 	busy := p.owner.Epoch != 0 || p.claiming || p.stopped != nil
 	p.mu.Unlock()
-	seat := v.Placement[p.number]
-	return busy || seat.Owner == n.o.Name || slices.Contains(seat.Standbys, n.o.Name)
+	assigned := v.Placement[p.number]
+	return busy || assigned.Owner == n.o.Name || slices.Contains(assigned.Standbys, n.o.Name)
 }
 
-// toFollow reports the partitions that this node should follow and does not follow yet.
-func (n *Node) toFollow(v cluster.View) (problems []string) {
+// followProblems reports the partitions that this node should follow and does not follow yet.
+func (n *Node) followProblems(v cluster.View) (problems []string) {
 	// A node that has just joined is in no placement yet. Without this it would be ready at once, too early for those who wait
 	// until it has taken its share.
-	if n.o.Follow == FollowPlaced && n.joined.takesPart.Load() && n.clock.running()-n.joined.since < placedWithin && len(n.followed()) == 0 {
+	if n.o.Follow == FollowPlaced && n.membership.participating.Load() && n.clock.running()-n.membership.since < placedWithin && len(n.followed()) == 0 {
 		return []string{"what is placed here is not known yet"}
 	}
 	if len(v.Placement) != len(n.partitions) {
@@ -116,7 +116,7 @@ func (n *Node) toFollow(v cluster.View) (problems []string) {
 	for _, p := range n.partitions {
 		if !p.follows.Load() && n.shouldFollow(v, p) {
 			problem := fmt.Sprintf("partition %d is placed here and not followed yet", p.number)
-			if why := p.refused.Load(); why != nil {
+			if why := p.followError.Load(); why != nil {
 				problem += fmt.Sprintf(": %v", *why)
 			}
 			problems = append(problems, problem)
@@ -125,16 +125,16 @@ func (n *Node) toFollow(v cluster.View) (problems []string) {
 	return problems
 }
 
-// followedBySeats tells whether all nodes on which a partition is placed follow it closely, and one of them serves it. A node whose
+// followedAsPlaced tells whether all nodes on which a partition is placed follow it closely, and one of them serves it. A node whose
 // position is below what this node needs does not count: because this node follows the partition, the log may have been cut beyond that
 // position (neededToFollow).
-func (n *Node) followedBySeats(v cluster.View, partition int) bool {
+func (n *Node) followedAsPlaced(v cluster.View, partition int) bool {
 	if len(v.Placement) != len(n.partitions) {
 		return false
 	}
-	seat := v.Placement[partition]
+	assigned := v.Placement[partition]
 	applied, needs := n.applied.Load(), n.needs()
-	for _, name := range append([]string{seat.Owner}, seat.Standbys...) {
+	for _, name := range append([]string{assigned.Owner}, assigned.Standbys...) {
 		b, _ := v.Member(name)
 		p, ok := b.Progress(partition)
 		if !ok || applied > p.Position+caughtUp || p.Position < needs {
@@ -142,7 +142,7 @@ func (n *Node) followedBySeats(v cluster.View, partition int) bool {
 		}
 	}
 	serving := v.Serving(partition)
-	return serving == seat.Owner || slices.Contains(seat.Standbys, serving)
+	return serving == assigned.Owner || slices.Contains(assigned.Standbys, serving)
 }
 
 // follow takes a partition from a node that follows it, and begins to follow it.
@@ -173,17 +173,17 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 	if _, err := archive.RestorePart(ctx, bucket.In(part.Folder), part.ID, n.o.Prefix, n.saved, uint16(p.number), saveShare); err != nil {
 		return err
 	}
-	records, err := n.keepUp(ctx, p)
+	records, err := n.catchUp(ctx, p)
 	if err != nil {
 		return errors.Join(err, n.saved.Clear(uint16(p.number))) // so that the next start does not find it without the log that it needs
 	}
 	n.log.Info("follows a partition", "partition", p.number, "from", from, "position", part.Position, "records", records, "took", time.Since(began))
-	ring(n.joined.changed)
+	ring(n.membership.changed)
 	return nil
 }
 
-// keepUp replays the local log for a partition whose checkpoint was just put into the job table, until the reader can go on with it.
-func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error) {
+// catchUp replays the local log for a partition whose checkpoint was just put into the job table, until the reader can go on with it.
+func (n *Node) catchUp(ctx context.Context, p *partition) (records int, err error) {
 	defer func() {
 		if err != nil { // what is open would keep its files until the next try
 			p.mu.Lock()
@@ -234,25 +234,25 @@ func (n *Node) keepUp(ctx context.Context, p *partition) (records int, err error
 	return records, nil
 }
 
-// giveUp stops following a partition and removes its jobs, unless the partition is needed after all, or this node is saving partitions
+// unfollow stops following a partition and removes its jobs, unless the partition is needed after all, or this node is saving partitions
 // now. It first waits for the commands in progress, because afterwards this node would not learn their outcomes.
-func (n *Node) giveUp(ctx context.Context, p *partition) error {
-	p.leaves.Store(true)
-	defer p.leaves.Store(false)
+func (n *Node) unfollow(ctx context.Context, p *partition) error {
+	p.unfollowing.Store(true)
+	defer p.unfollowing.Store(false)
 	answered, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
 	for p.unanswered.Load() > 0 && pause(answered, time.Millisecond) {
 		continue
 	}
-	if !n.given.TryLock() {
+	if !n.saveLock.TryLock() {
 		return nil // it is tried again at the next look
 	}
-	defer n.given.Unlock()
+	defer n.saveLock.Unlock()
 	p.wanted.Add(1)
 	p.taking.Lock()
 	defer p.taking.Unlock()
 	p.wanted.Add(-1)
-	if !n.followedBySeats(n.view(), p.number) { // checked again, after waiting for commands and perhaps a checkpoint
+	if !n.followedAsPlaced(n.view(), p.number) { // checked again, after waiting for commands and perhaps a checkpoint
 		return nil
 	}
 	p.mu.Lock()

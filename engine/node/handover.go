@@ -13,25 +13,25 @@ const (
 	handOverTimeout = 10 * time.Second
 	// reconnectSoon is how long a hand-over waits for a broken connection to come back.
 	reconnectSoon = time.Second
-	// onItsWay is how much later than this node another one may hear who serves a partition, with the time that its requests take.
-	onItsWay = 100 * time.Millisecond
+	// viewLag is how much later than this node another one may hear who serves a partition, with the time that its requests take.
+	viewLag = 100 * time.Millisecond
 )
 
 // handOver lets other nodes take over the partitions that this node serves, which it ticks until then. It returns when they have taken all
 // of them, when no other node could, when the connection stays broken for reconnectSoon, when the run ends, or after handOverTimeout.
 func (n *Node) handOver(ctx context.Context) {
-	if !n.joined.takesPart.Load() {
+	if !n.membership.participating.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
 	broken := n.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer n.nc.RemoveStatusListener(broken)
-	n.joined.draining.Store(true)
+	n.membership.draining.Store(true)
 	began := time.Now()
-	for n.serves() > 0 && n.heirs() && n.connectsSoon(ctx) && ctx.Err() == nil {
+	for n.serves() > 0 && n.hasSuccessor() && n.connectsSoon(ctx) && ctx.Err() == nil {
 		select {
-		case <-n.joined.changed:
+		case <-n.membership.changed:
 		case <-broken:
 		case <-ctx.Done():
 		}
@@ -51,8 +51,8 @@ func (n *Node) serves() (count int) {
 	return count
 }
 
-// heirs tells whether another node could take over partitions.
-func (n *Node) heirs() bool {
+// hasSuccessor tells whether another node could take over partitions.
+func (n *Node) hasSuccessor() bool {
 	for _, b := range n.view().Members {
 		if b.Name != n.o.Name && !b.Draining && b.Weight > 0 {
 			return true
@@ -74,11 +74,11 @@ func (n *Node) connectsSoon(ctx context.Context) bool {
 	return n.nc.IsConnected()
 }
 
-// unasked waits until other nodes no longer send this node requests about the partitions that it handed over, and until those that they
+// awaitNoForwards waits until other nodes no longer send this node requests about the partitions that it handed over, and until those that they
 // sent before have arrived. A request to a node that no longer listens is dropped. If the sender is connected to another server, it
 // is not told so, and would wait for its whole timeout.
-func (n *Node) unasked(ctx context.Context) {
-	if !n.joined.takesPart.Load() || n.serves() > 0 || !n.heirs() {
+func (n *Node) awaitNoForwards(ctx context.Context) {
+	if !n.membership.participating.Load() || n.serves() > 0 || !n.hasSuccessor() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
@@ -90,5 +90,5 @@ func (n *Node) unasked(ctx context.Context) {
 	for asked() && pause(ctx, 5*time.Millisecond) {
 		continue
 	}
-	pause(ctx, onItsWay)
+	pause(ctx, viewLag)
 }

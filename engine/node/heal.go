@@ -31,10 +31,10 @@ func (n *Node) heal(ctx context.Context) error {
 	}
 	n.head.Store(info.Last)
 	if n.server == nil && info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {
-		if !n.anew {
+		if !n.startsEmpty {
 			return n.leftBehind(n.applied.Load(), info.First, nil)
 		}
-		n.beginEmpty(info.Last)
+		n.startEmpty(info.Last)
 	}
 	last := n.local.Last()
 	for _, p := range n.partitions {

@@ -35,7 +35,7 @@ func (n *Node) apiImport(c *call) error {
 			im.under.Add(1)
 			send := func(done func(reply)) { n.submitPack(p, pack.jobs, done) }
 			if of := n.partitions[p]; !of.follows.Load() {
-				send = func(done func(reply)) { n.passPack(of, pack.jobs, done) }
+				send = func(done func(reply)) { n.forwardPack(of, pack.jobs, done) }
 			}
 			send(func(r reply) {
 				im.done(pack, r)

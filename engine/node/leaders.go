@@ -93,7 +93,7 @@ func (n *Node) lookAtServers(ctx context.Context) error {
 	if now := slow.String(); now != before {
 		n.log.Warn("nats-servers that are slow to answer", "which", now)
 	}
-	well := withoutSlow(n.joined.member.View(), slow, n.o.Name)
+	well := withoutSlow(n.membership.member.View(), slow, n.o.Name)
 	n.evade(ctx, slow, well)
 	n.goAround(ctx, slow, well)
 	n.goHome(ctx, slow, well)

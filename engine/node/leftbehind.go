@@ -48,16 +48,16 @@ func (e *leftBehindError) Error() string {
 func (e *leftBehindError) Unwrap() error { return e.cause }
 
 const (
-	othersPatience = 30 * time.Second // bounds the wait for other nodes that follow this one's partitions
-	alonePatience  = 2 * time.Second  // the same if there is no other node, and was none lately
+	othersTimeout = 30 * time.Second // bounds the wait for other nodes that follow this one's partitions
+	aloneTimeout  = 2 * time.Second  // the same if there is no other node, and was none lately
 )
 
-// setAside is the folder of the data directory to which the stores are moved before they are removed.
-const setAside = "aside"
+// asideDir is the folder of the data directory to which the stores are moved before they are removed.
+const asideDir = "aside"
 
-// beginAnew empties a data directory that no run uses, once other nodes follow the partitions whose jobs it has. Errors: behind, with a
+// resetData empties a data directory that no run uses, once other nodes follow the partitions whose jobs it has. Errors: behind, with a
 // reason, if nobody follows one of them; errUnreachable while NATS is away.
-func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err error) {
+func resetData(ctx context.Context, o Options, behind *leftBehindError) (err error) {
 	nc, err := o.servers().Connect(" state")
 	if err != nil {
 		return unreachable(err)
@@ -83,31 +83,31 @@ func beginAnew(ctx context.Context, o Options, behind *leftBehindError) (err err
 	}()
 	for began := time.Now(); ; {
 		v := m.View()
-		lacks, waited := behind.lacks(v), time.Since(began)
+		lacks, waited := behind.unfollowed(v), time.Since(began)
 		switch {
 		case lacks == "":
-			return empty(o)
+			return removeStores(o)
 		case !nc.IsConnected(): // which says nothing about the other nodes
 			return fmt.Errorf("%w: %w", errUnreachable, behind)
-		case waited > patience(v):
+		case waited > othersWait(v):
 			return fmt.Errorf("%w; no other node follows %s", behind, lacks)
-		case !pause(ctx, followLook):
+		case !pause(ctx, followPoll):
 			return ctx.Err()
 		}
 	}
 }
 
-// patience is how long to wait for other nodes. A silent one may only be late, as on a busy host.
-func patience(v cluster.View) time.Duration {
+// othersWait is how long to wait for other nodes. A silent one may only be late, as on a busy host.
+func othersWait(v cluster.View) time.Duration {
 	if len(v.Members)+len(v.Silent) < 2 {
-		return alonePatience
+		return aloneTimeout
 	}
-	return othersPatience
+	return othersTimeout
 }
 
-// lacks names the first partition that this node has and no live node follows; "" if there is none. If this node has no partition,
+// unfollowed names the first partition that this node has and no live node follows; "" if there is none. If this node has no partition,
 // it is enough that any partition is followed.
-func (e *leftBehindError) lacks(v cluster.View) string {
+func (e *leftBehindError) unfollowed(v cluster.View) string {
 	for _, p := range e.followed {
 		if v.Follower(p) == "" {
 			return fmt.Sprintf("partition %d", p)
@@ -124,10 +124,10 @@ func (e *leftBehindError) lacks(v cluster.View) string {
 	return "any partition"
 }
 
-// empty removes the stores from a data directory. If it is interrupted, the stores are still there, or so little of them that the
+// removeStores removes the stores from a data directory. If it is interrupted, the stores are still there, or so little of them that the
 // next start is left behind again.
-func empty(o Options) error {
-	dir := filepath.Join(o.Data, setAside)
+func removeStores(o Options) error {
+	dir := filepath.Join(o.Data, asideDir)
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o750)); err != nil {
 		return err
 	}
@@ -144,12 +144,12 @@ func empty(o Options) error {
 	return errors.Join(os.RemoveAll(dir), syncDir(o.Data))
 }
 
-// beginEmpty makes a node that has nothing go on from the log's end. It takes the partitions that it should follow from other nodes.
-func (n *Node) beginEmpty(end uint64) {
+// startEmpty makes a node that has nothing go on from the log's end. It takes the partitions that it should follow from other nodes.
+func (n *Node) startEmpty(end uint64) {
 	for _, p := range n.partitions {
 		p.follows.Store(false)
 	}
-	n.from = end
+	n.logStart = end
 	n.applied.Store(end)
 }
 

@@ -20,7 +20,7 @@ import (
 
 // A node that is killed while it gives up its state leaves stores that are complete or not there at all: at no moment does
 // one lack some of its files.
-func TestEmptyLeavesWholeStores(t *testing.T) {
+func TestRemoveLeavesWholeStores(t *testing.T) {
 	o := Options{Data: t.TempDir()}
 	const files = 10_000 // so that their removal takes a while
 	jobs := filepath.Join(o.Data, "jobs")
@@ -33,7 +33,7 @@ func TestEmptyLeavesWholeStores(t *testing.T) {
 		}
 	}
 	emptied := make(chan error, 1)
-	go func() { emptied <- empty(o) }()
+	go func() { emptied <- removeStores(o) }()
 	for done := false; !done; {
 		select {
 		case err := <-emptied:
@@ -61,17 +61,17 @@ func TestEmptyLeavesWholeStores(t *testing.T) {
 }
 
 // A node that is silent at the moment may still say that it follows what a new node needs: on a busy host its beats are late.
-func TestPatience(t *testing.T) {
+func TestOthersWait(t *testing.T) {
 	self, other := cluster.Beat{Node: cluster.Node{Name: "a"}}, cluster.Beat{Node: cluster.Node{Name: "b"}}
 	for _, c := range []struct {
 		v    cluster.View
 		want time.Duration
 	}{
-		{cluster.View{Members: []cluster.Beat{self}}, alonePatience},
-		{cluster.View{Members: []cluster.Beat{self, other}}, othersPatience},
-		{cluster.View{Members: []cluster.Beat{self}, Silent: []cluster.Beat{other}}, othersPatience},
+		{cluster.View{Members: []cluster.Beat{self}}, aloneTimeout},
+		{cluster.View{Members: []cluster.Beat{self, other}}, othersTimeout},
+		{cluster.View{Members: []cluster.Beat{self}, Silent: []cluster.Beat{other}}, othersTimeout},
 	} {
-		if got := patience(c.v); got != c.want {
+		if got := othersWait(c.v); got != c.want {
 			t.Errorf("%d live and %d silent: waits %s", len(c.v.Members), len(c.v.Silent), got)
 		}
 	}
@@ -79,19 +79,19 @@ func TestPatience(t *testing.T) {
 
 // A node that was left behind waits for NATS if that cannot be reached. If NATS is there but no other node is, it ends, and keeps
 // what it has.
-func TestBeginAnewWaitsForNATS(t *testing.T) {
+func TestResetWaitsForNATS(t *testing.T) {
 	behind := &leftBehindError{at: 1, first: 9, partitions: 1, followed: []int{0}}
 	o := Options{Data: t.TempDir(), Name: "late", NATS: "nats://" + natstest.FreeAddress(t)}.withDefaults()
 	jobs := filepath.Join(o.Data, "jobs")
 	if err := os.Mkdir(jobs, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := beginAnew(t.Context(), o, behind); !errors.Is(err, errUnreachable) {
+	if err := resetData(t.Context(), o, behind); !errors.Is(err, errUnreachable) {
 		t.Errorf("NATS is away from the start: %v", err)
 	}
 	ns := natstest.Start(t, &server.Options{JetStream: true})
 	o.NATS = ns.ClientURL()
-	if err := beginAnew(t.Context(), o, behind); !errors.As(err, &behind) || errors.Is(err, errUnreachable) || !strings.Contains(err.Error(), "no other node follows partition 0") {
+	if err := resetData(t.Context(), o, behind); !errors.As(err, &behind) || errors.Is(err, errUnreachable) || !strings.Contains(err.Error(), "no other node follows partition 0") {
 		t.Errorf("nobody is there: %v", err)
 	}
 	if _, err := os.Stat(jobs); err != nil {
@@ -115,7 +115,7 @@ func TestBeginAnewWaitsForNATS(t *testing.T) {
 	}
 	defer other.Close()
 	ended := make(chan error, 1)
-	go func() { ended <- beginAnew(t.Context(), o, behind) }()
+	go func() { ended <- resetData(t.Context(), o, behind) }()
 	for v := range other.Views() {
 		if len(v.Members) == 2 {
 			break // it has joined

@@ -80,7 +80,7 @@ func (n *Node) apiList(c *call) error {
 	if err != nil {
 		return err
 	}
-	if err := n.current(here...); err != nil {
+	if err := n.readBarrier(here...); err != nil {
 		return err
 	}
 	r, err := mergeListings(n.listings(here, there, &list, string(after)), list.Limit, n.pageBytes())

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// meetTimeout bounds how long a node that starts waits until it knows the others.
-	meetTimeout = 3 * time.Second
+	// membersTimeout bounds how long a node that starts waits until it knows the others.
+	membersTimeout = 3 * time.Second
 	// leaveTimeout bounds the time to tell the others that this node leaves, and the time for the last answers.
 	leaveTimeout = time.Second
 )
@@ -50,14 +50,14 @@ func (n *Node) rights() streams.Rights {
 		"$KV." + nodesBucket(n.o.Stream) + ".>", "$JS.API.STREAM.INFO." + bucket, "$JS.API.STREAM.CREATE." + bucket,
 		"$JS.API.DIRECT.GET." + bucket + ".>", "$JS.API.CONSUMER.CREATE." + bucket + ".>", "$JS.API.CONSUMER.DELETE." + bucket + ".*",
 		"$JS.API.STREAM.LEADER.STEPDOWN." + bucket,
-		n.nodeSubject("*") + ".>", n.cancels(),
+		n.nodeSubject("*") + ".>", n.cancelSubject(),
 	}
 	r.Subscribe = append(r.Subscribe, n.nodeSubject(n.o.Name)+".>")
 	return r
 }
 
-// membership returns this node's options as a member.
-func (n *Node) membership() cluster.Options {
+// memberOptions returns this node's options as a member.
+func (n *Node) memberOptions() cluster.Options {
 	var membership trouble // there may be trouble with every beat
 	return cluster.Options{
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
@@ -69,15 +69,15 @@ func (n *Node) membership() cluster.Options {
 }
 
 // join begins to make this node a member. It does so in a goroutine, because a name that was just in use takes a while to become free.
-// Beats report no partitions yet (takePart).
+// Beats report no partitions yet (participate).
 func (n *Node) join(ctx context.Context) {
-	j := &n.joined
-	j.tried, j.changed = make(chan struct{}), make(chan struct{}, 1)
+	j := &n.membership
+	j.joinEnded, j.changed = make(chan struct{}), make(chan struct{}, 1)
 	n.work.Go(func() {
-		defer close(j.tried)
+		defer close(j.joinEnded)
 		js, err := jetstream.New(n.nc)
 		if err == nil {
-			j.member, err = cluster.Join(ctx, js, n.membership())
+			j.member, err = cluster.Join(ctx, js, n.memberOptions())
 		}
 		if err != nil {
 			j.err = fmt.Errorf("node: %w", err)
@@ -85,43 +85,43 @@ func (n *Node) join(ctx context.Context) {
 	})
 }
 
-// meetOthers waits, for meetTimeout at most, until this node knows the others. Before that it would answer a request about a partition
+// awaitMembers waits, for membersTimeout at most, until this node knows the others. Before that it would answer a request about a partition
 // that it does not follow with: nobody follows it.
-func (n *Node) meetOthers(ctx context.Context) {
-	if n.joined.member == nil {
+func (n *Node) awaitMembers(ctx context.Context) {
+	if n.membership.member == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
+	ctx, cancel := context.WithTimeout(ctx, membersTimeout)
 	defer cancel()
 	select {
-	case <-n.joined.member.Known():
+	case <-n.membership.member.Known():
 	case <-ctx.Done():
 	}
 }
 
-// takePart waits until everything in the log is applied, and begins to claim.
-func (n *Node) takePart(ctx context.Context) error {
-	n.joined.tells.Store(true)
-	if err := n.catchUp(ctx); err != nil {
+// participate waits until everything in the log is applied, and begins to claim.
+func (n *Node) participate(ctx context.Context) error {
+	n.membership.reporting.Store(true)
+	if err := n.awaitLogEnd(ctx); err != nil {
 		return err
 	}
-	<-n.joined.tried
-	if n.joined.err != nil {
-		return n.joined.err
+	<-n.membership.joinEnded
+	if n.membership.err != nil {
+		return n.membership.err
 	}
 	n.pulse.last = time.Now()
 	n.work.Go(func() { n.feelPulse(ctx) })
-	if err := n.hearCancels(); err != nil {
+	if err := n.subscribeCancels(); err != nil {
 		return fmt.Errorf("node: %w", err)
 	}
-	n.joined.since = n.clock.running()
-	n.joined.takesPart.Store(true)
+	n.membership.since = n.clock.running()
+	n.membership.participating.Store(true)
 	n.work.Go(func() { n.servers.Ask(ctx, n.nc) })
-	n.work.Go(func() { n.every(ctx, seatLook, n.lookAtServers) })
+	n.work.Go(func() { n.every(ctx, claimPoll, n.lookAtServers) })
 	n.work.Go(func() { n.every(ctx, leadersLook, n.lookAtLeaders) })
-	n.work.Go(func() { n.takeSeats(ctx) })
+	n.work.Go(func() { n.claimLoop(ctx) })
 	n.work.Go(func() {
-		if err := n.followSeats(ctx); err != nil {
+		if err := n.followLoop(ctx); err != nil {
 			n.fail(err)
 		}
 	})
@@ -129,13 +129,13 @@ func (n *Node) takePart(ctx context.Context) error {
 }
 
 // drains tells whether this node should be given no partitions: it was asked to drain, or nats-server refuses its outputs.
-func (n *Node) drains() bool { return n.joined.draining.Load() || n.regain.silenced() }
+func (n *Node) drains() bool { return n.membership.draining.Load() || n.regain.silenced() }
 
 // report is this node's part of each beat. A node that can neither fire nor read reports no partitions, so that others take them. One
 // whose outputs nats-server refuses drains: it keeps serving what nobody else can, and still answers.
 func (n *Node) report() cluster.Report {
 	r := cluster.Report{Draining: n.drains(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
-	if !n.joined.tells.Load() {
+	if !n.membership.reporting.Load() {
 		return r
 	}
 	r.Needs = n.needs()
@@ -146,7 +146,7 @@ func (n *Node) report() cluster.Report {
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		if p.stopped == nil && p.follows.Load() {
-			r.Partitions = append(r.Partitions, cluster.Progress{Partition: p.number, Position: position, Epoch: p.owned()})
+			r.Partitions = append(r.Partitions, cluster.Progress{Partition: p.number, Position: position, Epoch: p.ownedEpoch()})
 		}
 		p.mu.Unlock()
 	}
@@ -162,11 +162,11 @@ func (n *Node) stuck() bool {
 
 // leave ends the membership, so that the other nodes know at once. It waits for join, whose context has ended or will not.
 func (n *Node) leave() {
-	j := &n.joined
-	if j.tried == nil {
+	j := &n.membership
+	if j.joinEnded == nil {
 		return
 	}
-	<-j.tried
+	<-j.joinEnded
 	if j.member == nil {
 		return
 	}
@@ -181,12 +181,12 @@ func (n *Node) leave() {
 
 // member returns this node as a member; nil if it has not joined, or not yet.
 func (n *Node) member() *cluster.Member {
-	j := &n.joined
-	if j.tried == nil {
+	j := &n.membership
+	if j.joinEnded == nil {
 		return nil
 	}
 	select {
-	case <-j.tried:
+	case <-j.joinEnded:
 		return j.member
 	default:
 		return nil
@@ -201,9 +201,9 @@ func (n *Node) view() cluster.View {
 	return cluster.View{}
 }
 
-// muted reports that no beat of this node has been stored for a while although it is connected to NATS. A node that does not hear its
+// beatProblems reports that no beat of this node has been stored for a while although it is connected to NATS. A node that does not hear its
 // own beats takes no other node for dead.
-func (n *Node) muted() []string {
+func (n *Node) beatProblems() []string {
 	m := n.member()
 	if m == nil || !n.nc.IsConnected() {
 		return nil

@@ -61,16 +61,16 @@ type Node struct {
 	stopped   stopped             // streams of the embedded server
 
 	// Positions in the log.
-	anew      bool          // this node starts with nothing: it takes its partitions from other nodes
-	from      uint64        // position at which the local log of a node that had nothing begins
-	applied   atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
-	appliedAt time.Time     // its timestamp, for the reader
-	delivered chan struct{} // rung when records were applied
-	head      atomic.Uint64 // the log's last sequence, as far as known
-	logEnd    ends          // asks the stream for its last sequence, once for all that want to know it at the same time
-	reached   reached
-	filling   filling       // how full the log stream is
-	idleTrim  time.Duration // when a node that follows no partition last cut the log, since the clock began
+	startsEmpty bool          // this node starts with nothing: it takes its partitions from other nodes
+	logStart    uint64        // position at which the local log of a node that had nothing begins
+	applied     atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
+	appliedAt   time.Time     // its timestamp, for the reader
+	delivered   chan struct{} // rung when records were applied
+	head        atomic.Uint64 // the log's last sequence, as far as known
+	logEnd      logEndQuery   // asks the stream for its last sequence, once for all that want to know it at the same time
+	waiters     appliedWaiters
+	filling     filling       // how full the log stream is
+	idleTrim    time.Duration // when a node that follows no partition last cut the log, since the clock began
 
 	logHeard      atomic.Int64 // when the log stream last answered lookAtLog, ns since the clock began
 	logHeardSince atomic.Int64 // since when it has answered without a break of tickTimeout, in the same unit
@@ -89,22 +89,22 @@ type Node struct {
 	replies     replies
 
 	// With an external NATS: the other nodes, and slow servers.
-	joined  joined
-	pulse   pulse
-	regain  regain
-	gives   saving       // saves of partitions, for other nodes
-	given   sync.RWMutex // read-locked while partitions are being saved; locked to give one up
-	servers servers.Watch
-	leaders leaders
-	detour  detour
+	membership membership
+	pulse      pulse
+	regain     regain
+	partSaves  saving       // saves of partitions, for other nodes
+	saveLock   sync.RWMutex // read-locked while partitions are being saved; locked to give one up
+	servers    servers.Watch
+	leaders    leaders
+	detour     detour
 
 	troubles troubles
 }
 
 // newNode makes a node that has yet to run. anew says that it begins with nothing.
-func newNode(o Options, place *os.File, w *web, anew bool) *Node {
+func newNode(o Options, place *os.File, w *web, empty bool) *Node {
 	return &Node{
-		o: o, place: place, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], anew: anew,
+		o: o, place: place, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], startsEmpty: empty,
 		delivered: make(chan struct{}, 1),
 		requests:  requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
 	}
@@ -118,7 +118,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.fail = func(err error) { cancel(err) }
 	defer context.AfterFunc(parent, func() {
 		n.handOver(ctx)
-		n.unasked(ctx)
+		n.awaitNoForwards(ctx)
 		n.finishCommands(ctx)
 		n.lastTick(ctx)
 		cancel(context.Cause(parent))
@@ -194,14 +194,14 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	var err error
 	if n.server == nil {
-		err = n.takePart(ctx)
+		err = n.participate(ctx)
 	} else {
 		err = n.claimAll(ctx)
 	}
 	if err != nil {
 		return n.unreachable(cause(ctx, err))
 	}
-	n.meetOthers(ctx)
+	n.awaitMembers(ctx)
 	api, err := n.serveAPI()
 	if err != nil {
 		return err
@@ -214,7 +214,7 @@ func (n *Node) start(ctx context.Context) error {
 		n.url = n.server.ClientURL()
 	}
 	n.snapshots.open(ctx)
-	n.gives.open(ctx)
+	n.partSaves.open(ctx)
 	return nil
 }
 
@@ -223,7 +223,7 @@ func (n *Node) windDown() {
 	n.leave()
 	n.work.Wait()
 	n.snapshots.close()
-	n.gives.close()
+	n.partSaves.close()
 }
 
 // cause returns why the run was ended, if it was, rather than the error that this caused in a waiting call.

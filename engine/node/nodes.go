@@ -49,7 +49,7 @@ func (n *Node) apiDrain(c *call) error {
 	if err != nil {
 		return err
 	}
-	if n.joined.draining.Swap(!r.Undo) == r.Undo {
+	if n.membership.draining.Swap(!r.Undo) == r.Undo {
 		n.log.Info("asked to drain", "undo", r.Undo)
 	}
 	return c.answer((&carillon.DrainReply{Node: n.o.Name, Draining: n.drains(), Serves: n.serves()}).AppendJSON(nil))

@@ -26,11 +26,11 @@ type partition struct {
 	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
 
 	// Whether this node follows the partition, that is, has its jobs.
-	follows    atomic.Bool           // if false, the machine is empty. Written under mu
-	refused    atomic.Pointer[error] // why the latest attempt to follow it failed
-	needs      atomic.Uint64         // while it is being taken or given up: position above which the log must be kept for that; 0: none
-	leaves     atomic.Bool           // it is about to be given up: requests go to other nodes from now on
-	unanswered atomic.Int64          // commands for it that this node took and has not answered
+	follows     atomic.Bool           // if false, the machine is empty. Written under mu
+	followError atomic.Pointer[error] // why the latest attempt to follow it failed
+	needs       atomic.Uint64         // while it is being taken or given up: position above which the log must be kept for that; 0: none
+	unfollowing atomic.Bool           // it is about to be given up: requests go to other nodes from now on
+	unanswered  atomic.Int64          // commands for it that this node took and has not answered
 
 	// Publishing.
 	out       sync.Mutex // guards what follows, up to pause
@@ -81,7 +81,7 @@ func (p *partition) halt(err error) (first bool) {
 
 // tellStopped logs that a partition stopped, and wakes handOver, which need not wait for that partition any more.
 func (n *Node) tellStopped(p *partition, err error) {
-	ring(n.joined.changed)
+	ring(n.membership.changed)
 	n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 }
 

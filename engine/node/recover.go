@@ -168,7 +168,7 @@ func (n *Node) savedLayout() (l engine.Layout, err error) {
 func (n *Node) reachesBack(position uint64) bool {
 	first := n.local.First()
 	if first == 0 {
-		first = max(n.local.Last(), n.from) + 1
+		first = max(n.local.Last(), n.logStart) + 1
 	}
 	return first <= position+1
 }

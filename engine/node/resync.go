@@ -87,9 +87,9 @@ func (p *partition) stillServing() bool {
 	return p.serving
 }
 
-// owned is the epoch under which this node owns the partition; 0 if it does not own it, or its claim has not been applied yet. The
+// ownedEpoch is the epoch under which this node owns the partition; 0 if it does not own it, or its claim has not been applied yet. The
 // caller holds mu.
-func (p *partition) owned() uint64 {
+func (p *partition) ownedEpoch() uint64 {
 	if p.owner.Epoch != p.machine.Epoch() {
 		return 0
 	}
@@ -103,7 +103,7 @@ func (p *partition) owned() uint64 {
 // this one may own it again: then what was found says nothing about the outputs that are held now. The epoch shows that.
 func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.mu.Lock()
-	epoch, acked, stopped := p.owned(), p.machine.Acked(), p.stopped
+	epoch, acked, stopped := p.ownedEpoch(), p.machine.Acked(), p.stopped
 	p.mu.Unlock()
 	if stopped != nil {
 		return errStopped
@@ -121,7 +121,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	p.out.Unlock()
 	found, number, err := n.judge(ctx, p, epoch, info, last, acked)
 	if errors.Is(err, engine.ErrAhead) {
-		if err := n.applyWhatIsLogged(ctx); err != nil {
+		if err := n.awaitLogged(ctx); err != nil {
 			return err
 		}
 		found, number, err = n.judge(ctx, p, epoch, info, last, acked)
@@ -142,7 +142,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.owned() != epoch {
+	if p.ownedEpoch() != epoch {
 		return errNotOwner
 	}
 	outputs, ok := p.machine.Outbox(number)
@@ -153,13 +153,13 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// applyWhatIsLogged waits until the machines have applied what the log has now. With the embedded server that is the local log, because
+// awaitLogged waits until the machines have applied what the log has now. With the embedded server that is the local log, because
 // a refill may have published outputs of records that are stored there and not applied yet.
-func (n *Node) applyWhatIsLogged(ctx context.Context) error {
+func (n *Node) awaitLogged(ctx context.Context) error {
 	if n.server != nil {
-		return n.reach(ctx, n.local.Last())
+		return n.awaitApplied(ctx, n.local.Last())
 	}
-	return n.catchUp(ctx)
+	return n.awaitLogEnd(ctx)
 }
 
 // judge finds the number of the last output in a stream. info and last are the stream's answers about its end. Errors: errNotOwner if
@@ -170,7 +170,7 @@ func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info strea
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.owned() != epoch {
+	if p.ownedEpoch() != epoch {
 		return f, 0, errNotOwner
 	}
 	f.made = p.machine.Made()
@@ -399,7 +399,7 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.owned() != epoch {
+	if p.ownedEpoch() != epoch {
 		return errNotOwner
 	}
 	// The machine may have made more since the replay.
@@ -421,7 +421,7 @@ func (n *Node) resumeWithLoss(ctx context.Context, p *partition, epoch, lastSeq,
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.owned() != epoch {
+	if p.ownedEpoch() != epoch {
 		return errNotOwner
 	}
 	acked := p.machine.Acked()

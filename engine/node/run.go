@@ -46,8 +46,8 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	defer place.Close()
-	// Remove what an interrupted beginAnew has left.
-	if err := os.RemoveAll(filepath.Join(o.Data, setAside)); err != nil {
+	// Remove what an interrupted resetData has left.
+	if err := os.RemoveAll(filepath.Join(o.Data, asideDir)); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	web := newWeb()
@@ -72,20 +72,20 @@ type runs struct {
 
 // run runs the node again and again, until ctx ends or an error does not pass.
 func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error {
-	for anew := false; ; {
-		n := newNode(r.o, r.place, r.web, anew)
+	for empty := false; ; {
+		n := newNode(r.o, r.place, r.web, empty)
 		err := n.run(ctx, httpURL, func(at Ready) { r.ran = true; ready(at) })
 		r.web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 			return nil
 		}
-		anew = false
+		empty = false
 		var behind *leftBehindError
 		if errors.As(err, &behind) {
 			r.o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
 			r.web.problem("this node was left behind by the log, and takes what it missed from others")
-			if err = passing(beginAnew(ctx, r.o, behind)); err == nil {
-				anew = true
+			if err = passing(resetData(ctx, r.o, behind)); err == nil {
+				empty = true
 				continue
 			}
 			if ctx.Err() != nil {

@@ -100,13 +100,13 @@ func (s *saving) cancel(id string) error {
 	return nil
 }
 
-// cancels is the subject on which nodes that share a NATS tell each other which save to give up.
-func (n *Node) cancels() string { return n.o.Prefix + ".api.snapshot-cancel" }
+// cancelSubject is the subject on which nodes that share a NATS tell each other which save to give up.
+func (n *Node) cancelSubject() string { return n.o.Prefix + ".api.snapshot-cancel" }
 
-// hearCancels subscribes to requests that other nodes received: to give a save up. Each gets a goroutine, because a save takes a while to
+// subscribeCancels subscribes to requests that other nodes received: to give a save up. Each gets a goroutine, because a save takes a while to
 // end; mostly this node has no such save.
-func (n *Node) hearCancels() error {
-	_, err := n.nc.Subscribe(n.cancels(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
+func (n *Node) subscribeCancels() error {
+	_, err := n.nc.Subscribe(n.cancelSubject(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
 	return err
 }
 
@@ -119,7 +119,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	if r.Cancel != "" {
 		if err := n.snapshots.cancel(r.Cancel); err != nil {
 			// Another node may be the one that saves. The client gets the error all the same, and may ask again.
-			_ = n.nc.Publish(n.cancels(), []byte(r.Cancel))
+			_ = n.nc.Publish(n.cancelSubject(), []byte(r.Cancel))
 			return err
 		}
 		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
@@ -201,16 +201,16 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 		return nil, "", err
 	}
 	defer release()
-	n.given.RLock()
-	defer n.given.RUnlock()
+	n.saveLock.RLock()
+	defer n.saveLock.RUnlock()
 	here := n.followed()
 	if err := n.checkpointForSave(ctx); err != nil {
 		return nil, "", err
 	}
-	gather := gathering{n: n, here: here}
-	defer gather.end(ctx)
+	collector := partCollector{n: n, here: here}
+	defer collector.end(ctx)
 	o := saveOptions(len(n.partitions), n.o.Prefix)
-	o.FindPart = gather.find
+	o.FindPart = collector.find
 	o.Share, o.Recheck = saveShare, r.Recheck
 	writing, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)

@@ -132,9 +132,9 @@ func (n *Node) problems() []string {
 	}
 	list = append(list, n.shapes.problems()...)
 	list = append(list, n.stopped.problems()...)
-	list = append(list, n.muted()...)
-	list = append(list, n.joined.unserved()...)
-	list = append(list, n.toFollow(n.view())...)
+	list = append(list, n.beatProblems()...)
+	list = append(list, n.membership.unserved()...)
+	list = append(list, n.followProblems(n.view())...)
 	for _, p := range n.partitions {
 		if problem := cmp.Or(n.problem(p), n.ahead(p)); problem != "" {
 			list = append(list, problem)
@@ -151,7 +151,7 @@ func (n *Node) problem(p *partition) string {
 	switch {
 	case stopped != nil:
 		return fmt.Sprintf("partition %d stopped: %v", p.number, stopped)
-	case n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.joined.servedElsewhere(p.number)) && p.follows.Load():
+	case n.o.AcceptLoss[p.number] && p.run == 0 && (p.serving || !n.membership.servedElsewhere(p.number)) && p.follows.Load():
 		return fmt.Sprintf("partition %d has yet to find whether there is a loss to accept", p.number)
 	case p.serving && p.marker > p.chain.Stored().Output: // if another node serves the partition, that one publishes the marker
 		return fmt.Sprintf("partition %d has yet to mark the loss that was accepted", p.number)

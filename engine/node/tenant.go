@@ -33,7 +33,7 @@ func (c *call) split(prefix string) error {
 	rest := strings.TrimPrefix(c.Subject(), prefix+".")
 	room, rest, _ := strings.Cut(rest, ".")
 	if room == "node" { // from another node, which passes a client's request on, or has one of its own
-		c.passed = true
+		c.forwarded = true
 		_, rest, _ = strings.Cut(rest, ".")
 		if !strings.HasPrefix(rest, "api.") && !strings.HasPrefix(rest, "tenant.") {
 			_, c.job, _ = strings.Cut(rest, ".")

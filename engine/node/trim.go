@@ -53,7 +53,7 @@ func (n *Node) trim(ctx context.Context) error {
 func (n *Node) needed() (uint64, error) {
 	oldest := n.applied.Load()
 	for _, p := range n.partitions {
-		// giveUp sets needs before it clears follows, and follow clears needs after it has set follows. So one of the two reads of
+		// unfollow sets needs before it clears follows, and follow clears needs after it has set follows. So one of the two reads of
 		// needs sees it, or follows is true.
 		before, follows, after := p.needs.Load(), p.follows.Load(), p.needs.Load()
 		for _, wanted := range []uint64{before, after} {
@@ -124,7 +124,7 @@ func (n *Node) knowsOthers() bool { return n.server != nil || len(n.view().Membe
 
 // neededElsewhere is the position above which other nodes still need the log. What a dead node needs is kept for ten
 // minutes, and until the stream is half full; what a live node that lags needs, until requests have to wait for room (three quarters).
-// So the log does not wait for them for ever; a node that comes too late begins with nothing (beginAnew). But for each partition
+// So the log does not wait for them for ever; a node that comes too late begins with nothing (resetData). But for each partition
 // that this node does not follow, what one follower needs is always kept. Until this node knows the others, all of the log is kept.
 func (n *Node) neededElsewhere() uint64 {
 	if !n.knowsOthers() {

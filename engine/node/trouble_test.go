@@ -18,7 +18,7 @@ import (
 func TestTrouble(t *testing.T) {
 	var lines bytes.Buffer
 	n := &Node{o: Options{Stream: "S"}, log: slog.New(slog.NewTextHandler(&lines, nil))}
-	tell := n.membership().OnError
+	tell := n.memberOptions().OnError
 	for range 1000 {
 		tell(errors.New("first"))
 	}

@@ -19,18 +19,18 @@ import (
 // A node gives a partition to another node, which is to follow it or saves a snapshot of all partitions. To give it, the node saves the
 // partition, as a part, into a bucket of the same NATS. The node that took a part removes it.
 
-// stateLife is how long a part that nobody took stays in the bucket. So saving and reading a part must not take longer.
-const stateLife = 6 * time.Hour
+// stateTTL is how long a part that nobody took stays in the bucket. So saving and reading a part must not take longer.
+const stateTTL = 6 * time.Hour
 
 // dropWithin bounds the time to remove parts that were taken.
 const dropWithin = 10 * time.Second
 
-// gatherPatience bounds the wait for a node that is busy: a node gives only one partition at a time.
-const gatherPatience = 5 * time.Minute
+// collectTimeout bounds the wait for a node that is busy: a node gives only one partition at a time.
+const collectTimeout = 5 * time.Minute
 
 // stateBucket is where nodes save partitions for each other.
 func (n *Node) stateBucket(ctx context.Context) (*archive.Bucket, func(), error) {
-	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: n.o.Stream + "_STATE", TTL: stateLife})
+	return n.bucket(ctx, jetstream.ObjectStoreConfig{Bucket: n.o.Stream + "_STATE", TTL: stateTTL})
 }
 
 // part is a partition that was saved for another node. It has a folder of its own: a node that is killed while it holds the lock of a
@@ -56,12 +56,12 @@ func (n *Node) apiGive(c *call) error {
 	if err != nil {
 		return err
 	}
-	one, ctx, err := n.gives.begin("")
+	one, ctx, err := n.partSaves.begin("")
 	if err != nil {
 		return err
 	}
-	defer n.gives.end(one)
-	got, err := n.give(ctx, p)
+	defer n.partSaves.end(one)
+	got, err := n.savePart(ctx, p)
 	if err != nil {
 		return saveRefusal(err)
 	}
@@ -72,11 +72,11 @@ func (n *Node) apiGive(c *call) error {
 	return c.answer(body)
 }
 
-// give saves a partition, at a position that is not before the log's end at the time of the call.
-func (n *Node) give(ctx context.Context, p *partition) (part, error) {
-	n.given.RLock()
-	defer n.given.RUnlock()
-	if err := n.current(p); err != nil {
+// savePart saves a partition, at a position that is not before the log's end at the time of the call.
+func (n *Node) savePart(ctx context.Context, p *partition) (part, error) {
+	n.saveLock.RLock()
+	defer n.saveLock.RUnlock()
+	if err := n.readBarrier(p); err != nil {
 		return part{}, err
 	}
 	bucket, release, err := n.stateBucket(ctx)
@@ -103,8 +103,8 @@ func (n *Node) give(ctx context.Context, p *partition) (part, error) {
 	return got, nil
 }
 
-// gathering has other nodes save the partitions that this node does not follow, for a snapshot of all partitions.
-type gathering struct {
+// partCollector has other nodes save the partitions that this node does not follow, for a snapshot of all partitions.
+type partCollector struct {
 	n       *Node
 	here    []*partition // those that this node follows; it took a checkpoint of each for the snapshot
 	bucket  *archive.Bucket
@@ -113,7 +113,7 @@ type gathering struct {
 }
 
 // find has a partition saved by another node, unless it is here. It is used as archive.SaveOptions.FindPart.
-func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, id string, err error) {
+func (g *partCollector) find(ctx context.Context, number uint16) (_ archive.Target, id string, err error) {
 	p := g.n.partitions[number]
 	if slices.Contains(g.here, p) {
 		return nil, "", nil
@@ -133,10 +133,10 @@ func (g *gathering) find(ctx context.Context, number uint16) (_ archive.Target, 
 }
 
 // ask has a node that follows a partition save it. If that node is busy with another one, ask tries again until it is not.
-func (g *gathering) ask(ctx context.Context, p *partition) (part, error) {
+func (g *partCollector) ask(ctx context.Context, p *partition) (part, error) {
 	for began := time.Now(); ; {
 		if p.follows.Load() { // this node began to follow it meanwhile
-			return g.n.give(ctx, p)
+			return g.n.savePart(ctx, p)
 		}
 		from := g.n.view().Follower(p.number)
 		if from == "" {
@@ -144,14 +144,14 @@ func (g *gathering) ask(ctx context.Context, p *partition) (part, error) {
 		}
 		got, err := g.n.askPart(ctx, from, p.number)
 		busy := errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
-		if !busy || time.Since(began) > gatherPatience || !pause(ctx, followLook) {
+		if !busy || time.Since(began) > collectTimeout || !pause(ctx, followPoll) {
 			return got, err
 		}
 	}
 }
 
 // end removes what was gathered.
-func (g *gathering) end(ctx context.Context) {
+func (g *partCollector) end(ctx context.Context) {
 	if g.bucket == nil {
 		return
 	}
@@ -160,7 +160,7 @@ func (g *gathering) end(ctx context.Context) {
 }
 
 // dropParts removes parts that were taken, even if ctx has ended, as it has when a snapshot was given up. What cannot be removed is deleted
-// after stateLife.
+// after stateTTL.
 func (n *Node) dropParts(ctx context.Context, bucket *archive.Bucket, parts ...part) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWithin)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 
 // A partition whose checkpoint came from another node gets what the local log has above it. It is not followed if the local
 // log begins too late for that.
-func TestKeepUp(t *testing.T) {
+func TestCatchUp(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		last uint64 // record of the local log
@@ -74,7 +74,7 @@ func TestKeepUp(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			_, err := n.keepUp(t.Context(), p)
+			_, err := n.catchUp(t.Context(), p)
 			t.Cleanup(func() {
 				if err := p.table.close(); err != nil {
 					t.Error(err)

@@ -26,14 +26,14 @@ import (
 // nodeSubject is the root of the subjects on which a node answers the others.
 func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }
 
-// passOn has a request answered by a node that follows the partition.
-func (n *Node) passOn(c *call, p *partition) error {
+// forward has a request answered by a node that follows the partition.
+func (n *Node) forward(c *call, p *partition) error {
 	to := n.view().Follower(p.number)
 	switch {
 	case to == "":
 		return unfollowed(p.number)
-	case c.passed, to == n.o.Name:
-		return n.moved(p.number)
+	case c.forwarded, to == n.o.Name:
+		return n.notFollowedHere(p.number)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
@@ -56,8 +56,8 @@ func unfollowed(partition int) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("no live node follows partition %d", partition)}
 }
 
-// moved is the refusal of a request from a node that wrongly believes the partition to be here.
-func (n *Node) moved(partition int) error {
+// notFollowedHere is the refusal of a request from a node that wrongly believes the partition to be here.
+func (n *Node) notFollowedHere(partition int) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not follow partition %d just now", n.o.Name, partition)}
 }
 
@@ -66,10 +66,10 @@ func unanswered(name string, err error) error {
 	return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s did not answer, so the outcome is unknown: %v", name, err)}
 }
 
-// Some requests take a node long. While it works on one, it sends an empty answer every stillEvery.
+// Some requests take a node long. While it works on one, it sends an empty answer every keepAliveEvery.
 const (
-	stillEvery = time.Second
-	stillMost  = 5 * time.Second // after so long without any answer the asking node gives up
+	keepAliveEvery   = time.Second
+	keepAliveTimeout = 5 * time.Second // after so long without any answer the asking node gives up
 )
 
 // askNode asks another node, and waits for the answer as long as that node says that it is still at work. Errors: the other node's,
@@ -83,8 +83,8 @@ func (n *Node) askNode(ctx context.Context, name, what string, header nats.Heade
 	}
 	for err == nil {
 		var answer *nats.Msg
-		still, cancel := context.WithTimeout(ctx, stillMost)
-		answer, err = sub.NextMsgWithContext(still)
+		wait, cancel := context.WithTimeout(ctx, keepAliveTimeout)
+		answer, err = sub.NextMsgWithContext(wait)
 		cancel()
 		switch {
 		case err != nil:
@@ -97,13 +97,13 @@ func (n *Node) askNode(ctx context.Context, name, what string, header nats.Heade
 	return nil, unanswered(name, err)
 }
 
-// handleNode is handle for requests from other nodes. It says every stillEvery that it is still at work.
+// handleNode is handle for requests from other nodes. It says every keepAliveEvery that it is still at work.
 func (n *Node) handleNode(r micro.Request, do func(*call) error) {
 	n.handle(r, func(c *call) error {
 		over := make(chan struct{})
 		var saying sync.WaitGroup
 		saying.Go(func() {
-			t := time.NewTicker(stillEvery)
+			t := time.NewTicker(keepAliveEvery)
 			defer t.Stop()
 			for {
 				select {
@@ -129,7 +129,7 @@ func (n *Node) followedHere(number string) (*partition, error) {
 	if p := n.partitions[i]; p.follows.Load() {
 		return p, nil
 	}
-	return nil, n.moved(i)
+	return nil, n.notFollowedHere(i)
 }
 
 // whoFollows returns the partitions that are followed here, and the others by the name of the node that is to be asked about them.
@@ -166,8 +166,8 @@ func numbers(ps []*partition) string {
 	return strings.Join(all, ",")
 }
 
-// named are the partitions that a request between nodes names.
-func (n *Node) named(c *call) (ps []*partition, err error) {
+// namedPartitions are the partitions that a request between nodes names.
+func (n *Node) namedPartitions(c *call) (ps []*partition, err error) {
 	for number := range strings.SplitSeq(c.Headers().Get(headerPartitions), ",") {
 		p, err := n.followedHere(number)
 		if err != nil {
@@ -202,12 +202,12 @@ func (n *Node) apiPage(c *call) error {
 	if err != nil {
 		return err
 	}
-	ps, err := n.named(c)
+	ps, err := n.namedPartitions(c)
 	if err != nil {
 		return err
 	}
 	p := ps[0]
-	if err := n.current(p); err != nil {
+	if err := n.readBarrier(p); err != nil {
 		return err
 	}
 	jobs, after, more := n.page(p, &list, c.Headers().Get(headerAfter), list.Limit)
@@ -280,7 +280,7 @@ func (n *Node) apiSelect(c *call) error {
 	if err != nil {
 		return err
 	}
-	ps, err := n.named(c)
+	ps, err := n.namedPartitions(c)
 	if err != nil {
 		return err
 	}
@@ -291,8 +291,8 @@ func (n *Node) apiSelect(c *call) error {
 	return c.answer(counts.AppendJSON(nil))
 }
 
-// passPack has a pack of jobs put by a node that follows the partition. done is called once, with the outcome.
-func (n *Node) passPack(p *partition, pack []engine.PackedJob, done func(reply)) {
+// forwardPack has a pack of jobs put by a node that follows the partition. done is called once, with the outcome.
+func (n *Node) forwardPack(p *partition, pack []engine.PackedJob, done func(reply)) {
 	to := n.view().Follower(p.number)
 	if to == "" {
 		done(reply{err: carillon.AsError(unfollowed(p.number))})
@@ -358,7 +358,7 @@ const statusTimeout = time.Second
 
 // apiPartitions answers with the status of the partitions that the request names.
 func (n *Node) apiPartitions(c *call) error {
-	ps, err := n.named(c)
+	ps, err := n.namedPartitions(c)
 	if err != nil {
 		return err
 	}

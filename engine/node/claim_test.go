@@ -19,7 +19,7 @@ import (
 
 // Which partitions a node claims. Those that nobody serves do not wait for those that another node hands over. While the
 // network is slow, a node claims fewer or none.
-func TestDue(t *testing.T) {
+func TestDueClaims(t *testing.T) {
 	n := &Node{o: Options{Name: "a"}}
 	layout := engine.Layout{Prefix: "carillon", Partitions: 4}
 	for i := range 4 {
@@ -52,7 +52,7 @@ func TestDue(t *testing.T) {
 		"slow":              {servers.Slowness{Now: true, Self: true}, numbers{}},
 	} {
 		var got numbers
-		atOnce, upToDate := n.due(v, c.slow)
+		atOnce, upToDate := n.dueClaims(v, c.slow)
 		for _, p := range atOnce {
 			got.AtOnce = append(got.AtOnce, p.number)
 		}
@@ -67,7 +67,7 @@ func TestDue(t *testing.T) {
 	for engine.PartitionOf(job, layout.Partitions) != 1 {
 		job += "j"
 	}
-	for waits, want := range map[time.Duration]int{neglectedFor / 2: 0, 2 * neglectedFor: 1} {
+	for waits, want := range map[time.Duration]int{stalledFor / 2: 0, 2 * stalledFor: 1} {
 		at := time.Now().Add(-waits)
 		put := engine.Entry{
 			Seq: 1, Time: at.UnixMilli() - 1, Kind: engine.KindPut, Partition: 1, Verb: "put", Job: job,
@@ -78,12 +78,12 @@ func TestDue(t *testing.T) {
 			t.Fatal(err, r.Err)
 		}
 		n.partitions[1].machine = m
-		if atOnce, upToDate := n.due(v, servers.Slowness{Now: true, Self: true}); len(atOnce) > 0 || len(upToDate) != want {
+		if atOnce, upToDate := n.dueClaims(v, servers.Slowness{Now: true, Self: true}); len(atOnce) > 0 || len(upToDate) != want {
 			t.Errorf("with a job that has been due for %s, while the network is slow, %d are due at once and %d once it has caught up", waits, len(atOnce), len(upToDate))
 		}
 	}
 	n.partitions[1].claimed = time.Now()
-	if atOnce, _ := n.due(v, servers.Slowness{}); len(atOnce) > 0 {
+	if atOnce, _ := n.dueClaims(v, servers.Slowness{}); len(atOnce) > 0 {
 		t.Error("one that was claimed a moment ago is due again")
 	}
 }
@@ -141,7 +141,7 @@ func TestOwnClaims(t *testing.T) {
 	}
 	t.Cleanup(bell.Close)
 	n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), bell: bell, meters: newMeters(nil)}
-	n.joined.changed = make(chan struct{}, 1)
+	n.membership.changed = make(chan struct{}, 1)
 	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
 	p.follows.Store(true)
 	var seq uint64
@@ -160,13 +160,13 @@ func TestOwnClaims(t *testing.T) {
 	p.sentClaim = true
 	p.chain.Resume(0, 0, nil)
 	comes("one without an answer", "a", 2)
-	n.own(p, 2)
+	n.claimStored(p, 2)
 	comes("a later one", "a", 3)
-	n.own(p, 2)
+	n.claimStored(p, 2)
 	comes("one behind that, and then the answer to the first", "a", 4)
 	comes("another node's", "b", 0)
 	run := p.run
-	n.own(p, 4)
+	n.claimStored(p, 4)
 	if p.run != run {
 		t.Error("the answer to a claim that is over took the partition for a moment, and gave it up")
 	}

@@ -21,21 +21,21 @@ func TestReadsEndWithTheNode(t *testing.T) {
 	n.clock.begin(true)
 	wanted := &carillon.Error{Code: carillon.CodeUnavailable}
 	answer := make(chan error, 1)
-	go func() { answer <- n.current() }()
+	go func() { answer <- n.readBarrier() }()
 	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) {
-		n.reached.mu.Lock()
-		waiting = len(n.reached.waiting)
-		n.reached.mu.Unlock()
+		n.waiters.mu.Lock()
+		waiting = len(n.waiters.waiting)
+		n.waiters.mu.Unlock()
 	}
-	n.reached.end()
+	n.waiters.close()
 	if err := <-answer; !errors.Is(err, wanted) || !strings.Contains(err.Error(), errStops.Error()) {
 		t.Errorf("who waits is told: %v", err)
 	}
-	if err := n.current(); !errors.Is(err, wanted) || !strings.Contains(err.Error(), errStops.Error()) {
+	if err := n.readBarrier(); !errors.Is(err, wanted) || !strings.Contains(err.Error(), errStops.Error()) {
 		t.Errorf("who comes later is told: %v", err)
 	}
 	n.applied.Store(1)
-	if err := n.current(); err != nil {
+	if err := n.readBarrier(); err != nil {
 		t.Errorf("what the node knows it does not say: %v", err)
 	}
 }
@@ -66,9 +66,9 @@ func TestLastAnswers(t *testing.T) {
 }
 
 // All that ask while a question is under way share the next one, whose answer is of a time after they asked.
-func TestEndsAreShared(t *testing.T) {
+func TestLogEndQueriesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var e ends
+		var e logEndQuery
 		var asked uint64
 		get := func() (uint64, error) {
 			asked++

@@ -11,7 +11,7 @@ import (
 )
 
 // What a node concludes from a view: which partitions it has to follow, whether others do, and how much of the log they need.
-func TestSeats(t *testing.T) {
+func TestPlacement(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
 	n := &Node{o: Options{Name: "a", Follow: FollowPlaced}}
 	for i := range layout.Partitions {
@@ -23,18 +23,18 @@ func TestSeats(t *testing.T) {
 	beat := func(name string, needs uint64, follows ...cluster.Progress) cluster.Beat {
 		return cluster.Beat{Node: cluster.Node{Name: name}, Report: cluster.Report{Needs: needs, Partitions: follows}}
 	}
-	seats := cluster.Placement{{Owner: "a", Standbys: []string{"b"}}, {Owner: "b", Standbys: []string{"a"}}, {Owner: "b", Standbys: []string{"c"}}}
-	v := cluster.View{Placement: seats, Members: []cluster.Beat{
+	placement := cluster.Placement{{Owner: "a", Standbys: []string{"b"}}, {Owner: "b", Standbys: []string{"a"}}, {Owner: "b", Standbys: []string{"c"}}}
+	v := cluster.View{Placement: placement, Members: []cluster.Beat{
 		beat("b", 70, cluster.Progress{Partition: 1, Position: 99_000, Epoch: 5}, cluster.Progress{Partition: 2, Position: 99_000, Epoch: 6}),
 		beat("c", 90, cluster.Progress{Partition: 1, Position: 98_000}, cluster.Progress{Partition: 2, Position: 99_500}),
 	}}
 
-	if got, want := n.toFollow(v), []string{"partition 1 is placed here and not followed yet"}; !slices.Equal(got, want) {
+	if got, want := n.followProblems(v), []string{"partition 1 is placed here and not followed yet"}; !slices.Equal(got, want) {
 		t.Errorf("to follow: %q", got)
 	}
 	why := errors.New("there is no room")
-	n.partitions[1].refused.Store(&why)
-	if got, want := n.toFollow(v), []string{"partition 1 is placed here and not followed yet: there is no room"}; !slices.Equal(got, want) {
+	n.partitions[1].followError.Store(&why)
+	if got, want := n.followProblems(v), []string{"partition 1 is placed here and not followed yet: there is no room"}; !slices.Equal(got, want) {
 		t.Errorf("to follow, once that was tried: %q", got)
 	}
 	if n.shouldFollow(v, n.partitions[2]) {
@@ -49,11 +49,11 @@ func TestSeats(t *testing.T) {
 	if !n.shouldFollow(v, n.partitions[2]) {
 		t.Error("of all partitions one is not to be followed")
 	}
-	if got := n.toFollow(cluster.View{}); got != nil {
+	if got := n.followProblems(cluster.View{}); got != nil {
 		t.Errorf("without a placement: %q", got)
 	}
 
-	if !n.followedBySeats(v, 2) {
+	if !n.followedAsPlaced(v, 2) {
 		t.Error("those on whom a partition is placed follow it, and it may not be given up")
 	}
 	for what, spoil := range map[string]func(b *cluster.Beat){
@@ -65,7 +65,7 @@ func TestSeats(t *testing.T) {
 		w.Members = slices.Clone(v.Members)
 		w.Members[0].Partitions = slices.Clone(v.Members[0].Partitions)
 		spoil(&w.Members[0])
-		if n.followedBySeats(w, 2) {
+		if n.followedAsPlaced(w, 2) {
 			t.Errorf("%s, and it may be given up", what)
 		}
 	}
@@ -74,25 +74,25 @@ func TestSeats(t *testing.T) {
 	w.Members = slices.Clone(v.Members)
 	w.Members[1].Partitions = w.Members[1].Partitions[:1]
 	n.applied.Store(caughtUp)
-	if n.followedBySeats(w, 2) {
+	if n.followedAsPlaced(w, 2) {
 		t.Error("its standby does not follow it, the log is young, and it may be given up")
 	}
 	n.applied.Store(100_000)
 
 	n.partitions[0].checkpoint.Store(99_200)
 	n.partitions[2].checkpoint.Store(99_001)
-	if n.followedBySeats(v, 2) {
+	if n.followedAsPlaced(v, 2) {
 		t.Error("the log may be cut beyond where its owner is, and it may be given up")
 	}
 	n.partitions[2].checkpoint.Store(99_000)
-	if !n.followedBySeats(v, 2) {
+	if !n.followedAsPlaced(v, 2) {
 		t.Error("its owner has all that may be cut, and it may not be given up")
 	}
 
 	if got := n.neededToFollow(v); got != 90 {
 		t.Errorf("of partition 1 the log above %d is kept for one who follows it, want 90", got)
 	}
-	if got := n.neededToFollow(cluster.View{Placement: seats}); got != 0 {
+	if got := n.neededToFollow(cluster.View{Placement: placement}); got != 0 {
 		t.Errorf("of a partition that nobody follows the log above %d is kept", got)
 	}
 	n.partitions[1].follows.Store(true)
@@ -101,7 +101,7 @@ func TestSeats(t *testing.T) {
 	}
 
 	// While a checkpoint was waited for, the nodes on which the partition is placed may have died.
-	if err := n.giveUp(t.Context(), n.partitions[2]); err != nil || !n.partitions[2].follows.Load() {
+	if err := n.unfollow(t.Context(), n.partitions[2]); err != nil || !n.partitions[2].follows.Load() {
 		t.Errorf("a partition that nobody else follows is given up: %v", err)
 	}
 }

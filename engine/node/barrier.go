@@ -10,26 +10,26 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// reached wakes the goroutines that wait until the log has been applied up to a sequence.
-type reached struct {
+// appliedWaiters wakes the goroutines that wait until the log has been applied up to a sequence.
+type appliedWaiters struct {
 	mu      sync.Mutex
-	waiting []awaited
-	over    bool // no more is applied
+	waiting []waiter
+	closed  bool // no more is applied
 }
 
-// awaited is one that waits. done gets nil when the log has been applied up to seq, or errStops when it will not be.
-type awaited struct {
+// waiter is one that waits. done gets nil when the log has been applied up to seq, or errStops when it will not be.
+type waiter struct {
 	seq  uint64
 	done chan error
 }
 
 var errStops = errors.New("node: the engine stops")
 
-// told must be called when everything up to seq has been applied, after n.applied was set.
-func (r *reached) told(seq uint64) {
+// advance must be called when everything up to seq has been applied, after n.applied was set.
+func (r *appliedWaiters) advance(seq uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting = slices.DeleteFunc(r.waiting, func(w awaited) bool {
+	r.waiting = slices.DeleteFunc(r.waiting, func(w waiter) bool {
 		if w.seq <= seq {
 			w.done <- nil
 		}
@@ -37,30 +37,30 @@ func (r *reached) told(seq uint64) {
 	})
 }
 
-// end must be called when no more records will be applied. The requests that wait get errStops, so that their clients can ask another
+// close must be called when no more records will be applied. The requests that wait get errStops, so that their clients can ask another
 // node at once.
-func (r *reached) end() {
+func (r *appliedWaiters) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, w := range r.waiting {
 		w.done <- errStops
 	}
-	r.waiting, r.over = nil, true
+	r.waiting, r.closed = nil, true
 }
 
-// reach waits until the log has been applied up to a sequence. Errors: errStops, the context's.
-func (n *Node) reach(ctx context.Context, seq uint64) error {
-	w := awaited{seq, make(chan error, 1)}
-	n.reached.mu.Lock()
+// awaitApplied waits until the log has been applied up to a sequence. Errors: errStops, the context's.
+func (n *Node) awaitApplied(ctx context.Context, seq uint64) error {
+	w := waiter{seq, make(chan error, 1)}
+	n.waiters.mu.Lock()
 	switch {
 	case n.applied.Load() >= seq: // set before told is called, so no call of told is missed
 		w.done <- nil
-	case n.reached.over:
+	case n.waiters.closed:
 		w.done <- errStops
 	default:
-		n.reached.waiting = append(n.reached.waiting, w)
+		n.waiters.waiting = append(n.waiters.waiting, w)
 	}
-	n.reached.mu.Unlock()
+	n.waiters.mu.Unlock()
 	select {
 	case err := <-w.done:
 		return err
@@ -69,26 +69,26 @@ func (n *Node) reach(ctx context.Context, seq uint64) error {
 	}
 }
 
-// catchUp waits until everything that the log had when it was called is applied.
-func (n *Node) catchUp(ctx context.Context) error {
+// awaitLogEnd waits until everything that the log had when it was called is applied.
+func (n *Node) awaitLogEnd(ctx context.Context) error {
 	end, err := n.logEnd.ask(ctx, n.askLogEnd)
 	if err != nil {
 		return err
 	}
-	return n.reach(ctx, end)
+	return n.awaitApplied(ctx, end)
 }
 
-// current waits, for a request that reads these partitions, until this node has applied all that any node may have answered for by now:
+// readBarrier waits, for a request that reads these partitions, until this node has applied all that any node may have answered for by now:
 // a client that was told of a change must not see the state before it from the next node. It also fails if one of the partitions has
 // stopped here, because other nodes may go on with it. A node with an embedded server is the only one, and need not wait. Error:
 // CodeUnavailable.
-func (n *Node) current(read ...*partition) error {
+func (n *Node) readBarrier(read ...*partition) error {
 	if n.server != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
-	if err := n.catchUp(ctx); err != nil {
+	if err := n.awaitLogEnd(ctx); err != nil {
 		return &carillon.Error{Code: carillon.CodeUnavailable, Message: fmt.Sprintf("node %s does not know the latest changes: %v", n.o.Name, err)}
 	}
 	for _, p := range read {
@@ -106,25 +106,25 @@ func (n *Node) askLogEnd() (uint64, error) {
 	return info.Last, err
 }
 
-// ends shares one question for the log's end among all callers that ask at the same time. Each caller gets the answer to a question
+// logEndQuery shares one question for the log's end among all callers that ask at the same time. Each caller gets the answer to a question
 // that was sent after its call.
-type ends struct {
+type logEndQuery struct {
 	mu   sync.Mutex
-	busy bool // run is running
-	next *end // its question has not been sent yet
+	busy bool          // run is running
+	next *logEndAnswer // its question has not been sent yet
 }
 
-// end is the answer to one question; seq and err are set when known is closed.
-type end struct {
+// logEndAnswer is the answer to one question; seq and err are set when known is closed.
+type logEndAnswer struct {
 	known chan struct{}
 	seq   uint64
 	err   error
 }
 
-func (e *ends) ask(ctx context.Context, get func() (uint64, error)) (uint64, error) {
+func (e *logEndQuery) ask(ctx context.Context, get func() (uint64, error)) (uint64, error) {
 	e.mu.Lock()
 	if e.next == nil {
-		e.next = &end{known: make(chan struct{})}
+		e.next = &logEndAnswer{known: make(chan struct{})}
 	}
 	mine := e.next
 	if !e.busy {
@@ -140,7 +140,7 @@ func (e *ends) ask(ctx context.Context, get func() (uint64, error)) (uint64, err
 	}
 }
 
-func (e *ends) run(get func() (uint64, error)) {
+func (e *logEndQuery) run(get func() (uint64, error)) {
 	for {
 		e.mu.Lock()
 		next := e.next
