@@ -135,10 +135,10 @@ const (
 // begin admits a request; an error says why it does not. c is nil if the request must not be answered. Otherwise the caller must call end
 // when the request is over, also after an error.
 func (n *Node) begin(r micro.Request) (c *call, err error) {
-	if n.guarded(r.Reply()) {
+	if n.reservedReply(r.Reply()) {
 		return nil, nil
 	}
-	if n.server == nil && !n.pulse.fresh(time.Now()) {
+	if n.server == nil && !n.freshness.fresh(time.Now()) {
 		return nil, nil // the request may be old; a client that still wants an answer asks again, and another node answers
 	}
 	c = &call{Request: r, node: n}
@@ -154,15 +154,15 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	return c, err
 }
 
-// guarded tells whether a reply subject must not get an answer. A client chooses that subject, but answers are published with the engine's
+// reservedReply tells whether a reply subject must not get an answer. A client chooses that subject, but answers are published with the engine's
 // rights. So it must not be one on which only engines may publish, one of this service's, or one of NATS's own.
-func (n *Node) guarded(reply string) bool {
+func (n *Node) reservedReply(reply string) bool {
 	if strings.HasPrefix(reply, "$") {
 		return true
 	}
 	rest, ours := strings.CutPrefix(reply, n.o.Prefix+".")
-	room, _, _ := strings.Cut(rest, ".")
-	return ours && slices.Contains(embedded.ReservedTokens[:], room)
+	token, _, _ := strings.Cut(rest, ".")
+	return ours && slices.Contains(embedded.ReservedTokens[:], token)
 }
 
 // quietLooks is how many times in a row, a millisecond apart, finishCommands must find no command in progress: the client

@@ -120,7 +120,7 @@ func (n *Node) stray(r *engine.Record) {
 		return // it keeps the place of a record that was lost
 	}
 	n.meters.ignored("malformed").Inc()
-	n.troubles.strays.tell(n.log, "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
+	n.limitedLogs.misrouted.warn(n.log, "a record of the log concerns no partition", "sequence", r.Seq, "subject", r.Subject)
 }
 
 // record makes a record for the machine from a message of the stream.

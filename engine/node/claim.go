@@ -35,7 +35,7 @@ func (n *Node) claimAll(ctx context.Context) error {
 	for _, p := range n.partitions {
 		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
 		for errors.Is(err, streams.ErrNoSpace) && pause(ctx, claimPause) {
-			n.troubles.claimsLost.tell(n.log, "claim not stored", "partition", p.number, "error", err)
+			n.limitedLogs.claimsLost.warn(n.log, "claim not stored", "partition", p.number, "error", err)
 			seq, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
 		}
 		if err != nil {
@@ -83,7 +83,7 @@ func (n *Node) claim(p *partition) {
 		if err == nil {
 			n.claimStored(p, seq)
 		} else if !errors.Is(err, streams.ErrClosed) {
-			n.troubles.claimsLost.tell(n.log, "claim not stored", "partition", p.number, "error", err) // if it was, two do no harm
+			n.limitedLogs.claimsLost.warn(n.log, "claim not stored", "partition", p.number, "error", err) // if it was, two do no harm
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()

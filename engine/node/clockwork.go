@@ -93,7 +93,7 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 		if err == nil || errors.Is(err, streams.ErrClosed) {
 			return
 		}
-		n.troubles.ticksLost.tell(n.log, "tick not stored", "error", err)
+		n.limitedLogs.ticksLost.warn(n.log, "tick not stored", "error", err)
 		if !errors.Is(err, streams.ErrTimeout) {
 			n.meters.ticksFailed.Inc()
 		}

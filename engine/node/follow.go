@@ -72,7 +72,7 @@ func (n *Node) followLoop(ctx context.Context) error {
 			default:
 				since[i] = time.Now()
 				p.followError.Store(&err)
-				n.troubles.unfollowed.tell(n.log, "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
+				n.limitedLogs.unfollowed.warn(n.log, "a partition that is placed here is not followed yet", "partition", p.number, "error", err)
 			}
 		}
 	}

@@ -28,9 +28,9 @@ func newWeb() *web {
 	return w
 }
 
-// mostWatchers is how many connections may be open at a time; further ones are closed. Each uses a file descriptor, of which the
+// maxHTTPConns is how many connections may be open at a time; further ones are closed. Each uses a file descriptor, of which the
 // process has a limited number.
-const mostWatchers = 128
+const maxHTTPConns = 128
 
 // listen serves HTTP on the address in the options until closed is called; url is "" if HTTP is off.
 func (w *web) listen(o *Options) (url string, closed func() error, err error) {
@@ -48,7 +48,7 @@ func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 		ConnState: func(c net.Conn, state http.ConnState) {
 			switch state {
 			case http.StateNew:
-				if open.Add(1) > mostWatchers {
+				if open.Add(1) > maxHTTPConns {
 					c.Close()
 				}
 			case http.StateClosed:

@@ -17,23 +17,23 @@ type leaders struct {
 	next int // the partition that is asked about next
 
 	mu    sync.Mutex
-	known map[string]*led // by stream
+	known map[string]*streamLeader // by stream
 }
 
-// led is what is known of a stream's leader.
-type led struct {
-	by        string    // the leader
-	followers []string  // servers that may take its place
-	asked     time.Time // when the node last asked who leads the stream
-	told      time.Time // when that was last answered
-	deposed   time.Time // when its leader was last asked to step down
+// streamLeader is what is known of a stream's leader.
+type streamLeader struct {
+	leader        string    // the leader
+	followers     []string  // servers that may take its place
+	asked         time.Time // when the node last asked who leads the stream
+	answered      time.Time // when that was last answered
+	stepDownAsked time.Time // when its leader was last asked to step down
 }
 
 const (
-	leadersLook = time.Second           // how often the node asks who leads, and how long it waits for the answer
-	leadersMost = 64                    // output streams that are asked about at a time
-	deposeAgain = 2 * time.Second       // before a leader is asked to step down again: an election takes milliseconds if it can be reached
-	deposedLook = 50 * time.Millisecond // how often the node asks then whether another server leads
+	leadersPoll   = time.Second           // how often the node asks who leads, and how long it waits for the answer
+	leadersMost   = 64                    // output streams that are asked about at a time
+	stepDownAgain = 2 * time.Second       // before a leader is asked to step down again: an election takes milliseconds if it can be reached
+	stepDownPoll  = 50 * time.Millisecond // how often the node asks then whether another server leads
 )
 
 // sharedStreams are the streams that every node needs: the log, and the stream of the nodes' bucket.
@@ -41,9 +41,9 @@ func (n *Node) sharedStreams() []string {
 	return []string{n.streams.Log.Name(), nodesStream(n.o.Stream)}
 }
 
-// lookAtLeaders asks who leads the shared streams, and the output streams of partitions that this node follows: of at most leadersMost
+// pollLeaders asks who leads the shared streams, and the output streams of partitions that this node follows: of at most leadersMost
 // partitions each time, in turn.
-func (n *Node) lookAtLeaders(ctx context.Context) error {
+func (n *Node) pollLeaders(ctx context.Context) error {
 	names := n.sharedStreams()
 	l := &n.leaders
 	for range min(len(n.partitions), leadersMost) {
@@ -54,24 +54,24 @@ func (n *Node) lookAtLeaders(ctx context.Context) error {
 	}
 	var asked sync.WaitGroup
 	for _, name := range names {
-		asked.Go(func() { n.lookAtLeader(ctx, name) })
+		asked.Go(func() { n.askLeader(ctx, name) })
 	}
 	asked.Wait()
 	return nil
 }
 
-// lookAtLeader asks who leads a stream; "" if nobody says so in time.
-func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
-	ctx, cancel := context.WithTimeout(ctx, leadersLook)
+// askLeader asks who leads a stream; "" if nobody says so in time.
+func (n *Node) askLeader(ctx context.Context, name string) (by string) {
+	ctx, cancel := context.WithTimeout(ctx, leadersPoll)
 	defer cancel()
 	l := &n.leaders
 	l.mu.Lock()
 	if l.known == nil {
-		l.known = make(map[string]*led)
+		l.known = make(map[string]*streamLeader)
 	}
 	s := l.known[name]
 	if s == nil {
-		s = &led{}
+		s = &streamLeader{}
 		l.known[name] = s
 	}
 	s.asked = time.Now()
@@ -82,21 +82,21 @@ func (n *Node) lookAtLeader(ctx context.Context, name string) (by string) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.by, s.followers, s.told = leader, followers, time.Now()
+	s.leader, s.followers, s.answered = leader, followers, time.Now()
 	return leader
 }
 
-// lookAtServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and goes around them, or home again.
-func (n *Node) lookAtServers(ctx context.Context) error {
+// checkServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and goes around them, or home again.
+func (n *Node) checkServers(ctx context.Context) error {
 	before := n.servers.Slow().String()
 	slow := n.servers.Judge(n.nc.ConnectedServerName(), time.Now())
 	if now := slow.String(); now != before {
 		n.log.Warn("nats-servers that are slow to answer", "which", now)
 	}
 	well := withoutSlow(n.membership.member.View(), slow, n.o.Name)
-	n.evade(ctx, slow, well)
-	n.goAround(ctx, slow, well)
-	n.goHome(ctx, slow, well)
+	n.stepDownSlow(ctx, slow, well)
+	n.switchIfUnreachable(ctx, slow, well)
+	n.switchBack(ctx, slow, well)
 	return nil
 }
 
@@ -108,49 +108,49 @@ func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.Vie
 	return v
 }
 
-// evade asks slow servers to step down as leaders of the output streams that this node publishes to. The first of the nodes that are
+// stepDownSlow asks slow servers to step down as leaders of the output streams that this node publishes to. The first of the nodes that are
 // not slow does this for the shared streams, too.
-func (n *Node) evade(ctx context.Context, slow servers.Slowness, well cluster.View) {
+func (n *Node) stepDownSlow(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if len(slow.Silent) == 0 {
 		return
 	}
 	if len(well.Members) > 0 && well.Members[0].Name == n.o.Name {
 		for _, name := range n.sharedStreams() {
-			n.depose(ctx, name, slow, nil)
+			n.requestStepDown(ctx, name, slow, nil)
 		}
 	}
 	for _, p := range n.partitions {
-		if n.putsOut(p, well) {
-			n.depose(ctx, n.streams.Out[p.number].Name(), slow, p)
+		if n.servesOrShould(p, well) {
+			n.requestStepDown(ctx, n.streams.Out[p.number].Name(), slow, p)
 		}
 	}
 }
 
-// putsOut tells whether this node serves a partition, or should: its claim may have to wait until the log has a leader.
-func (n *Node) putsOut(p *partition, well cluster.View) bool {
+// servesOrShould tells whether this node serves a partition, or should: its claim may have to wait until the log has a leader.
+func (n *Node) servesOrShould(p *partition, well cluster.View) bool {
 	p.mu.Lock()
 	owns := p.owner.Epoch != 0
 	p.mu.Unlock()
 	return owns || well.Claimant(p.number, caughtUp) == n.o.Name
 }
 
-// silent returns the streams, in any order, whose leaders are slow, or have not answered for a while.
-func (l *leaders) silent(slow servers.Slowness) (names []string) {
+// unresponsive returns the streams, in any order, whose leaders are slow, or have not answered for a while.
+func (l *leaders) unresponsive(slow servers.Slowness) (names []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for name, s := range l.known {
-		if slow.Silent[s.by] != nil || !s.told.After(s.asked) && time.Since(s.asked) >= servers.SilentAfter {
+		if slow.Silent[s.leader] != nil || !s.answered.After(s.asked) && time.Since(s.asked) >= servers.SilentAfter {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// depose asks the leader of a stream to step down if it is slow: in favour of this node's own server, or else of another one that is not
+// requestStepDown asks the leader of a stream to step down if it is slow: in favour of this node's own server, or else of another one that is not
 // slow. Messages on their way to the old leader are lost, or their answers are. So once another server leads the stream, the chain of p
 // is given up. p is the partition whose output stream it is; nil: it is a shared stream.
-func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p *partition) {
-	by, to := n.leaders.heir(name, slow, n.nc.ConnectedServerName())
+func (n *Node) requestStepDown(ctx context.Context, name string, slow servers.Slowness, p *partition) {
+	by, to := n.leaders.successor(name, slow, n.nc.ConnectedServerName())
 	if to == "" {
 		return
 	}
@@ -160,38 +160,38 @@ func (n *Node) depose(ctx context.Context, name string, slow servers.Slowness, p
 	}
 	n.log.Info("a slow nats-server was asked to step down as leader of a stream", "stream", name, "server", by, "to", to)
 	n.work.Go(func() {
-		until := time.Now().Add(deposeAgain)
-		for time.Now().Before(until) && pause(ctx, deposedLook) {
-			if now := n.lookAtLeader(ctx, name); now != "" && now != by {
-				n.succeeded(p, now)
+		until := time.Now().Add(stepDownAgain)
+		for time.Now().Before(until) && pause(ctx, stepDownPoll) {
+			if now := n.askLeader(ctx, name); now != "" && now != by {
+				n.leaderChanged(p, now)
 				return
 			}
 		}
 	})
 }
 
-// heir names the leader of a stream, if that is slow, and the server that is to take its place. Both are "" if the leader is well or was
+// successor names the leader of a stream, if that is slow, and the server that is to take its place. Both are "" if the leader is well or was
 // asked to step down just now, or if no other server is well. Otherwise heir notes that the leader is asked now.
-func (l *leaders) heir(name string, slow servers.Slowness, own string) (by, to string) {
+func (l *leaders) successor(name string, slow servers.Slowness, own string) (by, to string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.known[name]
-	if s == nil || slow.Silent[s.by] == nil || time.Since(s.deposed) < deposeAgain {
+	if s == nil || slow.Silent[s.leader] == nil || time.Since(s.stepDownAsked) < stepDownAgain {
 		return "", ""
 	}
-	heirs := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.Recent[f] })
-	if len(heirs) == 0 {
+	successors := slices.DeleteFunc(slices.Clone(s.followers), func(f string) bool { return slow.Recent[f] })
+	if len(successors) == 0 {
 		return "", ""
 	}
-	s.deposed = time.Now()
-	if slices.Contains(heirs, own) {
-		return s.by, own
+	s.stepDownAsked = time.Now()
+	if slices.Contains(successors, own) {
+		return s.leader, own
 	}
-	return s.by, heirs[0]
+	return s.leader, successors[0]
 }
 
-// succeeded gives a partition's chain up if it waits for answers of another leader than its stream has now. p may be nil.
-func (n *Node) succeeded(p *partition, leader string) {
+// leaderChanged gives a partition's chain up if it waits for answers of another leader than its stream has now. p may be nil.
+func (n *Node) leaderChanged(p *partition, leader string) {
 	if p == nil {
 		return
 	}

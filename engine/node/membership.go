@@ -39,8 +39,8 @@ func nodeName(host string) string {
 	return host
 }
 
-// rights returns the rights that a node needs beside those for its streams.
-func (n *Node) rights() streams.Rights {
+// requiredRights returns the rights that a node needs beside those for its streams.
+func (n *Node) requiredRights() streams.Rights {
 	r := streams.Rights{Subscribe: []string{n.o.Prefix + ".api.>", n.o.Prefix + ".tenant.>", "$SRV.>"}, Answer: true}
 	if n.o.NATS == "" {
 		return r
@@ -58,12 +58,12 @@ func (n *Node) rights() streams.Rights {
 
 // memberOptions returns this node's options as a member.
 func (n *Node) memberOptions() cluster.Options {
-	var membership trouble // there may be trouble with every beat
+	var membership limitedLog // there may be trouble with every beat
 	return cluster.Options{
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
 		OnError: func(err error) {
-			membership.tell(n.log, "trouble with this node's membership; trying again", "error", err)
+			membership.warn(n.log, "trouble with this node's membership; trying again", "error", err)
 		},
 	}
 }
@@ -109,16 +109,16 @@ func (n *Node) participate(ctx context.Context) error {
 	if n.membership.err != nil {
 		return n.membership.err
 	}
-	n.pulse.last = time.Now()
-	n.work.Go(func() { n.feelPulse(ctx) })
+	n.freshness.last = time.Now()
+	n.work.Go(func() { n.pingLoop(ctx) })
 	if err := n.subscribeCancels(); err != nil {
 		return fmt.Errorf("node: %w", err)
 	}
 	n.membership.since = n.clock.running()
 	n.membership.participating.Store(true)
 	n.work.Go(func() { n.servers.Ask(ctx, n.nc) })
-	n.work.Go(func() { n.every(ctx, claimPoll, n.lookAtServers) })
-	n.work.Go(func() { n.every(ctx, leadersLook, n.lookAtLeaders) })
+	n.work.Go(func() { n.every(ctx, claimPoll, n.checkServers) })
+	n.work.Go(func() { n.every(ctx, leadersPoll, n.pollLeaders) })
 	n.work.Go(func() { n.claimLoop(ctx) })
 	n.work.Go(func() {
 		if err := n.followLoop(ctx); err != nil {
@@ -129,7 +129,7 @@ func (n *Node) participate(ctx context.Context) error {
 }
 
 // drains tells whether this node should be given no partitions: it was asked to drain, or nats-server refuses its outputs.
-func (n *Node) drains() bool { return n.membership.draining.Load() || n.regain.silenced() }
+func (n *Node) drains() bool { return n.membership.draining.Load() || n.lostRights.blocksOutputs() }
 
 // report is this node's part of each beat. A node that can neither fire nor read reports no partitions, so that others take them. One
 // whose outputs nats-server refuses drains: it keeps serving what nobody else can, and still answers.

@@ -90,15 +90,15 @@ type Node struct {
 
 	// With an external NATS: the other nodes, and slow servers.
 	membership membership
-	pulse      pulse
-	regain     regain
+	freshness  freshness
+	lostRights lostRights
 	partSaves  saving       // saves of partitions, for other nodes
 	saveLock   sync.RWMutex // read-locked while partitions are being saved; locked to give one up
 	servers    servers.Watch
 	leaders    leaders
-	detour     detour
+	switching  switching
 
-	troubles troubles
+	limitedLogs limitedLogs
 }
 
 // newNode makes a node that has yet to run. anew says that it begins with nothing.
@@ -268,5 +268,5 @@ func (n *Node) close() error {
 
 // readerResets logs that the reader starts over. While NATS is away, it is called several times a second.
 func (n *Node) readerResets(err error) {
-	n.troubles.resets.tell(n.log, "reading the log starts over", "error", err)
+	n.limitedLogs.resets.warn(n.log, "reading the log starts over", "error", err)
 }

@@ -87,7 +87,7 @@ func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
 	c := o.streams()
 	c.UpdateLimits = n.server != nil && o.NATSConfig == "" // then clients have no right to edit the streams
 	c.MustExist = n.server == nil && n.knowsLog()
-	c.Bucket, c.Rights = bucket, n.rights()
+	c.Bucket, c.Rights = bucket, n.requiredRights()
 	c.Reader, c.Wire, c.Gather, c.OnReset = reader, n.wire, n.replies.gather, n.readerResets
 	n.streams, err = streams.Open(ctx, n.nc, c)
 	if errors.Is(err, streams.ErrNoStream) {
@@ -140,7 +140,7 @@ func (n *Node) connect(o *Options) (err error) {
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.Choose),
 			nats.IgnoreAuthErrorAbort(), // the server's resolver may be away, or credentials are just being exchanged
 			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.protest(err) }))
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }))
 		n.requestConn, n.url = n.nc, o.NATS
 	}
 	if err != nil {

@@ -132,14 +132,14 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	}
 }
 
-// chainsSaid is how many lost chains, and how many resumed ones, are logged in a while (tellFirst): two for each partition. While a
+// chainLines is how many lost chains, and how many resumed ones, are logged in a while (logAtMost): two for each partition. While a
 // stream refuses messages, its chain is lost and resumed again and again.
-func (n *Node) chainsSaid() int { return 2 * len(n.partitions) }
+func (n *Node) chainLines() int { return 2 * len(n.partitions) }
 
 // lose gives a chain up. Its caller holds out.
 func (n *Node) lose(p *partition, why error) {
 	if !errors.Is(why, streams.ErrClosed) {
-		n.troubles.chains.tellFirst(n.chainsSaid(), n.log.Warn, "chain lost", "partition", p.number, "error", why)
+		n.limitedLogs.chains.logAtMost(n.chainLines(), n.log.Warn, "chain lost", "partition", p.number, "error", why)
 	}
 	n.meters.lost.Inc()
 	p.lostBy = why

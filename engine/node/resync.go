@@ -65,7 +65,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			continue
 		default:
 			against = time.Time{}
-			n.troubles.unsaid.tell(n.log, "output stream does not say how far it is", "partition", p.number, "error", err)
+			n.limitedLogs.endUnknown.warn(n.log, "output stream does not say how far it is", "partition", p.number, "error", err)
 		}
 		p.out.Lock()
 		p.lostBy = err
@@ -193,7 +193,7 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.counted = lastSeq
 	p.resyncing = false
 	p.resumed = time.Now()
-	n.troubles.resumes.tellFirst(n.chainsSaid(), n.log.Info, "publishing", "partition", p.number,
+	n.limitedLogs.resumes.logAtMost(n.chainLines(), n.log.Info, "publishing", "partition", p.number,
 		"after_output", number, "after_sequence", lastSeq, "waiting", len(outputs), "foreign", foreign)
 }
 

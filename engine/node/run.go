@@ -67,7 +67,7 @@ type runs struct {
 	web   *web
 	ran   bool // one of them has taken jobs
 
-	away, short trouble // NATS is away; the disk is full, or too many files are open
+	away, short limitedLog // NATS is away; the disk is full, or too many files are open
 }
 
 // run runs the node again and again, until ctx ends or an error does not pass.
@@ -114,11 +114,11 @@ func (r *runs) passes(err error) bool {
 	switch {
 	case errors.Is(err, errDisk):
 		// After a full disk, nats-server and Pebble do not work again until they are restarted.
-		r.short.tellFirst(1, r.o.Logger.Error, "stopped firing, waiting for the disk", "error", err)
+		r.short.logAtMost(1, r.o.Logger.Error, "stopped firing, waiting for the disk", "error", err)
 	case errors.Is(err, errNoFiles):
-		r.short.tellFirst(1, r.o.Logger.Error, "stopped firing, waiting for fewer open files", "error", err)
+		r.short.logAtMost(1, r.o.Logger.Error, "stopped firing, waiting for fewer open files", "error", err)
 	case errors.Is(err, errUnreachable), r.ran && errors.Is(err, errSmall):
-		r.away.tell(r.o.Logger, "waiting for NATS", "error", err)
+		r.away.warn(r.o.Logger, "waiting for NATS", "error", err)
 	default:
 		return false
 	}

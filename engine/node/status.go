@@ -113,7 +113,7 @@ func (n *Node) problems() []string {
 		}
 		list = append(list, why)
 	}
-	if missing := n.regain.problem(); missing != nil {
+	if missing := n.lostRights.problem(); missing != nil {
 		list = append(list, missing.Error())
 	}
 	if n.holdTicks.Load() {

@@ -31,21 +31,21 @@ var tenantName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // is one of these with <prefix>.node.<name> in place of <prefix>, or <prefix>.node.<name>.<verb>[.<rest>].
 func (c *call) split(prefix string) error {
 	rest := strings.TrimPrefix(c.Subject(), prefix+".")
-	room, rest, _ := strings.Cut(rest, ".")
-	if room == "node" { // from another node, which passes a client's request on, or has one of its own
+	token, rest, _ := strings.Cut(rest, ".")
+	if token == "node" { // from another node, which passes a client's request on, or has one of its own
 		c.forwarded = true
 		_, rest, _ = strings.Cut(rest, ".")
 		if !strings.HasPrefix(rest, "api.") && !strings.HasPrefix(rest, "tenant.") {
 			_, c.job, _ = strings.Cut(rest, ".")
 			return nil
 		}
-		room, rest, _ = strings.Cut(rest, ".")
+		token, rest, _ = strings.Cut(rest, ".")
 	}
-	if room == "tenant" {
+	if token == "tenant" {
 		c.tenant, rest, _ = strings.Cut(rest, ".")
 	}
 	_, c.job, _ = strings.Cut(rest, ".")
-	if room == "tenant" && !tenantName.MatchString(c.tenant) {
+	if token == "tenant" && !tenantName.MatchString(c.tenant) {
 		return &carillon.Error{
 			Code: carillon.CodeInvalidField, Field: "tenant",
 			Message: fmt.Sprintf("%q is no tenant: 1 to 64 of A-Z a-z 0-9 _ -", c.tenant),

@@ -21,7 +21,7 @@ func (n *Node) tend(ctx context.Context) {
 	if n.server != nil {
 		n.work.Go(func() { n.syncing(ctx) })
 	} else {
-		n.work.Go(func() { n.every(ctx, time.Second, n.regainRights) })
+		n.work.Go(func() { n.every(ctx, time.Second, n.recheckRights) })
 	}
 	n.work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	n.work.Go(func() { n.every(ctx, time.Second, n.watchDisk) })

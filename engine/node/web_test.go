@@ -30,14 +30,14 @@ func TestWatchersLeaveFiles(t *testing.T) {
 	}
 	var held []net.Conn
 	served := 0
-	for range mostWatchers + 10 {
+	for range maxHTTPConns + 10 {
 		c, ok := ask()
 		held = append(held, c)
 		if ok {
 			served++
 		}
 	}
-	if served != mostWatchers {
+	if served != maxHTTPConns {
 		t.Errorf("%d of %d connections were served", served, len(held))
 	}
 	for _, c := range held {

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-func TestPulse(t *testing.T) {
+func TestFreshness(t *testing.T) {
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
-	p := pulse{last: start}
+	p := freshness{last: start}
 	is := func(ms int, want bool) {
 		t.Helper()
 		if p.fresh(at(ms)) != want {
@@ -16,15 +16,15 @@ func TestPulse(t *testing.T) {
 		}
 	}
 	is(100, true)
-	p.beat(at(100), at(101))
+	p.answered(at(100), at(101))
 	is(600, true)
 	is(602, false) // frozen since, or cut off
-	p.beat(at(200), at(3000))
+	p.answered(at(200), at(3000))
 	is(3001, false) // it woke up, but this answer is old
-	p.beat(at(3000), at(3002))
+	p.answered(at(3000), at(3002))
 	is(3010, false) // requests from before may still wait
 	is(3203, true)
-	p.beat(at(4000), at(4001)) // frozen again, and this answer came before fresh was called
+	p.answered(at(4000), at(4001)) // frozen again, and this answer came before fresh was called
 	is(4002, false)
 	is(4202, true)
 }

@@ -13,7 +13,7 @@ import (
 
 // A server through which the log's leader has not answered for too long is left, whatever is known of the other servers. The next server
 // is given as long.
-func TestLeaveCutOff(t *testing.T) {
+func TestSwitchIfCutOff(t *testing.T) {
 	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
 	nc, err := nats.Connect(first+","+second, nats.DontRandomize())
 	if err != nil {
@@ -23,16 +23,16 @@ func TestLeaveCutOff(t *testing.T) {
 	n := &Node{nc: nc, log: slog.New(slog.DiscardHandler)}
 	n.clock.began = time.Now().Add(-time.Hour)
 	n.logHeard.Store(int64(n.clock.running() - cutOffAfter/2))
-	if left := n.leaveCutOff(0); left != 0 || nc.ConnectedUrl() != first {
+	if left := n.switchIfCutOff(0); left != 0 || nc.ConnectedUrl() != first {
 		t.Fatal("a server by way of which the log has answered is left")
 	}
 	n.logHeard.Store(int64(n.clock.running() - 2*cutOffAfter))
-	left := n.leaveCutOff(0)
+	left := n.switchIfCutOff(0)
 	if left == 0 {
 		t.Fatal("it is not left")
 	}
 	natstest.Eventually(t, "the other one is taken", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == second })
-	if again := n.leaveCutOff(left); again != left || nc.ConnectedUrl() != second {
+	if again := n.switchIfCutOff(left); again != left || nc.ConnectedUrl() != second {
 		t.Error("the other one was left at once")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// pulse tells a node whether the requests that it gets from NATS are fresh.
+// freshness tells a node whether the requests that it gets from NATS are fresh.
 //
 // A client that gets no answer in time asks again, and another node answers. If the first node was frozen, or cut off
 // from NATS for a while, the request is still in a buffer, and the node reads it when it wakes up. A pause that another
@@ -17,48 +17,48 @@ import (
 // A connection delivers in order. So the node pings its server ten times a second, and ignores requests while the last
 // ping that was answered is too old, and for a moment after that, until the requests that came before the answer have
 // been read, too.
-type pulse struct {
-	mu   sync.Mutex
-	last time.Time // when the ping was sent that was answered last
-	ill  time.Time // when a ping was last answered too late, or too long after the one before was sent
+type freshness struct {
+	mu     sync.Mutex
+	last   time.Time // when the ping was sent that was answered last
+	lateAt time.Time // when a ping was last answered too late, or too long after the one before was sent
 }
 
 const (
-	pulseEvery  = 100 * time.Millisecond
-	pulseOld    = 500 * time.Millisecond // well below the time after which a client asks again
-	pulseSettle = 200 * time.Millisecond // by then the library has called the handlers for what it had read
+	pingEvery = 100 * time.Millisecond
+	freshFor  = 500 * time.Millisecond // well below the time after which a client asks again
+	settleFor = 200 * time.Millisecond // by then the library has called the handlers for what it had read
 )
 
-// beat notes that the ping sent at a time was answered.
-func (p *pulse) beat(sent, now time.Time) {
+// answered notes that the ping sent at a time was answered.
+func (p *freshness) answered(sent, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.last) > pulseOld || now.Sub(sent) > pulseOld {
-		p.ill = now
+	if now.Sub(p.last) > freshFor || now.Sub(sent) > freshFor {
+		p.lateAt = now
 	}
 	p.last = sent
 }
 
 // fresh tells whether a request that is read now was sent to the node just before.
-func (p *pulse) fresh(now time.Time) bool {
+func (p *freshness) fresh(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return now.Sub(p.last) <= pulseOld && now.Sub(p.ill) > pulseSettle
+	return now.Sub(p.last) <= freshFor && now.Sub(p.lateAt) > settleFor
 }
 
-// feelPulse pings the node's server until ctx ends. It goes to another server if that one is cut off (leaveCutOff).
-func (n *Node) feelPulse(ctx context.Context) {
-	t := time.NewTicker(pulseEvery)
+// pingLoop pings the node's server until ctx ends. It goes to another server if that one is cut off (switchIfCutOff).
+func (n *Node) pingLoop(ctx context.Context) {
+	t := time.NewTicker(pingEvery)
 	defer t.Stop()
 	var left time.Duration
 	for {
 		sent := time.Now()
 		answer, cancel := context.WithTimeout(ctx, replyTimeout)
 		if n.nc.FlushWithContext(answer) == nil { // a ping and its answer
-			n.pulse.beat(sent, time.Now())
+			n.freshness.answered(sent, time.Now())
 		}
 		cancel()
-		left = n.leaveCutOff(left)
+		left = n.switchIfCutOff(left)
 		select {
 		case <-ctx.Done():
 			return

@@ -15,20 +15,20 @@ import (
 // rightsWithin bounds the wait for nats-server's answer to the test of subscriptions.
 const rightsWithin = 2 * time.Second
 
-// regain gets subscriptions back that nats-server removed when the user lost a right, or a limit became lower, as after a reload of its
+// lostRights gets subscriptions back that nats-server removed when the user lost a right, or a limit became lower, as after a reload of its
 // configuration. When the right comes back, nats-server does not restore the subscriptions, and the library makes them again only on a
 // new connection. Without one, answers to this node and requests to it would never arrive again.
-type regain struct {
+type lostRights struct {
 	refused atomic.Bool // a subscription was refused
 	outputs atomic.Bool // an output was refused; nothing is lost for good by that, but other nodes may be allowed to publish
 
-	mu      sync.Mutex
-	missing error     // which right or limit the user lacks, as of the last question; nil: none
-	went    time.Time // when a new connection was last made
+	mu          sync.Mutex
+	missing     error     // which right or limit the user lacks, as of the last question; nil: none
+	reconnected time.Time // when a new connection was last made
 }
 
 // note looks whether an error of the connection says that a subscription or an output was refused.
-func (r *regain) note(err error, prefix string) {
+func (r *lostRights) note(err error, prefix string) {
 	word, outputs := err.Error(), `Violation for Publish to "`+prefix
 	switch {
 	case errors.Is(err, nats.ErrMaxSubscriptionsExceeded),
@@ -39,49 +39,49 @@ func (r *regain) note(err error, prefix string) {
 	}
 }
 
-func (r *regain) lacks(missing error) {
+func (r *lostRights) setMissing(missing error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.missing = missing
 }
 
-// silenced tells whether outputs were refused, and the user still lacks a right or limit.
-func (r *regain) silenced() bool { return r.outputs.Load() && r.problem() != nil }
+// blocksOutputs tells whether outputs were refused, and the user still lacks a right or limit.
+func (r *lostRights) blocksOutputs() bool { return r.outputs.Load() && r.problem() != nil }
 
 // problem says which right or limit the user lacks; nil if none is known to be missing.
-func (r *regain) problem() error {
+func (r *lostRights) problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.missing
 }
 
-// may tells whether a new connection may be made, and notes that it is. Firing pauses for it, so it is not made again within aroundAgain.
-func (r *regain) may(now time.Time) bool {
+// mayReconnect tells whether a new connection may be made, and notes that it is. Firing pauses for it, so it is not made again within switchAgain.
+func (r *lostRights) mayReconnect(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now.Sub(r.went) < aroundAgain {
+	if now.Sub(r.reconnected) < switchAgain {
 		return false
 	}
-	r.went = now
+	r.reconnected = now
 	return true
 }
 
-// regainRights asks, once a subscription or an output was refused, whether the user has all rights again. If so, it makes a new
+// recheckRights asks, once a subscription or an output was refused, whether the user has all rights again. If so, it makes a new
 // connection for the sake of the subscriptions.
-func (n *Node) regainRights(ctx context.Context) error {
-	if !n.regain.refused.Load() && !n.regain.outputs.Load() || !n.nc.IsConnected() {
+func (n *Node) recheckRights(ctx context.Context) error {
+	if !n.lostRights.refused.Load() && !n.lostRights.outputs.Load() || !n.nc.IsConnected() {
 		return nil
 	}
 	missing := n.askRights(ctx)
-	n.regain.lacks(missing)
+	n.lostRights.setMissing(missing)
 	if missing != nil {
 		return nil
 	}
-	n.regain.outputs.Store(false)
-	if !n.regain.refused.Load() || !n.regain.may(time.Now()) {
+	n.lostRights.outputs.Store(false)
+	if !n.lostRights.refused.Load() || !n.lostRights.mayReconnect(time.Now()) {
 		return nil
 	}
-	n.regain.refused.Store(false)
+	n.lostRights.refused.Store(false)
 	n.log.Warn("nats-server had refused a subscription, and would no more; connecting anew", "server", n.nc.ConnectedUrlRedacted())
 	if err := n.nc.ForceReconnect(); err != nil {
 		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
@@ -100,11 +100,11 @@ func (n *Node) askRights(ctx context.Context) error {
 	if err := n.streams.CheckRights(ctx, nc); err != nil {
 		return err
 	}
-	return asMany(ctx, nc, n.nc.NumSubscriptions())
+	return checkSubscriptions(ctx, nc, n.nc.NumSubscriptions())
 }
 
-// asMany returns an error if a connection may not have so many subscriptions.
-func asMany(ctx context.Context, nc *nats.Conn, most int) error {
+// checkSubscriptions returns an error if a connection may not have so many subscriptions.
+func checkSubscriptions(ctx context.Context, nc *nats.Conn, most int) error {
 	ctx, cancel := context.WithTimeout(ctx, rightsWithin)
 	defer cancel()
 	for range most {

@@ -15,7 +15,7 @@ import (
 )
 
 // However often something goes wrong, the log has one line about it in each period, which counts those that were held back.
-func TestTrouble(t *testing.T) {
+func TestLimitedLog(t *testing.T) {
 	var lines bytes.Buffer
 	n := &Node{o: Options{Stream: "S"}, log: slog.New(slog.NewTextHandler(&lines, nil))}
 	tell := n.memberOptions().OnError
@@ -34,19 +34,19 @@ func TestTrouble(t *testing.T) {
 	}
 	lines.Reset()
 	for range 1000 {
-		n.protest(nats.ErrAuthorization)
-		n.protest(nats.ErrPermissionViolation) // of other subjects, or of as many outputs
+		n.logConnError(nats.ErrAuthorization)
+		n.logConnError(nats.ErrPermissionViolation) // of other subjects, or of as many outputs
 	}
-	if got := lines.String(); strings.Count(got, nats.ErrAuthorization.Error()) != 1 || strings.Count(got, nats.ErrPermissionViolation.Error()) != protestsSaid {
+	if got := lines.String(); strings.Count(got, nats.ErrAuthorization.Error()) != 1 || strings.Count(got, nats.ErrPermissionViolation.Error()) != connErrorLines {
 		t.Errorf("logged: %s", got)
 	}
 	lines.Reset()
 	synctest.Test(t, func(*testing.T) {
-		var shy trouble
+		var shy limitedLog
 		start := time.Now()
 		for i, after := range []time.Duration{0, loglimit.Every - 1, loglimit.Every - 1, loglimit.Every, 2 * loglimit.Every} {
 			time.Sleep(time.Until(start.Add(after)))
-			shy.tell(n.log, "trouble", "number", i)
+			shy.warn(n.log, "trouble", "number", i)
 		}
 	})
 	if got := lines.String(); strings.Count(got, "\n") != 3 || !strings.Contains(got, "msg=trouble number=3 held_back=2") || !strings.Contains(got, "number=4 held_back=0") {

@@ -1,0 +1,54 @@
+package node
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/internal/loglimit"
+)
+
+// connErrorLines is how many errors of the connection are logged in a while: a missing right may concern many subjects.
+const connErrorLines = 10
+
+// limitedLog is something that goes wrong again and again, several times a second. It is logged only once, or a few times, in a while.
+type limitedLog struct{ lines loglimit.Limiter }
+
+// limitedLogs are the troubles of a node.
+type limitedLogs struct {
+	ticksLost, claimsLost limitedLog
+	chains                limitedLog // lost chains
+	resumes               limitedLog // resumed chains
+	endUnknown            limitedLog // an output stream does not say how far it is
+	resets                limitedLog // the reader starts over
+	misrouted             limitedLog // records of the log that concern no partition
+	unfollowed            limitedLog // a partition that is placed here could not be taken from another node
+	refusals              limitedLog // refused credentials, one with each attempt to connect
+	connErrors            limitedLog // other errors of the connection, such as a missing right: one with each message
+}
+
+// logConnError logs an error of the connection. Refused credentials are logged less often, because each of these errors says the same.
+func (n *Node) logConnError(err error) {
+	n.lostRights.note(err, n.o.Prefix)
+	for _, refused := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
+		if errors.Is(err, refused) {
+			n.limitedLogs.refusals.warn(n.log, "error of the NATS connection", "error", err)
+			return
+		}
+	}
+	n.limitedLogs.connErrors.logAtMost(connErrorLines, n.log.Warn, "error of the NATS connection", "error", err)
+}
+
+// warn logs a warning, or only counts it if one was logged in the last while (loglimit.Every). args are slog's.
+func (t *limitedLog) warn(log *slog.Logger, what string, args ...any) {
+	t.logAtMost(1, log.Warn, what, args...)
+}
+
+// logAtMost logs with say the first so many in a while (loglimit.Every), with the number of those held back before it.
+func (t *limitedLog) logAtMost(most int, say func(string, ...any), what string, args ...any) {
+	if held, ok := t.lines.Allow(most, time.Now()); ok {
+		say(what, append(args, "held_back", held)...)
+	}
+}

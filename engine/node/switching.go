@@ -1,0 +1,160 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// switching is about the nats-server by way of which a node reaches the streams. At first this is the one on the node's own machine, if there
+// is one (servers.Config). The node goes to another one if a leader answers only by way of that (switchIfUnreachable), or if the log's leader does not
+// answer by way of its present one (switchIfCutOff). It goes home once the server of its machine is well again (switchBack).
+type switching struct {
+	probing atomic.Bool // a goroutine looks for another way
+
+	mu       sync.Mutex
+	switched time.Time // when another way was last taken
+}
+
+const (
+	switchAgain = 10 * time.Second // between two other ways: a leader that most servers cannot reach is replaced sooner
+	// cutOffAfter is how long the log stream may stay silent before the node goes to another server. It is longer than an election takes,
+	// during which the stream is silent by way of every server.
+	cutOffAfter = 10 * time.Second
+)
+
+// recent tells whether another way was taken less than lately ago.
+func (d *switching) recent(lately time.Duration) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Since(d.switched) < lately
+}
+
+// switchIfUnreachable goes to another server if the leader of a stream that this node needs does not answer by way of its present server, but answers
+// quickly by way of the other one. That is so if the link between two hosts is broken and a third one reaches both, because servers do not
+// route messages around a broken link. If the leader is slow, or there is none, it does not answer quickly by way of any server.
+func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, well cluster.View) {
+	if slow.Now || slow.Self || len(slow.Responsive) == 0 || n.switching.recent(switchAgain) || !n.nc.IsConnected() {
+		return
+	}
+	names := n.leaders.unresponsive(slow)
+	if len(names) == 0 {
+		return
+	}
+	needed := n.neededStreams(well)
+	names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(needed, name) })
+	names = names[:min(len(names), leadersMost)]
+	if len(names) == 0 || !n.switching.probing.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() {
+		defer n.switching.probing.Store(false)
+		for _, by := range slow.Responsive {
+			answered := reachable(ctx, by, names)
+			if len(answered) == 0 || n.leaderAnswers(ctx, answered[0]) {
+				continue
+			}
+			if now := n.servers.Slow(); now.Now || now.Self || !n.nc.IsConnected() {
+				return // its own server, or its network, stalled just now, or the node is reconnecting anyway
+			}
+			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", answered[0], "server", by.Conn.ConnectedUrlRedacted())
+			n.switchTo(by)
+			return
+		}
+	})
+}
+
+// switchBack goes back to this machine's own server, once that has been well for servers.ReturnAfter and the leaders answer by way of it. That is
+// where a node should be: other nodes judge by the server to which it is connected whether its network is slow.
+func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well cluster.View) {
+	if n.switching.recent(servers.ReturnAfter) || slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
+		return
+	}
+	local, ok := n.servers.LocalEndpoint(n.nc.ConnectedServerName(), time.Now())
+	if !ok || !n.switching.probing.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() {
+		defer n.switching.probing.Store(false)
+		names := n.neededStreams(well)
+		names = names[:min(len(names), leadersMost)]
+		if len(reachable(ctx, local, names)) < len(names) {
+			return
+		}
+		n.log.Info("going back to the nats-server of this machine", "server", local.Conn.ConnectedUrlRedacted())
+		n.switchTo(local)
+	})
+}
+
+// switchTo goes to a server, and notes when, so that the node does not soon go to another one.
+func (n *Node) switchTo(to servers.Endpoint) {
+	n.switching.mu.Lock()
+	n.switching.switched = time.Now()
+	n.switching.mu.Unlock()
+	if err := n.servers.SwitchTo(n.nc, to.URL); err != nil {
+		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
+	}
+}
+
+// neededStreams names the streams that this node's triggers need: the shared streams, and the output streams of the partitions that it serves or
+// should serve.
+func (n *Node) neededStreams(well cluster.View) []string {
+	names := n.sharedStreams()
+	for _, p := range n.partitions {
+		if n.servesOrShould(p, well) {
+			names = append(names, n.streams.Out[p.number].Name())
+		}
+	}
+	return names
+}
+
+// reachable names those of some streams whose leaders answer by way of a server within servers.LateAfter.
+func reachable(ctx context.Context, by servers.Endpoint, names []string) (answered []string) {
+	ctx, cancel := context.WithTimeout(ctx, servers.LateAfter)
+	defer cancel()
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	for _, name := range names {
+		asked.Go(func() {
+			if leader, _, err := streams.LeaderBy(ctx, by.Conn, name); err == nil && leader != "" {
+				mu.Lock()
+				defer mu.Unlock()
+				answered = append(answered, name)
+			}
+		})
+	}
+	asked.Wait()
+	return answered
+}
+
+// leaderAnswers tells whether the leader of a stream answers by way of this node's present server within servers.SilentAfter.
+func (n *Node) leaderAnswers(ctx context.Context, name string) bool {
+	ctx, cancel := context.WithTimeout(ctx, servers.SilentAfter)
+	defer cancel()
+	return n.askLeader(ctx, name) != ""
+}
+
+// switchIfCutOff goes to another server if the present one is alive, but the log stream's leader has not answered by way of it for
+// cutOffAfter: the server is cut off from the others. The client library would stay, because the connection works. If the
+// node's own network is slow, another server would be no better. left is when the node last left a server for this reason, since the
+// clock began; the result is the new value of left.
+func (n *Node) switchIfCutOff(left time.Duration) time.Duration {
+	now := n.clock.running()
+	if now-max(left, time.Duration(n.logHeard.Load())) < cutOffAfter || !n.nc.IsConnected() || len(n.nc.Servers()) < 2 {
+		return left
+	}
+	if n.servers.Slow().Self {
+		return left
+	}
+	n.log.Warn("the log stream does not answer by way of this nats-server; going to another one", "server", n.nc.ConnectedUrlRedacted())
+	if err := n.nc.ForceReconnect(); err != nil {
+		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
+	}
+	return now
+}
