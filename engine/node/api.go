@@ -165,9 +165,9 @@ func (n *Node) reservedReply(reply string) bool {
 	return ours && slices.Contains(embedded.ReservedTokens[:], token)
 }
 
-// quietLooks is how many times in a row, a millisecond apart, finishCommands must find no command in progress: the client
+// quietChecks is how many times in a row, a millisecond apart, finishCommands must find no command in progress: the client
 // library may not have handed out all of them yet.
-const quietLooks = 10
+const quietChecks = 10
 
 // finishCommands stops taking requests, and waits until the commands that were taken have come back through the log, or until their
 // clients have stopped waiting (replyTimeout). Until it returns, the log must still be read.
@@ -182,11 +182,11 @@ func (n *Node) finishCommands(ctx context.Context) {
 	// After this the server delivers no more requests. Those that it delivered are in the client library, which calls handlers one after
 	// the other.
 	_ = n.requestConn.FlushWithContext(ctx)
-	for quiet := 0; quiet < quietLooks; {
+	for quiet := 0; quiet < quietChecks; {
 		if quiet++; n.replies.expected() {
 			quiet = 0
 		}
-		if !pause(ctx, time.Millisecond) {
+		if !sleep(ctx, time.Millisecond) {
 			return
 		}
 	}
@@ -196,7 +196,7 @@ func (n *Node) finishCommands(ctx context.Context) {
 func (n *Node) lastAnswers() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	for n.requests.calls.Load() > 0 && pause(ctx, time.Millisecond) {
+	for n.requests.calls.Load() > 0 && sleep(ctx, time.Millisecond) {
 		continue
 	}
 }

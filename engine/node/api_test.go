@@ -126,7 +126,7 @@ func TestListsWaitForAWhile(t *testing.T) {
 		}
 		began := time.Now()
 		err := n.apiList(&call{node: n})
-		if took := time.Since(began); took != listsWithin || !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+		if took := time.Since(began); took != acquireTimeout || !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
 			t.Errorf("after %s: %v", took, err)
 		}
 		n.requests.statuses = make(chan struct{}, 1)

@@ -35,7 +35,7 @@ func (n *Node) read(ctx context.Context) {
 		err = n.leftBehind(cut.At.Seq, cut.First, err)
 	}
 	if ctx.Err() == nil {
-		n.fail(fmt.Errorf("node: reading the log: %w", n.unreachable(passing(err))))
+		n.fail(fmt.Errorf("node: reading the log: %w", n.unreachable(markTransient(err))))
 	}
 }
 
@@ -49,8 +49,8 @@ type batch struct {
 // batchKept is the size, in bytes, up to which a batch keeps its buffer in any case.
 const batchKept = 256 << 10
 
-// letGo frees what is no longer needed once a batch is carried out: the messages behind its records, and the memory that a burst took.
-func (b *batch) letGo() {
+// release frees what is no longer needed once a batch is carried out: the messages behind its records, and the memory that a burst took.
+func (b *batch) release() {
 	clear(b.records)
 	clear(b.stored)
 	if cap(b.bytes) > batchKept && len(b.bytes) < batchKept/8 {
@@ -70,7 +70,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	if err := n.local.Append(b.stored); err != nil {
 		return err
 	}
-	n.filling.took(b.stored)
+	n.logUsage.count(b.stored)
 	for i := range b.records {
 		n.carryOut(&b.records[i])
 	}
@@ -80,9 +80,9 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		n.head.Store(last)
 	}
 	n.waiters.advance(last)
-	n.bell.Wake()
-	ring(n.delivered)
-	b.letGo()
+	n.alarm.Wake()
+	notify(n.delivered)
+	b.release()
 	return nil
 }
 
@@ -97,25 +97,25 @@ func (n *Node) carryOut(r *engine.Record) {
 		// This must come before the tick is applied, because it adjusts the clock by which the outputs of the tick are held.
 		n.clock.measured(sent, now, time.Unix(0, r.Time))
 	}
-	concerned := n.concerned(&e)
-	for _, p := range concerned {
+	affected := n.affected(&e)
+	for _, p := range affected {
 		n.apply(p, &e)
 	}
-	if len(concerned) == 0 {
-		n.stray(r)
+	if len(affected) == 0 {
+		n.noteMisrouted(r)
 	}
 	if e.Kind == engine.KindImport {
 		runtime.Gosched() // a record of many jobs takes long: let others run
 	}
 	if ours {
-		n.ticking.back(sent, now)
+		n.ticking.returned(sent, now)
 		n.meters.tickRound.Update(now.Sub(sent).Seconds())
 	}
 }
 
-// stray notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's subject
+// noteMisrouted notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's subject
 // transform since the stream was made.
-func (n *Node) stray(r *engine.Record) {
+func (n *Node) noteMisrouted(r *engine.Record) {
 	if r.Subject == n.layout.LogSubject(engine.AllPartitions, "heal") {
 		return // it keeps the place of a record that was lost
 	}
@@ -163,7 +163,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	result, err := p.machine.Apply(e)
 	if err != nil {
-		err = passing(err)
+		err = markTransient(err)
 		store := errors.Is(err, wal.ErrFailed) || errors.Is(err, wal.ErrClosed) || errors.Is(err, errNoFiles)
 		if damaged(err) && !store {
 			err = unreadable(p.number, err)
@@ -174,7 +174,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		case store:
 			n.fail(err)
 		case first:
-			n.tellStopped(p, err)
+			n.logStopped(p, err)
 		}
 		return
 	}

@@ -102,7 +102,7 @@ func (n *Node) readBarrier(read ...*partition) error {
 func (n *Node) askLogEnd() (uint64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
 	defer cancel()
-	info, err := n.lookAtLog(ctx)
+	info, err := n.queryLog(ctx)
 	return info.Last, err
 }
 

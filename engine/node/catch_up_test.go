@@ -95,7 +95,7 @@ func TestCatchUp(t *testing.T) {
 
 // replayAll brings all partitions up to the last record of the local log, while it goes on reading the log.
 func TestReplayAll(t *testing.T) {
-	const partitions, jobs = 3, 5*laneBatch + 7
+	const partitions, jobs = 3, 5*replayBatch + 7
 	store, err := wal.OpenStore(wal.Options{Dir: t.TempDir(), Profile: wal.ProfileLog})
 	if err != nil {
 		t.Fatal(err)

@@ -13,9 +13,9 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// checkpointLook is how often the node looks whether a checkpoint is due while the log brings records. Once a second would be too rare: a
+// checkpointPoll is how often the node looks whether a checkpoint is due while the log brings records. Once a second would be too rare: a
 // flood of commands fills the default log stream within a few seconds.
-const checkpointLook = 100 * time.Millisecond
+const checkpointPoll = 100 * time.Millisecond
 
 // checkpoints waits until records come, for a second at most, and then takes the checkpoints that are due.
 func (n *Node) checkpoints(ctx context.Context) error {
@@ -39,7 +39,7 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
 		rests := n.atRest(live)
-		free := n.stoppedHere() == 0 && (n.filling.mustFree() || rests) && n.knowsOthers()
+		free := n.stoppedHere() == 0 && (n.logUsage.mustFree() || rests) && n.knowsOthers()
 		var cut, upTo uint64 // the log should be cut up to cut; for that, all older checkpoints must be at upTo or beyond
 		if free {
 			cut = min(n.applied.Load(), n.neededElsewhere())
@@ -50,14 +50,14 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 		}
 		taken := false
 		for _, p := range live {
-			if n.dueCheckpoint(p, upTo) {
-				if err := n.checkpointOrStop(ctx, p, n.resting(ctx, p)); err != nil {
-					return passing(err)
+			if n.checkpointDue(p, upTo) {
+				if err := n.checkpointOrStop(ctx, p, n.checkpointRest(ctx, p)); err != nil {
+					return markTransient(err)
 				}
 				taken = true
 			}
 		}
-		if !taken && !(free && n.filling.holds(cut)) {
+		if !taken && !(free && n.logUsage.holds(cut)) {
 			return nil
 		}
 		// Also if no checkpoint was due: other nodes may need less of the log than before.
@@ -68,9 +68,9 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 	return nil
 }
 
-// dueCheckpoint tells whether a checkpoint of a partition is due. upTo is the position that its older checkpoint must have reached for
+// checkpointDue tells whether a checkpoint of a partition is due. upTo is the position that its older checkpoint must have reached for
 // the log to be cut; 0 if the log need not be cut.
-func (n *Node) dueCheckpoint(p *partition, upTo uint64) bool {
+func (n *Node) checkpointDue(p *partition, upTo uint64) bool {
 	switch {
 	case p.older.Load() < upTo || n.checkpointUrgent(p):
 		return true
@@ -108,7 +108,7 @@ func (n *Node) checkpointLong(p *partition) bool { return n.replayIs(p, 1) }
 
 // replayIs tells whether a start would replay at least so many times the records, or the bytes, that should come between two checkpoints.
 func (n *Node) replayIs(p *partition, times uint64) bool {
-	return n.newRecords(p)/times >= n.o.CheckpointRecords || (n.filling.bytes()-p.bytesAt.Load())/times >= n.o.CheckpointBytes
+	return n.newRecords(p)/times >= n.o.CheckpointRecords || (n.logUsage.bytesRead()-p.bytesAt.Load())/times >= n.o.CheckpointBytes
 }
 
 // checkpointOld tells whether a partition's checkpoint should be renewed for its age.
@@ -122,11 +122,11 @@ func (n *Node) checkpointAge(p *partition) time.Duration {
 // log that it would shorten grows little, each job that fires would be one more to write, and the burst needs the cores. The
 // checkpoint does not wait if somebody wants to take another one of the partition, which cannot begin before this one ends.
 func (n *Node) checkpointWaits(p *partition) bool {
-	return p.wanted.Load() == 0 && n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.draining()
+	return p.checkpointWaiters.Load() == 0 && n.checkpointAge(p) < burstTimes*n.o.CheckpointEvery && n.hasBacklog()
 }
 
-// draining tells whether something that is due waits in a partition that has not stopped.
-func (n *Node) draining() bool {
+// hasBacklog tells whether something that is due waits in a partition that has not stopped.
+func (n *Node) hasBacklog() bool {
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		waits := p.stopped == nil && p.machine.Stats().Ready > 0
@@ -149,17 +149,17 @@ func (n *Node) mostlyChanged(p *partition) bool {
 		return false
 	}
 	share := n.share()
-	return used > share || used > share/4*3 && !n.draining()
+	return used > share || used > share/4*3 && !n.hasBacklog()
 }
 
 // share is the part of the memory for jobs that each partition has.
 func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
 
-// relieve makes room in a log stream that is filling up, before this run appends to it: a full stream would refuse the claims. All of the
+// freeLog makes room in a log stream that is filling up, before this run appends to it: a full stream would refuse the claims. All of the
 // local log has been applied by then. With an external NATS, other nodes may need the log. Then this is left to checkpointRound, once they
 // are known.
-func (n *Node) relieve(ctx context.Context) error {
-	if _, err := n.lookAtLog(ctx); err != nil || n.server == nil || !n.filling.mustFree() {
+func (n *Node) freeLog(ctx context.Context) error {
+	if _, err := n.queryLog(ctx); err != nil || n.server == nil || !n.logUsage.mustFree() {
 		return err
 	}
 	for range 2 {
@@ -208,10 +208,10 @@ func (n *Node) takeCheckpoint(ctx context.Context, p *partition) error {
 
 // checkpointWith is takeCheckpoint, with rest called between small parts of the work.
 func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) error {
-	p.wanted.Add(1)
-	p.taking.Lock() // a snapshot may be taking one, too
-	defer p.taking.Unlock()
-	p.wanted.Add(-1)
+	p.checkpointWaiters.Add(1)
+	p.checkpointing.Lock() // a snapshot may be taking one, too
+	defer p.checkpointing.Unlock()
+	p.checkpointWaiters.Add(-1)
 	began := time.Now()
 	if !p.follows.Load() || p.whyStopped() != nil {
 		return nil
@@ -226,7 +226,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	defer build.Abort()
 	var c *engine.Checkpoint
 	var position uint64
-	n.holding(p, n.meters.checkpointPause, func() {
+	n.withLock(p, n.meters.checkpointPause, func() {
 		if p.stopped != nil {
 			return
 		}
@@ -234,13 +234,13 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 		// they are replayed, by its own position. applied may be before the last checkpoint if the log is read again, or
 		// if the partition was taken from another node.
 		position = max(n.applied.Load(), p.checkpoint.Load())
-		p.bytesAt.Store(n.filling.bytes())
+		p.bytesAt.Store(n.logUsage.bytesRead())
 		c = p.machine.BeginCheckpoint()
 	})
 	if c == nil {
 		return nil
 	}
-	defer n.holding(p, n.meters.checkpointPause, c.Abandon)
+	defer n.withLock(p, n.meters.checkpointPause, c.Abandon)
 	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return ctx.Err() == nil && c.Next(jobSlice) })
 	if ctx.Err() != nil {
 		return nil
@@ -254,7 +254,7 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 		return err
 	}
 	var before *snapshot.View
-	n.holding(p, n.meters.checkpointPause, func() {
+	n.withLock(p, n.meters.checkpointPause, func() {
 		before = p.table.renew()
 		c.Committed()
 	})
@@ -278,7 +278,7 @@ func (n *Node) forget(p *partition) error {
 		var f engine.ForgetCursor
 		var ok bool
 		var err error
-		n.holding(p, n.meters.checkpointPause, func() {
+		n.withLock(p, n.meters.checkpointPause, func() {
 			m = p.machine
 			f, ok, err = m.ForgetCursor()
 		})
@@ -293,7 +293,7 @@ func (n *Node) forget(p *partition) error {
 		if err != nil {
 			return err
 		}
-		n.holding(p, n.meters.checkpointPause, func() {
+		n.withLock(p, n.meters.checkpointPause, func() {
 			more = p.machine == m && m.Forget(gone) // else the partition was given up
 		})
 	}

@@ -28,7 +28,7 @@ func checkpointWaitsForBursts(t *testing.T) {
 	old, burst := n.partitions[0], n.partitions[1]
 	aged := func(age time.Duration) bool {
 		old.checkpointAt.Store(int64(n.clock.running() - age))
-		return n.dueCheckpoint(old, 0)
+		return n.checkpointDue(old, 0)
 	}
 	n.applied.Store(10)
 	if aged(30*time.Second) || !aged(2*time.Minute) {
@@ -53,7 +53,7 @@ func checkpointWaitsForBursts(t *testing.T) {
 			t.Fatal(err, r.Err)
 		}
 	}
-	if !n.draining() || aged(2*time.Minute) {
+	if !n.hasBacklog() || aged(2*time.Minute) {
 		t.Error("it is renewed while another partition drains")
 	}
 	if !aged(4 * time.Minute) {
@@ -63,7 +63,7 @@ func checkpointWaitsForBursts(t *testing.T) {
 	if aged(time.Second) {
 		t.Error("one with a long log is taken while another partition drains")
 	}
-	if !n.dueCheckpoint(old, n.applied.Load()) {
+	if !n.checkpointDue(old, n.applied.Load()) {
 		t.Error("it waits though the log has to be freed")
 	}
 	n.applied.Store(burstTimes * 1000)
@@ -86,16 +86,16 @@ func checkpointWaitsForBursts(t *testing.T) {
 		t.Error("it waits though memory has run out")
 	}
 	n.o.HotJobs = 1
-	old.wanted.Add(1)
+	old.checkpointWaiters.Add(1)
 	if n.checkpointWaits(old) {
 		t.Error("who waits for its end to take one of his own waits for the burst, too")
 	}
-	old.wanted.Add(-1)
+	old.checkpointWaiters.Add(-1)
 	// One that has begun does not go on, either.
 	aged(2 * time.Minute)
 	var drained atomic.Bool
 	var going sync.WaitGroup
-	rest := n.resting(t.Context(), old)
+	rest := n.checkpointRest(t.Context(), old)
 	going.Go(func() {
 		time.Sleep(time.Millisecond) // its work: it rests for a multiple of that
 		rest()
@@ -103,7 +103,7 @@ func checkpointWaitsForBursts(t *testing.T) {
 			t.Error("one that has begun goes on while another partition drains")
 		}
 	})
-	time.Sleep(5 * restLook) // in the bubble's time: it would have gone on
+	time.Sleep(5 * restMost) // in the bubble's time: it would have gone on
 	synctest.Wait()
 	drained.Store(true)
 	burst.mu.Lock()
@@ -129,15 +129,15 @@ func checkpointWaitsForBursts(t *testing.T) {
 func TestResting(t *testing.T) {
 	n := new(Node)
 	rested := func(ctx context.Context, after time.Duration) time.Duration {
-		rest := n.resting(ctx, new(partition))
+		rest := n.checkpointRest(ctx, new(partition))
 		for began := time.Now(); time.Since(began) < after; {
 		}
 		began := time.Now()
 		rest()
 		return time.Since(began)
 	}
-	const short = restLook / restShare
-	if d := rested(t.Context(), short); d < restLook {
+	const short = restMost / restFull
+	if d := rested(t.Context(), short); d < restMost {
 		t.Errorf("it rested for %s", d)
 	}
 	lessThan := func(ctx context.Context, most, after time.Duration, why string) {
@@ -148,31 +148,31 @@ func TestResting(t *testing.T) {
 		}
 		t.Errorf("it rests for %s though %s", most, why)
 	}
-	lessThan(t.Context(), 10*restLook, 10*restLook/restShare, "it was the disk that took its time")
+	lessThan(t.Context(), 10*restMost, 10*restMost/restFull, "it was the disk that took its time")
 	ended, end := context.WithCancel(t.Context())
 	end()
-	lessThan(ended, restLook, short, "the node ends")
-	n.filling.asked(streams.Info{Bytes: 51, MaxBytes: 100}, 0)
-	if n.restTimes() != 0 {
+	lessThan(ended, restMost, short, "the node ends")
+	n.logUsage.update(streams.Info{Bytes: 51, MaxBytes: 100}, 0)
+	if n.restFactor() != 0 {
 		t.Error("it rests while the log has to be freed")
 	}
-	n.filling.asked(streams.Info{Bytes: 40, MaxBytes: 100}, 0)
+	n.logUsage.update(streams.Info{Bytes: 40, MaxBytes: 100}, 0)
 	n.o.CheckpointRecords, n.o.CheckpointBytes = 1000, 1<<20
 	n.partitions = []*partition{{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}}
 	n.partitions[0].follows.Store(true)
 	n.applied.Store(1000)
-	lessThan(t.Context(), restLook, short, "the log of another partition is long")
-	if d := rested(t.Context(), short); d < restLess*short {
+	lessThan(t.Context(), restMost, short, "the log of another partition is long")
+	if d := rested(t.Context(), short); d < restShort*short {
 		t.Errorf("it rested for %s while the log of another partition is long", d)
 	}
 }
 
 // A compaction rests while records come, unless it is behind or the node ends.
 func TestCompactionsRest(t *testing.T) {
-	const work = restLook / restShare
+	const work = restMost / restFull
 	rested := func(ctx context.Context, behind, records bool) time.Duration {
 		n := new(Node)
-		rest := n.compactionRests(ctx)
+		rest := n.compactionRest(ctx)
 		for range 2 {
 			for began := time.Now(); time.Since(began) < work; {
 			}
@@ -181,13 +181,13 @@ func TestCompactionsRest(t *testing.T) {
 			}
 			began := time.Now()
 			rest(behind)
-			if d := time.Since(began); d >= restLook {
+			if d := time.Since(began); d >= restMost {
 				return d
 			}
 		}
 		return 0
 	}
-	if rested(t.Context(), false, true) < restLook {
+	if rested(t.Context(), false, true) < restMost {
 		t.Error("it does not rest while records come")
 	}
 	ended, end := context.WithCancel(t.Context())

@@ -34,7 +34,7 @@ func (n *Node) claimAll(ctx context.Context) error {
 	var last uint64
 	for _, p := range n.partitions {
 		seq, err := n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
-		for errors.Is(err, streams.ErrNoSpace) && pause(ctx, claimPause) {
+		for errors.Is(err, streams.ErrNoSpace) && sleep(ctx, claimPause) {
 			n.limitedLogs.claimsLost.warn(n.log, "claim not stored", "partition", p.number, "error", err)
 			seq, err = n.streams.Log.Publish(ctx, n.layout.LogSubject(p.number, "claim"), nil, body)
 		}
@@ -109,7 +109,7 @@ func (n *Node) claimStored(p *partition, epoch uint64) {
 		n.claimApplied(p) // the claim may have been applied before this answer came
 	}
 	p.mu.Unlock()
-	n.bell.Wake()
+	n.alarm.Wake()
 }
 
 // claimApplied begins to serve a partition if the machine has applied this node's claim. If it has applied another node's claim since, this
@@ -131,13 +131,13 @@ func (n *Node) claimApplied(p *partition) {
 	switch {
 	case st.Epoch == mine:
 		p.serving = true
-		n.bell.Wake() // there may be ticks to make
+		n.alarm.Wake() // there may be ticks to make
 		return
 	case st.Epoch > mine:
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)
 	case st.Position >= mine:
 		p.halt(newerRules(p, st))
-		n.tellStopped(p, p.stopped)
+		n.logStopped(p, p.stopped)
 	default: // the claim has not been applied yet
 		return
 	}
@@ -146,5 +146,5 @@ func (n *Node) claimApplied(p *partition) {
 	p.lostSince, p.lostBy = time.Time{}, nil
 	p.run++ // answers to what was sent before no longer count
 	p.chain.Lose()
-	ring(n.membership.changed)
+	notify(n.membership.changed)
 }

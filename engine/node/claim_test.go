@@ -135,12 +135,12 @@ func TestStuck(t *testing.T) {
 // When a claim that this node has sent comes back, the partition is its own, even if the claim's answer was lost, and whichever of several
 // claims comes last. A claim that an earlier run or another node has sent does not do that.
 func TestOwnClaims(t *testing.T) {
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.Close)
-	n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), bell: bell, meters: newMeters(nil)}
+	t.Cleanup(wake.Close)
+	n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), alarm: wake, meters: newMeters(nil)}
 	n.membership.changed = make(chan struct{}, 1)
 	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
 	p.follows.Store(true)
@@ -176,13 +176,13 @@ func TestOwnClaims(t *testing.T) {
 // A claim whose answer is late is due again, and the answer counts when it comes.
 func TestClaimLate(t *testing.T) {
 	nc, s := openStreams(t)
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.Close)
+	t.Cleanup(wake.Close)
 	layout := engine.Layout{Prefix: "elsewhere", Partitions: 1} // no stream stores what is sent there
-	n := &Node{streams: s, layout: layout, log: slog.New(slog.DiscardHandler), bell: bell}
+	n := &Node{streams: s, layout: layout, log: slog.New(slog.DiscardHandler), alarm: wake}
 	claims, err := nc.SubscribeSync(n.layout.LogSubject(0, "claim"))
 	if err != nil {
 		t.Fatal(err)
@@ -213,18 +213,18 @@ func TestClaimLate(t *testing.T) {
 // clockwork was woken since the last call.
 func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, rang func() bool) {
 	t.Helper()
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.Close)
-	n = &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil), bell: bell}
+	t.Cleanup(wake.Close)
+	n = &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil), alarm: wake}
 	p = &partition{chain: engine.NewChain()}
 	p.chain.Confirm()
 	p.chain.Resume(0, 0, outputs)
 	return n, p, func() bool {
 		select {
-		case <-bell.C():
+		case <-wake.C():
 			return true
 		default:
 			return false

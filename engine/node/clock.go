@@ -65,8 +65,8 @@ func (c *clock) measured(sent, received, stamp time.Time) {
 	c.offset.Store(c.known.NS())
 }
 
-// wrong is how far the streams' clock is ahead of this machine's; 0 with an embedded server.
-func (c *clock) wrong() time.Duration {
+// machineOffset is how far the streams' clock is ahead of this machine's; 0 with an embedded server.
+func (c *clock) machineOffset() time.Duration {
 	if !c.external {
 		return 0
 	}

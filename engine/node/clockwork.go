@@ -25,14 +25,14 @@ func (n *Node) clockwork(ctx context.Context) {
 		}
 		n.streams.Flush()
 		wake = min(wake, n.tick(now))
-		if err := n.bell.Set(n.clock.until(wake)); err != nil {
+		if err := n.alarm.Set(n.clock.until(wake)); err != nil {
 			n.fail(fmt.Errorf("node: timer: %w", err))
 			return
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-n.bell.C():
+		case <-n.alarm.C():
 		}
 	}
 }
@@ -57,14 +57,14 @@ func (n *Node) tick(now int64) (wake int64) {
 	}
 	if wake > now {
 		if owns {
-			n.ticking.rest()
+			n.ticking.setIdle()
 		}
 		return wake
 	}
 	// At least one partition needs a tick, so a record and its fsync are needed in any case. The record then has ticks for all partitions
 	// in which something comes due within the longest lead. Outputs are held until their millisecond all the same.
 	var ticks []engine.Tick
-	n.owners(space, func(p *partition, room int, durable engine.Acked) {
+	n.eachOwned(space, func(p *partition, room int, durable engine.Acked) {
 		if t, ok := p.owner.Tick(p.machine, now, leadMax, room, durable); ok {
 			ticks = append(ticks, t)
 		}
@@ -98,7 +98,7 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 			n.meters.ticksFailed.Inc()
 		}
 		n.ticking.fail(at, err)
-		n.bell.Wake()
+		n.alarm.Wake()
 	})
 }
 
@@ -107,7 +107,7 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
 	wake = math.MaxInt64
 	sharing := 0
-	n.owners(space, func(p *partition, room int, durable engine.Acked) {
+	n.eachOwned(space, func(p *partition, room int, durable engine.Acked) {
 		owns, wake = true, min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
 		if at, ok := p.machine.NextDeadline(); ok && at <= now+leadMax {
 			sharing++
@@ -117,13 +117,13 @@ func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
 	return wake, owns
 }
 
-// lastTick ends ticking. It waits until the tick that is on its way, and all that other nodes appended, is applied, so that the
+// finishTicking ends ticking. It waits until the tick that is on its way, and all that other nodes appended, is applied, so that the
 // checkpoint of a clean stop has it: a version with other rules could not apply a tick behind the checkpoint. It waits for tickTimeout at
 // most, and not while NATS is away.
-func (n *Node) lastTick(ctx context.Context) {
+func (n *Node) finishTicking(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
 	defer cancel()
-	for n.ticking.end() && n.nc.IsConnected() && pause(ctx, time.Millisecond) {
+	for n.ticking.end() && n.nc.IsConnected() && sleep(ctx, time.Millisecond) {
 		continue
 	}
 	if n.membership.participating.Load() && n.nc.IsConnected() {
@@ -136,11 +136,11 @@ func (n *Node) lastTick(ctx context.Context) {
 	}
 }
 
-// owners visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may be
+// eachOwned visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may be
 // made. room is what the partition's chain has room for, and at most what fits into space bytes if all outputs are as large as the
 // partition's largest: a tick goes into the log, and every node that applies it makes as many outputs as it allows. owners also tells
 // each chain its share of the window, and measures the window.
-func (n *Node) owners(space int, visit func(p *partition, room int, durable engine.Acked)) {
+func (n *Node) eachOwned(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	stored := uint64(0)
 	for _, p := range n.partitions {
 		p.mu.Lock()
@@ -149,7 +149,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		p.chain.Share(n.window.sharing, n.window.hurried())
 		stored += p.chain.Stored().Output
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
-			n.bell.Wake() // an output that waited for room may be sent now, and this round of publishing is over
+			n.alarm.Wake() // an output that waited for room may be sent now, and this round of publishing is over
 		}
 		room, durable := p.chain.FreeWindow(), p.durable
 		p.out.Unlock()
@@ -164,7 +164,7 @@ func (n *Node) owners(space int, visit func(p *partition, room int, durable engi
 		p.mu.Unlock()
 	}
 	if n.server != nil {
-		n.window.look(n.clock.running(), stored)
+		n.window.measure(n.clock.running(), stored)
 	}
 }
 

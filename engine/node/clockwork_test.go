@@ -40,7 +40,7 @@ func TestRoomForLargeOutputs(t *testing.T) {
 		}
 	}
 	rooms := func() (rooms []int) {
-		n.owners(n.outboxSpace(), func(_ *partition, room int, _ engine.Acked) { rooms = append(rooms, room) })
+		n.eachOwned(n.outboxSpace(), func(_ *partition, room int, _ engine.Acked) { rooms = append(rooms, room) })
 		return rooms
 	}
 	rooms()
@@ -67,7 +67,7 @@ func TestShareGrows(t *testing.T) {
 	}
 	defer bell.Close()
 	p := &partition{machine: engine.New(layout, 0), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
-	n := &Node{bell: bell, partitions: []*partition{p}}
+	n := &Node{alarm: bell, partitions: []*partition{p}}
 	outputs := make([]engine.Output, 4000)
 	for i := range outputs {
 		outputs[i] = engine.Output{Number: uint64(i + 1), Due: 5_000}
@@ -75,7 +75,7 @@ func TestShareGrows(t *testing.T) {
 	p.chain.Resume(0, 0, outputs)
 	share := func(chains int) (rang bool) {
 		n.window.sharing = chains
-		n.owners(1<<30, func(*partition, int, engine.Acked) {})
+		n.eachOwned(1<<30, func(*partition, int, engine.Acked) {})
 		select {
 		case <-bell.C():
 			return true
@@ -102,13 +102,13 @@ func TestShareGrows(t *testing.T) {
 // chainOf returns a node with one partition, whose chain has sent one output and asked for an ack.
 func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
 	t.Helper()
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.Close)
+	t.Cleanup(wake.Close)
 	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0), chain: engine.NewChain()}
-	n := &Node{bell: bell, partitions: []*partition{p}, server: ns, log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
+	n := &Node{alarm: wake, partitions: []*partition{p}, server: ns, log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
 	p.chain.Resume(0, 0, []engine.Output{{Number: 1, Kind: engine.OutputEvent}})
 	if m, ok := p.chain.Next(1); !ok || !m.Ack {
 		t.Fatalf("the output is sent: %t, and an ack asked for: %t", ok, m.Ack)
@@ -141,7 +141,7 @@ func TestMessageIDs(t *testing.T) {
 	} {
 		c.m.Output = &engine.Output{Number: 11, Kind: engine.OutputEvent}
 		var got streams.Chained
-		n.write(&got, &partition{number: 2, run: 10}, c.m)
+		n.render(&got, &partition{number: 2, run: 10}, c.m)
 		if ids := strings.TrimSuffix(string(got.Header), string(c.m.Output.AppendHeader(nil))); ids != c.want {
 			t.Errorf("named %t, linked %t: %q, want %q", c.m.Named, c.m.Linked, ids, c.want)
 		}
@@ -168,7 +168,7 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 		if late := p.overdue.upTo == 1; late != c.late || p.chain.Lost() != c.lost {
 			t.Errorf("%v: late is what is stored up to %d, lost %t", c.err, p.overdue.upTo, p.chain.Lost())
 		}
-		<-n.bell.C()
+		<-n.alarm.C()
 	}
 }
 
@@ -205,7 +205,7 @@ func TestWindowIsShared(t *testing.T) {
 	}
 	rooms := func(now int64) (rooms []int) {
 		n.nextTick(now, leadMin, space)
-		n.owners(space, func(_ *partition, room int, _ engine.Acked) { rooms = append(rooms, room) })
+		n.eachOwned(space, func(_ *partition, room int, _ engine.Acked) { rooms = append(rooms, room) })
 		return rooms
 	}
 	alone := rooms(due - leadMax - 1)[0]
@@ -252,7 +252,7 @@ func TestWindowIsMeasured(t *testing.T) {
 		{1050 * time.Millisecond, 10_000, least}, // a chain was resumed
 		{1060 * time.Millisecond, 12_000, middle},
 	} {
-		if w.look(c.at, c.stored); w.hurried() != c.open {
+		if w.measure(c.at, c.stored); w.hurried() != c.open {
 			t.Errorf("after %v and %d outputs %d may be in flight, want %d", c.at, c.stored, w.hurried(), c.open)
 		}
 	}

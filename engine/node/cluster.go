@@ -122,7 +122,7 @@ func (n *Node) claimLoop(ctx context.Context) {
 				n.fail(errors.Join(errors.New("node: no longer among the nodes of this service"), n.membership.member.Err()))
 				return
 			}
-			ring(n.membership.changed)
+			notify(n.membership.changed)
 		case <-t.C:
 		}
 		n.membership.noteUnserved(n.membership.member.View(), len(n.partitions))

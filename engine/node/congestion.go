@@ -13,13 +13,13 @@ import (
 // that, and ask again. So the engine would mostly carry out commands for which nobody waits any more, and ticks would wait in the log
 // behind these.
 //
-// An interval lasts congestionLook at least, from one answer to another. If two intervals in a row end with an answer that took more than
+// An interval lasts congestionInterval at least, from one answer to another. If two intervals in a row end with an answer that took more than
 // slowAnswer, the bound becomes the number of commands that are answered in a second, but at least leastCalls. When answers are quick
 // again, it doubles with each interval. A stall alone does not lower the bound: once it is over, all that waited is answered within one
 // interval.
 type congestion struct {
 	mu       sync.Mutex
-	most     int       // 0 for maxCalls
+	limit    int       // 0 for maxCalls
 	slow     bool      // at the end of the interval before
 	from     time.Time // the present interval's first answer; zero before that
 	answered int       // since then
@@ -27,10 +27,10 @@ type congestion struct {
 }
 
 const (
-	congestionLook = 500 * time.Millisecond
-	congestionOver = 10 * time.Second // without an answer: the bound is dropped, because no command is waiting any more
-	slowAnswer     = 2 * time.Second
-	leastCalls     = 256
+	congestionInterval = 500 * time.Millisecond
+	congestionOver     = 10 * time.Second // without an answer: the bound is dropped, because no command is waiting any more
+	slowAnswer         = 2 * time.Second
+	leastCalls         = 256
 )
 
 // note takes the outcome of a command that was to go into the log, and how long it took. If the outcome is unknown, only the time counts. A
@@ -49,18 +49,18 @@ func (c *congestion) note(now time.Time, took time.Duration, err *carillon.Error
 		c.answered++
 	}
 	look := now.Sub(c.from)
-	if look < congestionLook {
+	if look < congestionInterval {
 		return
 	}
 	slow := took > slowAnswer
 	switch {
 	case slow && c.slow:
-		c.most = max(int(float64(c.answered)/look.Seconds()), leastCalls)
+		c.limit = max(int(float64(c.answered)/look.Seconds()), leastCalls)
 	case took < slowAnswer/2:
-		c.most *= 2
+		c.limit *= 2
 	}
-	if c.most >= maxCalls {
-		c.most = 0
+	if c.limit >= maxCalls {
+		c.limit = 0
 	}
 	c.slow, c.from, c.answered = slow, time.Time{}, 0
 }
@@ -69,13 +69,13 @@ func (c *congestion) note(now time.Time, took time.Duration, err *carillon.Error
 func (c *congestion) admits(now time.Time, calls int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.most > 0 && now.Sub(c.noted) > congestionOver {
-		c.most, c.slow, c.from, c.answered = 0, false, time.Time{}, 0
+	if c.limit > 0 && now.Sub(c.noted) > congestionOver {
+		c.limit, c.slow, c.from, c.answered = 0, false, time.Time{}, 0
 	}
-	if c.most == 0 || calls <= int64(c.most) {
+	if c.limit == 0 || calls <= int64(c.limit) {
 		return nil
 	}
 	return &carillon.Error{
-		Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress, and answers take over %s", c.most, slowAnswer),
+		Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d requests are in progress, and answers take over %s", c.limit, slowAnswer),
 	}
 }

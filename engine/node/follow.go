@@ -50,7 +50,7 @@ const (
 // followLoop keeps what the node follows in step with the placement, until ctx ends.
 func (n *Node) followLoop(ctx context.Context) error {
 	since := make([]time.Time, len(n.partitions)) // since when a partition is followed and should not be, or is not and should be
-	for pause(ctx, followPoll) {
+	for sleep(ctx, followPoll) {
 		v := n.view()
 		if len(v.Placement) != len(n.partitions) {
 			continue
@@ -65,7 +65,7 @@ func (n *Node) followLoop(ctx context.Context) error {
 			case since[i].IsZero():
 				since[i] = time.Now()
 			}
-			switch err := passing(n.followOrGiveUp(ctx, p, v, wanted, time.Since(since[i]))); {
+			switch err := markTransient(n.followOrGiveUp(ctx, p, v, wanted, time.Since(since[i]))); {
 			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // the other node is busy
 			case errors.Is(err, errDisk):
 				return err
@@ -178,7 +178,7 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 		return errors.Join(err, n.saved.Clear(uint16(p.number))) // so that the next start does not find it without the log that it needs
 	}
 	n.log.Info("follows a partition", "partition", p.number, "from", from, "position", part.Position, "records", records, "took", time.Since(began))
-	ring(n.membership.changed)
+	notify(n.membership.changed)
 	return nil
 }
 
@@ -229,7 +229,7 @@ func (n *Node) catchUp(ctx context.Context, p *partition) (records int, err erro
 	p.checkpoint.Store(position)
 	p.older.Store(0)
 	p.checkpointAt.Store(int64(n.clock.running()))
-	p.bytesAt.Store(n.filling.bytes())
+	p.bytesAt.Store(n.logUsage.bytesRead())
 	p.follows.Store(true)
 	return records, nil
 }
@@ -241,17 +241,17 @@ func (n *Node) unfollow(ctx context.Context, p *partition) error {
 	defer p.unfollowing.Store(false)
 	answered, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	for p.unanswered.Load() > 0 && pause(answered, time.Millisecond) {
+	for p.unanswered.Load() > 0 && sleep(answered, time.Millisecond) {
 		continue
 	}
 	if !n.saveLock.TryLock() {
 		return nil // it is tried again at the next look
 	}
 	defer n.saveLock.Unlock()
-	p.wanted.Add(1)
-	p.taking.Lock()
-	defer p.taking.Unlock()
-	p.wanted.Add(-1)
+	p.checkpointWaiters.Add(1)
+	p.checkpointing.Lock()
+	defer p.checkpointing.Unlock()
+	p.checkpointWaiters.Add(-1)
 	if !n.followedAsPlaced(n.view(), p.number) { // checked again, after waiting for commands and perhaps a checkpoint
 		return nil
 	}

@@ -51,5 +51,5 @@ func (n *Node) heardForeign(p *partition, m *nats.Msg) {
 		n.meters.lost.Inc()
 		p.chain.Lose()
 	}
-	n.bell.Wake()
+	n.alarm.Wake()
 }

@@ -67,7 +67,7 @@ func (n *Node) connectsSoon(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, reconnectSoon)
 	defer cancel()
 	for !n.nc.IsConnected() && !n.nc.IsClosed() {
-		if !pause(ctx, 5*time.Millisecond) {
+		if !sleep(ctx, 5*time.Millisecond) {
 			break
 		}
 	}
@@ -87,8 +87,8 @@ func (n *Node) awaitNoForwards(ctx context.Context) {
 		v := n.view()
 		return slices.ContainsFunc(n.partitions, func(p *partition) bool { return v.Follower(p.number) == n.o.Name })
 	}
-	for asked() && pause(ctx, 5*time.Millisecond) {
+	for asked() && sleep(ctx, 5*time.Millisecond) {
 		continue
 	}
-	pause(ctx, viewLag)
+	sleep(ctx, viewLag)
 }

@@ -44,7 +44,7 @@ func (n *Node) heal(ctx context.Context) error {
 	}
 	if last == 0 {
 		if n.neverWritten(info) {
-			return n.keepPlaces(info)
+			return n.writePlaceholders(info)
 		}
 		if info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {
 			return fmt.Errorf("node: the local log is empty and the log stream begins at %d: what came before is in the checkpoints that were lost with the local log; see docs/operations.md", info.First)
@@ -100,8 +100,8 @@ func (n *Node) neverWritten(info streams.Info) bool {
 	return n.server != nil && n.applied.Load() == 0 && info.Messages == 0 && info.Last > 0 && info.Last <= uint64(len(n.partitions))
 }
 
-// keepPlaces has the local log begin at 1 all the same, with a hole for each sequence that is gone.
-func (n *Node) keepPlaces(info streams.Info) error {
+// writePlaceholders has the local log begin at 1 all the same, with a hole for each sequence that is gone.
+func (n *Node) writePlaceholders(info streams.Info) error {
 	n.log.Warn("the first writes to the log stream failed; going on behind them", "stream", info.Last)
 	var holes []wal.Record
 	for seq := uint64(1); seq <= info.Last; seq++ {

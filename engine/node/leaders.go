@@ -161,7 +161,7 @@ func (n *Node) requestStepDown(ctx context.Context, name string, slow servers.Sl
 	n.log.Info("a slow nats-server was asked to step down as leader of a stream", "stream", name, "server", by, "to", to)
 	n.work.Go(func() {
 		until := time.Now().Add(stepDownAgain)
-		for time.Now().Before(until) && pause(ctx, stepDownPoll) {
+		for time.Now().Before(until) && sleep(ctx, stepDownPoll) {
 			if now := n.askLeader(ctx, name); now != "" && now != by {
 				n.leaderChanged(p, now)
 				return
@@ -199,6 +199,6 @@ func (n *Node) leaderChanged(p *partition, leader string) {
 	defer p.out.Unlock()
 	if !p.chain.Lost() && p.chain.InFlight() > 0 && p.leader.Name != leader {
 		n.lose(p, errElected)
-		n.bell.Wake()
+		n.alarm.Wake()
 	}
 }

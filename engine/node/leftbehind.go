@@ -91,7 +91,7 @@ func resetData(ctx context.Context, o Options, behind *leftBehindError) (err err
 			return fmt.Errorf("%w: %w", errUnreachable, behind)
 		case waited > othersWait(v):
 			return fmt.Errorf("%w; no other node follows %s", behind, lacks)
-		case !pause(ctx, followPoll):
+		case !sleep(ctx, followPoll):
 			return ctx.Err()
 		}
 	}

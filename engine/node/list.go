@@ -15,16 +15,16 @@ const pageScan = 200
 // pageJobs is how many jobs a list takes from a partition at most while it holds the lock.
 const pageJobs = 100
 
-// pageLooks is how many jobs a list looks at in all partitions together before it answers with what it has: some tenths of a
+// pageScanMost is how many jobs a list looks at in all partitions together before it answers with what it has: some tenths of a
 // second in memory, a second on disk.
-const pageLooks = 100_000
+const pageScanMost = 100_000
 
 // page collects up to limit jobs that match and come after an id. It ends earlier when they fill a message, or when it has looked at the
-// partition's share of pageLooks. last is the id up to which it looked; more tells whether there are jobs after that.
+// partition's share of pageScanMost. last is the id up to which it looked; more tells whether there are jobs after that.
 func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool) {
 	size := 0
 	more = true
-	for looked := 0; more && len(jobs) < limit && size < carillon.MaxPageBytes && looked*len(n.partitions) < pageLooks; looked += pageScan {
+	for looked := 0; more && len(jobs) < limit && size < carillon.MaxPageBytes && looked*len(n.partitions) < pageScanMost; looked += pageScan {
 		var part []carillon.JobReply
 		most := min(limit-len(jobs), pageJobs)
 		read := n.readPageAhead(p, list, after, most)
@@ -40,28 +40,28 @@ func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limi
 }
 
 // maxLists bounds the lists that are made at a time; each takes a MiB or so for each partition. Others wait for their turn, but
-// only for listsWithin, which is less than a client waits: lists that nobody waits for any more would keep out others, and commands.
+// only for acquireTimeout, which is less than a client waits: lists that nobody waits for any more would keep out others, and commands.
 const (
-	maxLists    = 32
-	listsWithin = 1500 * time.Millisecond
+	maxLists       = 32
+	acquireTimeout = 1500 * time.Millisecond
 )
 
-// await waits, for listsWithin at most, for a place in a channel that has one for each request that may be in progress. The caller
+// acquire waits, for acquireTimeout at most, for a place in a channel that has one for each request that may be in progress. The caller
 // frees its place by a receive.
-func await(turns chan struct{}, what string) error {
-	patience := time.NewTimer(listsWithin)
+func acquire(slots chan struct{}, what string) error {
+	patience := time.NewTimer(acquireTimeout)
 	defer patience.Stop()
 	select {
-	case turns <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	case <-patience.C:
-		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d %s are in progress", cap(turns), what)}
+		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d %s are in progress", cap(slots), what)}
 	}
 }
 
 // apiList answers with a page of the jobs of all partitions, in order of ids. The cursor is the last id, encoded.
 func (n *Node) apiList(c *call) error {
-	if err := await(n.requests.lists, "lists"); err != nil {
+	if err := acquire(n.requests.lists, "lists"); err != nil {
 		return err
 	}
 	defer func() { <-n.requests.lists }()

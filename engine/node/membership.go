@@ -134,7 +134,7 @@ func (n *Node) drains() bool { return n.membership.draining.Load() || n.lostRigh
 // report is this node's part of each beat. A node that can neither fire nor read reports no partitions, so that others take them. One
 // whose outputs nats-server refuses drains: it keeps serving what nobody else can, and still answers.
 func (n *Node) report() cluster.Report {
-	r := cluster.Report{Draining: n.drains(), ClockOffsetMS: n.clock.wrong().Milliseconds(), Server: n.nc.ConnectedServerName()}
+	r := cluster.Report{Draining: n.drains(), ClockOffsetMS: n.clock.machineOffset().Milliseconds(), Server: n.nc.ConnectedServerName()}
 	if !n.membership.reporting.Load() {
 		return r
 	}
@@ -156,7 +156,7 @@ func (n *Node) report() cluster.Report {
 // stuck tells whether ticks do not come back although the log stream has answered all the time: then this node is at fault.
 func (n *Node) stuck() bool {
 	now := n.clock.running()
-	return n.ticking.fruitless(time.Now()) > tickTimeout &&
+	return n.ticking.failingFor(time.Now()) > tickTimeout &&
 		now-time.Duration(n.logHeard.Load()) < tickTimeout && now-time.Duration(n.logHeardSince.Load()) > tickTimeout
 }
 

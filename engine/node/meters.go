@@ -134,7 +134,7 @@ func (m *meters) addGauges(running func() *Node) {
 		return age
 	})
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
-	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return n.clock.wrong().Seconds() })
+	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return n.clock.machineOffset().Seconds() })
 	gauge("carillon_partitions_stopped", func(n *Node) float64 { return float64(n.stoppedHere()) })
 	gauge("carillon_partitions_followed", func(n *Node) float64 { return float64(len(n.followed())) })
 	gauge("carillon_foreign_outputs", func(n *Node) (foreign float64) {

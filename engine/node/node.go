@@ -27,7 +27,7 @@ import (
 // Node is one run of the engine.
 type Node struct {
 	o       Options
-	place   *os.File // the data directory
+	dataDir *os.File // the data directory
 	session string   // of this run, in the ids of its messages
 	log     *slog.Logger
 	web     *web
@@ -50,15 +50,15 @@ type Node struct {
 	snapshots  saving          // saves of snapshots
 
 	// The way to NATS.
-	server    *embedded.Server // nil: NATS is external
-	url       string           // for clients
-	nc        *nats.Conn
-	wire      *streams.Wire         // under nc, to the embedded server
-	unreached atomic.Pointer[error] // why the last attempt to reconnect nc failed; the library does not keep it
-	streams   *streams.Streams
-	outputs   []*streams.FileSync // of the embedded server's output streams, by partition
-	shapes    shapes              // of the streams
-	stopped   stopped             // streams of the embedded server
+	server        *embedded.Server // nil: NATS is external
+	url           string           // for clients
+	nc            *nats.Conn
+	wire          *streams.Wire         // under nc, to the embedded server
+	unreached     atomic.Pointer[error] // why the last attempt to reconnect nc failed; the library does not keep it
+	streams       *streams.Streams
+	outputs       []*streams.FileSync // of the embedded server's output streams, by partition
+	editedStreams editedStreams       // of the streams
+	failedStreams failedStreams       // streams of the embedded server
 
 	// Positions in the log.
 	startsEmpty bool          // this node starts with nothing: it takes its partitions from other nodes
@@ -69,15 +69,15 @@ type Node struct {
 	head        atomic.Uint64 // the log's last sequence, as far as known
 	logEnd      logEndQuery   // asks the stream for its last sequence, once for all that want to know it at the same time
 	waiters     appliedWaiters
-	filling     filling       // how full the log stream is
+	logUsage    logUsage      // how full the log stream is
 	idleTrim    time.Duration // when a node that follows no partition last cut the log, since the clock began
 
-	logHeard      atomic.Int64 // when the log stream last answered lookAtLog, ns since the clock began
+	logHeard      atomic.Int64 // when the log stream last answered queryLog, ns since the clock began
 	logHeardSince atomic.Int64 // since when it has answered without a break of tickTimeout, in the same unit
 
 	// Partitions and their clockwork.
 	partitions []*partition
-	bell       alarm.Alarm // wakes the clockwork
+	alarm      alarm.Alarm // wakes the clockwork
 	ticking    ticking
 	chained    streams.Chained // the next message of a chain; only the clockwork uses it
 	window     window          // of outputs in flight; only the clockwork uses it
@@ -102,9 +102,9 @@ type Node struct {
 }
 
 // newNode makes a node that has yet to run. anew says that it begins with nothing.
-func newNode(o Options, place *os.File, w *web, empty bool) *Node {
+func newNode(o Options, dataDir *os.File, w *web, empty bool) *Node {
 	return &Node{
-		o: o, place: place, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], startsEmpty: empty,
+		o: o, dataDir: dataDir, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], startsEmpty: empty,
 		delivered: make(chan struct{}, 1),
 		requests:  requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
 	}
@@ -120,24 +120,24 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		n.handOver(ctx)
 		n.awaitNoForwards(ctx)
 		n.finishCommands(ctx)
-		n.lastTick(ctx)
+		n.finishTicking(ctx)
 		cancel(context.Cause(parent))
 	})()
 
 	n.clock.begin(n.o.NATS != "")
 	n.replies.init()
 	if err := wantFiles(n.o.Data, n.startFiles()); err != nil {
-		return passing(err)
+		return markTransient(err)
 	}
-	n.bell, err = alarm.New()
+	n.alarm, err = alarm.New()
 	if err != nil {
-		return passing(fmt.Errorf("node: timer: %w", err))
+		return markTransient(fmt.Errorf("node: timer: %w", err))
 	}
-	defer n.bell.Close()
+	defer n.alarm.Close()
 	if err := n.open(ctx); err != nil {
 		cancel(nil)
 		n.work.Wait()
-		return passing(errors.Join(n.unreachable(err), n.close()))
+		return markTransient(errors.Join(n.unreachable(err), n.close()))
 	}
 	if n.server == nil {
 		n.join(ctx)
@@ -145,7 +145,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	defer func() {
 		cancel(nil)
 		n.windDown()
-		err = passing(errors.Join(err, n.close()))
+		err = markTransient(errors.Join(err, n.close()))
 	}()
 	if err := n.start(ctx); err != nil {
 		return err
@@ -176,7 +176,7 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.heal(ctx); err != nil {
 		return n.unreachable(err)
 	}
-	if err := n.relieve(ctx); err != nil {
+	if err := n.freeLog(ctx); err != nil {
 		return n.unreachable(err)
 	}
 	if err := n.watchOutputs(); err != nil {
@@ -184,7 +184,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.web.serve(n)
 
-	n.work.Go(func() { n.heedStores(ctx) })
+	n.work.Go(func() { n.watchStores(ctx) })
 	n.work.Go(func() { n.read(ctx) })
 	n.work.Go(func() { n.clockwork(ctx) })
 	n.tend(ctx)

@@ -38,7 +38,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.recovered = sync.OnceValue(func() error { return n.recover(ctx) })
 	n.work.Go(func() { _ = opened() }) // its error is returned below
 	o := n.o
-	if err := n.openJobs(n.compactionRests(ctx)); err != nil {
+	if err := n.openJobs(n.compactionRest(ctx)); err != nil {
 		return err
 	}
 	n.layout, _ = n.savedLayout() // if it cannot be read, recover says so

@@ -56,15 +56,15 @@ const (
 	giveUp         // the chain
 )
 
-// lookedAt is the stream's answer to the question what it has.
-type lookedAt struct {
+// streamAnswer is the stream's answer to the question what it has.
+type streamAnswer struct {
 	last       uint64        // its last sequence
 	sameLeader bool          // there was no election since the chain was resumed
 	took       time.Duration // how long the answer took
 }
 
 // judge says what to do at now. stored is the sequence up to which messages have been answered.
-func (o *overdue) judge(stored uint64, l lookedAt, now time.Time) verdict {
+func (o *overdue) judge(stored uint64, l streamAnswer, now time.Time) verdict {
 	if stored >= o.upTo {
 		return goOn
 	}
@@ -106,7 +106,7 @@ func (n *Node) awaitAnswers(ctx context.Context, p *partition) {
 			n.resync(ctx, p)
 			return
 		}
-		if !pause(ctx, overdueAsk) {
+		if !sleep(ctx, overdueAsk) {
 			return
 		}
 	}
@@ -125,7 +125,7 @@ func (n *Node) judgeAnswers(p *partition, info streams.Info, took time.Duration,
 		return waitOn // the stream answers nothing at all, and the messages will time out
 	}
 	same := info.Leader.Same(p.leader)
-	v := p.overdue.judge(p.chain.Stored().Seq, lookedAt{info.Last, same, took}, time.Now())
+	v := p.overdue.judge(p.chain.Stored().Seq, streamAnswer{info.Last, same, took}, time.Now())
 	switch {
 	case v == goOn:
 		p.overdue, p.resyncing = overdue{}, false

@@ -46,7 +46,7 @@ func TestLateAnswers(t *testing.T) {
 		var o overdue
 		for i, look := range looks {
 			o.tell(look.late)
-			said := lookedAt{cmp.Or(look.last, look.stored+1), look.leader, look.took}
+			said := streamAnswer{cmp.Or(look.last, look.stored+1), look.leader, look.took}
 			if got := o.judge(look.stored, said, at(look.after)); got != look.want {
 				t.Errorf("%s: look %d says %d, want %d", name, i, got, look.want)
 			}

@@ -52,12 +52,12 @@ type partition struct {
 	pause     time.Duration  // before the next attempt to resume it
 
 	// Checkpoints.
-	taking       sync.Mutex    // held while a checkpoint is taken
-	wanted       atomic.Int32  // how many goroutines wait for taking
-	checkpoint   atomic.Uint64 // position of the newest
-	older        atomic.Uint64 // position of the one before; 0: there is none, or it is not known
-	checkpointAt atomic.Int64  // when the newest was taken or read, ns since the clock began; 0: never
-	bytesAt      atomic.Uint64 // how many bytes of the log the node had read in this run by then
+	checkpointing     sync.Mutex    // held while a checkpoint is taken
+	checkpointWaiters atomic.Int32  // how many goroutines wait for taking
+	checkpoint        atomic.Uint64 // position of the newest
+	older             atomic.Uint64 // position of the one before; 0: there is none, or it is not known
+	checkpointAt      atomic.Int64  // when the newest was taken or read, ns since the clock began; 0: never
+	bytesAt           atomic.Uint64 // how many bytes of the log the node had read in this run by then
 }
 
 // stop stops one partition for good, and logs why.
@@ -66,7 +66,7 @@ func (n *Node) stop(p *partition, err error) {
 	first := p.halt(err)
 	p.mu.Unlock()
 	if first {
-		n.tellStopped(p, err)
+		n.logStopped(p, err)
 	}
 }
 
@@ -79,9 +79,9 @@ func (p *partition) halt(err error) (first bool) {
 	return first
 }
 
-// tellStopped logs that a partition stopped, and wakes handOver, which need not wait for that partition any more.
-func (n *Node) tellStopped(p *partition, err error) {
-	ring(n.membership.changed)
+// logStopped logs that a partition stopped, and wakes handOver, which need not wait for that partition any more.
+func (n *Node) logStopped(p *partition, err error) {
+	notify(n.membership.changed)
 	n.log.Error("partition stopped; see docs/operations.md", "partition", p.number, "error", err)
 }
 
@@ -92,8 +92,8 @@ func (p *partition) whyStopped() error {
 	return p.stopped
 }
 
-// concerned lists the partitions that a record concerns.
-func (n *Node) concerned(e *engine.Entry) []*partition {
+// affected lists the partitions that a record concerns.
+func (n *Node) affected(e *engine.Entry) []*partition {
 	if e.Partition != engine.AllPartitions {
 		return n.partitions[e.Partition : e.Partition+1]
 	}

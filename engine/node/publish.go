@@ -45,7 +45,7 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 			run := p.run
 			onAck = func(seq uint64, err error) { n.acked(p, run, seq, err) }
 		}
-		n.write(&n.chained, p, m)
+		n.render(&n.chained, p, m)
 		n.chained.ReportLate = true
 		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
 		if err != nil {
@@ -60,8 +60,8 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 	return math.MaxInt64
 }
 
-// write renders a publish into a message.
-func (n *Node) write(c *streams.Chained, p *partition, m engine.Publish) {
+// render renders a publish into a message.
+func (n *Node) render(c *streams.Chained, p *partition, m engine.Publish) {
 	o := m.Output
 	c.Expect = m.Expect
 	c.Subject = o.AppendSubject(c.Subject[:0], n.layout, p.number)
@@ -102,10 +102,10 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 		case p.chain.Lost():
 		case errors.Is(err, streams.ErrLate):
 			p.overdue.tell(p.chain.Stored().Seq + uint64(p.chain.InFlight()))
-			n.bell.Wake()
+			n.alarm.Wake()
 		default:
 			n.lose(p, err)
-			n.bell.Wake()
+			n.alarm.Wake()
 		}
 		return
 	}
@@ -121,14 +121,14 @@ func (n *Node) acked(p *partition, run, seq uint64, err error) {
 	n.lateness(stored, now)
 	if p.chain.Lost() { // by that ack, which left one out: the leader that should have sent it is gone
 		n.lose(p, errLeftOut)
-		n.bell.Wake()
+		n.alarm.Wake()
 		return
 	}
 	if n.server == nil {
 		p.durable = p.chain.Stored() // with an external NATS what is acknowledged counts as durable
 	}
 	if _, sends := p.chain.HoldUntil(); sends && !sending || full && p.chain.FreeWindow() > 0 {
-		n.bell.Wake() // now more outputs can be sent, or made
+		n.alarm.Wake() // now more outputs can be sent, or made
 	}
 }
 

@@ -29,7 +29,7 @@ func (n *Node) recover(ctx context.Context) error {
 		p.checkpointAt.Store(int64(n.clock.running()))
 		n.listen(p, p.machine)
 	}
-	// This must come last: once applied changes, compactions look at the partitions (compactionRests).
+	// This must come last: once applied changes, compactions look at the partitions (compactionRest).
 	n.applied.Store(from)
 	if last := n.local.Last(); last > 0 {
 		n.applied.Store(last)
@@ -175,9 +175,9 @@ func (n *Node) reachesBack(position uint64) bool {
 
 var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 
-// remake makes outputs again from a checkpoint and the local log: those numbered above after, up to the end of
+// rebuildOutputs makes outputs again from a checkpoint and the local log: those numbered above after, up to the end of
 // the local log. It is for a stream that lost outputs which the machine no longer holds.
-func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []engine.Output, err error) {
+func (n *Node) rebuildOutputs(ctx context.Context, number int, after uint64) (outputs []engine.Output, err error) {
 	n.logKept.RLock()
 	defer n.logKept.RUnlock()
 	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.saved.View, n.saved.Older} {
@@ -189,7 +189,7 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []
 			if _, ok := m.Outbox(after); !ok || !n.reachesBack(v.Position) {
 				return errOutOfReach
 			}
-			outputs, err = n.remakeFrom(ctx, m, number, v.Position, after)
+			outputs, err = n.rebuildFrom(ctx, m, number, v.Position, after)
 			return err
 		})
 		if errors.Is(err, snapshot.ErrNoCheckpoint) {
@@ -200,12 +200,12 @@ func (n *Node) remake(ctx context.Context, number int, after uint64) (outputs []
 		}
 	}
 	if n.reachesBack(0) { // nothing was trimmed yet
-		return n.remakeFrom(ctx, engine.New(n.layout, number), number, 0, after)
+		return n.rebuildFrom(ctx, engine.New(n.layout, number), number, 0, after)
 	}
 	return nil, errOutOfReach
 }
 
-func (n *Node) remakeFrom(ctx context.Context, m *engine.Machine, number int, position, after uint64) ([]engine.Output, error) {
+func (n *Node) rebuildFrom(ctx context.Context, m *engine.Machine, number int, position, after uint64) ([]engine.Output, error) {
 	held, _ := m.Outbox(after)
 	outputs := append([]engine.Output(nil), held...)
 	m.Listen(engine.Listener{Made: func(o *engine.Output) {

@@ -34,7 +34,7 @@ func (n *Node) replayInto(ctx context.Context, m *engine.Machine, p *partition, 
 	last = after
 	records, err = n.replay(ctx, after, func(e *engine.Entry, _ int) error {
 		last = e.Seq
-		for _, of := range n.concerned(e) {
+		for _, of := range n.affected(e) {
 			if of != p {
 				continue
 			}
@@ -47,17 +47,17 @@ func (n *Node) replayInto(ctx context.Context, m *engine.Machine, p *partition, 
 	return last, records, err
 }
 
-// applyAgain applies a record of the local log to the partitions that it concerns.
-func (n *Node) applyAgain(e *engine.Entry) error {
-	for _, p := range n.concerned(e) {
-		if err := p.applyAgain(e); err != nil {
+// replayRecord applies a record of the local log to the partitions that it concerns.
+func (n *Node) replayRecord(e *engine.Entry) error {
+	for _, p := range n.affected(e) {
+		if err := p.replayRecord(e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *partition) applyAgain(e *engine.Entry) error {
+func (p *partition) replayRecord(e *engine.Entry) error {
 	if !p.follows.Load() {
 		return nil
 	}
@@ -72,61 +72,61 @@ func (p *partition) applyAgain(e *engine.Entry) error {
 func (n *Node) replayAll(ctx context.Context, after uint64) (records int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	lanes := make([]lane, min(runtime.GOMAXPROCS(0), len(n.partitions)))
+	workers := make([]replayWorker, min(runtime.GOMAXPROCS(0), len(n.partitions)))
 	var work sync.WaitGroup
-	for i := range lanes {
-		lanes[i].queue = make(chan []step, laneAhead)
+	for i := range workers {
+		workers[i].queue = make(chan []replayStep, replayQueue)
 		work.Go(func() {
-			if err := lanes[i].run(ctx); err != nil {
+			if err := workers[i].run(ctx); err != nil {
 				cancel(err)
 			}
 		})
 	}
 	records, err = n.replay(ctx, after, func(e *engine.Entry, _ int) error {
-		for _, p := range n.concerned(e) {
-			if !lanes[p.number%len(lanes)].take(ctx, step{p, *e}) {
+		for _, p := range n.affected(e) {
+			if !workers[p.number%len(workers)].enqueue(ctx, replayStep{p, *e}) {
 				return ctx.Err()
 			}
 		}
 		return nil
 	})
-	for i := range lanes {
-		lanes[i].end(ctx)
+	for i := range workers {
+		workers[i].end(ctx)
 	}
 	work.Wait()
 	return records, cmp.Or(context.Cause(ctx), err)
 }
 
-// lane applies the records of some of the partitions, on one goroutine.
-type lane struct {
-	queue chan []step
-	batch []step // fills up before it goes into the queue
+// replayWorker applies the records of some of the partitions, on one goroutine.
+type replayWorker struct {
+	queue chan []replayStep
+	batch []replayStep // fills up before it goes into the queue
 }
 
-// step is a record for one partition.
-type step struct {
+// replayStep is a record for one partition.
+type replayStep struct {
 	p *partition
 	e engine.Entry
 }
 
 // Bounds of what is read ahead. A step of an import has up to 128 KiB, so a lane holds 32 MiB at most.
 const (
-	laneBatch = 64 // steps handed over at once
-	laneAhead = 2  // batches in a queue, beside the one that fills and the one that is applied
+	replayBatch = 64 // steps handed over at once
+	replayQueue = 2  // batches in a queue, beside the one that fills and the one that is applied
 )
 
-// take adds a step, and tells whether the replay goes on.
-func (l *lane) take(ctx context.Context, s step) bool {
-	if l.batch = append(l.batch, s); len(l.batch) < laneBatch {
+// enqueue adds a step, and tells whether the replay goes on.
+func (l *replayWorker) enqueue(ctx context.Context, s replayStep) bool {
+	if l.batch = append(l.batch, s); len(l.batch) < replayBatch {
 		return true
 	}
 	return l.flush(ctx)
 }
 
-func (l *lane) flush(ctx context.Context) bool {
+func (l *replayWorker) flush(ctx context.Context) bool {
 	select {
 	case l.queue <- l.batch:
-		l.batch = make([]step, 0, laneBatch)
+		l.batch = make([]replayStep, 0, replayBatch)
 		return true
 	case <-ctx.Done():
 		return false
@@ -134,15 +134,15 @@ func (l *lane) flush(ctx context.Context) bool {
 }
 
 // end hands over the rest, after which the lane ends.
-func (l *lane) end(ctx context.Context) {
+func (l *replayWorker) end(ctx context.Context) {
 	l.flush(ctx)
 	close(l.queue)
 }
 
-func (l *lane) run(ctx context.Context) error {
+func (l *replayWorker) run(ctx context.Context) error {
 	for batch := range l.queue {
 		for i := range batch {
-			if err := batch[i].p.applyAgain(&batch[i].e); err != nil {
+			if err := batch[i].p.replayRecord(&batch[i].e); err != nil {
 				return err
 			}
 		}

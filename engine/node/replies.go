@@ -56,7 +56,7 @@ type replies struct {
 	mu        sync.Mutex
 	waiting   map[uint64]func(reply)
 	deadlines []replyDeadline // in order; those of answered commands stay until their time
-	early     [2]earlies      // the newest, and those before them
+	early     [2]earlyRing    // the newest, and those before them
 	told      []outcome       // to be passed on by run
 	wake      chan struct{}   // rung when there is a first outcome to pass on, or a first deadline
 	over      bool            // run has ended, or is about to
@@ -67,16 +67,16 @@ type replyDeadline struct {
 	seq uint64
 }
 
-type early struct {
+type earlyOutcome struct {
 	seq uint64
 	r   *reply
 }
 
-// earlies are outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are of
+// earlyRing are outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are of
 // raw commands, or of commands that other nodes answer. So whenever there are earlyMost bytes of new ones, those before them are dropped:
 // no ack is that far behind the log.
-type earlies struct {
-	ring  []early
+type earlyRing struct {
+	ring  []earlyOutcome
 	bytes int // about
 }
 
@@ -86,7 +86,7 @@ const (
 	outcomeBytes = int(unsafe.Sizeof(engine.Outcome{}))
 )
 
-func (e *earlies) clear() {
+func (e *earlyRing) clear() {
 	clear(e.ring)
 	e.bytes = 0
 }
@@ -99,7 +99,7 @@ type outcome struct {
 func (r *replies) init() {
 	r.waiting = make(map[uint64]func(reply))
 	for i := range r.early {
-		r.early[i].ring = make([]early, 2*maxCalls) // more than the commands that can be in progress
+		r.early[i].ring = make([]earlyOutcome, 2*maxCalls) // more than the commands that can be in progress
 	}
 	r.wake = make(chan struct{}, 1)
 }
@@ -139,7 +139,7 @@ func (r *replies) applied(seq uint64, result *reply) {
 		r.early[0].clear()
 	}
 	e := &r.early[0]
-	e.ring[seq%uint64(len(e.ring))] = early{seq, result}
+	e.ring[seq%uint64(len(e.ring))] = earlyOutcome{seq, result}
 	e.bytes += len(result.job.Spec.Payload) + answerBytes + len(result.jobs)*outcomeBytes
 }
 
@@ -151,7 +151,7 @@ func (r *replies) await(seq uint64, done func(reply)) {
 		ring := r.early[i].ring
 		if e := &ring[seq%uint64(len(ring))]; e.seq == seq {
 			r.tell(done, e.r)
-			*e = early{}
+			*e = earlyOutcome{}
 			return
 		}
 	}
@@ -162,7 +162,7 @@ func (r *replies) await(seq uint64, done func(reply)) {
 	}
 	r.waiting[seq] = done
 	if r.deadlines = append(r.deadlines, replyDeadline{time.Now().Add(replyTimeout), seq}); len(r.deadlines) == 1 {
-		ring(r.wake)
+		notify(r.wake)
 	}
 }
 
@@ -191,7 +191,7 @@ func (r *replies) tell(done func(reply), result *reply) {
 		return
 	}
 	if r.told = append(r.told, outcome{done, result}); len(r.told) == 1 {
-		ring(r.wake)
+		notify(r.wake)
 	}
 }
 
@@ -293,7 +293,7 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 		}
 	}
 	n.replies.open.Add(1)
-	freed := n.filling.mustWait()
+	freed := n.logUsage.mustWait()
 	if freed == nil {
 		send()
 		return

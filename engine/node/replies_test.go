@@ -52,7 +52,7 @@ func TestRepliesBeforeTheirAcks(t *testing.T) {
 }
 
 // Once no command is under way, the outcomes that are kept, such as those of a burst of imports, are released.
-func TestRepliesLetGo(t *testing.T) {
+func TestEarlyOutcomesAreDropped(t *testing.T) {
 	a := newAnswers(t)
 	kept := func() (bytes int) {
 		a.mu.Lock()

@@ -32,9 +32,9 @@ func TestCrowdStays(t *testing.T) {
 	for _, c := range []struct {
 		before time.Duration
 		stays  bool
-	}{{tooSoon, true}, {tooSoon + time.Millisecond, false}} {
+	}{{evictMargin, true}, {evictMargin + time.Millisecond, false}} {
 		n, p := resident(t, due)
-		if err := n.resideIn(t.Context(), p, due.Add(-c.before).UnixMilli()); err != nil {
+		if err := n.loadAndEvictIn(t.Context(), p, due.Add(-c.before).UnixMilli()); err != nil {
 			t.Fatal(err)
 		}
 		if p.machine.Complete() != c.stays {
@@ -48,7 +48,7 @@ func TestStoppedPartitionReadsNothing(t *testing.T) {
 	n, p := resident(t, time.UnixMilli(1_800_000_000_000))
 	p.table.used = true
 	p.stopped = errors.New("stopped")
-	if err := n.reside(t.Context()); err != nil || p.table.used {
+	if err := n.loadAndEvict(t.Context()); err != nil || p.table.used {
 		t.Errorf("its table counts as read: %v, %v", p.table.used, err)
 	}
 }

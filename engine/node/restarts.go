@@ -90,8 +90,8 @@ func wantFiles(dir string, most int) error {
 	return nil
 }
 
-// passing marks err as errDisk or errNoFiles if it says that the disk cannot be written, or that too many files are open.
-func passing(err error) error {
+// markTransient marks err as errDisk or errNoFiles if it says that the disk cannot be written, or that too many files are open.
+func markTransient(err error) error {
 	switch {
 	case errors.Is(err, errDisk), errors.Is(err, errNoFiles): // marked already
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):

@@ -281,7 +281,7 @@ func (r *replayer) run(ctx context.Context) error {
 
 func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
 	n := r.n
-	if err := n.applyAgain(e); err != nil {
+	if err := n.replayRecord(e); err != nil {
 		return err
 	}
 	r.position = max(r.position, e.Seq)
@@ -305,7 +305,7 @@ func (r *replayer) unload(ctx context.Context, now int64) error {
 		if err := r.n.takeCheckpoint(ctx, p); err != nil {
 			return err
 		}
-		if err := r.n.resideIn(ctx, p, now); err != nil {
+		if err := r.n.loadAndEvictIn(ctx, p, now); err != nil {
 			return err
 		}
 	}

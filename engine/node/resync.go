@@ -33,21 +33,21 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	p.pause = min(max(2*p.pause, resumePauseMin), resumePauseMax)
 	replicated := p.chain.Confirms()
 	p.out.Unlock()
-	var against time.Time // since when the stream has contradicted the log
+	var contradicted time.Time // since when the stream has contradicted the log
 	for {
-		if before > 0 && !pause(ctx, before) {
+		if before > 0 && !sleep(ctx, before) {
 			return
 		}
 		err := n.resume(ctx, p)
 		switch {
 		case err == nil || ctx.Err() != nil:
-			n.bell.Wake()
+			n.alarm.Wake()
 			return
 		case errors.Is(err, engine.ErrAhead), errors.Is(err, engine.ErrBehind):
-			if against.IsZero() {
-				against = time.Now()
+			if contradicted.IsZero() {
+				contradicted = time.Now()
 			}
-			if !replicated || time.Since(against) > streams.ConfirmTime {
+			if !replicated || time.Since(contradicted) > streams.ConfirmTime {
 				n.stop(p, err)
 				return
 			}
@@ -64,7 +64,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 			before = ownerPause
 			continue
 		default:
-			against = time.Time{}
+			contradicted = time.Time{}
 			n.limitedLogs.endUnknown.warn(n.log, "output stream does not say how far it is", "partition", p.number, "error", err)
 		}
 		p.out.Lock()
@@ -128,7 +128,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	}
 	switch {
 	case errors.Is(err, engine.ErrBehind):
-		return n.refill(ctx, p, epoch, info.Last, found.end, err)
+		return n.republish(ctx, p, epoch, info.Last, found.end, err)
 	case errors.Is(err, engine.ErrAhead) && n.o.AcceptLoss[p.number]:
 		n.log.Error("accepting as foreign what the output stream has beyond the log", "partition", p.number, "error", err)
 		number, err = found.made, n.markLoss(ctx, p)
@@ -213,7 +213,7 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 	if !links && info.Last >= acked.Seq {
 		f, err = n.survey(ctx, p, info, acked, counted)
 	} else {
-		f, err = n.walkBack(ctx, p, info, last, acked, counted)
+		f, err = n.scanBack(ctx, p, info, last, acked, counted)
 	}
 	if err != nil || f.end.Number > 0 {
 		return f, err
@@ -239,9 +239,9 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 	return f, nil
 }
 
-// walkBack goes back from the stream's end to the last message that is an output of this partition. It goes no
+// scanBack goes back from the stream's end to the last message that is an output of this partition. It goes no
 // further back than to what the log knows to be stored, unless the stream ends before that.
-func (n *Node) walkBack(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked, counted uint64) (f finding, err error) {
+func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked, counted uint64) (f finding, err error) {
 	f.end.LastSeq = info.Last
 	floor := acked.Seq
 	if info.Last < floor {
@@ -331,7 +331,7 @@ func (n *Node) replaceDisplaced(ctx context.Context, p *partition, out *streams.
 		p.mu.Lock()
 		held, ok := p.machine.Outbox(number - 1)
 		if ok {
-			n.write(&c, p, engine.Publish{Output: &held[0], Expect: last, Named: true})
+			n.render(&c, p, engine.Publish{Output: &held[0], Expect: last, Named: true})
 		}
 		p.mu.Unlock()
 		if !ok {
@@ -374,10 +374,10 @@ func (n *Node) wellFormed(m *streams.Message) bool {
 	return err == nil
 }
 
-// refill publishes again what the stream lost and the machine no longer holds: replay from a checkpoint
+// republish publishes again what the stream lost and the machine no longer holds: replay from a checkpoint
 // makes the same outputs with the same numbers. If not even the older checkpoint reaches back far enough, the partition stops,
 // unless the loss is accepted.
-func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, end engine.StreamEnd, behind error) error {
+func (n *Node) republish(ctx context.Context, p *partition, epoch, lastSeq uint64, end engine.StreamEnd, behind error) error {
 	number := end.Number
 	if number == 0 {
 		p.mu.Lock()
@@ -387,7 +387,7 @@ func (n *Node) refill(ctx context.Context, p *partition, epoch, lastSeq uint64, 
 		number = acked.Output - min(acked.Output, acked.Seq-min(acked.Seq, end.LastSeq))
 	}
 	n.log.Warn("the output stream lost outputs; making them again", "partition", p.number, "stream", number, "reason", behind)
-	again, err := n.remake(ctx, p.number, number)
+	again, err := n.rebuildOutputs(ctx, p.number, number)
 	if errors.Is(err, errOutOfReach) {
 		if !n.o.AcceptLoss[p.number] {
 			return fmt.Errorf("%w; no checkpoint reaches back to output %d", behind, number)

@@ -41,11 +41,11 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	defer lock.Close()
-	place, err := os.Open(o.Data) // open, so that no other directory gets its inode
+	dataDir, err := os.Open(o.Data) // open, so that no other directory gets its inode
 	if err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
-	defer place.Close()
+	defer dataDir.Close()
 	// Remove what an interrupted resetData has left.
 	if err := os.RemoveAll(filepath.Join(o.Data, asideDir)); err != nil {
 		return fmt.Errorf("node: data directory: %w", err)
@@ -56,16 +56,16 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return err
 	}
 	defer closeHTTP()
-	r := runs{o: o, place: place, web: web}
+	r := runs{o: o, dataDir: dataDir, web: web}
 	return r.run(ctx, httpURL, ready)
 }
 
 // runs are the runs of a node on one data directory, one after the other.
 type runs struct {
-	o     Options
-	place *os.File // the data directory
-	web   *web
-	ran   bool // one of them has taken jobs
+	o       Options
+	dataDir *os.File // the data directory
+	web     *web
+	ran     bool // one of them has taken jobs
 
 	away, short limitedLog // NATS is away; the disk is full, or too many files are open
 }
@@ -73,7 +73,7 @@ type runs struct {
 // run runs the node again and again, until ctx ends or an error does not pass.
 func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error {
 	for empty := false; ; {
-		n := newNode(r.o, r.place, r.web, empty)
+		n := newNode(r.o, r.dataDir, r.web, empty)
 		err := n.run(ctx, httpURL, func(at Ready) { r.ran = true; ready(at) })
 		r.web.serve(nil)
 		if err == nil || ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
@@ -84,7 +84,7 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 		if errors.As(err, &behind) {
 			r.o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
 			r.web.problem("this node was left behind by the log, and takes what it missed from others")
-			if err = passing(resetData(ctx, r.o, behind)); err == nil {
+			if err = markTransient(resetData(ctx, r.o, behind)); err == nil {
 				empty = true
 				continue
 			}
@@ -92,14 +92,14 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 				return nil
 			}
 		}
-		if !r.passes(err) {
+		if !r.transient(err) {
 			return err
 		}
 		r.web.problem(err.Error())
 		if !waitForRoom(ctx, r.o) {
 			return nil
 		}
-		if err := inPlace(r.place); err != nil {
+		if err := checkDataDir(r.dataDir); err != nil {
 			return err
 		}
 		// The next run uses the same address: if the port was 0, the system has chosen one.
@@ -109,8 +109,8 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 	}
 }
 
-// passes tells whether the error that ended a run may pass, and logs it if so.
-func (r *runs) passes(err error) bool {
+// transient tells whether the error that ended a run may pass, and logs it if so.
+func (r *runs) transient(err error) bool {
 	switch {
 	case errors.Is(err, errDisk):
 		// After a full disk, nats-server and Pebble do not work again until they are restarted.
@@ -127,7 +127,7 @@ func (r *runs) passes(err error) bool {
 
 // waitForRoom waits, before another run, for a second and then until the disk has room for firing. It returns false when ctx ends first.
 func waitForRoom(ctx context.Context, o Options) bool {
-	for pause(ctx, time.Second) {
+	for sleep(ctx, time.Second) {
 		if free, err := freeBytes(o.Data); err == nil && free >= o.FreeForTicks {
 			return true
 		}
@@ -155,8 +155,8 @@ var ErrDataInUse = errors.New("node: the data directory is in use by another pro
 // that the engine has open are in one directory, and those that it opens next would be in another.
 var ErrDataMoved = errors.New("node: the data directory is no longer where it was at the start")
 
-// inPlace returns ErrDataMoved if an open directory is no longer at its path.
-func inPlace(dir *os.File) error {
+// checkDataDir returns ErrDataMoved if an open directory is no longer at its path.
+func checkDataDir(dir *os.File) error {
 	opened, err := dir.Stat()
 	if err != nil {
 		return fmt.Errorf("node: data directory: %w", err)

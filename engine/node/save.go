@@ -131,7 +131,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	saying := make(chan struct{})
 	go func() {
 		defer close(saying)
-		one.say(c)
+		one.reportProgress(c)
 	}()
 	saved, where, err := n.save(ctx, &r, one)
 	cancelled := ctx.Err() != nil // looked at before end, which cancels the context
@@ -177,8 +177,8 @@ func mayBeBack(err error) bool {
 	return errors.Is(unreachable(err), errUnreachable)
 }
 
-// say sends the progress to the client every progressEvery, until the save has ended.
-func (s *save) say(c *call) {
+// reportProgress sends the progress to the client every progressEvery, until the save has ended.
+func (s *save) reportProgress(c *call) {
 	t := time.NewTicker(progressEvery)
 	defer t.Stop()
 	for {
@@ -260,7 +260,7 @@ func (n *Node) checkpointForSave(ctx context.Context) error {
 		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("less than %d MiB of disk are free: no checkpoint is taken", n.o.FreeForTicks>>20)}
 	}
 	if err := n.checkpointAll(ctx); err != nil {
-		n.fail(passing(err)) // as after a regular checkpoint that fails
+		n.fail(markTransient(err)) // as after a regular checkpoint that fails
 		return err
 	}
 	if stopped := n.stoppedHere(); stopped > 0 {

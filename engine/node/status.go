@@ -19,7 +19,7 @@ import (
 const maxStatuses = 32
 
 func (n *Node) apiStatus(c *call) error {
-	if err := await(n.requests.statuses, "statuses"); err != nil {
+	if err := acquire(n.requests.statuses, "statuses"); err != nil {
 		return err
 	}
 	defer func() { <-n.requests.statuses }()
@@ -127,16 +127,16 @@ func (n *Node) problems() []string {
 	} else if err != nil {
 		list = append(list, fmt.Sprintf("the log stream refuses ticks: %s", err))
 	}
-	if silent := n.ticking.silent(time.Now()); silent > tickTimeout {
+	if silent := n.ticking.silentFor(time.Now()); silent > tickTimeout {
 		list = append(list, fmt.Sprintf("ticks have gone unanswered for %s", silent.Round(time.Second)))
 	}
-	list = append(list, n.shapes.problems()...)
-	list = append(list, n.stopped.problems()...)
+	list = append(list, n.editedStreams.problems()...)
+	list = append(list, n.failedStreams.problems()...)
 	list = append(list, n.beatProblems()...)
 	list = append(list, n.membership.unserved()...)
 	list = append(list, n.followProblems(n.view())...)
 	for _, p := range n.partitions {
-		if problem := cmp.Or(n.problem(p), n.ahead(p)); problem != "" {
+		if problem := cmp.Or(n.problem(p), n.clockProblem(p)); problem != "" {
 			list = append(list, problem)
 		}
 	}
@@ -165,9 +165,9 @@ func (n *Node) problem(p *partition) string {
 	return ""
 }
 
-// ahead says that a partition of this node is ahead of the clock, which was set back; "" if it is not. Nothing else shows why nothing
+// clockProblem says that a partition of this node is ahead of the clock, which was set back; "" if it is not. Nothing else shows why nothing
 // fires.
-func (n *Node) ahead(p *partition) string {
+func (n *Node) clockProblem(p *partition) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st := p.machine.Stats()

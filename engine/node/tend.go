@@ -25,26 +25,26 @@ func (n *Node) tend(ctx context.Context) {
 	}
 	n.work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	n.work.Go(func() { n.every(ctx, time.Second, n.watchDisk) })
-	n.work.Go(func() { n.every(ctx, time.Second, n.lookAtOutput) })
-	n.work.Go(func() { n.every(ctx, checkpointLook, n.checkpoints) })
-	n.work.Go(func() { n.every(ctx, residenceLook, n.reside) })
+	n.work.Go(func() { n.every(ctx, time.Second, n.checkOutputStream) })
+	n.work.Go(func() { n.every(ctx, checkpointPoll, n.checkpoints) })
+	n.work.Go(func() { n.every(ctx, residencePoll, n.loadAndEvict) })
 }
 
-// heedStores ends the run when a store has failed. Pebble also writes in the background, and it may be long until anybody uses the
+// watchStores ends the run when a store has failed. Pebble also writes in the background, and it may be long until anybody uses the
 // store again.
-func (n *Node) heedStores(ctx context.Context) {
+func (n *Node) watchStores(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-n.store.Failed():
-		n.fail(passing(n.store.Err()))
+		n.fail(markTransient(n.store.Err()))
 	case <-n.jobs.Failed():
-		n.fail(passing(n.jobs.Err()))
+		n.fail(markTransient(n.jobs.Err()))
 	}
 }
 
 // every calls do again and again until ctx ends, with a pause of d before each call. An error ends the run.
 func (n *Node) every(ctx context.Context, d time.Duration, do func(context.Context) error) {
-	for pause(ctx, d) {
+	for sleep(ctx, d) {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
 			n.fail(err)
 			return
@@ -67,10 +67,10 @@ func (n *Node) syncing(ctx context.Context) {
 			}
 			next[i] = nextSync(began, time.Now(), synced)
 			if synced {
-				pause(ctx, syncPause/time.Duration(len(n.partitions)))
+				sleep(ctx, syncPause/time.Duration(len(n.partitions)))
 			}
 		}
-		pause(ctx, time.Until(slices.MinFunc(next, time.Time.Compare)))
+		sleep(ctx, time.Until(slices.MinFunc(next, time.Time.Compare)))
 	}
 }
 
@@ -98,7 +98,7 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 	blocks, err := stream.Sync()
 	n.meters.blocksSynced.Add(blocks)
 	if err != nil {
-		return true, passing(err)
+		return true, markTransient(err)
 	}
 	p.out.Lock()
 	if p.settling.Output < settled.Output { // meanwhile it turned out that less is stored
@@ -111,7 +111,7 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 	}
 	p.out.Unlock()
 	if more {
-		n.bell.Wake()
+		n.alarm.Wake()
 	}
 	return true, nil
 }
@@ -123,7 +123,7 @@ var freeBytes = streams.FreeBytes
 // streams: while no tick is due, nothing else would find out. It has a goroutine of its own, because a disk that does not answer may
 // block it, and watch and the beats must go on.
 func (n *Node) watchDisk(context.Context) error {
-	if err := inPlace(n.place); err != nil {
+	if err := checkDataDir(n.dataDir); err != nil {
 		return err
 	}
 	free, err := freeBytes(n.o.Data)
@@ -131,28 +131,28 @@ func (n *Node) watchDisk(context.Context) error {
 		return err
 	}
 	if n.server != nil {
-		ill := n.server.StreamErrors()
-		if why, is := ill[n.streams.Log.Name()]; is {
+		errs := n.server.StreamErrors()
+		if why, is := errs[n.streams.Log.Name()]; is {
 			return fmt.Errorf("%w: nats-server: %s", errDisk, why)
 		}
-		n.stopped.look(ill)
+		n.failedStreams.update(errs)
 	}
 	n.refuseJobs.Store(free < n.o.FreeForJobs)
-	n.tellDisk()
+	n.appendDiskState()
 	if held := free < n.o.FreeForTicks; n.holdTicks.Swap(held) != held {
 		what := "enough disk space to fire again"
 		if held {
 			what = "too little disk space to fire"
 		}
 		n.log.Warn(what, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
-		n.bell.Wake()
+		n.alarm.Wake()
 	}
 	return nil
 }
 
 // watch looks how full the log stream is, whether the clock jumped, and whether ticks come back, and tells the web server the node's problems.
 func (n *Node) watch(ctx context.Context) error {
-	if info, err := n.lookAtLog(ctx); err == nil {
+	if info, err := n.queryLog(ctx); err == nil {
 		n.head.Store(max(info.Last, n.applied.Load()))
 	}
 	switch by := n.clock.jumped(); {
@@ -161,12 +161,12 @@ func (n *Node) watch(ctx context.Context) error {
 	case by < 0:
 		n.log.Warn("the clock was set back; what is due waits until the clock is where it was", "by", -by)
 	}
-	if n.server != nil && n.ticking.silent(time.Now()) > deadAfter {
+	if n.server != nil && n.ticking.silentFor(time.Now()) > deadAfter {
 		return fmt.Errorf("%w: the log stream has not answered for %s", errDisk, deadAfter)
 	}
 	// A stream of the embedded server that could not be written once does not answer until the server is
 	// started again.
-	if n.server != nil && (n.ticking.silent(time.Now()) > tickTimeout || n.chainLost()) {
+	if n.server != nil && (n.ticking.silentFor(time.Now()) > tickTimeout || n.chainLost()) {
 		if err := n.server.Health(); err != nil {
 			return fmt.Errorf("%w: %w", errDisk, err)
 		}
@@ -175,9 +175,9 @@ func (n *Node) watch(ctx context.Context) error {
 	return nil
 }
 
-// tellDisk makes every reader refuse new jobs, or take them again: each partition that this node owns gets a record, if its machine does
+// appendDiskState makes every reader refuse new jobs, or take them again: each partition that this node owns gets a record, if its machine does
 // not know the disk's state yet. The record is sent again with each call until it has come back.
-func (n *Node) tellDisk() {
+func (n *Node) appendDiskState() {
 	low := n.refuseJobs.Load()
 	for _, p := range n.partitions {
 		p.mu.Lock()
@@ -190,16 +190,16 @@ func (n *Node) tellDisk() {
 	}
 }
 
-// lookAtLog asks the log stream what it holds, and passes the answer to all that need it.
-func (n *Node) lookAtLog(ctx context.Context) (streams.Info, error) {
-	read, asked := n.filling.bytes(), time.Now()
+// queryLog asks the log stream what it holds, and passes the answer to all that need it.
+func (n *Node) queryLog(ctx context.Context) (streams.Info, error) {
+	read, asked := n.logUsage.bytesRead(), time.Now()
 	info, err := n.streams.Log.Info(ctx)
 	if err == nil {
-		n.filling.asked(info, read)
-		n.shapes.note(n.streams.Log.Name(), info.Mismatch)
+		n.logUsage.update(info, read)
+		n.editedStreams.note(n.streams.Log.Name(), info.Mismatch)
 		n.clock.measured(asked, time.Now(), info.Now)
 		n.logAnswered(n.clock.running())
-		n.bell.Wake() // by the clock as it is now known, something may be due
+		n.alarm.Wake() // by the clock as it is now known, something may be due
 	}
 	return info, err
 }

@@ -30,7 +30,7 @@ import (
 func SetFreeBytes(ask func(dir string) (uint64, error)) { freeBytes = ask }
 
 // A store that fails when nobody waits for it ends the run. Here the note of a commit (SYNCED) fails, when the commit itself is on disk.
-func TestStoresHeeded(t *testing.T) {
+func TestStoresAreWatched(t *testing.T) {
 	for i, name := range []string{"log", "jobs"} {
 		var full atomic.Bool
 		disk := faultfs.Wrap(vfs.NewMem(), func(op errorfs.Op) error {
@@ -54,7 +54,7 @@ func TestStoresHeeded(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		n := &Node{store: stores[0], jobs: stores[1], fail: func(err error) { cancel(err) }}
-		n.work.Go(func() { n.heedStores(ctx) })
+		n.work.Go(func() { n.watchStores(ctx) })
 		full.Store(true)
 		if err := stores[i].Update(func(b *pebble.Batch) error { return b.Set([]byte("t"), nil, nil) }); err != nil {
 			t.Errorf("%s: the commit itself: %v", name, err)
@@ -75,10 +75,10 @@ func TestDamageIsNoFullDisk(t *testing.T) {
 		fmt.Errorf("%w: %w", wal.ErrFailed, wal.ErrCorrupt): false,
 		fmt.Errorf("node: job table: %w", wal.ErrCorrupt):   false,
 	} {
-		if got := errors.Is(passing(err), errDisk); got != restart {
+		if got := errors.Is(markTransient(err), errDisk); got != restart {
 			t.Errorf("%v: started again: %v", err, got)
 		}
-		if once, twice := passing(err), passing(passing(err)); twice.Error() != once.Error() {
+		if once, twice := markTransient(err), markTransient(markTransient(err)); twice.Error() != once.Error() {
 			t.Errorf("%v is told as %v", once, twice)
 		}
 	}
@@ -109,7 +109,7 @@ func TestDurableIsSynced(t *testing.T) {
 	}
 	t.Cleanup(bell.Close)
 	p := &partition{chain: engine.NewChain()}
-	n := &Node{meters: newMeters(nil), bell: bell}
+	n := &Node{meters: newMeters(nil), alarm: bell}
 	stored := engine.Acked{Output: 7, Seq: 9}
 	p.chain.Resume(stored.Seq, stored.Output, nil)
 	sync := func(durable engine.Acked, blocks uint64) {
@@ -148,7 +148,7 @@ func TestSyncsAreSpread(t *testing.T) {
 	}
 	t.Cleanup(bell.Close)
 	dir := t.TempDir()
-	n := &Node{meters: newMeters(nil), bell: bell, server: &embedded.Server{}}
+	n := &Node{meters: newMeters(nil), alarm: bell, server: &embedded.Server{}}
 	n.fail = func(err error) { t.Error(err) }
 	for i := range partitions {
 		name := "CARILLON_OUT_" + strconv.Itoa(i)

@@ -13,13 +13,13 @@ import (
 
 // Bounds of ticks.
 const (
-	tickTimeout = 2 * time.Second        // when no tick has come back for so long, the node reports a problem
-	tickPause   = 50 * time.Millisecond  // before another tick, when one was refused or could not be sent
-	tickAgain   = 250 * time.Millisecond // before another tick, when one has not come back
-	ticksAway   = 64                     // ticks on their way that are kept track of, at most
-	deadAfter   = 15 * time.Second       // when no tick has come back for so long, the embedded server's log stream counts as dead
-	leadMin     = 2                      // ms
-	leadMax     = 5                      // ms
+	tickTimeout   = 2 * time.Second        // when no tick has come back for so long, the node reports a problem
+	tickPause     = 50 * time.Millisecond  // before another tick, when one was refused or could not be sent
+	tickAgain     = 250 * time.Millisecond // before another tick, when one has not come back
+	ticksInFlight = 64                     // ticks on their way that are kept track of, at most
+	deadAfter     = 15 * time.Second       // when no tick has come back for so long, the embedded server's log stream counts as dead
+	leadMin       = 2                      // ms
+	leadMax       = 5                      // ms
 )
 
 // ticking knows the node's ticks that are on their way, and how long ticks take.
@@ -28,13 +28,13 @@ const (
 // slow, others follow it. With only one tick at a time, whatever comes due after it was sent would have to wait until that tick counts
 // as lost, and then for the next one to come back. A tick that is appended twice does no harm.
 type ticking struct {
-	mu     sync.Mutex
-	away   []sentTick // on their way, oldest first; when one comes back, those before it are forgotten
-	ended  bool       // no more are sent
-	rested bool       // everything that was due is applied: no tick is waited for
-	since  time.Time  // since when ticks have been sent and none has come back
-	round  float64    // smoothed round trip, ms
-	spread float64    // smoothed deviation, ms
+	mu       sync.Mutex
+	inFlight []sentTick // on their way, oldest first; when one comes back, those before it are forgotten
+	ended    bool       // no more are sent
+	idle     bool       // everything that was due is applied: no tick is waited for
+	since    time.Time  // since when ticks have been sent and none has come back
+	round    float64    // smoothed round trip, ms
+	spread   float64    // smoothed deviation, ms
 }
 
 // sentTick is a tick on its way.
@@ -50,10 +50,10 @@ func (s *sentTick) lost() bool { return s.failed != nil && !errors.Is(s.failed, 
 
 // newest is the tick that was sent last; nil: none is on its way. Its caller holds mu.
 func (t *ticking) newest() *sentTick {
-	if len(t.away) == 0 {
+	if len(t.inFlight) == 0 {
 		return nil
 	}
-	return &t.away[len(t.away)-1]
+	return &t.inFlight[len(t.inFlight)-1]
 }
 
 // until is when another tick may be sent; it is in the past if one may be sent at once.
@@ -75,13 +75,13 @@ func (t *ticking) fail(sent time.Time, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if i := t.index(sent); i >= 0 {
-		t.away[i].failed = err
+		t.inFlight[i].failed = err
 	}
 }
 
 // index finds the tick that was sent at a time; -1: it is no longer kept track of. Its caller holds mu.
 func (t *ticking) index(sent time.Time) int {
-	return slices.IndexFunc(t.away, func(s sentTick) bool { return s.at == sent })
+	return slices.IndexFunc(t.inFlight, func(s sentTick) bool { return s.at == sent })
 }
 
 // start notes that a tick is sent, and tells whether it may be: not after end.
@@ -91,14 +91,14 @@ func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	if t.ended {
 		return false
 	}
-	if len(t.away) == 0 || t.rested {
-		t.since, t.rested = now, false
+	if len(t.inFlight) == 0 || t.idle {
+		t.since, t.idle = now, false
 	}
-	t.away = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() })
-	if len(t.away) == ticksAway {
-		t.away = slices.Delete(t.away, 0, 1)
+	t.inFlight = slices.DeleteFunc(t.inFlight, func(s sentTick) bool { return s.lost() })
+	if len(t.inFlight) == ticksInFlight {
+		t.inFlight = slices.Delete(t.inFlight, 0, 1)
 	}
-	t.away = append(t.away, sentTick{at: now, to: first.To, epoch: first.Epoch})
+	t.inFlight = append(t.inFlight, sentTick{at: now, to: first.To, epoch: first.Epoch})
 	return true
 }
 
@@ -107,21 +107,21 @@ func (t *ticking) end() (away bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ended = true
-	return slices.ContainsFunc(t.away, func(s sentTick) bool { return !s.lost() })
+	return slices.ContainsFunc(t.inFlight, func(s sentTick) bool { return !s.lost() })
 }
 
 // abort forgets the ticks on their way: the connection is down, or none is waited for.
 func (t *ticking) abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.away = t.away[:0]
+	t.inFlight = t.inFlight[:0]
 }
 
-// rest notes that everything that was due is applied, so no tick is waited for. Lost ticks are forgotten; the others may still be stored.
-func (t *ticking) rest() {
+// setIdle notes that everything that was due is applied, so no tick is waited for. Lost ticks are forgotten; the others may still be stored.
+func (t *ticking) setIdle() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.away, t.rested = slices.DeleteFunc(t.away, func(s sentTick) bool { return s.lost() }), true
+	t.inFlight, t.idle = slices.DeleteFunc(t.inFlight, func(s sentTick) bool { return s.lost() }), true
 }
 
 // ours tells whether a record from the log is one of the ticks on their way, and when that was sent.
@@ -131,7 +131,7 @@ func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.away {
+	for _, s := range t.inFlight {
 		if s.to == e.Ticks[0].To && s.epoch == e.Ticks[0].Epoch {
 			return s.at, true
 		}
@@ -139,11 +139,11 @@ func (t *ticking) ours(e *engine.Entry) (sent time.Time, ours bool) {
 	return time.Time{}, false
 }
 
-// back notes that the tick that was sent at a time has come back.
-func (t *ticking) back(sent, now time.Time) {
+// returned notes that the tick that was sent at a time has come back.
+func (t *ticking) returned(sent, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.away, t.since = slices.Delete(t.away, 0, t.index(sent)+1), now
+	t.inFlight, t.since = slices.Delete(t.inFlight, 0, t.index(sent)+1), now
 	ms := float64(now.Sub(sent)) / 1e6
 	t.spread += (math.Abs(ms-t.round) - t.spread) / 16
 	t.round += (ms - t.round) / 16
@@ -159,21 +159,21 @@ func (t *ticking) refused() error {
 	return nil
 }
 
-// silent is for how long ticks have not come back; 0 if the latest was refused, or none is waited for.
-func (t *ticking) silent(now time.Time) time.Duration {
+// silentFor is for how long ticks have not come back; 0 if the latest was refused, or none is waited for.
+func (t *ticking) silentFor(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if last := t.newest(); last == nil || last.lost() || t.rested {
+	if last := t.newest(); last == nil || last.lost() || t.idle {
 		return 0
 	}
 	return now.Sub(t.since)
 }
 
-// fruitless is like silent, but it counts refused ticks, too. It is 0 if the log has no room, because then no node's ticks come back.
-func (t *ticking) fruitless(now time.Time) time.Duration {
+// failingFor is like silent, but it counts refused ticks, too. It is 0 if the log has no room, because then no node's ticks come back.
+func (t *ticking) failingFor(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if last := t.newest(); last == nil || errors.Is(last.failed, streams.ErrNoSpace) || t.rested {
+	if last := t.newest(); last == nil || errors.Is(last.failed, streams.ErrNoSpace) || t.idle {
 		return 0
 	}
 	return now.Sub(t.since)

@@ -36,7 +36,7 @@ func TestTicking(t *testing.T) {
 	send(tickAgain)
 	send(2 * tickAgain)
 	waits(0, true)
-	k.back(after(tickAgain), after(time.Second))
+	k.returned(after(tickAgain), after(time.Second))
 	waits(0, false)
 	waits(tickAgain, false)
 	waits(2*tickAgain, true)
@@ -45,7 +45,7 @@ func TestTicking(t *testing.T) {
 	if _, ours := k.ours(&engine.Entry{Ticks: []engine.Tick{other}}); ours {
 		t.Error("a tick of another owner is taken for this one's")
 	}
-	if got := k.silent(after(3 * time.Second)); got != 2*time.Second {
+	if got := k.silentFor(after(3 * time.Second)); got != 2*time.Second {
 		t.Errorf("ticks have been unanswered for %s", got)
 	}
 	k.fail(began, streams.ErrNoStream)
@@ -53,28 +53,28 @@ func TestTicking(t *testing.T) {
 		t.Error("the word about a tick counts for another")
 	}
 	k.fail(after(2*tickAgain), streams.ErrTimeout)
-	if k.refused() != nil || k.silent(after(2*time.Second)) != time.Second || k.end() != true {
+	if k.refused() != nil || k.silentFor(after(2*time.Second)) != time.Second || k.end() != true {
 		t.Error("a tick that was not answered counts as refused")
 	}
 	k.ended = false
 
 	send(2*tickAgain + tickPause)
 	k.fail(after(2*tickAgain+tickPause), streams.ErrNoStream)
-	if k.silent(after(2*time.Second)) != 0 || !errors.Is(k.refused(), streams.ErrNoStream) {
+	if k.silentFor(after(2*time.Second)) != 0 || !errors.Is(k.refused(), streams.ErrNoStream) {
 		t.Error("a refusal is no answer")
 	}
-	if got := k.fruitless(after(2 * time.Second)); got != time.Second {
+	if got := k.failingFor(after(2 * time.Second)); got != time.Second {
 		t.Errorf("ticks have been fruitless for %s", got)
 	}
 	send(2*tickAgain + 2*tickPause)
 	waits(2*tickAgain+tickPause, false)
 	k.fail(after(2*tickAgain+2*tickPause), streams.ErrNoSpace)
-	if k.fruitless(after(4*time.Second)) != 0 {
+	if k.failingFor(after(4*time.Second)) != 0 {
 		t.Error("a node counts as stuck for a log that is full")
 	}
 	// When everything that was due has been applied, no tick is waited for.
-	k.rest()
-	if k.refused() != nil || k.silent(after(4*time.Second)) != 0 || k.fruitless(after(4*time.Second)) != 0 {
+	k.setIdle()
+	if k.refused() != nil || k.silentFor(after(4*time.Second)) != 0 || k.failingFor(after(4*time.Second)) != 0 {
 		t.Error("a tick that nobody needs is waited for")
 	}
 	if !k.end() {
@@ -82,11 +82,11 @@ func TestTicking(t *testing.T) {
 	}
 	k.ended = false
 	send(4 * time.Second)
-	if k.silent(after(5*time.Second)) != time.Second || k.fruitless(after(5*time.Second)) != time.Second {
+	if k.silentFor(after(5*time.Second)) != time.Second || k.failingFor(after(5*time.Second)) != time.Second {
 		t.Error("a tick is waited for since before it was sent, or not at all")
 	}
-	k.back(after(4*time.Second), after(5*time.Second))
-	if k.fruitless(after(6*time.Second)) != 0 || k.silent(after(6*time.Second)) != 0 || k.until().After(after(5*time.Second)) || k.end() {
+	k.returned(after(4*time.Second), after(5*time.Second))
+	if k.failingFor(after(6*time.Second)) != 0 || k.silentFor(after(6*time.Second)) != 0 || k.until().After(after(5*time.Second)) || k.end() {
 		t.Error("a tick that came back is still waited for")
 	}
 	if k.start(tick(6*time.Second), after(6*time.Second)) {
@@ -95,13 +95,13 @@ func TestTicking(t *testing.T) {
 }
 
 // Of the ticks that never come back only the newest are kept track of.
-func TestTicksAwayAreBounded(t *testing.T) {
+func TestTicksInFlightAreBounded(t *testing.T) {
 	var k ticking
-	for to := range int64(2 * ticksAway) {
+	for to := range int64(2 * ticksInFlight) {
 		k.start(engine.Tick{To: to}, time.UnixMilli(to))
 	}
-	if first := k.away[0].to; len(k.away) != ticksAway || first != ticksAway {
-		t.Errorf("%d ticks are kept track of, from %d on", len(k.away), first)
+	if first := k.inFlight[0].to; len(k.inFlight) != ticksInFlight || first != ticksInFlight {
+		t.Errorf("%d ticks are kept track of, from %d on", len(k.inFlight), first)
 	}
 	if k.abort(); k.end() {
 		t.Error("ticks that are given up are waited for")
@@ -123,14 +123,14 @@ func TestLead(t *testing.T) {
 		{200 * time.Microsecond, 1000, leadMin},
 	} {
 		for range c.ticks {
-			k.back(time.UnixMilli(0), time.UnixMilli(0).Add(c.takes))
+			k.returned(time.UnixMilli(0), time.UnixMilli(0).Add(c.takes))
 		}
 		if got := k.lead(); got != c.want {
 			t.Errorf("after %d ticks of %s the lead is %d ms, want %d", c.ticks, c.takes, got, c.want)
 		}
 	}
 	for i := range 100 { // as often quick as slow
-		k.back(time.UnixMilli(0), time.UnixMilli(int64(i%2*4)))
+		k.returned(time.UnixMilli(0), time.UnixMilli(int64(i%2*4)))
 	}
 	if got := k.lead(); got != leadMax {
 		t.Errorf("where ticks take from 0 to 4 ms the lead is %d ms, want %d", got, leadMax)

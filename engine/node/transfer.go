@@ -85,7 +85,7 @@ func (n *Node) savePart(ctx context.Context, p *partition) (part, error) {
 	}
 	defer release()
 	if err := n.checkpointOrStop(ctx, p, runtime.Gosched); err != nil {
-		n.fail(passing(err))
+		n.fail(markTransient(err))
 		return part{}, err
 	}
 	if err := errors.Join(p.whyStopped(), p.readable()); err != nil {
@@ -144,7 +144,7 @@ func (g *partCollector) ask(ctx context.Context, p *partition) (part, error) {
 		}
 		got, err := g.n.askPart(ctx, from, p.number)
 		busy := errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
-		if !busy || time.Since(began) > collectTimeout || !pause(ctx, followPoll) {
+		if !busy || time.Since(began) > collectTimeout || !sleep(ctx, followPoll) {
 			return got, err
 		}
 	}

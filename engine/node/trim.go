@@ -29,18 +29,18 @@ func (n *Node) trim(ctx context.Context) error {
 	defer n.logKept.Unlock()
 	needed, err := n.needed()
 	if err != nil || needed == 0 {
-		return passing(err)
+		return markTransient(err)
 	}
 	kept, err := n.kept(needed)
 	if err == nil {
 		err = n.local.Truncate(kept)
 	}
 	if err != nil {
-		return passing(err)
+		return markTransient(err)
 	}
 	err = n.streams.Log.Trim(ctx, min(needed, n.neededElsewhere()+1))
 	if err == nil {
-		_, err = n.lookAtLog(ctx)
+		_, err = n.queryLog(ctx)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		n.log.Warn("the log stream was not trimmed; it will be at the next checkpoint", "error", err)
@@ -132,12 +132,12 @@ func (n *Node) neededElsewhere() uint64 {
 	}
 	v := n.view()
 	needed := n.neededToFollow(v)
-	if !n.filling.mustFree() {
+	if !n.logUsage.mustFree() {
 		for i := range v.Silent {
 			needed = min(needed, v.Silent[i].Needs)
 		}
 	}
-	if !n.filling.tight() {
+	if !n.logUsage.nearlyFull() {
 		for i := range v.Members {
 			if v.Members[i].Name != n.o.Name { // this node's own beat is older than what it knows itself
 				needed = min(needed, v.Members[i].Needs)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// pause waits for d. It returns false, at once, when ctx ends first.
-func pause(ctx context.Context, d time.Duration) bool {
+// sleep waits for d. It returns false, at once, when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -17,8 +17,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ring wakes the goroutine that waits on a channel, which must have room for one element. If one is there already, it does nothing.
-func ring(c chan<- struct{}) {
+// notify wakes the goroutine that waits on a channel, which must have room for one element. If one is there already, it does nothing.
+func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -16,14 +16,14 @@ type window struct {
 	stored   uint64        // how many outputs of all partitions were stored by then
 }
 
-// windowLook is the shortest time over which the rate at which outputs are stored is measured. A sync of the streams, which halves that
+// windowInterval is the shortest time over which the rate at which outputs are stored is measured. A sync of the streams, which halves that
 // rate, takes a few times as long.
-const windowLook = 10 * time.Millisecond
+const windowInterval = 10 * time.Millisecond
 
-// look measures the rate. stored is how many outputs of all partitions are stored now.
-func (w *window) look(now time.Duration, stored uint64) {
+// measure measures the rate. stored is how many outputs of all partitions are stored now.
+func (w *window) measure(now time.Duration, stored uint64) {
 	took := now - w.at
-	if took < windowLook {
+	if took < windowInterval {
 		return
 	}
 	since := stored - min(stored, w.stored) // fewer than before: a chain was resumed

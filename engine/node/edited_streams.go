@@ -8,15 +8,15 @@ import (
 	"sync"
 )
 
-// shapes are the streams that somebody has edited so that a start would be refused. Commands or outputs may already be refused or lost,
+// editedStreams are the streams that somebody has edited so that a start would be refused. Commands or outputs may already be refused or lost,
 // and nothing else says why. Each second the log stream is looked at, and one of the output streams in turn.
-type shapes struct {
+type editedStreams struct {
 	mu    sync.Mutex
 	wrong map[string]string // what is wrong, by stream
 	next  int               // partition whose output stream is looked at next
 }
 
-func (s *shapes) note(stream, wrong string) {
+func (s *editedStreams) note(stream, wrong string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.wrong == nil {
@@ -27,7 +27,7 @@ func (s *shapes) note(stream, wrong string) {
 	}
 }
 
-func (s *shapes) problems() (list []string) {
+func (s *editedStreams) problems() (list []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, stream := range slices.Sorted(maps.Keys(s.wrong)) {
@@ -36,12 +36,12 @@ func (s *shapes) problems() (list []string) {
 	return list
 }
 
-// lookAtOutput looks at the next output stream.
-func (n *Node) lookAtOutput(ctx context.Context) error {
-	out := n.streams.Out[n.shapes.next]
-	n.shapes.next = (n.shapes.next + 1) % len(n.streams.Out)
+// checkOutputStream looks at the next output stream.
+func (n *Node) checkOutputStream(ctx context.Context) error {
+	out := n.streams.Out[n.editedStreams.next]
+	n.editedStreams.next = (n.editedStreams.next + 1) % len(n.streams.Out)
 	if info, err := out.Info(ctx); err == nil {
-		n.shapes.note(out.Name(), info.Mismatch)
+		n.editedStreams.note(out.Name(), info.Mismatch)
 	}
 	return nil
 }

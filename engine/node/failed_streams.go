@@ -7,27 +7,27 @@ import (
 	"sync"
 )
 
-// stopped are streams of the embedded server, such as a topic queue's, that store nothing more because one of their files could not be
+// failedStreams are streams of the embedded server, such as a topic queue's, that store nothing more because one of their files could not be
 // written once. The log stream is not among them: if it stops, the node starts again. For one of the others it does not, because all
 // other streams would stand still meanwhile.
-type stopped struct {
+type failedStreams struct {
 	mu   sync.Mutex
 	seen map[string]string // what is wrong, by stream, at the latest look
 	both map[string]string // what was wrong at the look before, too: a stream that is just being made or removed is incomplete
 }
 
-func (s *stopped) look(ill map[string]string) {
+func (s *failedStreams) update(errs map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.both = maps.Clone(ill)
+	s.both = maps.Clone(errs)
 	maps.DeleteFunc(s.both, func(name, _ string) bool {
 		_, before := s.seen[name]
 		return !before
 	})
-	s.seen = ill
+	s.seen = errs
 }
 
-func (s *stopped) problems() (list []string) {
+func (s *failedStreams) problems() (list []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(s.both)) {

@@ -7,12 +7,12 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
-// filling estimates how full the log stream is: what it held when it was last asked, and what was read since of records that came after.
+// logUsage estimates how full the log stream is: what it held when it was last asked, and what was read since of records that came after.
 //
 // A full stream refuses ticks as it refuses commands, so it must not become full. From half full on, freeing it comes before anything
 // else; from three quarters on, requests wait. The last quarter is for ticks, and for raw commands, which the engine cannot hold up: a
 // flood of those can fill the stream, until it is freed.
-type filling struct {
+type logUsage struct {
 	mu    sync.Mutex
 	held  uint64        // bytes in the stream when it was last asked
 	limit uint64        // bytes it may hold; 0: any number
@@ -25,12 +25,12 @@ type filling struct {
 }
 
 const (
-	fillingFree = 4 // eighths from which the stream is freed, and checkpoints, which must come before that, no longer rest (restTimes)
-	fillingWait = 6 // eighths from which requests wait
+	freeAbove = 4 // eighths from which the stream is freed, and checkpoints, which must come before that, no longer rest (restFactor)
+	waitAbove = 6 // eighths from which requests wait
 )
 
-// took counts records that were read. Those up to last are in held already: a node that comes back reads many of these.
-func (f *filling) took(records []wal.Record) {
+// count counts records that were read. Those up to last are in held already: a node that comes back reads many of these.
+func (f *logUsage) count(records []wal.Record) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range records {
@@ -42,59 +42,59 @@ func (f *filling) took(records []wal.Record) {
 	}
 }
 
-// bytes is how much was read in this run.
-func (f *filling) bytes() uint64 {
+// bytesRead is how much was read in this run.
+func (f *logUsage) bytesRead() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.read
 }
 
-// asked takes the stream's answer; read is what bytes returned before the stream was asked. If a record after the answer's last one was
+// update takes the stream's answer; read is what bytes returned before the stream was asked. If a record after the answer's last one was
 // read meanwhile, all that was read meanwhile counts: rather too much than too little.
-func (f *filling) asked(info streams.Info, read uint64) {
+func (f *logUsage) update(info streams.Info, read uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held, f.limit, f.first, f.last, f.since = info.Bytes, uint64(max(info.MaxBytes, 0)), info.First, info.Last, 0
 	if f.seq > f.last {
 		f.since = f.read - read
 	}
-	if f.freed != nil && !f.above(fillingWait) {
+	if f.freed != nil && !f.above(waitAbove) {
 		close(f.freed)
 		f.freed = nil
 	}
 }
 
 // above tells whether more than so many eighths of the stream are in use. The caller holds mu.
-func (f *filling) above(eighths uint64) bool {
+func (f *logUsage) above(eighths uint64) bool {
 	return f.limit > 0 && (f.held+f.since)*8 > f.limit*eighths
 }
 
 // holds tells whether the stream began at a sequence or below when it was last asked.
-func (f *filling) holds(seq uint64) bool {
+func (f *logUsage) holds(seq uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.first <= seq
 }
 
 // mustFree tells whether the stream must be freed.
-func (f *filling) mustFree() bool {
+func (f *logUsage) mustFree() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.above(fillingFree)
+	return f.above(freeAbove)
 }
 
-// tight tells whether requests have to wait.
-func (f *filling) tight() bool {
+// nearlyFull tells whether requests have to wait.
+func (f *logUsage) nearlyFull() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.above(fillingWait)
+	return f.above(waitAbove)
 }
 
 // mustWait returns nil if there is room for a request; otherwise a channel that is closed once there is.
-func (f *filling) mustWait() <-chan struct{} {
+func (f *logUsage) mustWait() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.above(fillingWait) {
+	if !f.above(waitAbove) {
 		return nil
 	}
 	if f.freed == nil {

@@ -20,23 +20,23 @@ func newPauseMeter(s *metrics.Set, what string) *pauseMeter {
 	}
 }
 
-// use is what a thread has used of the machine so far.
-type use struct {
+// usage is what a thread has used of the machine so far.
+type usage struct {
 	ran    time.Duration // on a core
 	waited int64         // how often it gave its core up: for the disk, a lock, another goroutine
 }
 
-// own returns how much of the time that some work took is due to the work itself. If the thread waited, it waited for something that the
+// ownTime returns how much of the time that some work took is due to the work itself. If the thread waited, it waited for something that the
 // work needs, and all of the time counts. If it did not wait but ran for less than took, other threads had its core for the rest.
-func own(took time.Duration, before, after use) time.Duration {
+func ownTime(took time.Duration, before, after usage) time.Duration {
 	if after.waited != before.waited {
 		return took
 	}
 	return min(took, after.ran-before.ran)
 }
 
-// holding calls do while it holds a partition's mu, and notes for how long the partition had to wait.
-func (n *Node) holding(p *partition, pause *pauseMeter, do func()) {
+// withLock calls do while it holds a partition's mu, and notes for how long the partition had to wait.
+func (n *Node) withLock(p *partition, pause *pauseMeter, do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	took, itsOwn := pauseFor(do)
@@ -46,12 +46,12 @@ func (n *Node) holding(p *partition, pause *pauseMeter, do func()) {
 
 // pauseFor calls do, and returns how long that took, and how much of the time is its own (own).
 func pauseFor(do func()) (took, itsOwn time.Duration) {
-	runtime.LockOSThread() // threadUse is of a thread, not of a goroutine
+	runtime.LockOSThread() // threadUsage is of a thread, not of a goroutine
 	defer runtime.UnlockOSThread()
-	began, before := time.Now(), threadUse()
+	began, before := time.Now(), threadUsage()
 	do()
-	after, took := threadUse(), time.Since(began)
-	return took, own(took, before, after)
+	after, took := threadUsage(), time.Since(began)
+	return took, ownTime(took, before, after)
 }
 
 // inSlices does long work in slices, until slice returns false. The partition goes on between them. rest is called after each slice, and
@@ -59,6 +59,6 @@ func pauseFor(do func()) (took, itsOwn time.Duration) {
 // up, and only one record could be applied between two slices.
 func (n *Node) inSlices(p *partition, pause *pauseMeter, rest func(), slice func() (more bool)) {
 	for more := true; more; rest() {
-		n.holding(p, pause, func() { more = slice() })
+		n.withLock(p, pause, func() { more = slice() })
 	}
 }

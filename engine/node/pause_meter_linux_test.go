@@ -51,7 +51,7 @@ func TestOwnPause(t *testing.T) {
 func TestPauseMeter(t *testing.T) {
 	s := metrics.NewSet()
 	n, p, m := &Node{}, &partition{}, newPauseMeter(s, "load")
-	n.holding(p, m, func() {
+	n.withLock(p, m, func() {
 		if p.mu.TryLock() {
 			t.Error("the partition does not wait")
 		}

@@ -8,25 +8,25 @@ import (
 )
 
 // Records that the stream held already when it was asked do not count as filling it further when the node reads them.
-func TestFilling(t *testing.T) {
-	var f filling
-	take := func(seq uint64, bytes int) { f.took([]wal.Record{{Seq: seq, Data: make([]byte, bytes)}}) }
-	is := func(what string, mustFree, tight bool) {
+func TestLogUsage(t *testing.T) {
+	var f logUsage
+	take := func(seq uint64, bytes int) { f.count([]wal.Record{{Seq: seq, Data: make([]byte, bytes)}}) }
+	is := func(what string, mustFree, nearlyFull bool) {
 		t.Helper()
-		if f.mustFree() != mustFree || f.tight() != tight {
-			t.Errorf("%s: must be freed %t, tight %t", what, f.mustFree(), f.tight())
+		if f.mustFree() != mustFree || f.nearlyFull() != nearlyFull {
+			t.Errorf("%s: must be freed %t, tight %t", what, f.mustFree(), f.nearlyFull())
 		}
 	}
 	is("never asked", false, false)
-	before := f.bytes()
+	before := f.bytesRead()
 	take(1, 6) // while the stream is asked
-	f.asked(streams.Info{Bytes: 60, MaxBytes: 100, Last: 10}, before)
+	f.update(streams.Info{Bytes: 60, MaxBytes: 100, Last: 10}, before)
 	is("over half full", true, false)
 	for seq := range uint64(9) {
 		take(2+seq, 6)
 	}
 	is("all of that is read", true, false)
-	before = f.bytes()
+	before = f.bytesRead()
 	take(11, 10)
 	is("and a little more", true, false)
 	take(12, 10)
@@ -45,16 +45,16 @@ func TestFilling(t *testing.T) {
 			}
 		}
 	}
-	f.asked(streams.Info{Bytes: 78, MaxBytes: 100, Last: 12}, f.bytes())
+	f.update(streams.Info{Bytes: 78, MaxBytes: 100, Last: 12}, f.bytesRead())
 	waits("not freed", true)
-	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 11}, before)
+	f.update(streams.Info{Bytes: 50, MaxBytes: 100, Last: 11}, before)
 	is("freed, but for what was read since", true, false)
 	waits("freed", false)
 	if f.mustWait() != nil {
 		t.Error("a request waits where there is room")
 	}
-	f.asked(streams.Info{Bytes: 50, MaxBytes: 100, Last: 12}, f.bytes())
+	f.update(streams.Info{Bytes: 50, MaxBytes: 100, Last: 12}, f.bytesRead())
 	is("freed", false, false)
-	f.asked(streams.Info{Bytes: 50, MaxBytes: -1, Last: 12}, f.bytes())
+	f.update(streams.Info{Bytes: 50, MaxBytes: -1, Last: 12}, f.bytesRead())
 	is("without a limit", false, false)
 }
