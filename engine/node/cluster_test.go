@@ -49,7 +49,7 @@ func newFleet(t testing.TB, url string, partitions int) *fleet {
 // startNATS starts one nats-server, or three if CARILLON_REPLICAS says that streams have replicas.
 func startNATS(t testing.TB) (url string, replicas int) {
 	t.Helper()
-	if replicas = many(t, "CARILLON_REPLICAS", 1); replicas > 1 {
+	if replicas = envInt(t, "CARILLON_REPLICAS", 1); replicas > 1 {
 		_, url = startExternals(t)
 		return url, replicas
 	}
@@ -214,7 +214,7 @@ func resumed(t testing.TB, all []output, at time.Time) time.Duration {
 // An owner that is killed at any moment is replaced by another node. Nothing is lost or repeated, and nothing is early.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	rounds := many(t, "CARILLON_FAILOVERS", 2)
+	rounds := envInt(t, "CARILLON_FAILOVERS", 2)
 	url, replicas := startNATS(t)
 	f := newFleet(t, url, 4)
 	f.replicas = replicas
@@ -222,7 +222,7 @@ func TestFailover(t *testing.T) {
 	c := client(t, url)
 	f.startAll(c, names...)
 	l := startLoad(t, url, "f", true)
-	l.steady(many(t, "CARILLON_STEADY", 0))
+	l.steady(envInt(t, "CARILLON_STEADY", 0))
 	began := time.Now()
 	type kill struct {
 		at    time.Time
@@ -388,7 +388,7 @@ func TestHandOver(t *testing.T) {
 }
 
 func handOver(t *testing.T, url string, replicas int) {
-	rounds := many(t, "CARILLON_HANDOVERS", 1)
+	rounds := envInt(t, "CARILLON_HANDOVERS", 1)
 	f := newFleet(t, url, 8)
 	f.replicas = replicas
 	names := []string{"a", "b", "c"}
@@ -540,7 +540,7 @@ func spread(of []time.Duration) string {
 // partitions, until it learns from the log that it does not. It does no harm until then, and takes its share again.
 func TestFrozenOwner(t *testing.T) {
 	t.Parallel()
-	frozen := time.Duration(many(t, "CARILLON_FROZEN", 2)) * time.Second
+	frozen := time.Duration(envInt(t, "CARILLON_FROZEN", 2)) * time.Second
 	url, replicas := startNATS(t)
 	f := newFleet(t, url, 4)
 	f.replicas = replicas
@@ -549,7 +549,7 @@ func TestFrozenOwner(t *testing.T) {
 	f.startAll(c, names...)
 	l := startLoad(t, url, "z", true)
 	var owned [][]int // by the frozen one
-	for range many(t, "CARILLON_FREEZES", 1) {
+	for range envInt(t, "CARILLON_FREEZES", 1) {
 		l.firesBeyond(f.partitions, time.Now())
 		serve := owners(status(t, c))
 		victim := serve[rand.N(f.partitions)]
@@ -843,11 +843,11 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// behindWire starts an engine that is alone and reaches NATS by way of a wire, and a load that does not.
-func behindWire(t *testing.T, name string) (w *wire, f *fleet, a *process, l *load) {
+// behindProxy starts an engine that is alone and reaches NATS by way of a wire, and a load that does not.
+func behindProxy(t *testing.T, name string) (w *proxy, f *fleet, a *process, l *load) {
 	t.Helper()
 	e := startExternal(t)
-	w = startWire(t, e.url[len("nats://"):])
+	w = startProxy(t, e.url[len("nats://"):])
 	f = newFleet(t, e.url, 4)
 	f.settings["a"] = settings{Data: t.TempDir(), Name: "a", NATS: w.url(), Partitions: f.partitions}
 	return w, f, f.start("a"), startLoad(t, e.url, name, true)
@@ -857,7 +857,7 @@ func behindWire(t *testing.T, name string) (w *wire, f *fleet, a *process, l *lo
 // sent again. Ticks do not wait for each other: what becomes due meanwhile would wait for two round trips.
 func TestAnswersLate(t *testing.T) {
 	t.Parallel()
-	w, f, a, l := behindWire(t, "z")
+	w, f, a, l := behindProxy(t, "z")
 	l.late.Store(true)
 	given := func() float64 {
 		return metric(t, a.Ready.HTTP, "carillon_chain_lost_total") + metric(t, a.Ready.HTTP, "carillon_ticks_failed_total")
@@ -893,7 +893,7 @@ func TestAnswersLate(t *testing.T) {
 
 // prober returns a function that begins to measure how long other messages take to be stored and acknowledged by way of a wire. What
 // that returns ends the measurement, and returns the longest time. Their stream is made by the direct connection, without the wire.
-func prober(t testing.TB, direct *nats.Conn, w *wire) (begin func() (end func() time.Duration)) {
+func prober(t testing.TB, direct *nats.Conn, w *proxy) (begin func() (end func() time.Duration)) {
 	t.Helper()
 	if _, err := jetStream(t, direct).CreateStream(t.Context(), jetstream.StreamConfig{Name: "PROBE", Subjects: []string{"probe"}}); err != nil {
 		t.Fatal(err)
@@ -961,7 +961,7 @@ func soonTicks(t testing.TB, nc *nats.Conn, since int64, less time.Duration) (n 
 // If outputs are lost on their way while the connection works, the node finds that they are missing, and publishes them again.
 func TestOutputsGoAstray(t *testing.T) {
 	t.Parallel()
-	w, f, a, l := behindWire(t, "o")
+	w, f, a, l := behindProxy(t, "o")
 	passed(t, l.nc, f.partitions, now())
 	lost := span{from: now()}
 	outputs := []string{"carillon.trigger", "carillon.event"}
@@ -999,7 +999,7 @@ func TestTicksGoAstray(t *testing.T) {
 
 func goAstray(t *testing.T, refused bool) {
 	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
+	w := startProxy(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
 	f.start("a")
 	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4}
@@ -1055,7 +1055,7 @@ func TestDiskStandsStill(t *testing.T) {
 func TestDeathWithoutAWatch(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
+	w := startProxy(t, e.url[len("nats://"):])
 	f := newFleet(t, e.url, 4)
 	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Partitions: 4}
 	f.start("a")

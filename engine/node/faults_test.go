@@ -24,11 +24,11 @@ func TestFaults(t *testing.T) {
 	t.Parallel()
 	t.Run("processes", func(t *testing.T) {
 		t.Parallel()
-		survive(t, nil, processFaults, many(t, "CARILLON_FAULTS", 1))
+		survive(t, nil, processFaults, envInt(t, "CARILLON_FAULTS", 1))
 	})
 	t.Run("network", func(t *testing.T) {
 		t.Parallel()
-		rounds, faults := many(t, "CARILLON_FAULTS", 1), networkFaults
+		rounds, faults := envInt(t, "CARILLON_FAULTS", 1), networkFaults
 		if rounds > 1 {
 			faults = slices.Concat(processFaults, networkFaults)
 		}
@@ -42,10 +42,10 @@ func TestFaults(t *testing.T) {
 // partitions, again and again, for as long as that lasts. Each output is published once. In the end each partition has one owner.
 func TestSplitViews(t *testing.T) {
 	t.Parallel()
-	apart := time.Duration(many(t, "CARILLON_SPLIT", 3)) * time.Second
+	apart := time.Duration(envInt(t, "CARILLON_SPLIT", 3)) * time.Second
 	url, replicas := startNATS(t)
 	last := url[strings.LastIndex(url, ",")+1:]
-	w := startWire(t, strings.TrimPrefix(last, "nats://"))
+	w := startProxy(t, strings.TrimPrefix(last, "nats://"))
 	f := newFleet(t, url, 4)
 	f.replicas = replicas
 	f.settings["b"] = settings{Data: t.TempDir(), Name: "b", NATS: w.url(), Confined: true, Partitions: 4, Replicas: replicas, CheckpointEvery: 2 * time.Second}
@@ -352,7 +352,7 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	servers, urls := startExternals(t, hosts...)
 	nc := dial(t, urls, from(hosts)...)
 	f := &faulty{fleet: newFleet(t, urls, 4), servers: servers, hosts: hosts, nc: nc, c: carillon.Connect(nc, carillon.WithTimeout(20*time.Second))}
-	seed := uint64(many(t, "CARILLON_SEED", rand.IntN(1_000_000)))
+	seed := uint64(envInt(t, "CARILLON_SEED", rand.IntN(1_000_000)))
 	t.Logf("seed %d", seed)
 	f.rng = rand.New(rand.NewPCG(seed, 0))
 	names := []string{"a", "b", "c"}

@@ -143,7 +143,7 @@ func TestFollowPlaced(t *testing.T) {
 }
 
 // startPlaced starts three nodes that follow what is placed on them, with a job in each partition, whose ids it returns.
-func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, seats *placements, ids []string) {
+func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, placed *placements, ids []string) {
 	t.Helper()
 	e := startExternal(t)
 	f = newFleet(t, e.url, 8)
@@ -151,13 +151,13 @@ func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, seats *placements, ids 
 	nc = dial(t, e.url)
 	c := client(t, e.url)
 	f.startAll(c, "a", "b", "c")
-	seats = watchPlacements(t, nc)
-	f.placed(c, nc, seats, "a", "b", "c")
+	placed = watchPlacements(t, nc)
+	f.placed(c, nc, placed, "a", "b", "c")
 	for p := range f.partitions {
 		ids = append(ids, idIn(p, f.partitions, "asked-"))
 		put(t, c, carillon.Job{ID: ids[p]})
 	}
-	return f, nc, seats, ids
+	return f, nc, placed, ids
 }
 
 // A node that leaves answers the other nodes' requests until they ask another one: no request waits in vain for a node that has gone.

@@ -29,12 +29,12 @@ type host struct {
 	tun   *os.File
 
 	mu      sync.Mutex
-	out, in road
+	out, in link
 	severed map[*host]bool // nothing passes between it and these
 }
 
-// road is what happens to packets that leave a host, or arrive there.
-type road struct {
+// link is what happens to packets that leave a host, or arrive there.
+type link struct {
 	cut           bool
 	delay, jitter time.Duration
 	loss          float64 // 0 to 1
@@ -75,7 +75,7 @@ func startHosts(t *testing.T, n int) (hosts []*host, ok bool) {
 
 func newHost(number byte) (h *host, err error) {
 	h = &host{ip: net.IPv4(10, 77, 0, number).String(), severed: make(map[*host]bool)}
-	err = elsewhere(func() error { return unix.Unshare(unix.CLONE_NEWNET) }, func() error {
+	err = inNamespace(func() error { return unix.Unshare(unix.CLONE_NEWNET) }, func() error {
 		if h.space, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return os.NewSyscallError("open namespace", err)
 		}
@@ -88,8 +88,8 @@ func newHost(number byte) (h *host, err error) {
 	return h, err
 }
 
-// elsewhere calls do on a thread that enter has moved into another namespace, and moves the thread back.
-func elsewhere(enter, do func() error) error {
+// inNamespace calls do on a thread that enter has moved into another namespace, and moves the thread back.
+func inNamespace(enter, do func() error) error {
 	runtime.LockOSThread()
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -160,7 +160,7 @@ func openTUN(address [4]byte) (*os.File, error) {
 
 // do calls f on the host. Processes and connections that f starts stay on the host.
 func (h *host) do(f func() error) error {
-	return elsewhere(func() error { return os.NewSyscallError("setns", unix.Setns(h.space, unix.CLONE_NEWNET)) }, f)
+	return inNamespace(func() error { return os.NewSyscallError("setns", unix.Setns(h.space, unix.CLONE_NEWNET)) }, f)
 }
 
 // start starts a process on the host. A nil host is this machine.
@@ -252,7 +252,7 @@ func (h *host) cross(to *host) (due time.Time, lost bool) {
 	return due, false
 }
 
-func (r road) wait() time.Duration {
+func (r link) wait() time.Duration {
 	if r.jitter == 0 {
 		return r.delay
 	}
@@ -290,13 +290,13 @@ func (h *host) sever(others ...*host) {
 func (h *host) slow(delay, jitter time.Duration, loss float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.out, h.in = road{delay: delay, jitter: jitter, loss: loss}, road{delay: delay, jitter: jitter, loss: loss}
+	h.out, h.in = link{delay: delay, jitter: jitter, loss: loss}, link{delay: delay, jitter: jitter, loss: loss}
 }
 
 // heal ends what cut, sever and slow began.
 func (h *host) heal() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.out, h.in = road{}, road{}
+	h.out, h.in = link{}, link{}
 	clear(h.severed)
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// many returns the number in an environment variable, or few if that is not set.
-func many(t testing.TB, name string, few int) int {
+// envInt returns the number in an environment variable, or few if that is not set.
+func envInt(t testing.TB, name string, few int) int {
 	s := os.Getenv(name)
 	if s == "" {
 		return few
@@ -29,7 +29,7 @@ func many(t testing.TB, name string, few int) int {
 	return n
 }
 
-func kills(t testing.TB, few int) int { return many(t, "CARILLON_KILLS", few) }
+func kills(t testing.TB, few int) int { return envInt(t, "CARILLON_KILLS", few) }
 
 // preload puts jobs that are due in years, as raw commands, and waits until they are applied.
 func preload(t testing.TB, url string, n int) {

@@ -109,8 +109,8 @@ func faultyDisk(file string) vfs.FS {
 // missing, duplicated or early, and in the end all partitions are where they belong.
 func TestMoving(t *testing.T) {
 	t.Parallel()
-	rounds := many(t, "CARILLON_MOVES", 4)
-	seed := uint64(many(t, "CARILLON_SEED", rand.IntN(1_000_000)))
+	rounds := envInt(t, "CARILLON_MOVES", 4)
+	seed := uint64(envInt(t, "CARILLON_SEED", rand.IntN(1_000_000)))
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	e := startExternal(t)

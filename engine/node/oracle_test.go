@@ -328,25 +328,25 @@ func (h *history) down(from, to int64) bool {
 
 func (e *era) String() string { return fmt.Sprintf("%s version %d", e.job, e.version) }
 
-// complaints keeps the errors that a check reports.
-type complaints struct {
+// errorRecorder keeps the errors that a check reports.
+type errorRecorder struct {
 	testing.TB
-	said []string
+	errors []string
 }
 
-func (c *complaints) Helper()             {}
-func (c *complaints) Logf(string, ...any) {}
-func (c *complaints) Error(v ...any)      { c.said = append(c.said, fmt.Sprint(v...)) }
-func (c *complaints) Errorf(format string, v ...any) {
-	c.said = append(c.said, fmt.Sprintf(format, v...))
+func (c *errorRecorder) Helper()             {}
+func (c *errorRecorder) Logf(string, ...any) {}
+func (c *errorRecorder) Error(v ...any)      { c.errors = append(c.errors, fmt.Sprint(v...)) }
+func (c *errorRecorder) Errorf(format string, v ...any) {
+	c.errors = append(c.errors, fmt.Sprintf(format, v...))
 }
 
 // expect checks that there are just the complaints that contain the wanted texts.
-func (c *complaints) expect(t *testing.T, name string, want ...string) {
+func (c *errorRecorder) expect(t *testing.T, name string, want ...string) {
 	t.Helper()
-	same := slices.EqualFunc(c.said, want, func(said, want string) bool { return strings.Contains(said, want) })
+	same := slices.EqualFunc(c.errors, want, func(said, want string) bool { return strings.Contains(said, want) })
 	if !same {
-		t.Errorf("%s: it says %q, expected %q", name, c.said, want)
+		t.Errorf("%s: it says %q, expected %q", name, c.errors, want)
 	}
 }
 
@@ -576,19 +576,19 @@ func TestOracle(t *testing.T) {
 			`once!7 of version 1 carries "", expected "once1"`,
 		}},
 	} {
-		said := &complaints{TB: t}
+		said := &errorRecorder{TB: t}
 		known().verify(said, c.spoil(outputs()), 1500)
 		said.expect(t, name, c.want...)
 	}
 
-	nothing := &complaints{TB: t}
+	nothing := &errorRecorder{TB: t}
 	(&history{}).verify(nothing, nil, 1500)
 	nothing.expect(t, "nothing at all", "nothing to check")
-	h, unforced := known(), &complaints{TB: t}
+	h, unforced := known(), &errorRecorder{TB: t}
 	h.forced, h.maybeFired = nil, map[string]int{once: 2}
 	h.verify(unforced, outputs(), 1500)
 	unforced.expect(t, "no fire by command", "nothing to check")
-	h, unrefused := known(), &complaints{TB: t}
+	h, unrefused := known(), &errorRecorder{TB: t}
 	h.refused = map[refusal]times{{"none", "pause", carillon.CodeNotFound}: {0, 1}, {"none", "put", carillon.CodeInvalidSchedule}: {0, 3}}
 	h.verify(unrefused, outputs(), 1500)
 	unrefused.expect(t, "no refusal that must be there", "nothing to check")
@@ -614,7 +614,7 @@ func TestOracle(t *testing.T) {
 			}
 			of = append(of, o)
 		}
-		said := &complaints{TB: t}
+		said := &errorRecorder{TB: t}
 		checkStream(said, 0, of)
 		said.expect(t, name, c.want...)
 	}

@@ -212,7 +212,7 @@ func TestOutputsRefused(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
+	w := startProxy(t, e.url[len("nats://"):])
 	o := e.options(t)
 	o.NATS, o.NATSOptions = w.url()+","+e.url, []nats.Option{nats.DontRandomize()}
 	r := run(t, o)
@@ -234,7 +234,7 @@ func TestSilentServer(t *testing.T) {
 func TestTickSentAgain(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
+	w := startProxy(t, e.url[len("nats://"):])
 	o := e.options(t)
 	o.NATS = w.url()
 	r := run(t, o)
@@ -390,7 +390,7 @@ func TestOutageAtStart(t *testing.T) {
 }
 
 // So does one that is turned away at its start by a server that has as many connections as it allows.
-func TestTurnedAwayAtStart(t *testing.T) {
+func TestNotAcceptingAtStart(t *testing.T) {
 	t.Parallel()
 	few := &server.Options{JetStream: true, MaxConn: 1}
 	ns := natstest.Start(t, few)

@@ -28,7 +28,7 @@ import (
 // that came after. CARILLON_POWER is how many seeds are played, each with another order of disasters.
 func TestPowerLoss(t *testing.T) {
 	first := rand.Uint64N(1 << 32)
-	for i := range many(t, "CARILLON_POWER", 2) {
+	for i := range envInt(t, "CARILLON_POWER", 2) {
 		t.Run(fmt.Sprintf("seed=%d", first+uint64(i)), func(t *testing.T) {
 			d := &disasters{rng: rand.New(rand.NewPCG(first+uint64(i), 0))}
 			kinds := []disaster{cutBoth, olderStreams, olderStore}
@@ -73,10 +73,10 @@ const (
 
 // disasters happen to one data directory, whose local log and job table are in memory.
 type disasters struct {
-	rng  *rand.Rand
-	o    node.Options
-	disk *vfs.MemFS // of the local log and the job table
-	wire *wire
+	rng   *rand.Rand
+	o     node.Options
+	disk  *vfs.MemFS // of the local log and the job table
+	proxy *proxy
 
 	linking sync.Mutex
 	r       *running
@@ -102,8 +102,8 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 	syncedDir(t, d.disk, filepath.Join(d.o.Data, "log"))
 	syncedDir(t, d.disk, filepath.Join(d.o.Data, "jobs"))
 	d.r = run(t, d.o)
-	d.wire = startWire(t, d.r.NATS[len("nats://"):])
-	l := startLoad(t, d.wire.url(), "p", false)
+	d.proxy = startProxy(t, d.r.NATS[len("nats://"):])
+	l := startLoad(t, d.proxy.url(), "p", false)
 	var downs []span
 	quick, slowly := 0, 0
 	for len(kinds) > 0 {
@@ -116,7 +116,7 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 			time.Sleep(d.upTo(700 * time.Millisecond)) // and another
 		}
 		down := span{from: now()}
-		d.wire.cut()
+		d.proxy.cut()
 		after := d.copy(t)
 		d.r.cancel() // what it does from here on goes to a disk that is not used again
 		<-d.r.done
@@ -143,7 +143,7 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 			d.restore(t, after.streams, before.disk)
 		}
 		d.r = run(t, d.o)
-		d.wire.to(d.r.NATS[len("nats://"):])
+		d.proxy.to(d.r.NATS[len("nats://"):])
 		down.to = now()
 		downs = append(downs, down)
 		t.Logf("%s, %s back, too slow: %t", kind, after.at.Sub(before.from).Round(time.Millisecond), slow)
@@ -313,8 +313,8 @@ func syncedDir(t testing.TB, disk vfs.FS, dir string) {
 	}
 }
 
-// wire forwards connections to an address until it is cut, and later to another address.
-type wire struct {
+// proxy forwards connections to an address until it is cut, and later to another address.
+type proxy struct {
 	t        testing.TB
 	listener net.Listener
 	mu       sync.Mutex
@@ -326,12 +326,12 @@ type wire struct {
 	open     map[net.Conn]bool
 }
 
-func startWire(t testing.TB, address string) *wire {
+func startProxy(t testing.TB, address string) *proxy {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{t: t, listener: l, address: address, open: make(map[net.Conn]bool)}
+	w := &proxy{t: t, listener: l, address: address, open: make(map[net.Conn]bool)}
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -349,16 +349,16 @@ func startWire(t testing.TB, address string) *wire {
 }
 
 // url is where clients find the server by way of the wire.
-func (w *wire) url() string { return "nats://" + w.listener.Addr().String() }
+func (w *proxy) url() string { return "nats://" + w.listener.Addr().String() }
 
 // connected tells whether any connection goes by way of the wire.
-func (w *wire) connected() bool {
+func (w *proxy) connected() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.open) > 0
 }
 
-func (w *wire) connect(c net.Conn) {
+func (w *proxy) connect(c net.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.address == "" {
@@ -445,28 +445,28 @@ func (r *renamed) pass(b []byte, a alias) []byte {
 }
 
 // rename replaces one word by another on the way to the server, and that one by the first on the way back; "" ends it.
-func (w *wire) rename(here, there string) {
+func (w *proxy) rename(here, there string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.alias = alias{here, there}
 }
 
 // swallow loses what either side sends from now on, until the wire is cut.
-func (w *wire) swallow() {
+func (w *proxy) swallow() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.deaf = true
 }
 
 // delay has what either side sends from now on arrive later.
-func (w *wire) delay(late time.Duration) {
+func (w *proxy) delay(late time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.late = late
 }
 
 // divert sends requests to these subjects nowhere, until it is called with others or none.
-func (w *wire) divert(subjects ...string) {
+func (w *proxy) divert(subjects ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.astray = subjects
@@ -475,7 +475,7 @@ func (w *wire) divert(subjects ...string) {
 // nowhere returns the subject to which diverted requests go.
 func nowhere(subject string) string { return strings.Repeat("x", len(subject)) }
 
-func (w *wire) cut() {
+func (w *proxy) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.address, w.deaf = "", false
@@ -485,7 +485,7 @@ func (w *wire) cut() {
 	clear(w.open)
 }
 
-func (w *wire) to(address string) {
+func (w *proxy) to(address string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.address = address

@@ -127,7 +127,7 @@ func TestDoubt(t *testing.T) {
 	t.Parallel()
 	servers, o := replicated(t)
 	first, _, _ := strings.Cut(servers.URL(), ",")
-	w := startWire(t, strings.TrimPrefix(first, "nats://"))
+	w := startProxy(t, strings.TrimPrefix(first, "nats://"))
 	o.NATS = w.url()
 	r := run(t, o)
 	nc := dial(t, servers.URL())

@@ -429,7 +429,7 @@ func TestStopBehind(t *testing.T) {
 func TestAcceptLossIsNotReadyBlindly(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
-	w := startWire(t, e.url[len("nats://"):])
+	w := startProxy(t, e.url[len("nats://"):])
 	o := base(t)
 	o.NATS = w.url()
 	r := run(t, o)
