@@ -15,7 +15,7 @@ import (
 // do not follow. The client does not repeat a fire, so each failure shows.
 func TestAnswersThroughout(t *testing.T) {
 	t.Parallel()
-	f, nc, seats, ids := startPlaced(t)
+	f, nc, placed, ids := startPlaced(t)
 	c := client(t, f.url)
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
@@ -42,7 +42,7 @@ func TestAnswersThroughout(t *testing.T) {
 		f.nodes[leaves].terminate(t)
 		eventually(t, "others answer", func() bool { return answers.Load() > before+100 })
 		f.start(leaves)
-		f.placed(c, nc, seats, "a", "b", "c")
+		f.placed(c, nc, placed, "a", "b", "c")
 	}
 	cancel()
 	asking.Wait()

@@ -18,6 +18,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 )
 
+// The API: how requests are admitted, counted and answered.
+
 // requests counts and bounds the requests in progress.
 type requests struct {
 	calls, bytes atomic.Int64 // of all kinds: how many, and the bytes of their bodies
@@ -88,14 +90,14 @@ func (n *Node) serveAPI() (micro.Service, error) {
 	return service, nil
 }
 
-// forwardable names the endpoints whose requests a node that does not follow the job's partition passes on to one that does.
+// forwardable names the endpoints whose requests a node that does not follow the job's partition forwards to one that does.
 var forwardable = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}
 
 // call is one request.
 type call struct {
 	micro.Request
 	node      *Node
-	forwarded bool   // another node passed it on
+	forwarded bool   // another node forwarded it
 	tenant    string // who asks; "" unless the request came on a tenant's subject (tenant.go)
 	job       string // the rest of the subject after the verb
 }
@@ -154,8 +156,8 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 	return c, err
 }
 
-// reservedReply tells whether a reply subject must not get an answer. A client chooses that subject, but answers are published with the engine's
-// rights. So it must not be one on which only engines may publish, one of this service's, or one of NATS's own.
+// reservedReply tells whether a reply subject must not get an answer. A client chooses that subject, but answers are published with the
+// engine's rights. So it must not be one on which only engines may publish, one of this service's, or one of NATS's own.
 func (n *Node) reservedReply(reply string) bool {
 	if strings.HasPrefix(reply, "$") {
 		return true

@@ -15,6 +15,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// The way of a record: from the log stream into the local log, to the machines, and its outcome to the replies.
+
 // read reads the log and carries out its records, until the node stops.
 func (n *Node) read(ctx context.Context) {
 	defer n.waiters.close()
@@ -113,8 +115,8 @@ func (n *Node) carryOut(r *engine.Record) {
 	}
 }
 
-// noteMisrouted notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's subject
-// transform since the stream was made.
+// noteMisrouted notes a record that concerns no partition. It may be a command that was accepted, if somebody has edited the stream's
+// subject transform since the stream was made.
 func (n *Node) noteMisrouted(r *engine.Record) {
 	if r.Subject == n.layout.LogSubject(engine.AllPartitions, "heal") {
 		return // it keeps the place of a record that was lost

@@ -10,6 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
+// Waiting until the log is applied: up to a sequence, or, before a read, up to its end.
+
 // appliedWaiters wakes the goroutines that wait until the log has been applied up to a sequence.
 type appliedWaiters struct {
 	mu      sync.Mutex

@@ -13,6 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// Checkpoints: when they are due, and how they are taken.
+
 // checkpointPoll is how often the node looks whether a checkpoint is due while the log brings records. Once a second would be too rare: a
 // flood of commands fills the default log stream within a few seconds.
 const checkpointPoll = 100 * time.Millisecond
@@ -300,7 +302,7 @@ func (n *Node) forget(p *partition) error {
 	return nil
 }
 
-// commit makes a checkpoint the newest one. It waits while outputs are made again from the present checkpoints (remake).
+// commit makes a checkpoint the newest one. It waits while outputs are made again from the present checkpoints (rebuildOutputs).
 func (n *Node) commit(build *snapshot.Build) error {
 	n.logKept.Lock()
 	defer n.logKept.Unlock()

@@ -10,6 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Claims, by which a node becomes the owner of a partition.
+
 // claimPause is the time between two attempts to claim in a log stream that is full. Meanwhile the stream is read, and trimmed.
 const claimPause = 250 * time.Millisecond
 
@@ -100,8 +102,8 @@ func (n *Node) claim(p *partition) {
 	}
 }
 
-// claimStored notes that this node's claim of a partition is stored, at the sequence epoch. The node begins to serve the partition once the machine
-// has applied the claim, too.
+// claimStored notes that this node's claim of a partition is stored, at the sequence epoch. The node begins to serve the partition once the
+// machine has applied the claim, too.
 func (n *Node) claimStored(p *partition, epoch uint64) {
 	p.mu.Lock()
 	if p.stopped == nil && epoch >= p.machine.Epoch() { // else the partition stopped, or was claimed again since

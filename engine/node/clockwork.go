@@ -11,6 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// The clockwork: when to tick, and when to publish.
+
 // longestSleep bounds how long the clockwork sleeps: Go's monotonic clock stands still while the machine is suspended.
 const longestSleep = time.Second
 
@@ -136,9 +138,9 @@ func (n *Node) finishTicking(ctx context.Context) {
 	}
 }
 
-// eachOwned visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may be
-// made. room is what the partition's chain has room for, and at most what fits into space bytes if all outputs are as large as the
-// partition's largest: a tick goes into the log, and every node that applies it makes as many outputs as it allows. owners also tells
+// eachOwned visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may
+// be made. room is what the partition's chain has room for, and at most what fits into space bytes if all outputs are as large as the
+// partition's largest: a tick goes into the log, and every node that applies it makes as many outputs as it allows. eachOwned also tells
 // each chain its share of the window, and measures the window.
 func (n *Node) eachOwned(space int, visit func(p *partition, room int, durable engine.Acked)) {
 	stored := uint64(0)

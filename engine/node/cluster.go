@@ -63,7 +63,7 @@ type membership struct {
 	draining      atomic.Bool
 	reporting     atomic.Bool   // the node's beats tell of its partitions
 	catchingUp    atomic.Bool   // a goroutine waits until nearly all of the log is applied (claimDue)
-	changed       chan struct{} // rung when it may have changed which node serves, or could serve, a partition
+	changed       chan struct{} // notified when it may have changed which node serves, or could serve, a partition
 
 	mu            sync.Mutex
 	unservedSince []time.Time // by partition: since when no node says that it serves it; zero if one does
@@ -130,8 +130,8 @@ func (n *Node) claimLoop(ctx context.Context) {
 	}
 }
 
-// claimDue claims the partitions that this node should claim (due), some at once, others once all of the log is applied. It waits for the
-// latter in a goroutine, so that it can claim those of a node that dies meanwhile, and then asks again which ones they are.
+// claimDue claims the partitions that this node should claim (dueClaims), some at once, others once all of the log is applied. It waits for
+// the latter in a goroutine, so that it can claim those of a node that dies meanwhile, and then asks again which ones they are.
 func (n *Node) claimDue(ctx context.Context) {
 	atOnce, upToDate := n.dueClaims(n.claimView())
 	for _, p := range atOnce {
@@ -158,10 +158,10 @@ func (n *Node) claimView() (cluster.View, servers.Slowness) {
 	return withoutSlow(n.membership.member.View(), slow, n.o.Name), slow
 }
 
-// dueClaims are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied, those
-// that another node serves now. For a while after this node's network was slow, it claims only the former. While it is slow, nodes that
-// seem dead may be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long that
-// nobody can be serving them.
+// dueClaims are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied,
+// those that another node serves now. For a while after this node's network was slow, it claims only the former. While it is slow, nodes
+// that seem dead may be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long
+// that nobody can be serving them.
 func (n *Node) dueClaims(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {

@@ -183,9 +183,9 @@ func (f *fleet) settled(c *carillon.Client, placed *placements, among ...string)
 	f.t.Helper()
 	f.shared(c, among...)
 	eventually(f.t, "each partition is where it is placed", func() bool {
-		n, seats := placed.latest()
+		n, last := placed.latest()
 		serve, placements = owners(status(f.t, c)), n
-		return slices.EqualFunc(seats, serve, func(s cluster.Assignment, owner string) bool { return s.Owner == owner })
+		return slices.EqualFunc(last, serve, func(s cluster.Assignment, owner string) bool { return s.Owner == owner })
 	})
 	return serve, placements
 }
@@ -843,7 +843,7 @@ func TestStrayClaims(t *testing.T) {
 	f.nodes["b"].terminate(t)
 }
 
-// behindProxy starts an engine that is alone and reaches NATS by way of a wire, and a load that does not.
+// behindProxy starts an engine that is alone and reaches NATS by way of a proxy, and a load that does not.
 func behindProxy(t *testing.T, name string) (w *proxy, f *fleet, a *process, l *load) {
 	t.Helper()
 	e := startExternal(t)
@@ -892,7 +892,7 @@ func TestAnswersLate(t *testing.T) {
 }
 
 // prober returns a function that begins to measure how long other messages take to be stored and acknowledged by way of a wire. What
-// that returns ends the measurement, and returns the longest time. Their stream is made by the direct connection, without the wire.
+// that returns ends the measurement, and returns the longest time. Their stream is made by the direct connection, without the proxy.
 func prober(t testing.TB, direct *nats.Conn, w *proxy) (begin func() (end func() time.Duration)) {
 	t.Helper()
 	if _, err := jetStream(t, direct).CreateStream(t.Context(), jetstream.StreamConfig{Name: "PROBE", Subjects: []string{"probe"}}); err != nil {
@@ -1016,7 +1016,7 @@ func goAstray(t *testing.T, refused bool) {
 	began := time.Now()
 	w.divert("carillon.log.")
 	f.shared(c, "a")
-	lines, most := strings.Count(f.nodes["b"].log.String(), "tick not stored"), 1+int(time.Since(began)/(10*time.Second)) // one in 10 s: trouble.go
+	lines, most := strings.Count(f.nodes["b"].log.String(), "tick not stored"), 1+int(time.Since(began)/(10*time.Second)) // one in 10 s: limited_log.go
 	if lines > most || refused && lines == 0 {
 		t.Errorf("%d lines tell of ticks that are not stored, want %d at the most", lines, most)
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
+// Commands: how they are checked before they go into the log.
+
 // handleCommand checks a command before it goes into the log, so that one that is refused costs nothing there. It answers when the
 // command has come back through the log.
 func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
@@ -19,7 +21,7 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		return
 	}
 	p := n.partitionOf(c.job)
-	p.unanswered.Add(1) // before follows and leaves are read: unfollow waits for unanswered commands
+	p.unanswered.Add(1) // before follows and unfollowing are read: unfollow waits for unanswered commands
 	if err == nil && (!p.follows.Load() || p.unfollowing.Load() && !c.forwarded) {
 		p.unanswered.Add(-1)
 		go func() { n.end(c, n.forward(c, p)) }()

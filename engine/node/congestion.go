@@ -13,8 +13,8 @@ import (
 // that, and ask again. So the engine would mostly carry out commands for which nobody waits any more, and ticks would wait in the log
 // behind these.
 //
-// An interval lasts congestionInterval at least, from one answer to another. If two intervals in a row end with an answer that took more than
-// slowAnswer, the bound becomes the number of commands that are answered in a second, but at least leastCalls. When answers are quick
+// An interval lasts congestionInterval at least, from one answer to another. If two intervals in a row end with an answer that took more
+// than slowAnswer, the bound becomes the number of commands that are answered in a second, but at least leastCalls. When answers are quick
 // again, it doubles with each interval. A stall alone does not lower the bound: once it is over, all that waited is answered within one
 // interval.
 type congestion struct {

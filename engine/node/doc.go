@@ -3,26 +3,28 @@
 //
 // A reading order:
 //
-//   - The two main paths: options.go, run.go (one run after the other), node.go (what starts in which order) with open.go,
-//     partition.go, apply.go (a record: log → local log → machine → reply), clockwork.go and publish.go (a trigger: deadline → tick →
-//     log … outputs → due millisecond → stream) with ticking.go (ticks on their way), window.go (how many outputs may be in flight),
-//     clock.go and wait.go. Package internal/alarm wakes the clockwork.
-//   - How a node recovers: recover.go, replay.go and heal.go, claim.go, restarts.go (errors after which it starts again), resync.go
-//     (where a chain goes on), overdue.go (late answers of the output streams), foreign.go (foreign messages in those streams).
+//   - The two main paths: options.go, run.go (one run after the other), node.go (what starts in which order) with open.go (stores,
+//     server, streams), partition.go (what a node knows of a partition), apply.go (a record: log → local log → machine → reply),
+//     clockwork.go and publish.go (a trigger: deadline → tick → log … outputs → due millisecond → stream) with ticking.go (ticks in
+//     flight), window.go (how many outputs may be in flight), clock.go (the streams' clock) and wait.go (sleeping, and waking a
+//     goroutine). Package internal/alarm wakes the clockwork.
+//   - How a node recovers: recover.go, replay.go and heal.go (what the log stream lost is put back), claim.go (how it becomes an owner),
+//     restarts.go (errors after which it starts again), resync.go (where a chain goes on), overdue.go (late answers of the output
+//     streams), foreign.go (foreign messages in those streams).
 //   - On a timer: tend.go (makes outputs durable, watches the disk), checkpoints.go and trim.go (when the job table is written, and
-//     the log cut) with rest.go (how little of a core that takes), filling.go (keeps the log stream from becoming full),
-//     residence.go (which jobs are in memory), holding.go (how long a partition is held up by such work), shapes.go (streams that
-//     were edited), stopped.go (streams that could not be written).
+//     the log cut) with rest.go (how little of a core that takes), log_usage.go (keeps the log stream from becoming full),
+//     residence.go (which jobs are in memory), pause_meter.go (how long a partition is held up by such work), edited_streams.go and
+//     failed_streams.go (streams that were edited, or could not be written).
 //   - Requests: api.go, command.go with congestion.go (how many are admitted), preview.go, selection.go, tenant.go, import.go and
-//     replies.go (how commands get into the log, and their answers), list.go, ahead.go and table.go (reads of jobs on disk, without
-//     and with the partition's lock), status.go and nodes.go, version.go, http.go, meters.go, trouble.go (few log lines about what
-//     goes wrong again and again).
-//   - Snapshots: save.go with save_target.go (where to), save_stopped.go, restored.go (a restore, and the first start after it),
-//     restore_time.go (a restore up to a time), salvage.go (a snapshot's jobs, for a running service).
-//   - Several nodes over an external NATS: regain.go (subscriptions that were lost with a right), membership.go, cluster.go (which
-//     node serves what) with handover.go, reach.go (how far the log is applied), follow.go, give.go and leftbehind.go (which nodes
-//     have a partition's jobs), elsewhere.go (how a node answers about partitions that it does not follow), pulse.go (which requests
-//     are too old). Slow networks: leaders.go (slow servers have to stop leading streams), detour.go (how a node goes around them).
+//     replies.go (how commands get into the log, and their answers), list.go, read_ahead.go and table.go (reads of jobs on disk,
+//     without and with the partition's lock), status.go and nodes.go, version.go, http.go, meters.go, limited_log.go (few log lines
+//     about what goes wrong again and again).
+//   - Snapshots: save.go with save_target.go (where to), save_stopped.go (of a node that does not run), restored.go (a restore, and the
+//     first start after it), restore_time.go (a restore up to a time), salvage.go (a snapshot's jobs, for a running service).
+//   - Several nodes over an external NATS: rights.go (subscriptions that were lost with a right), membership.go, cluster.go (which
+//     node serves what) with handover.go, barrier.go (how far the log is applied), follow.go, transfer.go and leftbehind.go (which nodes
+//     have a partition's jobs), forward.go (how a node answers about partitions that it does not follow), freshness.go (which requests
+//     are too old). Slow networks: leaders.go (slow servers have to stop leading streams), switching.go (which server a node connects to).
 //
 // Locks: partition.mu guards a partition's machine, partition.out its chain. mu is never taken while out is held.
 package node

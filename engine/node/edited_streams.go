@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// editedStreams are the streams that somebody has edited so that a start would be refused. Commands or outputs may already be refused or lost,
-// and nothing else says why. Each second the log stream is looked at, and one of the output streams in turn.
+// editedStreams are the streams that somebody has edited so that a start would be refused. Commands or outputs may already be refused or
+// lost, and nothing else says why. Each second the log stream is looked at, and one of the output streams in turn.
 type editedStreams struct {
 	mu    sync.Mutex
 	wrong map[string]string // what is wrong, by stream

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// failedStreams are streams of the embedded server, such as a topic queue's, that store nothing more because one of their files could not be
-// written once. The log stream is not among them: if it stops, the node starts again. For one of the others it does not, because all
+// failedStreams are streams of the embedded server, such as a topic queue's, that store nothing more because one of their files could not
+// be written once. The log stream is not among them: if it stops, the node starts again. For one of the others it does not, because all
 // other streams would stand still meanwhile.
 type failedStreams struct {
 	mu   sync.Mutex

@@ -22,15 +22,15 @@ import (
 // it. So a node has the log of every partition that it begins to follow:
 //
 //   - A node that does not follow a partition which is placed on it takes that from a node that does (follow). The other node saves it
-//     into a bucket (give.go); the node puts what was saved into its job table, and applies its local log from there on.
+//     into a bucket (transfer.go); the node puts what was saved into its job table, and applies its local log from there on.
 //   - A node gives up a partition that is no longer placed on it once all nodes on which it is placed follow it closely (unfollow).
-//   - A request about a partition is passed on to a node that follows it (elsewhere.go).
+//   - A request about a partition is forwarded to a node that follows it (forward.go).
 //
 // However far behind other nodes are, the log is kept as far back as one follower of each partition needs it (neededToFollow).
 const (
 	followPoll = 250 * time.Millisecond
 	// followAfter is how long a partition must have been placed here before it is taken from another node. If its former node was only
-	// restarted, that gets its seats back within this time, and nothing need be moved.
+	// restarted, that gets its partitions back within this time, and nothing need be moved.
 	followAfter = 2 * time.Second
 	// placedWithin is how long a node that follows nothing waits for partitions to be placed on it, before it is ready without any.
 	placedWithin = 3 * time.Second
@@ -79,7 +79,7 @@ func (n *Node) followLoop(ctx context.Context) error {
 	return nil
 }
 
-// followOrGiveUp begins to follow a partition, or gives it up, once that has been wanted for long enough.
+// followOrGiveUp begins to follow a partition, or stops following it, once that has been wanted for long enough.
 func (n *Node) followOrGiveUp(ctx context.Context, p *partition, v cluster.View, wanted bool, since time.Duration) error {
 	switch {
 	case wanted && since >= followAfter:
@@ -152,7 +152,7 @@ func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
 		return errors.New("no live node follows it")
 	}
 	began := time.Now()
-	p.needs.Store(max(1, n.applied.Load())) // the part will be of this position or a later one (give)
+	p.needs.Store(max(1, n.applied.Load())) // the part will be of this position or a later one (savePart)
 	defer p.needs.Store(0)
 	part, err := n.askPart(ctx, from, p.number)
 	if err != nil {

@@ -67,14 +67,14 @@ func (f *fleet) placed(c *carillon.Client, nc *nats.Conn, placed *placements, am
 
 func (f *fleet) followedAsPlaced(nc *nats.Conn, placed *placements, among []string) bool {
 	f.t.Helper()
-	_, seats := placed.latest()
+	_, last := placed.latest()
 	for _, name := range among {
-		if !slices.ContainsFunc(seats, func(s cluster.Assignment) bool { return s.Owner == name }) {
+		if !slices.ContainsFunc(last, func(s cluster.Assignment) bool { return s.Owner == name }) {
 			return false
 		}
 	}
 	for p, names := range followers(f.t, nc, f.partitions, among) {
-		want := append([]string{seats[p].Owner}, seats[p].Standbys...)
+		want := append([]string{last[p].Owner}, last[p].Standbys...)
 		slices.Sort(want)
 		if !slices.Equal(names, want) {
 			return false
@@ -93,13 +93,13 @@ func TestFollowPlaced(t *testing.T) {
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	f.startAll(c, "a", "b", "c")
-	seats := watchPlacements(t, nc)
-	f.placed(c, nc, seats, "a", "b", "c")
+	placed := watchPlacements(t, nc)
+	f.placed(c, nc, placed, "a", "b", "c")
 	preload(t, e.url, 3000)
 	l := startLoad(t, e.url, "p", true)
 	l.far = 3000
 	f.start("d")
-	f.placed(c, nc, seats, "a", "b", "c", "d")
+	f.placed(c, nc, placed, "a", "b", "c", "d")
 
 	// No answer is sent to the subjects on which nodes ask each other.
 	forged, err := nc.SubscribeSync("carillon.node.*.forged")
@@ -121,12 +121,12 @@ func TestFollowPlaced(t *testing.T) {
 
 	// One leaves, one is killed, both come back.
 	f.nodes["b"].terminate(t)
-	f.placed(c, nc, seats, "a", "c", "d")
+	f.placed(c, nc, placed, "a", "c", "d")
 	f.nodes["c"].kill()
-	f.placed(c, nc, seats, "a", "d")
+	f.placed(c, nc, placed, "a", "d")
 	f.start("b")
 	f.start("c")
-	f.placed(c, nc, seats, "a", "b", "c", "d")
+	f.placed(c, nc, placed, "a", "b", "c", "d")
 	h, end := l.finish()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	f.nodes["a"].terminate(t) // first: those that are left may take all of its partitions
@@ -163,7 +163,7 @@ func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, placed *placements, ids
 // A node that leaves answers the other nodes' requests until they ask another one: no request waits in vain for a node that has gone.
 func TestLeavesAnswered(t *testing.T) {
 	t.Parallel()
-	f, nc, seats, ids := startPlaced(t)
+	f, nc, placed, ids := startPlaced(t)
 	c := client(t, f.url)
 	ctx, cancel := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
@@ -188,10 +188,10 @@ func TestLeavesAnswered(t *testing.T) {
 	for _, leaves := range []string{"b", "c", "b"} {
 		before := answers.Load()
 		f.nodes[leaves].terminate(t)
-		f.placed(c, nc, seats, slices.DeleteFunc([]string{"a", "b", "c"}, func(name string) bool { return name == leaves })...)
+		f.placed(c, nc, placed, slices.DeleteFunc([]string{"a", "b", "c"}, func(name string) bool { return name == leaves })...)
 		eventually(t, "others answer", func() bool { return answers.Load() > before+100 })
 		f.start(leaves)
-		f.placed(c, nc, seats, "a", "b", "c")
+		f.placed(c, nc, placed, "a", "b", "c")
 	}
 	cancel()
 	asking.Wait()
@@ -404,8 +404,8 @@ func TestLogIsKeptForWhoIsMissed(t *testing.T) {
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	f.startAll(c, "a", "b")
-	seats := watchPlacements(t, nc)
-	f.placed(c, nc, seats, "a", "b")
+	placed := watchPlacements(t, nc)
+	f.placed(c, nc, placed, "a", "b")
 	of := map[string]int{}
 	for p, owner := range owners(status(t, c)) {
 		of[owner] = p

@@ -7,6 +7,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// Foreign messages in the output streams: how a chain notices them.
+
 // watchOutputs chooses how the chains cope with foreign messages (engine/chain.go). In a cluster a stream may be replicated, or become so,
 // and the messages of a replicated stream must not be linked: there the chains confirm each message. The log's replicas are asked for,
 // too, because the connection knows of no cluster while it is down. If the embedded server stands alone, the node subscribes to its own

@@ -17,11 +17,11 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 )
 
-// Any node answers any request. A request about one job is passed on to a node that follows the job's partition, and its answer is
+// Any node answers any request. A request about one job is forwarded to a node that follows the job's partition, and its answer is
 // passed back. That node cannot answer the client itself: if the request came from another account, nats-server made its reply subject,
 // and does not accept what that node publishes to it. For a request about many jobs, a node asks others about the partitions that
 // it does not follow, and puts the answers together. All of this goes over subjects that only engines use, <prefix>.node.<name>.…, and is
-// not passed on again.
+// not forwarded again.
 
 // nodeSubject is the root of the subjects on which a node answers the others.
 func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }

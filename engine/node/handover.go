@@ -8,6 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// The hand-over: how a node that stops leaves its partitions to others.
+
 const (
 	// handOverTimeout bounds how long a stopping node waits for others to take over.
 	handOverTimeout = 10 * time.Second
@@ -74,9 +76,9 @@ func (n *Node) connectsSoon(ctx context.Context) bool {
 	return n.nc.IsConnected()
 }
 
-// awaitNoForwards waits until other nodes no longer send this node requests about the partitions that it handed over, and until those that they
-// sent before have arrived. A request to a node that no longer listens is dropped. If the sender is connected to another server, it
-// is not told so, and would wait for its whole timeout.
+// awaitNoForwards waits until other nodes no longer forward to this node requests about the partitions that it handed over, and until those
+// that they forwarded before have arrived. A request to a node that no longer listens is dropped. If the sender is connected to another
+// server, it is not told so, and would wait for its whole timeout.
 func (n *Node) awaitNoForwards(ctx context.Context) {
 	if !n.membership.participating.Load() || n.serves() > 0 || !n.hasSuccessor() {
 		return

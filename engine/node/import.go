@@ -14,6 +14,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
+// Imports: the jobs of one request, packed into few records.
+
 // maxImports bounds the imports in progress: each holds all its jobs in memory until it is answered.
 const maxImports = 64
 

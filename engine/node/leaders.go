@@ -86,7 +86,7 @@ func (n *Node) askLeader(ctx context.Context, name string) (by string) {
 	return leader
 }
 
-// checkServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and goes around them, or home again.
+// checkServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and switches to another server, or back.
 func (n *Node) checkServers(ctx context.Context) error {
 	before := n.servers.Slow().String()
 	slow := n.servers.Judge(n.nc.ConnectedServerName(), time.Now())
@@ -146,9 +146,9 @@ func (l *leaders) unresponsive(slow servers.Slowness) (names []string) {
 	return names
 }
 
-// requestStepDown asks the leader of a stream to step down if it is slow: in favour of this node's own server, or else of another one that is not
-// slow. Messages on their way to the old leader are lost, or their answers are. So once another server leads the stream, the chain of p
-// is given up. p is the partition whose output stream it is; nil: it is a shared stream.
+// requestStepDown asks the leader of a stream to step down if it is slow: in favour of this node's own server, or else of another one that
+// is not slow. Messages on their way to the old leader are lost, or their answers are. So once another server leads the stream, the chain
+// of p is given up. p is the partition whose output stream it is; nil: it is a shared stream.
 func (n *Node) requestStepDown(ctx context.Context, name string, slow servers.Slowness, p *partition) {
 	by, to := n.leaders.successor(name, slow, n.nc.ConnectedServerName())
 	if to == "" {
@@ -170,8 +170,8 @@ func (n *Node) requestStepDown(ctx context.Context, name string, slow servers.Sl
 	})
 }
 
-// successor names the leader of a stream, if that is slow, and the server that is to take its place. Both are "" if the leader is well or was
-// asked to step down just now, or if no other server is well. Otherwise heir notes that the leader is asked now.
+// successor names the leader of a stream, if that is slow, and the server that is to take its place. Both are "" if the leader is well or
+// was asked to step down just now, or if no other server is well. Otherwise successor notes that the leader is asked now.
 func (l *leaders) successor(name string, slow servers.Slowness, own string) (by, to string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

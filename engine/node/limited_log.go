@@ -10,13 +10,15 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
 
+// Log lines that are limited: about what goes wrong again and again.
+
 // connErrorLines is how many errors of the connection are logged in a while: a missing right may concern many subjects.
 const connErrorLines = 10
 
-// limitedLog is something that goes wrong again and again, several times a second. It is logged only once, or a few times, in a while.
+// limitedLog logs something that goes wrong again and again, several times a second: only once, or a few times, in a while.
 type limitedLog struct{ lines loglimit.Limiter }
 
-// limitedLogs are the troubles of a node.
+// limitedLogs are those of a node.
 type limitedLogs struct {
 	ticksLost, claimsLost limitedLog
 	chains                limitedLog // lost chains

@@ -22,7 +22,7 @@ func TestLimitedLog(t *testing.T) {
 	for range 1000 {
 		tell(errors.New("first"))
 	}
-	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), `msg="trouble with this node's membership; trying again" error=first held_back=0`) {
+	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), `msg="error of this node's membership; trying again" error=first held_back=0`) {
 		t.Errorf("%d lines are logged: %s", got, lines.String())
 	}
 	lines.Reset()

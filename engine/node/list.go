@@ -9,6 +9,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
+// Lists of jobs: a page is merged from the pages of all partitions.
+
 // pageScan is how many jobs a list looks at while it holds a partition's lock.
 const pageScan = 200
 

@@ -49,8 +49,8 @@ func (f *logUsage) bytesRead() uint64 {
 	return f.read
 }
 
-// update takes the stream's answer; read is what bytes returned before the stream was asked. If a record after the answer's last one was
-// read meanwhile, all that was read meanwhile counts: rather too much than too little.
+// update takes the stream's answer; read is what bytesRead returned before the stream was asked. If a record after the answer's last one
+// was read meanwhile, all that was read meanwhile counts: rather too much than too little.
 func (f *logUsage) update(info streams.Info, read uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

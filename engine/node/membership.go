@@ -12,6 +12,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Membership: how a node joins and leaves the others, and what its beats report.
+
 const (
 	// membersTimeout bounds how long a node that starts waits until it knows the others.
 	membersTimeout = 3 * time.Second
@@ -63,7 +65,7 @@ func (n *Node) memberOptions() cluster.Options {
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
 		OnError: func(err error) {
-			membership.warn(n.log, "trouble with this node's membership; trying again", "error", err)
+			membership.warn(n.log, "error of this node's membership; trying again", "error", err)
 		},
 	}
 }
@@ -201,8 +203,8 @@ func (n *Node) view() cluster.View {
 	return cluster.View{}
 }
 
-// beatProblems reports that no beat of this node has been stored for a while although it is connected to NATS. A node that does not hear its
-// own beats takes no other node for dead.
+// beatProblems reports that no beat of this node has been stored for a while although it is connected to NATS. A node that does not hear
+// its own beats takes no other node for dead.
 func (n *Node) beatProblems() []string {
 	m := n.member()
 	if m == nil || !n.nc.IsConnected() {

@@ -133,8 +133,8 @@ func TestMoving(t *testing.T) {
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	f.startAll(c, "a", "b")
-	seats := watchPlacements(t, nc)
-	f.placed(c, nc, seats, "a", "b")
+	placed := watchPlacements(t, nc)
+	f.placed(c, nc, placed, "a", "b")
 	preload(t, e.url, 3000)
 	l := startLoad(t, e.url, "m", true)
 	l.far = 3000
@@ -178,7 +178,7 @@ func TestMoving(t *testing.T) {
 			where, _, _ = strings.Cut(said[len(said)-1], "\n")
 			return true
 		}
-		eventually(t, "a fault strikes, or all is where it belongs", func() bool { return strikes() || f.followedAsPlaced(nc, seats, among) })
+		eventually(t, "a fault strikes, or all is where it belongs", func() bool { return strikes() || f.followedAsPlaced(nc, placed, among) })
 		if err := os.Remove(f.settings[victim].Fault); err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func TestMoving(t *testing.T) {
 			f.nodes[victim].kill()
 			f.start(victim)
 		}
-		f.placed(c, nc, seats, among...)
+		f.placed(c, nc, placed, among...)
 	}
 	h, end := l.finish()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)

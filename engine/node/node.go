@@ -65,7 +65,7 @@ type Node struct {
 	logStart    uint64        // position at which the local log of a node that had nothing begins
 	applied     atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
 	appliedAt   time.Time     // its timestamp, for the reader
-	delivered   chan struct{} // rung when records were applied
+	delivered   chan struct{} // notified when records were applied
 	head        atomic.Uint64 // the log's last sequence, as far as known
 	logEnd      logEndQuery   // asks the stream for its last sequence, once for all that want to know it at the same time
 	waiters     appliedWaiters
@@ -93,7 +93,7 @@ type Node struct {
 	freshness  freshness
 	lostRights lostRights
 	partSaves  saving       // saves of partitions, for other nodes
-	saveLock   sync.RWMutex // read-locked while partitions are being saved; locked to give one up
+	saveLock   sync.RWMutex // read-locked while partitions are being saved; locked to unfollow one
 	servers    servers.Watch
 	leaders    leaders
 	switching  switching

@@ -8,6 +8,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
+// The nodes of a service: their status, and how one is drained.
+
 // nodes returns the status of all nodes of a view, in order of names.
 func (n *Node) nodes(v cluster.View) (list []carillon.NodeStatus) {
 	applied := n.applied.Load()

@@ -8,6 +8,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Late answers of the output streams: how long a chain waits for them.
+
 const (
 	overdueAsk  = 50 * time.Millisecond // pause between two questions to the stream
 	overdueMost = 2 * time.Second       // how long no more messages may be answered

@@ -53,7 +53,7 @@ type partition struct {
 
 	// Checkpoints.
 	checkpointing     sync.Mutex    // held while a checkpoint is taken
-	checkpointWaiters atomic.Int32  // how many goroutines wait for taking
+	checkpointWaiters atomic.Int32  // how many goroutines wait for it
 	checkpoint        atomic.Uint64 // position of the newest
 	older             atomic.Uint64 // position of the one before; 0: there is none, or it is not known
 	checkpointAt      atomic.Int64  // when the newest was taken or read, ns since the clock began; 0: never

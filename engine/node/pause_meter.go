@@ -26,8 +26,8 @@ type usage struct {
 	waited int64         // how often it gave its core up: for the disk, a lock, another goroutine
 }
 
-// ownTime returns how much of the time that some work took is due to the work itself. If the thread waited, it waited for something that the
-// work needs, and all of the time counts. If it did not wait but ran for less than took, other threads had its core for the rest.
+// ownTime returns how much of the time that some work took is due to the work itself. If the thread waited, it waited for something that
+// the work needs, and all of the time counts. If it did not wait but ran for less than took, other threads had its core for the rest.
 func ownTime(took time.Duration, before, after usage) time.Duration {
 	if after.waited != before.waited {
 		return took

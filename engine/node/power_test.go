@@ -24,7 +24,7 @@ import (
 
 // Power failures of the whole node. Pebble is on its crashable file system in memory, which keeps some of what was
 // not synced and drops the rest. Each file of the JetStream directory is cut at a point of its own. Or only one of the
-// two is replaced by an older copy. Clients connect by way of a wire that is cut first, so that they learn of nothing
+// two is replaced by an older copy. Clients connect by way of a proxy that is cut first, so that they learn of nothing
 // that came after. CARILLON_POWER is how many seeds are played, each with another order of disasters.
 func TestPowerLoss(t *testing.T) {
 	first := rand.Uint64N(1 << 32)
@@ -348,7 +348,7 @@ func startProxy(t testing.TB, address string) *proxy {
 	return w
 }
 
-// url is where clients find the server by way of the wire.
+// url is where clients find the server by way of the proxy.
 func (w *proxy) url() string { return "nats://" + w.listener.Addr().String() }
 
 // connected tells whether any connection goes by way of the wire.
@@ -412,7 +412,7 @@ func (w *proxy) connect(c net.Conn) {
 	go forward(d, c)
 }
 
-// parcel is what is on its way through a wire.
+// parcel is what is on its way through a proxy.
 type parcel struct {
 	due time.Time
 	b   []byte
@@ -451,7 +451,7 @@ func (w *proxy) rename(here, there string) {
 	w.alias = alias{here, there}
 }
 
-// swallow loses what either side sends from now on, until the wire is cut.
+// swallow loses what either side sends from now on, until the proxy is cut.
 func (w *proxy) swallow() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

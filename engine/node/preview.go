@@ -7,6 +7,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
+// apiPreview answers with the next times of a schedule, without a job.
 func (n *Node) apiPreview(c *call) error {
 	p, err := carillon.ParsePreview(c.Data())
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Publishing: how a chain's outputs get into its output stream.
+
 // publish sends what a partition's chain has to send now, and tells when to look again, unix ms. It starts the goroutine that resumes a
 // lost chain, or waits for late answers.
 func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64) {

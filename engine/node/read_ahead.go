@@ -6,6 +6,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
 
+// Jobs that a request asks for are read from disk before the partition's lock is taken.
+
 // readAhead reads jobs that a request asks for from the job table, unless they are in memory, so that the partition does not wait for the
 // disk. If this fails, or all are in memory, the result is nil: then the machine reads what it needs itself, and reports what is wrong.
 func (n *Node) readAhead(p *partition, ids []string) *engine.ReadAhead {

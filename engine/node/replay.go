@@ -11,6 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// Replay: the local log is applied again, on several goroutines.
+
 // replay calls apply with each record of the local log above a position, and with its size there in bytes.
 func (n *Node) replay(ctx context.Context, after uint64, apply func(e *engine.Entry, size int) error) (records int, err error) {
 	err = n.local.Read(after+1, func(stored wal.Record) error {
@@ -109,7 +111,7 @@ type replayStep struct {
 	e engine.Entry
 }
 
-// Bounds of what is read ahead. A step of an import has up to 128 KiB, so a lane holds 32 MiB at most.
+// Bounds of what is read ahead. A step of an import has up to 128 KiB, so a worker holds 32 MiB at most.
 const (
 	replayBatch = 64 // steps handed over at once
 	replayQueue = 2  // batches in a queue, beside the one that fills and the one that is applied
@@ -133,7 +135,7 @@ func (l *replayWorker) flush(ctx context.Context) bool {
 	}
 }
 
-// end hands over the rest, after which the lane ends.
+// end hands over the rest, after which the worker ends.
 func (l *replayWorker) end(ctx context.Context) {
 	l.flush(ctx)
 	close(l.queue)

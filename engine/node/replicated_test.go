@@ -162,7 +162,7 @@ func TestDoubt(t *testing.T) {
 	doubts := func() int { return strings.Count(r.log.String(), engine.ErrAhead.Error()) }
 
 	disagree("in-doubt")
-	eventually(t, "the stream speaks against the log more than once", func() bool { return doubts() > 1 })
+	eventually(t, "the stream contradicts the log more than once", func() bool { return doubts() > 1 })
 	w.rename("", "")
 	fires(t, c, in(1, "after"))
 

@@ -15,6 +15,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Replies: how commands get into the log, and their outcomes to the callers.
+
 // replyTimeout bounds the wait for a command to come back through the log.
 const replyTimeout = 5 * time.Second
 
@@ -58,7 +60,7 @@ type replies struct {
 	deadlines []replyDeadline // in order; those of answered commands stay until their time
 	early     [2]earlyRing    // the newest, and those before them
 	told      []outcome       // to be passed on by run
-	wake      chan struct{}   // rung when there is a first outcome to pass on, or a first deadline
+	wake      chan struct{}   // notified when there is a first outcome to pass on, or a first deadline
 	over      bool            // run has ended, or is about to
 }
 
@@ -72,7 +74,7 @@ type earlyOutcome struct {
 	r   *reply
 }
 
-// earlyRing are outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are of
+// earlyRing has outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are of
 // raw commands, or of commands that other nodes answer. So whenever there are earlyMost bytes of new ones, those before them are dropped:
 // no ack is that far behind the log.
 type earlyRing struct {

@@ -9,6 +9,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot"
 )
 
+// Which jobs are in memory: they are loaded before they are due, and evicted when memory runs short.
+
 const (
 	residencePoll = time.Second
 	jobSlice      = 256 // jobs that are handled while the partition's lock is held: half a millisecond
@@ -47,7 +49,7 @@ func (n *Node) closeIdleView(p *partition) error {
 	return unused.Close()
 }
 
-// loadAndEvictIn is reside for one partition; now is unix ms.
+// loadAndEvictIn is loadAndEvict for one partition; now is unix ms.
 func (n *Node) loadAndEvictIn(ctx context.Context, p *partition, now int64) error {
 	share := n.share()
 	ahead := now + n.o.LoadAhead.Milliseconds()

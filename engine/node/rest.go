@@ -7,6 +7,8 @@ import (
 	"time"
 )
 
+// Rests, by which checkpoints and compactions leave the cores to what is due.
+
 const (
 	// restFull is for how many times as long as it worked a checkpoint rests that is not urgent: so it takes a fifth of a core.
 	restFull = 4
@@ -18,9 +20,9 @@ const (
 	restMost = 20 * time.Millisecond
 )
 
-// checkpointRest returns the function that a partition's checkpoint calls between parts of its work. Without rests one checkpoint would take one
-// of few cores for half a second, and those of eight partitions for four: jobs that come due meanwhile would be late. While a burst
-// drains, the checkpoint stands still.
+// checkpointRest returns the function that a partition's checkpoint calls between parts of its work. Without rests one checkpoint would
+// take one of few cores for half a second, and those of eight partitions for four: jobs that come due meanwhile would be late. While a
+// burst drains, the checkpoint stands still.
 func (n *Node) checkpointRest(ctx context.Context, p *partition) (rest func()) {
 	return restFunc(ctx, n.restFactor, func() bool { return n.checkpointWaits(p) })
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// The restore of a snapshot and the log after it, up to a time.
+
 // ErrOutOfLog says that there is no snapshot from which the log reaches the time.
 var ErrOutOfLog = errors.New("node: the time is out of reach")
 

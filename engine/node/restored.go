@@ -20,6 +20,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
+// The restore of a snapshot, and the first start after it.
+
 // restoredFile is a file in a data directory that was restored, until its first start. It says how the streams must be made.
 const restoredFile = "restored.json"
 

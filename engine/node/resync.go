@@ -13,6 +13,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// Where a chain goes on: how the last output in its stream is found.
+
 // Pauses between two attempts to resume a chain.
 const (
 	resumePauseMin = 5 * time.Millisecond
@@ -51,7 +53,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 				n.stop(p, err)
 				return
 			}
-			n.log.Warn("output stream speaks against the log", "partition", p.number, "error", err) // for seconds at most
+			n.log.Warn("output stream contradicts the log", "partition", p.number, "error", err) // for seconds at most
 		case errors.Is(err, engine.ErrRules), errors.Is(err, engine.ErrDiverged), errors.Is(err, wal.ErrCorrupt):
 			n.stop(p, err)
 			return
@@ -154,7 +156,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 }
 
 // awaitLogged waits until the machines have applied what the log has now. With the embedded server that is the local log, because
-// a refill may have published outputs of records that are stored there and not applied yet.
+// republish may have published outputs of records that are stored there and not applied yet.
 func (n *Node) awaitLogged(ctx context.Context) error {
 	if n.server != nil {
 		return n.awaitApplied(ctx, n.local.Last())
@@ -183,7 +185,7 @@ func (n *Node) resumeChain(p *partition, lastSeq, number uint64, outputs []engin
 	p.out.Lock()
 	defer p.out.Unlock()
 	p.chain.Resume(lastSeq, number, outputs)
-	p.offered = number + uint64(len(outputs)) // a refill's replay may be ahead of the machine: by records that are stored but not applied
+	p.offered = number + uint64(len(outputs)) // republish's replay may be ahead of the machine: by records that are stored but not applied
 	p.overdue = overdue{}
 	if len(outputs) == 0 { // otherwise the first ack shows that publishing works again
 		p.lostSince = time.Time{}

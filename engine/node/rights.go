@@ -12,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// Rights that were lost: how a node gets the subscriptions back that it lost with them.
+
 // rightsWithin bounds the wait for nats-server's answer to the test of subscriptions.
 const rightsWithin = 2 * time.Second
 
@@ -55,7 +57,8 @@ func (r *lostRights) problem() error {
 	return r.missing
 }
 
-// mayReconnect tells whether a new connection may be made, and notes that it is. Firing pauses for it, so it is not made again within switchAgain.
+// mayReconnect tells whether a new connection may be made, and notes that it is. Firing pauses for it, so it is not made again within
+// switchAgain.
 func (r *lostRights) mayReconnect(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

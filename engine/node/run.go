@@ -14,6 +14,8 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
+// The runs of a node in one process: which errors end it, and after which it starts again.
+
 // Ready says where a node that takes jobs can be reached.
 type Ready struct {
 	NATS       string // URL for clients

@@ -17,6 +17,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
+// Saves of snapshots, by a running node.
+
 // saveShare is the part of one core that a save may take, so that firing goes on. The same holds for a node that reads a partition which
 // another node saved for it.
 const saveShare = 0.5
@@ -103,8 +105,8 @@ func (s *saving) cancel(id string) error {
 // cancelSubject is the subject on which nodes that share a NATS tell each other which save to give up.
 func (n *Node) cancelSubject() string { return n.o.Prefix + ".api.snapshot-cancel" }
 
-// subscribeCancels subscribes to requests that other nodes received: to give a save up. Each gets a goroutine, because a save takes a while to
-// end; mostly this node has no such save.
+// subscribeCancels subscribes to requests that other nodes received: to give a save up. Each gets a goroutine, because a save takes a while
+// to end; mostly this node has no such save.
 func (n *Node) subscribeCancels() error {
 	_, err := n.nc.Subscribe(n.cancelSubject(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
 	return err

@@ -15,6 +15,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// Saves of snapshots, of a data directory on which no node runs.
+
 // SaveOptions are the options of SaveStopped.
 type SaveOptions struct {
 	Recheck  bool                   // see archive.SaveOptions

@@ -15,6 +15,8 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
+// Where a snapshot is saved: a directory, or a bucket.
+
 // archive opens the directory or bucket that a request names.
 func (n *Node) archive(ctx context.Context, r *carillon.SnapshotRequest) (t archive.Target, release func(), err error) {
 	if r.Dir != "" {

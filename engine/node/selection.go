@@ -8,6 +8,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
+// Commands that are carried out on each job of a selection.
+
 // maxSelections bounds the selections in progress, each of which has up to 256 commands in progress.
 const maxSelections = 16
 

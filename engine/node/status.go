@@ -14,10 +14,13 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// The status of a node and its partitions, and the problems that make it unready.
+
 // maxStatuses bounds the statuses that are made at a time. Each takes every partition's locks: without the bound, ticks and commands
 // waited for these locks behind thousands of statuses.
 const maxStatuses = 32
 
+// apiStatus answers with the status of the service, as this node knows it.
 func (n *Node) apiStatus(c *call) error {
 	if err := acquire(n.requests.statuses, "statuses"); err != nil {
 		return err
@@ -165,8 +168,8 @@ func (n *Node) problem(p *partition) string {
 	return ""
 }
 
-// clockProblem says that a partition of this node is ahead of the clock, which was set back; "" if it is not. Nothing else shows why nothing
-// fires.
+// clockProblem says that a partition of this node is ahead of the clock, which was set back; "" if it is not. Nothing else shows why
+// nothing fires.
 func (n *Node) clockProblem(p *partition) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

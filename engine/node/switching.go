@@ -12,33 +12,35 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// switching is about the nats-server by way of which a node reaches the streams. At first this is the one on the node's own machine, if there
-// is one (servers.Config). The node goes to another one if a leader answers only by way of that (switchIfUnreachable), or if the log's leader does not
-// answer by way of its present one (switchIfCutOff). It goes home once the server of its machine is well again (switchBack).
+// switching is about the nats-server by way of which a node reaches the streams. At first this is the one on the node's own machine, if
+// there is one (servers.Config). The node goes to another one if a leader is reached only by way of that (switchIfUnreachable), or if the
+// log's leader does not answer by way of its present one (switchIfCutOff). It goes back once the server of its machine is well again
+// (switchBack).
 type switching struct {
-	probing atomic.Bool // a goroutine looks for another way
+	probing atomic.Bool // a goroutine asks by way of other servers
 
 	mu       sync.Mutex
-	switched time.Time // when another way was last taken
+	switched time.Time // when the node last switched
 }
 
 const (
-	switchAgain = 10 * time.Second // between two other ways: a leader that most servers cannot reach is replaced sooner
+	switchAgain = 10 * time.Second // between two switches: a leader that most servers cannot reach is replaced sooner
 	// cutOffAfter is how long the log stream may stay silent before the node goes to another server. It is longer than an election takes,
 	// during which the stream is silent by way of every server.
 	cutOffAfter = 10 * time.Second
 )
 
-// recent tells whether another way was taken less than lately ago.
+// recent tells whether the node switched less than lately ago.
 func (d *switching) recent(lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return time.Since(d.switched) < lately
 }
 
-// switchIfUnreachable goes to another server if the leader of a stream that this node needs does not answer by way of its present server, but answers
-// quickly by way of the other one. That is so if the link between two hosts is broken and a third one reaches both, because servers do not
-// route messages around a broken link. If the leader is slow, or there is none, it does not answer quickly by way of any server.
+// switchIfUnreachable goes to another server if the leader of a stream that this node needs does not answer by way of its present server,
+// but answers quickly by way of the other one. That is so if the link between two hosts is broken and a third one reaches both, because
+// servers do not route messages around a broken link. If the leader is slow, or there is none, it does not answer quickly by way of any
+// server.
 func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if slow.Now || slow.Self || len(slow.Responsive) == 0 || n.switching.recent(switchAgain) || !n.nc.IsConnected() {
 		return
@@ -70,8 +72,8 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 	})
 }
 
-// switchBack goes back to this machine's own server, once that has been well for servers.ReturnAfter and the leaders answer by way of it. That is
-// where a node should be: other nodes judge by the server to which it is connected whether its network is slow.
+// switchBack goes back to this machine's own server, once that has been well for servers.ReturnAfter and the leaders answer by way of it.
+// That is where a node should be: other nodes judge by the server to which it is connected whether its network is slow.
 func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if n.switching.recent(servers.ReturnAfter) || slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
 		return
@@ -102,8 +104,8 @@ func (n *Node) switchTo(to servers.Endpoint) {
 	}
 }
 
-// neededStreams names the streams that this node's triggers need: the shared streams, and the output streams of the partitions that it serves or
-// should serve.
+// neededStreams names the streams that this node's triggers need: the shared streams, and the output streams of the partitions that it
+// serves or should serve.
 func (n *Node) neededStreams(well cluster.View) []string {
 	names := n.sharedStreams()
 	for _, p := range n.partitions {

@@ -32,7 +32,7 @@ var tenantName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 func (c *call) split(prefix string) error {
 	rest := strings.TrimPrefix(c.Subject(), prefix+".")
 	token, rest, _ := strings.Cut(rest, ".")
-	if token == "node" { // from another node, which passes a client's request on, or has one of its own
+	if token == "node" { // from another node, which forwards a client's request, or has one of its own
 		c.forwarded = true
 		_, rest, _ = strings.Cut(rest, ".")
 		if !strings.HasPrefix(rest, "api.") && !strings.HasPrefix(rest, "tenant.") {

@@ -10,6 +10,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// What is done on a timer, first of all the syncs of the outputs.
+
 // syncPause is the time between two syncs of a partition's outputs. The partitions are synced one after the other, evenly
 // spread. While the disk writes the outputs of one of them, the local log's fsync waits, and with it the next tick. There are
 // enough outputs to publish meanwhile. The outputs of all partitions, or of one in a whole second of full drain, would take longer.
@@ -175,8 +177,8 @@ func (n *Node) watch(ctx context.Context) error {
 	return nil
 }
 
-// appendDiskState makes every reader refuse new jobs, or take them again: each partition that this node owns gets a record, if its machine does
-// not know the disk's state yet. The record is sent again with each call until it has come back.
+// appendDiskState makes every reader refuse new jobs, or take them again: each partition that this node owns gets a record, if its machine
+// does not know the disk's state yet. The record is sent again with each call until it has come back.
 func (n *Node) appendDiskState() {
 	low := n.refuseJobs.Load()
 	for _, p := range n.partitions {

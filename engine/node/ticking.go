@@ -11,6 +11,8 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
+// Ticks in flight: when another may follow, and how long they take.
+
 // Bounds of ticks.
 const (
 	tickTimeout   = 2 * time.Second        // when no tick has come back for so long, the node reports a problem
@@ -117,7 +119,8 @@ func (t *ticking) abort() {
 	t.inFlight = t.inFlight[:0]
 }
 
-// setIdle notes that everything that was due is applied, so no tick is waited for. Lost ticks are forgotten; the others may still be stored.
+// setIdle notes that everything that was due is applied, so no tick is waited for. Lost ticks are forgotten; the others may still be
+// stored.
 func (t *ticking) setIdle() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,7 +172,7 @@ func (t *ticking) silentFor(now time.Time) time.Duration {
 	return now.Sub(t.since)
 }
 
-// failingFor is like silent, but it counts refused ticks, too. It is 0 if the log has no room, because then no node's ticks come back.
+// failingFor is like silentFor, but it counts refused ticks, too. It is 0 if the log has no room, because then no node's ticks come back.
 func (t *ticking) failingFor(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 )
 
 // After a tick that does not come back others are sent, and sooner after one that is refused. When a tick comes back, those
-// before it are no longer waited for, even if some are missing. Ticks that are refused are as fruitless as those that are
+// before it are no longer waited for, even if some are missing. Ticks that are refused count as failing, as those that are
 // not answered, unless the log is full.
 func TestTicking(t *testing.T) {
 	began := time.Now()

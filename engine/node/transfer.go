@@ -16,7 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
-// A node gives a partition to another node, which is to follow it or saves a snapshot of all partitions. To give it, the node saves the
+// A node transfers a partition to another node, which is to follow it or saves a snapshot of all partitions. To do so, the node saves the
 // partition, as a part, into a bucket of the same NATS. The node that took a part removes it.
 
 // stateTTL is how long a part that nobody took stays in the bucket. So saving and reading a part must not take longer.
@@ -25,7 +25,7 @@ const stateTTL = 6 * time.Hour
 // dropWithin bounds the time to remove parts that were taken.
 const dropWithin = 10 * time.Second
 
-// collectTimeout bounds the wait for a node that is busy: a node gives only one partition at a time.
+// collectTimeout bounds the wait for a node that is busy: a node saves only one partition at a time.
 const collectTimeout = 5 * time.Minute
 
 // stateBucket is where nodes save partitions for each other.

@@ -9,6 +9,8 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// How far the log is cut: below what this node and the others need.
+
 // needs is the position from which this node would go on after a crash.
 func (n *Node) needs() uint64 {
 	needs := n.applied.Load()

@@ -5,6 +5,8 @@ import (
 	"time"
 )
 
+// Sleeping until a time, and waking another goroutine.
+
 // sleep waits for d. It returns false, at once, when ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
