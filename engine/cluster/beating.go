@@ -21,7 +21,7 @@ func (m *Member) takeName(ctx context.Context) error {
 		case err != nil:
 		default:
 			other.read(m.now(), e.Revision())
-			if other.lives() {
+			if other.alive() {
 				return m.taken(e)
 			}
 			if !other.silent(m.now()) {
@@ -54,9 +54,9 @@ type holder struct {
 	changes int
 }
 
-// changesOfLife is how many changes show that a session is alive: more than a replica that catches up shows in reads that are an
+// changesIfAlive is how many changes show that a session is alive: more than a replica that catches up shows in reads that are an
 // interval apart.
-const changesOfLife = 5
+const changesIfAlive = 5
 
 func (h *holder) read(now time.Duration, revision uint64) {
 	if revision <= h.newest {
@@ -70,7 +70,7 @@ func (h *holder) read(now time.Duration, revision uint64) {
 
 func (m *Member) holder() holder { return holder{bound: m.o.Bound + m.o.Interval} }
 
-func (h *holder) lives() bool { return h.changes >= changesOfLife }
+func (h *holder) alive() bool { return h.changes >= changesIfAlive }
 
 // silent tells whether the key has not changed for the bound and an interval.
 func (h *holder) silent(now time.Duration) bool { return now-h.since > h.bound }
@@ -132,7 +132,7 @@ func (m *Member) beatLoop(ctx context.Context) {
 			other = m.holder()
 		default:
 			other.read(m.now(), entry.Revision())
-			if other.lives() {
+			if other.alive() {
 				m.end(m.taken(entry))
 				return
 			}

@@ -464,8 +464,8 @@ func TestHolder(t *testing.T) {
 			h.read(now, revision)
 			now += interval
 		}
-		if h.lives() != c.lives || h.silent(now) != c.silent {
-			t.Errorf("%s: it lives: %t, is silent: %t", what, h.lives(), h.silent(now))
+		if h.alive() != c.lives || h.silent(now) != c.silent {
+			t.Errorf("%s: it lives: %t, is silent: %t", what, h.alive(), h.silent(now))
 		}
 	}
 }

@@ -799,15 +799,15 @@ func TestDiverged(t *testing.T) {
 	}
 }
 
-// strayClaims claims each partition for a node that does not exist, and waits until a node that does has claimed it again.
-func strayClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions int) {
+// orphanClaims claims each partition for a node that does not exist, and waits until a node that does has claimed it again.
+func orphanClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions int) {
 	t.Helper()
-	stray := engine.Rules()
-	stray.Node, stray.RetentionMS, stray.CompletedMax = "ghost", time.Hour.Milliseconds(), 1000
+	orphan := engine.Rules()
+	orphan.Node, orphan.RetentionMS, orphan.CompletedMax = "ghost", time.Hour.Milliseconds(), 1000
 	js := jetStream(t, nc)
 	epochs := make([]uint64, partitions)
 	for p := range epochs {
-		ack, err := js.Publish(t.Context(), fmt.Sprintf("carillon.log.%d.claim", p), stray.Encode())
+		ack, err := js.Publish(t.Context(), fmt.Sprintf("carillon.log.%d.claim", p), orphan.Encode())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -825,7 +825,7 @@ func strayClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions int
 
 // Stray claims, such as two nodes make whose views differ for long: the node that served a partition stops, and claims it
 // again. Each output is published once.
-func TestStrayClaims(t *testing.T) {
+func TestOrphanClaims(t *testing.T) {
 	t.Parallel()
 	e := startExternal(t)
 	f := newFleet(t, e.url, 4)
@@ -834,7 +834,7 @@ func TestStrayClaims(t *testing.T) {
 	f.startAll(c, "a", "b")
 	l := startLoad(t, e.url, "g", true)
 	for range 2 {
-		strayClaims(t, nc, c, f.partitions)
+		orphanClaims(t, nc, c, f.partitions)
 		f.shared(c, "a", "b")
 	}
 	h, end := l.finish()

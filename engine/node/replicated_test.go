@@ -111,7 +111,7 @@ func TestReplicatedRivals(t *testing.T) {
 	rival.NATS, rival.Name = o.NATS, "rival"
 	second := run(t, rival)
 	for range 4 {
-		strayClaims(t, nc, c, partitions)
+		orphanClaims(t, nc, c, partitions)
 		beats(t, c, 10)
 	}
 	r.stop(t)
