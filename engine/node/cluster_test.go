@@ -891,7 +891,7 @@ func TestAnswersLate(t *testing.T) {
 	a.terminate(t)
 }
 
-// prober returns a function that begins to measure how long other messages take to be stored and acknowledged by way of a wire. What
+// prober returns a function that begins to measure how long other messages take to be stored and acknowledged by way of a proxy. What
 // that returns ends the measurement, and returns the longest time. Their stream is made by the direct connection, without the proxy.
 func prober(t testing.TB, direct *nats.Conn, w *proxy) (begin func() (end func() time.Duration)) {
 	t.Helper()

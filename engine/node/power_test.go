@@ -351,7 +351,7 @@ func startProxy(t testing.TB, address string) *proxy {
 // url is where clients find the server by way of the proxy.
 func (w *proxy) url() string { return "nats://" + w.listener.Addr().String() }
 
-// connected tells whether any connection goes by way of the wire.
+// connected tells whether any connection goes by way of the proxy.
 func (w *proxy) connected() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -422,7 +422,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// alias is a word that is replaced by another one of the same length beyond a wire.
+// alias is a word that is replaced by another one of the same length beyond a proxy.
 type alias struct{ here, there string }
 
 // renamed holds the beginning of such a word, which was at the end of what has come so far, until the rest comes.

@@ -134,7 +134,7 @@ func TestDoubt(t *testing.T) {
 	c := carillon.Connect(nc, carillon.WithTimeout(time.Minute))
 	fires(t, c, in(1, "before"))
 
-	// A stream with one output, which is ahead of the log. At the engine's end of the wire it can take the place of partition 1's stream.
+	// A stream with one output, which is ahead of the log. At the engine's end of the proxy it can take the place of partition 1's stream.
 	js := jetStream(t, nc)
 	const ahead = 1000
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
