@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 func TestParseImport(t *testing.T) {
@@ -280,9 +282,11 @@ func TestClientImportUnanswered(t *testing.T) {
 	}
 }
 
-// link is a way to a server that can be cut.
+// link is a way to a server that can be cut, and a service behind it that says which requests have arrived, and answers none.
 type link struct {
 	*server.Server
+	puts, imports chan struct{}
+
 	mu   sync.Mutex
 	cut  bool
 	conn net.Conn
@@ -306,72 +310,35 @@ func (l *link) setCut(cut bool) {
 	}
 }
 
-// startLink runs a server in this process, in a bubble of synctest, and connects to it.
+func (l *link) serve(t *testing.T, m *nats.Msg) {
+	switch {
+	case strings.HasPrefix(m.Subject, "carillon.api.put."):
+		l.puts <- struct{}{}
+	case len(m.Data) > 0:
+		l.imports <- struct{}{}
+	default: // whether imports are known
+		if err := m.Respond((&ImportReply{}).AppendJSON(nil)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func startLink(t *testing.T) (*link, *nats.Conn) {
 	t.Helper()
-	ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+	t.Parallel()
+	l := &link{Server: natstest.Start(t, &server.Options{DontListen: true}), puts: make(chan struct{}, 100), imports: make(chan struct{}, 100)}
+	nc, err := nats.Connect("", nats.InProcessServer(l), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err == nil {
+		_, err = nc.Subscribe("carillon.api.>", func(m *nats.Msg) { l.serve(t, m) })
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns.Start()
-	l := &link{Server: ns}
-	nc, err := nats.Connect("", nats.InProcessServer(l), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		nc.Close()
-		ns.Shutdown()
-		ns.WaitForShutdown()
-		time.Sleep(time.Second) // a handler may be at it yet
-	})
+	t.Cleanup(nc.Close)
 	return l, nc
 }
 
-// Where one of the tries may have been applied, no error says that nothing was sent, however long the connection is down before and since.
-func TestClientLosesConnection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, nc := startLink(t)
-		arrived := make(chan struct{}, 10)
-		_, err := nc.Subscribe("carillon.api.>", func(m *nats.Msg) {
-			if len(m.Data) > 0 {
-				arrived <- struct{}{}
-				return
-			}
-			if err := m.Respond((&ImportReply{}).AppendJSON(nil)); err != nil {
-				t.Error(err)
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := Connect(nc)
-		var work sync.WaitGroup
-		put := func(id string) {
-			work.Go(func() {
-				_, err := c.Put(t.Context(), Job{ID: id, Schedule: "@hourly"})
-				unclear(t, "put", err)
-			})
-		}
-		put("before")
-		work.Go(func() {
-			if err := c.Import(t.Context(), slices.Values(numbered(1)), func(_ int, err error) { unclear(t, "import", err) }); err != nil {
-				t.Error(err)
-			}
-		})
-		<-arrived
-		<-arrived
-		l.setCut(true)
-		work.Wait()
-
-		put("since")
-		time.Sleep(9 * DefaultTimeout / 10)
-		l.setCut(false)
-		<-arrived
-		work.Wait()
-	})
-}
-
+// unclear wants an error that says that the outcome is unknown, and not that nothing was sent.
 func unclear(t *testing.T, what string, err error) {
 	t.Helper()
 	if !errors.Is(err, unknown) || !strings.Contains(err.Error(), "the outcome is unknown") || strings.Contains(err.Error(), "nothing was sent") {
@@ -379,13 +346,61 @@ func unclear(t *testing.T, what string, err error) {
 	}
 }
 
+// A request that was sent and not answered may have been applied, even if the connection has been down ever since.
+func TestClientLosesConnection(t *testing.T) {
+	l, nc := startLink(t)
+	c := Connect(nc, WithTimeout(6*time.Second)) // 2 s a try
+	ctx, giveUp := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() {
+		_, err := c.Put(t.Context(), Job{ID: "j"})
+		unclear(t, "put", err)
+	})
+	work.Go(func() {
+		_ = c.Import(ctx, slices.Values(numbered(1)), func(_ int, err error) { unclear(t, "import", err) })
+	})
+	<-l.puts
+	<-l.imports
+	l.setCut(true)
+	time.AfterFunc(7*time.Second, giveUp) // the first request of the import is over then, and the next one has not been sent
+	work.Wait()
+}
+
+// So may one that was sent at last, after the connection had been down for a whole try.
+func TestClientFindsConnection(t *testing.T) {
+	l, nc := startLink(t)
+	c := Connect(nc, WithTimeout(30*time.Second)) // some 3 s a try
+	l.setCut(true)
+	eventually(t, "the connection down", nc.IsReconnecting)
+	ctx, giveUp := context.WithCancel(t.Context())
+	go func() {
+		<-l.puts
+		giveUp()
+	}()
+	time.AfterFunc(4*time.Second, func() { l.setCut(false) })
+	_, err := c.Put(ctx, Job{ID: "j"})
+	unclear(t, "put", err)
+}
+
 // An import goes on where the service takes longer for what is under way at once than a try is waited for: what is not answered is sent
 // again one by one, and not all of it beside each other, for ever.
 func TestClientImportSlow(t *testing.T) {
 	const jobs = 12 * MaxImportLines
 	synctest.Test(t, func(t *testing.T) {
-		_, nc := startLink(t)
-		_, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
+		ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns.Start()
+		defer time.Sleep(time.Second) // a handler may be at it yet
+		defer ns.WaitForShutdown()
+		defer ns.Shutdown()
+		nc, err := nats.Connect("", nats.InProcessServer(ns))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		_, err = nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
 			if len(m.Data) > 0 {
 				time.Sleep(800 * time.Millisecond)
 			}
