@@ -38,7 +38,7 @@ arrives, with its lateness: from the due millisecond to the receipt by this proc
 				return err
 			}
 			defer logFile.Close()
-			o.Logger = slog.New(slog.NewTextHandler(logFile, nil))
+			o.Logger = textLogger(logFile, slog.LevelInfo)
 			return a.demo(cmd.Context(), o)
 		},
 	})

@@ -776,6 +776,31 @@ func TestServeJSON(t *testing.T) {
 	}
 }
 
+// traced prints a stack trace by %+v, as Pebble's errors do.
+type traced struct{ error }
+
+func (e traced) Format(s fmt.State, _ rune) {
+	fmt.Fprint(s, e.Error())
+	if s.Flag('+') {
+		fmt.Fprint(s, "\n(1) attached stack trace")
+	}
+}
+
+// An error in the engine's log is its message alone, in either format.
+func TestLogHasNoStackTraces(t *testing.T) {
+	for format, want := range map[string]string{"text": `error="no space left"`, "json": `"error":"no space left"`} {
+		var log bytes.Buffer
+		logger, err := (&serveFlags{level: "info", format: format}).logger(&log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		logger.Warn("no snapshot was saved", "error", traced{errors.New("no space left")})
+		if !strings.Contains(log.String(), want) || strings.Contains(log.String(), "trace") {
+			t.Errorf("%s: %s", format, log.String())
+		}
+	}
+}
+
 func TestReadyTellsNoPassword(t *testing.T) {
 	for asJSON, want := range map[bool]string{
 		false: "carillon ready nats=nats://u:xxxxx@a:4222 http=http://127.0.0.1:8080 partitions=8\n",

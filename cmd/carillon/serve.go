@@ -184,12 +184,11 @@ func (s *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
 	if err := level.UnmarshalText([]byte(s.level)); err != nil {
 		return nil, usagef("--log-level is %q, must be debug, info, warn or error", s.level)
 	}
-	o := &slog.HandlerOptions{Level: level}
 	switch s.format {
 	case "text":
-		return slog.New(slog.NewTextHandler(w, o)), nil
+		return textLogger(w, level), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, o)), nil
+		return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), nil
 	}
 	return nil, usagef("--log-format is %q, must be text or json", s.format)
 }
