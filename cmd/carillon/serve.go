@@ -193,6 +193,20 @@ func (s *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
 	return nil, usagef("--log-format is %q, must be text or json", s.format)
 }
 
+// textLogger writes errors without stack traces. slog's text handler formats them by %+v, by which Pebble's errors have one.
+func textLogger(w io.Writer, level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if err, ok := a.Value.Any().(error); ok {
+			a.Value = slog.AnyValue(messageOnly{err})
+		}
+		return a
+	}}))
+}
+
+type messageOnly struct{ error }
+
+func (e messageOnly) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
+
 // printReady prints that the engine accepts jobs, and at which addresses.
 func (a *app) printReady(r node.Ready) error {
 	if !a.json {
