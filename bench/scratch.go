@@ -18,8 +18,8 @@ const (
 // scratch is a temporary directory of one run.
 type scratch struct {
 	dir  string
-	lock *os.File // held for as long as the run lasts
-	made []string // directories above it that were not there, the deepest first
+	lock *filelock.File // held for as long as the run lasts
+	made []string       // directories above it that were not there, the deepest first
 }
 
 // makeScratch makes a scratch in another directory, which need not exist. First it removes there the scratches of runs that were

@@ -28,7 +28,7 @@ var ErrDirInUse = errors.New("embedded: the data directory is in use by another 
 
 // lockDir locks dir for this process until the file is closed or the process ends. nats-server takes
 // no lock of its own, and two servers would destroy the store.
-func lockDir(dir string) (*os.File, error) {
+func lockDir(dir string) (*filelock.File, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("embedded: Dir: %w", err)
 	}
@@ -57,7 +57,7 @@ type Server struct {
 	gated     bool
 	early     bool // the port was opened in Start
 	clustered bool
-	lock      *os.File
+	lock      *filelock.File
 
 	key        nkeys.KeyPair // of the engine's connections; nil in operator mode
 	serviceKey nkeys.KeyPair // of its connection for requests; nil in operator mode

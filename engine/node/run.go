@@ -175,7 +175,7 @@ func checkDataDir(dir *os.File) error {
 
 // lockData locks the data directory for this process until the returned file is closed or the process ends. Run holds the
 // lock over all its runs.
-func lockData(dir string) (*os.File, error) {
+func lockData(dir string) (*filelock.File, error) {
 	f, err := filelock.Lock(filepath.Join(dir, "carillon.lock"))
 	if errors.Is(err, filelock.ErrLocked) {
 		return nil, fmt.Errorf("%w: %s", ErrDataInUse, dir)

@@ -5,6 +5,7 @@ package filelock
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -38,4 +39,37 @@ func TestTakeRemoved(t *testing.T) {
 		})
 	}
 	takers.Wait()
+}
+
+// A lock that is given up is free, even while a process that was forked meanwhile still has the file open.
+func TestCloseBesideFork(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "lock")
+	f, err := Lock(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("cat")
+	child.ExtraFiles = []*os.File{f.File}
+	end, err := child.StdinPipe()
+	if err == nil {
+		err = child.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(end.Close(), child.Wait()); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f, err = Lock(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
 }
