@@ -250,7 +250,7 @@ func (n *Node) apiGet(c *call) error {
 		return err
 	}
 	p := n.partitionOf(c.job)
-	if !p.follows.Load() {
+	if !p.follows.Load() || !c.forwarded && !n.answersHere(p) {
 		return n.forward(c, p)
 	}
 	if err := n.readBarrier(p); err != nil {

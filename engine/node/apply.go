@@ -69,7 +69,10 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 		b.bytes = engine.AppendRecord(b.bytes, &b.records[i])
 		b.stored = append(b.stored, wal.Record{Seq: messages[i].Seq, Data: b.bytes[from:len(b.bytes):len(b.bytes)]})
 	}
-	if err := n.local.Append(b.stored); err != nil {
+	n.appending.Store(int64(max(n.clock.running(), 1)))
+	err := n.local.Append(b.stored)
+	n.appending.Store(0)
+	if err != nil {
 		return err
 	}
 	n.logUsage.count(b.stored)

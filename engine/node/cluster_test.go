@@ -1028,7 +1028,7 @@ func goAstray(t *testing.T, refused bool) {
 	f.nodes["b"].terminate(t)
 }
 
-// An owner whose disk stands still is replaced. It takes its share again once the disk works again.
+// An owner whose disk stands still is replaced, and others answer for it. It takes its share again once the disk works again.
 func TestDiskStandsStill(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, startExternal(t).url, partitions)
@@ -1043,7 +1043,21 @@ func TestDiskStandsStill(t *testing.T) {
 	}
 	b.signal(t, syscall.SIGUSR1)
 	f.shared(c, "a")
-	fires(t, c, "meanwhile")
+	// b does not let those wait whose requests come to it: a answers them.
+	for i := range 20 {
+		id := fmt.Sprintf("meanwhile-%d", i)
+		if _, err := c.Put(t.Context(), carillon.Job{ID: id, Schedule: "@every 1h", Topic: "meanwhile"}, carillon.NoRetry()); err != nil {
+			t.Fatal(err)
+		}
+		job, err := c.Get(t.Context(), id)
+		if err != nil || job.ID != id {
+			t.Fatal(job, err)
+		}
+		list, err := c.ListPage(t.Context(), carillon.ListRequest{Topic: "meanwhile"})
+		if err != nil || len(list.Jobs) != i+1 {
+			t.Fatalf("%d jobs are listed, want %d: %v", len(list.Jobs), i+1, err)
+		}
+	}
 	b.signal(t, syscall.SIGUSR1)
 	f.shared(c, "a", "b")
 	f.nodes["a"].terminate(t)

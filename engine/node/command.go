@@ -22,7 +22,7 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	}
 	p := n.partitionOf(c.job)
 	p.unanswered.Add(1) // before follows and unfollowing are read: unfollow waits for unanswered commands
-	if err == nil && (!p.follows.Load() || p.unfollowing.Load() && !c.forwarded) {
+	if err == nil && (!p.follows.Load() || !c.forwarded && (p.unfollowing.Load() || !n.answersHere(p))) {
 		p.unanswered.Add(-1)
 		go func() { n.end(c, n.forward(c, p)) }()
 		return

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
 // Any node answers any request. A request about one job is forwarded to a node that follows the job's partition, and its answer is
@@ -26,9 +28,34 @@ import (
 // nodeSubject is the root of the subjects on which a node answers the others.
 func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }
 
+// diskStalledAfter is how long an append to the local log may take before others answer in this node's place: far longer than it takes on a
+// busy disk, and well below the time after which a client asks again.
+const diskStalledAfter = 500 * time.Millisecond
+
+// diskStalled tells whether the disk stands still, so that this node applies nothing and so answers nothing.
+func (n *Node) diskStalled() bool {
+	began := n.appending.Load()
+	return began != 0 && n.clock.running()-time.Duration(began) > diskStalledAfter
+}
+
+// answersHere tells whether this node answers about a partition. It does if it follows that, unless its disk stands still and another
+// node follows the partition, too.
+func (n *Node) answersHere(p *partition) bool {
+	return p.follows.Load() && (!n.diskStalled() || n.followersView().Follower(p.number) == "")
+}
+
+// followersView is the view by which requests are forwarded. This node is not in it while its disk stands still.
+func (n *Node) followersView() cluster.View {
+	v := n.view()
+	if n.diskStalled() {
+		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name == n.o.Name })
+	}
+	return v
+}
+
 // forward has a request answered by a node that follows the partition.
 func (n *Node) forward(c *call, p *partition) error {
-	to := n.view().Follower(p.number)
+	to := n.followersView().Follower(p.number)
 	switch {
 	case to == "":
 		return unfollowed(p.number)
@@ -132,13 +159,13 @@ func (n *Node) followedHere(number string) (*partition, error) {
 	return nil, n.notFollowedHere(i)
 }
 
-// whoFollows returns the partitions that are followed here, and the others by the name of the node that is to be asked about them.
+// whoFollows returns the partitions about which this node answers, and the others by the name of the node that is to be asked about them.
 // Error: no live node follows one of them.
 func (n *Node) whoFollows() (here []*partition, there map[string][]*partition, err error) {
-	v := n.view()
+	v := n.followersView()
 	there = make(map[string][]*partition)
 	for _, p := range n.partitions {
-		if p.follows.Load() {
+		if n.answersHere(p) {
 			here = append(here, p)
 			continue
 		}
@@ -293,7 +320,7 @@ func (n *Node) apiSelect(c *call) error {
 
 // forwardPack has a pack of jobs put by a node that follows the partition. done is called once, with the outcome.
 func (n *Node) forwardPack(p *partition, pack []engine.PackedJob, done func(reply)) {
-	to := n.view().Follower(p.number)
+	to := n.followersView().Follower(p.number)
 	if to == "" {
 		done(reply{err: carillon.AsError(unfollowed(p.number))})
 		return

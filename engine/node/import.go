@@ -36,7 +36,7 @@ func (n *Node) apiImport(c *call) error {
 		for _, pack := range im.packs[p] {
 			im.under.Add(1)
 			send := func(done func(reply)) { n.submitPack(p, pack.jobs, done) }
-			if of := n.partitions[p]; !of.follows.Load() {
+			if of := n.partitions[p]; !n.answersHere(of) {
 				send = func(done func(reply)) { n.forwardPack(of, pack.jobs, done) }
 			}
 			send(func(r reply) {

@@ -46,6 +46,9 @@ func (n *Node) apiSelection(c *call, verb carillon.Verb) error {
 
 // commandEach carries a command out on each job of a selection in partitions that this node follows.
 func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Selection) (counts carillon.SelectionReply, err error) {
+	if len(ps) == 0 {
+		return counts, nil
+	}
 	if err := cmp.Or(n.readBarrier(ps...), readable(ps)); err != nil {
 		return counts, err
 	}
