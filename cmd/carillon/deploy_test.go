@@ -220,6 +220,24 @@ func TestKubernetes(t *testing.T) {
 			t.Errorf("there is no volume %v", at(m, "name"))
 		}
 	}
+	pod := at(set, "spec", "template", "spec")
+	for _, w := range []struct {
+		of   any
+		path string
+		want any
+	}{
+		// What a namespace asks for that enforces the Pod Security Standard "restricted", and no more rights than an engine needs.
+		{pod, "automountServiceAccountToken", false},
+		{pod, "securityContext runAsNonRoot", true},
+		{pod, "securityContext seccompProfile type", "RuntimeDefault"},
+		{c, "securityContext allowPrivilegeEscalation", false},
+		{c, "securityContext readOnlyRootFilesystem", true},
+		{c, "securityContext capabilities drop", []any{"ALL"}},
+	} {
+		if is := at(w.of, strings.Fields(w.path)...); !reflect.DeepEqual(is, w.want) {
+			t.Errorf("%s is %v, want %v", w.path, is, w.want)
+		}
+	}
 	for _, e := range at(c, "env").([]any) {
 		name := at(e, "name").(string)
 		if name == "POD_NAME" || name == "GOMEMLIMIT" { // the arguments refer to the former, and Go's runtime reads the latter
