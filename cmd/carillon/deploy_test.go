@@ -233,6 +233,8 @@ func TestKubernetes(t *testing.T) {
 		{c, "securityContext allowPrivilegeEscalation", false},
 		{c, "securityContext readOnlyRootFilesystem", true},
 		{c, "securityContext capabilities drop", []any{"ALL"}},
+		// Why an engine ended is what kubectl describe shows.
+		{c, "terminationMessagePolicy", "FallbackToLogsOnError"},
 	} {
 		if is := at(w.of, strings.Fields(w.path)...); !reflect.DeepEqual(is, w.want) {
 			t.Errorf("%s is %v, want %v", w.path, is, w.want)
