@@ -289,6 +289,9 @@ func TestKubernetes(t *testing.T) {
 
 	// The servers get every password that carillon.conf refers to.
 	given := at(values, "container", "env").(map[string]any)
+	if at(values, "container", "resources", "limits", "memory") != nil && given["GOMEMLIMIT"] == nil {
+		t.Error("nats-server has a limit of memory that Go does not know of")
+	}
 	for _, name := range regexp.MustCompile(`\$(CARILLON_\w+)`).FindAllStringSubmatch(deployed(t, "nats/carillon.conf"), -1) {
 		if given[name[1]] == nil {
 			t.Errorf("nats-values.yaml does not give %s", name[1])
