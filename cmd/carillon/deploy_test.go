@@ -221,6 +221,11 @@ func TestKubernetes(t *testing.T) {
 		}
 	}
 	pod := at(set, "spec", "template", "spec")
+	if apart, _ := at(pod, "affinity", "podAntiAffinity", "preferredDuringSchedulingIgnoredDuringExecution").([]any); len(apart) != 1 ||
+		!reflect.DeepEqual(at(apart[0], "podAffinityTerm", "labelSelector", "matchLabels"),
+			map[string]any{"app.kubernetes.io/name": "nats", "app.kubernetes.io/component": "nats"}) { // the chart's labels
+		t.Errorf("engines are not kept apart from nats-servers, as operations.md says: %v", apart)
+	}
 	for _, w := range []struct {
 		of   any
 		path string
