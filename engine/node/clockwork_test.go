@@ -61,13 +61,13 @@ func TestRoomForLargeOutputs(t *testing.T) {
 // When a partition's share of the window grows, the clockwork is woken to send what waited only for that: nothing else would wake it.
 func TestShareGrows(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bell.Close()
+	defer wake.Close()
 	p := &partition{machine: engine.New(layout, 0), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
-	n := &Node{alarm: bell, partitions: []*partition{p}}
+	n := &Node{alarm: wake, partitions: []*partition{p}}
 	outputs := make([]engine.Output, 4000)
 	for i := range outputs {
 		outputs[i] = engine.Output{Number: uint64(i + 1), Due: 5_000}
@@ -77,7 +77,7 @@ func TestShareGrows(t *testing.T) {
 		n.window.sharing = chains
 		n.eachOwned(1<<30, func(*partition, int, engine.Acked) {})
 		select {
-		case <-bell.C():
+		case <-wake.C():
 			return true
 		default:
 			return false

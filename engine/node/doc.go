@@ -20,7 +20,7 @@
 //     without and with the partition's lock), status.go and nodes.go, version.go, http.go, meters.go, limited_log.go (few log lines
 //     about what goes wrong again and again).
 //   - Snapshots: save.go with save_target.go (where to), save_stopped.go (of a node that does not run), restored.go (a restore, and the
-//     first start after it), restore_time.go (a restore up to a time), salvage.go (a snapshot's jobs, for a running service).
+//     first start after it), restore_time.go (a restore up to a time), snapshot_jobs.go (a snapshot's jobs, for a running service).
 //   - Several nodes over an external NATS: rights.go (subscriptions that were lost with a right), membership.go, cluster.go (which
 //     node serves what) with handover.go, barrier.go (how far the log is applied), follow.go, transfer.go and leftbehind.go (which nodes
 //     have a partition's jobs), forward.go (how a node answers about partitions that it does not follow), freshness.go (which requests

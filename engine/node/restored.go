@@ -87,13 +87,13 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	done := &Restored{Manifest: m}
 	if o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{}) {
 		r.Partitions = cmp.Or(o.Partitions, r.Partitions)
-		rerouting, err := engine.NewRepartition(states, r.Partitions, r.Position, o.Only)
+		repartition, err := engine.NewRepartition(states, r.Partitions, r.Position, o.Only)
 		if err != nil {
 			return nil, err
 		}
-		r.reroute(ctx, t, m, rerouting, &into)
+		r.repartition(ctx, t, m, repartition, &into)
 		into.States = func(*archive.Manifest) ([]archive.State, error) {
-			states, jobs := rerouting.States()
+			states, jobs := repartition.States()
 			done.Jobs = jobs
 			return r.states(states), nil
 		}
@@ -172,10 +172,10 @@ func (r *restored) states(of [][]byte) []archive.State {
 	return states
 }
 
-// reroute makes the restore route pairs to other partitions, or leave them out. Some rooms of the snapshot are read twice for that.
-func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Manifest, rerouting *engine.Repartition, into *archive.RestoreOptions) {
+// repartition makes the restore route pairs to other partitions, or leave them out. Some rooms of the snapshot are read twice for that.
+func (r *restored) repartition(ctx context.Context, t archive.Target, m *archive.Manifest, repartition *engine.Repartition, into *archive.RestoreOptions) {
 	read := archive.Progress{Total: m.Totals().Raw}
-	for _, room := range rerouting.Rooms() {
+	for _, room := range repartition.Rooms() {
 		read.Total += m.RawBytes(room)
 	}
 	progress := into.Progress
@@ -184,7 +184,7 @@ func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Man
 	}
 	into.Partitions = r.Partitions
 	into.Prepare = func(*archive.Manifest) error {
-		return scout(ctx, t, m, rerouting, func(b *archive.Block) {
+		return inspect(ctx, t, m, repartition, func(b *archive.Block) {
 			read.Blocks, read.Pairs, read.Done = read.Blocks+1, read.Pairs+b.Pairs, read.Done+b.Raw
 			progress(read)
 		})
@@ -194,13 +194,13 @@ func (r *restored) reroute(ctx context.Context, t archive.Target, m *archive.Man
 		progress(p)
 	}
 	into.Route = func(from uint16, room byte, key, value []byte) (archive.Routed, bool, error) {
-		to, keep, err := rerouting.Route(int(from), room, key, value)
+		to, keep, err := repartition.Route(int(from), room, key, value)
 		return archive.Routed{Partition: uint16(to.Partition), Key: to.Key, Value: to.Value}, keep, err
 	}
 }
 
-// scout reads what must be known before the first pair can be routed, with a goroutine for each core.
-func scout(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine.Repartition, read func(*archive.Block)) error {
+// inspect reads what must be known before the first pair can be routed, with a goroutine for each core.
+func inspect(ctx context.Context, t archive.Target, m *archive.Manifest, r *engine.Repartition, read func(*archive.Block)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var mu sync.Mutex

@@ -103,13 +103,13 @@ func TestDurableIsSynced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.Close)
+	t.Cleanup(wake.Close)
 	p := &partition{chain: engine.NewChain()}
-	n := &Node{meters: newMeters(nil), alarm: bell}
+	n := &Node{meters: newMeters(nil), alarm: wake}
 	stored := engine.Acked{Output: 7, Seq: 9}
 	p.chain.Resume(stored.Seq, stored.Output, nil)
 	sync := func(durable engine.Acked, blocks uint64) {
@@ -142,13 +142,13 @@ func TestDurableIsSynced(t *testing.T) {
 // last sync. An engine at rest is woken up once for all of them.
 func TestSyncsAreSpread(t *testing.T) {
 	const partitions = 8
-	bell, err := alarm.New()
+	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bell.Close)
+	t.Cleanup(wake.Close)
 	dir := t.TempDir()
-	n := &Node{meters: newMeters(nil), alarm: bell, server: &embedded.Server{}}
+	n := &Node{meters: newMeters(nil), alarm: wake, server: &embedded.Server{}}
 	n.fail = func(err error) { t.Error(err) }
 	for i := range partitions {
 		name := "CARILLON_OUT_" + strconv.Itoa(i)

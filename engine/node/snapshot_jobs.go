@@ -38,14 +38,14 @@ func OpenJobs(ctx context.Context, t archive.Target, id string) (*SnapshotJobs, 
 // of that partition in memory, without their specs. Errors: yield's, *archive.Damage, engine.ErrCheckpoint, the archive's.
 func (s *SnapshotJobs) All(ctx context.Context, only carillon.Selection, yield func(carillon.ImportJob) error) error {
 	for p, state := range s.states {
-		salvage := engine.NewExtractor(state, only)
-		for _, room := range salvage.Rooms() {
-			take := func(key, value []byte) error { return salvage.Take(room, key, value, yield) }
+		extractor := engine.NewExtractor(state, only)
+		for _, room := range extractor.Rooms() {
+			take := func(key, value []byte) error { return extractor.Take(room, key, value, yield) }
 			if err := archive.ReadRoom(ctx, s.target, s.Manifest, p, room, nil, take); err != nil {
 				return err
 			}
 		}
-		if err := salvage.End(); err != nil {
+		if err := extractor.End(); err != nil {
 			return err
 		}
 	}
