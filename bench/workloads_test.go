@@ -541,7 +541,7 @@ func TestSoak(t *testing.T) {
 }
 
 // What a round cannot measure in a service that runs already is left out, and not reported as 0.
-func TestSoakOfARunningService(t *testing.T) {
+func TestSoakSumOfARunningService(t *testing.T) {
 	s := &soak{
 		SoakConfig: SoakConfig{Round: time.Second}, engine: &engine{}, result: &Result{}, rounds: []SoakRound{{Since: time.Second, Triggers: 9}},
 		received: newHistogram(), allCommands: newHistogram(),
