@@ -343,7 +343,9 @@ func TestEditedStreams(t *testing.T) {
 	t.Parallel()
 	r := run(t, startExternal(t).options(t))
 	nc := dial(t, r.NATS)
-	put(t, carillon.Connect(nc), beat)
+	jobs := carillon.Connect(nc)
+	put(t, jobs, beat)
+	beats(t, jobs, 1) // a node is ready before it serves anything, and sends no ticks until then
 	js := jetStream(t, nc)
 	log, out := carillon.DefaultNames().LogStream(), outStream(partitions-1)
 	for _, c := range []struct {
