@@ -448,12 +448,14 @@ func (c *RecoveryConfig) watch(ctx context.Context, e *engine, killed time.Time)
 	}
 	select {
 	case <-done:
-		mu.Lock()
-		defer mu.Unlock()
-		return w, nil
 	case <-ctx.Done():
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if behind > 0 {
 		return w, fmt.Errorf("bench: %d partitions did not catch up: %w", behind, ctx.Err())
 	}
+	return w, nil
 }
 
 // followBefore is how many messages before the kill are read of each output stream: what fired then must not fire again.
