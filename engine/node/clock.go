@@ -26,7 +26,7 @@ type clock struct {
 	mu     sync.Mutex
 	known  engine.ClockOffset
 
-	lead int64 // how far the streams' clock was ahead of the node's own when jumped last looked, ns
+	ahead int64 // how far the streams' clock was ahead of the node's own when jumped last looked, ns
 }
 
 // begin starts the clock, before anybody reads it.
@@ -73,18 +73,18 @@ func (c *clock) machineOffset() time.Duration {
 	return time.Duration(c.ns() - wall().UnixNano())
 }
 
-// jumpLeast is the least jump of the clock that is told: of fires that come due by a smaller one, none counts as missed.
+// jumpLeast is the least jump of the clock that is logged: of fires that come due by a smaller one, none counts as missed.
 const jumpLeast = time.Second
 
 // jumped is how far the streams' clock, as this node knows it, was set since the last call, or ran on while this machine was suspended;
 // negative: back. A jump of less than jumpLeast is 0, and so is the first measurement of the offset. Only watch calls it.
 func (c *clock) jumped() time.Duration {
-	lead, before := c.offset.Load(), c.lead
+	ahead, before := c.offset.Load(), c.ahead
 	if !c.external {
-		lead = wall().UnixNano() - c.own(time.Now())
+		ahead = wall().UnixNano() - c.own(time.Now())
 	}
-	c.lead = lead
-	by := time.Duration(lead - before)
+	c.ahead = ahead
+	by := time.Duration(ahead - before)
 	if by.Abs() < jumpLeast || c.external && before == 0 {
 		return 0
 	}

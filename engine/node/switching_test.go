@@ -12,8 +12,7 @@ import (
 )
 
 // A server through which the log's leader has not answered for too long is left, whatever is known of the other servers. The next server
-// is given as
-// long.
+// is given as long.
 func TestSwitchIfCutOff(t *testing.T) {
 	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
 	nc, err := nats.Connect(first+","+second, nats.DontRandomize())
