@@ -155,7 +155,14 @@ func (c *Client) Put(ctx context.Context, job Job, options ...CommandOption) (Jo
 //
 // Errors: CodeInvalidJobID, CodeNotFound.
 func (c *Client) Get(ctx context.Context, id string) (JobReply, error) {
-	return c.askJob(ctx, VerbGet, id, nil, "", true)
+	if err := CheckJobID(id); err != nil {
+		return JobReply{}, err
+	}
+	reply, err := c.query(ctx, c.names.API(VerbGet, id), nil)
+	if err != nil {
+		return JobReply{}, err
+	}
+	return ParseJobReply(reply)
 }
 
 // Delete removes a job, and with it the fires that are pending or waiting. It returns the job as it was, with StatusDeleted;
@@ -327,7 +334,7 @@ func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r Drain
 	if err != nil {
 		return r, err
 	}
-	reply, err := c.query(ctx, c.names.API(VerbDrain, node), body)
+	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbDrain, node), body: body, retry: true, within: c.timeout})
 	if err != nil {
 		return r, err
 	}
@@ -439,9 +446,9 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 	return ParseJobReply(reply)
 }
 
-// query sends a request that may be sent again whatever the outcome of earlier tries was.
+// query sends a request that changes nothing.
 func (c *Client) query(ctx context.Context, subject string, body []byte) (reply []byte, err error) {
-	reply, _, err = c.ask(ctx, request{subject: subject, body: body, retry: true, within: c.timeout})
+	reply, _, err = c.ask(ctx, request{subject: subject, body: body, query: true, retry: true, within: c.timeout})
 	return reply, err
 }
 
@@ -458,6 +465,7 @@ type request struct {
 	subject string
 	body    []byte
 	id      string        // for the Carillon-Request header
+	query   bool          // it changes nothing
 	retry   bool          // send it again even when an earlier try may have been applied
 	within  time.Duration // for all tries together
 	tried   bool          // the same was sent before, and may have been applied
@@ -528,7 +536,7 @@ func ended(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (%w)", err, ctx.Err())
 }
 
-// tryTime is how long one try waits for its answer, when all tries together have the time within. That is enough for at least three
+// tryTime is how long one try of a command waits for its answer, when all tries together have the time within. That is enough for at least three
 // tries, and for up to ten if it is long: until the other servers notice that one of them is cut off, they may pass every other request
 // to it. By default a try waits longer than the three seconds after which an engine without room in its log refuses a command, so that
 // the refusal is heard.
@@ -538,7 +546,7 @@ func tryTime(within time.Duration) time.Duration {
 
 // try sends a request once.
 func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, error) {
-	if r.retry {
+	if r.retry && !r.query {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, tryTime(r.within))
 		defer cancel()
@@ -547,8 +555,49 @@ func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, 
 		return nil, errNotSent
 	}
 	ctx, forbidden := c.watchRights(ctx, msg.Subject)
+	if r.query {
+		answer, err := c.trySeveral(ctx, msg, tryTime(r.within)/2)
+		return answer, forbidden(err)
+	}
 	answer, err := c.nc.RequestMsgWithContext(ctx, msg)
 	return answer, forbidden(err)
+}
+
+// trySeveral sends a query, and again after each pause, until one of them is answered: NATS passes each to any of the engines, also to one
+// that is frozen or cut off, as long as it has not noticed that. Commands are not sent again while a try may still be answered: one that
+// is only late could be applied after its copy was answered, and after the command that the caller gives next.
+func (c *Client) trySeveral(ctx context.Context, msg *nats.Msg, pause time.Duration) (*nats.Msg, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answered := make(chan *nats.Msg, 1)
+	send := func() {
+		if answer, err := c.nc.RequestMsgWithContext(ctx, msg); err == nil {
+			select {
+			case answered <- answer:
+				cancel()
+			default:
+			}
+		}
+	}
+	further := time.AfterFunc(pause, func() {
+		again := time.NewTicker(pause)
+		defer again.Stop()
+		for ctx.Err() == nil {
+			go send()
+			select {
+			case <-ctx.Done():
+			case <-again.C:
+			}
+		}
+	})
+	defer further.Stop()
+	answer, err := c.nc.RequestMsgWithContext(ctx, msg)
+	select {
+	case answer := <-answered:
+		return answer, nil
+	default:
+		return answer, err
+	}
 }
 
 // rightsAfter is how long to wait for an answer before looking whether the server refused the request, and the time between two looks.

@@ -351,6 +351,40 @@ func TestClientAnswersLost(t *testing.T) {
 	}
 }
 
+// A query goes to further engines while the first one does not answer, and the answer to any of its copies is heard, however late.
+func TestClientQueriesSeveral(t *testing.T) {
+	nc, _ := startNATS(t)
+	c := Connect(nc, WithTimeout(6*time.Second)) // a command would have three tries of 2 s
+	asked := make(chan *nats.Msg, 64)
+	if _, err := nc.ChanSubscribe(c.Names().API(VerbGet, "j"), asked); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan JobReply, 1)
+	go func() {
+		defer close(got)
+		j, err := c.Get(t.Context(), "j")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		got <- j
+	}()
+	first := <-asked
+	for tries := 1; tries < 4; tries++ {
+		select {
+		case <-asked:
+		case <-got:
+			t.Fatalf("the query was given up after %d tries", tries)
+		}
+	}
+	if err := first.Respond([]byte(`{"type":"carillon.v1.job","id":"j","version":7}`)); err != nil {
+		t.Error(err)
+	}
+	if j := <-got; j.Version != 7 {
+		t.Errorf("version %d; want 7", j.Version)
+	}
+}
+
 // A list that was left in the middle begins anew when it is walked again.
 func TestClientListAgain(t *testing.T) {
 	nc, _ := startNATS(t)

@@ -548,7 +548,8 @@ func TestFrozenOwner(t *testing.T) {
 	c := carillon.Connect(dial(t, url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
 	f.startAll(c, names...)
 	l := startLoad(t, url, "z", true)
-	var owned [][]int // by the frozen one
+	var owned [][]int            // by the frozen one
+	var answered []time.Duration // the longest that a put took meanwhile
 	for range envInt(t, "CARILLON_FREEZES", 1) {
 		l.firesBeyond(f.partitions, time.Now())
 		serve := owners(status(t, c))
@@ -562,11 +563,13 @@ func TestFrozenOwner(t *testing.T) {
 		at := time.Now()
 		down := span{from: at.UnixMilli()}
 		f.nodes[victim].signal(t, syscall.SIGSTOP)
+		puts := l.startPuts(at.Add(frozen))
 		l.firesBeyond(f.partitions, at.Add(frozen))
 		eventually(t, "others serve its partitions", func() bool {
 			s, err := c.Status(t.Context())
 			return err == nil && s.Node != victim && !slices.Contains(owners(s), victim)
 		})
+		answered = append(answered, puts())
 		f.nodes[victim].signal(t, syscall.SIGCONT)
 		down.to = now()
 		l.mu.Lock()
@@ -585,11 +588,41 @@ func TestFrozenOwner(t *testing.T) {
 			}
 			back = append(back, resumed(t, of, time.UnixMilli(down.to)))
 		}
-		t.Logf("frozen for %s; its partitions went on after: %s; when it was back, all did after: %s",
-			time.Duration(down.to-down.from)*time.Millisecond, spread(took), spread(back))
+		t.Logf("frozen for %s; its partitions went on after: %s; when it was back, all did after: %s; a put was answered after %s at most",
+			time.Duration(down.to-down.from)*time.Millisecond, spread(took), spread(back), answered[i])
 	}
 	for _, p := range f.nodes {
 		p.terminate(t)
+	}
+}
+
+// startPuts puts 40 jobs a second, due in years, until a moment. Each must be answered, although NATS passes some to an engine that does not
+// answer. wait waits for that, and returns the longest that a put took.
+func (l *load) startPuts(until time.Time) (wait func() (longest time.Duration)) {
+	c := carillon.Connect(l.nc)
+	var work sync.WaitGroup
+	var mu sync.Mutex
+	var longest time.Duration
+	work.Go(func() {
+		pace := time.NewTicker(25 * time.Millisecond)
+		defer pace.Stop()
+		for ; time.Now().Before(until); l.far++ {
+			job := carillon.Job{ID: fmt.Sprintf("far-%d", l.far), Topic: "far", Schedule: "@at 2038-01-01T00:00:00Z"}
+			work.Go(func() {
+				began := time.Now()
+				if _, err := c.Put(l.t.Context(), job); err != nil {
+					l.t.Errorf("a put beside an engine that does not answer: %v", err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				longest = max(longest, time.Since(began))
+			})
+			<-pace.C
+		}
+	})
+	return func() time.Duration {
+		work.Wait()
+		return longest
 	}
 }
 

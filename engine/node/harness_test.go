@@ -95,10 +95,12 @@ func runAsNATS(encoded string) int {
 		return 2
 	}
 	s.Host = cmp.Or(s.Host, "127.0.0.1")
-	o := &server.Options{Host: s.Host, Port: s.Port, JetStream: true, StoreDir: s.Dir, NoLog: true, NoSigs: true}
+	// The pings are those of docs/deploy/nats/server.conf.
+	o := &server.Options{
+		Host: s.Host, Port: s.Port, JetStream: true, StoreDir: s.Dir, NoLog: true, NoSigs: true, PingInterval: 2 * time.Second, MaxPingsOut: 1,
+	}
 	if s.ClusterPort != 0 {
 		o.ServerName = s.Name
-		// The pings are those of docs/deploy/nats/server.conf.
 		o.Cluster = server.ClusterOpts{Name: "test", Host: s.Host, Port: s.ClusterPort, PoolSize: -1, PingInterval: 5 * time.Second, MaxPingsOut: 2}
 		o.Routes = server.RoutesFromStr(s.Routes)
 	}
