@@ -69,11 +69,12 @@ func newerRules(p *partition, st engine.Stats) error {
 		engine.ErrRules, p.number, st.Owner, rules.Logic, rules.TZData)
 }
 
-// claim appends a claim of one partition, unless one is on its way. The node owns the partition when the claim comes back in the log
-// (claimApplied). If the answer to the claim is late, the node claims again: the first claim may be lost, and if it is not, two do no harm.
+// claim appends a claim of one partition, unless one is on its way or the partition was just given up. The node owns the partition when the
+// claim comes back in the log (claimApplied). If the answer to the claim is late, the node claims again: the first claim may be lost, and if
+// it is not, two do no harm.
 func (n *Node) claim(p *partition) {
 	p.mu.Lock()
-	if p.claiming {
+	if p.claiming || !p.follows.Load() {
 		p.mu.Unlock()
 		return
 	}
@@ -106,7 +107,7 @@ func (n *Node) claim(p *partition) {
 // machine has applied the claim, too.
 func (n *Node) claimStored(p *partition, epoch uint64) {
 	p.mu.Lock()
-	if p.stopped == nil && epoch >= p.machine.Epoch() { // else the partition stopped, or was claimed again since
+	if p.follows.Load() && p.stopped == nil && epoch >= p.machine.Epoch() { // else it was given up, stopped, or claimed again since
 		p.owner.Epoch = epoch
 		n.claimApplied(p) // the claim may have been applied before this answer came
 	}

@@ -209,6 +209,26 @@ func TestClaimLate(t *testing.T) {
 	natstest.Eventually(t, "the answer counts", func() bool { return epoch() == 7 })
 }
 
+// A claim whose answer comes after the partition was given up does not make this node its owner, and a partition that was given up is not
+// claimed.
+func TestClaimGivenUp(t *testing.T) {
+	_, s := openStreams(t)
+	wake, err := alarm.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(wake.Close)
+	n := &Node{streams: s, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), alarm: wake}
+	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
+	n.claimStored(p, 7)
+	if p.owner.Epoch != 0 {
+		t.Errorf("it is ours since %d", p.owner.Epoch)
+	}
+	if n.claim(p); p.claims > 0 {
+		t.Error("it is claimed")
+	}
+}
+
 // confirming returns a partition whose chain has each message confirmed, and its node, which takes the acks. rang tells whether the
 // clockwork was woken since the last call.
 func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, rang func() bool) {
