@@ -117,13 +117,6 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
 	n.fail = func(err error) { cancel(err) }
-	defer context.AfterFunc(parent, func() {
-		n.handOver(ctx)
-		n.awaitNoForwards(ctx)
-		n.finishCommands(ctx)
-		n.finishTicking(ctx)
-		cancel(context.Cause(parent))
-	})()
 
 	n.clock.begin(n.o.NATS != "")
 	n.replies.init()
@@ -135,6 +128,18 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 		return markTransient(fmt.Errorf("node: timer: %w", err))
 	}
 	defer n.alarm.Close()
+	n.work.Go(func() {
+		select {
+		case <-parent.Done():
+		case <-ctx.Done():
+			return
+		}
+		n.handOver(ctx)
+		n.awaitNoForwards(ctx)
+		n.finishCommands(ctx)
+		n.finishTicking(ctx)
+		cancel(context.Cause(parent))
+	})
 	if err := n.open(ctx); err != nil {
 		cancel(nil)
 		n.work.Wait()
