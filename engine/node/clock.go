@@ -25,8 +25,11 @@ type clock struct {
 	offset atomic.Int64 // ns
 	mu     sync.Mutex
 	known  engine.ClockOffset
+	slack  time.Duration // by how much more than offset the streams' clock may be ahead: the answer that told offset took so long
 
-	ahead int64 // how far the streams' clock was ahead of the node's own when jumped last looked, ns
+	// When jumped last looked:
+	ahead    int64         // how far the streams' clock was ahead of the node's own, ns
+	slackAgo time.Duration // slack
 }
 
 // begin starts the clock, before anybody reads it.
@@ -62,6 +65,9 @@ func (c *clock) measured(sent, received, stamp time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.known.Measured(c.own(sent), c.own(received), stamp.UnixNano())
+	if c.known.NS() == stamp.UnixNano()-c.own(received) {
+		c.slack = received.Sub(sent)
+	}
 	c.offset.Store(c.known.NS())
 }
 
@@ -77,15 +83,22 @@ func (c *clock) machineOffset() time.Duration {
 const jumpLeast = time.Second
 
 // jumped is how far the streams' clock, as this node knows it, was set since the last call, or ran on while this machine was suspended;
-// negative: back. A jump of less than jumpLeast is 0, and so is the first measurement of the offset. Only watch calls it.
+// negative: back. A jump of less than jumpLeast is 0, and so are the first measurement of the offset, and what a quicker answer adds to
+// that of a slow one. Only watch calls it.
 func (c *clock) jumped() time.Duration {
-	ahead, before := c.offset.Load(), c.ahead
+	c.mu.Lock()
+	ahead, slack := c.offset.Load(), c.slack
+	c.mu.Unlock()
 	if !c.external {
 		ahead = wall().UnixNano() - c.own(time.Now())
 	}
-	c.ahead = ahead
+	before, unsure := c.ahead, c.slackAgo
+	c.ahead, c.slackAgo = ahead, slack
 	by := time.Duration(ahead - before)
-	if by.Abs() < jumpLeast || c.external && before == 0 {
+	if by < 0 {
+		unsure = slack
+	}
+	if by.Abs()-unsure < jumpLeast || c.external && before == 0 {
 		return 0
 	}
 	return by

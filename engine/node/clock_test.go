@@ -63,3 +63,35 @@ func TestClockJumps(t *testing.T) {
 		}
 	}
 }
+
+// What a quick answer adds to the offset that a slow one told is no jump, and nor is what a slow one takes off.
+func TestSlowAnswersAreNoJumps(t *testing.T) {
+	var c clock
+	c.begin(true)
+	answer := func(took, offset time.Duration) {
+		sent := time.Now()
+		c.measured(sent, sent.Add(took), time.Unix(0, c.own(sent)+int64(offset))) // stamped at once, and then long on its way
+	}
+	for _, step := range []struct {
+		what         string
+		took, offset time.Duration
+		told         time.Duration
+	}{
+		{"the first answer, a slow one", 3 * time.Second, time.Hour, 0},
+		{"a quick one", 0, time.Hour, 0},
+		{"the clock of another leader, by a slow one", 3 * time.Second, time.Hour - 10*time.Millisecond, 0},
+		{"the same by a quick one", 0, time.Hour - 10*time.Millisecond, 0},
+		{"a jump ahead", 0, 3 * time.Hour, 2 * time.Hour},
+		{"a jump back, by a slow answer", 2 * time.Second, time.Hour, -2 * time.Hour},
+		{"and by a quick one", 0, time.Hour, 0},
+	} {
+		answer(step.took, step.offset)
+		room := 3 * time.Second
+		if step.told == 0 {
+			room = 0
+		}
+		if got := c.jumped(); (got - step.told).Abs() > room {
+			t.Errorf("%s: told %s, want %s", step.what, got, step.told)
+		}
+	}
+}
