@@ -10,6 +10,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"github.com/nats-io/nats-server/v2/server"
 )
 
 // Options say how to run the server. The zero value of each field is its default; only Dir is required.
@@ -92,17 +94,23 @@ func (o Options) outStream(p int) string { return o.StreamPrefix + "_OUT_" + str
 // partitions counts the output streams to protect: those of Options.Partitions, and those that storeDir already has,
 // since the number is fixed when the streams are made.
 func (o Options) partitions(storeDir string) (int, error) {
-	n := o.Partitions
-	found, err := fs.Glob(os.DirFS(storeDir), "jetstream/*/streams/"+o.StreamPrefix+"_OUT_*") // storeDir itself is no pattern
+	stored, err := StoredPartitions(storeDir, o.StreamPrefix)
 	if err != nil {
 		return 0, fmt.Errorf("embedded: Dir %q: %w", o.Dir, err)
 	}
-	for _, dir := range found {
-		name := path.Base(dir)
-		p, err := strconv.Atoi(name[len(o.StreamPrefix+"_OUT_"):])
+	return max(o.Partitions, stored), nil
+}
+
+// StoredPartitions is how many partitions have an output stream in the directory of a server, which need not run: one more than the
+// greatest number of one. It is 0 if there is none, or the directory cannot be read. Error: streamPrefix is no plain name.
+func StoredPartitions(dir, streamPrefix string) (n int, err error) {
+	prefix := streamPrefix + "_OUT_"
+	found, err := fs.Glob(os.DirFS(dir), server.JetStreamStoreDir+"/*/streams/"+prefix+"*") // dir itself is no pattern
+	for _, stream := range found {
+		p, err := strconv.Atoi(strings.TrimPrefix(path.Base(stream), prefix))
 		if err == nil && p >= n && p < maxPartitions {
 			n = p + 1
 		}
 	}
-	return n, nil
+	return n, err
 }

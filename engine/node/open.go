@@ -123,7 +123,7 @@ func (n *Node) openSyncs() (err error) {
 func (n *Node) connect(o *Options) (err error) {
 	if o.NATS == "" {
 		n.server, err = embedded.Start(embedded.Options{
-			Dir: filepath.Join(o.Data, "nats"), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
+			Dir: o.natsDir(), Listen: o.Listen, ConfigFile: o.NATSConfig, Account: o.NATSAccount,
 			Credentials: o.NATSCreds, Prefix: o.Prefix, StreamPrefix: o.Stream, Partitions: o.Partitions, Logger: n.log,
 		})
 		if err != nil {

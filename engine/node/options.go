@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -133,6 +134,9 @@ func (o Options) withDefaults() Options {
 	}
 	return o
 }
+
+// natsDir is the directory of the embedded server, unless its configuration file names another.
+func (o Options) natsDir() string { return filepath.Join(o.Data, "nats") }
 
 // servers is how a node connects to an external NATS.
 func (o Options) servers() servers.Config {

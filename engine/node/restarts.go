@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"syscall"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -65,8 +64,8 @@ func (n *Node) startFiles() int {
 	partitions := 8
 	if n.o.NATS == "" {
 		// If the streams cannot be listed, 8 is enough: then hardly a file can be opened, and the start fails as it should.
-		made, _ := fs.Glob(os.DirFS(filepath.Join(n.o.Data, "nats", "jetstream")), "*/streams/"+n.o.Stream+"_OUT_*")
-		partitions = max(partitions, n.o.Partitions, len(made))
+		made, _ := embedded.StoredPartitions(n.o.natsDir(), n.o.Stream)
+		partitions = max(partitions, n.o.Partitions, made)
 	}
 	return 40 + partitions
 }
