@@ -98,7 +98,7 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 			return err
 		}
 		r.web.problem(err.Error())
-		if !waitForRoom(ctx, r.o) {
+		if !n.waitForRoom(ctx) {
 			return nil
 		}
 		if err := checkDataDir(r.dataDir); err != nil {
@@ -127,10 +127,11 @@ func (r *runs) transient(err error) bool {
 	return true
 }
 
-// waitForRoom waits, before another run, for a second and then until the disk has room for firing. It returns false when ctx ends first.
-func waitForRoom(ctx context.Context, o Options) bool {
+// waitForRoom waits, after a run and before another, for a second and then until each disk has room for firing. It returns false when ctx
+// ends first.
+func (n *Node) waitForRoom(ctx context.Context) bool {
 	for sleep(ctx, time.Second) {
-		if free, err := freeBytes(o.Data); err == nil && free >= o.FreeForTicks {
+		if free, err := n.room(); err == nil && free >= n.o.FreeForTicks {
 			return true
 		}
 	}

@@ -2,7 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -121,6 +124,28 @@ func (n *Node) syncOutputs(p *partition, stream *streams.FileSync) (synced bool,
 // freeBytes is how many bytes are free on a directory's disk.
 var freeBytes = streams.FreeBytes
 
+// room is how many bytes are free on the disk of the data directory, or on that of one of the stores in it if that has less.
+func (n *Node) room() (free uint64, err error) {
+	if free, err = freeBytes(n.o.Data); err != nil {
+		return 0, err
+	}
+	dirs := []string{filepath.Join(n.o.Data, "log"), filepath.Join(n.o.Data, "jobs"), n.o.natsDir()}
+	if n.server != nil {
+		dirs = append(dirs, n.server.JetStreamDir()) // its configuration file may have it elsewhere
+	}
+	for _, dir := range dirs {
+		here, err := freeBytes(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		free = min(free, here)
+	}
+	return free, nil
+}
+
 // watchDisk looks how much room is left, whether the data directory is still in place, and whether the embedded server could write its
 // streams: while no tick is due, nothing else would find out. It has a goroutine of its own, because a disk that does not answer may
 // block it, and watch and the beats must go on.
@@ -128,7 +153,7 @@ func (n *Node) watchDisk(context.Context) error {
 	if err := checkDataDir(n.dataDir); err != nil {
 		return err
 	}
-	free, err := freeBytes(n.o.Data)
+	free, err := n.room()
 	if err != nil {
 		return err
 	}
