@@ -112,10 +112,15 @@ func (m *Member) beat() []byte {
 }
 
 // beatLoop beats every interval, until the context ends or the name is lost.
+//
+// A key that another session has written is taken back at once, because mostly nobody goes on beating: something wrote the key once, or a
+// process that was frozen found its name in use. If that session writes it again, this one waits and watches (holder). So of two sessions
+// that beat, the one that took the key first finds it written again, and ends; the other one beats on.
 func (m *Member) beatLoop(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
 	other := m.holder()
+	takenAt := -other.bound - 1 // when another session was last found to have the key
 	for {
 		select {
 		case <-ctx.Done():
@@ -131,27 +136,29 @@ func (m *Member) beatLoop(ctx context.Context) {
 			m.failed.Store(nil)
 			other = m.holder()
 		default:
-			other.read(m.now(), entry.Revision())
+			now := m.now()
+			first := now-takenAt > other.bound
+			takenAt = now
+			other.read(now, entry.Revision())
 			if other.alive() {
 				m.end(m.taken(entry))
 				return
 			}
-			if other.silent(m.now()) {
+			if first || other.silent(now) {
 				m.takeBack(ctx, entry)
 			}
 		}
 	}
 }
 
-// takeBack writes a beat behind the last one of another session, which was silent for long enough (holder.silent): it died, or was
-// not a member. If it goes on beating after all, the next beat of this one finds out.
+// takeBack writes a beat behind one of another session. If that goes on beating, the next beat of this one finds out.
 func (m *Member) takeBack(ctx context.Context, e jetstream.KeyValueEntry) {
 	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
 	revision, err := m.kv.Update(brief, m.key, m.beat(), e.Revision())
 	if err == nil {
 		m.stored(revision)
-		err = fmt.Errorf("cluster: another session had written key %s, and was silent since", m.key)
+		err = fmt.Errorf("cluster: another session had written key %s", m.key)
 	}
 	if !conflict(err) && ctx.Err() == nil {
 		m.o.OnError(err)

@@ -21,7 +21,7 @@
 // Each member writes its own key every interval (a beat), behind the revision that it wrote before. So it finds out when another
 // process has its name, and ends if that one goes on writing; a key that was written only once does not end it. All members watch the
 // bucket. If the revision of a key changes, its member is live. If it stays the same for the bound, by the watcher's own
-// monotonic clock, the member is dead.
+// monotonic clock, the member is dead. What another session writes under the name of a live member counts for nobody.
 //
 // What is hard: with a timer for each member, a watcher that was stopped itself, or whose server was away, would find everybody
 // dead. So the clock of the roster runs only while the watcher's own beats come

@@ -425,6 +425,41 @@ func TestGarbage(t *testing.T) {
 	c.placedFor("a", "b", "c")
 }
 
+// A member takes its key back at once when another session has written it, and meanwhile others see no beat but its own. If that session
+// writes the key again and again, the member ends.
+func TestForeignBeats(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	lasting := func(o *Options) { o.Bound = time.Hour } // nothing here waits for it
+	a, b := h.join("a", lasting), h.join("b", lasting)
+	b.until("it sees both", func(v View) bool { return slices.Equal(names(v.Members), []string{"a", "b"}) })
+	foreign := func() {
+		t.Helper()
+		if _, err := a.kv.PutString(t.Context(), a.key, `{"name":"a","weight":1,"session":"foreign"}`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign()
+	a.hasItsKey()
+	natstest.Eventually(t, "the other session has the name", func() bool {
+		foreign()
+		select {
+		case <-a.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if !errors.Is(a.Err(), ErrNameTaken) {
+		t.Errorf("it ended with %v", a.Err())
+	}
+	for _, v := range b.told() {
+		if one, live := v.Member("a"); live && one.Session != a.session {
+			t.Errorf("b took session %s for a", one.Session)
+		}
+	}
+}
+
 // hasItsKey waits until a member's key holds a beat of its own.
 func (j *joined) hasItsKey() {
 	j.t.Helper()

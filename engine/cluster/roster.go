@@ -36,7 +36,9 @@ func newRoster(session string, interval, bound time.Duration) *roster {
 }
 
 // beat takes a member's beat. first says that it was in the bucket before the watch began; then it is no sign of life, only a change
-// is. Any other revision is a change, even a lower one: a bucket that was made anew counts from one again.
+// is. Any other revision is a change, even a lower one: a bucket that was made anew counts from one again. A beat of another session than
+// the one that is live under its name says nothing: nobody takes over a name before the other session has been silent for the bound, or
+// has removed its key.
 func (r *roster) beat(now time.Duration, revision uint64, b Beat, first bool) {
 	if b.Session == r.self {
 		if r.echoed {
@@ -49,6 +51,10 @@ func (r *roster) beat(now time.Duration, revision uint64, b Beat, first bool) {
 	s, known := r.members[b.Name]
 	if !known {
 		r.members[b.Name] = &seen{Beat: b, revision: revision, changed: !first, at: r.heard}
+		return
+	}
+	if b.Session != s.Session && b.Session != r.self && r.isLive(s) {
+		s.revision = revision
 		return
 	}
 	if s.revision != revision {
@@ -76,15 +82,17 @@ func (r *roster) missing(nodes []Node) bool {
 
 // live lists the live members in order of names.
 func (r *roster) live() []Beat {
-	return r.list(func(s *seen) bool { return s.changed && r.heard-s.at <= r.bound })
+	return r.list(r.isLive)
 }
+
+func (r *roster) isLive(s *seen) bool { return s.changed && r.heard-s.at <= r.bound }
 
 // remembered is how long a dead member is listed as silent: it may still come back.
 const remembered = 10 * time.Minute
 
 // silent lists the members that died not long ago.
 func (r *roster) silent() []Beat {
-	return r.list(func(s *seen) bool { return (!s.changed || r.heard-s.at > r.bound) && r.heard-s.at <= remembered })
+	return r.list(func(s *seen) bool { return !r.isLive(s) && r.heard-s.at <= remembered })
 }
 
 // abandonedAfter is the silence after which a member's key is removed.

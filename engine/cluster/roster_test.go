@@ -100,6 +100,39 @@ func TestRosterByHand(t *testing.T) {
 	}
 }
 
+// A beat of another session counts only once the one that has the name has been silent for the bound, or has left.
+func TestRosterKeepsSessions(t *testing.T) {
+	r := newRoster("me", beatEvery, deadAfter)
+	at, revision := time.Duration(0), uint64(0)
+	beats := func(name, session string) {
+		revision++
+		r.beat(at, revision, said(name, session), false)
+	}
+	own := func() {
+		at += beatEvery
+		beats("a", "me")
+	}
+	session := func() string {
+		b, _ := View{Members: r.live()}.Member("b")
+		return b.Session
+	}
+	own()
+	beats("b", "one")
+	for silent := time.Duration(0); silent <= deadAfter; silent += beatEvery {
+		if beats("b", "two"); session() != "one" || r.revision("b") != revision {
+			t.Fatalf("after a silence of %s, b is session %q at revision %d", silent, session(), r.revision("b"))
+		}
+		own()
+	}
+	if beats("b", "two"); session() != "two" {
+		t.Errorf("after the bound b is session %q", session())
+	}
+	r.remove("b")
+	if beats("b", "three"); session() != "three" {
+		t.Errorf("after its key was removed, b is session %q", session())
+	}
+}
+
 // Whatever is heard when: a member that is heard at least once within the bound less two intervals, by the clock of the roster's own
 // beats, is live, however long nothing at all was heard in between. A member that is silent for the bound and an
 // interval, while own beats came on time, is not.
