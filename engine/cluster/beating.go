@@ -11,6 +11,10 @@ import (
 )
 
 // takeName writes the first beat. It takes a key of another session over once that has not changed for the bound and an interval.
+//
+// A process that was killed and started again waits for its own former beat, too, even if it is alone: nothing distinguishes that from the
+// beat of a live process that has the same name on another host. Such a process's claims and this one's would each count for both. The
+// lock of the data directory shows only that no other process uses this directory; an id that is kept there would be in its copies as well.
 func (m *Member) takeName(ctx context.Context) error {
 	other := m.holder()
 	for {
