@@ -50,12 +50,19 @@ func (r *appliedWaiters) close() {
 	r.waiting, r.closed = nil, true
 }
 
+// forget removes one that no longer waits.
+func (r *appliedWaiters) forget(w waiter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting = slices.DeleteFunc(r.waiting, func(other waiter) bool { return other == w })
+}
+
 // awaitApplied waits until the log has been applied up to a sequence. Errors: errStops, the context's.
 func (n *Node) awaitApplied(ctx context.Context, seq uint64) error {
 	w := waiter{seq, make(chan error, 1)}
 	n.waiters.mu.Lock()
 	switch {
-	case n.applied.Load() >= seq: // set before told is called, so no call of told is missed
+	case n.applied.Load() >= seq: // set before advance is called, so no call of advance is missed
 		w.done <- nil
 	case n.waiters.closed:
 		w.done <- errStops
@@ -67,7 +74,8 @@ func (n *Node) awaitApplied(ctx context.Context, seq uint64) error {
 	case err := <-w.done:
 		return err
 	case <-ctx.Done():
-		return ctx.Err() // w stays in the list until seq is reached
+		n.waiters.forget(w)
+		return ctx.Err()
 	}
 }
 

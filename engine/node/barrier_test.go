@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -37,6 +38,20 @@ func TestReadsEndWithTheNode(t *testing.T) {
 	n.applied.Store(1)
 	if err := n.readBarrier(); err != nil {
 		t.Errorf("what the node knows it does not say: %v", err)
+	}
+}
+
+// Who gives up waiting for the log is forgotten: while nothing is applied, the list would grow with each request.
+func TestGivenUpWaitIsForgotten(t *testing.T) {
+	n := &Node{}
+	n.waiters.waiting = []waiter{{seq: 2}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.awaitApplied(ctx, 1); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if w := n.waiters.waiting; len(w) != 1 || w[0].seq != 2 {
+		t.Errorf("%d wait", len(w))
 	}
 }
 
