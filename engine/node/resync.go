@@ -138,7 +138,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 	if err != nil {
 		return err
 	}
-	end, err := n.replaceDisplaced(ctx, p, out, info.Last, found.missing)
+	end, err := n.replaceDisplaced(ctx, p, epoch, info.Last, found.missing)
 	if err != nil {
 		return err
 	}
@@ -326,11 +326,15 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 }
 
 // replaceDisplaced publishes, one by one, the outputs that foreign messages displaced. last is the stream's last sequence; the new one is
-// returned.
-func (n *Node) replaceDisplaced(ctx context.Context, p *partition, out *streams.OutStream, last uint64, missing []uint64) (uint64, error) {
+// returned. Error: errNotOwner if the partition is no longer this node's by its claim at epoch, and so may have been given up.
+func (n *Node) replaceDisplaced(ctx context.Context, p *partition, epoch, last uint64, missing []uint64) (uint64, error) {
 	for _, number := range missing {
 		var c streams.Chained
 		p.mu.Lock()
+		if p.ownedEpoch() != epoch {
+			p.mu.Unlock()
+			return 0, errNotOwner
+		}
 		held, ok := p.machine.Outbox(number - 1)
 		if ok {
 			n.render(&c, p, engine.Publish{Output: &held[0], Expect: last, Named: true})
@@ -341,7 +345,7 @@ func (n *Node) replaceDisplaced(ctx context.Context, p *partition, out *streams.
 		}
 		n.log.Warn("an output was displaced by a foreign message; publishing it again", "partition", p.number, "output", number)
 		stored := make(chan error, 1)
-		if err := out.PublishChained(&c, func(_ uint64, err error) { stored <- err }); err != nil {
+		if err := n.streams.Out[p.number].PublishChained(&c, func(_ uint64, err error) { stored <- err }); err != nil {
 			return 0, err
 		}
 		n.streams.Flush()

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"errors"
+	"log/slog"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -79,5 +81,14 @@ func TestSurveyWhileMessagesGo(t *testing.T) {
 	}
 	if err := survey(after); err != nil || after.First != gone+1 {
 		t.Errorf("a stream that begins at %d: %v", after.First, err)
+	}
+}
+
+// A partition that was given up while displaced outputs are replaced has no such outputs any more.
+func TestDisplacedInGivenUp(t *testing.T) {
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}
+	if _, err := n.replaceDisplaced(t.Context(), p, 7, 9, []uint64{9}); !errors.Is(err, errNotOwner) {
+		t.Errorf("it is replaced: %v", err)
 	}
 }
