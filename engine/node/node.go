@@ -102,7 +102,7 @@ type Node struct {
 	limitedLogs limitedLogs
 }
 
-// newNode makes a node that has yet to run. anew says that it begins with nothing.
+// newNode makes a node that has yet to run. empty says that it begins with nothing.
 func newNode(o Options, dataDir *os.File, w *web, empty bool) *Node {
 	return &Node{
 		o: o, dataDir: dataDir, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], startsEmpty: empty,
