@@ -49,6 +49,9 @@ func startDeployed(t *testing.T, tls string) (url string) {
 	if o.Cluster.PingInterval != 5*time.Second || o.Cluster.MaxPingsOut != 2 {
 		t.Errorf("a server that is cut off is forgotten after %d pings of %s", o.Cluster.MaxPingsOut, o.Cluster.PingInterval)
 	}
+	if o.PingInterval != 2*time.Second || o.MaxPingsOut != 1 {
+		t.Errorf("a client that is silent is dropped after %d pings of %s", o.MaxPingsOut, o.PingInterval)
+	}
 	if !o.Cluster.TLSCheckKnownURLs {
 		t.Error("whoever has a client's certificate is taken for a server of the cluster, which may do anything")
 	}
@@ -287,6 +290,9 @@ func TestKubernetes(t *testing.T) {
 
 	if pings := at(values, "config", "cluster", "merge").(map[string]any); pings["ping_interval"] != "5s" || pings["ping_max"] != 2 {
 		t.Errorf("a server that is cut off is forgotten after %v", pings)
+	}
+	if pings := at(values, "config", "merge").(map[string]any); pings["ping_interval"] != "2s" || pings["ping_max"] != 1 {
+		t.Errorf("a client that is silent is dropped after %v", pings)
 	}
 	if of := at(values, "config", "cluster", "tls", "merge").(map[string]any); of["verify_cert_and_check_known_urls"] != true {
 		t.Errorf("whoever has a client's certificate is taken for a server of the cluster: %v", of)
