@@ -94,6 +94,7 @@ func (n *Node) claim(p *partition) {
 			return // done is called twice if the answer is late; by the second time another claim may be on its way
 		}
 		p.claiming = false
+		notify(n.membership.changed) // a hand-over may wait for the outcome
 		if err != nil {
 			p.claimed = time.Time{} // so that mayClaim allows another at once: the log may have a leader again at any moment
 		}

@@ -88,19 +88,26 @@ func TestDueClaims(t *testing.T) {
 	}
 }
 
-// A claim that the log did not store is due again at once.
+// A claim that the log did not store is due again at once. While it is on its way, a hand-over counts the partition, and it hears of the
+// outcome.
 func TestClaimAgain(t *testing.T) {
 	nc, s := openStreams(t)
 	n := &Node{streams: s, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler)}
 	p := &partition{machine: engine.New(n.layout, 0)}
 	p.follows.Store(true)
+	n.partitions = []*partition{p}
+	n.membership.changed = make(chan struct{}, 1)
+	p.claiming = true
+	if n.serves() != 1 {
+		t.Error("a claim on its way is not counted")
+	}
+	p.claiming = false
 	nc.Close()
 	n.claim(p)
-	natstest.Eventually(t, "the outcome is known", func() bool { // maybe only when the connection has ended
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return !p.claiming
-	})
+	<-n.membership.changed // maybe only when the connection has ended
+	if serves := n.serves(); serves != 0 {
+		t.Errorf("%d partitions are counted after the claim failed", serves)
+	}
 	if !p.claimed.IsZero() || !n.mayClaim(p) {
 		t.Errorf("it may not be claimed, claimed %s", p.claimed)
 	}

@@ -41,11 +41,11 @@ func (n *Node) handOver(ctx context.Context) {
 	n.log.Info("handed over", "left", n.serves(), "took", time.Since(began))
 }
 
-// serves counts the partitions that this node has claimed and that nobody has claimed since.
+// serves counts the partitions that this node has claimed and that nobody has claimed since, those included whose claim is on its way.
 func (n *Node) serves() (count int) {
 	for _, p := range n.partitions {
 		p.mu.Lock()
-		if p.owner.Epoch != 0 {
+		if p.owner.Epoch != 0 || p.claiming {
 			count++
 		}
 		p.mu.Unlock()
