@@ -153,12 +153,14 @@ func lockError(dir string, err error) error {
 	return err
 }
 
-// openError turns errors about files that are missing or of another size, which Pebble does not call corruption, into ErrCorrupt, and
-// that of a lock that is held into ErrLocked.
+// openError turns errors about files that are missing or of another size, which Pebble does not call corruption, into ErrCorrupt, that of
+// a database of a newer Pebble into ErrVersion, and that of a lock that is held into ErrLocked.
 func openError(dir string, err error) error {
 	switch {
 	case errors.Is(err, pebble.ErrDBNotPristine):
 		return fmt.Errorf("%w: %s has no file marker.format-version.*", ErrCorrupt, dir)
+	case strings.Contains(err.Error(), "unknown format major version"):
+		return fmt.Errorf("%w: %w", ErrVersion, err)
 	case errors.Is(err, fs.ErrNotExist), strings.Contains(err.Error(), "object size mismatch"):
 		return fmt.Errorf("%w: %s: %w", ErrCorrupt, dir, err)
 	}

@@ -196,7 +196,13 @@ func TestOtherFormat(t *testing.T) {
 		wantErr(t, err, ErrVersion)
 	}
 
-	_, err := decodeRecord(1, []byte{recordVersion + 1, 0, 0, 0, 0})
+	opts := Options{Dir: "db", FS: vfs.NewMem()} // of a later Pebble
+	marker := storeFile(t, opts, "marker.format-version.*")
+	must(t, opts.FS.Rename(marker, strings.TrimSuffix(marker, path.Ext(marker))+".999"))
+	_, err := OpenStore(opts)
+	wantErr(t, err, ErrVersion)
+
+	_, err = decodeRecord(1, []byte{recordVersion + 1, 0, 0, 0, 0})
 	wantErr(t, err, ErrVersion)
 	_, err = decodeMark([]byte{markVersion + 1})
 	wantErr(t, err, ErrVersion)

@@ -107,7 +107,7 @@ func checkManifest(fsys vfs.FS, dir string, m manifest) error {
 	if m.size > 0 {
 		found, err := pebble.Peek(dir, fsys)
 		if err != nil {
-			return err
+			return openError(dir, err)
 		}
 		if !found.Exists {
 			return fmt.Errorf("%w: %s has no file marker.manifest.*, which names the manifest in use, last %s", ErrCorrupt, dir, m.name)
