@@ -6,6 +6,24 @@ import (
 	"testing"
 )
 
+// A state may have been claimed under newer rules. Then nothing is decided under these: a command, or what looks malformed here, stops the
+// machine like a tick.
+func TestRecordsUnderNewerRules(t *testing.T) {
+	for kind, e := range map[string]Entry{
+		"a command": {Kind: KindPut, Verb: "put", Job: "a", Body: []byte(`{"schedule":"@every 1s"}`)},
+		"a disk":    {Kind: KindDisk, Disk: Disk{Epoch: 1}},
+		"garbage":   {Kind: KindGarbage},
+	} {
+		f := newFeed(t)
+		f.m.claim.Logic++
+		before := f.m.position
+		e.Seq, e.Time = f.seq+1, f.now
+		if _, err := f.m.Apply(&e); !errors.Is(err, ErrRules) || f.m.position != before {
+			t.Errorf("%s: %v, at %d instead of %d", kind, err, f.m.position, before)
+		}
+	}
+}
+
 // A state may come from a node with other rules. Then the first tick stops the machine, and the error says which of the two versions can
 // go on.
 func TestTicksUnderOtherRules(t *testing.T) {

@@ -166,6 +166,9 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 	if e.Seq <= m.position || m.residence.err != nil {
 		return Result{}, m.residence.err
 	}
+	if e.Kind != KindClaim && m.claim.newer(Rules()) { // the state came from a newer version; otherwise its claim would have stopped this machine
+		return Result{}, m.newerRules(m.claim, m.epoch)
+	}
 	m.evictTransient()
 	var r Result
 	var err error

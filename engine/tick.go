@@ -18,10 +18,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 		m.garbage("stale_epoch")
 		return nil
 	}
-	switch rules := Rules(); {
-	case m.claim.newer(rules): // the state came from another node; otherwise the claim would have stopped this machine
-		return m.newerRules(m.claim, m.epoch)
-	case !m.claim.sameRules(rules):
+	if rules := Rules(); !m.claim.sameRules(rules) {
 		return fmt.Errorf("%w: partition %d has ticks under logic %d and tzdata %s after its checkpoint; drain it with that version (this one has logic %d and tzdata %s)",
 			ErrRules, m.partition, m.claim.Logic, m.claim.TZData, rules.Logic, rules.TZData)
 	}
