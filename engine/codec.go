@@ -3,7 +3,11 @@ package engine
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 )
+
+// ErrVersion marks what is in a format of a newer version of Carillon: not damaged, but nothing that this binary reads.
+var ErrVersion = errors.New("engine: written by a newer version, use that one")
 
 var (
 	errShort = errors.New("it ends too early")
@@ -31,6 +35,19 @@ func (d *decoder) byte() byte {
 	}
 	v := d.b[0]
 	d.b = d.b[1:]
+	return v
+}
+
+// version reads a version byte, and fails if it is not from 1 to newest, which this binary reads.
+func (d *decoder) version(of string, newest byte) byte {
+	v := d.byte()
+	switch {
+	case d.err != nil:
+	case v > newest:
+		d.fail(fmt.Errorf("%w: %s of version %d, this binary reads %d", ErrVersion, of, v, newest))
+	case v == 0:
+		d.fail(fmt.Errorf("%s of version 0", of))
+	}
 	return v
 }
 

@@ -74,8 +74,8 @@ func (s *Extractor) End() error {
 }
 
 func (s *Extractor) takeRow(room byte, key, value []byte) error {
-	if len(key) != keySize(room) || len(value) < 2 {
-		return errShort
+	if err := checkRow(room, key, value); err != nil {
+		return err
 	}
 	if room == roomCompleted && s.state.machine.expired.passedKey(key) {
 		return nil

@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -37,8 +36,8 @@ func (f ForgetCursor) Read(t Table, n int) (*GoneRows, error) {
 	g := &GoneRows{ForgetCursor: f}
 	var err error
 	g.more, err = t.Scan(roomCompleted, f.after, nil, n, func(key, value []byte) error {
-		if len(key) != keySize(roomCompleted) || len(value) < 2 {
-			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomCompleted, key, errShort)
+		if err := checkRow(roomCompleted, key, value); err != nil {
+			return malformed(roomCompleted, key, err)
 		}
 		if !f.gone.passedKey(key) {
 			return errEnough

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"encoding/hex"
 	"errors"
 	"maps"
@@ -130,21 +129,86 @@ func TestRowsGolden(t *testing.T) {
 	same(t, m, restored)
 }
 
-// Rows and specs of a later version are refused because of it, in whatever room.
+// Rows and specs of a later version are refused because of it, in whatever room and whatever else has changed in them. Version 0 is damage.
 func TestNewerRows(t *testing.T) {
+	layout := Layout{"carillon", 1}
 	checkpoint := decoded(golden(t, "rows.md")["checkpoint"])
+	state, err := ReadState(checkpoint.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readers := map[string]func() error{
+		"Open": func() error { _, err := Open(layout, 0, checkpoint); return err },
+		"OpenCold and all jobs": func() error {
+			m, err := OpenCold(layout, 0, checkpoint)
+			if err == nil {
+				err = m.loadAll()
+			}
+			return err
+		},
+		"OpenCold and a job": func() error {
+			m, err := OpenCold(layout, 0, checkpoint)
+			for _, id := range []string{"a", "b", "c", "e"} {
+				if err == nil {
+					m.Job(id, nil)
+					err = m.Err()
+				}
+			}
+			return err
+		},
+		"Extractor": func() error {
+			x := NewExtractor(state, carillon.Selection{})
+			for _, room := range x.Rooms() {
+				if _, err := checkpoint.Scan(room, nil, nil, 0, func(key, value []byte) error {
+					return x.Take(room, key, value, func(carillon.ImportJob) error { return nil })
+				}); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
 	for room, rows := range checkpoint.rooms {
 		for key, value := range rows {
 			if room == roomIDs {
 				continue
 			}
-			newer := bytes.Clone(value)
-			newer[0]++
-			rows[key] = newer
-			_, err := Open(Layout{"carillon", 1}, 0, checkpoint)
-			rows[key] = value
-			if !errors.Is(err, ErrCheckpoint) || !strings.Contains(err.Error(), "of version 2, this binary reads 1") {
-				t.Errorf("room %q, key %x: %v", room, key, err)
+			for what, changed := range map[string][]byte{
+				"only the version": append([]byte{2}, value[1:]...), "all": {2, 0xff, 0xff}, "shorter": {2}, "no version": append([]byte{0}, value[1:]...),
+			} {
+				for by, read := range readers {
+					inJobs := room == roomWaiting || room == roomIdle || room == roomCompleted || room == roomSpecs
+					if !inJobs && by == "Extractor" {
+						continue
+					}
+					rows[key] = changed
+					err := read()
+					rows[key] = value
+					newer := errors.Is(err, ErrVersion) && strings.Contains(err.Error(), "of version 2, this binary reads 1")
+					if !errors.Is(err, ErrCheckpoint) || newer != (changed[0] == 2) {
+						t.Errorf("room %q, key %x, changed %s, %s: %v", room, key, what, by, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A state of a later version is refused because of it, and so is a record; of an earlier one than the first, they are damaged.
+func TestNewerStateAndRecord(t *testing.T) {
+	state := decoded(golden(t, "rows.md")["checkpoint"]).state
+	record := golden(t, "log-record.md")["record"]
+	for _, version := range []byte{0, 3} {
+		for what, rest := range map[string][]byte{"only the version": state[1:], "all": {0xff}} {
+			_, err := ReadState(append([]byte{version}, rest...))
+			if !errors.Is(err, ErrCheckpoint) || errors.Is(err, ErrVersion) != (version > 0) {
+				t.Errorf("state of version %d, changed %s: %v", version, what, err)
+			}
+		}
+		for what, rest := range map[string][]byte{"only the version": record[1:], "all": {0xff}} {
+			_, err := DecodeRecord(300, append([]byte{version}, rest...))
+			if errors.Is(err, ErrVersion) != (version > 0) || errors.Is(err, ErrRecord) != (version == 0) {
+				t.Errorf("record of version %d, changed %s: %v", version, what, err)
 			}
 		}
 	}

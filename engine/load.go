@@ -53,8 +53,8 @@ func (r LoadCursor) Read(t Table, until int64, n int) (*Rows, error) {
 		below = waitingKey(r.rank, Key{until + 1, 0})
 	}
 	more, err := t.Scan(roomWaiting, waitingKey(r.rank, r.after), below, n, func(key, value []byte) error {
-		if len(key) != keySize(roomWaiting) || len(value) < 2 {
-			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, roomWaiting, key, errShort)
+		if err := checkRow(roomWaiting, key, value); err != nil {
+			return malformed(roomWaiting, key, err)
 		}
 		found.jobs = append(found.jobs, coldJob{row: slices.Concat([]byte{roomWaiting}, key, value)})
 		return nil
@@ -206,6 +206,9 @@ func (m *Machine) loadRoom(room byte) error {
 		var rows []row
 		var err error
 		more, err = r.table.Scan(room, after, nil, lateRows, func(key, value []byte) error {
+			if err := checkRow(room, key, value); err != nil {
+				return malformed(room, key, err)
+			}
 			rows = append(rows, slices.Concat([]byte{room}, key, value))
 			return nil
 		})

@@ -107,10 +107,7 @@ type foundRow struct {
 // all scans a whole room, and adds to an error of load which pair it was.
 func (l *loader) all(room byte, load func(key, value []byte) error) error {
 	_, err := l.table.Scan(room, nil, nil, 0, func(key, value []byte) error {
-		if err := load(key, value); err != nil {
-			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
-		}
-		return nil
+		return malformed(room, key, load(key, value))
 	})
 	return err
 }
@@ -119,8 +116,8 @@ func (l *loader) rows() error {
 	var b []byte
 	for _, room := range jobRooms {
 		if err := l.all(room, func(key, value []byte) error {
-			if len(key) != keySize(room) || len(value) < 2 {
-				return errShort
+			if err := checkRow(room, key, value); err != nil {
+				return err
 			}
 			d := decoder{b: value[2:]}
 			spec := specKey{d.uvarint(), uint16(d.uvarint())}
@@ -272,8 +269,8 @@ func (l *loader) completed() error {
 // keepReady returns a function for Scan that keeps the rows whose turns are ready.
 func keepReady(room byte, found *[]row) func(key, value []byte) error {
 	return func(key, value []byte) error {
-		if len(key) != keySize(room) || len(value) < 2 {
-			return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, errShort)
+		if err := checkRow(room, key, value); err != nil {
+			return malformed(room, key, err)
 		}
 		if value[1]&rowReady != 0 {
 			*found = append(*found, slices.Concat([]byte{room}, key, value))

@@ -50,11 +50,11 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	return append(dst, r.Data...)
 }
 
-// DecodeRecord is the inverse of AppendRecord. The record's Data aliases b.
+// DecodeRecord is the inverse of AppendRecord. The record's Data aliases b. Errors: ErrRecord, ErrVersion.
 func DecodeRecord(seq uint64, b []byte) (Record, error) {
 	d := decoder{b: b}
-	if v := d.byte(); v != recordVersion && d.err == nil {
-		return Record{}, fmt.Errorf("%w: sequence %d has version %d, this binary reads %d", ErrRecord, seq, v, recordVersion)
+	if d.version("record", recordVersion); errors.Is(d.err, ErrVersion) {
+		return Record{}, fmt.Errorf("engine: sequence %d: %w", seq, d.err)
 	}
 	r := Record{Seq: seq, Time: d.varint(), Subject: d.string()}
 	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
@@ -223,7 +223,7 @@ func EncodeHeal(r *Record) []byte {
 	return AppendRecord(binary.AppendUvarint(nil, r.Seq), r)
 }
 
-// DecodeHeal returns the wrapped record.
+// DecodeHeal returns the wrapped record. Errors: ErrRecord, ErrVersion.
 func DecodeHeal(b []byte) (Record, error) {
 	d := decoder{b: b}
 	seq := d.uvarint()

@@ -142,17 +142,9 @@ func (r *Repartition) Inspect(from int, room byte, key, value []byte) error {
 	return malformed(room, key, err)
 }
 
-// malformed adds to an error which pair it is about.
-func malformed(room byte, key []byte, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
-}
-
 func (r *Repartition) inspectRow(s *oldPartition, room byte, key, value []byte) error {
-	if len(key) != keySize(room) || len(value) < 2 {
-		return errShort
+	if err := checkRow(room, key, value); err != nil {
+		return err
 	}
 	d := decoder{b: value[2:]}
 	spec := specKey{d.uvarint(), uint16(d.uvarint())}
@@ -323,8 +315,8 @@ func (r *Repartition) Route(from int, room byte, key, value []byte) (to Routed, 
 }
 
 func (r *Repartition) routeRow(s *oldPartition, room byte, to *Routed) (keep bool, err error) {
-	if len(to.Key) != keySize(room) || len(to.Value) < 2 {
-		return false, errShort
+	if err := checkRow(room, to.Key, to.Value); err != nil {
+		return false, err
 	}
 	if s.isDropped(rowID(room, to.Key)) {
 		return false, nil

@@ -162,7 +162,11 @@ func rowOf(t Table, id string) (row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if whole = append(whole, value...); found && len(value) >= 2 {
+	if found {
+		if err := checkRow(whole.room(), whole.key(), value); err != nil {
+			return nil, malformed(whole.room(), whole.key(), err)
+		}
+		whole = append(whole, value...)
 		if _, is := whole.names(); string(is) == id {
 			return whole, nil
 		}

@@ -15,13 +15,22 @@ import (
 // The format of a checkpoint is docs/formats/rows.md. The wheel and the ready queue are not in it, since each
 // job's row says where the job waits.
 
-// ErrCheckpoint marks a checkpoint that does not belong to this machine, or is not whole.
-var ErrCheckpoint = errors.New("engine: malformed checkpoint")
+// ErrCheckpoint marks a checkpoint that does not belong to this machine, or is not whole, or that a newer version wrote (then the error is
+// an ErrVersion, too).
+var ErrCheckpoint = errors.New("engine: unreadable checkpoint")
 
 const (
 	stateVersion = 2 // 1 is written if there is no recovery
 	rowVersion   = 1
 )
+
+// malformed adds to an error which pair it is about.
+func malformed(room byte, key []byte, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: room %q, key % x: %w", ErrCheckpoint, room, key, err)
+}
 
 // Rooms of a checkpoint, each with the form of its keys. Specs and outputs are appended in order, never changed, and dropped in the
 // end; pairs of the other rooms come, change and go.
@@ -118,7 +127,16 @@ func (r row) pointer() []byte { return r[: 1+keySize(r[0]) : 1+keySize(r[0])] }
 func (r row) key() []byte     { return r.pointer()[1:] }
 func (r row) value() []byte   { return r[1+keySize(r[0]):] }
 
-// names returns the spec and the id of a row that the machine encoded.
+// checkRow checks a row of the table as far as its names and flags need it.
+func checkRow(room byte, key, value []byte) error {
+	d := decoder{b: value}
+	if d.version("row", rowVersion); len(key) != keySize(room) || len(value) < 2 {
+		d.fail(errShort)
+	}
+	return d.err
+}
+
+// names returns the spec and the id of a row that was checked or that the machine encoded.
 func (r row) names() (specKey, []byte) {
 	d := decoder{b: r.value()[2:]}
 	return specKey{d.uvarint(), uint16(d.uvarint())}, d.bytes()
@@ -294,10 +312,7 @@ func (m *Machine) appendState(b []byte) []byte {
 
 // readState is the inverse of appendState, on a new machine. The outbox has yet to get its outputs, up to made.
 func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
-	version := d.byte()
-	if d.err == nil && (version < 1 || version > stateVersion) {
-		d.fail(fmt.Errorf("state of version %d, this binary reads up to %d", version, stateVersion))
-	}
+	version := d.version("state", stateVersion)
 	if d.string() != m.layout.Prefix || d.uvarint() != uint64(m.layout.Partitions) || d.uvarint() != uint64(m.partition) {
 		d.fail(errors.New("it belongs to another prefix, partition count or partition"))
 	}
@@ -413,13 +428,6 @@ func decodeOutput(key, value []byte) (Output, error) {
 		return o, err
 	}
 	return o, nil
-}
-
-// version reads the version byte that rows and specs begin with, and fails unless it is reads.
-func (d *decoder) version(of string, reads byte) {
-	if v := d.byte(); d.err == nil && v != reads {
-		d.fail(fmt.Errorf("%s of version %d, this binary reads %d", of, v, reads))
-	}
 }
 
 func (d *decoder) bool() bool {

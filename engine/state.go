@@ -20,7 +20,7 @@ type SavedState struct {
 // ReadState reads the state of a checkpoint, without its pairs. Errors: ErrCheckpoint.
 func ReadState(state []byte) (*SavedState, error) {
 	head := decoder{b: state}
-	head.byte()
+	head.version("state", stateVersion)
 	s := &SavedState{Prefix: head.string(), Partitions: int(head.uvarint()), Partition: int(head.uvarint())}
 	if head.err != nil {
 		return nil, fmt.Errorf("%w: state: %w", ErrCheckpoint, head.err)

@@ -182,7 +182,7 @@ func (n *Node) checkpointAll(ctx context.Context) error {
 	return nil
 }
 
-// checkpointOrStop is checkpointWith, but if the partition's jobs are damaged, it stops the partition and returns nil: the others go on.
+// checkpointOrStop is checkpointWith, but if the partition's jobs cannot be read, it stops the partition and returns nil: the others go on.
 func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) error {
 	err := n.checkpointWith(ctx, p, rest)
 	if damaged(err) {
@@ -192,12 +192,13 @@ func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) 
 	return err
 }
 
-// unreadable is the error of a partition whose jobs are damaged.
+// unreadable is the error of a partition whose jobs are damaged, or were written by a newer version.
 func unreadable(partition int, err error) error {
 	return fmt.Errorf("the jobs of partition %d cannot be read: %w", partition, err)
 }
 
-// damaged tells whether an error says that a partition's jobs, as they are stored, are not what was written.
+// damaged tells whether an error says that a partition's jobs, as they are stored, are not what was written, or (engine.ErrVersion) that a
+// newer version wrote them.
 func damaged(err error) bool {
 	return errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint)
 }

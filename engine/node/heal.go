@@ -132,7 +132,7 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 	}
 	p := &healer{log: n.streams.Log, next: next}
 	err = n.local.Read(next, func(stored wal.Record) error {
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		r, err := decodeRecord(stored)
 		if err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	if err != nil {
 		return err
 	}
-	local, err := engine.DecodeRecord(at, data)
+	local, err := decodeRecord(wal.Record{Seq: at, Data: data})
 	if err != nil {
 		return err
 	}
@@ -269,7 +269,7 @@ func (n *Node) healHoles(ctx context.Context, info streams.Info) error {
 		if _, err := n.streams.Log.Get(ctx, stored.Seq); !errors.Is(err, streams.ErrNotFound) {
 			return err
 		}
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		r, err := decodeRecord(stored)
 		if err != nil {
 			return err
 		}

@@ -88,7 +88,7 @@ func (n *Node) restore(number int) (m *engine.Machine, position uint64, err erro
 	m, position, err = n.readNewest(number)
 	if err != nil {
 		err = fmt.Errorf("node: %w; see docs/operations.md", unreadable(number, err))
-		if !n.o.AcceptLoss[number] || !damaged(err) {
+		if !n.o.AcceptLoss[number] || !damaged(err) || errors.Is(err, engine.ErrVersion) {
 			return nil, 0, err
 		}
 		n.log.Error("accepting that jobs are lost", "error", err)

@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -19,15 +20,27 @@ func (n *Node) replay(ctx context.Context, after uint64, apply func(e *engine.En
 		if records++; records%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		r, err := decodeRecord(stored)
 		if err != nil {
-			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+			return err
 		}
 		r.Data = append([]byte(nil), r.Data...)
 		e := n.layout.Decode(&r)
 		return apply(&e, len(stored.Data))
 	})
 	return records, err
+}
+
+// decodeRecord decodes a record of the local log. Errors: wal.ErrCorrupt, engine.ErrVersion.
+func decodeRecord(stored wal.Record) (engine.Record, error) {
+	r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+	switch {
+	case errors.Is(err, engine.ErrVersion):
+		err = fmt.Errorf("node: local log: %w", err)
+	case err != nil:
+		err = fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+	}
+	return r, err
 }
 
 // replayInto applies the local log above a position to a machine that no other goroutine uses yet, as partition p. last is the sequence

@@ -68,9 +68,9 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 // prefixOfLog is the subject prefix of the service that a local log belongs to, from its first record.
 func prefixOfLog(l *wal.Log) (prefix string, err error) {
 	err = l.Read(l.First(), func(stored wal.Record) error {
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		r, err := decodeRecord(stored)
 		if err != nil {
-			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+			return err
 		}
 		prefix, _, _ = strings.Cut(r.Subject, ".")
 		return errFound
@@ -166,9 +166,9 @@ func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) e
 		if stored.Seq > to {
 			return errFound
 		}
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		r, err := decodeRecord(stored)
 		if err != nil {
-			return fmt.Errorf("node: local log: %w: %w", wal.ErrCorrupt, err)
+			return err
 		}
 		e := layout.Decode(&r)
 		if e.Kind == engine.KindClaim && stored.Seq <= last(e.Partition) && (e.Seq == states[e.Partition].Epoch || states[e.Partition].Accepts(e.Claim)) {

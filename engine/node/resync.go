@@ -54,7 +54,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 				return
 			}
 			n.log.Warn("output stream contradicts the log", "partition", p.number, "error", err) // for seconds at most
-		case errors.Is(err, engine.ErrRules), errors.Is(err, engine.ErrDiverged), errors.Is(err, wal.ErrCorrupt):
+		case errors.Is(err, engine.ErrRules), errors.Is(err, engine.ErrDiverged), errors.Is(err, engine.ErrVersion), errors.Is(err, wal.ErrCorrupt):
 			n.stop(p, err)
 			return
 		case errors.Is(err, errStopped):

@@ -587,14 +587,48 @@ func lastTick(t testing.TB, js jetstream.JetStream) (last uint64) {
 }
 
 // A newer version has stopped cleanly. This version could read its checkpoint, but the version in it counts. The
-// checkpoint is ours with that version changed.
+// checkpoint is ours with that version changed. Nor is what has the version byte of a newer format taken for damage, and no loss of it is
+// accepted: here a state, and a record of the log.
 func TestStopAfterNewerVersion(t *testing.T) {
 	t.Parallel()
 	o := base(t)
 	r := run(t, o)
 	churn(t, client(t, r.NATS), "a", 5)
 	r.stop(t)
-	store := openStore(t, o.Data, "jobs")
+	changeStates(t, o.Data, func(state []byte) []byte { return append([]byte{state[0] + 2}, state[1:]...) })
+	words(t, refused(t, accept(o)), "the jobs of partition 1 cannot be read", "written by a newer version, use that one", "state of version 3, this binary reads 2")
+	changeStates(t, o.Data, func(state []byte) []byte {
+		return bytes.Replace(append([]byte{state[0] - 2}, state[1:]...), []byte(`"tzdata":"20`), []byte(`"tzdata":"99`), 1)
+	})
+	words(t, refused(t, o), "under other rules", "under a newer version than this one", "start that version")
+
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	if _, err := node.SaveStopped(t.Context(), o, target, node.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := node.Restore(t.Context(), target, "", filepath.Join(t.TempDir(), "restored"), node.RestoreOptions{})
+	words(t, err, "under other rules", "use that version") // not only once it is started
+
+	store := openStore(t, o.Data, "log")
+	record := engine.AppendRecord(nil, &engine.Record{Subject: "carillon.log._.heal"})
+	record[0]++
+	if err := store.Log().Append([]wal.Record{{Seq: store.Log().Last() + 1, Data: record}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	err = refused(t, accept(o))
+	words(t, err, "local log", "written by a newer version, use that one", "record of version 2, this binary reads 1")
+	if errors.Is(err, wal.ErrCorrupt) {
+		t.Errorf("it is taken for damage: %v", err)
+	}
+}
+
+// changeStates changes the state in each partition's newest checkpoint.
+func changeStates(t testing.TB, data string, change func(state []byte) []byte) {
+	t.Helper()
+	store := openStore(t, data, "jobs")
 	table := snapshot.OpenTable(store)
 	for p := range uint16(partitions) {
 		b, err := table.Begin(p)
@@ -603,7 +637,7 @@ func TestStopAfterNewerVersion(t *testing.T) {
 		}
 		if err := table.View(p, func(v *snapshot.View) error {
 			state, err := v.State()
-			other := bytes.Replace(state, []byte(`"tzdata":"20`), []byte(`"tzdata":"99`), 1)
+			other := change(state)
 			if bytes.Equal(other, state) {
 				t.Errorf("the state of partition %d is not changed", p)
 			}
@@ -619,14 +653,6 @@ func TestStopAfterNewerVersion(t *testing.T) {
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	words(t, refused(t, o), "under other rules", "under a newer version than this one", "start that version")
-
-	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
-	if _, err := node.SaveStopped(t.Context(), o, target, node.SaveOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	_, err := node.Restore(t.Context(), target, "", filepath.Join(t.TempDir(), "restored"), node.RestoreOptions{})
-	words(t, err, "under other rules", "use that version") // not only once it is started
 }
 
 func openStore(t testing.TB, data, dir string) *wal.Store {

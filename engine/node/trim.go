@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 
-	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -108,7 +107,7 @@ var errFound = errors.New("node: found")
 func (n *Node) timeFrom(from uint64) (ms int64, seq uint64, err error) {
 	ms, seq = math.MaxInt64, math.MaxUint64
 	err = n.local.Read(from, func(stored wal.Record) error {
-		r, err := engine.DecodeRecord(stored.Seq, stored.Data)
+		r, err := decodeRecord(stored)
 		if err != nil {
 			return err
 		}
