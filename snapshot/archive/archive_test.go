@@ -203,12 +203,12 @@ func TestModel(t *testing.T) {
 				change(t, rapid.IntRange(0, partitions-1).Draw(t, "partition"), rapid.IntRange(0, 100).Draw(t, "pairs"))
 			},
 			"save": func(t *rapid.T) {
-				now = now.Add(time.Minute)
+				now = now.Add(rapid.SampledFrom([]time.Duration{time.Minute, -90 * time.Second}).Draw(t, "clock"))
 				s, err := Save(ctx, table, target, SaveOptions{Partitions: partitions, Now: now, sizes: smallSizes})
 				check(err)
 				saved[s.Manifest.ID] = []content{live[0].clone(), live[1].clone()}
 				order = append(order, s.Manifest.ID)
-				again, err := Save(ctx, table, target, SaveOptions{Partitions: partitions, Now: now, sizes: smallSizes, Recheck: true})
+				again, err := Save(ctx, table, target, SaveOptions{Partitions: partitions, Now: s.Manifest.Time, sizes: smallSizes, Recheck: true})
 				check(err)
 				if again.Written != 0 || again.Manifest.ID != s.Manifest.ID {
 					t.Fatalf("the same saved again: %+v", again)
@@ -526,6 +526,39 @@ func TestMissingAndSwapped(t *testing.T) {
 	other := manifestName("20301010T000000.000Z" + m.ID[len(idTime):])
 	must(t, target.Put(ctx, other, file))
 	problems(target.Path(other))
+}
+
+// The clock may be set back between two saves. The newest snapshot is the last one all the same, and is the one that a prune keeps.
+func TestSaveAfterClockSetBack(t *testing.T) {
+	ctx := t.Context()
+	mem := vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	first, err := Get(ctx, target, "")
+	must(t, err)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	var last string
+	for range 2 {
+		s, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: "acme", sizes: smallSizes, Now: first.Time.Add(-time.Hour)})
+		must(t, err)
+		last = s.Manifest.ID
+	}
+	other, err := Save(ctx, table, target, SaveOptions{Partitions: 2, Prefix: "other", sizes: smallSizes, Now: first.Time.Add(-time.Hour)})
+	must(t, err)
+	if want := first.Time.Add(-time.Hour); !other.Manifest.Time.Equal(want) {
+		t.Errorf("another service's is of %v, want %v", other.Manifest.Time, want)
+	}
+	must(t, store.Close())
+	_, err = Prune(ctx, target, PruneOptions{Drop: []string{other.Manifest.ID}})
+	must(t, err)
+	newest, err := Get(ctx, target, "")
+	must(t, err)
+	pruned, err := Prune(ctx, target, PruneOptions{Keep: 1})
+	must(t, err)
+	if newest.ID != last || !slices.Equal(pruned.Kept, []string{last}) {
+		t.Errorf("the newest is %s, and a prune kept %q, want %s", newest.ID, pruned.Kept, last)
+	}
 }
 
 // A save with Recheck mends an archive.

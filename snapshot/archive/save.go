@@ -107,8 +107,11 @@ func Save(ctx context.Context, table *snapshot.Table, t Target, o SaveOptions) (
 	for _, b := range blocks {
 		s.there[b.Name] = b.Bytes
 	}
-	if before := newestOf(ctx, t, o.Prefix); before != nil { // a guess, for the progress only
-		s.progress.Total = before.Totals().Raw
+	if before := newestOf(ctx, t, o.Prefix); before != nil {
+		s.progress.Total = before.Totals().Raw                 // a guess
+		if m := s.saved.Manifest; m.Time.Before(before.Time) { // the clock was set back; but the last one saved must be the newest
+			m.Time = before.Time.Add(time.Millisecond)
+		}
 	}
 	only := o.Only
 	if only == nil {
