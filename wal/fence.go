@@ -197,6 +197,7 @@ type fencedFile struct {
 	fence    *fence
 	name     string
 	manifest *manifest // what was written so far, if the file is a manifest
+	begun    bool      // the manifest was synced once
 	step     func()    // called after each write, if not nil
 }
 
@@ -232,9 +233,14 @@ func (f *fencedFile) sync(sync func() error) {
 	if f.manifest == nil || f.fence.err() != nil {
 		return
 	}
+	changed, first := f.fence.onManifest.Load(), !f.begun
+	f.begun = true
+	if first && changed != nil {
+		return // it is not in use yet: Pebble names it as the one in use only now, before it writes more to it
+	}
 	synced := *f.manifest
 	f.fence.synced.Store(&synced)
-	if changed := f.fence.onManifest.Load(); changed != nil {
+	if changed != nil {
 		(*changed)()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -245,6 +246,81 @@ func TestLostMarker(t *testing.T) {
 		t.Errorf("it has %v", got)
 	}
 	must(t, s.Close())
+}
+
+// A copy of a directory may have an older file that names the manifest in use, for example one that was made while the store was open.
+// Pebble would go on from the older manifest, delete the tables that it does not list, and miss records in the middle of the log.
+func TestOlderMarker(t *testing.T) {
+	for _, kept := range []bool{true, false} { // the newer manifest
+		opts := Options{Dir: "db", FS: vfs.NewMem()}
+		marker := storeFile(t, opts, "marker.manifest.*")
+		s := open(t, opts)
+		must(t, s.Log().Append([]Record{{2, []byte("later")}}))
+		must(t, s.Close())
+		files, err := opts.FS.List(opts.Dir)
+		must(t, err)
+		var manifests []string
+		for _, name := range files {
+			if strings.HasPrefix(name, "marker.manifest.") {
+				marker = opts.FS.PathJoin(opts.Dir, name)
+			} else if strings.HasPrefix(name, manifestPrefix) {
+				manifests = append(manifests, name)
+			}
+		}
+		slices.Sort(manifests)
+		if len(manifests) != 2 {
+			t.Fatalf("the manifests are %q", manifests)
+		}
+		older := strings.Replace(marker, manifests[1], manifests[0], 1)
+		must(t, opts.FS.Rename(marker, older))
+		newer := opts.FS.PathJoin(opts.Dir, manifests[1])
+		if !kept {
+			must(t, opts.FS.Rename(newer, "aside"))
+		}
+		_, err = OpenStore(opts)
+		wantErr(t, err, ErrCorrupt)
+		if err == nil || !strings.Contains(err.Error(), "the manifest in use was "+manifests[1]) {
+			t.Error(err)
+		}
+
+		must(t, opts.FS.Rename(older, marker))
+		if !kept {
+			must(t, opts.FS.Rename("aside", newer))
+		}
+		s = open(t, opts)
+		if got := contents(t, s); got[1] != "kept" || got[2] != "later" {
+			t.Errorf("it has %v", got)
+		}
+		must(t, s.Close())
+	}
+}
+
+// A manifest that Pebble begins while the store is open is in use from its second sync on: a crash before that may leave the file that
+// names the one before.
+func TestBegunManifest(t *testing.T) {
+	f := newFence(vfs.NewMem())
+	named := ""
+	changed := func() { named = f.synced.Load().name }
+	sync := func(file vfs.File, want string) {
+		t.Helper()
+		_, err := file.Write([]byte("edit"))
+		must(t, errors.Join(err, file.Sync()))
+		if named != want {
+			t.Errorf("%q is in use, want %q", named, want)
+		}
+	}
+	create := func(name string) vfs.File {
+		file, err := f.Create(name, vfs.WriteCategoryUnspecified)
+		must(t, err)
+		return file
+	}
+	first := create("MANIFEST-000001")
+	sync(first, "") // the store is not open yet
+	f.onManifest.Store(&changed)
+	sync(first, "MANIFEST-000001")
+	second := create("MANIFEST-000002")
+	sync(second, "MANIFEST-000001")
+	sync(second, "MANIFEST-000002")
 }
 
 // Files that are missing or of another size are damage, too.

@@ -55,18 +55,23 @@ const (
 )
 
 func encodeMark(s markState) []byte {
-	number, err := strconv.ParseUint(strings.TrimPrefix(s.manifest.name, manifestPrefix), 10, 64)
-	if err != nil {
-		number = 0 // no manifest; Pebble's begin with 1
-	}
 	b := make([]byte, 0, markSize)
 	b = append(b, markVersion)
 	b = binary.BigEndian.AppendUint64(b, s.count)
 	b = binary.BigEndian.AppendUint64(b, s.last)
-	b = binary.BigEndian.AppendUint64(b, number)
+	b = binary.BigEndian.AppendUint64(b, manifestNumber(s.manifest.name))
 	b = binary.BigEndian.AppendUint64(b, s.manifest.size)
 	b = binary.BigEndian.AppendUint32(b, s.manifest.sum)
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// manifestNumber is the number in a manifest's name; 0, which none of Pebble's has, if there is no manifest.
+func manifestNumber(name string) uint64 {
+	number, err := strconv.ParseUint(strings.TrimPrefix(name, manifestPrefix), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return number
 }
 
 func decodeMark(b []byte) (s markState, err error) {
@@ -101,8 +106,9 @@ func readMark(fsys vfs.FS, dir string) (s markState, err error) {
 	return s, nil
 }
 
-// checkManifest verifies the synced part of the manifest m. If that manifest is gone, a later one has replaced it. An empty file
-// names the manifest in use; if that file were lost, Pebble would make a new database and delete the tables of the old one.
+// checkManifest verifies the synced part of the manifest m, which was in use. If that manifest is gone, a later one has replaced it. An
+// empty file names the manifest in use. If that file were lost, Pebble would make a new database and delete the tables of the old one; if
+// it named an earlier manifest, Pebble would delete the tables that only later ones list.
 func checkManifest(fsys vfs.FS, dir string, m manifest) error {
 	if m.size > 0 {
 		found, err := pebble.Peek(dir, fsys)
@@ -111,6 +117,9 @@ func checkManifest(fsys vfs.FS, dir string, m manifest) error {
 		}
 		if !found.Exists {
 			return fmt.Errorf("%w: %s has no file marker.manifest.*, which names the manifest in use, last %s", ErrCorrupt, dir, m.name)
+		}
+		if named := fsys.PathBase(found.ManifestFilename); manifestNumber(named) < manifestNumber(m.name) {
+			return fmt.Errorf("%w: %s has a file marker.manifest.* that names %s, and the manifest in use was %s", ErrCorrupt, dir, named, m.name)
 		}
 	}
 	path := fsys.PathJoin(dir, m.name)
