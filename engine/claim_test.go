@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"testing"
@@ -20,6 +21,25 @@ func TestRecordsUnderNewerRules(t *testing.T) {
 		e.Seq, e.Time = f.seq+1, f.now
 		if _, err := f.m.Apply(&e); !errors.Is(err, ErrRules) || f.m.position != before {
 			t.Errorf("%s: %v, at %d instead of %d", kind, err, f.m.position, before)
+		}
+	}
+}
+
+// A job may have a zone that this binary's tzdata no longer has. The error names both, and is not that of a damaged checkpoint alone.
+func TestZoneIsGone(t *testing.T) {
+	f := newFeed(t)
+	f.put("a", `{"schedule":"0 0 9 * * *","zone":"Europe/Paris"}`)
+	saved := decoded(bytes.ReplaceAll(encoded(wholeOf(t, f.m)), []byte("Europe/Paris"), []byte("Europe/Peris")))
+	_, whole := Open(f.m.layout, 0, saved)
+	m, err := OpenCold(f.m.layout, 0, saved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cold := m.loadAll()
+	for _, err := range []error{whole, cold} {
+		if !errors.Is(err, ErrCheckpoint) || !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), `job "a": `) ||
+			!strings.Contains(err.Error(), `"Europe/Peris" is not a zone of the IANA database `+Rules().TZData) {
+			t.Error(err)
 		}
 	}
 }

@@ -6,8 +6,9 @@ import (
 	"fmt"
 )
 
-// ErrVersion marks what is in a format of a newer version of Carillon: not damaged, but nothing that this binary reads.
-var ErrVersion = errors.New("engine: written by a newer version, use that one")
+// ErrVersion marks what another version of Carillon has written and this one cannot read, although it is not damaged: a newer format, or
+// the schedule of a job whose zone its tzdata does not have.
+var ErrVersion = errors.New("engine: written by another version, use that one")
 
 var (
 	errShort = errors.New("it ends too early")

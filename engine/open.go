@@ -180,7 +180,7 @@ func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	}
 	expr, err := m.jobs.exprs.parse(&want)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w: job %q: %w", ErrVersion, restored.id, err)
 	}
 	if restored.place == inReady && restored.status == statusCompleted && expr.Kind() != schedule.Every && expr.Kind() != schedule.Cron ||
 		r.room() == roomWaiting && restored.rank != rankOf(want.Priority) {

@@ -15,7 +15,7 @@ import (
 // The format of a checkpoint is docs/formats/rows.md. The wheel and the ready queue are not in it, since each
 // job's row says where the job waits.
 
-// ErrCheckpoint marks a checkpoint that does not belong to this machine, or is not whole, or that a newer version wrote (then the error is
+// ErrCheckpoint marks a checkpoint that does not belong to this machine, or is not whole, or that another version wrote (then the error is
 // an ErrVersion, too).
 var ErrCheckpoint = errors.New("engine: unreadable checkpoint")
 

@@ -192,13 +192,13 @@ func (n *Node) checkpointOrStop(ctx context.Context, p *partition, rest func()) 
 	return err
 }
 
-// unreadable is the error of a partition whose jobs are damaged, or were written by a newer version.
+// unreadable is the error of a partition whose jobs are damaged, or were written by another version.
 func unreadable(partition int, err error) error {
 	return fmt.Errorf("the jobs of partition %d cannot be read: %w", partition, err)
 }
 
-// damaged tells whether an error says that a partition's jobs, as they are stored, are not what was written, or (engine.ErrVersion) that a
-// newer version wrote them.
+// damaged tells whether an error says that a partition's jobs, as they are stored, are not what was written, or (engine.ErrVersion) that
+// another version wrote them.
 func damaged(err error) bool {
 	return errors.Is(err, wal.ErrCorrupt) || errors.Is(err, engine.ErrCheckpoint)
 }

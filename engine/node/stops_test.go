@@ -596,7 +596,7 @@ func TestStopAfterNewerVersion(t *testing.T) {
 	churn(t, client(t, r.NATS), "a", 5)
 	r.stop(t)
 	changeStates(t, o.Data, func(state []byte) []byte { return append([]byte{state[0] + 2}, state[1:]...) })
-	words(t, refused(t, accept(o)), "the jobs of partition 1 cannot be read", "written by a newer version, use that one", "state of version 3, this binary reads 2")
+	words(t, refused(t, accept(o)), "the jobs of partition 1 cannot be read", "written by another version, use that one", "state of version 3, this binary reads 2")
 	changeStates(t, o.Data, func(state []byte) []byte {
 		return bytes.Replace(append([]byte{state[0] - 2}, state[1:]...), []byte(`"tzdata":"20`), []byte(`"tzdata":"99`), 1)
 	})
@@ -619,7 +619,7 @@ func TestStopAfterNewerVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = refused(t, accept(o))
-	words(t, err, "local log", "written by a newer version, use that one", "record of version 2, this binary reads 1")
+	words(t, err, "local log", "written by another version, use that one", "record of version 2, this binary reads 1")
 	if errors.Is(err, wal.ErrCorrupt) {
 		t.Errorf("it is taken for damage: %v", err)
 	}
