@@ -278,7 +278,7 @@ func (p pairs) Scan(room byte, above, below []byte, limit int, yield func(key, v
 type bytesOf map[string][]byte
 
 // golden reads the indented hexadecimal lines of a format's page that follow a line "Golden NAME:".
-func golden(t *testing.T, page string) bytesOf {
+func golden(t testing.TB, page string) bytesOf {
 	t.Helper()
 	text, err := os.ReadFile("../docs/formats/" + page)
 	if err != nil {

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -87,6 +88,79 @@ func TestOpenDamaged(t *testing.T) {
 			goOnFrom(t, b)
 		}
 	}
+}
+
+// FuzzMoved reads arbitrary bytes as the checkpoint in a snapshot that is repartitioned, or whose jobs are put into another service. That
+// fails, or gives states that can be read.
+func FuzzMoved(f *testing.F) {
+	f.Add(golden(f, "rows.md")["checkpoint"])
+	f.Add(encoded(wholeOf(f, New(fuzzLayout, 0))))
+	f.Fuzz(func(t *testing.T, b []byte) { moveElsewhere(t, b) })
+}
+
+func moveElsewhere(t *testing.T, b []byte) {
+	checkpoint := decoded(b)
+	for _, only := range []carillon.Selection{{}, {Prefix: "a"}, {Owner: "o"}} {
+		if err := repartitioned(t, checkpoint, only); err != nil && !errors.Is(err, ErrCheckpoint) {
+			t.Fatal(err)
+		}
+		if err := extracted(checkpoint, only); err != nil && !errors.Is(err, ErrCheckpoint) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// repartitioned repartitions a checkpoint, and reads the states that it gets.
+func repartitioned(t *testing.T, checkpoint pairs, only carillon.Selection) error {
+	s, err := ReadState(checkpoint.state)
+	if err != nil {
+		return err
+	}
+	r, err := NewRepartition([]*SavedState{s}, 3, s.Position, only)
+	if err != nil {
+		return nil // its counts are too great
+	}
+	scan := func(room byte, yield func(key, value []byte) error) {
+		if err == nil {
+			_, err = checkpoint.Scan(room, nil, nil, 0, yield)
+		}
+	}
+	for _, room := range r.Rooms() {
+		scan(room, func(key, value []byte) error { return r.Inspect(0, room, key, value) })
+	}
+	if err == nil {
+		r.Prepare()
+	}
+	for _, room := range []byte("cfgioswz") {
+		scan(room, func(key, value []byte) error { _, _, err := r.Route(0, room, key, value); return err })
+	}
+	if err != nil {
+		return err
+	}
+	all, _ := r.States()
+	for _, state := range all {
+		if _, err := ReadState(state); err != nil {
+			t.Fatalf("a state of a repartition: %v", err)
+		}
+	}
+	return nil
+}
+
+// extracted takes the jobs out of a checkpoint.
+func extracted(checkpoint pairs, only carillon.Selection) error {
+	s, err := ReadState(checkpoint.state)
+	if err != nil {
+		return err
+	}
+	x := NewExtractor(s, only)
+	for _, room := range x.Rooms() {
+		if _, err := checkpoint.Scan(room, nil, nil, 0, func(key, value []byte) error {
+			return x.Take(room, key, value, func(j carillon.ImportJob) error { _ = j.Job.Validate(); return nil })
+		}); err != nil {
+			return err
+		}
+	}
+	return x.End()
 }
 
 // goOnFrom restores a machine, if it can be, and lets it go on.
