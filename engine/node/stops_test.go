@@ -903,7 +903,8 @@ func TestGoneBelowLastSequence(t *testing.T) {
 	r.stop(t)
 }
 
-// A log stream that was healed is as good as before: the local log is built anew from it.
+// A log stream that was healed is as good as before: the local log is built anew from it. If records are missing from its middle, that is
+// told.
 func TestHealedLogIsWhole(t *testing.T) {
 	t.Parallel()
 	older := t.TempDir()
@@ -923,7 +924,25 @@ func TestHealedLogIsWhole(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(s.Data, "log")); err != nil {
 		t.Fatal(err)
 	}
-	whole(t, run(t, s.options()))
+	r := run(t, s.options())
+	whole(t, r)
+	const told = "records are missing from the middle of the log stream"
+	if contains(r.log, told) {
+		t.Errorf("%s, by the node's log", told)
+	}
+	r.stop(t)
+	onStreams(t, s.Data, streams.Config{Partitions: partitions}, func(nc *nats.Conn, _ *streams.Log) {
+		log, err := jetStream(t, nc).Stream(t.Context(), "CARILLON_LOG")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := log.Purge(t.Context(), jetstream.WithPurgeSubject("carillon.log.*.put.>")); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if r = run(t, s.options()); !contains(r.log, told) {
+		t.Errorf("the node's log does not tell that %s", told)
+	}
 }
 
 // A record that is too large to be wrapped leaves a hole where it should be put back. After a crash right then, before the local
