@@ -64,7 +64,8 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 	fail(err)
 	s.work.Wait()
 	r.Machine.Load[1] = load1()
-	return r, errors.Join(err, s.sum())
+	err = errors.Join(err, s.sum())
+	return r, err
 }
 
 const (
