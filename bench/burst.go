@@ -337,8 +337,5 @@ func (v *side) report(s *jobBurst, r *Result) error {
 	r.Figures.quantiles(name+"_lateness", received, 50, 99, 100)
 	r.Figures.quantiles(name+"_stored", stored, 50, 99, 100)
 	r.Histograms[name+"_received_us"], r.Histograms[name+"_stored_us"] = w.Received, w.Stored
-	if w.Error != "" {
-		return fmt.Errorf("bench: the worker met an error on its way: %s", w.Error)
-	}
-	return nil
+	return w.failure()
 }

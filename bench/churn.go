@@ -115,69 +115,67 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-
-	begins := time.UnixMilli(l.plan.From)
-	if err := waitUntil(ctx, c.Progress, "waiting for the first", begins); err != nil {
-		return r, err
-	}
-	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
-	defer stop()
-	floors := watchFloor(measuring, nc, e.dir, run, l.payload)
-	before := e.usage()
-	changes, latency := c.changes(l), newHistogram()
-	err = c.send(ctx, p, l, changes, latency)
-	cpu := e.usage().cpu - before.cpu
-	took := time.Since(begins)
-	f, floorErr := floors()
-	if err := errors.Join(err, floorErr); err != nil {
-		return r, err
-	}
-
-	counts, err := settleChanges(&l.plan, changes)
+	m := churnRun{changes: c.changes(l), latency: newHistogram()}
+	m.window, err = e.measureWindow(ctx, nc, l, e.dir, c.Progress, func() error { return c.send(ctx, p, l, m.changes, m.latency) })
 	if err != nil {
+		return r, err
+	}
+	if m.counts, err = settleChanges(&l.plan, m.changes); err != nil {
 		return r, err
 	}
 	c.Progress("collecting", 0, 1)
 	if err := w.send(&l.plan); err != nil {
 		return r, err
 	}
-	report, err := w.report()
-	if err != nil {
+	if m.report, err = w.report(); err != nil {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
-	received, err := decode(report.Received)
+	err = m.results(&r)
+	return r, err
+}
+
+// churnRun is what a run of churn has found.
+type churnRun struct {
+	changes []change
+	latency *hdrhistogram.Histogram // of the changes, µs
+	counts  churned
+	window  window
+	report  workerReport
+}
+
+// results adds what a run has found to its result.
+func (m *churnRun) results(r *Result) error {
+	received, err := decode(m.report.Received)
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.Checks = &report.Checks
-	r.Figures.add("triggers_per_s", float64(received.TotalCount())/took.Seconds())
-	r.Figures.add("changes_per_s", float64(len(changes))/took.Seconds())
-	r.Figures.add("cancelled", float64(counts.cancelled))
-	r.Figures.add("moved_later", float64(counts.later))
-	r.Figures.add("moved_earlier", float64(counts.earlier))
-	r.Figures.add("fired_before_the_change", float64(counts.fired))
-	r.Figures.add("acknowledged_too_late_to_be_sure", float64(counts.late))
-	r.Figures.quantiles("received", received, 50, 90, 99, 99.9, 100)
-	r.Figures.quantiles("change_latency", latency, 50, 99, 99.9, 100)
-	r.Figures.quantiles("sleep", f.sleep, 50, 99, 99.9, 100)
-	r.Figures.quantiles("round_trip", f.round, 50, 99, 100)
-	if e.cmd != nil {
-		r.Figures.add("engine_cpu_percent", 100*cpu.Seconds()/took.Seconds())
-	}
-	changed, err := encode(latency)
+	changed, err := encode(m.latency)
 	if err != nil {
-		return r, err
+		return err
 	}
-	sleep, err := encode(f.sleep)
+	sleep, err := encode(m.window.sleep)
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.Histograms = map[string]string{"received_us": report.Received, "stored_us": report.Stored, "change_latency_us": changed, "sleep_us": sleep}
-	if report.Error != "" {
-		return r, fmt.Errorf("bench: the worker met an error on its way: %s", report.Error)
+	r.Checks = &m.report.Checks
+	f, took := &r.Figures, m.window.took.Seconds()
+	f.add("triggers_per_s", float64(received.TotalCount())/took)
+	f.add("changes_per_s", float64(len(m.changes))/took)
+	f.add("cancelled", float64(m.counts.cancelled))
+	f.add("moved_later", float64(m.counts.later))
+	f.add("moved_earlier", float64(m.counts.earlier))
+	f.add("fired_before_the_change", float64(m.counts.fired))
+	f.add("acknowledged_too_late_to_be_sure", float64(m.counts.late))
+	f.quantiles("received", received, 50, 90, 99, 99.9, 100)
+	f.quantiles("change_latency", m.latency, 50, 99, 99.9, 100)
+	f.quantiles("sleep", m.window.sleep, 50, 99, 99.9, 100)
+	f.quantiles("round_trip", m.window.round, 50, 99, 100)
+	if m.window.own {
+		f.add("engine_cpu_percent", m.window.cpuPercent())
 	}
-	return r, nil
+	r.Histograms = map[string]string{"received_us": m.report.Received, "stored_us": m.report.Stored, "change_latency_us": changed, "sleep_us": sleep}
+	return m.report.failure()
 }
 
 // change is one command that cancels or moves a job.

@@ -123,11 +123,8 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	client := carillon.Connect(nc, carillon.WithNames(e.Names))
-
 	run := runName()
-	start := workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw}
-	w, err := e.startWorker(start)
+	w, err := e.startWorker(workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw})
 	if err != nil {
 		return r, err
 	}
@@ -136,72 +133,71 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
 	l.ends = c.Service.Server != ""
-	puts, err := c.putInTime(ctx, client, l)
-	if err != nil {
+	var m latenessRun
+	if m.puts, err = c.putInTime(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), l); err != nil {
 		return r, err
 	}
 	if err := w.send(&l.plan); err != nil {
 		return r, err
 	}
-	if err := waitUntil(ctx, c.Progress, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
-		return r, err
-	}
-
-	before, window := e.usage(), time.Now()
-	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
-	defer stop()
-	floors := watchFloor(measuring, nc, cmp.Or(e.dir, c.disk), run, l.payload)
-	waited := waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
-	after := e.usage()
-	took := time.Since(window)
-	f, err := floors()
-	if err := errors.Join(waited, err); err != nil {
+	m.window, err = e.measureWindow(ctx, nc, l, cmp.Or(e.dir, c.disk), c.Progress, func() error {
+		return waitUntil(ctx, c.Progress, "measuring", time.UnixMilli(l.plan.To))
+	})
+	if err != nil {
 		return r, err
 	}
 	c.Progress("collecting", 0, 1)
-	report, err := w.report()
-	if err != nil {
+	if m.report, err = w.report(); err != nil {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
 	if err := c.after(ctx); err != nil {
 		return r, err
 	}
+	err = c.results(&m, &r)
+	return r, err
+}
 
-	received, err := decode(report.Received)
+// latenessRun is what a run of lateness has found.
+type latenessRun struct {
+	puts   time.Duration // how long it took to put the jobs
+	window window
+	report workerReport
+}
+
+// results adds what a run has found to its result.
+func (c *LatenessConfig) results(m *latenessRun, r *Result) error {
+	received, err := decode(m.report.Received)
 	if err != nil {
-		return r, err
+		return err
 	}
-	stored, err := decode(report.Stored)
+	stored, err := decode(m.report.Stored)
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.Checks = &report.Checks
-	r.Figures.add("triggers_per_s", float64(received.TotalCount())/float64(c.Seconds))
-	r.Figures.quantiles("received", received, 50, 90, 99, 99.9, 99.99, 100)
-	r.Figures.quantiles("stored", stored, 50, 99, 99.9, 100)
-	r.Figures.quantiles("sleep", f.sleep, 50, 99, 99.9, 100)
-	r.Figures.quantiles("round_trip", f.round, 50, 99, 100)
-	if f.sync.TotalCount() > 0 {
-		r.Figures.quantiles("fsync", f.sync, 50, 99, 100)
-	}
-	if e.cmd != nil {
-		cpu := after.cpu - before.cpu
-		r.Figures.add("engine_cpu_percent", 100*cpu.Seconds()/took.Seconds())
-		r.Figures.add("engine_cpu_us_per_trigger", float64(cpu.Microseconds())/float64(max(received.TotalCount(), 1)))
-		r.Figures.add("engine_resident_mib", after.residentMiB)
-	}
-	r.Figures.add("puts_s", puts.Seconds())
-	r.Targets = latenessTargets(r.Figures, c.Rate, func(q float64) float64 { return float64(f.sleep.ValueAtQuantile(q)) / 1000 })
-	sleep, err := encode(f.sleep)
+	sleep, err := encode(m.window.sleep)
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.Histograms = map[string]string{"received_us": report.Received, "stored_us": report.Stored, "sleep_us": sleep}
-	if report.Error != "" {
-		return r, fmt.Errorf("bench: the worker met an error on its way: %s", report.Error)
+	r.Checks = &m.report.Checks
+	f := &r.Figures
+	f.add("triggers_per_s", float64(received.TotalCount())/float64(c.Seconds))
+	f.quantiles("received", received, 50, 90, 99, 99.9, 99.99, 100)
+	f.quantiles("stored", stored, 50, 99, 99.9, 100)
+	f.quantiles("sleep", m.window.sleep, 50, 99, 99.9, 100)
+	f.quantiles("round_trip", m.window.round, 50, 99, 100)
+	if m.window.sync.TotalCount() > 0 {
+		f.quantiles("fsync", m.window.sync, 50, 99, 100)
 	}
-	return r, nil
+	if m.window.own {
+		f.add("engine_cpu_percent", m.window.cpuPercent())
+		f.add("engine_cpu_us_per_trigger", float64(m.window.cpu.Microseconds())/float64(max(received.TotalCount(), 1)))
+		f.add("engine_resident_mib", m.window.residentMiB)
+	}
+	f.add("puts_s", m.puts.Seconds())
+	r.Targets = latenessTargets(*f, c.Rate, func(q float64) float64 { return float64(m.window.sleep.ValueAtQuantile(q)) / 1000 })
+	r.Histograms = map[string]string{"received_us": m.report.Received, "stored_us": m.report.Stored, "sleep_us": sleep}
+	return m.report.failure()
 }
 
 // putInTime puts the jobs before the first of them is due, and returns how long that took. If the machine is too slow for the lead,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -50,4 +51,33 @@ func watchFloor(ctx context.Context, nc *nats.Conn, dir, run string, payload []b
 		f := <-done
 		return f.floor, f.err
 	}
+}
+
+// window is what was seen of the machine and of the engine's process while the triggers of a load were due.
+type window struct {
+	floor
+	took        time.Duration
+	own         bool          // the engine's process is the run's own; else nothing is known of it
+	cpu         time.Duration // of that process
+	residentMiB float64       // of that process, at the end
+}
+
+func (w *window) cpuPercent() float64 { return 100 * w.cpu.Seconds() / w.took.Seconds() }
+
+// measureWindow waits for the first trigger of a load, calls during, which must last until the last one is due, and measures
+// the machine and the engine's process meanwhile. dir is on the engine's disk; if it is empty, no disk is measured.
+func (e *engine) measureWindow(ctx context.Context, nc *nats.Conn, l *load, dir string, report progress, during func() error) (w window, err error) {
+	if err := waitUntil(ctx, report, "waiting for the first", time.UnixMilli(l.plan.From)); err != nil {
+		return w, err
+	}
+	before, began := e.usage(), time.Now()
+	measuring, stop := context.WithDeadline(ctx, time.UnixMilli(l.plan.To))
+	defer stop()
+	floors := watchFloor(measuring, nc, dir, strings.TrimSuffix(l.plan.Prefix, "-"), l.payload)
+	err = during()
+	after := e.usage()
+	w = window{took: time.Since(began), own: e.cmd != nil, cpu: after.cpu - before.cpu, residentMiB: after.residentMiB}
+	var floorErr error
+	w.floor, floorErr = floors()
+	return w, errors.Join(err, floorErr)
 }

@@ -54,6 +54,14 @@ type workerReport struct {
 	Missing []string `json:"missing,omitempty"`
 }
 
+// failure is the error that the worker met, if any: then the figures are incomplete.
+func (r *workerReport) failure() error {
+	if r.Error == "" {
+		return nil
+	}
+	return fmt.Errorf("bench: the worker met an error on its way: %s", r.Error)
+}
+
 // missingNamed is how many missing triggers a report names.
 const missingNamed = 5
 
