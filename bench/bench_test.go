@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -872,6 +873,22 @@ func TestTargets(t *testing.T) {
 	r.Checks, r.Targets[0].Met = nil, false
 	if r.Passed() {
 		t.Error("a missed target passed")
+	}
+}
+
+// What was not measured has no figure: a zero would look punctual and meet its target, and JSON has no infinity.
+func TestNothingMeasured(t *testing.T) {
+	f := Figures{}
+	f.quantiles("received", newHistogram(), 50, 99, 100)
+	f.add("ratio_chained", math.Inf(1))
+	f.add("lateness_p99_ratio", math.NaN())
+	r := Result{Figures: f, Targets: []Target{newTarget(f, "received_p99_ms", 5, 0), newMinTarget(f, "ratio_chained", 0.85)}}
+	if len(f) > 0 || r.Targets[0].Met || r.Targets[1].Met {
+		t.Errorf("figures %v, targets %+v", f, r.Targets)
+	}
+	var table strings.Builder
+	if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "received_p99_ms: not measured, must be <= 5\n") {
+		t.Errorf("%v in the table\n%s", err, &table)
 	}
 }
 

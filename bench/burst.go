@@ -240,9 +240,7 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 		}
 	}
 	f.quantiles("sleep", beside.sleep, 50, 99, 100)
-	if beside.sync.TotalCount() > 0 {
-		f.quantiles("fsync", beside.sync, 50, 99, 100)
-	}
+	f.quantiles("fsync", beside.sync, 50, 99, 100)
 	if b.result.Histograms["sleep_us"], err = encode(beside.sleep); err != nil {
 		return err
 	}

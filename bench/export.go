@@ -14,7 +14,7 @@ func NewHistogram() *hdrhistogram.Histogram { return newHistogram() }
 // Record records ns in a histogram of µs. A value below 0 counts as 0, and one beyond the range as the range's end.
 func Record(h *hdrhistogram.Histogram, ns int64) { record(h, ns) }
 
-// Quantiles adds percentiles of a histogram of µs as <name>_p50_ms and the like; 100 is <name>_max_ms.
+// Quantiles adds percentiles of a histogram of µs as <name>_p50_ms and the like; 100 is <name>_max_ms. It adds none of an empty histogram.
 func (f *Figures) Quantiles(name string, h *hdrhistogram.Histogram, percentiles ...float64) {
 	f.quantiles(name, h, percentiles...)
 }

@@ -51,7 +51,12 @@ type Figure struct {
 // Figures are in the order in which they should be read; their JSON is an object.
 type Figures []Figure
 
-func (f *Figures) add(name string, value float64) { *f = append(*f, Figure{name, value}) }
+// add leaves out what is no number, such as a ratio to nothing: it was not measured.
+func (f *Figures) add(name string, value float64) {
+	if !math.IsNaN(value) && !math.IsInf(value, 0) {
+		*f = append(*f, Figure{name, value})
+	}
+}
 
 // Get returns the value of the figure with a name, 0 if there is none.
 func (f Figures) Get(name string) float64 {
@@ -193,7 +198,11 @@ func (r *Result) Table(w io.Writer) error {
 		if v.Floor > 0 {
 			floor = fmt.Sprintf(" (or %s, three times the bare sleep)", number(v.Floor))
 		}
-		fmt.Fprintf(t, "  target %s\t%s: %s %s %s%s\n", verdict, v.Figure, number(r.Figures.Get(v.Figure)), than, number(v.Limit), floor)
+		measured := "not measured, must be"
+		if value, ok := r.Figures.find(v.Figure); ok {
+			measured = number(value)
+		}
+		fmt.Fprintf(t, "  target %s\t%s: %s %s %s%s\n", verdict, v.Figure, measured, than, number(v.Limit), floor)
 	}
 	return t.Flush()
 }
@@ -207,8 +216,11 @@ func record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns/1000, 0), h.HighestTrackableValue()))
 }
 
-// quantiles adds percentiles of a histogram of µs, in ms.
+// quantiles adds percentiles of a histogram of µs, in ms. An empty histogram has none: zeros would look punctual.
 func (f *Figures) quantiles(name string, h *hdrhistogram.Histogram, percentiles ...float64) {
+	if h.TotalCount() == 0 {
+		return
+	}
 	for _, q := range percentiles {
 		label := "p" + strings.ReplaceAll(strconv.FormatFloat(q, 'f', -1, 64), ".", "")
 		if q == 100 {

@@ -214,9 +214,7 @@ func (s *soak) sum() (err error) {
 	if len(s.kills) > 0 {
 		f.add("ready_max_s", s.ready.Seconds())
 		f.quantiles("received_after_kill", s.afterKill, 50, 99, 100)
-		if s.withoutKills.TotalCount() > 0 { // else zeros would look punctual
-			f.quantiles("received_without_kills", s.withoutKills, 50, 90, 99, 99.9, 99.99, 100)
-		}
+		f.quantiles("received_without_kills", s.withoutKills, 50, 90, 99, 99.9, 99.99, 100)
 	}
 	if s.engine.dir != "" {
 		f.add("resident_first_mib", resident[0])

@@ -286,6 +286,12 @@ func TestEveryTargetAndCheckIsShown(t *testing.T) {
 	if got := rows("checks")[0][1]; got != "✗ failed: the engine ended by itself" {
 		t.Errorf("of a run that did not come to its end it says %q", got)
 	}
+	unmeasured := latenessOf(t, 5000)
+	unmeasured.Figures = unmeasured.Figures[:1]
+	page, _ = open(t, read(t, unmeasured))
+	if got := rows("targets")[1][2]; got != "–" {
+		t.Errorf("what was not measured is said to be %q", got)
+	}
 	all, _ := open(t, read(t, latenessOf(t, 5000)))
 	if head := all.find("p", "verdicts")[0].text; !strings.HasSuffix(head, "1 of 2 targets met · every trigger once, none early") {
 		t.Errorf("the page begins with %q", head)
@@ -691,7 +697,7 @@ func TestBadFiles(t *testing.T) {
 		{`{"workload":"a","figures":{"x":1e999}}`, `r.json:1:1: figures: x is 1e999, must be a number`},
 		{`{"workload":"a","figures":{},"params":7}`, `r.json:1:1: params: is 7, must be an object`},
 		{`{"workload":"a","figures":{},"machine":"m"}`, `r.json:1:1: machine: is "m", must be an object`},
-		{`{"workload":"a","figures":{},"targets":[{"figure":"b"}]}`, `r.json:1:1: targets: no figure "b"`},
+		{`{"workload":"a","figures":{},"targets":[{"figure":"b","met":true}]}`, `r.json:1:1: targets: no figure "b"`},
 		{whole + `{"workload":"a","figures":{},"histograms":{"h_us":"AAAA"}}`, `r.json:2:1: histograms: h_us: `},
 		{`{"workload":"a","figures":{},"histograms":{"h_us":"!"}}`, `r.json:1:1: histograms: h_us: illegal base64`},
 		{`{"workload":"a","figures":{},"series":{"x":[[1,"a"]]}}`, `r.json:1:50: json: cannot unmarshal string`},

@@ -18,7 +18,12 @@ func newGoal(section, run string, r *Run, t bench.Target) goal {
 	}
 	g := goal{
 		Section: section, Run: run, Name: t.Figure, Label: label, Met: t.Met,
-		Value: quantity(r.Figures.Get(t.Figure), unit), Limit: than + quantity(t.Limit, unit),
+		Value: "–", Limit: than + quantity(t.Limit, unit),
+	}
+	for _, f := range r.Figures {
+		if f.Name == t.Figure {
+			g.Value = quantity(f.Value, unit)
+		}
 	}
 	if t.Floor > t.Limit {
 		g.Floor = "or " + than + quantity(t.Floor, unit) + ", three times the bare sleep"
