@@ -834,6 +834,15 @@ func TestPlan(t *testing.T) {
 }
 
 // Beyond 5,000 triggers a second the limits are a little higher.
+// The median of an even number of kills is the mean of the two in the middle, not the worse of them.
+func TestRecoveredFigures(t *testing.T) {
+	var f Figures
+	f.recovered("first_trigger", []recovered{{received: 4 * time.Second}, {received: time.Second}}, func(r recovered) time.Duration { return r.received })
+	if want := (Figures{{"first_trigger_s", 2.5}, {"first_trigger_max_s", 4}}); !slices.Equal(f, want) {
+		t.Errorf("figures are %v, expected %v", f, want)
+	}
+}
+
 func TestLatenessTargets(t *testing.T) {
 	f := Figures{{"received_p50_ms", 1.2}, {"received_p99_ms", 8}, {"received_p999_ms", 30}}
 	for _, c := range []struct {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,16 +112,11 @@ func RunRecovery(ctx context.Context, c RecoveryConfig) (r Result, err error) {
 		runs = append(runs, run)
 	}
 	r.Machine.Load[1] = load1()
-	figure := func(name string, of func(recovered) time.Duration) {
-		slices.SortFunc(runs, func(a, b recovered) int { return int(of(a) - of(b)) })
-		r.Figures.add(name+"_s", of(runs[len(runs)/2]).Seconds())
-		r.Figures.add(name+"_max_s", of(runs[len(runs)-1]).Seconds())
-	}
 	r.Figures.add("puts_per_s", float64(c.Jobs)/m.puts.Seconds())
-	figure("ready", func(r recovered) time.Duration { return r.ready })
-	figure("first_stored", func(r recovered) time.Duration { return r.stored })
-	figure("first_trigger", func(r recovered) time.Duration { return r.received })
-	figure("caught_up", func(r recovered) time.Duration { return r.caughtUp })
+	r.Figures.recovered("ready", runs, func(r recovered) time.Duration { return r.ready })
+	r.Figures.recovered("first_stored", runs, func(r recovered) time.Duration { return r.stored })
+	r.Figures.recovered("first_trigger", runs, func(r recovered) time.Duration { return r.received })
+	r.Figures.recovered("caught_up", runs, func(r recovered) time.Duration { return r.caughtUp })
 	least := func(name string, of func(recovered) float64) {
 		v := of(runs[0])
 		for _, run := range runs {
@@ -303,6 +297,16 @@ type recovered struct {
 
 	logMiB, filledMiB, outMiB, localMiB float64
 	checks                              Checks
+}
+
+// recovered adds the median and the worst of a time after some kills.
+func (f *Figures) recovered(name string, runs []recovered, of func(recovered) time.Duration) {
+	var all []float64
+	for _, run := range runs {
+		all = append(all, of(run).Seconds())
+	}
+	f.add(name+"_s", median(all)) // which sorts them
+	f.add(name+"_max_s", all[len(all)-1])
 }
 
 // caughtUpLateness is how late a partition's triggers are when it is no longer behind.
