@@ -872,6 +872,10 @@ func TestTargets(t *testing.T) {
 		t.Error("what was not measured met its target")
 	}
 	r := Result{Checks: &Checks{}, Targets: []Target{{Met: true}}}
+	if r.Passed() {
+		t.Error("a run that expected nothing passed its checks")
+	}
+	r.Checks.Expected = 1
 	if !r.Passed() {
 		t.Error("a clean run did not pass")
 	}

@@ -168,7 +168,7 @@ func TestPayload(t *testing.T) {
 func TestVerdict(t *testing.T) {
 	c := config{systems: []string{"carillon", "river", "river-tuned"}, workloads: []string{"lateness", "burst"}, rates: []int{1000}}
 	result := func(name string, tuned bool, workload string, rate int, figures ...bench.Figure) bench.Result {
-		return bench.Result{Workload: workload, Params: params{System: name, Tuned: tuned, Rate: rate}, Figures: figures, Checks: &bench.Checks{}}
+		return bench.Result{Workload: workload, Params: params{System: name, Tuned: tuned, Rate: rate}, Figures: figures, Checks: &bench.Checks{Expected: 1000}}
 	}
 	for name, test := range map[string]struct {
 		p50, p99, drained float64
