@@ -905,6 +905,23 @@ func TestNothingMeasured(t *testing.T) {
 	}
 }
 
+// Pauses that never came were not short.
+func TestNoPauses(t *testing.T) {
+	c := ScaleConfig{Jobs: 1, Midnight: 1}
+	var f Figures
+	if err := c.figures(&scaleRun{held: map[string]pauses{floorPause: {Count: 1, Max: time.Millisecond}}}, &f); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range c.targets(f) {
+		if strings.HasSuffix(target.Figure, "pause_max_ms") && target.Met {
+			t.Errorf("%s met its target", target.Figure)
+		}
+	}
+	if f.Get("floor_pause_max_ms") != 1 {
+		t.Errorf("figures are %v", f)
+	}
+}
+
 func TestNumbers(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 12345.678: "12346", 1234.5: "1234", 123.45: "123.5", 1.23456: "1.235", 0.0012345: "0.001234", 100: "100", 250000: "250000", 0.5: "0.5",

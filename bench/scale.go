@@ -223,6 +223,9 @@ func (c *ScaleConfig) figures(run *scaleRun, f *Figures) error {
 	for _, what := range []string{checkpointPause, checkpointPauseOwn, loadPause, loadPauseOwn, floorPause} {
 		p := run.held[what]
 		p.merge(run.midnights.pauses[what])
+		if p.Count == 0 {
+			continue // none came, which does not make them short
+		}
 		many := strings.Replace(what, "pause", "pauses", 1)
 		f.add(what+"_max_ms", p.Max.Seconds()*1000)
 		f.add(many+"_over_1_ms_per_million", p.perMillion(p.Over1))
