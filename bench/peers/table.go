@@ -78,15 +78,11 @@ func (o *outcome) table(w io.Writer, c config) error {
 	return nil
 }
 
-// cells writes figures, a dash for each where there is no result.
+// cells writes figures, with a dash for each that the result does not have.
 func cells(w io.Writer, r *bench.Result, names ...string) {
 	for _, name := range names {
-		if r == nil {
-			fmt.Fprint(w, "\t–")
-			continue
-		}
-		v := r.Figures.Get(name)
-		if v == 0 && name == "stored_per_s" { // not every system says
+		v, ok := figure(r, name)
+		if !ok {
 			fmt.Fprint(w, "\t–")
 			continue
 		}
@@ -130,25 +126,25 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 		fmt.Fprintf(w, "%-4s%s\n", word, fmt.Sprintf(format, args...))
 	}
 	compared := 0
-	compare := func(workload string, rate int, figure string, better func(ours, theirs float64) bool) {
+	compare := func(workload string, rate int, name string, better func(ours, theirs float64) bool) {
 		if !slices.Contains(c.systems, us) || !slices.Contains(c.workloads, workload) {
 			return
 		}
-		name := measured(workload, rate)
+		what := measured(workload, rate)
 		for _, key := range c.systems {
 			if s, err := find(key); err != nil || !s.tuned || key == us {
 				continue
 			}
 			compared++
-			a, ours := o.figure(us, workload, rate, figure)
-			b, theirs := o.figure(key, workload, rate, figure)
+			a, ours := figure(o.get(us, workload, rate), name)
+			b, theirs := figure(o.get(key, workload, rate), name)
 			switch {
 			case !ours:
-				say(false, "%s, %s: %s has no figure to compare with %s", name, figure, us, key)
+				say(false, "%s, %s: %s has no figure to compare with %s", what, name, us, key)
 			case !theirs:
-				say(false, "%s, %s: %s has no figure to compare with %s", name, figure, key, us)
+				say(false, "%s, %s: %s has no figure to compare with %s", what, name, key, us)
 			default:
-				say(better(a, b), "%s, %s: %s %.4g, %s %.4g", name, figure, us, a, key, b)
+				say(better(a, b), "%s, %s: %s %.4g, %s %.4g", what, name, us, a, key, b)
 			}
 		}
 	}
@@ -178,9 +174,8 @@ func measured(workload string, rate int) string {
 	return fmt.Sprintf("%s at %d/s", workload, rate)
 }
 
-// figure is one of a system's result; false where the system has none, or no such result.
-func (o *outcome) figure(key, workload string, rate int, name string) (value float64, ok bool) {
-	r := o.get(key, workload, rate)
+// figure is one of a result; ok is false if there is no result, or if it has no such figure.
+func figure(r *bench.Result, name string) (value float64, ok bool) {
 	if r == nil {
 		return 0, false
 	}
