@@ -120,7 +120,9 @@ func runCommand(ctx context.Context, f *flag.FlagSet, dir *string, args []string
 		return save(*out, &r)
 	})
 	if len(o.results) > 0 {
-		fmt.Fprintf(stdout, "%s\n\n", o.results[0].Machine)
+		m := o.results[0].Machine
+		m.Sync = "what is on disk when: see below the table" // it differs between systems
+		fmt.Fprintf(stdout, "%s\n\n", m)
 		if err := o.table(stdout, c); err != nil {
 			return err
 		}

@@ -48,6 +48,9 @@ func TestRun(t *testing.T) {
 			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("%s is still there: %v", dir, err)
 			}
+			if machine, _, _ := strings.Cut(stdout.String(), "\n"); strings.Contains(machine, "page cache") {
+				t.Errorf("the line for all systems says what is on disk when of one of them:\n%s", machine)
+			}
 			for _, key := range []string{"nats-schedules", "nats-schedules-tuned"} {
 				if !strings.Contains(stdout.String(), "\n"+key+" ") {
 					t.Errorf("the table has no %s:\n%s", key, &stdout)
@@ -230,6 +233,9 @@ func TestVerdict(t *testing.T) {
 			}
 			if err := o.table(&said, c); err != nil {
 				t.Fatal(err)
+			}
+			if strings.Contains(said.String(), " 0.00") {
+				t.Errorf("what was not measured is shown as 0:\n%s", &said)
 			}
 			if lines := strings.Count(said.String(), "\nriver-tuned"); lines != 2 {
 				t.Errorf("river-tuned has %d lines, want one of figures and one of settings:\n%s", lines, &said)
