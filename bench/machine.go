@@ -71,6 +71,9 @@ func thisMachine(dir, sync string) Machine {
 				m.Pebble = d.Version
 			case "github.com/carillon-scheduler/carillon":
 				m.Carillon = d.Version
+				if d.Replace != nil { // by bench/peers' go.mod: then the version is a placeholder
+					m.Carillon = "(devel)" // as Go calls a tree without a version
+				}
 			}
 		}
 	}

@@ -80,6 +80,9 @@ func checkResult(t *testing.T, workload, file string) {
 	if r.Workload != workload || r.Machine.Cores == 0 || !strings.Contains(r.Machine.Sync, "page cache") {
 		t.Errorf("%s is of %s on %s", file, r.Workload, r.Machine)
 	}
+	if strings.Contains(r.Machine.Carillon, "00010101") {
+		t.Errorf("%s: carillon %s is no version", file, r.Machine.Carillon)
+	}
 	figure := map[string]string{"lateness": "received_p50_ms", "burst": "drained_per_s", "commands": "creates_per_s"}[workload]
 	if r.Figures.Get(figure) <= 0 {
 		t.Errorf("%s: %s is %v", file, figure, r.Figures.Get(figure))
