@@ -131,7 +131,7 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 		return r, err
 	}
 	r.Machine.Load[1] = load1()
-	err = m.results(&r)
+	err = m.results(&l.plan, &r)
 	return r, err
 }
 
@@ -144,8 +144,8 @@ type churnRun struct {
 	report  workerReport
 }
 
-// results adds what a run has found to its result.
-func (m *churnRun) results(r *Result) error {
+// results adds what a run has found to its result. p is the plan after the changes.
+func (m *churnRun) results(p *plan, r *Result) error {
 	received, err := decode(m.report.Received)
 	if err != nil {
 		return err
@@ -159,9 +159,9 @@ func (m *churnRun) results(r *Result) error {
 		return err
 	}
 	r.Checks = &m.report.Checks
-	f, took := &r.Figures, m.window.took.Seconds()
-	f.add("triggers_per_s", float64(received.TotalCount())/took)
-	f.add("changes_per_s", float64(len(m.changes))/took)
+	f := &r.Figures
+	f.add("triggers_per_s", float64(received.TotalCount())/(float64(p.To-p.From)/1000)) // also those that were moved beyond the window
+	f.add("changes_per_s", float64(len(m.changes))/m.window.took.Seconds())
 	f.add("cancelled", float64(m.counts.cancelled))
 	f.add("moved_later", float64(m.counts.later))
 	f.add("moved_earlier", float64(m.counts.earlier))

@@ -238,6 +238,10 @@ func TestChurn(t *testing.T) {
 	if f.Get("received_p50_ms") <= 0 || f.Get("change_latency_p50_ms") <= 0 {
 		t.Errorf("figures are %v", f)
 	}
+	// Some jobs were due after 0.2 s and then moved by another second at least, so the triggers were due in more than 1.2 s.
+	if rate := f.Get("triggers_per_s"); rate <= 0 || 1.2*rate > float64(r.Checks.Expected) {
+		t.Errorf("%v triggers a second, of %d", rate, r.Checks.Expected)
+	}
 }
 
 func TestSettleChanges(t *testing.T) {
