@@ -17,7 +17,7 @@ import (
 )
 
 func newDemoCommand(a *app) *cobra.Command {
-	var o node.Options
+	o := node.Options{Data: "carillon-data", Listen: "127.0.0.1:4222", HTTP: "127.0.0.1:8080"}
 	cmd := ownFlags(&cobra.Command{
 		Use:   "demo",
 		Short: "Run the engine with sample jobs and show triggers as they fire",
@@ -43,9 +43,9 @@ arrives, with its lateness: from the due millisecond to the receipt by this proc
 		},
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.Data, "data", "carillon-data", "directory of everything the engine owns")
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:4222", "address for NATS clients; port 0 chooses one")
-	f.StringVar(&o.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
+	f.Var((*nonEmpty)(&o.Data), "data", "directory of everything the engine owns")
+	f.Var((*address)(&o.Listen), "listen", "address for NATS clients; port 0 chooses one")
+	f.Var((*addressOrOff)(&o.HTTP), "http", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
 	return cmd
 }
 

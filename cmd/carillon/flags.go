@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"strconv"
 	"strings"
 
@@ -24,6 +25,41 @@ func (v *nonEmpty) Set(s string) error {
 		return errors.New("is empty")
 	}
 	*v = nonEmpty(s)
+	return nil
+}
+
+// address is the value of a flag that says where to listen: host:port.
+type address string
+
+func (v *address) String() string { return string(*v) }
+func (v *address) Type() string   { return "string" }
+
+func (v *address) Set(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return errors.New("must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535")
+	}
+	*v = address(s)
+	return nil
+}
+
+// addressOrOff is an address, or off.
+type addressOrOff string
+
+func (v *addressOrOff) String() string { return string(*v) }
+func (v *addressOrOff) Type() string   { return "string" }
+
+func (v *addressOrOff) Set(s string) error {
+	if s == "off" {
+		*v = "off"
+		return nil
+	}
+	if err := (*address)(v).Set(s); err != nil {
+		return fmt.Errorf("%w, or off", err)
+	}
 	return nil
 }
 

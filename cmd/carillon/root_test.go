@@ -243,6 +243,16 @@ func TestRefusedAtOnce(t *testing.T) {
 		"work a b --name n -- sh":                                          "give one topic",
 		"work --name n -- sh":                                              "give one topic",
 		"work a --name n --prepare -- sh":                                  "--prepare runs no command",
+
+		"serve --data nowhere --http nowhere":          `"nowhere" for "--http" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535, or off (see `,
+		"serve --data nowhere --http=":                 `"" for "--http" flag: must be host:port`,
+		"serve --data nowhere --listen 127.0.0.1":      `"127.0.0.1" for "--listen" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535 (see `,
+		"serve --data nowhere --listen off":            `"off" for "--listen" flag: must be host:port`,
+		"serve --data nowhere --listen 127.0.0.1:x":    "--listen",
+		"serve --data nowhere --listen 127.0.0.1:-1":   "--listen",
+		"demo --data nowhere --listen 127.0.0.1:65536": `"127.0.0.1:65536" for "--listen" flag: must be host:port`,
+		"demo --data nowhere --http ::1:8080":          `"::1:8080" for "--http" flag: must be host:port`,
+		"serve --data=":                                `"--data" flag: is empty`,
 	} {
 		args := strings.Fields(strings.NewReplacer("FILE", file, "DIR", filepath.Dir(file), "TIME", "2027-01-15T09:00:00Z").Replace(line))
 		if code, out, errOut := run(t, args...); code != exitUsage || out != "" || !strings.Contains(errOut, says) {

@@ -56,9 +56,10 @@ type serveFlags struct {
 
 // process adds the flags of this process: where its files are, where it listens and what it logs.
 func (s *serveFlags) process(f *pflag.FlagSet) {
-	f.StringVar(&s.options.Data, "data", "carillon-data", "directory of everything the engine owns")
-	f.StringVar(&s.options.Listen, "listen", "127.0.0.1:4222", "address for NATS clients of the embedded server, unless --nats-config says it; port 0 chooses one")
-	f.StringVar(&s.options.HTTP, "http", "127.0.0.1:8080", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
+	s.options.Data, s.options.Listen, s.options.HTTP = "carillon-data", "127.0.0.1:4222", "127.0.0.1:8080"
+	f.Var((*nonEmpty)(&s.options.Data), "data", "directory of everything the engine owns")
+	f.Var((*address)(&s.options.Listen), "listen", "address for NATS clients of the embedded server, unless --nats-config says it; port 0 chooses one")
+	f.Var((*addressOrOff)(&s.options.HTTP), "http", "address of /healthz, /readyz and /metrics; port 0 chooses one, off for none")
 	f.BoolVar(&s.options.Profiles, "pprof", false, "serve Go's profiles at /debug/pprof/ of --http, too: what takes CPU and memory")
 	f.IntVar(&s.memory, "memory-jobs", 1024, "MiB that jobs in memory may take, about; the others are on disk until they are due")
 	f.StringVar(&s.level, "log-level", "info", "debug, info, warn or error")

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -38,8 +40,11 @@ func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 		return "", func() error { return nil }, nil
 	}
 	listener, err := net.Listen("tcp", o.HTTP)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
 		return "", nil, fmt.Errorf("node: cannot serve health and metrics on %s (is another engine running there?): %w", o.HTTP, err)
+	case err != nil:
+		return "", nil, fmt.Errorf("node: cannot serve health and metrics on %s: %w", o.HTTP, err)
 	}
 	var open atomic.Int64
 	server := &http.Server{
