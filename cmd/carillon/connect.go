@@ -72,14 +72,14 @@ func (c *connection) resolve() error {
 	c.prefix = cmp.Or(c.prefix, carillon.DefaultNames().Prefix)
 	if env := os.Getenv("NATS_TIMEOUT"); c.timeout == 0 && env != "" {
 		d, err := time.ParseDuration(env)
-		if err != nil {
-			return usagef("NATS_TIMEOUT: %w", err)
+		if err != nil || d < 0 {
+			return usagef("NATS_TIMEOUT is %q, must be %s", env, aDuration)
 		}
 		c.timeout = d
 	}
 	c.timeout = cmp.Or(c.timeout, carillon.DefaultTimeout)
 	if c.timeout < 0 {
-		return usagef("--timeout %s is negative", c.timeout)
+		return usagef("--timeout is %s, must not be negative", c.timeout)
 	}
 	if (c.cert == "") != (c.key == "") {
 		return usagef("--tlscert and --tlskey go together")

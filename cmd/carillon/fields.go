@@ -61,7 +61,10 @@ func (f *fields) body(own map[string]any) ([]byte, error) {
 			return nil, usagef("--%s %q is not UTF-8", d.flag, text)
 		}
 		members[d.name] = text
-		if _, err := strconv.ParseFloat(text, 64); d.number && err == nil && json.Valid([]byte(text)) {
+		if d.number {
+			if _, err := strconv.ParseFloat(text, 64); err != nil || !json.Valid([]byte(text)) {
+				return nil, usagef("--%s is %q, must be a whole number", d.flag, text)
+			}
 			members[d.name] = json.RawMessage(text)
 		}
 	}

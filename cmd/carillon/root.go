@@ -77,21 +77,31 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailure
 }
 
-// notNumber puts into words that a flag's value is not a number: the library tells it with the names of Go's functions.
+// notNumber puts into words that a flag's value is not a number or duration: the library tells it with the names of Go's functions.
 func notNumber(err error) error {
 	flag, isFlag := errors.AsType[*pflag.InvalidValueError](err)
-	if parsing, ok := errors.AsType[*strconv.NumError](err); !isFlag || !ok || parsing.Err != strconv.ErrSyntax {
+	if !isFlag {
 		return err
 	}
+	parsing, isNumber := errors.AsType[*strconv.NumError](err)
 	expected := "a whole number"
 	switch kind := flag.GetFlag().Value.Type(); {
+	case kind == "duration":
+		expected = aDuration
+	case !isNumber:
+		return err
 	case kind == "bool":
 		expected = "true or false"
+	case parsing.Err == strconv.ErrRange:
+		expected += " of 18 digits at most"
 	case strings.HasPrefix(kind, "uint"):
 		expected += ", not negative"
 	}
 	return fmt.Errorf("--%s is %q, must be %s", flag.GetFlag().Name, flag.GetValue(), expected)
 }
+
+// aDuration says what a duration must be.
+const aDuration = "a duration with its unit, such as 250ms, 90s or 1h30m"
 
 // oneLine puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
 // name itself.

@@ -244,21 +244,36 @@ func TestRefusedAtOnce(t *testing.T) {
 		"work --name n -- sh":                                              "give one topic",
 		"work a --name n --prepare -- sh":                                  "--prepare runs no command",
 
-		"serve --data nowhere --http nowhere":          `"nowhere" for "--http" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535, or off (see `,
-		"serve --data nowhere --http=":                 `"" for "--http" flag: must be host:port`,
-		"serve --data nowhere --listen 127.0.0.1":      `"127.0.0.1" for "--listen" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535 (see `,
-		"serve --data nowhere --listen off":            `"off" for "--listen" flag: must be host:port`,
-		"serve --data nowhere --listen 127.0.0.1:x":    "--listen",
-		"serve --data nowhere --listen 127.0.0.1:-1":   "--listen",
-		"demo --data nowhere --listen 127.0.0.1:65536": `"127.0.0.1:65536" for "--listen" flag: must be host:port`,
-		"demo --data nowhere --http ::1:8080":          `"::1:8080" for "--http" flag: must be host:port`,
-		"serve --data=":                                `"--data" flag: is empty`,
+		"serve --data nowhere --http nowhere":                             `"nowhere" for "--http" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535, or off (see `,
+		"serve --data nowhere --http=":                                    `"" for "--http" flag: must be host:port`,
+		"serve --data nowhere --listen 127.0.0.1":                         `"127.0.0.1" for "--listen" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535 (see `,
+		"serve --data nowhere --listen off":                               `"off" for "--listen" flag: must be host:port`,
+		"serve --data nowhere --listen 127.0.0.1:x":                       "--listen",
+		"serve --data nowhere --listen 127.0.0.1:-1":                      "--listen",
+		"demo --data nowhere --listen 127.0.0.1:65536":                    `"127.0.0.1:65536" for "--listen" flag: must be host:port`,
+		"demo --data nowhere --http ::1:8080":                             `"::1:8080" for "--http" flag: must be host:port`,
+		"status --timeout 5":                                              `carillon: --timeout is "5", must be a duration with its unit, such as 250ms, 90s or 1h30m (see `,
+		"work t --name n --grace 1d":                                      `--grace is "1d", must be a duration with its unit`,
+		"serve --data nowhere --keep-log=":                                `--keep-log is "", must be a duration with its unit`,
+		"serve --data nowhere --weight 99999999999999999999":              `--weight is "99999999999999999999", must be a whole number of 18 digits at most (see `,
+		"serve --data nowhere --checkpoint-records -99999999999999999999": `must be a whole number, not negative`,
+		"preview @daily --count NaN":                                      `--count is "NaN", must be a whole number (see `,
+		"job put a --max-fires 10k":                                       `--max-fires is "10k", must be a whole number (see `,
+		"serve --data=":                                                   `"--data" flag: is empty`,
 	} {
 		args := strings.Fields(strings.NewReplacer("FILE", file, "DIR", filepath.Dir(file), "TIME", "2027-01-15T09:00:00Z").Replace(line))
 		if code, out, errOut := run(t, args...); code != exitUsage || out != "" || !strings.Contains(errOut, says) {
 			t.Errorf("%s: %d, %q, %q, want %q", line, code, out, errOut, says)
 		}
 	}
+	for _, timeout := range []string{"5", "-1s", "soon"} {
+		t.Setenv("NATS_TIMEOUT", timeout)
+		want := fmt.Sprintf("carillon: NATS_TIMEOUT is %q, must be a duration with its unit, ", timeout)
+		if code, _, errOut := run(t, "status"); code != exitUsage || !strings.HasPrefix(errOut, want) {
+			t.Errorf("%d, %s", code, errOut)
+		}
+	}
+	t.Setenv("NATS_TIMEOUT", "")
 	if code, _, errOut := run(t, "snapshot", "list", file); code != exitFailure || !strings.Contains(errOut, file+" is no directory") {
 		t.Errorf("%d, %s", code, errOut)
 	}
