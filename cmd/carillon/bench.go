@@ -51,6 +51,11 @@ func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, 
 	if given && natsURL != "" {
 		return s, usagef("--server is of a service that runs already, --nats of an engine that is started: give one of them")
 	}
+	if natsURL != "" {
+		if err := checkServers("--nats", natsURL); err != nil {
+			return s, err
+		}
+	}
 	if given {
 		s.Server = a.connection.server
 		return s, nil
@@ -98,7 +103,7 @@ func dataFlag(f *pflag.FlagSet, data *string) {
 }
 
 func natsFlag(f *pflag.FlagSet, url *string) {
-	f.StringVar(url, "nats", "", "`URL`s of a NATS that runs already, for the engine that is started, with all rights of the account; the run removes what it makes there")
+	f.Var((*nonEmpty)(url), "nats", "`URL`s of a NATS that runs already, for the engine that is started, with all rights of the account; the run removes what it makes there")
 }
 
 func payloadFlag(f *pflag.FlagSet, bytes *int) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -84,10 +85,37 @@ func (c *connection) resolve() error {
 	if (c.cert == "") != (c.key == "") {
 		return usagef("--tlscert and --tlskey go together")
 	}
-	return c.names().Validate()
+	return optionError(c.names().Validate())
 }
 
 func (c *connection) names() carillon.Names { return carillon.NamesFor(c.prefix) }
+
+// checkServers refuses a list of URLs that names no server, or has something else in it. nats.go would take it for a server that is not
+// there, for which an engine waits. Its error tells no password.
+func checkServers(flag, list string) error {
+	named := false
+	for s := range strings.SplitSeq(list, ",") {
+		if s = strings.TrimSpace(s); s == "" {
+			continue
+		}
+		whole := s
+		if !strings.Contains(whole, "://") {
+			whole = "nats://" + whole
+		}
+		u, err := url.Parse(whole)
+		if err == nil && u.Port() != "" {
+			_, err = strconv.ParseUint(u.Port(), 10, 16)
+		}
+		if err != nil || u.Host == "" {
+			return usagef("%s has %q, must be URLs such as nats://127.0.0.1:4222, separated by commas", flag, redacted(s))
+		}
+		named = true
+	}
+	if !named {
+		return usagef("%s is %q, which names no server", flag, list)
+	}
+	return nil
+}
 
 // options returns the options of nats.go that the flags ask for.
 func (c *connection) options() ([]nats.Option, error) {
@@ -127,6 +155,9 @@ var reconnectForever = []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErro
 func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *carillon.Client, error) {
 	c := &a.connection
 	if err := c.resolve(); err != nil {
+		return nil, nil, err
+	}
+	if err := checkServers("the server (--server, NATS_URL)", c.server); err != nil {
 		return nil, nil, err
 	}
 	options, err := c.options()

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/carillon-scheduler/carillon"
 )
 
 // nonEmpty is the value of a flag that must not be empty. A shell turns a variable that is not set into an empty value. If that counted as
@@ -89,6 +91,18 @@ func within(c *cobra.Command, name string, least, most int64, none string) error
 		allowed += ", or -1 for " + none
 	}
 	return usagef("--%s is %s, must be %s", name, f.Value, allowed)
+}
+
+// optionError makes wrong usage of what the client library says of an option or a topic, before anything is sent. The library's fields have
+// the names of the flags.
+func optionError(err error) error {
+	if e, ok := errors.AsType[*carillon.Error](err); ok && e.Code == carillon.CodeInvalidField {
+		return usagef("--%s %s", strings.ReplaceAll(e.Field, "_", "-"), e.Message)
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	return nil
 }
 
 // noZeros refuses a 0 for each flag whose default is another number.

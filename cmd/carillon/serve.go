@@ -122,11 +122,23 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 		}
 		o.AcceptLoss[p] = true
 	}
-	if o.NATS == "" {
-		return s.embedded(cmd)
+	if o.Follow != node.FollowAll && o.Follow != node.FollowPlaced {
+		return usagef("--follow is %q, must be %s or %s", o.Follow, node.FollowAll, node.FollowPlaced)
 	}
-	o.NATSCreds = connection.creds
-	o.NATSOptions, err = connection.options()
+	if o.NATS == "" {
+		if err := s.embedded(cmd); err != nil {
+			return err
+		}
+	} else if err := checkServers("--nats", o.NATS); err != nil {
+		return err
+	}
+	if err := o.Validate(); err != nil {
+		return usageError{err}
+	}
+	if o.NATS != "" {
+		o.NATSCreds = connection.creds
+		o.NATSOptions, err = connection.options()
+	}
 	return err
 }
 

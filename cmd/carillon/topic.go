@@ -42,13 +42,13 @@ already nothing changes.`,
   carillon topic create 'billing.>' --from-start --max-age 24h`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := carillon.CheckTopicFilter(args[0]); err != nil {
+			if err := optionError(carillon.CheckTopicFilter(args[0])); err != nil {
 				return err
 			}
 			if err := notZero(c, "max-age", "max-bytes", "replicas"); err != nil {
 				return err
 			}
-			if err := o.Validate(); err != nil {
+			if err := optionError(o.Validate()); err != nil {
 				return err
 			}
 			nc, client, err := a.connect(c.Context())
@@ -126,7 +126,7 @@ func newTopicDeleteCommand(a *app) *cobra.Command {
 		Example: `  carillon topic delete billing.renewals`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := carillon.CheckTopicFilter(args[0]); err != nil {
+			if err := optionError(carillon.CheckTopicFilter(args[0])); err != nil {
 				return err
 			}
 			nc, client, err := a.connect(c.Context())

@@ -50,7 +50,7 @@ type watcher struct {
 }
 
 func (w *watcher) run(ctx context.Context) error {
-	if err := carillon.CheckTopicFilter(w.topic); err != nil {
+	if err := optionError(carillon.CheckTopicFilter(w.topic)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -56,6 +56,9 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 			if err := notZero(c, "concurrency", "max-attempts", "grace", "ack-wait", "partitions"); err != nil {
 				return err
 			}
+			if err := optionError(w.options.Validate()); err != nil {
+				return err
+			}
 			if prepare {
 				return w.prepare(c.Context())
 			}
@@ -88,9 +91,6 @@ const maxErrorLines = 16
 
 func (w *worker) run(ctx context.Context) error {
 	w.options.OnError = w.report
-	if err := w.options.Validate(); err != nil {
-		return err
-	}
 	if len(w.command) > 0 {
 		if _, err := exec.LookPath(w.command[0]); err != nil {
 			return err // else each trigger would fail, and might be given up
@@ -106,9 +106,6 @@ func (w *worker) run(ctx context.Context) error {
 }
 
 func (w *worker) prepare(ctx context.Context) error {
-	if err := w.options.Validate(); err != nil {
-		return err
-	}
 	if len(w.command) > 0 {
 		return usagef("--prepare runs no command")
 	}
