@@ -42,6 +42,7 @@ arrives, with its lateness: from the due millisecond to the receipt by this proc
 			return a.demo(cmd.Context(), o)
 		},
 	})
+	hideFlags(cmd, "json")
 	f := cmd.Flags()
 	f.Var((*nonEmpty)(&o.Data), "data", "directory of everything the engine owns")
 	f.Var((*address)(&o.Listen), "listen", "address for NATS clients; port 0 chooses one")

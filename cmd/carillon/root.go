@@ -207,10 +207,21 @@ func unknownCommand(c *cobra.Command, name string) error {
 	return usagef("unknown command %q for %q", name, c.CommandPath())
 }
 
+// hideFlags leaves flags of the root out of the help of a command that refuses them.
+func hideFlags(c *cobra.Command, names ...string) {
+	help := c.HelpFunc()
+	c.SetHelpFunc(func(c *cobra.Command, args []string) {
+		for _, name := range names {
+			c.InheritedFlags().Lookup(name).Hidden = true // each command line has a tree of its own
+		}
+		help(c, args)
+	})
+}
+
 // ownFlags is for a command that does not connect: it refuses the flags of the connection, which would have no
 // effect, and does not show them.
 func ownFlags(c *cobra.Command) *cobra.Command {
-	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), ".HasAvailableInheritedFlags", "false"))
+	hideFlags(c, connectionFlags...)
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
 		var refused error

@@ -67,6 +67,29 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 	})
 }
 
+// Help lists the flags of the root that a command takes, and no others.
+func TestHelpListsWhatACommandTakes(t *testing.T) {
+	all := append([]string{"json"}, connectionFlags...)
+	for command, takes := range map[string][]string{
+		"status":         all,
+		"bench lateness": all,
+		"serve":          slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "server" }),
+		"version":        {"json"},
+		"bench recovery": {"json"},
+		"demo":           nil,
+	} {
+		for _, args := range []string{command + " --help", "help " + command} {
+			_, out, _ := run(t, strings.Fields(args)...)
+			for _, name := range all {
+				listed := regexp.MustCompile(`(?m)^ +(-s, )?--` + name + `\b`).MatchString(out)
+				if listed != slices.Contains(takes, name) {
+					t.Errorf("%s lists --%s: %t", args, name, listed)
+				}
+			}
+		}
+	}
+}
+
 // Each line of each example must be a command line that the command tree accepts.
 func TestExamplesParse(t *testing.T) {
 	examples := 0

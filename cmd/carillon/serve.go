@@ -38,6 +38,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.printReady(r) }) // an engine goes on even if this fails
 		},
 	}
+	hideFlags(cmd, "server")
 	f := cmd.Flags()
 	s.process(f)
 	s.sharing(f)
