@@ -77,7 +77,7 @@ func (s *serveFlags) sharing(f *pflag.FlagSet) {
 	f.StringVar(&s.options.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
 	f.StringVar((*string)(&s.options.Follow), "follow", string(node.FollowAll), "with --nats: which partitions' jobs this node keeps: all, or placed, those that it owns or is a standby of")
 	f.IntVar(&s.options.Standbys, "standbys", 1, "with --nats: how many nodes stand by to take over each partition; -1 for none. Set alike on all nodes")
-	f.IntVar(&s.options.Replicas, "replicas", 1, "with --nats: replicas of the streams, when they are made")
+	f.IntVar(&s.options.Replicas, "replicas", 1, "with --nats: replicas of the streams when they are made; those that are there must have as many, and may have more")
 }
 
 // keeping adds the flags about the streams, and about what is kept in them and beside them.

@@ -96,6 +96,9 @@ func (n *Node) openStreams(ctx context.Context, o *Options) (err error) {
 	if err != nil {
 		return err
 	}
+	if has := n.streams.Log.Replicas(); has > max(o.Replicas, 1) {
+		n.log.Info("the streams have more replicas than are asked for, and keep them", "replicas", has, "asked_for", max(o.Replicas, 1))
+	}
 	for p := range o.AcceptLoss {
 		if p < 0 || p >= n.streams.Log.Partitions() {
 			return fmt.Errorf("node: a loss of partition %d cannot be accepted: there are 0 to %d", p, n.streams.Log.Partitions()-1)

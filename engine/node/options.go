@@ -36,7 +36,7 @@ type Options struct {
 	NATSCreds   string        // the engine's credentials, if that file is in operator mode
 	NATS        string        // URL of an external NATS; no server is embedded then
 	NATSOptions []nats.Option // credentials and TLS for it
-	Replicas    int           // of the streams, if NATS is a cluster
+	Replicas    int           // of the streams, if NATS is a cluster; streams that are there must have as many, and may have more; default 1
 
 	// With an external NATS, the nodes over it that have the same Stream share the partitions. Each needs a name of its own.
 	Weight   int           // this node's share of the partitions, relative to the other nodes' weights; default 1

@@ -62,6 +62,14 @@ func TestReplicated(t *testing.T) {
 	unbroken(t, nc, c)
 	r.stop(t)
 
+	// If they have more replicas than are asked for, the log says so.
+	o.Replicas = 1
+	r = run(t, o)
+	if want := `msg="the streams have more replicas than are asked for, and keep them" replicas=3 asked_for=1`; !strings.Contains(r.log.String(), want) {
+		t.Errorf("the log does not say %s", want)
+	}
+	r.stop(t)
+
 	// If the streams have fewer replicas than are asked for, the error says so.
 	o.Replicas = 5
 	words(t, refused(t, o), "CARILLON_LOG cannot be used", "it has 3 replicas, 5 are asked for")
