@@ -119,6 +119,16 @@ func checkServers(flag, list string) error {
 
 // options returns the options of nats.go that the flags ask for.
 func (c *connection) options() ([]nats.Option, error) {
+	for _, f := range []struct{ flag, name string }{
+		{"creds", c.creds}, {"nkey", c.nkey}, {"tlscert", c.cert}, {"tlskey", c.key}, {"tlsca", c.ca},
+	} {
+		if f.name == "" {
+			continue
+		}
+		if _, err := os.ReadFile(f.name); err != nil { // nats.go would say so in an error about the server
+			return nil, fmt.Errorf("--%s: %w", f.flag, err)
+		}
+	}
 	o := []nats.Option{nats.Name("carillon command line"), nats.Timeout(c.timeout)}
 	switch {
 	case c.user != "" && c.password == "":

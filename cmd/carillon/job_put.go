@@ -176,7 +176,7 @@ func (p *payloadFlags) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&p.json, "payload", "", "payload, any `JSON`, delivered byte for byte")
 	f.StringVar(&p.text, "payload-text", "", "payload, any `text`")
-	f.StringVar(&p.file, "payload-file", "", "payload, the bytes of a `file`, - for standard input")
+	f.Var((*nonEmpty)(&p.file), "payload-file", "payload, the bytes of a `file`, - for standard input")
 	c.MarkFlagsMutuallyExclusive("payload", "payload-text", "payload-file")
 }
 

@@ -307,6 +307,7 @@ func TestRefusedAtOnce(t *testing.T) {
 		"bench lateness --nats nats://":                                   `--nats has "nats://", must be URLs`,
 		"bench lateness --nats=":                                          `"--nats" flag: is empty`,
 		"status -s ,":                                                     `carillon: the server (--server, NATS_URL) is ",", which names no server (see `,
+		"job put a --payload-file=":                                       `"--payload-file" flag: is empty`,
 		"serve --data=":                                                   `"--data" flag: is empty`,
 	} {
 		args := strings.Fields(strings.NewReplacer("FILE", file, "DIR", filepath.Dir(file), "TIME", "2027-01-15T09:00:00Z").Replace(line))
@@ -324,6 +325,17 @@ func TestRefusedAtOnce(t *testing.T) {
 	t.Setenv("NATS_TIMEOUT", "")
 	if code, _, errOut := run(t, "snapshot", "list", file); code != exitFailure || !strings.Contains(errOut, file+" is no directory") {
 		t.Errorf("%d, %s", code, errOut)
+	}
+	for _, line := range []string{
+		"status --creds MISSING", "status --nkey MISSING", "status --tlsca MISSING", "serve --data nowhere --nats a --creds MISSING",
+		"status --tlscert MISSING --tlskey FILE", "serve --data nowhere --nats a --tlskey MISSING --tlscert FILE",
+	} {
+		missing := filepath.Join(filepath.Dir(file), "missing")
+		args := strings.Fields(strings.NewReplacer("MISSING", missing, "FILE", file).Replace(line))
+		want := "carillon: " + args[slices.Index(args, missing)-1] + ": open " + missing + ": no such file or directory\n"
+		if code, _, errOut := run(t, args...); code != exitFailure || errOut != want {
+			t.Errorf("%s: %d, %q, want %q", line, code, errOut, want)
+		}
 	}
 	if err := os.Truncate(file, maxLine+1); err != nil {
 		t.Fatal(err)
