@@ -68,8 +68,8 @@ SVG file, too, to be shown elsewhere.`,
 					report.Summary
 				}{output, s})
 			}
-			return a.line("%s: %d results, %d plots, %d of %d targets met, %d of %d checks clean",
-				output, s.Results, s.Plots, s.Met, s.Targets, s.Clean, s.Checked)
+			return a.line("%s: %s, %s, %d of %d targets met, %d of %d checks clean",
+				output, count(s.Results, "result"), count(s.Plots, "plot"), s.Met, s.Targets, s.Clean, s.Checked)
 		},
 	})
 	c.Flags().StringVarP(&output, "output", "o", "bench.html", "`file` to write, - for standard output")

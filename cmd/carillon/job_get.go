@@ -88,7 +88,7 @@ func (a *app) describeJob(r *carillon.JobReply) error {
 	row("labels", joined(j.Labels))
 	row("headers", joined(j.Headers))
 	if len(j.Payload) > 0 {
-		row("payload", fmt.Sprintf("%s (%d bytes)", excerpt(j.Payload, 200), len(j.Payload)))
+		row("payload", fmt.Sprintf("%s (%s)", excerpt(j.Payload, 200), count(len(j.Payload), "byte")))
 	}
 	return w.Flush()
 }

@@ -150,7 +150,7 @@ func (im *importer) run(ctx context.Context, input io.Reader, size int64) error 
 	case ctx.Err() != nil: // refused lines have been reported already
 		return fmt.Errorf("interrupted; go on with --from %d", next)
 	case im.firstAt > 0:
-		return fmt.Errorf("%d lines failed", im.result.Failed)
+		return fmt.Errorf("%s failed", count(im.result.Failed, "line"))
 	}
 	return sendErr
 }
@@ -280,7 +280,7 @@ func (im *importer) summary() error {
 	if im.app.json {
 		return im.app.marshal(r)
 	}
-	s := fmt.Sprintf("%d jobs imported in %.1f s (%.0f/s)", r.Imported, r.Elapsed, float64(r.Imported)/max(r.Elapsed, 1e-3))
+	s := fmt.Sprintf("%s imported in %.1f s (%.0f/s)", count(r.Imported, "job"), r.Elapsed, float64(r.Imported)/max(r.Elapsed, 1e-3))
 	if r.Completed > 0 {
 		s += fmt.Sprintf(", %d completed ones left out", r.Completed)
 	}

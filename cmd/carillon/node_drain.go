@@ -61,7 +61,7 @@ nothing until --undo, or until it is started again. An engine that is stopped wi
 			case r.Draining && r.Serves > 0:
 				return &carillon.Error{
 					Code:    carillon.CodeUnavailable,
-					Message: fmt.Sprintf("after %s node %s still serves %d partitions; nobody else may be able to", wait, r.Node, r.Serves),
+					Message: fmt.Sprintf("after %s node %s still serves %s; nobody else may be able to", wait, r.Node, count(r.Serves, "partition")),
 				}
 			case a.json:
 				return a.raw(r.AppendJSON(nil))

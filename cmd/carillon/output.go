@@ -88,6 +88,14 @@ func excerpt(b []byte, most int) string {
 	return s + end
 }
 
+// count formats a number of something: 1 job, 2 jobs.
+func count[N int | uint64 | int64](n N, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
 // milliseconds formats a duration for people: 0.71 ms.
 func milliseconds(d time.Duration) string {
 	return strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 2, 64) + " ms"

@@ -816,6 +816,14 @@ func TestImportEndsBeforeItsInput(t *testing.T) {
 	}
 }
 
+func TestCount(t *testing.T) {
+	for n, want := range []string{"0 jobs", "1 job", "2 jobs"} {
+		if got := count(n, "job"); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
 func TestExcerpt(t *testing.T) {
 	for _, c := range []struct {
 		in   string
@@ -1299,9 +1307,9 @@ func TestImportLongLine(t *testing.T) {
 		var out, errOut bytes.Buffer
 		input := `{"id":"first"}` + "\n" + long + end
 		code := Run(t.Context(), []string{"-s", url, "job", "import", "--keep-going"}, strings.NewReader(input), &out, &errOut)
-		want := fmt.Sprintf("%d jobs imported", 1+strings.Count(end, "last"))
+		want := count(1+strings.Count(end, "last"), "job") + " imported"
 		if code != exitFailure || !strings.HasPrefix(out.String(), want) || !strings.Contains(errOut.String(), "line 2: payload_too_large: is longer than") ||
-			!strings.HasSuffix(errOut.String(), "carillon: 1 lines failed\n") {
+			!strings.HasSuffix(errOut.String(), "carillon: 1 line failed\n") {
 			t.Errorf("before %.20q: %d, %q, %q", end, code, out.String(), errOut.String())
 		}
 	}

@@ -80,5 +80,5 @@ func (a *app) showPruned(p *archive.Pruned, dryRun bool) error {
 			return err
 		}
 	}
-	return a.line("%d snapshots stay; %s %d blocks, %s", len(p.Kept), freed, p.Blocks, size(p.Bytes))
+	return a.line("%s kept; %s %s, %s", count(len(p.Kept), "snapshot"), freed, count(p.Blocks, "block"), size(p.Bytes))
 }

@@ -159,6 +159,6 @@ func (r *restorer) toData(ctx context.Context, t archive.Target) error {
 	if prefix := done.Manifest.Prefix; prefix != carillon.DefaultNames().Prefix {
 		serve += " --prefix " + prefix
 	}
-	return r.app.line("restored %s: %d jobs in %d partitions in %.1f s (%s); go on with: %s", report.ID, report.Jobs, report.Partitions,
-		report.Elapsed, rate(uint64(report.Jobs), "jobs", report.Elapsed), serve)
+	return r.app.line("restored %s: %s in %s in %.1f s (%s); go on with: %s", report.ID, count(report.Jobs, "job"),
+		count(report.Partitions, "partition"), report.Elapsed, rate(uint64(report.Jobs), "jobs", report.Elapsed), serve)
 }

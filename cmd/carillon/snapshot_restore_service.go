@@ -58,8 +58,8 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 	if r.app.json {
 		err = r.app.marshal(p)
 	} else {
-		err = r.app.line("restored %s: %d jobs in %.1f s (%s), %d were there, %d failed", p.ID, p.Restored, p.Elapsed,
-			rate(p.Restored+p.WereThere, "jobs", p.Elapsed), p.WereThere, p.Failed)
+		err = r.app.line("restored %s: %s in %.1f s (%s), %d there already, %d failed", p.ID, count(p.Restored, "job"), p.Elapsed,
+			rate(p.Restored, "jobs", p.Elapsed), p.WereThere, p.Failed)
 	}
 	switch {
 	case err != nil:
@@ -67,7 +67,7 @@ func (r *restorer) intoService(ctx context.Context, t archive.Target) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("interrupted; %s goes on", r.again(p.ID))
 	case p.first != nil:
-		return fmt.Errorf("%d jobs failed, the first of them %w; %s goes on", p.Failed, p.first, r.again(p.ID))
+		return fmt.Errorf("%s failed, first %w; %s goes on", count(p.Failed, "job"), p.first, r.again(p.ID))
 	}
 	return nil
 }

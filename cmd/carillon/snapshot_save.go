@@ -120,7 +120,7 @@ func (s *saver) show(r savedReport) error {
 	if s.app.json {
 		return s.app.marshal(r)
 	}
-	return s.app.line("saved %s: %d rows in %d blocks, %d of them new, %s, in %s (%s)", r.ID, r.Rows, r.Blocks, r.Written,
+	return s.app.line("saved %s: %s in %s, %d of them new, %s, in %s (%s)", r.ID, count(r.Rows, "row"), count(r.Blocks, "block"), r.Written,
 		size(r.WrittenBytes), fmt.Sprintf("%.1f s", r.Elapsed), rate(r.Rows, "rows", r.Elapsed))
 }
 

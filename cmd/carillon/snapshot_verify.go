@@ -74,7 +74,7 @@ func (a *app) showVerified(t archive.Target, v *archive.Verified) error {
 	}
 	switch {
 	case len(v.Problems) > 0:
-		return fmt.Errorf("%s is damaged: %d problems", t, len(v.Problems))
+		return fmt.Errorf("%s is damaged: %s", t, count(len(v.Problems), "problem"))
 	case v.Snapshots == 0:
 		return fmt.Errorf("there is no snapshot in %s", t)
 	}
@@ -89,7 +89,7 @@ func (a *app) printVerified(v *archive.Verified) error {
 	}
 	unused := ""
 	if v.Unused > 0 {
-		unused = fmt.Sprintf("; %d blocks belong to no snapshot", v.Unused)
+		unused = fmt.Sprintf("; %s in no snapshot", count(v.Unused, "block"))
 	}
-	return a.line("%d snapshots, %d blocks, %d rows, %s%s", v.Snapshots, v.Blocks, v.Pairs, size(v.Bytes), unused)
+	return a.line("%s, %s, %s, %s%s", count(v.Snapshots, "snapshot"), count(v.Blocks, "block"), count(v.Pairs, "row"), size(v.Bytes), unused)
 }

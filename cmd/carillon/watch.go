@@ -134,7 +134,7 @@ func (w *watcher) showEvent(e *carillon.Event) error {
 	case carillon.EventRejected:
 		what = fmt.Sprintf("%s: %s", excerpt([]byte(e.Verb), 32), excerpt(fmt.Append(nil, e.Error), 500)) // text from any command
 	case carillon.EventSkipped:
-		what = fmt.Sprintf("%d fires, %s: %s to %s", e.Count, excerpt([]byte(e.Reason), 32), formatTime(e.First), formatTime(e.Last))
+		what = fmt.Sprintf("%s, %s: %s to %s", count(e.Count, "fire"), excerpt([]byte(e.Reason), 32), formatTime(e.First), formatTime(e.Last))
 	}
 	return w.app.line("%s  %10s  %-24s %s", e.Time.Local().Format("15:04:05.000"), excerpt([]byte(e.Kind), 32), excerpt([]byte(e.Job), 64), what)
 }
