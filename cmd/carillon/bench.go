@@ -99,7 +99,7 @@ func (a *app) childCommand(cmd *cobra.Command, words ...string) ([]string, error
 // The flags that several workloads have.
 
 func dataFlag(f *pflag.FlagSet, data *string) {
-	f.StringVar(data, "data", "", "`directory` to make the engine's data directory in (default the system's for temporary files)")
+	f.Var((*nonEmpty)(data), "data", "`directory` to make the engine's data directory in (default the system's for temporary files)")
 }
 
 func natsFlag(f *pflag.FlagSet, url *string) {

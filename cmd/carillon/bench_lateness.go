@@ -35,7 +35,7 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 	payloadFlag(f, &c.PayloadBytes)
 	f.StringVar(&mix, "mix", "intervals", "kinds of jobs and their weights: intervals, cron, one_shots")
 	handlersFlag(f, &c.Concurrency)
-	f.StringVar(&c.Raw, "raw", "", "`file` for every trigger as CSV")
+	f.Var((*nonEmpty)(&c.Raw), "raw", "`file` for every trigger as CSV")
 	dataFlag(f, &data)
 	natsFlag(f, &natsURL)
 	return cmd

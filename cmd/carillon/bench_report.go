@@ -13,7 +13,7 @@ import (
 )
 
 func newBenchReportCommand(a *app) *cobra.Command {
-	var output, pictures string
+	output, pictures := "bench.html", ""
 	c := ownFlags(&cobra.Command{
 		Use:   "report [file ...]",
 		Short: "Turn result files into one HTML page with plots",
@@ -72,8 +72,8 @@ SVG file, too, to be shown elsewhere.`,
 				output, count(s.Results, "result"), count(s.Plots, "plot"), s.Met, s.Targets, s.Clean, s.Checked)
 		},
 	})
-	c.Flags().StringVarP(&output, "output", "o", "bench.html", "`file` to write, - for standard output")
-	c.Flags().StringVar(&pictures, "pictures", "", "`directory` for the plots as SVG files; made where it is not there")
+	c.Flags().VarP((*nonEmpty)(&output), "output", "o", "`file` to write, - for standard output")
+	c.Flags().Var((*nonEmpty)(&pictures), "pictures", "`directory` for the plots as SVG files; made where it is not there")
 	return c
 }
 

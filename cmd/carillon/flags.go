@@ -30,6 +30,21 @@ func (v *nonEmpty) Set(s string) error {
 	return nil
 }
 
+// nonEmpties is the value of a flag that may be repeated, and must not be empty.
+type nonEmpties []string
+
+func (v *nonEmpties) String() string { return strings.Join(*v, ",") }
+func (v *nonEmpties) Type() string   { return "stringArray" }
+
+func (v *nonEmpties) Set(s string) error {
+	var one nonEmpty
+	if err := one.Set(s); err != nil {
+		return err
+	}
+	*v = append(*v, s)
+	return nil
+}
+
 // address is the value of a flag that says where to listen: host:port.
 type address string
 

@@ -26,8 +26,11 @@ func (f *archiveFlags) flags(c *cobra.Command) {
 }
 
 func (f *archiveFlags) check(args []string) error {
-	if (f.bucket == "") == (len(args) == 0) || len(args) > 0 && args[0] == "" {
+	switch {
+	case len(args) == 0 && f.bucket == "", len(args) > 0 && args[0] == "":
 		return usagef("give a directory or --bucket")
+	case len(args) > 0 && f.bucket != "":
+		return usagef("give a directory or --bucket, not both")
 	}
 	return nil
 }

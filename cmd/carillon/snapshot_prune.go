@@ -53,7 +53,7 @@ does. A snapshot that cannot be read ends it, as nobody knows what it names, unl
 	f.flags(c)
 	c.Flags().IntVar(&o.Keep, "keep", 0, "the `number` of newest snapshots of each service that stay")
 	c.Flags().DurationVar(&o.OlderThan, "older-than", 0, "drop what is older, e.g. 720h")
-	c.Flags().StringArrayVar(&o.Drop, "drop", nil, "drop this `snapshot`, also a damaged one; may be repeated")
+	c.Flags().Var((*nonEmpties)(&o.Drop), "drop", "drop this `snapshot`, also a damaged one; may be repeated")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what would go, and change nothing")
 	return c
 }

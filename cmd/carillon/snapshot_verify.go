@@ -34,7 +34,7 @@ problem; each is told with file and offset, and the exit code is 1. What is dama
 		},
 	}
 	f.flags(c)
-	c.Flags().StringArrayVar(&ids, "id", nil, "only this `snapshot`; may be repeated (default all)")
+	c.Flags().Var((*nonEmpties)(&ids), "id", "only this `snapshot`; may be repeated (default all)")
 	return c
 }
 
