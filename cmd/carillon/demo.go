@@ -30,6 +30,9 @@ arrives, with its lateness: from the due millisecond to the receipt by this proc
 			if a.json {
 				return usagef("--json is no flag of %q: 'carillon serve' and 'carillon watch' have it", cmd.CommandPath())
 			}
+			if err := refuseArchive(o.Data); err != nil {
+				return err
+			}
 			if err := os.MkdirAll(o.Data, 0o750); err != nil {
 				return err
 			}

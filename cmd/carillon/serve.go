@@ -5,6 +5,8 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +15,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
 func newServeCommand(a *app) *cobra.Command {
@@ -34,6 +37,9 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			if err := s.resolve(cmd); err != nil {
 				return err
 			}
+			if err := refuseArchive(s.options.Data); err != nil {
+				return err
+			}
 			catchBrokenPipes()
 			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.printReady(r) }) // an engine goes on even if this fails
 		},
@@ -44,6 +50,15 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 	s.sharing(f)
 	s.keeping(f)
 	return cmd
+}
+
+// refuseArchive refuses an archive of snapshots as a data directory. An engine would start on it without a job, and the archive would take
+// no more snapshots.
+func refuseArchive(data string) error {
+	if _, err := os.Stat(filepath.Join(data, "snapshots")); err != nil || archive.OpenDir(nil, data).Check() != nil {
+		return nil
+	}
+	return fmt.Errorf("%[1]s is an archive of snapshots; 'carillon snapshot restore %[1]s --data DIR' makes a data directory of it", data)
 }
 
 // serveFlags are the options of an engine, and the flags that must be converted for them.
