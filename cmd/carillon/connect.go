@@ -66,6 +66,7 @@ func (c *connection) credentials() []variable {
 
 // resolve takes from the environment what no flag gave.
 func (c *connection) resolve() error {
+	prefixGiven := c.prefix != ""
 	for _, v := range append(c.credentials(), variable{&c.server, "NATS_URL"}, variable{&c.prefix, "CARILLON_PREFIX"}) {
 		*v.value = cmp.Or(*v.value, os.Getenv(v.name))
 	}
@@ -83,9 +84,13 @@ func (c *connection) resolve() error {
 		return usagef("--timeout is %s, must not be negative", c.timeout)
 	}
 	if (c.cert == "") != (c.key == "") {
-		return usagef("--tlscert and --tlskey go together")
+		return usagef("--tlscert and --tlskey go together (NATS_CERT and NATS_KEY)")
 	}
-	return optionError(c.names().Validate())
+	err := c.names().Validate()
+	if err != nil && !prefixGiven {
+		return usagef("CARILLON_PREFIX: %w", err)
+	}
+	return optionError(err)
 }
 
 func (c *connection) names() carillon.Names { return carillon.NamesFor(c.prefix) }
@@ -119,14 +124,18 @@ func checkServers(flag, list string) error {
 
 // options returns the options of nats.go that the flags ask for.
 func (c *connection) options() ([]nats.Option, error) {
-	for _, f := range []struct{ flag, name string }{
-		{"creds", c.creds}, {"nkey", c.nkey}, {"tlscert", c.cert}, {"tlskey", c.key}, {"tlsca", c.ca},
+	for _, f := range []struct{ flag, variable, name string }{
+		{"creds", "NATS_CREDS", c.creds},
+		{"nkey", "NATS_NKEY", c.nkey},
+		{"tlscert", "NATS_CERT", c.cert},
+		{"tlskey", "NATS_KEY", c.key},
+		{"tlsca", "NATS_CA", c.ca},
 	} {
 		if f.name == "" {
 			continue
 		}
 		if _, err := os.ReadFile(f.name); err != nil { // nats.go would say so in an error about the server
-			return nil, fmt.Errorf("--%s: %w", f.flag, err)
+			return nil, fmt.Errorf("--%s (%s): %w", f.flag, f.variable, err)
 		}
 	}
 	o := []nats.Option{nats.Name("carillon command line"), nats.Timeout(c.timeout)}

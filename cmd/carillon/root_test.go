@@ -340,11 +340,16 @@ func TestRefusedAtOnce(t *testing.T) {
 	} {
 		missing := filepath.Join(filepath.Dir(file), "missing")
 		args := strings.Fields(strings.NewReplacer("MISSING", missing, "FILE", file).Replace(line))
-		want := "carillon: " + args[slices.Index(args, missing)-1] + ": open " + missing + ": no such file or directory\n"
-		if code, _, errOut := run(t, args...); code != exitFailure || errOut != want {
-			t.Errorf("%s: %d, %q, want %q", line, code, errOut, want)
+		begins, ends := "carillon: "+args[slices.Index(args, missing)-1]+" (NATS_", "): open "+missing+": no such file or directory\n"
+		if code, _, errOut := run(t, args...); code != exitFailure || !strings.HasPrefix(errOut, begins) || !strings.HasSuffix(errOut, ends) {
+			t.Errorf("%s: %d, %q, want %s…%s", line, code, errOut, begins, ends)
 		}
 	}
+	t.Setenv("CARILLON_PREFIX", "a b")
+	if code, _, errOut := run(t, "status"); code != exitUsage || !strings.HasPrefix(errOut, `carillon: CARILLON_PREFIX: invalid_field: prefix: "a b" is no prefix`) {
+		t.Errorf("%d, %s", code, errOut)
+	}
+	t.Setenv("CARILLON_PREFIX", "")
 	if err := os.Truncate(file, maxLine+1); err != nil {
 		t.Fatal(err)
 	}
