@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go"
@@ -128,9 +130,22 @@ func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, r
 		return err
 	}
 	if err := c.Validate(); err != nil {
-		return usageError{err}
+		return fieldError(cmd, err)
 	}
 	return a.printResult(run(cmd.Context(), c))
+}
+
+// fieldFlags are the flags of fields of other names.
+var fieldFlags = map[string]string{"PayloadBytes": "payload", "SideRate": "side", "CronPerS": "cron-rate", "KillEvery": "kill-every"}
+
+// fieldError makes wrong usage of what a workload says of one of its fields: the user knows it by the name of a flag.
+func fieldError(cmd *cobra.Command, err error) error {
+	word, says, _ := strings.Cut(strings.TrimPrefix(err.Error(), "bench: "), " ")
+	field := strings.TrimSuffix(word, ":")
+	if flag := cmp.Or(fieldFlags[field], strings.ToLower(field)); cmd.Flags().Lookup(flag) != nil {
+		return usagef("--%s%s %s", flag, word[len(field):], says)
+	}
+	return usageError{err}
 }
 
 // printResult prints a result, and returns the error with which the command ends.
