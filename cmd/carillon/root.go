@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		if run := c.RunE; run != nil {
 			c.RunE = func(c *cobra.Command, args []string) error {
 				began = true
-				if err := noParentFlags(c); err != nil {
+				if err := cmp.Or(noParentFlags(c), notZero(c, "timeout")); err != nil {
 					return err
 				}
 				return run(c, args)

@@ -311,6 +311,8 @@ func TestRefusedAtOnce(t *testing.T) {
 		"snapshot verify DIR --id=":                                       `"--id" flag: is empty`,
 		"snapshot verify DIR --bucket b":                                  "give a directory or --bucket, not both (see ",
 		"snapshot verify":                                                 "give a directory or --bucket (see ",
+		"status --timeout 0":                                              "carillon: --timeout is 0, must be more than 0 (see ",
+		"--timeout 0s job list":                                           "--timeout is 0, must be more than 0",
 		"bench burst --side -1":                                           "carillon: --side is -1, must be 1 to 10,000 triggers a second (see ",
 		"bench burst --payload 1":                                         "carillon: --payload is 1, must be 2 to ",
 		"bench dispatch --cron-rate -1":                                   "carillon: --cron-rate is -1, must be ",
