@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -131,13 +132,14 @@ func (w *worker) report(t *carillon.Trigger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t == nil {
+		message := strings.ReplaceAll(oneLine(err), "MakeConsumers", "--prepare") // which the library knows as a function
 		held, ok := w.errorLimit.Allow(maxErrorLines, time.Now())
 		switch {
 		case !ok:
 		case held == 0:
-			fmt.Fprintf(w.app.stderr, "carillon: %s\n", oneLine(err))
+			fmt.Fprintf(w.app.stderr, "carillon: %s\n", message)
 		default:
-			fmt.Fprintf(w.app.stderr, "carillon: %s (and %d lines before were held back)\n", oneLine(err), held)
+			fmt.Fprintf(w.app.stderr, "carillon: %s (and %d lines before were held back)\n", message, held)
 		}
 		return
 	}
