@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/carillon-scheduler/carillon/internal/loglimit"
 )
@@ -26,9 +27,15 @@ type logger struct {
 // clientErrors is how many errors of clients are logged at a time, and how many of the engine's.
 const clientErrors = 10
 
-func (l *logger) Noticef(format string, v ...any) { l.to.Info(fmt.Sprintf(format, v...)) }
-func (l *logger) Debugf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
-func (l *logger) Tracef(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l *logger) Debugf(format string, v ...any) { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l *logger) Tracef(format string, v ...any) { l.to.Debug(fmt.Sprintf(format, v...)) }
+
+// Noticef leaves out lines without a letter: the server draws its banner with them.
+func (l *logger) Noticef(format string, v ...any) {
+	if line := fmt.Sprintf(format, v...); strings.ContainsFunc(line, unicode.IsLetter) {
+		l.to.Info(line)
+	}
+}
 
 func (l *logger) Warnf(format string, v ...any) {
 	if l.open && strings.HasPrefix(format, "Plaintext passwords detected") {

@@ -498,7 +498,7 @@ func TestPlainStartWarnsOfNothing(t *testing.T) {
 	}
 }
 
-// Errors on the engine's connection are in the engine's log, in its format and at its level.
+// Errors on the engine's connection are in the engine's log, in its format and at its level. The server's banner is not.
 func TestConnectionErrorsAreLogged(t *testing.T) {
 	var mu sync.Mutex
 	var lines bytes.Buffer
@@ -523,7 +523,11 @@ func TestConnectionErrorsAreLogged(t *testing.T) {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		mu.Lock()
 		said := strings.Contains(lines.String(), nats.ErrSlowConsumer.Error())
+		drawn := strings.Contains(lines.String(), "|_") || strings.Contains(lines.String(), `"msg":""`)
 		mu.Unlock()
+		if drawn {
+			t.Fatal("the log has the banner")
+		}
 		if said {
 			return
 		}
