@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -397,7 +398,11 @@ func (s *Server) Listen() error {
 		if err == nil {
 			err = errors.New("the server is shutting down")
 		}
-		return fmt.Errorf("embedded: cannot listen on %s (is another server running there?): %w", s.hp, err)
+		asks := ""
+		if strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) { // the server logs the error as text
+			asks = " (is another server running there?)"
+		}
+		return fmt.Errorf("embedded: cannot listen on %s%s: %w", s.hp, asks, err)
 	}
 	s.opened = true
 	return nil

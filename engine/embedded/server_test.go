@@ -410,8 +410,12 @@ func TestPortTaken(t *testing.T) {
 	}
 	s := start(t, Options{Listen: l.Addr().String()})
 	err = s.Listen()
-	if err == nil || !strings.Contains(err.Error(), l.Addr().String()) || !strings.Contains(err.Error(), "in use") {
+	if err == nil || !strings.Contains(err.Error(), l.Addr().String()) || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "is another server") {
 		t.Errorf("error does not name the address: %v", err)
+	}
+	elsewhere := start(t, Options{Listen: "192.0.2.1:4222"})
+	if err := elsewhere.Listen(); err == nil || !strings.Contains(err.Error(), "192.0.2.1:4222") || strings.Contains(err.Error(), "is another server") {
+		t.Errorf("an address of another machine: %v", err)
 	}
 	l.Close()
 	if err := s.Listen(); err != nil {
