@@ -105,9 +105,10 @@ func notNumber(err error) error {
 const aDuration = "a duration with its unit, such as 250ms, 90s or 1h30m"
 
 // oneLine puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
-// name itself.
+// name itself. That time is up is told in the user's words, not in Go's.
 func oneLine(err error) string {
 	message := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	message = strings.ReplaceAll(message, context.DeadlineExceeded.Error(), "time is up")
 	return strings.TrimPrefix(strings.Join(strings.Fields(message), " "), "carillon: ")
 }
 

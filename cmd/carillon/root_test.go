@@ -583,8 +583,8 @@ func interruptSelf(t *testing.T) {
 }
 
 func TestErrorsJoined(t *testing.T) {
-	err := errors.Join(errors.New("carillon: unavailable"), errors.New("give up\n\tthe save\n"))
-	if got := oneLine(err); got != "unavailable; give up; the save" {
+	err := errors.Join(errors.New("carillon: unavailable"), fmt.Errorf("give up\n\tthe save (%w)\n", context.DeadlineExceeded))
+	if got := oneLine(err); got != "unavailable; give up; the save (time is up)" {
 		t.Errorf("%q", got)
 	}
 }

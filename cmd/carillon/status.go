@@ -70,7 +70,7 @@ func (a *app) watchStatus(ctx context.Context, client *carillon.Client, every ti
 			fmt.Fprint(a.stdout, "\x1b[H\x1b[J")
 		}
 		if err != nil {
-			fmt.Fprintln(a.stderr, err)
+			fmt.Fprintf(a.stderr, "carillon: %s\n", oneLine(err))
 		} else {
 			if err := a.printStatus(&r, before); err != nil {
 				return err
