@@ -21,6 +21,9 @@ With --server, the streams must hold all triggers (serve --out-max-bytes).`,
   carillon bench burst --jobs 333000 --persist-async`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := notZero(cmd, "partitions"); err != nil {
+				return err
+			}
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}

@@ -22,6 +22,9 @@ With --server, the streams must hold a turn's triggers (serve --out-max-bytes).`
   carillon bench dispatch --persist-async --json > dispatch.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := notZero(cmd, "partitions", "cron-rate"); err != nil {
+				return err
+			}
 			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
 				return err
 			}

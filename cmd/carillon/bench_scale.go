@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +24,9 @@ more jobs that are due within a minute, first in memory, then on disk.`,
   carillon bench scale --jobs 100000000 --data /mnt/large`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := within(cmd, "midnight", 1, math.MaxInt64, "none"); err != nil {
+				return err
+			}
 			c.Progress = a.steps()
 			return measure(a, cmd, c, bench.RunScale)
 		},
