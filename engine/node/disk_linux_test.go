@@ -51,6 +51,9 @@ func TestDiskFillsUp(t *testing.T) {
 
 	few := smalldisk.Fill(t, dir, 80<<20)
 	notReady(t, r.HTTP, "no new jobs are taken")
+	eventually(t, "the log tells that new jobs are refused", func() bool {
+		return strings.Contains(r.log.String(), `msg="too little disk space for new jobs"`)
+	})
 	eventually(t, "every reader refuses new jobs", func() bool { return diskLow(t, nc) == partitions })
 	rejected, err := nc.SubscribeSync("carillon.event.*.rejected.refused")
 	if err != nil {

@@ -164,17 +164,24 @@ func (n *Node) watchDisk(context.Context) error {
 		}
 		n.failedStreams.update(errs)
 	}
-	n.refuseJobs.Store(free < n.o.FreeForJobs)
+	if refused := free < n.o.FreeForJobs; n.refuseJobs.Swap(refused) != refused {
+		n.logRoom(refused, "for new jobs", free, n.o.FreeForJobs)
+	}
 	n.appendDiskState()
 	if held := free < n.o.FreeForTicks; n.holdTicks.Swap(held) != held {
-		what := "enough disk space to fire again"
-		if held {
-			what = "too little disk space to fire"
-		}
-		n.log.Warn(what, "free_bytes", free, "needed_bytes", n.o.FreeForTicks)
+		n.logRoom(held, "to fire", free, n.o.FreeForTicks)
 		n.alarm.Wake()
 	}
 	return nil
+}
+
+// logRoom logs that the disk has become short, or has room again.
+func (n *Node) logRoom(short bool, what string, free, needed uint64) {
+	said := "enough disk space " + what + " again"
+	if short {
+		said = "too little disk space " + what
+	}
+	n.log.Warn(said, "free_bytes", free, "needed_bytes", needed)
 }
 
 // watch looks how full the log stream is, whether the clock jumped, and whether ticks come back, and tells the web server the node's problems.
