@@ -38,7 +38,7 @@ func (h *host) child(name string) *child {
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)
 	}
-	c := &child{joined: &joined{t: h.t, news: make(chan struct{}, 1)}, cmd: cmd, ended: make(chan error, 1)}
+	c := &child{joined: &joined{t: h.t}, cmd: cmd, ended: make(chan error, 1)}
 	go func() {
 		lines := bufio.NewScanner(out)
 		lines.Buffer(nil, 1<<20)
@@ -336,11 +336,7 @@ func TestEndsBesideWatch(t *testing.T) {
 		defer close(ended)
 		m.Close()
 	}()
-	select {
-	case <-ended:
-	case <-time.After(patience):
-		t.Error("the member waits for its watch")
-	}
+	natstest.Receive(t, "the member ends without its watch", ended)
 }
 
 // If no watch brings changes, the keys are read.
@@ -365,19 +361,10 @@ func TestAsksWithoutWatch(t *testing.T) {
 	asking.Go(func() { m.ask(ctx) })
 	defer asking.Wait()
 	defer stop()
-	select {
-	case v := <-m.views:
-		if !slices.Equal(names(v.Members), []string{"a", "b"}) {
-			t.Errorf("live are %v", names(v.Members))
-		}
-	case <-time.After(patience):
-		t.Fatal("nothing was asked for")
+	if v := natstest.Receive(t, "the keys are asked for", m.views); !slices.Equal(names(v.Members), []string{"a", "b"}) {
+		t.Errorf("live are %v", names(v.Members))
 	}
-	for deadline := time.Now().Add(patience); m.View().Revision != placed.Revision; time.Sleep(beatEvery) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the placement is %d, want %d", m.View().Revision, placed.Revision)
-		}
-	}
+	natstest.Eventually(t, "it has the placement", func() bool { return m.View().Revision == placed.Revision })
 }
 
 // Garbage under the bucket's keys neither stops a member nor counts as one.
@@ -518,11 +505,7 @@ func TestLongDeadAreForgotten(t *testing.T) {
 		j.Member.mu.Unlock()
 	}
 	remembered := func(j *joined) bool { return slices.Contains(j.keys(), nodePrefix+"c") }
-	for deadline := time.Now().Add(patience); remembered(a) || remembered(b); time.Sleep(beatEvery) {
-		if time.Now().After(deadline) {
-			t.Fatalf("c is remembered: by a %v, by b %v", remembered(a), remembered(b))
-		}
-	}
+	natstest.Eventually(t, "a and b have forgotten c", func() bool { return !remembered(a) && !remembered(b) })
 	if _, err := a.kv.Get(t.Context(), nodePrefix+"c"); !errors.Is(err, jetstream.ErrKeyNotFound) {
 		t.Errorf("the key of one that is long dead: %v", err)
 	}
@@ -530,17 +513,11 @@ func TestLongDeadAreForgotten(t *testing.T) {
 	a.Member.mu.Lock()
 	a.roster.members["ghost"] = &seen{Beat: Beat{Node: Node{Name: "ghost"}}, revision: 1 << 40, at: a.roster.heard - 2*abandonedAfter}
 	a.Member.mu.Unlock()
-	for deadline := time.Now().Add(patience); ; time.Sleep(beatEvery) {
+	natstest.Eventually(t, "a has forgotten the member whose key is gone", func() bool {
 		a.Member.mu.Lock()
-		left := a.roster.revision("ghost")
-		a.Member.mu.Unlock()
-		if left == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("one whose key is gone is remembered")
-		}
-	}
+		defer a.Member.mu.Unlock()
+		return a.roster.revision("ghost") == 0
+	})
 	c.signal(syscall.SIGCONT)
 	v := a.placedFor("a", "b", "c")
 	b.placedFor("a", "b", "c")

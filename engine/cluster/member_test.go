@@ -19,9 +19,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/carillon-scheduler/carillon/internal/leaktest"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
-
-const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv("CLUSTER_TEST_NAME"); name != "" {
@@ -95,7 +94,7 @@ func (h *host) start() {
 		h.t.Fatal(err)
 	}
 	ns.Start()
-	if !ns.ReadyForConnections(patience) {
+	if !ns.ReadyForConnections(time.Minute) {
 		h.t.Fatal("server is not ready")
 	}
 	h.ns, h.port = ns, ns.Addr().(*net.TCPAddr).Port
@@ -131,15 +130,14 @@ type joined struct {
 	troubles atomic.Int64
 	mu       sync.Mutex
 	views    []View
-	news     chan struct{}
 }
 
 func (h *host) join(name string, change ...func(*Options)) *joined {
 	h.t.Helper()
-	j := &joined{t: h.t, news: make(chan struct{}, 1)}
+	j := &joined{t: h.t}
 	j.js, j.nc = h.connect()
 	o := options(name)
-	o.OnError = func(error) { j.troubles.Add(1); j.wake() }
+	o.OnError = func(error) { j.troubles.Add(1) }
 	for _, c := range change {
 		c(&o)
 	}
@@ -159,16 +157,8 @@ func (h *host) join(name string, change ...func(*Options)) *joined {
 
 func (j *joined) add(v View) {
 	j.mu.Lock()
+	defer j.mu.Unlock()
 	j.views = append(j.views, v)
-	j.mu.Unlock()
-	j.wake()
-}
-
-func (j *joined) wake() {
-	select {
-	case j.news <- struct{}{}:
-	default:
-	}
 }
 
 func (j *joined) told() []View {
@@ -178,23 +168,20 @@ func (j *joined) told() []View {
 }
 
 // until waits for a condition on the last view, which may be empty.
-func (j *joined) until(what string, ok func(View) bool) View {
+func (j *joined) until(what string, ok func(View) bool) (last View) {
 	j.t.Helper()
-	deadline := time.After(patience)
-	for {
-		var last View
+	defer func() {
+		if j.t.Failed() {
+			j.t.Logf("the last view has %v, placement %d of %v", names(last.Members), last.Revision, last.Placement)
+		}
+	}()
+	natstest.Eventually(j.t, "there is a view in which "+what, func() bool {
 		if all := j.told(); len(all) > 0 {
 			last = all[len(all)-1]
 		}
-		if ok(last) {
-			return last
-		}
-		select {
-		case <-j.news:
-		case <-deadline:
-			j.t.Fatalf("no view in which %s; the last has %v, placement %d of %v", what, names(last.Members), last.Revision, last.Placement)
-		}
-	}
+		return ok(last)
+	})
+	return last
 }
 
 // placedFor waits until exactly these are live, and the placement is made for them.
@@ -214,7 +201,7 @@ func (j *joined) placedFor(want ...string) View {
 func TestJoinAndLeave(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	a, b := h.join("a"), h.join("b", func(o *Options) { o.Bound = 10 * patience })
+	a, b := h.join("a"), h.join("b", func(o *Options) { o.Bound = time.Hour })
 	two := a.placedFor("a", "b")
 	c := h.join("c", func(o *Options) { o.Zone, o.Version = "cellar", "1.2" })
 	three := a.placedFor("a", "b", "c")
@@ -312,23 +299,18 @@ func TestReports(t *testing.T) {
 	b.placedFor("a", "b")
 	a.placedFor("a", "b")
 	told := len(b.told())
-	deadline := time.Now().Add(patience)
-	for from := position.Load(); ; {
+	from := position.Load()
+	natstest.Eventually(t, "a's position comes", func() bool {
 		got, _ := b.View().Member("a")
-		if p, ok := got.Progress(3); ok && p.Position > from+20 {
-			if p.Epoch != 9 || got.ClockOffsetMS != 3_600_000 {
-				t.Errorf("a is told as %+v", got)
-			}
-			break
+		p, ok := got.Progress(3)
+		if !ok || p.Position <= from+20 {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("a's position does not come: %+v", got)
+		if p.Epoch != 9 || got.ClockOffsetMS != 3_600_000 {
+			t.Errorf("a is told as %+v", got)
 		}
-		e, err := b.kv.Get(t.Context(), a.key) // each look takes a moment
-		if err != nil || e.Revision() == 0 {
-			t.Fatal(err)
-		}
-	}
+		return true
+	})
 	if more := len(b.told()) - told; more != 0 {
 		t.Errorf("%d views for figures alone", more)
 	}

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
@@ -46,7 +45,7 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 			c.Stop(i)
 		}
 	})
-	c.await("a leader that knows all servers", func() bool {
+	Eventually(t, "there is a leader that knows all servers", func() bool {
 		for _, ns := range c.servers {
 			if ns.JetStreamIsLeader() {
 				return len(ns.JetStreamClusterPeers()) == n
@@ -83,7 +82,7 @@ func (c *Cluster) URL() string {
 // Leader returns the index of the server that leads a stream of an account.
 func (c *Cluster) Leader(account, stream string) (i int) {
 	c.t.Helper()
-	c.await("a leader of "+stream, func() bool {
+	Eventually(c.t, "there is a leader of "+stream, func() bool {
 		for i = range c.servers {
 			if c.servers[i] != nil && c.servers[i].JetStreamIsStreamLeader(account, stream) {
 				return true
@@ -92,16 +91,6 @@ func (c *Cluster) Leader(account, stream string) (i int) {
 		return false
 	})
 	return i
-}
-
-// await waits until ok returns true, which it calls every few milliseconds: nats-server does not announce its elections.
-func (c *Cluster) await(what string, ok func() bool) {
-	c.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			c.t.Fatalf("waited in vain: %s", what)
-		}
-	}
 }
 
 func address(url string) (host string, port int) {

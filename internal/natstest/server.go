@@ -37,6 +37,17 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
+// Receive returns the next value of a channel, or the zero value once the channel is closed. It waits for at most a minute.
+func Receive[T any](t testing.TB, what string, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(time.Minute):
+		t.Fatalf("not within a minute: %s", what)
+	}
+	return value
+}
+
 // A program gets one of these ports only if it asks for just that one. If it asks for any, Linux chooses one from 32768 on.
 const (
 	firstPort = 20_000
