@@ -32,7 +32,7 @@ func closeSoon(t testing.TB, s *Store) {
 	select {
 	case err := <-done:
 		must(t, err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("Close hangs")
 	}
 }

@@ -65,7 +65,7 @@ func TestOpensBeforeCompactions(t *testing.T) {
 		must(t, err)
 		<-runs
 		close(mayEnd)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		close(mayEnd)
 		must(t, <-opened)
 		t.Error("it waited for the compaction")

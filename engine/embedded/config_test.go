@@ -240,9 +240,8 @@ func TestConfigOperator(t *testing.T) {
 	comes := nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
 	ac.Revoke(public(t, ukp))
 	s.ns.UpdateAccountClaims(account, ac)
-	for before := connections(t, s); connections(t, s) < before+5 && !nc.IsClosed(); {
-		time.Sleep(10 * time.Millisecond)
-	}
+	before := connections(t, s)
+	natstest.Eventually(t, "the engine has tried five times", func() bool { return connections(t, s) >= before+5 || nc.IsClosed() })
 	ac.ClearRevocation(public(t, ukp))
 	s.ns.UpdateAccountClaims(account, ac)
 	if status := <-comes; status != nats.CONNECTED {
