@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // If a node stops before it has caught up with the log, the reads that wait for that fail at once, and so do later ones: another node
@@ -23,11 +24,11 @@ func TestReadsEndWithTheNode(t *testing.T) {
 	wanted := &carillon.Error{Code: carillon.CodeUnavailable}
 	answer := make(chan error, 1)
 	go func() { answer <- n.readBarrier() }()
-	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) {
+	natstest.Eventually(t, "the read waits", func() bool {
 		n.waiters.mu.Lock()
-		waiting = len(n.waiters.waiting)
-		n.waiters.mu.Unlock()
-	}
+		defer n.waiters.mu.Unlock()
+		return len(n.waiters.waiting) > 0
+	})
 	n.waiters.close()
 	if err := <-answer; !errors.Is(err, wanted) || !strings.Contains(err.Error(), errStops.Error()) {
 		t.Errorf("who waits is told: %v", err)

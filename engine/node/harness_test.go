@@ -391,11 +391,16 @@ func (r *running) again(t testing.TB) {
 func refused(t testing.TB, o node.Options) error {
 	t.Helper()
 	r := launch(t, o)
-	select {
-	case <-r.readies:
-		t.Fatal("the node became ready")
-	case <-r.done:
-	}
+	eventually(t, "the node ends", func() bool {
+		select {
+		case <-r.readies:
+			t.Fatal("the node became ready")
+		case <-r.done:
+			return true
+		default:
+		}
+		return false
+	})
 	if r.err == nil {
 		t.Fatal("the node ended without an error")
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // bad is a command that must be refused.
@@ -226,20 +227,15 @@ func TestForbidden(t *testing.T) {
 		if err := nc.Publish(subject, []byte(body)); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case says := <-refusals:
-			if !strings.Contains(says, subject) {
-				t.Errorf("%s: %s", subject, says)
-			}
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s was not refused", subject)
+		if says := natstest.Receive(t, "a publish is refused on "+subject, refusals); !strings.Contains(says, subject) {
+			t.Errorf("%s: %s", subject, says)
 		}
 	}
 	for _, subject := range []string{"carillon.api.get.x", "carillon.api.>"} {
 		if _, err := nc.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}
-		<-refusals
+		natstest.Receive(t, "a subscription is refused to "+subject, refusals)
 	}
 	beats(t, c, 3)
 	unbroken(t, nc, c)
@@ -613,11 +609,7 @@ func TestFlood(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	select {
-	case <-js.PublishAsyncComplete():
-	case <-time.After(10 * time.Minute):
-		t.Fatal("the flood was not taken")
-	}
+	natstest.Receive(t, "the end of the flood is taken", js.PublishAsyncComplete())
 	took := time.Since(began)
 	eventually(t, "all are refused", func() bool {
 		var refused uint64

@@ -44,11 +44,7 @@ func preload(t testing.TB, url string, n int) {
 			t.Fatal(err)
 		}
 	}
-	select {
-	case <-js.PublishAsyncComplete():
-	case <-time.After(time.Minute):
-		t.Fatal("commands were not taken")
-	}
+	natstest.Receive(t, "the last commands are taken", js.PublishAsyncComplete())
 	c := carillon.Connect(nc)
 	eventually(t, "all jobs are there", func() bool {
 		var jobs uint64

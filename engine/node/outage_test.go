@@ -424,31 +424,7 @@ func TestFileIsNotNATS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r = launch(t, o)
-	select {
-	case <-r.readies:
-		t.Error("it starts")
-	case <-r.done:
-		words(t, r.err, "job table", "MANIFEST")
-	case <-waitsFor(r, "waiting for NATS"):
-		t.Error("it waits for NATS")
-	}
-}
-
-// waitsFor returns a channel that is closed when a node has logged something.
-func waitsFor(r *running, what string) <-chan struct{} {
-	said := make(chan struct{})
-	go func() {
-		for !contains(r.log, what) {
-			select {
-			case <-r.done:
-				return
-			case <-time.After(10 * time.Millisecond):
-			}
-		}
-		close(said)
-	}()
-	return said
+	words(t, refused(t, o), "job table", "MANIFEST")
 }
 
 // If the data directory is renamed, and another is in its place, the node ends: a restart in place would go on with no jobs.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // answers are replies that run, and the outcomes that they have passed on.
@@ -77,11 +78,7 @@ func TestEarlyOutcomesAreDropped(t *testing.T) {
 	a.applied(1, &reply{})
 	a.await(1, a.done)
 	<-a.told
-	for end := time.Now().Add(time.Minute); kept() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d bytes of outcomes are kept, and no command is under way", kept())
-		}
-	}
+	natstest.Eventually(t, "no outcome is kept once no command is under way", func() bool { return kept() == 0 })
 }
 
 // Outcomes for which no request waits here, such as those of raw commands, do not fill the memory while a request waits for another one.
