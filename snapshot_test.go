@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,8 +45,13 @@ func TestSnapshotGivenUpEarly(t *testing.T) {
 	nc, _ := startNATS(t)
 	under := make(chan string, 1) // the save that is under way
 	word := (&SnapshotReply{Phase: SnapshotCheckpoint}).AppendJSON(nil)
+	var requests sync.WaitGroup
 	_, err := nc.Subscribe("carillon.api.snapshot", func(m *nats.Msg) {
-		go func() { // as the service does
+		if len(m.Data) == 0 {
+			_ = m.Respond(nil) // the fence below
+			return
+		}
+		requests.Go(func() { // as the service does
 			s, err := ParseSnapshot(m.Data)
 			if err != nil {
 				t.Error(err)
@@ -68,7 +74,7 @@ func TestSnapshotGivenUpEarly(t *testing.T) {
 				answer.Data = (&Error{Code: CodeNotFound, Message: "no such snapshot is being saved"}).AppendJSON(nil)
 				_ = m.RespondMsg(answer)
 			}
-		}()
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +85,11 @@ func TestSnapshotGivenUpEarly(t *testing.T) {
 		if _, err := Connect(nc).SaveSnapshot(ctx, SnapshotRequest{Dir: "/a"}, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
-		time.Sleep(100 * time.Millisecond)
+		// What the client sent has arrived before this request, and is then waited for.
+		if _, err := nc.Request("carillon.api.snapshot", nil, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		requests.Wait()
 		if len(under) > 0 {
 			t.Errorf("a save goes on whose context ended after %s", wait)
 			<-under

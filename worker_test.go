@@ -23,27 +23,32 @@ import (
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
-// startWorker runs a worker until the test ends or the returned stop, which gives Work's error.
+// startWorker runs a worker until the test ends or calls stop, which returns Work's error. If the test does not call it, there must be none.
 func startWorker(t *testing.T, c *Client, o WorkerOptions, h Handler) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Work(ctx, o, h) }()
-	stop = sync.OnceValue(func() error {
+	var called atomic.Bool
+	end := sync.OnceValue(func() error {
 		cancel()
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(20 * time.Second):
-			return errors.New("the worker did not stop")
+		case <-time.After(time.Minute): // not natstest.Receive: stop may be called on another goroutine than the test's
+			t.Error("the worker did not stop within a minute")
+			return nil
 		}
 	})
 	t.Cleanup(func() {
-		if err := stop(); err != nil && !t.Failed() {
-			t.Logf("stopping: %v", err)
+		if err := end(); err != nil && !called.Load() {
+			t.Errorf("the worker ended with %v", err)
 		}
 	})
-	return stop
+	return func() error {
+		called.Store(true)
+		return end()
+	}
 }
 
 // pending counts what the group has not acknowledged, over all partitions.
@@ -499,13 +504,8 @@ func TestWorkEndsWithItsConnection(t *testing.T) {
 	}()
 	eventually(t, "the consumers made", made(t, js, "g", 2))
 	own.Close()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, nats.ErrConnectionClosed) {
-			t.Errorf("ended with %v", err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("the worker goes on without a connection")
+	if err := natstest.Receive(t, "the worker ends without a connection", ended); !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("ended with %v", err)
 	}
 }
 
@@ -529,13 +529,9 @@ func TestWorkBeginsNothingWithoutItsConnection(t *testing.T) {
 	}()
 	eventually(t, "others with the worker", func() bool { return begun.Load() == 1 && consumerInfo(t, js, "g", 0).NumAckPending > 1 })
 	own.Close()
-	select {
-	case err := <-ended:
-		if n := begun.Load(); !errors.Is(err, nats.ErrConnectionClosed) || n != 1 {
-			t.Errorf("%d triggers were begun, and it ended with %v", n, err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("the worker goes on without a connection")
+	err := natstest.Receive(t, "the worker ends without a connection", ended)
+	if n := begun.Load(); !errors.Is(err, nats.ErrConnectionClosed) || n != 1 {
+		t.Errorf("%d triggers were begun, and it ended with %v", n, err)
 	}
 }
 
@@ -750,13 +746,8 @@ func TestWorkWithoutRights(t *testing.T) {
 		cancel()
 	}
 	for user, told := range told {
-		select {
-		case err := <-told:
-			if !errors.Is(err, nats.ErrPermissionViolation) {
-				t.Errorf("%s: %v", user, err)
-			}
-		case <-time.After(20 * time.Second):
-			t.Errorf("%s: nothing was told", user)
+		if err := natstest.Receive(t, "the worker is told that it lacks a right: "+user, told); !errors.Is(err, nats.ErrPermissionViolation) {
+			t.Errorf("%s: %v", user, err)
 		}
 	}
 }
@@ -1270,7 +1261,7 @@ func TestWorkGivesBackOnce(t *testing.T) {
 	go work(ctx, func(context.Context, *Trigger) error { began <- true; return nil })
 	out.trigger(0, "a", "first", 1, "")
 	<-began
-	time.Sleep(10 * time.Millisecond) // both pulls are open, most likely
+	eventually(t, "both pulls are open", func() bool { return consumerInfo(t, js, "w", 0).NumWaiting == 2 })
 	cancel()
 	out.trigger(0, "a", "second", 2, "")
 	if err := <-ended; err != nil {
