@@ -46,7 +46,5 @@ func TestAnswersThroughout(t *testing.T) {
 	}
 	cancel()
 	asking.Wait()
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }

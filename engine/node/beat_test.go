@@ -34,14 +34,7 @@ func unbroken(t testing.TB, nc *nats.Conn, c *carillon.Client) {
 	if _, err := c.Pause(t.Context(), beat.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all outputs are stored", func() bool {
-		for _, p := range status(t, c).Partitions {
-			if p.Ready > 0 || p.Published != p.Outputs {
-				return false
-			}
-		}
-		return true
-	})
+	eventuallyEach(t, c, "its outputs are stored", func(p carillon.PartitionStatus) bool { return p.Ready == 0 && p.Published == p.Outputs })
 	r, err := c.Get(t.Context(), beat.ID)
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
-	"github.com/carillon-scheduler/carillon/internal/alarm"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
@@ -142,11 +141,7 @@ func TestStuck(t *testing.T) {
 // When a claim that this node has sent comes back, the partition is its own, even if the claim's answer was lost, and whichever of several
 // claims comes last. A claim that an earlier run or another node has sent does not do that.
 func TestOwnClaims(t *testing.T) {
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(wake.Close)
+	wake := newAlarm(t)
 	n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), alarm: wake, meters: newMeters(nil)}
 	n.membership.changed = make(chan struct{}, 1)
 	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
@@ -183,11 +178,7 @@ func TestOwnClaims(t *testing.T) {
 // A claim whose answer is late is due again, and the answer counts when it comes.
 func TestClaimLate(t *testing.T) {
 	nc, s := openStreams(t)
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(wake.Close)
+	wake := newAlarm(t)
 	layout := engine.Layout{Prefix: "elsewhere", Partitions: 1} // no stream stores what is sent there
 	n := &Node{streams: s, layout: layout, log: slog.New(slog.DiscardHandler), alarm: wake}
 	claims, err := nc.SubscribeSync(n.layout.LogSubject(0, "claim"))
@@ -240,23 +231,12 @@ func TestClaimGivenUp(t *testing.T) {
 // clockwork was woken since the last call.
 func confirming(t *testing.T, outputs ...engine.Output) (n *Node, p *partition, rang func() bool) {
 	t.Helper()
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(wake.Close)
+	wake := newAlarm(t)
 	n = &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil), alarm: wake}
 	p = &partition{chain: engine.NewChain()}
 	p.chain.Confirm()
 	p.chain.Resume(0, 0, outputs)
-	return n, p, func() bool {
-		select {
-		case <-wake.C():
-			return true
-		default:
-			return false
-		}
-	}
+	return n, p, func() bool { return hasRung(wake) }
 }
 
 func sendNext(t *testing.T, p *partition) {

@@ -61,11 +61,7 @@ func TestRoomForLargeOutputs(t *testing.T) {
 // When a partition's share of the window grows, the clockwork is woken to send what waited only for that: nothing else would wake it.
 func TestShareGrows(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer wake.Close()
+	wake := newAlarm(t)
 	p := &partition{machine: engine.New(layout, 0), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
 	n := &Node{alarm: wake, partitions: []*partition{p}}
 	outputs := make([]engine.Output, 4000)
@@ -73,15 +69,10 @@ func TestShareGrows(t *testing.T) {
 		outputs[i] = engine.Output{Number: uint64(i + 1), Due: 5_000}
 	}
 	p.chain.Resume(0, 0, outputs)
-	share := func(chains int) (rang bool) {
+	share := func(chains int) bool {
 		n.window.sharing = chains
 		n.eachOwned(1<<30, func(*partition, int, engine.Acked) {})
-		select {
-		case <-wake.C():
-			return true
-		default:
-			return false
-		}
+		return hasRung(wake)
 	}
 	share(8)
 	for {
@@ -99,14 +90,31 @@ func TestShareGrows(t *testing.T) {
 	}
 }
 
-// chainOf returns a node with one partition, whose chain has sent one output and asked for an ack.
-func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
+// newAlarm returns an alarm that is closed with the test.
+func newAlarm(t testing.TB) alarm.Alarm {
 	t.Helper()
 	wake, err := alarm.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(wake.Close)
+	return wake
+}
+
+// hasRung tells whether an alarm has rung since the last call.
+func hasRung(wake alarm.Alarm) bool {
+	select {
+	case <-wake.C():
+		return true
+	default:
+		return false
+	}
+}
+
+// chainOf returns a node with one partition, whose chain has sent one output and asked for an ack.
+func chainOf(t *testing.T, ns *embedded.Server) (*Node, *partition) {
+	t.Helper()
+	wake := newAlarm(t)
 	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0), chain: engine.NewChain()}
 	n := &Node{alarm: wake, partitions: []*partition{p}, server: ns, log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
 	p.chain.Resume(0, 0, []engine.Output{{Number: 1, Kind: engine.OutputEvent}})

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -67,6 +68,16 @@ func (f *fleet) start(name string) *process {
 	f.nodes[name] = mustSpawn(f.t, s)
 	f.runs = append(f.runs, nodeRun{name, f.nodes[name].log})
 	return f.nodes[name]
+}
+
+// terminate stops all nodes that the test has not stopped or killed already.
+func (f *fleet) terminate() {
+	f.t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(f.nodes)) {
+		if p := f.nodes[name]; p.cmd.ProcessState == nil {
+			p.terminate(f.t)
+		}
+	}
 }
 
 // said returns what the nodes logged from one moment to another.
@@ -247,10 +258,7 @@ func TestFailover(t *testing.T) {
 		f.shared(c, names...)
 	}
 	ended := time.Now()
-	h, end := l.finish()
-	h.downs = downs
-	all := allOutputs(t, l.nc, f.partitions)
-	h.verify(t, all, end)
+	all := l.verify(f.partitions, downs...)
 	during := 0
 	for _, o := range all {
 		if o.stored.After(began) && o.stored.Before(ended) {
@@ -273,9 +281,7 @@ func TestFailover(t *testing.T) {
 	if rounds >= 50 && took[len(took)*99/100] > 1500*time.Millisecond { // what is promised; make failover measures it
 		t.Error("that is too long")
 	}
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }
 
 // latest returns how late the latest of a partition's scheduled triggers was stored, among those that were due in a span.
@@ -287,33 +293,6 @@ func latest(of []output, s span) (late time.Duration) {
 		}
 	}
 	return late
-}
-
-// passed waits until every partition has stored a trigger that was due after a moment: then what was due before is stored, too.
-func passed(t testing.TB, nc *nats.Conn, partitions int, ms int64) {
-	t.Helper()
-	js := jetStream(t, nc)
-	names := carillon.DefaultNames()
-	for p := range partitions {
-		stream, err := js.Stream(t.Context(), names.OutStream(p))
-		if err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, fmt.Sprintf("partition %d puts out what is due after %s", p, time.UnixMilli(ms).UTC().Format("05.000")), func() bool {
-			m, err := stream.GetLastMsgForSubject(t.Context(), fmt.Sprintf("carillon.trigger.%d.>", p))
-			if errors.Is(err, jetstream.ErrMsgNotFound) {
-				return false
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			trigger, err := names.ParseTrigger(m.Subject, m.Header, m.Data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return !trigger.Forced() && trigger.Scheduled.After(time.UnixMilli(ms))
-		})
-	}
 }
 
 // claims are the claims that come into the log.
@@ -400,7 +379,7 @@ func handOver(t *testing.T, url string, replicas int) {
 	var quiet []span
 	for round := range rounds {
 		second := span{from: now() + 500, to: now() + 1500}
-		passed(t, l.nc, f.partitions, second.to)
+		l.firesBeyond(f.partitions, time.UnixMilli(second.to))
 		quiet = append(quiet, second)
 		before, first := f.settled(c, placed, names...)
 		f.start("d")
@@ -420,22 +399,21 @@ func handOver(t *testing.T, url string, replicas int) {
 		if last != first+1 {
 			t.Logf("%d placements in between: a node was silent for too long on this machine", last-first)
 		}
-		passed(t, l.nc, f.partitions, now())
+		l.firesBeyond(f.partitions, time.Now())
 		goes := names[round%3]
 		f.nodes[goes].terminate(t)
 		if !contains(f.nodes[goes].log, "handed over", "left=0") {
 			t.Errorf("%s left without having handed over", goes)
 		}
 		f.shared(c, slices.DeleteFunc([]string{"a", "b", "c", "d"}, func(n string) bool { return n == goes })...)
-		passed(t, l.nc, f.partitions, now())
+		l.firesBeyond(f.partitions, time.Now())
 		f.start(goes)
 		f.nodes["d"].terminate(t)
 		f.shared(c, names...)
 	}
-	passed(t, l.nc, f.partitions, now())
+	l.firesBeyond(f.partitions, time.Now())
 	answers.stop()
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	l.verify(f.partitions)
 	var of [][]output
 	var calm []time.Duration
 	for p := range f.partitions {
@@ -452,11 +430,7 @@ func handOver(t *testing.T, url string, replicas int) {
 	if late := slices.Max(because); rounds >= 10 && late > 50*time.Millisecond { // the promise, where it is measured: make failover
 		t.Errorf("that is too long: %s", late)
 	}
-	for _, p := range f.nodes {
-		if p.cmd.ProcessState == nil {
-			p.terminate(t)
-		}
-	}
+	f.terminate()
 }
 
 // answers are how long the API took for requests that are made all the time. Each must be answered before its client gives up.
@@ -548,7 +522,8 @@ func TestFrozenOwner(t *testing.T) {
 	c := carillon.Connect(dial(t, url), carillon.WithTimeout(3*time.Second)) // the frozen one does not answer
 	f.startAll(c, names...)
 	l := startLoad(t, url, "z", true)
-	var owned [][]int            // by the frozen one
+	var downs []span
+	var owned [][]int            // by the frozen one, at each of downs
 	var answered []time.Duration // the longest that a put took meanwhile
 	for range envInt(t, "CARILLON_FREEZES", 1) {
 		l.firesBeyond(f.partitions, time.Now())
@@ -572,14 +547,11 @@ func TestFrozenOwner(t *testing.T) {
 		answered = append(answered, puts())
 		f.nodes[victim].signal(t, syscall.SIGCONT)
 		down.to = now()
-		l.mu.Lock()
-		l.history.downs = append(l.history.downs, down)
-		l.mu.Unlock()
+		downs = append(downs, down)
 		f.shared(c, names...)
 	}
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	for i, down := range h.downs {
+	l.verify(f.partitions, downs...)
+	for i, down := range downs {
 		var took, back []time.Duration
 		for p := range f.partitions {
 			of := outputs(t, l.nc, p)
@@ -591,9 +563,7 @@ func TestFrozenOwner(t *testing.T) {
 		t.Logf("frozen for %s; its partitions went on after: %s; when it was back, all did after: %s; a put was answered after %s at most",
 			time.Duration(down.to-down.from)*time.Millisecond, spread(took), spread(back), answered[i])
 	}
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }
 
 // startPuts puts 40 jobs a second, due in years, until a moment. Each must be answered, although NATS passes some to an engine that does not
@@ -673,8 +643,7 @@ func TestTakeState(t *testing.T) {
 		b.terminate(t)
 		cutBeyond(t, nc, status(t, c).Partitions[0].Position)
 	}
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	l.verify(f.partitions)
 	f.nodes["a"].terminate(t)
 
 	// If no other node has the state, a node says so, and where the log begins.
@@ -827,9 +796,7 @@ func TestDiverged(t *testing.T) {
 	if _, err := c.Delete(t.Context(), "wrong"); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }
 
 // orphanClaims claims each partition for a node that does not exist, and waits until a node that does has claimed it again.
@@ -846,14 +813,7 @@ func orphanClaims(t testing.TB, nc *nats.Conn, c *carillon.Client, partitions in
 		}
 		epochs[p] = ack.Sequence
 	}
-	eventually(t, "the partitions are taken again", func() bool {
-		for _, p := range status(t, c).Partitions {
-			if p.Epoch <= epochs[p.Partition] {
-				return false
-			}
-		}
-		return true
-	})
+	eventuallyEach(t, c, "it is taken again", func(p carillon.PartitionStatus) bool { return p.Epoch > epochs[p.Partition] })
 }
 
 // Stray claims, such as two nodes make whose views differ for long: the node that served a partition stops, and claims it
@@ -870,10 +830,8 @@ func TestOrphanClaims(t *testing.T) {
 		orphanClaims(t, nc, c, f.partitions)
 		f.shared(c, "a", "b")
 	}
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	f.nodes["a"].terminate(t)
-	f.nodes["b"].terminate(t)
+	l.verify(f.partitions)
+	f.terminate()
 }
 
 // behindProxy starts an engine that is alone and reaches NATS by way of a proxy, and a load that does not.
@@ -896,12 +854,12 @@ func TestAnswersLate(t *testing.T) {
 		return metric(t, a.Ready.HTTP, "carillon_chain_lost_total") + metric(t, a.Ready.HTTP, "carillon_ticks_failed_total")
 	}
 	probe := prober(t, l.nc, w)
-	passed(t, l.nc, f.partitions, now()+1000)
+	l.firesBeyond(f.partitions, time.Now().Add(time.Second))
 	began := now()
 	w.delay(400 * time.Millisecond)
 	for tries := 1; ; tries++ {
 		before, longest := given(), probe()
-		passed(t, l.nc, f.partitions, now()+7000)
+		l.firesBeyond(f.partitions, time.Now().Add(7*time.Second))
 		slow, n := longest(), given()-before
 		if n == 0 {
 			break
@@ -916,7 +874,7 @@ func TestAnswersLate(t *testing.T) {
 		t.Errorf("%d ticks went out before the one before them could have come back", n)
 	}
 	w.delay(0)
-	passed(t, l.nc, f.partitions, now())
+	l.firesBeyond(f.partitions, time.Now())
 	l.settled()
 	h, end := l.finish()
 	h.downs = append(h.downs, span{began, end})
@@ -995,7 +953,7 @@ func soonTicks(t testing.TB, nc *nats.Conn, since int64, less time.Duration) (n 
 func TestOutputsGoAstray(t *testing.T) {
 	t.Parallel()
 	w, f, a, l := behindProxy(t, "o")
-	passed(t, l.nc, f.partitions, now())
+	l.firesBeyond(f.partitions, time.Now())
 	lost := span{from: now()}
 	outputs := []string{"carillon.trigger", "carillon.event"}
 	for _, subject := range outputs { // somebody receives them there, and does not answer
@@ -1009,12 +967,8 @@ func TestOutputsGoAstray(t *testing.T) {
 	})
 	w.divert()
 	lost.to = now()
-	l.mu.Lock()
-	l.history.downs = append(l.history.downs, lost)
-	l.mu.Unlock()
-	passed(t, l.nc, f.partitions, now())
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	l.firesBeyond(f.partitions, time.Now())
+	l.verify(f.partitions, lost)
 	a.terminate(t)
 }
 
@@ -1055,10 +1009,8 @@ func goAstray(t *testing.T, refused bool) {
 	}
 	w.divert()
 	f.shared(c, "a", "b")
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	f.nodes["a"].terminate(t)
-	f.nodes["b"].terminate(t)
+	l.verify(f.partitions)
+	f.terminate()
 }
 
 // An owner whose disk stands still is replaced, and others answer for it. It takes its share again once the disk works again.

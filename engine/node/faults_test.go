@@ -69,8 +69,7 @@ func TestSplitViews(t *testing.T) {
 	all := allOutputs(t, l.nc, f.partitions)
 	h.verify(t, all, end)
 	t.Logf("the latest trigger came %s late", latest(all, span{from: split.UnixMilli(), to: end}).Round(time.Millisecond))
-	f.nodes["a"].terminate(t)
-	f.nodes["b"].terminate(t)
+	f.terminate()
 }
 
 // An engine whose nats-server is cut off from the others goes to one of these, although its server still answers it.
@@ -170,9 +169,7 @@ func TestSlowHost(t *testing.T) {
 	hosts[0].heal()
 	f.shared(c, names...)
 	beats(t, c, 20)
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }
 
 // If the network between all hosts is slow, no node is well enough to judge which one is dead. An owner that is killed then is replaced
@@ -216,10 +213,8 @@ func TestSlowEverywhere(t *testing.T) {
 	for _, h := range hosts {
 		h.heal()
 	}
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	f.nodes["a"].terminate(t)
-	f.nodes["b"].terminate(t)
+	l.verify(f.partitions)
+	f.terminate()
 }
 
 // ledBy asks that a server lead streams, and tells whether it leads each of them.
@@ -371,6 +366,7 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 	taken := watchClaims(t, nc)
 	f.led = watchLeaders(t, servers, hosts, append(streamsOf(f.partitions), append(plain.streams, relayFrom, relayTo)...))
 	var done []round
+	var downs []span
 	if only := os.Getenv("CARILLON_FAULT"); only != "" {
 		faults = slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.name != only })
 	}
@@ -386,18 +382,15 @@ func survive(t *testing.T, hosts []*host, faults []fault, rounds int) {
 		l.settled()
 		r.to = time.Now()
 		done = append(done, r)
-		l.mu.Lock()
-		l.history.downs = append(l.history.downs, span{r.from.UnixMilli(), r.to.UnixMilli()})
-		l.mu.Unlock()
+		downs = append(downs, span{r.from.UnixMilli(), r.to.UnixMilli()})
 		if t.Failed() {
 			t.FailNow()
 		}
 	}
 	h, end := l.finish()
+	h.downs = downs
 	plain.stop()
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
 	reportPauses(t, f, done, f.led, plain, taken)
 }

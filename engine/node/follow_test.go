@@ -127,14 +127,9 @@ func TestFollowPlaced(t *testing.T) {
 	f.start("b")
 	f.start("c")
 	f.placed(c, nc, placed, "a", "b", "c", "d")
-	h, end := l.finish()
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
+	l.verify(f.partitions)
 	f.nodes["a"].terminate(t) // first: those that are left may take all of its partitions
-	for name, p := range f.nodes {
-		if name != "a" {
-			p.terminate(t)
-		}
-	}
+	f.terminate()
 
 	// What one of them has is not enough for a snapshot of the service.
 	one := node.Options{Data: f.settings["a"].Data}
@@ -195,9 +190,7 @@ func TestLeavesAnswered(t *testing.T) {
 	}
 	cancel()
 	asking.Wait()
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }
 
 // saveAll saves snapshots, first one after the other, then two at a time. It checks that each is complete, and that nothing is
@@ -292,9 +285,7 @@ func TestIdleNodeCutsItsLog(t *testing.T) {
 		}
 		f.start(idle)
 	}
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }
 
 // askAll puts jobs, and checks that all answers about them are right.
@@ -431,7 +422,5 @@ func TestLogIsKeptForWhoIsMissed(t *testing.T) {
 		_, err := c.Put(t.Context(), carillon.Job{ID: idIn(of["a"], 2, "more")})
 		return err == nil
 	})
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	f.terminate()
 }

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,17 +23,9 @@ import (
 // metric reads one value of /metrics, summed over its labels.
 func metric(t testing.TB, url, name string) (sum float64) {
 	t.Helper()
-	resp, err := http.Get(url + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, body := get(t, url+"/metrics")
 	found := false
-	for line := range strings.Lines(string(body)) {
+	for line := range strings.Lines(body) {
 		label, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if label != name && !strings.HasPrefix(label, name+"{") {
 			continue
@@ -394,14 +384,7 @@ func TestLogIsCutAtRest(t *testing.T) {
 	for i := 0; logState(t, js).State.Bytes < uint64(o.LogMaxBytes)*9/16; i++ {
 		put(t, c, carillon.Job{ID: fmt.Sprint("large-", i), Schedule: "@at 2038-01-01T00:00:00Z", Payload: large})
 	}
-	eventually(t, "no checkpoint is due", func() bool {
-		for _, p := range status(t, c).Partitions {
-			if p.Checkpoint < logState(t, js).State.LastSeq {
-				return false
-			}
-		}
-		return true
-	})
+	eventuallyEach(t, c, "no checkpoint is due", func(p carillon.PartitionStatus) bool { return p.Checkpoint >= logState(t, js).State.LastSeq })
 	if first := logState(t, js).State.FirstSeq; first != 1 {
 		t.Errorf("the log is cut: it begins at %d", first)
 	}

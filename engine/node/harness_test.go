@@ -492,16 +492,23 @@ func status(t testing.TB, c *carillon.Client) carillon.StatusReply {
 // readyz asks a node whether it is ready, and why not.
 func readyz(t testing.TB, url string) (ready bool, why string) {
 	t.Helper()
-	resp, err := http.Get(url + "/readyz")
+	code, body := get(t, url+"/readyz")
+	return code == http.StatusOK, body
+}
+
+// get reads a page of a node.
+func get(t testing.TB, url string) (code int, body string) {
+	t.Helper()
+	resp, err := http.Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp.StatusCode == http.StatusOK, string(body)
+	return resp.StatusCode, string(b)
 }
 
 func put(t testing.TB, c *carillon.Client, job carillon.Job, options ...carillon.CommandOption) carillon.JobReply {
@@ -524,14 +531,35 @@ func fires(t testing.TB, c *carillon.Client, id string) {
 		}
 		return r.Status == carillon.StatusCompleted
 	})
-	eventually(t, "outputs are stored", func() bool {
+	eventuallyEach(t, c, "its outputs are stored", func(p carillon.PartitionStatus) bool { return p.Stopped != "" || p.Published == p.Outputs })
+}
+
+// eventuallyEach waits for a condition of each partition's status.
+func eventuallyEach(t testing.TB, c *carillon.Client, what string, condition func(carillon.PartitionStatus) bool) {
+	t.Helper()
+	eventually(t, "of each partition: "+what, func() bool {
 		for _, p := range status(t, c).Partitions {
-			if p.Stopped == "" && p.Published != p.Outputs {
+			if !condition(p) {
 				return false
 			}
 		}
 		return true
 	})
+}
+
+// countJobs counts the jobs of a status.
+func countJobs(t testing.TB, c *carillon.Client, of carillon.Status) uint64 {
+	t.Helper()
+	return total(t, c, func(p carillon.PartitionStatus) uint64 { return p.Jobs[of] })
+}
+
+// total adds up a figure of all partitions.
+func total(t testing.TB, c *carillon.Client, figure func(carillon.PartitionStatus) uint64) (sum uint64) {
+	t.Helper()
+	for _, p := range status(t, c).Partitions {
+		sum += figure(p)
+	}
+	return sum
 }
 
 // in returns a job id that begins with name and belongs to a partition.

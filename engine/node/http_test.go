@@ -36,13 +36,8 @@ func TestProfiles(t *testing.T) {
 			"/healthz": http.StatusOK, "/debug/pprof/": profiles, "/debug/pprof/heap": profiles,
 			"/debug/pprof/profile?seconds=1": profiles, "/debug/pprof/trace?seconds=0.1": profiles,
 		} {
-			resp, err := http.Get(r.HTTP + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp.Body.Close()
-			if resp.StatusCode != want {
-				t.Errorf("%s with profiles %t: %s", path, asked, resp.Status)
+			if code, _ := get(t, r.HTTP+path); code != want {
+				t.Errorf("%s with profiles %t: status %d", path, asked, code)
 			}
 		}
 	}

@@ -478,10 +478,7 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	if len(fired) != jobs {
 		t.Errorf("%d jobs of %d fired", len(fired), jobs)
 	}
-	var foreign uint64
-	for _, p := range status(t, c).Partitions {
-		foreign += p.Foreign
-	}
+	foreign := total(t, c, func(p carillon.PartitionStatus) uint64 { return p.Foreign })
 	if lost := metric(t, r.HTTP, "carillon_chain_lost_total"); foreign != forgeries*row*partitions || lost == 0 {
 		t.Errorf("%d foreign messages were counted of %d; chains were lost %.0f times", foreign, forgeries*row*partitions, lost)
 	}
@@ -612,11 +609,7 @@ func TestFlood(t *testing.T) {
 	natstest.Receive(t, "the end of the flood is taken", js.PublishAsyncComplete())
 	took := time.Since(began)
 	eventually(t, "all are refused", func() bool {
-		var refused uint64
-		for _, p := range status(t, c).Partitions {
-			refused += p.Rejected
-		}
-		return refused == uint64(n)
+		return total(t, c, func(p carillon.PartitionStatus) uint64 { return p.Rejected }) == uint64(n)
 	})
 	beats(t, c, 10)
 	if err := watch.Unsubscribe(); err != nil {

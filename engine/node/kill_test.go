@@ -46,13 +46,7 @@ func preload(t testing.TB, url string, n int) {
 	}
 	natstest.Receive(t, "the last commands are taken", js.PublishAsyncComplete())
 	c := carillon.Connect(nc)
-	eventually(t, "all jobs are there", func() bool {
-		var jobs uint64
-		for _, p := range status(t, c).Partitions {
-			jobs += p.Jobs[carillon.StatusScheduled]
-		}
-		return jobs >= uint64(n)
-	})
+	eventually(t, "all jobs are there", func() bool { return countJobs(t, c, carillon.StatusScheduled) >= uint64(n) })
 }
 
 // A process that is killed at any moment loses nothing, repeats nothing, and publishes nothing early.
@@ -98,10 +92,7 @@ func killed(t *testing.T, s settings, rounds, present int, beside func(l *load),
 	if last != nil {
 		last()
 	}
-	h, end := l.finish()
-	h.downs = downs
-	all := allOutputs(t, l.nc, s.Partitions)
-	h.verify(t, all, end)
+	all := l.verify(s.Partitions, downs...)
 	t.Logf("%d kills, %d jobs present, %d commands, %.0f outputs/s", rounds, present, l.ops, float64(len(all))/(time.Since(began[0])+2*time.Second).Seconds())
 	median, longest := firstTriggers(t, all, began)
 	t.Logf("from the start of the process to the first trigger: median %s, longest %s", median, longest)
@@ -161,9 +152,7 @@ func TestOlderCopy(t *testing.T) {
 			if name == "nats" && !contains(p.log, "the log stream lost its end; healing") {
 				t.Error("there was nothing to heal")
 			}
-			h, end := l.finish()
-			h.downs = []span{down, again}
-			h.verify(t, allOutputs(t, l.nc, s.Partitions), end)
+			l.verify(s.Partitions, down, again)
 			p.terminate(t)
 		})
 	}

@@ -76,7 +76,7 @@ func startLoad(t testing.TB, url, name string, raw bool, options ...nats.Option)
 	return l
 }
 
-// firesBeyond waits until every partition has published a trigger that was due after a moment.
+// firesBeyond waits until every partition has stored a trigger that was due after a moment: then what was due before is stored, too.
 func (l *load) firesBeyond(partitions int, moment time.Time) {
 	l.t.Helper()
 	names := carillon.DefaultNames()
@@ -98,7 +98,7 @@ func (l *load) firesBeyond(partitions int, moment time.Time) {
 			if err != nil {
 				l.t.Fatal(err)
 			}
-			return trigger.Scheduled.After(moment)
+			return !trigger.Forced() && trigger.Scheduled.After(moment)
 		})
 	}
 }
@@ -690,29 +690,27 @@ func (l *load) finish() (h *history, end int64) {
 	over := max(l.last, now()) + 100
 	eventually(l.t, "nothing is due any more", func() bool { return now() > over })
 	end = now()
-	var scheduled uint64
-	eventually(l.t, "all one-shots are decided", func() bool {
-		scheduled = 0
-		for _, p := range status(l.t, l.client).Partitions {
-			scheduled += p.Jobs[carillon.StatusScheduled]
-		}
-		return scheduled == l.far
-	})
+	eventually(l.t, "all one-shots are decided", func() bool { return countJobs(l.t, l.client, carillon.StatusScheduled) == l.far })
 	l.drained("everything is out", func(p carillon.PartitionStatus) bool { return p.Ready == 0 && p.Published == p.Outputs })
 	return &l.history, end
 }
 
+// verify ends the load, reads all outputs, and compares them with what the client was told. No engine was up during downs.
+func (l *load) verify(partitions int, downs ...span) (all []output) {
+	l.t.Helper()
+	h, end := l.finish()
+	h.downs = downs
+	all = allOutputs(l.t, l.nc, partitions)
+	h.verify(l.t, all, end)
+	return all
+}
+
 func (l *load) drained(what string, done func(carillon.PartitionStatus) bool) {
 	l.t.Helper()
-	eventually(l.t, what, func() bool {
-		for _, p := range status(l.t, l.client).Partitions {
-			if p.Stopped != "" {
-				l.t.Fatalf("partition %d stopped: %s", p.Partition, p.Stopped)
-			}
-			if !done(p) {
-				return false
-			}
+	eventuallyEach(l.t, l.client, what, func(p carillon.PartitionStatus) bool {
+		if p.Stopped != "" {
+			l.t.Fatalf("partition %d stopped: %s", p.Partition, p.Stopped)
 		}
-		return true
+		return done(p)
 	})
 }

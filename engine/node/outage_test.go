@@ -162,14 +162,7 @@ func TestOutputsRefused(t *testing.T) {
 	fire := func() {
 		t.Helper()
 		before := status(t, c).Partitions
-		eventually(t, "all fire", func() bool {
-			for p, now := range status(t, c).Partitions {
-				if now.Published < before[p].Published+20 {
-					return false
-				}
-			}
-			return true
-		})
+		eventuallyEach(t, c, "it fires", func(p carillon.PartitionStatus) bool { return p.Published >= before[p.Partition].Published+20 })
 	}
 	reload := func(a, b string) {
 		so, with := first.Clone(), options(a, b)

@@ -159,9 +159,7 @@ func (d *disasters) play(t *testing.T, kinds []disaster, outOfReach bool) {
 	if quick == 0 {
 		t.Error("no round was quick enough for anything to be put back")
 	}
-	h, end := l.finish()
-	h.downs = downs
-	h.verify(t, allOutputs(t, l.nc, s.Partitions), end)
+	l.verify(s.Partitions, downs...)
 }
 
 func (d *disasters) upTo(most time.Duration) time.Duration {

@@ -89,12 +89,8 @@ func TestWrongClocks(t *testing.T) {
 	down.to = now()
 	f.start("a")
 	f.shared(c, names...)
-	h, end := l.finish()
-	h.downs = append(h.downs, down)
-	h.verify(t, allOutputs(t, l.nc, f.partitions), end)
-	for _, p := range f.nodes {
-		p.terminate(t)
-	}
+	l.verify(f.partitions, down)
+	f.terminate()
 }
 
 // If a clock was set back, /readyz says so for as long as partitions are ahead of it: nothing fires there meanwhile.

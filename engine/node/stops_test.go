@@ -49,6 +49,20 @@ func accept(o node.Options) node.Options {
 	return o
 }
 
+// recovers checks that a node works with the loss accepted, and at its next start, when nothing is left to accept.
+func recovers(t testing.TB, o node.Options) {
+	t.Helper()
+	for _, start := range []struct {
+		o  node.Options
+		id string
+	}{{accept(o), "after"}, {o, "later"}} {
+		r := run(t, start.o)
+		fires(t, client(t, r.NATS), start.id)
+		ready(t, r)
+		r.stop(t)
+	}
+}
+
 // churn lets n jobs fire, and waits until the log knows that all outputs are stored for good.
 func churn(t testing.TB, c *carillon.Client, name string, n int) {
 	t.Helper()
@@ -96,14 +110,7 @@ func twoCheckpoints(t testing.TB, c *carillon.Client, name string) {
 			head = max(head, p.Position)
 		}
 		fires(t, c, fmt.Sprintf("%s-checkpoint-%d", name, i)) // there is something new to save
-		eventually(t, "a checkpoint", func() bool {
-			for _, p := range status(t, c).Partitions {
-				if p.Checkpoint <= head {
-					return false
-				}
-			}
-			return true
-		})
+		eventuallyEach(t, c, "it has a checkpoint", func(p carillon.PartitionStatus) bool { return p.Checkpoint > head })
 	}
 }
 
@@ -221,13 +228,7 @@ func TestStopDifferentLog(t *testing.T) {
 
 	words(t, refused(t, o), "the log stream is not the one that was read before", "docs/operations.md")
 
-	r = run(t, accept(o))
-	fires(t, c, "after")
-	ready(t, r)
-	r.stop(t)
-	r = run(t, o)
-	fires(t, c, "later")
-	ready(t, r)
+	recovers(t, o)
 }
 
 // The local store is older than what the log stream still has.
@@ -239,13 +240,7 @@ func TestStopCutLog(t *testing.T) {
 
 	words(t, refused(t, o), "the log begins at", "but it was read only to")
 
-	r := run(t, accept(o))
-	fires(t, client(t, r.NATS), "after")
-	ready(t, r)
-	r.stop(t)
-	r = run(t, o)
-	fires(t, client(t, r.NATS), "later")
-	ready(t, r)
+	recovers(t, o)
 }
 
 // The same if nothing is left in the stream, as with a service at rest: then no record comes that shows where the log ends.
@@ -391,14 +386,7 @@ func TestStopBehind(t *testing.T) {
 	r = run(t, o)
 	c := client(t, r.NATS)
 	churn(t, c, "b", 40)
-	eventually(t, "no checkpoint to come holds an output", func() bool {
-		for _, p := range status(t, c).Partitions {
-			if p.Outbox > 0 {
-				return false
-			}
-		}
-		return true
-	})
+	eventuallyEach(t, c, "no checkpoint to come holds an output", func(p carillon.PartitionStatus) bool { return p.Outbox == 0 })
 	twoCheckpoints(t, c, "b")
 	r.stop(t)
 	replace(t, filepath.Join(o.Data, "nats"), older)
@@ -995,11 +983,7 @@ func TestStopLocalStoreGone(t *testing.T) {
 	}
 	r = run(t, o)
 	c = client(t, r.NATS)
-	var n uint64
-	for _, p := range status(t, c).Partitions {
-		n += p.Jobs[carillon.StatusCompleted]
-	}
-	if n < 20 {
+	if n := countJobs(t, c, carillon.StatusCompleted); n < 20 {
 		t.Errorf("%d jobs are there", n)
 	}
 	fires(t, c, "without-log")
@@ -1013,13 +997,7 @@ func TestStopLocalStoreGone(t *testing.T) {
 	}
 	words(t, refused(t, o), "the local log is empty and the log stream begins at", "docs/operations.md")
 
-	r = run(t, accept(o))
-	fires(t, client(t, r.NATS), "after")
-	ready(t, r)
-	r.stop(t)
-	r = run(t, o)
-	fires(t, client(t, r.NATS), "later")
-	ready(t, r)
+	recovers(t, o)
 }
 
 // A start with another prefix or number of partitions than the jobs in the data directory have is refused, and makes no streams:

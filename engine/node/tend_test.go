@@ -21,7 +21,6 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
-	"github.com/carillon-scheduler/carillon/internal/alarm"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/wal"
 )
@@ -103,11 +102,7 @@ func TestDurableIsSynced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(wake.Close)
+	wake := newAlarm(t)
 	p := &partition{chain: engine.NewChain()}
 	n := &Node{meters: newMeters(nil), alarm: wake}
 	stored := engine.Acked{Output: 7, Seq: 9}
@@ -142,11 +137,7 @@ func TestDurableIsSynced(t *testing.T) {
 // last sync. An engine at rest is woken up once for all of them.
 func TestSyncsAreSpread(t *testing.T) {
 	const partitions = 8
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(wake.Close)
+	wake := newAlarm(t)
 	dir := t.TempDir()
 	n := &Node{meters: newMeters(nil), alarm: wake, server: &embedded.Server{}}
 	n.fail = func(err error) { t.Error(err) }

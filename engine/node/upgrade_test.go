@@ -227,7 +227,5 @@ func TestUpgrade(t *testing.T) {
 	all := allOutputs(t, l.nc, f.partitions)
 	job.judge(t, all, older)
 	h.verify(t, all, end)
-	for _, name := range names {
-		f.nodes[name].terminate(t)
-	}
+	f.terminate()
 }
