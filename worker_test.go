@@ -765,11 +765,8 @@ func TestWorkRightsTakenForAWhile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			options := func(user, account string) *server.Options {
-				o := &server.Options{}
-				if err := o.ProcessConfigString(fmt.Sprintf(
-					"accounts { A { jetstream: enabled, %s users: [{user: w, password: w %s}, {user: e, password: e}] } }", account, user)); err != nil {
-					t.Fatal(err)
-				}
+				o := natstest.ParseOptions(t, fmt.Sprintf(
+					"accounts { A { jetstream: enabled, %s users: [{user: w, password: w %s}, {user: e, password: e}] } }", account, user))
 				o.JetStream = true
 				return o
 			}

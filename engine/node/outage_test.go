@@ -94,11 +94,8 @@ func TestRightsTakenForAWhile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			options := func(user, account string) *server.Options {
-				so := &server.Options{}
-				if err := so.ProcessConfigString(fmt.Sprintf(
-					"accounts { A { jetstream: enabled, %s users: [{user: e, password: e %s}, {user: c, password: c}] } }", account, user)); err != nil {
-					t.Fatal(err)
-				}
+				so := natstest.ParseOptions(t, fmt.Sprintf(
+					"accounts { A { jetstream: enabled, %s users: [{user: e, password: e %s}, {user: c, password: c}] } }", account, user))
 				so.JetStream = true
 				return so
 			}
@@ -137,11 +134,8 @@ func TestOutputsRefused(t *testing.T) {
 	t.Parallel()
 	const refused = `, permissions: { publish: { deny: ["carillon.trigger.>", "carillon.event.>"] } }`
 	options := func(a, b string) *server.Options {
-		so := &server.Options{}
-		if err := so.ProcessConfigString(fmt.Sprintf(
-			"accounts { A { jetstream: enabled, users: [{user: a, password: a %s}, {user: b, password: b %s}, {user: c, password: c}] } }", a, b)); err != nil {
-			t.Fatal(err)
-		}
+		so := natstest.ParseOptions(t, fmt.Sprintf(
+			"accounts { A { jetstream: enabled, users: [{user: a, password: a %s}, {user: b, password: b %s}, {user: c, password: c}] } }", a, b))
 		so.JetStream = true
 		return so
 	}
@@ -286,10 +280,7 @@ func TestMaxPayload(t *testing.T) {
 // So is one whose limit for the engine's account is too low.
 func TestMaxPayloadOfAccount(t *testing.T) {
 	t.Parallel()
-	so := &server.Options{}
-	if err := so.ProcessConfigString("accounts { A { jetstream: enabled, limits { max_payload: 400000 }, users: [{user: e, password: p}] } }"); err != nil {
-		t.Fatal(err)
-	}
+	so := natstest.ParseOptions(t, "accounts { A { jetstream: enabled, limits { max_payload: 400000 }, users: [{user: e, password: p}] } }")
 	so.JetStream = true
 	o := base(t)
 	o.NATS = strings.Replace(natstest.Start(t, so).ClientURL(), "nats://", "nats://e:p@", 1)

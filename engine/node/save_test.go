@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -645,10 +644,7 @@ func TestSaveIntoForgetfulBucket(t *testing.T) {
 // If an account allows no streams without a bound of bytes, the bucket must be made by hand: the error says how.
 func TestSaveWhereBoundsAreRequired(t *testing.T) {
 	t.Parallel()
-	ns := &server.Options{}
-	if err := ns.ProcessConfigString(`jetstream: {}, accounts { A: { jetstream: {max_bytes_required: true}, users: [{user: u, password: p}] } }, no_auth_user: u`); err != nil {
-		t.Fatal(err)
-	}
+	ns := natstest.ParseOptions(t, `jetstream: {}, accounts { A: { jetstream: {max_bytes_required: true}, users: [{user: u, password: p}] } }, no_auth_user: u`)
 	o := base(t)
 	o.NATS = natstest.Start(t, ns).ClientURL()
 	run(t, o)

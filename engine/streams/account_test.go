@@ -21,11 +21,7 @@ import (
 // serverOf runs a nats-server on a configuration.
 func serverOf(t *testing.T, config string) *server.Server {
 	t.Helper()
-	o := &server.Options{}
-	if err := o.ProcessConfigString(config); err != nil {
-		t.Fatal(err)
-	}
-	return natstest.Start(t, o)
+	return natstest.Start(t, natstest.ParseOptions(t, config))
 }
 
 func connectTo(t *testing.T, url string, options ...nats.Option) *nats.Conn {

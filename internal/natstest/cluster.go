@@ -29,9 +29,7 @@ func StartCluster(t testing.TB, n int, config string) *Cluster {
 	for i := range n {
 		o := &server.Options{}
 		if config != "" {
-			if err := o.ProcessConfigString(config); err != nil {
-				t.Fatal(err)
-			}
+			o = ParseOptions(t, config)
 		}
 		host, port := address(routes[i])
 		o.ServerName, o.Host, o.Port, o.NoLog, o.NoSigs = fmt.Sprintf("n%d", i+1), host, FreePort(t), true, true

@@ -27,6 +27,16 @@ func Start(t testing.TB, o *server.Options) *server.Server {
 	return ns
 }
 
+// ParseOptions returns the options that the text of a configuration file stands for.
+func ParseOptions(t testing.TB, config string) *server.Options {
+	t.Helper()
+	o := &server.Options{}
+	if err := o.ProcessConfigString(config); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
 // Eventually waits for a condition that the machine's load may delay but not prevent, for at most a minute.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
