@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -135,62 +134,6 @@ func TestFollowPlaced(t *testing.T) {
 	one := node.Options{Data: f.settings["a"].Data}
 	_, err = node.SaveStopped(t.Context(), one, archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive")), node.SaveOptions{})
 	words(t, err, "of 8 partitions", "save a snapshot of the running service")
-}
-
-// startPlaced starts three nodes that follow what is placed on them, with a job in each partition, whose ids it returns.
-func startPlaced(t *testing.T) (f *fleet, nc *nats.Conn, placed *placements, ids []string) {
-	t.Helper()
-	e := startExternal(t)
-	f = newFleet(t, e.url, 8)
-	f.follow = node.FollowPlaced
-	nc = dial(t, e.url)
-	c := client(t, e.url)
-	f.startAll(c, "a", "b", "c")
-	placed = watchPlacements(t, nc)
-	f.placed(c, nc, placed, "a", "b", "c")
-	for p := range f.partitions {
-		ids = append(ids, idIn(p, f.partitions, "asked-"))
-		put(t, c, carillon.Job{ID: ids[p]})
-	}
-	return f, nc, placed, ids
-}
-
-// A node that leaves answers the other nodes' requests until they ask another one: no request waits in vain for a node that has gone.
-func TestLeavesAnswered(t *testing.T) {
-	t.Parallel()
-	f, nc, placed, ids := startPlaced(t)
-	c := client(t, f.url)
-	ctx, cancel := context.WithCancel(t.Context())
-	var asking sync.WaitGroup
-	var answers atomic.Int64
-	for i := range 8 {
-		nc := dial(t, f.url)
-		asking.Go(func() {
-			for ; ctx.Err() == nil; i++ {
-				// Without the library, which asks again. Any node answers, and passes on requests about partitions it does not follow.
-				m, err := nc.Request("carillon.api.get."+ids[i%len(ids)], nil, 20*time.Second)
-				switch {
-				case err != nil:
-					t.Errorf("request %d: %v", i, err)
-				case strings.Contains(string(m.Data), "did not answer"):
-					t.Errorf("request %d: %s", i, m.Data)
-				default:
-					answers.Add(1)
-				}
-			}
-		})
-	}
-	for _, leaves := range []string{"b", "c", "b"} {
-		before := answers.Load()
-		f.nodes[leaves].terminate(t)
-		f.placed(c, nc, placed, slices.DeleteFunc([]string{"a", "b", "c"}, func(name string) bool { return name == leaves })...)
-		eventually(t, "others answer", func() bool { return answers.Load() > before+100 })
-		f.start(leaves)
-		f.placed(c, nc, placed, "a", "b", "c")
-	}
-	cancel()
-	asking.Wait()
-	f.terminate()
 }
 
 // saveAll saves snapshots, first one after the other, then two at a time. It checks that each is complete, and that nothing is
