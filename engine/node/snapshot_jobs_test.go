@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
@@ -77,56 +77,27 @@ func TestRestoreIntoService(t *testing.T) {
 		j, err := c.Get(t.Context(), "every-1")
 		return err == nil && j.Fires >= 3
 	})
-	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
-	save(t, c, target.String())
-	m, err := archive.Get(t.Context(), target, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	end := time.Now().Add(1500 * time.Millisecond)
-	caughtUp(t, c, end)
-	want, numbers := triggersIn(t, nc, partitions)
-	wantJobs := listJobs(t, c)
+	was := saveAndFire(t, nc, c, partitions)
+	maps.DeleteFunc(was.fired, func(id string, _ firing) bool { return strings.HasPrefix(id, "every-0@") }) // it is not restored
 	r.stop(t)
 
-	restored, there := putBack(t, bc, target, carillon.Selection{}, ifAbsent)
-	if restored != len(wantJobs)-1 || there != 1 {
-		t.Errorf("%d jobs were put back and %d were there, of %d", restored, there, len(wantJobs))
+	restored, there := putBack(t, bc, was.target, carillon.Selection{}, ifAbsent)
+	if restored != len(was.jobs)-1 || there != 1 {
+		t.Errorf("%d jobs were put back and %d were there, of %d", restored, there, len(was.jobs))
 	}
-	if restored, there := putBack(t, bc, target, carillon.Selection{}, ifAbsent); restored != 0 || there != len(wantJobs) {
+	if restored, there := putBack(t, bc, was.target, carillon.Selection{}, ifAbsent); restored != 0 || there != len(was.jobs) {
 		t.Errorf("once more: %d jobs were put back and %d were there", restored, there)
 	}
 	caughtUp(t, bc, time.Now())
-	got, _ := triggersIn(t, dial(t, busy.NATS), 3)
-	compared, own := 0, 0
-	for id, w := range want {
-		job, _, _ := strings.Cut(id, "@")
-		s, err := engine.ReadState(m.Partitions[engine.PartitionOf(job, partitions)].State)
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch g := got[id]; {
-		case job == "every-0" || w[strings.LastIndexByte(w, ' ')+1:] > fmt.Sprint(end.UnixMilli()):
-		case numbers[id] <= s.Made:
-			if g != "" {
-				t.Errorf("%s had fired before the snapshot, and fires again", id)
-			}
-		case g != w:
-			t.Errorf("%s: the original's is %q, it is %q", id, w, g)
-		default:
-			compared++
-		}
+	got := was.compare(firingsIn(t, dial(t, busy.NATS), 3))
+	if len(got.lost) > 0 || len(got.other) > 0 || len(got.before) > 0 || got.equal < recurring {
+		t.Errorf("%d fires are equal, lost %q, other %q, and %q had fired before the snapshot", got.equal, got.lost, got.other, got.before)
 	}
-	for id := range got {
-		if strings.HasPrefix(id, "own-") {
-			own++
-		}
-	}
-	if compared < recurring || own == 0 {
-		t.Errorf("%d fires are equal, and %d are the service's own", compared, own)
+	if !slices.ContainsFunc(got.extra, func(id string) bool { return strings.HasPrefix(id, "own-") }) {
+		t.Error("the service's own jobs did not fire")
 	}
 	gotJobs := listJobs(t, bc)
-	for id, w := range wantJobs {
+	for id, w := range was.jobs {
 		if strings.HasPrefix(id, "every-") || strings.HasPrefix(id, "once-") {
 			continue // they have fired since
 		}
@@ -144,7 +115,7 @@ func TestRestoreIntoService(t *testing.T) {
 	// Only some of them, in place of what is there, and without what was missed.
 	skip := carillon.Skip
 	only := carillon.Selection{Prefix: "every-", Label: "odd=0"}
-	restored, there = putBack(t, bc, target, only, func(j *carillon.ImportJob) { j.State.Missed = &skip })
+	restored, there = putBack(t, bc, was.target, only, func(j *carillon.ImportJob) { j.State.Missed = &skip })
 	if restored+there != recurring/2 || restored == 0 {
 		t.Errorf("%d jobs were put back and %d were there, of %d selected", restored, there, recurring/2)
 	}
@@ -152,7 +123,7 @@ func TestRestoreIntoService(t *testing.T) {
 		t.Errorf("what was replaced: %+v, %v", j, err)
 	}
 	caughtUp(t, bc, time.Now())
-	triggersIn(t, dial(t, busy.NATS), 3) // nothing twice
+	firingsIn(t, dial(t, busy.NATS), 3) // nothing twice
 }
 
 func withoutPartition(job string) string {
