@@ -18,6 +18,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
@@ -105,6 +106,78 @@ func faultyDisk(file string) vfs.FS {
 	})
 }
 
+// setFault has a node meet a fault at one of its next writes, or, if that is diskFault{}, none any more. A node that is not up reads it
+// when it starts.
+func (f *fleet) setFault(name string, fault diskFault) {
+	f.t.Helper()
+	file := f.settings[name].Fault
+	data, err := json.Marshal(fault)
+	switch {
+	case err != nil:
+	case fault == diskFault{}:
+		err = os.Remove(file)
+	default:
+		err = os.WriteFile(file, data, 0o600)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if p := f.nodes[name]; p != nil {
+		if err := p.cmd.Process.Signal(syscall.SIGUSR2); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// faults are the writes at which faults have struck a process.
+func (p *process) faults() (writes []string) {
+	for line := range strings.Lines(p.log.String()) {
+		if _, write, found := strings.Cut(line, "fault at "); found {
+			writes = append(writes, strings.TrimSpace(write))
+		}
+	}
+	return writes
+}
+
+// moveUnder has c come or leave, so that partitions are taken and given up, while a fault is ahead of victim. It returns the write at which
+// the fault struck, or "" if none was left when all was where it belongs.
+func (f *fleet) moveUnder(nc *nats.Conn, placed *placements, comes bool, victim string, fault diskFault) (write string) {
+	f.t.Helper()
+	before := 0
+	if victim == "c" { // it is not up yet
+		f.nodes["c"] = nil
+	} else {
+		before = len(f.nodes[victim].faults())
+	}
+	f.setFault(victim, fault)
+	among := []string{"a", "b"}
+	if comes {
+		among = append(among, "c")
+		p, err := spawn(f.t, f.settings["c"])
+		if f.nodes["c"] = p; err != nil && len(p.faults()) == 0 {
+			f.t.Fatal(err)
+		}
+	} else {
+		f.nodes["c"].terminate(f.t)
+	}
+	strikes := func() bool {
+		faults := f.nodes[victim].faults()
+		if len(faults) == before {
+			return false
+		}
+		write = faults[len(faults)-1]
+		return true
+	}
+	eventually(f.t, "a fault strikes, or all is where it belongs", func() bool { return strikes() || f.followedAsPlaced(nc, placed, among) })
+	f.setFault(victim, diskFault{})
+	ahead := func(fault diskFault) int {
+		return strings.LastIndex(f.nodes[victim].log.String(), fmt.Sprintf("ahead: %+v", fault))
+	}
+	eventually(f.t, "nothing is ahead", func() bool { return strikes() || ahead(diskFault{}) > ahead(fault) })
+	strikes()
+	return write
+}
+
 // Nodes are killed, and their disks fill up, at any write to the job table while partitions are taken and given up. Nothing is
 // missing, duplicated or early, and in the end all partitions are where they belong.
 func TestMoving(t *testing.T) {
@@ -122,14 +195,6 @@ func TestMoving(t *testing.T) {
 			Follow: node.FollowPlaced, Linger: 200 * time.Millisecond, Fault: filepath.Join(dir, "fault"),
 		}
 	}
-	befall := func(name string) { // has a node read its file again
-		t.Helper()
-		if p := f.nodes[name]; p != nil {
-			if err := p.cmd.Process.Signal(syscall.SIGUSR2); err != nil && !errors.Is(err, os.ErrProcessDone) {
-				t.Fatal(err)
-			}
-		}
-	}
 	nc := dial(t, e.url)
 	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
 	f.startAll(c, "a", "b")
@@ -140,62 +205,21 @@ func TestMoving(t *testing.T) {
 	l.far = 3000
 	faults := 0
 	for round := 0; round < rounds || faults == 0; round++ {
-		joins := round%2 == 0
+		comes := round%2 == 0
 		among, victims := []string{"a", "b"}, []string{"a", "b"}
-		if joins {
+		if comes {
 			among, victims = []string{"a", "b", "c"}, []string{"a", "b", "c", "c"}
 		}
 		victim := victims[rng.IntN(len(victims))]
 		fault := diskFault{After: int64(math.Exp(rng.Float64() * math.Log(600))), Full: rng.IntN(2) == 0}
-		before := 0
-		if victim == "c" {
-			f.nodes["c"] = nil
-		} else {
-			before = strings.Count(f.nodes[victim].log.String(), "fault at")
-		}
-		data, err := json.Marshal(fault)
-		if err == nil {
-			err = os.WriteFile(f.settings[victim].Fault, data, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		befall(victim)
-		if joins {
-			p, err := spawn(t, f.settings["c"])
-			if f.nodes["c"] = p; err != nil && !contains(p.log, "fault at") {
-				t.Fatal(err)
-			}
-		} else {
-			f.nodes["c"].terminate(t)
-		}
-		where := "nowhere"
-		strikes := func() bool {
-			said := strings.Split(f.nodes[victim].log.String(), "fault at ")
-			if len(said)-1 == before {
-				return false
-			}
-			where, _, _ = strings.Cut(said[len(said)-1], "\n")
-			return true
-		}
-		eventually(t, "a fault strikes, or all is where it belongs", func() bool { return strikes() || f.followedAsPlaced(nc, placed, among) })
-		if err := os.Remove(f.settings[victim].Fault); err != nil {
-			t.Fatal(err)
-		}
-		befall(victim)
-		none := fmt.Sprintf("ahead: %+v", diskFault{})
-		eventually(t, "nothing is ahead", func() bool {
-			log := f.nodes[victim].log.String()
-			return strikes() || strings.LastIndex(log, none) > strings.LastIndex(log, fmt.Sprintf("ahead: %+v", fault))
-		})
-		struck := strikes()
-		t.Logf("round %d: c joins: %t; %s, %+v: %s", round, joins, victim, fault, where)
-		if struck {
+		write := f.moveUnder(nc, placed, comes, victim, fault)
+		t.Logf("round %d: c comes: %t; %s, %+v: strikes at %q", round, comes, victim, fault, write)
+		if write != "" {
 			faults++
-		}
-		if struck && !fault.Full {
-			f.nodes[victim].kill()
-			f.start(victim)
+			if !fault.Full {
+				f.nodes[victim].kill()
+				f.start(victim)
+			}
 		}
 		f.placed(c, nc, placed, among...)
 	}
