@@ -112,16 +112,7 @@ func TestReadLive(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1, Reader: "engine"})
 	ctx, cancel := cancelled(t)
 	defer cancel()
-	got := make(chan uint64, 100)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
-			for _, m := range batch {
-				got <- m.Seq
-			}
-			return nil
-		})
-	}()
+	got, ended := readBeside(ctx, s.Log)
 	for range 20 {
 		at := appendLog(t, s.Log, 1)
 		if seq := <-got; seq != at[0].Seq {
@@ -325,16 +316,7 @@ func TestReadGoesOn(t *testing.T) {
 	}})
 	ctx, cancel := cancelled(t)
 	defer cancel()
-	got := make(chan uint64, 1000)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Log.Read(ctx, Position{}, func(batch []Message) error {
-			for _, m := range batch {
-				got <- m.Seq
-			}
-			return nil
-		})
-	}()
+	got, ended := readBeside(ctx, s.Log)
 	next := uint64(0)
 	exchange := func() {
 		t.Helper()
@@ -823,15 +805,7 @@ func TestScanGaps(t *testing.T) {
 // Messages that a power failure took from the end of a stream are not in the server's list of deleted ones, but count as gone, too.
 func TestGapsAtTheEnd(t *testing.T) {
 	s, nc, h := fresh(t, Config{Partitions: 1})
-	lost, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
-		_ = m.Respond([]byte(`{"state":{"messages":2,"first_seq":3,"last_seq":7,"deleted":[4]}}`)) // a failure shows below
-	})
-	if err == nil {
-		err = h.account().AddMapping("$JS.API.STREAM.INFO.CARILLON_LOG", lost.Subject)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	h.answer(nc, "$JS.API.STREAM.INFO.CARILLON_LOG", `{"state":{"messages":2,"first_seq":3,"last_seq":7,"deleted":[4]}}`)
 	g, err := s.Log.gaps(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -846,106 +820,116 @@ func TestGapsAtTheEnd(t *testing.T) {
 // If a server lacks what another one has acknowledged, what it has is not taken for the end of the stream: neither when it was the
 // leader, nor when a consumer runs on it.
 func TestScanBehind(t *testing.T) {
-	h := newHost(t)
-	nc := h.connect()
-	s := open(t, nc, Config{Partitions: 1})
-	out := s.Out[0]
-	const messages, known = 10 * scanFew, 9*scanFew + 10
-	last := chainAll(t, out, 0, 0, messages)
-	account := h.account()
-	ahead, err := out.Info(t.Context())
-	if err != nil {
+	s, nc, h := fresh(t, Config{Partitions: 1})
+	b := &behind{host: h, nc: nc, out: s.Out[0], last: chainAll(t, s.Out[0], 0, 0, 10*scanFew), known: 9*scanFew + 10}
+	var err error
+	if b.info, err = b.out.Info(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	behind := fmt.Sprintf(`{"state":{"messages":%d,"first_seq":%d,"last_seq":%d}}`, known, ahead.First, known)
-	api := func(what string) string { return apiPrefix + what + "." + out.name }
-	var told atomic.Int32 // how many answers came from the server that is behind
-	answer := func(subject, with string) (end func()) {
-		t.Helper()
-		sub, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
-			told.Add(1)
-			_ = m.Respond([]byte(with)) // a failure shows below
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := account.AddMapping(subject, sub.Subject); err != nil {
-			t.Fatal(err)
-		}
-		return func() {
-			account.RemoveMapping(subject)
-			if err := sub.Unsubscribe(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	scan := func(after uint64) (upTo uint64, err error) {
-		upTo = after
-		err = out.Scan(t.Context(), after, last, func(batch []Message) error {
-			for _, m := range batch {
-				if upTo++; m.Seq != upTo {
-					t.Errorf("message %d came as the %d.", m.Seq, upTo)
-				}
-			}
-			return nil
-		})
-		return upTo, err
-	}
+	t.Run("messages", b.testMessages)
+	t.Run("end", b.testEnd)
+	t.Run("consumer", b.testConsumer)
+}
 
-	var scanning *reader
-	ask := func() (more bool, err error) { return scanning.answered(out.next(t.Context(), scanning.upTo(), last)) }
+// behind is a stream of which a server that answers lacks the end.
+type behind struct {
+	*host
+	nc          *nats.Conn
+	out         *OutStream
+	last, known uint64 // sequences: the last one, and the last one that the server knows
+	info        Info   // the truth
+}
+
+// scan scans from a sequence to the last one, and returns how far it came. No message may be missing or come twice.
+func (b *behind) scan(t *testing.T, after uint64) (upTo uint64, err error) {
+	upTo = after
+	err = b.out.Scan(t.Context(), after, b.last, func(batch []Message) error {
+		for _, m := range batch {
+			if upTo++; m.Seq != upTo {
+				t.Errorf("message %d came as the %d.", m.Seq, upTo)
+			}
+		}
+		return nil
+	})
+	return upTo, err
+}
+
+// answerBehind has the server tell what it has as if that were the stream.
+func (b *behind) answerBehind() (told func() int32, end func()) {
+	b.t.Helper()
+	return b.answer(b.nc, apiPrefix+"STREAM.INFO."+b.out.name, fmt.Sprintf(`{"state":{"messages":%d,"first_seq":%d,"last_seq":%d}}`, b.known, b.info.First, b.known))
+}
+
+// Messages are not found.
+func (b *behind) testMessages(t *testing.T) {
+	var r *reader
+	ask := func() (more bool, err error) { return r.answered(b.out.next(t.Context(), r.upTo(), b.last)) }
 	eventually(t, "the stream gives the first messages in time, and has more", func() bool {
-		scanning = &reader{stream: &out.stream, until: last, deliver: func([]Message) error { return nil }}
+		r = &reader{stream: &b.out.stream, until: b.last, deliver: func([]Message) error { return nil }}
 		more, err := ask()
-		if more && scanning.passed != scanFew || err != nil {
-			t.Fatalf("up to %d, and more: %t, %v", scanning.passed, more, err)
+		if more && r.passed != scanFew || err != nil {
+			t.Fatalf("up to %d, and more: %t, %v", r.passed, more, err)
 		}
 		return more
 	})
-	end := answer(api("STREAM.MSG.GET"), `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`)
-	if more, err := ask(); more || err != nil || scanning.passed != scanFew {
-		t.Errorf("no message is found: up to %d, and more: %t, %v", scanning.passed, more, err)
+	_, end := b.answer(b.nc, apiPrefix+"STREAM.MSG.GET."+b.out.name, `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`)
+	defer end()
+	if more, err := ask(); more || err != nil || r.passed != scanFew {
+		t.Errorf("no message is found: up to %d, and more: %t, %v", r.passed, more, err)
 	}
-	if upTo, err := scan(known); !errors.Is(err, ErrDisconnected) {
+	if upTo, err := b.scan(t, b.known); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("messages are not found: up to %d, %v", upTo, err)
 	}
-	if _, err := out.Get(t.Context(), last); !errors.Is(err, ErrDisconnected) {
+	if _, err := b.out.Get(t.Context(), b.last); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("a message is not found: %v", err)
 	}
-	if err := (&reader{stream: &out.stream, at: Position{Seq: last, Time: ahead.LastTime}}).checkPosition(t.Context()); !errors.Is(err, ErrDisconnected) {
+	if err := (&reader{stream: &b.out.stream, at: Position{Seq: b.last, Time: b.info.LastTime}}).checkPosition(t.Context()); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("the message last read is not found: %v", err)
 	}
-	end()
+}
 
-	end = answer(api("STREAM.INFO"), behind)
+// The stream is said to end earlier.
+func (b *behind) testEnd(t *testing.T) {
+	_, end := b.answerBehind()
+	defer end()
 	var rewound *RewoundError
-	if upTo, err := scan(0); !errors.As(err, &rewound) {
-		t.Errorf("the stream ends at %d: up to %d, %v", known, upTo, err)
+	if upTo, err := b.scan(t, 0); !errors.As(err, &rewound) {
+		t.Errorf("the stream ends at %d: up to %d, %v", b.known, upTo, err)
 	}
-	end()
+}
 
-	// The consumer has nothing. While the reader waits for it, the stream is behind at first, and has everything in the end.
-	create := apiPrefix + "CONSUMER.CREATE." + out.name + ".*"
-	endConsumer := answer(create, `{"num_pending":0}`)
+// The consumer has nothing. While the reader waits for it, the stream is behind at first, and has everything in the end.
+func (b *behind) testConsumer(t *testing.T) {
+	made, endConsumer := b.answer(b.nc, apiPrefix+"CONSUMER.CREATE."+b.out.name+".*", `{"num_pending":0}`)
 	defer endConsumer()
-	made := told.Load() + 1
 	scanned := make(chan error, 1)
 	var reached atomic.Uint64
 	go func() {
-		upTo, err := scan(0)
+		upTo, err := b.scan(t, 0)
 		reached.Store(upTo)
 		scanned <- err
 	}()
-	eventually(t, "the consumer is made", func() bool { return told.Load() >= made })
-	end = answer(api("STREAM.INFO"), behind)
-	asked := told.Load()
-	eventually(t, "the stream is asked again and again", func() bool {
-		return told.Load() > asked+known/scanFew+4 || len(scanned) > 0
-	})
+	eventually(t, "the consumer is made", func() bool { return made() > 0 })
+	asked, end := b.answerBehind()
+	eventually(t, "the stream is asked again and again", func() bool { return asked() > int32(b.known/scanFew+4) || len(scanned) > 0 })
 	end()
-	if err := <-scanned; err != nil || reached.Load() != last {
-		t.Errorf("up to %d of %d, %v", reached.Load(), last, err)
+	if err := <-scanned; err != nil || reached.Load() != b.last {
+		t.Errorf("up to %d of %d, %v", reached.Load(), b.last, err)
 	}
+}
+
+// readBeside reads the log from its start on, until ctx ends: it gives the sequences that come, and then the error.
+func readBeside(ctx context.Context, log *Log) (got chan uint64, ended chan error) {
+	got, ended = make(chan uint64, 1000), make(chan error, 1)
+	go func() {
+		ended <- log.Read(ctx, Position{}, func(batch []Message) error {
+			for _, m := range batch {
+				got <- m.Seq
+			}
+			return nil
+		})
+	}()
+	return got, ended
 }
 
 // readInOrder reads the log from its start on; no record may be missing or come twice. come waits until a given record is the last one

@@ -91,6 +91,29 @@ func (h *host) account() *server.Account {
 	return account
 }
 
+// answer has requests on a subject of JetStream's get an answer of the test's instead, until end is called. told is how often it was given.
+func (h *host) answer(nc *nats.Conn, subject, with string) (told func() int32, end func()) {
+	h.t.Helper()
+	var n atomic.Int32
+	sub, err := nc.Subscribe(nats.NewInbox(), func(m *nats.Msg) {
+		n.Add(1)
+		_ = m.Respond([]byte(with)) // if that fails, the request goes without an answer, which the test sees
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	account := h.account()
+	if err := account.AddMapping(subject, sub.Subject); err != nil {
+		h.t.Fatal(err)
+	}
+	return n.Load, func() {
+		account.RemoveMapping(subject)
+		if err := sub.Unsubscribe(); err != nil {
+			h.t.Error(err)
+		}
+	}
+}
+
 func (h *host) start() {
 	h.t.Helper()
 	ns, err := run(h.dir, -1)
