@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -357,85 +359,29 @@ func TestRealDiskFullAtTruncate(t *testing.T) {
 // Flipped bits on a real disk: an error, or exactly what was written; never anything else.
 func TestBitFlips(t *testing.T) {
 	opts := Options{Dir: t.TempDir(), MemTableBytes: 1 << 20}
-	s := open(t, opts)
-	want := map[uint64]string{}
-	put := func(n, group int) {
-		for range n {
-			acked, _, err := fill(s, s.Log().Last()+1, group)
-			must(t, err)
-			for seq, data := range acked {
-				want[seq] = data
-			}
-		}
-	}
-	put(1, 100)
-	must(t, s.db.Flush())
-	put(1, 80)
-	// A large batch: after it, Pebble's own sync offsets lag behind.
-	var recs []Record
-	for i := range 200 {
-		seq := s.Log().Last() + 1 + uint64(i)
-		recs = append(recs, Record{seq, []byte(strings.Repeat(fmt.Sprint(seq), 200))})
-		want[seq] = string(recs[i].Data)
-	}
-	must(t, s.Log().Append(recs))
-	put(1, 3)
-	last := s.Log().Last()
-	must(t, s.Close())
-
+	want := writeAll(t, opts)
+	files := readFiles(t, opts.Dir)
 	var live string // the file of Pebble's log in use; the others were flushed and wait to be used again
-	originals := map[string][]byte{}
-	must(t, filepath.WalkDir(opts.Dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
+	for path := range files {
 		if filepath.Ext(path) == ".log" {
 			live = max(live, path)
 		}
-		originals[path], err = os.ReadFile(path)
-		return err
-	}))
-	restore := func() {
-		must(t, os.RemoveAll(opts.Dir))
-		must(t, os.MkdirAll(opts.Dir, 0o755))
-		for path, data := range originals {
-			must(t, os.WriteFile(path, data, 0o644))
-		}
-	}
-	// The outcome of opening and reading everything.
-	outcome := func() error {
-		s, err := OpenStore(opts)
-		if err != nil {
-			return err
-		}
-		got, err := readAll(s)
-		if err == nil {
-			if s.Log().Last() != last || len(got) != len(want) {
-				t.Errorf("%d records to %d, want %d to %d", len(got), s.Log().Last(), len(want), last)
-			}
-			for seq, data := range got {
-				if want[seq] != data {
-					t.Errorf("record %d is wrong", seq)
-				}
-			}
-		}
-		closeSoon(t, s)
-		return err
 	}
 	rng := rand.New(rand.NewPCG(3, 3))
-	for path, data := range originals {
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		data := files[path]
 		if len(data) == 0 {
 			continue
 		}
 		found, unclassed := 0, 0
 		const flips = 8
 		for range flips {
-			restore()
-			damaged := append([]byte(nil), data...)
+			files.restore(t, opts.Dir)
+			damaged := bytes.Clone(data)
 			at := rng.IntN(len(data))
 			damaged[at] ^= 1 << rng.IntN(8)
 			must(t, os.WriteFile(path, damaged, 0o644))
-			if err := outcome(); err != nil {
+			if err := openAndRead(t, opts, want); err != nil {
 				found++
 				if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrVersion) {
 					unclassed++
@@ -456,6 +402,81 @@ func TestBitFlips(t *testing.T) {
 		if unclassed > 0 {
 			t.Errorf("%s: %d errors are not ErrCorrupt", path, unclassed)
 		}
+	}
+}
+
+// writeAll leaves a store with records in tables, in log files that were flushed, and in the one in use.
+func writeAll(t *testing.T, opts Options) (want map[uint64]string) {
+	t.Helper()
+	s := open(t, opts)
+	want = map[uint64]string{}
+	put := func(batches int) {
+		acked, _, err := fill(s, s.Log().Last()+1, batches)
+		must(t, err)
+		maps.Copy(want, acked)
+	}
+	put(100)
+	must(t, s.db.Flush())
+	put(80)
+	// A large batch: after it, Pebble's own sync offsets lag behind.
+	var recs []Record
+	for i := range 200 {
+		seq := s.Log().Last() + 1 + uint64(i)
+		recs = append(recs, Record{seq, []byte(strings.Repeat(fmt.Sprint(seq), 200))})
+		want[seq] = string(recs[i].Data)
+	}
+	must(t, s.Log().Append(recs))
+	put(3)
+	must(t, s.Close())
+	return want
+}
+
+// openAndRead opens a store and reads all of it. Either there is an error, or it has just the records that are wanted.
+func openAndRead(t *testing.T, opts Options, want map[uint64]string) error {
+	t.Helper()
+	s, err := OpenStore(opts)
+	if err != nil {
+		return err
+	}
+	defer closeSoon(t, s)
+	got, err := readAll(s)
+	if err != nil {
+		return err
+	}
+	if last := slices.Max(slices.Collect(maps.Keys(want))); s.Log().Last() != last || len(got) != len(want) {
+		t.Errorf("%d records to %d, want %d to %d", len(got), s.Log().Last(), len(want), last)
+	}
+	for seq, data := range got {
+		if want[seq] != data {
+			t.Errorf("record %d is wrong", seq)
+		}
+	}
+	return nil
+}
+
+// files are the regular files of a directory and their contents, by path.
+type files map[string][]byte
+
+func readFiles(t *testing.T, dir string) files {
+	t.Helper()
+	all := files{}
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		all[path], err = os.ReadFile(path)
+		return err
+	}))
+	return all
+}
+
+// restore makes the directory what it was.
+func (f files) restore(t *testing.T, dir string) {
+	t.Helper()
+	must(t, os.RemoveAll(dir))
+	must(t, os.MkdirAll(dir, 0o755))
+	for path, data := range f {
+		must(t, os.WriteFile(path, data, 0o644))
 	}
 }
 
