@@ -13,30 +13,29 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// A checkpoint that is due for its age, or because the log is long, waits while jobs that are due wait in any partition. It does
-// not wait for ever, nor if the log has become very long or has to be freed, nor for the jobs of a partition that has stopped.
-func TestCheckpointWaitsForBursts(t *testing.T) { synctest.Test(t, checkpointWaitsForBursts) }
+// bursting is a node with two partitions: in old a checkpoint may be due, and in burst jobs that are due may wait.
+type bursting struct {
+	*Node
+	old, burst *partition
+}
 
-func checkpointWaitsForBursts(t *testing.T) {
-	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
+func newBursting() *bursting {
 	n := &Node{o: Options{CheckpointEvery: time.Minute, CheckpointRecords: 1000, CheckpointBytes: 1 << 20, HotJobs: 1}}
 	n.clock.begin(false)
+	n.applied.Store(10)
 	for i := range 2 {
-		n.partitions = append(n.partitions, &partition{number: i, machine: engine.New(layout, i)})
+		n.partitions = append(n.partitions, &partition{number: i, machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 2}, i)})
 		n.partitions[i].follows.Store(true)
 	}
-	old, burst := n.partitions[0], n.partitions[1]
-	aged := func(age time.Duration) bool {
-		old.checkpointAt.Store(int64(n.clock.running() - age))
-		return n.checkpointDue(old, 0)
-	}
-	n.applied.Store(10)
-	if aged(30*time.Second) || !aged(2*time.Minute) {
-		t.Fatal("with nothing due an old checkpoint is to be renewed, and no other")
-	}
+	return &bursting{n, n.partitions[0], n.partitions[1]}
+}
+
+// begin makes a job due in burst, and no tick lets it fire.
+func (b *bursting) begin(t *testing.T) {
+	t.Helper()
 	id := ""
 	for _, id = range []string{"a", "b", "c", "d"} {
-		if engine.PartitionOf(id, 2) == burst.number {
+		if engine.PartitionOf(id, 2) == b.burst.number {
 			break
 		}
 	}
@@ -46,82 +45,118 @@ func checkpointWaitsForBursts(t *testing.T) {
 	for i, e := range []engine.Entry{
 		{Kind: engine.KindClaim, Claim: claim},
 		{Kind: engine.KindPut, Verb: "put", Job: id, Body: []byte(`{"schedule":"@at 1999-01-01T00:00:00Z"}`)},
-		{Kind: engine.KindTick, Ticks: []engine.Tick{{Partition: burst.number, To: now, Epoch: 1}}}, // limit 0: the job stays ready
+		{Kind: engine.KindTick, Ticks: []engine.Tick{{Partition: b.burst.number, To: now, Epoch: 1}}}, // limit 0: the job stays ready
 	} {
 		e.Seq, e.Time = uint64(i+1), now
-		if r, err := burst.machine.Apply(&e); err != nil || r.Err != nil {
+		if r, err := b.burst.machine.Apply(&e); err != nil || r.Err != nil {
 			t.Fatal(err, r.Err)
 		}
 	}
-	if !n.hasBacklog() || aged(2*time.Minute) {
-		t.Error("it is renewed while another partition drains")
-	}
-	if !aged(4 * time.Minute) {
-		t.Error("it waits for ever")
-	}
-	n.applied.Store(1000)
-	if aged(time.Second) {
-		t.Error("one with a long log is taken while another partition drains")
-	}
-	if !n.checkpointDue(old, n.applied.Load()) {
-		t.Error("it waits though the log has to be freed")
-	}
-	n.applied.Store(burstTimes * 1000)
-	if !aged(time.Second) {
-		t.Error("the log grows for ever")
-	}
-	n.o.CheckpointRecords = 1 << 62
-	if aged(time.Second) {
-		t.Error("there is no number of records that is never reached")
-	}
-	n.o.CheckpointRecords = 1000
-	n.applied.Store(1000)
-	// Of its share of memory a partition may use three quarters, and all of it while a burst drains.
-	n.o.HotJobs, n.o.MemoryForJobs = 0, len(n.partitions)*burst.machine.Memory()
-	if n.checkpointUrgent(burst) {
-		t.Error("it does not wait though there is memory left")
-	}
-	n.o.MemoryForJobs--
-	if !n.checkpointUrgent(burst) {
-		t.Error("it waits though memory has run out")
-	}
-	n.o.HotJobs = 1
-	old.checkpointWaiters.Add(1)
-	if n.checkpointWaits(old) {
-		t.Error("who waits for its end to take one of his own waits for the burst, too")
-	}
-	old.checkpointWaiters.Add(-1)
-	// One that has begun does not go on, either.
-	aged(2 * time.Minute)
-	var drained atomic.Bool
-	var going sync.WaitGroup
-	rest := n.checkpointRest(t.Context(), old)
-	going.Go(func() {
-		time.Sleep(time.Millisecond) // its work: it rests for a multiple of that
-		rest()
-		if !drained.Load() {
-			t.Error("one that has begun goes on while another partition drains")
+}
+
+// stop ends the burst: its partition stops, and its jobs wait for nothing that could come.
+func (b *bursting) stop() {
+	b.burst.mu.Lock()
+	defer b.burst.mu.Unlock()
+	b.burst.stopped = errors.New("stopped")
+}
+
+// due tells whether a checkpoint of old is due if the last one is so old.
+func (b *bursting) due(age time.Duration) bool {
+	b.old.checkpointAt.Store(int64(b.clock.running() - age))
+	return b.checkpointDue(b.old, 0)
+}
+
+// A checkpoint that is due for its age, or because the log is long, waits while jobs that are due wait in any partition. It does
+// not wait for ever, nor if the log has become very long or has to be freed, nor for the jobs of a partition that has stopped.
+func TestCheckpointWaitsForBursts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBursting()
+		if b.due(30*time.Second) || !b.due(2*time.Minute) {
+			t.Fatal("with nothing due an old checkpoint is to be renewed, and no other")
+		}
+		b.begin(t)
+		if !b.hasBacklog() || b.due(2*time.Minute) {
+			t.Error("it is renewed while another partition drains")
+		}
+		if !b.due(4 * time.Minute) {
+			t.Error("it waits for ever")
+		}
+		b.applied.Store(1000)
+		if b.due(time.Second) {
+			t.Error("one with a long log is taken while another partition drains")
+		}
+		if !b.checkpointDue(b.old, b.applied.Load()) {
+			t.Error("it waits though the log has to be freed")
+		}
+		b.applied.Store(burstTimes * 1000)
+		if !b.due(time.Second) {
+			t.Error("the log grows for ever")
+		}
+		b.o.CheckpointRecords = 1 << 62
+		if b.due(time.Second) {
+			t.Error("there is no number of records that is never reached")
+		}
+		b.o.CheckpointRecords = 1000
+		b.stop()
+		b.applied.Store(1000)
+		if !b.due(time.Second) {
+			t.Error("one with a long log waits for a partition that has stopped")
+		}
+		b.applied.Store(10)
+		if !b.due(2 * time.Minute) {
+			t.Error("it waits for a partition that has stopped")
 		}
 	})
-	time.Sleep(5 * restMost) // in the bubble's time: it would have gone on
-	synctest.Wait()
-	drained.Store(true)
-	burst.mu.Lock()
-	burst.stopped = errors.New("stopped")
-	burst.mu.Unlock()
-	going.Wait()
-	n.o.HotJobs, n.o.MemoryForJobs = 0, len(n.partitions)*burst.machine.Memory()
-	if !n.checkpointUrgent(burst) {
+}
+
+// Of its share of memory a partition may use three quarters before a checkpoint is urgent, and all of it while a burst drains.
+func TestUrgentCheckpoints(t *testing.T) {
+	b := newBursting()
+	b.begin(t)
+	b.o.HotJobs, b.o.MemoryForJobs = 0, len(b.partitions)*b.burst.machine.Memory()
+	if b.checkpointUrgent(b.burst) {
+		t.Error("it does not wait though there is memory left")
+	}
+	b.o.MemoryForJobs--
+	if !b.checkpointUrgent(b.burst) {
+		t.Error("it waits though memory has run out")
+	}
+	b.o.MemoryForJobs++
+	b.stop()
+	if !b.checkpointUrgent(b.burst) {
 		t.Error("with nothing to wait for memory may run out")
 	}
-	n.o.HotJobs = 1
-	if !aged(time.Second) {
-		t.Error("one with a long log waits for a partition that has stopped")
-	}
-	n.applied.Store(10)
-	if !aged(2 * time.Minute) {
-		t.Error("it waits for a partition that has stopped")
-	}
+}
+
+// A checkpoint that has begun rests while a burst drains. One for whose end somebody waits does not.
+func TestCheckpointRestsForBursts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBursting()
+		b.begin(t)
+		b.applied.Store(1000)
+		b.old.checkpointWaiters.Add(1)
+		if b.checkpointWaits(b.old) {
+			t.Error("who waits for its end to take one of his own waits for the burst, too")
+		}
+		b.old.checkpointWaiters.Add(-1)
+		b.due(2 * time.Minute)
+		var drained atomic.Bool
+		var going sync.WaitGroup
+		rest := b.checkpointRest(t.Context(), b.old)
+		going.Go(func() {
+			time.Sleep(time.Millisecond) // its work: it rests for a multiple of that
+			rest()
+			if !drained.Load() {
+				t.Error("one that has begun goes on while another partition drains")
+			}
+		})
+		time.Sleep(5 * restMost) // in the bubble's time: it would have gone on
+		synctest.Wait()
+		drained.Store(true)
+		b.stop()
+		going.Wait()
+	})
 }
 
 // A checkpoint that is due only for its age rests for a multiple of the time that it worked, but never for long. It rests for
