@@ -211,12 +211,7 @@ func TestClaimLate(t *testing.T) {
 // claimed.
 func TestClaimGivenUp(t *testing.T) {
 	_, s := openStreams(t)
-	wake, err := alarm.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(wake.Close)
-	n := &Node{streams: s, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), alarm: wake}
+	n := &Node{streams: s, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), alarm: newAlarm(t)}
 	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
 	n.claimStored(p, 7)
 	if p.owner.Epoch != 0 {
