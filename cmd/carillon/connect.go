@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -169,6 +170,26 @@ func (c *connection) options() ([]nats.Option, error) {
 
 // reconnectForever is for commands that go on until they are interrupted, even while NATS is down or credentials have yet to be renewed.
 var reconnectForever = []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort()}
+
+// tellConnection has such a command tell when its connection is lost, and when it is there again; else an outage would look as if nothing
+// was due. mu is held while it writes.
+func (a *app) tellConnection(ctx context.Context, mu *sync.Mutex) []nats.Option {
+	tell := func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil {
+			fmt.Fprintf(a.stderr, "carillon: "+format+"\n", args...)
+		}
+	}
+	return []nats.Option{
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // else the command itself has closed it
+				tell("the connection to NATS is lost (%s); connecting again", oneLine(err))
+			}
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) { tell("connected to NATS again") }),
+	}
+}
 
 // connect opens a connection, which the caller must close, and a client on it. It gives up when ctx ends.
 func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *carillon.Client, error) {

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,16 +66,18 @@ func connects(t *testing.T, flags ...string) bool {
 	return true
 }
 
-// A command that runs until it is interrupted goes on even if its credentials are refused for a while.
+// A command that runs until it is interrupted goes on even if its credentials are refused for a while, and tells of that.
 func TestReconnectForever(t *testing.T) {
 	users := func(password string) *natsserver.Options {
 		return &natsserver.Options{Users: []*natsserver.User{{Username: "u", Password: password}}}
 	}
 	before := users("p")
 	ns := natstest.Start(t, before)
-	a := &app{connection: connection{server: ns.ClientURL(), user: "u", password: "p"}}
+	var errOut bytes.Buffer
+	var mu sync.Mutex
+	a := &app{connection: connection{server: ns.ClientURL(), user: "u", password: "p"}, stderr: &errOut}
 	refused := make(chan struct{}, 100)
-	nc, _, err := a.connect(t.Context(), append(reconnectForever, nats.ReconnectWait(time.Millisecond), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+	nc, _, err := a.connect(t.Context(), append(append(a.tellConnection(t.Context(), &mu), reconnectForever...), nats.ReconnectWait(time.Millisecond), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrAuthorization) {
 			refused <- struct{}{}
 		}
@@ -98,6 +103,12 @@ func TestReconnectForever(t *testing.T) {
 	if status := <-comes; status != nats.CONNECTED {
 		t.Errorf("%s: %v", status, nc.LastError())
 	}
+	natstest.Eventually(t, "it tells that it was lost and is there again", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		lost, again, both := strings.Cut(errOut.String(), "\n")
+		return both && strings.HasPrefix(lost, "carillon: the connection to NATS is lost (") && again == "carillon: connected to NATS again\n"
+	})
 }
 
 // A user without a password is a token.

@@ -55,7 +55,7 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	nc, client, err := w.app.connect(ctx, reconnectForever...)
+	nc, client, err := w.app.connect(ctx, append(w.app.tellConnection(ctx, &w.mu), reconnectForever...)...)
 	if err != nil {
 		return err
 	}

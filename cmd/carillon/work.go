@@ -98,7 +98,7 @@ func (w *worker) run(ctx context.Context) error {
 		}
 		catchBrokenPipes() // else commands would be left behind, and their work would be done again
 	}
-	nc, client, err := w.app.connect(ctx, reconnectForever...)
+	nc, client, err := w.app.connect(ctx, append(w.app.tellConnection(ctx, &w.mu), reconnectForever...)...)
 	if err != nil {
 		return err
 	}
