@@ -14,17 +14,16 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-const asynqTunedWorkers = 100 // of all its servers
+const asynqTunedWorkers = 100 // of all servers together
 
-// asynqSystem is asynq on Redis with an append-only file, synced as fsync says. A task's time is cut to its
-// second (processAt.Unix() in its rdb.go), so tasks can come early. A forwarder moves what is due to the
-// queue, every 5 s by default, and workers look there when they found it empty, about every second. Tuned,
-// both are a millisecond.
+// asynqSystem is asynq on Redis with an append-only file; fsync is Redis's appendfsync. asynq truncates the time of a task to whole seconds
+// (processAt.Unix() in its rdb.go), so tasks can fire early. A forwarder moves due tasks to the queue, by default every 5 s. A worker that
+// found the queue empty looks again after a second. Tuned, both intervals are 1 ms.
 func asynqSystem(tuned bool, fsync string) system {
 	s := system{
 		name: "asynq", tuned: tuned, durability: "appendonly, appendfsync " + fsync,
 		server: redisServer,
-		start:  func(ctx context.Context, s *site) (string, error) { return startRedis(ctx, s, fsync) },
+		start:  func(ctx context.Context, s *workspace) (string, error) { return startRedis(ctx, s, fsync) },
 		open:   func(_ context.Context, address string) (client, error) { return openAsynq(address, tuned), nil },
 		work: func(ctx context.Context, address string, handle handler) error {
 			return workAsynq(ctx, address, tuned, handle)
@@ -49,7 +48,7 @@ func redisServer() (string, error) {
 	return path, nil
 }
 
-func startRedis(ctx context.Context, s *site, fsync string) (string, error) {
+func startRedis(ctx context.Context, s *workspace, fsync string) (string, error) {
 	bin, err := redisServer()
 	if err != nil {
 		return "", err
@@ -96,10 +95,10 @@ func (c *asynqClient) create(ctx context.Context, j job) error {
 	return err
 }
 
-// createAll creates one task a call, as asynq does, from many goroutines.
+// createAll calls create from many goroutines, because asynq has no bulk call.
 func (c *asynqClient) createAll(ctx context.Context, jobs []job) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(underWay)
+	g.SetLimit(concurrentCreates)
 	for _, j := range jobs {
 		g.Go(func() error { return c.create(ctx, j) })
 	}
@@ -114,7 +113,7 @@ func (c *asynqClient) version(ctx context.Context) (string, error) {
 }
 
 func (c *asynqClient) close() {
-	c.Client.Close() // nothing is under way
+	c.Client.Close() // no call is in progress
 	c.redis.Close()
 }
 

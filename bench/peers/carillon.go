@@ -15,14 +15,14 @@ import (
 
 const topic = "peers"
 
-// carillonTunedWorkers is the handlers of the tuned worker; its default is 16.
+// carillonTunedWorkers is how many handlers the tuned worker runs at once; the default is 16.
 const carillonTunedWorkers = 256
 
-// carillonSystem is `carillon serve` with its defaults, and the Go client and worker. Only the worker is tuned.
+// carillonSystem is `carillon serve` with its defaults, with the Go client and worker. Tuning changes the worker only.
 func carillonSystem(tuned bool) system {
 	s := system{
 		name: "carillon", tuned: tuned, durability: "fsync of the local log before the answer",
-		start: func(ctx context.Context, s *site) (string, error) {
+		start: func(ctx context.Context, s *workspace) (string, error) {
 			listen, err := freeAddress()
 			if err != nil {
 				return "", err
@@ -93,7 +93,7 @@ func (c *carillonClient) createAll(ctx context.Context, jobs []job) error {
 		}
 	}
 	var failed error
-	err := c.PutAll(ctx, all, underWay, func(_ carillon.Job, _ carillon.JobReply, err error) { failed = errors.Join(failed, err) })
+	err := c.PutAll(ctx, all, concurrentCreates, func(_ carillon.Job, _ carillon.JobReply, err error) { failed = errors.Join(failed, err) })
 	return errors.Join(err, failed)
 }
 

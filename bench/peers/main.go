@@ -72,7 +72,7 @@ func command(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	return fmt.Errorf("%q is no command; there are run, check and stop", verb)
 }
 
-// runCommand measures, keeps each result as a file, and prints the table.
+// runCommand runs the workloads, writes each result to a file, and prints the table.
 func runCommand(ctx context.Context, f *flag.FlagSet, dir *string, args []string, stdout, stderr io.Writer) (err error) {
 	var c config
 	carillon := f.String("carillon", "../../bin/carillon", "Carillon's binary")
@@ -108,14 +108,14 @@ func runCommand(ctx context.Context, f *flag.FlagSet, dir *string, args []string
 	if err != nil {
 		return err
 	}
-	at, err := openSite(*dir, binary)
+	ws, err := openWorkspace(*dir, binary)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, at.close()) }()
+	defer func() { err = errors.Join(err, ws.close()) }()
 
 	var o outcome
-	failed := run(ctx, at, c, stderr, func(r bench.Result) error {
+	failed := run(ctx, ws, c, stderr, func(r bench.Result) error {
 		o.results = append(o.results, r)
 		return save(*out, &r)
 	})
@@ -158,7 +158,7 @@ func (c *config) validate() error {
 	return nil
 }
 
-// findServers tells before a run, and not after the first quarter of an hour of it, which servers are not installed.
+// findServers checks that all servers are installed: else a run would fail only after minutes.
 func (c *config) findServers() (missing error) {
 	for _, key := range c.systems {
 		s, err := find(key)
@@ -172,7 +172,7 @@ func (c *config) findServers() (missing error) {
 	return missing
 }
 
-// carillonBinary finds the binary where Carillon is among the systems.
+// carillonBinary returns the absolute path of Carillon's binary; "" if Carillon is not among the systems.
 func carillonBinary(path string, systems []string) (string, error) {
 	if !slices.ContainsFunc(systems, func(key string) bool { return key == keyOf("carillon", false) || key == keyOf("carillon", true) }) {
 		return "", nil
@@ -187,7 +187,7 @@ func carillonBinary(path string, systems []string) (string, error) {
 	return path, nil
 }
 
-// save writes a result as a file that says in its name what it is of.
+// save writes a result to a file whose name has the workload, the rate and the system.
 func save(dir string, r *bench.Result) error {
 	p := r.Params.(params)
 	name := r.Workload
@@ -201,19 +201,19 @@ func save(dir string, r *bench.Result) error {
 	return os.WriteFile(filepath.Join(dir, name+"-"+keyOf(p.System, p.Tuned)+".json"), append(b, '\n'), 0o644)
 }
 
-// check starts every system once and says which version answered.
+// check starts every system once and prints its version.
 func check(ctx context.Context, dir, carillon string, stdout io.Writer) (err error) {
 	binary, err := carillonBinary(carillon, keys())
 	if err != nil {
 		return err
 	}
-	at, err := openSite(dir, binary)
+	ws, err := openWorkspace(dir, binary)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, at.close()) }()
+	defer func() { err = errors.Join(err, ws.close()) }()
 	for i := range systems {
-		e, err := systems[i].begin(ctx, at, "check", params{})
+		e, err := systems[i].begin(ctx, ws, "check", params{})
 		if err != nil {
 			return fmt.Errorf("%s: %w", systems[i].key(), err)
 		}

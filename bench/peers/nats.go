@@ -18,21 +18,20 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// The headers of a message schedule, of nats-server's ADR-51.
+// The headers of a message schedule (ADR-51 of NATS).
 const (
 	scheduleHeader = "Nats-Schedule"
 	targetHeader   = "Nats-Schedule-Target"
 )
 
-// natsSystem is NATS's own message schedules: a schedule is a message on a subject of its own, and the server
-// publishes to its target, in the same stream, when it is due. nats-server has no knob for when: between two
-// passes over its schedules lie at least 250 ms (resetTimer in its scheduler.go). What can be tuned is how
-// many streams share the work and how much a consumer takes at once.
+// natsSystem is NATS's own message schedules. A schedule is a message on its own subject; when it is due, the server publishes its payload
+// to the target subject, in the same stream. The server leaves at least 250 ms between two passes over its schedules (resetTimer in its
+// scheduler.go), and no setting changes that. Tuning changes how many streams share the work and how much a consumer fetches at once.
 func natsSystem(tuned bool) system {
 	s := system{
 		name: "nats-schedules", tuned: tuned,
 		durability: "page cache, fsync every 2 min (JetStream's default)",
-		start: func(ctx context.Context, s *site) (string, error) {
+		start: func(ctx context.Context, s *workspace) (string, error) {
 			listen, err := freeAddress()
 			if err != nil {
 				return "", err
@@ -102,7 +101,7 @@ func (c *natsClient) createStreams(ctx context.Context) error {
 
 func (c *natsClient) message(j job) *nats.Msg {
 	stream := j.number % c.streams
-	if stream < 0 { // the probe's number is
+	if stream < 0 { // the probe
 		stream = 0
 	}
 	m := nats.NewMsg(fmt.Sprintf("schedule.%d.%s", stream, j.id()))
@@ -154,7 +153,7 @@ func workNATS(ctx context.Context, url string, tuned bool, handle handler) (err 
 	fail := func(err error) {
 		select {
 		case failed <- err:
-		default: // one tells enough
+		default: // the first error is enough
 		}
 	}
 	for i := range c.streams {
@@ -191,7 +190,7 @@ func workNATS(ctx context.Context, url string, tuned bool, handle handler) (err 
 	}
 }
 
-// serveNATS is the process of the NATS peer: a nats-server with JetStream and its own defaults.
+// serveNATS is the process of NATS as a peer: a nats-server with JetStream and default settings.
 func serveNATS(ctx context.Context, dir, listen string, log io.Writer) error {
 	host, port, _ := strings.Cut(listen, ":")
 	n, err := strconv.Atoi(port)

@@ -39,7 +39,7 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(workload, func(t *testing.T) {
 			t.Parallel()
-			dir, out := filepath.Join(t.TempDir(), "site"), t.TempDir()
+			dir, out := filepath.Join(t.TempDir(), "workspace"), t.TempDir()
 			var stdout, stderr bytes.Buffer
 			args := append([]string{"run", "--dir", dir, "--out", out, "--systems", "nats-schedules,nats-schedules-tuned", "--workloads", workload}, args...)
 			if err := command(t.Context(), args, nil, &stdout, &stderr); err != nil {
@@ -159,7 +159,7 @@ func TestJudge(t *testing.T) {
 }
 
 func TestPayload(t *testing.T) {
-	for _, i := range []int{probe, 0, 99_999, singles + 5} {
+	for _, i := range []int{probe, 0, 99_999, firstSingle + 5} {
 		payload := newJob(i, time.Time{}, payloadBytes).payload
 		if got, err := numberOf(payload); err != nil || got != i || len(payload) != payloadBytes || !json.Valid(payload) {
 			t.Errorf("job %d: %d, %v from %s", i, got, err, payload)
@@ -275,7 +275,7 @@ func TestBadArguments(t *testing.T) {
 		{"--carillon", "/nowhere/carillon", "--systems", "carillon-tuned"},
 		{"nats-server"},
 	} {
-		dir := filepath.Join(t.TempDir(), "site")
+		dir := filepath.Join(t.TempDir(), "workspace")
 		if len(args) > 1 {
 			args = append([]string{"run", "--dir", dir, "--out", t.TempDir()}, args...)
 		}
@@ -283,7 +283,7 @@ func TestBadArguments(t *testing.T) {
 			t.Errorf("%q is taken", args)
 		}
 		if _, err := os.Stat(dir); err == nil {
-			t.Errorf("%q made a site", args)
+			t.Errorf("%q made a workspace", args)
 		}
 	}
 }
@@ -292,7 +292,7 @@ func TestBadArguments(t *testing.T) {
 func TestMissingServer(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	var log bytes.Buffer
-	args := []string{"run", "--dir", filepath.Join(t.TempDir(), "site"), "--out", t.TempDir(), "--systems", "nats-schedules,asynq-tuned", "--workloads", "commands", "--creates", "100ms"}
+	args := []string{"run", "--dir", filepath.Join(t.TempDir(), "workspace"), "--out", t.TempDir(), "--systems", "nats-schedules,asynq-tuned", "--workloads", "commands", "--creates", "100ms"}
 	err := command(t.Context(), args, nil, &bytes.Buffer{}, &log)
 	if err == nil || !strings.Contains(err.Error(), "asynq-tuned: no Redis server: ") {
 		t.Errorf("without a Redis server it says %v", err)
@@ -304,13 +304,13 @@ func TestMissingServer(t *testing.T) {
 
 // A killed run leaves processes behind. The next one says so, and stop ends them, and no others.
 func TestStopLeftovers(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "site")
-	s, err := openSite(dir, "")
+	dir := filepath.Join(t.TempDir(), "workspace")
+	s, err := openWorkspace(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openSite(dir, ""); err == nil {
-		t.Error("two runs share a site")
+	if _, err := openWorkspace(dir, ""); err == nil {
+		t.Error("two runs share a workspace")
 	}
 	if err := command(t.Context(), []string{"stop", "--dir", dir}, nil, &bytes.Buffer{}, &bytes.Buffer{}); err == nil {
 		t.Error("stop takes a run that is under way")
@@ -319,14 +319,14 @@ func TestStopLeftovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A file of the site with the id of a process that is not the site's, as there may be after a reboot.
+	// A file of the workspace with the id of a process that is not the workspace's, as there may be after a reboot.
 	other := exec.Command("sleep", "1000")
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
 		if err := other.Process.Kill(); err != nil {
-			t.Errorf("stop ended a process that is not the site's: %v", err)
+			t.Errorf("stop ended a process that is not the workspace's: %v", err)
 		}
 		_ = other.Wait() // killed
 	}()
@@ -335,8 +335,8 @@ func TestStopLeftovers(t *testing.T) {
 	}
 	s.lock.Close() // as the kernel does for a process that was killed
 
-	if _, err := openSite(dir, ""); err == nil || !strings.Contains(err.Error(), "peers-stop") {
-		t.Errorf("a site with leftovers is opened: %v", err)
+	if _, err := openWorkspace(dir, ""); err == nil || !strings.Contains(err.Error(), "peers-stop") {
+		t.Errorf("a workspace with leftovers is opened: %v", err)
 	}
 	var said bytes.Buffer
 	if err := command(t.Context(), []string{"stop", "--dir", dir}, nil, &said, &said); err != nil {
@@ -347,7 +347,7 @@ func TestStopLeftovers(t *testing.T) {
 	}
 	<-p.exited
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the site is still there: %v", err)
+		t.Errorf("the workspace is still there: %v", err)
 	}
 }
 
@@ -375,7 +375,7 @@ func TestCarillonVersion(t *testing.T) {
 
 // If a server ends instead of becoming ready, the error has what it printed.
 func TestStartFailure(t *testing.T) {
-	s, err := openSite(filepath.Join(t.TempDir(), "site"), "")
+	s, err := openWorkspace(filepath.Join(t.TempDir(), "workspace"), "")
 	if err != nil {
 		t.Fatal(err)
 	}

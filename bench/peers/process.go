@@ -19,9 +19,9 @@ const (
 	stopTimeout  = 30 * time.Second
 )
 
-// A site is the directory of a run and the processes that it has started there. Each process has a folder of
-// its own, in which it runs, and NAME.pid and NAME.log beside it: what is found alive in it later was ours.
-type site struct {
+// A workspace is the directory of a run and the processes that the run has started there. Each process has a folder NAME in it, which is
+// its working directory, and the files NAME.pid and NAME.log. So a later run can tell which processes a killed run has left.
+type workspace struct {
 	dir      string
 	self     string // this binary
 	carillon string // the binary of Carillon
@@ -33,14 +33,14 @@ type site struct {
 type process struct {
 	name   string
 	cmd    *exec.Cmd
-	signal syscall.Signal // what ends it properly
+	signal syscall.Signal // asks it to end
 	exited chan struct{}
-	err    error // its exit, once exited is closed
+	err    error // of Wait; set once exited is closed
 }
 
-// openSite takes a directory for a run, with nothing of another run in it.
-func openSite(dir, carillon string) (*site, error) {
-	s, err := lockSite(dir)
+// openWorkspace opens a workspace for a run. It fails if another run uses the directory, or has left processes there.
+func openWorkspace(dir, carillon string) (*workspace, error) {
+	s, err := lockWorkspace(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +56,8 @@ func openSite(dir, carillon string) (*site, error) {
 	return s, nil
 }
 
-// lockSite makes the directory and keeps every other run out of it.
-func lockSite(dir string) (*site, error) {
+// lockWorkspace makes the directory and locks it against other runs.
+func lockWorkspace(dir string) (*workspace, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func lockSite(dir string) (*site, error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
-	// PostgreSQL's user has to pass through.
+	// 0755, because PostgreSQL's user must be able to enter it.
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -77,17 +77,17 @@ func lockSite(dir string) (*site, error) {
 		lock.Close()
 		return nil, fmt.Errorf("%s is in use by another run, which stops what it started when it ends: %w", dir, err)
 	}
-	return &site{dir: dir, self: self, lock: lock}, nil
+	return &workspace{dir: dir, self: self, lock: lock}, nil
 }
 
-func (s *site) path(name string) string { return filepath.Join(s.dir, name) }
+func (s *workspace) path(name string) string { return filepath.Join(s.dir, name) }
 
-func (s *site) mkdir(name string) (string, error) {
+func (s *workspace) mkdir(name string) (string, error) {
 	return s.path(name), os.MkdirAll(s.path(name), 0o700)
 }
 
-// start starts a process and waits until ready finds it so.
-func (s *site) start(ctx context.Context, name string, cmd *exec.Cmd, signal syscall.Signal, ready func(context.Context) error) error {
+// start starts a process and waits until ready returns no error.
+func (s *workspace) start(ctx context.Context, name string, cmd *exec.Cmd, signal syscall.Signal, ready func(context.Context) error) error {
 	log, err := os.Create(s.path(name + ".log"))
 	if err != nil {
 		return err
@@ -117,8 +117,8 @@ func (s *site) start(ctx context.Context, name string, cmd *exec.Cmd, signal sys
 	}
 }
 
-// launch runs a command in a folder of the site. It ends with this process, however that ends.
-func (s *site) launch(name string, cmd *exec.Cmd, signal syscall.Signal) (*process, error) {
+// launch starts a command in a folder of the workspace. The kernel ends it if this process dies.
+func (s *workspace) launch(name string, cmd *exec.Cmd, signal syscall.Signal) (*process, error) {
 	dir, err := s.mkdir(name)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (s *site) launch(name string, cmd *exec.Cmd, signal syscall.Signal) (*proce
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Setpgid = true // Ctrl-C is for this process, which then ends the others in order
+	cmd.SysProcAttr.Setpgid = true // so that Ctrl-C reaches this process only, which then ends the others in order
 	cmd.SysProcAttr.Pdeathsig = signal
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
@@ -141,8 +141,8 @@ func (s *site) launch(name string, cmd *exec.Cmd, signal syscall.Signal) (*proce
 	return p, os.WriteFile(s.path(name+".pid"), strconv.AppendInt(nil, int64(cmd.Process.Pid), 10), 0o644)
 }
 
-// logTail is the end of what a process wrote.
-func (s *site) logTail(name string) []byte {
+// logTail is the end of a process's log.
+func (s *workspace) logTail(name string) []byte {
 	b, err := os.ReadFile(s.path(name + ".log"))
 	if err != nil {
 		return []byte(err.Error())
@@ -150,13 +150,13 @@ func (s *site) logTail(name string) []byte {
 	return b[max(0, len(b)-2000):]
 }
 
-// clear ends the processes, the latest first, and removes their folders.
-func (s *site) clear() (err error) {
+// clear ends the processes, the latest first, and removes their files.
+func (s *workspace) clear() (err error) {
 	for len(s.running) > 0 {
 		last := len(s.running) - 1
 		p := s.running[last]
 		s.running = s.running[:last]
-		_ = p.cmd.Process.Signal(p.signal) // gone already is as good
+		_ = p.cmd.Process.Signal(p.signal) // fails only if it has ended already
 		select {
 		case <-p.exited:
 		case <-time.After(stopTimeout):
@@ -172,15 +172,15 @@ func (s *site) clear() (err error) {
 	return err
 }
 
-// close ends what runs and removes the directory.
-func (s *site) close() error {
+// close ends all processes and removes the directory.
+func (s *workspace) close() error {
 	err := errors.Join(s.clear(), os.RemoveAll(s.dir))
 	return errors.Join(err, s.lock.Close())
 }
 
-// leftovers are processes of the site that an earlier run has not ended. A process number alone may be
-// somebody else's by now; one that works in a folder of the site is not.
-func (s *site) leftovers() (pids []int, err error) {
+// leftovers returns the processes that an earlier run has left. The kernel may have given the number in a .pid file to another program
+// since; a process whose working directory is in the workspace was started by a run.
+func (s *workspace) leftovers() (pids []int, err error) {
 	files, err := filepath.Glob(s.path("*.pid"))
 	if err != nil {
 		return nil, err
@@ -201,15 +201,15 @@ func (s *site) leftovers() (pids []int, err error) {
 	return pids, nil
 }
 
-// holds tells whether a process is one of the site's. One that has ended works nowhere, waited for or not.
-func (s *site) holds(pid int) bool {
+// holds tells whether a process runs in the workspace. A process that has ended has no working directory, even if nobody has waited for it.
+func (s *workspace) holds(pid int) bool {
 	cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	return err == nil && strings.HasPrefix(cwd, s.dir+"/")
 }
 
-// stopLeftovers ends what a killed run left and removes its directory.
+// stopLeftovers ends the processes that a killed run has left, and removes its directory.
 func stopLeftovers(dir string) (ended int, err error) {
-	s, err := lockSite(dir)
+	s, err := lockWorkspace(dir)
 	if err != nil {
 		return 0, err
 	}
@@ -219,7 +219,7 @@ func stopLeftovers(dir string) (ended int, err error) {
 		return 0, err
 	}
 	for _, pid := range pids {
-		// SIGINT is what PostgreSQL takes for fast, and the others too end by it.
+		// SIGINT ends each of them, and asks PostgreSQL for a fast shutdown.
 		if err := syscall.Kill(pid, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return ended, fmt.Errorf("end process %d: %w", pid, err)
 		}
@@ -227,14 +227,14 @@ func stopLeftovers(dir string) (ended int, err error) {
 			if time.Now().After(until) {
 				return ended, fmt.Errorf("process %d did not end within %s", pid, stopTimeout)
 			}
-			time.Sleep(20 * time.Millisecond) // no child of ours, so there is no Wait
+			time.Sleep(20 * time.Millisecond) // it is not a child of this process, so there is no Wait
 		}
 		ended++
 	}
 	return ended, os.RemoveAll(s.dir)
 }
 
-// freeAddress is a port of loopback that nobody listens on.
+// freeAddress returns an address of the loopback interface with a free port.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -21,25 +21,24 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 )
 
-// postgresTuning is what a machine of this size would be given; synchronous_commit stays on.
+// postgresTuning is usual for a machine of this size. synchronous_commit stays on.
 var postgresTuning = []string{"shared_buffers=1GB", "max_wal_size=4GB", "checkpoint_timeout=15min", "wal_compression=on"}
 
 const (
-	riverWorkers      = 100  // of River's own examples
+	riverWorkers      = 100  // as in River's own examples
 	riverTunedWorkers = 1000 // of all its clients
-	riverTunedPool    = 32   // connections; pgxpool's own default is the greater of 4 and the cores
+	riverTunedPool    = 32   // connections; the default of pgxpool is the number of cores, but at least 4
 )
 
-// riverSystem is River on PostgreSQL. Its leader makes scheduled jobs available up to its interval of 5 s
-// ahead, an interval that its configuration does not offer to change, and workers fetch them once they are
-// due, by notification or by poll. Tuned, both intervals are the least that River takes, 1 ms, to which it
-// adds up to 10 ms of jitter.
+// riverSystem is River on PostgreSQL. Every 5 s, which its configuration cannot change, River's leader makes those jobs available that are
+// due within the next 5 s. Workers fetch them once they are due, by notification or by polling. Tuned, the fetch cooldown and the poll
+// interval are 1 ms, the least that River accepts; River adds up to 10 ms of jitter.
 func riverSystem(tuned bool) system {
 	s := system{
 		name: "river", tuned: tuned, durability: "PostgreSQL's fsync and synchronous_commit on",
 		settings: []string{"100 workers"},
 		server:   postgresServer,
-		start: func(ctx context.Context, s *site) (string, error) {
+		start: func(ctx context.Context, s *workspace) (string, error) {
 			url, err := startPostgres(ctx, s, tuned)
 			if err != nil {
 				return "", err
@@ -57,9 +56,9 @@ func riverSystem(tuned bool) system {
 	return s
 }
 
-// startPostgres makes a cluster and runs it. PostgreSQL refuses to run as root, so then it runs as the user
-// that its package makes.
-func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err error) {
+// startPostgres creates a database cluster and starts its server. PostgreSQL refuses to run as root; if this process is root's, the server
+// runs as the user postgres, which PostgreSQL's package creates.
+func startPostgres(ctx context.Context, s *workspace, tuned bool) (url string, err error) {
 	server, err := postgresServer()
 	if err != nil {
 		return "", err
@@ -97,7 +96,7 @@ func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err er
 	cmd := exec.Command(server, args...)
 	cmd.SysProcAttr = attr
 	url = fmt.Sprintf("postgres://postgres@%s/postgres?sslmode=disable", listen)
-	// SIGINT is its fast shutdown: clients are cut off, and the cluster is closed properly.
+	// SIGINT asks for a fast shutdown: clients are disconnected, and the database is closed properly.
 	return url, s.start(ctx, "postgres", cmd, syscall.SIGINT, func(ctx context.Context) error {
 		c, err := pgx.Connect(ctx, url)
 		if err != nil {
@@ -107,7 +106,7 @@ func startPostgres(ctx context.Context, s *site, tuned bool) (url string, err er
 	})
 }
 
-// postgresServer is the newest one: Debian keeps it, and initdb beside it, out of the path.
+// postgresServer finds the newest PostgreSQL server. Debian installs servers, each with its initdb, in folders that are not in PATH.
 func postgresServer() (string, error) {
 	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if err != nil {
@@ -121,14 +120,14 @@ func postgresServer() (string, error) {
 		return path, nil
 	}
 	major := func(path string) int {
-		n, _ := strconv.Atoi(strings.Split(path, "/")[4]) // 0 for what is no number sorts first
+		n, _ := strconv.Atoi(strings.Split(path, "/")[4]) // 0 if it is no number, so that any version wins
 		return n
 	}
 	return slices.MaxFunc(found, func(a, b string) int { return major(a) - major(b) }), nil
 }
 
-// asUser lets a process run as a user, who gets its directory, when this one is root.
-func (s *site) asUser(name, dir string) (*syscall.SysProcAttr, error) {
+// asUser makes a process run as another user, who becomes the owner of its directory. It does so only if this process is root's.
+func (s *workspace) asUser(name, dir string) (*syscall.SysProcAttr, error) {
 	if syscall.Geteuid() != 0 {
 		return &syscall.SysProcAttr{}, nil
 	}

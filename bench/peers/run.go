@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	payloadBytes = 200
-	underWay     = 256 // creates at once where a library has no bulk call of its own
-	// sample is how many jobs are created first to see how long creating all of them will take.
+	payloadBytes      = 200
+	concurrentCreates = 256 // concurrent creates where a library has no bulk call
+	// sample is how many jobs are created first, to estimate how long it takes to create all of them.
 	sample = 1000
-	// far is how long after their creation jobs are due which are not to fire.
-	far = time.Hour
-	// singles is where the numbers begin of the jobs that a single caller creates.
-	singles = 1_000_000_000
+	// notDueFor is how far ahead jobs are due that must not fire during the run.
+	notDueFor = time.Hour
+	// firstSingle is the number of the first job that the single caller creates: beyond those of the many callers.
+	firstSingle = 1_000_000_000
 )
 
-// params are what a result was measured with.
+// params are the parameters of a result.
 type params struct {
 	System       string   `json:"system"`
 	Tuned        bool     `json:"tuned"`
@@ -39,19 +39,19 @@ type params struct {
 	PayloadBytes int      `json:"payload_bytes"`
 }
 
-// session is a system that runs for one measurement.
+// session is a system that was started for one measurement, and the result of that.
 type session struct {
 	*system
-	site    *site
-	address string
-	client  client
-	result  bench.Result
+	workspace *workspace
+	address   string
+	client    client
+	result    bench.Result
 }
 
-// begin starts a system, empty; close ends and removes it.
-func (s *system) begin(ctx context.Context, at *site, workload string, p params) (*session, error) {
-	e := &session{system: s, site: at}
-	address, err := s.start(ctx, at)
+// begin starts a system without any data. close ends it and removes its data.
+func (s *system) begin(ctx context.Context, ws *workspace, workload string, p params) (*session, error) {
+	e := &session{system: s, workspace: ws}
+	address, err := s.start(ctx, ws)
 	if err == nil {
 		e.address = address
 		e.client, err = s.open(ctx, address)
@@ -63,7 +63,7 @@ func (s *system) begin(ctx context.Context, at *site, workload string, p params)
 		return nil, errors.Join(err, e.close())
 	}
 	p.System, p.Tuned, p.Settings, p.PayloadBytes = s.name, s.tuned, s.settings, payloadBytes
-	m := bench.ThisMachine(at.dir, s.durability)
+	m := bench.ThisMachine(ws.dir, s.durability)
 	e.result = bench.Result{Workload: workload, Params: p, Machine: m}
 	return e, nil
 }
@@ -72,16 +72,16 @@ func (e *session) close() error {
 	if e.client != nil {
 		e.client.close()
 	}
-	return e.site.clear()
+	return e.workspace.clear()
 }
 
 func (e *session) add(name string, value float64) {
 	e.result.Figures = append(e.result.Figures, bench.Figure{Name: name, Value: value})
 }
 
-// lateness fires rate jobs a second for a time.
-func lateness(ctx context.Context, at *site, s *system, rate, seconds int) (r bench.Result, err error) {
-	e, err := s.begin(ctx, at, "lateness", params{Rate: rate, Seconds: seconds})
+// lateness measures how late jobs are, at a fixed rate for a time.
+func lateness(ctx context.Context, ws *workspace, s *system, rate, seconds int) (r bench.Result, err error) {
+	e, err := s.begin(ctx, ws, "lateness", params{Rate: rate, Seconds: seconds})
 	if err != nil {
 		return r, err
 	}
@@ -95,9 +95,9 @@ func lateness(ctx context.Context, at *site, s *system, rate, seconds int) (r be
 	return e.result, nil
 }
 
-// burst fires jobs that are all due at the same moment, a whole second. The rate counts from then.
-func burst(ctx context.Context, at *site, s *system, jobs int) (r bench.Result, err error) {
-	e, err := s.begin(ctx, at, "burst", params{Jobs: jobs})
+// burst measures jobs that are all due at the same time, which is a whole second. Its rates count from that time.
+func burst(ctx context.Context, ws *workspace, s *system, jobs int) (r bench.Result, err error) {
+	e, err := s.begin(ctx, ws, "burst", params{Jobs: jobs})
 	if err != nil {
 		return r, err
 	}
@@ -118,12 +118,12 @@ func burst(ctx context.Context, at *site, s *system, jobs int) (r bench.Result, 
 	return e.result, nil
 }
 
-// fired is a worker's report, and how the jobs came there.
+// fired is the outcome of jobs that were created and fired: the worker's report, and how fast the jobs were created.
 type fired struct {
 	report
-	received *hdrhistogram.Histogram
-	off      *hdrhistogram.Histogram
-	perS     float64 // jobs created a second
+	received    *hdrhistogram.Histogram
+	off         *hdrhistogram.Histogram
+	createsPerS float64 // jobs created a second
 }
 
 func (e *session) describe(f fired) {
@@ -131,18 +131,18 @@ func (e *session) describe(f fired) {
 	figures.Quantiles("received", f.received, 50, 90, 99, 99.9, 100)
 	figures.Quantiles("off", f.off, 50, 99, 99.9, 100)
 	e.add("early_max_ms", float64(f.EarlyMax)/1e6)
-	e.add("puts_per_s", f.perS)
+	e.add("puts_per_s", f.createsPerS)
 	e.result.Checks = &f.Checks
 	e.result.Histograms = map[string]string{"received_us": f.Received, "off_us": f.Off}
 	e.ended()
 }
 
-// ended notes the load at the end.
+// ended notes the machine's load at the end of the run.
 func (e *session) ended() { e.result.Machine.Load[1] = bench.ThisMachine("", "").Load[0] }
 
-// fire creates jobs, due over a span of time, and has the worker take them.
+// fire starts a worker, creates jobs that are due evenly over a span of time, and waits for the worker's report.
 func (e *session) fire(ctx context.Context, jobs int, span time.Duration) (f fired, err error) {
-	w, err := e.site.startWorker(workerStart{System: e.key(), Address: e.address, Jobs: jobs})
+	w, err := e.workspace.startWorker(workerStart{System: e.key(), Address: e.address, Jobs: jobs})
 	if err != nil {
 		return f, err
 	}
@@ -176,20 +176,19 @@ func (e *session) fire(ctx context.Context, jobs int, span time.Duration) (f fir
 	return f, err
 }
 
-// fill creates the jobs before the first of them is due. How long that takes is seen on a few others first,
-// whose numbers are beyond the plan's and which stay behind.
+// fill creates the jobs, all of them before the first one is due. To estimate how long that takes, it first creates a few others. Their
+// numbers are above those of the plan, and they are not due during the run.
 func (e *session) fill(ctx context.Context, n int, span time.Duration, f *fired) (p plan, err error) {
 	some := make([]job, sample)
 	for i := range some {
-		some[i] = newJob(n+i, time.Now().Add(far), payloadBytes)
+		some[i] = newJob(n+i, time.Now().Add(notDueFor), payloadBytes)
 	}
 	began := time.Now()
 	if err := e.client.createAll(ctx, some); err != nil {
 		return p, err
 	}
 	estimate := time.Since(began) * time.Duration(n) / sample
-	// A first sample is small and an empty store fast: allow twice the estimate. And what a service does ahead
-	// of time, as River does 5 s ahead, it is to do in time.
+	// Allow twice the estimate, because the sample is small and an empty store is fast. Add 5 s, because River prepares jobs 5 s ahead.
 	from := time.Now().Add(2*estimate + 5*time.Second).Truncate(time.Second).Add(time.Second)
 	p = plan{Jobs: n, From: from.UnixMilli(), Span: span.Milliseconds()}
 	jobs := make([]job, n)
@@ -201,17 +200,17 @@ func (e *session) fill(ctx context.Context, n int, span time.Duration, f *fired)
 		return p, err
 	}
 	took := time.Since(began)
-	f.perS = float64(n) / took.Seconds()
+	f.createsPerS = float64(n) / took.Seconds()
 	if time.Until(from) < 2*time.Second {
 		return p, fmt.Errorf("%d jobs took %s, too long for the %s that was estimated", n, took, estimate)
 	}
 	return p, nil
 }
 
-// commands creates jobs, each in a call of its own whose answer is waited for, by many callers at once and
-// then by one.
-func commands(ctx context.Context, at *site, s *system, callers int, d time.Duration) (r bench.Result, err error) {
-	e, err := s.begin(ctx, at, "commands", params{Callers: callers, Seconds: int(d.Seconds())})
+// commands measures creates, one job a call, by many concurrent callers and then by a single one. The loop is closed: each caller waits
+// for the answer before its next call.
+func commands(ctx context.Context, ws *workspace, s *system, callers int, d time.Duration) (r bench.Result, err error) {
+	e, err := s.begin(ctx, ws, "commands", params{Callers: callers, Seconds: int(d.Seconds())})
 	if err != nil {
 		return r, err
 	}
@@ -220,7 +219,7 @@ func commands(ctx context.Context, at *site, s *system, callers int, d time.Dura
 	if err != nil {
 		return r, err
 	}
-	one, onePerS, err := e.call(ctx, 1, d/2, singles)
+	one, onePerS, err := e.call(ctx, 1, d/2, firstSingle)
 	if err != nil {
 		return r, err
 	}
@@ -237,8 +236,8 @@ func commands(ctx context.Context, at *site, s *system, callers int, d time.Dura
 	return e.result, nil
 }
 
-// call has callers create jobs for a time, and tells the latencies and how many were created a second. Jobs
-// are numbered from first on, each caller's in steps of callers.
+// call makes a number of callers create jobs for a time. It returns the latencies and how many jobs were created a second. Job numbers
+// begin at first, and those of one caller are callers apart.
 func (e *session) call(ctx context.Context, callers int, d time.Duration, first int) (*hdrhistogram.Histogram, float64, error) {
 	all := bench.NewHistogram()
 	var mu sync.Mutex
@@ -249,7 +248,7 @@ func (e *session) call(ctx context.Context, callers int, d time.Duration, first 
 			h := bench.NewHistogram()
 			for n := first + c; time.Since(began) < d; n += callers {
 				before := time.Now()
-				if err := e.client.create(ctx, newJob(n, before.Add(far), payloadBytes)); err != nil {
+				if err := e.client.create(ctx, newJob(n, before.Add(notDueFor), payloadBytes)); err != nil {
 					return err
 				}
 				bench.Record(h, int64(time.Since(before)))
@@ -264,7 +263,7 @@ func (e *session) call(ctx context.Context, callers int, d time.Duration, first 
 	return all, float64(all.TotalCount()) / time.Since(began).Seconds(), err
 }
 
-// config is what a run measures.
+// config says which workloads a run measures, on which systems, and how.
 type config struct {
 	systems   []string
 	workloads []string
@@ -275,12 +274,11 @@ type config struct {
 	creates   time.Duration
 }
 
-// limit is the longest that one measurement of one system may take, beyond the time that its jobs are due in.
-const limit = 5 * time.Minute
+// measureTimeout is how long one measurement of one system may take, besides the time in which its jobs are due.
+const measureTimeout = 5 * time.Minute
 
-// run measures, workload by workload and in each every system, and hands every outcome to keep. One that
-// fails does not stop the others.
-func run(ctx context.Context, at *site, c config, log io.Writer, keep func(bench.Result) error) error {
+// run runs each workload on each system and calls keep with each result. If one of them fails, the others still run.
+func run(ctx context.Context, ws *workspace, c config, log io.Writer, keep func(bench.Result) error) error {
 	type step struct {
 		name string
 		do   func(context.Context, *system) (bench.Result, error)
@@ -292,16 +290,16 @@ func run(ctx context.Context, at *site, c config, log io.Writer, keep func(bench
 		case "lateness":
 			for _, rate := range c.rates {
 				steps = append(steps, step{measured("lateness", rate), func(ctx context.Context, s *system) (bench.Result, error) {
-					return lateness(ctx, at, s, rate, c.seconds)
+					return lateness(ctx, ws, s, rate, c.seconds)
 				}, time.Duration(c.seconds) * time.Second})
 			}
 		case "burst":
 			steps = append(steps, step{fmt.Sprintf("burst of %d", c.jobs), func(ctx context.Context, s *system) (bench.Result, error) {
-				return burst(ctx, at, s, c.jobs)
+				return burst(ctx, ws, s, c.jobs)
 			}, 0})
 		case "commands":
 			steps = append(steps, step{fmt.Sprintf("commands of %d callers", c.callers), func(ctx context.Context, s *system) (bench.Result, error) {
-				return commands(ctx, at, s, c.callers, c.creates)
+				return commands(ctx, ws, s, c.callers, c.creates)
 			}, 2 * c.creates})
 		default:
 			return fmt.Errorf("%q is no workload; there are lateness, burst and commands", w)
@@ -315,7 +313,7 @@ func run(ctx context.Context, at *site, c config, log io.Writer, keep func(bench
 				return err
 			}
 			fmt.Fprintf(log, "[%d/%d] %s: %s\n", i*len(c.systems)+j+1, len(steps)*len(c.systems), step.name, key)
-			bounded, cancel := context.WithTimeout(ctx, limit+step.time)
+			bounded, cancel := context.WithTimeout(ctx, measureTimeout+step.time)
 			r, err := step.do(bounded, s)
 			cancel()
 			if ctx.Err() != nil {

@@ -10,34 +10,34 @@ import (
 	"time"
 )
 
-// A system is one scheduler in one setting.
+// A system is one scheduler with its defaults or tuned.
 type system struct {
 	name       string
 	tuned      bool
-	durability string   // what holds once a create has been answered
-	settings   []string // what differs from the library's and the server's own defaults
+	durability string   // what is on disk when a create is answered
+	settings   []string // that differ from the defaults of the library and the server
 
-	// server finds the server's program; nil if it needs none besides this binary and Carillon's.
+	// server finds the server's program. It is nil if the server is this binary or Carillon's.
 	server func() (path string, err error)
-	// start starts the service in the site, empty and ready, and returns its address.
-	start func(ctx context.Context, s *site) (address string, err error)
-	// open connects the side that creates jobs.
+	// start starts the service without any data, waits until it is ready, and returns its address.
+	start func(ctx context.Context, s *workspace) (address string, err error)
+	// open connects a client that creates jobs.
 	open func(ctx context.Context, address string) (client, error)
-	// work hands every job that fires to handle, with the library's own worker, until ctx ends.
+	// work runs the library's own worker until ctx ends. The worker calls handle for every job that fires.
 	work func(ctx context.Context, address string, handle handler) error
 }
 
-// handler takes a fired job. again says that it is not the first delivery; stored is when the service put it
-// where workers take it from, zero where it does not say.
+// handler handles a fired job. again says that this is not its first delivery. stored is when the service stored the message that
+// workers take; it is zero if the service does not tell.
 type handler func(payload []byte, again bool, stored time.Time)
 
-// A client creates one-shots.
+// A client creates one-shot jobs.
 type client interface {
-	// create returns once the service has answered for the job; any number of goroutines may call it.
+	// create creates one job and waits for the answer. It may be called concurrently.
 	create(ctx context.Context, j job) error
-	// createAll creates jobs the library's fastest way.
+	// createAll creates jobs in the library's fastest way.
 	createAll(ctx context.Context, jobs []job) error
-	// version is the service's own.
+	// version returns the versions of the service and of its library, where that has its own.
 	version(ctx context.Context) (string, error)
 	close()
 }
@@ -49,11 +49,11 @@ type job struct {
 	payload []byte
 }
 
-// tunedInstances is how many of a library's own servers or clients a tuned worker runs in its process: within one, a single loop
-// takes the jobs. They share the work as the streams of NATS do.
+// tunedInstances is how many River clients or asynq servers a tuned worker runs in its process. Within each of them a single loop fetches
+// the jobs, as in a consumer of NATS, so several of them fetch faster.
 const tunedInstances = 4
 
-const digits = 10 // of the number in a payload
+const digits = 10 // of the job number in a payload
 
 func newJob(number int, due time.Time, payloadBytes int) job {
 	payload := fmt.Appendf(make([]byte, 0, payloadBytes), `"%0*d`, digits, number)
@@ -63,7 +63,7 @@ func newJob(number int, due time.Time, payloadBytes int) job {
 	return job{number, due, append(payload, '"')}
 }
 
-// numberOf reads the number out of a payload.
+// numberOf returns the job number in a payload.
 func numberOf(payload []byte) (int, error) {
 	if len(payload) < digits+2 {
 		return 0, fmt.Errorf("a payload of %d bytes has no number", len(payload))
@@ -71,7 +71,7 @@ func numberOf(payload []byte) (int, error) {
 	return strconv.Atoi(string(payload[1 : 1+digits]))
 }
 
-// id is the job's name where a system wants one.
+// id is the job's id, for systems that have ids.
 func (j job) id() string { return "job" + strconv.Itoa(j.number) }
 
 var systems = []system{
@@ -81,7 +81,7 @@ var systems = []system{
 	asynqSystem(false, "everysec"), asynqSystem(true, "everysec"), asynqSystem(true, "always"),
 }
 
-// key names the system and its setting.
+// key is the name of the system, with "-tuned" if it is tuned.
 func (s *system) key() string { return keyOf(s.name, s.tuned) }
 
 func keyOf(name string, tuned bool) string {
@@ -106,7 +106,7 @@ func keys() (names []string) {
 	return names
 }
 
-// library is "name version" of a module that this binary was built with.
+// library returns the name and version of a module that is part of this binary.
 func library(path string) string {
 	name := path[strings.LastIndexByte(path, '/')+1:]
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -10,12 +10,12 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// outcome is every result of one run.
+// outcome has all results of one run.
 type outcome struct {
 	results []bench.Result
 }
 
-// get is a system's result of a workload, at a rate where that has one; nil when there is none.
+// get returns a system's result of a workload at a rate (0 for workloads without one); nil if there is none.
 func (o *outcome) get(key, workload string, rate int) *bench.Result {
 	for i := range o.results {
 		r := &o.results[i]
@@ -27,7 +27,7 @@ func (o *outcome) get(key, workload string, rate int) *bench.Result {
 	return nil
 }
 
-// table writes a line a system, and below it what its durability and settings were.
+// table writes one line of figures for each system, and below them one line each with its versions, durability and settings.
 func (o *outcome) table(w io.Writer, c config) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, rate := range c.rates {
@@ -108,10 +108,10 @@ func flaws(r *bench.Result) string {
 	return count(r, func(c *bench.Checks) int { return c.Missing }) + ", " + count(r, func(c *bench.Checks) int { return c.Duplicate + c.Redelivered })
 }
 
-// verdict holds Carillon, tuned where it was measured so, against every tuned peer of the run: nearer to the
-// due time at p50 and p99 at every rate, a higher drain rate, nothing early, missing or doubled. It says so,
-// and whether all of it held. Where a figure is missing nothing was compared, and it did not; a run that has
-// nothing to compare says that.
+// verdict compares Carillon (tuned, if that was measured) with every tuned peer of the run, and writes a line for each comparison.
+// Carillon must be nearer to the due time at p50 and p99 of each rate, drain a burst faster, and have nothing early, missing or doubled.
+// It returns whether all of that holds. It does not hold if a figure is missing that should be compared. A run without anything to compare
+// passes, and says so.
 func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 	held = true
 	us := "carillon"
@@ -166,7 +166,7 @@ func (o *outcome) verdict(w io.Writer, c config) (held bool) {
 	return held
 }
 
-// measured names a workload with its rate, where it has one.
+// measured is the name of a workload, with its rate if it has one.
 func measured(workload string, rate int) string {
 	if rate == 0 {
 		return workload

@@ -16,10 +16,10 @@ import (
 	"github.com/carillon-scheduler/carillon/bench"
 )
 
-// The worker is this binary in a process of its own. It reads three lines of JSON and answers each:
+// The worker is this binary in a process of its own. It reads two lines of JSON and answers each of them:
 //
 //	workerStart  →  workerReady   the library's worker runs and has handled the probe
-//	plan         →  report        all that was planned has come, or nothing comes any more
+//	plan         →  report        all planned jobs were handled, or no more came for a while
 type workerStart struct {
 	System  string `json:"system"` // its key
 	Address string `json:"address"`
@@ -30,7 +30,7 @@ type workerReady struct {
 	Ready bool `json:"ready"`
 }
 
-// plan says when jobs are due: job i of Jobs at From + i × Span ÷ Jobs.
+// plan says when jobs are due: job i is due at From + i × Span ÷ Jobs.
 type plan struct {
 	Jobs int   `json:"jobs"`
 	From int64 `json:"from"` // unix ms
@@ -41,32 +41,32 @@ func (p plan) due(i int) time.Time { return time.UnixMilli(p.From + int64(i)*p.S
 
 type report struct {
 	Checks   bench.Checks `json:"checks"`
-	Received string       `json:"received"` // due to handled, an encoded histogram; early ones are 0
-	Off      string       `json:"off"`      // the same without sign
+	Received string       `json:"received"` // from due to handled, an encoded histogram; early jobs count as 0
+	Off      string       `json:"off"`      // the distance from the due time, early or late
 	EarlyMax int64        `json:"early_max_ns"`
-	First    int64        `json:"first_ns"`  // from the first due time to the first handled
-	Last     int64        `json:"last_ns"`   // and to the last
-	Stored   int64        `json:"stored_ns"` // and to the last stored, 0 where the service does not say
+	First    int64        `json:"first_ns"`  // from the first due time until the first job was handled
+	Last     int64        `json:"last_ns"`   // … until the last job was handled
+	Stored   int64        `json:"stored_ns"` // … until the last job was stored; 0 if the service does not tell
 	Error    string       `json:"error,omitempty"`
 }
 
 const (
-	probe = -1 // the number of the job that shows that a worker works
-	// patience is how long nothing may come before the rest is given up.
+	probe = -1 // the number of the job that shows that the worker is ready
+	// patience is how long a worker waits for the next job before it counts the rest as missing.
 	patience = 20 * time.Second
-	// linger is how long repeats are looked out for after the last job has come.
+	// linger is how long a worker waits for duplicates after the last job has come.
 	linger = time.Second
 )
 
-// sink takes what comes to the worker.
+// sink notes the jobs that the worker handles.
 type sink struct {
 	at       []atomic.Int64 // unix ns at which each job was first handled; 0: not yet
-	count    atomic.Int64   // of those that are not 0
-	latest   atomic.Int64   // unix ns of the latest
-	stored   atomic.Int64   // unix ns at which the latest of the plan's was stored
-	repeated atomic.Int64   // handled again as a second delivery
-	doubled  atomic.Int64   // handled again, and not said to be a second delivery
-	stray    atomic.Int64
+	count    atomic.Int64   // jobs that were handled
+	latest   atomic.Int64   // when a job was last handled for the first time, unix ns
+	stored   atomic.Int64   // when the last of them was stored, unix ns; 0: not known
+	repeated atomic.Int64   // handled again, marked as another delivery
+	doubled  atomic.Int64   // handled again without that mark: a duplicate
+	stray    atomic.Int64   // not of the plan
 	probed   chan struct{}
 	wasProbe atomic.Bool
 }
@@ -102,7 +102,7 @@ func (s *sink) handle(payload []byte, again bool, stored time.Time) {
 	}
 }
 
-// await waits until all jobs have come, or none has for patience after the last was due.
+// await waits until all jobs were handled, or until none was handled for as long as patience, counted from the last due time on.
 func (s *sink) await(ctx context.Context, p plan, failed <-chan error) error {
 	until := p.due(p.Jobs - 1).Add(patience)
 	for s.count.Load() < int64(len(s.at)) && time.Now().Before(until) {
@@ -161,7 +161,7 @@ func (s *sink) judge(p plan) (r report, err error) {
 	return r, err
 }
 
-// work is the worker's process.
+// work runs the worker's process.
 func work(ctx context.Context, in io.Reader, out io.Writer) error {
 	input, output := json.NewDecoder(in), json.NewEncoder(out)
 	var start workerStart
@@ -213,22 +213,22 @@ func work(ctx context.Context, in io.Reader, out io.Writer) error {
 	return output.Encode(r)
 }
 
-// workerProcess is the other end of work.
+// workerProcess is the process of work, seen from the run.
 type workerProcess struct {
 	in     io.WriteCloser
 	out    io.Closer
 	answer *json.Decoder
 }
 
-// startWorker starts the worker. Once it works, it sends workerReady. The site ends it.
-func (s *site) startWorker(start workerStart) (*workerProcess, error) {
+// startWorker starts the worker, which sends workerReady when it is ready. The workspace ends the process.
+func (s *workspace) startWorker(start workerStart) (*workerProcess, error) {
 	cmd := exec.Command(s.self, "worker")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	// The pipe is ours, not the command's: its Wait closes its own before all is read.
+	// Not StdoutPipe: Wait would close that before everything is read.
 	out, child, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -256,7 +256,7 @@ func (w *workerProcess) send(v any) error {
 	return nil
 }
 
-// receive reads an answer; the worker's end, or the context's, ends the wait.
+// receive reads an answer. It fails if the worker ends, or the context.
 func (w *workerProcess) receive(ctx context.Context, v any) error {
 	done := make(chan error, 1)
 	go func() { done <- w.answer.Decode(v) }()
