@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/carillon-scheduler/carillon/bench"
 )
@@ -78,8 +79,18 @@ func Write(w io.Writer, runs []Run) (Summary, error) {
 	if err := pageTemplate.Execute(&b, p); err != nil {
 		return p.Summary, fmt.Errorf("report: %w", err)
 	}
-	_, err := b.WriteTo(w)
+	_, err := w.Write(legible(b.Bytes()))
 	return p.Summary, err
+}
+
+// legible replaces the characters that a JSON string may hold and XML may not: programs refuse an SVG file that has one.
+func legible(b []byte) []byte {
+	return bytes.Map(func(r rune) rune {
+		if r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == '\ufffe' || r == '\uffff' {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, b)
 }
 
 // sections returns the parts of the page for some results, in the page's order.

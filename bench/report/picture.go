@@ -45,7 +45,7 @@ func Pictures(runs []Run) (all []Picture, err error) {
 			if names[name]++; names[name] > 1 {
 				name += "-" + strconv.Itoa(names[name])
 			}
-			all = append(all, Picture{Name: name + ".svg", SVG: b.Bytes()})
+			all = append(all, Picture{Name: name + ".svg", SVG: legible(b.Bytes())})
 		}
 	}
 	return all, nil

@@ -723,6 +723,18 @@ func TestHostileTextStaysText(t *testing.T) {
 	if len(page.find("script", "")) > 0 || len(page.find("figure", "")) != 2 {
 		t.Error("text has become markup")
 	}
+	// A JSON string may hold characters that XML has none for.
+	control := latenessOf(t, 5000)
+	control.Params = params{"note": "a\x01\uffff"}
+	runs := read(t, control, latenessOf(t, 5000))
+	open(t, runs)
+	pictures, err := Pictures(runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pictures {
+		parsed(t, bytes.NewReader(p.SVG))
+	}
 }
 
 // Whatever Read accepts makes a page, and its errors say where in the file they are.
