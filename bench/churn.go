@@ -171,6 +171,7 @@ func (m *churnRun) results(p *plan, r *Result) error {
 	f.quantiles("change_latency", m.latency, 50, 99, 99.9, 100)
 	f.quantiles("sleep", m.window.sleep, 50, 99, 99.9, 100)
 	f.quantiles("round_trip", m.window.round, 50, 99, 100)
+	f.quantiles("fsync", m.window.sync, 50, 99, 100)
 	if m.window.own {
 		f.add("engine_cpu_percent", m.window.cpuPercent())
 	}

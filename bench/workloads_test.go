@@ -235,7 +235,7 @@ func TestChurn(t *testing.T) {
 	if least := 400 - int(f.Get("cancelled")); r.Checks.Expected < least || r.Checks.Expected > least+int(f.Get("fired_before_the_change")) {
 		t.Errorf("%d fires were expected: %v", r.Checks.Expected, f)
 	}
-	if f.Get("received_p50_ms") <= 0 || f.Get("change_latency_p50_ms") <= 0 {
+	if f.Get("received_p50_ms") <= 0 || f.Get("change_latency_p50_ms") <= 0 || f.Get("fsync_p50_ms") <= 0 {
 		t.Errorf("figures are %v", f)
 	}
 	// Some jobs were due after 0.2 s and then moved by another second at least, so the triggers were due in more than 1.2 s.
