@@ -17,13 +17,19 @@
 // # How lateness is measured
 //
 // The loop is open. Which job is due in which millisecond is fixed before the first one is due, and nothing
-// waits for an answer. A trigger's lateness is the time from its due millisecond until the worker's handler
-// has it, whatever came before it. So a stall of the engine makes every trigger that is due during it late by
-// what is left of the stall, and none is left out: there is no coordinated omission to correct. Engine and
-// worker run on one machine and read one clock.
+// waits for an answer. A trigger's lateness is the time from its due millisecond until the worker's process
+// has it, before its handler runs, whatever came before it. So a stall of the engine makes every trigger that
+// is due during it late by what is left of the stall, and none is left out: there is no coordinated omission
+// to correct. Engine and worker run on one machine and read one clock. A service on another machine
+// ([Service].Server) has a clock of its own, and lateness is then wrong by the difference.
+//
+// The machine's own round trips, syncs and sleeps (floor.go) are measured in closed loops, each after the one
+// before, so a long one hides those that would have come meanwhile. That makes their tails too short, and a
+// target that they raise stricter.
 //
 // What must have arrived is computed from the requests and the replies to them, not from what the engine
-// says it did: every (job, due time) of the window once ([Checks]).
+// says it did: every (job, due time) of the window once ([Checks]). RunRecovery alone expects what it finds:
+// it looks for gaps and repeats only.
 //
 // Reading order:
 //
