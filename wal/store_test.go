@@ -248,6 +248,38 @@ func TestLostMarker(t *testing.T) {
 	must(t, s.Close())
 }
 
+// The same if SYNCED is gone, too, and the file that tells Pebble's format: what is left shows that this was a store. Only a directory
+// in which a store was begun is taken for a new one.
+func TestLostMarkers(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	storeFile(t, opts, "*.sst")
+	removed := func(pattern string) {
+		files, err := opts.FS.List(opts.Dir)
+		must(t, err)
+		for _, name := range files {
+			if ok, _ := path.Match(pattern, name); ok {
+				must(t, opts.FS.Remove(opts.FS.PathJoin(opts.Dir, name)))
+			}
+		}
+	}
+	removed("marker.*")
+	removed(syncedFile)
+	for _, pattern := range []string{"", "*.log"} {
+		removed(pattern)
+		_, err := OpenStore(opts)
+		wantErr(t, err, ErrCorrupt)
+		if err == nil || !strings.Contains(err.Error(), "marker.manifest") {
+			t.Error(err)
+		}
+	}
+	removed("*.sst")
+	s := open(t, opts)
+	if got := contents(t, s); len(got) > 0 {
+		t.Errorf("it has %v", got)
+	}
+	must(t, s.Close())
+}
+
 // A copy of a directory may have an older file that names the manifest in use, for example one that was made while the store was open.
 // Pebble would go on from the older manifest, delete the tables that it does not list, and miss records in the middle of the log.
 func TestOlderMarker(t *testing.T) {

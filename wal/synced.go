@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -110,17 +112,15 @@ func readMark(fsys vfs.FS, dir string) (s markState, err error) {
 // empty file names the manifest in use. If that file were lost, Pebble would make a new database and delete the tables of the old one; if
 // it named an earlier manifest, Pebble would delete the tables that only later ones list.
 func checkManifest(fsys vfs.FS, dir string, m manifest) error {
-	if m.size > 0 {
-		found, err := pebble.Peek(dir, fsys)
-		if err != nil {
-			return openError(dir, err)
-		}
-		if !found.Exists {
-			return fmt.Errorf("%w: %s has no file marker.manifest.*, which names the manifest in use, last %s", ErrCorrupt, dir, m.name)
-		}
-		if named := fsys.PathBase(found.ManifestFilename); manifestNumber(named) < manifestNumber(m.name) {
-			return fmt.Errorf("%w: %s has a file marker.manifest.* that names %s, and the manifest in use was %s", ErrCorrupt, dir, named, m.name)
-		}
+	found, err := pebble.Peek(dir, fsys)
+	if err != nil {
+		return openError(dir, err)
+	}
+	if !found.Exists {
+		return checkNew(fsys, dir, m)
+	}
+	if named := fsys.PathBase(found.ManifestFilename); manifestNumber(named) < manifestNumber(m.name) {
+		return fmt.Errorf("%w: %s has a file marker.manifest.* that names %s, and the manifest in use was %s", ErrCorrupt, dir, named, m.name)
 	}
 	path := fsys.PathJoin(dir, m.name)
 	b, err := readFile(fsys, path, m.size)
@@ -134,6 +134,19 @@ func checkManifest(fsys vfs.FS, dir string, m manifest) error {
 		return fmt.Errorf("%w: %s, offset 0 to %d: checksum %08x, was %08x", ErrCorrupt, path, m.size, got, m.sum)
 	}
 	return nil
+}
+
+// checkNew checks a directory without the file that names the manifest in use. Pebble makes that file before its first log.
+func checkNew(fsys vfs.FS, dir string, m manifest) error {
+	files, err := fsys.List(dir)
+	if err != nil {
+		return err
+	}
+	used := slices.ContainsFunc(files, func(name string) bool { return strings.HasSuffix(name, ".log") || strings.HasSuffix(name, ".sst") })
+	if m.size == 0 && !used {
+		return nil
+	}
+	return fmt.Errorf("%w: %s has no file marker.manifest.*, which names the manifest in use, last %s", ErrCorrupt, dir, cmp.Or(m.name, "unknown"))
 }
 
 // readFile reads a file, at most its first bytes; nil if there is no file.
