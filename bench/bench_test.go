@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	runtimemetrics "runtime/metrics"
@@ -902,6 +903,21 @@ func TestNothingMeasured(t *testing.T) {
 	var table strings.Builder
 	if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "received_p99_ms: not measured, must be <= 5\n") {
 		t.Errorf("%v in the table\n%s", err, &table)
+	}
+}
+
+// On a system that does not say what a process has used, an idle engine would need no CPU and no memory.
+func TestUnknownUsage(t *testing.T) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "go_memstats_heap_alloc_bytes 1000\n")
+	}))
+	defer web.Close()
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := look(t.Context(), &engine{http: web.URL, cmd: ended}); err == nil {
+		t.Errorf("a process of which nothing is known is said to use %+v", s)
 	}
 }
 

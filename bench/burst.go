@@ -244,7 +244,7 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 	if b.result.Histograms["sleep_us"], err = encode(beside.sleep); err != nil {
 		return err
 	}
-	if b.engine.cmd != nil {
+	if used.known {
 		f.add("engine_cpu_us_per_trigger", float64((used.cpu-before.cpu).Microseconds())/float64(len(times)))
 		f.add("engine_resident_mib", used.residentMiB)
 	}

@@ -172,7 +172,7 @@ func (m *churnRun) results(p *plan, r *Result) error {
 	f.quantiles("sleep", m.window.sleep, 50, 99, 99.9, 100)
 	f.quantiles("round_trip", m.window.round, 50, 99, 100)
 	f.quantiles("fsync", m.window.sync, 50, 99, 100)
-	if m.window.own {
+	if m.window.known {
 		f.add("engine_cpu_percent", m.window.cpuPercent())
 	}
 	r.Histograms = map[string]string{"received_us": m.report.Received, "stored_us": m.report.Stored, "change_latency_us": changed, "sleep_us": sleep}

@@ -147,8 +147,7 @@ func RunCommands(ctx context.Context, c CommandsConfig) (r Result, err error) {
 			return r, err
 		}
 	}
-	if e.cmd != nil {
-		u := e.usage()
+	if u := e.usage(); u.known {
 		r.Figures.add("engine_cpu_percent", 100*(u.cpu-cpu).Seconds()/time.Since(began).Seconds())
 		r.Figures.add("engine_resident_mib", u.residentMiB)
 	}
@@ -216,8 +215,8 @@ func (m *commands) runClients(ctx context.Context) error {
 		}
 		f.add(step.name+"_per_s", float64(step.order.N-len(report.Refused))/max(report.Seconds, 1e-3))
 		f.quantiles(step.latency, h, 50, 99, 99.9, 100)
-		if m.engine.cmd != nil {
-			f.add(step.name+"_engine_cpu_us_per_command", float64((m.engine.usage().cpu-cpu).Microseconds())/float64(step.order.N))
+		if u := m.engine.usage(); u.known {
+			f.add(step.name+"_engine_cpu_us_per_command", float64((u.cpu-cpu).Microseconds())/float64(step.order.N))
 		}
 		if len(report.Refused) == 0 {
 			m.result.Histograms[step.latency+"_us"] = report.Latency

@@ -337,9 +337,9 @@ func (e *engine) streams(ctx context.Context, js jetstream.JetStream) (found []s
 	return found, names.Err()
 }
 
-// usage is what the engine's process has used so far; zero if the system does not say, or if the process is not
-// ours.
+// usage is what the engine's process has used so far.
 type usage struct {
+	known       bool // false if the system does not say, or if the process is not ours: then the rest is zero
 	cpu         time.Duration
 	residentMiB float64
 	peakMiB     float64 // the greatest resident size
@@ -367,7 +367,7 @@ func (e *engine) usage() (u usage) {
 		kb, _ := strconv.Atoi(strings.TrimSuffix(field(proc+"/status", name), " kB"))
 		return float64(kb) / 1024
 	}
-	u.residentMiB, u.peakMiB = mib("VmRSS"), mib("VmHWM")
+	u.known, u.residentMiB, u.peakMiB = true, mib("VmRSS"), mib("VmHWM")
 	bytes, _ := strconv.Atoi(field(proc+"/io", "write_bytes"))
 	u.wroteMiB = float64(bytes) / (1 << 20)
 	return u

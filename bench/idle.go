@@ -240,7 +240,9 @@ type seen struct {
 }
 
 func look(ctx context.Context, e *engine) (s seen, err error) {
-	s.usage = e.usage()
+	if s.usage = e.usage(); !s.known {
+		return s, errors.New("bench: this system does not say what the engine's process uses, or the engine has ended")
+	}
 	s.diskMiB = dirMiB(filepath.Join(e.dir, "data"))
 	threads, err := filepath.Glob("/proc/" + strconv.Itoa(e.cmd.Process.Pid) + "/task/*/status")
 	if err != nil {

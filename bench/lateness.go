@@ -187,7 +187,7 @@ func (c *LatenessConfig) results(m *latenessRun, r *Result) error {
 	f.quantiles("sleep", m.window.sleep, 50, 99, 99.9, 100)
 	f.quantiles("round_trip", m.window.round, 50, 99, 100)
 	f.quantiles("fsync", m.window.sync, 50, 99, 100)
-	if m.window.own {
+	if m.window.known {
 		f.add("engine_cpu_percent", m.window.cpuPercent())
 		f.add("engine_cpu_us_per_trigger", float64(m.window.cpu.Microseconds())/float64(max(received.TotalCount(), 1)))
 		f.add("engine_resident_mib", m.window.residentMiB)

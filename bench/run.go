@@ -57,7 +57,7 @@ func watchFloor(ctx context.Context, nc *nats.Conn, dir, run string, payload []b
 type window struct {
 	floor
 	took        time.Duration
-	own         bool          // the engine's process is the run's own; else nothing is known of it
+	known       bool          // what the engine's process uses
 	cpu         time.Duration // of that process
 	residentMiB float64       // of that process, at the end
 }
@@ -76,7 +76,7 @@ func (e *engine) measureWindow(ctx context.Context, nc *nats.Conn, l *load, dir 
 	floors := watchFloor(measuring, nc, dir, strings.TrimSuffix(l.plan.Prefix, "-"), l.payload)
 	err = during()
 	after := e.usage()
-	w = window{took: time.Since(began), own: e.cmd != nil, cpu: after.cpu - before.cpu, residentMiB: after.residentMiB}
+	w = window{took: time.Since(began), known: after.known, cpu: after.cpu - before.cpu, residentMiB: after.residentMiB}
 	var floorErr error
 	w.floor, floorErr = floors()
 	return w, errors.Join(err, floorErr)
