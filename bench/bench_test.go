@@ -921,6 +921,15 @@ func TestUnknownUsage(t *testing.T) {
 	}
 }
 
+// A table that was kept says that its run did not come to its end.
+func TestTableOfEndedRun(t *testing.T) {
+	var table strings.Builder
+	r := Result{Workload: "soak", Error: "the engine ended by itself"}
+	if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "ended early") || !strings.Contains(table.String(), r.Error) {
+		t.Errorf("%v in the table\n%s", err, &table)
+	}
+}
+
 // Pauses that never came were not short.
 func TestNoPauses(t *testing.T) {
 	c := ScaleConfig{Jobs: 1, Midnight: 1}

@@ -179,6 +179,9 @@ func (r *Result) Table(w io.Writer) error {
 	}
 	fmt.Fprintf(t, "  with\t%s\n", params)
 	fmt.Fprintf(t, "  on\t%s\n", r.Machine)
+	if r.Error != "" {
+		fmt.Fprintf(t, "  ended early\t%s\n", r.Error)
+	}
 	for _, f := range r.Figures {
 		fmt.Fprintf(t, "  %s\t%s\n", f.Name, number(f.Value))
 	}
