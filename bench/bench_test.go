@@ -932,7 +932,7 @@ func TestTableOfEndedRun(t *testing.T) {
 
 // Pauses that never came were not short.
 func TestNoPauses(t *testing.T) {
-	c := ScaleConfig{Jobs: 1, Midnight: 1}
+	c := ScaleConfig{Jobs: 1, Midnight: 1, midnightPairs: 1, midnightTime: time.Second}
 	var f Figures
 	if err := c.figures(&scaleRun{held: map[string]pauses{floorPause: {Count: 1, Max: time.Millisecond}}}, &f); err != nil {
 		t.Fatal(err)
@@ -944,6 +944,20 @@ func TestNoPauses(t *testing.T) {
 	}
 	if f.Get("floor_pause_max_ms") != 1 {
 		t.Errorf("figures are %v", f)
+	}
+}
+
+// A cold midnight whose jobs were in memory after all is no better than a hot one because of that.
+func TestColdMidnights(t *testing.T) {
+	c := ScaleConfig{Jobs: 1000, Midnight: 1000, midnightPairs: 3, midnightTime: time.Minute}
+	for loaded, want := range map[float64]bool{0: false, 2500: false, 2700: true, 2880: true} { // 3 × 16 a second for a minute
+		missed := 0
+		for _, target := range c.targets(Figures{{"midnight_loaded_jobs", loaded}}) {
+			missed += bit(target.Figure == "midnight_loaded_jobs" && !target.Met)
+		}
+		if (missed == 0) != want {
+			t.Errorf("%v jobs from disk: the target is met: %t", loaded, !want)
+		}
 	}
 }
 

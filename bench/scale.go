@@ -100,6 +100,7 @@ const (
 	limitScalePause      = 10      // ms
 	limitScaleSave       = 20      // ms: how much later a save makes any trigger
 	limitScaleRestore    = 300_000 // jobs a second
+	leastScaleLoaded     = 0.9     // of the jobs of cold midnights come from disk; those that came after the last checkpoint do not
 	limitScaleMidnight   = 1.5     // times the p99 of hot jobs: two equal runs differ by as much
 )
 
@@ -268,6 +269,7 @@ func (c *ScaleConfig) targets(f Figures) []Target {
 		targets = append(targets,
 			newTarget(f, "load_pause_max_ms", limitScalePause, 0),
 			newTarget(f, "midnight_p99_ratio", limitScaleMidnight, 0),
+			newMinTarget(f, "midnight_loaded_jobs", leastScaleLoaded*float64(c.midnightPairs*c.midnightJobs())), // else the cold jobs were in memory
 			newTarget(f, "midnight_loaded_late_jobs", 0, 0),
 			newTarget(f, "midnight_hot_loaded_jobs", 0, 0)) // else the hot jobs were not in memory
 	}

@@ -24,8 +24,14 @@ const (
 // midnight returns the config of a run of lateness with one-shots that are due within a minute.
 func (c *ScaleConfig) midnight(e *engine) LatenessConfig {
 	l := c.lateness(e)
-	l.Rate, l.Duration, l.Mix = max(1, c.Midnight/int(c.midnightTime/time.Second)), c.midnightTime, Mix{OneShots: 1}
+	l.Rate, l.Duration, l.Mix = c.midnightJobs()/int(c.midnightTime/time.Second), c.midnightTime, Mix{OneShots: 1}
 	return l
+}
+
+// midnightJobs is how many jobs a midnight has: Midnight, but as many in each second, and one at least.
+func (c *ScaleConfig) midnightJobs() int {
+	seconds := int(c.midnightTime / time.Second)
+	return max(1, c.Midnight/seconds) * seconds
 }
 
 // midnights are the results of pairs of midnights, in turns: with jobs that were in memory all the time, and with jobs on disk.

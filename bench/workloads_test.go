@@ -479,7 +479,7 @@ func TestScale(t *testing.T) {
 			t.Errorf("%s is %v", name, r.Figures.Get(name))
 		}
 	}
-	if len(r.Targets) != 13 {
+	if len(r.Targets) != 14 {
 		t.Errorf("targets are %v", r.Targets)
 	}
 	if _, ok := r.Figures.find("idle_cpu_percent"); !ok { // mostly 0 with 500 jobs
