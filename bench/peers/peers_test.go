@@ -196,6 +196,10 @@ func TestVerdict(t *testing.T) {
 			p50: 1, p99: 2, drained: 900, early: 1,
 			says: "NO  lateness at 1000/s: carillon has nothing early, missing or doubled\n",
 		},
+		"handled twice": {
+			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results[1].Checks.Redelivered = 1 },
+			says: "NO  burst: carillon has nothing early, missing or doubled\n",
+		},
 		"a peer without a figure": {
 			p50: 1, p99: 2, drained: 900, spoil: func(o *outcome) { o.results[4].Figures = nil },
 			says: "NO  burst, drained_per_s: river-tuned has no figure to compare with carillon\n",
