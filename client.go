@@ -465,7 +465,7 @@ type request struct {
 	subject string
 	body    []byte
 	id      string        // for the Carillon-Request header
-	query   bool          // it changes nothing
+	query   bool          // it changes nothing, so copies of it may be under way at once
 	retry   bool          // send it again even when an earlier try may have been applied
 	within  time.Duration // for all tries together
 	tried   bool          // the same was sent before, and may have been applied
@@ -536,15 +536,15 @@ func ended(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (%w)", err, ctx.Err())
 }
 
-// tryTime is how long one try of a command waits for its answer, when all tries together have the time within. That is enough for at least three
-// tries, and for up to ten if it is long: until the other servers notice that one of them is cut off, they may pass every other request
-// to it. By default a try waits longer than the three seconds after which an engine without room in its log refuses a command, so that
-// the refusal is heard.
+// tryTime is how long one try of a command waits for its answer, when all tries together have the time within. That is enough for at
+// least three tries, and for up to ten if it is long: until the other servers notice that one of them is cut off, they may pass every
+// other request to it. By default a try waits longer than the three seconds after which an engine without room in its log refuses a
+// command, so that the refusal is heard.
 func tryTime(within time.Duration) time.Duration {
 	return min(within/3, max(DefaultTimeout/3, within/10))
 }
 
-// try sends a request once.
+// try sends a command once, or a query until it is answered.
 func (c *Client) try(ctx context.Context, msg *nats.Msg, r request) (*nats.Msg, error) {
 	if r.retry && !r.query {
 		var cancel context.CancelFunc

@@ -166,7 +166,7 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 	if e.Seq <= m.position || m.residence.err != nil {
 		return Result{}, m.residence.err
 	}
-	if e.Kind != KindClaim && m.claim.newer(Rules()) { // the state came from a newer version; otherwise its claim would have stopped this machine
+	if e.Kind != KindClaim && m.claim.newer(Rules()) { // so the state came from a newer version: a newer claim would have stopped this machine
 		return Result{}, m.newerRules(m.claim, m.epoch)
 	}
 	m.evictTransient()
