@@ -738,16 +738,20 @@ func contains(l *logBuffer, words ...string) bool { return line(l, words...) != 
 
 // line returns the first line of a log that has all of the words, or "".
 func line(l *logBuffer, words ...string) string {
-	for line := range strings.SplitSeq(l.String(), "\n") {
-		found := true
-		for _, w := range words {
-			found = found && strings.Contains(line, w)
-		}
-		if found {
-			return line
-		}
+	for _, line := range lines(l, words...) {
+		return line
 	}
 	return ""
+}
+
+// lines returns the lines of a log that have all of the words.
+func lines(l *logBuffer, words ...string) (found []string) {
+	for line := range strings.SplitSeq(l.String(), "\n") {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			found = append(found, line)
+		}
+	}
+	return found
 }
 
 // lineTime is when a line of a log was written.

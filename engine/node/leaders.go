@@ -95,6 +95,7 @@ func (n *Node) checkServers(ctx context.Context) error {
 	}
 	well := withoutSlow(n.membership.member.View(), slow, n.o.Name)
 	n.stepDownSlow(ctx, slow, well)
+	n.switchIfSilent()
 	n.switchIfUnreachable(ctx, slow, well)
 	n.switchBack(ctx, slow, well)
 	return nil

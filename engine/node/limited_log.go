@@ -29,6 +29,7 @@ type limitedLogs struct {
 	unfollowed            limitedLog // a partition that is placed here could not be taken from another node
 	refusals              limitedLog // refused credentials, one with each attempt to connect
 	connErrors            limitedLog // other errors of the connection, such as a missing right: one with each message
+	connections           limitedLog // the connection is lost, or made again
 }
 
 // logConnError logs an error of the connection. Refused credentials are logged less often, because each of these errors says the same.
@@ -41,6 +42,23 @@ func (n *Node) logConnError(err error) {
 		}
 	}
 	n.limitedLogs.connErrors.logAtMost(connErrorLines, n.log.Warn, "error of the NATS connection", "error", err)
+}
+
+// logConnection has it logged when the connection is lost or made again, and with which server. The library calls these functions one
+// after the other.
+func (n *Node) logConnection(o *nats.Options) error {
+	server := ""
+	o.ConnectedCB = func(nc *nats.Conn) { server = nc.ConnectedUrlRedacted() }
+	o.ReconnectedCB = func(nc *nats.Conn) {
+		server = nc.ConnectedUrlRedacted()
+		n.limitedLogs.connections.logAtMost(connErrorLines, n.log.Info, "connected to NATS again", "server", server)
+	}
+	o.DisconnectedErrCB = func(_ *nats.Conn, err error) {
+		if err != nil { // else the node closed the connection, or goes to another server
+			n.limitedLogs.connections.logAtMost(connErrorLines, n.log.Warn, "the connection to NATS is lost; connecting anew", "server", server, "error", err)
+		}
+	}
+	return nil
 }
 
 // warn logs a warning, or only counts it if one was logged in the last while (loglimit.Every). args are slog's.

@@ -9,9 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/internal/loglimit"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // However often something goes wrong, the log has one line about it in each period, which counts those that were held back.
@@ -51,5 +53,46 @@ func TestLimitedLog(t *testing.T) {
 	})
 	if got := lines.String(); strings.Count(got, "\n") != 3 || !strings.Contains(got, "msg=trouble number=3 held_back=2") || !strings.Contains(got, "number=4 held_back=0") {
 		t.Errorf("logged: %s", got)
+	}
+}
+
+// lineWriter hands on what is logged, line by line.
+type lineWriter chan string
+
+func (w lineWriter) Write(line []byte) (int, error) {
+	w <- string(line)
+	return len(line), nil
+}
+
+// The log says when the connection is lost and when it is made again, with the server's name. A connection that the node leaves, or closes,
+// is not lost.
+func TestLogConnection(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	logged, closed := make(lineWriter, 10), make(chan struct{})
+	n := &Node{log: slog.New(slog.NewTextHandler(logged, nil))}
+	nc, err := nats.Connect(ns.ClientURL(), n.logConnection, nats.MaxReconnects(-1), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if err := nc.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	is := func(level, what, more string) {
+		t.Helper()
+		line := natstest.Receive(t, what, logged)
+		for _, part := range []string{"level=" + level, what, "server=" + ns.ClientURL(), more} {
+			if !strings.Contains(line, part) {
+				t.Errorf("logged without %s: %s", part, line)
+			}
+		}
+	}
+	is("INFO", "connected to NATS again", "held_back=0")
+	ns.Shutdown()
+	is("WARN", "the connection to NATS is lost", "error=")
+	nc.Close()
+	natstest.Receive(t, "that it is closed", closed)
+	if len(logged) > 0 {
+		t.Errorf("also logged: %s", <-logged)
 	}
 }

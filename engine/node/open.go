@@ -143,7 +143,8 @@ func (n *Node) connect(o *Options) (err error) {
 			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.Choose),
 			nats.IgnoreAuthErrorAbort(), // the server's resolver may be away, or credentials are just being exchanged
 			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }))
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }),
+			n.logConnection)
 		n.requestConn, n.url = n.nc, o.NATS
 	}
 	if err != nil {

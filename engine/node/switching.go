@@ -13,9 +13,9 @@ import (
 )
 
 // switching is about the nats-server by way of which a node reaches the streams. At first this is the one on the node's own machine, if
-// there is one (servers.Config). The node goes to another one if a leader is reached only by way of that (switchIfUnreachable), or if the
-// log's leader does not answer by way of its present one (switchIfCutOff). It goes back once the server of its machine is well again
-// (switchBack).
+// there is one (servers.Config). The node goes to another one if its present one is on another machine and alone does not answer
+// (switchIfSilent), if a leader is reached only by way of another one (switchIfUnreachable), or if the log's leader does not answer by way
+// of its present one (switchIfCutOff). It goes back once the server of its machine is well again (switchBack).
 type switching struct {
 	probing atomic.Bool // a goroutine asks by way of other servers
 
@@ -35,6 +35,20 @@ func (d *switching) recent(lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return time.Since(d.switched) < lately
+}
+
+// switchIfSilent goes to another server if the present one, on another machine, is the only one that does not answer: the way to that
+// machine is broken, or the server is frozen. The connection's own pings would find that out after two to three seconds.
+func (n *Node) switchIfSilent() {
+	to, ok := n.servers.Alternative(n.nc.ConnectedServerName(), time.Now())
+	if !ok || !n.nc.IsConnected() || !n.switching.probing.CompareAndSwap(false, true) {
+		return
+	}
+	n.work.Go(func() { // leaving may take as long as a write that nobody takes
+		defer n.switching.probing.Store(false)
+		n.log.Warn("this nats-server alone does not answer; going to another one", "server", n.nc.ConnectedUrlRedacted(), "to", to.Conn.ConnectedUrlRedacted())
+		n.switchTo(to)
+	})
 }
 
 // switchIfUnreachable goes to another server if the leader of a stream that this node needs does not answer by way of its present server,

@@ -19,6 +19,9 @@ const (
 	// SilentAfter is how long a server may give no answer in time before it counts as silent: two answers may be late.
 	SilentAfter   = 250 * time.Millisecond
 	doubtfulAfter = 150 * time.Millisecond
+	// leaveAfter is how long a server on another machine may be silent, while the others answer, before a node leaves it. A server that
+	// stalls for less is left alone, and at 0.8 s the node would count as dead.
+	leaveAfter = 500 * time.Millisecond
 	// slowFor is how long a server that was slow must answer in time before it no longer counts as slow: packets are lost at
 	// random, and what moved back there would have to leave again. A node counts its own network as slow for longer, so that
 	// nobody takes away again what it takes back.

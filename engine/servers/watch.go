@@ -145,6 +145,32 @@ func (w *Watch) LocalEndpoint(own string, now time.Time) (local Endpoint, ok boo
 	return local, ok
 }
 
+// Alternative returns another server, if the node's own one is on another machine and has been silent for leaveAfter, while all the others
+// answer in time: then the way to that machine is broken, and not this node's network. A server on this machine comes first.
+func (w *Watch) Alternative(own string, now time.Time) (to Endpoint, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	by := w.byName(now)
+	mine := by[own]
+	if mine == nil || mine.local || now.Sub(mine.lastGood) <= leaveAfter {
+		return Endpoint{}, false
+	}
+	var best *natsServer
+	for name, one := range by {
+		switch {
+		case name == own:
+		case one.doubtful(now):
+			return Endpoint{}, false
+		case best == nil || one.local:
+			best = one
+		}
+	}
+	if best == nil {
+		return Endpoint{}, false
+	}
+	return Endpoint{best.url, best.nc}, true
+}
+
 // Choose is for nats.ReconnectToServer: it returns the server that SwitchTo named, once; otherwise nil, which leaves the choice to the
 // library.
 func (w *Watch) Choose(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
@@ -211,12 +237,7 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer func() { w.judged = slow }()
-	by := make(map[string]*natsServer) // by name; of several endpoints of one server the best
-	for _, one := range w.all {
-		if best := by[one.name]; !one.died && !one.gone(now) && (best == nil || one.lastGood.After(best.lastGood)) {
-			by[one.name] = one
-		}
-	}
+	by := w.byName(now)
 	var silent []*natsServer // those of the others that are silent
 	others, doubtful := 0, false
 	for name, one := range by {
@@ -252,6 +273,17 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 		}
 	}
 	return slow
+}
+
+// byName returns the servers that have not died by their names; of several endpoints of one server the best. w.mu is held.
+func (w *Watch) byName(now time.Time) map[string]*natsServer {
+	by := make(map[string]*natsServer)
+	for _, one := range w.all {
+		if best := by[one.name]; !one.died && !one.gone(now) && (best == nil || one.lastGood.After(best.lastGood)) {
+			by[one.name] = one
+		}
+	}
+	return by
 }
 
 // Slowness says who is slow: some servers, or this node itself.

@@ -104,6 +104,36 @@ func TestLocalEndpoint(t *testing.T) {
 	is("it was silent", "b", false)
 }
 
+// A node leaves a server on another machine that alone is silent, and goes to the one on its own machine first.
+func TestAlternative(t *testing.T) {
+	const silent, doubtful, well = leaveAfter + time.Millisecond, doubtfulAfter + time.Millisecond, doubtfulAfter
+	for name, c := range map[string]struct {
+		ages  map[string]time.Duration // since an answer came in time
+		local string
+		want  string
+	}{
+		"it alone is silent":              {ages: map[string]time.Duration{"own": silent, "b": well}, want: "b"},
+		"one of the others is near":       {ages: map[string]time.Duration{"own": silent, "b": well, "c": well, "d": well}, local: "c", want: "c"},
+		"it is near itself":               {ages: map[string]time.Duration{"own": silent, "b": well, "c": well}, local: "own"},
+		"it may yet answer":               {ages: map[string]time.Duration{"own": leaveAfter, "b": well, "c": well}},
+		"another may be silent, too":      {ages: map[string]time.Duration{"own": silent, "b": well, "c": doubtful}, local: "b"},
+		"there is no other":               {ages: map[string]time.Duration{"own": silent}},
+		"others have been away for long":  {ages: map[string]time.Duration{"own": silent, "b": well, "c": goneAfter + 1}, want: "b"},
+		"the node is connected elsewhere": {ages: map[string]time.Duration{"b": silent, "c": well}},
+	} {
+		now := time.Now()
+		s := Watch{all: make(map[string]*natsServer)}
+		for server, age := range c.ages {
+			s.all[server] = &natsServer{url: server, name: server, local: server == c.local, responsiveness: responsiveness{lastGood: now.Add(-age)}}
+		}
+		for range 20 { // the order of a map is different each time
+			if to, ok := s.Alternative("own", now); to.URL != c.want || ok != (c.want != "") {
+				t.Errorf("%s: it goes to %q (%t)", name, to.URL, ok)
+			}
+		}
+	}
+}
+
 // The main connection goes once to the server that it is sent to, and later to whichever the library chooses.
 func TestSwitchTo(t *testing.T) {
 	var urls []string
