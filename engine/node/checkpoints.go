@@ -157,21 +157,6 @@ func (n *Node) mostlyChanged(p *partition) bool {
 // share is the part of the memory for jobs that each partition has.
 func (n *Node) share() int { return n.o.MemoryForJobs / max(1, len(n.followed())) }
 
-// freeLog makes room in a log stream that is filling up, before this run appends to it: a full stream would refuse the claims. All of the
-// local log has been applied by then. With an external NATS, other nodes may need the log. Then this is left to checkpointRound, once they
-// are known.
-func (n *Node) freeLog(ctx context.Context) error {
-	if _, err := n.queryLog(ctx); err != nil || n.server == nil || !n.logUsage.mustFree() {
-		return err
-	}
-	for range 2 {
-		if err := n.checkpointAll(ctx); err != nil {
-			return err
-		}
-	}
-	return n.trim(ctx)
-}
-
 // checkpointAll takes a checkpoint of every partition that is followed and has not stopped.
 func (n *Node) checkpointAll(ctx context.Context) error {
 	for _, p := range n.partitions {

@@ -202,11 +202,44 @@ func TestResting(t *testing.T) {
 	}
 }
 
+// Until the partitions have recovered, a compaction stands still, unless it is behind or the node ends.
+func TestCompactionsStandStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := new(Node)
+		ctx, end := context.WithCancel(t.Context())
+		var going sync.WaitGroup
+		compact := func(behind bool, toldBy func() bool, why string) {
+			rest := n.compactionRest(ctx)
+			going.Go(func() {
+				time.Sleep(time.Millisecond) // its work
+				if rest(behind); !toldBy() {
+					t.Error("it goes on though " + why)
+				}
+			})
+		}
+		always := func() bool { return true }
+		compact(true, always, "")
+		going.Wait()
+		compact(false, n.rebuilt.Load, "the partitions have not recovered")
+		time.Sleep(5 * restMost) // in the bubble's time: it would have gone on
+		synctest.Wait()
+		n.rebuilt.Store(true)
+		going.Wait()
+		n.rebuilt.Store(false)
+		compact(false, func() bool { return ctx.Err() != nil }, "the node does not end")
+		time.Sleep(5 * restMost)
+		synctest.Wait()
+		end()
+		going.Wait()
+	})
+}
+
 // A compaction rests while records come, unless it is behind or the node ends.
 func TestCompactionsRest(t *testing.T) {
 	const work = restMost / restFull
 	rested := func(ctx context.Context, behind, records bool) time.Duration {
 		n := new(Node)
+		n.rebuilt.Store(true)
 		rest := n.compactionRest(ctx)
 		for range 2 {
 			for began := time.Now(); time.Since(began) < work; {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,8 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // metric reads one value of /metrics, summed over its labels.
@@ -213,31 +216,50 @@ func patient(t testing.TB, checkpointBytes uint64) (*running, *writer) {
 // A node starts on a log stream that was filled while it was away: there is no room for its claims.
 func TestStartWithFullLog(t *testing.T) {
 	t.Parallel()
-	e := startExternal(t)
-	o := e.options(t)
-	o.LogMaxBytes = 4 << 20
-	r := run(t, o)
-	put(t, client(t, r.NATS), beat)
-	r.stop(t)
-	nc := dial(t, e.url)
-	js := jetStream(t, nc)
-	var writers []*writer
-	for i, size := range []int{100 << 10, 1 << 10, 0} {
-		w := &writer{js: js, job: fmt.Sprintf("away-%d", i), payload: strings.Repeat("x", size)}
-		w.until(t, func() bool { return w.refused > 0 })
-		writers = append(writers, w)
+	for name, embedded := range map[string]bool{"embedded": true, "external": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var e *external // fills the stream
+			var o node.Options
+			if embedded {
+				o = base(t)
+				e = &external{t: t, natsSettings: natsSettings{Dir: filepath.Join(o.Data, "nats"), Port: natstest.FreePort(t)}}
+			} else {
+				e = startExternal(t)
+				o = e.options(t)
+			}
+			o.LogMaxBytes = 4 << 20
+			r := run(t, o)
+			put(t, client(t, r.NATS), beat)
+			r.stop(t)
+			if embedded {
+				e.start()
+				t.Cleanup(e.kill)
+			}
+			var writers []*writer
+			js := jetStream(t, dial(t, e.url))
+			for i, size := range []int{100 << 10, 1 << 10, 0} {
+				w := &writer{js: js, job: fmt.Sprintf("away-%d", i), payload: strings.Repeat("x", size)}
+				w.until(t, func() bool { return w.refused > 0 })
+				writers = append(writers, w)
+			}
+			if _, err := js.Publish(t.Context(), "carillon.log.0.claim", nil); !isFull(err) {
+				t.Fatalf("the stream has room: %v", err)
+			}
+			if embedded {
+				e.kill()
+			}
+			r = run(t, o)
+			nc := dial(t, r.NATS)
+			c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+			for _, w := range writers {
+				w.applied(t, c)
+			}
+			beats(t, c, 5)
+			ready(t, r)
+			unbroken(t, nc, c)
+		})
 	}
-	if _, err := js.Publish(t.Context(), "carillon.log.0.claim", nil); !isFull(err) {
-		t.Fatalf("the stream has room: %v", err)
-	}
-	r = run(t, o)
-	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
-	for _, w := range writers {
-		w.applied(t, c)
-	}
-	beats(t, c, 5)
-	ready(t, r)
-	unbroken(t, nc, c)
 }
 
 // A node starts on a log stream that is over half full, and all of which another node needs. It cuts nothing before it

@@ -46,6 +46,7 @@ type Node struct {
 	holdTicks  atomic.Bool     // the disk has too little room to fire
 	refuseJobs atomic.Bool     // the disk has too little room for new jobs
 	recovered  func() error    // runs recover once, and returns its error each time
+	rebuilt    atomic.Bool     // recover is over; from then on compactions look at the partitions
 	restored   *restored       // at the first start after a restore; else nil
 	snapshots  saving          // saves of snapshots
 
@@ -182,7 +183,7 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.heal(ctx); err != nil {
 		return n.unreachable(err)
 	}
-	if err := n.freeLog(ctx); err != nil {
+	if _, err := n.queryLog(ctx); err != nil { // if it is filling up, it is freed as soon as checkpointRound runs
 		return n.unreachable(err)
 	}
 	if err := n.watchOutputs(); err != nil {

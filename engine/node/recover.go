@@ -29,11 +29,11 @@ func (n *Node) recover(ctx context.Context) error {
 		p.checkpointAt.Store(int64(n.clock.running()))
 		n.listen(p, p.machine)
 	}
-	// This must come last: once applied changes, compactions look at the partitions (compactionRest).
 	n.applied.Store(from)
 	if last := n.local.Last(); last > 0 {
 		n.applied.Store(last)
 	}
+	n.rebuilt.Store(true)
 	n.log.Info("recovered", "jobs", jobs, "replayed", replayed, "position", n.applied.Load(), "took", time.Since(began))
 	return nil
 }

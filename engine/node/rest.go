@@ -29,18 +29,23 @@ func (n *Node) checkpointRest(ctx context.Context, p *partition) (rest func()) {
 
 // compactionRest returns the function that compactions of the job table call between parts of their work (wal.Options.Rest), because
 // one takes a core for seconds. They do not rest if the work is behind, nor while no records are applied, because then nothing else
-// needs the core. Until the partitions are there, no records are applied.
+// needs the core. Until the partitions have recovered, which needs all cores, compactions stand still.
 func (n *Node) compactionRest(ctx context.Context) func(behind bool) {
 	var behind bool
 	var applied uint64
 	times := func() int {
 		before := applied
-		if applied = n.applied.Load(); behind || applied == before {
+		switch applied = n.applied.Load(); {
+		case behind:
+			return 0
+		case !n.rebuilt.Load():
+			return restFull
+		case applied == before:
 			return 0
 		}
 		return n.restFactor()
 	}
-	rest := restFunc(ctx, times, n.hasBacklog)
+	rest := restFunc(ctx, times, func() bool { return !n.rebuilt.Load() || n.hasBacklog() })
 	return func(is bool) {
 		behind = is
 		rest()
