@@ -37,6 +37,6 @@
 // so that no partition moves if the bucket is lost. View.Claimant says who should serve a partition now, from
 // the positions in the beats: an owner that is behind does not claim it; if nobody serves it, a standby that has caught up does.
 //
-// A reading order: beat.go (what is in the bucket), roster.go (who is live), shares.go and placement.go (pure),
+// A reading order: options.go, beat.go (what is in the bucket), roster.go (who is live), shares.go and placement.go (pure),
 // view.go, member.go, beating.go, watch.go, placing.go, bucket.go.
 package cluster
