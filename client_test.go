@@ -63,7 +63,7 @@ func (s *service) serve(m *nats.Msg) {
 	reply := nats.NewMsg(m.Reply)
 	switch a := answers[0]; {
 	case a.refusal != nil:
-		reply.Header.Set(headerServiceError, string(a.refusal.Code))
+		reply.Header.Set("Nats-Service-Error", string(a.refusal.Code))
 		reply.Header.Set(headerServiceErrorCode, strconv.Itoa(a.refusal.Code.Status()))
 		reply.Data = a.refusal.AppendJSON(nil)
 	case a.body != nil:

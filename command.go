@@ -50,6 +50,20 @@ const (
 	MaxImportBytes   = 512 << 10 // of an import's body, unless it is of one line
 )
 
+// AppendPut appends the body of a put; ifVersion is nil if the put is unconditional.
+func AppendPut(dst []byte, job *Job, ifVersion *uint64) []byte {
+	from := len(dst)
+	dst = job.AppendJSON(dst)
+	if ifVersion == nil {
+		return dst
+	}
+	dst = dst[:len(dst)-1]
+	if len(dst) > from+1 {
+		dst = append(dst, ',')
+	}
+	return append(appendUint(append(dst, `"if_version":`...), *ifVersion), '}')
+}
+
 // ParseCondition reads the body of a delete, pause or resume of one job: nothing, or {"if_version":N}.
 // The error is an *Error of CodeInvalidJSON, CodeUnknownField or CodeInvalidField.
 func ParseCondition(body []byte) (ifVersion *uint64, err error) {
