@@ -24,7 +24,7 @@
 // for the goroutine that sends them.
 //
 // A reading order: config.go (Open, what is checked) with account.go and rights.go, stream.go (what both kinds of streams share) with
-// errors.go, log.go and reader.go with session.go, out.go, sender.go, wire.go, acks.go, sync.go (what is on disk).
+// errors.go, log.go and reader.go with session.go and consumer.go, out.go, sender.go, wire.go, acks.go, sync.go (what is on disk).
 //
 // docs/formats/streams.md describes the streams and what nats-server does with them.
 package streams
