@@ -13,8 +13,8 @@ import (
 
 // acks publishes messages and routes the answers. All answers come back on one wildcard subscription: the last
 // token of the reply subject is the number of the publish in base 36, which is also the time when it was sent. An answer,
-// the timeout, a broken connection and close race for each awaited publish; whoever takes it out of waiting
-// calls its callback.
+// the timeout, a broken connection and close race for each awaited publish; the one that takes it out of waiting
+// calls its callback. ErrLate is reported beside that.
 type acks struct {
 	nc      *nats.Conn
 	prefix  string // of the reply subjects, with the dot
@@ -78,8 +78,8 @@ func newAcks(nc *nats.Conn, timeout time.Duration) (*acks, error) {
 	return a, nil
 }
 
-// publish sends m. With onAck it asks for an answer and calls onAck once, from another goroutine,
-// unless publish itself returns an error.
+// publish sends m. With onAck it asks for an answer and calls onAck once, from another goroutine, unless publish itself returns an
+// error. With awaitReportLate it calls onAck twice if the answer is late: first with ErrLate.
 func (a *acks) publish(m *nats.Msg, kind int, onAck func(uint64, error)) error {
 	return a.publishBy(nil, m, kind, onAck)
 }
