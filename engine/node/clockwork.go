@@ -148,7 +148,7 @@ func (n *Node) eachOwned(space int, visit func(p *partition, room int, durable e
 		p.mu.Lock()
 		p.out.Lock()
 		_, sending := p.chain.HoldUntil()
-		p.chain.Share(n.window.sharing, n.window.hurried())
+		p.chain.Share(n.window.sharing, n.window.overtaking())
 		stored += p.chain.Stored().Output
 		if _, sends := p.chain.HoldUntil(); sends && !sending {
 			n.alarm.Wake() // an output that waited for room may be sent now, and this round of publishing is over

@@ -225,16 +225,16 @@ func TestWindowIsShared(t *testing.T) {
 		t.Errorf("two have room for %v, want %d each", got, want)
 	}
 	n.partitions[0].chain.Offer([]engine.Output{{Number: each + 1, Due: 2}, {Number: each + 2, Due: 1}}) // the second overtakes
-	hurried := func() int { return rooms(due - leadMax)[0] + 2 }
-	if got := hurried(); got != engine.MaxOvertakingWindow/2 {
+	overtaking := func() int { return rooms(due - leadMax)[0] + 2 }
+	if got := overtaking(); got != engine.MaxOvertakingWindow/2 {
 		t.Errorf("while outputs overtake others there is room for %d", got)
 	}
 	n.clock.began, n.server = time.Now().Add(-time.Hour), &embedded.Server{}
-	if got := hurried(); got > engine.OvertakingWindow(198_000)/2 || got < engine.OvertakingWindow(180_000)/2 { // if this took less than six minutes
+	if got := overtaking(); got > engine.OvertakingWindow(198_000)/2 || got < engine.OvertakingWindow(180_000)/2 { // if this took less than six minutes
 		t.Errorf("while outputs overtake others, and 198,000 are stored a second, there is room for %d", got)
 	}
 	n.window.at = 0 // since then nothing was stored
-	if got := hurried(); got != engine.OvertakingWindow(0)/2 {
+	if got := overtaking(); got != engine.OvertakingWindow(0)/2 {
 		t.Errorf("while outputs overtake others, and few are stored, there is room for %d", got)
 	}
 }
@@ -243,8 +243,8 @@ func TestWindowIsShared(t *testing.T) {
 // not count.
 func TestWindowIsMeasured(t *testing.T) {
 	var w window
-	if w.hurried() != engine.MaxOvertakingWindow {
-		t.Errorf("before it is measured %d outputs may be in flight", w.hurried())
+	if w.overtaking() != engine.MaxOvertakingWindow {
+		t.Errorf("before it is measured %d outputs may be in flight", w.overtaking())
 	}
 	const least, middle = 1920, 2400
 	for _, c := range []struct {
@@ -260,8 +260,8 @@ func TestWindowIsMeasured(t *testing.T) {
 		{1050 * time.Millisecond, 10_000, least}, // a chain was resumed
 		{1060 * time.Millisecond, 12_000, middle},
 	} {
-		if w.measure(c.at, c.stored); w.hurried() != c.open {
-			t.Errorf("after %v and %d outputs %d may be in flight, want %d", c.at, c.stored, w.hurried(), c.open)
+		if w.measure(c.at, c.stored); w.overtaking() != c.open {
+			t.Errorf("after %v and %d outputs %d may be in flight, want %d", c.at, c.stored, w.overtaking(), c.open)
 		}
 	}
 }

@@ -31,5 +31,5 @@ func (w *window) measure(now time.Duration, stored uint64) {
 	w.at, w.stored = now, stored
 }
 
-// hurried is how much of the window is open while outputs overtake others.
-func (w *window) hurried() int { return cmp.Or(w.measured, engine.MaxOvertakingWindow) }
+// overtaking is how much of the window is open while outputs overtake others.
+func (w *window) overtaking() int { return cmp.Or(w.measured, engine.MaxOvertakingWindow) }
