@@ -257,12 +257,9 @@ func (m *Machine) decide(e *Entry) (changed bool, refusal *carillon.Error) {
 	}
 }
 
-// find returns the job of a command, from memory or from the table; nil if there is none.
+// find is lookUp for a command: a job whose retention is over is no longer there, and its memory is freed.
 func (m *Machine) find(id string) (uint32, *job) {
-	slot, j := m.jobs.find(id)
-	if j == nil {
-		slot, j = m.fetch(id)
-	}
+	slot, j := m.lookUp(id)
 	if j == nil || m.free(slot, j) {
 		return 0, nil
 	}

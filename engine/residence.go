@@ -24,7 +24,7 @@ import (
 //     in memory that wait beyond the window are in later.
 //   - A window grows in the order of keys. So among equal deadlines the order of insertion is that of arming, whether all
 //     jobs are on the wheel or few.
-//   - Before a wheel is asked for what is due, it holds all of that, or more than it may yield (ensure).
+//   - Before a wheel is asked for what is due, it holds all of that, or more than it may yield (ensureLoaded).
 //
 // Therefore a tick has the same result on a replica that has all jobs in memory and on one that has
 // none, and Load, EvictCommitted, Shrink and Forget may come between any two records.
