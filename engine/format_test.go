@@ -223,7 +223,7 @@ var ignoreHere = cmp.FilterPath(func(p cmp.Path) bool {
 func encoded(v memtable.View) []byte {
 	state, _ := v.State() // it is in memory
 	b := appendString(nil, state)
-	for _, room := range []byte("cfgiosw" + "z") {
+	for _, room := range allRooms {
 		_, _ = v.Scan(room, nil, nil, 0, func(key, value []byte) error {
 			b = appendString(appendString(append(b, room), key), value)
 			return nil

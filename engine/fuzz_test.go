@@ -131,7 +131,7 @@ func repartitioned(t *testing.T, checkpoint pairs, only carillon.Selection) erro
 	if err == nil {
 		r.Prepare()
 	}
-	for _, room := range []byte("cfgioswz") {
+	for _, room := range allRooms {
 		scan(room, func(key, value []byte) error { _, _, err := r.Route(0, room, key, value); return err })
 	}
 	if err != nil {

@@ -114,6 +114,7 @@ func (w *service) repartitioned(partitions int, only carillon.Selection, cold bo
 func (w *service) repartitionedFrom(views []memtable.View, partitions int, only carillon.Selection, cold bool, missed ...carillon.Misfire) *service {
 	w.t.Helper()
 	var states []*SavedState
+	var newest Claim
 	for _, v := range views {
 		state, _ := v.State() // it is in memory
 		s, err := ReadState(state)
@@ -124,6 +125,9 @@ func (w *service) repartitionedFrom(views []memtable.View, partitions int, only 
 			s.OverrideMisfire(policy)
 		}
 		states = append(states, s)
+		if newest.Node == "" || s.machine.claim.newer(newest) {
+			newest = s.machine.claim
+		}
 	}
 	r, err := NewRepartition(states, partitions, w.seq, only)
 	if err != nil {
@@ -137,13 +141,45 @@ func (w *service) repartitionedFrom(views []memtable.View, partitions int, only 
 		}
 	}
 	r.Prepare()
-	type pair struct{ key, value []byte }
-	rooms := make([]map[byte][]pair, partitions)
-	for i := range rooms {
-		rooms[i] = make(map[byte][]pair)
+	routed := w.routed(r, views, partitions)
+	other := &service{t: w.t, seq: w.seq, now: w.now}
+	stateOf, _ := r.States()
+	for i, state := range stateOf {
+		if specs, jobs := len(routed[i][roomSpecs]), len(routed[i][roomIDs]); specs != jobs {
+			w.t.Fatalf("partition %d of %d: %d specs of %d jobs", i, partitions, specs, jobs)
+		}
+		opened := Open
+		if cold {
+			opened = OpenCold
+		}
+		m, err := opened(Layout{"carillon", partitions}, i, w.table(state, routed[i]).View())
+		if err != nil {
+			w.t.Fatalf("partition %d of %d: %v", i, partitions, err)
+		}
+		if m.claim != newest || m.epoch == 0 {
+			w.t.Errorf("partition %d of %d goes by %+v, epoch %d; it was %+v", i, partitions, m.claim, m.epoch, newest)
+		}
+		other.ms = append(other.ms, m)
 	}
-	all := []byte("cfgiosw" + "z")
-	for _, room := range all {
+	return other
+}
+
+// routedRooms are the pairs that were routed to a partition, by room.
+type routedRooms map[byte][]routedPair
+
+type routedPair struct{ key, value []byte }
+
+// allRooms are the rooms of a partition's state, in their order.
+var allRooms = []byte("cfgioswz")
+
+// routed routes the pairs of all checkpoints. From each checkpoint those of a room must come in the order of their new keys.
+func (w *service) routed(r *Repartition, views []memtable.View, partitions int) []routedRooms {
+	w.t.Helper()
+	all := make([]routedRooms, partitions)
+	for i := range all {
+		all[i] = make(routedRooms)
+	}
+	for _, room := range allRooms {
 		for p, v := range views {
 			var last []byte
 			if _, err := v.Scan(room, nil, nil, 0, func(key, value []byte) error {
@@ -155,56 +191,37 @@ func (w *service) repartitionedFrom(views []memtable.View, partitions int, only 
 					w.t.Fatalf("room %q: % x was routed after % x", room, to.Key, last)
 				}
 				last = bytes.Clone(to.Key)
-				rooms[to.Partition][room] = append(rooms[to.Partition][room], pair{last, bytes.Clone(to.Value)})
+				all[to.Partition][room] = append(all[to.Partition][room], routedPair{last, bytes.Clone(to.Value)})
 				return nil
 			}); err != nil {
 				w.t.Fatal(err)
 			}
 		}
 	}
-	other := &service{t: w.t, seq: w.seq, now: w.now}
-	var newest Claim
-	for _, s := range states {
-		if newest.Node == "" || s.machine.claim.newer(newest) {
-			newest = s.machine.claim
-		}
-	}
-	stateOf, _ := r.States()
-	for i, state := range stateOf {
-		if specs, jobs := len(rooms[i][roomSpecs]), len(rooms[i][roomIDs]); specs != jobs {
-			w.t.Fatalf("partition %d of %d: %d specs of %d jobs", i, partitions, specs, jobs)
-		}
-		var table memtable.Table
-		b := table.Begin()
-		b.State(w.seq, state)
-		for _, room := range all {
-			pairs := rooms[i][room]
-			slices.SortFunc(pairs, func(a, b pair) int { return bytes.Compare(a.key, b.key) })
-			for _, p := range pairs {
-				if room == roomSpecs || room == roomOutputs {
-					b.Append(room, p.key, p.value)
-				} else {
-					b.Change(room, p.key, nil, p.value)
-				}
+	return all
+}
+
+// table makes the table of a partition: a checkpoint with a state and pairs.
+func (w *service) table(state []byte, rooms routedRooms) *memtable.Table {
+	w.t.Helper()
+	table := new(memtable.Table)
+	b := table.Begin()
+	b.State(w.seq, state)
+	for _, room := range allRooms {
+		pairs := rooms[room]
+		slices.SortFunc(pairs, func(a, b routedPair) int { return bytes.Compare(a.key, b.key) })
+		for _, p := range pairs {
+			if room == roomSpecs || room == roomOutputs {
+				b.Append(room, p.key, p.value)
+			} else {
+				b.Change(room, p.key, nil, p.value)
 			}
 		}
-		if err := b.Commit(); err != nil {
-			w.t.Fatal(err)
-		}
-		opened := Open
-		if cold {
-			opened = OpenCold
-		}
-		m, err := opened(Layout{"carillon", partitions}, i, table.View())
-		if err != nil {
-			w.t.Fatalf("partition %d of %d: %v", i, partitions, err)
-		}
-		if m.claim != newest || m.epoch == 0 {
-			w.t.Errorf("partition %d of %d goes by %+v, epoch %d; it was %+v", i, partitions, m.claim, m.epoch, newest)
-		}
-		other.ms = append(other.ms, m)
 	}
-	return other
+	if err := b.Commit(); err != nil {
+		w.t.Fatal(err)
+	}
+	return table
 }
 
 // sameFires fails if two services did not make the same outputs.

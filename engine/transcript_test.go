@@ -61,6 +61,7 @@ var oneOfOne = Layout{Prefix: "carillon", Partitions: 1}
 
 func newScript() *script { return &script{saved: saved{m: New(oneOfOne, 0)}} }
 
+// run carries out a line, and says what came of it.
 func (s *script) run(line string) (string, error) {
 	words := strings.Fields(line)
 	switch {
@@ -89,12 +90,21 @@ func (s *script) run(line string) (string, error) {
 		}
 		return "", s.reopen()
 	}
-	at, err := time.ParseDuration(strings.TrimPrefix(words[0], "+"))
+	r, err := s.record(words)
 	if err != nil {
 		return "", err
 	}
+	return s.apply(&r), nil
+}
+
+// record makes the record of a line.
+func (s *script) record(words []string) (r Record, err error) {
+	at, err := scriptTime(words[0])
+	if err != nil {
+		return r, err
+	}
 	s.seq++
-	r := Record{Seq: s.seq, Time: midnight.Add(at).UnixNano()}
+	r.Seq, r.Time = s.seq, at.UnixNano()
 	options := make(map[string]string)
 	rest := words[2:]
 	for len(rest) > 0 && strings.Contains(rest[0], "=") && !strings.HasPrefix(rest[0], "{") {
@@ -104,46 +114,15 @@ func (s *script) run(line string) (string, error) {
 	}
 	switch words[1] {
 	case "claim":
-		c := Rules()
-		c.Node, c.RetentionMS, c.CompletedMax = "a", time.Hour.Milliseconds(), 1000
-		for name, value := range options {
-			n, _ := strconv.Atoi(value)
-			switch name {
-			case "node":
-				c.Node = value
-			case "logic":
-				c.Logic = n
-			case "tzdata":
-				c.TZData = value
-			case "kept":
-				c.CompletedMax = n
-			case "retention":
-				d, err := time.ParseDuration(value)
-				if err != nil {
-					return "", err
-				}
-				c.RetentionMS = d.Milliseconds()
-			}
+		claim, err := scriptClaim(options)
+		if err != nil {
+			return r, err
 		}
-		r.Subject, r.Data = oneOfOne.LogSubject(0, "claim"), c.Encode()
+		r.Subject, r.Data = oneOfOne.LogSubject(0, "claim"), claim.Encode()
 	case "tick":
-		tick := Tick{To: midnight.Add(at).UnixMilli(), Epoch: s.epoch, Limit: 100}
-		for name, value := range options {
-			n, _ := strconv.ParseUint(value, 10, 64)
-			switch name {
-			case "to":
-				d, err := time.ParseDuration(strings.TrimPrefix(value, "+"))
-				if err != nil {
-					return "", err
-				}
-				tick.To = midnight.Add(d).UnixMilli()
-			case "limit":
-				tick.Limit = n
-			case "epoch":
-				tick.Epoch = n
-			case "acked":
-				tick.Acked = Acked{n, n}
-			}
+		tick, err := s.tick(at, options)
+		if err != nil {
+			return r, err
 		}
 		r.Subject, r.Data = oneOfOne.LogSubject(0, "tick"), EncodeTicks([]Tick{tick})
 	case "disk":
@@ -155,7 +134,7 @@ func (s *script) run(line string) (string, error) {
 	case "import":
 		pack, err := scriptPack(strings.Split(strings.Join(words[2:], " "), " | "))
 		if err != nil {
-			return "", err
+			return r, err
 		}
 		r.Subject, r.Data = oneOfOne.LogSubject(0, "import"), EncodePack(pack)
 	case "record":
@@ -171,33 +150,92 @@ func (s *script) run(line string) (string, error) {
 		r.Subject = "carillon.log.0." + words[1] + "." + job
 		r.Data = []byte(strings.Join(rest, " "))
 	}
-	e := oneOfOne.Decode(&r)
+	return r, nil
+}
+
+// scriptTime reads a time, an offset from midnight.
+func scriptTime(text string) (time.Time, error) {
+	d, err := time.ParseDuration(strings.TrimPrefix(text, "+"))
+	return midnight.Add(d), err
+}
+
+func scriptClaim(options map[string]string) (Claim, error) {
+	c := Rules()
+	c.Node, c.RetentionMS, c.CompletedMax = "a", time.Hour.Milliseconds(), 1000
+	for name, value := range options {
+		n, _ := strconv.Atoi(value)
+		switch name {
+		case "node":
+			c.Node = value
+		case "logic":
+			c.Logic = n
+		case "tzdata":
+			c.TZData = value
+		case "kept":
+			c.CompletedMax = n
+		case "retention":
+			d, err := time.ParseDuration(value)
+			if err != nil {
+				return Claim{}, err
+			}
+			c.RetentionMS = d.Milliseconds()
+		}
+	}
+	return c, nil
+}
+
+// tick makes the tick of the script's owner at a time, unless options say otherwise.
+func (s *script) tick(at time.Time, options map[string]string) (Tick, error) {
+	tick := Tick{To: at.UnixMilli(), Epoch: s.epoch, Limit: 100}
+	for name, value := range options {
+		n, _ := strconv.ParseUint(value, 10, 64)
+		switch name {
+		case "to":
+			to, err := scriptTime(value)
+			if err != nil {
+				return Tick{}, err
+			}
+			tick.To = to.UnixMilli()
+		case "limit":
+			tick.Limit = n
+		case "epoch":
+			tick.Epoch = n
+		case "acked":
+			tick.Acked = Acked{n, n}
+		}
+	}
+	return tick, nil
+}
+
+// apply gives a record to the machine, and says what came of it.
+func (s *script) apply(r *Record) string {
+	e := oneOfOne.Decode(r)
 	result, err := s.m.Apply(&e)
 	switch {
 	case err != nil:
-		return fmt.Sprintf("stop: %v\n", err), nil
+		return fmt.Sprintf("stop: %v\n", err)
 	case result.Err != nil:
-		return fmt.Sprintf("refused: %v\n", result.Err), nil
+		return fmt.Sprintf("refused: %v\n", result.Err)
 	case e.Kind == KindGarbage:
-		return "garbage\n", nil
+		return "garbage\n"
 	case e.Kind == KindClaim:
 		if result.Epoch == 0 {
-			return "void\n", nil
+			return "void\n"
 		}
 		s.epoch = result.Epoch
-		return fmt.Sprintf("epoch %d\n", result.Epoch), nil
+		return fmt.Sprintf("epoch %d\n", result.Epoch)
 	case e.Kind == KindDisk:
-		return fmt.Sprintf("disk low: %t\n", s.m.Stats().DiskLow), nil
+		return fmt.Sprintf("disk low: %t\n", s.m.Stats().DiskLow)
 	case e.Kind == KindTick:
-		return s.emitted(), nil
+		return s.emitted()
 	case e.Kind == KindImport:
 		var b strings.Builder
 		for i, o := range result.Jobs {
 			fmt.Fprintf(&b, "%s: %s", e.Pack[i].ID, outcomeText(o))
 		}
-		return b.String(), nil
+		return b.String()
 	}
-	return outcomeText(Outcome{Changed: result.Changed}), nil
+	return outcomeText(Outcome{Changed: result.Changed})
 }
 
 func outcomeText(o Outcome) string {
@@ -248,8 +286,8 @@ func scriptPack(texts []string) (pack []PackedJob, err error) {
 
 func (s *JobState) scan(name, value string) error {
 	if at, ok := map[string]*int64{"accepted": &s.Accepted, "from": &s.From, "last": &s.Last}[name]; ok {
-		d, err := time.ParseDuration(strings.TrimPrefix(value, "+"))
-		*at = midnight.Add(d).UnixMilli()
+		then, err := scriptTime(value)
+		*at = then.UnixMilli()
 		return err
 	}
 	if name == "missed" {

@@ -113,131 +113,170 @@ func (p *pair) deadlines(t failer) {
 // be numbered from 1 in the order of insertion.
 func check(t failer, w *Wheel) {
 	t.Helper()
-	var timers, chunks int
-	first := map[uint32]bool{}       // slots with a timer that is the next one due
-	lastOfRow := map[uint32]uint32{} // data
-	rowChunks := map[uint32]uint16{} // records in rows
-	for g := range uint32(fan) {
-		left, low := uint16(0), w.now/fan*fan+uint64(g)
-		for e := w.rows.next[g]; left < w.rows.left[g]; e = w.rows.next[e] {
-			pos := w.rows.pos[e]
-			c, bit := pos/chunkLen, uint16(1)<<(pos%chunkLen)
-			if w.chunk(c).slot != inRows || w.use(c).live&bit == 0 {
-				continue
-			}
-			r := w.record(pos)
-			if *w.pos(r.id) != pos || w.deadline(pos) != low || low < w.now || rowChunks[c]&bit != 0 {
-				t.Fatalf("timer %+v at %d (pos %d), in the row of %d at %d", *r, pos, *w.pos(r.id), low, w.now)
-			}
-			if lastOfRow[g] >= r.data {
-				t.Fatalf("#%d before #%d, both due %d", lastOfRow[g], r.data, low)
-			}
-			lastOfRow[g] = r.data
-			rowChunks[c] |= bit
-			left++
-		}
-		if left == 0 && w.rows.last[g] != uint16(g) {
-			t.Fatalf("row %d of no timer ends at %d", g, w.rows.last[g])
-		}
-		timers += int(left)
-		if left > 0 && low == w.next {
-			first[w.level[0]*fan+g] = true
-		}
-		if left > 0 && low < w.next {
-			t.Fatalf("next due %d, but #%d is due %d", w.next, lastOfRow[g], low)
-		}
-	}
-	for c, records := range rowChunks {
-		if chunks++; *w.use(c) != (use{live: records, step: 1, alone: true}) {
-			t.Fatalf("chunk %d: %+v, %b in rows", c, *w.use(c), records)
-		}
-	}
-	nodes := map[uint32]bool{}
-	var visit func(n, level, up uint32, from uint64)
-	visit = func(n, level, up uint32, from uint64) {
-		nd := w.node(n)
-		if nodes[n] || nd.level != level || nd.up != up {
-			t.Fatalf("node %d at level %d under slot %d: %d, %d, seen %v", n, level, up, nd.level, nd.up, nodes[n])
-		}
-		nodes[n] = true
-		for g := range uint32(fan) {
-			s, i := nd.slots[g], n*fan+g
-			row := n == w.level[0] && w.rows.left[g] > 0
-			if (s.head != 0 || row) != (nd.occupied>>g&1 == 1) {
-				t.Fatalf("slot %d.%d: occupied %b, head %d", level, g, nd.occupied, s.head)
-			}
-			if s.head == 0 {
-				if s != (slot{}) {
-					t.Fatalf("empty slot %d.%d: %+v", level, g, s)
-				}
-				continue
-			}
-			low := from | uint64(g)<<(level*digit)
-			if up == 0 && (level > 0 && low <= w.now) {
-				t.Fatalf("slot %d.%d begins at %d, not after now %d", level, g, low, w.now)
-			}
-			if s.split() {
-				visit(s.head, level-1, i, low)
-				continue
-			}
-			live, prev := uint32(0), uint32(0)
-			last := map[uint64]uint32{}
-			if row {
-				last[low] = lastOfRow[g]
-			}
-			for c := s.head; c != 0; prev, c = c, w.chunk(c).next {
-				h, u := w.chunk(c), w.use(c)
-				chunks++
-				empty := w.used(&s, c) == 0 && (h.prev == 0 || h.next != 0) // the last chunk may be empty if it is not alone
-				if h.slot != i || h.prev != prev || empty || h.next != 0 && u.live&^ones[u.step] != 0 ||
-					u.alone != (h.prev == 0 && h.next == 0) {
-					t.Fatalf("chunk %d after %d in slot %d: %+v, %+v", c, prev, i, *h, *u)
-				}
-				for used := w.used(&s, c); used != 0; used &= used - 1 {
-					pos := c*chunkLen + uint32(bits.TrailingZeros16(used))
-					r := w.record(pos)
-					key := max(w.deadline(pos), w.now)
-					if *w.pos(r.id) != pos || key>>(level*digit)<<(level*digit) != low {
-						t.Fatalf("timer %+v at %d (pos %d), slot of %d at level %d", *r, pos, *w.pos(r.id), low, level)
-					}
-					if last[key] >= r.data {
-						t.Fatalf("#%d before #%d, both due %d", last[key], r.data, key)
-					}
-					last[key] = r.data
-					live++
-					if key == w.next {
-						first[i] = true
-					}
-					if key < w.next {
-						t.Fatalf("next due %d, but #%d is due %d", w.next, r.data, key)
-					}
-				}
-			}
-			if (s.end-1)/chunkLen != prev || s.count < live || level > 0 && s.count > slotMax {
-				t.Fatalf("slot %d.%d: %+v, has %d, last chunk %d", level, g, s, live, prev)
-			}
-			timers += int(live)
-		}
-		if nd.occupied == 0 && up != 0 {
-			t.Fatalf("node %d splits slot %d but is empty", n, up)
-		}
-	}
+	c := checker{t: t, w: w, first: map[uint32]bool{}, lastOfRow: map[uint32]uint32{}, rowChunks: map[uint32]uint16{}, nodes: map[uint32]bool{}}
+	c.rows()
 	for k := range uint32(levels) {
 		from := w.now >> ((k + 1) * digit) << ((k + 1) * digit)
-		visit(w.level[k], k, 0, from)
+		c.node(w.level[k], k, 0, from)
 		if (w.node(w.level[k]).occupied != 0) != (w.busy>>k&1 == 1) {
 			t.Fatalf("level %d: busy %b, occupied %b", k, w.busy, w.node(w.level[k]).occupied)
 		}
 	}
-	if w.first != 0 && !first[w.first] {
-		t.Fatalf("the next one due is not in slot %d", w.first)
-	}
-	if i := w.first; i != 0 && w.node(i/fan).level > 0 {
-		c, bit := w.least/chunkLen, uint16(1)<<(w.least%chunkLen)
-		if *w.pos(w.record(w.least).id) != w.least || w.chunk(c).slot != i || w.used(w.slot(i), c)&bit == 0 || w.deadline(w.least) != w.next {
-			t.Fatalf("at %d of slot %d is no timer due %d", w.least, i, w.next)
+	c.next()
+	c.nothingLeaks()
+}
+
+// checker is a check in progress.
+type checker struct {
+	t failer
+	w *Wheel
+
+	timers, chunks int               // found so far
+	first          map[uint32]bool   // slots with a timer that is the next one due
+	lastOfRow      map[uint32]uint32 // data
+	rowChunks      map[uint32]uint16 // records in rows
+	nodes          map[uint32]bool   // found so far
+}
+
+// rows checks the rows of the lowest level.
+func (c *checker) rows() {
+	c.t.Helper()
+	w := c.w
+	for g := range uint32(fan) {
+		left, low := uint16(0), w.now/fan*fan+uint64(g)
+		for e := w.rows.next[g]; left < w.rows.left[g]; e = w.rows.next[e] {
+			pos := w.rows.pos[e]
+			chunk, bit := pos/chunkLen, uint16(1)<<(pos%chunkLen)
+			if w.chunk(chunk).slot != inRows || w.use(chunk).live&bit == 0 {
+				continue
+			}
+			r := w.record(pos)
+			if *w.pos(r.id) != pos || w.deadline(pos) != low || low < w.now || c.rowChunks[chunk]&bit != 0 {
+				c.t.Fatalf("timer %+v at %d (pos %d), in the row of %d at %d", *r, pos, *w.pos(r.id), low, w.now)
+			}
+			if c.lastOfRow[g] >= r.data {
+				c.t.Fatalf("#%d before #%d, both due %d", c.lastOfRow[g], r.data, low)
+			}
+			c.lastOfRow[g] = r.data
+			c.rowChunks[chunk] |= bit
+			left++
+		}
+		if left == 0 && w.rows.last[g] != uint16(g) {
+			c.t.Fatalf("row %d of no timer ends at %d", g, w.rows.last[g])
+		}
+		c.timers += int(left)
+		if left > 0 && low == w.next {
+			c.first[w.level[0]*fan+g] = true
+		}
+		if left > 0 && low < w.next {
+			c.t.Fatalf("next due %d, but #%d is due %d", w.next, c.lastOfRow[g], low)
 		}
 	}
+	for chunk, records := range c.rowChunks {
+		if c.chunks++; *w.use(chunk) != (use{live: records, step: 1, alone: true}) {
+			c.t.Fatalf("chunk %d: %+v, %b in rows", chunk, *w.use(chunk), records)
+		}
+	}
+}
+
+// node checks a node and those that split its slots. up is the slot that the node splits (0: none), from is where it begins.
+func (c *checker) node(n, level, up uint32, from uint64) {
+	c.t.Helper()
+	w, nd := c.w, c.w.node(n)
+	if c.nodes[n] || nd.level != level || nd.up != up {
+		c.t.Fatalf("node %d at level %d under slot %d: %d, %d, seen %v", n, level, up, nd.level, nd.up, c.nodes[n])
+	}
+	c.nodes[n] = true
+	for g := range uint32(fan) {
+		s, i := nd.slots[g], n*fan+g
+		row := n == w.level[0] && w.rows.left[g] > 0
+		if (s.head != 0 || row) != (nd.occupied>>g&1 == 1) {
+			c.t.Fatalf("slot %d.%d: occupied %b, head %d", level, g, nd.occupied, s.head)
+		}
+		if s.head == 0 {
+			if s != (slot{}) {
+				c.t.Fatalf("empty slot %d.%d: %+v", level, g, s)
+			}
+			continue
+		}
+		low := from | uint64(g)<<(level*digit)
+		if up == 0 && (level > 0 && low <= w.now) {
+			c.t.Fatalf("slot %d.%d begins at %d, not after now %d", level, g, low, w.now)
+		}
+		if s.split() {
+			c.node(s.head, level-1, i, low)
+			continue
+		}
+		last := map[uint64]uint32{}
+		if row {
+			last[low] = c.lastOfRow[g]
+		}
+		live, end := c.slot(&s, i, level, low, last)
+		if (s.end-1)/chunkLen != end || s.count < live || level > 0 && s.count > slotMax {
+			c.t.Fatalf("slot %d.%d: %+v, has %d, last chunk %d", level, g, s, live, end)
+		}
+		c.timers += int(live)
+	}
+	if nd.occupied == 0 && up != 0 {
+		c.t.Fatalf("node %d splits slot %d but is empty", n, up)
+	}
+}
+
+// slot checks the chunks of slot i, which begins at low, and returns how many timers they have, and the last chunk. last has the data of
+// the last timer of each deadline so far.
+func (c *checker) slot(s *slot, i, level uint32, low uint64, last map[uint64]uint32) (live, end uint32) {
+	c.t.Helper()
+	w := c.w
+	for chunk := s.head; chunk != 0; end, chunk = chunk, w.chunk(chunk).next {
+		h, u := w.chunk(chunk), w.use(chunk)
+		c.chunks++
+		empty := w.used(s, chunk) == 0 && (h.prev == 0 || h.next != 0) // the last chunk may be empty if it is not alone
+		if h.slot != i || h.prev != end || empty || h.next != 0 && u.live&^ones[u.step] != 0 ||
+			u.alone != (h.prev == 0 && h.next == 0) {
+			c.t.Fatalf("chunk %d after %d in slot %d: %+v, %+v", chunk, end, i, *h, *u)
+		}
+		for used := w.used(s, chunk); used != 0; used &= used - 1 {
+			pos := chunk*chunkLen + uint32(bits.TrailingZeros16(used))
+			r := w.record(pos)
+			key := max(w.deadline(pos), w.now)
+			if *w.pos(r.id) != pos || key>>(level*digit)<<(level*digit) != low {
+				c.t.Fatalf("timer %+v at %d (pos %d), slot of %d at level %d", *r, pos, *w.pos(r.id), low, level)
+			}
+			if last[key] >= r.data {
+				c.t.Fatalf("#%d before #%d, both due %d", last[key], r.data, key)
+			}
+			last[key] = r.data
+			live++
+			if key == w.next {
+				c.first[i] = true
+			}
+			if key < w.next {
+				c.t.Fatalf("next due %d, but #%d is due %d", w.next, r.data, key)
+			}
+		}
+	}
+	return live, end
+}
+
+// next checks what the wheel remembers of the next timer due.
+func (c *checker) next() {
+	c.t.Helper()
+	w := c.w
+	if w.first != 0 && !c.first[w.first] {
+		c.t.Fatalf("the next one due is not in slot %d", w.first)
+	}
+	if i := w.first; i != 0 && w.node(i/fan).level > 0 {
+		chunk, bit := w.least/chunkLen, uint16(1)<<(w.least%chunkLen)
+		if *w.pos(w.record(w.least).id) != w.least || w.chunk(chunk).slot != i || w.used(w.slot(i), chunk)&bit == 0 || w.deadline(w.least) != w.next {
+			c.t.Fatalf("at %d of slot %d is no timer due %d", w.least, i, w.next)
+		}
+	}
+}
+
+// nothingLeaks checks that each id, chunk and node is either in use or free.
+func (c *checker) nothingLeaks() {
+	c.t.Helper()
+	w := c.w
 	freeChunks, freeNodes, freeIDs := 0, 0, 0
 	for k, id := range w.free.top {
 		if at := w.free.count % freeRow; at != 0 && uint32(k) >= at {
@@ -247,18 +286,18 @@ func check(t failer, w *Wheel) {
 			freeIDs++
 		}
 	}
-	for c := w.freeChunk; c != 0; c = w.chunk(c).next {
+	for chunk := w.freeChunk; chunk != 0; chunk = w.chunk(chunk).next {
 		freeChunks++
 	}
 	for n := w.freeNode; n != 0; n = w.node(n).up {
 		freeNodes++
 	}
-	if timers != w.Len() || timers+int(w.free.count) != int(w.idCount)-1 || freeIDs != int(w.free.count) ||
-		freeChunks != int(w.freeChunkCount) || chunks+freeChunks != int(w.chunkCount)-1 ||
-		len(nodes)+freeNodes != int(w.nodeCount)-1 {
-		t.Fatalf("%d timers of %d, ids %d (%d) free of %d; chunks %d + %d free (%d) of %d; nodes %d + %d free of %d",
-			timers, w.Len(), freeIDs, w.free.count, w.idCount-1, chunks, freeChunks, w.freeChunkCount, w.chunkCount-1,
-			len(nodes), freeNodes, w.nodeCount-1)
+	if c.timers != w.Len() || c.timers+int(w.free.count) != int(w.idCount)-1 || freeIDs != int(w.free.count) ||
+		freeChunks != int(w.freeChunkCount) || c.chunks+freeChunks != int(w.chunkCount)-1 ||
+		len(c.nodes)+freeNodes != int(w.nodeCount)-1 {
+		c.t.Fatalf("%d timers of %d, ids %d (%d) free of %d; chunks %d + %d free (%d) of %d; nodes %d + %d free of %d",
+			c.timers, w.Len(), freeIDs, w.free.count, w.idCount-1, c.chunks, freeChunks, w.freeChunkCount, w.chunkCount-1,
+			len(c.nodes), freeNodes, w.nodeCount-1)
 	}
 }
 

@@ -406,13 +406,41 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 			t.Fatal(err)
 		}
 	}
-	// Half of them are due in the same milliseconds, so that many outputs are in flight, the others in the milliseconds between.
 	const jobs, interval = 400, 100 * time.Millisecond
+	putMass(t, c, jobs, interval)
+	const forgeries, row = 4, 150 // so many times for each partition, so many in a row: some come before the chain is resumed
+	forge(t, js, c, subject, forgeries, row)
+	eventually(t, "each job fires", func() bool {
+		for j, err := range c.List(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "mass-"}}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if j.Fires == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	selected(t, c.PauseWhere, carillon.Selection{Prefix: "mass-"})
+	for p := range partitions {
+		fires(t, c, in(p, "behind")) // by then the last forgery has been met
+	}
+	verifyMass(t, nc, jobs, interval)
+	foreign := total(t, c, func(p carillon.PartitionStatus) uint64 { return p.Foreign })
+	if lost := metric(t, r.HTTP, "carillon_chain_lost_total"); foreign != forgeries*row*partitions || lost == 0 {
+		t.Errorf("%d foreign messages were counted of %d; chains were lost %.0f times", foreign, forgeries*row*partitions, lost)
+	}
+}
+
+// putMass puts jobs that fire at an interval. Half of them are due in the same milliseconds, so that many outputs are in flight, the others
+// in the milliseconds between.
+func putMass(t *testing.T, c *carillon.Client, jobs int, interval time.Duration) {
+	t.Helper()
 	start := time.Now().UTC().Truncate(time.Second)
 	mass := func(yield func(carillon.Job) bool) {
 		for i := range jobs {
 			at := start.Add(time.Duration(max(0, i-jobs/2)) * time.Millisecond)
-			if !yield(carillon.Job{ID: fmt.Sprintf("mass-%d", i), Schedule: "@every 100ms", Start: at, Misfire: carillon.FireAll}) {
+			if !yield(carillon.Job{ID: fmt.Sprintf("mass-%d", i), Schedule: "@every " + interval.String(), Start: at, Misfire: carillon.FireAll}) {
 				return
 			}
 		}
@@ -424,7 +452,11 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	const forgeries, row = 4, 150 // so many times for each partition, so many in a row: some come before the chain is resumed
+}
+
+// forge publishes rows of foreign messages into each output stream in turn, each time once the node has published there again.
+func forge(t *testing.T, js jetstream.JetStream, c *carillon.Client, subject string, forgeries, row int) {
+	t.Helper()
 	var stored [partitions]uint64 // the stream's last sequence after the latest forgeries
 	last := func(p int) uint64 {
 		out, err := js.Stream(t.Context(), c.Names().OutStream(p))
@@ -446,21 +478,11 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 		}
 		stored[p] = last(p)
 	}
-	eventually(t, "each job fires", func() bool {
-		for j, err := range c.List(t.Context(), carillon.ListRequest{Selection: carillon.Selection{Prefix: "mass-"}}) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			if j.Fires == 0 {
-				return false
-			}
-		}
-		return true
-	})
-	selected(t, c.PauseWhere, carillon.Selection{Prefix: "mass-"})
-	for p := range partitions {
-		fires(t, c, in(p, "behind")) // by then the last forgery has been met
-	}
+}
+
+// verifyMass checks that all jobs fired, each for times that are an interval apart: none is missing in between, and none is there twice.
+func verifyMass(t *testing.T, nc *nats.Conn, jobs int, interval time.Duration) {
+	t.Helper()
 	fired := make(map[string][]time.Time)
 	for _, o := range displacedOutputs(t, nc, partitions) {
 		if o.trigger != nil && strings.HasPrefix(o.trigger.Job, "mass-") {
@@ -477,10 +499,6 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	}
 	if len(fired) != jobs {
 		t.Errorf("%d jobs of %d fired", len(fired), jobs)
-	}
-	foreign := total(t, c, func(p carillon.PartitionStatus) uint64 { return p.Foreign })
-	if lost := metric(t, r.HTTP, "carillon_chain_lost_total"); foreign != forgeries*row*partitions || lost == 0 {
-		t.Errorf("%d foreign messages were counted of %d; chains were lost %.0f times", foreign, forgeries*row*partitions, lost)
 	}
 }
 
