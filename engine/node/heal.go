@@ -133,20 +133,20 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 		}
 		next = first
 	}
-	p := &healer{log: n.streams.Log, next: next}
+	h := &healer{log: n.streams.Log, next: next}
 	err = n.local.Read(next, func(stored wal.Record) error {
 		r, err := decodeRecord(stored)
 		if err != nil {
 			return err
 		}
-		for p.next < r.Seq && p.failed() == nil {
-			p.append(n.layout.LogSubject(engine.AllPartitions, "heal"), nil) // keeps the place of a record that the local log does not have
+		for h.next < r.Seq && h.failed() == nil {
+			h.append(n.layout.LogSubject(engine.AllPartitions, "heal"), nil) // keeps the place of a record that the local log does not have
 		}
-		p.append(n.layout.LogSubject(engine.AllPartitions, "heal"), n.wrapped(&r))
-		return p.failed()
+		h.append(n.layout.LogSubject(engine.AllPartitions, "heal"), n.wrapped(&r))
+		return h.failed()
 	})
-	p.acks.Wait()
-	if err := errors.Join(err, p.failed()); err != nil {
+	h.acks.Wait()
+	if err := errors.Join(err, h.failed()); err != nil {
 		return err
 	}
 	n.head.Store(last)

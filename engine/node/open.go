@@ -205,7 +205,7 @@ func (n *Node) knowsLog() bool {
 }
 
 // openJobs opens the job table. A table that lost its end is as it was at an earlier checkpoint, and the local log is replayed from
-// there. Whether the log reaches back that far is checked when both are open (restore). rest is wal.Options.Rest.
+// there. Whether the log reaches back that far is checked when both are open (recoverPartition). rest is wal.Options.Rest.
 func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	o := n.o.JobStore
 	o.Dir, o.Logger, o.Profile, o.Rest = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable, rest

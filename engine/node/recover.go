@@ -52,7 +52,7 @@ func (n *Node) openPartitions() error {
 		work.Go(func() {
 			p := &partition{number: i, chain: engine.NewChain(), table: table{saved: n.saved, number: uint16(i)}}
 			var position uint64
-			p.machine, position, errs[i] = n.restore(i)
+			p.machine, position, errs[i] = n.recoverPartition(i)
 			switch {
 			case p.machine != nil:
 				p.machine.Attach(&p.table)
@@ -81,10 +81,10 @@ func (n *Node) oldest() uint64 {
 	return position
 }
 
-// restore reads a partition's newest checkpoint, and returns its position: all records up to there are in it. The
+// recoverPartition reads a partition's newest checkpoint, and returns its position: all records up to there are in it. The
 // machine's own position is that of the last record that concerned the partition. If both m and err are nil, the node does not
 // follow the partition.
-func (n *Node) restore(number int) (m *engine.Machine, position uint64, err error) {
+func (n *Node) recoverPartition(number int) (m *engine.Machine, position uint64, err error) {
 	m, position, err = n.readNewest(number)
 	if err != nil {
 		err = fmt.Errorf("node: %w; see docs/operations.md", unreadable(number, err))
