@@ -128,6 +128,26 @@ func TestReferenceParses(t *testing.T) {
 	}
 }
 
+// So must each command line that stands by itself in the other documents.
+func TestDocumentsParse(t *testing.T) {
+	commands := 0
+	for _, name := range []string{"README.md", "docs/operations.md", "docs/benchmarks.md"} {
+		b, err := os.ReadFile("../../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			line, run := strings.CutPrefix(line, "bin/")
+			if line, shown := strings.CutPrefix(line, "    "); (run || shown) && strings.HasPrefix(line, "carillon ") {
+				commands += len(parseLine(t, line))
+			}
+		}
+	}
+	if commands < 30 {
+		t.Errorf("%d commands were found", commands)
+	}
+}
+
 // parseLine has the command tree parse each carillon command in a line of shell, and returns the paths of these commands.
 func parseLine(t *testing.T, line string) (paths []string) {
 	t.Helper()
@@ -186,7 +206,7 @@ func shellCommands(line string) (commands [][]string) {
 			quote, in = r, true
 		case r == ' ' || r == '\n':
 			endWord()
-		case r == '|' || r == ';':
+		case r == '|' || r == ';' || r == '&':
 			endCommand()
 		case r == '>' || r == '<':
 			endWord()
