@@ -9,9 +9,10 @@
 // package's client, and the engine is in engine/node.
 //
 // A reading order: main.go (signals and the exit code), root.go (Run, the tree of commands, how errors
-// are printed), connect.go (the flags and environment of the nats CLI), flags.go (values that flags refuse), output.go (tables and
-// JSON), input.go (reading the input for a job), file.go (files that are written as a whole or not at all), then one file for each
-// command: job_put.go is carillon job put, and job_change.go has what delete, pause and resume have in common.
+// are printed), connect.go (the flags and environment of the nats CLI), flags.go (values that flags refuse), fields.go and selection.go
+// (flags that make a job, and those that select jobs), output.go (tables and JSON), trigger.go (triggers as they are shown), progress.go
+// (bars on a terminal), input.go (reading the input for a job), file.go (files that are written as a whole or not at all), then one file
+// for each command: job_put.go is carillon job put, and job_change.go has what delete, pause and resume have in common.
 // default.pgo is a profile of an engine's CPU under load: go build uses it to optimize the program and what it imports.
 //
 // The tree is built with spf13/cobra and not with the standard library's flag: subcommands two deep,
