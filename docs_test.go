@@ -38,9 +38,27 @@ func TestDocsNameWhatIsThere(t *testing.T) {
 	}
 }
 
+// The reading order of a package names files that are there.
+func TestReadingOrders(t *testing.T) {
+	r := readRepository(t)
+	named := 0
+	for dir, text := range r.packages {
+		for _, file := range regexp.MustCompile(`[\w/]+\.go\b`).FindAllString(text, -1) {
+			named++
+			if !r.files[path.Join(dir, file)] && !strings.HasPrefix(file, "server/") {
+				t.Errorf("%s/doc.go names %s", dir, file)
+			}
+		}
+	}
+	if named < 100 {
+		t.Errorf("%d files are named", named)
+	}
+}
+
 // repository is what documents may name.
 type repository struct {
 	docs     map[string]string          // text of each document, by path
+	packages map[string]string          // text of each doc.go, by folder
 	headings map[string]map[string]bool // of each document, as links have them
 	files    map[string]bool            // by path, folders too
 	bases    map[string]bool            // by name alone
@@ -59,8 +77,9 @@ var (
 func readRepository(t *testing.T) *repository {
 	t.Helper()
 	r := &repository{
-		docs: make(map[string]string), headings: make(map[string]map[string]bool), files: make(map[string]bool), bases: make(map[string]bool),
-		funcs: make(map[string]bool), methods: make(map[string]map[string]bool), words: make(map[string]map[string]bool),
+		docs: make(map[string]string), packages: make(map[string]string), headings: make(map[string]map[string]bool),
+		files: make(map[string]bool), bases: make(map[string]bool), funcs: make(map[string]bool), methods: make(map[string]map[string]bool),
+		words: make(map[string]map[string]bool),
 	}
 	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -105,6 +124,9 @@ func (r *repository) addDoc(name, text string) {
 }
 
 func (r *repository) addCode(name, text string) {
+	if path.Base(name) == "doc.go" {
+		r.packages[path.Dir(name)] = text
+	}
 	for _, m := range funcDecl.FindAllStringSubmatch(text, -1) {
 		if m[1] == "" {
 			r.funcs[m[2]] = true
