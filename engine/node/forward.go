@@ -28,16 +28,6 @@ import (
 // nodeSubject is the root of the subjects on which a node answers the others.
 func (n *Node) nodeSubject(name string) string { return n.o.Prefix + ".node." + name }
 
-// diskStalledAfter is how long an append to the local log may take before others answer in this node's place: far longer than it takes on a
-// busy disk, and well below the time after which a client asks again.
-const diskStalledAfter = 500 * time.Millisecond
-
-// diskStalled tells whether the disk stands still, so that this node applies nothing and so answers nothing.
-func (n *Node) diskStalled() bool {
-	began := n.appending.Load()
-	return began != 0 && n.clock.running()-time.Duration(began) > diskStalledAfter
-}
-
 // answersHere tells whether this node answers about a partition. It does if it follows that, unless its disk stands still and another
 // node follows the partition, too.
 func (n *Node) answersHere(p *partition) bool {
