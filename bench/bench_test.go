@@ -441,7 +441,7 @@ func TestImportJobs(t *testing.T) {
 	}
 }
 
-// takeRoom does not wait for ever for answers that were lost.
+// acquireSlot does not wait for ever for answers that were lost.
 func TestAcquireSlot(t *testing.T) {
 	room := make(chan struct{}, 1)
 	if err := acquireSlot(t.Context(), room, time.Hour); err != nil {
