@@ -261,7 +261,7 @@ func (m *Member) reopen(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
 	defer cancel()
-	_, err := openBucket(ctx, m.js, m.o)
+	_, _, err := openBucket(ctx, m.js, m.o)
 	return err
 }
 

@@ -19,39 +19,39 @@ const (
 	openTries = 200
 )
 
-// openBucket makes the bucket, or checks the existing one.
-func openBucket(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, error) {
+// openBucket makes the bucket, or checks the existing one, and says how many replicas it has.
+func openBucket(ctx context.Context, js jetstream.JetStream, o Options) (kv jetstream.KeyValue, replicas int, err error) {
 	for try := 1; ; try++ {
-		kv, err := openBucketOnce(ctx, js, o)
+		kv, replicas, err = openBucketOnce(ctx, js, o)
 		unseen := errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound)
 		if !unseen || try == openTries {
-			return kv, err
+			return kv, replicas, err
 		}
 		if err := sleep(ctx, openRetry); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 }
 
-func openBucketOnce(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, error) {
+func openBucketOnce(ctx context.Context, js jetstream.JetStream, o Options) (jetstream.KeyValue, int, error) {
 	kv, err := js.KeyValue(ctx, o.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 			Bucket: o.Bucket, Description: "Carillon: who is there, and who serves what",
-			History: 1, Storage: jetstream.FileStorage, Replicas: o.Replicas, MaxBytes: BucketMaxBytes,
+			History: 1, Storage: jetstream.FileStorage, Replicas: o.MakeReplicas, MaxBytes: BucketMaxBytes,
 		})
 		if errors.Is(err, jetstream.ErrBucketExists) { // another node was faster, and made it with other options
 			kv, err = js.KeyValue(ctx, o.Bucket)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cluster: bucket %s: %w", o.Bucket, err)
+		return nil, 0, fmt.Errorf("cluster: bucket %s: %w", o.Bucket, err)
 	}
 	status, err := kv.Status(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("cluster: bucket %s: %w", o.Bucket, err)
+		return nil, 0, fmt.Errorf("cluster: bucket %s: %w", o.Bucket, err)
 	}
-	return kv, checkBucket(status.Config(), o)
+	return kv, status.Config().Replicas, checkBucket(status.Config(), o)
 }
 
 func checkBucket(has jetstream.KeyValueConfig, o Options) error {

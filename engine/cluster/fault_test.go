@@ -214,7 +214,7 @@ func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {
 	for _, left := range []bool{false, true} {
 		o := options("d").withDefaults()
 		o.Bucket = fmt.Sprintf("lost-%t", left)
-		kv, err := openBucket(t.Context(), js, o)
+		kv, _, err := openBucket(t.Context(), js, o)
 		if err != nil {
 			t.Fatal(err)
 		}

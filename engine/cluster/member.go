@@ -24,12 +24,13 @@ var (
 
 // Member is a node that has joined. Its methods may be called from any goroutine.
 type Member struct {
-	o       Options
-	js      jetstream.JetStream
-	kv      jetstream.KeyValue
-	key     string
-	session string
-	start   time.Time // for the monotonic clock
+	o        Options
+	js       jetstream.JetStream
+	kv       jetstream.KeyValue
+	replicas int // that the bucket had
+	key      string
+	session  string
+	start    time.Time // for the monotonic clock
 
 	revision uint64                // of the member's key, as last written; used by beatLoop, and after its end by Leave
 	putAt    atomic.Int64          // when a beat was last stored, by the monotonic clock
@@ -64,12 +65,12 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 		return nil, err
 	}
 	o = o.withDefaults()
-	kv, err := openBucket(ctx, js, o)
+	kv, replicas, err := openBucket(ctx, js, o)
 	if err != nil {
 		return nil, err
 	}
 	m := &Member{
-		o: o, js: js, kv: kv, key: nodePrefix + o.Name, session: nuid.Next(), start: time.Now(),
+		o: o, js: js, kv: kv, replicas: replicas, key: nodePrefix + o.Name, session: nuid.Next(), start: time.Now(),
 		kick: make(chan struct{}, 1), renewed: make(chan struct{}, 1), views: make(chan View, 1), known: make(chan struct{}), done: make(chan struct{}),
 	}
 	m.roster = newRoster(m.session, o.Interval, o.Bound)
@@ -92,6 +93,9 @@ func Join(ctx context.Context, js jetstream.JetStream, o Options) (*Member, erro
 	}()
 	return m, nil
 }
+
+// BucketReplicas is how many replicas the bucket had when the node joined.
+func (m *Member) BucketReplicas() int { return m.replicas }
 
 // Views delivers a new view after each change of who is live, of what their beats say (except figures that change all the time, such
 // as positions), or of the placement. A view that was not received yet is replaced. The channel is closed when the member has ended.

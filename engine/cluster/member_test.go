@@ -396,11 +396,12 @@ func TestJoinsWhereTheBucketIsNew(t *testing.T) {
 func TestOptionsAreChecked(t *testing.T) {
 	for field, changes := range map[string][]func(*Options){
 		"Name": {func(o *Options) { o.Name = "a.b" }}, "Bucket": {func(o *Options) { o.Bucket = "a b" }},
-		"Replicas":   {func(o *Options) { o.Replicas = -1 }, func(o *Options) { o.Replicas = maxReplicas + 1 }},
-		"Weight":     {func(o *Options) { o.Weight = -1 }, func(o *Options) { o.Weight = MaxWeight + 1 }},
-		"Partitions": {func(o *Options) { o.Partitions = 0 }, func(o *Options) { o.Partitions = maxPartitions + 1 }},
-		"Standbys":   {func(o *Options) { o.Standbys = -2 }, func(o *Options) { o.Standbys = MaxStandbys + 1 }},
-		"Interval":   {func(o *Options) { o.Interval = -1 }}, "Bound": {func(o *Options) { o.Bound = 3*o.Interval - 1 }},
+		"Replicas":     {func(o *Options) { o.Replicas = -1 }, func(o *Options) { o.Replicas = maxReplicas + 1 }},
+		"MakeReplicas": {func(o *Options) { o.Replicas, o.MakeReplicas = 3, 1 }, func(o *Options) { o.MakeReplicas = maxReplicas + 1 }},
+		"Weight":       {func(o *Options) { o.Weight = -1 }, func(o *Options) { o.Weight = MaxWeight + 1 }},
+		"Partitions":   {func(o *Options) { o.Partitions = 0 }, func(o *Options) { o.Partitions = maxPartitions + 1 }},
+		"Standbys":     {func(o *Options) { o.Standbys = -2 }, func(o *Options) { o.Standbys = MaxStandbys + 1 }},
+		"Interval":     {func(o *Options) { o.Interval = -1 }}, "Bound": {func(o *Options) { o.Bound = 3*o.Interval - 1 }},
 		"Report": {func(o *Options) { o.Report = nil }},
 	} {
 		for _, change := range changes {

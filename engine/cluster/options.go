@@ -10,8 +10,9 @@ import (
 
 // Options of a member. Name, Partitions and Report are needed.
 type Options struct {
-	Bucket   string // default "CARILLON_NODES"
-	Replicas int    // of the bucket, default 1; an existing bucket must have at least as many
+	Bucket       string // default "CARILLON_NODES"
+	Replicas     int    // of the bucket, default 1; an existing bucket must have at least as many
+	MakeReplicas int    // of the bucket if it is made here, default Replicas
 
 	Name       string // of the node, unique in the cluster: letters, digits, - and _
 	Weight     int    // 1 to MaxWeight, default 1
@@ -45,6 +46,7 @@ var plainName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 func (o Options) withDefaults() Options {
 	o.Bucket = cmp.Or(o.Bucket, "CARILLON_NODES")
 	o.Replicas = cmp.Or(o.Replicas, 1)
+	o.MakeReplicas = cmp.Or(o.MakeReplicas, o.Replicas)
 	o.Weight = cmp.Or(o.Weight, 1)
 	o.Standbys = cmp.Or(o.Standbys, 1)
 	o.Interval = cmp.Or(o.Interval, 200*time.Millisecond)
@@ -65,6 +67,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("cluster: Name %q must be up to 64 letters, digits, - and _", o.Name)
 	case o.Replicas < 1 || o.Replicas > maxReplicas:
 		return fmt.Errorf("cluster: Replicas is %d, must be 1 to %d", o.Replicas, maxReplicas)
+	case o.MakeReplicas < o.Replicas || o.MakeReplicas > maxReplicas:
+		return fmt.Errorf("cluster: MakeReplicas is %d, must be %d to %d", o.MakeReplicas, o.Replicas, maxReplicas)
 	case o.Weight < 1 || o.Weight > MaxWeight:
 		return fmt.Errorf("cluster: Weight is %d, must be 1 to %d", o.Weight, MaxWeight)
 	case o.Partitions < 1 || o.Partitions > maxPartitions:

@@ -23,13 +23,14 @@ import (
 type leftBehindError struct {
 	at, first  uint64 // the last record here; the first one in the log stream
 	partitions int
+	replicas   int   // of the log stream; 0: not known
 	followed   []int // partitions whose jobs this node has
 	cause      error // the error that showed it, whose text is used; nil: none
 }
 
 // leftBehind makes the error for this node, whose last record is at, while the log stream begins at first.
 func (n *Node) leftBehind(at, first uint64, cause error) error {
-	e := &leftBehindError{at: at, first: first, partitions: n.layout.Partitions, cause: cause}
+	e := &leftBehindError{at: at, first: first, partitions: n.layout.Partitions, replicas: n.streams.Log.Replicas(), cause: cause}
 	for _, p := range n.followed() {
 		if at > 0 {
 			e.followed = append(e.followed, p.number)
@@ -68,7 +69,7 @@ func resetData(ctx context.Context, o Options, behind *leftBehindError) (err err
 		return err
 	}
 	m, err := cluster.Join(ctx, js, cluster.Options{
-		Bucket: nodesBucket(o.Stream), Replicas: o.Replicas, Name: o.Name, Zone: o.Zone, Version: Version(),
+		Bucket: nodesBucket(o.Stream), Replicas: o.Replicas, MakeReplicas: behind.replicas, Name: o.Name, Zone: o.Zone, Version: Version(),
 		Partitions: behind.partitions, Standbys: o.Standbys, Report: func() cluster.Report { return cluster.Report{Draining: true, Needs: behind.at} },
 	})
 	if err != nil {

@@ -97,6 +97,11 @@ func TestResetWaitsForNATS(t *testing.T) {
 	if _, err := os.Stat(jobs); err != nil {
 		t.Errorf("it has given up what nobody else has: %v", err)
 	}
+	replicated, fresh := *behind, o
+	replicated.replicas, fresh.Stream = 3, "FRESH" // the nodes' bucket is made with as many replicas as the log stream has
+	if err := resetData(t.Context(), fresh, &replicated); !strings.Contains(err.Error(), "replicas > 1 not supported") {
+		t.Errorf("the bucket is made with fewer replicas than the log has: %v", err)
+	}
 	// With another node, which does not follow the partition either, it waits for longer than NATS takes to shut down.
 	nc, err := nats.Connect(ns.ClientURL())
 	if err != nil {

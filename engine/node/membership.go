@@ -62,7 +62,7 @@ func (n *Node) requiredRights() streams.Rights {
 func (n *Node) memberOptions() cluster.Options {
 	var membership limitedLog // there may be trouble with every beat
 	return cluster.Options{
-		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
+		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, MakeReplicas: n.streams.Log.Replicas(), Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
 		OnError: func(err error) {
 			membership.warn(n.log, "error of this node's membership; trying again", "error", err)
@@ -83,6 +83,11 @@ func (n *Node) join(ctx context.Context) {
 		}
 		if err != nil {
 			j.err = fmt.Errorf("node: %w", err)
+			return
+		}
+		if has, log := j.member.BucketReplicas(), n.streams.Log.Replicas(); has < log {
+			n.log.Warn("the nodes' bucket has fewer replicas than the log stream, so it is lost sooner", "replicas", has, "log", log,
+				"change_it_with", fmt.Sprintf("nats stream edit %s --replicas %d", nodesStream(n.o.Stream), log))
 		}
 	})
 }

@@ -62,11 +62,36 @@ func TestReplicated(t *testing.T) {
 	unbroken(t, nc, c)
 	r.stop(t)
 
-	// If they have more replicas than are asked for, the log says so.
+	// If they have more replicas than are asked for, the log says so, and if the nodes' bucket has fewer. A bucket that is made then gets
+	// as many as they have.
+	bucket, err := js.Stream(t.Context(), "KV_CARILLON_NODES")
+	if err != nil {
+		t.Fatal(err)
+	}
+	single := bucket.CachedInfo().Config
+	single.Replicas = 1
+	if _, err := js.UpdateStream(t.Context(), single); err != nil {
+		t.Fatal(err)
+	}
 	o.Replicas = 1
 	r = run(t, o)
-	if want := `msg="the streams have more replicas than are asked for, and keep them" replicas=3 asked_for=1`; !strings.Contains(r.log.String(), want) {
-		t.Errorf("the log does not say %s", want)
+	for _, want := range []string{
+		`msg="the streams have more replicas than are asked for, and keep them" replicas=3 asked_for=1`,
+		`"nats stream edit KV_CARILLON_NODES --replicas 3"`,
+	} {
+		if !strings.Contains(r.log.String(), want) {
+			t.Errorf("the log does not say %s", want)
+		}
+	}
+	if err := js.DeleteStream(t.Context(), "KV_CARILLON_NODES"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the nodes' bucket is made anew", func() bool {
+		bucket, err = js.Stream(t.Context(), "KV_CARILLON_NODES")
+		return err == nil
+	})
+	if got := bucket.CachedInfo().Config.Replicas; got != 3 {
+		t.Errorf("the bucket is made anew with %d replicas", got)
 	}
 	r.stop(t)
 

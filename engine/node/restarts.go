@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/nats-io/nats.go"
@@ -37,7 +38,8 @@ func (n *Node) unreachable(err error) error {
 	return unreachable(err)
 }
 
-// unreachable marks err as errUnreachable if it says that NATS cannot be reached, or that JetStream has no leader just now.
+// unreachable marks err as errUnreachable if it says that NATS cannot be reached, or that JetStream has no leader just now, or too few
+// servers for a stream's replicas while one is away.
 func unreachable(err error) error {
 	var network *net.OpError // not net.Error: file errors would match that too, because syscall.Errno has its methods
 	var refused *jetstream.APIError
@@ -52,7 +54,8 @@ func unreachable(err error) error {
 			return fmt.Errorf("%w: %w", errUnreachable, err)
 		}
 	}
-	if errors.As(err, &network) || errors.As(err, &refused) && refused.Code == http.StatusServiceUnavailable {
+	if errors.As(err, &network) || errors.As(err, &refused) &&
+		(refused.Code == http.StatusServiceUnavailable || refused.ErrorCode == noPeers && strings.Contains(refused.Description, "peer offline")) {
 		return fmt.Errorf("%w: %w", errUnreachable, err)
 	}
 	return err

@@ -23,13 +23,15 @@ func TestUnreachable(t *testing.T) {
 		unknown,
 		servers.ErrNotAccepting,
 		nats.ErrNoServers, jetstream.ErrNoStreamResponse, &jetstream.APIError{Code: 503, ErrorCode: 10008}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
+		&jetstream.APIError{Code: 400, ErrorCode: noPeers, Description: "no suitable peers for placement, peer offline"},
 	} {
 		if !errors.Is(unreachable(fmt.Errorf("cluster: join: %w", err)), errUnreachable) {
 			t.Errorf("%v is for good", err)
 		}
 	}
 	for _, err := range []error{
-		jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052}, syscall.ENOSPC,
+		jetstream.ErrStreamNotFound, &jetstream.APIError{Code: 400, ErrorCode: 10052},
+		&jetstream.APIError{Code: 400, ErrorCode: noPeers, Description: "no suitable peers for placement, insufficient storage"}, syscall.ENOSPC,
 		&net.OpError{Op: "remote error", Err: tls.AlertError(116)}, // a certificate is required
 	} {
 		if errors.Is(unreachable(err), errUnreachable) {
