@@ -62,6 +62,7 @@ type replies struct {
 	told      []outcome       // to be passed on by run
 	wake      chan struct{}   // notified when there is a first outcome to pass on, or a first deadline
 	over      bool            // run has ended, or is about to
+	ended     chan struct{}   // closed with over
 }
 
 type replyDeadline struct {
@@ -103,7 +104,7 @@ func (r *replies) init() {
 	for i := range r.early {
 		r.early[i].ring = make([]earlyOutcome, 2*maxCalls) // more than the commands that can be in progress
 	}
-	r.wake = make(chan struct{}, 1)
+	r.wake, r.ended = make(chan struct{}, 1), make(chan struct{})
 }
 
 // expected tells whether a command of this node is in progress.
@@ -208,6 +209,7 @@ func (r *replies) run(ctx context.Context) {
 			late = nil
 		case <-ctx.Done():
 			over = true
+			close(r.ended)
 		}
 		r.mu.Lock()
 		r.expire(over)
@@ -306,6 +308,8 @@ func (n *Node) sendRecord(subject, request string, body []byte, done func(reply)
 		select {
 		case <-freed:
 			send()
+		case <-n.replies.ended:
+			n.replies.failed(done, refused(carillon.CodeUnavailable, "the engine stops; nothing was done"))
 		case <-patience.C:
 			n.replies.failed(done, refused(carillon.CodeLimitExceeded, "the log is nearly full; nothing was done"))
 		}

@@ -6,10 +6,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
@@ -144,6 +146,28 @@ func TestRepliesInVain(t *testing.T) {
 	inVain(<-a.told, "stops")
 	a.failed(a.done, notTaken(errors.New("lost")))
 	inVain(<-a.told, "lost")
+}
+
+// A request that waits for room in the log does not wait any more once the engine stops.
+func TestWaitForRoomEndsWithTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{}
+		n.replies.init()
+		n.logUsage.update(streams.Info{Bytes: 100, MaxBytes: 100}, 0)
+		ctx, stop := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		work.Go(func() { n.replies.run(ctx) })
+		told := make(chan reply, 1)
+		n.submit(carillon.VerbDelete, "j", "", nil, func(r reply) { told <- r })
+		synctest.Wait()
+		stopped := time.Now()
+		stop()
+		r := <-told
+		if waited := time.Since(stopped); waited > 0 || !errors.Is(r.err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+			t.Errorf("it waits for %s more, and is told: %v", waited, r.err)
+		}
+		work.Wait()
+	})
 }
 
 // The more commands are under way, the longer a commit waits for them: not at all for a few, and never for long.
