@@ -14,7 +14,7 @@
 //   - On a timer: tend.go (what is done and when), durable.go (syncs of the outputs), disk.go (how much room is left), checkpoints.go and
 //     trim.go (when the job table is written, and the log cut) with rest.go (how little of a core that takes), log_usage.go (keeps the log
 //     stream from becoming full), residence.go (which jobs are in memory), pause_meter.go (how long a partition is held up by such work),
-//     edited_streams.go and failed_streams.go (streams that were edited, or could not be written).
+//     edited_streams.go, failed_streams.go and missing_outputs.go (streams that were edited, could not be written, or lack outputs).
 //   - Requests: api.go, command.go with congestion.go (how many are admitted), preview.go, selection.go, tenant.go, import.go and
 //     replies.go (how commands get into the log, and their answers), list.go, read_ahead.go and table.go (reads of jobs on disk,
 //     without and with the partition's lock), status.go and nodes.go, version.go, http.go, meters.go, limited_log.go (few log lines

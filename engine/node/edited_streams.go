@@ -36,12 +36,14 @@ func (s *editedStreams) problems() (list []string) {
 	return list
 }
 
-// checkOutputStream looks at the next output stream.
+// checkOutputStream looks at the next output stream: whether it was edited, and whether outputs are missing from its middle.
 func (n *Node) checkOutputStream(ctx context.Context) error {
-	out := n.streams.Out[n.editedStreams.next]
-	n.editedStreams.next = (n.editedStreams.next + 1) % len(n.streams.Out)
+	p := n.partitions[n.editedStreams.next]
+	n.editedStreams.next = (n.editedStreams.next + 1) % len(n.partitions)
+	out := n.streams.Out[p.number]
 	if info, err := out.Info(ctx); err == nil {
 		n.editedStreams.note(out.Name(), info.Mismatch)
+		n.checkHoles(ctx, p, info)
 	}
 	return nil
 }

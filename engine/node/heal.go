@@ -30,7 +30,7 @@ func (n *Node) heal(ctx context.Context) error {
 		}
 	}
 	n.head.Store(info.Last)
-	if missing := info.Last + 1 - info.First - info.Messages; info.Messages > 0 && missing > 0 {
+	if missing := info.Gone(); missing > 0 {
 		n.log.Warn("records are missing from the middle of the log stream", "missing", missing, "first", info.First, "last", info.Last)
 	}
 	if n.server == nil && info.First > n.applied.Load()+1 && !n.acceptsAll(len(n.partitions)) {

@@ -145,6 +145,16 @@ func (m *meters) addGauges(running func() *Node) {
 		}
 		return foreign
 	})
+	gauge("carillon_outputs_missing", func(n *Node) (missing float64) {
+		for _, p := range n.partitions {
+			p.out.Lock()
+			if p.serving {
+				missing += float64(p.missing.outputs)
+			}
+			p.out.Unlock()
+		}
+		return missing
+	})
 }
 
 // loadedAhead is how far ahead of now all jobs that come due are in memory, in the partition where that is least. It is at most

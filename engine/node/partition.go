@@ -42,8 +42,9 @@ type partition struct {
 	settling  engine.Acked // stored; durable once the next sync has ended (syncOutputs)
 	foreign   uint64       // foreign messages found in the output stream
 	counted   uint64       // the stream's sequence up to which those were counted
-	marker    uint64       // the output that marks an accepted loss, or one before it
-	resyncing bool         // a goroutine waits for late answers, or resumes the chain
+	missing   missingOutputs
+	marker    uint64 // the output that marks an accepted loss, or one before it
+	resyncing bool   // a goroutine waits for late answers, or resumes the chain
 	overdue   overdue
 	leader    streams.Leader // of the stream when it was last asked for its end
 	lostSince time.Time      // when the chain was lost; zero once it publishes again

@@ -50,6 +50,48 @@ func (o *OutStream) Last(ctx context.Context) (info Info, m *Message, err error)
 	return info, &a.m, nil
 }
 
+// Holes are the sequences of a stream whose messages are gone although there are messages before them.
+type Holes struct {
+	First, Last uint64 // of the stream
+	Middle      []Hole // between two messages, ascending
+	AtEnd       uint64 // how many are gone behind the last message
+}
+
+// Hole is a run of sequences without messages.
+type Hole struct{ First, Last uint64 }
+
+// Messages is how many messages the stream has.
+func (h *Holes) Messages() uint64 {
+	n := h.Last + 1 - h.First - h.AtEnd
+	for _, m := range h.Middle {
+		n -= m.Size()
+	}
+	return n
+}
+
+// Size is how many sequences these are.
+func (h Hole) Size() uint64 { return h.Last + 1 - h.First }
+
+// Holes asks for the stream's holes. Errors: Info's.
+func (o *OutStream) Holes(ctx context.Context) (h Holes, err error) {
+	g, err := o.gaps(ctx)
+	if err != nil {
+		return Holes{}, err
+	}
+	h.First, h.Last = g.first, g.last
+	for _, seq := range g.deleted {
+		if k := len(h.Middle) - 1; k >= 0 && h.Middle[k].Last+1 == seq {
+			h.Middle[k].Last = seq
+		} else {
+			h.Middle = append(h.Middle, Hole{seq, seq})
+		}
+	}
+	if k := len(h.Middle) - 1; k >= 0 && h.Middle[k].Last == h.Last {
+		h.Middle, h.AtEnd = h.Middle[:k], h.Middle[k].Size()
+	}
+	return h, nil
+}
+
 // Chained is one message of a chain. PublishChained keeps none of its bytes.
 type Chained struct {
 	Subject    []byte

@@ -51,6 +51,14 @@ func (l Leader) Same(o Leader) bool {
 	return l.Name == o.Name && (l.Since == o.Since || l.Since == "" || o.Since == "")
 }
 
+// Gone is how many messages between the first and the last are gone, those at the end included; 0 if the stream has none at all.
+func (i *Info) Gone() uint64 {
+	if i.Messages == 0 {
+		return 0
+	}
+	return i.Last + 1 - i.First - i.Messages
+}
+
 // before is the greatest sequence up to which the stream has nothing.
 func (i *Info) before() uint64 { return i.First - min(i.First, 1) }
 
