@@ -225,8 +225,8 @@ func (h *healer) append(subject string, body []byte) {
 // both should have; last is the last one of the local log. Error: a streams.DiffersError if the records differ.
 func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) error {
 	data, err := n.local.Get(at)
-	if errors.Is(err, wal.ErrNotFound) {
-		return nil // truncated behind a checkpoint: nothing to compare with
+	if errors.Is(err, wal.ErrNotFound) { // truncated behind a checkpoint
+		return n.expectOlder(ctx, at)
 	}
 	if err != nil {
 		return err
@@ -245,23 +245,60 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	case err != nil:
 		return err
 	}
-	stored, ours := record(&m), local.Time
-	if healed, ok := n.layout.Healed(&local); ok && healed.Seq == at {
-		ours = healed.Time
-	}
-	theirs := stored.Time
-	if healed, ok := n.layout.Healed(&stored); ok && healed.Seq == at {
-		theirs = healed.Time
-	} else if stored.Subject == n.layout.LogSubject(engine.AllPartitions, "heal") && len(stored.Data) == 0 {
-		theirs = ours // it keeps the place of a record that was too large to be put back, so there is nothing to compare
-	}
-	if ours != theirs {
+	stored := record(&m)
+	if !n.isPlaceholder(&stored) && n.firstStored(&stored) != n.firstStored(&local) {
 		return &streams.DiffersError{At: streams.Position{Seq: at, Time: time.Unix(0, local.Time)}, Found: m.Time}
 	}
 	if at == last {
 		n.appliedAt = m.Time
 	}
 	return nil
+}
+
+// expectOlder compares a log stream that ends at a sequence with a local log that begins behind that. The stream may be an older copy. But
+// its last record must not be younger than the first of the local log: then it was written to since, or is another service's, and to heal
+// it would remove commands that were accepted.
+func (n *Node) expectOlder(ctx context.Context, at uint64) error {
+	first := n.local.First()
+	if first <= at {
+		return nil
+	}
+	data, err := n.local.Get(first)
+	if err != nil {
+		return err
+	}
+	local, err := decodeRecord(wal.Record{Seq: first, Data: data})
+	if err != nil {
+		return err
+	}
+	m, err := n.streams.Log.Get(ctx, at)
+	if errors.Is(err, streams.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	stored := record(&m)
+	if n.isPlaceholder(&stored) {
+		return nil
+	}
+	if n.firstStored(&stored) > n.firstStored(&local) {
+		return &streams.DiffersError{At: streams.Position{Seq: at}, Found: m.Time}
+	}
+	return nil
+}
+
+// firstStored is when a stream first stored a record at its sequence, ns. A record that was put back has a later time itself.
+func (n *Node) firstStored(r *engine.Record) int64 {
+	if healed, ok := n.layout.Healed(r); ok && healed.Seq == r.Seq {
+		return healed.Time
+	}
+	return r.Time
+}
+
+// isPlaceholder tells whether a record only keeps the place of one that could not be put back.
+func (n *Node) isPlaceholder(r *engine.Record) bool {
+	return r.Subject == n.layout.LogSubject(engine.AllPartitions, "heal") && len(r.Data) == 0
 }
 
 // healHoles appends the records that the stream lost although it still has their sequences. They cannot get these back, so they are

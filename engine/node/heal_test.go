@@ -1,0 +1,72 @@
+package node
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// A log stream that ends before the local log begins may be an older copy, and is healed. It is none if its last record is younger than
+// the first of the local log.
+func TestStreamEndsBeforeTheLocalLog(t *testing.T) {
+	_, s := openStreams(t)
+	began := time.Now().UnixNano()
+	later := began + int64(time.Hour)
+	plain := func(at int64) func(uint64) engine.Record {
+		return func(seq uint64) engine.Record {
+			return engine.Record{Seq: seq, Time: at, Subject: "carillon.log.0.put.j"}
+		}
+	}
+	heal := func(of engine.Record, at int64) func(uint64) engine.Record {
+		return func(seq uint64) engine.Record {
+			if of.Seq == 0 {
+				of.Seq = seq
+			}
+			return engine.Record{Seq: seq, Time: at, Subject: "carillon.log._.heal", Data: engine.EncodeHeal(&of)}
+		}
+	}
+	placeholder := func(seq uint64) engine.Record { return engine.Record{Seq: seq, Subject: "carillon.log._.heal"} }
+	for i, c := range []struct {
+		what         string
+		theirs, ours func(seq uint64) engine.Record // the last record of the stream, and the first of the local log
+		differ       bool
+	}{
+		{"an older copy", plain(0), plain(later), false},
+		{"a stream that was written to since", plain(0), plain(began), true},
+		{"one that was put back in part", heal(engine.Record{Time: began - 1}, 0), plain(began), false},
+		{"a younger one that was put back", heal(engine.Record{Time: began + 1}, 0), plain(began), true},
+		{"both are put back", heal(engine.Record{Time: began - 1}, 0), heal(engine.Record{Time: began}, later), false},
+		{"the place of a record that was too large to be put back", placeholder, plain(began), false},
+		{"a hole that was filled at the end", plain(0), heal(engine.Record{Seq: 1, Time: began - 1}, later), false},
+	} {
+		at := uint64(i + 1)
+		r := c.theirs(at)
+		if _, err := s.Log.Publish(t.Context(), r.Subject, nil, r.Data); err != nil {
+			t.Fatal(err)
+		}
+		store, err := wal.OpenStore(wal.Options{Dir: "log", FS: vfs.NewMem()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		r = c.ours(at + 5)
+		if err := store.Log().Append([]wal.Record{{Seq: r.Seq, Data: engine.AppendRecord(nil, &r)}}); err != nil {
+			t.Fatal(err)
+		}
+		n := &Node{local: store.Log(), streams: s, layout: engine.Layout{Prefix: "carillon", Partitions: 1}}
+		info, err := s.Log.Info(t.Context())
+		if err != nil || info.Last != at {
+			t.Fatalf("%+v, %v", info, err)
+		}
+		var differs *streams.DiffersError
+		if err := n.compare(t.Context(), at, r.Seq, info); errors.As(err, &differs) != c.differ || !c.differ && err != nil {
+			t.Errorf("%s: %v, another one is %t", c.what, err, c.differ)
+		}
+	}
+}
