@@ -257,12 +257,24 @@ func (d *Dir) Lock(context.Context) (Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dirLock{c}, nil
+	return dirLock{c, d}, nil
 }
 
-type dirLock struct{ io.Closer }
+type dirLock struct {
+	io.Closer
+	dir *Dir
+}
 
-func (l dirLock) Check(context.Context) error   { return nil }
+// Check returns ErrLocked if the lock's file is gone: somebody has moved, emptied or unmounted the directory, and the blocks with it.
+func (l dirLock) Check(context.Context) error {
+	file := l.dir.Path(lockFile)
+	_, err := l.dir.fs.Stat(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: lost the lock, %s is gone", ErrLocked, file)
+	}
+	return err
+}
+
 func (l dirLock) Release(context.Context) error { return l.Close() }
 
 // lockPath's errors: ErrLocked.

@@ -395,6 +395,34 @@ func TestLockIsLost(t *testing.T) {
 	}
 }
 
+// If somebody moves or empties the directory during a save, no snapshot is saved: its blocks are not all in one place.
+func TestDirectoryIsMovedAtSave(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	target := OpenDir(mem, "archive")
+	fixture(t, mem, target, 60)
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	defer func() { must(t, store.Close()) }()
+	for what, move := range map[string]func() error{
+		"moved":   func() error { return mem.Rename("archive", "moved") },
+		"emptied": func() error { return mem.RemoveAll("archive") },
+	} {
+		_, err = Save(ctx, table, target, SaveOptions{Partitions: 2, sizes: smallSizes, Progress: func(p Progress) {
+			if p.Blocks == 3 {
+				must(t, move())
+			}
+		}})
+		if !errors.Is(err, ErrLocked) {
+			t.Errorf("%s: %v", what, err)
+		}
+		_, err = Save(ctx, table, target, SaveOptions{Partitions: 2, sizes: smallSizes})
+		must(t, err)
+		if v, err := clean(target); err != nil || v.Snapshots != 1 {
+			t.Errorf("%s, and saved again: %+v, %v", what, v, err)
+		}
+	}
+}
+
 // A save that is given up while NATS is away, as by an engine that stops, does not wait for NATS until the lock has ended by itself.
 func TestBucketLockIsLeft(t *testing.T) {
 	ctx, giveUp := context.WithCancel(t.Context())
