@@ -793,8 +793,8 @@ func (p pruning) Get(ctx context.Context, name string) ([]byte, error) {
 	return p.Target.Get(ctx, name)
 }
 
-// Snapshots that a prune drops while they are verified are not damaged: they are gone.
-func TestVerifyWhilePruned(t *testing.T) {
+// Snapshots that a prune drops while they are verified or restored are not damaged: they are gone.
+func TestReadWhilePruned(t *testing.T) {
 	ctx, mem := t.Context(), vfs.NewMem()
 	target := OpenDir(mem, "archive")
 	fixture(t, mem, target, 60)
@@ -827,6 +827,16 @@ func TestVerifyWhilePruned(t *testing.T) {
 	})}
 	if _, err := Verify(ctx, while, []string{m.ID}, nil); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "pruned meanwhile") {
 		t.Errorf("of one that was asked for: %v", err)
+	}
+	// So it is for a restore.
+	again := OpenDir(mem, "again")
+	fixture(t, vfs.NewMem(), again, 60)
+	while = pruning{again, sync.OnceFunc(func() {
+		_, err := Prune(ctx, again, PruneOptions{Drop: []string{m.ID}})
+		must(t, err)
+	})}
+	if _, err := Restore(ctx, while, m.ID, "new", RestoreOptions{FS: mem}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "pruned meanwhile") {
+		t.Errorf("of one that is restored: %v", err)
 	}
 	must(t, store.Close())
 }

@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -343,7 +344,7 @@ func (r *restorer) read(ctx context.Context, s *stream) error {
 		b := &s.room.Blocks[i]
 		raw, info, err := fetch(ctx, r.target, b)
 		if err != nil {
-			return err
+			return cmp.Or(r.pruned(ctx, err), err)
 		}
 		if err := c.take(b, info); err != nil {
 			return damaged(file, 0, "partition %d, room %q, block %s: %v", s.partition, s.room.Room, b.Sum, err)
@@ -359,6 +360,16 @@ func (r *restorer) read(ctx context.Context, s *stream) error {
 	}
 	if err := c.end(s.room); err != nil {
 		return damaged(file, 0, "partition %d, room %q: %v", s.partition, s.room.Room, err)
+	}
+	return nil
+}
+
+// pruned returns ErrNotFound if a block is missing because the snapshot was pruned meanwhile: a prune does not wait for readers.
+func (r *restorer) pruned(ctx context.Context, err error) error {
+	if errors.Is(err, wal.ErrCorrupt) {
+		if _, err := get(ctx, r.target, r.manifest.ID); errors.Is(err, ErrNotFound) {
+			return prunedMeanwhile(r.manifest.ID)
+		}
 	}
 	return nil
 }

@@ -195,7 +195,7 @@ func (v *verifier) pruned(ctx context.Context, named bool) error {
 			_, err := get(ctx, v.target, id)
 			if gone[id] = errors.Is(err, ErrNotFound); gone[id] {
 				if named {
-					return fmt.Errorf("%w: snapshot %s was pruned meanwhile", ErrNotFound, id)
+					return prunedMeanwhile(id)
 				}
 				v.found.Snapshots--
 			}
@@ -207,6 +207,10 @@ func (v *verifier) pruned(ctx context.Context, named bool) error {
 	}
 	v.found.Problems = slices.DeleteFunc(v.found.Problems, func(p Problem) bool { return len(p.Snapshots) == 0 })
 	return nil
+}
+
+func prunedMeanwhile(id string) error {
+	return fmt.Errorf("%w: snapshot %s was pruned meanwhile", ErrNotFound, id)
 }
 
 // compare checks that a manifest describes its blocks correctly, and that the keys of each room ascend.
