@@ -66,6 +66,25 @@ func TestReplicatedChain(t *testing.T) {
 	if seen != 2*n {
 		t.Errorf("%d messages, want %d", seen, 2*n)
 	}
+
+	// Somebody who changes the number of replicas edits one stream after the other. As many as are asked for are enough in each.
+	st, err := js.Stream(t.Context(), "CARILLON_OUT_0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	single := st.CachedInfo().Config
+	single.Replicas = 1
+	if _, err := js.UpdateStream(t.Context(), single); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(t.Context(), nc, Config{})
+	if err != nil {
+		t.Fatalf("one replica is asked for: %v", err)
+	}
+	defer again.Close()
+	if info, err := again.Out[0].Info(t.Context()); err != nil || info.Mismatch != "" || info.Replicas != 1 {
+		t.Errorf("%+v, %v", info, err)
+	}
 }
 
 // chainAll sends numbers in windows, as a publisher does, and returns the last sequence. After a window with an error

@@ -232,15 +232,15 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := given.updateLimits(ctx, js, got, given.LogMaxBytes, 0); err != nil {
 		return nil, err
 	}
+	least := cfg                // of an existing stream
 	cfg.Replicas = got.Replicas // output streams that are made now get as many
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
-		want := cfg.outConfig(p)
-		got, err := cfg.ensure(ctx, js, want)
+		got, err := cfg.ensure(ctx, js, cfg.outConfig(p))
 		if err != nil {
 			return nil, err
 		}
-		if err := check(got, want); err != nil {
+		if err := check(got, least.outConfig(p)); err != nil {
 			return nil, err
 		}
 		if err := given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge); err != nil {
@@ -253,9 +253,9 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		return nil, err
 	}
 	of := func(want jetstream.StreamConfig) stream { return stream{nc: nc, name: want.Name, want: &want} }
-	s := &Streams{Log: &Log{stream: of(cfg.logConfig()), acks: acks, cfg: cfg}, acks: acks, sender: &sender{acks: acks, wire: cfg.Wire}, need: need}
+	s := &Streams{Log: &Log{stream: of(least.logConfig()), acks: acks, cfg: cfg}, acks: acks, sender: &sender{acks: acks, wire: cfg.Wire}, need: need}
 	for p := range cfg.Partitions {
-		s.Out = append(s.Out, &OutStream{stream: of(cfg.outConfig(p)), sender: s.sender})
+		s.Out = append(s.Out, &OutStream{stream: of(least.outConfig(p)), sender: s.sender})
 	}
 	return s, nil
 }
