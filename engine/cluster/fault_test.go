@@ -205,6 +205,32 @@ func TestBucketDeleted(t *testing.T) {
 	}
 }
 
+// If somebody purges the placement, which no watch shows, it is made again from the one that the members remember.
+func TestPlacementPurged(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	a, b, c := h.join("a"), h.join("b"), h.join("c")
+	before := a.placedFor("a", "b", "c")
+	b.placedFor("a", "b", "c")
+	stream, err := a.js.Stream(t.Context(), "KV_"+a.o.Bucket)
+	if err == nil {
+		err = stream.Purge(t.Context(), jetstream.WithPurgeSubject("$KV."+a.o.Bucket+"."+placementKey))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	after := a.placedFor("a", "b")
+	for _, p := range moves(before.Placement, after.Placement) {
+		if owner := before.Placement[p].Owner; owner != "c" {
+			t.Errorf("partition %d moved from %s", p, owner)
+		}
+	}
+	b.placedFor("a", "b")
+}
+
 // A member that joins when a bucket was just made anew, and finds the placement but not yet the keys of those it was made for, gives
 // them a bound to write these. A member whose key was removed has left, and is not waited for.
 func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {

@@ -78,7 +78,10 @@ func (m *Member) writePlacement(ctx context.Context, p storedPlacement, behind u
 	} else {
 		revision, err = m.kv.Update(ctx, placementKey, data, behind)
 	}
-	if conflict(err) { // the watch will show what was written instead, or that the bucket is another one
+	if conflict(err) { // the watch will show what was written instead, or that the bucket is another one, but not that the key was purged
+		if _, err := m.kv.Get(ctx, placementKey); errors.Is(err, jetstream.ErrKeyNotFound) {
+			m.rewatch()
+		}
 		return nil
 	}
 	if err != nil {

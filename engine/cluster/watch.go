@@ -44,7 +44,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-m.renewed:
-			return errors.New("the bucket was made anew")
+			return errors.New("the bucket was made anew, or keys were purged from it")
 		case <-ticker.C:
 			if m.unheard() > m.o.Bound {
 				return errors.New("own beats do not come back")
