@@ -166,7 +166,8 @@ func (m *Member) checkPartitions(ctx context.Context) error {
 		return fmt.Errorf("cluster: %w", err)
 	}
 	if p, err := parsePlacement(e.Value()); err == nil && len(p.Assignments) != m.o.Partitions {
-		return fmt.Errorf("%w: bucket %s is of %d, this node has %d", ErrPartitions, m.o.Bucket, len(p.Assignments), m.o.Partitions)
+		return fmt.Errorf("%w: bucket %s is of %d, this node has %d; if the engines of that service are gone for good: nats stream rm KV_%s",
+			ErrPartitions, m.o.Bucket, len(p.Assignments), m.o.Partitions, m.o.Bucket)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -349,7 +350,7 @@ func TestBucketIsChecked(t *testing.T) {
 	}
 	o = options("b")
 	o.Partitions = 16
-	if _, err := Join(t.Context(), js, o); !errors.Is(err, ErrPartitions) {
+	if _, err := Join(t.Context(), js, o); !errors.Is(err, ErrPartitions) || !strings.Contains(err.Error(), "nats stream rm KV_"+a.o.Bucket) {
 		t.Errorf("16 partitions in a cluster with 8: %v", err)
 	}
 }
