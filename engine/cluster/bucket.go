@@ -55,14 +55,30 @@ func openBucketOnce(ctx context.Context, js jetstream.JetStream, o Options) (jet
 }
 
 func checkBucket(has jetstream.KeyValueConfig, o Options) error {
-	switch {
-	case has.Replicas < o.Replicas:
-		return fmt.Errorf("%w: %s has %d replicas, %d are asked for; change it with: nats stream edit KV_%s --replicas %d",
-			ErrBucket, o.Bucket, has.Replicas, o.Replicas, o.Bucket, o.Replicas)
-	case has.TTL != 0:
-		return fmt.Errorf("%w: %s forgets keys after %s; the placement must stay", ErrBucket, o.Bucket, has.TTL)
-	case has.Storage != jetstream.FileStorage:
-		return fmt.Errorf("%w: %s is in memory; the placement must survive a restart of the servers", ErrBucket, o.Bucket)
+	if wrong := bucketMismatch(has, o); wrong != "" {
+		return fmt.Errorf("%w: %s %s", ErrBucket, o.Bucket, wrong)
 	}
 	return nil
+}
+
+// bucketMismatch says what is wrong with the bucket; "" if nothing is.
+func bucketMismatch(has jetstream.KeyValueConfig, o Options) string {
+	switch {
+	case has.Replicas < o.Replicas:
+		return fmt.Sprintf("has %d replicas, %d are asked for; change it with: nats stream edit KV_%s --replicas %d", has.Replicas, o.Replicas, o.Bucket, o.Replicas)
+	case has.TTL != 0:
+		return fmt.Sprintf("forgets keys after %s; the placement must stay", has.TTL)
+	case has.Storage != jetstream.FileStorage:
+		return "is in memory; the placement must survive a restart of the servers"
+	}
+	return ""
+}
+
+// BucketMismatch says why Join would refuse the bucket now, because somebody edited it; "" if it would not. Errors: what JetStream answers.
+func (m *Member) BucketMismatch(ctx context.Context) (string, error) {
+	status, err := m.kv.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	return bucketMismatch(status.Config(), m.o), nil
 }

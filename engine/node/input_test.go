@@ -357,6 +357,9 @@ func TestEditedStreams(t *testing.T) {
 		{"KV_CARILLON_NODES", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 }, []string{
 			"so others are not known to be gone and not taken over from: cluster: beat: nats: nats: API error: code=400 err_code=10054",
 		}},
+		{"KV_CARILLON_NODES", func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }, []string{
+			"stream KV_CARILLON_NODES was edited: forgets keys after 1h0m0s; the placement must stay",
+		}},
 	} {
 		stream, err := js.Stream(t.Context(), c.stream)
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 // missingOutputs is what is known of the holes in one output stream.
 type missingOutputs struct {
 	gone    uint64 // messages that were gone when the holes were looked at
-	outputs uint64 // how many of these were outputs, at the least
+	outputs uint64 // how many of these were outputs then, at the least; not more than gone
 }
 
 // holesMost bounds the holes that are looked at. Damage makes one for each block, but a purge of a subject may make very many.

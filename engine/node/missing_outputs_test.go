@@ -62,8 +62,8 @@ func TestMissingOutputsAreTold(t *testing.T) {
 		t.Helper()
 		log.Reset()
 		p.chain.Resume(last, output, nil)
-		for range 2 {
-			if err := n.checkOutputStream(context.Background()); err != nil {
+		for range 4 { // two looks at the stream; there is no bucket of nodes
+			if err := n.checkNextStream(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -20,7 +20,7 @@ func (n *Node) tend(ctx context.Context) {
 	}
 	n.work.Go(func() { n.every(ctx, time.Second, n.watch) })
 	n.work.Go(func() { n.every(ctx, time.Second, n.watchDisk) })
-	n.work.Go(func() { n.every(ctx, time.Second, n.checkOutputStream) })
+	n.work.Go(func() { n.every(ctx, time.Second, n.checkNextStream) })
 	n.work.Go(func() { n.every(ctx, checkpointPoll, n.checkpoints) })
 	n.work.Go(func() { n.every(ctx, residencePoll, n.loadAndEvict) })
 }
