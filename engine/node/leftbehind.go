@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -125,6 +126,9 @@ func (e *leftBehindError) unfollowed(v cluster.View) string {
 	return "any partition"
 }
 
+// stores are the folders of the data directory that removeStores removes, in this order: without the log, the jobs do no harm.
+var stores = [...]string{"log", "jobs"}
+
 // removeStores removes the stores from a data directory. If it is interrupted, the stores are still there, or so little of them that the
 // next start is left behind again.
 func removeStores(o Options) error {
@@ -132,17 +136,70 @@ func removeStores(o Options) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o750)); err != nil {
 		return err
 	}
-	// Each store is renamed, which is one step: a store of which only a part was removed could not be opened.
-	for _, store := range []string{"log", "jobs"} {
-		err := os.Rename(filepath.Join(o.Data, store), filepath.Join(dir, store))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+	for _, store := range stores {
+		err := putAside(o.Data, store)
+		if err == nil {
+			err = syncDir(o.Data) // before the next store
 		}
-		if err := syncDir(o.Data); err != nil { // before the next rename. The log goes first: without it the jobs do no harm
+		if err != nil {
 			return err
 		}
 	}
-	return errors.Join(os.RemoveAll(dir), syncDir(o.Data))
+	return finishRemoval(o.Data)
+}
+
+// putAside renames a store, which is one step: a store of which only a part was removed could not be opened. A store that is a mount of its
+// own, or a link to another disk, stays where it is. It gets a mark, by which finishRemoval removes its files, at the next start if need be.
+func putAside(data, store string) error {
+	from, to := filepath.Join(data, store), filepath.Join(data, asideDir, store)
+	info, err := os.Lstat(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		if err = os.Rename(from, to); !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.EXDEV) {
+			return err
+		}
+	}
+	return errors.Join(os.WriteFile(to+toEmpty, nil, 0o600), syncDir(filepath.Dir(to)))
+}
+
+// toEmpty ends the name of the mark of a store whose files are to be removed where they are.
+const toEmpty = ".empty"
+
+// finishRemoval removes what removeStores has put aside. It also does so at each start, after an interruption.
+func finishRemoval(data string) error {
+	dir := filepath.Join(data, asideDir)
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, store := range stores {
+		_, err := os.Lstat(filepath.Join(dir, store+toEmpty))
+		if err == nil {
+			err = emptyDir(filepath.Join(data, store))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return errors.Join(os.RemoveAll(dir), syncDir(data))
+}
+
+// emptyDir removes everything in a directory, except what belongs to the file system if it is the root of one.
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != "lost+found" {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(err, syncDir(dir))
 }
 
 // startEmpty makes a node that has nothing go on from the log's end. It takes the partitions that it should follow from other nodes.

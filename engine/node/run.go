@@ -48,8 +48,7 @@ func Run(ctx context.Context, o Options, ready func(Ready)) error {
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	defer dataDir.Close()
-	// Remove what an interrupted resetData has left.
-	if err := os.RemoveAll(filepath.Join(o.Data, asideDir)); err != nil {
+	if err := finishRemoval(o.Data); err != nil { // of an interrupted resetData
 		return fmt.Errorf("node: data directory: %w", err)
 	}
 	web := newWeb()
