@@ -58,6 +58,9 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	if err := c.mayID(c.job); err != nil {
 		return err
 	}
+	if err := checkRequest(c.Headers().Get(carillon.HeaderRequest), carillon.MaxJobIDLength); err != nil {
+		return err
+	}
 	switch verb {
 	case carillon.VerbPut:
 		job, _, err := carillon.ParsePut(c.Data())
@@ -75,6 +78,17 @@ func (n *Node) check(c *call, verb carillon.Verb) error {
 	default:
 		_, err := carillon.ParseCondition(c.Data())
 		return err
+	}
+}
+
+// checkRequest refuses a request id that is too long. Beyond 64 KiB of headers JetStream does not take a command at all, and its outcome
+// would be told as unknown.
+func checkRequest(id string, most int) error {
+	if len(id) <= most {
+		return nil
+	}
+	return &carillon.Error{
+		Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest, Message: fmt.Sprintf("has %d bytes, at most %d", len(id), most),
 	}
 }
 

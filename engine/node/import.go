@@ -80,11 +80,8 @@ func newImporting(partitions int) *importing {
 // read reads the body of a request. An invalid line fails alone, and is noted in the reply.
 func (im *importing) read(c *call) error {
 	body, request := bytes.TrimRight(c.Data(), "\r\n"), c.Headers().Get(carillon.HeaderRequest)
-	if len(request) > carillon.MaxJobIDLength-8 { // the line's number is added to it
-		return &carillon.Error{
-			Code: carillon.CodeInvalidField, Field: carillon.HeaderRequest,
-			Message: fmt.Sprintf("has %d bytes, at most %d in an import", len(request), carillon.MaxJobIDLength-8),
-		}
+	if err := checkRequest(request, carillon.MaxJobIDLength-8); err != nil { // the line's number is added to it
+		return err
 	}
 	if lines := bytes.Count(body, []byte("\n")); lines >= carillon.MaxImportLines || lines > 0 && len(body) > carillon.MaxImportBytes {
 		return &carillon.Error{

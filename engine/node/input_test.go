@@ -189,6 +189,15 @@ func TestBadCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(bad{name: "dotted id", code: carillon.CodeInvalidJobID}, "as a request", carillon.ParseError(m.Data))
+	// JetStream does not store headers of over 64 KiB.
+	for _, bytes := range []int{carillon.MaxJobIDLength + 1, 70_000} {
+		m := &nats.Msg{Subject: "carillon.api.put.there", Data: []byte(`{}`), Header: nats.Header{carillon.HeaderRequest: {strings.Repeat("r", bytes)}}}
+		if m, err = nc.RequestMsg(m, 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprintf("request id of %d bytes", bytes)
+		check(bad{name: name, code: carillon.CodeInvalidField, field: carillon.HeaderRequest}, "as a request", carillon.ParseError(m.Data))
+	}
 
 	there, err := c.Get(t.Context(), "there")
 	if err != nil || there.Version != 1 || there.Spec.Schedule != "@every 1h" {
