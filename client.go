@@ -86,12 +86,12 @@ type commandOptions struct {
 }
 
 // IfVersion makes a command conditional: the job must be at version n, or, if n is 0, must not exist (a completed job counts as
-// existing). Otherwise the command is refused: with CodeNotFound if n is not 0 and there is no job, else with CodeVersionConflict.
+// existing). Otherwise the command is refused: with CodeNotFound if there is no job, else with CodeVersionConflict.
 func IfVersion(n uint64) CommandOption { return func(o *commandOptions) { o.ifVersion = &n } }
 
-// RequestID gives the command an id, in the Carillon-Request header. A put, pause, resume or fire has no effect if its id is that of
-// the last command that was applied to the job. Without this option, or with "", each call makes up an id, which protects its own
-// retries.
+// RequestID gives the command an id of up to 128 bytes, in the Carillon-Request header. A put or fire has no effect if its id is that of
+// the last command that was applied to the job; a delete, pause or resume does not look at it. Give every command an id of its own. Without
+// this option, or with "", each call makes up an id, which protects its own retries.
 func RequestID(id string) CommandOption {
 	return func(o *commandOptions) { o.request = cmp.Or(id, o.request) }
 }
