@@ -401,7 +401,7 @@ func (c *Client) Send(ctx context.Context, cmd Command) (sequence uint64, err er
 		return 0, unsent(err, false)
 	}
 	if !c.connected(ctx) {
-		return 0, c.connectionError(errNotSent)
+		return 0, disconnected(ctx)
 	}
 	ctx, forbidden := c.watchRights(ctx, msg.Subject)
 	ack, err := js.PublishMsg(ctx, msg, jetstream.WithExpectStream(c.names.LogStream()))

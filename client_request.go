@@ -253,6 +253,15 @@ func unsent(why error, tried bool) error {
 	return fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: message}, why)
 }
 
+// disconnected is the error of a request that was not sent, as the connection was down until the client's timeout was over or ctx ended.
+func disconnected(ctx context.Context) error {
+	err := unsent(errNotSent, false)
+	if ctx.Err() != nil {
+		return ended(ctx, err)
+	}
+	return err
+}
+
 // connectionError puts an error of nats.go into words; if a later try may succeed, it becomes CodeUnavailable.
 func (c *Client) connectionError(err error) error {
 	unavailable := func(message string) error {

@@ -308,9 +308,18 @@ func TestClientGivesUp(t *testing.T) {
 	for _, after := range []time.Duration{0, 100 * time.Millisecond, 3 * time.Second} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(after, cancel)
-		if _, err := c.Get(ctx, "j"); !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) {
-			t.Errorf("after %s: %v", after, err)
+		var calls sync.WaitGroup
+		for what, call := range map[string]func() error{
+			"get":  func() error { _, err := c.Get(ctx, "j"); return err },
+			"send": func() error { _, err := c.Send(ctx, Command{Verb: VerbFire, Job: "j"}); return err },
+		} {
+			calls.Go(func() {
+				if err := call(); !errors.Is(err, context.Canceled) || !errors.Is(err, &Error{Code: CodeUnavailable}) {
+					t.Errorf("%s, after %s: %v", what, after, err)
+				}
+			})
 		}
+		calls.Wait()
 	}
 }
 
