@@ -277,7 +277,8 @@ func TestClientWithoutConnection(t *testing.T) {
 	_, put := c.Put(t.Context(), Job{ID: "j"})
 	_, fire := c.Fire(t.Context(), "j")
 	_, send := c.Send(t.Context(), Command{Verb: VerbFire, Job: "j"})
-	for what, err := range map[string]error{"put": put, "fire": fire, "send": send} {
+	_, save := c.SaveSnapshot(t.Context(), SnapshotRequest{Dir: "/backup"}, nil)
+	for what, err := range map[string]error{"put": put, "fire": fire, "send": send, "save": save} {
 		if !errors.Is(err, &Error{Code: CodeUnavailable}) || !strings.Contains(err.Error(), "nothing was sent") {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -549,6 +550,7 @@ func TestClientWithoutRights(t *testing.T) {
 		"get":   func() error { _, err := c.Get(t.Context(), "other"); return err },
 		"send":  func() error { _, err := c.Send(t.Context(), Command{Verb: VerbDelete, Job: "acme"}); return err },
 		"watch": func() error { _, err := c.Watch(t.Context(), ">"); return err },
+		"save":  func() error { _, err := c.SaveSnapshot(t.Context(), SnapshotRequest{Dir: "/a"}, nil); return err },
 		"import": func() (err error) {
 			jobs := []ImportJob{{Job: Job{ID: "acme", Topic: "acme"}}}
 			if e := c.Import(t.Context(), slices.Values(jobs), func(_ int, e error) { err = e }); e != nil {

@@ -131,16 +131,24 @@ func (c *Client) SaveSnapshot(ctx context.Context, s SnapshotRequest, progress f
 	msg := &nats.Msg{Subject: c.names.API(VerbSnapshot, ""), Reply: c.nc.NewRespInbox(), Data: body, Header: nats.Header{}}
 	id := rand.Text()
 	msg.Header.Set(HeaderRequest, id)
+	if !c.connected(ctx) {
+		return r, disconnected(ctx)
+	}
 	answers, err := c.nc.SubscribeSync(msg.Reply)
 	if err != nil {
 		return r, c.connectionError(err)
 	}
 	defer answers.Unsubscribe()
+	waiting, forbidden := c.watchRights(ctx, msg.Subject) // until the first answer
 	if err := c.nc.PublishMsg(msg); err != nil {
-		return r, c.connectionError(err)
+		return r, c.connectionError(forbidden(err))
 	}
-	for heard := false; ; heard = true {
-		if r, err = c.snapshotAnswer(ctx, answers); err != nil {
+	for heard := false; ; heard, waiting = true, ctx {
+		r, err = c.snapshotAnswer(waiting, answers)
+		if !heard {
+			err = forbidden(err)
+		}
+		if err != nil {
 			if ctx.Err() != nil {
 				if !heard { // the first answer comes when the save begins; before that, there is nothing to give up
 					waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.timeout, snapshotCancel))
