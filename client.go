@@ -222,6 +222,9 @@ func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) 
 //
 // Errors: CodeInvalidField, CodeInvalidTopic.
 func (c *Client) ListPage(ctx context.Context, l ListRequest) (JobsReply, error) {
+	if e := l.check(); e != nil { // json.Marshal would make another selection of what is no UTF-8
+		return JobsReply{}, e
+	}
 	body, err := json.Marshal(l)
 	if err != nil {
 		return JobsReply{}, err
@@ -275,6 +278,9 @@ func (c *Client) ResumeWhere(ctx context.Context, s Selection) (SelectionReply, 
 }
 
 func (c *Client) where(ctx context.Context, verb Verb, s Selection) (r SelectionReply, err error) {
+	if e := s.check(); e != nil { // json.Marshal would make another selection of what is no UTF-8
+		return r, e
+	}
 	body, err := json.Marshal(s)
 	if err != nil {
 		return r, err

@@ -237,6 +237,14 @@ func TestClientVerbs(t *testing.T) {
 	if want := (SelectionReply{TypeSelection, 5, 3, 1, 1}); err != nil || r != want {
 		t.Errorf("%+v, %v", r, err)
 	}
+	// As JSON it would be the selection of another owner.
+	_, deleted := c.DeleteWhere(t.Context(), Selection{Owner: "acme\xff"})
+	_, listed := c.ListPage(t.Context(), ListRequest{Selection: Selection{Owner: "acme\xff"}})
+	for _, err := range []error{deleted, listed} {
+		if !errors.Is(err, &Error{Code: CodeInvalidField, Field: "owner"}) {
+			t.Errorf("an owner that is no UTF-8: %v", err)
+		}
+	}
 	if body := string(s.requests("carillon.api.pause")[0].Data); body != `{"prefix":"acme-","label":"team=billing"}` {
 		t.Errorf("body %s", body)
 	}

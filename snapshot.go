@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
 )
@@ -67,8 +68,8 @@ func (s *SnapshotRequest) check() *Error {
 	switch {
 	case given != 1:
 		return &Error{Code: CodeInvalidField, Message: "give exactly one of dir, bucket and cancel"}
-	case s.Dir != "" && (strings.ContainsRune(s.Dir, 0) || !path.IsAbs(s.Dir) && !windowsRoot.MatchString(s.Dir)):
-		return errField(CodeInvalidField, "dir", "is %s; expected an absolute path on the service's machine", quote(s.Dir))
+	case s.Dir != "" && (strings.ContainsRune(s.Dir, 0) || !utf8.ValidString(s.Dir) || !path.IsAbs(s.Dir) && !windowsRoot.MatchString(s.Dir)):
+		return errField(CodeInvalidField, "dir", "is %s; expected an absolute path on the service's machine, as UTF-8", quote(s.Dir))
 	case s.Bucket != "" && !bucketName.MatchString(s.Bucket):
 		return errField(CodeInvalidField, "bucket", "is %s; expected 1 to 128 of A-Z a-z 0-9 _ -", quote(s.Bucket))
 	}

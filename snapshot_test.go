@@ -38,6 +38,10 @@ func TestParseSnapshot(t *testing.T) {
 		{`{"bucket":"a","recheck":"true"}`, CodeInvalidField, "recheck"},
 		{`{"directory":"/a"}`, CodeUnknownField, "directory"},
 	})
+	// As JSON it would be another directory.
+	if e := (&SnapshotRequest{Dir: "/a\xff"}).check(); e == nil || e.Code != CodeInvalidField || e.Field != "dir" {
+		t.Errorf("a directory that is no UTF-8: %v", e)
+	}
 }
 
 // A save whose context ends is given up however early that is: a cancel must not overtake what it is to cancel.
