@@ -297,7 +297,10 @@ func (im *importing) report(i int, err error) {
 
 // split fills requests and hands them to the senders.
 func (im *importing) split(jobs iter.Seq[ImportJob]) error {
-	limit := min(MaxImportBytes, int(im.nc.MaxPayload())-1024)
+	limit := MaxImportBytes
+	if most := int(im.nc.MaxPayload()); most > 0 { // else the connection has never been up
+		limit = min(limit, most-1024)
+	}
 	b := &importBatch{}
 	flush := func() error {
 		select {

@@ -169,6 +169,22 @@ func TestClientImport(t *testing.T) {
 	}
 }
 
+// A connection that has never been up knows no largest message. An import that waits for it packs its jobs all the same.
+func TestImportBeforeConnection(t *testing.T) {
+	nc, err := nats.Connect("nats://127.0.0.1:1", nats.RetryOnFailedConnect(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	im := importing{Client: Connect(nc), ctx: t.Context(), batches: make(chan *importBatch, 3)}
+	if err := im.split(slices.Values(numbered(3))); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(im.batches); n != 1 {
+		t.Errorf("%d requests; want one of all jobs", n)
+	}
+}
+
 // What a service has no room for is sent again, and nothing else of the request; after a while without room for any it
 // is reported.
 func TestClientImportFull(t *testing.T) {
