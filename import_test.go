@@ -303,9 +303,10 @@ type link struct {
 	*server.Server
 	puts, imports chan struct{}
 
-	mu   sync.Mutex
-	cut  bool
-	conn net.Conn
+	mu      sync.Mutex
+	cut     bool
+	breakAt string // what the client writes when its connection breaks, once
+	conn    net.Conn
 }
 
 func (l *link) InProcessConn() (conn net.Conn, err error) {
@@ -315,7 +316,22 @@ func (l *link) InProcessConn() (conn net.Conn, err error) {
 		return nil, errors.New("the link is cut")
 	}
 	l.conn, err = l.Server.InProcessConn()
-	return l.conn, err
+	return linkConn{l.conn, l}, err
+}
+
+type linkConn struct {
+	net.Conn
+	l *link
+}
+
+func (c linkConn) Write(p []byte) (int, error) {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	if c.l.breakAt != "" && strings.Contains(string(p), c.l.breakAt) {
+		c.l.breakAt = ""
+		_ = c.Close()
+	}
+	return c.Conn.Write(p)
 }
 
 func (l *link) setCut(cut bool) {

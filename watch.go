@@ -83,5 +83,14 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 func listening(ctx context.Context, c *Client, sub *nats.Subscription) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	return errors.Join(sub.SetPendingLimits(-1, watchBuffer), c.nc.FlushWithContext(ctx))
+	if err := sub.SetPendingLimits(-1, watchBuffer); err != nil {
+		return err
+	}
+	for {
+		err := c.nc.FlushWithContext(ctx)
+		// nats.go returns ErrConnectionClosed also where the connection only broke. It subscribes again when that is back.
+		if !errors.Is(err, nats.ErrConnectionClosed) || c.nc.IsClosed() {
+			return err
+		}
+	}
 }

@@ -1103,6 +1103,20 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// A connection that breaks while a watch begins, and comes back, is not closed.
+func TestWatchBeginsWhileTheConnectionBreaks(t *testing.T) {
+	l, nc := startLink(t)
+	l.mu.Lock()
+	l.breakAt = "PING"
+	l.mu.Unlock()
+	if _, err := Connect(nc).Watch(t.Context(), "t"); err != nil {
+		t.Error(err)
+	}
+	if nc.Stats().Reconnects == 0 {
+		t.Error("the connection did not break")
+	}
+}
+
 // A connection that is closed ends a watch, in whichever way.
 func TestWatchTellsOfTheEnd(t *testing.T) {
 	nc, _ := startNATS(t)
