@@ -22,8 +22,8 @@ const (
 // Event is what a partition publishes besides its triggers. docs/protocol.md has its JSON.
 type Event struct {
 	Kind    string    `json:"kind"`
-	Job     string    `json:"job"`               // id; of a rejected command as it was given, cut to 128 bytes
-	Verb    string    `json:"verb,omitempty"`    // rejected: the command's, cut likewise
+	Job     string    `json:"job"`               // id; of a rejected command as it was given, cut to 128 bytes; empty: of several jobs
+	Verb    string    `json:"verb,omitempty"`    // rejected: the command's, cut likewise; empty: several
 	Version uint64    `json:"version,omitempty"` // skipped, completed: the job's
 	Error   *Error    `json:"error,omitempty"`   // rejected: why
 	Reason  string    `json:"reason,omitempty"`  // skipped: why, one of the constants above

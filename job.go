@@ -119,8 +119,8 @@ type Job struct {
 	Zone     string            // IANA name, such as Europe/Paris, for cron, @daily and the like; empty is UTC
 	Gap      Gap               // "dst_gap" in JSON
 	Fold     Fold              // "dst_fold" in JSON
-	Start    time.Time         // the job does not fire before it; whole milliseconds; zero: no bound
-	End      time.Time         // the job does not fire at or after it; whole milliseconds; zero: no bound
+	Start    time.Time         // the schedule has no fires before it; whole milliseconds; zero: no bound
+	End      time.Time         // the schedule has no fires at or after it, before Spread is added; whole milliseconds; zero: no bound
 	MaxFires uint64            // after so many scheduled fires the job is completed; 0: no bound
 	Spread   time.Duration     // fires are delayed by an offset below Spread, the same for all fires of the job; whole milliseconds
 	Misfire  Misfire           // what becomes of fires that were missed
