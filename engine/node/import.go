@@ -94,7 +94,7 @@ func (im *importing) read(c *call) error {
 		if number++; number%importSlice == 0 {
 			runtime.Gosched() // a goroutine that waits for the core may hold up a partition
 		}
-		if line = bytes.TrimSpace(line); len(line) == 0 {
+		if line = bytes.Trim(line, " \t\r"); len(line) == 0 {
 			continue
 		}
 		l, leftOut, err := c.importLine(line)

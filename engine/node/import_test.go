@@ -92,6 +92,7 @@ func TestImport(t *testing.T) {
 		`{"id":"version","spec":{},"state":{"version":4503599627370497}}`,
 		`{"id":"fires","spec":{},"state":{"fires":9007199254740991}}`,
 		`{"id":"skipped","spec":{},"state":{"skipped":9007199254740991}}`,
+		"{\"id\":\"space\"}\u00a0", // which is no white space in JSON
 	}
 	got := importLines(t, nc, "r", lines...)
 	codes, fields := map[int]carillon.Code{}, map[int]string{}
@@ -100,14 +101,14 @@ func TestImport(t *testing.T) {
 		codes[f.Line], fields[f.Line] = f.Error.Code, f.Error.Field
 		order = append(order, f.Line)
 	}
-	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}) {
+	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}) {
 		t.Errorf("%+v", got)
 	}
 	for line, want := range map[int]carillon.Code{
 		6: carillon.CodeInvalidSchedule, 7: carillon.CodeInvalidJobID, 8: carillon.CodeInvalidJSON, 9: carillon.CodeInvalidField,
 		10: carillon.CodeInvalidField, 11: carillon.CodeInvalidField, 12: carillon.CodeInvalidField,
 		13: carillon.CodeInvalidField, 14: carillon.CodeInvalidField, 15: carillon.CodeInvalidField,
-		16: carillon.CodeInvalidField, 17: carillon.CodeInvalidField,
+		16: carillon.CodeInvalidField, 17: carillon.CodeInvalidField, 18: carillon.CodeInvalidJSON,
 	} {
 		if codes[line] != want {
 			t.Errorf("line %d: %s, not %s", line, codes[line], want)
