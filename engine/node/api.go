@@ -121,10 +121,10 @@ func (c *call) publish(m *nats.Msg) error {
 
 // send publishes an answer. While few requests of any kind are in progress, it writes the answer to the connection at once (fewInProgress).
 func (n *Node) send(m *nats.Msg) error {
-	if n.wire != nil && n.requests.calls.Load() <= fewInProgress {
-		return n.wire.Publish(n.nc, m)
+	if n.requestWire != nil && n.requests.calls.Load() <= fewInProgress {
+		return n.requestWire.Publish(n.requestConn, m)
 	}
-	return n.nc.PublishMsg(m)
+	return n.requestConn.PublishMsg(m)
 }
 
 // Bounds of the requests in progress. A request beyond them is refused, and nothing is done. They are needed because a tick may have to

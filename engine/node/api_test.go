@@ -6,11 +6,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // malformed is a request whose body is no JSON.
@@ -114,6 +118,46 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 			t.Errorf("one selection less: %v", err)
 		}
 	})
+}
+
+// Answers go by the connection of requests, whether many are in progress or few: they must not wait for outputs, nor outputs for them.
+func TestAnswersHaveTheirConnection(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	connect := func(o ...nats.Option) *nats.Conn {
+		nc, err := nats.Connect(ns.ClientURL(), o...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	asking, main, wire, requestWire := connect(), connect(), streams.NewWire(ns), streams.NewWire(ns)
+	embedded := connect(nats.InProcessServer(requestWire))
+	answers, err := asking.SubscribeSync("asked")
+	if err == nil {
+		err = asking.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, n := range map[string]*Node{
+		"external": {nc: main, requestConn: connect()},
+		"embedded": {nc: main, wire: wire, requestConn: embedded, requestWire: requestWire},
+	} {
+		for _, calls := range []int64{fewInProgress, fewInProgress + 1} {
+			n.requests.calls.Store(calls)
+			if err := n.send(&nats.Msg{Subject: "asked", Data: []byte(name)}); err != nil {
+				t.Errorf("%s, %d in progress: %v", name, calls, err)
+				continue
+			}
+			if m, err := answers.NextMsg(time.Minute); err != nil || string(m.Data) != name {
+				t.Errorf("%s, %d in progress: %v", name, calls, err)
+			}
+		}
+	}
+	if sent := main.Stats().OutMsgs; sent != 0 {
+		t.Errorf("%d answers went by the other connection", sent)
+	}
 }
 
 // A list that gets no turn for as long as its client waits is refused: nobody would read the answer, and it would keep others waiting. So

@@ -94,14 +94,14 @@ func TestServerCutOff(t *testing.T) {
 
 	left := false
 	for range 10 { // on a busy machine the others may seem to stall, too, and then the pings are waited for
-		again := lines(f.nodes["a"].log, "connected to NATS again")
+		again := lines(f.nodes["a"].log, "connected to NATS again", "connection=main")
 		i := slices.IndexFunc(servers, func(s *external) bool { return strings.Contains(again[len(again)-1], s.url) })
 		for _, h := range hosts {
 			h.heal()
 		}
 		hosts[i].sever(hosts[3])
 		eventually(t, "the engine is connected to another server", func() bool {
-			return len(lines(f.nodes["a"].log, "connected to NATS again")) > len(again)
+			return len(lines(f.nodes["a"].log, "connected to NATS again", "connection=main")) > len(again)
 		})
 		if left = contains(f.nodes["a"].log, "this nats-server alone does not answer", servers[i].url); left {
 			break

@@ -59,7 +59,7 @@ func (n *Node) forward(c *call, p *partition) error {
 	if request := c.Headers().Get(carillon.HeaderRequest); request != "" {
 		header = nats.Header{carillon.HeaderRequest: []string{request}}
 	}
-	answer, err := n.nc.RequestMsgWithContext(ctx, &nats.Msg{
+	answer, err := n.requestConn.RequestMsgWithContext(ctx, &nats.Msg{
 		Subject: n.nodeSubject(to) + strings.TrimPrefix(c.Subject(), n.o.Prefix), Header: header, Data: c.Data(),
 	})
 	if err != nil {
@@ -92,11 +92,11 @@ const (
 // askNode asks another node, and waits for the answer as long as that node says that it is still at work. Errors: the other node's,
 // unanswered.
 func (n *Node) askNode(ctx context.Context, name, what string, header nats.Header, body []byte) (*nats.Msg, error) {
-	inbox := n.nc.NewInbox()
-	sub, err := n.nc.SubscribeSync(inbox)
+	inbox := n.requestConn.NewInbox()
+	sub, err := n.requestConn.SubscribeSync(inbox)
 	if err == nil {
 		defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection, which has no subscriptions
-		err = n.nc.PublishMsg(&nats.Msg{Subject: n.nodeSubject(name) + "." + what, Reply: inbox, Header: header, Data: body})
+		err = n.requestConn.PublishMsg(&nats.Msg{Subject: n.nodeSubject(name) + "." + what, Reply: inbox, Header: header, Data: body})
 	}
 	for err == nil {
 		var answer *nats.Msg

@@ -14,9 +14,9 @@ import (
 // request only if nothing else happened to the job since. So a node must recognize an old request, although a request
 // carries no time that could be trusted.
 //
-// A connection delivers in order. So the node pings its server ten times a second, and ignores requests while the last
-// ping that was answered is too old, and for a moment after that, until the requests that came before the answer have
-// been read, too.
+// A connection delivers in order. So the node pings its server ten times a second on the connection of requests, and ignores requests while
+// the last ping that was answered is too old, and for a moment after that, until the requests that came before the answer have
+// been read, too. It pings on the other connection as well, since commands go to the log by that.
 type freshness struct {
 	mu     sync.Mutex
 	last   time.Time // when the ping was sent that was answered last
@@ -46,6 +46,14 @@ func (p *freshness) fresh(now time.Time) bool {
 	return now.Sub(p.last) <= freshFor && now.Sub(p.lateAt) > settleFor
 }
 
+// ping waits until the node's server has answered on both connections, and tells whether it did before ctx ended.
+func (n *Node) ping(ctx context.Context) bool {
+	requests := make(chan error, 1)
+	go func() { requests <- n.requestConn.FlushWithContext(ctx) }() // a ping and its answer
+	err := n.nc.FlushWithContext(ctx)
+	return <-requests == nil && err == nil
+}
+
 // pingLoop pings the node's server until ctx ends. It goes to another server if that one is cut off (switchIfCutOff).
 func (n *Node) pingLoop(ctx context.Context) {
 	t := time.NewTicker(pingEvery)
@@ -54,7 +62,7 @@ func (n *Node) pingLoop(ctx context.Context) {
 	for {
 		sent := time.Now()
 		answer, cancel := context.WithTimeout(ctx, replyTimeout)
-		if n.nc.FlushWithContext(answer) == nil { // a ping and its answer
+		if n.ping(answer) {
 			n.freshness.answered(sent, time.Now())
 		}
 		cancel()

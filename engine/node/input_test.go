@@ -16,6 +16,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
@@ -516,7 +517,16 @@ func verifyMass(t *testing.T, nc *nats.Conn, jobs int, interval time.Duration) {
 
 // Requests that come faster than they can be looked at cost neither the log's reader nor the chains their connection.
 func TestFloodOfRequests(t *testing.T) {
-	r := run(t, base(t))
+	t.Run("embedded", func(t *testing.T) { floodOfRequests(t, base(t)) })
+	t.Run("external", func(t *testing.T) {
+		o := base(t)
+		o.NATS = natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+		floodOfRequests(t, o)
+	})
+}
+
+func floodOfRequests(t *testing.T, o node.Options) {
+	r := run(t, o)
 	c := client(t, r.NATS)
 	put(t, c, beat)
 	body := []byte(`{"payload_text":"` + strings.Repeat("x", 500<<10) + `"}`)
@@ -524,7 +534,7 @@ func TestFloodOfRequests(t *testing.T) {
 	for i := range 4 {
 		nc := dial(t, r.NATS)
 		flooding.Go(func() {
-			for range 400 { // some 200 MB: more than the server holds for a connection
+			for range 200 { // some 400 MB in all: more than the server holds for a connection
 				if err := nc.PublishRequest(fmt.Sprintf("carillon.api.put.flood-%d", i), "nobody", body); err != nil {
 					t.Error(err)
 				}

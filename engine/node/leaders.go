@@ -98,6 +98,7 @@ func (n *Node) checkServers(ctx context.Context) error {
 	n.switchIfSilent()
 	n.switchIfUnreachable(ctx, slow, well)
 	n.switchBack(ctx, slow, well)
+	n.switching.together = n.keepTogether(n.switching.together)
 	return nil
 }
 

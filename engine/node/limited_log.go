@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -44,21 +46,25 @@ func (n *Node) logConnError(err error) {
 	n.limitedLogs.connErrors.logAtMost(connErrorLines, n.log.Warn, "error of the NATS connection", "error", err)
 }
 
-// logConnection has it logged when the connection is lost or made again, and with which server. The library calls these functions one
-// after the other.
-func (n *Node) logConnection(o *nats.Options) error {
-	server := ""
-	o.ConnectedCB = func(nc *nats.Conn) { server = nc.ConnectedUrlRedacted() }
-	o.ReconnectedCB = func(nc *nats.Conn) {
-		server = nc.ConnectedUrlRedacted()
-		n.limitedLogs.connections.logAtMost(connErrorLines, n.log.Info, "connected to NATS again", "server", server)
-	}
-	o.DisconnectedErrCB = func(_ *nats.Conn, err error) {
-		if err != nil { // else the node closed the connection, or goes to another server
-			n.limitedLogs.connections.logAtMost(connErrorLines, n.log.Warn, "the connection to NATS is lost; connecting anew", "server", server, "error", err)
+// logConnection has it logged when a connection is lost or made again, and with which server. The library calls these functions one after
+// the other.
+func (n *Node) logConnection(purpose string) nats.Option {
+	connection := cmp.Or(strings.TrimSpace(purpose), "main")
+	return func(o *nats.Options) error {
+		server := ""
+		o.ConnectedCB = func(nc *nats.Conn) { server = nc.ConnectedUrlRedacted() }
+		o.ReconnectedCB = func(nc *nats.Conn) {
+			server = nc.ConnectedUrlRedacted()
+			n.limitedLogs.connections.logAtMost(connErrorLines, n.log.Info, "connected to NATS again", "connection", connection, "server", server)
 		}
+		o.DisconnectedErrCB = func(_ *nats.Conn, err error) {
+			if err != nil { // else the node closed the connection, or goes to another server
+				n.limitedLogs.connections.logAtMost(connErrorLines, n.log.Warn, "the connection to NATS is lost; connecting anew",
+					"connection", connection, "server", server, "error", err)
+			}
+		}
+		return nil
 	}
-	return nil
 }
 
 // warn logs a warning, or only counts it if one was logged in the last while (loglimit.Every). args are slog's.

@@ -70,7 +70,7 @@ func TestLogConnection(t *testing.T) {
 	ns := natstest.Start(t, &server.Options{})
 	logged, closed := make(lineWriter, 10), make(chan struct{})
 	n := &Node{log: slog.New(slog.NewTextHandler(logged, nil))}
-	nc, err := nats.Connect(ns.ClientURL(), n.logConnection, nats.MaxReconnects(-1), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	nc, err := nats.Connect(ns.ClientURL(), n.logConnection(""), nats.MaxReconnects(-1), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestLogConnection(t *testing.T) {
 	is := func(level, what, more string) {
 		t.Helper()
 		line := natstest.Receive(t, what, logged)
-		for _, part := range []string{"level=" + level, what, "server=" + ns.ClientURL(), more} {
+		for _, part := range []string{"level=" + level, what, "connection=main server=" + ns.ClientURL(), more} {
 			if !strings.Contains(line, part) {
 				t.Errorf("logged without %s: %s", part, line)
 			}

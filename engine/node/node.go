@@ -55,7 +55,9 @@ type Node struct {
 	url           string           // for clients
 	nc            *nats.Conn
 	wire          *streams.Wire         // under nc, to the embedded server
-	unreached     atomic.Pointer[error] // why the last attempt to reconnect nc failed; the library does not keep it
+	requestConn   *nats.Conn            // for requests and their answers: a flood of them must not hold up the log, nor must clients that do not read
+	requestWire   *streams.Wire         // under requestConn, to the embedded server
+	unreached     atomic.Pointer[error] // why the last attempt to reconnect failed; the library does not keep it
 	streams       *streams.Streams
 	outputs       []*streams.FileSync // of the embedded server's output streams, by partition
 	editedStreams editedStreams       // of the streams
@@ -85,10 +87,9 @@ type Node struct {
 	window     window          // of outputs in flight; only the clockwork uses it
 
 	// Requests and their answers.
-	requestConn *nats.Conn // brings requests. With an embedded server it is not nc: a flood of requests must not hold up the log
-	api         atomic.Pointer[micro.Service]
-	requests    requests
-	replies     replies
+	api      atomic.Pointer[micro.Service]
+	requests requests
+	replies  replies
 
 	// With an external NATS: the other nodes, and slow servers.
 	membership membership
@@ -245,14 +246,14 @@ func (n *Node) close() error {
 	if n.streams != nil {
 		n.streams.Close()
 	}
-	if n.nc != nil {
-		if n.server == nil && n.nc.IsConnected() {
-			_ = n.nc.FlushTimeout(leaveTimeout) // sends the last answers: closing would drop them (dialer)
+	for _, nc := range []*nats.Conn{n.requestConn, n.nc} {
+		if nc == nil {
+			continue
 		}
-		n.nc.Close()
-	}
-	if n.requestConn != nil {
-		n.requestConn.Close()
+		if n.server == nil && nc.IsConnected() {
+			_ = nc.FlushTimeout(leaveTimeout) // sends the last answers: closing would drop them (servers.dialer)
+		}
+		nc.Close()
 	}
 	if n.server != nil {
 		n.server.Shutdown()

@@ -16,6 +16,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -132,20 +133,20 @@ func (n *Node) connect(o *Options) (err error) {
 		if err != nil {
 			return err
 		}
-		n.wire = streams.NewWire(n.server)
+		n.wire, n.requestWire = streams.NewWire(n.server), streams.NewWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
 		if err == nil {
-			n.requestConn, err = n.server.ConnectService(nats.Name("carillon " + o.Name + " requests"))
+			n.requestConn, err = n.server.ConnectService(nats.Name("carillon "+o.Name+requestsPurpose), nats.InProcessServer(n.requestWire))
 		}
 	} else {
-		n.servers.Config = o.servers()
-		n.nc, err = n.servers.Config.Connect("",
-			nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1), nats.ReconnectToServer(n.servers.Choose),
-			nats.IgnoreAuthErrorAbort(), // the server's resolver may be away, or credentials are just being exchanged
-			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
-			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }),
-			n.logConnection)
-		n.requestConn, n.url = n.nc, o.NATS
+		n.servers.Config, n.url = o.servers(), o.NATS
+		n.nc, err = n.connectExternal("", nats.ReconnectToServer(n.servers.Choose))
+		if err == nil {
+			n.requestConn, err = n.connectExternal(requestsPurpose, servers.Beside(n.nc),
+				nats.ClosedHandler(func(nc *nats.Conn) { // for good; where the node closes it, this comes too late to matter
+					n.fail(fmt.Errorf("%w: the connection of requests was closed: %w", errUnreachable, cmp.Or(nc.LastError(), nats.ErrConnectionClosed)))
+				}))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("node: connect to NATS: %w", err)
@@ -157,6 +158,19 @@ func (n *Node) connect(o *Options) (err error) {
 		return fmt.Errorf("%w: max_payload of nats-server is %d bytes, must be %d", errSmall, n.nc.MaxPayload(), least)
 	}
 	return nil
+}
+
+// requestsPurpose is the end of the name of the connection of requests.
+const requestsPurpose = " requests"
+
+// connectExternal makes a connection to an external NATS that comes back by itself.
+func (n *Node) connectExternal(purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return n.servers.Config.Connect(purpose, append(more,
+		nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(), // the server's resolver may be away, or credentials are just being exchanged
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }),
+		n.logConnection(purpose))...)
 }
 
 // expectSaved refuses options that differ from the service whose jobs are in the data directory, before streams are made for

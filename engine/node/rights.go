@@ -69,8 +69,8 @@ func (r *lostRights) mayReconnect(now time.Time) bool {
 	return true
 }
 
-// recheckRights asks, once a subscription or an output was refused, whether the user has all rights again. If so, it makes a new
-// connection for the sake of the subscriptions.
+// recheckRights asks, once a subscription or an output was refused, whether the user has all rights again. If so, it makes new
+// connections for the sake of the subscriptions.
 func (n *Node) recheckRights(ctx context.Context) error {
 	if !n.lostRights.refused.Load() && !n.lostRights.outputs.Load() || !n.nc.IsConnected() {
 		return nil
@@ -86,8 +86,10 @@ func (n *Node) recheckRights(ctx context.Context) error {
 	}
 	n.lostRights.refused.Store(false)
 	n.log.Warn("nats-server had refused a subscription, and would no more; connecting anew", "server", n.nc.ConnectedUrlRedacted())
-	if err := n.nc.ForceReconnect(); err != nil {
-		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
+	for _, nc := range []*nats.Conn{n.nc, n.requestConn} {
+		if err := nc.ForceReconnect(); err != nil {
+			n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
+		}
 	}
 	return nil
 }
@@ -103,7 +105,7 @@ func (n *Node) askRights(ctx context.Context) error {
 	if err := n.streams.CheckRights(ctx, nc); err != nil {
 		return err
 	}
-	return checkSubscriptions(ctx, nc, n.nc.NumSubscriptions())
+	return checkSubscriptions(ctx, nc, max(n.nc.NumSubscriptions(), n.requestConn.NumSubscriptions()))
 }
 
 // checkSubscriptions returns an error if a connection may not have so many subscriptions.

@@ -108,7 +108,7 @@ func (n *Node) cancelSubject() string { return n.o.Prefix + ".api.snapshot-cance
 // subscribeCancels subscribes to requests that other nodes received: to give a save up. Each gets a goroutine, because a save takes a while
 // to end; mostly this node has no such save.
 func (n *Node) subscribeCancels() error {
-	_, err := n.nc.Subscribe(n.cancelSubject(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
+	_, err := n.requestConn.Subscribe(n.cancelSubject(), func(m *nats.Msg) { go func() { _ = n.snapshots.cancel(string(m.Data)) }() })
 	return err
 }
 

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
@@ -107,14 +109,11 @@ const (
 // problems says why the node is not ready; nil if it is.
 func (n *Node) problems() []string {
 	var list []string
-	if !n.nc.IsConnected() {
-		why := "NATS cannot be reached"
-		if err := n.nc.LastError(); err != nil {
-			why += ": " + err.Error()
-		} else if last := n.unreached.Load(); last != nil {
-			why += ": " + (*last).Error()
-		}
-		list = append(list, why)
+	switch {
+	case !n.nc.IsConnected():
+		list = append(list, n.unconnected("NATS cannot be reached", n.nc))
+	case !n.requestConn.IsConnected():
+		list = append(list, n.unconnected("NATS cannot be reached for requests", n.requestConn))
 	}
 	if missing := n.lostRights.problem(); missing != nil {
 		list = append(list, missing.Error())
@@ -144,6 +143,16 @@ func (n *Node) problems() []string {
 		}
 	}
 	return list
+}
+
+// unconnected adds to a problem why a connection is not there.
+func (n *Node) unconnected(problem string, nc *nats.Conn) string {
+	if err := nc.LastError(); err != nil {
+		return problem + ": " + err.Error()
+	} else if last := n.unreached.Load(); last != nil {
+		return problem + ": " + (*last).Error()
+	}
+	return problem
 }
 
 // problem says why a partition makes the node unready; "" if it does not.

@@ -12,15 +12,18 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
-// switching is about the nats-server by way of which a node reaches the streams. At first this is the one on the node's own machine, if
-// there is one (servers.Config). The node goes to another one if its present one is on another machine and alone does not answer
-// (switchIfSilent), if a leader is reached only by way of another one (switchIfUnreachable), or if the log's leader does not answer by way
-// of its present one (switchIfCutOff). It goes back once the server of its machine is well again (switchBack).
+// switching is about the nats-server by way of which a node reaches the streams, and clients reach the node (keepTogether). At first this
+// is the one on the node's own machine, if there is one (servers.Config). The node goes to another one if its present one is on another
+// machine and alone does not answer (switchIfSilent), if a leader is reached only by way of another one (switchIfUnreachable), or if the
+// log's leader does not answer by way of its present one (switchIfCutOff). It goes back once the server of its machine is well again
+// (switchBack).
 type switching struct {
 	probing atomic.Bool // a goroutine asks by way of other servers
 
 	mu       sync.Mutex
 	switched time.Time // when the node last switched
+
+	together string // the server where keepTogether last saw to both connections; used by checkServers alone
 }
 
 const (
@@ -173,4 +176,20 @@ func (n *Node) switchIfCutOff(left time.Duration) time.Duration {
 		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 	}
 	return now
+}
+
+// keepTogether has the connection of requests follow the other one to another server: what cuts one off from the streams' leaders cuts it
+// off from clients, too. together is the server where this was last seen to; the result is its new value. It is done once after
+// each change, because a server may refuse further connections.
+func (n *Node) keepTogether(together string) string {
+	at, requests := n.nc.ConnectedServerId(), n.requestConn.ConnectedServerId()
+	if at == "" || requests == "" || at == together {
+		return together
+	}
+	if requests != at {
+		if err := n.requestConn.ForceReconnect(); err != nil { // to the other one's server (servers.Beside)
+			n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
+		}
+	}
+	return at
 }

@@ -2,12 +2,15 @@ package node
 
 import (
 	"log/slog"
+	"net"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
@@ -34,6 +37,56 @@ func TestSwitchIfCutOff(t *testing.T) {
 	natstest.Eventually(t, "the other one is taken", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == second })
 	if again := n.switchIfCutOff(left); again != left || nc.ConnectedUrl() != second {
 		t.Error("the other one was left at once")
+	}
+}
+
+// The connection of requests goes with the other one to another server, once each time: if that server does not take it, it stays where it
+// is.
+func TestKeepTogether(t *testing.T) {
+	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{})
+	next := first
+	connect := func(o nats.Option) *nats.Conn {
+		nc, err := nats.Connect(first+","+second.ClientURL(), nats.DontRandomize(), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	nc := connect(nats.ReconnectToServer(func(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
+		i := slices.IndexFunc(pool, func(one nats.Server) bool { return one.URL.String() == next })
+		return &pool[i], 0
+	}))
+	n := &Node{nc: nc, requestConn: connect(servers.Beside(nc)), log: slog.New(slog.DiscardHandler)}
+	goTo := func(url string) {
+		next = url
+		if err := nc.ForceReconnect(); err != nil {
+			t.Fatal(err)
+		}
+		natstest.Eventually(t, "it is there", func() bool { return nc.ConnectedUrl() == url })
+	}
+	together := n.keepTogether("")
+	for _, url := range []string{second.ClientURL(), first, second.ClientURL()} {
+		goTo(url)
+		if again := n.keepTogether(together); again == together {
+			t.Error("nothing has changed")
+		} else {
+			together = again
+		}
+		natstest.Eventually(t, "requests come by way of the same server", func() bool { return n.requestConn.ConnectedUrl() == url })
+	}
+
+	// Requests alone lose the server, which lets nobody in any more.
+	so := server.Options{Host: "127.0.0.1", Port: second.Addr().(*net.TCPAddr).Port, MaxConn: 1, NoLog: true, NoSigs: true}
+	if err := second.ReloadOptions(&so); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.requestConn.ForceReconnect(); err != nil {
+		t.Fatal(err)
+	}
+	natstest.Eventually(t, "they come by way of another one", func() bool { return n.requestConn.ConnectedUrl() == first })
+	if again := n.keepTogether(together); again != together || n.requestConn.ConnectedUrl() != first {
+		t.Error("it leaves that for the one that does not let it in")
 	}
 }
 

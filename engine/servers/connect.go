@@ -68,6 +68,26 @@ func (c Config) connect(servers, purpose string, more ...nats.Option) (*nats.Con
 	return nc, notAccepting(err)
 }
 
+// Beside has a connection made to the server to which main is connected, at first and at each reconnect. If that server does not take it, or
+// main is not connected, the library chooses.
+func Beside(main *nats.Conn) nats.Option {
+	return func(o *nats.Options) error {
+		o.Url = main.ConnectedUrl()
+		o.ReconnectToServerCB = func(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
+			at, err := url.Parse(main.ConnectedUrl())
+			if err != nil {
+				return nil, 0
+			}
+			i := slices.IndexFunc(pool, func(one nats.Server) bool { return one.URL.Host == at.Host })
+			if i < 0 || pool[i].Reconnects > 0 { // it was tried, in vain, since it was last connected
+				return nil, 0
+			}
+			return &pool[i], 0
+		}
+		return nil
+	}
+}
+
 // withUser adds the user of the given URLs to the URL of a server that was found.
 func withUser(found, given string) string {
 	u, err := url.Parse(found)
