@@ -28,6 +28,7 @@ type requests struct {
 	selections   atomic.Int64  // those that change a selection of jobs
 	lists        chan struct{} // holds a value for each list in progress
 	statuses     chan struct{} // the same for statuses
+	queries      chan struct{} // the same for gets and previews
 }
 
 // serveAPI begins to answer requests as a NATS micro service: those on <prefix>.api.>, those of tenants (tenant.go), and, with an external
@@ -242,6 +243,10 @@ func (c *call) answerJob(job *carillon.JobReply) error {
 	return c.answer(*b)
 }
 
+// maxQueries bounds the gets and previews that are being answered at a time: what is read and sent takes twice the job's payload, and while
+// thousands of goroutines want the core, ticks wait for it.
+const maxQueries = 32
+
 func (n *Node) apiGet(c *call) error {
 	if err := carillon.CheckJobID(c.job); err != nil {
 		return err
@@ -256,6 +261,10 @@ func (n *Node) apiGet(c *call) error {
 	if err := n.readBarrier(p); err != nil {
 		return err
 	}
+	if err := acquire(n.requests.queries, "gets and previews"); err != nil {
+		return err
+	}
+	defer func() { <-n.requests.queries }()
 	job, ok := n.job(c.job)
 	if err := p.readable(); err != nil {
 		return err

@@ -161,7 +161,7 @@ func TestAnswersHaveTheirConnection(t *testing.T) {
 }
 
 // A list that gets no turn for as long as its client waits is refused: nobody would read the answer, and it would keep others waiting. So
-// is a status.
+// is a status, a get or a preview.
 func TestListsWaitForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{requests: requests{lists: make(chan struct{}, maxLists)}}
@@ -177,6 +177,16 @@ func TestListsWaitForAWhile(t *testing.T) {
 		n.requests.statuses <- struct{}{}
 		if err := n.apiStatus(&call{node: n}); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
 			t.Errorf("a status: %v", err)
+		}
+		n.requests.queries = make(chan struct{}, 1)
+		n.requests.queries <- struct{}{}
+		if err := n.apiPreview(&call{node: n}); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+			t.Errorf("a preview: %v", err)
+		}
+		n.server, n.partitions = new(embedded.Server), []*partition{{}}
+		n.partitions[0].follows.Store(true)
+		if err := n.apiGet(&call{node: n, job: "j"}); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+			t.Errorf("a get: %v", err)
 		}
 	})
 }

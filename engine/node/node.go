@@ -109,7 +109,7 @@ func newNode(o Options, dataDir *os.File, w *web, empty bool) *Node {
 	return &Node{
 		o: o, dataDir: dataDir, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], startsEmpty: empty,
 		delivered: make(chan struct{}, 1),
-		requests:  requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses)},
+		requests:  requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses), queries: make(chan struct{}, maxQueries)},
 	}
 }
 

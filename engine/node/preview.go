@@ -9,6 +9,10 @@ import (
 
 // apiPreview answers with the next times of a schedule, without a job.
 func (n *Node) apiPreview(c *call) error {
+	if err := acquire(n.requests.queries, "gets and previews"); err != nil {
+		return err
+	}
+	defer func() { <-n.requests.queries }()
 	p, err := carillon.ParsePreview(c.Data())
 	if err != nil {
 		return err
