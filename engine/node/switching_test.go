@@ -1,9 +1,12 @@
 package node
 
 import (
+	"errors"
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,10 +46,10 @@ func TestSwitchIfCutOff(t *testing.T) {
 // The connection of requests goes with the other one to another server, once each time: if that server does not take it, it stays where it
 // is.
 func TestKeepTogether(t *testing.T) {
-	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{})
+	first, second := natstest.Start(t, &server.Options{}).ClientURL(), natstest.Start(t, &server.Options{}).ClientURL()
 	next := first
-	connect := func(o nats.Option) *nats.Conn {
-		nc, err := nats.Connect(first+","+second.ClientURL(), nats.DontRandomize(), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond), o)
+	connect := func(o ...nats.Option) *nats.Conn {
+		nc, err := nats.Connect(first+","+second, append(o, nats.DontRandomize(), nats.MaxReconnects(-1), nats.ReconnectWait(5*time.Millisecond))...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +60,8 @@ func TestKeepTogether(t *testing.T) {
 		i := slices.IndexFunc(pool, func(one nats.Server) bool { return one.URL.String() == next })
 		return &pool[i], 0
 	}))
-	n := &Node{nc: nc, requestConn: connect(servers.Beside(nc)), log: slog.New(slog.DiscardHandler)}
+	var closed closedTo
+	n := &Node{nc: nc, requestConn: connect(servers.Beside(nc), nats.SetCustomDialer(&closed)), log: slog.New(slog.DiscardHandler)}
 	goTo := func(url string) {
 		next = url
 		if err := nc.ForceReconnect(); err != nil {
@@ -66,7 +70,7 @@ func TestKeepTogether(t *testing.T) {
 		natstest.Eventually(t, "it is there", func() bool { return nc.ConnectedUrl() == url })
 	}
 	together := n.keepTogether("")
-	for _, url := range []string{second.ClientURL(), first, second.ClientURL()} {
+	for _, url := range []string{second, first, second} {
 		goTo(url)
 		if again := n.keepTogether(together); again == together {
 			t.Error("nothing has changed")
@@ -77,10 +81,7 @@ func TestKeepTogether(t *testing.T) {
 	}
 
 	// Requests alone lose the server, which lets nobody in any more.
-	so := server.Options{Host: "127.0.0.1", Port: second.Addr().(*net.TCPAddr).Port, MaxConn: 1, NoLog: true, NoSigs: true}
-	if err := second.ReloadOptions(&so); err != nil {
-		t.Fatal(err)
-	}
+	closed.to.Store(strings.TrimPrefix(second, "nats://"))
 	if err := n.requestConn.ForceReconnect(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,6 +89,16 @@ func TestKeepTogether(t *testing.T) {
 	if again := n.keepTogether(together); again != together || n.requestConn.ConnectedUrl() != first {
 		t.Error("it leaves that for the one that does not let it in")
 	}
+}
+
+// closedTo makes connections to all addresses but one.
+type closedTo struct{ to atomic.Value }
+
+func (d *closedTo) Dial(network, address string) (net.Conn, error) {
+	if address == d.to.Load() {
+		return nil, errors.New("closed")
+	}
+	return net.Dial(network, address)
 }
 
 // A connection that breaks and is made again does not end a hand-over; one whose server is gone does.
