@@ -31,6 +31,7 @@ type limitedLogs struct {
 	unfollowed            limitedLog // a partition that is placed here could not be taken from another node
 	refusals              limitedLog // refused credentials, one with each attempt to connect
 	connErrors            limitedLog // other errors of the connection, such as a missing right: one with each message
+	membership            limitedLog // there may be trouble with every beat
 	connections           limitedLog // the connection is lost, or made again
 }
 
@@ -44,6 +45,11 @@ func (n *Node) logConnError(err error) {
 		}
 	}
 	n.limitedLogs.connErrors.logAtMost(connErrorLines, n.log.Warn, "error of the NATS connection", "error", err)
+}
+
+// logMembershipError logs an error of this node's membership.
+func (n *Node) logMembershipError(err error) {
+	n.limitedLogs.membership.warn(n.log, "error of this node's membership; trying again", "error", err)
 }
 
 // logConnection has it logged when a connection is lost or made again, and with which server. The library calls these functions one after

@@ -19,10 +19,9 @@ import (
 // However often something goes wrong, the log has one line about it in each period, which counts those that were held back.
 func TestLimitedLog(t *testing.T) {
 	var lines bytes.Buffer
-	n := &Node{o: Options{Stream: "S"}, log: slog.New(slog.NewTextHandler(&lines, nil))}
-	tell := n.memberOptions().OnError
+	n := &Node{log: slog.New(slog.NewTextHandler(&lines, nil))}
 	for range 1000 {
-		tell(errors.New("first"))
+		n.logMembershipError(errors.New("first"))
 	}
 	if got := strings.Count(lines.String(), "\n"); got != 1 || !strings.Contains(lines.String(), `msg="error of this node's membership; trying again" error=first held_back=0`) {
 		t.Errorf("%d lines are logged: %s", got, lines.String())

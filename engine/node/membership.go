@@ -60,13 +60,10 @@ func (n *Node) requiredRights() streams.Rights {
 
 // memberOptions returns this node's options as a member.
 func (n *Node) memberOptions() cluster.Options {
-	var membership limitedLog // there may be trouble with every beat
 	return cluster.Options{
 		Bucket: nodesBucket(n.o.Stream), Replicas: n.o.Replicas, MakeReplicas: n.streams.Log.Replicas(), Name: n.o.Name, Weight: n.o.Weight, Zone: n.o.Zone,
 		Version: Version(), Partitions: n.layout.Partitions, Standbys: n.o.Standbys, Report: n.report,
-		OnError: func(err error) {
-			membership.warn(n.log, "error of this node's membership; trying again", "error", err)
-		},
+		OnError: n.logMembershipError,
 	}
 }
 
