@@ -77,12 +77,32 @@ func (b *Bucket) String() string {
 // Path is the name of the bucket, a colon, and that of the object.
 func (b *Bucket) Path(name string) string { return b.name + ":" + b.folder + name }
 
-// Put stores an object; it has no name before it is whole.
+// Put stores an object. The object store sends its metadata right behind its chunks: in a bucket that is full, these may be refused and the
+// metadata, which are small, be stored. Then Put removes them, because the object would have a name and no bytes.
 func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
-	if _, err := b.store.PutBytes(ctx, b.folder+name, data); err != nil {
-		return fmt.Errorf("write %s: %w", b.Path(name), err)
+	_, err := b.store.PutBytes(ctx, b.folder+name, data)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if k, lerr := b.last(ctx, name); lerr == nil && k.exists() {
+		if there, lerr := b.chunksThere(ctx, b.chunks(k.info.NUID)); lerr == nil && !b.whole(&k, there) {
+			_ = b.purge(ctx, name, k) // else List shows that it is not whole
+		}
+	}
+	return fmt.Errorf("write %s: %w", b.Path(name), err)
+}
+
+// chunksThere counts the chunks that the bucket has, by subject. of is the subject of an object's chunks, or that of all.
+func (b *Bucket) chunksThere(ctx context.Context, of string) (map[string]uint64, error) {
+	s, err := b.js.Stream(ctx, b.stream())
+	if err != nil {
+		return nil, err
+	}
+	info, err := s.Info(ctx, jetstream.WithSubjectFilter(of))
+	if err != nil {
+		return nil, err
+	}
+	return info.State.Subjects, nil
 }
 
 // Sync has nothing to do: what JetStream has acknowledged is as safe as the bucket's replicas make it.
@@ -109,13 +129,9 @@ func (b *Bucket) emptied(ctx context.Context, name string) error {
 	if err != nil || !k.exists() || k.info.Size == 0 {
 		return nil
 	}
-	s, err := b.js.Stream(ctx, b.stream())
-	if err != nil {
-		return nil
-	}
 	chunks := b.chunks(k.info.NUID)
-	there, err := s.Info(ctx, jetstream.WithSubjectFilter(chunks))
-	if err != nil || there.State.Subjects[chunks] > 0 {
+	there, err := b.chunksThere(ctx, chunks)
+	if err != nil || there[chunks] > 0 {
 		return nil
 	}
 	return damaged(b.Path(name), 0, "nothing of its %d bytes is there", k.info.Size)
@@ -124,11 +140,35 @@ func (b *Bucket) emptied(ctx context.Context, name string) error {
 // List asks for the names of all objects, and then for each in the folder, because names are encoded in subjects and JetStream
 // cannot filter by a part of one. It does not list as nats.go does, with a watch of the bucket: that ends only when it has seen the
 // last object, which may be deleted meanwhile.
+//
+// Of a block that is not whole the size is 0, so that no save relies on it: an engine that was killed may have left one (Put).
 func (b *Bucket) List(ctx context.Context, folder string) ([]Object, error) {
-	return b.list(ctx, folder+"/")
+	metas, err := b.list(ctx, folder+"/")
+	if err != nil {
+		return nil, err
+	}
+	var there map[string]uint64
+	if folder == blocksFolder && len(metas) > 0 { // asked for behind the metadata, whose chunks were put before
+		if there, err = b.chunksThere(ctx, b.chunks("*")); err != nil {
+			return nil, fmt.Errorf("list %s: %w", b, err)
+		}
+	}
+	var objects []Object
+	for _, k := range metas {
+		o := Object{Name: b.nameOf(k), Bytes: int64(k.info.Size), Time: k.time}
+		if there != nil && !b.whole(&k, there) {
+			o.Bytes = 0
+		}
+		objects = append(objects, o)
+	}
+	return objects, nil
 }
 
-func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err error) {
+// nameOf is the name of an object in the folder.
+func (b *Bucket) nameOf(k objectMeta) string { return strings.TrimPrefix(k.info.Name, b.folder) }
+
+// list returns the metadata of the objects whose names begin with a prefix, ordered by name.
+func (b *Bucket) list(ctx context.Context, prefix string) (metas []objectMeta, err error) {
 	s, err := b.js.Stream(ctx, b.stream())
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", b, err)
@@ -145,16 +185,16 @@ func (b *Bucket) list(ctx context.Context, prefix string) (objects []Object, err
 		if !strings.HasPrefix(string(name), b.folder+prefix) {
 			continue
 		}
-		o, err := b.last(ctx, strings.TrimPrefix(string(name), b.folder))
+		k, err := b.last(ctx, strings.TrimPrefix(string(name), b.folder))
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %s: %w", b, name, err)
 		}
-		if o.exists() {
-			objects = append(objects, Object{Name: strings.TrimPrefix(o.info.Name, b.folder), Bytes: int64(o.info.Size), Time: o.time})
+		if k.exists() {
+			metas = append(metas, k)
 		}
 	}
-	slices.SortFunc(objects, func(a, b Object) int { return strings.Compare(a.Name, b.Name) })
-	return objects, nil
+	slices.SortFunc(metas, func(a, b objectMeta) int { return strings.Compare(a.info.Name, b.info.Name) })
+	return metas, nil
 }
 
 // stream is the stream of the bucket, subject the subject of an object's metadata, and chunks that of its bytes.
@@ -173,6 +213,11 @@ type objectMeta struct {
 }
 
 func (k *objectMeta) exists() bool { return k.sequence > 0 && !k.info.Deleted }
+
+// whole tells whether all chunks of an object are there. there counts the chunks in the bucket, by subject.
+func (b *Bucket) whole(k *objectMeta, there map[string]uint64) bool {
+	return there[b.chunks(k.info.NUID)] >= uint64(k.info.Chunks)
+}
 
 // last asks the leader of the bucket's stream for an object's metadata. The object store makes direct gets instead, which any
 // replica may answer, even one that is behind.
@@ -248,9 +293,9 @@ func (b *Bucket) purge(ctx context.Context, name string, k objectMeta) error {
 
 // Empty removes all objects, whoever holds the lock.
 func (b *Bucket) Empty(ctx context.Context) error {
-	objects, err := b.list(ctx, "")
-	for i := range objects {
-		if derr := b.Delete(ctx, objects[i].Name); err == nil {
+	metas, err := b.list(ctx, "")
+	for _, k := range metas {
+		if derr := b.Delete(ctx, b.nameOf(k)); err == nil {
 			err = derr
 		}
 	}

@@ -49,7 +49,7 @@ type Target interface {
 // Object is an object as List returns it.
 type Object struct {
 	Name  string
-	Bytes int64
+	Bytes int64     // 0 also if they are not all there
 	Time  time.Time // of its last change, by the target's clock
 }
 

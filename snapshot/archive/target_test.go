@@ -107,6 +107,59 @@ func TestBucketWithoutBytes(t *testing.T) {
 	}
 }
 
+// When a bucket is full, an object's bytes may be refused while its metadata, which are small and come behind them, are stored. No later save
+// relies on such an object.
+func TestFullBucket(t *testing.T) {
+	t.Parallel()
+	ctx, b := t.Context(), startBucket(t)
+	js, err := jetstream.New(b.js.Conn(), jetstream.WithDefaultTimeout(time.Second)) // short, because reading such an object waits for it in vain
+	must(t, err)
+	store, err := js.ObjectStore(ctx, b.name)
+	must(t, err)
+	b = NewBucket(b.name, js, store)
+	s, err := js.Stream(ctx, b.stream())
+	must(t, err)
+	bound := func(bytes int64) {
+		t.Helper()
+		c := s.CachedInfo().Config
+		c.MaxBytes = bytes
+		_, err := js.UpdateStream(ctx, c)
+		must(t, err)
+	}
+	mem := vfs.NewMem()
+	fixture(t, mem, OpenDir(mem, "other"), 60)
+	source, table, err := openTable(mem, "db")
+	must(t, err)
+	defer func() { must(t, source.Close()) }()
+	save := func() error {
+		_, err := Save(ctx, table, b, SaveOptions{Partitions: 2, sizes: smallSizes})
+		return err
+	}
+	for bytes := int64(8000); ; bytes += 100 { // at some of these there is room for the metadata alone
+		bound(bytes)
+		if err := save(); err == nil {
+			break
+		}
+		if v, err := clean(b); err != nil || v.Snapshots > 0 {
+			t.Fatalf("%d bytes: %+v, %v", bytes, v, err)
+		}
+	}
+	if v, err := clean(b); err != nil || v.Snapshots != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	// An engine that is killed right then leaves such an object.
+	bound(-1)
+	blocks, err := b.List(ctx, blocksFolder)
+	must(t, err)
+	k, err := b.last(ctx, blocks[0].Name)
+	must(t, err)
+	must(t, s.Purge(ctx, jetstream.WithPurgeSubject(b.chunks(k.info.NUID))))
+	must(t, save())
+	if v, err := clean(b); err != nil || v.Snapshots != 2 {
+		t.Errorf("a block without bytes, and saved again: %+v, %v", v, err)
+	}
+}
+
 // A folder of a bucket is emptied whoever holds its lock, and nothing else is.
 func TestEmptyFolder(t *testing.T) {
 	ctx := t.Context()
