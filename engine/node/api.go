@@ -29,6 +29,7 @@ type requests struct {
 	lists        chan struct{} // holds a value for each list in progress
 	statuses     chan struct{} // the same for statuses
 	queries      chan struct{} // the same for gets and previews
+	crowded      sync.Map      // subscriptions, as keys, of which the library dropped requests that came faster than they were looked at
 }
 
 // serveAPI begins to answer requests as a NATS micro service: those on <prefix>.api.>, those of tenants (tenant.go), and, with an external
@@ -142,6 +143,7 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 		return nil, nil
 	}
 	if n.server == nil && !n.freshness.fresh(time.Now()) {
+		n.meters.ignoredRequests("old").Inc()
 		return nil, nil // the request may be old; a client that still wants an answer asks again, and another node answers
 	}
 	c = &call{Request: r, node: n}
@@ -155,6 +157,24 @@ func (n *Node) begin(r micro.Request) (c *call, err error) {
 		err = &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d MiB of requests are in progress", maxCallBytes>>20)}
 	}
 	return c, err
+}
+
+// noteConnError takes an error of the connection of requests.
+func (n *Node) noteConnError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	if errors.Is(err, nats.ErrSlowConsumer) && sub != nil {
+		n.requests.crowded.Store(sub, true) // the library tells of the first request that it drops, not of those after it
+	}
+	n.logConnError(err)
+}
+
+// dropped counts the requests that the library dropped.
+func (r *requests) dropped() (count int) {
+	for sub := range r.crowded.Range {
+		if of, err := sub.(*nats.Subscription).Dropped(); err == nil { // an error: the subscription has ended, with the run
+			count += of
+		}
+	}
+	return count
 }
 
 // reservedReply tells whether a reply subject must not get an answer. A client chooses that subject, but answers are published with the

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,6 +119,40 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 			t.Errorf("one selection less: %v", err)
 		}
 	})
+}
+
+// Requests that get no answer are counted: those that may be old, and those that the client library drops.
+func TestIgnoredRequestsAreCounted(t *testing.T) {
+	n := &Node{o: Options{Prefix: "carillon"}, log: slog.New(slog.DiscardHandler), meters: newMeters(func() *Node { return nil })}
+	if c, _ := n.begin(asks{reply: "_INBOX.x"}); c != nil { // no ping was answered yet
+		t.Error("one that may be old is answered")
+	}
+	if count := n.meters.ignoredRequests("old").Get(); count != 1 {
+		t.Errorf("of those that may be old %d are counted", count)
+	}
+
+	nc, err := nats.Connect(natstest.Start(t, &server.Options{}).ClientURL(), nats.ErrorHandler(n.noteConnError))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	held := make(chan struct{})
+	defer close(held)
+	sub, err := nc.Subscribe("asked", func(*nats.Msg) { <-held })
+	if err == nil {
+		err = sub.SetPendingLimits(1, -1)
+	}
+	const sent = 10
+	for range sent {
+		err = errors.Join(err, nc.Publish("asked", nil))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	natstest.Eventually(t, "those are counted for which there is no room", func() bool { return n.requests.dropped() >= sent-2 })
+	if lost, err := sub.Dropped(); err != nil || n.requests.dropped() != lost {
+		t.Errorf("%d are counted, %d were dropped (%v)", n.requests.dropped(), lost, err)
+	}
 }
 
 // Answers go by the connection of requests, whether many are in progress or few: they must not wait for outputs, nor outputs for them.

@@ -77,6 +77,7 @@ func newMeters(running func() *Node) *meters {
 	}
 	m.refused(carillon.CodeLimitExceeded) // they are alerted on, so they must be there from 0 on
 	m.ignored("malformed")
+	m.ignoredRequests("old")
 	m.addGauges(running)
 	return m
 }
@@ -133,6 +134,7 @@ func (m *meters) addGauges(running func() *Node) {
 		}
 		return age
 	})
+	gauge(`carillon_requests_ignored_total{reason="dropped"}`, func(n *Node) float64 { return float64(n.requests.dropped()) })
 	gauge("carillon_tick_lag_seconds", func(n *Node) float64 { return n.tickLag().Seconds() })
 	gauge("carillon_clock_offset_seconds", func(n *Node) float64 { return n.clock.machineOffset().Seconds() })
 	gauge("carillon_partitions_stopped", func(n *Node) float64 { return float64(n.stoppedHere()) })
@@ -295,6 +297,11 @@ var skipReasons = []string{carillon.ReasonMisfire, carillon.ReasonExpired, caril
 // refused counts the requests that were answered with an error.
 func (m *meters) refused(code carillon.Code) *metrics.Counter {
 	return m.set.GetOrCreateCounter(`carillon_requests_refused_total{code=` + strconv.Quote(string(code)) + `}`)
+}
+
+// ignoredRequests counts the requests that get no answer.
+func (m *meters) ignoredRequests(reason string) *metrics.Counter {
+	return m.set.GetOrCreateCounter(`carillon_requests_ignored_total{reason=` + strconv.Quote(reason) + `}`)
 }
 
 // ignored counts the records of the log that have no effect.

@@ -136,13 +136,14 @@ func (n *Node) connect(o *Options) (err error) {
 		n.wire, n.requestWire = streams.NewWire(n.server), streams.NewWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
 		if err == nil {
-			n.requestConn, err = n.server.ConnectService(nats.Name("carillon "+o.Name+requestsPurpose), nats.InProcessServer(n.requestWire))
+			n.requestConn, err = n.server.ConnectService(nats.Name("carillon "+o.Name+requestsPurpose), nats.InProcessServer(n.requestWire), nats.ErrorHandler(n.noteConnError))
 		}
 	} else {
 		n.servers.Config, n.url = o.servers(), o.NATS
-		n.nc, err = n.connectExternal("", nats.ReconnectToServer(n.servers.Choose))
+		n.nc, err = n.connectExternal("", nats.ReconnectToServer(n.servers.Choose),
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }))
 		if err == nil {
-			n.requestConn, err = n.connectExternal(requestsPurpose, servers.Beside(n.nc),
+			n.requestConn, err = n.connectExternal(requestsPurpose, servers.Beside(n.nc), nats.ErrorHandler(n.noteConnError),
 				nats.ClosedHandler(func(nc *nats.Conn) { // for good; where the node closes it, this comes too late to matter
 					n.fail(fmt.Errorf("%w: the connection of requests was closed: %w", errUnreachable, cmp.Or(nc.LastError(), nats.ErrConnectionClosed)))
 				}))
@@ -169,7 +170,6 @@ func (n *Node) connectExternal(purpose string, more ...nats.Option) (*nats.Conn,
 		nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // the server's resolver may be away, or credentials are just being exchanged
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { n.unreached.Store(&err) }),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { n.logConnError(err) }),
 		n.logConnection(purpose))...)
 }
 
