@@ -255,6 +255,9 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 	return nil
 }
 
+// steppedBack is how much the clock may have been set back between two records without harm, as by time synchronization.
+const steppedBack = time.Minute
+
 // expectOlder compares a log stream that ends at a sequence with a local log that begins behind that. The stream may be an older copy. But
 // its last record must not be younger than the first of the local log: then it was written to since, or is another service's, and to heal
 // it would remove commands that were accepted.
@@ -282,7 +285,7 @@ func (n *Node) expectOlder(ctx context.Context, at uint64) error {
 	if n.isPlaceholder(&stored) {
 		return nil
 	}
-	if n.firstStored(&stored) > n.firstStored(&local) {
+	if n.firstStored(&stored) > n.firstStored(&local)+steppedBack.Nanoseconds() {
 		return &streams.DiffersError{At: streams.Position{Seq: at}, Found: m.Time}
 	}
 	return nil

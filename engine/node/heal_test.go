@@ -17,7 +17,7 @@ import (
 func TestStreamEndsBeforeTheLocalLog(t *testing.T) {
 	_, s := openStreams(t)
 	began := time.Now().UnixNano()
-	later := began + int64(time.Hour)
+	later, earlier := began+int64(time.Hour), began-int64(2*steppedBack)
 	plain := func(at int64) func(uint64) engine.Record {
 		return func(seq uint64) engine.Record {
 			return engine.Record{Seq: seq, Time: at, Subject: "carillon.log.0.put.j"}
@@ -38,12 +38,13 @@ func TestStreamEndsBeforeTheLocalLog(t *testing.T) {
 		differ       bool
 	}{
 		{"an older copy", plain(0), plain(later), false},
-		{"a stream that was written to since", plain(0), plain(began), true},
-		{"one that was put back in part", heal(engine.Record{Time: began - 1}, 0), plain(began), false},
-		{"a younger one that was put back", heal(engine.Record{Time: began + 1}, 0), plain(began), true},
-		{"both are put back", heal(engine.Record{Time: began - 1}, 0), heal(engine.Record{Time: began}, later), false},
-		{"the place of a record that was too large to be put back", placeholder, plain(began), false},
-		{"a hole that was filled at the end", plain(0), heal(engine.Record{Seq: 1, Time: began - 1}, later), false},
+		{"an older copy, and the clock was set back a little", plain(0), plain(began), false},
+		{"a stream that was written to since", plain(0), plain(earlier), true},
+		{"one that was put back in part", heal(engine.Record{Time: earlier - 1}, 0), plain(earlier), false},
+		{"a younger one that was put back", heal(engine.Record{Time: began}, 0), plain(earlier), true},
+		{"both are put back", heal(engine.Record{Time: earlier - 1}, 0), heal(engine.Record{Time: earlier}, later), false},
+		{"the place of a record that was too large to be put back", placeholder, plain(earlier), false},
+		{"a hole that was filled at the end", plain(0), heal(engine.Record{Seq: 1, Time: earlier}, later), false},
 	} {
 		at := uint64(i + 1)
 		r := c.theirs(at)
