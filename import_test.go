@@ -325,13 +325,20 @@ type linkConn struct {
 }
 
 func (c linkConn) Write(p []byte) (int, error) {
-	c.l.mu.Lock()
-	defer c.l.mu.Unlock()
-	if c.l.breakAt != "" && strings.Contains(string(p), c.l.breakAt) {
-		c.l.breakAt = ""
+	if c.l.breaks(p) {
 		_ = c.Close()
 	}
 	return c.Conn.Write(p)
+}
+
+func (l *link) breaks(p []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.breakAt != "" && strings.Contains(string(p), l.breakAt)
+	if found {
+		l.breakAt = ""
+	}
+	return found
 }
 
 func (l *link) setCut(cut bool) {
