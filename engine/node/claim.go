@@ -138,6 +138,7 @@ func (n *Node) claimApplied(p *partition) {
 		n.alarm.Wake() // there may be ticks to make
 		return
 	case st.Epoch > mine:
+		p.takenAt = time.Now()
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)
 	case st.Position >= mine:
 		p.halt(newerRules(p, st))

@@ -62,6 +62,17 @@ func TestDueClaims(t *testing.T) {
 			t.Errorf("%s: %s", name, d)
 		}
 	}
+	// It was cut off, and reads in the log that b has taken partition 1 before it hears b's beat of that.
+	n.partitions[1].takenAt = time.Now()
+	for self, want := range map[bool]int{true: 0, false: 1} {
+		if atOnce, _ := n.dueClaims(v, servers.Slowness{Self: self}); len(atOnce) != want {
+			t.Errorf("%d that were lost a moment ago are due at once; the network was slow: %t", len(atOnce), self)
+		}
+	}
+	n.partitions[1].takenAt = time.Now().Add(-claimAgain)
+	if atOnce, _ := n.dueClaims(v, servers.Slowness{Self: true}); len(atOnce) != 1 {
+		t.Error("one that was lost a while ago, and that nobody serves, is not due")
+	}
 	job := "j"
 	for engine.PartitionOf(job, layout.Partitions) != 1 {
 		job += "j"
@@ -166,7 +177,13 @@ func TestOwnClaims(t *testing.T) {
 	comes("a later one", "a", 3)
 	n.claimStored(p, 2)
 	comes("one behind that, and then the answer to the first", "a", 4)
+	if n.lostJustNow(p) {
+		t.Error("it counts as lost")
+	}
 	comes("another node's", "b", 0)
+	if !n.lostJustNow(p) {
+		t.Error("it does not count as lost just now")
+	}
 	run := p.run
 	n.claimStored(p, 4)
 	if p.run != run {

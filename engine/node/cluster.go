@@ -159,7 +159,8 @@ func (n *Node) claimView() (cluster.View, servers.Slowness) {
 }
 
 // dueClaims are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied,
-// those that another node serves now. For a while after this node's network was slow, it claims only the former. While it is slow, nodes
+// those that another node serves now. For a while after this node's network was slow, it claims only the former, and none that it has just
+// learned to have lost: the beat by which the other one says that it serves the partition may have yet to come. While it is slow, nodes
 // that seem dead may be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long
 // that nobody can be serving them.
 func (n *Node) dueClaims(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
@@ -172,7 +173,7 @@ func (n *Node) dueClaims(v cluster.View, slow servers.Slowness) (atOnce, upToDat
 			if serving == "" && n.stalled(p) {
 				upToDate = append(upToDate, p)
 			}
-		case serving != "" && slow.Self:
+		case slow.Self && (serving != "" || n.lostJustNow(p)):
 		case serving != "" && serving != n.o.Name:
 			upToDate = append(upToDate, p)
 		default:
@@ -189,6 +190,13 @@ func (n *Node) stalled(p *partition) bool {
 	defer p.mu.Unlock()
 	at, ok := p.machine.NextDeadline()
 	return ok && n.clock.ms()-at > stalledFor.Milliseconds()
+}
+
+// lostJustNow tells whether this node learned less than claimAgain ago that another one has taken a partition from it.
+func (n *Node) lostJustNow(p *partition) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Since(p.takenAt) < claimAgain
 }
 
 // mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has not claimed it within claimAgain.
