@@ -145,6 +145,26 @@ func TestLinkCut(t *testing.T) {
 		return contains(f.nodes["a"].log, "going back to the nats-server of this machine", servers[0].url)
 	})
 	fires(t, c, "at-home")
+
+	// It may leave again at once. On a busy machine it may take as long as if it might not, so it is tried more than once.
+	const leaves, returns = "answers by way of another nats-server alone", "going back to the nats-server of this machine"
+	soon := false
+	for range 5 {
+		eventually(t, "it is at home", func() bool {
+			return len(lines(f.nodes["a"].log, returns)) == len(lines(f.nodes["a"].log, leaves))
+		})
+		returned := lastTime(t, lines(f.nodes["a"].log, returns))
+		left := len(lines(f.nodes["a"].log, leaves))
+		hosts[0].sever(hosts[1])
+		eventually(t, "it goes to the third server again", func() bool { return len(lines(f.nodes["a"].log, leaves)) > left })
+		if soon = lastTime(t, lines(f.nodes["a"].log, leaves)).Sub(returned) < 8*time.Second; soon {
+			break
+		}
+		hosts[0].heal()
+	}
+	if !soon {
+		t.Error("it stays at home for a while each time, although the leaders are out of reach")
+	}
 	f.nodes["a"].terminate(t)
 }
 

@@ -754,6 +754,16 @@ func lines(l *logBuffer, words ...string) (found []string) {
 	return found
 }
 
+// lastTime is when the last of some lines was written.
+func lastTime(t testing.TB, lines []string) time.Time {
+	t.Helper()
+	at, err := lineTime(lines[len(lines)-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
 // lineTime is when a line of a log was written.
 func lineTime(line string) (time.Time, error) {
 	text, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")

@@ -20,24 +20,30 @@ import (
 type switching struct {
 	probing atomic.Bool // a goroutine asks by way of other servers
 
-	mu       sync.Mutex
-	switched time.Time // when the node last switched
+	mu   sync.Mutex
+	left time.Time // when the node last left a server because a leader was out of its reach
 
 	together string // the server where keepTogether last saw to both connections; used by checkServers alone
 }
 
 const (
-	switchAgain = 10 * time.Second // between two switches: a leader that most servers cannot reach is replaced sooner
+	switchAgain = 10 * time.Second // between two such moves: a leader that most servers cannot reach is replaced sooner
 	// cutOffAfter is how long the log stream may stay silent before the node goes to another server. It is longer than an election takes,
 	// during which the stream is silent by way of every server.
 	cutOffAfter = 10 * time.Second
 )
 
-// recent tells whether the node switched less than lately ago.
+// recent tells whether the node left a server, because a leader was out of its reach, less than lately ago.
 func (d *switching) recent(lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return time.Since(d.switched) < lately
+	return time.Since(d.left) < lately
+}
+
+func (d *switching) noteLeft() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left = time.Now()
 }
 
 // switchIfSilent goes to another server if the present one, on another machine, is the only one that does not answer: the way to that
@@ -83,6 +89,7 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 				return // its own server, or its network, stalled just now, or the node is reconnecting anyway
 			}
 			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", answered[0], "server", by.Conn.ConnectedUrlRedacted())
+			n.switching.noteLeft()
 			n.switchTo(by)
 			return
 		}
@@ -90,7 +97,8 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 }
 
 // switchBack goes back to this machine's own server, once that has been well for servers.ReturnAfter and the leaders answer by way of it.
-// That is where a node should be: other nodes judge by the server to which it is connected whether its network is slow.
+// That is where a node should be: other nodes judge by the server to which it is connected whether its network is slow. It may leave again
+// at once.
 func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well cluster.View) {
 	if n.switching.recent(servers.ReturnAfter) || slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
 		return
@@ -111,11 +119,8 @@ func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well clust
 	})
 }
 
-// switchTo goes to a server, and notes when, so that the node does not soon go to another one.
+// switchTo goes to a server.
 func (n *Node) switchTo(to servers.Endpoint) {
-	n.switching.mu.Lock()
-	n.switching.switched = time.Now()
-	n.switching.mu.Unlock()
 	if err := n.servers.SwitchTo(n.nc, to.URL); err != nil {
 		n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 	}
