@@ -224,14 +224,10 @@ func (h *healer) append(subject string, body []byte) {
 // compare compares the record at a sequence in the local log with that in the stream. at is the last sequence of the shorter log, which
 // both should have; last is the last one of the local log. Error: a streams.DiffersError if the records differ.
 func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) error {
-	data, err := n.local.Get(at)
+	local, err := n.localRecord(at)
 	if errors.Is(err, wal.ErrNotFound) { // truncated behind a checkpoint
 		return n.expectOlder(ctx, at)
 	}
-	if err != nil {
-		return err
-	}
-	local, err := decodeRecord(wal.Record{Seq: at, Data: data})
 	if err != nil {
 		return err
 	}
@@ -259,18 +255,14 @@ func (n *Node) compare(ctx context.Context, at, last uint64, info streams.Info) 
 const steppedBack = time.Minute
 
 // expectOlder compares a log stream that ends at a sequence with a local log that begins behind that. The stream may be an older copy. But
-// its last record must not be younger than the first of the local log: then it was written to since, or is another service's, and to heal
-// it would remove commands that were accepted.
+// its last record must not be younger than the first of the local log by more than steppedBack: then it was written to since, or is another
+// service's, and to heal it would remove commands that were accepted. Error: a streams.DiffersError in that case.
 func (n *Node) expectOlder(ctx context.Context, at uint64) error {
 	first := n.local.First()
 	if first <= at {
 		return nil
 	}
-	data, err := n.local.Get(first)
-	if err != nil {
-		return err
-	}
-	local, err := decodeRecord(wal.Record{Seq: first, Data: data})
+	local, err := n.localRecord(first)
 	if err != nil {
 		return err
 	}
@@ -282,13 +274,19 @@ func (n *Node) expectOlder(ctx context.Context, at uint64) error {
 		return err
 	}
 	stored := record(&m)
-	if n.isPlaceholder(&stored) {
-		return nil
-	}
-	if n.firstStored(&stored) > n.firstStored(&local)+steppedBack.Nanoseconds() {
+	if !n.isPlaceholder(&stored) && n.firstStored(&stored) > n.firstStored(&local)+steppedBack.Nanoseconds() {
 		return &streams.DiffersError{At: streams.Position{Seq: at}, Found: m.Time}
 	}
 	return nil
+}
+
+// localRecord is the local log's record at a sequence. Error: wal.ErrNotFound if there is none.
+func (n *Node) localRecord(seq uint64) (engine.Record, error) {
+	data, err := n.local.Get(seq)
+	if err != nil {
+		return engine.Record{}, err
+	}
+	return decodeRecord(wal.Record{Seq: seq, Data: data})
 }
 
 // firstStored is when a stream first stored a record at its sequence, ns. A record that was put back has a later time itself.

@@ -86,7 +86,8 @@ func (n *Node) askLeader(ctx context.Context, name string) (by string) {
 	return leader
 }
 
-// checkServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and switches to another server, or back.
+// checkServers judges how quickly the nats-servers answer. It has slow ones step down as leaders, and switches to another server, or back,
+// with both connections.
 func (n *Node) checkServers(ctx context.Context) error {
 	before := n.servers.Slow().String()
 	slow := n.servers.Judge(n.nc.ConnectedServerName(), time.Now())
@@ -98,7 +99,7 @@ func (n *Node) checkServers(ctx context.Context) error {
 	n.switchIfSilent()
 	n.switchIfUnreachable(ctx, slow, well)
 	n.switchBack(ctx, slow, well)
-	n.switching.together = n.keepTogether(n.switching.together)
+	n.keepTogether()
 	return nil
 }
 

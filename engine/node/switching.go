@@ -23,7 +23,7 @@ type switching struct {
 	mu   sync.Mutex
 	left time.Time // when the node last left a server because a leader was out of its reach
 
-	together string // the server where keepTogether last saw to both connections; used by checkServers alone
+	together string // the server at which keepTogether last saw to both connections; used by checkServers alone
 }
 
 const (
@@ -184,17 +184,16 @@ func (n *Node) switchIfCutOff(left time.Duration) time.Duration {
 }
 
 // keepTogether has the connection of requests follow the other one to another server: what cuts one off from the streams' leaders cuts it
-// off from clients, too. together is the server where this was last seen to; the result is its new value. It is done once after
-// each change, because a server may refuse further connections.
-func (n *Node) keepTogether(together string) string {
+// off from clients, too. It does so once after each change, because a server may refuse further connections.
+func (n *Node) keepTogether() {
 	at, requests := n.nc.ConnectedServerId(), n.requestConn.ConnectedServerId()
-	if at == "" || requests == "" || at == together {
-		return together
+	if at == "" || requests == "" || at == n.switching.together {
+		return
 	}
+	n.switching.together = at
 	if requests != at {
 		if err := n.requestConn.ForceReconnect(); err != nil { // to the other one's server (servers.Beside)
 			n.log.Warn("could not leave the nats-server", "error", err) // the connection is closed: the node stops
 		}
 	}
-	return at
 }

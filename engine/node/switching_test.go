@@ -69,13 +69,12 @@ func TestKeepTogether(t *testing.T) {
 		}
 		natstest.Eventually(t, "it is there", func() bool { return nc.ConnectedUrl() == url })
 	}
-	together := n.keepTogether("")
+	n.keepTogether()
 	for _, url := range []string{second, first, second} {
 		goTo(url)
-		if again := n.keepTogether(together); again == together {
+		before := n.switching.together
+		if n.keepTogether(); n.switching.together == before {
 			t.Error("nothing has changed")
-		} else {
-			together = again
 		}
 		natstest.Eventually(t, "requests come by way of the same server", func() bool { return n.requestConn.ConnectedUrl() == url })
 	}
@@ -86,7 +85,8 @@ func TestKeepTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	natstest.Eventually(t, "they come by way of another one", func() bool { return n.requestConn.ConnectedUrl() == first })
-	if again := n.keepTogether(together); again != together || n.requestConn.ConnectedUrl() != first {
+	before := n.switching.together
+	if n.keepTogether(); n.switching.together != before || n.requestConn.ConnectedUrl() != first {
 		t.Error("it leaves that for the one that does not let it in")
 	}
 }
