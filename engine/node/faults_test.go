@@ -171,7 +171,43 @@ func TestLinkCut(t *testing.T) {
 	if !soon {
 		t.Error("it stays at home for a while each time, although the leaders are out of reach")
 	}
+
+	// While it is away, the link to the server where it is breaks. Its own server does not reach what that one leads either.
+	const silent = "this nats-server alone does not answer"
+	left := false
+	for range 10 { // on a busy machine the others may seem to stall, too, and then the pings are waited for, or it is back at home
+		for _, h := range hosts {
+			h.heal()
+		}
+		eventually(t, "the third one leads what every node needs", func() bool { return ledBy(nc, servers[2].Name, needed...) })
+		eventually(t, "the other one leads all outputs", func() bool { return ledBy(nc, servers[1].Name, outs...) })
+		at := slices.IndexFunc(servers, func(s *external) bool { return strings.Contains(connected(f.nodes["a"]), s.url) })
+		before, moves := len(lines(f.nodes["a"].log, silent)), connected(f.nodes["a"])
+		hosts[0].sever(hosts[max(at, 1)]) // from home, that makes it leave, unless other leaders are elected first
+		eventually(t, "it is connected to another server, or need not be", func() bool {
+			return connected(f.nodes["a"]) != moves || at == 0 && slices.ContainsFunc(outs, func(out string) bool {
+				by := leaderOf(nc, out)
+				return by != "" && by != servers[1].Name
+			})
+		})
+		if told := lines(f.nodes["a"].log, silent); len(told) > before {
+			left = true
+			if other := servers[3-at]; !strings.Contains(told[len(told)-1], "to="+other.url) {
+				t.Errorf("from server %d it went to one that does not reach the leaders there: %s", at, told[len(told)-1])
+			}
+			break
+		}
+	}
+	if !left {
+		t.Error("the engine waited for its pings each time")
+	}
 	f.nodes["a"].terminate(t)
+}
+
+// connected is the last line of an engine's log about its connection to NATS.
+func connected(p *process) string {
+	all := lines(p.log, "connected to NATS", "connection=main")
+	return all[len(all)-1]
 }
 
 // The server of a host with a slow and lossy network leads no stream that triggers need, although to JetStream it is a replica as

@@ -96,7 +96,7 @@ func (n *Node) checkServers(ctx context.Context) error {
 	}
 	well := withoutSlow(n.membership.member.View(), slow, n.o.Name)
 	n.stepDownSlow(ctx, slow, well)
-	n.switchIfSilent()
+	n.switchIfSilent(ctx, well)
 	n.switchIfUnreachable(ctx, slow, well)
 	n.switchBack(ctx, slow, well)
 	n.keepTogether()

@@ -47,14 +47,17 @@ func (d *switching) noteLeft() {
 }
 
 // switchIfSilent goes to another server if the present one, on another machine, is the only one that does not answer: the way to that
-// machine is broken, or the server is frozen. The connection's own pings would find that out after two to three seconds.
-func (n *Node) switchIfSilent() {
-	to, ok := n.servers.Alternative(n.nc.ConnectedServerName(), time.Now())
-	if !ok || !n.nc.IsConnected() || !n.switching.probing.CompareAndSwap(false, true) {
+// machine is broken, or the server is frozen. The connection's own pings would find that out after two to three seconds. It goes to the one
+// that reaches most leaders, because the present one may go on leading streams, and servers do not route messages around a broken link.
+func (n *Node) switchIfSilent(ctx context.Context, well cluster.View) {
+	others := n.servers.Alternatives(n.nc.ConnectedServerName(), time.Now())
+	if len(others) == 0 || !n.nc.IsConnected() || !n.switching.probing.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() { // leaving may take as long as a write that nobody takes
 		defer n.switching.probing.Store(false)
+		names := n.neededStreams(well)
+		to := reachesMost(ctx, others, names[:min(len(names), leadersMost)])
 		n.log.Warn("this nats-server alone does not answer; going to another one", "server", n.nc.ConnectedUrlRedacted(), "to", to.Conn.ConnectedUrlRedacted())
 		n.switchTo(to)
 	})
@@ -155,6 +158,17 @@ func reachable(ctx context.Context, by servers.Endpoint, names []string) (answer
 	}
 	asked.Wait()
 	return answered
+}
+
+// reachesMost returns that of some servers by way of which most leaders of some streams answer in time; of those that are equal, the first.
+func reachesMost(ctx context.Context, by []servers.Endpoint, names []string) servers.Endpoint {
+	answered := make([]int, len(by))
+	var asked sync.WaitGroup
+	for i, one := range by {
+		asked.Go(func() { answered[i] = len(reachable(ctx, one, names)) })
+	}
+	asked.Wait()
+	return by[slices.Index(answered, slices.Max(answered))]
 }
 
 // leaderAnswers tells whether the leader of a stream answers by way of this node's present server within servers.SilentAfter.

@@ -145,30 +145,29 @@ func (w *Watch) LocalEndpoint(own string, now time.Time) (local Endpoint, ok boo
 	return local, ok
 }
 
-// Alternative returns another server, if the node's own one is on another machine and has been silent for leaveAfter, while all the others
-// answer in time: then the way to that machine is broken, and not this node's network. A server on this machine comes first.
-func (w *Watch) Alternative(own string, now time.Time) (to Endpoint, ok bool) {
+// Alternatives returns the other servers, the one on this machine first, if the node's own one is on another machine and has been silent
+// for leaveAfter, while all the others answer in time: then the way to that machine is broken, and not this node's network. Otherwise it
+// returns none.
+func (w *Watch) Alternatives(own string, now time.Time) (to []Endpoint) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	by := w.byName(now)
 	mine := by[own]
 	if mine == nil || mine.local || now.Sub(mine.lastGood) <= leaveAfter {
-		return Endpoint{}, false
+		return nil
 	}
-	var best *natsServer
 	for name, one := range by {
 		switch {
 		case name == own:
 		case one.doubtful(now):
-			return Endpoint{}, false
-		case best == nil || one.local:
-			best = one
+			return nil
+		case one.local:
+			to = slices.Insert(to, 0, Endpoint{one.url, one.nc})
+		default:
+			to = append(to, Endpoint{one.url, one.nc})
 		}
 	}
-	if best == nil {
-		return Endpoint{}, false
-	}
-	return Endpoint{best.url, best.nc}, true
+	return to
 }
 
 // Choose is for nats.ReconnectToServer: it returns the server that SwitchTo named, once; otherwise nil, which leaves the choice to the
