@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
-	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 )
 
@@ -195,59 +193,6 @@ func (n *Node) namedPartitions(c *call) (ps []*partition, err error) {
 	return ps, nil
 }
 
-// askPage is page for a partition that another node follows.
-func (n *Node) askPage(name string, partition int, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool, err error) {
-	ask := *list
-	ask.Limit, ask.Cursor = min(limit, carillon.MaxListLimit), ""
-	body, err := json.Marshal(&ask)
-	if err != nil {
-		return nil, "", false, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
-	defer cancel()
-	answer, err := n.askNode(ctx, name, "page", nats.Header{headerPartitions: {strconv.Itoa(partition)}, headerAfter: {after}}, body)
-	if err != nil {
-		return nil, "", false, err
-	}
-	r, err := carillon.ParseJobsReply(answer.Data)
-	return r.Jobs, answer.Header.Get(headerAfter), answer.Header.Get(headerMore) != "", err
-}
-
-// apiPage answers with a page of a partition's jobs.
-func (n *Node) apiPage(c *call) error {
-	list, err := carillon.ParseList(c.Data())
-	if err != nil {
-		return err
-	}
-	ps, err := n.namedPartitions(c)
-	if err != nil {
-		return err
-	}
-	p := ps[0]
-	if err := n.readBarrier(p); err != nil {
-		return err
-	}
-	jobs, after, more := n.page(p, &list, c.Headers().Get(headerAfter), list.Limit)
-	if err := p.readable(); err != nil {
-		return err
-	}
-	var r carillon.JobsReply
-	size := 0
-	for i := range jobs {
-		size += len(jobs[i].AppendJSON(nil)) + 1
-		if i > 0 && size > n.pageBytes() {
-			after, more = jobs[i-1].ID, true
-			break
-		}
-		r.Jobs = append(r.Jobs, jobs[i])
-	}
-	header := nats.Header{headerAfter: {after}}
-	if more {
-		header.Set(headerMore, "true")
-	}
-	return c.publish(&nats.Msg{Header: header, Data: r.AppendJSON(nil)})
-}
-
 // askEach asks several nodes at the same time, each about the partitions listed for it, and returns their errors joined. take is called
 // with each answer, never twice at the same time.
 func (n *Node) askEach(ctx context.Context, there map[string][]*partition, what string, body []byte, take func(answer []byte) error) (err error) {
@@ -266,127 +211,4 @@ func (n *Node) askEach(ctx context.Context, there map[string][]*partition, what 
 	}
 	work.Wait()
 	return err
-}
-
-// askSelections has other nodes carry out a command on the jobs of a selection that are in their partitions.
-func (n *Node) askSelections(there map[string][]*partition, verb carillon.Verb, s *carillon.Selection) (sum carillon.SelectionReply, err error) {
-	body, err := json.Marshal(s)
-	if err != nil {
-		return sum, err
-	}
-	err = n.askEach(context.Background(), there, "select."+string(verb), body, func(answer []byte) error {
-		var r carillon.SelectionReply
-		err := json.Unmarshal(answer, &r)
-		addCounts(&sum, &r)
-		return err
-	})
-	return sum, err
-}
-
-// addCounts adds the counts of some partitions to a sum.
-func addCounts(sum, of *carillon.SelectionReply) {
-	sum.Matched += of.Matched
-	sum.Changed += of.Changed
-	sum.Unchanged += of.Unchanged
-	sum.Failed += of.Failed
-}
-
-// apiSelect is apiSelection for some partitions.
-func (n *Node) apiSelect(c *call) error {
-	s, err := carillon.ParseSelection(c.Data())
-	if err != nil {
-		return err
-	}
-	ps, err := n.namedPartitions(c)
-	if err != nil {
-		return err
-	}
-	counts, err := n.commandEach(ps, carillon.Verb(c.job), &s)
-	if err != nil {
-		return err
-	}
-	return c.answer(counts.AppendJSON(nil))
-}
-
-// forwardPack has a pack of jobs put by a node that follows the partition. done is called once, with the outcome.
-func (n *Node) forwardPack(p *partition, pack []engine.PackedJob, done func(reply)) {
-	to := n.followersView().Follower(p.number)
-	if to == "" {
-		done(reply{err: carillon.AsError(unfollowed(p.number))})
-		return
-	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
-		defer cancel()
-		answer, err := n.askNode(ctx, to, "pack."+strconv.Itoa(p.number), nil, engine.EncodePack(pack))
-		var outcomes []engine.Outcome
-		if err == nil {
-			err = json.Unmarshal(answer.Data, &outcomes)
-			if err == nil && len(outcomes) != len(pack) {
-				err = fmt.Errorf("it told of %d of %d jobs", len(outcomes), len(pack))
-			}
-			if err != nil {
-				err = unanswered(to, err)
-			}
-		}
-		done(reply{err: carillon.AsError(err), jobs: outcomes})
-	}()
-}
-
-// apiPack puts the jobs of a pack for another node.
-func (n *Node) apiPack(c *call) error {
-	p, err := n.followedHere(c.job)
-	if err != nil {
-		return err
-	}
-	pack, err := engine.DecodePack(c.Data())
-	if err != nil {
-		return &carillon.Error{Code: carillon.CodeInvalidField, Message: err.Error()}
-	}
-	outcome := make(chan reply, 1)
-	n.submitPack(p.number, pack, func(r reply) { outcome <- r })
-	r := <-outcome
-	if r.err != nil {
-		return r.err
-	}
-	body, err := json.Marshal(r.jobs)
-	if err != nil {
-		return err
-	}
-	return c.answer(body)
-}
-
-// askPartitions asks other nodes for the status of their partitions. tell is not called for partitions whose node does not answer.
-func (n *Node) askPartitions(there map[string][]*partition, tell func(carillon.PartitionStatus)) error {
-	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
-	defer cancel()
-	return n.askEach(ctx, there, "partitions", nil, func(answer []byte) error {
-		var told []carillon.PartitionStatus
-		err := json.Unmarshal(answer, &told)
-		for _, s := range told {
-			tell(s)
-		}
-		return err
-	})
-}
-
-// statusTimeout is how long a status waits for other nodes. It is short, because a status is asked for just when they do not answer.
-const statusTimeout = time.Second
-
-// apiPartitions answers with the status of the partitions that the request names.
-func (n *Node) apiPartitions(c *call) error {
-	ps, err := n.namedPartitions(c)
-	if err != nil {
-		return err
-	}
-	told := make([]carillon.PartitionStatus, len(ps))
-	view := n.view()
-	for i, p := range ps {
-		told[i] = n.partitionStatus(p, view)
-	}
-	body, err := json.Marshal(told)
-	if err != nil {
-		return err
-	}
-	return c.answer(body)
 }

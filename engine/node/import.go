@@ -3,9 +3,12 @@ package node
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -216,4 +219,52 @@ func (im *importing) done(pack *importPack, r reply) {
 			im.reply.Unchanged++
 		}
 	}
+}
+
+// forwardPack has a pack of jobs put by a node that follows the partition. done is called once, with the outcome.
+func (n *Node) forwardPack(p *partition, pack []engine.PackedJob, done func(reply)) {
+	to := n.followersView().Follower(p.number)
+	if to == "" {
+		done(reply{err: carillon.AsError(unfollowed(p.number))})
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+		defer cancel()
+		answer, err := n.askNode(ctx, to, "pack."+strconv.Itoa(p.number), nil, engine.EncodePack(pack))
+		var outcomes []engine.Outcome
+		if err == nil {
+			err = json.Unmarshal(answer.Data, &outcomes)
+			if err == nil && len(outcomes) != len(pack) {
+				err = fmt.Errorf("it told of %d of %d jobs", len(outcomes), len(pack))
+			}
+			if err != nil {
+				err = unanswered(to, err)
+			}
+		}
+		done(reply{err: carillon.AsError(err), jobs: outcomes})
+	}()
+}
+
+// apiPack puts the jobs of a pack for another node.
+func (n *Node) apiPack(c *call) error {
+	p, err := n.followedHere(c.job)
+	if err != nil {
+		return err
+	}
+	pack, err := engine.DecodePack(c.Data())
+	if err != nil {
+		return &carillon.Error{Code: carillon.CodeInvalidField, Message: err.Error()}
+	}
+	outcome := make(chan reply, 1)
+	n.submitPack(p.number, pack, func(r reply) { outcome <- r })
+	r := <-outcome
+	if r.err != nil {
+		return r.err
+	}
+	body, err := json.Marshal(r.jobs)
+	if err != nil {
+		return err
+	}
+	return c.answer(body)
 }

@@ -1,10 +1,15 @@
 package node
 
 import (
+	"context"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -181,4 +186,57 @@ func (n *Node) listings(here []*partition, there map[string][]*partition, list *
 		}})
 	}
 	return parts
+}
+
+// askPage is page for a partition that another node follows.
+func (n *Node) askPage(name string, partition int, list *carillon.ListRequest, after string, limit int) (jobs []carillon.JobReply, last string, more bool, err error) {
+	ask := *list
+	ask.Limit, ask.Cursor = min(limit, carillon.MaxListLimit), ""
+	body, err := json.Marshal(&ask)
+	if err != nil {
+		return nil, "", false, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+	defer cancel()
+	answer, err := n.askNode(ctx, name, "page", nats.Header{headerPartitions: {strconv.Itoa(partition)}, headerAfter: {after}}, body)
+	if err != nil {
+		return nil, "", false, err
+	}
+	r, err := carillon.ParseJobsReply(answer.Data)
+	return r.Jobs, answer.Header.Get(headerAfter), answer.Header.Get(headerMore) != "", err
+}
+
+// apiPage answers with a page of a partition's jobs.
+func (n *Node) apiPage(c *call) error {
+	list, err := carillon.ParseList(c.Data())
+	if err != nil {
+		return err
+	}
+	ps, err := n.namedPartitions(c)
+	if err != nil {
+		return err
+	}
+	p := ps[0]
+	if err := n.readBarrier(p); err != nil {
+		return err
+	}
+	jobs, after, more := n.page(p, &list, c.Headers().Get(headerAfter), list.Limit)
+	if err := p.readable(); err != nil {
+		return err
+	}
+	var r carillon.JobsReply
+	size := 0
+	for i := range jobs {
+		size += len(jobs[i].AppendJSON(nil)) + 1
+		if i > 0 && size > n.pageBytes() {
+			after, more = jobs[i-1].ID, true
+			break
+		}
+		r.Jobs = append(r.Jobs, jobs[i])
+	}
+	header := nats.Header{headerAfter: {after}}
+	if more {
+		header.Set(headerMore, "true")
+	}
+	return c.publish(&nats.Msg{Header: header, Data: r.AppendJSON(nil)})
 }

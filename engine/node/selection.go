@@ -2,6 +2,8 @@ package node
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 
@@ -82,4 +84,44 @@ func (n *Node) commandEach(ps []*partition, verb carillon.Verb, s *carillon.Sele
 	}
 	work.Wait()
 	return counts, readable(ps) // an error means that jobs may have been missed
+}
+
+// askSelections has other nodes carry out a command on the jobs of a selection that are in their partitions.
+func (n *Node) askSelections(there map[string][]*partition, verb carillon.Verb, s *carillon.Selection) (sum carillon.SelectionReply, err error) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return sum, err
+	}
+	err = n.askEach(context.Background(), there, "select."+string(verb), body, func(answer []byte) error {
+		var r carillon.SelectionReply
+		err := json.Unmarshal(answer, &r)
+		addCounts(&sum, &r)
+		return err
+	})
+	return sum, err
+}
+
+// addCounts adds the counts of some partitions to a sum.
+func addCounts(sum, of *carillon.SelectionReply) {
+	sum.Matched += of.Matched
+	sum.Changed += of.Changed
+	sum.Unchanged += of.Unchanged
+	sum.Failed += of.Failed
+}
+
+// apiSelect is apiSelection for some partitions.
+func (n *Node) apiSelect(c *call) error {
+	s, err := carillon.ParseSelection(c.Data())
+	if err != nil {
+		return err
+	}
+	ps, err := n.namedPartitions(c)
+	if err != nil {
+		return err
+	}
+	counts, err := n.commandEach(ps, carillon.Verb(c.job), &s)
+	if err != nil {
+		return err
+	}
+	return c.answer(counts.AppendJSON(nil))
 }

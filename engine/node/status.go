@@ -2,6 +2,8 @@ package node
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -190,4 +192,39 @@ func (n *Node) clockProblem(p *partition) string {
 	}
 	return fmt.Sprintf("partition %d is at %s, %s ahead of the clock, which was set back: what comes due or is put waits for it",
 		p.number, formatMilli(at), by.Round(time.Second))
+}
+
+// askPartitions asks other nodes for the status of their partitions. tell is not called for partitions whose node does not answer.
+func (n *Node) askPartitions(there map[string][]*partition, tell func(carillon.PartitionStatus)) error {
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	return n.askEach(ctx, there, "partitions", nil, func(answer []byte) error {
+		var told []carillon.PartitionStatus
+		err := json.Unmarshal(answer, &told)
+		for _, s := range told {
+			tell(s)
+		}
+		return err
+	})
+}
+
+// statusTimeout is how long a status waits for other nodes. It is short, because a status is asked for just when they do not answer.
+const statusTimeout = time.Second
+
+// apiPartitions answers with the status of the partitions that the request names.
+func (n *Node) apiPartitions(c *call) error {
+	ps, err := n.namedPartitions(c)
+	if err != nil {
+		return err
+	}
+	told := make([]carillon.PartitionStatus, len(ps))
+	view := n.view()
+	for i, p := range ps {
+		told[i] = n.partitionStatus(p, view)
+	}
+	body, err := json.Marshal(told)
+	if err != nil {
+		return err
+	}
+	return c.answer(body)
 }

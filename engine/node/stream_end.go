@@ -1,0 +1,175 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
+)
+
+// What an output stream holds at its end: how the last output there is found, past foreign messages and what was lost.
+
+// judge finds the number of the last output in a stream. info and last are the stream's answers about its end. Errors: errNotOwner if
+// the partition is no longer this node's by its claim at epoch; engine.ErrAhead and engine.ErrBehind, with what was found; the stream's.
+func (n *Node) judge(ctx context.Context, p *partition, epoch uint64, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, number uint64, err error) {
+	if f, err = n.findEnd(ctx, p, info, last, acked); err != nil {
+		return f, 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ownedEpoch() != epoch {
+		return f, 0, errNotOwner
+	}
+	f.made = p.machine.Made()
+	number, err = p.machine.LastStored(f.end)
+	return f, number, err
+}
+
+// finding is what an output stream holds at its end.
+type finding struct {
+	end     engine.StreamEnd
+	foreign uint64   // how many foreign messages, without those that were counted before
+	missing []uint64 // outputs that a foreign message displaced
+	made    uint64   // the machine's newest output at that moment
+}
+
+// findEnd finds the last output in a stream. last is the stream's last message; nil: it has none.
+func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked) (f finding, err error) {
+	p.out.Lock()
+	counted, links := p.counted, n.server == nil && !p.chain.Confirms()
+	p.out.Unlock()
+	if !links && info.Last >= acked.Seq {
+		f, err = n.survey(ctx, p, info, acked, counted)
+	} else {
+		f, err = n.scanBack(ctx, p, info, last, acked, counted)
+	}
+	if err != nil || f.end.Number > 0 {
+		return f, err
+	}
+	// No output is left above what the log knows to be stored. If age can have removed the messages there, they were outputs. Otherwise
+	// they were lost in a power failure, after which the stream may still know its last sequence.
+	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
+	gone := acked.Seq > 0 && acked.Seq <= info.Last && info.First > info.Last && !aged
+	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
+		_, err := n.streams.Out[p.number].Get(ctx, acked.Seq)
+		if gone = errors.Is(err, streams.ErrNotFound); err != nil && !gone {
+			return f, err
+		}
+	}
+	if gone { // by damage, or somebody purged a subject or the stream
+		n.log.Warn("the end of the output stream is gone: purged, or lost by damage", "partition", p.number, "up_to_sequence", acked.Seq)
+	}
+	if aged && info.First > acked.Seq+1 {
+		f.end.LastSeq = info.First - 1
+	} else {
+		f.end.LastSeq = min(info.Last, acked.Seq)
+	}
+	return f, nil
+}
+
+// scanBack goes back from the stream's end to the last message that is an output of this partition. It goes no
+// further back than to what the log knows to be stored, unless the stream ends before that.
+func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, last *streams.Message, acked engine.Acked, counted uint64) (f finding, err error) {
+	f.end.LastSeq = info.Last
+	floor := acked.Seq
+	if info.Last < floor {
+		floor = 0
+	}
+	for seq := info.Last; seq > floor && seq >= info.First; seq-- {
+		m := last
+		if m == nil || m.Seq != seq {
+			one, err := n.streams.Out[p.number].Get(ctx, seq)
+			if errors.Is(err, streams.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return f, err
+			}
+			m = &one
+		}
+		number, trigger := n.outputOf(m)
+		p.mu.Lock()
+		foreign := p.machine.Foreign(number, seq, trigger)
+		p.mu.Unlock()
+		if !foreign {
+			f.end.Number, f.end.Trigger, f.end.Seq = number, trigger, seq
+			return f, nil
+		}
+		if seq > counted {
+			f.foreign++
+		}
+	}
+	return f, nil
+}
+
+// survey reads all that the stream holds above what the log knows to be stored. It is for the embedded server's streams and for
+// replicated ones, because chains do not link the messages there (engine/chain.go).
+func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
+	p.mu.Lock()
+	s := p.machine.Survey(info.First, info.Last)
+	p.mu.Unlock()
+	out := n.streams.Out[p.number]
+	from, found := max(acked.Seq+1, info.First), uint64(0)
+	err = out.Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		found += uint64(len(batch))
+		for i := range batch {
+			number, trigger := n.outputOf(&batch[i])
+			s.Add(number, batch[i].Seq, trigger)
+		}
+		return nil
+	})
+	if err != nil {
+		return f, err
+	}
+	if from+found <= info.Last { // what the survey takes for missing may have been removed by age
+		now, err := out.Info(ctx)
+		if err == nil && now.First > from {
+			err = fmt.Errorf("node: the output stream began at %d, and begins at %d", info.First, now.First)
+		}
+		if err != nil {
+			return f, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.end, f.missing = s.End(), s.Missing()
+	if len(s.Foreign) > 0 {
+		// Outputs in flight from before the loss may still arrive, behind a foreign message and so at other sequences. An output that
+		// such a message displaced and that was taken for stored must not count as durable (heardForeign may come too late).
+		p.out.Lock()
+		p.chain.Watch(false)
+		p.settling = p.durable
+		p.out.Unlock()
+	}
+	for _, seq := range s.Foreign {
+		if seq > counted {
+			f.foreign++
+		}
+	}
+	return f, nil
+}
+
+// outputOf tells which output a message claims to be; number 0 if it is not well-formed.
+func (n *Node) outputOf(m *streams.Message) (number uint64, trigger string) {
+	if number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64); err == nil && n.wellFormed(m) {
+		return number, m.Header.Get(carillon.HeaderTrigger)
+	}
+	return 0, ""
+}
+
+// wellFormed tells whether a message has the shape of an output.
+func (n *Node) wellFormed(m *streams.Message) bool {
+	names := carillon.Names{Prefix: n.o.Prefix, Stream: n.o.Stream}
+	_, err := names.ParseTrigger(m.Subject, m.Header, m.Data)
+	if err != nil {
+		_, err = carillon.ParseEvent(m.Data)
+	}
+	return err == nil
+}
