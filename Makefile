@@ -13,6 +13,8 @@ POWER ?= 100
 FLOOD ?= 1000000
 FUZZTIME ?= 10m
 PEERS ?=
+# Tests run side by side: one more than there are cores, because most of them wait for servers.
+PARALLEL := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 # All is compiled with the profile that go build takes for the program, so that a dependency is compiled once.
 export GOFLAGS := $(shell go env GOFLAGS) '-pgo=$(CURDIR)/cmd/carillon/default.pgo'
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
@@ -29,7 +31,7 @@ run: build ## start the engine with sample jobs and watch them fire
 
 test: ## vet and test everything (short forms of the long runs included)
 	go vet ./...
-	go test -timeout 15m ./engine/node ./... # the longest first: the others run beside it
+	go test -timeout 15m -parallel $(PARALLEL) ./engine/node ./... # the longest first: the others run beside it
 	cd bench/peers && go vet ./... && go test ./...
 
 check: lint test ## what a change must pass: lint and test
