@@ -21,29 +21,32 @@ type switching struct {
 	probing atomic.Bool // a goroutine asks by way of other servers
 
 	mu   sync.Mutex
-	left time.Time // when the node last left a server because a leader was out of its reach
+	left map[string]time.Time // when the node last left each server because a leader was out of its reach
 
 	together string // the server at which keepTogether last saw to both connections; used by checkServers alone
 }
 
 const (
-	switchAgain = 10 * time.Second // between two such moves: a leader that most servers cannot reach is replaced sooner
+	switchAgain = 10 * time.Second // before the node goes back to a server that it left: a leader that most servers cannot reach is replaced sooner
 	// cutOffAfter is how long the log stream may stay silent before the node goes to another server. It is longer than an election takes,
 	// during which the stream is silent by way of every server.
 	cutOffAfter = 10 * time.Second
 )
 
 // recent tells whether the node left a server, because a leader was out of its reach, less than lately ago.
-func (d *switching) recent(lately time.Duration) bool {
+func (d *switching) recent(server string, lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return time.Since(d.left) < lately
+	return time.Since(d.left[server]) < lately
 }
 
-func (d *switching) noteLeft() {
+func (d *switching) noteLeft(server string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.left = time.Now()
+	if d.left == nil {
+		d.left = make(map[string]time.Time)
+	}
+	d.left[server] = time.Now()
 }
 
 // switchIfSilent goes to another server if the present one, on another machine, is the only one that does not answer: the way to that
@@ -68,7 +71,7 @@ func (n *Node) switchIfSilent(ctx context.Context, well cluster.View) {
 // servers do not route messages around a broken link. If the leader is slow, or there is none, it does not answer quickly by way of any
 // server.
 func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, well cluster.View) {
-	if slow.Now || slow.Self || len(slow.Responsive) == 0 || n.switching.recent(switchAgain) || !n.nc.IsConnected() {
+	if slow.Now || slow.Self || len(slow.Responsive) == 0 || !n.nc.IsConnected() {
 		return
 	}
 	names := n.leaders.unresponsive(slow)
@@ -84,6 +87,9 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 	n.work.Go(func() {
 		defer n.switching.probing.Store(false)
 		for _, by := range slow.Responsive {
+			if n.switching.recent(by.Conn.ConnectedServerName(), switchAgain) {
+				continue
+			}
 			answered := reachable(ctx, by, names)
 			if len(answered) == 0 || n.leaderAnswers(ctx, answered[0]) {
 				continue
@@ -92,7 +98,7 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 				return // its own server, or its network, stalled just now, or the node is reconnecting anyway
 			}
 			n.log.Warn("the leader of a stream answers by way of another nats-server alone; going to that", "stream", answered[0], "server", by.Conn.ConnectedUrlRedacted())
-			n.switching.noteLeft()
+			n.switching.noteLeft(n.nc.ConnectedServerName())
 			n.switchTo(by)
 			return
 		}
@@ -103,11 +109,11 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 // That is where a node should be: other nodes judge by the server to which it is connected whether its network is slow. It may leave again
 // at once.
 func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well cluster.View) {
-	if n.switching.recent(servers.ReturnAfter) || slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
+	if slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
 		return
 	}
 	local, ok := n.servers.LocalEndpoint(n.nc.ConnectedServerName(), time.Now())
-	if !ok || !n.switching.probing.CompareAndSwap(false, true) {
+	if !ok || n.switching.recent(local.Conn.ConnectedServerName(), servers.ReturnAfter) || !n.switching.probing.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() {
